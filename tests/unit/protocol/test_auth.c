@@ -89,7 +89,7 @@ Test(auth, rejects_invalid_token_files)
     cr_assert_eq(cdi_secret_load(&a, "/tmp", &err), CDDP_E_INVALID);
     (void)snprintf(path, sizeof path, "/tmp/cddp_auth_fifo_%d", (int)getpid());
     cr_assert_eq(mkfifo(path, 0600), 0);
-    cr_assert_eq(cdi_secret_load(&a, path, &err), CDDP_E_INVALID, "a FIFO must not hold us");
+    cr_assert_eq(cdi_secret_load(&a, path, &err), CDDP_E_INVALID, "a FIFO must not block");
     (void)unlink(path);
 }
 

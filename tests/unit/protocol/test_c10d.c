@@ -184,7 +184,7 @@ Test(c10d, limits_total_size_of_a_request)
     cdi_buf_release(&in);
 }
 
-/* This process' own time: on a busy machine the clock on the wall tells of the others. */
+/* CPU time of this process, which other processes do not affect. */
 static int64_t used_ns(void)
 {
     struct timespec t;
@@ -193,7 +193,7 @@ static int64_t used_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Time for a MULTI_SET of n keys that arrives 4 KiB at a time. */
+/* Returns the time for a MULTI_SET of n keys in pieces of 4 KiB. */
 static int64_t time_multi_set(uint64_t n)
 {
     struct cdi_c10d_reader r = {0};
@@ -231,7 +231,7 @@ Test(c10d, long_list_in_small_pieces_takes_linear_time)
         small = s < small ? s : small;
         large = l < large ? l : large;
     }
-    /* Eight times the keys: quadratic reading would take 64 times as long. */
+    /* Eight times the keys: a quadratic parser would need 64 times as long. */
     cr_assert_lt(large, 24 * small, "%lld ns against %lld ns", (long long)large, (long long)small);
 }
 

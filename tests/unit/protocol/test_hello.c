@@ -8,7 +8,7 @@
 
 CDI_SUITE(hello, .timeout = 10);
 
-/* Both ends and the wires between them. */
+/* Both sides, and the buffers between them. */
 struct pair {
     struct cdi_hello_client c;
     struct cdi_hello_server s;
@@ -32,7 +32,7 @@ static void pair_end(struct pair *p)
     cdi_buf_release(&p->to_client);
 }
 
-/* Move `step` bytes at a time from one wire into what the other side reads, until nothing moves. */
+/* Moves `step` bytes at a time from each side to the other, until no bytes are left. */
 static void converse(struct pair *p, const struct cdi_secret *server_secret, size_t step)
 {
     struct cdi_buf at_server, at_client;
@@ -135,7 +135,7 @@ Test(hello, client_detects_server_without_token)
     (void)cdi_frame_put(&in, CDI_HELLO_CHALLENGE, challenge, sizeof challenge);
     cdi_buf_consume(&p.to_server, p.to_server.len);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &in, &p.to_server, NULL), CDDP_IN_PROGRESS);
-    /* What it has received is all that it could send back. */
+    /* A server without the token can only return what it received. */
     (void)cdi_frame_put(&in, CDI_HELLO_READY, cdi_buf_data(&p.to_server) + CDI_FRAME_HEADER, CDI_AUTH_HASH);
     cr_assert_eq(cdi_hello_client_feed(&p.c, &in, &p.to_server, &p.client_err), CDDP_E_DENIED);
     cr_assert_not_null(strstr(p.client_err.msg, "did not prove"), "%s", p.client_err.msg);
@@ -236,7 +236,7 @@ Test(hello, leaves_bytes_after_ready_unread)
     pair_end(&p);
 }
 
-/* The server's verdict on a frame that it gets first. */
+/* Returns the server's result for this first frame. */
 static cddp_status first_frame(uint16_t type, const void *payload, size_t len, struct cdi_error *err)
 {
     struct cdi_buf in, out;

@@ -185,7 +185,7 @@ Test(message, accepts_missing_new_members)
                         "{\"round\":0,\"node_rank\":0,\"n_nodes\":1,\"rank_base\":0,\"world_size\":1,"
                         "\"master_addr\":\"\",\"master_port\":0}",
                         &msg, &err),
-                 CDDP_E_PROTOCOL, "what was there from the start may not");
+                 CDDP_E_PROTOCOL, "an original member must not be missing");
     cr_assert_not_null(strstr(err.msg, "ASSIGN: 'restart_count' is missing"), "%s", err.msg);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The server over the loopback: it runs in a thread with a loop of its own, the test is a blocking client. */
+/* The server over the loopback interface. It runs in a thread with its own loop; the test is a blocking client. */
 #include "common/clock.h"
 #include "common/log.h"
 #include "hygiene.h"
@@ -23,7 +23,7 @@
 
 CDI_SUITE(server);
 
-#define PATIENCE_S 10 /* no read of the client takes longer, or the test fails */
+#define READ_TIMEOUT_S 10 /* a longer read of the client fails the test */
 
 /* -------------------------------------------------------------------------------------------- a server in a thread
  * ---- */
@@ -72,7 +72,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-static uint32_t job_restarts; /* what agents say of their job */
+static uint32_t job_restarts; /* of the job, in each JOIN */
 
 static void start(struct rdzv_server_options opt)
 {
@@ -98,7 +98,7 @@ static void stop(void)
     (void)pthread_join(host.thread, NULL);
     cr_assert_lt(cdi_now_ms() - begin, cdi_within_ms(5000));
     cr_assert_eq(uv_loop_close(&host.loop), 0);
-    uv_library_shutdown(); /* libuv keeps a pipe of its own until then */
+    uv_library_shutdown(); /* libuv keeps an internal pipe until then */
     cdi_log_set_sink(NULL, NULL);
 }
 
@@ -110,7 +110,7 @@ static int dial_address(const char *ip)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(dial_port == 0 ? host.port : dial_port)};
     struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = a.sin_port};
-    struct timeval patience = {.tv_sec = PATIENCE_S};
+    struct timeval patience = {.tv_sec = READ_TIMEOUT_S};
     int on = 1;
     bool six = strchr(ip, ':') != NULL;
     int fd = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -142,11 +142,11 @@ static void put(int fd, const void *bytes, size_t len)
 
 static void get(int fd, void *bytes, size_t len)
 {
-    /* A recv of no bytes would wait for one. */
+    /* recv() of 0 bytes would wait for one. */
     cr_assert_eq(len == 0 ? 0 : recv(fd, bytes, len, MSG_WAITALL), (ssize_t)len);
 }
 
-/* Read until the server closes; false if it does not in time. */
+/* Reads until the server closes. Returns false if it does not in time. */
 static bool ends(int fd)
 {
     char bytes[4096];
@@ -168,7 +168,7 @@ static int dial_store(void)
     return fd;
 }
 
-/* A request with a key and perhaps a value. */
+/* Sends a request with a key and perhaps a value. */
 static void ask(int fd, enum cdi_c10d_op op, const char *key, const char *value)
 {
     struct cdi_buf b;
@@ -222,7 +222,7 @@ static struct cdi_msg hear(int fd, enum cdi_msg_type type)
     return m;
 }
 
-/* Everything that a client sends and hears before READY. */
+/* The handshake of a client, up to READY. */
 static cddp_status greet(int fd, enum cdi_hello_kind kind, const char *run_id, uint32_t round,
                          const struct cdi_secret *secret, struct cdi_error *err)
 {
@@ -241,7 +241,7 @@ static cddp_status greet(int fd, enum cdi_hello_kind kind, const char *run_id, u
         cdi_buf_consume(&out, out.len);
         if (c.state == CDI_HELLO_C_READY)
             break;
-        if (recv(fd, &byte, 1, 0) != 1) /* one at a time: what follows READY stays in the socket */
+        if (recv(fd, &byte, 1, 0) != 1) /* one at a time, so that bytes after READY stay in the socket */
             st = cdi_fail(err, CDDP_E_CLOSED, "the server closed");
         else if (cdi_buf_append(&in, &byte, 1) == CDDP_OK)
             st = cdi_hello_client_feed(&c, &in, &out, err);
@@ -343,7 +343,7 @@ Test(server, failed_round_closes_stores_before_next_assignment)
     cr_assert_eq(hear(a, CDI_MSG_ROUND_OVER).u.round_over.failure.code, 9);
     (void)hear(b, CDI_MSG_ROUND_OVER);
     ask(idle, CDI_C10D_GET, "old", NULL);
-    answers(idle, "key"); /* the round's keys live until all have stopped */
+    answers(idle, "key"); /* the keys of the round exist until all nodes have stopped */
     tell(a, (struct cdi_msg){.type = CDI_MSG_STOPPED});
     tell(b, (struct cdi_msg){.type = CDI_MSG_STOPPED});
     cr_assert_eq(hear(a, CDI_MSG_ASSIGN).u.assign.round, 1);
@@ -353,7 +353,7 @@ Test(server, failed_round_closes_stores_before_next_assignment)
     ask(fresh, CDI_C10D_GET, "old", NULL);
     answers(fresh, "");
 
-    (void)hear(b, CDI_MSG_ASSIGN); /* what is not read would make a reset of the end of file */
+    (void)hear(b, CDI_MSG_ASSIGN); /* with unread data, close() would reset instead of sending EOF */
     (void)close(b);                /* the node is lost, and no restart is left */
     m = hear(a, CDI_MSG_ROUND_OVER);
     cr_assert(!m.u.round_over.restart);
@@ -441,19 +441,19 @@ Test(server, closes_garbage_and_silence_with_one_log_line)
     }
     cr_assert(logged("RDZV-DROP rendezvous: connection from 127.0.0.1:"));
     cr_assert(logged("unrecognized protocol"));
-    fd = dial(); /* says nothing */
+    fd = dial(); /* sends nothing */
     cr_assert(ends(fd));
     (void)close(fd);
     fd = dial();
-    put(fd, "CDDP", 4); /* and no more */
+    put(fd, "CDDP", 4); /* an incomplete opening */
     cr_assert(ends(fd));
     (void)close(fd);
     cr_assert(logged("timed out before sending a request"));
     fd = dial();
-    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that goes no further */
+    put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN); /* an agent that sends nothing else */
     cr_assert(ends(fd));
     (void)close(fd);
-    fd = dial(); /* an agent that does not join */
+    fd = dial(); /* an agent without JOIN */
     cr_assert_eq(greet(fd, CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
     cr_assert(ends(fd));
     (void)close(fd);
@@ -551,7 +551,7 @@ Test(server, star_listens_on_both_families)
     start((struct rdzv_server_options){.host = "*"});
     four = dial_store();
     six = dial_address("::1");
-    if (six >= 0) { /* a machine without IPv6 has only the other */
+    if (six >= 0) { /* a node without IPv6 has only IPv4 */
         char text[13];
 
         put(six, "GET /healthz HTTP/1.0\r\n\r\n", 25);
@@ -566,7 +566,7 @@ Test(server, star_listens_on_both_families)
 Test(server, warns_if_ranks_exceed_descriptors)
 {
     struct cdi_msg m = join_of("job", 0, 1);
-    const int64_t end = cdi_now_ms() + PATIENCE_S * 1000;
+    const int64_t end = cdi_now_ms() + READ_TIMEOUT_S * 1000;
     struct rlimit before, few;
     int agent;
 
@@ -582,7 +582,7 @@ Test(server, warns_if_ranks_exceed_descriptors)
     (void)hear(agent, CDI_MSG_WELCOME);
     (void)hear(agent, CDI_MSG_ASSIGN);
     while (!logged("RDZV-FEW-FDS") && cdi_now_ms() < end) {
-        (void)close(dial_store()); /* the server has something to do until its next tick */
+        (void)close(dial_store()); /* keeps the server busy until its next tick */
     }
     cr_assert(logged("each of its 1000 ranks and 1 nodes"));
     cr_assert(logged("the limit here is 500 open files"));
@@ -620,14 +620,14 @@ Test(server, rejects_connections_without_descriptors)
     store = dial_store();
     begin = cdi_now_ms();
     for (size_t i = 0; i < 8; i++)
-        more[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* ours, opened before the limit */
+        more[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* opened by the test before the limit */
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
     few = before;
     few.rlim_cur = (rlim_t)more[7] + 1;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     for (size_t i = 0; i < 8; i++) {
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(host.port)};
-        struct timeval patience = {.tv_sec = PATIENCE_S};
+        struct timeval patience = {.tv_sec = READ_TIMEOUT_S};
 
         (void)inet_pton(AF_INET, "127.0.0.1", &a.sin_addr);
         (void)setsockopt(more[i], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -637,7 +637,7 @@ Test(server, rejects_connections_without_descriptors)
         } else {
             gets_rejection(more[i], "open files on");
         }
-        cr_assert(ends(more[i]), "it was closed, not left waiting");
+        cr_assert(ends(more[i]), "it was closed");
         (void)shutdown(more[i], SHUT_WR);
     }
     cr_assert_lt(cdi_now_ms() - begin, cdi_within_ms(4000));
@@ -670,11 +670,12 @@ Test(server, close_does_not_wait_for_idle_clients)
     (void)close(waiting), (void)close(agent), (void)close(silent);
 }
 
-/* ------------------------------------------------------------------------------------------------ the secret ---- */
+/* ------------------------------------------------------------------------------------------------ authentication ----
+ */
 
 static const struct cdi_secret right = {.key = {1, 2, 3}}, wrong = {.key = {1, 2, 4}};
 
-/* Times that a text is in the log. */
+/* Returns how often a text is in the log. */
 static int times_logged(const char *text)
 {
     int n = 0;
@@ -686,7 +687,7 @@ static int times_logged(const char *text)
     return n;
 }
 
-/* An agent that proves nothing, but goes on as if it had. */
+/* An agent that continues without a proof. */
 static void barge_in(const struct cdi_secret *secret)
 {
     struct cdi_hello_client c;
@@ -731,13 +732,13 @@ Test(server, unauthenticated_peer_reads_and_changes_nothing)
     cr_assert(logged("wrong proof of the job's auth token"));
     barge_in(&wrong);
     barge_in(NULL);
-    fd = dial(); /* as before there was a HELLO */
+    fd = dial(); /* JOIN without HELLO */
     put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
     tell(fd, join_of("job", 1, 2));
     m = hear(fd, CDI_MSG_CLOSED);
     cr_assert_not_null(strstr(m.u.closed.text, "have different versions"));
     (void)close(fd);
-    fd = dial(); /* the plain store, which was forbidden */
+    fd = dial(); /* plain store, which is not allowed */
     put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);
     cr_assert(ends(fd));
     (void)close(fd);
@@ -750,7 +751,7 @@ Test(server, unauthenticated_peer_reads_and_changes_nothing)
     answers(store, "v");
     b = dial_agent("job", 1, 2);
     (void)hear(b, CDI_MSG_WELCOME);
-    cr_assert_eq(hear(b, CDI_MSG_ASSIGN).u.assign.node_rank, 1, "nobody else has joined");
+    cr_assert_eq(hear(b, CDI_MSG_ASSIGN).u.assign.node_rank, 1, "no other node has joined");
     (void)hear(a, CDI_MSG_ASSIGN);
     (void)close(a), (void)close(b), (void)close(store);
     agents_secret = NULL;
@@ -781,7 +782,7 @@ Test(server, checks_job_and_round_of_store_client)
     stop();
 }
 
-/* An address of this machine that is not the loopback's; false: it has none. */
+/* Finds an address of this node other than loopback. Returns false if there is none. */
 static bool own_address(char ip[INET_ADDRSTRLEN])
 {
     struct ifaddrs *list, *i;
@@ -836,9 +837,10 @@ Test(server, plain_store_is_for_this_node_and_joined_nodes)
     stop();
 }
 
-/* ------------------------------------------------------------------------------------------------- many jobs ---- */
+/* ------------------------------------------------------------------------------------------------- several jobs ----
+ */
 
-/* A job of one agent; its port. */
+/* Starts a job of one agent and returns its port. */
 static int begin_job(const char *run_id, uint16_t *port)
 {
     int fd = dial_agent(run_id, -1, 1);
@@ -847,7 +849,7 @@ static int begin_job(const char *run_id, uint16_t *port)
     (void)hear(fd, CDI_MSG_WELCOME);
     m = hear(fd, CDI_MSG_ASSIGN);
     *port = (uint16_t)m.u.assign.master_port;
-    cr_assert_str_eq(m.u.assign.master_addr, "", "the address by which the agent came");
+    cr_assert_str_eq(m.u.assign.master_addr, "", "the address to which the agent connected");
     return fd;
 }
 
@@ -886,13 +888,13 @@ Test(server, jobs_have_separate_ports_and_keys)
         ask(store[i], CDI_C10D_GET, "k", NULL);
         answers(store[i], i == 0 ? "red" : "blue");
     }
-    named = dial(); /* the port of all, by name */
+    named = dial(); /* the shared port, with the name of the job */
     cr_assert_eq(greet(named, CDI_HELLO_STORE, "blue", 0, NULL, &err), CDDP_OK, "%s", err.msg);
     put(named, "\x00\xce\xf7\x85\x3c", 5);
     ask(named, CDI_C10D_GET, "k", NULL);
     answers(named, "blue");
-    fd = dial();                            /* and without */
-    put(fd, "\x00\xce\xf7\x85\x3c\x07", 6); /* its first request tells what it can be answered */
+    fd = dial();                            /* and without it */
+    put(fd, "\x00\xce\xf7\x85\x3c\x07", 6); /* the reply depends on the first request */
     cr_assert(ends(fd));
     (void)close(fd);
     cr_assert(logged("plain store connection on the shared port"));
@@ -900,7 +902,7 @@ Test(server, jobs_have_separate_ports_and_keys)
     cr_assert_eq(greet(fd, CDI_HELLO_STORE, "x\nforged", 0, NULL, &err), CDDP_E_DENIED);
     (void)close(fd);
     cr_assert(logged("no job 'x?forged'"));
-    dial_port = port[0]; /* another job's name at red's port */
+    dial_port = port[0]; /* the name of another job at red's port */
     fd = dial();
     dial_port = 0;
     cr_assert_eq(greet(fd, CDI_HELLO_STORE, "blue", 0, NULL, &err), CDDP_E_DENIED);
@@ -909,7 +911,7 @@ Test(server, jobs_have_separate_ports_and_keys)
     m = hear(fd, CDI_MSG_CLOSED);
     cr_assert_not_null(strstr(m.u.closed.text, "already has 2 jobs, the limit of --max_jobs"));
     (void)close(fd);
-    fd = dial_agent("blue", -1, 2); /* later ones must agree with the first */
+    fd = dial_agent("blue", -1, 2); /* later agents must agree with the first one */
     m = hear(fd, CDI_MSG_CLOSED);
     cr_assert_not_null(strstr(m.u.closed.text, "--nnodes=2:2, but the job with 1:1"));
     (void)close(fd);
@@ -924,7 +926,7 @@ Test(server, jobs_have_separate_ports_and_keys)
         ask(store[1], CDI_C10D_GET, "k", NULL);
         answers(store[1], "blue");
     }
-    agent[0] = begin_job("red", &port[0]); /* the name is free again, and nothing is left of the old job */
+    agent[0] = begin_job("red", &port[0]); /* the name is free again, without state of the old job */
     store[0] = store_at(port[0]);
     ask(store[0], CDI_C10D_GET, "k", NULL);
     answers(store[0], "");
@@ -944,10 +946,10 @@ Test(server, finished_job_ends_despite_its_clients)
     start((struct rdzv_server_options){.max_jobs = 1, .over_ms = 300});
     agent = begin_job("stays", &port);
     end_job(agent);
-    cr_assert(ends(agent), "it is not waited for for ever");
+    cr_assert(ends(agent), "the wait for it is limited");
     (void)close(agent);
     job_restarts = 3;
-    for (int64_t end = cdi_now_ms() + 5000;;) { /* max_jobs is 1: until then it is refused */
+    for (int64_t end = cdi_now_ms() + 5000;;) { /* max_jobs is 1: rejected until then */
         uint8_t head[6];
 
         agent = dial_agent("lost", -1, 1);
@@ -958,7 +960,7 @@ Test(server, finished_job_ends_despite_its_clients)
         cr_assert_lt(cdi_now_ms(), end);
     }
     fd = dial();
-    (void)shutdown(agent, SHUT_WR); /* its agent is lost, and nobody comes for the restart */
+    (void)shutdown(agent, SHUT_WR); /* its agent is lost, and no other joins */
     for (int64_t end = cdi_now_ms() + 5000; !logged("job 'lost' has ended: node 0 (h, pid 0) was lost");) {
         cr_assert_lt(cdi_now_ms(), end);
         (void)poll(NULL, 0, 20);
@@ -967,7 +969,7 @@ Test(server, finished_job_ends_despite_its_clients)
     stop();
 }
 
-/* An agent comes back with this session, to a job that is there no more. */
+/* An agent returns with this session to a job that no longer exists. */
 static struct cdi_msg come_back(const char *run_id, const char *session)
 {
     struct cdi_msg m = join_of(run_id, -1, 1);
@@ -1001,9 +1003,9 @@ Test(server, returning_agent_restarts_only_an_abandoned_job)
     over = hear(agent, CDI_MSG_WELCOME);
     (void)hear(agent, CDI_MSG_ASSIGN);
     end_job(agent);
-    over.u.welcome.session[30] ^= 1; /* its lease has run out, say: the rendezvous does not know it any more */
+    over.u.welcome.session[30] ^= 1; /* an unknown token, as after its lease has ended */
     m = come_back("over", over.u.welcome.session);
-    cr_assert(m.u.closed.gone, "the job is still there");
+    cr_assert(m.u.closed.gone, "the job still exists");
     cr_assert_str_eq(m.u.closed.text, "job 'over' is over");
     (void)close(agent);
     await_log("job 'over' has ended");
@@ -1112,7 +1114,7 @@ Test(server, limits_memory_of_incomplete_requests)
     (void)cdi_buf_put_u64(&b, 8 << 20);
     put(greedy, cdi_buf_data(&b), b.len);
     cdi_buf_release(&b);
-    (void)send(greedy, value, sizeof value, MSG_NOSIGNAL); /* it may be closed before all of it has gone */
+    (void)send(greedy, value, sizeof value, MSG_NOSIGNAL); /* it may be closed before all bytes are sent */
     cr_assert(ends(greedy));
     cr_assert(logged("exceed the memory limit"));
     ask(other, CDI_C10D_GET, "big", NULL);
@@ -1141,7 +1143,7 @@ Test(server, rejects_connections_above_limit)
     cr_assert_eq(greet(third, CDI_HELLO_AGENT, "job", 0, NULL, &err), CDDP_E_LIMIT);
     cr_assert_not_null(strstr(err.msg, "that --so_many allows are open"), "%s", err.msg);
     (void)close(third);
-    third = dial(); /* who says nothing is not kept either */
+    third = dial(); /* a client that sends nothing is closed, too */
     cr_assert(ends(third));
     (void)close(third);
     third = dial();
@@ -1159,7 +1161,7 @@ Test(server, rejects_connections_above_limit)
         (void)close(third);
         third = -1;
     }
-    cr_assert_geq(third, 0, "the place of one that went is free");
+    cr_assert_geq(third, 0, "the slot of the closed one is free");
     (void)close(first), (void)close(third);
     stop();
 }
@@ -1174,7 +1176,7 @@ Test(server, ranks_retry_while_a_slot_may_become_free)
     silent = dial();
     third = dial();
     put(third, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\xd0\xcd", 10);
-    cr_assert_eq(recv(third, &byte, 1, 0), 0, "closed without a word, to try again");
+    cr_assert_eq(recv(third, &byte, 1, 0), 0, "closed without a reply, to try again");
     put(silent, pytorchs_opening, 10);
     cr_assert_eq(recv(silent, &byte, 1, 0), 1);
     (void)close(third);
@@ -1226,7 +1228,7 @@ Test(server, auth_token_protects_pages_about_jobs)
         const char *path, *status;
     } cases[] = {{RDZV_ACCESS_NEVER, "/status", "HTTP/1.1 403 "}, {RDZV_ACCESS_NEVER, "/metrics", "HTTP/1.1 403 "},
                  {RDZV_ACCESS_NEVER, "/", "HTTP/1.1 403 "},       {RDZV_ACCESS_NEVER, "/healthz", "HTTP/1.1 200 "},
-                 {RDZV_ACCESS_AUTO, "/status", "HTTP/1.1 200 "}, /* this machine */
+                 {RDZV_ACCESS_AUTO, "/status", "HTTP/1.1 200 "}, /* this node */
                  {RDZV_ACCESS_ANY, "/metrics", "HTTP/1.1 200 "}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -90,7 +90,7 @@ Test(pages, json_has_every_value)
     json_decref(root);
 }
 
-/* Each sample stands below the TYPE of its family, and each family once. */
+/* Each sample follows the TYPE of its metric, and each metric is listed once. */
 Test(pages, metrics_have_help_and_type)
 {
     char family[128] = "", *rest;

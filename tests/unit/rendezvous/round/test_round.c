@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the round does, case by case. tests/sim looks for what nobody thought of. */
+/* Cases of the round. tests/sim searches for unexpected ones. */
 #include "hygiene.h"
 #include "rendezvous/round/round.h"
 
@@ -10,7 +10,7 @@ CDI_SUITE(round);
 
 /* -------------------------------------------------------------------------------------------------- directed ---- */
 
-static uint32_t job_restarts; /* of the job that joins are for */
+static uint32_t job_restarts; /* in each JOIN */
 
 static struct round *job(uint32_t min, uint32_t max, uint32_t restarts)
 {
@@ -58,7 +58,7 @@ static void join(struct round *r, uint32_t peer, const char *host, int32_t rank,
     step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = peer, .join = &j}, 0);
 }
 
-/* Is action i of this kind, for this peer? */
+/* Returns true if action i is of this kind, for this peer. */
 static bool did(size_t i, enum round_action_kind kind, uint32_t peer)
 {
     return i < n_done && done[i].kind == kind && (kind == ROUND_DO_END_KEYS || done[i].peer == peer);
@@ -100,17 +100,17 @@ Test(round, earlier_of_crossing_failures_is_the_cause)
     fail_at(r, 0, 2000, 5);
     cr_assert_eq(round_failure(r)->code, 5);
     fail_at(r, 1, 2001, 6);
-    cr_assert_eq(round_failure(r)->code, 5, "a later one is its echo");
+    cr_assert_eq(round_failure(r)->code, 5, "a later failure is a consequence");
     cr_assert_eq(n_done, 0);
     fail_at(r, 2, 1990, 7);
     cr_assert_eq(round_failure(r)->code, 7);
-    cr_assert_eq(n_done, 3, "all are told the other cause");
+    cr_assert_eq(n_done, 3, "all nodes get the new cause");
     cr_assert_eq(round_failure(r)->node_rank, 2);
     cr_assert_str_eq(round_why(r), "code 7");
     fail_at(r, 0, 0, 8);
-    cr_assert_eq(round_failure(r)->code, 7, "without a time there is nothing to go by");
+    cr_assert_eq(round_failure(r)->code, 7, "a failure without a time is ignored");
     fail_at(r, 2, 1000, 9);
-    cr_assert_eq(round_failure(r)->code, 7, "a node's own first word counts");
+    cr_assert_eq(round_failure(r)->code, 7, "a node's first report counts");
     for (uint32_t i = 0; i < 3; i++)
         stopped(r, i, 0);
     cr_assert_eq(round_state(r), ROUND_CLOSED);
@@ -206,17 +206,17 @@ Test(round, cut_off_node_is_the_cause_of_later_failures)
         join(r, i, "h", (int32_t)i, 1, 3);
     fail_at(r, 0, 20000, 1);
     end_at(r, 1, 29000, CDI_END_NODE, 0);
-    cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "that was because it did not hear of the failure");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "the node was cut off and did not get the failure");
     cr_assert_eq(n_done, 0);
     end_at(r, 2, 20900, CDI_END_NODE, 0);
-    cr_assert_eq(n_done, 3, "all are told the other cause");
+    cr_assert_eq(n_done, 3, "all nodes get the new cause");
     cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
     cr_assert(round_failure(r)->node_rank == 2 && round_failure(r)->pid == 102);
     cr_assert_str_eq(round_why(r), "node 2 (h, pid 102) killed its workers: code 0");
-    cr_assert(round_counts(r), "in a job of a fixed size it is a failure");
+    cr_assert(round_counts(r), "in a job of fixed size it counts as a failure");
     fail_at(r, 1, 1000, 6);
     end_at(r, 1, 1000, CDI_END_NODE, 0);
-    cr_assert_eq(round_failure(r)->node_rank, 2, "it stays the cause");
+    cr_assert_eq(round_failure(r)->node_rank, 2, "it remains the cause");
     round_destroy(r);
 
     r = job(1, 2, 1);
@@ -228,7 +228,7 @@ Test(round, cut_off_node_is_the_cause_of_later_failures)
     fail_at(r, 0, 20000, 1);
     cr_assert(round_counts(r));
     end_at(r, 1, 20001, CDI_END_NODE, 0);
-    cr_assert(!round_counts(r) && round_restarts(r), "in an elastic job it is a change");
+    cr_assert(!round_counts(r) && round_restarts(r), "in an elastic job it is a membership change");
     round_destroy(r);
 }
 
@@ -246,7 +246,7 @@ Test(round, cut_off_node_starts_no_round_in_an_ending_job)
     end_at(r, 2, 20500, CDI_END_NODE, 0);
     for (uint32_t i = 0; i < 3; i++)
         step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = i}, 1);
-    cr_assert_eq(round_state(r), ROUND_CLOSED, "its host leaves");
+    cr_assert_eq(round_state(r), ROUND_CLOSED, "the host of the server leaves");
     round_destroy(r);
 }
 
@@ -267,11 +267,11 @@ Test(round, failure_follows_from_loss_after_long_silence)
         cr_assert_eq(round_state(r), ROUND_CLOSED);
         cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
         if (silent) {
-            cr_assert(did(0, ROUND_DO_ROUND_OVER, 0), "who has stopped is told");
+            cr_assert(did(0, ROUND_DO_ROUND_OVER, 0), "a stopped node gets the new cause");
             cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
             cr_assert_str_eq(round_why(r), "node 1 (b, pid 101) was lost while its workers ran: silence");
         } else {
-            cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "the failure was before the silence");
+            cr_assert_eq(round_failure(r)->kind, CDI_END_EXIT, "the failure preceded the silence");
         }
         round_destroy(r);
     }
@@ -305,7 +305,7 @@ Test(round, all_done_closes_the_job)
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 0}, 0);
     cr_assert_eq(n_done, 0);
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 0}, 0);
-    cr_assert_eq(n_done, 0, "once more changes nothing");
+    cr_assert_eq(n_done, 0, "a repeated message has no effect");
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 1}, 0);
     cr_assert(n_done == 3 && did(0, ROUND_DO_END_KEYS, 0) && did(1, ROUND_DO_CLOSED, 0) && did(2, ROUND_DO_CLOSED, 1));
     cr_assert_eq(round_close_status(r), CDI_CLOSE_DONE);
@@ -354,7 +354,7 @@ Test(round, failure_restarts_round_and_keeps_ranks)
     stopped(r, 0, 0);
     cr_assert(n_done == 3 && did(0, ROUND_DO_END_KEYS, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
     cr_assert(round_assignment(r, 1, &a) && a.round == 1 && a.restart_count == 1 && a.node_rank == 1);
-    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the new round has a clean slate");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the new round has no failure");
     stopped(r, 0, 0); /* late */
     cr_assert(n_done == 0 && round_state(r) == ROUND_RUNNING);
 
@@ -387,7 +387,7 @@ Test(round, new_node_replaces_lost_node)
     cr_assert_eq(round_state(r), ROUND_JOINING);
     join(r, 1, "d", -1, 1, 3);
     cr_assert_eq(n_done, 4);
-    cr_assert(round_assignment(r, 2, &a) && a.node_rank == 2, "who stayed keeps its rank");
+    cr_assert(round_assignment(r, 2, &a) && a.node_rank == 2, "a remaining node keeps its rank");
     cr_assert(round_assignment(r, 1, &a) && a.node_rank == 1);
     round_destroy(r);
 }
@@ -465,7 +465,7 @@ Test(round, leaving_node_ends_fixed_size_job)
 
     join(r, 0, "a", -1, 1, 2);
     step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGINT"}, 0);
-    cr_assert(n_done == 1 && did(0, ROUND_DO_BYE, 0), "before a round nobody misses it");
+    cr_assert(n_done == 1 && did(0, ROUND_DO_BYE, 0), "before a round no other node depends on it");
     join(r, 0, "a", -1, 1, 2);
     join(r, 1, "b", -1, 1, 2);
     step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, 0);
@@ -513,7 +513,7 @@ static void join_after(struct round *r, uint32_t peer, int32_t rank, uint32_t n,
     step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = peer, .join = &j}, 0);
 }
 
-/* A rendezvous that was started anew knows nothing of the job's restarts; its agents do. */
+/* A restarted server gets the job's restart count from its agents. */
 Test(round, restart_count_continues_from_agents)
 {
     struct round *r = job(3, 3, 3);
@@ -529,9 +529,9 @@ Test(round, restart_count_continues_from_agents)
     cr_assert(round_counts(r));
     for (uint32_t peer = 0; peer < 3; peer++)
         stopped(r, peer, 0);
-    cr_assert(round_assignment(r, 1, &assign) && assign.restart_count == 3, "and is not taken over a second time");
+    cr_assert(round_assignment(r, 1, &assign) && assign.restart_count == 3, "and is added only once");
     fail(r, 0, 1, "rank 0 failed");
-    cr_assert(!round_counts(r), "the last one is used up");
+    cr_assert(!round_counts(r), "no restart is left");
     for (uint32_t peer = 0; peer < 3; peer++)
         stopped(r, peer, 1);
     cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
@@ -552,7 +552,7 @@ Test(round, returning_node_gets_missed_messages)
     join(r, 0, "a", 0, 1, 2);
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 0);
     join(r, 0, "a", 0, 1, 2);
-    cr_assert(n_done == 1 && did(0, ROUND_DO_WELCOME, 0), "before its first round it is not kept: it joins anew");
+    cr_assert(n_done == 1 && did(0, ROUND_DO_WELCOME, 0), "before its first round a node must join again");
     join(r, 1, "b", 1, 1, 2);
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
     cr_assert_eq(n_done, 0);
@@ -561,12 +561,12 @@ Test(round, returning_node_gets_missed_messages)
     cr_assert(did(0, ROUND_DO_REFUSE, 2));
     cr_assert_not_null(strstr(round_text(r), "it may return until its lease ends"));
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
-    cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1), "it has missed nothing");
+    cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1), "no message was missed");
 
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
     fail(r, 0, 0, "rank 0 failed");
     stopped(r, 0, 0);
-    cr_assert_eq(round_state(r), ROUND_STOPPING, "who is away may still have workers");
+    cr_assert_eq(round_state(r), ROUND_STOPPING, "a node that is away may still have workers");
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
     cr_assert(n_done == 2 && did(0, ROUND_DO_RESUME, 1) && did(1, ROUND_DO_ROUND_OVER, 1));
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 0);
@@ -578,7 +578,7 @@ Test(round, returning_node_gets_missed_messages)
     cr_assert_eq(round_state(r), ROUND_JOINING);
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 31000);
     cr_assert(did(0, ROUND_DO_RESUME, 0) && did(1, ROUND_DO_ASSIGN, 0) && did(2, ROUND_DO_ASSIGN, 1));
-    back.round = 0; /* the assignment was lost on its way */
+    back.round = 0; /* the assignment was lost */
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 0, .text = "reset"}, 31000);
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 0, .join = &back}, 32000);
     cr_assert(n_done == 2 && did(0, ROUND_DO_RESUME, 0) && did(1, ROUND_DO_ASSIGN, 0));
@@ -596,7 +596,7 @@ Test(round, returning_node_gets_missed_messages)
 
 /* --------------------------------------------------------------------------------------------------- elastic ---- */
 
-/* A job of min to max nodes a, b, c, ... (n of them here, as peers 0, 1, ...), whose first round runs. */
+/* A job of min to max nodes a, b, c, ... (n of them joined, as peers 0, 1, ...), whose first round runs. */
 static struct round *elastic(uint32_t min, uint32_t max, uint32_t spares, uint32_t n)
 {
     struct round *r = NULL;
@@ -648,16 +648,16 @@ Test(round, elastic_job_continues_without_lost_node)
 
     lost(r, 0, 0);
     cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 1) && did(1, ROUND_DO_ROUND_OVER, 2));
-    cr_assert(round_restarts(r) && !round_counts(r), "max_restarts is 0, and this is none");
+    cr_assert(round_restarts(r) && !round_counts(r), "max_restarts is 0, and this is not a restart");
     cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
     stopped(r, 1, 0);
     stopped(r, 2, 0);
-    cr_assert(n_done == 3 && did(0, ROUND_DO_END_KEYS, 0), "a round at once: there is nothing to wait for");
-    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "b keeps its rank, c cannot");
+    cr_assert(n_done == 3 && did(0, ROUND_DO_END_KEYS, 0), "the round begins at once");
+    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "b keeps its rank, c has a new one");
     cr_assert(assigned(r, 1).world_size == 4 && assigned(r, 1).round == 1 && assigned(r, 1).restart_count == 0);
     lost(r, 2, 0);
     stopped(r, 1, 1);
-    cr_assert_eq(round_state(r), ROUND_JOINING, "one of at least two");
+    cr_assert_eq(round_state(r), ROUND_JOINING, "one of at least two nodes");
     step(r, (struct round_event){.kind = ROUND_EV_TICK}, 10000);
     cr_assert_str_eq(round_text(r), "waiting: 1 of 2 to 3 nodes have joined (b); lost: c");
     newcomer(r, 5, "d", 2, 3, 0);
@@ -670,22 +670,22 @@ Test(round, failure_follows_from_loss_during_stop)
     struct round *r = elastic(2, 3, 0, 3);
 
     fail(r, 1, 0, "rank 3: the connection to rank 5 broke");
-    cr_assert(n_done == 3 && !round_restarts(r), "as far as it is known");
+    cr_assert(n_done == 3 && !round_restarts(r), "as far as known so far");
     stopped(r, 1, 0);
     stopped(r, 0, 0);
     cr_assert_eq(round_state(r), ROUND_STOPPING);
     lost(r, 2, 15000);
-    cr_assert(did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1), "now it is known why");
+    cr_assert(did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1), "the cause is known now");
     cr_assert(did(2, ROUND_DO_END_KEYS, 0) && did(3, ROUND_DO_ASSIGN, 0) && did(4, ROUND_DO_ASSIGN, 1));
     cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the next round has none");
     cr_assert(round_over(r)->round == 0 && round_over(r)->restart && !round_over(r)->counts);
-    cr_assert_eq(round_over(r)->failure.kind, CDI_END_NODE, "said of the round before");
+    cr_assert_eq(round_over(r)->failure.kind, CDI_END_NODE, "that of the previous round");
     cr_assert_eq(assigned(r, 0).restart_count, 0);
 
     fail(r, 1, 1, "rank 3: a bug");
     stopped(r, 1, 1);
     stopped(r, 0, 1);
-    cr_assert_eq(round_state(r), ROUND_CLOSED, "this one counts, and none is left");
+    cr_assert_eq(round_state(r), ROUND_CLOSED, "this failure counts, and no restart is left");
     cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
     cr_assert_str_eq(round_why(r), "rank 3: a bug");
     round_destroy(r);
@@ -710,11 +710,11 @@ Test(round, new_node_joins_or_waits_as_spare)
     cr_assert_not_null(strstr(round_text(r), "already has all of its 2 nodes and 1 spares"));
     lost(r, 0, 0);
     stopped(r, 1, 1);
-    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "the spare steps in, b keeps its rank");
+    cr_assert(assigned(r, 1).node_rank == 1 && assigned(r, 2).node_rank == 0, "the spare joins, b keeps its rank");
 
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 1, .round = 2}, 0);
     newcomer(r, 3, "d", 1, 2, 1);
-    cr_assert(did(1, ROUND_DO_WAITING, 3), "the job is about to end: nobody is disturbed");
+    cr_assert(did(1, ROUND_DO_WAITING, 3), "the job is about to end and is not interrupted");
     step(r, (struct round_event){.kind = ROUND_EV_DONE, .peer = 2, .round = 2}, 0);
     cr_assert(n_done == 4 && did(3, ROUND_DO_CLOSED, 3) && round_close_status(r) == CDI_CLOSE_DONE);
     round_destroy(r);
@@ -752,7 +752,7 @@ Test(round, nodes_may_leave_elastic_job_down_to_min)
 
     r = elastic(1, 3, 0, 3);
     step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGTERM", .final = true}, 0);
-    cr_assert(!round_restarts(r), "the rendezvous goes with it");
+    cr_assert(!round_restarts(r), "the server ends with the node");
     round_destroy(r);
 }
 
@@ -778,7 +778,7 @@ Test(round, join_timeout_after_loss_reports_both)
     cr_assert_eq(round_close_status(r), CDI_CLOSE_TIMEOUT);
     cr_assert_str_eq(round_why(r), "node 1 (b, pid 99) was lost while its workers ran: its connection closed; not "
                                    "enough nodes joined within 60 s after that: 1 of 2 nodes have joined (a); lost: b");
-    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the sentence is all there is to say");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_NONE, "the message is sufficient");
     round_destroy(r);
 }
 
@@ -809,7 +809,7 @@ Test(round, returning_node_removes_no_other)
 
     step(r, (struct round_event){.kind = ROUND_EV_AWAY, .peer = 1, .text = "reset"}, 0);
     newcomer(r, 2, "b", 1, 2, 0);
-    cr_assert(did(0, ROUND_DO_WELCOME, 2) && did(1, ROUND_DO_WAITING, 2), "its machine has a new agent, say");
+    cr_assert(did(0, ROUND_DO_WELCOME, 2) && did(1, ROUND_DO_WAITING, 2), "a new agent on the same node");
     step(r, (struct round_event){.kind = ROUND_EV_BACK, .peer = 1, .join = &back}, 0);
     cr_assert(n_done == 1 && did(0, ROUND_DO_RESUME, 1));
     lost(r, 1, 0);

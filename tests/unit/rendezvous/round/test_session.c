@@ -7,17 +7,17 @@
 
 CDI_SUITE(session);
 
-/* An agent's connection as the session sees it. */
+/* An agent's connection, as the session uses it. */
 struct agent {
-    struct cdi_buf got; /* frames for it */
-    struct cdi_buf in;  /* frames of it */
+    struct cdi_buf got; /* frames sent to it */
+    struct cdi_buf in;  /* frames from it */
     uint32_t peer;
     bool hung_up;
     char why[128];
 };
 
 static struct session *s;
-static int n_ended; /* times the keys ended */
+static int n_ended; /* number of END_KEYS */
 static char journal[64];
 
 static void on_send(void *conn, const void *bytes, size_t len)
@@ -74,7 +74,7 @@ static void begin(uint32_t nodes, uint32_t restarts)
     next_random = 0;
     journal[0] = '\0';
     cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
-    next_random = 0; /* that of the job was 0 too */
+    next_random = 0; /* that of the job was also 0 */
 }
 
 static void attach(struct agent *a, int64_t now)
@@ -117,7 +117,7 @@ static void join(struct agent *a, uint32_t nodes, int64_t now)
     join_with(a, nodes, "", now);
 }
 
-/* The next message that the agent got; it must be of this type. */
+/* Returns the next message to the agent, which must have this type. */
 static struct cdi_msg hear(struct agent *a, enum cdi_msg_type type)
 {
     struct cdi_frame f;
@@ -194,7 +194,7 @@ Test(session, rejected_agent_gets_reason_and_is_closed)
     cr_assert_not_null(strstr(m.u.closed.text, "--nnodes=3:3"));
     cr_assert(a.hung_up);
     cr_assert_eq(tell(&a, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT}, 1), CDDP_OK);
-    cr_assert_eq(a.got.len, 0, "nothing is answered any more");
+    cr_assert_eq(a.got.len, 0, "no further reply");
     detach(&a, 1);
     session_destroy(s);
 }
@@ -225,7 +225,7 @@ Test(session, heartbeats_get_replies_and_keep_the_lease)
     session_destroy(s);
 }
 
-/* Cut off at `silent`; the other one's worker fails at `failed`, and after the lease the cause is known. */
+/* One node is cut off at `silent`, a worker of the other fails at `failed`; the lease reveals the cause. */
 static enum cdi_end_kind cause_of(int64_t silent, int64_t failed)
 {
     struct agent a, b;
@@ -327,7 +327,7 @@ Test(session, returning_agent_gets_missed_messages)
     cr_assert_neq(again.peer, b.peer);
     m.u.join.max_nodes = m.u.join.min_nodes = 2;
     cr_assert_eq(tell(&again, m, 14999), CDDP_OK);
-    cr_assert_eq(again.peer, b.peer, "it has its number again");
+    cr_assert_eq(again.peer, b.peer, "it has the same number");
     m = hear(&again, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.resumed);
     cr_assert_str_eq(m.u.welcome.session, "00000001000000000000000001010101010101010101010101010101");
@@ -335,7 +335,7 @@ Test(session, returning_agent_gets_missed_messages)
     cr_assert_eq(tell(&again, (struct cdi_msg){.type = CDI_MSG_STOPPED}, 15000), CDDP_OK);
     session_detach(s, again.peer, "connection reset by peer", true, 15000, 0);
     session_tick(s, 29999, 0);
-    cr_assert_eq(round_state(session_round(s)), ROUND_CLOSED, "a went silent, nobody is left");
+    cr_assert_eq(round_state(session_round(s)), ROUND_CLOSED, "a is silent, and no node is left");
     detach(&a, 30000);
     session_tick(s, 30000, 0);
     cdi_buf_release(&b.got), cdi_buf_release(&b.in);
@@ -375,7 +375,7 @@ Test(session, rejects_late_return_and_wrong_token)
     cr_assert(b.hung_up && !again.hung_up);
     cr_assert_str_eq(b.why, "its agent has returned on another connection");
     detach(&b, 14001);
-    cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING, "the old connection's end means nothing");
+    cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING, "the end of the old connection has no effect");
     session_tick(s, 15000, 0); /* a is silent */
     (void)hear(&again, CDI_MSG_ROUND_OVER);
     session_detach(s, again.peer, "reset", true, 15000, 0);
@@ -393,7 +393,7 @@ Test(session, rejects_late_return_and_wrong_token)
     session_destroy(s);
 }
 
-/* The answer to its JOIN was lost with the connection: the agent cannot know that it is in. */
+/* The reply to its JOIN was lost with the connection, so the agent does not know that it has joined. */
 Test(session, repeated_join_with_nonce_is_the_same_agent)
 {
     struct agent a, b, again, third;
@@ -404,14 +404,14 @@ Test(session, repeated_join_with_nonce_is_the_same_agent)
     join_with(&a, 2, "aaaa", 0);
     m = hear(&a, CDI_MSG_WELCOME);
     cr_assert(!m.u.welcome.resumed && !m.u.welcome.hosted);
-    attach(&again, 1); /* before the round, and the old connection still seems to stand */
+    attach(&again, 1); /* before the round, while the old connection is open */
     join_with(&again, 2, "aaaa", 1);
     m = hear(&again, CDI_MSG_WELCOME);
     cr_assert(m.u.welcome.resumed && a.hung_up);
     cr_assert_str_eq(m.u.welcome.session, "00000000000000000000000000000000000000000000000000000000");
     detach(&a, 1);
     attach(&b, 2);
-    join_with(&b, 2, "bbbb", 2); /* the world is complete, and its WELCOME and ASSIGN are lost by a reset */
+    join_with(&b, 2, "bbbb", 2); /* the job is complete; WELCOME and ASSIGN are lost by a reset */
     (void)hear(&again, CDI_MSG_ASSIGN);
     session_detach(s, b.peer, "connection reset by peer", true, 3, 0);
     cdi_buf_release(&b.got), cdi_buf_release(&b.in);
@@ -422,7 +422,7 @@ Test(session, repeated_join_with_nonce_is_the_same_agent)
     cr_assert(m.u.assign.node_rank == 1 && m.u.assign.round == 0);
     cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING);
 
-    attach(&third, 5); /* another nonce is another agent, and so is none */
+    attach(&third, 5); /* another nonce, or none, is another agent */
     join_with(&third, 2, "cccc", 5);
     cr_assert_eq(hear(&third, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED);
     detach(&third, 5);
@@ -430,11 +430,11 @@ Test(session, repeated_join_with_nonce_is_the_same_agent)
     join(&third, 2, 5);
     cr_assert_eq(hear(&third, CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_REFUSED);
     detach(&third, 5);
-    join_with(&b, 2, "bbbb", 6); /* twice on one connection is a breach, as ever */
+    join_with(&b, 2, "bbbb", 6); /* twice on one connection is a protocol error */
     cr_assert(b.hung_up);
     cr_assert_str_eq(b.why, "it sent JOIN twice");
     detach(&b, 6);
-    attach(&third, 7); /* who is lost is not known by its nonce any more */
+    attach(&third, 7); /* the nonce of a lost agent is unknown */
     join_with(&third, 2, "bbbb", 7);
     m = hear(&third, CDI_MSG_WELCOME);
     cr_assert(!m.u.welcome.resumed);
@@ -462,9 +462,9 @@ Test(session, suspended_time_extends_leases)
 
 /* ---------------------------------------------------------------------------------------------------- simulation ----
  *
- * Jobs of up to four nodes, each with an agent that keeps the rules of docs/protocol.md, over a network that delays,
- * cuts and resets, on a virtual clock; agents die, too. Whatever happens: when a round begins, nobody has workers of an
- * older one; when the job is over, nobody has any; and all come to an end. SESSION_SEED runs one job alone.
+ * Jobs of up to four nodes, each with an agent that follows docs/protocol.md, over a network that delays, cuts and
+ * resets, on a virtual clock; agents also die. Always: when a round begins, no node has workers of an older one; when
+ * the job is over, no node has any; and every job ends. SESSION_SEED runs one job only.
  */
 
 #define LEASE 15000
@@ -472,10 +472,10 @@ Test(session, suspended_time_extends_leases)
 #define LINKS_MAX 256
 
 struct link {
-    struct cdi_buf up, down; /* on their way */
+    struct cdi_buf up, down; /* in transit */
     uint32_t peer;
     int node;
-    bool server_has, agent_has; /* their ends are open */
+    bool server_has, agent_has; /* the ends that are open */
     bool hung_up;
     bool eof; /* the agent's process has ended */
 };
@@ -484,10 +484,10 @@ struct sim_node {
     struct link *link;
     char session[64];
     int64_t round;   /* of the last ASSIGN; -1: none */
-    int64_t workers; /* round of those that live; -1: there are none */
+    int64_t workers; /* round of the running ones; -1: none */
     int64_t contact, tried, cut_until, kill_at, stop_at;
-    uint32_t life;               /* of its process: its nonce */
-    bool welcomed, fenced, over; /* over: told ROUND_OVER of `round`, or of a later one */
+    uint32_t life;               /* number of its process, for the nonce */
+    bool welcomed, fenced, over; /* over: got ROUND_OVER of `round`, or of a later one */
     bool said_failed, said_done, said_stopped;
     bool gone; /* its process has ended */
 };
@@ -496,7 +496,7 @@ static struct {
     uint64_t seed, state;
     int64_t now;
     int n_nodes;
-    uint32_t checked; /* round that was seen to begin */
+    uint32_t checked; /* last round that began */
     bool begun, calm;
     struct link *links[LINKS_MAX];
     size_t n_links;
@@ -614,7 +614,7 @@ static void end_workers(struct sim_node *n)
     n->kill_at = INT64_MAX;
 }
 
-/* The process ends, and its workers with it; what the server sees of that is up to the network. */
+/* The process ends with its workers. The network decides what the server notices. */
 static void node_dies(struct sim_node *n)
 {
     end_workers(n);
@@ -659,7 +659,7 @@ static void agent_hears(struct sim_node *n, const struct cdi_msg *m)
         n->stop_at = w.now + any(5000);
     } else if (m->type == CDI_MSG_CLOSED) {
         if (m->u.closed.status == CDI_CLOSE_REFUSED && n->session[0] != '\0') {
-            end_workers(n); /* it may come as a new one */
+            end_workers(n); /* it may join as a new one */
             n->session[0] = '\0';
             n->round = -1;
             n->over = n->fenced = n->said_failed = n->said_done = n->said_stopped = false;
@@ -673,7 +673,7 @@ static void agent_hears(struct sim_node *n, const struct cdi_msg *m)
     }
 }
 
-/* Some of what is under way arrives. */
+/* Delivers a part of the bytes in transit. */
 static void pump(struct link *l)
 {
     struct sim_node *n = &w.nodes[l->node];
@@ -699,7 +699,7 @@ static void pump(struct link *l)
     }
     if (!l->server_has || (!l->hung_up && (l->agent_has || l->up.len > 0)) || (l->agent_has && l->down.len > 0))
         return;
-    /* Only a process that has ended makes an end of file; a connection that an agent gives up is reset. */
+    /* Only the end of a process causes EOF; an agent resets a connection that it abandons. */
     l->server_has = false;
     session_detach(s, l->peer, "closed", !l->eof && !l->hung_up, w.now, 0);
     check_world();
@@ -716,7 +716,7 @@ static void reset_link(struct link *l)
     if (any(2) == 0)
         cdi_buf_consume(&l->down, l->down.len);
     if (l->down.len == 0)
-        l->agent_has = false; /* else it hears some more first */
+        l->agent_has = false; /* otherwise it receives more first */
 }
 
 static void live(int i)
@@ -757,7 +757,7 @@ static void harm(void)
     uint32_t what = any(1000);
 
     if (n->gone) {
-        if (any(200) == 0) /* somebody starts it again */
+        if (any(200) == 0) /* started again */
             *n = (struct sim_node){
                 .round = -1, .workers = -1, .kill_at = INT64_MAX, .contact = w.now, .life = n->life + 1};
     } else if (what < 12) {
