@@ -28,14 +28,16 @@
 /*
  * Returns a nonce for libcddp's first PING. It tells the server that the client accepts a REFUSED frame (hello.h)
  * instead of the reply if there is no room for the connection. PyTorch's nonces are process ids, which are never this
- * large, and neither is the length at the begin of a frame.
+ * large, and neither is the length at the start of a frame.
  */
 static inline uint32_t cdi_c10d_own_ping(uint32_t random)
 {
     return 0xCDD00000u | (random & 0xFFFFFu);
 }
-/* Detects such a PING in the first bytes of a plain connection, from CDI_C10D_HELLO on. Returns CDDP_OK (*own is set)
- * or CDDP_IN_PROGRESS (more bytes are needed). */
+/*
+ * Detects such a PING in the first bytes of a plain connection, from CDI_C10D_HELLO on. Returns CDDP_OK (*own is set)
+ * or CDDP_IN_PROGRESS (more bytes are needed).
+ */
 cddp_status cdi_c10d_sniff_ping(const uint8_t *bytes, size_t len, bool *own);
 
 enum cdi_c10d_op {                            /* arguments              reply */
@@ -122,7 +124,7 @@ struct cdi_c10d_request {
 
 /* State of the decoder in an incomplete request, so that no byte is parsed twice. */
 struct cdi_c10d_reader {
-    size_t pos;     /* bytes parsed; 0: at the begin */
+    size_t pos;     /* bytes parsed; 0: at the start */
     unsigned arg;   /* index of the next argument */
     uint64_t left;  /* strings of the list not parsed yet */
     size_t list_at; /* offset of the list's first string */

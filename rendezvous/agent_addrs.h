@@ -19,8 +19,10 @@ struct agent_addrs {
 void agent_addrs_init(struct agent_addrs *n);
 /* Frees all entries. */
 void agent_addrs_release(struct agent_addrs *n);
-/* Adds one agent of a job (any pointer but NULL; not dereferenced) at this address. Each call counts. Returns CDDP_OK,
- * or CDDP_E_NOMEM (nothing changed). */
+/*
+ * Adds one agent of a job (any pointer but NULL; not dereferenced) at this address. Each call counts. Returns CDDP_OK,
+ * or CDDP_E_NOMEM (nothing changed).
+ */
 cddp_status agent_addrs_add(struct agent_addrs *n, const struct in6_addr *ip, const void *job);
 /* Undoes one successful agent_addrs_add() with the same arguments. */
 void agent_addrs_remove(struct agent_addrs *n, const struct in6_addr *ip, const void *job);

@@ -132,7 +132,8 @@ static void conn_on_shutdown(uv_shutdown_t *req, int status)
 {
     struct conn *c = (struct conn *)req->handle;
 
-    /* The client closes after reading, and its EOF closes this side. A server that shuts down does not wait for that.
+    /*
+     * The client closes after reading, and its EOF closes this side. A server that shuts down does not wait for that.
      */
     if (c->state == CONN_LINGERING && (status != 0 || c->ctx->closing))
         conn_close(c, CDI_LOG_DEBUG, "finished");

@@ -15,7 +15,7 @@
 #define OUT_PAUSE (1024u * 1024) /* queued bytes from which on no further request of a connection is read */
 #define NO_STORE 404             /* number that PyTorch's store client prints where there is no store, as in HTTP */
 
-/* -------------------------------------------------------------------------------------- access ---- */
+/* ---------------------------------------------------------------------------------------------------- access ---- */
 
 static bool dispatch_is_loopback(const struct in6_addr *ip)
 {
@@ -213,8 +213,10 @@ static void describe_reject(const struct conn *c, char *why, size_t cap)
         (unsigned long long)files.rlim_cur, host);
 }
 
-/* Rejects an overflow connection whose protocol is known. Closes it without a reply if the peer would not understand
- * one, or should try again. */
+/*
+ * Rejects an overflow connection whose protocol is known. Closes it without a reply if the peer would not understand
+ * one, or should try again.
+ */
 static void dispatch_reject(struct conn *c, bool understands)
 {
     char why[512];
@@ -226,8 +228,10 @@ static void dispatch_reject(struct conn *c, bool understands)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, why);
 }
 
-/* The same for the plain store protocol. PyTorch's client cannot show an error message, and tries again by itself.
- * libcddp's client can; its first PING identifies it. */
+/*
+ * The same for the plain store protocol. PyTorch's client cannot show an error message, and tries again by itself.
+ * libcddp's client can; its first PING identifies it.
+ */
 static void dispatch_reject_plain(struct conn *c)
 {
     const struct conn_job *job = c->port_job != NULL ? c->port_job : c->ctx->only;

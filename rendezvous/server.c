@@ -83,8 +83,7 @@ struct rdzv_server {
 static void server_on_tick(uv_timer_t *timer);
 static void on_connection(uv_poll_t *poll, int status, int events);
 
-/* -------------------------------------------------------------------------------------------- the session's wishes
- * ---- */
+/* ----------------------------------------------------------------------------------- operations for sessions ---- */
 
 static void send_to(void *conn, const void *bytes, size_t len)
 {

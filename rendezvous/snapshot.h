@@ -6,7 +6,8 @@
 #include "rendezvous/conn.h"
 #include "rendezvous/http/pages.h"
 
-/* Fills *out, which points into the jobs: valid until the next event. Returns CDDP_OK, or CDDP_E_NOMEM (*out is empty).
+/*
+ * Fills *out, which points into the jobs: valid until the next event. Returns CDDP_OK, or CDDP_E_NOMEM (*out is empty).
  */
 cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out);
 void snapshot_release(struct page_data *s);

@@ -255,7 +255,7 @@ cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *con
     return st;
 }
 
-static const char what_it_is[] = "Rendezvous server for the nodes of several jobs. Run cddprun "
+static const char about[] = "Rendezvous server for the nodes of several jobs. Run cddprun "
                                  "--rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.";
 static const char signals[] =
     "Prints 'listening ADDRESS:PORT' when it is ready, and notifies systemd. SIGTERM: rejects new jobs and exits after "
@@ -268,7 +268,7 @@ static const char pages[] =
 void daemon_options_usage(FILE *to)
 {
     (void)fputs("usage: cddp-rendezvous [flags]\n\n", to);
-    cdi_wrap(to, what_it_is, 0);
+    cdi_wrap(to, about, 0);
     cdi_wrap(to, signals, 0);
     cdi_wrap(to, pages, 0);
     (void)fputc('\n', to);
@@ -287,7 +287,7 @@ void daemon_options_man(FILE *to)
     (void)fputs(".SH NAME\ncddp\\-rendezvous \\- rendezvous server for the nodes of several jobs\n"
                 ".SH SYNOPSIS\n.B cddp\\-rendezvous\n[\\fIflags\\fR]\n.SH DESCRIPTION\n",
                 to);
-    cdi_roff(to, what_it_is);
+    cdi_roff(to, about);
     (void)fputs(".PP\n", to);
     cdi_roff(to, signals);
     (void)fputs(".PP\n", to);

@@ -27,7 +27,8 @@ struct daemon_options {
     struct cdi_kv_limits store;
 };
 
-/* Parses the command line, up to --help or --version. Returns CDDP_OK, or CDDP_E_INVALID (the message names the flag).
+/*
+ * Parses the command line, up to --help or --version. Returns CDDP_OK, or CDDP_E_INVALID (the message names the flag).
  */
 cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *const argv[], struct cdi_error *err);
 void daemon_options_usage(FILE *to); /* prints --help */

@@ -23,7 +23,7 @@ static size_t span(const uint8_t *p, size_t len, char until)
     return n;
 }
 
-/* Returns the length of "http://AUTHORITY", the begin of a target in absolute form; 0: another form. */
+/* Returns the length of "http://AUTHORITY", the start of a target in absolute form; 0: another form. */
 static size_t authority_size(const uint8_t *p, size_t len)
 {
     static const char scheme[] = "http://";

@@ -278,7 +278,7 @@ cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
     return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;
 }
 
-/* ---------------------------------------------------------------------------------------------- HTML ---- */
+/* ------------------------------------------------------------------------------------------------------ HTML ---- */
 
 static cddp_status put_text(struct cdi_buf *out, const char *s)
 {

@@ -7,7 +7,7 @@
 
 #define PROCS_MAX 65536u /* workers of one node */
 
-/* ---------------------------------------------------------------------------------------------- the nodes ---- */
+/* ------------------------------------------------------------------------------------------------- the nodes ---- */
 
 static size_t actions_for(size_t cap)
 {
@@ -93,7 +93,7 @@ size_t round_present(const struct round *r)
     return r->count[NODE_WAITING] + r->count[NODE_RUNNING] + r->count[NODE_DONE] + r->count[NODE_STOPPING];
 }
 
-/* ------------------------------------------------------------------------------------------- missing nodes ---- */
+/* --------------------------------------------------------------------------------------------- missing nodes ---- */
 
 /* Writes the node ranks that no node requested, such as "0, 2-5"; nothing if a waiting node did not request one. */
 static void members_list_missing(const struct round *r, char *buf, size_t cap)
@@ -165,9 +165,10 @@ void members_note_lost(struct round *r, const char *host)
         (void)snprintf(r->lost + at, sizeof r->lost - at, ", ...");
 }
 
-/* --------------------------------------------------------------------------------------------- joining ---- */
+/* --------------------------------------------------------------------------------------------------- joining ---- */
 
-/* Returns the present node that requested this node rank, or NULL. One that may be gone does not block its successor.
+/*
+ * Returns the present node that requested this node rank, or NULL. One that may be gone does not block its successor.
  */
 static const struct node *members_with_rank(const struct round *r, int32_t wanted)
 {

@@ -11,7 +11,8 @@ static bool was_in_last_round(const struct round *r, const struct node *n)
     return n->last_round >= 0 && n->last_round + 1 == r->number;
 }
 
-/* Order for choosing if more nodes wait than fit: connected ones, then members of the previous round, then by arrival.
+/*
+ * Order for choosing if more nodes wait than fit: connected ones, then members of the previous round, then by arrival.
  */
 static int ranks_by_priority(const void *a, const void *b, void *arg)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The members of a job, and the begin and end of its rounds: a state machine without I/O or clock.
+ * The members of a job, and the start and end of its rounds: a state machine without I/O or clock.
  *
  *             enough nodes                 a worker failed; a node was lost, left or joined
  *   JOINING ------------------> RUNNING ----------------------------------------------> STOPPING
@@ -89,8 +89,10 @@ struct round_action {
     uint32_t peer; /* not for END_KEYS */
 };
 
-/* Creates the rounds of a job. run_id is copied. The first join timeout begins at now_ms. Returns CDDP_OK, CDDP_E_NOMEM
- * or CDDP_E_INVALID. */
+/*
+ * Creates the rounds of a job. run_id is copied. The first join timeout begins at now_ms. Returns CDDP_OK, CDDP_E_NOMEM
+ * or CDDP_E_INVALID.
+ */
 cddp_status round_create(struct round **out, const struct round_options *opt, int64_t now_ms, struct cdi_error *err);
 void round_destroy(struct round *r); /* NULL-safe */
 

@@ -419,8 +419,7 @@ void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms)
     session_step(s, &(struct round_event){.kind = ROUND_EV_TICK, .peer = NO_PEER, .wall_ms = wall_ms}, now_ms);
 }
 
-/* ----------------------------------------------------------------------------------------------- returning agents ----
- */
+/* ------------------------------------------------------------------------------------------ returning agents ---- */
 
 /* Returns true if an agent may return to this slot. */
 static bool is_joined(const struct peer *peer)

@@ -52,7 +52,8 @@ bool session_token_is_of(const char *token, const char *id);
 /* Sets the MASTER_PORT in assignments; by default agents use the port that they connected to. */
 void session_set_port(struct session *s, uint16_t port);
 
-/* Adds a connected agent. *peer is its number until session_detach() or ops.renumber. Returns CDDP_OK or CDDP_E_NOMEM.
+/*
+ * Adds a connected agent. *peer is its number until session_detach() or ops.renumber. Returns CDDP_OK or CDDP_E_NOMEM.
  */
 cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32_t *peer);
 /*

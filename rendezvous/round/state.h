@@ -86,7 +86,7 @@ static inline bool is_elastic(const struct round *r)
     return r->opt.min_nodes < r->opt.max_nodes || r->opt.spares > 0;
 }
 
-/* ----------------------------------------------------------------------------------- members.c: present nodes ---- */
+/* ---------------------------------------------------------------------------------- members.c: present nodes ---- */
 
 /* Allocates everything that later events of a peer need, so that only a JOIN can fail. */
 bool members_make_room(struct round *r, uint32_t peer);
@@ -106,7 +106,7 @@ void members_say_missing(const struct round *r, const char *what, char text[512]
 /* Adds a lost host to that message. */
 void members_note_lost(struct round *r, const char *host);
 
-/* ------------------------------------------------------------------------------------- ranks.c: assignment ---- */
+/* --------------------------------------------------------------------------------------- ranks.c: assignment ---- */
 
 /* Chooses the peers of the next round, at the front of r->slots. Returns their number. */
 uint32_t ranks_choose(struct round *r);

@@ -91,8 +91,10 @@ static void leaves(struct sim *w, struct sim_slot *s, bool final)
     }
 }
 
-/* The first failure ends the round. One of another node that was earlier, or cut off at about the same time, is the
- * cause. */
+/*
+ * The first failure ends the round. One of another node that was earlier, or cut off at about the same time, is the
+ * cause.
+ */
 static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_failure *f)
 {
     bool node = f->kind == CDI_END_NODE;

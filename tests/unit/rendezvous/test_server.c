@@ -25,8 +25,7 @@ CDI_SUITE(server);
 
 #define READ_TIMEOUT_S 10 /* a longer read of the client fails the test */
 
-/* -------------------------------------------------------------------------------------------- a server in a thread
- * ---- */
+/* -------------------------------------------------------------------------------------- a server in a thread ---- */
 
 static struct {
     uv_loop_t loop;
@@ -670,8 +669,7 @@ Test(server, close_does_not_wait_for_idle_clients)
     (void)close(waiting), (void)close(agent), (void)close(silent);
 }
 
-/* ------------------------------------------------------------------------------------------------ authentication ----
- */
+/* -------------------------------------------------------------------------------------------- authentication ---- */
 
 static const struct cdi_secret right = {.key = {1, 2, 3}}, wrong = {.key = {1, 2, 4}};
 
@@ -837,8 +835,7 @@ Test(server, plain_store_is_for_this_node_and_joined_nodes)
     stop();
 }
 
-/* ------------------------------------------------------------------------------------------------- several jobs ----
- */
+/* ---------------------------------------------------------------------------------------------- several jobs ---- */
 
 /* Starts a job of one agent and returns its port. */
 static int begin_job(const char *run_id, uint16_t *port)
