@@ -451,7 +451,7 @@ static int proves_its_secret(int rank)
         (void)setenv("CDDP_AUTH_TOKEN_FILE", secrets[1], 1);
     st = cddp_init(&comm, &opt);
     CHECK(st == (rank == 2 ? CDDP_E_DENIED : CDDP_E_TIMEOUT));
-    CHECK(strstr(cddp_last_error(), rank == 2 ? "must be the same everywhere" : "did not join within 1.5 s: 2") !=
+    CHECK(strstr(cddp_last_error(), rank == 2 ? "use the same token on all nodes" : "did not join within 1.5 s: 2") !=
           NULL);
     return 0;
 }

@@ -215,7 +215,7 @@ Test(store_host, with_a_secret_only_who_proves_it_gets_anything)
     cddp_store_close(s);
     (void)setenv("CDDP_AUTH_TOKEN_FILE", wrong, 1);
     cr_assert_eq(cdi_store_open(&s, "127.0.0.1", cdi_store_host_port(h), 10000, &err), CDDP_E_DENIED);
-    cr_assert_not_null(strstr(err.msg, "must be the same everywhere"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "use the same token on all nodes"), "%s", err.msg);
     (void)unsetenv("CDDP_AUTH_TOKEN_FILE");
     cdi_store_host_stop(h);
     (void)unlink(right);
