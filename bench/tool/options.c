@@ -7,57 +7,76 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Long names first, as in nccl-tests; capital letters are those that it has for the same. */
-static const struct option names[] = {
-    {"minbytes", required_argument, NULL, 'b'},
-    {"maxbytes", required_argument, NULL, 'e'},
-    {"stepbytes", required_argument, NULL, 'i'},
-    {"stepfactor", required_argument, NULL, 'f'},
-    {"op", required_argument, NULL, 'o'},
-    {"datatype", required_argument, NULL, 'd'},
-    {"root", required_argument, NULL, 'r'},
-    {"iters", required_argument, NULL, 'n'},
-    {"warmup_iters", required_argument, NULL, 'w'},
-    {"check", required_argument, NULL, 'c'},
-    {"average", required_argument, NULL, 'a'},
-    {"blocking", required_argument, NULL, 'z'},
-    {"output_file", required_argument, NULL, 'J'},
-    {"json", required_argument, NULL, 'J'},
-    {"split", required_argument, NULL, 's'},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},
-    {NULL, 0, NULL, 0},
+/* Letters and long names as in nccl-tests where it has them. */
+const struct bench_flag bench_flags[] = {
+    {'b', "minbytes", "SIZE", "first size in bytes; SIZE may end in K, M or G (default 32M)"},
+    {'e', "maxbytes", "SIZE", "last size (default 32M)"},
+    {'f', "stepfactor", "FACTOR", "factor from one size to the next"},
+    {'i', "stepbytes", "SIZE", "or the difference between two sizes (default 1M)"},
+    {'o', "op", "OP", "sum, prod, min, max, avg, band, bor, bxor or all (default sum)"},
+    {'d', "datatype", "TYPE",
+     "int8, uint8, int16, uint16, int32, uint32, int64, uint64, half,\n"
+     "float, double, bfloat16, f8e4m3, f8e5m2 or all (default float)"},
+    {'r', "root", "RANK", "root rank, or all (default 0)"},
+    {'n', "iters", "N", "timed operations per size (default 20)"},
+    {'w', "warmup_iters", "N", "untimed operations before them (default 1)"},
+    {'c', "check", "N", "operations with checked results (default 1)"},
+    {'a', "average", "N", "time of 0: rank 0, or 1: mean, 2: minimum, 3: maximum of all ranks\n(default 1)"},
+    {'z', "blocking", "0|1", "1: wait for each operation before the next one (default 0)"},
+    {'s', "split", "OP NUMBER",
+     "several groups at once: the group of a rank is rank OP NUMBER,\nwith OP one of AND, OR, MOD, DIV"},
+    {'J', "json", "FILE", "also write the results to FILE as JSON"},
+    {'h', "help", NULL, "print this help"},
+    {BENCH_LONG_ONLY, "version", NULL, "print the version"},
 };
+const int bench_n_flags = sizeof bench_flags / sizeof bench_flags[0];
+
+const char bench_about[] =
+    "Times collectives and messages of libcddp, checks their results, and prints a table in the format of nccl-tests.";
+const char bench_notes[] =
+    "The launcher (cddprun, torchrun, mpirun or srun) determines ranks, addresses and the backend (CDDP_BACKEND).\n"
+    "Exit status: 0; 1: wrong result, or a rank failed; 2: invalid usage.";
 
 void bench_help(FILE *to)
 {
     (void)fprintf(to,
-                  "usage: cddprun [...] cddp-bench [KIND] [FLAG...]\n"
-                  "Times collectives and messages of libcddp, checks their results, and prints nccl-tests' table.\n\n"
-                  "  cddprun --nproc_per_node=8 cddp-bench all_reduce -b 8 -e 128M -f 2\n\nKIND\n");
+                  "usage: cddprun [...] cddp-bench [KIND] [FLAG...]\n%s\n\n"
+                  "  cddprun --nproc_per_node=8 cddp-bench all_reduce -b 8 -e 128M -f 2\n\nKIND\n",
+                  bench_about);
     for (int i = 0; i < bench_n_kinds; i++)
         (void)fprintf(to, "  %-16s%s\n", bench_kinds[i].name, bench_kinds[i].about);
-    (void)fprintf(to, "  %-16s%s\n\n", "all", "each of them; without KIND: all_reduce");
-    (void)fprintf(
-        to,
-        "  -b, --minbytes=SIZE       the first size; SIZE may end in K, M or G; 32M\n"
-        "  -e, --maxbytes=SIZE       the last size; 32M\n"
-        "  -f, --stepfactor=FACTOR   from one size to the next\n"
-        "  -i, --stepbytes=SIZE      or the distance between two; 1M\n"
-        "  -o, --op=OP               sum, prod, min, max, avg, band, bor, bxor, all; sum\n"
-        "  -d, --datatype=TYPE       int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, float, double,\n"
-        "                            bfloat16, f8e4m3, f8e5m2, all; float\n"
-        "  -r, --root=RANK           or all; 0\n"
-        "  -n, --iters=N             operations that are timed together; 20\n"
-        "  -w, --warmup_iters=N      operations before them; 1\n"
-        "  -c, --check=N             operations whose results are checked; 1\n"
-        "  -a, --average=N           time of 0: rank 0, 1: the mean of all ranks, 2: the least, 3: the most; 1\n"
-        "  -z, --blocking=0|1        1: each operation is waited for before the next; 0\n"
-        "  -s, --split=OP NUMBER     several groups at once: rank OP NUMBER is a rank's group; OP: AND, OR, MOD, DIV\n"
-        "  -J, --json=FILE           also write the figures to FILE\n"
-        "      --help, --version\n\n"
-        "Ranks, backend (CDDP_BACKEND) and addresses are the launcher's: cddprun, torchrun, mpirun, srun.\n"
-        "Exit status: 0; 1: a result is wrong or a rank failed; 2: bad usage.\n");
+    (void)fprintf(to, "  %-16s%s\n\n", "all", "each of them (default all_reduce)");
+    for (int i = 0; i < bench_n_flags; i++) {
+        const struct bench_flag *f = &bench_flags[i];
+        char left[40], letter[5] = "    ";
+
+        if (f->letter < BENCH_LONG_ONLY)
+            (void)snprintf(letter, sizeof letter, "-%c, ", f->letter);
+        (void)snprintf(left, sizeof left, "%s--%s%s%s", letter, f->name, f->value == NULL ? "" : "=",
+                       f->value == NULL ? "" : f->value);
+        (void)fprintf(to, "  %-25s ", left);
+        for (const char *c = f->help; *c != '\0'; c++)
+            (void)(*c == '\n' ? fprintf(to, "\n%28s", "") : fputc(*c, to));
+        (void)fputc('\n', to);
+    }
+    (void)fprintf(to, "\n%s\n", bench_notes);
+}
+
+/* Fills in getopt_long()'s table and its letters; --output_file is nccl-tests' name of --json. */
+static void bench_getopt_tables(struct option *names, char *letters)
+{
+    for (int i = 0; i < bench_n_flags; i++) {
+        const struct bench_flag *f = &bench_flags[i];
+
+        *names++ = (struct option){f->name, f->value == NULL ? no_argument : required_argument, NULL, f->letter};
+        if (f->letter < BENCH_LONG_ONLY)
+            *letters++ = (char)f->letter;
+        if (f->value != NULL)
+            *letters++ = ':';
+    }
+    *names++ = (struct option){"output_file", required_argument, NULL, 'J'};
+    *names = (struct option){NULL, 0, NULL, 0};
+    *letters = '\0';
 }
 
 static bool bad(char *why, size_t cap, const char *flag, const char *value, const char *wanted)
@@ -157,22 +176,22 @@ static bool parse_factor(const char *text, double *factor)
     return end != text && *end == '\0' && *factor > 1 && *factor < 1e9;
 }
 
-static bool take(struct bench_options *o, int c, const char *value, char *why, size_t cap)
+static bool bench_read_flag(struct bench_options *o, int c, const char *value, char *why, size_t cap)
 {
     char flag[3] = {'-', (char)c, '\0'};
     int n;
 
     switch (c) {
     case 'b':
-        return parse_size(value, &o->min_bytes) || bad(why, cap, flag, value, "a size is wanted, such as 8 or 32M");
+        return parse_size(value, &o->min_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
     case 'e':
-        return parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "a size is wanted, such as 8 or 32M");
+        return parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
     case 'i':
         o->factor = 0;
         return (parse_size(value, &o->step_bytes) && o->step_bytes > 0) ||
-               bad(why, cap, flag, value, "a size above 0 is wanted, such as 1M");
+               bad(why, cap, flag, value, "expected a size above 0, such as 1M");
     case 'f':
-        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "a number above 1 is wanted");
+        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "expected a number above 1");
     case 'o':
         return parse_op(value, &o->op) || bad(why, cap, flag, value, "no such operation; see --help");
     case 'd':
@@ -180,25 +199,25 @@ static bool take(struct bench_options *o, int c, const char *value, char *why, s
     case 'r':
         if (strcmp(value, "all") == 0)
             return (o->root = -1, true);
-        return parse_int(value, 0, INT_MAX, &o->root) || bad(why, cap, flag, value, "a rank or \"all\" is wanted");
+        return parse_int(value, 0, INT_MAX, &o->root) || bad(why, cap, flag, value, "expected a rank or \"all\"");
     case 'n':
-        return parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "a number above 0 is wanted");
+        return parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "expected a number above 0");
     case 'w':
-        return parse_int(value, 0, INT_MAX, &o->warmup) || bad(why, cap, flag, value, "a number is wanted");
+        return parse_int(value, 0, INT_MAX, &o->warmup) || bad(why, cap, flag, value, "expected a number");
     case 'c':
-        return parse_int(value, 0, INT_MAX, &o->checks) || bad(why, cap, flag, value, "a number is wanted");
+        return parse_int(value, 0, INT_MAX, &o->checks) || bad(why, cap, flag, value, "expected a number");
     case 'a':
         if (!parse_int(value, 0, 3, &n))
-            return bad(why, cap, flag, value, "0, 1, 2 or 3 is wanted");
+            return bad(why, cap, flag, value, "expected 0, 1, 2 or 3");
         o->average = (enum bench_average)n;
         return true;
     case 'z':
         if (!parse_int(value, 0, 1, &n))
-            return bad(why, cap, flag, value, "0 or 1 is wanted");
+            return bad(why, cap, flag, value, "expected 0 or 1");
         o->blocking = n == 1;
         return true;
     case 's':
-        return parse_split(value, o) || bad(why, cap, flag, value, "AND, OR, MOD or DIV and a number are wanted");
+        return parse_split(value, o) || bad(why, cap, flag, value, "expected AND, OR, MOD or DIV and a number");
     default:
         o->json = value;
         return true;
@@ -207,8 +226,11 @@ static bool take(struct bench_options *o, int c, const char *value, char *why, s
 
 enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap)
 {
+    struct option names[sizeof bench_flags / sizeof bench_flags[0] + 2];
+    char letters[2 * sizeof bench_flags / sizeof bench_flags[0] + 1];
     int c;
 
+    bench_getopt_tables(names, letters);
     *o = (struct bench_options){.min_bytes = 32 << 20,
                                 .max_bytes = 32 << 20,
                                 .step_bytes = 1 << 20,
@@ -220,17 +242,17 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     (void)parse_type("float", &o->type);
     optind = 0;
     opterr = 0;
-    while ((c = getopt_long(argc, argv, "b:e:i:f:o:d:r:n:w:c:a:z:s:J:h", names, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, letters, names, NULL)) != -1) {
         if (c == 'h')
             return BENCH_HELP;
-        if (c == 'V')
+        if (c == BENCH_LONG_ONLY)
             return BENCH_VERSION;
         if (c == '?') {
             (void)snprintf(why, cap, "'%s' is not a flag of cddp-bench, or needs a value; see --help",
                            argv[optind - 1]);
             return BENCH_BAD;
         }
-        if (!take(o, c, optarg, why, cap))
+        if (!bench_read_flag(o, c, optarg, why, cap))
             return BENCH_BAD;
     }
     if (optind < argc && !parse_kind(argv[optind], &o->kind)) {

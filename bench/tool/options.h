@@ -25,6 +25,18 @@ struct bench_options {
 
 enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
 
+/* One flag; value NULL: it has none. A line end in help is one of --help. */
+struct bench_flag {
+    int letter; /* or BENCH_LONG_ONLY */
+    const char *name, *value, *help;
+};
+
+#define BENCH_LONG_ONLY 128
+
+extern const struct bench_flag bench_flags[];
+extern const int bench_n_flags;
+extern const char bench_about[], bench_notes[];
+
 /* Prints nothing; why gets one line with BENCH_BAD. */
 enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap);
 void bench_help(FILE *to);

@@ -602,8 +602,8 @@ def test_agents_with_one_secret_meet_and_others_are_turned_away(cddprun):
     with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
             Job(cddprun, *where, '--node_rank=0', f'--auth_token_file={good}', *sh('cat $CDDP_AUTH_TOKEN_FILE')) as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'secret')
-        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'auth token')
+        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'auth token')
         assert host.process.poll() is None
         with Job(cddprun, *where, '--node_rank=1', 'true', env={'CDDP_AUTH_TOKEN_FILE': good}) as guest:
             assert (guest.finish(), host.finish()) == (0, 0), (guest.err, host.err)
@@ -615,7 +615,7 @@ def test_an_agent_with_a_secret_does_not_trust_a_host_without(cddprun):
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'auth token')
         host.process.send_signal(signal.SIGTERM)
         assert host.finish() == 143, host.err
 

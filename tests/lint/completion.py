@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bash completions complete, and the man pages have no mistake that man reports.
 
-completion.py CDDPRUN'S_COMPLETION ITS_MAN_PAGE CDDP_RENDEZVOUS'_COMPLETION ITS_MAN_PAGE LIBCDDP'S_MAN_PAGE
+completion.py CDDPRUN'S_COMPLETION ITS_MAN_PAGE CDDP_RENDEZVOUS'_COMPLETION ITS_MAN_PAGE LIBCDDP'S_MAN_PAGE CDDP_BENCH'S
 """
 import shlex
 import shutil
@@ -31,7 +31,8 @@ for words, expected in CASES.items():
     if done.stdout.strip() != expected or done.stderr:
         bad += 1
         print(f"{line}: {done.stdout.strip()!r}, not {expected!r} {done.stderr}")
-PAGES = {**{program: (path, flag) for program, (_, path, flag) in FILES.items()}, "libcddp": (sys.argv[5], "cddp_all_reduce()")}
+PAGES = {**{program: (path, flag) for program, (_, path, flag) in FILES.items()}, "libcddp": (sys.argv[5], "cddp_all_reduce()"),
+         "cddp-bench": (sys.argv[6], "--warmup_iters")}
 for program, (path, flag) in PAGES.items() if shutil.which("man") else []:
     page = subprocess.run(["man", "--warnings", "-l", path], capture_output=True, text=True, check=False,
                           env={"LC_ALL": "C.UTF-8", "MANWIDTH": "100", "PATH": "/usr/bin:/bin"})

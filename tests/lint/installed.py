@@ -20,6 +20,7 @@ EXPECTED = [
     'usr/bin/cddp-rendezvous',
     'usr/lib/systemd/system/cddp-rendezvous.service',
     'usr/share/man/man1/cddprun.1',
+    'usr/share/man/man1/cddp-bench.1',
     'usr/share/man/man7/libcddp.7',
     'usr/share/man/man8/cddp-rendezvous.8',
     'usr/share/bash-completion/completions/cddprun',
