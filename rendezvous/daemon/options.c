@@ -256,7 +256,7 @@ cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *con
 }
 
 static const char about[] = "Rendezvous server for the nodes of several jobs. Run cddprun "
-                                 "--rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.";
+                            "--rdzv_endpoint=HOST:PORT --rdzv_id=JOB on each node.";
 static const char signals[] =
     "Prints 'listening ADDRESS:PORT' when it is ready, and notifies systemd. SIGTERM: rejects new jobs and exits after "
     "the "
