@@ -108,27 +108,28 @@ static int run(const struct options *o)
     struct cdi_secret secret;
     int status;
     struct machine machine;
-    struct site site = {.kind = NULL};
-    struct meet meet;
+    struct cluster_env cluster = {.kind = NULL};
+    struct endpoint endpoint;
     struct plan plan;
     struct cdi_error err;
     char id[40];
 
     machine_read(&machine, "", o->cuda_visible_devices);
-    if (prepare_site(&site, o, machine.host, &err) != CDDP_OK || meet_decide(&meet, o, &site, &err) != CDDP_OK) {
+    if (plan_inputs_cluster(&cluster, o, machine.host, &err) != CDDP_OK ||
+        endpoint_decide(&endpoint, o, &cluster, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
-    prepare_say(&meet, o);
+    plan_inputs_log(&endpoint, o);
     random_id(id, sizeof id);
-    if (plan_make(&plan, o, &meet, &machine, id, &err) != CDDP_OK) {
+    if (plan_make(&plan, o, &endpoint, &machine, id, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return err.status == CDDP_E_INVALID ? 2 : 1;
     }
-    prepare_warn(&plan, o);
+    plan_inputs_warn(&plan, o);
     /* The guard needs no hwloc in it: so that comes behind the fork. */
     if ((!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
-        prepare_binding(&plan, o, &machine, &err) != CDDP_OK) {
+        plan_inputs_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return 1;
     }
@@ -159,7 +160,7 @@ static bool has_stack(void)
 static int run_hosts(const struct options *o, char **argv)
 {
     struct cdi_error err = {.status = CDDP_OK};
-    int status = near_run(o, argv, &err);
+    int status = ssh_run_hosts(o, argv, &err);
 
     if (err.msg[0] != '\0')
         cdi_log(CDI_LOG_ERROR, "MAIN-HOSTS", "%s", err.msg);
@@ -179,7 +180,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         return 2;
     }
     /* Before there are descriptors of ours: one of them would be taken for the caller's. */
-    if (o.what == OPTIONS_RUN && o.status_fd >= 0 && status_check((int)o.status_fd, &err) != CDDP_OK) {
+    if (o.what == OPTIONS_RUN && o.status_fd >= 0 && event_log_check((int)o.status_fd, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-STATUS", "%s", err.msg);
         return 2;
     }
@@ -189,7 +190,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     else if (level < 0 && o.log_level != NULL && *o.log_level != '\0' && !o.remote)
         cdi_log(CDI_LOG_WARN, "MAIN-LOGLEVEL",
                 "LOGLEVEL '%.64s' is none of debug, info, warning and error; it is warning", o.log_level);
-    if (o.remote && far_start(&err) != CDDP_OK) {
+    if (o.remote && remote_end_start(&err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
         return 1;
     }

@@ -43,11 +43,11 @@ struct agent {
     struct guard_link *guard;
     struct spawn_context spawn;
     struct supervise sup;
-    struct crew *crew;
+    struct worker_group *group;
     struct writer *console;
     struct logs *logs;
-    struct status *status; /* NULL: nobody asks */
-    struct join *join;
+    struct event_log *events; /* NULL: nobody asks */
+    struct rdzv_client *client;
     struct rdzv_server *server;
     char master_addr[64];
     uint16_t master_port;
@@ -148,7 +148,7 @@ static bool is_finishing(struct agent *a)
 {
     int64_t now = cdi_now_ms();
 
-    return !a->sup.killed && a->sup.signal == 0 && crew_has_output(a->crew) && !has_waited_enough(a) &&
+    return !a->sup.killed && a->sup.signal == 0 && worker_group_has_output(a->group) && !has_waited_enough(a) &&
            now - a->last_output_ms < FINISH_QUIET_MS && now - a->sweep_began_ms < a->sup.grace_ms &&
            guard_has_children();
 }
@@ -174,8 +174,8 @@ static void check_swept(struct agent *a)
     if (!a->swept)
         return;
     /* What is left in the pipes is read to its end, unless nobody wants to see it or nobody we know writes it. */
-    if (crew_has_output(a->crew) && !has_waited_enough(a) &&
-        (crew_waits_for_room(a->crew) || now - a->last_output_ms < OUTPUT_QUIET_MS))
+    if (worker_group_has_output(a->group) && !has_waited_enough(a) &&
+        (worker_group_waits_for_room(a->group) || now - a->last_output_ms < OUTPUT_QUIET_MS))
         return;
     (void)uv_timer_stop(&a->sweep);
     feed(a, &ev);
@@ -191,7 +191,7 @@ static void on_progress(void *arg)
     struct agent *a = arg;
 
     a->last_output_ms = cdi_now_ms();
-    if (a->sup.state == SUPERVISE_SWEEPING && (a->swept || a->finishing) && !crew_has_output(a->crew))
+    if (a->sup.state == SUPERVISE_SWEEPING && (a->swept || a->finishing) && !worker_group_has_output(a->group))
         check_swept(a);
 }
 
@@ -218,11 +218,11 @@ static void say_bindings(const struct agent *a)
 
 static void start_workers(struct agent *a)
 {
-    struct crew_options opt = {
+    struct worker_group_options opt = {
         .spawn = &a->spawn,
         .plan = a->plan,
         .logs = a->logs,
-        .status = a->status,
+        .events = a->events,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
         .cause = on_worker_cause,
@@ -232,12 +232,12 @@ static void start_workers(struct agent *a)
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
     struct cdi_error err;
 
-    crew_destroy(a->crew);
-    a->crew = NULL;
+    worker_group_destroy(a->group);
+    a->group = NULL;
     say_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
-    status_round(a->status, &a->sup.assign, a->plan->n_procs);
-    if (crew_start(&a->crew, &opt, &err) == CDDP_OK)
+    event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
+    if (worker_group_start(&a->group, &opt, &err) == CDDP_OK)
         return;
     /* No worker exists: count them all out, and end. */
     ev.u.text = err.msg;
@@ -250,8 +250,8 @@ static void on_room(void *arg)
 {
     struct agent *a = arg;
 
-    if (a->crew != NULL)
-        crew_read_on(a->crew);
+    if (a->group != NULL)
+        worker_group_read_on(a->group);
 }
 
 static void on_child(void *arg)
@@ -259,8 +259,8 @@ static void on_child(void *arg)
     struct agent *a = arg;
     struct worker *none;
 
-    if (a->crew != NULL)
-        crew_on_child(a->crew);
+    if (a->group != NULL)
+        worker_group_on_child(a->group);
     else
         while (spawn_reap(NULL, 0, &none))
             ;
@@ -392,8 +392,8 @@ static void say_failure(struct agent *a)
     int error = 0;
 
     cdi_buf_init(&text, 64 * 1024);
-    if (a->crew != NULL)
-        crew_describe(a->crew, &r);
+    if (a->group != NULL)
+        worker_group_describe(a->group, &r);
     if (report_write(&r, &text) == CDDP_OK)
         push(a, cdi_buf_data(&text), text.len);
     else
@@ -408,7 +408,7 @@ static void say_failure(struct agent *a)
 
 static void say_why(struct agent *a)
 {
-    char text[128 + WHERE_TEXT], name[32];
+    char text[128 + PROGRESS_TEXT], name[32];
 
     if (a->sup.unheard && a->sup.text[0] != '\0')
         say(a, a->sup.text);
@@ -417,10 +417,11 @@ static void say_why(struct agent *a)
     } else if (a->sup.signal == SIGPIPE) {
         say(a, "nobody reads its output any more (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
-        const char *where = a->crew != NULL ? crew_where(a->crew) : "";
+        const char *progress = a->group != NULL ? worker_group_progress(a->group) : "";
 
         (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s", a->sup.signal,
-                       signame(a->sup.signal, name, sizeof name), *where != '\0' ? "\n    " REPORT_WHERE : "", where);
+                       signame(a->sup.signal, name, sizeof name), *progress != '\0' ? "\n    " REPORT_PROGRESS : "",
+                       progress);
         say(a, text);
     }
     if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
@@ -433,15 +434,15 @@ static void end_job(struct agent *a)
     a->over = true;
     say_why(a);
     if (a->sup.first.kind != CDI_END_NONE)
-        status_failure(a->status, &a->sup.first);
-    status_end(a->status, exit_status(a));
-    status_free(a->status);
-    a->status = NULL;
+        event_log_failure(a->events, &a->sup.first);
+    event_log_end(a->events, exit_status(a));
+    event_log_free(a->events);
+    a->events = NULL;
     cdi_log_set_sink(NULL, NULL);
-    crew_destroy(a->crew);
-    a->crew = NULL;
-    join_close(a->join);
-    a->join = NULL;
+    worker_group_destroy(a->group);
+    a->group = NULL;
+    rdzv_client_close(a->client);
+    a->client = NULL;
     if (a->server != NULL)
         rdzv_server_close(a->server, NULL, NULL);
     a->server = NULL;
@@ -478,7 +479,7 @@ static void send_word(struct agent *a, enum cdi_msg_type type)
         (void)snprintf(msg.u.leave.reason, sizeof msg.u.leave.reason, "it was ended by signal %d (%s)", a->sup.signal,
                        signame(a->sup.signal, name, sizeof name));
     }
-    join_send(a->join, &msg);
+    rdzv_client_send(a->client, &msg);
 }
 
 /* The sentence alone: what is behind it is for the report. */
@@ -487,7 +488,7 @@ static void tell_death(struct agent *a)
     char sentence[sizeof a->sup.first.text];
 
     (void)snprintf(sentence, sizeof sentence, "%.*s", (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
-    crew_tell_death(a->crew, a->sup.first.rank, sentence);
+    worker_group_tell_death(a->group, a->sup.first.rank, sentence);
 }
 
 static void say_why_again(struct agent *a)
@@ -504,8 +505,8 @@ static void say_why_again(struct agent *a)
     cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s%s%s; starting all workers again (restart %u of %u)",
             a->sup.said_why > 1 ? "before that " : "", sentence, cause[0] != '\0' ? ": " : "", cause, a->sup.restart,
             a->plan->max_restarts);
-    status_failure(a->status, &over->failure);
-    status_restart(a->status, a->sup.restart, sentence);
+    event_log_failure(a->events, &over->failure);
+    event_log_restart(a->events, a->sup.restart, sentence);
 }
 
 /* Somebody waits for this cddprun to end, and sees nothing. */
@@ -514,9 +515,9 @@ static void say_wait(struct agent *a)
     int64_t now = cdi_now_ms();
     char who[256], name[32];
 
-    if (a->crew == NULL)
+    if (a->group == NULL)
         return;
-    crew_list_alive(a->crew, who, sizeof who);
+    worker_group_list_alive(a->group, who, sizeof who);
     if (who[0] != '\0')
         cdi_log(CDI_LOG_WARN, "AGENT-WAIT",
                 "%s on %.200s: not ended %lld s after %s; SIGKILL in %lld s (--shutdown_timeout)%s", who, a->plan->host,
@@ -535,16 +536,17 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         if (a->plan->wait_on_failure)
             cdi_log(CDI_LOG_WARN, "AGENT-FAILURE", "%.*s; the other workers are left alone (--on_failure=wait)",
                     (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
-        if (a->crew != NULL)
+        if (a->group != NULL)
             tell_death(a);
         return;
     case SUPERVISE_DO_TELL_OVER:
-        if (a->crew != NULL)
-            crew_tell_over(a->crew);
+        if (a->group != NULL)
+            worker_group_tell_over(a->group);
         return;
     case SUPERVISE_DO_KILL:
-        if (a->crew != NULL)
-            crew_end(a->crew, action->signal == SIGPIPE ? SIGTERM : action->signal); /* Python ignores SIGPIPE */
+        if (a->group != NULL)
+            worker_group_end(a->group,
+                             action->signal == SIGPIPE ? SIGTERM : action->signal); /* Python ignores SIGPIPE */
         return;
     case SUPERVISE_DO_SWEEP:
         begin_sweep(a);
@@ -568,7 +570,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         say_why_again(a);
         return;
     case SUPERVISE_DO_REJOIN:
-        join_again(a->join, cdi_deadline_ms(cdi_now_ms(), a->plan->meet.join_timeout_ms));
+        rdzv_client_again(a->client, cdi_deadline_ms(cdi_now_ms(), a->plan->endpoint.join_timeout_ms));
         return;
     case SUPERVISE_DO_FINISH:
         end_job(a);
@@ -604,8 +606,8 @@ static void feed(struct agent *a, const struct supervise_event *ev)
     for (unsigned i = 0; i < todo.n; i++)
         carry_out(a, &todo.v[i]);
     set_timer(a);
-    if (a->crew != NULL)
-        crew_report_unstarted(a->crew);
+    if (a->group != NULL)
+        worker_group_report_unstarted(a->group);
 }
 
 /* ------------------------------------------------------------------------------------------------ rendezvous ---- */
@@ -621,7 +623,7 @@ static void on_connected(void *arg, const char *addr, uint16_t port, int fd)
 
 static bool is_elastic(const struct plan *p)
 {
-    return p->min_nodes < p->max_nodes || p->meet.spares > 0;
+    return p->min_nodes < p->max_nodes || p->endpoint.spares > 0;
 }
 
 static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
@@ -647,8 +649,8 @@ static void on_round_over(struct agent *a, const struct cdi_msg_round_over *over
 {
     on_child(
         a); /* a death here that is not known yet may be the cause: it must be said before the workers are stopped */
-    if (a->crew != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
-        crew_tell_missed(a->crew, &over->failure);
+    if (a->group != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
+        worker_group_tell_missed(a->group, &over->failure);
     feed(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 
@@ -704,18 +706,18 @@ static void on_lost(void *arg, const char *text)
 
 static void on_fenced(void *arg, const char *text)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = crew_wall_ms(), .u.text = text};
+    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = worker_group_wall_ms(), .u.text = text};
     struct agent *a = arg;
     char why[1024];
 
-    if (a->held && a->sup.closed && a->crew != NULL)
-        crew_kill(a->crew, SIGCONT); /* they are asked to end already, and could not hear it */
+    if (a->held && a->sup.closed && a->group != NULL)
+        worker_group_kill(a->group, SIGCONT); /* they are asked to end already, and could not hear it */
     a->held = false;
     supervise_fence_text(&a->sup, text, why, sizeof why);
     if (supervise_returns(&a->sup))
         cdi_log(CDI_LOG_WARN, "AGENT-FENCED",
                 "%s; this node (%s) tries to come back for %lld s (--rdzv_conf=join_timeout=SECONDS)", why,
-                a->plan->host, (long long)a->plan->meet.join_timeout_ms / 1000);
+                a->plan->host, (long long)a->plan->endpoint.join_timeout_ms / 1000);
     feed(arg, &ev);
 }
 
@@ -724,8 +726,8 @@ static void on_hold(void *arg, bool held)
     struct agent *a = arg;
 
     a->held = held;
-    if (a->crew != NULL)
-        crew_kill(a->crew, held ? SIGSTOP : SIGCONT);
+    if (a->group != NULL)
+        worker_group_kill(a->group, held ? SIGSTOP : SIGCONT);
 }
 
 /* ----------------------------------------------------------------------------------------------------- guard ---- */
@@ -760,25 +762,25 @@ static void on_signal(struct agent *a, int signal)
     uv_buf_t word = uv_buf_init((char *)(uintptr_t)stopped, 1);
 
     if (signal == SIGTSTP) {
-        if (a->crew != NULL)
-            crew_kill(a->crew, SIGSTOP);
+        if (a->group != NULL)
+            worker_group_kill(a->group, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
         return; /* the terminal has given it to the rank that has it */
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0 && signal == SIGWINCH) {
-        if (a->crew != NULL)
-            crew_resize(a->crew);
+        if (a->group != NULL)
+            worker_group_resize(a->group);
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
-            join_look(a->join); /* first: while we were stopped the lease may have run out */
-        if (a->crew != NULL && signal != SIGCONT)
-            crew_kill(a->crew, signal);
-        else if (a->crew != NULL && !a->held)
-            crew_continue(a->crew);
+            rdzv_client_look(a->client); /* first: while we were stopped the lease may have run out */
+        if (a->group != NULL && signal != SIGCONT)
+            worker_group_kill(a->group, signal);
+        else if (a->group != NULL && !a->held)
+            worker_group_continue(a->group);
     } else if (a->over) {
         hurry(a);
     } else {
-        status_signal(a->status, signal);
+        event_log_signal(a->events, signal);
         feed(a, &ev);
     }
 }
@@ -810,14 +812,14 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 /* ----------------------------------------------------------------------------------------------------- start ---- */
 
 /* Blocks: names may take their time, and the loop has nothing to do yet. The guard ends us if a signal comes. */
-static cddp_status resolve(const struct meet *m, struct join_options *opt, struct cdi_error *err)
+static cddp_status resolve(const struct endpoint *m, struct rdzv_client_options *opt, struct cdi_error *err)
 {
     int64_t patience = m->join_timeout_ms < RESOLVE_MS ? m->join_timeout_ms : RESOLVE_MS;
     int64_t give_up = cdi_now_ms() + (m->n_nodes > 1 ? patience : 0);
     bool said = false;
     cddp_status st;
 
-    while ((st = join_resolve(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
+    while ((st = rdzv_client_resolve(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
            cdi_now_ms() < give_up) {
         if (!said)
             cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg, (long long)patience / 1000);
@@ -825,14 +827,14 @@ static cddp_status resolve(const struct meet *m, struct join_options *opt, struc
         (void)sleep(1);
     }
     if (st == CDDP_OK)
-        st = meet_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
+        st = endpoint_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
     return st;
 }
 
 /* At the first free port of those that the job may have. */
 static cddp_status bind_server(struct agent *a, struct rdzv_server_options *opt, struct cdi_error *err)
 {
-    const struct meet *m = &a->plan->meet;
+    const struct endpoint *m = &a->plan->endpoint;
     cddp_status st = CDDP_E_EXISTS;
 
     for (unsigned i = 0; i < m->n_ports && st == CDDP_E_EXISTS; i++) {
@@ -854,7 +856,7 @@ static bool is_default_host(const struct plan *p)
 {
     const struct options *o = p->options;
 
-    return o->standalone || (p->meet.n_nodes == 1 && o->rdzv_endpoint == NULL && o->master_addr == NULL);
+    return o->standalone || (p->endpoint.n_nodes == 1 && o->rdzv_endpoint == NULL && o->master_addr == NULL);
 }
 
 /* Is there no way to this address at all? Sends no packet. Returns errno. */
@@ -863,7 +865,7 @@ static int no_route(const struct sockaddr_storage *to)
     int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
     struct sockaddr_storage addr = *to;
 
-    join_set_port(&addr, 9);
+    rdzv_client_set_port(&addr, 9);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr,
                            addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
         error = errno;
@@ -873,7 +875,7 @@ static int no_route(const struct sockaddr_storage *to)
 }
 
 /* Who hosts would try to reach itself until its time is over. */
-static cddp_status check_route(const struct join_options *join, const char *host, struct cdi_error *err)
+static cddp_status check_route(const struct rdzv_client_options *join, const char *host, struct cdi_error *err)
 {
     int error = 0;
 
@@ -887,9 +889,9 @@ static cddp_status check_route(const struct join_options *join, const char *host
 }
 
 /* Host the rendezvous, or find that somebody else does: then opt->note says why it is not us. */
-static cddp_status start_server(struct agent *a, struct join_options *join, struct cdi_error *err)
+static cddp_status start_server(struct agent *a, struct rdzv_client_options *join, struct cdi_error *err)
 {
-    const struct meet *m = &a->plan->meet;
+    const struct endpoint *m = &a->plan->endpoint;
     struct rdzv_server_options opt = {
         .host = m->host,
         .run_id = a->plan->run_id,
@@ -911,7 +913,7 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
     struct cdi_error second;
     cddp_status st;
 
-    if (m->role == MEET_JOIN)
+    if (m->role == ENDPOINT_JOIN)
         return CDDP_OK;
     st = bind_server(a, &opt, err);
     if (st == CDDP_E_INVALID && m->everywhere) {
@@ -922,20 +924,20 @@ static cddp_status start_server(struct agent *a, struct join_options *join, stru
         opt.host = "::1";
         st = rdzv_server_start(&a->server, &a->loop, &opt, &second);
         if (st == CDDP_OK)
-            st = join_resolve(join->addrs, &join->n_addrs, opt.host, 0, err);
+            st = rdzv_client_resolve(join->addrs, &join->n_addrs, opt.host, 0, err);
     }
     if (st == CDDP_OK) {
         if (strcmp(opt.host, "*") == 0)
-            st = join_resolve(join->addrs, &join->n_addrs, "*", 0, err);
+            st = rdzv_client_resolve(join->addrs, &join->n_addrs, "*", 0, err);
         if (st == CDDP_OK)
             st = check_route(join, opt.host, err);
         for (unsigned i = 0; i < join->n_addrs; i++)
-            join_set_port(&join->addrs[i], rdzv_server_port(a->server));
+            rdzv_client_set_port(&join->addrs[i], rdzv_server_port(a->server));
         if (m->n_nodes > 1)
             supervise_set_host(&a->sup);
         return st;
     }
-    if (m->role == MEET_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
+    if (m->role == ENDPOINT_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
         return st;
     if (st == CDDP_E_EXISTS)
         (void)snprintf(join->note, sizeof join->note,
@@ -959,16 +961,16 @@ static void make_nonce(char *text, size_t cap)
         (void)snprintf(text + 2 * i, cap - 2 * i, "%02x", bytes[i]);
 }
 
-static cddp_status start_join(struct agent *a, struct join_options *opt, struct cdi_error *err)
+static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, struct cdi_error *err)
 {
-    static const struct join_events on = {.connected = on_connected,
-                                          .message = on_message,
-                                          .waiting = on_waiting,
-                                          .lost = on_lost,
-                                          .fenced = on_fenced,
-                                          .hold = on_hold,
-                                          .act_by = on_act_by};
-    const struct meet *m = &a->plan->meet;
+    static const struct rdzv_client_events on = {.connected = on_connected,
+                                                 .message = on_message,
+                                                 .waiting = on_waiting,
+                                                 .lost = on_lost,
+                                                 .fenced = on_fenced,
+                                                 .hold = on_hold,
+                                                 .act_by = on_act_by};
+    const struct endpoint *m = &a->plan->endpoint;
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
     opt->own = a->server != NULL;
@@ -999,13 +1001,13 @@ static cddp_status start_join(struct agent *a, struct join_options *opt, struct 
     (void)snprintf(opt->hello.host, sizeof opt->hello.host, "%s", a->plan->host);
     if (a->plan->options->topology != NULL)
         (void)snprintf(opt->hello.topology, sizeof opt->hello.topology, "%s", a->plan->options->topology);
-    return join_start(&a->join, &a->loop, opt, &on, a, err);
+    return rdzv_client_start(&a->client, &a->loop, opt, &on, a, err);
 }
 
 static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
 {
-    struct join_options opt = {.n_addrs = 0};
-    cddp_status st = resolve(&a->plan->meet, &opt, err);
+    struct rdzv_client_options opt = {.n_addrs = 0};
+    cddp_status st = resolve(&a->plan->endpoint, &opt, err);
 
     if (st == CDDP_OK)
         st = start_server(a, &opt, err);
@@ -1065,7 +1067,7 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = writer_start(&a->console, &a->loop, a->plan->n_procs + 1, &console_events, a, err);
     if (st == CDDP_OK && a->plan->options->status_fd >= 0)
-        st = status_start(&a->status, a->console, a->plan->n_procs, (int)a->plan->options->status_fd, err);
+        st = event_log_start(&a->events, a->console, a->plan->n_procs, (int)a->plan->options->status_fd, err);
     if (st == CDDP_OK)
         st = start_logs(a, err);
     lead_session(a);
@@ -1090,8 +1092,8 @@ static int run_loop(struct agent *a, struct cdi_error *err)
         status = exit_status(a);
         err->msg[0] = '\0';
     } else {
-        status_free(a->status);
-        join_close(a->join);
+        event_log_free(a->events);
+        rdzv_client_close(a->client);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);
         if (a->logs != NULL)
@@ -1146,7 +1148,7 @@ static void warn_of_mpi(const struct agent *a)
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (cdi_env_has(known[i]))
             return;
-    if (p->interpreter[0] != NULL || (p->n_procs == 1 && p->meet.n_nodes == 1))
+    if (p->interpreter[0] != NULL || (p->n_procs == 1 && p->endpoint.n_nodes == 1))
         return;
     if (is_mpi_program(a->spawn.program, name))
         found = command[0];

@@ -11,13 +11,13 @@
 #include <string.h>
 #include <time.h>
 
-struct status {
+struct event_log {
     struct writer *console;
     struct writer_sink *to;
     uint32_t source;
 };
 
-cddp_status status_check(int fd, struct cdi_error *err)
+cddp_status event_log_check(int fd, struct cdi_error *err)
 {
     int mode = fcntl(fd, F_GETFL);
 
@@ -27,9 +27,10 @@ cddp_status status_check(int fd, struct cdi_error *err)
                     mode < 0 ? "no open descriptor" : "not open for writing");
 }
 
-cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err)
+cddp_status event_log_start(struct event_log **out, struct writer *console, uint32_t source, int fd,
+                            struct cdi_error *err)
 {
-    struct status *s = calloc(1, sizeof *s);
+    struct event_log *s = calloc(1, sizeof *s);
 
     if (s != NULL)
         s->to = writer_descriptor(console, fd);
@@ -43,7 +44,7 @@ cddp_status status_start(struct status **out, struct writer *console, uint32_t s
     return CDDP_OK;
 }
 
-void status_free(struct status *s)
+void event_log_free(struct event_log *s)
 {
     if (s == NULL)
         return;
@@ -52,7 +53,7 @@ void status_free(struct status *s)
 }
 
 /* One line; takes the reference. */
-static void put(struct status *s, const char *event, json_t *o)
+static void put(struct event_log *s, const char *event, json_t *o)
 {
     struct timespec ts;
     char *text;
@@ -71,7 +72,7 @@ static void put(struct status *s, const char *event, json_t *o)
     free(text);
 }
 
-void status_round(struct status *s, const struct cdi_msg_assign *a, uint32_t n_procs)
+void event_log_round(struct event_log *s, const struct cdi_msg_assign *a, uint32_t n_procs)
 {
     if (s == NULL)
         return;
@@ -82,7 +83,7 @@ void status_round(struct status *s, const struct cdi_msg_assign *a, uint32_t n_p
                   (json_int_t)a->world_size, "master_addr", a->master_addr, "master_port", (json_int_t)a->master_port));
 }
 
-void status_started(struct status *s, int32_t rank, uint32_t local_rank, int pid)
+void event_log_started(struct event_log *s, int32_t rank, uint32_t local_rank, int pid)
 {
     if (s == NULL)
         return;
@@ -104,13 +105,13 @@ static json_t *end_of(const struct cdi_failure *f)
     return o;
 }
 
-void status_ended(struct status *s, const struct cdi_failure *end)
+void event_log_ended(struct event_log *s, const struct cdi_failure *end)
 {
     if (s != NULL)
         put(s, "ended", end_of(end));
 }
 
-void status_failure(struct status *s, const struct cdi_failure *first)
+void event_log_failure(struct event_log *s, const struct cdi_failure *first)
 {
     json_t *o;
 
@@ -123,13 +124,13 @@ void status_failure(struct status *s, const struct cdi_failure *first)
     put(s, "failure", o);
 }
 
-void status_restart(struct status *s, uint32_t restart_count, const char *text)
+void event_log_restart(struct event_log *s, uint32_t restart_count, const char *text)
 {
     if (s != NULL)
         put(s, "restart", json_pack("{s:I, s:o}", "restart_count", (json_int_t)restart_count, "text", json_text(text)));
 }
 
-void status_signal(struct status *s, int signal)
+void event_log_signal(struct event_log *s, int signal)
 {
     char name[32];
 
@@ -137,7 +138,7 @@ void status_signal(struct status *s, int signal)
         put(s, "signal", json_pack("{s:i, s:s}", "signal", signal, "name", signame(signal, name, sizeof name)));
 }
 
-void status_end(struct status *s, int exit_status)
+void event_log_end(struct event_log *s, int exit_status)
 {
     if (s != NULL)
         put(s, "end", json_pack("{s:i}", "status", exit_status));

@@ -14,27 +14,28 @@
  * More members and events may come. Lines are written by the console's thread. Every function takes NULL and does
  * nothing.
  */
-#ifndef STATUS_H
-#define STATUS_H
+#ifndef EVENTS_H
+#define EVENTS_H
 
 #include "launcher/output/writer.h"
 #include "protocol/message.h"
 
-struct status;
+struct event_log;
 
 /* Is fd, which the user has named, open for writing? Else CDDP_E_INVALID. Before cddprun opens any of its own. */
-cddp_status status_check(int fd, struct cdi_error *err);
+cddp_status event_log_check(int fd, struct cdi_error *err);
 /* fd was checked; source is the console's. CDDP_E_NOMEM. */
-cddp_status status_start(struct status **out, struct writer *console, uint32_t source, int fd, struct cdi_error *err);
+cddp_status event_log_start(struct event_log **out, struct writer *console, uint32_t source, int fd,
+                            struct cdi_error *err);
 /* Before the console is closed. */
-void status_free(struct status *s);
+void event_log_free(struct event_log *s);
 
-void status_round(struct status *s, const struct cdi_msg_assign *assign, uint32_t n_procs);
-void status_started(struct status *s, int32_t rank, uint32_t local_rank, int pid);
-void status_ended(struct status *s, const struct cdi_failure *end);
-void status_failure(struct status *s, const struct cdi_failure *first);
-void status_restart(struct status *s, uint32_t restart_count, const char *text);
-void status_signal(struct status *s, int signal);
-void status_end(struct status *s, int exit_status);
+void event_log_round(struct event_log *s, const struct cdi_msg_assign *assign, uint32_t n_procs);
+void event_log_started(struct event_log *s, int32_t rank, uint32_t local_rank, int pid);
+void event_log_ended(struct event_log *s, const struct cdi_failure *end);
+void event_log_failure(struct event_log *s, const struct cdi_failure *first);
+void event_log_restart(struct event_log *s, uint32_t restart_count, const char *text);
+void event_log_signal(struct event_log *s, int signal);
+void event_log_end(struct event_log *s, int exit_status);
 
 #endif

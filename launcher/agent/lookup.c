@@ -13,7 +13,7 @@ struct lookup {
     atomic_bool answered;
     char host[256];
     uint16_t port;
-    struct sockaddr_storage addrs[JOIN_ADDRS_MAX];
+    struct sockaddr_storage addrs[RDZV_CLIENT_ADDRS_MAX];
     unsigned n; /* 0: the name is not known */
 };
 
@@ -27,7 +27,7 @@ static void *ask(void *arg)
 {
     struct lookup *l = arg;
 
-    if (join_resolve(l->addrs, &l->n, l->host, l->port, NULL) != CDDP_OK)
+    if (rdzv_client_resolve(l->addrs, &l->n, l->host, l->port, NULL) != CDDP_OK)
         l->n = 0;
     atomic_store(&l->answered, true);
     let_go(l);

@@ -14,8 +14,8 @@ struct lookup;
 /* Ask for the addresses of host, for lookup_fetch(). NULL: no memory, or no thread. */
 struct lookup *lookup_start(const char *host, uint16_t port);
 /*
- * Has the answer come? Then *l is freed and set to NULL; true: addrs (JOIN_ADDRS_MAX of them) and *n were written,
- * false: there is no answer yet, or the name is not known. NULL-safe.
+ * Has the answer come? Then *l is freed and set to NULL; true: addrs (RDZV_CLIENT_ADDRS_MAX of them) and *n were
+ * written, false: there is no answer yet, or the name is not known. NULL-safe.
  */
 bool lookup_fetch(struct lookup **l, struct sockaddr_storage *addrs, unsigned *n);
 /* Nobody wants the answer any more. NULL-safe. Never blocks. */

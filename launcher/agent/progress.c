@@ -66,7 +66,7 @@ static int compare_places(const struct cdi_flight_view *a, const struct cdi_flig
 
 static int compare_ranks(const void *p, const void *q)
 {
-    const struct where_rank *a = p, *b = q;
+    const struct progress_rank *a = p, *b = q;
     int by = order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* behind those that use libcddp */
 
     if (by == 0)
@@ -100,7 +100,7 @@ static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
 }
 
 /* For how long, where it is long enough to matter: the shortest of the group, so that it is true of all. */
-static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
+static size_t add_time(const struct progress_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
 {
     int64_t shortest = INT64_MAX;
 
@@ -124,7 +124,7 @@ static size_t add_time(const struct where_rank *v, size_t n, int64_t now_ns, cha
                             (long long)(shortest / SECOND_NS));
 }
 
-void where_text(struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
+void progress_text(struct progress_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
 {
     size_t used = 0, groups = 0;
 

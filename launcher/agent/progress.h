@@ -3,14 +3,14 @@
  * Where the ranks of a node are, from their flight pages, in a line for people: who is in which collective, and who has
  * not come to it. That is what tells a rank that hangs from those that wait for it. Pure.
  */
-#ifndef WHERE_H
-#define WHERE_H
+#ifndef PROGRESS_H
+#define PROGRESS_H
 
 #include "protocol/flight.h"
 
-#define WHERE_TEXT 256 /* bytes, NUL included; what does not fit is cut */
+#define PROGRESS_TEXT 256 /* bytes, NUL included; what does not fit is cut */
 
-struct where_rank {
+struct progress_rank {
     int32_t rank;
     struct cdi_flight_view view;
 };
@@ -23,6 +23,6 @@ struct where_rank {
  * 3), replay 17, for 12 s", where the replays of its graph are counted from 1. Ranks that do not use libcddp are left
  * out; "" if there are no others. v is sorted. now_ns: as in the views, cdi_now_coarse_ns().
  */
-void where_text(struct where_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap);
+void progress_text(struct progress_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap);
 
 #endif

@@ -30,7 +30,7 @@
 #define FOREIGN_MS 60000         /* for the job's own rendezvous to start beside another job's */
 #define QUEUE_MAX (1024u * 1024) /* bytes on their way out; more means that nobody reads */
 
-struct join {
+struct rdzv_client {
     uv_loop_t *loop;
     uv_tcp_t tcp;
     uv_timer_t retry;
@@ -39,10 +39,10 @@ struct join {
     uv_timer_t say;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
-    struct join_options opt;
-    struct join_events on;
+    struct rdzv_client_options opt;
+    struct rdzv_client_events on;
     void *arg;
-    struct contact contact;
+    struct lease lease;
     int64_t act_by_ms; /* as told */
     bool held;         /* as told */
     struct cdi_hello_client opening;
@@ -57,7 +57,7 @@ struct join {
     bool answered;      /* JOIN was, on this connection */
     bool resuming;      /* JOIN asked to come back */
     bool known;         /* WELCOME has come once */
-    bool again;         /* join_again() was called */
+    bool again;         /* rdzv_client_again() was called */
     bool over;          /* CLOSED has come: the end of the connection is no loss */
     bool last_chance;   /* the rendezvous ended the connection, and no restart is left: one attempt to come back */
     bool reset;         /* with a reset: as a process that is killed does, but also a firewall */
@@ -79,11 +79,11 @@ struct join {
     char refusal[640];     /* it was reached, and had no place for this agent: what it said; "": it was not */
 };
 
-static void try_connect(struct join *j);
+static void try_connect(struct rdzv_client *j);
 
 static void on_closed(uv_handle_t *h)
 {
-    struct join *j = h->data;
+    struct rdzv_client *j = h->data;
 
     if (--j->open_handles > 0 || !j->closing)
         return;
@@ -91,14 +91,14 @@ static void on_closed(uv_handle_t *h)
     free(j);
 }
 
-static int fd_of(const struct join *j)
+static int fd_of(const struct rdzv_client *j)
 {
     uv_os_fd_t fd;
 
     return uv_fileno((const uv_handle_t *)&j->tcp, &fd) == 0 ? fd : -1;
 }
 
-static void close_tcp(struct join *j)
+static void close_tcp(struct rdzv_client *j)
 {
     if (!j->tcp_open)
         return;
@@ -110,7 +110,7 @@ static void close_tcp(struct join *j)
 }
 
 /* With a reset: an end of file would say that this agent has died. */
-static void reset_tcp(struct join *j)
+static void reset_tcp(struct rdzv_client *j)
 {
     const struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
 
@@ -126,9 +126,9 @@ static void reset_tcp(struct join *j)
     j->connected = false;
 }
 
-static void tell_act_by(struct join *j)
+static void tell_act_by(struct rdzv_client *j)
 {
-    int64_t at = j->lost || j->closing ? CDI_NEVER_MS : contact_act_by_ms(&j->contact);
+    int64_t at = j->lost || j->closing ? CDI_NEVER_MS : lease_act_by_ms(&j->lease);
 
     if (at == j->act_by_ms)
         return;
@@ -137,15 +137,15 @@ static void tell_act_by(struct join *j)
 }
 
 /* The workers stop at once, and whenever something else (a scheduler that resumes the job) has made them go on. */
-static void tell_held(struct join *j, bool again)
+static void tell_held(struct rdzv_client *j, bool again)
 {
-    if (j->contact.held == j->held && !(j->held && again))
+    if (j->lease.held == j->held && !(j->held && again))
         return;
-    j->held = j->contact.held;
+    j->held = j->lease.held;
     j->on.hold(j->arg, j->held);
 }
 
-static void end(struct join *j, bool fenced, const char *text)
+static void end(struct rdzv_client *j, bool fenced, const char *text)
 {
     char why[1536];
 
@@ -157,10 +157,10 @@ static void end(struct join *j, bool fenced, const char *text)
         (void)snprintf(why, sizeof why,
                        "nothing was heard from the rendezvous at %s while this node was stopped for %lld s, and then: "
                        "%s",
-                       j->opt.name, (long long)j->contact.still_ms / 1000, text);
+                       j->opt.name, (long long)j->lease.still_ms / 1000, text);
         text = why;
         fenced = true;
-        j->held = j->contact.held = false;
+        j->held = j->lease.held = false;
     }
     tell_act_by(j);
     (void)uv_timer_stop(&j->retry);
@@ -177,7 +177,7 @@ static void end(struct join *j, bool fenced, const char *text)
     j->on.lost(j->arg, text);
 }
 
-static void lose(struct join *j, const char *text)
+static void lose(struct rdzv_client *j, const char *text)
 {
     end(j, false, text);
 }
@@ -198,7 +198,7 @@ static void on_written(uv_write_t *req, int status)
     free(o);
 }
 
-static void send_bytes(struct join *j, struct out *o)
+static void send_bytes(struct rdzv_client *j, struct out *o)
 {
     uv_buf_t b = uv_buf_init((char *)(uintptr_t)cdi_buf_data(&o->bytes), (unsigned)o->bytes.len);
 
@@ -216,7 +216,7 @@ static struct out *new_out(void)
     return o;
 }
 
-void join_send(struct join *j, const struct cdi_msg *msg)
+void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     struct out *o;
 
@@ -228,7 +228,7 @@ void join_send(struct join *j, const struct cdi_msg *msg)
         on_written(&o->req, 0);
 }
 
-static void send_or_drop(struct join *j, struct out *o)
+static void send_or_drop(struct rdzv_client *j, struct out *o)
 {
     if (o->bytes.len > 0)
         send_bytes(j, o);
@@ -236,7 +236,7 @@ static void send_or_drop(struct join *j, struct out *o)
         on_written(&o->req, 0);
 }
 
-static void send_hello(struct join *j)
+static void send_hello(struct rdzv_client *j)
 {
     struct cdi_error err = {.status = CDDP_OK};
     struct out *o = new_out();
@@ -251,13 +251,13 @@ static void send_hello(struct join *j)
     lose(j, err.msg[0] != '\0' ? err.msg : "out of memory while joining the rendezvous");
 }
 
-static void send_join(struct join *j)
+static void send_join(struct rdzv_client *j)
 {
     struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
 
     j->resuming = j->opt.hello.session[0] != '\0';
-    contact_joining(&j->contact, cdi_now_ms());
-    join_send(j, &msg);
+    lease_joining(&j->lease, cdi_now_ms());
+    rdzv_client_send(j, &msg);
 }
 
 /* --------------------------------------------------------------------------------------------------- waiting ---- */
@@ -267,7 +267,7 @@ static void on_retry(uv_timer_t *t)
     try_connect(t->data);
 }
 
-static long long seconds_left(const struct join *j)
+static long long seconds_left(const struct rdzv_client *j)
 {
     int64_t left = (j->opt.deadline_ms - cdi_now_ms()) / 1000;
 
@@ -275,13 +275,13 @@ static long long seconds_left(const struct join *j)
 }
 
 /* May the job go on where the rendezvous, and so what it knows of the round, is lost? */
-static bool has_restart_left(const struct join *j)
+static bool has_restart_left(const struct rdzv_client *j)
 {
     return j->opt.rejoins && (j->opt.elastic || !j->in_round || j->counted || j->restarts < j->opt.hello.max_restarts);
 }
 
 /* Is it time to give up? Then text says why. */
-static bool gives_up(const struct join *j, char *text, size_t cap)
+static bool gives_up(const struct rdzv_client *j, char *text, size_t cap)
 {
     int64_t now = cdi_now_ms();
 
@@ -301,7 +301,7 @@ static bool gives_up(const struct join *j, char *text, size_t cap)
 }
 
 /* Nobody listens, and this agent cannot do it either: no use in telling that only after a while. */
-static void say_note(struct join *j)
+static void say_note(struct rdzv_client *j)
 {
     char text[1024];
 
@@ -317,9 +317,9 @@ static void say_note(struct join *j)
  * It broke, and does not come back at once. Until the lease says that the workers have to be killed there is time, but
  * the user should hear now what this node waits for: 600 s are long for a job that seems to hang.
  */
-static void say_broken(struct join *j)
+static void say_broken(struct rdzv_client *j)
 {
-    int64_t left = (contact_fence_ms(&j->contact) - cdi_now_ms()) / 1000;
+    int64_t left = (lease_fence_ms(&j->lease) - cdi_now_ms()) / 1000;
     char text[1024], host[160] = "";
 
     if (j->said_broken || !j->known || ++j->n_tries < 2 || !has_restart_left(j))
@@ -338,7 +338,7 @@ static void say_broken(struct join *j)
 }
 
 /* The name may stand for another address by now. The next attempt uses what is found, this one does not wait for it. */
-static void look_up_again(struct join *j)
+static void look_up_again(struct rdzv_client *j)
 {
     if (j->opt.own || j->opt.host[0] == '\0')
         return;
@@ -349,7 +349,7 @@ static void look_up_again(struct join *j)
 }
 
 /* This attempt came to nothing: `why`. Another one follows, unless the time is over. */
-static void later(struct join *j, const char *why)
+static void later(struct rdzv_client *j, const char *why)
 {
     /* One round over all addresses and ports is quick; only rounds become slower. */
     bool in_round = j->next_port > 0 && !j->known && !j->again;
@@ -374,9 +374,9 @@ static void later(struct join *j, const char *why)
 }
 
 /* Come back by another connection, to the address that was good before. The lease says for how long this is tried. */
-static void come_back(struct join *j, uint64_t wait_ms)
+static void come_back(struct rdzv_client *j, uint64_t wait_ms)
 {
-    contact_broken(&j->contact);
+    lease_broken(&j->lease);
     j->n_tries = 0;
     j->answered = false;
     j->wait_ms = wait_ms;
@@ -387,7 +387,7 @@ static void come_back(struct join *j, uint64_t wait_ms)
  * It is reached, but has no place for this agent now. One may become free: another job ends, or a connection of ours
  * that it has not missed yet.
  */
-static void wait_for_place(struct join *j, const char *why, const char *refusal)
+static void wait_for_place(struct rdzv_client *j, const char *why, const char *refusal)
 {
     char text[1024];
     bool first = j->refusal[0] == '\0';
@@ -401,25 +401,25 @@ static void wait_for_place(struct join *j, const char *why, const char *refusal)
 
 static void on_beat(uv_timer_t *t);
 
-static void look(struct join *j)
+static void look(struct rdzv_client *j)
 {
     struct cdi_msg msg = {.type = CDI_MSG_HEARTBEAT};
     int64_t now = cdi_now_ms(), next = CDI_NEVER_MS;
-    enum contact_do due = CONTACT_NOTHING;
+    enum lease_action due = LEASE_NOTHING;
     char text[1024];
 
-    while (!j->lost && !j->closing && (due = contact_look(&j->contact, now, &next)) != CONTACT_NOTHING) {
-        if (due == CONTACT_BEAT) {
-            msg.u.heartbeat.seq = contact_beat(&j->contact, now);
-            join_send(j, &msg);
+    while (!j->lost && !j->closing && (due = lease_look(&j->lease, now, &next)) != LEASE_NOTHING) {
+        if (due == LEASE_BEAT) {
+            msg.u.heartbeat.seq = lease_beat(&j->lease, now);
+            rdzv_client_send(j, &msg);
             tell_held(j, true);
-        } else if (due == CONTACT_HOLD) {
+        } else if (due == LEASE_HOLD) {
             tell_held(j, true);
-        } else if (due == CONTACT_RECONNECT) {
+        } else if (due == LEASE_RECONNECT) {
             come_back(j, RETURN_RETRY_MS);
         } else {
             (void)snprintf(text, sizeof text, "nothing was heard from the rendezvous at %s for %lld s", j->opt.name,
-                           (long long)(now - j->contact.alive_ms) / 1000);
+                           (long long)(now - j->lease.alive_ms) / 1000);
             end(j, true, text);
         }
     }
@@ -435,14 +435,14 @@ static void on_beat(uv_timer_t *t)
     look(t->data);
 }
 
-void join_look(struct join *j)
+void rdzv_client_look(struct rdzv_client *j)
 {
     if (j != NULL)
         look(j);
 }
 
 /* Of several ports, this one may be somebody else's; for some time that is no reason to give up. */
-static bool is_at_another_port(struct join *j)
+static bool is_at_another_port(struct rdzv_client *j)
 {
     if (j->opt.n_ports < 2 || j->known || j->again)
         return false;
@@ -455,7 +455,7 @@ static bool is_at_another_port(struct join *j)
  * What took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too, and so
  * may one that has more to do than it can.
  */
-static void strange(struct join *j, const char *why, bool final)
+static void strange(struct rdzv_client *j, const char *why, bool final)
 {
     char text[1024];
 
@@ -471,7 +471,7 @@ static void strange(struct join *j, const char *why, bool final)
 
 static void on_limit(uv_timer_t *t)
 {
-    struct join *j = t->data;
+    struct rdzv_client *j = t->data;
 
     if (j->connected)
         later(j, "it takes connections but does not answer; is it a rendezvous of cddprun?");
@@ -481,7 +481,7 @@ static void on_limit(uv_timer_t *t)
 
 static void on_say(uv_timer_t *t)
 {
-    struct join *j = t->data;
+    struct rdzv_client *j = t->data;
     char text[1400];
 
     if (j->refusal[0] != '\0')
@@ -496,14 +496,14 @@ static void on_say(uv_timer_t *t)
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 {
-    struct join *j = h->data;
+    struct rdzv_client *j = h->data;
 
     (void)suggested;
     *buf = uv_buf_init(j->chunk, sizeof j->chunk);
 }
 
 /* The rendezvous does not know this agent: its lease has run out, or the rendezvous was started anew. */
-static void join_as_new(struct join *j, const char *text)
+static void join_as_new(struct rdzv_client *j, const char *text)
 {
     j->restarts += j->in_round && !j->counted && !j->opt.elastic;
     j->in_round = j->counted = false;
@@ -513,7 +513,7 @@ static void join_as_new(struct join *j, const char *text)
     end(j, true, text);
 }
 
-static void on_welcome(struct join *j, const struct cdi_msg *msg)
+static void on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     char text[400];
 
@@ -529,13 +529,13 @@ static void on_welcome(struct join *j, const struct cdi_msg *msg)
     j->hosted = msg->u.welcome.hosted;
     j->gone_ms = msg->u.welcome.lease_ms / 3;
     (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
-    contact_welcome(&j->contact, msg->u.welcome.lease_ms, cdi_now_ms());
+    lease_welcome(&j->lease, msg->u.welcome.lease_ms, cdi_now_ms());
     tell_held(j, false);
     look(j);
 }
 
 /* From now on a broken connection is worth coming back for. */
-static void on_assign(struct join *j, const struct cdi_msg_assign *assign)
+static void on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign)
 {
     j->in_round = true;
     j->counted = false;
@@ -545,14 +545,14 @@ static void on_assign(struct join *j, const struct cdi_msg_assign *assign)
 }
 
 /* Whether it counts may be said twice: the first word may have been of an echo. */
-static void on_round_over(struct join *j, const struct cdi_msg_round_over *over)
+static void on_round_over(struct rdzv_client *j, const struct cdi_msg_round_over *over)
 {
     if (over->counts != j->counted)
         j->restarts = over->counts ? j->restarts + 1 : j->restarts - 1;
     j->counted = over->counts;
 }
 
-static void handle(struct join *j, const struct cdi_msg *msg)
+static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     bool refused = msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED;
 
@@ -573,7 +573,7 @@ static void handle(struct join *j, const struct cdi_msg *msg)
     if (msg->type == CDI_MSG_WELCOME) {
         on_welcome(j, msg);
     } else if (msg->type == CDI_MSG_HEARTBEAT) {
-        contact_answer(&j->contact, msg->u.heartbeat.seq);
+        lease_answer(&j->lease, msg->u.heartbeat.seq);
         tell_held(j, false);
         tell_act_by(j);
     } else if (msg->type == CDI_MSG_ASSIGN) {
@@ -586,14 +586,14 @@ static void handle(struct join *j, const struct cdi_msg *msg)
 }
 
 /* The last of a closing connection; also called when the wait for its end is over. */
-static void close_rest(struct join *j)
+static void close_rest(struct rdzv_client *j)
 {
     close_tcp(j);
     if (!uv_is_closing((uv_handle_t *)&j->retry))
         uv_close((uv_handle_t *)&j->retry, on_closed);
 }
 
-static void on_ended(struct join *j, ssize_t n)
+static void on_ended(struct rdzv_client *j, ssize_t n)
 {
     const char *why = n == UV_EOF ? "it closed the connection" : uv_strerror((int)n);
     char text[512];
@@ -614,7 +614,7 @@ static void on_ended(struct join *j, ssize_t n)
     lose(j, text);
 }
 
-static void turned_away(struct join *j, const char *why)
+static void turned_away(struct rdzv_client *j, const char *why)
 {
     char text[1024];
 
@@ -623,7 +623,7 @@ static void turned_away(struct join *j, const char *why)
 }
 
 /* HELLO and what follows it; JOIN when both sides have proved what they had to. */
-static cddp_status open_further(struct join *j, struct cdi_error *err)
+static cddp_status open_further(struct rdzv_client *j, struct cdi_error *err)
 {
     struct out *o = new_out();
     cddp_status st;
@@ -642,7 +642,7 @@ static cddp_status open_further(struct join *j, struct cdi_error *err)
 
 static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
-    struct join *j = s->data;
+    struct rdzv_client *j = s->data;
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_frame f;
     struct cdi_msg msg;
@@ -655,7 +655,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
             close_rest(j);
         return;
     }
-    if (contact_was_stopped(&j->contact, cdi_now_ms()))
+    if (lease_was_stopped(&j->lease, cdi_now_ms()))
         tell_held(j, true);
     if (n < 0) {
         on_ended(j, n);
@@ -706,7 +706,7 @@ static void address_text(const struct sockaddr_storage *a, char *addr, size_t ca
     }
 }
 
-static void tell_connected(struct join *j)
+static void tell_connected(struct rdzv_client *j)
 {
     struct sockaddr_storage peer = {0};
     int len = sizeof peer;
@@ -719,7 +719,7 @@ static void tell_connected(struct join *j)
 }
 
 /* How long the answer to JOIN may take. */
-static uint64_t answer_within(struct join *j)
+static uint64_t answer_within(struct rdzv_client *j)
 {
     int64_t left = j->opt.deadline_ms - cdi_now_ms();
     uint64_t ms = j->answer_ms;
@@ -733,7 +733,7 @@ static uint64_t answer_within(struct join *j)
 
 static void on_connect(uv_connect_t *req, int status)
 {
-    struct join *j = req->data;
+    struct rdzv_client *j = req->data;
     uv_os_fd_t fd;
 
     if (j->closing || j->lost || status == UV_ECANCELED)
@@ -760,7 +760,7 @@ static void on_connect(uv_connect_t *req, int status)
     }
 }
 
-static void try_connect(struct join *j)
+static void try_connect(struct rdzv_client *j)
 {
     struct sockaddr_storage a = j->opt.addrs[j->next_addr];
     int rc = uv_tcp_init(j->loop, &j->tcp);
@@ -771,7 +771,7 @@ static void try_connect(struct join *j)
     j->addr = j->next_addr;
     address_text(&a, addr, sizeof addr, &port);
     if (j->opt.n_ports > 1)
-        join_set_port(&a, (uint16_t)(port + j->port));
+        rdzv_client_set_port(&a, (uint16_t)(port + j->port));
     (void)snprintf(j->trying, sizeof j->trying, j->opt.n_ports > 1 ? "%s, port %u" : "%s", addr, port + j->port);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (j->next_addr == 0 && j->opt.n_ports > 1 && !j->known && !j->again)
@@ -790,15 +790,15 @@ static void try_connect(struct join *j)
         later(j, uv_strerror(rc));
 }
 
-static bool is_alone(const struct join_options *opt)
+static bool is_alone(const struct rdzv_client_options *opt)
 {
     return opt->hello.max_nodes <= 1 && opt->hello.spares == 0;
 }
 
-cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
-                       void *arg, struct cdi_error *err)
+cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const struct rdzv_client_options *opt,
+                              const struct rdzv_client_events *on, void *arg, struct cdi_error *err)
 {
-    struct join *j = calloc(1, sizeof *j);
+    struct rdzv_client *j = calloc(1, sizeof *j);
     int rc;
 
     struct sockaddr_storage numeric;
@@ -815,7 +815,7 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     j->wait_ms = RETRY_FIRST_MS;
     j->answer_ms = ANSWER_MS;
     j->act_by_ms = CDI_NEVER_MS;
-    contact_init(&j->contact, opt->own, is_alone(opt));
+    lease_init(&j->lease, opt->own, is_alone(opt));
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
     (void)uv_timer_init(loop, &j->retry);
     (void)uv_timer_init(loop, &j->beat);
@@ -829,14 +829,14 @@ cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_opt
     (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
     rc = uv_timer_start(&j->retry, on_retry, 0, 0);
     if (rc != 0) {
-        join_close(j);
+        rdzv_client_close(j);
         return cdi_fail_errno(err, -rc, "joining the rendezvous");
     }
     *out = j;
     return CDDP_OK;
 }
 
-void join_again(struct join *j, int64_t deadline_ms)
+void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms)
 {
     if (!j->lost || j->closing)
         return;
@@ -847,7 +847,7 @@ void join_again(struct join *j, int64_t deadline_ms)
     j->n_strange = 0;
     j->wait_ms = RETRY_FIRST_MS;
     j->opt.deadline_ms = deadline_ms;
-    contact_init(&j->contact, j->opt.own, is_alone(&j->opt));
+    lease_init(&j->lease, j->opt.own, is_alone(&j->opt));
     (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
     (void)uv_timer_start(&j->retry, on_retry, RETRY_FIRST_MS, 0); /* the handle of the old connection closes first */
 }
@@ -868,7 +868,7 @@ static void on_close_wait(uv_timer_t *t)
  * the rendezvous would count the node as there until its lease ends. So the end of file goes out first, and all is
  * read.
  */
-void join_close(struct join *j)
+void rdzv_client_close(struct rdzv_client *j)
 {
     if (j == NULL || j->closing)
         return;
@@ -889,7 +889,7 @@ void join_close(struct join *j)
 
 /* ------------------------------------------------------------------------------------------------- addresses ---- */
 
-void join_set_port(struct sockaddr_storage *addr, uint16_t port)
+void rdzv_client_set_port(struct sockaddr_storage *addr, uint16_t port)
 {
     if (addr->ss_family == AF_INET6)
         ((struct sockaddr_in6 *)addr)->sin6_port = htons(port);
@@ -897,8 +897,8 @@ void join_set_port(struct sockaddr_storage *addr, uint16_t port)
         ((struct sockaddr_in *)addr)->sin_port = htons(port);
 }
 
-cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
-                         struct cdi_error *err)
+cddp_status rdzv_client_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
+                                struct cdi_error *err)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
     int rc;
@@ -912,12 +912,12 @@ cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char
         return CDDP_OK;
     rc = cdi_resolve(host, NULL, &hints, &found);
     *n = 0;
-    for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < JOIN_ADDRS_MAX; a = a->ai_next) {
+    for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < RDZV_CLIENT_ADDRS_MAX; a = a->ai_next) {
         if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
             continue;
         addrs[*n] = (struct sockaddr_storage){0};
         memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);
-        join_set_port(&addrs[(*n)++], port);
+        rdzv_client_set_port(&addrs[(*n)++], port);
     }
     if (rc == 0)
         freeaddrinfo(found);

@@ -2,13 +2,13 @@
 /*
  * The agent's end of the control connection: connect (again and again until the deadline), open, JOIN, then messages
  * both ways and a heartbeat. A connection that breaks or falls silent is replaced, and JOIN then asks to come back
- * (contact.c decides when, and when it is too late). So is one that the rendezvous closed, where a restart is left: the
+ * (lease.c decides when, and when it is too late). So is one that the rendezvous closed, where a restart is left: the
  * rendezvous may have been killed and started again, here or at another address. A rendezvous that does not know this
  * agent any more is joined anew; JOIN then says how many restarts the job has had. Runs in the agent's loop and on its
  * thread.
  */
-#ifndef JOIN_H
-#define JOIN_H
+#ifndef RDZV_CLIENT_H
+#define RDZV_CLIENT_H
 
 #include "protocol/auth.h"
 #include "protocol/message.h"
@@ -16,11 +16,11 @@
 #include <netinet/in.h>
 #include <uv.h>
 
-struct join;
+struct rdzv_client;
 
-#define JOIN_ADDRS_MAX 8
+#define RDZV_CLIENT_ADDRS_MAX 8
 
-struct join_events {
+struct rdzv_client_events {
     /*
      * Connected, maybe again; the numeric address and port of the other end. Before any message. Others may keep a copy
      * of the descriptor: this connection does not rely on close() to end it.
@@ -36,7 +36,8 @@ struct join_events {
     void (*lost)(void *arg, const char *text);
     /*
      * The rendezvous was silent for so long that it may soon count this node as lost, or does already: kill the workers
-     * at once. Nothing follows it before join_again(). What join_send() is given from within it may still arrive.
+     * at once. Nothing follows it before rdzv_client_again(). What rdzv_client_send() is given from within it may still
+     * arrive.
      */
     void (*fenced)(void *arg, const char *text);
     /*
@@ -45,12 +46,12 @@ struct join_events {
      * another end, may follow it instead of false.
      */
     void (*hold)(void *arg, bool held);
-    /* contact_act_by_ms() has changed; CDI_NEVER_MS: none is due any more. */
+    /* lease_act_by_ms() has changed; CDI_NEVER_MS: none is due any more. */
     void (*act_by)(void *arg, int64_t act_by_ms);
 };
 
-struct join_options {
-    struct sockaddr_storage addrs[JOIN_ADDRS_MAX]; /* tried in turn */
+struct rdzv_client_options {
+    struct sockaddr_storage addrs[RDZV_CLIENT_ADDRS_MAX]; /* tried in turn */
     unsigned n_addrs;
     unsigned n_ports;    /* from each address's on: all are tried, until one has the rendezvous; 0 is 1 */
     char host[256];      /* what they were found by, to be asked for again; "": they stay as they are */
@@ -59,35 +60,35 @@ struct join_options {
     char note[320];      /* "": none; else "; ", and why this agent does not host: part of messages about waiting */
     int64_t deadline_ms; /* to be connected by, the first time */
     bool own;            /* the rendezvous runs in this process: its silence means nothing */
-    bool rejoins;        /* if it does not know this agent any more, that is fenced() too: join_again() follows */
-    bool elastic;        /* the loss of the rendezvous is no failure that uses up a restart */
+    bool rejoins; /* if it does not know this agent any more, that is fenced() too: rdzv_client_again() follows */
+    bool elastic; /* the loss of the rendezvous is no failure that uses up a restart */
     const struct cdi_secret *secret; /* NULL: none; must outlive the join */
     struct cdi_msg_join hello;
 };
 
 /* *out is written on success only; events come from the loop, never from within this call. CDDP_E_NOMEM, CDDP_E_SYSTEM.
  */
-cddp_status join_start(struct join **out, uv_loop_t *loop, const struct join_options *opt, const struct join_events *on,
-                       void *arg, struct cdi_error *err);
+cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const struct rdzv_client_options *opt,
+                              const struct rdzv_client_events *on, void *arg, struct cdi_error *err);
 /* Queue a message. Before the connection stands and is open, or after it is lost, it is dropped. */
-void join_send(struct join *j, const struct cdi_msg *msg);
+void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg);
 /* After fenced(): connect again, until the deadline; as whom the rendezvous knows if it still does, else as a new node.
  */
-void join_again(struct join *j, int64_t deadline_ms);
+void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms);
 /* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
-void join_look(struct join *j);
+void rdzv_client_look(struct rdzv_client *j);
 /*
  * Close what is open, after what is queued was written and the rendezvous has closed too, or 1 s has passed, and free
  * j. No event follows. NULL-safe.
  */
-void join_close(struct join *j);
+void rdzv_client_close(struct rdzv_client *j);
 
 /*
  * The addresses of a host: a numeric one, or by the resolver (which blocks: call it before the loop runs), at most
- * JOIN_ADDRS_MAX. "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
+ * RDZV_CLIENT_ADDRS_MAX. "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
  */
-cddp_status join_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
-                         struct cdi_error *err);
-void join_set_port(struct sockaddr_storage *addr, uint16_t port);
+cddp_status rdzv_client_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
+                                struct cdi_error *err);
+void rdzv_client_set_port(struct sockaddr_storage *addr, uint16_t port);
 
 #endif

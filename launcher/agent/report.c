@@ -408,9 +408,9 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
                           r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_ended_well);
 }
 
-static size_t where_len(const struct report *r)
+static size_t progress_len(const struct report *r)
 {
-    return r->where == NULL || *r->where == '\0' ? 0 : strlen(REPORT_WHERE) + strlen(r->where);
+    return r->progress == NULL || *r->progress == '\0' ? 0 : strlen(REPORT_PROGRESS) + strlen(r->progress);
 }
 
 /* How many rows head, other failures, other workers and where all were take at most. */
@@ -419,7 +419,7 @@ static int other_rows(const struct report *r, size_t head)
     unsigned n = r->n_other_failures, shown = n < REPORT_OTHERS_MAX ? n : REPORT_OTHERS_MAX;
 
     return 2 + (int)(head / COLUMNS) + (int)shown + (n > shown) + 2 * (r->n_others > 0) +
-           (where_len(r) > 0 ? rows_of(where_len(r)) : 0);
+           (progress_len(r) > 0 ? rows_of(progress_len(r)) : 0);
 }
 
 cddp_status report_write(const struct report *r, struct cdi_buf *out)
@@ -433,8 +433,8 @@ cddp_status report_write(const struct report *r, struct cdi_buf *out)
         st = write_other_failures(r, out);
     if (st == CDDP_OK)
         st = write_others(r, out);
-    if (st == CDDP_OK && where_len(r) > 0)
-        st = cdi_buf_printf(out, "    " REPORT_WHERE "%s\n", r->where);
+    if (st == CDDP_OK && progress_len(r) > 0)
+        st = cdi_buf_printf(out, "    " REPORT_PROGRESS "%s\n", r->progress);
     return st;
 }
 

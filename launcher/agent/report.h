@@ -9,7 +9,7 @@
 
 #define REPORT_MESSAGE_MAX 2000 /* bytes read of a worker's own message */
 #define REPORT_OTHERS_MAX 5     /* others that failed, one line each */
-#define REPORT_WHERE "at that moment: "
+#define REPORT_PROGRESS "at that moment: "
 
 struct report_other {
     int32_t rank;
@@ -22,7 +22,7 @@ struct report {
     const char *program;
     int64_t after_ms;       /* from the start of that worker to its end; -1: not known here */
     const char *error_file; /* TORCHELASTIC_ERROR_FILE of that worker; NULL: it ran elsewhere */
-    const char *where;      /* where this node's ranks were then; NULL or "": not known */
+    const char *progress;   /* where this node's ranks were then; NULL or "": not known */
     bool elsewhere;         /* it ran on another node, or a whole node was lost */
     uint32_t n_others;      /* other workers of this node */
     uint32_t n_ended_well;  /* of them: had ended with 0 */

@@ -26,8 +26,8 @@ struct output {
     bool paused;
 };
 
-struct crew {
-    struct crew_options opt;
+struct worker_group {
+    struct worker_group_options opt;
     struct output *outputs;
     uint32_t n, n_open;
     uint32_t first_unstarted; /* workers from here on could not be started */
@@ -35,9 +35,9 @@ struct crew {
     struct oom_count ooms;    /* before they were started */
     bool destroyed;
     bool failed;  /* the first failure has been told of */
-    bool stopped; /* by crew_kill(), until it continues them */
+    bool stopped; /* by worker_group_kill(), until it continues them */
     bool looked;  /* where the ranks were */
-    char where[WHERE_TEXT];
+    char progress[PROGRESS_TEXT];
     char error_file[PATH_MAX];
     struct worker workers[];
 };
@@ -50,14 +50,14 @@ struct words {
 };
 
 /* Does it read our stdin? */
-static bool is_asked(const struct crew *c, const struct worker *w)
+static bool is_asked(const struct worker_group *c, const struct worker *w)
 {
     int64_t interactive = c->opt.plan->options->interactive;
 
     return interactive >= 0 ? w->rank == interactive : w->rank == 0;
 }
 
-static cddp_status start_one(struct crew *c, struct worker *w, struct words *words, struct cdi_error *err)
+static cddp_status start_one(struct worker_group *c, struct worker *w, struct words *words, struct cdi_error *err)
 {
     char flight[128], path[PATH_MAX];
     struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
@@ -75,7 +75,7 @@ static cddp_status start_one(struct crew *c, struct worker *w, struct words *wor
 }
 
 /* All of them, or up to the first that cannot be started. */
-static cddp_status start_workers(struct crew *c, struct cdi_error *err)
+static cddp_status start_workers(struct worker_group *c, struct cdi_error *err)
 {
     struct words *words = calloc(c->n, sizeof *words);
     uint32_t n = 0;
@@ -90,7 +90,7 @@ static cddp_status start_workers(struct crew *c, struct cdi_error *err)
         if (i < n && c->workers[i].pty_errno != 0)
             logs_say_no_pty(c->opt.logs, c->workers[i].pty_errno);
         if (i < n)
-            status_started(c->opt.status, c->workers[i].rank, i, c->workers[i].pid);
+            event_log_started(c->opt.events, c->workers[i].rank, i, c->workers[i].pid);
         plan_free_strings(words[i].args);
         plan_free_strings(words[i].env);
     }
@@ -102,7 +102,7 @@ static cddp_status start_workers(struct crew *c, struct cdi_error *err)
 
 static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
 {
-    struct crew *c = w->arg;
+    struct worker_group *c = w->arg;
     struct output *o = &c->outputs[w->local_rank];
 
     logs_feed(&o->streams[stream - 1], bytes, n);
@@ -113,7 +113,7 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-int64_t crew_wall_ms(void)
+int64_t worker_group_wall_ms(void)
 {
     struct timespec ts;
 
@@ -122,7 +122,7 @@ int64_t crew_wall_ms(void)
 }
 
 /* The kernel says ENOENT also of a file that is there, if what is to run it is not. */
-static void explain_exec(const struct crew *c, const struct worker *w, struct cdi_failure *f)
+static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *program = c->opt.plan->command[0], *error = strerror(w->exec_errno);
     struct program_facts facts;
@@ -152,7 +152,7 @@ static bool uses_libcddp(const struct worker *w)
     return w->flight != NULL && cdi_flight_is_claimed(w->flight);
 }
 
-static void fill_end(const struct crew *c, const struct worker *w, struct cdi_failure *f)
+static void fill_end(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     *f = (struct cdi_failure){
         .kind = CDI_END_EXIT,
@@ -161,7 +161,7 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
         .local_rank = (int32_t)w->local_rank,
         .node_rank = c->opt.assign.node_rank,
         .pid = w->pid,
-        .time_ms = crew_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
+        .time_ms = worker_group_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
         .core_dumped = w->dumped,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
@@ -191,9 +191,9 @@ static void fill_end(const struct crew *c, const struct worker *w, struct cdi_fa
 }
 
 /* Once in a round, before anybody is told to end: from then on the ranks are not where they hung. */
-static void look_where(struct crew *c)
+static void read_progress(struct worker_group *c)
 {
-    struct where_rank *ranks;
+    struct progress_rank *ranks;
     size_t n = 0;
 
     if (c->looked)
@@ -208,17 +208,17 @@ static void look_where(struct crew *c)
         ranks[n].rank = c->workers[i].rank;
         cdi_flight_read(c->workers[i].flight, &ranks[n++].view);
     }
-    where_text(ranks, n, cdi_now_coarse_ns(), c->where, sizeof c->where);
+    progress_text(ranks, n, cdi_now_coarse_ns(), c->progress, sizeof c->progress);
     free(ranks);
 }
 
-const char *crew_where(const struct crew *c)
+const char *worker_group_progress(const struct worker_group *c)
 {
-    return c->where;
+    return c->progress;
 }
 
 /* What stdio had not written yet dies with a process that is killed. Python writes at once: its workers run with -u. */
-static bool may_lack_output(const struct crew *c, const struct worker *w, const struct cdi_failure *f)
+static bool may_lack_output(const struct worker_group *c, const struct worker *w, const struct cdi_failure *f)
 {
     return f->kind == CDI_END_SIGNAL && !w->on_pty && !w->interactive && c->opt.plan->interpreter[0] == NULL;
 }
@@ -235,7 +235,7 @@ static void note_logs(const struct output *o, struct cdi_failure *f)
 }
 
 /* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
-static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
+static void add_details(struct worker_group *c, struct worker *w, struct cdi_failure *f)
 {
     const struct ranklog *log = &c->outputs[w->local_rank].streams[1].log;
     const char *tail[RANKLOG_TAIL_LINES];
@@ -261,7 +261,7 @@ static void add_details(struct crew *c, struct worker *w, struct cdi_failure *f)
  * It exited with status 0; whether its peers still need it they alone know. One that never was a peer may be waited for
  * in cddp_init, now or later, unless a process that it has left behind joins in its place.
  */
-static void tell_peers_of_end(const struct crew *c, const struct worker *w)
+static void tell_peers_of_end(const struct worker_group *c, const struct worker *w)
 {
     bool was_peer = uses_libcddp(w), tells = was_peer || worker_left_nobody(w);
 
@@ -282,13 +282,13 @@ static int32_t missed_by(const struct worker *w)
     return view.missed_rank;
 }
 
-static bool is_here(const struct crew *c, int32_t rank)
+static bool is_here(const struct worker_group *c, int32_t rank)
 {
     return rank >= 0 && (uint32_t)rank >= c->opt.assign.rank_base && (uint32_t)rank - c->opt.assign.rank_base < c->n;
 }
 
 /* The worker with this rank, if it had exited with status 0, which all hear of; NULL: it had not, or is elsewhere. */
-static struct worker *ended_well(struct crew *c, int32_t rank)
+static struct worker *ended_well(struct worker_group *c, int32_t rank)
 {
     struct worker *w = is_here(c, rank) ? &c->workers[(uint32_t)rank - c->opt.assign.rank_base] : NULL;
 
@@ -296,7 +296,7 @@ static struct worker *ended_well(struct crew *c, int32_t rank)
 }
 
 /* The worker that had exited with status 0 and whom another one missed; NULL: none. */
-static struct worker *find_deserter(struct crew *c)
+static struct worker *find_deserter(struct worker_group *c)
 {
     struct worker *found = NULL;
 
@@ -306,7 +306,7 @@ static struct worker *find_deserter(struct crew *c)
 }
 
 /* As cdi_failure.misses. What became of that rank its own node knows. */
-static uint32_t missed_elsewhere(const struct crew *c)
+static uint32_t missed_elsewhere(const struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n; i++) {
         int32_t rank = missed_by(&c->workers[i]);
@@ -318,7 +318,7 @@ static uint32_t missed_elsewhere(const struct crew *c)
 }
 
 /* When the worker wrote its error file. */
-static bool noted_at(struct crew *c, const struct worker *w, struct timespec *at)
+static bool noted_at(struct worker_group *c, const struct worker *w, struct timespec *at)
 {
     struct stat sb;
 
@@ -334,7 +334,7 @@ static bool noted_at(struct crew *c, const struct worker *w, struct timespec *at
  * that fail because of an exception elsewhere may be gone before the one that raised it (torchrun goes by the time in
  * the file too, but that has whole seconds).
  */
-static struct worker *find_earlier(struct crew *c, const struct worker *w)
+static struct worker *find_earlier(struct worker_group *c, const struct worker *w)
 {
     struct timespec first, at;
     struct worker *found = NULL;
@@ -354,7 +354,7 @@ static struct worker *find_earlier(struct crew *c, const struct worker *w)
 }
 
 /* w: who failed because of v; NULL: a rank of another node. */
-static void tell_cause(struct crew *c, struct worker *v, const struct worker *w)
+static void tell_cause(struct worker_group *c, struct worker *v, const struct worker *w)
 {
     struct cdi_failure end;
     char note[120];
@@ -368,13 +368,13 @@ static void tell_cause(struct crew *c, struct worker *v, const struct worker *w)
                        "it noted its exception first, though rank %d, which failed later, was gone before", w->rank);
         report_note(&end, note);
     }
-    look_where(c);
+    read_progress(c);
     add_details(c, v, &end);
     c->failed = true;
     c->opt.cause(c->opt.arg, &end);
 }
 
-static void tell_exit(struct crew *c, struct worker *w)
+static void tell_exit(struct worker_group *c, struct worker *w)
 {
     struct worker *cause = NULL;
     struct cdi_failure end;
@@ -389,17 +389,17 @@ static void tell_exit(struct crew *c, struct worker *w)
     if (cause != NULL)
         tell_cause(c, cause, w);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
-        look_where(c);
+        read_progress(c);
         add_details(c, w, &end);
         end.misses = missed_elsewhere(c);
         c->failed = true;
     }
     w->told = true;
-    status_ended(c->opt.status, &end);
+    event_log_ended(c->opt.events, &end);
     c->opt.exited(c->opt.arg, &end);
 }
 
-void crew_tell_missed(struct crew *c, const struct cdi_failure *first)
+void worker_group_tell_missed(struct worker_group *c, const struct cdi_failure *first)
 {
     struct worker *cause = first->misses > 0 ? ended_well(c, (int32_t)(first->misses - 1)) : NULL;
 
@@ -409,7 +409,7 @@ void crew_tell_missed(struct crew *c, const struct cdi_failure *first)
         tell_cause(c, cause, NULL);
 }
 
-void crew_on_child(struct crew *c)
+void worker_group_on_child(struct worker_group *c)
 {
     struct worker *w;
 
@@ -423,7 +423,7 @@ void crew_on_child(struct crew *c)
                 tell_exit(c, &c->workers[i]);
 }
 
-void crew_report_unstarted(struct crew *c)
+void worker_group_report_unstarted(struct worker_group *c)
 {
     uint32_t first = c->first_unstarted;
 
@@ -443,10 +443,10 @@ void crew_report_unstarted(struct crew *c)
 
 static const struct worker_events events = {.output = on_output};
 
-cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct cdi_error *err)
+cddp_status worker_group_start(struct worker_group **out, const struct worker_group_options *opt, struct cdi_error *err)
 {
     uint32_t n = opt->plan->n_procs;
-    struct crew *c = calloc(1, sizeof *c + n * sizeof c->workers[0]);
+    struct worker_group *c = calloc(1, sizeof *c + n * sizeof c->workers[0]);
     struct output *outputs = calloc(n, sizeof *outputs);
     cddp_status st;
 
@@ -481,13 +481,13 @@ cddp_status crew_start(struct crew **out, const struct crew_options *opt, struct
     if (st == CDDP_OK)
         *out = c;
     else
-        crew_destroy(c);
+        worker_group_destroy(c);
     return st;
 }
 
 /* -------------------------------------------------------------------------------------------------- commands ---- */
 
-void crew_kill(struct crew *c, int signal)
+void worker_group_kill(struct worker_group *c, int signal)
 {
     if (signal == SIGSTOP || signal == SIGCONT)
         c->stopped = signal == SIGSTOP;
@@ -495,7 +495,7 @@ void crew_kill(struct crew *c, int signal)
         worker_kill(&c->workers[i], signal);
 }
 
-void crew_resize(struct crew *c)
+void worker_group_resize(struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n; i++)
         worker_resize(&c->workers[i]);
@@ -503,7 +503,7 @@ void crew_resize(struct crew *c)
 
 static void wake(void *arg, pid_t pid, pid_t group)
 {
-    struct crew *c = arg;
+    struct worker_group *c = arg;
 
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].pid > 0 && c->workers[i].pid == (c->workers[i].interactive ? pid : group))
@@ -514,24 +514,24 @@ static void wake(void *arg, pid_t pid, pid_t group)
  * Not those that run: SIGCONT takes back a SIGSTOP that has not arrived. By one ptrace(2) attaches, and a debugger, or
  * the leak checker of a program that is just ending, would wait for ever.
  */
-void crew_continue(struct crew *c)
+void worker_group_continue(struct worker_group *c)
 {
     if (c->stopped || !procs_stopped(wake, c))
-        crew_kill(c, SIGCONT);
+        worker_group_kill(c, SIGCONT);
 }
 
-void crew_end(struct crew *c, int signal)
+void worker_group_end(struct worker_group *c, int signal)
 {
-    look_where(c);
+    read_progress(c);
     for (uint32_t i = 0; i < c->n; i++) {
         if (c->workers[i].flight != NULL)
             cdi_flight_tell_stop_wanted(c->workers[i].flight);
         worker_kill(&c->workers[i], signal);
     }
-    crew_continue(c);
+    worker_group_continue(c);
 }
 
-void crew_list_alive(const struct crew *c, char *text, size_t cap)
+void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap)
 {
     uint32_t n = 0;
     size_t at = 0;
@@ -547,23 +547,23 @@ void crew_list_alive(const struct crew *c, char *text, size_t cap)
         (void)snprintf(text + at, cap - at, " and %u more", n - ALIVE_SHOWN);
 }
 
-void crew_tell_death(struct crew *c, int rank, const char *sentence)
+void worker_group_tell_death(struct worker_group *c, int rank, const char *sentence)
 {
-    look_where(c);
+    read_progress(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].flight != NULL && c->workers[i].rank != rank)
             cdi_flight_tell_death(c->workers[i].flight, rank, sentence);
 }
 
-void crew_tell_over(struct crew *c)
+void worker_group_tell_over(struct worker_group *c)
 {
-    look_where(c);
+    read_progress(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].flight != NULL)
             cdi_flight_tell_round_over(c->workers[i].flight);
 }
 
-void crew_read_on(struct crew *c)
+void worker_group_read_on(struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n && !c->destroyed; i++) {
         if (!c->outputs[i].paused || logs_full(c->opt.logs, i))
@@ -573,7 +573,7 @@ void crew_read_on(struct crew *c)
     }
 }
 
-bool crew_waits_for_room(const struct crew *c)
+bool worker_group_waits_for_room(const struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n; i++)
         if (c->outputs[i].paused && worker_has_output(&c->workers[i]))
@@ -581,7 +581,7 @@ bool crew_waits_for_room(const struct crew *c)
     return false;
 }
 
-bool crew_has_output(const struct crew *c)
+bool worker_group_has_output(const struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n; i++)
         if (worker_has_output(&c->workers[i]))
@@ -590,7 +590,7 @@ bool crew_has_output(const struct crew *c)
 }
 
 /* Those that ended badly by themselves; what we have killed is no news. */
-static unsigned describe_others(const struct crew *c, const struct worker *first, struct report_other *others)
+static unsigned describe_others(const struct worker_group *c, const struct worker *first, struct report_other *others)
 {
     unsigned n = 0;
 
@@ -610,13 +610,13 @@ static unsigned describe_others(const struct crew *c, const struct worker *first
     return n;
 }
 
-void crew_describe(struct crew *c, struct report *r)
+void worker_group_describe(struct worker_group *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
     const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
 
     r->program = c->opt.plan->command[0];
-    r->where = c->where;
+    r->progress = c->progress;
     r->after_ms = -1;
     r->elsewhere = w == NULL;
     r->n_other_failures = describe_others(c, w, r->others);
@@ -632,7 +632,7 @@ void crew_describe(struct crew *c, struct report *r)
 
 static void on_worker_closed(struct worker *w)
 {
-    struct crew *c = w->arg;
+    struct worker_group *c = w->arg;
 
     if (--c->n_open > 0)
         return;
@@ -640,7 +640,7 @@ static void on_worker_closed(struct worker *w)
     free(c);
 }
 
-void crew_destroy(struct crew *c)
+void worker_group_destroy(struct worker_group *c)
 {
     if (c == NULL || c->destroyed)
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One value of a flag or of its variable: text in, a member of struct options out. Pure; used by options.c only. */
-#ifndef VALUES_H
-#define VALUES_H
+#ifndef FLAG_VALUES_H
+#define FLAG_VALUES_H
 
 #include "launcher/cli/flags.h"
 #include "launcher/cli/options.h"

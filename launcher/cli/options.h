@@ -28,7 +28,7 @@ struct options {
     int64_t nproc; /* where nproc_kind is COUNT */
     bool nproc_given;
     int64_t world_size;           /* workers of all nodes; -1: not given */
-    int64_t min_nodes, max_nodes; /* max_nodes may be OPTIONS_NODES_AUTO; struct meet has the number */
+    int64_t min_nodes, max_nodes; /* max_nodes may be OPTIONS_NODES_AUTO; struct endpoint has the number */
     bool nnodes_given;
     int64_t spares;
     const char *topology; /* NULL: not given */

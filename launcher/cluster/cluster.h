@@ -3,18 +3,18 @@
  * What the environment says about a job of several nodes, whoever runs it: Open MPI's mpirun, a Slurm step, PBS, LSF;
  * and the user's own file of hosts (--rank_order). What is read here fills in for flags that are not given.
  */
-#ifndef SITE_H
-#define SITE_H
+#ifndef CLUSTER_H
+#define CLUSTER_H
 
 #include "common/buf.h"
 #include "launcher/cli/options.h"
 
-#define SITE_NODES_MAX OPTIONS_MAX_NODES
-#define SITE_FIRST_PORT 20000
-#define SITE_N_PORTS 12000
-#define SITE_JOB_PORTS 4 /* that a job may use, one after another: a port of its number may be another job's */
+#define CLUSTER_NODES_MAX OPTIONS_MAX_NODES
+#define CLUSTER_FIRST_PORT 20000
+#define CLUSTER_N_PORTS 12000
+#define CLUSTER_JOB_PORTS 4 /* that a job may use, one after another: a port of its number may be another job's */
 
-struct site {
+struct cluster_env {
     const char *kind;  /* "Slurm step", for sentences; NULL: nothing was found */
     const char *start; /* how one cddprun is started on each node, for sentences */
     bool in_step;      /* we were started once on each node: what follows holds */
@@ -32,7 +32,7 @@ struct site {
 };
 
 /* Where it is read from; a test has its own. */
-struct site_source {
+struct cluster_source {
     options_getenv env;
     void *arg;
     const char *host; /* this machine's name */
@@ -44,16 +44,17 @@ struct site_source {
  * Without a job all is zero. CDDP_E_INVALID: variables or a file that make no sense, with a sentence that names one.
  * Pure but for read_file; the strings stay the environment's.
  */
-cddp_status site_read(struct site *out, const struct site_source *from, struct cdi_error *err);
+cddp_status cluster_read(struct cluster_env *out, const struct cluster_source *from, struct cdi_error *err);
 
 /*
  * The place of `host` in a list of hosts, one a line (what follows the name is not read, `#` begins a comment): s has
  * node_rank, n_nodes and first_node from it then. Without its domain a name stands for the same host. from names the
  * list for sentences. CDDP_E_NOT_FOUND: host is not in it. CDDP_E_INVALID: no host is, or one is twice.
  */
-cddp_status site_order(struct site *s, const char *text, const char *host, const char *from, struct cdi_error *err);
+cddp_status cluster_order(struct cluster_env *s, const char *text, const char *host, const char *from,
+                          struct cdi_error *err);
 
-/* The first of SITE_JOB_PORTS ports for a job that has a name; the same on all its nodes. */
-uint16_t site_port(const char *job);
+/* The first of CLUSTER_JOB_PORTS ports for a job that has a name; the same on all its nodes. */
+uint16_t cluster_port(const char *job);
 
 #endif

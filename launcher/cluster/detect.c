@@ -12,13 +12,13 @@
 #define HOST_MAX 255
 #define LISTS_MAX (16u << 20)
 
-uint16_t site_port(const char *job)
+uint16_t cluster_port(const char *job)
 {
     uint32_t hash = 2166136261u;
 
     for (const char *p = job; *p != '\0'; p++)
         hash = (hash ^ (unsigned char)*p) * 16777619u;
-    return (uint16_t)(SITE_FIRST_PORT + hash % (SITE_N_PORTS - SITE_JOB_PORTS + 1));
+    return (uint16_t)(CLUSTER_FIRST_PORT + hash % (CLUSTER_N_PORTS - CLUSTER_JOB_PORTS + 1));
 }
 
 /* -------------------------------------------------------------------------------------------- lists of hosts ---- */
@@ -48,16 +48,17 @@ static const char *next_host(const char **p, size_t *len)
     return NULL;
 }
 
-cddp_status site_order(struct site *s, const char *text, const char *host, const char *from, struct cdi_error *err)
+cddp_status cluster_order(struct cluster_env *s, const char *text, const char *host, const char *from,
+                          struct cdi_error *err)
 {
     int64_t n = 0, mine = -1;
     size_t len;
     char first[HOST_MAX + 1] = "";
 
     for (const char *p = text, *name; (name = next_host(&p, &len)) != NULL; n++) {
-        if (len > HOST_MAX || n >= SITE_NODES_MAX)
+        if (len > HOST_MAX || n >= CLUSTER_NODES_MAX)
             return cdi_fail(err, CDDP_E_INVALID, "%s: a name is longer than %d bytes, or there are more than %d hosts",
-                            from, HOST_MAX, SITE_NODES_MAX);
+                            from, HOST_MAX, CLUSTER_NODES_MAX);
         if (n == 0)
             (void)snprintf(first, sizeof first, "%.*s", (int)len, name);
         if (!same_host(name, len, host, strlen(host)))
@@ -109,7 +110,7 @@ static cddp_status unique_hosts(const char *text, bool with_slots, struct cdi_bu
 }
 
 /* "a, b, c" of one name a line, for a sentence. */
-static void show_hosts(struct site *s, const char *lines)
+static void show_hosts(struct cluster_env *s, const char *lines)
 {
     size_t at = 0;
 
@@ -126,15 +127,15 @@ static void show_hosts(struct site *s, const char *lines)
 
 /* ---------------------------------------------------------------------------------------------- environments ---- */
 
-static const char *get(const struct site_source *from, const char *name)
+static const char *get(const struct cluster_source *from, const char *name)
 {
     const char *value = from->env(name, from->arg);
 
     return value == NULL || *value == '\0' ? NULL : value;
 }
 
-static cddp_status number(int64_t *out, const struct site *s, const struct site_source *from, const char *name,
-                          int64_t min, int64_t max, struct cdi_error *err)
+static cddp_status number(int64_t *out, const struct cluster_env *s, const struct cluster_source *from,
+                          const char *name, int64_t min, int64_t max, struct cdi_error *err)
 {
     const char *text = get(from, name);
 
@@ -147,7 +148,7 @@ static cddp_status number(int64_t *out, const struct site *s, const struct site_
 }
 
 /* "1234.0;tcp://10.0.0.1,192.168.0.1:45337": the first address of the machine where mpirun runs. */
-static void hnp_address(struct site *s, const char *uri)
+static void hnp_address(struct cluster_env *s, const char *uri)
 {
     const char *tcp = uri == NULL ? NULL : strstr(uri, "tcp://");
     size_t n = tcp == NULL ? 0 : strcspn(tcp + 6, ",:/;");
@@ -157,7 +158,7 @@ static void hnp_address(struct site *s, const char *uri)
 }
 
 /* mpirun starts daemons by srun or pbsdsh, whose variables our environment then has too: so it is asked first. */
-static cddp_status read_open_mpi(struct site *s, const struct site_source *from, struct cdi_error *err)
+static cddp_status read_open_mpi(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err)
 {
     const char *space = get(from, "PMIX_NAMESPACE"), *job = get(from, "OMPI_MCA_ess_base_jobid");
     int64_t local = 1;
@@ -165,11 +166,11 @@ static cddp_status read_open_mpi(struct site *s, const struct site_source *from,
 
     s->kind = "Open MPI job";
     s->start = "mpirun --map-by ppr:1:node";
-    st = number(&s->n_nodes, s, from, "OMPI_COMM_WORLD_SIZE", 1, SITE_NODES_MAX, err);
+    st = number(&s->n_nodes, s, from, "OMPI_COMM_WORLD_SIZE", 1, CLUSTER_NODES_MAX, err);
     if (st == CDDP_OK)
         st = number(&s->node_rank, s, from, "OMPI_COMM_WORLD_RANK", 0, s->n_nodes - 1, err);
     if (st == CDDP_OK && get(from, "OMPI_COMM_WORLD_LOCAL_SIZE") != NULL)
-        st = number(&local, s, from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, SITE_NODES_MAX, err);
+        st = number(&local, s, from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, CLUSTER_NODES_MAX, err);
     if (st != CDDP_OK)
         return st;
     s->in_step = true;
@@ -177,18 +178,18 @@ static cddp_status read_open_mpi(struct site *s, const struct site_source *from,
     hnp_address(s, get(from, "OMPI_MCA_orte_hnp_uri"));
     job = job != NULL ? job : space != NULL ? space : get(from, "OMPI_MCA_orte_hnp_uri");
     (void)snprintf(s->run_id, sizeof s->run_id, "%.80s", job == NULL ? "mpirun" : job);
-    s->port = site_port(s->run_id);
+    s->port = cluster_port(s->run_id);
     return CDDP_OK;
 }
 
-static void name_job(struct site *s)
+static void name_job(struct cluster_env *s)
 {
     (void)snprintf(s->run_id, sizeof s->run_id, "%.80s", s->job_id);
-    s->port = site_port(s->job_id);
+    s->port = cluster_port(s->job_id);
 }
 
 /* This host's place among the job's, unless this is the job's script, which runs on the first of them only. */
-static cddp_status place_among(struct site *s, const struct site_source *from, const struct cdi_buf *hosts,
+static cddp_status place_among(struct cluster_env *s, const struct cluster_source *from, const struct cdi_buf *hosts,
                                const char *list, bool is_script, struct cdi_error *err)
 {
     const char *lines = (const char *)cdi_buf_data(hosts);
@@ -199,10 +200,10 @@ static cddp_status place_among(struct site *s, const struct site_source *from, c
         return CDDP_OK;
     s->in_step = true;
     s->one_task_per_node = true;
-    return site_order(s, lines, from->host, list, err);
+    return cluster_order(s, lines, from->host, list, err);
 }
 
-static cddp_status read_pbs(struct site *s, const struct site_source *from, struct cdi_error *err)
+static cddp_status read_pbs(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err)
 {
     const char *path = get(from, "PBS_NODEFILE"), *task = get(from, "PBS_TASKNUM");
     struct cdi_buf text, hosts;
@@ -229,15 +230,16 @@ static cddp_status read_pbs(struct site *s, const struct site_source *from, stru
 
 /* jsrun counts its tasks itself; the host in front of the compute nodes, where the job's script runs, is none of them.
  */
-static cddp_status read_jsrun(struct site *s, const struct site_source *from, const char *hosts, struct cdi_error *err)
+static cddp_status read_jsrun(struct cluster_env *s, const struct cluster_source *from, const char *hosts,
+                              struct cdi_error *err)
 {
     int64_t local = 1;
-    cddp_status st = number(&s->n_nodes, s, from, "JSM_NAMESPACE_SIZE", 1, SITE_NODES_MAX, err);
+    cddp_status st = number(&s->n_nodes, s, from, "JSM_NAMESPACE_SIZE", 1, CLUSTER_NODES_MAX, err);
 
     if (st == CDDP_OK)
         st = number(&s->node_rank, s, from, "JSM_NAMESPACE_RANK", 0, s->n_nodes - 1, err);
     if (st == CDDP_OK && get(from, "JSM_NAMESPACE_LOCAL_SIZE") != NULL)
-        st = number(&local, s, from, "JSM_NAMESPACE_LOCAL_SIZE", 1, SITE_NODES_MAX, err);
+        st = number(&local, s, from, "JSM_NAMESPACE_LOCAL_SIZE", 1, CLUSTER_NODES_MAX, err);
     if (st != CDDP_OK)
         return st;
     for (int64_t skip = s->job_nodes - s->n_nodes; skip > 0; skip--)
@@ -249,7 +251,7 @@ static cddp_status read_jsrun(struct site *s, const struct site_source *from, co
     return CDDP_OK;
 }
 
-static cddp_status read_lsf(struct site *s, const struct site_source *from, struct cdi_error *err)
+static cddp_status read_lsf(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err)
 {
     const char *list = get(from, "LSB_MCPU_HOSTS");
     bool by_jsrun = get(from, "JSM_NAMESPACE_SIZE") != NULL, by_blaunch = get(from, "LSF_PM_TASKID") != NULL;
@@ -269,9 +271,9 @@ static cddp_status read_lsf(struct site *s, const struct site_source *from, stru
     return st;
 }
 
-cddp_status site_read(struct site *out, const struct site_source *from, struct cdi_error *err)
+cddp_status cluster_read(struct cluster_env *out, const struct cluster_source *from, struct cdi_error *err)
 {
-    struct site s = {.kind = NULL};
+    struct cluster_env s = {.kind = NULL};
     cddp_status st;
 
     if (get(from, "OMPI_COMM_WORLD_SIZE") != NULL)

@@ -92,9 +92,9 @@ static cddp_status expand(struct walk *w, size_t len, const char *p, const char 
     if (open == NULL) {
         if (len == 0 || memchr(w->name, ']', len) != NULL)
             return malformed(w);
-        if (w->n++ >= SITE_NODES_MAX)
+        if (w->n++ >= CLUSTER_NODES_MAX)
             return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has more than %d names", w->list,
-                            SITE_NODES_MAX);
+                            CLUSTER_NODES_MAX);
         w->enough = !w->each(w->arg, w->name);
         return CDDP_OK;
     }
@@ -190,7 +190,7 @@ static bool look_in_step(void *arg, const char *name)
  * component, in the order of their groups. Only sbatch and salloc say which nodes a group has; under a srun of its own
  * the list serves if this node's place in it is its number. "": not known.
  */
-static cddp_status find_first_of_groups(struct site *s, const char *list, int64_t n_groups, options_getenv env,
+static cddp_status find_first_of_groups(struct cluster_env *s, const char *list, int64_t n_groups, options_getenv env,
                                         void *arg, struct cdi_error *err)
 {
     const char *own = env("SLURMD_NODENAME", arg);
@@ -235,7 +235,7 @@ static bool is_one_each(const char *tasks)
     return tasks == NULL || strcmp(tasks, "1") == 0 || (strncmp(tasks, "1(x", 3) == 0 && strchr(tasks, ',') == NULL);
 }
 
-static cddp_status read_step(struct site *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
+static cddp_status read_step(struct cluster_env *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
 {
     const char *restarts = env("SLURM_RESTART_COUNT", arg), *list = env("SLURM_STEP_NODELIST", arg);
     const char *groups = env("SLURM_HET_SIZE", arg);
@@ -243,7 +243,7 @@ static cddp_status read_step(struct site *s, options_getenv env, void *arg, int6
     cddp_status st = number(&job, "SLURM_JOB_ID", s->job_id, 0, UINT32_MAX, err);
 
     if (st == CDDP_OK)
-        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, SITE_NODES_MAX, err);
+        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, CLUSTER_NODES_MAX, err);
     if (st == CDDP_OK)
         st = number(&s->node_rank, "SLURM_NODEID", env("SLURM_NODEID", arg), 0, s->n_nodes - 1, err);
     if (st == CDDP_OK && restarts != NULL)
@@ -258,14 +258,15 @@ static cddp_status read_step(struct site *s, options_getenv env, void *arg, int6
     s->in_step = true;
     s->one_task_per_node = is_one_each(env("SLURM_STEP_TASKS_PER_NODE", arg));
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64, job, step);
-    s->port = site_port(s->run_id);
+    s->port = cluster_port(s->run_id);
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64 ".%" PRId64, job, step, restart);
     return CDDP_OK;
 }
 
-cddp_status slurm_read(struct site *out, options_getenv env, void *arg, struct cdi_error *err)
+cddp_status slurm_read(struct cluster_env *out, options_getenv env, void *arg, struct cdi_error *err)
 {
-    struct site s = {.kind = "Slurm step", .start = "srun --ntasks-per-node=1", .job_id = env("SLURM_JOB_ID", arg)};
+    struct cluster_env s = {
+        .kind = "Slurm step", .start = "srun --ntasks-per-node=1", .job_id = env("SLURM_JOB_ID", arg)};
     const char *nodes = env("SLURM_JOB_NUM_NODES", arg), *step_text = env("SLURM_STEP_ID", arg);
     cddp_status st = CDDP_OK;
     int64_t step;
@@ -275,7 +276,7 @@ cddp_status slurm_read(struct site *out, options_getenv env, void *arg, struct c
     } else if (s.job_id != NULL) {
         if (nodes == NULL)
             nodes = env("SLURM_NNODES", arg);
-        s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, SITE_NODES_MAX, &s.job_nodes);
+        s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, CLUSTER_NODES_MAX, &s.job_nodes);
     }
     if (!s.in_step)
         s.kind = s.in_job ? "Slurm job" : NULL;

@@ -3,8 +3,8 @@
  * Which cores each worker may run on (--numa_binding). Pure: a topology, the GPUs' NUMA nodes and a mode in, lists of
  * cores out; topology.c reads the one, the shim sets the other.
  */
-#ifndef BIND_H
-#define BIND_H
+#ifndef BINDING_H
+#define BINDING_H
 
 #include "common/error.h"
 

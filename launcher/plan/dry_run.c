@@ -17,7 +17,7 @@ static json_t *text_or_null(const char *text)
 
 static bool knows_ranks(const struct plan *p)
 {
-    return p->meet.node_rank >= 0 || p->max_nodes == 1;
+    return p->endpoint.node_rank >= 0 || p->max_nodes == 1;
 }
 
 static bool knows_size(const struct plan *p)
@@ -25,14 +25,14 @@ static bool knows_size(const struct plan *p)
     return p->min_nodes == p->max_nodes;
 }
 
-static const char *role_name(enum meet_role role)
+static const char *role_name(enum endpoint_role role)
 {
     switch (role) {
-    case MEET_HOST:
+    case ENDPOINT_HOST:
         return "hosts";
-    case MEET_TRY:
+    case ENDPOINT_TRY:
         return "hosts if the address is this machine's";
-    case MEET_JOIN:
+    case ENDPOINT_JOIN:
         return "joins";
     }
     return "";
@@ -41,15 +41,15 @@ static const char *role_name(enum meet_role role)
 static json_t *describe_nodes(const struct plan *p)
 {
     return json_pack("{s:i, s:i, s:o, s:o}", "min", (int)p->min_nodes, "max", (int)p->max_nodes, "rank",
-                     p->max_nodes == 1       ? json_integer(0)
-                     : p->meet.node_rank < 0 ? json_null()
-                                             : json_integer(p->meet.node_rank),
+                     p->max_nodes == 1           ? json_integer(0)
+                     : p->endpoint.node_rank < 0 ? json_null()
+                                                 : json_integer(p->endpoint.node_rank),
                      "host", json_text(p->host));
 }
 
 static json_t *describe_meeting(const struct plan *p)
 {
-    const struct meet *m = &p->meet;
+    const struct endpoint *m = &p->endpoint;
 
     return json_pack("{s:o, s:o, s:s, s:f, s:o}", "address", json_text(m->host), "port",
                      m->port == 0 ? json_null() : json_integer(m->port), "this_node", role_name(m->role),
@@ -77,7 +77,7 @@ static bool is_unknown(const struct plan *p, const char *name)
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++)
         if ((!knows_ranks(p) && strcmp(name, ranks[i]) == 0) || (!knows_size(p) && strcmp(name, sizes[i]) == 0))
             return true;
-    return p->meet.port == 0 && strcmp(name, "MASTER_PORT") == 0;
+    return p->endpoint.port == 0 && strcmp(name, "MASTER_PORT") == 0;
 }
 
 static bool is_in(char *const *base, const char *setting)
@@ -93,14 +93,14 @@ static json_t *describe_env(const struct plan *p, uint32_t local_rank, char *con
     uint32_t n_nodes = p->max_nodes;
     struct cdi_msg_assign assign = {.world_size = n_nodes * p->n_procs,
                                     .n_nodes = n_nodes,
-                                    .node_rank = p->meet.node_rank < 0 ? 0 : p->meet.node_rank,
-                                    .master_port = p->meet.port};
+                                    .node_rank = p->endpoint.node_rank < 0 ? 0 : p->endpoint.node_rank,
+                                    .master_port = p->endpoint.port};
     struct plan_rank r = {.assign = &assign, .local_rank = local_rank, .error_file = unknown, .flight = unknown};
     json_t *out = json_object();
     char **env;
 
     assign.rank_base = (uint32_t)assign.node_rank * p->n_procs;
-    (void)snprintf(assign.master_addr, sizeof assign.master_addr, "%.60s", p->meet.host);
+    (void)snprintf(assign.master_addr, sizeof assign.master_addr, "%.60s", p->endpoint.host);
     env = plan_env(p, &r, base);
     for (char **e = env; out != NULL && e != NULL && *e != NULL; e++) {
         char *equals = strchr(*e, '=');
@@ -134,7 +134,7 @@ static json_t *describe_command(const struct plan *p, uint32_t local_rank)
 static json_t *describe_worker(const struct plan *p, const struct machine *m, uint32_t i, char *const *base)
 {
     const struct bind_worker *b = p->bind == NULL ? NULL : &p->bind[i];
-    uint32_t first = p->meet.node_rank > 0 ? (uint32_t)p->meet.node_rank * p->n_procs : 0;
+    uint32_t first = p->endpoint.node_rank > 0 ? (uint32_t)p->endpoint.node_rank * p->n_procs : 0;
 
     return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "local_rank", (int)i, "rank",
                      knows_ranks(p) ? json_integer(first + i) : json_null(), "device", describe_device(p, m, i),

@@ -60,7 +60,7 @@ static cddp_status check_addr(const char *addr, const char *from, struct cdi_err
     return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither the name of a host nor an address", from, addr);
 }
 
-cddp_status meet_parse_endpoint(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
+cddp_status endpoint_parse(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
 {
     const char *whole = text, *end, *rest, *colon = strchr(text, ':');
     int64_t number = *port;
@@ -221,7 +221,7 @@ static cddp_status check_backend(const struct options *o, struct cdi_error *err)
 }
 
 /* The node rank by --node_rank and --rdzv_conf rank=. */
-static cddp_status find_rank(struct meet *m, const struct options *o, const struct conf *c, struct cdi_error *err)
+static cddp_status find_rank(struct endpoint *m, const struct options *o, const struct conf *c, struct cdi_error *err)
 {
     int64_t rank = o->node_rank >= 0 ? o->node_rank : c->rank;
 
@@ -261,13 +261,13 @@ static cddp_status take_port(uint16_t *port, const struct options *o, struct cdi
 }
 
 /* Where the step's nodes meet, if nothing else says it. A port that nobody chose may be taken: there are more. */
-static cddp_status take_site_endpoint(struct meet *m, const struct options *o, const struct site *s,
-                                      struct cdi_error *err)
+static cddp_status take_cluster_endpoint(struct endpoint *m, const struct options *o, const struct cluster_env *s,
+                                         struct cdi_error *err)
 {
     (void)snprintf(m->host, sizeof m->host, "%s", s->first_node);
-    m->port = s->port != 0 ? s->port : MEET_MASTER_PORT;
+    m->port = s->port != 0 ? s->port : ENDPOINT_MASTER_PORT;
     if (s->port != 0 && o->master_port < 0 && o->env_master_port == NULL)
-        m->n_ports = SITE_JOB_PORTS;
+        m->n_ports = CLUSTER_JOB_PORTS;
     return take_port(&m->port, o, err);
 }
 
@@ -283,7 +283,8 @@ static const char *nodes_text(const struct options *o, char *buf, size_t cap)
     return buf;
 }
 
-static cddp_status find_endpoint(struct meet *m, const struct options *o, const struct site *s, struct cdi_error *err)
+static cddp_status find_endpoint(struct endpoint *m, const struct options *o, const struct cluster_env *s,
+                                 struct cdi_error *err)
 {
     const char *addr = o->master_addr;
     cddp_status st = CDDP_OK;
@@ -296,20 +297,20 @@ static cddp_status find_endpoint(struct meet *m, const struct options *o, const 
     if (st != CDDP_OK)
         return st;
     if (o->rdzv_endpoint != NULL) {
-        m->port = MEET_ENDPOINT_PORT;
-        st = meet_parse_endpoint(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
+        m->port = ENDPOINT_DEFAULT_PORT;
+        st = endpoint_parse(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
     } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->first_node[0] != '\0') {
-        st = take_site_endpoint(m, o, s, err);
+        st = take_cluster_endpoint(m, o, s, err);
     } else if (addr == NULL && m->n_nodes > 1) {
         return cdi_fail(
             err, CDDP_E_INVALID,
             "--nnodes=%s, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
             "and --master_port if %d is taken there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
             "MASTER_ADDR, or start it by srun inside a Slurm job",
-            nodes_text(o, nodes, sizeof nodes), MEET_MASTER_PORT);
+            nodes_text(o, nodes, sizeof nodes), ENDPOINT_MASTER_PORT);
     } else {
         (void)snprintf(m->host, sizeof m->host, "%s", addr == NULL ? "127.0.0.1" : addr);
-        m->port = m->n_nodes > 1 ? MEET_MASTER_PORT : 0;
+        m->port = m->n_nodes > 1 ? ENDPOINT_MASTER_PORT : 0;
         if (m->n_nodes > 1)
             st = take_port(&m->port, o, err);
         else if (o->master_port >= 0)
@@ -340,15 +341,15 @@ static int64_t find_lease_ms(const struct conf *c)
     return 1000 * (interval * attempts < LEASE_MAX_S ? interval * attempts : LEASE_MAX_S);
 }
 
-static void find_role(struct meet *m, const struct options *o, const struct conf *c)
+static void find_role(struct endpoint *m, const struct options *o, const struct conf *c)
 {
     if (c->is_host >= 0) {
-        m->role = c->is_host == 1 ? MEET_HOST : MEET_JOIN;
+        m->role = c->is_host == 1 ? ENDPOINT_HOST : ENDPOINT_JOIN;
         m->everywhere = c->is_host == 1;
     } else if (m->n_nodes == 1) {
-        m->role = o->rdzv_endpoint != NULL && m->port != 0 ? MEET_TRY : MEET_HOST;
+        m->role = o->rdzv_endpoint != NULL && m->port != 0 ? ENDPOINT_TRY : ENDPOINT_HOST;
     } else {
-        m->role = m->node_rank > 0 ? MEET_JOIN : MEET_TRY;
+        m->role = m->node_rank > 0 ? ENDPOINT_JOIN : ENDPOINT_TRY;
     }
 }
 
@@ -361,7 +362,7 @@ static bool names_a_place(const struct options *o)
  * Is it this step that the job runs in? Then it has the node ranks, and the place to meet. Where the user names a place
  * and another number of nodes, nodes of other steps may come there too, and node ranks of this step would be theirs.
  */
-static bool is_of_step(const struct options *o, const struct site *s)
+static bool is_of_step(const struct options *o, const struct cluster_env *s)
 {
     if (!s->in_step || s->n_nodes < 2 || o->standalone)
         return false;
@@ -369,11 +370,11 @@ static bool is_of_step(const struct options *o, const struct site *s)
            (o->max_nodes + o->spares > 1 && !names_a_place(o));
 }
 
-static cddp_status check_start(const struct options *o, const struct site *s, struct cdi_error *err)
+static cddp_status check_start(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
-    bool site_counts = !o->nnodes_given || o->max_nodes == OPTIONS_NODES_AUTO;
+    bool cluster_counts = !o->nnodes_given || o->max_nodes == OPTIONS_NODES_AUTO;
 
-    if (!s->in_job || s->job_nodes < 2 || !site_counts || o->standalone)
+    if (!s->in_job || s->job_nodes < 2 || !cluster_counts || o->standalone)
         return CDDP_OK;
     return cdi_fail(
         err, CDDP_E_INVALID,
@@ -383,7 +384,7 @@ static cddp_status check_start(const struct options *o, const struct site *s, st
 }
 
 /* --nnodes=MIN: means as many as there are. */
-static cddp_status settle_max_nodes(struct options *o, const struct site *s, struct cdi_error *err)
+static cddp_status settle_max_nodes(struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (o->max_nodes != OPTIONS_NODES_AUTO)
         return CDDP_OK;
@@ -401,7 +402,7 @@ static cddp_status settle_max_nodes(struct options *o, const struct site *s, str
 }
 
 /* Nodes of the step that are too many or too few for the job. Up to MAX may be missing: more may come later. */
-static cddp_status check_count(const struct options *o, const struct site *s, struct cdi_error *err)
+static cddp_status check_count(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (!o->nnodes_given || (s->n_nodes >= o->min_nodes && s->n_nodes <= o->max_nodes + o->spares))
         return CDDP_OK;
@@ -412,7 +413,7 @@ static cddp_status check_count(const struct options *o, const struct site *s, st
                     (long long)s->n_nodes);
 }
 
-static cddp_status check_site(const struct options *o, const struct site *s, struct cdi_error *err)
+static cddp_status check_site(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (s->by_file && o->nnodes_given && o->max_nodes + o->spares != s->n_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld%s",
@@ -441,8 +442,8 @@ static cddp_status check_site(const struct options *o, const struct site *s, str
 }
 
 /* Options and the job's environment, if it counts, in one. */
-static cddp_status decide(struct meet *m, const struct options *o, const struct site *step, const struct conf *c,
-                          struct cdi_error *err)
+static cddp_status decide(struct endpoint *m, const struct options *o, const struct cluster_env *step,
+                          const struct conf *c, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -482,7 +483,7 @@ static size_t limit(int64_t given)
     return given > 0 ? (size_t)given : 0;
 }
 
-static void set_limits(struct meet *m, const struct conf *c)
+static void set_limits(struct endpoint *m, const struct conf *c)
 {
     m->store = (struct cdi_kv_limits){.bytes = limit(c->store_memory),
                                       .key = limit(c->max_key),
@@ -492,10 +493,11 @@ static void set_limits(struct meet *m, const struct conf *c)
     m->max_buffered = limit(c->buffer_memory);
 }
 
-cddp_status meet_decide(struct meet *out, const struct options *given, const struct site *s, struct cdi_error *err)
+cddp_status endpoint_decide(struct endpoint *out, const struct options *given, const struct cluster_env *s,
+                            struct cdi_error *err)
 {
     struct options settled = *given, *o = &settled;
-    struct meet m = {.role = MEET_HOST, .node_rank = -1, .host = "127.0.0.1", .n_ports = 1};
+    struct endpoint m = {.role = ENDPOINT_HOST, .node_rank = -1, .host = "127.0.0.1", .n_ports = 1};
     struct conf c;
     cddp_status st = check_backend(o, err);
 
@@ -530,7 +532,7 @@ cddp_status meet_decide(struct meet *out, const struct options *given, const str
 
 /* --------------------------------------------------------------------------------------------------- address ---- */
 
-cddp_status meet_check_address(const struct meet *m, const struct sockaddr *addr, struct cdi_error *err)
+cddp_status endpoint_check_address(const struct endpoint *m, const struct sockaddr *addr, struct cdi_error *err)
 {
     static const char *const own[] = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"};
     char text[INET6_ADDRSTRLEN] = "";

@@ -33,7 +33,8 @@ static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_e
 }
 
 /* The order of the user's own file counts more than that of the environment. */
-static cddp_status read_order(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
+static cddp_status read_order(struct cluster_env *cluster, const struct options *o, const char *host,
+                              struct cdi_error *err)
 {
     struct cdi_buf text;
     char from[320];
@@ -45,44 +46,45 @@ static cddp_status read_order(struct site *site, const struct options *o, const 
     if (st == CDDP_OK)
         st = cdi_buf_append(&text, "", 1);
     if (st == CDDP_OK)
-        st = site_order(site, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host, from,
-                        err);
+        st = cluster_order(cluster, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host,
+                           from, err);
     if (st == CDDP_OK) {
-        site->by_file = true;
-        site->in_step = true;
-        site->one_task_per_node = true;
-        site->in_job = false;
-        site->kind = site->kind == NULL ? "job" : site->kind;
+        cluster->by_file = true;
+        cluster->in_step = true;
+        cluster->one_task_per_node = true;
+        cluster->in_job = false;
+        cluster->kind = cluster->kind == NULL ? "job" : cluster->kind;
     }
     cdi_buf_release(&text);
     return st;
 }
 
-cddp_status prepare_site(struct site *site, const struct options *o, const char *host, struct cdi_error *err)
+cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct options *o, const char *host,
+                                struct cdi_error *err)
 {
-    struct site_source from = {.env = options_real_env, .host = host, .read_file = read_file};
+    struct cluster_source from = {.env = options_real_env, .host = host, .read_file = read_file};
     cddp_status st;
 
     if (o->standalone)
         return CDDP_OK;
     /* Who says how many nodes there are does not need an environment that makes sense. */
-    st = site_read(site, &from, err);
+    st = cluster_read(cluster, &from, err);
     if (st != CDDP_OK && !o->nnodes_given)
         return st;
-    return o->rank_order != NULL ? read_order(site, o, host, err) : CDDP_OK;
+    return o->rank_order != NULL ? read_order(cluster, o, host, err) : CDDP_OK;
 }
 
-void prepare_say(const struct meet *meet, const struct options *o)
+void plan_inputs_log(const struct endpoint *endpoint, const struct options *o)
 {
-    enum cdi_log_level level = meet->node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO;
+    enum cdi_log_level level = endpoint->node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO;
 
-    if (meet->detected[0] != '\0')
-        cdi_log(level, "MAIN-SITE", "%s", meet->detected);
-    else if (meet->n_nodes > 1 && o->from_variables[0] != '\0')
+    if (endpoint->detected[0] != '\0')
+        cdi_log(level, "MAIN-SITE", "%s", endpoint->detected);
+    else if (endpoint->n_nodes > 1 && o->from_variables[0] != '\0')
         cdi_log(level, "MAIN-SITE", "from the environment: %s", o->from_variables);
 }
 
-void prepare_warn(const struct plan *plan, const struct options *o)
+void plan_inputs_warn(const struct plan *plan, const struct options *o)
 {
     const char *given = o->master_port >= 0                                       ? "--master_port"
                         : o->master_addr != NULL                                  ? "--master_addr"
@@ -101,7 +103,8 @@ void prepare_warn(const struct plan *plan, const struct options *o)
                 o->local_ranks_filter, plan->n_procs - 1);
 }
 
-cddp_status prepare_binding(struct plan *plan, const struct options *o, const struct machine *m, struct cdi_error *err)
+cddp_status plan_inputs_binding(struct plan *plan, const struct options *o, const struct machine *m,
+                                struct cdi_error *err)
 {
     enum bind_mode mode = (enum bind_mode)o->numa_binding;
     struct bind_topology t = {.n = 0};

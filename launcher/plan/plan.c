@@ -82,7 +82,7 @@ static cddp_status check_virtual(const struct plan *p, const struct options *o, 
 /* How many ranks several machines have is known only when all are there. */
 static cddp_status check_interactive(const struct plan *p, const struct options *o, struct cdi_error *err)
 {
-    if (p->max_nodes > 1 || p->meet.spares > 0 || o->interactive < (int64_t)p->n_procs)
+    if (p->max_nodes > 1 || p->endpoint.spares > 0 || o->interactive < (int64_t)p->n_procs)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID, "--interactive %" PRId64 " is none of the %u ranks; they are 0 to %u",
                     o->interactive, p->n_procs, p->n_procs - 1);
@@ -93,22 +93,22 @@ const char *plan_program(const struct plan *p)
     return p->interpreter[0] != NULL ? p->interpreter[0] : p->command[0];
 }
 
-cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
-                      const char *random_id, struct cdi_error *err)
+cddp_status plan_make(struct plan *out, const struct options *o, const struct endpoint *endpoint,
+                      const struct machine *m, const char *random_id, struct cdi_error *err)
 {
     struct plan p = {
-        .min_nodes = meet->min_nodes,
-        .max_nodes = meet->max_nodes,
+        .min_nodes = endpoint->min_nodes,
+        .max_nodes = endpoint->max_nodes,
         .max_restarts = (uint32_t)o->max_restarts,
         .wait_on_failure = o->on_failure == OPTIONS_WAIT,
-        .meet = *meet,
+        .endpoint = *endpoint,
         .role = o->role,
         .host = o->local_addr != NULL ? o->local_addr : m->host,
         .options = o,
         .command = o->command,
     };
     const char *name = random_id;
-    cddp_status st = count_workers(&p.n_procs, o, meet->n_nodes, m, err);
+    cddp_status st = count_workers(&p.n_procs, o, endpoint->n_nodes, m, err);
 
     if (st == CDDP_OK)
         st = check_virtual(&p, o, err);
@@ -118,9 +118,9 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct me
         return st;
     if (o->run_id != NULL)
         name = o->run_id;
-    else if (meet->run_id[0] != '\0')
-        name = meet->run_id;
-    else if (meet->n_nodes > 1)
+    else if (endpoint->run_id[0] != '\0')
+        name = endpoint->run_id;
+    else if (endpoint->n_nodes > 1)
         name = "none";
     (void)snprintf(p.run_id, sizeof p.run_id, "%s", name);
     choose_interpreter(&p, o);

@@ -17,7 +17,7 @@ struct plan {
     uint32_t min_nodes, max_nodes;
     uint32_t max_restarts;
     bool wait_on_failure; /* a worker's failure leaves the others alone */
-    struct meet meet;
+    struct endpoint endpoint;
     char run_id[256];
     const char *role;
     const char *host;                /* what messages call this machine */
@@ -34,8 +34,8 @@ struct plan {
  * whose strings stay those of o and m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a
  * machine that shows none. CDDP_E_INVALID: --world_size cannot be had with these nodes, or --interactive names no rank.
  */
-cddp_status plan_make(struct plan *out, const struct options *o, const struct meet *meet, const struct machine *m,
-                      const char *random_id, struct cdi_error *err);
+cddp_status plan_make(struct plan *out, const struct options *o, const struct endpoint *endpoint,
+                      const struct machine *m, const char *random_id, struct cdi_error *err);
 
 /* One worker's share of an assignment. */
 struct plan_rank {

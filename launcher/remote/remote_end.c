@@ -19,7 +19,7 @@
 #define READ_SIZE 16384
 #define KILL_AFTER_MS 60000 /* cddprun has a grace of its own; what outlives this hangs */
 
-struct far {
+struct remote_end {
     pid_t child;
     int signals, child_stdin; /* child_stdin -1: closed */
     struct cdi_buf in;        /* frames, not yet whole */
@@ -29,7 +29,7 @@ struct far {
     int64_t kill_at_ms;
 };
 
-static void end_job(struct far *f)
+static void end_job(struct remote_end *f)
 {
     f->gone = true;
     f->ended = true;
@@ -38,7 +38,7 @@ static void end_job(struct far *f)
 }
 
 /* One whole frame at the front of `in`; false: none is. What is no frame ends the job. */
-static bool take_frame(struct far *f)
+static bool take_frame(struct remote_end *f)
 {
     const uint8_t *p = cdi_buf_data(&f->in);
     size_t len;
@@ -67,7 +67,7 @@ static bool take_frame(struct far *f)
     return true;
 }
 
-static void read_near(struct far *f)
+static void read_launcher(struct remote_end *f)
 {
     uint8_t *room = cdi_buf_reserve(&f->in, READ_SIZE);
     ssize_t n = room == NULL ? 0 : read(STDIN_FILENO, room, READ_SIZE); /* no room: that was no frame */
@@ -83,7 +83,7 @@ static void read_near(struct far *f)
         ;
 }
 
-static void write_child(struct far *f, bool broken)
+static void write_child(struct remote_end *f, bool broken)
 {
     ssize_t n = f->data.len == 0 ? 0 : write(f->child_stdin, cdi_buf_data(&f->data), f->data.len);
 
@@ -97,7 +97,7 @@ static void write_child(struct far *f, bool broken)
 }
 
 /* SIGCHLD, or what sshd sends us: that is the child's. Returns the exit status once the child is gone, else -1. */
-static int take_signal(struct far *f)
+static int take_signal(struct remote_end *f)
 {
     struct signalfd_siginfo info;
     int status;
@@ -113,7 +113,7 @@ static int take_signal(struct far *f)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static _Noreturn void relay(struct far *f)
+static _Noreturn void relay(struct remote_end *f)
 {
     for (;;) {
         bool room = !f->gone && f->data.len < INPUT_MAX;
@@ -133,7 +133,7 @@ static _Noreturn void relay(struct far *f)
         if (status >= 0)
             _exit(status);
         if ((fds[1].revents & POLLIN) != 0)
-            read_near(f);
+            read_launcher(f);
         else if (fds[1].revents != 0)
             end_job(f);
         if (f->child_stdin >= 0 && fds[2].revents != 0)
@@ -154,9 +154,9 @@ static cddp_status become_child(const int pipe_fds[2], const sigset_t *before, p
     return CDDP_OK;
 }
 
-cddp_status far_start(struct cdi_error *err)
+cddp_status remote_end_start(struct cdi_error *err)
 {
-    struct far f = {.child = -1};
+    struct remote_end f = {.child = -1};
     int pipe_fds[2];
     sigset_t set, before;
     pid_t me = getpid();

@@ -40,7 +40,7 @@ struct remote {
     struct stream out[2];
 };
 
-struct near {
+struct ssh_run {
     struct remote *v;
     uint32_t n, n_alive, n_streams;
     int signals;
@@ -117,7 +117,7 @@ static cddp_status start_ssh(struct remote *r, const char *command, const sigset
  */
 
 /* What is in `line` up to its last newline, or all of it. */
-static void pass_on(struct near *s, int which, struct cdi_buf *line, bool all)
+static void pass_on(struct ssh_run *s, int which, struct cdi_buf *line, bool all)
 {
     const uint8_t *data = cdi_buf_data(line), *last = memrchr(data, '\n', line->len);
     size_t n = all ? line->len : last == NULL ? 0 : (size_t)(last - data) + 1;
@@ -127,7 +127,7 @@ static void pass_on(struct near *s, int which, struct cdi_buf *line, bool all)
     cdi_buf_consume(line, n);
 }
 
-static void read_stream(struct near *s, int which, struct stream *st)
+static void read_stream(struct ssh_run *s, int which, struct stream *st)
 {
     uint8_t *room = cdi_buf_reserve(&st->line, READ_SIZE);
     ssize_t n = room == NULL ? -1 : read(st->fd, room, READ_SIZE);
@@ -149,12 +149,12 @@ static void read_stream(struct near *s, int which, struct stream *st)
     }
 }
 
-static void begin_end(struct near *s, int64_t patience_ms);
+static void begin_end(struct ssh_run *s, int64_t patience_ms);
 
 static void send_frame(struct remote *r, const void *frame, size_t n);
 
 /* As agent.c does on one machine: a full disk costs the output, a reader who is gone ends the job. */
-static void on_unwritten(struct near *s, int which, int error)
+static void on_unwritten(struct ssh_run *s, int which, int error)
 {
     static const uint8_t end[2] = {HOSTS_SIGNAL, SIGTERM};
     const char *name = which == 0 ? "stdout" : "stderr";
@@ -178,7 +178,7 @@ static void on_unwritten(struct near *s, int which, int error)
     begin_end(s, OTHERS_MS);
 }
 
-static void write_queue(struct near *s, int which)
+static void write_queue(struct ssh_run *s, int which)
 {
     struct cdi_buf *q = &s->queue[which];
     ssize_t n = write(which + 1, cdi_buf_data(q), q->len < WRITE_MAX ? q->len : WRITE_MAX);
@@ -218,7 +218,7 @@ static void write_remote(struct remote *r)
 }
 
 /* To rank 0's host. */
-static void read_input(struct near *s)
+static void read_input(struct ssh_run *s)
 {
     uint8_t frame[3 + HOSTS_DATA_MAX] = {HOSTS_DATA};
     static const uint8_t end[] = {HOSTS_END};
@@ -236,7 +236,7 @@ static void read_input(struct near *s)
     send_frame(&s->v[0], frame, 3 + (size_t)n);
 }
 
-static void begin_end(struct near *s, int64_t patience_ms)
+static void begin_end(struct ssh_run *s, int64_t patience_ms)
 {
     int64_t at = cdi_deadline_ms(cdi_now_ms(), patience_ms);
 
@@ -246,7 +246,7 @@ static void begin_end(struct near *s, int64_t patience_ms)
         s->kill_at_ms = cdi_deadline_ms(at, KILL_MS);
 }
 
-static void on_exit_of(struct near *s, struct remote *r, int status)
+static void on_exit_of(struct ssh_run *s, struct remote *r, int status)
 {
     r->pid = 0;
     s->n_alive--;
@@ -262,7 +262,7 @@ static void on_exit_of(struct near *s, struct remote *r, int status)
     begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
 }
 
-static void reap(struct near *s)
+static void reap(struct ssh_run *s)
 {
     int status;
     pid_t pid;
@@ -273,7 +273,7 @@ static void reap(struct near *s)
                 on_exit_of(s, &s->v[i], WIFSIGNALED(status) ? SSH_FAILED : WEXITSTATUS(status));
 }
 
-static void take_signal(struct near *s)
+static void take_signal(struct ssh_run *s)
 {
     struct signalfd_siginfo info;
     uint8_t frame[2] = {HOSTS_SIGNAL};
@@ -292,7 +292,7 @@ static void take_signal(struct near *s)
 }
 
 /* The far ends take the end of file for SIGTERM. */
-static void look_at_clock(struct near *s)
+static void look_at_clock(struct ssh_run *s)
 {
     int64_t now = cdi_now_ms();
 
@@ -313,7 +313,7 @@ static void look_at_clock(struct near *s)
 /* --------------------------------------------------------------------------------------------------------- loop ----
  */
 
-static int wait_ms(const struct near *s)
+static int wait_ms(const struct ssh_run *s)
 {
     int64_t at = s->end_at_ms < s->kill_at_ms ? s->end_at_ms : s->kill_at_ms, now = cdi_now_ms();
 
@@ -324,7 +324,7 @@ static int wait_ms(const struct near *s)
 }
 
 /* What each descriptor is waited for: signals, stdin, stdout, stderr, then three for each host. */
-static void fill_polls(const struct near *s, struct pollfd *fds)
+static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
 {
     bool full = s->queue[0].len >= QUEUE_MAX || s->queue[1].len >= QUEUE_MAX;
     bool takes = s->input && s->v[0].in >= 0 && s->v[0].to.len < HOSTS_DATA_MAX;
@@ -342,7 +342,7 @@ static void fill_polls(const struct near *s, struct pollfd *fds)
     }
 }
 
-static void serve(struct near *s, const struct pollfd *fds)
+static void serve(struct ssh_run *s, const struct pollfd *fds)
 {
     for (int i = 0; i < 2; i++)
         if (fds[2 + i].revents != 0)
@@ -361,7 +361,7 @@ static void serve(struct near *s, const struct pollfd *fds)
     look_at_clock(s);
 }
 
-static void run_loop(struct near *s, struct pollfd *fds)
+static void run_loop(struct ssh_run *s, struct pollfd *fds)
 {
     while (s->n_alive > 0 || s->n_streams > 0 || s->queue[0].len > 0 || s->queue[1].len > 0) {
         fill_polls(s, fds);
@@ -382,7 +382,7 @@ static uint16_t random_port(void)
     uint16_t v = 0;
 
     (void)getrandom(&v, sizeof v, 0);
-    return (uint16_t)(SITE_FIRST_PORT + v % SITE_N_PORTS);
+    return (uint16_t)(CLUSTER_FIRST_PORT + v % CLUSTER_N_PORTS);
 }
 
 /* Is it a setting that the far cddprun is to have too? */
@@ -417,7 +417,7 @@ static char **choose_env(const struct options *o)
     return v;
 }
 
-static cddp_status start_all(struct near *s, const struct hosts_job *job, struct cdi_error *err)
+static cddp_status start_all(struct ssh_run *s, const struct hosts_job *job, struct cdi_error *err)
 {
     sigset_t set, before;
     cddp_status st = CDDP_OK;
@@ -446,7 +446,7 @@ static cddp_status start_all(struct near *s, const struct hosts_job *job, struct
     return st;
 }
 
-static cddp_status run_job(struct near *s, const struct hosts *hosts, const struct hosts_job *job,
+static cddp_status run_job(struct ssh_run *s, const struct hosts *hosts, const struct hosts_job *job,
                            struct cdi_error *err)
 {
     struct pollfd *fds = calloc(4 + 3 * (size_t)hosts->n, sizeof *fds);
@@ -476,13 +476,13 @@ static cddp_status run_job(struct near *s, const struct hosts *hosts, const stru
     return st;
 }
 
-int near_run(const struct options *o, char **argv, struct cdi_error *err)
+int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
 {
-    struct near s = {.input = true,
-                     .signals = -1,
-                     .end_at_ms = CDI_NEVER_MS,
-                     .kill_at_ms = CDI_NEVER_MS,
-                     .leave_at_ms = CDI_NEVER_MS};
+    struct ssh_run s = {.input = true,
+                        .signals = -1,
+                        .end_at_ms = CDI_NEVER_MS,
+                        .kill_at_ms = CDI_NEVER_MS,
+                        .leave_at_ms = CDI_NEVER_MS};
     struct hosts hosts = {.n = 0};
     char program[PATH_MAX] = "", *directory = get_current_dir_name(), **env = choose_env(o);
     struct hosts_job job = {.hosts = &hosts,

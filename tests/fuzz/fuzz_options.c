@@ -80,13 +80,13 @@ static void check_hosts(const struct options *o)
 }
 
 /* And where the nodes meet. */
-static void check_meet(const struct options *o)
+static void check_endpoint(const struct options *o)
 {
-    struct site none = {.in_step = false};
+    struct cluster_env none = {.in_step = false};
     struct cdi_error err = {.status = CDDP_OK};
-    struct meet m;
+    struct endpoint m;
 
-    if (meet_decide(&m, o, &none, &err) != CDDP_OK) {
+    if (endpoint_decide(&m, o, &none, &err) != CDDP_OK) {
         if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
             abort();
         return;
@@ -127,7 +127,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     argv[argc] = NULL;
     if (options_parse(&o, argc, argv, lookup, &env, &err) == CDDP_OK) {
         check(&o, argv, argc);
-        check_meet(&o);
+        check_endpoint(&o);
         check_hosts(&o);
     } else if (err.msg[0] == '\0' || strchr(err.msg, '\n') != NULL)
         abort(); /* an error is one message */

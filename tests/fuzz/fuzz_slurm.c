@@ -12,7 +12,7 @@ static bool check(void *arg, const char *name)
 {
     size_t *n = arg;
 
-    if (name[0] == '\0' || strlen(name) > 255 || strchr(name, '[') != NULL || ++*n > SITE_NODES_MAX)
+    if (name[0] == '\0' || strlen(name) > 255 || strchr(name, '[') != NULL || ++*n > CLUSTER_NODES_MAX)
         abort();
     return *n < 1000;
 }

@@ -15,7 +15,7 @@
 static struct {
     uv_loop_t loop;
     struct writer *w;
-    struct status *s;
+    struct event_log *s;
     int pipe[2];
     char text[LINES_MAX];
 } t;
@@ -48,11 +48,11 @@ static void end(void)
     hygiene_end();
 }
 
-TestSuite(launcher_status, .init = begin, .fini = end);
+TestSuite(event_log, .init = begin, .fini = end);
 
 static void start(void)
 {
-    cr_assert_eq(status_start(&t.s, t.w, 0, t.pipe[1], NULL), CDDP_OK);
+    cr_assert_eq(event_log_start(&t.s, t.w, 0, t.pipe[1], NULL), CDDP_OK);
 }
 
 static void close_writer(void)
@@ -67,7 +67,7 @@ static const char *finish(void)
     size_t n = 0;
     ssize_t got;
 
-    status_free(t.s);
+    event_log_free(t.s);
     close_writer();
     (void)close(t.pipe[1]); /* the descriptor is the caller's, and still open */
     t.pipe[1] = -1;
@@ -117,7 +117,7 @@ static struct cdi_failure failure(enum cdi_end_kind kind, int32_t code)
                                 .text = "rank 5 (pid 4711 on node2) exited\nits message:\n| \"no\" more"};
 }
 
-Test(launcher_status, a_round_has_the_whole_assignment)
+Test(event_log, a_round_has_the_whole_assignment)
 {
     struct cdi_msg_assign a = {.round = 3,
                                .node_rank = 1,
@@ -129,86 +129,86 @@ Test(launcher_status, a_round_has_the_whole_assignment)
                                .master_port = 29500};
 
     start();
-    status_round(t.s, &a, 2);
+    event_log_round(t.s, &a, 2);
     EXPECT("{\"event\":\"round\",\"round\":3,\"restart_count\":1,\"node_rank\":1,\"n_nodes\":2,\"rank_base\":4,"
            "\"n_procs\":2,\"world_size\":6,\"master_addr\":\"10.0.0.1\",\"master_port\":29500}");
 }
 
-Test(launcher_status, a_worker_that_started)
+Test(event_log, a_worker_that_started)
 {
     start();
-    status_started(t.s, 5, 1, 4711);
+    event_log_started(t.s, 5, 1, 4711);
     EXPECT("{\"event\":\"started\",\"rank\":5,\"local_rank\":1,\"pid\":4711}");
 }
 
-Test(launcher_status, a_worker_that_exited_has_its_status)
+Test(event_log, a_worker_that_exited_has_its_status)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
 
     start();
-    status_ended(t.s, &f);
+    event_log_ended(t.s, &f);
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":7}");
 }
 
-Test(launcher_status, one_that_ended_well_has_status_0)
+Test(event_log, one_that_ended_well_has_status_0)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 0);
 
     start();
-    status_ended(t.s, &f);
+    event_log_ended(t.s, &f);
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":0}");
 }
 
-Test(launcher_status, one_that_was_killed_has_the_signals_name)
+Test(event_log, one_that_was_killed_has_the_signals_name)
 {
     struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
 
     f.core_dumped = 1;
     start();
-    status_ended(t.s, &f);
+    event_log_ended(t.s, &f);
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":139,\"signal\":\"SIGSEGV\","
            "\"core_dumped\":true}");
 }
 
-Test(launcher_status, one_that_could_not_be_started_has_a_shells_status)
+Test(event_log, one_that_could_not_be_started_has_a_shells_status)
 {
     struct cdi_failure f = failure(CDI_END_SPAWN, ENOENT);
 
     f.pid = 0;
     start();
-    status_ended(t.s, &f);
+    event_log_ended(t.s, &f);
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":0,\"status\":127}");
 }
 
-Test(launcher_status, the_first_failure_says_where_and_what_it_said_itself)
+Test(event_log, the_first_failure_says_where_and_what_it_said_itself)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
 
     start();
-    status_failure(t.s, &f);
+    event_log_failure(t.s, &f);
     EXPECT("{\"event\":\"failure\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":3,\"node_rank\":2,"
            "\"host\":\"node2\",\"text\":\"rank 5 (pid 4711 on node2) exited\\nits message:\\n| \\\"no\\\" more\"}");
 }
 
-Test(launcher_status, a_lost_node_is_a_failure_without_a_rank)
+Test(event_log, a_lost_node_is_a_failure_without_a_rank)
 {
     struct cdi_failure f = {
         .kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = 1, .host = "b", .text = "gone"};
 
     start();
-    status_failure(t.s, &f);
+    event_log_failure(t.s, &f);
     EXPECT("{\"event\":\"failure\",\"rank\":-1,\"local_rank\":-1,\"pid\":0,\"status\":1,\"node_rank\":1,\"host\":\"b\","
            "\"text\":\"gone\"}");
 }
 
-Test(launcher_status, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
+Test(event_log, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
     json_t *o;
 
     (void)snprintf(f.text, sizeof f.text, "caf\xc3\xa9\nand a bell \a");
     start();
-    status_failure(t.s, &f);
+    event_log_failure(t.s, &f);
     o = only_line();
     cr_assert_str_eq(json_string_value(json_object_get(o, "text")), f.text);
     for (const char *p = t.text; *p != '\0'; p++)
@@ -216,24 +216,24 @@ Test(launcher_status, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
     json_decref(o);
 }
 
-Test(launcher_status, bytes_that_are_no_utf_8_do_not_lose_the_line)
+Test(event_log, bytes_that_are_no_utf_8_do_not_lose_the_line)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
 
     (void)snprintf(f.text, sizeof f.text, "rank 5 exited\nits stderr:\n| caf\xe9 \xff");
     (void)snprintf(f.host, sizeof f.host, "h\xf6st");
     start();
-    status_failure(t.s, &f);
+    event_log_failure(t.s, &f);
     EXPECT("{\"event\":\"failure\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":3,\"node_rank\":2,"
            "\"host\":\"h?st\",\"text\":\"rank 5 exited\\nits stderr:\\n| caf? ?\"}");
 }
 
-Test(launcher_status, a_restart_a_signal_and_the_end)
+Test(event_log, a_restart_a_signal_and_the_end)
 {
     start();
-    status_restart(t.s, 2, "why");
-    status_signal(t.s, SIGTERM);
-    status_end(t.s, 143);
+    event_log_restart(t.s, 2, "why");
+    event_log_signal(t.s, SIGTERM);
+    event_log_end(t.s, 143);
     (void)finish();
     cr_assert_not_null(strstr(t.text, "\"restart_count\":2,\"text\":\"why\",\"event\":\"restart\""), "%s", t.text);
     cr_assert_not_null(strstr(t.text, "\"signal\":15,\"name\":\"SIGTERM\",\"event\":\"signal\""), "%s", t.text);
@@ -242,30 +242,30 @@ Test(launcher_status, a_restart_a_signal_and_the_end)
               strstr(t.text, "SIGTERM") < strstr(t.text, "143"));
 }
 
-Test(launcher_status, where_nobody_asks_nothing_is_done)
+Test(event_log, where_nobody_asks_nothing_is_done)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 1);
     struct cdi_msg_assign a = {.round = 0};
 
-    status_round(NULL, &a, 1);
-    status_started(NULL, 0, 0, 1);
-    status_ended(NULL, &f);
-    status_failure(NULL, &f);
-    status_restart(NULL, 1, "");
-    status_signal(NULL, SIGTERM);
-    status_end(NULL, 0);
-    status_free(NULL);
+    event_log_round(NULL, &a, 1);
+    event_log_started(NULL, 0, 0, 1);
+    event_log_ended(NULL, &f);
+    event_log_failure(NULL, &f);
+    event_log_restart(NULL, 1, "");
+    event_log_signal(NULL, SIGTERM);
+    event_log_end(NULL, 0);
+    event_log_free(NULL);
     close_writer();
 }
 
-Test(launcher_status, a_descriptor_that_cannot_be_written_is_an_error_that_names_the_flag)
+Test(event_log, a_descriptor_that_cannot_be_written_is_an_error_that_names_the_flag)
 {
     struct cdi_error err;
 
-    cr_assert_eq(status_check(t.pipe[1], &err), CDDP_OK);
-    cr_assert_eq(status_check(t.pipe[0], &err), CDDP_E_INVALID);
+    cr_assert_eq(event_log_check(t.pipe[1], &err), CDDP_OK);
+    cr_assert_eq(event_log_check(t.pipe[0], &err), CDDP_E_INVALID);
     cr_assert_str_eq(strstr(err.msg, "is not open"), "is not open for writing");
-    cr_assert_eq(status_check(987, &err), CDDP_E_INVALID);
+    cr_assert_eq(event_log_check(987, &err), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "--status_fd 987 is no open descriptor");
     close_writer();
 }

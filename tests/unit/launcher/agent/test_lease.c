@@ -3,58 +3,58 @@
 #include "hygiene.h"
 #include "launcher/agent/lease.h"
 
-CDI_SUITE(contact);
+CDI_SUITE(lease);
 
 #define LEASE 15000
 
-static struct contact c;
+static struct lease c;
 static int64_t next;
 
 static void joined(int64_t sent, int64_t answered)
 {
-    contact_init(&c, false, false);
-    contact_joining(&c, sent);
-    contact_welcome(&c, LEASE, answered);
+    lease_init(&c, false, false);
+    lease_joining(&c, sent);
+    lease_welcome(&c, LEASE, answered);
 }
 
-Test(contact, nothing_is_due_before_the_first_welcome)
+Test(lease, nothing_is_due_before_the_first_welcome)
 {
-    contact_init(&c, false, false);
-    contact_joining(&c, 5);
-    cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_NOTHING);
+    lease_init(&c, false, false);
+    lease_joining(&c, 5);
+    cr_assert_eq(lease_look(&c, 1000000, &next), LEASE_NOTHING);
     cr_assert_eq(next, CDI_NEVER_MS);
 }
 
-Test(contact, heartbeats_go_out_every_fifteenth_of_the_lease_while_they_are_answered)
+Test(lease, heartbeats_go_out_every_fifteenth_of_the_lease_while_they_are_answered)
 {
     uint32_t seq;
 
     joined(0, 10);
-    cr_assert_eq(contact_look(&c, 10, &next), CONTACT_NOTHING);
+    cr_assert_eq(lease_look(&c, 10, &next), LEASE_NOTHING);
     cr_assert_eq(next, 1010);
     for (int64_t now = 1010; now < 100000; now += 1000) {
-        cr_assert_eq(contact_look(&c, now, &next), CONTACT_BEAT);
-        seq = contact_beat(&c, now);
-        cr_assert_eq(contact_look(&c, now, &next), CONTACT_NOTHING);
+        cr_assert_eq(lease_look(&c, now, &next), LEASE_BEAT);
+        seq = lease_beat(&c, now);
+        cr_assert_eq(lease_look(&c, now, &next), LEASE_NOTHING);
         cr_assert_eq(next, now + 1000);
-        contact_answer(&c, seq);
+        lease_answer(&c, seq);
         cr_assert_eq(c.alive_ms, now);
     }
 }
 
 /* As a caller does: what is due at each next_ms, until there is nothing more. */
-static int64_t time_of(enum contact_do what)
+static int64_t time_of(enum lease_action what)
 {
     int64_t now = 0;
-    enum contact_do due;
+    enum lease_action due;
 
     for (int i = 0; i < 1000; i++) {
-        due = contact_look(&c, now, &next);
+        due = lease_look(&c, now, &next);
         if (due == what)
             return now;
-        if (due == CONTACT_BEAT)
-            (void)contact_beat(&c, now);
-        if (due == CONTACT_NOTHING)
+        if (due == LEASE_BEAT)
+            (void)lease_beat(&c, now);
+        if (due == LEASE_NOTHING)
             now = next;
         if (now == CDI_NEVER_MS)
             break;
@@ -62,185 +62,185 @@ static int64_t time_of(enum contact_do what)
     return -1;
 }
 
-Test(contact, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
+Test(lease, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
 {
     uint32_t seq;
 
-    contact_init(&c, false, false);
-    contact_joining(&c, 0);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-    contact_welcome(&c, LEASE, 10);
-    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
-    seq = contact_beat(&c, 1010);
-    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
-    contact_answer(&c, seq);
-    cr_assert_eq(contact_act_by_ms(&c), 1010 + LEASE * 5 / 6);
-    cr_assert_eq(time_of(CONTACT_FENCE), 1010 + LEASE * 2 / 3);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-    contact_init(&c, true, true);
-    contact_joining(&c, 0);
-    contact_welcome(&c, LEASE, 10);
-    cr_assert_eq(contact_act_by_ms(&c), CDI_NEVER_MS);
-    contact_init(&c, true, false); /* others wait for it */
-    contact_joining(&c, 0);
-    contact_welcome(&c, LEASE, 10);
-    cr_assert_eq(contact_act_by_ms(&c), LEASE * 5 / 6);
-    contact_answer(&c, contact_beat(&c, 5000));
-    cr_assert_eq(contact_act_by_ms(&c), 5000 + LEASE * 5 / 6);
+    lease_init(&c, false, false);
+    lease_joining(&c, 0);
+    cr_assert_eq(lease_act_by_ms(&c), CDI_NEVER_MS);
+    lease_welcome(&c, LEASE, 10);
+    cr_assert_eq(lease_act_by_ms(&c), LEASE * 5 / 6);
+    seq = lease_beat(&c, 1010);
+    cr_assert_eq(lease_act_by_ms(&c), LEASE * 5 / 6);
+    lease_answer(&c, seq);
+    cr_assert_eq(lease_act_by_ms(&c), 1010 + LEASE * 5 / 6);
+    cr_assert_eq(time_of(LEASE_FENCE), 1010 + LEASE * 2 / 3);
+    cr_assert_eq(lease_act_by_ms(&c), CDI_NEVER_MS);
+    lease_init(&c, true, true);
+    lease_joining(&c, 0);
+    lease_welcome(&c, LEASE, 10);
+    cr_assert_eq(lease_act_by_ms(&c), CDI_NEVER_MS);
+    lease_init(&c, true, false); /* others wait for it */
+    lease_joining(&c, 0);
+    lease_welcome(&c, LEASE, 10);
+    cr_assert_eq(lease_act_by_ms(&c), LEASE * 5 / 6);
+    lease_answer(&c, lease_beat(&c, 5000));
+    cr_assert_eq(lease_act_by_ms(&c), 5000 + LEASE * 5 / 6);
     /* Stopped with the rest of the machine for a long time, and continued: it has moved. */
-    (void)contact_look(&c, 10 * LEASE, &next);
-    cr_assert_eq(contact_act_by_ms(&c), 10 * LEASE + LEASE * 5 / 6);
+    (void)lease_look(&c, 10 * LEASE, &next);
+    cr_assert_eq(lease_act_by_ms(&c), 10 * LEASE + LEASE * 5 / 6);
 }
 
-Test(contact, silence_is_met_by_a_new_connection_and_at_two_thirds_of_the_lease_by_the_end)
+Test(lease, silence_is_met_by_a_new_connection_and_at_two_thirds_of_the_lease_by_the_end)
 {
     joined(0, 10);
-    cr_assert_eq(time_of(CONTACT_RECONNECT), LEASE / 5);
-    cr_assert_eq(time_of(CONTACT_FENCE), LEASE * 2 / 3);
-    cr_assert_eq(contact_look(&c, 20000, &next), CONTACT_NOTHING, "once");
+    cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5);
+    cr_assert_eq(time_of(LEASE_FENCE), LEASE * 2 / 3);
+    cr_assert_eq(lease_look(&c, 20000, &next), LEASE_NOTHING, "once");
     cr_assert_eq(next, CDI_NEVER_MS);
 }
 
-Test(contact, it_counts_from_the_sending_of_what_was_answered)
+Test(lease, it_counts_from_the_sending_of_what_was_answered)
 {
     uint32_t seq;
 
     joined(0, 4000);
     cr_assert_eq(c.alive_ms, 0, "the rendezvous may have heard JOIN at once");
-    seq = contact_beat(&c, 5000);
-    (void)contact_beat(&c, 6000);
-    contact_answer(&c, seq);
+    seq = lease_beat(&c, 5000);
+    (void)lease_beat(&c, 6000);
+    lease_answer(&c, seq);
     cr_assert_eq(c.alive_ms, 5000);
-    contact_answer(&c, seq - 1);
+    lease_answer(&c, seq - 1);
     cr_assert_eq(c.alive_ms, 5000, "never back");
-    cr_assert_eq(time_of(CONTACT_FENCE), 5000 + LEASE * 2 / 3);
+    cr_assert_eq(time_of(LEASE_FENCE), 5000 + LEASE * 2 / 3);
 }
 
 /* The process does not run from `from`, when nothing was due before 1 s later, to `to`. */
-static enum contact_do stopped(int64_t from, int64_t to)
+static enum lease_action stopped(int64_t from, int64_t to)
 {
-    cr_assert_eq(contact_look(&c, from, &next), CONTACT_NOTHING);
+    cr_assert_eq(lease_look(&c, from, &next), LEASE_NOTHING);
     cr_assert_gt(next, from);
-    return contact_look(&c, to, &next);
+    return lease_look(&c, to, &next);
 }
 
-Test(contact, time_in_which_this_process_did_not_run_is_counted_only_if_the_rendezvous_says_so)
+Test(lease, time_in_which_this_process_did_not_run_is_counted_only_if_the_rendezvous_says_so)
 {
     uint32_t old, seq;
 
     joined(0, 10);
-    cr_assert_eq(contact_look(&c, 1010, &next), CONTACT_BEAT);
-    old = contact_beat(&c, 1010);
-    cr_assert_eq(stopped(1011, 22010), CONTACT_HOLD);
+    cr_assert_eq(lease_look(&c, 1010, &next), LEASE_BEAT);
+    old = lease_beat(&c, 1010);
+    cr_assert_eq(stopped(1011, 22010), LEASE_HOLD);
     cr_assert(c.held);
     cr_assert_eq(c.still_ms, 20000, "the next look was to be at 2010");
-    cr_assert_eq(contact_act_by_ms(&c), 20000 + LEASE * 5 / 6);
-    cr_assert_eq(contact_look(&c, 22010, &next), CONTACT_BEAT);
-    seq = contact_beat(&c, 22010);
-    contact_answer(&c, old);
+    cr_assert_eq(lease_act_by_ms(&c), 20000 + LEASE * 5 / 6);
+    cr_assert_eq(lease_look(&c, 22010, &next), LEASE_BEAT);
+    seq = lease_beat(&c, 22010);
+    lease_answer(&c, old);
     cr_assert(c.held, "an answer from before the stop says nothing");
-    contact_answer(&c, seq);
+    lease_answer(&c, seq);
     cr_assert_not(c.held);
     cr_assert_eq(c.alive_ms, 22010);
-    cr_assert_eq(contact_look(&c, 22011, &next), CONTACT_NOTHING);
+    cr_assert_eq(lease_look(&c, 22011, &next), LEASE_NOTHING);
     cr_assert_eq(next, 23010);
 }
 
-Test(contact, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_time_as_ever)
+Test(lease, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_time_as_ever)
 {
     joined(0, 10);
-    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD); /* 29 s: a look was due at 1010 */
-    cr_assert_eq(time_of(CONTACT_RECONNECT), 29000 + LEASE / 5);
+    cr_assert_eq(stopped(10, 30010), LEASE_HOLD); /* 29 s: a look was due at 1010 */
+    cr_assert_eq(time_of(LEASE_RECONNECT), 29000 + LEASE / 5);
     cr_assert(c.held);
-    cr_assert_eq(time_of(CONTACT_FENCE), 29000 + LEASE * 2 / 3);
+    cr_assert_eq(time_of(LEASE_FENCE), 29000 + LEASE * 2 / 3);
     cr_assert(c.fenced);
-    cr_assert_eq(contact_look(&c, 100000, &next), CONTACT_NOTHING);
+    cr_assert_eq(lease_look(&c, 100000, &next), LEASE_NOTHING);
 }
 
 /* Something else may have made the workers go on. */
-Test(contact, workers_are_held_again_and_again_also_while_there_is_no_connection)
+Test(lease, workers_are_held_again_and_again_also_while_there_is_no_connection)
 {
     joined(0, 10);
-    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD);
-    contact_broken(&c);
-    cr_assert_eq(contact_look(&c, 30010, &next), CONTACT_HOLD);
-    cr_assert_eq(contact_look(&c, 30010, &next), CONTACT_NOTHING);
+    cr_assert_eq(stopped(10, 30010), LEASE_HOLD);
+    lease_broken(&c);
+    cr_assert_eq(lease_look(&c, 30010, &next), LEASE_HOLD);
+    cr_assert_eq(lease_look(&c, 30010, &next), LEASE_NOTHING);
     cr_assert_eq(next, 30010 + LEASE / 15);
-    cr_assert_eq(contact_look(&c, next, &next), CONTACT_HOLD);
-    contact_joining(&c, 31020);
-    contact_welcome(&c, LEASE, 31030);
-    cr_assert_eq(contact_look(&c, 31030, &next), CONTACT_NOTHING);
+    cr_assert_eq(lease_look(&c, next, &next), LEASE_HOLD);
+    lease_joining(&c, 31020);
+    lease_welcome(&c, LEASE, 31030);
+    cr_assert_eq(lease_look(&c, 31030, &next), LEASE_NOTHING);
 }
 
-Test(contact, coming_back_by_another_connection_ends_the_hold_too)
+Test(lease, coming_back_by_another_connection_ends_the_hold_too)
 {
     joined(0, 10);
-    cr_assert_eq(stopped(10, 30010), CONTACT_HOLD);
-    contact_broken(&c);
-    contact_joining(&c, 30020);
-    contact_welcome(&c, LEASE, 30030);
+    cr_assert_eq(stopped(10, 30010), LEASE_HOLD);
+    lease_broken(&c);
+    lease_joining(&c, 30020);
+    lease_welcome(&c, LEASE, 30030);
     cr_assert_not(c.held);
     cr_assert_eq(c.alive_ms, 30020);
 }
 
-Test(contact, a_stop_that_ends_before_anything_was_missed_is_no_reason_to_hold)
+Test(lease, a_stop_that_ends_before_anything_was_missed_is_no_reason_to_hold)
 {
     joined(0, 10);
-    cr_assert_eq(stopped(10, LEASE / 5 - 1), CONTACT_BEAT);
+    cr_assert_eq(stopped(10, LEASE / 5 - 1), LEASE_BEAT);
     cr_assert_not(c.held);
 }
 
 /* A new connection would take longer than is left until the fence. */
-Test(contact, a_stop_that_ends_just_before_the_fence_does_not_cost_the_connection)
+Test(lease, a_stop_that_ends_just_before_the_fence_does_not_cost_the_connection)
 {
     joined(0, 10);
-    cr_assert_eq(stopped(10, LEASE * 2 / 3 - 1), CONTACT_HOLD);
-    cr_assert_eq(contact_look(&c, LEASE * 2 / 3 - 1, &next), CONTACT_BEAT);
-    contact_answer(&c, contact_beat(&c, LEASE * 2 / 3 - 1));
+    cr_assert_eq(stopped(10, LEASE * 2 / 3 - 1), LEASE_HOLD);
+    cr_assert_eq(lease_look(&c, LEASE * 2 / 3 - 1, &next), LEASE_BEAT);
+    lease_answer(&c, lease_beat(&c, LEASE * 2 / 3 - 1));
     cr_assert_not(c.held);
     cr_assert_eq(c.alive_ms, LEASE * 2 / 3 - 1);
 }
 
 /* Answers are missing for 9 s in which it ran: of these the stop does not take anything back. */
-Test(contact, silence_before_a_stop_counts)
+Test(lease, silence_before_a_stop_counts)
 {
     joined(0, 10);
-    cr_assert_eq(time_of(CONTACT_RECONNECT), LEASE / 5); /* it runs until then */
-    c.look_ms = 9000;                                    /* as if a connection had been tried until then */
-    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_HOLD);
-    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_HOLD, "there is no connection: it is said again");
-    cr_assert_eq(contact_look(&c, 40000, &next), CONTACT_NOTHING);
+    cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5); /* it runs until then */
+    c.look_ms = 9000;                                  /* as if a connection had been tried until then */
+    cr_assert_eq(lease_look(&c, 40000, &next), LEASE_HOLD);
+    cr_assert_eq(lease_look(&c, 40000, &next), LEASE_HOLD, "there is no connection: it is said again");
+    cr_assert_eq(lease_look(&c, 40000, &next), LEASE_NOTHING);
     cr_assert_eq(next, 41000);
-    cr_assert_eq(contact_look(&c, 41000, &next), CONTACT_FENCE);
+    cr_assert_eq(lease_look(&c, 41000, &next), LEASE_FENCE);
 }
 
-Test(contact, coming_back_in_time_starts_the_count_again)
+Test(lease, coming_back_in_time_starts_the_count_again)
 {
     uint32_t old;
 
     joined(0, 10);
-    old = contact_beat(&c, 1000);
-    cr_assert_eq(time_of(CONTACT_RECONNECT), LEASE / 5);
-    contact_joining(&c, 8000);
-    cr_assert_eq(contact_look(&c, 8001, &next), CONTACT_NOTHING);
+    old = lease_beat(&c, 1000);
+    cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5);
+    lease_joining(&c, 8000);
+    cr_assert_eq(lease_look(&c, 8001, &next), LEASE_NOTHING);
     cr_assert_eq(next, LEASE * 2 / 3);
-    contact_welcome(&c, LEASE, 8100);
-    contact_answer(&c, old);
+    lease_welcome(&c, LEASE, 8100);
+    lease_answer(&c, old);
     cr_assert_eq(c.alive_ms, 8000);
-    cr_assert_eq(contact_look(&c, 9100, &next), CONTACT_BEAT);
-    contact_answer(&c, contact_beat(&c, 9100));
+    cr_assert_eq(lease_look(&c, 9100, &next), LEASE_BEAT);
+    lease_answer(&c, lease_beat(&c, 9100));
     cr_assert_eq(c.alive_ms, 9100);
 }
 
-Test(contact, a_rendezvous_in_this_process_stops_and_goes_on_with_it)
+Test(lease, a_rendezvous_in_this_process_stops_and_goes_on_with_it)
 {
-    contact_init(&c, true, true);
-    contact_joining(&c, 0);
-    contact_welcome(&c, LEASE, 1);
-    cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_BEAT);
-    (void)contact_beat(&c, 1000000);
-    cr_assert_eq(contact_look(&c, 1000000, &next), CONTACT_NOTHING);
+    lease_init(&c, true, true);
+    lease_joining(&c, 0);
+    lease_welcome(&c, LEASE, 1);
+    cr_assert_eq(lease_look(&c, 1000000, &next), LEASE_BEAT);
+    (void)lease_beat(&c, 1000000);
+    cr_assert_eq(lease_look(&c, 1000000, &next), LEASE_NOTHING);
     cr_assert_eq(next, 1001000);
-    cr_assert_eq(contact_look(&c, 2000000, &next), CONTACT_BEAT);
-    cr_assert_not(contact_was_stopped(&c, 3000000));
+    cr_assert_eq(lease_look(&c, 2000000, &next), LEASE_BEAT);
+    cr_assert_not(lease_was_stopped(&c, 3000000));
 }

@@ -4,42 +4,42 @@
 
 #include <string.h>
 
-CDI_SUITE(where);
+CDI_SUITE(progress);
 
 #define S 1000000000 /* ns */
 #define NOW (1000 * (int64_t)S)
 
 /* A rank that has done seq - 1 collectives and is in the next, or with done_s has done that, too; times in s ago. */
-static struct where_rank rank_at(int32_t rank, uint64_t seq, enum cdi_flight_op op, bool done, int64_t s_ago)
+static struct progress_rank rank_at(int32_t rank, uint64_t seq, enum cdi_flight_op op, bool done, int64_t s_ago)
 {
     struct cdi_flight_entry e = {.seq = seq, .op = op, .bucket = -1, .enqueued_ns = NOW - s_ago * S};
 
     e.started_ns = e.enqueued_ns;
     if (done)
         e.done_ns = e.enqueued_ns;
-    return (struct where_rank){
+    return (struct progress_rank){
         .rank = rank,
         .view = {.last = e, .oldest_unfinished = done ? (struct cdi_flight_entry){0} : e, .claimed_pid = 7}};
 }
 
-static struct where_rank in_bucket(struct where_rank r, int bucket, uint64_t step)
+static struct progress_rank in_bucket(struct progress_rank r, int bucket, uint64_t step)
 {
     r.view.last.bucket = r.view.oldest_unfinished.bucket = bucket;
     r.view.step = step;
     return r;
 }
 
-static const char *text_of(struct where_rank *v, size_t n)
+static const char *text_of(struct progress_rank *v, size_t n)
 {
-    static char text[WHERE_TEXT];
+    static char text[PROGRESS_TEXT];
 
-    where_text(v, n, NOW, text, sizeof text);
+    progress_text(v, n, NOW, text, sizeof text);
     return text;
 }
 
-Test(where, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_it)
+Test(progress, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_it)
 {
-    struct where_rank v[] = {
+    struct progress_rank v[] = {
         in_bucket(rank_at(0, 812, CDI_FLIGHT_ALL_REDUCE, false, 600), 3, 39),
         in_bucket(rank_at(1, 812, CDI_FLIGHT_ALL_REDUCE, false, 601), 3, 39),
         in_bucket(rank_at(2, 811, CDI_FLIGHT_BROADCAST, true, 612), -1, 39),
@@ -51,9 +51,9 @@ Test(where, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_it)
                      "(bucket 3, step 39), for 600 s");
 }
 
-Test(where, a_rank_that_has_queued_a_collective_is_not_in_it)
+Test(progress, a_rank_that_has_queued_a_collective_is_not_in_it)
 {
-    struct where_rank v[] = {
+    struct progress_rank v[] = {
         in_bucket(rank_at(0, 16, CDI_FLIGHT_ALL_REDUCE, false, 8), 2, 3),
         in_bucket(rank_at(1, 16, CDI_FLIGHT_ALL_REDUCE, false, 8), 2, 3),
         in_bucket(rank_at(2, 16, CDI_FLIGHT_ALL_REDUCE, true, 8), 2, 3),
@@ -67,9 +67,9 @@ Test(where, a_rank_that_has_queued_a_collective_is_not_in_it)
                                     "2, step 3), 8 s ago");
 }
 
-Test(where, replays_of_a_graph_are_told_from_what_was_called)
+Test(progress, replays_of_a_graph_are_told_from_what_was_called)
 {
-    struct where_rank v[] = {
+    struct progress_rank v[] = {
         rank_at(0, 25, CDI_FLIGHT_BARRIER, true, 9),
         rank_at(1, 25, CDI_FLIGHT_BARRIER, true, 9),
         rank_at(2, 25, CDI_FLIGHT_BARRIER, true, 9),
@@ -96,40 +96,41 @@ Test(where, replays_of_a_graph_are_told_from_what_was_called)
                                     "ago");
 }
 
-Test(where, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
+Test(progress, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
 {
-    struct where_rank v[] = {rank_at(1, 5, CDI_FLIGHT_BARRIER, false, 0), rank_at(0, 5, CDI_FLIGHT_BARRIER, false, 0)};
+    struct progress_rank v[] = {rank_at(1, 5, CDI_FLIGHT_BARRIER, false, 0),
+                                rank_at(0, 5, CDI_FLIGHT_BARRIER, false, 0)};
 
     cr_assert_str_eq(text_of(v, 2), "ranks 0, 1 in barrier #5");
 }
 
-Test(where, the_first_step_has_a_number_where_a_bucket_tells_that_there_is_one)
+Test(progress, the_first_step_has_a_number_where_a_bucket_tells_that_there_is_one)
 {
-    struct where_rank v[] = {in_bucket(rank_at(0, 4, CDI_FLIGHT_ALL_REDUCE, false, 0), 0, 0)};
+    struct progress_rank v[] = {in_bucket(rank_at(0, 4, CDI_FLIGHT_ALL_REDUCE, false, 0), 0, 0)};
 
     cr_assert_str_eq(text_of(v, 1), "rank 0 in all_reduce #4 (bucket 0, step 0)");
 }
 
-Test(where, a_rank_before_its_first_collective_comes_first)
+Test(progress, a_rank_before_its_first_collective_comes_first)
 {
-    struct where_rank v[] = {rank_at(0, 1, CDI_FLIGHT_BARRIER, false, 3), {.rank = 1, .view = {.claimed_pid = 8}}};
+    struct progress_rank v[] = {rank_at(0, 1, CDI_FLIGHT_BARRIER, false, 3), {.rank = 1, .view = {.claimed_pid = 8}}};
 
     cr_assert_str_eq(text_of(v, 2), "rank 1 before the first collective; rank 0 in barrier #1, for 3 s");
 }
 
-Test(where, ranks_that_do_not_use_libcddp_are_left_out)
+Test(progress, ranks_that_do_not_use_libcddp_are_left_out)
 {
-    struct where_rank v[] = {{.rank = 0}, rank_at(1, 2, CDI_FLIGHT_RECV, true, 0), {.rank = 2}};
+    struct progress_rank v[] = {{.rank = 0}, rank_at(1, 2, CDI_FLIGHT_RECV, true, 0), {.rank = 2}};
 
     cr_assert_str_eq(text_of(v, 3), "rank 1 after recv #2");
     cr_assert_str_eq(text_of(v, 0), "");
-    v[0] = v[2] = (struct where_rank){0};
+    v[0] = v[2] = (struct progress_rank){0};
     cr_assert_str_eq(text_of(v, 1), "");
 }
 
-Test(where, many_places_and_ranks_are_cut_short)
+Test(progress, many_places_and_ranks_are_cut_short)
 {
-    struct where_rank v[100];
+    struct progress_rank v[100];
 
     for (int i = 0; i < 100; i++)
         v[i] = rank_at(i, i < 10 ? (uint64_t)i + 1 : 50, CDI_FLIGHT_SEND, false, 0);
@@ -139,9 +140,9 @@ Test(where, many_places_and_ranks_are_cut_short)
                      "ranks 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25 and 74 more in send #50");
 }
 
-Test(where, whatever_a_worker_wrote_there_fits)
+Test(progress, whatever_a_worker_wrote_there_fits)
 {
-    struct where_rank v[8];
+    struct progress_rank v[8];
     char small[40];
 
     memset(v, 0xff, sizeof v);
@@ -151,7 +152,7 @@ Test(where, whatever_a_worker_wrote_there_fits)
         v[i].view.oldest_unfinished.bucket = 2147483647;
         v[i].view.oldest_unfinished.started_ns = 1;
     }
-    cr_assert_lt(strlen(text_of(v, 8)), WHERE_TEXT);
-    where_text(v, 8, NOW, small, sizeof small);
+    cr_assert_lt(strlen(text_of(v, 8)), PROGRESS_TEXT);
+    progress_text(v, 8, NOW, small, sizeof small);
     cr_assert_eq(strlen(small), sizeof small - 1);
 }

@@ -147,7 +147,7 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
         .max_restarts = 1,
         .others = {{.rank = 4, .code = 1, .later_ms = 12}, {.rank = 5, .signal = SIGABRT, .later_ms = -1}},
         .n_other_failures = 2,
-        .where = "rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8"};
+        .progress = "rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8"};
 
     (void)setenv("TZ", "UTC", 1);
     r.first.time_ms = 1795222662000;
@@ -277,7 +277,7 @@ static unsigned rows(const char *text)
 
 Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
 {
-    static char endless[601], lines[10][400], where[WHERE_TEXT];
+    static char endless[601], lines[10][400], where[PROGRESS_TEXT];
     const char *const messages[] = {"short", "1\\n2\\n3\\n4\\n5\\n6\\n7\\n8\\n9\\n10", endless};
     char path[] = "/tmp/cdi-report-XXXXXX";
     const char *tail[10], *text;
@@ -299,7 +299,7 @@ Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
                                .n_ended_after = 4000,
                                .n_ended_well = 95,
                                .n_other_failures = 4000,
-                               .where = m > 0 ? where : "rank 2 after barrier #7; ranks 0, 1, 3 in all_reduce #8"};
+                               .progress = m > 0 ? where : "rank 2 after barrier #7; ranks 0, 1, 3 in all_reduce #8"};
 
             for (int i = 0; i < 10; i++) {
                 memset(lines[i], 'a' + i, len);

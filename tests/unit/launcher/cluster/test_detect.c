@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-CDI_SUITE(site);
+CDI_SUITE(cluster);
 
 static struct cdi_error err;
 static const char *nodefile = "node1\nnode1\nnode2.cluster\nnode2.cluster\nnode10\n";
@@ -26,30 +26,30 @@ static cddp_status fake_file(const char *path, struct cdi_buf *out, struct cdi_e
     return cdi_buf_append(out, nodefile, strlen(nodefile));
 }
 
-static cddp_status read_as(struct site *s, const char *host, const char **env)
+static cddp_status read_as(struct cluster_env *s, const char *host, const char **env)
 {
-    struct site_source from = {.env = fake_env, .arg = env, .host = host, .read_file = fake_file};
+    struct cluster_source from = {.env = fake_env, .arg = env, .host = host, .read_file = fake_file};
 
     memset(s, 0, sizeof *s);
-    return site_read(s, &from, &err);
+    return cluster_read(s, &from, &err);
 }
 
 #define READ(s, host, ...) read_as(s, host, (const char *[]){__VA_ARGS__, NULL})
 #define SAYS(text) cr_expect_not_null(strstr(err.msg, text), "%s", err.msg)
 
-Test(site, nothing_is_found_outside_of_jobs)
+Test(cluster, nothing_is_found_outside_of_jobs)
 {
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(READ(&s, "box", "HOME=/", "PBS_NODEFILE=/nodefile"), CDDP_OK);
     cr_assert_null(s.kind);
     cr_assert_not(s.in_step || s.in_job);
 }
 
-Test(site, open_mpi_says_how_many_there_are_and_where_mpirun_is)
+Test(cluster, open_mpi_says_how_many_there_are_and_where_mpirun_is)
 {
     const char *uri = "OMPI_MCA_orte_hnp_uri=123.0;tcp://10.0.0.1,192.168.0.1:4567";
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(READ(&s, "b", "OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=1", uri,
                       "OMPI_MCA_ess_base_jobid=99", "SLURM_JOB_ID=7", "SLURM_STEP_ID=0"),
@@ -60,7 +60,7 @@ Test(site, open_mpi_says_how_many_there_are_and_where_mpirun_is)
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "10.0.0.1");
     cr_assert_str_eq(s.run_id, "99");
-    cr_assert_eq(s.port, site_port("99"));
+    cr_assert_eq(s.port, cluster_port("99"));
     cr_assert_eq(READ(&s, "b", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_LOCAL_SIZE=4"),
                  CDDP_OK);
     cr_assert_not(s.one_task_per_node);
@@ -69,9 +69,9 @@ Test(site, open_mpi_says_how_many_there_are_and_where_mpirun_is)
     SAYS("OMPI_COMM_WORLD_RANK is '4'");
 }
 
-Test(site, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_script)
+Test(cluster, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_script)
 {
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(READ(&s, "node2", "PBS_JOBID=12.head", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=3"), CDDP_OK);
     cr_assert(s.in_step);
@@ -90,10 +90,10 @@ Test(site, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_scrip
     cr_assert_eq(READ(&s, "node1", "PBS_JOBID=1", "PBS_NODEFILE=/none", "PBS_TASKNUM=2"), CDDP_E_SYSTEM);
 }
 
-Test(site, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host_out)
+Test(cluster, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host_out)
 {
     const char *hosts = "LSB_MCPU_HOSTS=batch1 1 c7 42 c9 42";
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(READ(&s, "batch1", "LSB_JOBID=5", hosts), CDDP_OK);
     cr_assert(s.in_job && !s.in_step);
@@ -112,21 +112,21 @@ Test(site, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host_ou
     cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=x"), CDDP_E_INVALID);
 }
 
-Test(site, a_file_of_hosts_orders_them)
+Test(cluster, a_file_of_hosts_orders_them)
 {
-    struct site s = {.kind = NULL};
+    struct cluster_env s = {.kind = NULL};
     const char *text = "# ring\n node66 slots=8\n\nnode7.cluster.local  # the last\r\nnode8";
 
-    cr_assert_eq(site_order(&s, text, "NODE7", "F", &err), CDDP_OK);
+    cr_assert_eq(cluster_order(&s, text, "NODE7", "F", &err), CDDP_OK);
     cr_assert_eq(s.n_nodes, 3);
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "node66");
-    cr_assert_eq(site_order(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
+    cr_assert_eq(cluster_order(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
     cr_assert_eq(s.node_rank, 2);
-    cr_assert_eq(site_order(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(cluster_order(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
     SAYS("F does not have this host, 'node6'");
-    cr_assert_eq(site_order(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
+    cr_assert_eq(cluster_order(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
     SAYS("F has no host in it");
-    cr_assert_eq(site_order(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
+    cr_assert_eq(cluster_order(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
     SAYS("twice");
 }

@@ -125,7 +125,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
                          "SLURM_NODEID=1",
                          "SLURM_RESTART_COUNT=2",
                          NULL};
-    struct site s;
+    struct cluster_env s;
     struct cdi_error err;
 
     cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
@@ -135,7 +135,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "node2");
     cr_assert_str_eq(s.run_id, "1200.3.2");
-    cr_assert_eq(s.port, site_port("1200.3"), "a life of its own does not need a port of its own");
+    cr_assert_eq(s.port, cluster_port("1200.3"), "a life of its own does not need a port of its own");
     cr_assert(s.one_task_per_node);
     env[6] = "SLURM_STEP_TASKS_PER_NODE=2(x2)";
     cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
@@ -170,7 +170,7 @@ Test(slurm, the_nodes_of_a_heterogeneous_step_meet_at_the_first_of_its_first_com
                          NULL,
                          NULL,
                          NULL};
-    struct site s;
+    struct cluster_env s;
     struct cdi_error err;
 
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
@@ -194,7 +194,7 @@ Test(slurm, without_the_lists_of_the_components_the_first_node_is_known_only_in_
                          "SLURM_STEP_NUM_NODES=3",
                          "SLURMD_NODENAME=node2",
                          NULL};
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
     cr_assert_str_eq(s.first_node, "node1");
@@ -209,7 +209,7 @@ Test(slurm, a_batch_script_is_in_a_job_but_in_no_step)
 {
     const char *env[] = {"SLURM_JOB_ID=7", "SLURM_NNODES=2", NULL, NULL};
     const char *none[] = {"HOME=/", NULL};
-    struct site s;
+    struct cluster_env s;
 
     cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
     cr_assert(s.in_job);

@@ -17,7 +17,7 @@ static struct options o = {.role = "default",
                            .command = train};
 
 /* The plan as JSON; the caller's to release. */
-static json_t *read_plan(const struct meet *meet, struct bind_worker *bind)
+static json_t *read_plan(const struct endpoint *endpoint, struct bind_worker *bind)
 {
     static struct machine box = {
         .n_cores = 6, .n_gpus = 1, .host = "box", .gpus = {{.uuid = "GPU-1", .pci = "0000:3b:00.0", .numa_node = 1}}};
@@ -26,7 +26,7 @@ static json_t *read_plan(const struct meet *meet, struct bind_worker *bind)
     struct cdi_error err;
     json_t *all;
 
-    cr_assert_eq(plan_make(&p, &o, meet, &box, "0123abcd", &err), CDDP_OK);
+    cr_assert_eq(plan_make(&p, &o, endpoint, &box, "0123abcd", &err), CDDP_OK);
     p.bind = bind;
     text = dry_run_text(&p, &box, base);
     cr_assert_not_null(text);
@@ -46,7 +46,7 @@ static const char *text_at(json_t *object, const char *name)
 
 Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
 {
-    struct meet alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
+    struct endpoint alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
     struct bind_worker bind[] = {{.cpus = (char *)"0-2", .node = 1, .gpu = 0}, {.node = -1, .gpu = 0}};
     json_t *all = read_plan(&alone, bind), *workers = json_object_get(all, "workers"), *w = json_array_get(workers, 1),
            *env;
@@ -69,14 +69,14 @@ Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
 
 Test(dry_run, of_several_nodes_ranks_are_known_where_the_nodes_is)
 {
-    struct meet any = {.min_nodes = 3,
-                       .max_nodes = 3,
-                       .n_nodes = 3,
-                       .node_rank = -1,
-                       .host = "node1",
-                       .port = 29500,
-                       .role = MEET_TRY},
-                second = any;
+    struct endpoint any = {.min_nodes = 3,
+                           .max_nodes = 3,
+                           .n_nodes = 3,
+                           .node_rank = -1,
+                           .host = "node1",
+                           .port = 29500,
+                           .role = ENDPOINT_TRY},
+                    second = any;
     json_t *all = read_plan(&any, NULL), *w = json_array_get(json_object_get(all, "workers"), 0);
 
     cr_expect(json_is_null(json_object_get(w, "rank")));

@@ -6,11 +6,11 @@
 #include <netinet/in.h>
 #include <string.h>
 
-CDI_SUITE(meet);
+CDI_SUITE(endpoint);
 
-static struct meet m;
+static struct endpoint m;
 static struct cdi_error err;
-static struct site step; /* none */
+static struct cluster_env step; /* none */
 
 static struct options nodes(int64_t n)
 {
@@ -20,22 +20,22 @@ static struct options nodes(int64_t n)
 static cddp_status decide(struct options o)
 {
     err.msg[0] = '\0';
-    return meet_decide(&m, &o, &step, &err);
+    return endpoint_decide(&m, &o, &step, &err);
 }
 
 #define SAYS(text) cr_assert_not_null(strstr(err.msg, text), "%s", err.msg)
 
-Test(meet, one_node_hosts_on_loopback_and_any_port)
+Test(endpoint, one_node_hosts_on_loopback_and_any_port)
 {
     cr_assert_eq(decide(nodes(1)), CDDP_OK);
-    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
     cr_assert_str_eq(m.host, "127.0.0.1");
     cr_assert_eq(m.port, 0);
     cr_assert_eq(m.node_rank, -1);
     cr_assert_eq(m.join_timeout_ms, 600000);
 }
 
-Test(meet, one_node_does_not_follow_variables_that_an_outer_job_has_left)
+Test(endpoint, one_node_does_not_follow_variables_that_an_outer_job_has_left)
 {
     struct options o = nodes(1);
 
@@ -46,7 +46,7 @@ Test(meet, one_node_does_not_follow_variables_that_an_outer_job_has_left)
     cr_assert_eq(m.port, 0);
 }
 
-Test(meet, standalone_overrides_address_and_port_as_in_torchrun)
+Test(endpoint, standalone_overrides_address_and_port_as_in_torchrun)
 {
     struct options o = nodes(1);
 
@@ -58,31 +58,31 @@ Test(meet, standalone_overrides_address_and_port_as_in_torchrun)
     o.standalone = true;
     o.rdzv_endpoint = "other:1";
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
     cr_assert_str_eq(m.host, "127.0.0.1");
     cr_assert_eq(m.port, 0);
 }
 
-Test(meet, node_rank_0_hosts_where_ranks_are_known)
+Test(endpoint, node_rank_0_hosts_where_ranks_are_known)
 {
     struct options o = nodes(2);
 
     o.master_addr = "node1";
     o.node_rank = 0;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_TRY, "a daemon may run there");
+    cr_assert_eq(m.role, ENDPOINT_TRY, "a daemon may run there");
     cr_assert_str_eq(m.host, "node1");
-    cr_assert_eq(m.port, MEET_MASTER_PORT);
+    cr_assert_eq(m.port, ENDPOINT_MASTER_PORT);
     o.node_rank = 1;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_eq(m.role, ENDPOINT_JOIN);
     cr_assert_eq(m.node_rank, 1);
     o.node_rank = -1;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_TRY);
+    cr_assert_eq(m.role, ENDPOINT_TRY);
 }
 
-Test(meet, is_host_decides_who_hosts)
+Test(endpoint, is_host_decides_who_hosts)
 {
     struct options o = nodes(2);
 
@@ -90,19 +90,19 @@ Test(meet, is_host_decides_who_hosts)
     o.rdzv_conf = "is_host=True,join_timeout=30";
     o.node_rank = 1;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
     cr_assert(m.everywhere);
     cr_assert_eq(m.join_timeout_ms, 30000);
-    cr_assert_eq(m.port, MEET_ENDPOINT_PORT);
+    cr_assert_eq(m.port, ENDPOINT_DEFAULT_PORT);
     cr_assert_eq(m.lease_ms, 0);
     o.rdzv_conf = "is_host=0,lease=5,timeout=20";
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_eq(m.role, ENDPOINT_JOIN);
     cr_assert_eq(m.join_timeout_ms, 20000);
     cr_assert_eq(m.lease_ms, 5000);
 }
 
-Test(meet, limits_of_the_store_are_those_of_whoever_hosts)
+Test(endpoint, limits_of_the_store_are_those_of_whoever_hosts)
 {
     struct options o = nodes(1);
 
@@ -115,7 +115,7 @@ Test(meet, limits_of_the_store_are_those_of_whoever_hosts)
     cr_assert(m.max_connections == 9 && m.max_buffered == (size_t)3 << 30);
 }
 
-Test(meet, torchrun_s_keys_for_joining_closing_and_living_are_understood)
+Test(endpoint, torchrun_s_keys_for_joining_closing_and_living_are_understood)
 {
     struct options o = nodes(2);
 
@@ -136,7 +136,7 @@ Test(meet, torchrun_s_keys_for_joining_closing_and_living_are_understood)
     cr_assert_eq(m.lease_ms, 6000, "the plain word counts");
 }
 
-Test(meet, nodes_that_may_come_are_more_than_those_that_work)
+Test(endpoint, nodes_that_may_come_are_more_than_those_that_work)
 {
     struct options o = nodes(2);
 
@@ -156,20 +156,20 @@ Test(meet, nodes_that_may_come_are_more_than_those_that_work)
     cr_assert_not_null(strstr(err.msg, "2 with the spares"), "%s", err.msg);
 }
 
-Test(meet, one_node_with_an_endpoint_may_meet_a_daemon_there)
+Test(endpoint, one_node_with_an_endpoint_may_meet_a_daemon_there)
 {
     struct options o = nodes(1);
 
     o.rdzv_endpoint = "localhost:29400";
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_TRY);
+    cr_assert_eq(m.role, ENDPOINT_TRY);
     o.rdzv_endpoint = "localhost:0";
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
     cr_assert_eq(m.port, 0);
 }
 
-Test(meet, flags_win_over_variables)
+Test(endpoint, flags_win_over_variables)
 {
     struct options o = nodes(2);
 
@@ -189,7 +189,7 @@ Test(meet, flags_win_over_variables)
     cr_assert_eq(m.port, 99);
 }
 
-Test(meet, several_nodes_without_a_place_hear_the_ways_to_give_one)
+Test(endpoint, several_nodes_without_a_place_hear_the_ways_to_give_one)
 {
     cr_assert_eq(decide(nodes(2)), CDDP_E_INVALID);
     SAYS("--nnodes=2");
@@ -198,7 +198,7 @@ Test(meet, several_nodes_without_a_place_hear_the_ways_to_give_one)
     SAYS("MASTER_ADDR");
 }
 
-Test(meet, what_cannot_be_is_said)
+Test(endpoint, what_cannot_be_is_said)
 {
     static const struct {
         struct options o;
@@ -245,27 +245,27 @@ Test(meet, what_cannot_be_is_said)
     }
 }
 
-static struct site two_nodes(void)
+static struct cluster_env two_nodes(void)
 {
-    return (struct site){.kind = "Slurm step",
-                         .start = "srun --ntasks-per-node=1",
-                         .in_step = true,
-                         .n_nodes = 2,
-                         .node_rank = 1,
-                         .one_task_per_node = true,
-                         .nodes = "node[1-2]",
-                         .first_node = "node1",
-                         .port = 20007,
-                         .run_id = "1.0.0"};
+    return (struct cluster_env){.kind = "Slurm step",
+                                .start = "srun --ntasks-per-node=1",
+                                .in_step = true,
+                                .n_nodes = 2,
+                                .node_rank = 1,
+                                .one_task_per_node = true,
+                                .nodes = "node[1-2]",
+                                .first_node = "node1",
+                                .port = 20007,
+                                .run_id = "1.0.0"};
 }
 
-Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
+Test(endpoint, inside_a_slurm_step_nothing_needs_to_be_given)
 {
     step = two_nodes();
     cr_assert_eq(decide(nodes(1)), CDDP_OK);
     cr_assert_eq(m.n_nodes, 2);
     cr_assert_eq(m.node_rank, 1);
-    cr_assert_eq(m.role, MEET_JOIN);
+    cr_assert_eq(m.role, ENDPOINT_JOIN);
     cr_assert_str_eq(m.host, "node1");
     cr_assert_eq(m.port, 20007);
     cr_assert_str_eq(m.run_id, "1.0.0");
@@ -273,13 +273,13 @@ Test(meet, inside_a_slurm_step_nothing_needs_to_be_given)
                                  "node1, port 20007");
 }
 
-Test(meet, a_port_that_nobody_chose_has_others_beside_it)
+Test(endpoint, a_port_that_nobody_chose_has_others_beside_it)
 {
     struct options o = nodes(1);
 
     step = two_nodes();
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert(m.port == 20007 && m.n_ports == SITE_JOB_PORTS);
+    cr_assert(m.port == 20007 && m.n_ports == CLUSTER_JOB_PORTS);
     o.env_master_port = "23456";
     cr_assert_eq(decide(o), CDDP_OK);
     cr_assert(m.port == 23456 && m.n_ports == 1, "MASTER_PORT counts without MASTER_ADDR");
@@ -291,14 +291,14 @@ Test(meet, a_port_that_nobody_chose_has_others_beside_it)
     o.env_master_port = "x";
     cr_assert_eq(decide(o), CDDP_E_INVALID);
     SAYS("MASTER_PORT='x'");
-    step = (struct site){.kind = NULL};
+    step = (struct cluster_env){.kind = NULL};
     o = nodes(2);
     o.master_addr = "node1";
     cr_assert_eq(decide(o), CDDP_OK);
     cr_assert_eq(m.n_ports, 1);
 }
 
-Test(meet, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
+Test(endpoint, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
 {
     struct options o = nodes(4);
 
@@ -308,17 +308,17 @@ Test(meet, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
     o.nnodes_given = true;
     o.min_nodes = 2;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert(m.min_nodes == 2 && m.max_nodes == 4 && m.n_nodes == 4 && m.node_rank == 2 && m.role == MEET_JOIN);
+    cr_assert(m.min_nodes == 2 && m.max_nodes == 4 && m.n_nodes == 4 && m.node_rank == 2 && m.role == ENDPOINT_JOIN);
     cr_assert_str_eq(m.host, "node1");
     cr_assert_str_eq(m.run_id, "1.0.0");
     SAYS("");
     cr_assert_not_null(strstr(m.detected, "3 nodes"), "%s", m.detected);
     o.rdzv_endpoint = "node1:21000"; /* a second job that joins the first one's run */
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert(m.node_rank == -1 && m.run_id[0] == '\0' && m.role == MEET_TRY, "node ranks may be another step's");
+    cr_assert(m.node_rank == -1 && m.run_id[0] == '\0' && m.role == ENDPOINT_TRY, "node ranks may be another step's");
 }
 
-Test(meet, min_alone_takes_its_maximum_from_the_step)
+Test(endpoint, min_alone_takes_its_maximum_from_the_step)
 {
     struct options o = nodes(OPTIONS_NODES_AUTO);
 
@@ -339,16 +339,16 @@ Test(meet, min_alone_takes_its_maximum_from_the_step)
     step.node_rank = 0;
     o.min_nodes = 1;
     cr_assert_eq(decide(o), CDDP_OK);
-    cr_assert(m.max_nodes == 1 && m.role == MEET_HOST);
-    step = (struct site){.kind = NULL};
+    cr_assert(m.max_nodes == 1 && m.role == ENDPOINT_HOST);
+    step = (struct cluster_env){.kind = NULL};
     cr_assert_eq(decide(o), CDDP_E_INVALID);
     SAYS("give --nnodes=MIN:MAX");
-    step = (struct site){.kind = "Slurm job", .start = "srun", .in_job = true, .job_nodes = 2, .job_id = "7"};
+    step = (struct cluster_env){.kind = "Slurm job", .start = "srun", .in_job = true, .job_nodes = 2, .job_id = "7"};
     cr_assert_eq(decide(o), CDDP_E_INVALID);
     SAYS("was started on the first one only");
 }
 
-Test(meet, a_step_of_too_many_or_too_few_nodes_is_named)
+Test(endpoint, a_step_of_too_many_or_too_few_nodes_is_named)
 {
     static const int64_t counts[][2] = {{1, 2}, {2, 2}, {4, 4}, {4, 8}};
     struct options o;
@@ -367,7 +367,7 @@ Test(meet, a_step_of_too_many_or_too_few_nodes_is_named)
     }
 }
 
-Test(meet, flags_win_over_slurm)
+Test(endpoint, flags_win_over_slurm)
 {
     struct options o = nodes(2);
 
@@ -378,7 +378,7 @@ Test(meet, flags_win_over_slurm)
     cr_assert_eq(decide(o), CDDP_OK);
     cr_assert_str_eq(m.host, "other");
     cr_assert_eq(m.port, 5);
-    cr_assert_eq(m.role, MEET_HOST);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
     cr_assert_eq(m.node_rank, 1);
     o = nodes(1);
     o.standalone = true;
@@ -392,7 +392,7 @@ Test(meet, flags_win_over_slurm)
     cr_assert_str_eq(m.host, "127.0.0.1");
 }
 
-Test(meet, a_node_rank_that_the_batch_shell_has_expanded_is_named)
+Test(endpoint, a_node_rank_that_the_batch_shell_has_expanded_is_named)
 {
     struct options o = nodes(2);
 
@@ -407,11 +407,11 @@ Test(meet, a_node_rank_that_the_batch_shell_has_expanded_is_named)
     cr_assert_eq(decide(o), CDDP_OK);
 }
 
-Test(meet, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
+Test(endpoint, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
 {
     struct options o = nodes(1);
 
-    step = (struct site){
+    step = (struct cluster_env){
         .kind = "Slurm job", .start = "srun --ntasks-per-node=1", .in_job = true, .job_nodes = 2, .job_id = "17"};
     cr_assert_eq(decide(o), CDDP_E_INVALID);
     SAYS("Slurm job 17 has 2 nodes");
@@ -425,7 +425,7 @@ Test(meet, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
     cr_assert_eq(decide(nodes(1)), CDDP_OK);
 }
 
-Test(meet, two_launchers_on_a_node_are_refused)
+Test(endpoint, two_launchers_on_a_node_are_refused)
 {
     step = two_nodes();
     step.one_task_per_node = false;
@@ -433,7 +433,7 @@ Test(meet, two_launchers_on_a_node_are_refused)
     SAYS("--ntasks-per-node=1");
 }
 
-Test(meet, an_endpoint_is_taken_apart)
+Test(endpoint, an_endpoint_is_taken_apart)
 {
     static const struct {
         const char *text, *host;
@@ -450,13 +450,13 @@ Test(meet, an_endpoint_is_taken_apart)
         char host[256];
         uint16_t port = 7;
 
-        cr_expect_eq(meet_parse_endpoint(good[i].text, "x", host, &port, &err), CDDP_OK, "%s", good[i].text);
+        cr_expect_eq(endpoint_parse(good[i].text, "x", host, &port, &err), CDDP_OK, "%s", good[i].text);
         cr_expect_str_eq(host, good[i].host);
         cr_expect_eq(port, good[i].port, "%s", good[i].text);
     }
 }
 
-Test(meet, what_is_no_host_is_refused_at_once)
+Test(endpoint, what_is_no_host_is_refused_at_once)
 {
     static const char *const bad[] = {"http://h:29400", "http://h", "host:1:2", "a,b", "a b:1", "1:2:3:4", "h/:1"};
 
@@ -464,48 +464,48 @@ Test(meet, what_is_no_host_is_refused_at_once)
         struct options o = {.min_nodes = 2, .max_nodes = 2, .node_rank = -1, .master_port = -1, .master_addr = bad[i]};
         char host[256];
         uint16_t port = 7;
-        struct meet m;
+        struct endpoint m;
 
-        cr_expect_eq(meet_parse_endpoint(bad[i], "x", host, &port, &err), CDDP_E_INVALID, "%s", bad[i]);
-        cr_expect_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID, "%s", bad[i]);
+        cr_expect_eq(endpoint_parse(bad[i], "x", host, &port, &err), CDDP_E_INVALID, "%s", bad[i]);
+        cr_expect_eq(endpoint_decide(&m, &o, &(struct cluster_env){.kind = NULL}, &err), CDDP_E_INVALID, "%s", bad[i]);
         cr_expect_not_null(strstr(err.msg, bad[i]), "%s", err.msg);
     }
 }
 
-Test(meet, an_address_with_a_port_is_told_what_to_write)
+Test(endpoint, an_address_with_a_port_is_told_what_to_write)
 {
     struct options o = {
         .min_nodes = 1, .max_nodes = 1, .node_rank = -1, .master_port = -1, .master_addr = "localhost:29500"};
-    struct meet m;
+    struct endpoint m;
 
-    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_eq(endpoint_decide(&m, &o, &(struct cluster_env){.kind = NULL}, &err), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg,
                      "--master_addr 'localhost:29500' is an address with a port; give --master_addr=localhost and "
                      "--master_port=29500");
     o.master_addr = NULL;
     o.max_nodes = 2;
     o.env_master_addr = "a:1";
-    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_eq(endpoint_decide(&m, &o, &(struct cluster_env){.kind = NULL}, &err), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "MASTER_ADDR 'a:1' is an address with a port; give MASTER_ADDR=a and MASTER_PORT=1");
     o.env_master_addr = NULL;
-    cr_assert_eq(meet_decide(&m, &o, &(struct site){.kind = NULL}, &err), CDDP_E_INVALID);
+    cr_assert_eq(endpoint_decide(&m, &o, &(struct cluster_env){.kind = NULL}, &err), CDDP_E_INVALID);
     cr_assert_eq(strncmp(err.msg, "--nnodes=1:2, but nothing says", 30), 0, "%s", err.msg);
 }
 
 static cddp_status check(const char *host, const char *address, uint32_t n_nodes)
 {
     struct sockaddr_storage a = {.ss_family = strchr(address, ':') == NULL ? AF_INET : AF_INET6};
-    struct meet where = {.n_nodes = n_nodes};
+    struct endpoint where = {.n_nodes = n_nodes};
 
     if (a.ss_family == AF_INET)
         cr_assert_eq(inet_pton(AF_INET, address, &((struct sockaddr_in *)&a)->sin_addr), 1);
     else
         cr_assert_eq(inet_pton(AF_INET6, address, &((struct sockaddr_in6 *)&a)->sin6_addr), 1);
     (void)snprintf(where.host, sizeof where.host, "%s", host);
-    return meet_check_address(&where, (struct sockaddr *)&a, &err);
+    return endpoint_check_address(&where, (struct sockaddr *)&a, &err);
 }
 
-Test(meet, a_name_that_leads_each_node_to_itself_is_refused)
+Test(endpoint, a_name_that_leads_each_node_to_itself_is_refused)
 {
     cr_assert_eq(check("node1", "127.0.1.1", 2), CDDP_E_INVALID);
     SAYS("'node1' resolves to 127.0.1.1");

@@ -6,7 +6,7 @@
 
 CDI_SUITE(plan);
 
-static struct meet alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
+static struct endpoint alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
 static struct machine box = {.n_cores = 6, .n_gpus = 2, .host = "box"};
 
 static char *train[] = {(char *)"./train", NULL};
@@ -78,21 +78,21 @@ Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
 Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agree)
 {
     struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9", .command = train};
-    struct meet two = {.min_nodes = 2,
-                       .max_nodes = 2,
-                       .n_nodes = 2,
-                       .node_rank = 1,
-                       .host = "10.0.0.1",
-                       .port = 29500,
-                       .role = MEET_JOIN};
+    struct endpoint two = {.min_nodes = 2,
+                           .max_nodes = 2,
+                           .n_nodes = 2,
+                           .node_rank = 1,
+                           .host = "10.0.0.1",
+                           .port = 29500,
+                           .role = ENDPOINT_JOIN};
     struct plan p = make(OPTIONS_NPROC_COUNT, 1);
 
     cr_assert_str_eq(p.run_id, "0123abcd");
     cr_assert_str_eq(p.host, "box");
     cr_assert_eq(plan_make(&p, &o, &two, &box, "x", NULL), CDDP_OK);
     cr_assert_str_eq(p.run_id, "none");
-    cr_assert_str_eq(p.meet.host, "10.0.0.1");
-    cr_assert_eq(p.meet.role, MEET_JOIN);
+    cr_assert_str_eq(p.endpoint.host, "10.0.0.1");
+    cr_assert_eq(p.endpoint.role, ENDPOINT_JOIN);
     cr_assert_str_eq(p.host, "10.0.0.9");
 }
 
@@ -244,7 +244,7 @@ Test(plan, a_python_program_runs_by_python_and_any_other_as_it_is)
 Test(plan, a_world_size_is_shared_evenly_by_the_machines)
 {
     struct options o = asked;
-    struct meet three = {
+    struct endpoint three = {
         .min_nodes = 3, .max_nodes = 3, .n_nodes = 3, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
     struct plan p;
     struct cdi_error err;
@@ -313,7 +313,8 @@ Test(plan, more_workers_than_listed_gpus_cannot_have_a_virtual_local_rank_each)
 
 Test(plan, a_rank_that_is_not_there_cannot_have_the_terminal)
 {
-    struct meet two = {.min_nodes = 2, .max_nodes = 2, .n_nodes = 2, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
+    struct endpoint two = {
+        .min_nodes = 2, .max_nodes = 2, .n_nodes = 2, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
     struct options o = asked;
     struct plan p;
     struct cdi_error err;
