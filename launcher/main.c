@@ -5,7 +5,7 @@
 #include "launcher/agent/events.h"
 #include "launcher/agent/supervise.h"
 #include "launcher/cli/help.h"
-#include "launcher/cli/options.h"
+#include "launcher/cli/parse.h"
 #include "launcher/plan/dry_run.h"
 #include "launcher/plan/inputs.h"
 #include "launcher/process/guard.h"
@@ -194,7 +194,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
         return 1;
     }
-    (void)unsetenv(HOSTS_REMOTE_ENV); /* it is not the workers' */
+    (void)unsetenv(OPTIONS_REMOTE_ENV); /* it is not the workers' */
     switch (o.what) {
     case OPTIONS_HELP:
         help_usage(stdout);

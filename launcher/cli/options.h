@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The command line, read by the table of flags (flags.c): values, defaults and PET_* variables.
- * Pure: argv and a getter for the environment in, values out. With common/env.c the only place that knows getenv.
- */
+/* What the command line and the environment ask of cddprun: the values that parse.h reads. */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -16,6 +13,8 @@
 #define OPTIONS_MAX_NODES 100000
 #define OPTIONS_NODES_AUTO 0 /* max_nodes: as many as the scheduler's step has */
 #define OPTIONS_MAX_EXPORTS 256
+#define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
+#define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
 
 enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
@@ -86,24 +85,7 @@ struct options {
     char **command;                                /* the program and its arguments, ending with NULL; inside argv */
 };
 
-/* The value of an environment variable or NULL. */
+/* Returns the value of an environment variable, or NULL. */
 typedef const char *(*options_getenv)(const char *name, void *arg);
-
-/* getenv(3) itself, for main. */
-const char *options_real_env(const char *name, void *arg);
-
-/*
- * Read argv[1..]: flags in either spelling (--a-b, --a_b), as --flag value or --flag=value, shortened as long as only
- * one flag of torchrun, or one at all, begins that way, or by a short form (-r 3, -r3); `--` or the first word that is
- * no flag ends them, and the rest is the worker's command. A flag that is not given has the value of its PET_*
- * variable, else its default. The strings stay argv's and the environment's. *out is written on success only.
- * CDDP_E_INVALID with a sentence that names the flag (or variable) and the value; CDDP_E_UNSUPPORTED for a flag or
- * value that only torchrun knows.
- */
-cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
-                          struct cdi_error *err);
-
-/* A sentence is one line, whatever a word in it holds: no newline, nothing that moves a terminal's cursor. */
-void options_one_line(struct cdi_error *err);
 
 #endif

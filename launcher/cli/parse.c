@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The words of the command line, and the variables: which flag each of them is. What a value means is values.c's. */
-#include "launcher/cli/options.h"
+#include "launcher/cli/parse.h"
 
 #include "common/env.h"
 #include "launcher/cli/flag_values.h"
 #include "launcher/cli/rankmap.h"
-#include "launcher/remote/hosts.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -277,9 +276,9 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
     }
     o->env_master_addr = not_empty(env("MASTER_ADDR", arg));
     o->env_master_port = not_empty(env("MASTER_PORT", arg));
-    remote = env(HOSTS_REMOTE_ENV, arg);
+    remote = env(OPTIONS_REMOTE_ENV, arg);
     o->remote = remote != NULL;
-    o->remote_terminal = remote != NULL && strcmp(remote, HOSTS_REMOTE_TERMINAL) == 0;
+    o->remote_terminal = remote != NULL && strcmp(remote, OPTIONS_REMOTE_TERMINAL) == 0;
     o->python_exec = not_empty(env("PYTHON_EXEC", arg));
     o->log_line_prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", arg);
     o->error_file = not_empty(env("TORCHELASTIC_ERROR_FILE", arg));

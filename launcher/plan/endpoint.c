@@ -2,6 +2,7 @@
 #include "launcher/plan/endpoint.h"
 
 #include "common/env.h"
+#include "launcher/cli/parse.h"
 #include "protocol/message.h"
 
 #include <arpa/inet.h>

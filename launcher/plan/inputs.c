@@ -2,6 +2,7 @@
 #include "launcher/plan/inputs.h"
 
 #include "common/log.h"
+#include "launcher/cli/parse.h"
 #include "launcher/cli/rankmap.h"
 #include "launcher/plan/topology.h"
 

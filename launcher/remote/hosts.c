@@ -149,7 +149,7 @@ cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint
     if (st == CDDP_OK)
         st = add_word(out, job->directory);
     if (st == CDDP_OK)
-        st = cdi_buf_printf(out, " && exec env %s=%s", HOSTS_REMOTE_ENV, job->terminal ? HOSTS_REMOTE_TERMINAL : "1");
+        st = cdi_buf_printf(out, " && exec env %s=%s", OPTIONS_REMOTE_ENV, job->terminal ? OPTIONS_REMOTE_TERMINAL : "1");
     for (char *const *e = job->env; st == CDDP_OK && *e != NULL; e++)
         st = add_word(out, *e);
     if (st == CDDP_OK)

@@ -10,8 +10,6 @@
 #include "launcher/cli/options.h"
 
 #define HOSTS_MAX 4096
-#define HOSTS_REMOTE_ENV "CDDP_REMOTE"   /* tells the far end that it is one */
-#define HOSTS_REMOTE_TERMINAL "terminal" /* its value where a terminal shows what the job writes to stdout */
 
 struct host {
     char name[256];  /* as ssh takes it: user@name too */

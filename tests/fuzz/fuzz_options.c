@@ -3,6 +3,7 @@
  * The command line and its PET_* variables. Input: words, each followed by a NUL; those before an empty word are
  * NAME=value pairs of the environment, the others argv[1..].
  */
+#include "launcher/cli/parse.h"
 #include "launcher/plan/endpoint.h"
 #include "launcher/remote/hosts.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
 #include "launcher/cli/help.h"
-#include "launcher/cli/options.h"
+#include "launcher/cli/parse.h"
 
 #include <string.h>
 
