@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
+#include "launcher/agent/lookup.h"
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
@@ -819,7 +820,7 @@ static cddp_status resolve(const struct endpoint *m, struct rdzv_client_options 
     bool said = false;
     cddp_status st;
 
-    while ((st = rdzv_client_resolve(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
+    while ((st = lookup_addresses(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
            cdi_now_ms() < give_up) {
         if (!said)
             cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg, (long long)patience / 1000);
@@ -865,7 +866,7 @@ static int no_route(const struct sockaddr_storage *to)
     int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
     struct sockaddr_storage addr = *to;
 
-    rdzv_client_set_port(&addr, 9);
+    lookup_set_port(&addr, 9);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr,
                            addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
         error = errno;
@@ -924,15 +925,15 @@ static cddp_status start_server(struct agent *a, struct rdzv_client_options *joi
         opt.host = "::1";
         st = rdzv_server_start(&a->server, &a->loop, &opt, &second);
         if (st == CDDP_OK)
-            st = rdzv_client_resolve(join->addrs, &join->n_addrs, opt.host, 0, err);
+            st = lookup_addresses(join->addrs, &join->n_addrs, opt.host, 0, err);
     }
     if (st == CDDP_OK) {
         if (strcmp(opt.host, "*") == 0)
-            st = rdzv_client_resolve(join->addrs, &join->n_addrs, "*", 0, err);
+            st = lookup_addresses(join->addrs, &join->n_addrs, "*", 0, err);
         if (st == CDDP_OK)
             st = check_route(join, opt.host, err);
         for (unsigned i = 0; i < join->n_addrs; i++)
-            rdzv_client_set_port(&join->addrs[i], rdzv_server_port(a->server));
+            lookup_set_port(&join->addrs[i], rdzv_server_port(a->server));
         if (m->n_nodes > 1)
             supervise_set_host(&a->sup);
         return st;

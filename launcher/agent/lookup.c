@@ -1,19 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/lookup.h"
 
+#include "common/resolve.h"
+
+#include <netdb.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uv.h>
+
+void lookup_set_port(struct sockaddr_storage *addr, uint16_t port)
+{
+    if (addr->ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)addr)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)addr)->sin_port = htons(port);
+}
+
+cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
+                             struct cdi_error *err)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
+    int rc;
+
+    addrs[0] = (struct sockaddr_storage){0};
+    *n = 1;
+    if (strcmp(host, "*") == 0)
+        host = "127.0.0.1";
+    if (uv_ip4_addr(host, port, (struct sockaddr_in *)addrs) == 0 ||
+        uv_ip6_addr(host, port, (struct sockaddr_in6 *)addrs) == 0)
+        return CDDP_OK;
+    rc = cdi_resolve(host, NULL, &hints, &found);
+    *n = 0;
+    for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < LOOKUP_ADDRS_MAX; a = a->ai_next) {
+        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+            continue;
+        addrs[*n] = (struct sockaddr_storage){0};
+        memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);
+        lookup_set_port(&addrs[(*n)++], port);
+    }
+    if (rc == 0)
+        freeaddrinfo(found);
+    if (*n > 0)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_NOT_FOUND,
+                    "the address '%.200s' (--master_addr, --rdzv_endpoint) is not known to this machine: %s", host,
+                    rc != 0 ? gai_strerror(rc) : "no address");
+}
+
+/* ------------------------------------------------------------------------------------------------- in a thread ---- */
 
 struct lookup {
     atomic_int holders; /* the thread and its owner: the last one frees it */
     atomic_bool answered;
     char host[256];
     uint16_t port;
-    struct sockaddr_storage addrs[RDZV_CLIENT_ADDRS_MAX];
+    struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX];
     unsigned n; /* 0: the name is not known */
 };
 
@@ -27,7 +72,7 @@ static void *ask(void *arg)
 {
     struct lookup *l = arg;
 
-    if (rdzv_client_resolve(l->addrs, &l->n, l->host, l->port, NULL) != CDDP_OK)
+    if (lookup_addresses(l->addrs, &l->n, l->host, l->port, NULL) != CDDP_OK)
         l->n = 0;
     atomic_store(&l->answered, true);
     let_go(l);

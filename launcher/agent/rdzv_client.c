@@ -2,14 +2,11 @@
 #include "launcher/agent/rdzv_client.h"
 
 #include "common/clock.h"
-#include "common/resolve.h"
 #include "common/self_connect.h"
 #include "launcher/agent/lease.h"
-#include "launcher/agent/lookup.h"
 #include "protocol/frame.h"
 #include "protocol/hello.h"
 
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -771,7 +768,7 @@ static void try_connect(struct rdzv_client *j)
     j->addr = j->next_addr;
     address_text(&a, addr, sizeof addr, &port);
     if (j->opt.n_ports > 1)
-        rdzv_client_set_port(&a, (uint16_t)(port + j->port));
+        lookup_set_port(&a, (uint16_t)(port + j->port));
     (void)snprintf(j->trying, sizeof j->trying, j->opt.n_ports > 1 ? "%s, port %u" : "%s", addr, port + j->port);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (j->next_addr == 0 && j->opt.n_ports > 1 && !j->known && !j->again)
@@ -885,45 +882,4 @@ void rdzv_client_close(struct rdzv_client *j)
         return;
     }
     (void)uv_timer_start(&j->retry, on_close_wait, CLOSE_WAIT_MS, 0);
-}
-
-/* ------------------------------------------------------------------------------------------------- addresses ---- */
-
-void rdzv_client_set_port(struct sockaddr_storage *addr, uint16_t port)
-{
-    if (addr->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)addr)->sin6_port = htons(port);
-    else
-        ((struct sockaddr_in *)addr)->sin_port = htons(port);
-}
-
-cddp_status rdzv_client_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
-                                struct cdi_error *err)
-{
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
-    int rc;
-
-    addrs[0] = (struct sockaddr_storage){0};
-    *n = 1;
-    if (strcmp(host, "*") == 0)
-        host = "127.0.0.1";
-    if (uv_ip4_addr(host, port, (struct sockaddr_in *)addrs) == 0 ||
-        uv_ip6_addr(host, port, (struct sockaddr_in6 *)addrs) == 0)
-        return CDDP_OK;
-    rc = cdi_resolve(host, NULL, &hints, &found);
-    *n = 0;
-    for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < RDZV_CLIENT_ADDRS_MAX; a = a->ai_next) {
-        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
-            continue;
-        addrs[*n] = (struct sockaddr_storage){0};
-        memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);
-        rdzv_client_set_port(&addrs[(*n)++], port);
-    }
-    if (rc == 0)
-        freeaddrinfo(found);
-    if (*n > 0)
-        return CDDP_OK;
-    return cdi_fail(err, CDDP_E_NOT_FOUND,
-                    "the address '%.200s' (--master_addr, --rdzv_endpoint) is not known to this machine: %s", host,
-                    rc != 0 ? gai_strerror(rc) : "no address");
 }

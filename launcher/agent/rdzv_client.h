@@ -10,15 +10,13 @@
 #ifndef RDZV_CLIENT_H
 #define RDZV_CLIENT_H
 
+#include "launcher/agent/lookup.h"
 #include "protocol/auth.h"
 #include "protocol/message.h"
 
-#include <netinet/in.h>
 #include <uv.h>
 
 struct rdzv_client;
-
-#define RDZV_CLIENT_ADDRS_MAX 8
 
 struct rdzv_client_events {
     /*
@@ -51,7 +49,7 @@ struct rdzv_client_events {
 };
 
 struct rdzv_client_options {
-    struct sockaddr_storage addrs[RDZV_CLIENT_ADDRS_MAX]; /* tried in turn */
+    struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX]; /* tried in turn */
     unsigned n_addrs;
     unsigned n_ports;    /* from each address's on: all are tried, until one has the rendezvous; 0 is 1 */
     char host[256];      /* what they were found by, to be asked for again; "": they stay as they are */
@@ -82,13 +80,5 @@ void rdzv_client_look(struct rdzv_client *j);
  * j. No event follows. NULL-safe.
  */
 void rdzv_client_close(struct rdzv_client *j);
-
-/*
- * The addresses of a host: a numeric one, or by the resolver (which blocks: call it before the loop runs), at most
- * RDZV_CLIENT_ADDRS_MAX. "*" is this machine's loopback. CDDP_E_NOT_FOUND with a sentence.
- */
-cddp_status rdzv_client_resolve(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
-                                struct cdi_error *err);
-void rdzv_client_set_port(struct sockaddr_storage *addr, uint16_t port);
 
 #endif
