@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the environment says about a job of several nodes, whoever runs it: Open MPI's mpirun, a Slurm step, PBS, LSF;
- * and the user's own file of hosts (--rank_order). What is read here fills in for flags that are not given.
+ * A job of several nodes as its environment describes it: Open MPI's mpirun, a Slurm step, PBS, LSF, or the user's own
+ * file of hosts (--rank_order). These values are the defaults of flags that are not given.
  */
 #ifndef CLUSTER_H
 #define CLUSTER_H
@@ -39,22 +39,5 @@ struct cluster_source {
     /* A whole file into out. CDDP_E_SYSTEM, CDDP_E_LIMIT. */
     cddp_status (*read_file)(const char *path, struct cdi_buf *out, struct cdi_error *err);
 };
-
-/*
- * Without a job all is zero. CDDP_E_INVALID: variables or a file that make no sense, with a sentence that names one.
- * Pure but for read_file; the strings stay the environment's.
- */
-cddp_status cluster_read(struct cluster_env *out, const struct cluster_source *from, struct cdi_error *err);
-
-/*
- * The place of `host` in a list of hosts, one a line (what follows the name is not read, `#` begins a comment): s has
- * node_rank, n_nodes and first_node from it then. Without its domain a name stands for the same host. from names the
- * list for sentences. CDDP_E_NOT_FOUND: host is not in it. CDDP_E_INVALID: no host is, or one is twice.
- */
-cddp_status cluster_order(struct cluster_env *s, const char *text, const char *host, const char *from,
-                          struct cdi_error *err);
-
-/* The first of CLUSTER_JOB_PORTS ports for a job that has a name; the same on all its nodes. */
-uint16_t cluster_port(const char *job);
 
 #endif

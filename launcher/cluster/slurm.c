@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A Slurm job: the batch script or an interactive shell, or one process of a step on each node. Values of the job are
+ * never mixed with those of the step.
+ */
 #include "launcher/cluster/slurm.h"
 
 #include "common/env.h"
+#include "launcher/cluster/readers.h"
+#include "launcher/cluster/values.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,12 +31,12 @@ struct walk {
     char name[NAME_MAX_LEN + 1];
 };
 
-static cddp_status malformed(const struct walk *w)
+static cddp_status slurm_malformed(const struct walk *w)
 {
     return cdi_fail(w->err, CDDP_E_INVALID, "the list of nodes '%.200s' is not one that Slurm writes", w->list);
 }
 
-static cddp_status append(struct walk *w, size_t *len, const char *text, size_t n)
+static cddp_status slurm_append(struct walk *w, size_t *len, const char *text, size_t n)
 {
     if (*len + n > NAME_MAX_LEN)
         return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has a name of more than %d bytes", w->list,
@@ -41,7 +47,7 @@ static cddp_status append(struct walk *w, size_t *len, const char *text, size_t 
     return CDDP_OK;
 }
 
-static cddp_status expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth);
+static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth);
 
 /* "01", up to `end` or the first byte that is no digit. */
 static const char *read_number(const char *p, const char *end, uint32_t *v)
@@ -54,8 +60,8 @@ static const char *read_number(const char *p, const char *end, uint32_t *v)
 }
 
 /* One of "7" or "01-03", the rest of the name behind each number of it. */
-static cddp_status expand_range(struct walk *w, size_t len, const char *p, const char *range_end, const char *rest,
-                                const char *end, unsigned depth)
+static cddp_status slurm_expand_range(struct walk *w, size_t len, const char *p, const char *range_end,
+                                      const char *rest, const char *end, unsigned depth)
 {
     uint32_t from, to;
     const char *q = read_number(p, range_end, &from);
@@ -65,15 +71,15 @@ static cddp_status expand_range(struct walk *w, size_t len, const char *p, const
     if (q != NULL && q < range_end && *q == '-')
         q = read_number(q + 1, range_end, &to);
     if (q != range_end || to < from)
-        return malformed(w);
+        return slurm_malformed(w);
     for (uint32_t v = from; v <= to && !w->enough; v++) {
         char number[16];
         size_t at = len;
         int n = snprintf(number, sizeof number, "%0*" PRIu32, width, v);
-        cddp_status st = append(w, &at, number, (size_t)n);
+        cddp_status st = slurm_append(w, &at, number, (size_t)n);
 
         if (st == CDDP_OK)
-            st = expand(w, at, rest, end, depth + 1);
+            st = slurm_expand(w, at, rest, end, depth + 1);
         if (st != CDDP_OK)
             return st;
     }
@@ -81,17 +87,17 @@ static cddp_status expand_range(struct walk *w, size_t len, const char *p, const
 }
 
 /* What is between p and end, behind the len bytes that w->name has. */
-static cddp_status expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth)
+static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth)
 {
     const char *open = memchr(p, '[', (size_t)(end - p));
     const char *close = open == NULL ? NULL : memchr(open, ']', (size_t)(end - open));
-    cddp_status st = append(w, &len, p, (size_t)((open == NULL ? end : open) - p));
+    cddp_status st = slurm_append(w, &len, p, (size_t)((open == NULL ? end : open) - p));
 
     if (st != CDDP_OK)
         return st;
     if (open == NULL) {
         if (len == 0 || memchr(w->name, ']', len) != NULL)
-            return malformed(w);
+            return slurm_malformed(w);
         if (w->n++ >= CLUSTER_NODES_MAX)
             return cdi_fail(w->err, CDDP_E_LIMIT, "the list of nodes '%.200s' has more than %d names", w->list,
                             CLUSTER_NODES_MAX);
@@ -99,12 +105,12 @@ static cddp_status expand(struct walk *w, size_t len, const char *p, const char 
         return CDDP_OK;
     }
     if (close == NULL || depth >= BRACKETS_MAX)
-        return malformed(w);
+        return slurm_malformed(w);
     for (const char *q = open + 1, *stop; st == CDDP_OK && !w->enough; q = stop + 1) {
         stop = memchr(q, ',', (size_t)(close - q));
         if (stop == NULL)
             stop = close;
-        st = expand_range(w, len, q, stop, close + 1, end, depth);
+        st = slurm_expand_range(w, len, q, stop, close + 1, end, depth);
         if (stop == close)
             break;
     }
@@ -112,7 +118,7 @@ static cddp_status expand(struct walk *w, size_t len, const char *p, const char 
 }
 
 /* Up to the comma that is in no bracket. */
-static const char *end_of_element(const char *p)
+static const char *slurm_end_of_element(const char *p)
 {
     bool inside = false;
 
@@ -131,8 +137,8 @@ cddp_status slurm_hosts(const char *list, bool (*each)(void *arg, const char *na
     cddp_status st = CDDP_OK;
 
     for (const char *p = list, *end; st == CDDP_OK && !w.enough; p = end + 1) {
-        end = end_of_element(p);
-        st = expand(&w, 0, p, end, 0);
+        end = slurm_end_of_element(p);
+        st = slurm_expand(&w, 0, p, end, 0);
         if (*end == '\0')
             break;
     }
@@ -141,7 +147,7 @@ cddp_status slurm_hosts(const char *list, bool (*each)(void *arg, const char *na
 
 /* ------------------------------------------------------------------------------------------------- variables ---- */
 
-static bool take_first(void *arg, const char *name)
+static bool slurm_take_first(void *arg, const char *name)
 {
     (void)snprintf(arg, NAME_MAX_LEN + 1, "%s", name);
     return false;
@@ -153,7 +159,7 @@ struct search {
     bool found;
 };
 
-static bool look_for(void *arg, const char *name)
+static bool slurm_look_for(void *arg, const char *name)
 {
     struct search *s = arg;
 
@@ -162,11 +168,11 @@ static bool look_for(void *arg, const char *name)
     return !s->found;
 }
 
-static struct search find_host(const char *list, const char *name)
+static struct search slurm_find_host(const char *list, const char *name)
 {
     struct search s = {.wanted = name};
 
-    if (slurm_hosts(list, look_for, &s, NULL) != CDDP_OK)
+    if (slurm_hosts(list, slurm_look_for, &s, NULL) != CDDP_OK)
         s.found = false;
     return s;
 }
@@ -177,12 +183,12 @@ struct component {
     bool found;
 };
 
-static bool look_in_step(void *arg, const char *name)
+static bool slurm_look_in_step(void *arg, const char *name)
 {
     struct component *c = arg;
 
-    c->found = find_host(c->step, name).found;
-    return c->found ? take_first(c->first, name) : true;
+    c->found = slurm_find_host(c->step, name).found;
+    return c->found ? slurm_take_first(c->first, name) : true;
 }
 
 /*
@@ -190,10 +196,10 @@ static bool look_in_step(void *arg, const char *name)
  * component, in the order of their groups. Only sbatch and salloc say which nodes a group has; under a srun of its own
  * the list serves if this node's place in it is its number. "": not known.
  */
-static cddp_status find_first_of_groups(struct cluster_env *s, const char *list, int64_t n_groups, options_getenv env,
-                                        void *arg, struct cdi_error *err)
+static cddp_status slurm_find_first_of_groups(struct cluster_env *s, const char *list, int64_t n_groups,
+                                              const struct cluster_source *from, struct cdi_error *err)
 {
-    const char *own = env("SLURMD_NODENAME", arg);
+    const char *own = cluster_value(from, "SLURMD_NODENAME");
     struct component c = {.step = list, .first = s->first_node};
     char name[64];
 
@@ -202,15 +208,15 @@ static cddp_status find_first_of_groups(struct cluster_env *s, const char *list,
         cddp_status st;
 
         (void)snprintf(name, sizeof name, "SLURM_JOB_NODELIST_HET_GROUP_%" PRId64, g);
-        group = env(name, arg);
+        group = cluster_value(from, name);
         if (group == NULL)
             break;
-        st = slurm_hosts(group, look_in_step, &c, err);
+        st = slurm_hosts(group, slurm_look_in_step, &c, err);
         if (st != CDDP_OK || c.found)
             return st;
     }
     if (own != NULL) {
-        struct search place = find_host(list, own);
+        struct search place = slurm_find_host(list, own);
 
         if (!place.found || place.at != s->node_rank)
             s->first_node[0] = '\0';
@@ -218,64 +224,54 @@ static cddp_status find_first_of_groups(struct cluster_env *s, const char *list,
     return CDDP_OK;
 }
 
-static cddp_status number(int64_t *out, const char *name, const char *text, int64_t min, int64_t max,
-                          struct cdi_error *err)
-{
-    if (text != NULL && cdi_parse_int(text, min, max, out))
-        return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID,
-                    "this is a step of a Slurm job, but %s is '%.64s', which is no number from %" PRId64 " to %" PRId64
-                    "; give --nnodes, --node_rank and --master_addr, or --standalone",
-                    name, text == NULL ? "" : text, min, max);
-}
-
 /* "1" or "1(x2)". */
-static bool is_one_each(const char *tasks)
+static bool slurm_is_one_each(const char *tasks)
 {
     return tasks == NULL || strcmp(tasks, "1") == 0 || (strncmp(tasks, "1(x", 3) == 0 && strchr(tasks, ',') == NULL);
 }
 
-static cddp_status read_step(struct cluster_env *s, options_getenv env, void *arg, int64_t step, struct cdi_error *err)
+static cddp_status slurm_read_step(struct cluster_env *s, const struct cluster_source *from, int64_t step,
+                                   struct cdi_error *err)
 {
-    const char *restarts = env("SLURM_RESTART_COUNT", arg), *list = env("SLURM_STEP_NODELIST", arg);
-    const char *groups = env("SLURM_HET_SIZE", arg);
+    const char *list = cluster_value(from, "SLURM_STEP_NODELIST");
+    const char *groups = cluster_value(from, "SLURM_HET_SIZE");
     int64_t job = 0, restart = 0, n_groups = 0;
-    cddp_status st = number(&job, "SLURM_JOB_ID", s->job_id, 0, UINT32_MAX, err);
+    cddp_status st = cluster_number(&job, s, from, "SLURM_JOB_ID", 0, UINT32_MAX, err);
 
     if (st == CDDP_OK)
-        st = number(&s->n_nodes, "SLURM_STEP_NUM_NODES", env("SLURM_STEP_NUM_NODES", arg), 1, CLUSTER_NODES_MAX, err);
+        st = cluster_number(&s->n_nodes, s, from, "SLURM_STEP_NUM_NODES", 1, CLUSTER_NODES_MAX, err);
     if (st == CDDP_OK)
-        st = number(&s->node_rank, "SLURM_NODEID", env("SLURM_NODEID", arg), 0, s->n_nodes - 1, err);
-    if (st == CDDP_OK && restarts != NULL)
-        st = number(&restart, "SLURM_RESTART_COUNT", restarts, 0, UINT32_MAX, err);
+        st = cluster_number(&s->node_rank, s, from, "SLURM_NODEID", 0, s->n_nodes - 1, err);
+    if (st == CDDP_OK && cluster_value(from, "SLURM_RESTART_COUNT") != NULL)
+        st = cluster_number(&restart, s, from, "SLURM_RESTART_COUNT", 0, UINT32_MAX, err);
     if (st == CDDP_OK)
-        st = slurm_hosts(list == NULL ? "" : list, take_first, s->first_node, err);
+        st = slurm_hosts(list == NULL ? "" : list, slurm_take_first, s->first_node, err);
     if (st == CDDP_OK && groups != NULL && cdi_parse_int(groups, 2, COMPONENTS_MAX, &n_groups))
-        st = find_first_of_groups(s, list, n_groups, env, arg, err);
+        st = slurm_find_first_of_groups(s, list, n_groups, from, err);
     if (st != CDDP_OK)
         return st;
     (void)snprintf(s->nodes, sizeof s->nodes, "%s", list);
     s->in_step = true;
-    s->one_task_per_node = is_one_each(env("SLURM_STEP_TASKS_PER_NODE", arg));
+    s->one_task_per_node = slurm_is_one_each(cluster_value(from, "SLURM_STEP_TASKS_PER_NODE"));
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64, job, step);
     s->port = cluster_port(s->run_id);
     (void)snprintf(s->run_id, sizeof s->run_id, "%" PRId64 ".%" PRId64 ".%" PRId64, job, step, restart);
     return CDDP_OK;
 }
 
-cddp_status slurm_read(struct cluster_env *out, options_getenv env, void *arg, struct cdi_error *err)
+cddp_status slurm_read(struct cluster_env *out, const struct cluster_source *from, struct cdi_error *err)
 {
     struct cluster_env s = {
-        .kind = "Slurm step", .start = "srun --ntasks-per-node=1", .job_id = env("SLURM_JOB_ID", arg)};
-    const char *nodes = env("SLURM_JOB_NUM_NODES", arg), *step_text = env("SLURM_STEP_ID", arg);
+        .kind = "Slurm step", .start = "srun --ntasks-per-node=1", .job_id = cluster_value(from, "SLURM_JOB_ID")};
+    const char *nodes = cluster_value(from, "SLURM_JOB_NUM_NODES"), *step_text = cluster_value(from, "SLURM_STEP_ID");
     cddp_status st = CDDP_OK;
     int64_t step;
 
     if (step_text != NULL && cdi_parse_int(step_text, 0, STEP_ID_MAX, &step)) {
-        st = read_step(&s, env, arg, step, err);
+        st = slurm_read_step(&s, from, step, err);
     } else if (s.job_id != NULL) {
         if (nodes == NULL)
-            nodes = env("SLURM_NNODES", arg);
+            nodes = cluster_value(from, "SLURM_NNODES");
         s.in_job = nodes != NULL && cdi_parse_int(nodes, 1, CLUSTER_NODES_MAX, &s.job_nodes);
     }
     if (!s.in_step)

@@ -4,6 +4,8 @@
 #include "common/log.h"
 #include "launcher/cli/parse.h"
 #include "launcher/cli/rankmap.h"
+#include "launcher/cluster/detect.h"
+#include "launcher/cluster/hostlist.h"
 #include "launcher/plan/topology.h"
 
 #include <errno.h>
@@ -11,9 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LISTS_MAX (16u << 20)
-
-/* A whole file; LISTS_MAX bytes at most. */
+/* A whole file; HOSTLIST_MAX bytes at most. */
 static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
 {
     FILE *f = fopen(path, "re");
@@ -41,13 +41,13 @@ static cddp_status read_order(struct cluster_env *cluster, const struct options 
     char from[320];
     cddp_status st;
 
-    cdi_buf_init(&text, LISTS_MAX);
+    cdi_buf_init(&text, HOSTLIST_MAX);
     (void)snprintf(from, sizeof from, "--rank_order '%.300s'", o->rank_order);
     st = read_file(o->rank_order, &text, err);
     if (st == CDDP_OK)
         st = cdi_buf_append(&text, "", 1);
     if (st == CDDP_OK)
-        st = cluster_order(cluster, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host,
+        st = hostlist_find(cluster, (const char *)cdi_buf_data(&text), o->local_addr != NULL ? o->local_addr : host,
                            from, err);
     if (st == CDDP_OK) {
         cluster->by_file = true;

@@ -8,7 +8,7 @@
 
 /*
  * What the environment and --rank_order say of the job's nodes; nothing with --standalone. host: this machine's name.
- * The errors of cluster_read (but for a job whose --nnodes was given) and of cluster_order.
+ * The errors of cluster_read (but for a job whose --nnodes was given) and of hostlist_find.
  */
 cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct options *o, const char *host,
                                 struct cdi_error *err);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/cluster/cluster.h"
+#include "launcher/cluster/detect.h"
+#include "launcher/cluster/hostlist.h"
+#include "launcher/cluster/values.h"
 
 #include <string.h>
 
@@ -117,16 +119,16 @@ Test(cluster, a_file_of_hosts_orders_them)
     struct cluster_env s = {.kind = NULL};
     const char *text = "# ring\n node66 slots=8\n\nnode7.cluster.local  # the last\r\nnode8";
 
-    cr_assert_eq(cluster_order(&s, text, "NODE7", "F", &err), CDDP_OK);
+    cr_assert_eq(hostlist_find(&s, text, "NODE7", "F", &err), CDDP_OK);
     cr_assert_eq(s.n_nodes, 3);
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "node66");
-    cr_assert_eq(cluster_order(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
+    cr_assert_eq(hostlist_find(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
     cr_assert_eq(s.node_rank, 2);
-    cr_assert_eq(cluster_order(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
+    cr_assert_eq(hostlist_find(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
     SAYS("F does not have this host, 'node6'");
-    cr_assert_eq(cluster_order(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
+    cr_assert_eq(hostlist_find(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
     SAYS("F has no host in it");
-    cr_assert_eq(cluster_order(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
+    cr_assert_eq(hostlist_find(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
     SAYS("twice");
 }

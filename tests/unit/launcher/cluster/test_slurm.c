@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "launcher/cluster/readers.h"
 #include "launcher/cluster/slurm.h"
+#include "launcher/cluster/values.h"
 
 #include <string.h>
 
@@ -128,7 +130,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
     struct cluster_env s;
     struct cdi_error err;
 
-    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_OK);
     cr_assert(s.in_step);
     cr_assert_not(s.in_job);
     cr_assert_eq(s.n_nodes, 2);
@@ -138,14 +140,14 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
     cr_assert_eq(s.port, cluster_port("1200.3"), "a life of its own does not need a port of its own");
     cr_assert(s.one_task_per_node);
     env[6] = "SLURM_STEP_TASKS_PER_NODE=2(x2)";
-    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_OK);
     cr_assert_not(s.one_task_per_node);
     env[7] = "SLURM_NODEID=2";
-    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_E_INVALID);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "SLURM_NODEID is '2'"), "%s", err.msg);
     env[7] = "SLURM_NODEID=0";
     env[5] = "SLURM_STEP_NODELIST=node[";
-    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_E_INVALID);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_E_INVALID);
 }
 
 /* As seen in Slurm 22.05: components node3, node[1-2] and node4; the step's list is sorted by name. */
@@ -176,11 +178,11 @@ Test(slurm, the_nodes_of_a_heterogeneous_step_meet_at_the_first_of_its_first_com
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         env[7] = steps[i].list;
         env[8] = steps[i].n_nodes;
-        cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_OK);
+        cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_OK);
         cr_expect_str_eq(s.first_node, steps[i].first, "%s: %s", steps[i].list, s.first_node);
     }
     env[4] = "SLURM_JOB_NODELIST_HET_GROUP_0=node[";
-    cr_assert_eq(slurm_read(&s, fake_env, env, &err), CDDP_E_INVALID);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_E_INVALID);
 }
 
 /* `srun A : B` outside of a job says how many components there are, but not which nodes they have. */
@@ -196,10 +198,10 @@ Test(slurm, without_the_lists_of_the_components_the_first_node_is_known_only_in_
                          NULL};
     struct cluster_env s;
 
-    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, NULL), CDDP_OK);
     cr_assert_str_eq(s.first_node, "node1");
     env[6] = "SLURMD_NODENAME=node1";
-    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, NULL), CDDP_OK);
     cr_assert_str_eq(s.first_node, "");
     cr_assert(s.in_step);
     cr_assert_eq(s.node_rank, 1);
@@ -211,14 +213,14 @@ Test(slurm, a_batch_script_is_in_a_job_but_in_no_step)
     const char *none[] = {"HOME=/", NULL};
     struct cluster_env s;
 
-    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, NULL), CDDP_OK);
     cr_assert(s.in_job);
     cr_assert_not(s.in_step);
     cr_assert_eq(s.job_nodes, 2);
     env[2] = "SLURM_STEP_ID=4294967290"; /* the shell of an interactive salloc */
-    cr_assert_eq(slurm_read(&s, fake_env, env, NULL), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, NULL), CDDP_OK);
     cr_assert(s.in_job);
-    cr_assert_eq(slurm_read(&s, fake_env, none, NULL), CDDP_OK);
+    cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = none}, NULL), CDDP_OK);
     cr_assert_not(s.in_job);
     cr_assert_not(s.in_step);
 }
