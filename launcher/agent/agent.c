@@ -2,15 +2,14 @@
 #include "launcher/agent/agent.h"
 
 #include "common/clock.h"
-#include "common/env.h"
 #include "common/log.h"
-#include "launcher/agent/lookup.h"
+#include "launcher/agent/host.h"
+#include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/worker_group.h"
-#include "launcher/process/program.h"
 #include "launcher/process/signame.h"
 #include "rendezvous/server.h"
 
@@ -24,8 +23,7 @@
 #include <sys/socket.h>
 #include <uv.h>
 
-#define RESOLVE_MS 30000 /* a name that is not known yet may be soon */
-#define SWEEP_TICK_MS 1  /* between two looks for descendants that are still there */
+#define SWEEP_TICK_MS 1 /* between two looks for descendants that are still there */
 #define SWEEP_GIVE_UP_MS 10000
 #define FINISH_QUIET_MS 200 /* what the workers left running may write on, if it is never silent for so long */
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, an open pipe that stays silent is somebody else's */
@@ -33,7 +31,6 @@
 #define FLUSH_REST_MS 1000 /* for the report, when a reader that stands still has been passed by */
 #define FLUSH_TICK_MS 50
 #define GUARD_GONE_SWEEP_MS 10000
-#define MPI_WORDS 16 /* of a command that are looked at */
 
 struct agent {
     uv_loop_t loop;
@@ -707,7 +704,7 @@ static void on_lost(void *arg, const char *text)
 
 static void on_fenced(void *arg, const char *text)
 {
-    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = worker_group_wall_ms(), .u.text = text};
+    struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = cdi_wall_ms(), .u.text = text};
     struct agent *a = arg;
     char why[1024];
 
@@ -812,145 +809,6 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
 /* ----------------------------------------------------------------------------------------------------- start ---- */
 
-/* Blocks: names may take their time, and the loop has nothing to do yet. The guard ends us if a signal comes. */
-static cddp_status resolve(const struct endpoint *m, struct rdzv_client_options *opt, struct cdi_error *err)
-{
-    int64_t patience = m->join_timeout_ms < RESOLVE_MS ? m->join_timeout_ms : RESOLVE_MS;
-    int64_t give_up = cdi_now_ms() + (m->n_nodes > 1 ? patience : 0);
-    bool said = false;
-    cddp_status st;
-
-    while ((st = lookup_addresses(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
-           cdi_now_ms() < give_up) {
-        if (!said)
-            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg, (long long)patience / 1000);
-        said = true;
-        (void)sleep(1);
-    }
-    if (st == CDDP_OK)
-        st = endpoint_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
-    return st;
-}
-
-/* At the first free port of those that the job may have. */
-static cddp_status bind_server(struct agent *a, struct rdzv_server_options *opt, struct cdi_error *err)
-{
-    const struct endpoint *m = &a->plan->endpoint;
-    cddp_status st = CDDP_E_EXISTS;
-
-    for (unsigned i = 0; i < m->n_ports && st == CDDP_E_EXISTS; i++) {
-        opt->port = (uint16_t)(m->port + i);
-        st = rdzv_server_start(&a->server, &a->loop, opt, err);
-    }
-    if (st == CDDP_OK && opt->port != m->port)
-        cdi_log(CDI_LOG_INFO, "AGENT-PORT", "port %u is in use here; the nodes meet at port %u", m->port, opt->port);
-    if (st == CDDP_E_EXISTS && m->n_ports > 1)
-        return cdi_fail(err, CDDP_E_SYSTEM,
-                        "ports %u to %u of this machine, where the nodes were to meet, are all in use; choose another "
-                        "one by --master_port",
-                        m->port, m->port + m->n_ports - 1u);
-    return st;
-}
-
-/* Nobody has asked for 127.0.0.1. */
-static bool is_default_host(const struct plan *p)
-{
-    const struct options *o = p->options;
-
-    return o->standalone || (p->endpoint.n_nodes == 1 && o->rdzv_endpoint == NULL && o->master_addr == NULL);
-}
-
-/* Is there no way to this address at all? Sends no packet. Returns errno. */
-static int no_route(const struct sockaddr_storage *to)
-{
-    int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
-    struct sockaddr_storage addr = *to;
-
-    lookup_set_port(&addr, 9);
-    if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr,
-                           addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
-        error = errno;
-    if (fd >= 0)
-        (void)close(fd);
-    return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN ? error : 0;
-}
-
-/* Who hosts would try to reach itself until its time is over. */
-static cddp_status check_route(const struct rdzv_client_options *join, const char *host, struct cdi_error *err)
-{
-    int error = 0;
-
-    for (unsigned i = 0; i < join->n_addrs; i++)
-        if ((error = no_route(&join->addrs[i])) == 0)
-            return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_SYSTEM,
-        "this machine cannot reach its own address %.200s: %s; is its network interface down (ip link set lo up)?",
-        host, strerror(error));
-}
-
-/* Host the rendezvous, or find that somebody else does: then opt->note says why it is not us. */
-static cddp_status start_server(struct agent *a, struct rdzv_client_options *join, struct cdi_error *err)
-{
-    const struct endpoint *m = &a->plan->endpoint;
-    struct rdzv_server_options opt = {
-        .host = m->host,
-        .run_id = a->plan->run_id,
-        .min_nodes = a->plan->min_nodes,
-        .max_nodes = a->plan->max_nodes,
-        .spares = m->spares,
-        .max_restarts = a->plan->max_restarts,
-        .join_timeout_ms = m->join_timeout_ms,
-        .last_call_ms = m->last_call_ms < 0    ? 0
-                        : m->last_call_ms == 0 ? 1
-                                               : m->last_call_ms,
-        .lease_ms = m->lease_ms,
-        .secret = a->plan->secret,
-        .store = m->store,
-        .max_connections = m->max_connections,
-        .max_flag = "--rdzv_conf=max_connections",
-        .max_buffered = m->max_buffered,
-    };
-    struct cdi_error second;
-    cddp_status st;
-
-    if (m->role == ENDPOINT_JOIN)
-        return CDDP_OK;
-    st = bind_server(a, &opt, err);
-    if (st == CDDP_E_INVALID && m->everywhere) {
-        opt.host = "*";
-        st = bind_server(a, &opt, err);
-    }
-    if (st == CDDP_E_INVALID && is_default_host(a->plan)) { /* lo may have IPv6 only */
-        opt.host = "::1";
-        st = rdzv_server_start(&a->server, &a->loop, &opt, &second);
-        if (st == CDDP_OK)
-            st = lookup_addresses(join->addrs, &join->n_addrs, opt.host, 0, err);
-    }
-    if (st == CDDP_OK) {
-        if (strcmp(opt.host, "*") == 0)
-            st = lookup_addresses(join->addrs, &join->n_addrs, "*", 0, err);
-        if (st == CDDP_OK)
-            st = check_route(join, opt.host, err);
-        for (unsigned i = 0; i < join->n_addrs; i++)
-            lookup_set_port(&join->addrs[i], rdzv_server_port(a->server));
-        if (m->n_nodes > 1)
-            supervise_set_host(&a->sup);
-        return st;
-    }
-    if (m->role == ENDPOINT_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
-        return st;
-    if (st == CDDP_E_EXISTS)
-        (void)snprintf(join->note, sizeof join->note,
-                       "; this agent cannot host it, since port %u is in use here: end the program that has it, or "
-                       "choose another port",
-                       m->port);
-    else if (m->node_rank == 0)
-        (void)snprintf(join->note, sizeof join->note,
-                       "; node rank 0 would host it, but %.200s is no address of this machine", m->host);
-    return CDDP_OK;
-}
-
 /* By it the rendezvous knows this agent again where its answer to JOIN was lost. */
 static void make_nonce(char *text, size_t cap)
 {
@@ -1008,10 +866,12 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
 static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
 {
     struct rdzv_client_options opt = {.n_addrs = 0};
-    cddp_status st = resolve(&a->plan->endpoint, &opt, err);
+    cddp_status st = host_resolve(&a->plan->endpoint, &opt, err);
 
     if (st == CDDP_OK)
-        st = start_server(a, &opt, err);
+        st = host_start(&a->server, &a->loop, a->plan, &opt, err);
+    if (st == CDDP_OK && a->server != NULL && a->plan->endpoint.n_nodes > 1)
+        supervise_set_host(&a->sup);
     if (st == CDDP_OK)
         st = start_join(a, &opt, err);
     return st;
@@ -1125,45 +985,6 @@ static cddp_status find_program(struct agent *a, int *status, struct cdi_error *
                     a->plan->command[0], why.msg);
 }
 
-/* The program's file, or an argument's of a wrapper such as numactl. */
-static bool is_mpi_program(const char *path, char name[PROGRAM_NAME_MAX])
-{
-    struct program_facts facts;
-
-    if (!program_read(path, &facts) || facts.mpi[0] == '\0' || facts.cddp)
-        return false;
-    memcpy(name, facts.mpi, sizeof facts.mpi);
-    return true;
-}
-
-/*
- * Such a program would run n times as rank 0 of 1, and nothing would say so. Not where an MPI's launcher has set what
- * it wants its processes to know. Python is no such program, whatever it imports.
- */
-static void warn_of_mpi(const struct agent *a)
-{
-    static const char *const known[] = {"PMI_RANK", "PMI_FD", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK"};
-    const struct plan *p = a->plan;
-    char *const *command = p->command, *found = NULL, name[PROGRAM_NAME_MAX];
-
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (cdi_env_has(known[i]))
-            return;
-    if (p->interpreter[0] != NULL || (p->n_procs == 1 && p->endpoint.n_nodes == 1))
-        return;
-    if (is_mpi_program(a->spawn.program, name))
-        found = command[0];
-    for (int i = 1; found == NULL && i < MPI_WORDS && command[i] != NULL; i++)
-        if (strchr(command[i], '/') != NULL && is_mpi_program(command[i], name))
-            found = command[i];
-    if (found != NULL)
-        cdi_log(
-            CDI_LOG_WARN, "AGENT-MPI",
-            "'%.200s' is an MPI program (it needs %.60s), but cddprun sets up no MPI: each worker will be rank 0 of 1; "
-            "start it with mpirun, or with srun --mpi=pmix",
-            found, name);
-}
-
 int agent_run(const struct plan *plan, struct guard_link *link)
 {
     struct agent *a = calloc(1, sizeof *a);
@@ -1185,7 +1006,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     if (is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
     if (find_program(a, &status, &err) == CDDP_OK) {
-        warn_of_mpi(a);
+        mpi_program_warn(plan, a->spawn.program);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = run_loop(a, &err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/events.h"
 
+#include "common/clock.h"
 #include "launcher/agent/supervise.h"
 #include "launcher/process/signame.h"
 #include "protocol/json_text.h"
@@ -9,7 +10,6 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct event_log {
     struct writer *console;
@@ -55,13 +55,11 @@ void event_log_free(struct event_log *s)
 /* One line; takes the reference. */
 static void put(struct event_log *s, const char *event, json_t *o)
 {
-    struct timespec ts;
     char *text;
     size_t n;
 
-    (void)clock_gettime(CLOCK_REALTIME, &ts);
     (void)json_object_set_new(o, "event", json_string(event));
-    (void)json_object_set_new(o, "time_ms", json_integer((json_int_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000));
+    (void)json_object_set_new(o, "time_ms", json_integer(cdi_wall_ms()));
     text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
     json_decref(o);
     if (text == NULL)

@@ -113,14 +113,6 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-int64_t worker_group_wall_ms(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_REALTIME, &ts);
-    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
-
 /* The kernel says ENOENT also of a file that is there, if what is to run it is not. */
 static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
@@ -161,7 +153,7 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
         .local_rank = (int32_t)w->local_rank,
         .node_rank = c->opt.assign.node_rank,
         .pid = w->pid,
-        .time_ms = worker_group_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
+        .time_ms = cdi_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
         .core_dumped = w->dumped,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);

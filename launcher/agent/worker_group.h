@@ -31,7 +31,6 @@ struct worker_group_options {
     void *arg;
 };
 
-int64_t worker_group_wall_ms(void); /* Unix time, as failures have it */
 /*
  * Start every worker. One that cannot be started, and those behind it, wait in worker_group_report_unstarted(), which
  * tells of them by exited(): call it when ready to hear that. *out is written on success only. CDDP_E_NOMEM.

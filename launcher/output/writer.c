@@ -99,23 +99,22 @@ static void free_sink(struct writer_sink *s)
     free(s);
 }
 
-/* Under the lock: was this chunk the first of a worker that our stdout or stderr did not take? */
-static bool note_unwritten(struct writer *w, const struct chunk *c)
+/* Where the first error of this chunk's descriptor is noted; NULL for files, and for what cddprun itself writes. */
+static int *error_slot(struct writer *w, const struct chunk *c)
 {
-    int i = c->to == w->std[1];
-
-    if (c->to->error == 0 || c->to != w->std[i] || c->source == w->n_sources - 1 || w->unwritten[i] != 0)
-        return false;
-    w->unwritten[i] = c->to->error;
-    return true;
+    if (c->to == w->std[0] || c->to == w->std[1])
+        return c->source == w->n_sources - 1 ? NULL : &w->unwritten[c->to == w->std[1]];
+    return c->to->path[0] == '\0' ? &w->refused : NULL;
 }
 
-/* Under the lock: was this chunk the first that somebody's descriptor did not take? */
-static bool note_refused(struct writer *w, const struct chunk *c)
+/* Under the lock. Returns whether this chunk has the first error of a descriptor. */
+static bool note_error(struct writer *w, const struct chunk *c)
 {
-    if (c->to->error == 0 || c->to->path[0] != '\0' || c->to == w->std[0] || c->to == w->std[1] || w->refused != 0)
+    int *slot = c->to->error != 0 ? error_slot(w, c) : NULL;
+
+    if (slot == NULL || *slot != 0)
         return false;
-    w->refused = c->to->error;
+    *slot = c->to->error;
     return true;
 }
 
@@ -124,9 +123,8 @@ static struct writer_sink *settle(struct writer *w, const struct chunk *c, int e
 {
     struct source *from = &w->sources[c->source];
     struct writer_sink *to = c->to;
-    bool wake = note_unwritten(w, c);
+    bool wake = note_error(w, c);
 
-    wake = note_refused(w, c) || wake;
     w->progress++;
     from->queued -= c->len;
     if (from->wanted && from->queued < w->high / 4) {

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rendezvous server of a job whose agent hosts it: who hosts is decided by trying to bind the address. */
+#ifndef HOST_H
+#define HOST_H
+
+#include "launcher/agent/rdzv_client.h"
+#include "launcher/plan/plan.h"
+#include "rendezvous/server.h"
+
+/*
+ * Finds the addresses of the job's endpoint. Blocks for as long as the resolver does: the loop has nothing to do yet,
+ * and the guard ends this process if a signal arrives.
+ */
+cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *client, struct cdi_error *err);
+
+/*
+ * Starts the rendezvous server if this agent hosts it, and sets client's addresses to it. *server stays as it is if
+ * another process hosts it; client->note then states why this agent does not.
+ */
+cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
+                       struct rdzv_client_options *client, struct cdi_error *err);
+
+#endif
