@@ -52,14 +52,14 @@ struct agent {
     int64_t sweep_began_ms, last_output_ms;
     uint64_t progress; /* of the writing of output, and when it was last seen to have changed */
     int64_t progress_ms, flush_by_ms;
-    int unwritten;  /* why workers' output could not be written, an errno; 0 */
-    bool passed_by; /* a reader that stands still */
-    bool finishing; /* what the workers left running still writes */
-    bool swept;     /* no descendant is left; output may be */
-    bool over;      /* FINISH was said */
-    bool held;      /* the workers are stopped until the rendezvous answers */
-    bool abandoned; /* some output could not be written */
-    bool hurry;     /* do not wait for output to be written */
+    int unwritten;     /* why workers' output could not be written, an errno; 0 */
+    bool skipped_hung; /* a reader that stands still */
+    bool finishing;    /* what the workers left running still writes */
+    bool swept;        /* no descendant is left; output may be */
+    bool over;         /* FINISH was said */
+    bool held;         /* the workers are stopped until the rendezvous answers */
+    bool abandoned;    /* some output could not be written */
+    bool hurry;        /* do not wait for output to be written */
     char read_buf[SPAWN_READ];
 };
 
@@ -209,7 +209,7 @@ static void say_bindings(const struct agent *a)
     char text[1500];
 
     for (uint32_t i = 0; b != NULL && a->plan->options->report_bindings && i < a->plan->n_procs; i++) {
-        bind_sentence(&b[i], a->sup.assign.rank_base + i, text, sizeof text);
+        bind_text(&b[i], a->sup.assign.rank_base + i, text, sizeof text);
         cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "%s", text);
     }
 }
@@ -355,15 +355,15 @@ static void on_flush_tick(uv_timer_t *t)
 {
     struct agent *a = t->data;
 
-    if (a->passed_by ? stands_still_for(a, FLUSH_REST_MS)
-                     : cdi_now_ms() >= a->flush_by_ms || stands_still_for(a, patience_ms(a))) {
-        if (a->passed_by) {
+    if (a->skipped_hung ? stands_still_for(a, FLUSH_REST_MS)
+                        : cdi_now_ms() >= a->flush_by_ms || stands_still_for(a, patience_ms(a))) {
+        if (a->skipped_hung) {
             hurry(a);
             return;
         }
-        a->passed_by = true;
+        a->skipped_hung = true;
         a->progress_ms = cdi_now_ms();
-        writer_pass_by(a->console);
+        writer_skip_hung(a->console);
         say(a, "nobody takes its output: the last of what the workers wrote is lost");
     }
     (void)uv_timer_start(t, on_flush_tick, FLUSH_TICK_MS, 0);

@@ -86,7 +86,7 @@ static cddp_status start_workers(struct worker_group *c, struct cdi_error *err)
         n++;
     c->first_unstarted = n;
     for (uint32_t i = 0; i < c->n; i++) {
-        worker_settle(&c->workers[i]);
+        worker_wait_exec(&c->workers[i]);
         if (i < n && c->workers[i].pty_errno != 0)
             logs_say_no_pty(c->opt.logs, c->workers[i].pty_errno);
         if (i < n)
@@ -236,7 +236,7 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
 
     worker_drain(w); /* it may have died with its last words still in the pipe */
     logs_error_file(c->opt.logs, w->local_rank, c->error_file);
-    if (f->kind == CDI_END_SIGNAL && f->code == SIGKILL && oom_says("", &c->ooms, note, sizeof note))
+    if (f->kind == CDI_END_SIGNAL && f->code == SIGKILL && oom_explain("", &c->ooms, note, sizeof note))
         report_note(f, note);
     if (may_lack_output(c, w, f))
         report_note(f,

@@ -45,20 +45,20 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
 {
     char low[16];
     const char *colon = strchr(text, ':');
-    bool by_site = colon != NULL && (colon[1] == '\0' || strcmp(colon + 1, "auto") == 0);
+    bool by_step = colon != NULL && (colon[1] == '\0' || strcmp(colon + 1, "auto") == 0);
     size_t n = colon == NULL ? strlen(text) : (size_t)(colon - text);
 
     (void)snprintf(low, sizeof low, "%.*s", n < sizeof low ? (int)n : 0, text);
     if (!cdi_parse_int(low, f->min, f->max, &o->min_nodes) ||
-        (!by_site && !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes)))
+        (!by_step && !cdi_parse_int(colon == NULL ? low : colon + 1, f->min, f->max, &o->max_nodes)))
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s '%.64s' is neither a number of machines from %" PRId64 " to %" PRId64
-                        ", nor MIN:MAX, nor MIN: for all machines of a scheduler's step",
+                        "%s '%.64s' is neither a number of nodes from %" PRId64 " to %" PRId64
+                        ", nor MIN:MAX, nor MIN: for all nodes of a scheduler's step",
                         from, text, f->min, f->max);
-    if (by_site)
+    if (by_step)
         o->max_nodes = OPTIONS_NODES_AUTO;
     else if (o->max_nodes < o->min_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is MIN:MAX with a MIN that is larger than MAX", from, text);
+        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' has a MIN larger than its MAX", from, text);
     o->nnodes_given = true;
     return CDDP_OK;
 }
@@ -118,7 +118,7 @@ static cddp_status set_text(struct options *o, const struct flag *f, const char 
 }
 
 /* "stop|wait" -> "neither stop nor wait"; "null" -> "not null". */
-static void say_choices(const char *words, char *buf, size_t cap)
+static void list_choices(const char *words, char *buf, size_t cap)
 {
     size_t n = (size_t)snprintf(buf, cap, "%s ", strchr(words, '|') == NULL ? "not" : "neither");
 
@@ -146,7 +146,7 @@ static cddp_status set_choice(struct options *o, const struct flag *f, const cha
         }
         p += len;
     }
-    say_choices(f->value, choices, sizeof choices);
+    list_choices(f->value, choices, sizeof choices);
     return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is %s%s%s", from, text, choices, f->note == NULL ? "" : "; ",
                     f->note == NULL ? "" : f->note);
 }
@@ -162,7 +162,7 @@ static cddp_status set_checked_text(struct options *o, const struct flag *f, con
     return st;
 }
 
-/* "SIGTERM", or "TERM"; 0: no signal is called so. */
+/* "SIGTERM", or "TERM"; 0: not the name of a signal. */
 static int signal_of(const char *name, size_t len)
 {
     if (len > 3 && memcmp(name, "SIG", 3) == 0) {
@@ -189,18 +189,17 @@ static cddp_status set_signals(struct options *o, const struct flag *f, const ch
 
         if (s == 0)
             return cdi_fail(err, CDDP_E_INVALID,
-                            "%s '%.64s': '%.*s' is no signal; names are SIGTERM, SIGUSR1 and so on", from, text,
+                            "%s '%.64s': '%.*s' is not a signal; use names such as SIGTERM or SIGUSR1", from, text,
                             len < 64 ? (int)len : 64, p + lead);
         if (s == SIGKILL || s == SIGSTOP || s == SIGCONT || s == SIGTSTP || s == SIGCHLD || s == SIGPIPE)
-            return cdi_fail(err, CDDP_E_INVALID, "%s: %.*s cannot be handled as the end of a job", from, (int)len,
-                            p + lead);
+            return cdi_fail(err, CDDP_E_INVALID, "%s: %.*s cannot be used to end a job", from, (int)len, p + lead);
         set |= UINT64_C(1) << (s - 1);
         p += lead + len;
         p += strspn(p, " ");
         if (*p == '\0')
             break;
         if (*p != ',')
-            return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a list of signals with commas", from, text);
+            return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a comma-separated list of signals", from, text);
     }
     o->signals = set;
     store(o, f, &text, sizeof text);
@@ -212,7 +211,7 @@ static cddp_status add_export(struct options *o, const char *text, const char *f
     size_t n = strcspn(text, "=");
 
     if (n == 0)
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' has no name; it is NAME=VALUE or NAME", from, text);
+        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' has no name; give NAME=VALUE or NAME", from, text);
     if (o->n_exports == OPTIONS_MAX_EXPORTS)
         return cdi_fail(err, CDDP_E_LIMIT, "%s is given more than %d times", from, OPTIONS_MAX_EXPORTS);
     o->exports[o->n_exports++] = text;

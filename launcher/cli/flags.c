@@ -10,23 +10,22 @@
 #define RANGE(low, high) .min = (low), .max = (high)
 
 const char *const flag_groups[N_GROUPS] = {
-    [GROUP_JOB] = "What runs",          [GROUP_NODES] = "Several nodes", [GROUP_FAILURE] = "Failures and the end",
+    [GROUP_JOB] = "Workers and job",    [GROUP_NODES] = "Several nodes", [GROUP_FAILURE] = "Failures and the end",
     [GROUP_LOGS] = "Output and logs",   [GROUP_PLACE] = "Placement",     [GROUP_PYTHON] = "Python programs",
     [GROUP_OTHER] = "The command line",
 };
 
 /* clang-format off */
 const struct flag flags[] = {
-    /* ------------------------------------------------------------------------------------------------ what runs */
+    /* ------------------------------------------------------------------------------------------------ workers and job */
     {.name = "nproc_per_node", .shorts = "ppn", .group = GROUP_JOB, .kind = FLAG_NPROC, AT(nproc),
      RANGE(1, OPTIONS_MAX_PROCS), .fallback = "1", .value = "N|cpu|gpu|auto",
-     .help = "workers on this node: a number; cpu: one for each usable core; gpu: one for each GPU; auto: gpu if "
-             "there are any, else cpu"},
+     .help = "workers on this node: a number; cpu: one for each usable core; gpu: one for each GPU; auto: gpu if the node has any, otherwise cpu"},
     {.name = "world_size", .shorts = "n np", .env = "", .group = GROUP_JOB, .kind = FLAG_NUMBER, AT(world_size),
      RANGE(1, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "N", .ours = true,
      .help = "workers on all nodes together; with -ppn it also gives the number of nodes"},
     {.name = "standalone", .group = GROUP_JOB, .kind = FLAG_SWITCH, AT(standalone), .fallback = "0",
-     .help = "one node and any free port, so that jobs side by side do not disturb each other"},
+     .help = "one node and any free port, so that several jobs on a node do not collide"},
     {.name = "rdzv_id", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(run_id), RANGE(1, 255), .value = "NAME",
      .shown_default = "random; several nodes: none",
      .help = "the job's name, TORCHELASTIC_RUN_ID of the workers"},
@@ -36,12 +35,11 @@ const struct flag flags[] = {
      .ours = true,
      .help = "export a variable to the workers: NAME=VALUE, or NAME to pass on its current value, which must be "
              "set (repeatable)"},
-    /* ----------------------------------------------------------------------------------------- several machines */
+    /* ----------------------------------------------------------------------------------------- several nodes */
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
      .fallback = "1", .value = "N|MIN:MAX|MIN:",
      .help = "number of nodes; start one cddprun on each, with the same flags except --node_rank and "
-             "--nproc_per_node; with MIN:MAX the job goes on when nodes leave, join or are lost; MIN: takes MAX "
-             "from the Slurm step"},
+             "--nproc_per_node; with MIN:MAX the job continues when nodes leave, join or are lost; MIN: takes MAX from the Slurm step"},
     {.name = "node_rank", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(node_rank), RANGE(0, OPTIONS_MAX_NODES - 1),
      .shown_default = "assigned by the rendezvous", .value = "N", .help = "rank of this node, from 0"},
     {.name = "master_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(master_addr), RANGE(1, 255),
@@ -51,23 +49,22 @@ const struct flag flags[] = {
      .shown_default = "any free one; several nodes: MASTER_PORT, 29500", .value = "PORT", .help = "port of the store"},
     {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 255),
      .shown_default = "port 29400", .value = "HOST[:PORT]",
-     .help = "both in one word; without node ranks, the node that owns this address hosts"},
+     .help = "address and port in one value; without node ranks, the node that owns this address hosts the rendezvous"},
     {.name = "rdzv_backend", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_backend), RANGE(1, 255),
-     .value = "static|c10d", .help = "accepted: both mean cddprun's own rendezvous"},
+     .value = "static|c10d", .help = "accepted for compatibility: both select cddprun's own rendezvous"},
     {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 1023), .value = "K=V,...",
      .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
      .help = "join_timeout=S (or timeout=S): how long to wait for enough nodes; last_call_timeout=S: how long to "
              "wait for more than MIN nodes (by default only before the first round); lease=S, or "
-             "keep_alive_interval=S and keep_alive_max_attempt=N: how long a silent node counts as there; "
-             "close_timeout=S: when connections of a finished job are closed; the first node's values count; "
+             "keep_alive_interval=S and keep_alive_max_attempt=N: how long a silent node counts as present; "
+             "close_timeout=S: when connections of a finished job are closed; the values of the first node apply; "
              "is_host=0|1: whether this node hosts; rank=N; limits of the host, as for cddp-rendezvous: "
              "store_memory=SIZE, buffer_memory=SIZE, max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N"},
     {.name = "local_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(local_addr), RANGE(1, 255),
      .shown_default = "its host name", .value = "ADDRESS", .help = "name or address of this node in messages"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,
      AT(auth_token_file), RANGE(1, 255), .value = "FILE", .ours = true,
-     .help = "file with the job's secret, which agents and libcddp must prove to know; --standalone makes one by "
-             "itself"},
+     .help = "file with the job's auth token, which agents and libcddp must prove to know; --standalone creates one"},
     {.name = "hosts",
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,
@@ -85,8 +82,7 @@ const struct flag flags[] = {
      .shown_default = "natural order of host names, node7 before node66",
      .value = "FILE",
      .ours = true,
-     .help = "file with the host names in the order of their node ranks, one a line; the first hosts unless "
-             "something else decides it"},
+     .help = "file with the host names in the order of their node ranks, one a line; the first one hosts the rendezvous unless another flag selects a host"},
     {.name = "spares", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(spares), RANGE(0, OPTIONS_MAX_NODES - 1),
      .fallback = "0", .value = "N", .ours = true,
      .help = "number of standby nodes that replace a lost one"},
@@ -105,26 +101,23 @@ const struct flag flags[] = {
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
-     .help = "signals that end the job, after the workers got them; of these four, SIGUSR1 and SIGUSR2, those not "
-             "named are forwarded, and the job goes on"},
+     .help = "signals that end the job: cddprun forwards them to the workers and stops; of these four, SIGUSR1 and SIGUSR2, the others are forwarded only"},
     {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
      .help = "accepted for compatibility and ignored: cddprun detects exits immediately"},
     /* ----------------------------------------------------------------------------------------------------- logs */
     {.name = "log_dir", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(log_dir), RANGE(1, 4095), .value = "DIRECTORY",
-     .help = "directory for the files of --redirects and --tee and for error files; each run makes a directory of "
-             "its own in it"},
+     .help = "directory for the files of --redirects and --tee and for error files; each run creates its own directory in it"},
     {.name = "redirects", .shorts = "r", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(redirects), .fallback = "0",
      .value = "MAP",
      .help = "write these streams to files instead of showing them: 0 none, 1 stdout, 2 stderr, 3 both; for all "
              "workers, or by local rank, such as 0:1,12:3"},
     {.name = "tee", .shorts = "t", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(tee), .fallback = "0",
      .value = "MAP",
-     .help = "show these streams and write them to files, too: in --log_dir, or in a new directory in TMPDIR, "
-             "whose name is printed"},
+     .help = "show these streams and write them to files, too: in --log_dir, or in a new directory in TMPDIR, whose name cddprun prints"},
     {.name = "local_ranks_filter", .group = GROUP_LOGS, .kind = FLAG_RANKS, AT(local_ranks_filter),
      .shown_default = "all", .value = "N,...",
-     .help = "show the output of these local ranks only; files have the output of all"},
+     .help = "show the output of these local ranks only; files get the output of all"},
     {.name = "duplicate_stdout_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stdout_filters),
      RANGE(0, 4095), .value = "TEXT,...",
      .help = "also write lines of stdout that contain one of these texts to a file; ,, is a comma"},
@@ -132,19 +125,17 @@ const struct flag flags[] = {
      RANGE(0, 4095), .value = "TEXT,...", .help = "the same for stderr"},
     {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = "auto|always|never",
      .ours = true,
-     .help = "whether a worker's stdout is a pseudo-terminal, so that a C program's lines appear at once, survive "
-             "a crash, and programs see a terminal; auto: if the stream is shown and cddprun's own stdout is a "
-             "terminal"},
+     .help = "make a worker's stdout a pseudo-terminal, so that programs see a terminal and a C program's lines appear immediately and survive a crash; auto: if the stream is shown and cddprun's own stdout is a terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
      .ours = true, .help = "write job events as JSON lines to this open file descriptor"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),
      RANGE(0, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "RANK", .ours = true,
-     .help = "connect this rank to cddprun's terminal, Ctrl-C included, as for a debugger"},
+     .help = "connect this rank to cddprun's terminal, Ctrl-C included, for example for a debugger"},
     {.name = "event_log_handler", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
-     .value = "null", .help = "accepted: torchrun's other handlers are Python code; --status_fd=2 is its console",
-     .note = "--status_fd=2 writes what happens on stderr, as JSON lines, and torchrun's other handlers are Python code"},
+     .value = "null", .help = "accepted for compatibility: torchrun's other handlers are Python code; use --status_fd=2 instead of console",
+     .note = "--status_fd=2 writes job events to stderr, as JSON lines; torchrun's other handlers are Python code"},
     {.name = "logs_specs", .env = "", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(logs_specs), RANGE(0, 255),
-     .value = "NAME", .refusal = "it names a Python class of torchrun's; use --log_dir, --redirects and --tee",
+     .value = "NAME", .refusal = "it names a Python class of torchrun; use --log_dir, --redirects and --tee",
      .help = "a Python class for torchrun's logs"},
     /* ------------------------------------------------------------------------------------------------ placement */
     {.name = "numa_binding",
@@ -155,7 +146,7 @@ const struct flag flags[] = {
      .value = "auto|none|node|socket|exclusive|core-complex",
      .help = "which cores a worker may use: node: those of its GPU's NUMA node (without GPUs, workers are spread "
              "over the nodes); socket: of the socket; exclusive: its own share of the node's; core-complex: one "
-             "last-level cache; auto: node where a machine has several"},
+             "last-level cache; auto: node, if a node has several"},
     {.name = "report_bindings",
      .group = GROUP_PLACE,
      .kind = FLAG_SWITCH,
@@ -173,8 +164,8 @@ const struct flag flags[] = {
     {.name = "run_path", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(run_path), .fallback = "0",
      .help = "PROGRAM is a Python script, whatever its name"},
     {.name = "start_method", .group = GROUP_PYTHON, .kind = FLAG_CHOICE, AT(start_method), .fallback = "spawn",
-     .value = "spawn", .help = "accepted: torchrun's others (fork, forkserver) start Python functions, not programs",
-     .note = "the others tell torchrun how to start Python functions, and cddprun starts programs; leave it out"},
+     .value = "spawn", .help = "accepted for compatibility: torchrun's other methods (fork, forkserver) start Python functions, not programs",
+     .note = "torchrun's other methods start Python functions, and cddprun starts programs; remove it"},
     /* --------------------------------------------------------------------------------------------------- others */
     {.name = "dry_run",
      .group = GROUP_OTHER,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table of cddprun's flags: the parser (options.c), --help, the man page, the bash completion, docs/cli.md's table
- * (help.c) and the suggestions for unknown flags all come from it. Constant data; decides nothing.
+ * The table of cddprun's flags. The parser (parse.c), --help, the man page, the bash completion, the table of
+ * docs/cli.md (help.c) and the suggestions for unknown flags use it. Constant data; decides nothing.
  */
 #ifndef FLAGS_H
 #define FLAGS_H
@@ -15,15 +15,15 @@
 enum flag_kind {
     FLAG_SWITCH,   /* bool; its variable is 0 or 1 */
     FLAG_NUMBER,   /* int64_t in [min, max] */
-    FLAG_TEXT,     /* const char *, at least min bytes; an empty one that is allowed counts as not given */
+    FLAG_TEXT,     /* const char *, at least min bytes; an empty one, if allowed, counts as not given */
     FLAG_SECONDS,  /* int64_t, milliseconds in [min, max] from seconds such as 2 or 0.5 */
-    FLAG_CHOICE,   /* int: which word of `value` */
+    FLAG_CHOICE,   /* int: the index of a word of `value` */
     FLAG_RANK_MAP, /* const char *, as rankmap_check() takes it */
     FLAG_RANKS,    /* const char *, as rankset_check() takes it; an empty one counts as not given */
     FLAG_SIGNALS,  /* const char *, and options.signals */
     FLAG_NPROC,    /* N, cpu, gpu, auto */
     FLAG_NNODES,   /* N or MIN:MAX */
-    FLAG_EXPORT,   /* NAME or NAME=VALUE; may be given again and again */
+    FLAG_EXPORT,   /* NAME or NAME=VALUE; repeatable */
     FLAG_HELP,
     FLAG_VERSION,
 };
@@ -32,18 +32,18 @@ enum flag_group { GROUP_JOB, GROUP_NODES, GROUP_FAILURE, GROUP_LOGS, GROUP_PLACE
 
 struct flag {
     const char *name;   /* with underscores */
-    const char *shorts; /* without their dash, separated by blanks; NULL: none */
+    const char *shorts; /* without their dash, separated by spaces; NULL: none */
     const char *env;    /* NULL: PET_ and the name; "": none */
     enum flag_group group;
     enum flag_kind kind;
     size_t offset; /* in struct options */
     int64_t min, max;
     const char *fallback;      /* read like a value from the command line; NULL: none */
-    const char *shown_default; /* what documents say instead of fallback; NULL: that one */
-    const char *value;         /* how documents call the value; of a FLAG_CHOICE its words, separated by | */
+    const char *shown_default; /* documents show it instead of fallback; NULL: that one */
+    const char *value;         /* the value's name in documents; of a FLAG_CHOICE its words, separated by | */
     const char *help;
-    const char *note;    /* of a FLAG_CHOICE: said behind the sentence about any other word; NULL: nothing */
-    const char *refusal; /* why the flag is read, but refused if it is given; NULL: it is not */
+    const char *note;    /* of a FLAG_CHOICE: appended to the error message for any other word; NULL: nothing */
+    const char *refusal; /* why the flag is refused if it is given; NULL: it is not */
     bool ours;           /* torchrun has no such flag */
 };
 
@@ -51,10 +51,10 @@ extern const struct flag flags[];
 extern const size_t n_flags;
 extern const char *const flag_groups[N_GROUPS]; /* their headings */
 
-/* The name of its variable in buf (FLAG_NAME_MAX + 4 bytes), or "". Returns buf. */
+/* Writes the name of the flag's variable, or "", to buf (FLAG_NAME_MAX + 4 bytes). Returns buf. */
 const char *flag_env(const struct flag *f, char *buf);
 bool flag_takes_value(const struct flag *f);
-/* Is this word (len bytes, without its dash) one of its short forms? */
+/* Returns whether this word (len bytes, without its dash) is a short form of f. */
 bool flag_is_short(const struct flag *f, const char *word, size_t len);
 
 #endif

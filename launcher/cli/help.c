@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The three commands that people need first. */
+/* The three commands that users need first. */
 static const struct {
     const char *command, *what;
 } first_commands[] = {
     {"cddprun --nproc_per_node=gpu ./train --lr 0.1",
-     "one worker for each GPU of this node; words after ./train are its arguments"},
+     "one worker for each GPU of this node; the words after ./train are its arguments"},
     {"cddprun --nproc_per_node=8 --max_restarts=3 ./train",
-     "eight workers; all are restarted when one fails, three times at most"},
+     "eight workers; cddprun restarts all when one fails, three times at most"},
     {"cddprun --nnodes=2 --node_rank=0 --master_addr=node1 --nproc_per_node=gpu ./train",
      "two nodes: this on node1, and the same with --node_rank=1 on the other"},
 };
@@ -26,17 +26,14 @@ static const char about[] =
     "environment; ${local_rank} in ARGS becomes its local rank. A PROGRAM whose name ends in .py is run by "
     "$PYTHON_EXEC, or "
     "python3, with -u. The exit status is that of the first worker that failed, or 128 + the signal that killed it; "
-    "127 or "
-    "126 if PROGRAM cannot be found or run, 2 for a mistake on the command line.";
-static const char spelling[] = "--a-b and --a_b are the same flag, and may be shortened while it is clear which "
-                               "one is meant. A flag that is not "
-                               "given has the value of its variable.";
+    "127 or 126 if PROGRAM cannot be found or run, and 2 for an error on the command line.";
+static const char spelling[] = "--a-b and --a_b are the same flag, and unambiguous prefixes are accepted. A flag that "
+                               "is not given has the value of its variable.";
 static const char scheduler[] =
     "Started once on each node of a job of Slurm (srun --ntasks-per-node=1 cddprun ...), Open MPI (mpirun --map-by "
-    "ppr:1:node), PBS (pbsdsh -u) or LSF (blaunch, jsrun -r 1), the nodes, their ranks and where they meet are taken "
-    "from "
-    "its variables, unless flags say otherwise; one line says what was found.";
-static const char log_level[] = "LOGLEVEL (debug, info, warning, error) sets how much cddprun says itself.";
+    "ppr:1:node), PBS (pbsdsh -u) or LSF (blaunch, jsrun -r 1), cddprun takes the nodes, their ranks and the "
+    "rendezvous address from its variables, unless flags override them, and prints one line about it.";
+static const char log_level[] = "LOGLEVEL (debug, info, warning, error) sets how much cddprun logs.";
 
 static const char *shown_default(const struct flag *f)
 {
@@ -45,7 +42,7 @@ static const char *shown_default(const struct flag *f)
     return f->fallback != NULL && f->kind != FLAG_SWITCH ? f->fallback : "";
 }
 
-/* "--tee=MAP, -t MAP"; dash is what each dash is written as. */
+/* "--tee=MAP, -t MAP"; dash replaces each dash. */
 static void write_forms(FILE *to, const struct flag *f, const char *dash)
 {
     fprintf(to, "%s%s%s%s%s", dash, dash, f->name, f->value != NULL ? "=" : "", f->value != NULL ? f->value : "");
@@ -148,7 +145,7 @@ void help_man(FILE *to)
 
 /* -------------------------------------------------------------------------------------------------- completion ---- */
 
-/* Words that a value can be: those of a choice, and those of --nproc_per_node. */
+/* Whether the value is one of some words: a choice, or --nproc_per_node. */
 static bool has_words(const struct flag *f)
 {
     return f->kind == FLAG_CHOICE || f->kind == FLAG_NPROC;

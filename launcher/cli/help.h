@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-void help_usage(FILE *to);    /* what --help shows */
+void help_usage(FILE *to);    /* prints --help */
 void help_man(FILE *to);      /* cddprun(1), for man */
 void help_bash(FILE *to);     /* a file for bash-completion */
 void help_markdown(FILE *to); /* the table in docs/cli.md */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the command line and the environment ask of cddprun: the values that parse.h reads. */
+/* The values of the command line and of cddprun's environment, as the parser (parse.h) has read them. */
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -24,7 +24,7 @@ enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 struct options {
     enum options_what what;
     enum options_nproc nproc_kind;
-    int64_t nproc; /* where nproc_kind is COUNT */
+    int64_t nproc; /* if nproc_kind is COUNT */
     bool nproc_given;
     int64_t world_size;           /* workers of all nodes; -1: not given */
     int64_t min_nodes, max_nodes; /* max_nodes may be OPTIONS_NODES_AUTO; struct endpoint has the number */
@@ -45,10 +45,10 @@ struct options {
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *auth_token_file;                                       /* NULL: not given */
     const char *hosts;                                                 /* NULL: not given */
-    bool remote;                                                       /* the far end of somebody's --hosts */
-    bool remote_terminal;                                              /* whose stdout is a terminal */
-    const char *rank_order;                                            /* a file of hosts; NULL: not given */
-    char from_variables[256]; /* "PET_NNODES=2 PET_NODE_RANK=0": what variables say of several machines, cut; or "" */
+    bool remote;              /* started by ssh, for another cddprun's --hosts */
+    bool remote_terminal;     /* that cddprun's stdout is a terminal */
+    const char *rank_order;   /* a file of hosts; NULL: not given */
+    char from_variables[256]; /* "PET_NNODES=2 PET_NODE_RANK=0": the variables about several nodes, cut; or "" */
     const char *role;
     const char *exports[OPTIONS_MAX_EXPORTS]; /* NAME=VALUE, or NAME of a variable that is set */
     size_t n_exports;
@@ -59,13 +59,13 @@ struct options {
     bool no_python;          /* the program runs directly, whatever its name */
     const char *python_exec; /* PYTHON_EXEC; NULL: not set, or empty */
 
-    /* Ends. */
+    /* The end of the job. */
     int64_t shutdown_timeout_ms; /* from the flag or TORCH_ELASTIC_SHUTDOWN_TIMEOUT; -1: not given */
-    int64_t monitor_interval_ms; /* accepted and without effect */
+    int64_t monitor_interval_ms; /* accepted and ignored */
     const char *signals_to_handle;
     uint64_t signals; /* the same: bit n-1 for signal n */
 
-    /* Output: what to ask these texts, see rankmap.h. */
+    /* Output; rankmap.h reads these texts. */
     const char *log_dir;                                             /* NULL: not given */
     const char *redirects, *tee;                                     /* maps */
     const char *local_ranks_filter;                                  /* a set; NULL: all */
@@ -76,7 +76,7 @@ struct options {
     int64_t status_fd;                                               /* -1: not given */
     int64_t interactive;                                             /* a rank; -1: not given */
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
-    const char *error_file;      /* TORCHELASTIC_ERROR_FILE, cddprun's own, or NULL */
+    const char *error_file;      /* TORCHELASTIC_ERROR_FILE of cddprun itself, or NULL */
 
     const char *env_master_addr, *env_master_port; /* MASTER_ADDR, MASTER_PORT; NULL: not set, or empty */
     const char *log_level;                         /* LOGLEVEL; NULL: not set */

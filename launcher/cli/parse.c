@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The words of the command line, and the variables: which flag each of them is. What a value means is values.c's. */
+/* Finds the flag of each word of the command line and of each variable; flag_values.c reads the values. */
 #include "launcher/cli/parse.h"
 
 #include "common/env.h"
@@ -19,7 +19,7 @@ const char *options_real_env(const char *name, void *arg)
 
 /* ----------------------------------------------------------------------------------------------------- names ---- */
 
-/* "nproc-per-node=2", behind its dashes, -> "nproc_per_node"; false if it is too long for any flag. */
+/* "nproc-per-node=2", after its dashes, -> "nproc_per_node"; false if it is too long for any flag. */
 static bool flag_name(const char *text, char *name)
 {
     size_t n = strcspn(text, "=");
@@ -32,7 +32,7 @@ static bool flag_name(const char *text, char *name)
     return true;
 }
 
-/* The flags whose names begin so: how many, and one of them. */
+/* Counts the flags whose names begin with `name`, and finds one of them. */
 static size_t count_beginning(const char *name, bool torchrun_only, const struct flag **one)
 {
     size_t n = 0, len = strlen(name);
@@ -46,7 +46,7 @@ static size_t count_beginning(const char *name, bool torchrun_only, const struct
     return n;
 }
 
-/* The flag of this name, or the only one that begins so; what is short for one of torchrun's stays so. */
+/* The flag of this name, or the only one that begins with it; flags of torchrun win over cddprun's own. */
 static const struct flag *find_flag(const char *name)
 {
     const struct flag *one = NULL;
@@ -93,46 +93,46 @@ static cddp_status ambiguous_flag(const char *name, struct cdi_error *err)
     for (size_t i = 0; i < n_flags && n < sizeof names; i++)
         if (strncmp(flags[i].name, name, len) == 0)
             n += (size_t)snprintf(names + n, sizeof names - n, "%s--%s", n == 0 ? "" : ", ", flags[i].name);
-    return cdi_fail(err, CDDP_E_INVALID, "--%s may be any of %s; write more of its name", name, names);
+    return cdi_fail(err, CDDP_E_INVALID, "--%s is ambiguous: %s; write more of its name", name, names);
 }
 
-/* Of other launchers: what their users will type. */
+/* Flags of other launchers, which their users may type. */
 static const struct {
     const char *name, *instead;
 } foreign_flags[] = {
     {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
     {"machinefile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
-    {"oversubscribe", "as many workers run as --nproc_per_node says, however many cores there are; leave it out"},
-    {"allow_run_as_root", "nobody is asked who he is; leave it out"},
-    {"bind_to", "--numa_binding says which cores a worker may run on"},
-    {"map_by", "--nproc_per_node places workers, and --numa_binding says which cores they may run on"},
-    {"use_env", "workers always find LOCAL_RANK in their environment; leave it out"},
-    {"nprocs", "it is --nproc_per_node"},
-    {"num_processes", "it is --world_size, or -n, of all machines, and --nproc_per_node of each"},
-    {"num_gpus", "it is --nproc_per_node; gpu means all of them"},
-    {"num_nodes", "it is --nnodes"},
-    {"num_machines", "it is --nnodes"},
-    {"machine_rank", "it is --node_rank"},
-    {"main_process_ip", "it is --master_addr"},
-    {"main_process_port", "it is --master_port"},
-    {"ntasks", "it is --world_size, or -n"},
-    {"ntasks_per_node", "it is --nproc_per_node, or -ppn"},
-    {"nodes", "it is --nnodes"},
-    {"cpus_per_task", "--numa_binding says which cores a worker may run on"},
-    {"mca", "it sets what Open MPI does, which has no part in this; leave it and its two values out"},
+    {"oversubscribe", "not needed: --nproc_per_node starts any number of workers, regardless of cores; remove it"},
+    {"allow_run_as_root", "not needed: cddprun runs as any user; remove it"},
+    {"bind_to", "use --numa_binding to bind workers to cores"},
+    {"map_by", "use --nproc_per_node to place workers, and --numa_binding to bind them to cores"},
+    {"use_env", "not needed: workers always find LOCAL_RANK in their environment; remove it"},
+    {"nprocs", "use --nproc_per_node"},
+    {"num_processes", "use --world_size (-n) for all nodes together, or --nproc_per_node for each node"},
+    {"num_gpus", "use --nproc_per_node; its value gpu means one worker for each GPU"},
+    {"num_nodes", "use --nnodes"},
+    {"num_machines", "use --nnodes"},
+    {"machine_rank", "use --node_rank"},
+    {"main_process_ip", "use --master_addr"},
+    {"main_process_port", "use --master_port"},
+    {"ntasks", "use --world_size (-n)"},
+    {"ntasks_per_node", "use --nproc_per_node (-ppn)"},
+    {"nodes", "use --nnodes"},
+    {"cpus_per_task", "use --numa_binding to bind workers to cores"},
+    {"mca", "it configures Open MPI, which cddprun does not use; remove it and its two values"},
 };
 
-/* The same of those with one dash, where a letter's case counts. */
+/* The same for flags with one dash, where the case of a letter matters. */
 static const struct {
     const char *name, *instead;
 } foreign_shorts[] = {
     {"H", "--hosts a:8,b:8 starts the job there by ssh"},
-    {"N", "-ppn says how many workers run on each machine, and --nnodes how many machines there are"},
-    {"c", "-n says how many workers there are, and --numa_binding which cores they may run on"},
-    {"mca", "it sets what Open MPI does, which has no part in this; leave it and its two values out"},
+    {"N", "use -ppn for the number of workers on each node, and --nnodes for the number of nodes"},
+    {"c", "use -n for the number of workers, and --numa_binding to bind them to cores"},
+    {"mca", "it configures Open MPI, which cddprun does not use; remove it and its two values"},
     {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
-    {"v", "LOGLEVEL=info says more, and --version prints the version"},
-    {"V", "it is --version"},
+    {"v", "use LOGLEVEL=info for more messages, and --version for the version"},
+    {"V", "use --version"},
 };
 
 static const char *instead_of_foreign(const char *word, const char *name)
@@ -146,7 +146,7 @@ static const char *instead_of_foreign(const char *word, const char *name)
     return NULL;
 }
 
-/* name: NULL if the word can be none. */
+/* name: NULL if the word cannot be the name of a flag. */
 static cddp_status unknown_flag(const char *word, const char *name, struct cdi_error *err)
 {
     const struct flag *nearest = NULL, *one;
@@ -154,7 +154,7 @@ static cddp_status unknown_flag(const char *word, const char *name, struct cdi_e
 
     if (name != NULL && instead_of_foreign(word, name) != NULL)
         return cdi_fail(err, CDDP_E_INVALID, "unknown flag '%.64s': %s", word, instead_of_foreign(word, name));
-    if (word[1] != '-' && word[2] == '\0') /* a letter is like too many names */
+    if (word[1] != '-' && word[2] == '\0') /* a letter is similar to too many names */
         name = NULL;
     if (name != NULL && *name != '\0' && count_beginning(name, false, &one) > 1)
         return ambiguous_flag(name, err);
@@ -236,7 +236,7 @@ static cddp_status set_defaults(struct options *o, struct cdi_error *err)
     return st;
 }
 
-/* A value from the user: read, and refused where the flag is. */
+/* Sets a value from the user; fails if the flag is refused. */
 static cddp_status set_given(struct options *o, const struct flag *f, const char *text, const char *from,
                              struct cdi_error *err)
 {
@@ -329,16 +329,15 @@ static cddp_status check_python(const struct options *o, struct cdi_error *err)
 {
     if (o->module && o->no_python)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "--module runs PROGRAM by Python and --no_python without; leave one of them out");
+                        "--module runs PROGRAM by Python and --no_python without; remove one of them");
     if (o->module && o->run_path)
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "--module says that PROGRAM is a module and --run_path that it is a file; leave one of them out");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "with --module PROGRAM is a module, with --run_path a file; remove one of them");
     return CDDP_OK;
 }
 
-/* -n with -ppn tells the number of machines; with it, they must agree. */
-static cddp_status settle_world_size(struct options *o, struct cdi_error *err)
+/* Sets the number of nodes from -n and -ppn; if it was given, too, it must agree. */
+static cddp_status apply_world_size(struct options *o, struct cdi_error *err)
 {
     int64_t n = o->world_size;
 
@@ -347,11 +346,11 @@ static cddp_status settle_world_size(struct options *o, struct cdi_error *err)
     if (o->nnodes_given && (o->min_nodes != o->max_nodes || o->nproc * o->max_nodes != n))
         return cdi_fail(err, CDDP_E_INVALID,
                         "--world_size %" PRId64 " contradicts --nnodes and --nproc_per_node %" PRId64
-                        "; leave one of them out",
+                        "; remove one of them",
                         n, o->nproc);
     if (n % o->nproc != 0 || n / o->nproc > OPTIONS_MAX_NODES)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "--world_size %" PRId64 " cannot be divided into machines with --nproc_per_node %" PRId64, n,
+                        "--world_size %" PRId64 " cannot be divided into nodes with --nproc_per_node %" PRId64, n,
                         o->nproc);
     o->min_nodes = n / o->nproc;
     o->max_nodes = o->min_nodes;
@@ -369,7 +368,7 @@ static cddp_status check_exports(const struct options *o, options_getenv env, vo
     return CDDP_OK;
 }
 
-/* torchrun puts such files into /tmp, where they stay for ever and nobody finds them. */
+/* torchrun puts such files into /tmp, where they stay forever, unnoticed. */
 static cddp_status check_logs(const struct options *o, struct cdi_error *err)
 {
     const char *flag = NULL;
@@ -382,7 +381,7 @@ static cddp_status check_logs(const struct options *o, struct cdi_error *err)
         flag = "duplicate_stderr_filters";
     if (flag == NULL || o->log_dir != NULL)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID, "--%s wants files, but no --log_dir says where they go", flag);
+    return cdi_fail(err, CDDP_E_INVALID, "--%s writes files, but no directory is given; add --log_dir", flag);
 }
 
 static cddp_status check_all(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
@@ -390,7 +389,7 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
     cddp_status st = check_python(o, err);
 
     if (st == CDDP_OK)
-        st = settle_world_size(o, err);
+        st = apply_world_size(o, err);
     if (st == CDDP_OK)
         st = check_exports(o, env, arg, err);
     if (st == CDDP_OK)
@@ -398,7 +397,7 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
     if (st == CDDP_OK && o->world_size >= 0 && (o->max_nodes != o->min_nodes || o->spares > 0))
         st = cdi_fail(err, CDDP_E_INVALID,
                       "--world_size %" PRId64
-                      " is one number of workers, but with MIN:MAX machines or --spares it may change; give "
+                      " fixes the number of workers, but with --nnodes=MIN:MAX or --spares it may change; give "
                       "--nproc_per_node instead",
                       o->world_size);
     return st;
@@ -411,7 +410,7 @@ void options_one_line(struct cdi_error *err)
             *p = '?';
 }
 
-/* Up to the program; *at is its index. */
+/* Reads the flags up to the program; *at is its index. */
 static cddp_status read_words(struct options *o, int argc, char **argv, int *at, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* The decimal number at *p, which moves behind it; -1: there is none, or no local rank can be so large. */
+/* Reads the decimal number at *p, which moves past it; -1: there is none, or it is too large for a local rank. */
 static int64_t read_rank(const char **p)
 {
     int64_t v = 0;

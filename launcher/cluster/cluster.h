@@ -12,18 +12,18 @@
 #define CLUSTER_NODES_MAX OPTIONS_MAX_NODES
 #define CLUSTER_FIRST_PORT 20000
 #define CLUSTER_N_PORTS 12000
-#define CLUSTER_JOB_PORTS 4 /* that a job may use, one after another: a port of its number may be another job's */
+#define CLUSTER_JOB_PORTS 4 /* tried in turn: another job may have the same port number */
 
 struct cluster_env {
-    const char *kind;  /* "Slurm step", for sentences; NULL: nothing was found */
-    const char *start; /* how one cddprun is started on each node, for sentences */
-    bool in_step;      /* we were started once on each node: what follows holds */
-    bool by_file;      /* node_rank comes from --rank_order, and counts more than the environment's */
+    const char *kind;  /* "Slurm step", for messages; NULL: nothing was found */
+    const char *start; /* the command that starts one cddprun on each node, for messages */
+    bool in_step;      /* cddprun was started once on each node: the following members are set */
+    bool by_file;      /* node_rank is from --rank_order, which overrides the environment */
     int64_t n_nodes, node_rank;
     bool one_task_per_node;
-    char nodes[128];      /* the nodes as their list has them, cut */
-    char first_node[256]; /* where they can meet; "": not known */
-    uint16_t port;        /* the first of the job's ports, below those that the kernel gives to clients; 0: not known */
+    char nodes[128];      /* the list of nodes, cut */
+    char first_node[256]; /* can host the rendezvous; "": not known */
+    uint16_t port;        /* the first of the job's ports, below the ephemeral ones; 0: not known */
     char run_id[96];      /* "": not known */
 
     bool in_job; /* in a job, but started on its first node only: a batch script, or an interactive shell */
@@ -31,12 +31,12 @@ struct cluster_env {
     const char *job_id;
 };
 
-/* Where it is read from; a test has its own. */
+/* The environment and files, which a test replaces. */
 struct cluster_source {
     options_getenv env;
     void *arg;
-    const char *host; /* this machine's name */
-    /* A whole file into out. CDDP_E_SYSTEM, CDDP_E_LIMIT. */
+    const char *host; /* this node's host name */
+    /* Reads a whole file into out. CDDP_E_SYSTEM, CDDP_E_LIMIT. */
     cddp_status (*read_file)(const char *path, struct cdi_buf *out, struct cdi_error *err);
 };
 

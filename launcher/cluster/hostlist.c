@@ -7,7 +7,7 @@
 
 #define HOST_MAX 255
 
-/* a and b with or without their domain; of two full names all counts. */
+/* Compares a and b, with or without their domain; two full names must be equal. */
 static bool hostlist_is_same(const char *a, size_t a_len, const char *b, size_t b_len)
 {
     size_t shorter = a_len < b_len ? a_len : b_len;
@@ -48,14 +48,14 @@ cddp_status hostlist_find(struct cluster_env *s, const char *text, const char *h
         if (!hostlist_is_same(name, len, host, strlen(host)))
             continue;
         if (mine >= 0)
-            return cdi_fail(err, CDDP_E_INVALID, "%s has this host, '%.200s', twice", from, host);
+            return cdi_fail(err, CDDP_E_INVALID, "%s lists this host, '%.200s', twice", from, host);
         mine = n;
     }
     if (n == 0)
-        return cdi_fail(err, CDDP_E_INVALID, "%s has no host in it", from);
+        return cdi_fail(err, CDDP_E_INVALID, "%s lists no host", from);
     if (mine < 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "%s does not have this host, '%.200s' (--local_addr says another name)",
-                        from, host);
+        return cdi_fail(err, CDDP_E_NOT_FOUND,
+                        "%s does not list this host, '%.200s' (set another name with --local_addr)", from, host);
     s->n_nodes = n;
     s->node_rank = mine;
     (void)snprintf(s->first_node, sizeof s->first_node, "%s", first);

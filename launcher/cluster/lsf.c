@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* jsrun counts its tasks itself; the host in front of the compute nodes, where the job's script runs, is none of them.
- */
+/* jsrun numbers its tasks itself; the host that runs the job's script is first in the list, and not one of them. */
 static cddp_status lsf_read_jsrun(struct cluster_env *s, const struct cluster_source *from, const char *hosts,
                                   struct cdi_error *err)
 {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "1234.0;tcp://10.0.0.1,192.168.0.1:45337": the first address of the machine where mpirun runs. */
+/* "1234.0;tcp://10.0.0.1,192.168.0.1:45337": the first address of the node that runs mpirun. */
 static void openmpi_address(struct cluster_env *s, const char *uri)
 {
     const char *tcp = uri == NULL ? NULL : strstr(uri, "tcp://");

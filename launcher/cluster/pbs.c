@@ -23,7 +23,7 @@ cddp_status pbs_read(struct cluster_env *s, const struct cluster_source *from, s
         st = cdi_buf_append(&text, "", 1);
     if (st == CDDP_OK)
         st = hostlist_unique((const char *)cdi_buf_data(&text), false, &hosts, &s->job_nodes, err);
-    /* The job's own shell is its first task; what pbsdsh starts comes behind. */
+    /* The job's own shell is its first task; the processes of pbsdsh are the following ones. */
     if (st == CDDP_OK)
         st = hostlist_place(s, from, &hosts, "PBS_NODEFILE", task == NULL || strcmp(task, "1") == 0, err);
     cdi_buf_release(&text);

@@ -22,7 +22,7 @@
 /* ------------------------------------------------------------------------------------------------- host list ---- */
 
 struct walk {
-    const char *list; /* for sentences */
+    const char *list; /* for messages */
     bool (*each)(void *arg, const char *name);
     void *arg;
     struct cdi_error *err;
@@ -33,7 +33,7 @@ struct walk {
 
 static cddp_status slurm_malformed(const struct walk *w)
 {
-    return cdi_fail(w->err, CDDP_E_INVALID, "the list of nodes '%.200s' is not one that Slurm writes", w->list);
+    return cdi_fail(w->err, CDDP_E_INVALID, "'%.200s' is not a list of nodes as Slurm writes it", w->list);
 }
 
 static cddp_status slurm_append(struct walk *w, size_t *len, const char *text, size_t n)
@@ -49,7 +49,7 @@ static cddp_status slurm_append(struct walk *w, size_t *len, const char *text, s
 
 static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth);
 
-/* "01", up to `end` or the first byte that is no digit. */
+/* Reads "01", up to `end` or the first byte that is not a digit. */
 static const char *read_number(const char *p, const char *end, uint32_t *v)
 {
     const char *first = p;
@@ -59,7 +59,7 @@ static const char *read_number(const char *p, const char *end, uint32_t *v)
     return p == first ? NULL : p;
 }
 
-/* One of "7" or "01-03", the rest of the name behind each number of it. */
+/* Expands "7" or "01-03"; the rest of the name follows each number. */
 static cddp_status slurm_expand_range(struct walk *w, size_t len, const char *p, const char *range_end,
                                       const char *rest, const char *end, unsigned depth)
 {
@@ -86,7 +86,7 @@ static cddp_status slurm_expand_range(struct walk *w, size_t len, const char *p,
     return CDDP_OK;
 }
 
-/* What is between p and end, behind the len bytes that w->name has. */
+/* Expands the text from p to end, which follows the first len bytes of w->name. */
 static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth)
 {
     const char *open = memchr(p, '[', (size_t)(end - p));
@@ -117,7 +117,7 @@ static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const
     return st;
 }
 
-/* Up to the comma that is in no bracket. */
+/* Returns the next comma outside brackets, or the end of the text. */
 static const char *slurm_end_of_element(const char *p)
 {
     bool inside = false;
@@ -193,8 +193,8 @@ static bool slurm_look_in_step(void *arg, const char *name)
 
 /*
  * Node 0 of a step of a heterogeneous job. Slurm sorts the step's list by name, but numbers the nodes component by
- * component, in the order of their groups. Only sbatch and salloc say which nodes a group has; under a srun of its own
- * the list serves if this node's place in it is its number. "": not known.
+ * component, in the order of their groups. Only sbatch and salloc set the nodes of each group. In a separate srun the
+ * list is used if this node's position in it is its number. "": not known.
  */
 static cddp_status slurm_find_first_of_groups(struct cluster_env *s, const char *list, int64_t n_groups,
                                               const struct cluster_source *from, struct cdi_error *err)

@@ -21,7 +21,7 @@ cddp_status cluster_number(int64_t *out, const struct cluster_env *s, const stru
     if (text != NULL && cdi_parse_int(text, min, max, out))
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID,
-                    "%s: %s is '%.64s', which is no number from %" PRId64 " to %" PRId64
+                    "%s: %s is '%.64s', not a number from %" PRId64 " to %" PRId64
                     "; give --nnodes, --node_rank and --master_addr, or --standalone",
                     s->kind, name, text == NULL ? "" : text, min, max);
 }

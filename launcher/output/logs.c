@@ -14,9 +14,10 @@
 
 #define READ_MAX 65536 /* bytes of one logs_feed() */
 #define LINES_MAX RANKLOG_OUT_MAX(READ_MAX)
-#define NOWHERE "/dev/null" /* as --log_dir: torchrun's word for no files */
+#define NOWHERE "/dev/null" /* as --log_dir: torchrun's value for no files */
 
-_Static_assert(WRITER_HIGH + 2 * LINES_MAX <= WRITER_MAX, "what is read of both streams before one is full has room");
+_Static_assert(WRITER_HIGH + 2 * LINES_MAX <= WRITER_MAX,
+               "the bytes read from both streams before one is full must fit");
 
 static const char *const names[] = {"stdout", "stderr"};
 
@@ -28,8 +29,8 @@ struct logs {
     uint32_t restart_count;
     bool said_lost, said_no_pty;
     bool colour[2];
-    bool draws[2];  /* a terminal on which lines can be drawn over */
-    bool drawn;     /* the next to be shown there draws over something */
+    bool draws[2];  /* a terminal, on which lines can be overwritten */
+    bool drawn;     /* the next output there overwrites a line */
     char *words[2]; /* of --duplicate_*_filters */
     struct ranklog_filter filter[2];
     struct writer_sink *matched[2];
@@ -41,7 +42,7 @@ struct logs {
 static void say_lost(struct logs *l, const char *path, int error, const char *instead)
 {
     if (!l->said_lost)
-        cdi_log(CDI_LOG_WARN, "LOGS-LOST", "cannot write logs to '%s': %s; the job goes on, and %s", path,
+        cdi_log(CDI_LOG_WARN, "LOGS-LOST", "cannot write logs to '%s': %s; the job continues, and %s", path,
                 strerror(error), instead);
     l->said_lost = true;
 }
@@ -50,10 +51,8 @@ static void on_lost(void *arg, const char *path, int error)
 {
     struct logs *l = arg;
 
-    say_lost(
-        l, path, error,
-        "what is printed from now on is missing there, and in whatever else cannot be written; the exit status will "
-        "not be 0");
+    say_lost(l, path, error,
+             "further output is lost there, and in other files that cannot be written; the exit status will not be 0");
     l->opt.lost(l->opt.arg, error);
 }
 
@@ -68,7 +67,7 @@ static const struct writer_events file_events = {.room = on_room, .lost = on_los
 
 /* ----------------------------------------------------------------------------------------------- directories ---- */
 
-/* As mkdir -p. Returns errno. */
+/* The same as mkdir -p. Returns errno. */
 static int make_directories(const char *path)
 {
     char part[PATH_MAX];
@@ -112,7 +111,7 @@ static int make_run_directory(struct logs *l, const char *log_dir, const char *p
     return error;
 }
 
-/* For --tee without --log_dir, as torchrun has it: the files stay, so the user must know where they are. */
+/* For --tee without --log_dir, as in torchrun: the files stay, so the user must know their directory. */
 static cddp_status make_own_directory(struct logs *l, struct cdi_error *err)
 {
     const char *tmpdir = l->opt.plan->options->tmpdir;
@@ -120,9 +119,9 @@ static cddp_status make_own_directory(struct logs *l, struct cdi_error *err)
 
     if (error != 0)
         return cdi_fail(err, CDDP_E_SYSTEM,
-                        "--tee without --log_dir: no directory for its files can be made in '%.400s' (TMPDIR): %s",
+                        "--tee without --log_dir: cannot create a directory for its files in '%.400s' (TMPDIR): %s",
                         tmpdir, strerror(error));
-    cdi_log(CDI_LOG_WARN, "LOGS-TEE", "--tee without --log_dir: its files go to %s, and stay there", l->dir);
+    cdi_log(CDI_LOG_WARN, "LOGS-TEE", "--tee without --log_dir: its files are written to %s, and are kept", l->dir);
     return CDDP_OK;
 }
 
@@ -138,7 +137,7 @@ static cddp_status make_directory(struct logs *l, struct cdi_error *err)
     error = make_run_directory(l, o->log_dir, "");
     if (error == 0)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_SYSTEM, "--log_dir '%.400s': no directory can be made there: %s", o->log_dir,
+    return cdi_fail(err, CDDP_E_SYSTEM, "--log_dir '%.400s': cannot create a directory there: %s", o->log_dir,
                     strerror(error));
 }
 
@@ -152,7 +151,7 @@ static void open_filtered(struct logs *l, int i)
     (void)snprintf(path, sizeof path, "%.4000s/filtered_%s.log", l->attempt, names[i]);
     error = writer_file(l->files, &l->matched[i], path);
     if (error != 0)
-        say_lost(l, path, error, "there is no such file");
+        say_lost(l, path, error, "this file is missing");
 }
 
 void logs_begin(struct logs *l, uint32_t restart_count)
@@ -167,7 +166,7 @@ void logs_begin(struct logs *l, uint32_t restart_count)
         return;
     (void)snprintf(l->attempt, sizeof l->attempt, "%.4000s/attempt_%u", l->dir, restart_count);
     if (mkdir(l->attempt, 0777) != 0 && errno != EEXIST) {
-        say_lost(l, l->attempt, errno, "output that would go to files is shown instead");
+        say_lost(l, l->attempt, errno, "the output for these files is shown instead");
         l->attempt[0] = '\0';
         return;
     }
@@ -177,7 +176,7 @@ void logs_begin(struct logs *l, uint32_t restart_count)
 
 void logs_error_file(const struct logs *l, uint32_t local_rank, char path[PATH_MAX])
 {
-    /* Without --log_dir all lie side by side: making and removing a directory costs more than starting a worker. */
+    /* Without --log_dir all are in one directory: creating and removing one costs more than starting a worker. */
     if (l->attempt[0] == '\0')
         (void)snprintf(path, PATH_MAX, "%.4000s/error_%u_%u.json", l->opt.run_dir, l->restart_count, local_rank);
     else
@@ -208,7 +207,7 @@ static struct writer_sink *open_file(struct logs *l, uint32_t local_rank, int i)
     name_file(l, local_rank, i, path);
     error = writer_file(l->files, &file, path);
     if (error != 0)
-        say_lost(l, path, error, "output that would go to files is shown instead");
+        say_lost(l, path, error, "the output for these files is shown instead");
     return file;
 }
 
@@ -219,7 +218,7 @@ static void make_rank_directory(struct logs *l, uint32_t local_rank)
 
     (void)snprintf(path, sizeof path, "%.4000s/%u", l->attempt, local_rank);
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        say_lost(l, path, errno, "output that would go to files is shown instead");
+        say_lost(l, path, errno, "the output for these files is shown instead");
 }
 
 void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number)
@@ -263,8 +262,8 @@ void logs_say_no_pty(struct logs *l, int error)
 {
     if (!l->said_no_pty)
         cdi_log(CDI_LOG_WARN, "LOGS-PTY",
-                "cannot open a pseudo-terminal for a worker's stdout: %s; it is a pipe instead, where a C program's "
-                "lines may come late",
+                "cannot open a pseudo-terminal for a worker's stdout: %s; using a pipe instead, on which a C program's "
+                "lines may be delayed",
                 strerror(error));
     l->said_no_pty = true;
 }
@@ -316,7 +315,7 @@ uint64_t logs_progress(struct logs *l)
 
 bool logs_full(struct logs *l, uint32_t local_rank)
 {
-    /* Both are asked, so that both tell of room. */
+    /* Calls both, so that both report room later. */
     bool console = writer_full(l->opt.console, local_rank);
 
     return (l->files != NULL && writer_full(l->files, local_rank)) || console;
@@ -324,7 +323,7 @@ bool logs_full(struct logs *l, uint32_t local_rank)
 
 /* ------------------------------------------------------------------------------------------- beginning, end ---- */
 
-/* Our own terminal. Others, mpirun for one, put a pseudo-terminal of theirs in the place of stdout. */
+/* cddprun's own terminal. Other launchers, such as mpirun, replace stdout by their own pseudo-terminal. */
 static bool takes_escapes(int fd)
 {
     const char *term = cdi_env_str("TERM");

@@ -38,7 +38,7 @@ const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, c
     return buf;
 }
 
-/* "[3] " and "[3]+ ", without and with a colour: made once, since a rank may print millions of lines. */
+/* Makes "[3] " and "[3]+ ", without and with a colour, once: a rank may print millions of lines. */
 static void make_fronts(struct ranklog *log, const char *prefix, int colour)
 {
     struct ranklog_front *all[] = {&log->plain[0], &log->plain[1], &log->shown[0], &log->shown[1]};
@@ -113,7 +113,7 @@ static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front
     return CDDP_OK;
 }
 
-/* The cursor may stand at the beginning of somebody's text: what follows takes its place, and the rest of it goes. */
+/* The cursor may be at the beginning of another stream's text: the next output replaces it, and erases the rest. */
 static cddp_status show(struct ranklog *log, const struct ranklog_front *front, const char *line, size_t n, char end,
                         struct cdi_buf *to)
 {
@@ -134,7 +134,7 @@ static bool is_wanted(const struct ranklog_filter *filter, const char *line, siz
     return false;
 }
 
-/* One line, or a piece of one, without its newline. */
+/* Writes one line, or a piece of one, without its newline. */
 static cddp_status put_line(struct ranklog *log, const char *line, size_t n, bool complete,
                             const struct ranklog_out *out)
 {
@@ -151,7 +151,7 @@ static cddp_status put_line(struct ranklog *log, const char *line, size_t n, boo
     return st;
 }
 
-/* What is held back plus n more bytes. */
+/* Writes the held bytes and n more. */
 static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bool complete,
                             const struct ranklog_out *out)
 {
@@ -167,7 +167,7 @@ static cddp_status put_part(struct ranklog *log, const char *bytes, size_t n, bo
     return st;
 }
 
-/* What is held back plus n more bytes, which a carriage return has ended: no line, and not remembered. */
+/* Writes the held bytes and n more, up to a carriage return: not a line, and not remembered. */
 static cddp_status draw_part(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out)
 {
     cddp_status st = cdi_buf_append(&log->part, bytes, n);
@@ -181,9 +181,9 @@ static cddp_status draw_part(struct ranklog *log, const char *bytes, size_t n, c
 }
 
 /*
- * On a terminal: what comes before the newline (NULL: none has come), up to its last carriage return but one. One that
- * ends the bytes, or precedes the newline, stays where it is: the two together are the end of a line. Returns how many
- * bytes are done with.
+ * On a terminal: writes the text before the newline (NULL: none so far), up to its last carriage return but one. A
+ * carriage return at the end of the bytes, or before the newline, is held: the two together end a line. Returns the
+ * number of bytes handled.
  */
 static size_t draw(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out, cddp_status *st)
 {
@@ -206,7 +206,7 @@ cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const
     cddp_status st, worst = CDDP_OK;
 
     if (out->shown == NULL && log->filter.n == 0 && log->tail == NULL)
-        return CDDP_OK; /* nobody asks for lines */
+        return CDDP_OK; /* no lines are wanted */
     while (n > 0) {
         size_t room = RANKLOG_LINE_MAX - log->part.len;
         const char *newline = memchr(bytes, '\n', n < room ? n : room);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One output stream of one rank: bytes in, whole lines with a prefix out. Pure; the agent's thread.
- *
- *   [3] a line                 a final line without a newline is given one
+ *   [3] a line                 a final line without a newline gets one
  *   [3] the first 64 KiB of a line that is longer
  *   [3]+ its next piece
- *
- * Shown on a terminal, text that ends with a carriage return alone (a progress bar's) appears at once, and whatever is
- * shown next takes its place: only what stands there when the newline comes remains, and counts as the line.
+ * On a terminal, text that ends with a lone carriage return (such as a progress bar) is shown immediately, and the next
+ * output overwrites it. Only the text at the time of the newline remains, and counts as the line.
  */
 #ifndef RANKLOG_H
 #define RANKLOG_H
@@ -16,32 +14,32 @@
 
 #include <stdbool.h>
 
-#define RANKLOG_LINE_MAX 65536 /* bytes of a line held until its newline comes */
+#define RANKLOG_LINE_MAX 65536 /* bytes of a line held until its newline arrives */
 #define RANKLOG_TAIL_LINES 10
-#define RANKLOG_TAIL_BYTES 400 /* kept of each of them, NUL included */
+#define RANKLOG_TAIL_BYTES 400 /* kept of each line, NUL included */
 #define RANKLOG_PREFIX_MAX 128
 #define RANKLOG_ERASE "\033[K" /* a terminal's: to the end of the line */
-/* What n bytes can become at most: all newlines, each behind a prefix with a colour, and a line that was held. */
+/* The longest output of n bytes: all newlines, each after a prefix with a colour, and a line that was held. */
 #define RANKLOG_OUT_MAX(n) \
     (RANKLOG_LINE_MAX + (size_t)(n) * (RANKLOG_PREFIX_MAX + sizeof "+ \033[36m\033[0m" RANKLOG_ERASE))
 
 struct ranklog_filter {
-    const char *words; /* one after another, each ended by a NUL */
+    const char *words; /* consecutive, each with a NUL at its end */
     unsigned n;        /* 0: no line matches */
 };
 
-/* What stands before a line. */
+/* The prefix of a line. */
 struct ranklog_front {
     const char *text;
     size_t len;
 };
 
 struct ranklog {
-    char *fronts; /* holds the text of all of the next; NULL: no memory, and they are empty */
+    char *fronts; /* the memory of the following prefixes; NULL: out of memory, and they are empty */
     struct ranklog_front plain[2], shown[2]; /* of a line, of a continued one; shown: with the colour */
     struct ranklog_filter filter;
-    struct cdi_buf part;              /* a line whose end has not come yet */
-    bool continued;                   /* a piece of this line is out already */
+    struct cdi_buf part;              /* a line whose end has not arrived yet */
+    bool continued;                   /* a piece of this line is written already */
     bool *drawn;                      /* the option */
     char (*tail)[RANKLOG_TAIL_BYTES]; /* ring of the last lines; NULL: not kept */
     unsigned n_tail;                  /* lines seen */
@@ -51,32 +49,32 @@ struct ranklog_options {
     const char *prefix;
     bool colour; /* put the prefix in a colour, by `rank` */
     uint32_t rank;
-    bool *drawn;    /* is such text on the terminal? of all streams shown there; NULL: it is not a terminal */
-    bool keep_tail; /* remember the last lines (without memory for it they are not remembered) */
+    bool *drawn;    /* whether text to be overwritten is on the terminal, for all its streams; NULL: not a terminal */
+    bool keep_tail; /* remember the last lines, if there is memory for it */
     struct ranklog_filter filter;
 };
 
-/* What of a stream goes where. */
+/* The outputs of a stream. */
 struct ranklog_out {
     struct cdi_buf *shown;   /* all lines; NULL: none */
-    struct cdi_buf *matched; /* lines that the filter wants, with the prefix but no colour; NULL where n is 0 */
+    struct cdi_buf *matched; /* lines that match the filter, with the prefix but no colour; NULL if filter.n is 0 */
 };
 
 /*
- * The prefix of a rank's lines by torchrun's template (${role_name}, ${rank}, ${local_rank}; another macro stays as it
- * is); NULL: "[rank] ". Cut to what fits. Returns buf.
+ * Writes the prefix of a rank's lines by torchrun's template (${role_name}, ${rank}, ${local_rank}; other macros stay
+ * unchanged) to buf, cut if too long. template NULL: "[rank] ". Returns buf.
  */
 const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, const char *role, uint32_t rank,
                            uint32_t local_rank);
 
-/* The prefix is copied, filter.words is not. Without memory there is no prefix. */
+/* Initializes a log. The prefix is copied, filter.words is not. Without memory there is no prefix. */
 void ranklog_init(struct ranklog *log, const struct ranklog_options *opt);
 void ranklog_release(struct ranklog *log);
-/* Append the lines that these bytes complete. CDDP_E_NOMEM or CDDP_E_LIMIT (a buffer's): some text is lost. */
+/* Appends the lines that these bytes complete. CDDP_E_NOMEM or CDDP_E_LIMIT (a buffer's): some text is lost. */
 cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out);
-/* The stream has ended: append the line that was not completed. */
+/* Ends the stream: appends the incomplete line. */
 cddp_status ranklog_end(struct ranklog *log, const struct ranklog_out *out);
-/* How many lines are remembered, and the i-th of them, the oldest first. */
+/* Returns the number of remembered lines, and the i-th of them, the oldest first. */
 unsigned ranklog_tail_count(const struct ranklog *log);
 const char *ranklog_tail_line(const struct ranklog *log, unsigned i);
 

@@ -11,17 +11,17 @@
 #include <unistd.h>
 
 #define THREAD_STACK (256u * 1024)
-#define HIGH_OF_ALL (16u * 1024 * 1024) /* shared out among sources that are many */
+#define HIGH_OF_ALL (16u * 1024 * 1024) /* divided among the sources if they are many */
 #define HIGH_LEAST (64u * 1024)
 
 struct writer_sink {
     struct writer *w;
     int fd;
-    int error;       /* the thread's: why it fails; 0 */
+    int error;       /* the thread's: the errno of its failure; 0 */
     unsigned queued; /* under the lock: chunks */
-    bool done;       /* under the lock: no further ones */
+    bool done;       /* under the lock: no more chunks will follow */
     bool given_up;   /* under the lock: drops */
-    char path[];     /* "": a descriptor that is not ours alone */
+    char path[];     /* "": a shared descriptor */
 };
 
 struct chunk {
@@ -34,7 +34,7 @@ struct chunk {
 
 struct source {
     size_t queued;
-    bool wanted; /* somebody waits for room */
+    bool wanted; /* its reader waits for room */
 };
 
 struct writer {
@@ -51,26 +51,26 @@ struct writer {
     size_t high;
     uint32_t n_sources;
     struct writer_sink *std[2];
-    int said_unwritten[2]; /* errors of std that were told */
+    int said_unwritten[2]; /* reported errors of std */
     bool said_refused;
 
     /* Under the lock. */
     struct chunk *head, **tail;
-    struct writer_sink *writing; /* what the thread writes to just now */
+    struct writer_sink *writing; /* the sink that the thread writes to now */
     uint64_t progress;
-    bool passed_by;   /* an older thread hangs, or did */
-    bool older_over;  /* it does not use w any more */
-    int unwritten[2]; /* errors of std */
-    int refused;      /* the error of somebody's descriptor */
+    bool skipped_hung; /* an older thread hangs, or did */
+    bool older_over;   /* it does not use w any more */
+    int unwritten[2];  /* errors of std */
+    int refused;       /* the error of a writer_descriptor() */
     struct source *sources;
-    bool room;    /* one that was waited for has come */
+    bool room;    /* a source that was waited for has room */
     bool closing; /* end when the queue is empty */
     bool ended;   /* the thread is about to return */
     int lost_error;
     char *lost_path;
 };
 
-/* All of it, or the sink fails from now on. Returns errno of that moment. */
+/* Writes a whole chunk; after an error the sink drops all later ones. Returns errno. */
 static int write_all(const struct chunk *c)
 {
     size_t done = 0;
@@ -81,7 +81,7 @@ static int write_all(const struct chunk *c)
         if (n >= 0) {
             done += (size_t)n;
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            /* Somebody else made the shared descriptor non-blocking. */
+            /* Another process made the shared descriptor non-blocking. */
             struct pollfd p = {.fd = c->to->fd, .events = POLLOUT};
             (void)poll(&p, 1, -1);
         } else if (errno != EINTR) {
@@ -118,8 +118,8 @@ static bool note_error(struct writer *w, const struct chunk *c)
     return true;
 }
 
-/* Under the lock: what a written chunk changes. Returns a sink that nobody needs any more. */
-static struct writer_sink *settle(struct writer *w, const struct chunk *c, int error)
+/* Under the lock: accounts for a written chunk. Returns a sink that is not needed any more. */
+static struct writer_sink *writer_finish_chunk(struct writer *w, const struct chunk *c, int error)
 {
     struct source *from = &w->sources[c->source];
     struct writer_sink *to = c->to;
@@ -142,8 +142,8 @@ static struct writer_sink *settle(struct writer *w, const struct chunk *c, int e
     return --to->queued == 0 && to->done ? to : NULL;
 }
 
-/* Under the lock: out of the queue. */
-static struct chunk *take(struct writer *w)
+/* Under the lock: removes the first chunk from the queue. */
+static struct chunk *writer_dequeue(struct writer *w)
 {
     struct chunk *c = w->head;
 
@@ -154,7 +154,7 @@ static struct chunk *take(struct writer *w)
     return c;
 }
 
-/* Under the lock: this thread is the one that writes. */
+/* Under the lock: whether this thread is the current writer. */
 static bool is_mine(const struct writer *w)
 {
     return pthread_equal(w->thread, pthread_self()) != 0;
@@ -174,13 +174,13 @@ static void *run(void *arg)
             (void)pthread_cond_wait(&w->more, &w->lock);
             continue;
         }
-        c = take(w);
+        c = writer_dequeue(w);
         (void)pthread_mutex_unlock(&w->lock);
         error = write_all(c);
         (void)pthread_mutex_lock(&w->lock);
         if (is_mine(w))
             w->writing = NULL;
-        over = settle(w, c, error);
+        over = writer_finish_chunk(w, c, error);
         free(c);
         if (over != NULL) {
             (void)pthread_mutex_unlock(&w->lock);
@@ -192,7 +192,7 @@ static void *run(void *arg)
         w->ended = true;
     else
         w->older_over = true;
-    /* Under the lock: the loop frees w only after it has taken the lock once more. */
+    /* Under the lock: the loop locks once more before it frees w. */
     (void)uv_async_send(&w->wake);
     (void)pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -239,7 +239,7 @@ static void on_wake(uv_async_t *h)
     }
     refused = w->said_refused ? 0 : w->refused;
     w->said_refused |= refused != 0;
-    hangs = w->passed_by && !w->older_over;
+    hangs = w->skipped_hung && !w->older_over;
     (void)pthread_mutex_unlock(&w->lock);
     if (refused != 0 && w->on->refused != NULL)
         w->on->refused(w->arg, refused);
@@ -254,7 +254,7 @@ static void on_wake(uv_async_t *h)
         w->on->room(w->arg);
     if (ended && !hangs && !uv_is_closing((uv_handle_t *)h)) {
         (void)pthread_join(w->thread, NULL);
-        if (w->passed_by)
+        if (w->skipped_hung)
             (void)pthread_join(w->older, NULL);
         w->joined = true;
         uv_close((uv_handle_t *)h, on_handle_closed);
@@ -270,11 +270,11 @@ static int start_thread(struct writer *w)
 
     if (rc != 0)
         return rc;
-    /* Small: under a tight address-space limit the default of 8 MiB hurts. */
+    /* Small: the default of 8 MiB matters under a tight address-space limit. */
     (void)pthread_attr_setstacksize(&attr, THREAD_STACK);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    /* Under the lock: the thread asks who it is. */
+    /* Under the lock: the thread compares itself with w->thread. */
     (void)pthread_mutex_lock(&w->lock);
     rc = pthread_create(&thread, &attr, run, w);
     if (rc == 0)
@@ -426,7 +426,7 @@ uint64_t writer_progress(struct writer *w)
     return progress;
 }
 
-/* Under the lock: what is queued for it goes. */
+/* Under the lock: drops the chunks that are queued for it. */
 static void give_up(struct writer *w, struct writer_sink *s)
 {
     struct chunk **at = &w->head;
@@ -441,27 +441,27 @@ static void give_up(struct writer *w, struct writer_sink *s)
         }
         *at = c->next;
         w->sources[c->source].queued -= c->len;
-        s->queued--; /* the chunk that hangs still counts: the sink stays */
+        s->queued--; /* the chunk being written still counts: the sink stays */
         free(c);
     }
     w->tail = at;
 }
 
-void writer_pass_by(struct writer *w)
+void writer_skip_hung(struct writer *w)
 {
     bool hangs;
 
     pthread_t older = w->thread;
 
     (void)pthread_mutex_lock(&w->lock);
-    hangs = !w->passed_by && !w->ended && w->writing != NULL;
+    hangs = !w->skipped_hung && !w->ended && w->writing != NULL;
     if (hangs)
         give_up(w, w->writing);
     (void)pthread_mutex_unlock(&w->lock);
     if (!hangs || start_thread(w) != 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
-    w->passed_by = true;
+    w->skipped_hung = true;
     w->older = older;
     (void)pthread_mutex_unlock(&w->lock);
 }
@@ -480,6 +480,6 @@ void writer_abandon(struct writer *w)
 {
     if (uv_is_closing((uv_handle_t *)&w->wake))
         return;
-    /* The thread still uses w, which therefore stays for the few moments until _exit(). */
+    /* The thread still uses w, which is therefore kept until _exit(). */
     uv_close((uv_handle_t *)&w->wake, on_handle_closed);
 }

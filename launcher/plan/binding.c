@@ -10,7 +10,7 @@
 
 /* --------------------------------------------------------------------------------------------- sets of numbers ---- */
 
-/* A growing list of different numbers; failed: no memory. */
+/* A growing list of different numbers; failed: out of memory. */
 struct set {
     uint32_t *v;
     size_t n;
@@ -52,7 +52,7 @@ static int by_value(const void *a, const void *b)
 /* ----------------------------------------------------------------------------------------------------- choosing ----
  */
 
-/* The processors of which `chosen` is true, as "0-3,8". NULL: no memory. */
+/* Returns the processors whose `chosen` is true, such as "0-3,8". NULL: out of memory. */
 static char *list_of(const struct bind_topology *t, const bool *chosen)
 {
     struct cdi_buf text;
@@ -108,7 +108,7 @@ static void choose_cores(const struct bind_topology *t, const struct set *cores,
     }
 }
 
-/* Who the worker is among those of its node. */
+/* The worker's index among those of its node, and their number. */
 struct peers {
     uint32_t index, count;
 };
@@ -139,11 +139,10 @@ static cddp_status choose_exclusive(const struct bind_topology *t, int node, str
     more = cores.n % p.count; /* the first ones have one more */
     from = p.index * each + (p.index < more ? p.index : more);
     if (each == 0)
-        st = cdi_fail(
-            err, CDDP_E_INVALID,
-            "--numa_binding=exclusive: NUMA node %d has %zu usable cores for %u workers; start fewer of them, or "
-            "use --numa_binding=node",
-            node, cores.n, p.count);
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "--numa_binding=exclusive: NUMA node %d has %zu usable cores for %u workers; start fewer "
+                      "workers, or use --numa_binding=node",
+                      node, cores.n, p.count);
     else
         choose_cores(t, &cores, from, from + each + (p.index < more), chosen);
     free(cores.v);
@@ -159,7 +158,7 @@ static size_t count_cache(const struct bind_topology *t, int node, uint32_t cach
     return n;
 }
 
-/* The caches with most processors first, as in torchrun; of equals the one with the first processor. */
+/* The caches with the most processors first, as in torchrun; among equals, the one with the first processor. */
 static cddp_status choose_cache(const struct bind_topology *t, int node, struct peers p, bool *chosen,
                                 struct cdi_error *err)
 {
@@ -214,7 +213,7 @@ static bool all_known(const int *gpu_nodes, uint32_t n_gpus)
     return n_gpus > 0;
 }
 
-/* Every worker's node; *bound is false where nobody is to be bound. */
+/* Sets every worker's node; *bound is false if no worker is to be bound. */
 static cddp_status find_nodes(struct bind_worker *out, uint32_t n, enum bind_mode mode, const struct set *nodes,
                               const int *gpu_nodes, uint32_t n_gpus, bool *bound, struct cdi_error *err)
 {
@@ -232,11 +231,10 @@ static cddp_status find_nodes(struct bind_worker *out, uint32_t n, enum bind_mod
         if (set_has(nodes, (uint32_t)out[i].node))
             continue;
         if (mode != BIND_AUTO)
-            return cdi_fail(
-                err, CDDP_E_INVALID,
-                "--numa_binding: GPU %d is at NUMA node %d, of whose cores this job may use none; give it cores "
-                "there, or use --numa_binding=none",
-                out[i].gpu, out[i].node);
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "--numa_binding: GPU %d is at NUMA node %d, but this job may not use any core there; give "
+                            "the job cores of that node, or use --numa_binding=none",
+                            out[i].gpu, out[i].node);
         out[i].node = -1;
     }
     return CDDP_OK;
@@ -277,7 +275,7 @@ void bind_free(struct bind_worker *w, uint32_t n)
     }
 }
 
-void bind_sentence(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap)
+void bind_text(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap)
 {
     char gpu[48] = "";
 

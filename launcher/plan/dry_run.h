@@ -6,9 +6,9 @@
 #include "launcher/plan/plan.h"
 
 /*
- * What would run here: nodes, ranks, devices, cores, the command, and of each worker's environment what differs from
- * base (NULL-terminated). What only the start or the other nodes will tell is null. Where several nodes meet, ranks are
- * those of nodes of equal size. An indented text, malloc'd; NULL: no memory.
+ * Returns the plan as indented JSON: nodes, ranks, devices, cores, the command, and each worker's variables that differ
+ * from base (NULL-terminated). Values that are known only after the start are null. With several nodes, ranks are those
+ * of nodes of equal size. The text is malloc'd; NULL: out of memory.
  */
 char *dry_run_text(const struct plan *p, const struct machine *m, char *const *base);
 

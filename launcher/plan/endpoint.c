@@ -40,7 +40,7 @@ static bool is_ipv6(const char *host)
     return inet_pton(AF_INET6, plain, &a) == 1;
 }
 
-/* What no name of a host has in it: of URLs, lists, and whole lines. A name that is not known yet may be soon. */
+/* Rejects URLs, lists, and whole lines. A name that does not resolve now may do so soon, and is accepted. */
 static bool can_be_host(const char *host)
 {
     if (strchr(host, ':') != NULL)
@@ -58,7 +58,7 @@ static cddp_status check_addr(const char *addr, const char *from, struct cdi_err
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is an address with a port; give %s=%.*s and %s=%.20s", from,
                         addr, from, (int)(colon - addr), addr, from[0] == '-' ? "--master_port" : "MASTER_PORT",
                         colon + 1);
-    return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither the name of a host nor an address", from, addr);
+    return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither a host name nor an address", from, addr);
 }
 
 cddp_status endpoint_parse(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
@@ -94,9 +94,9 @@ cddp_status endpoint_parse(const char *text, const char *from, char *host, uint1
 /* -1: not given. */
 struct conf {
     int64_t join_timeout_s, timeout_s, last_call_s, close_timeout_s;
-    int64_t lease_s, interval_s, attempts; /* the lease, in our words and in torchrun's */
+    int64_t lease_s, interval_s, attempts; /* the lease, by cddprun's key and by torchrun's */
     int64_t rank;
-    int64_t store_memory, max_key, max_value, max_waits, max_connections, buffer_memory; /* limits of a host */
+    int64_t store_memory, max_key, max_value, max_waits, max_connections, buffer_memory; /* limits of the host */
     int is_host;
 };
 
@@ -104,12 +104,12 @@ struct conf {
 #define COUNT "a whole number, at least 1"
 #define BYTES "a number of bytes such as 512M, at least 1"
 
-/* Those that are numbers. */
+/* The keys whose values are numbers. */
 static const struct {
     const char *key;
     size_t offset;
     int64_t min, max;
-    const char *what; /* it is, for sentences */
+    const char *what; /* the description of a valid value */
     bool bytes;       /* K, M or G may follow */
 } conf_keys[] = {
     {"join_timeout", offsetof(struct conf, join_timeout_s), 1, TIMEOUT_MAX_S, SECONDS, false},
@@ -151,10 +151,10 @@ static cddp_status unknown_key(const char *key, struct cdi_error *err)
 {
     for (size_t i = 0; i < sizeof torchrun_keys / sizeof torchrun_keys[0]; i++)
         if (strcmp(torchrun_keys[i], key) == 0)
-            return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                            "--rdzv_conf: torchrun's %s means nothing to cddprun; leave it out", key);
+            return cdi_fail(err, CDDP_E_UNSUPPORTED, "--rdzv_conf: torchrun's %s has no meaning in cddprun; remove it",
+                            key);
     return cdi_fail(err, CDDP_E_INVALID,
-                    "--rdzv_conf: there is no key '%.64s'; cddprun knows join_timeout, timeout, last_call_timeout, "
+                    "--rdzv_conf: unknown key '%.64s'; the keys are join_timeout, timeout, last_call_timeout, "
                     "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host, rank, store_memory, "
                     "buffer_memory, max_key, max_value, max_waits and max_connections",
                     key);
@@ -162,7 +162,7 @@ static cddp_status unknown_key(const char *key, struct cdi_error *err)
 
 static cddp_status bad_value(const char *key, const char *value, const char *what, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; it is %s", key, value, what);
+    return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; give %s", key, value, what);
 }
 
 static cddp_status set_conf(struct conf *c, const char *key, const char *value, struct cdi_error *err)
@@ -172,7 +172,7 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
     if (strcmp(key, "is_host") == 0)
         return parse_bool(value, &c->is_host)
                    ? CDDP_OK
-                   : cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: is_host cannot be '%.64s'; it is 0 or 1", value);
+                   : cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: is_host cannot be '%.64s'; give 0 or 1", value);
     for (size_t i = 0; i < sizeof conf_keys / sizeof conf_keys[0]; i++) {
         if (strcmp(conf_keys[i].key, key) != 0)
             continue;
@@ -185,7 +185,7 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
     return unknown_key(key, err);
 }
 
-/* k=v,k=v; given twice, the last counts. */
+/* Reads k=v,k=v; the last value of a key applies. */
 static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -214,11 +214,10 @@ static cddp_status check_backend(const struct options *o, struct cdi_error *err)
 
     if (name == NULL || strcmp(name, "static") == 0 || strcmp(name, "c10d") == 0)
         return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_UNSUPPORTED,
-        "--rdzv_backend '%.64s' is none of cddprun's: use static or c10d, which both mean the rendezvous that "
-        "cddprun brings itself, or leave it out",
-        name);
+    return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                    "--rdzv_backend '%.64s' is not supported; use static or c10d, which both select cddprun's own "
+                    "rendezvous, or remove it",
+                    name);
 }
 
 /* The node rank by --node_rank and --rdzv_conf rank=. */
@@ -230,22 +229,22 @@ static cddp_status find_rank(struct endpoint *m, const struct options *o, const 
         return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld contradicts --rdzv_conf rank=%lld; give one of them",
                         (long long)o->node_rank, (long long)c->rank);
     if (rank >= (int64_t)m->n_nodes && m->n_nodes == 1)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "--node_rank %lld, but --nnodes is 1; give --nnodes too, or leave both out", (long long)rank);
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld, but --nnodes is 1; give --nnodes, too, or remove both",
+                        (long long)rank);
     if (rank >= (int64_t)m->n_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld is none of the %u nodes; they are 0 to %u (--nnodes)",
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank %lld is out of range for %u nodes: 0 to %u (--nnodes)",
                         (long long)rank, m->n_nodes, m->n_nodes - 1);
     m->node_rank = (int32_t)rank;
     return CDDP_OK;
 }
 
-/* Nobody can be told to come to "every address". */
+/* "Every address": other nodes cannot connect to it. */
 static bool is_wildcard(const char *host)
 {
     return strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
 }
 
-/* --master_port, else MASTER_PORT, of several nodes; where neither is given *port stays as it is. */
+/* Sets *port to --master_port, otherwise to MASTER_PORT, if one of them is given. */
 static cddp_status take_port(uint16_t *port, const struct options *o, struct cdi_error *err)
 {
     int64_t number;
@@ -261,7 +260,7 @@ static cddp_status take_port(uint16_t *port, const struct options *o, struct cdi
     return CDDP_OK;
 }
 
-/* Where the step's nodes meet, if nothing else says it. A port that nobody chose may be taken: there are more. */
+/* The endpoint of a step, if none is given. A port that no user has chosen may be in use, so there are several. */
 static cddp_status take_cluster_endpoint(struct endpoint *m, const struct options *o, const struct cluster_env *s,
                                          struct cdi_error *err)
 {
@@ -272,7 +271,7 @@ static cddp_status take_cluster_endpoint(struct endpoint *m, const struct option
     return take_port(&m->port, o, err);
 }
 
-/* As the user wrote it. */
+/* The number of nodes as the user wrote it. */
 static const char *nodes_text(const struct options *o, char *buf, size_t cap)
 {
     int n = snprintf(buf, cap, "%lld", (long long)o->min_nodes);
@@ -303,12 +302,11 @@ static cddp_status find_endpoint(struct endpoint *m, const struct options *o, co
     } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->first_node[0] != '\0') {
         st = take_cluster_endpoint(m, o, s, err);
     } else if (addr == NULL && m->n_nodes > 1) {
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "--nnodes=%s, but nothing says where the nodes meet; give the same --master_addr=ADDRESS (node 0's; "
-            "and --master_port if %d is taken there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
-            "MASTER_ADDR, or start it by srun inside a Slurm job",
-            nodes_text(o, nodes, sizeof nodes), ENDPOINT_MASTER_PORT);
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--nnodes=%s needs a rendezvous endpoint; give the same --master_addr=ADDRESS (of node 0; and "
+                        "--master_port if %d is in use there) or --rdzv_endpoint=HOST:PORT on all nodes, or set "
+                        "MASTER_ADDR, or use srun inside a Slurm job",
+                        nodes_text(o, nodes, sizeof nodes), ENDPOINT_MASTER_PORT);
     } else {
         (void)snprintf(m->host, sizeof m->host, "%s", addr == NULL ? "127.0.0.1" : addr);
         m->port = m->n_nodes > 1 ? ENDPOINT_MASTER_PORT : 0;
@@ -321,15 +319,15 @@ static cddp_status find_endpoint(struct endpoint *m, const struct options *o, co
         return st;
     if (is_wildcard(m->host))
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s stands for every address, and no other node could be told where to go; give one address of "
-                        "the node that hosts",
+                        "%s means every address, to which other nodes cannot connect; give one address of the node "
+                        "that hosts the rendezvous",
                         m->host);
     return m->port != 0 ? CDDP_OK
                         : cdi_fail(err, CDDP_E_INVALID,
-                                   "port 0 means any free one, which the other nodes could not know; give a port");
+                                   "port 0 means any free port, which the other nodes cannot know; give a port");
 }
 
-/* torchrun's two words for it: how often a node says that it lives, and how often it may miss that. 0: the default. */
+/* The lease, or torchrun's two keys for it: the interval of heartbeats, and how many may be missing. 0: the default. */
 static int64_t find_lease_ms(const struct conf *c)
 {
     int64_t interval = c->interval_s > 0 ? c->interval_s : KEEP_ALIVE_INTERVAL_S;
@@ -354,21 +352,21 @@ static void find_role(struct endpoint *m, const struct options *o, const struct 
     }
 }
 
-static bool names_a_place(const struct options *o)
+static bool names_endpoint(const struct options *o)
 {
     return o->rdzv_endpoint != NULL || o->master_addr != NULL || o->env_master_addr != NULL;
 }
 
 /*
- * Is it this step that the job runs in? Then it has the node ranks, and the place to meet. Where the user names a place
- * and another number of nodes, nodes of other steps may come there too, and node ranks of this step would be theirs.
+ * Does the job run in this step? Then the step provides the node ranks and the endpoint. If the user gives an endpoint
+ * and another number of nodes, nodes of other steps may join, too, and their node ranks would be the same.
  */
 static bool is_of_step(const struct options *o, const struct cluster_env *s)
 {
     if (!s->in_step || s->n_nodes < 2 || o->standalone)
         return false;
     return !o->nnodes_given || o->max_nodes + o->spares == s->n_nodes ||
-           (o->max_nodes + o->spares > 1 && !names_a_place(o));
+           (o->max_nodes + o->spares > 1 && !names_endpoint(o));
 }
 
 static cddp_status check_start(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
@@ -377,44 +375,43 @@ static cddp_status check_start(const struct options *o, const struct cluster_env
 
     if (!s->in_job || s->job_nodes < 2 || !cluster_counts || o->standalone)
         return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_INVALID,
-        "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each by %s "
-        "cddprun ..., or give --standalone if one node is meant",
-        s->kind, s->job_id, (long long)s->job_nodes, s->start);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "%s %.64s has %lld nodes, but this cddprun was started on the first one only; start it on each "
+                    "with %s cddprun ..., or give --standalone to use one node",
+                    s->kind, s->job_id, (long long)s->job_nodes, s->start);
 }
 
-/* --nnodes=MIN: means as many as there are. */
-static cddp_status settle_max_nodes(struct options *o, const struct cluster_env *s, struct cdi_error *err)
+/* --nnodes=MIN: uses all nodes of the step. */
+static cddp_status resolve_max_nodes(struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (o->max_nodes != OPTIONS_NODES_AUTO)
         return CDDP_OK;
     if (!s->in_step)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "--nnodes=%lld: takes the largest number of nodes from a Slurm step, and this is none; "
-                        "give --nnodes=MIN:MAX",
-                        (long long)o->min_nodes);
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "--nnodes=%lld: takes the maximum from a Slurm step, but this is not a Slurm step; give --nnodes=MIN:MAX",
+            (long long)o->min_nodes);
     o->max_nodes = s->n_nodes - o->spares;
     if (o->max_nodes < o->min_nodes)
-        return cdi_fail(err, CDDP_E_INVALID, "--nnodes=%lld: asks for more nodes than this %s has: %lld%s",
+        return cdi_fail(err, CDDP_E_INVALID, "--nnodes=%lld: needs more nodes than this %s has: %lld%s",
                         (long long)o->min_nodes, s->kind, (long long)s->n_nodes,
                         o->spares > 0 ? " with the spares" : "");
     return CDDP_OK;
 }
 
-/* Nodes of the step that are too many or too few for the job. Up to MAX may be missing: more may come later. */
+/* Rejects a step with too many or too few nodes. Fewer than MAX are accepted: more may join later. */
 static cddp_status check_count(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (!o->nnodes_given || (s->n_nodes >= o->min_nodes && s->n_nodes <= o->max_nodes + o->spares))
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID,
-                    "--nnodes is %lld:%lld%s, but this %s has %lld nodes; leave --nnodes out, start as many as it "
-                    "says, or give --rdzv_endpoint if nodes of other steps take part",
+                    "--nnodes is %lld:%lld%s, but this %s has %lld nodes; remove --nnodes, start that number of nodes, "
+                    "or give --rdzv_endpoint if nodes of other steps take part",
                     (long long)o->min_nodes, (long long)o->max_nodes, o->spares > 0 ? " and --spares" : "", s->kind,
                     (long long)s->n_nodes);
 }
 
-static cddp_status check_site(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
+static cddp_status check_step(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     if (s->by_file && o->nnodes_given && o->max_nodes + o->spares != s->n_nodes)
         return cdi_fail(err, CDDP_E_INVALID, "--rank_order '%.200s' has %lld hosts, but --nnodes is %lld%s",
@@ -424,7 +421,7 @@ static cddp_status check_site(const struct options *o, const struct cluster_env 
         return CDDP_OK;
     if (!s->one_task_per_node)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "this %s starts more than one cddprun on a node, and one starts all of a node's workers; "
+                        "this %s starts more than one cddprun on a node, but one cddprun starts all workers of a node; "
                         "use %s, and --nproc_per_node for the number of workers",
                         s->kind, s->start);
     if (check_count(o, s, err) != CDDP_OK)
@@ -432,17 +429,17 @@ static cddp_status check_site(const struct options *o, const struct cluster_env 
     if (o->node_rank < 0 || o->node_rank == s->node_rank)
         return CDDP_OK;
     if (s->by_file || strcmp(s->kind, "Slurm step") != 0)
-        return cdi_fail(
-            err, CDDP_E_INVALID, "--node_rank is %lld, but by the %s this is node %lld; leave --node_rank out",
-            (long long)o->node_rank, s->by_file ? "file of --rank_order" : s->kind, (long long)s->node_rank);
+        return cdi_fail(err, CDDP_E_INVALID, "--node_rank is %lld, but by the %s this is node %lld; remove --node_rank",
+                        (long long)o->node_rank, s->by_file ? "file of --rank_order" : s->kind,
+                        (long long)s->node_rank);
     return cdi_fail(
         err, CDDP_E_INVALID,
         "--node_rank is %lld, but this is node %lld of the Slurm step (SLURM_NODEID): the batch shell expands "
-        "$SLURM_NODEID on the first node, before srun runs; leave --node_rank out",
+        "$SLURM_NODEID on the first node, before srun runs; remove --node_rank",
         (long long)o->node_rank, (long long)s->node_rank);
 }
 
-/* Options and the job's environment, if it counts, in one. */
+/* Combines options and the job's environment; step: NULL if it does not apply. */
 static cddp_status decide(struct endpoint *m, const struct options *o, const struct cluster_env *step,
                           const struct conf *c, struct cdi_error *err)
 {
@@ -450,15 +447,14 @@ static cddp_status decide(struct endpoint *m, const struct options *o, const str
 
     if (step != NULL && !o->nnodes_given) {
         if (step->n_nodes <= o->spares)
-            return cdi_fail(err, CDDP_E_INVALID, "--spares=%lld of %lld nodes leaves none to work",
+            return cdi_fail(err, CDDP_E_INVALID, "--spares=%lld of %lld nodes leaves no node for the job",
                             (long long)o->spares, (long long)step->n_nodes);
         m->min_nodes = m->max_nodes = (uint32_t)(step->n_nodes - o->spares);
         m->n_nodes = (uint32_t)step->n_nodes;
     }
     if (o->standalone && m->n_nodes > 1)
-        st = cdi_fail(err, CDDP_E_INVALID,
-                      "--standalone is for one machine, but --nnodes is %u%s; leave one of them out", m->n_nodes,
-                      o->spares > 0 ? " with the spares" : "");
+        st = cdi_fail(err, CDDP_E_INVALID, "--standalone is for one node, but --nnodes is %u%s; remove one of them",
+                      m->n_nodes, o->spares > 0 ? " with the spares" : "");
     if (st == CDDP_OK)
         st = find_rank(m, o, c, err);
     if (st == CDDP_OK && m->node_rank < 0 && step != NULL)
@@ -472,7 +468,7 @@ static cddp_status decide(struct endpoint *m, const struct options *o, const str
         return CDDP_OK;
     (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
     (void)snprintf(m->detected, sizeof m->detected,
-                   "%s%s%s: %u nodes%s%s%s, this is node %d; they meet at %.200s, port %u", step->kind,
+                   "%s%s%s: %u nodes%s%s%s, this is node %d; rendezvous at %.200s, port %u", step->kind,
                    step->run_id[0] != '\0' ? " " : "", step->run_id, (unsigned)step->n_nodes,
                    step->nodes[0] != '\0' ? " (" : "", step->nodes, step->nodes[0] != '\0' ? ")" : "", m->node_rank,
                    m->host, m->port);
@@ -497,7 +493,7 @@ static void set_limits(struct endpoint *m, const struct conf *c)
 cddp_status endpoint_decide(struct endpoint *out, const struct options *given, const struct cluster_env *s,
                             struct cdi_error *err)
 {
-    struct options settled = *given, *o = &settled;
+    struct options resolved = *given, *o = &resolved;
     struct endpoint m = {.role = ENDPOINT_HOST, .node_rank = -1, .host = "127.0.0.1", .n_ports = 1};
     struct conf c;
     cddp_status st = check_backend(o, err);
@@ -507,9 +503,9 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
     if (st == CDDP_OK)
         st = check_start(o, s, err);
     if (st == CDDP_OK)
-        st = settle_max_nodes(o, s, err);
+        st = resolve_max_nodes(o, s, err);
     if (st == CDDP_OK)
-        st = check_site(o, s, err);
+        st = check_step(o, s, err);
     m.min_nodes = (uint32_t)o->min_nodes;
     m.max_nodes = (uint32_t)o->max_nodes;
     m.spares = (uint32_t)o->spares;
@@ -557,9 +553,8 @@ cddp_status endpoint_check_address(const struct endpoint *m, const struct sockad
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         if (strcasecmp(m->host, own[i]) == 0)
             return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_INVALID,
-        "'%.200s' resolves to %s on this machine, where no other node can come; take it out of the line of %s "
-        "in /etc/hosts, or give the address itself",
-        m->host, text, text);
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "'%.200s' resolves to %s on this node, which other nodes cannot reach; remove it from the line of "
+                    "%s in /etc/hosts, or give the address itself",
+                    m->host, text, text);
 }

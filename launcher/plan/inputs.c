@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A whole file; HOSTLIST_MAX bytes at most. */
+/* Reads a whole file, HOSTLIST_MAX bytes at most. */
 static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
 {
     FILE *f = fopen(path, "re");
@@ -33,7 +33,7 @@ static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_e
     return st;
 }
 
-/* The order of the user's own file counts more than that of the environment. */
+/* The order of the user's file overrides that of the environment. */
 static cddp_status read_order(struct cluster_env *cluster, const struct options *o, const char *host,
                               struct cdi_error *err)
 {
@@ -68,7 +68,7 @@ cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct option
 
     if (o->standalone)
         return CDDP_OK;
-    /* Who says how many nodes there are does not need an environment that makes sense. */
+    /* With --nnodes, errors in the environment do not matter. */
     st = cluster_read(cluster, &from, err);
     if (st != CDDP_OK && !o->nnodes_given)
         return st;
@@ -95,13 +95,14 @@ void plan_inputs_warn(const struct plan *plan, const struct options *o)
 
     if (o->standalone && given != NULL)
         cdi_log(CDI_LOG_WARN, "MAIN-STANDALONE",
-                "%s is not used: --standalone means 127.0.0.1 and any free port; leave one of them out", given);
+                "%s is ignored: --standalone means 127.0.0.1 and any free port; remove one of them", given);
     for (uint32_t i = 0; i < plan->n_procs && !shown; i++)
         shown = rankset_has(o->local_ranks_filter, i);
     if (!shown)
-        cdi_log(CDI_LOG_WARN, "MAIN-FILTER",
-                "no output is shown: --local_ranks_filter '%.100s' names none of this node's local ranks, 0 to %u",
-                o->local_ranks_filter, plan->n_procs - 1);
+        cdi_log(
+            CDI_LOG_WARN, "MAIN-FILTER",
+            "no output will be shown: --local_ranks_filter '%.100s' selects none of this node's local ranks, 0 to %u",
+            o->local_ranks_filter, plan->n_procs - 1);
 }
 
 cddp_status plan_inputs_binding(struct plan *plan, const struct options *o, const struct machine *m,

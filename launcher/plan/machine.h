@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this machine has: usable cores, GPUs, its name. Read from files, without CUDA and without DNS, so that a machine
- * without either answers as fast. Blocks only on reading /proc, /sys and /dev.
+ * This node's usable cores, GPUs and host name. Reads files only, without CUDA and DNS, so that it is fast on a node
+ * without either. Blocks only on reading /proc, /sys and /dev.
  */
 #ifndef MACHINE_H
 #define MACHINE_H
@@ -12,15 +12,15 @@
 #include <stdint.h>
 
 struct machine {
-    uint32_t n_cores;                  /* that this process may use: affinity and cgroup quota; at least 1 */
-    uint32_t n_gpus;                   /* that CUDA would show */
-    struct cdi_gpu gpus[CDI_GPUS_MAX]; /* these, in CUDA's order; all zero but numa_node -1 where it cannot be told */
+    uint32_t n_cores;                  /* usable by this process: affinity and cgroup quota; at least 1 */
+    uint32_t n_gpus;                   /* visible to CUDA */
+    struct cdi_gpu gpus[CDI_GPUS_MAX]; /* in CUDA's order; all zero but numa_node -1 if not known */
     char host[256];
 };
 
 /*
- * root is put in front of the paths of GPUs ("" in production, a directory in tests). cuda_visible_devices: the
- * variable, NULL if it is not set. What cannot be read counts as not limiting, or as no GPU.
+ * Reads this node. root is a prefix for the paths of GPUs ("" in production, a directory in tests).
+ * cuda_visible_devices: the variable, NULL if it is not set. An unreadable file counts as no limit, or as no GPU.
  */
 void machine_read(struct machine *m, const char *root, const char *cuda_visible_devices);
 

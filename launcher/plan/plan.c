@@ -11,7 +11,7 @@
 
 #define LOCAL_RANK_MACRO "${local_rank}"
 
-/* This node's share of --world_size, where the number of machines was found elsewhere. */
+/* This node's share of --world_size, if the number of nodes is given otherwise. */
 static cddp_status share_world_size(uint32_t *out, const struct options *o, uint32_t n_nodes, struct cdi_error *err)
 {
     int64_t each = o->world_size / n_nodes;
@@ -19,7 +19,7 @@ static cddp_status share_world_size(uint32_t *out, const struct options *o, uint
     if (each * n_nodes != o->world_size || each > OPTIONS_MAX_PROCS)
         return cdi_fail(err, CDDP_E_INVALID,
                         "--world_size %" PRId64
-                        " cannot be shared evenly by %u machines; give --nproc_per_node instead",
+                        " cannot be divided evenly among %u nodes; give --nproc_per_node instead",
                         o->world_size, n_nodes);
     *out = (uint32_t)each;
     return CDDP_OK;
@@ -40,8 +40,8 @@ static cddp_status count_workers(uint32_t *out, const struct options *o, uint32_
     case OPTIONS_NPROC_GPU:
         if (m->n_gpus == 0)
             return cdi_fail(err, CDDP_E_NOT_FOUND, "--nproc_per_node=gpu, but %s; give a number, or cpu",
-                            o->cuda_visible_devices != NULL ? "CUDA_VISIBLE_DEVICES leaves no GPU of this machine"
-                                                            : "this machine has no NVIDIA GPU");
+                            o->cuda_visible_devices != NULL ? "CUDA_VISIBLE_DEVICES hides all GPUs of this node"
+                                                            : "this node has no NVIDIA GPU");
         *out = m->n_gpus;
         return CDDP_OK;
     case OPTIONS_NPROC_AUTO:
@@ -51,7 +51,7 @@ static cddp_status count_workers(uint32_t *out, const struct options *o, uint32_
     return CDDP_E_INVALID;
 }
 
-/* torchrun runs everything by Python unless told otherwise; here a program's name tells. */
+/* torchrun runs every program by Python by default; cddprun goes by the program's name. */
 static void choose_interpreter(struct plan *p, const struct options *o)
 {
     const char *dot = strrchr(o->command[0], '.');
@@ -79,12 +79,12 @@ static cddp_status check_virtual(const struct plan *p, const struct options *o, 
                                       p->n_procs, o->cuda_visible_devices, n);
 }
 
-/* How many ranks several machines have is known only when all are there. */
+/* The number of ranks of several nodes is known only after all have joined. */
 static cddp_status check_interactive(const struct plan *p, const struct options *o, struct cdi_error *err)
 {
     if (p->max_nodes > 1 || p->endpoint.spares > 0 || o->interactive < (int64_t)p->n_procs)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID, "--interactive %" PRId64 " is none of the %u ranks; they are 0 to %u",
+    return cdi_fail(err, CDDP_E_INVALID, "--interactive %" PRId64 " is out of range for %u ranks: 0 to %u",
                     o->interactive, p->n_procs, p->n_procs - 1);
 }
 
@@ -133,7 +133,7 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct en
 struct strings {
     char **v;
     size_t n, cap;
-    bool failed; /* out of memory: nothing more is added */
+    bool failed; /* out of memory: no more strings are added */
 };
 
 static void strings_add(struct strings *s, char *text)
@@ -153,7 +153,7 @@ static bool same_name(const char *a, const char *b)
     return strncmp(a, b, n) == 0 && b[n] == '=';
 }
 
-/* NAME=value, in the place of an older one of that name. */
+/* Sets NAME=value, which replaces an older value. */
 __attribute__((format(printf, 2, 3))) static void strings_set(struct strings *s, const char *fmt, ...)
 {
     char *text;
@@ -200,7 +200,7 @@ void plan_free_strings(char **strings)
     free(strings);
 }
 
-/* NAME=VALUE sets; NAME alone is in the environment anyway. */
+/* NAME=VALUE sets a variable; NAME alone is in the environment already. */
 static void set_exports(struct strings *s, const struct options *o)
 {
     for (size_t i = 0; i < o->n_exports; i++)
@@ -208,7 +208,7 @@ static void set_exports(struct strings *s, const struct options *o)
             strings_set(s, "%s", o->exports[i]);
 }
 
-/* The entry of a list that a worker is to see, or its number where there is no list. */
+/* The worker's entry in the list of visible devices, or its local rank if there is no list. */
 static void set_one_device(struct strings *s, const char *visible, uint32_t local_rank)
 {
     const char *p = visible;

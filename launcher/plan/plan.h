@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What will be run: options and machine in, per-rank command and environment out. Pure; the random run id and the
+ * The plan of this node: options and machine in, per-rank command and environment out. Pure; the random run id and the
  * directory are the caller's.
  */
 #ifndef PLAN_H
@@ -16,23 +16,24 @@ struct plan {
     uint32_t n_procs; /* workers on this node */
     uint32_t min_nodes, max_nodes;
     uint32_t max_restarts;
-    bool wait_on_failure; /* a worker's failure leaves the others alone */
+    bool wait_on_failure; /* a worker's failure does not stop the others */
     struct endpoint endpoint;
     char run_id[256];
     const char *role;
-    const char *host;                /* what messages call this machine */
+    const char *host;                /* this node's name in messages */
     const struct cdi_secret *secret; /* NULL: none */
-    const char *auth_token_file;     /* where the workers find it; NULL: nowhere */
-    struct bind_worker *bind;        /* where each of n_procs workers runs; NULL: nobody was asked to be bound */
-    const struct options *options;   /* where the rest of what was asked for stands */
-    const char *interpreter[3];      /* words in front of the command: Python and its flags; NULL: no more */
+    const char *auth_token_file;     /* the workers read it from here; NULL: no auth token */
+    struct bind_worker *bind;        /* the cores of each of n_procs workers; NULL: none is bound */
+    const struct options *options;   /* all other values that the user gave */
+    const char *interpreter[3];      /* words before the command: Python and its flags; NULL: no more */
     char **command;
 };
 
 /*
- * random_id names the run of one node where no flag does; several would not draw the same. o must outlive the plan,
- * whose strings stay those of o and m. *out is written on success only. CDDP_E_NOT_FOUND: --nproc_per_node=gpu on a
- * machine that shows none. CDDP_E_INVALID: --world_size cannot be had with these nodes, or --interactive names no rank.
+ * Makes the plan. random_id names the run of a single node without --rdzv_id; several nodes would not draw the same
+ * one. o and m must outlive the plan, which uses their strings. *out is written on success only. CDDP_E_NOT_FOUND:
+ * --nproc_per_node=gpu without a visible GPU. CDDP_E_INVALID: --world_size does not fit these nodes, or --interactive
+ * is out of range.
  */
 cddp_status plan_make(struct plan *out, const struct options *o, const struct endpoint *endpoint,
                       const struct machine *m, const char *random_id, struct cdi_error *err);
@@ -46,15 +47,16 @@ struct plan_rank {
 };
 
 /*
- * The environment of one worker: base (NULL-terminated) with --export's and torchrun's variables set. OMP_NUM_THREADS
- * and TORCH_NCCL_ASYNC_ERROR_HANDLING keep the value they have. Free with plan_free_strings. NULL: no memory.
+ * Returns the environment of one worker: base (NULL-terminated) with --export's and torchrun's variables set.
+ * OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING keep their values. Free it with plan_free_strings. NULL: out of
+ * memory.
  */
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base);
-/* The program that is executed: Python where the command is a Python program's. */
+/* Returns the program to execute: Python, or the command itself. */
 const char *plan_program(const struct plan *p);
 /*
- * The command, behind its interpreter, with ${local_rank} replaced in the arguments; $${local_rank} stays as
- * ${local_rank}. NULL: no memory.
+ * Returns the command, after its interpreter, with ${local_rank} replaced in the arguments; $${local_rank} becomes
+ * ${local_rank}. Free it with plan_free_strings. NULL: out of memory.
  */
 char **plan_args(const struct plan *p, uint32_t local_rank);
 void plan_free_strings(char **strings);

@@ -28,7 +28,7 @@ bool topology_is_numa(const char *root)
 
 #define LIBRARY "libhwloc.so.15" /* hwloc 2 */
 
-/* Its functions, by name; the header's inline ones would call them directly. */
+/* hwloc's functions, by name; the header's inline functions would call them directly. */
 struct hwloc {
     void *library;
     __typeof__(&hwloc_topology_init) init;
@@ -67,7 +67,7 @@ static cddp_status open_hwloc(struct hwloc *h, struct cdi_error *err)
     return CDDP_E_NOT_FOUND;
 }
 
-/* One processor's place. What has no cache or core of its own is one by itself. */
+/* One processor's place. A processor without a separate cache or core counts as one. */
 static struct bind_cpu place(const struct hwloc *h, hwloc_obj_t pu)
 {
     struct bind_cpu c = {.cpu = pu->os_index, .core = pu->logical_index, .cache = pu->logical_index};
@@ -92,7 +92,7 @@ static int by_number(const void *a, const void *b)
     return (x->cpu > y->cpu) - (x->cpu < y->cpu);
 }
 
-/* May we run there? Beyond what the mask can say: yes. */
+/* May this process run there? True for processors beyond the size of the mask. */
 static bool in_mask(const cpu_set_t *mask, uint32_t cpu)
 {
     return cpu >= CPU_SETSIZE || CPU_ISSET(cpu, mask);
@@ -130,7 +130,7 @@ cddp_status topology_read(struct bind_topology *out, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     if (h.init(&t) != 0 || h.load(t) != 0)
-        st = cdi_fail(err, CDDP_E_SYSTEM, "hwloc cannot read the machine's topology");
+        st = cdi_fail(err, CDDP_E_SYSTEM, "hwloc cannot read this node's topology");
     if (st == CDDP_OK)
         st = fill(out, &h, t, err);
     if (t != NULL)

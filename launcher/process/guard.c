@@ -23,14 +23,14 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#define LATE_MS 100          /* an agent that runs ends its workers well within it */
-#define RESUMED_MS 1000      /* one that was stopped together with us may have to be paged in first */
-#define DEAF_LEAST_MS 5000   /* on a busy machine an agent may take its time to read a signal */
-#define SWEEP_LIMIT_MS 30000 /* what SIGKILL has not ended by then, the kernel holds */
+#define LATE_MS 100          /* a running agent ends its workers well within it */
+#define RESUMED_MS 1000      /* an agent that was stopped together with the guard may have to be paged in first */
+#define DEAF_LEAST_MS 5000   /* on a busy node an agent may need time to read a signal */
+#define SWEEP_LIMIT_MS 30000 /* a process that survives SIGKILL for so long is held by the kernel */
 
 #define N_SIGNALS 64
 #define BIT(signal) (UINT64_C(1) << ((signal)-1))
-/* What the workers are to hear too, besides the signals that end the job. */
+/* Signals that are forwarded to the workers, besides those that end the job. */
 #define HANDED_ON                                                                                           \
     (BIT(SIGINT) | BIT(SIGTERM) | BIT(SIGHUP) | BIT(SIGQUIT) | BIT(SIGUSR1) | BIT(SIGUSR2) | BIT(SIGTSTP) | \
      BIT(SIGCONT) | BIT(SIGWINCH))
@@ -42,16 +42,16 @@ static void kill_child(pid_t pid)
     pid_t group = getpgid(pid);
 
     /*
-     * The whole group at once, so that a child that forks quickly cannot slip away between two looks. Only groups that
-     * were made below us: those of other sessions and, if we lead ours, all but our own. The child is not reaped yet,
-     * so none of the numbers is reused.
+     * Kills the whole group at once, so that a child that forks quickly cannot escape between two scans. Only groups
+     * made below this process: those of other sessions and, if it leads its session, all but its own. The child is not
+     * reaped yet, so its numbers are not reused.
      */
     if (group > 1 && group != getpgrp() && (getsid(pid) != getsid(0) || getsid(0) == getpid()))
         (void)kill(-group, SIGKILL);
     (void)kill(pid, SIGKILL);
 }
 
-/* -1: it is gone. */
+/* -1: it no longer exists. */
 static pid_t parent_of(int proc_fd, const char *pid)
 {
     char path[64], text[PROCS_STAT];
@@ -86,7 +86,7 @@ static void kill_by_scan(void)
     (void)closedir(proc);
 }
 
-/* By the kernel's own lists, one per thread; false where it keeps none (CONFIG_PROC_CHILDREN). */
+/* By the kernel's own lists, one per thread; false if it has none (CONFIG_PROC_CHILDREN). */
 static bool kill_by_lists(void)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -103,7 +103,8 @@ static bool kill_by_lists(void)
         (void)snprintf(path, sizeof path, "/proc/self/task/%.20s/children", entry->d_name);
         f = fopen(path, "re");
         if (f == NULL) {
-            have = errno != ENOENT; /* other errors: a descriptor short just now; look again in the next round */
+            have = errno !=
+                   ENOENT; /* other errors, such as no free descriptor, are temporary: the next round tries again */
             continue;
         }
         while (fscanf(f, "%15s", pid) == 1)
@@ -174,11 +175,11 @@ void guard_remove_dir(const char *dir)
 
 struct guard_shared {
     _Atomic int64_t act_by_ms; /* see guard_act_by() */
-    atomic_bool has_run_dir;   /* run_dir is whole: it can be removed */
+    atomic_bool has_run_dir;   /* run_dir is complete: it can be removed */
     char run_dir[PATH_MAX];
 };
 
-/* The guard knows the name before there is a directory: whichever process is killed, the other one removes it. */
+/* The guard knows the name before the directory exists: if one process is killed, the other one removes it. */
 static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, struct cdi_error *err)
 {
     /* Absolute, since workers may change their directory. */
@@ -188,12 +189,13 @@ static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, str
     if (base == NULL ||
         (size_t)snprintf(s->run_dir, sizeof s->run_dir - 64, "%s/cddprun-XXXXXX", base) >= sizeof s->run_dir - 64)
         return cdi_fail_errno(err, base == NULL ? errno : ENAMETOOLONG,
-                              "cannot make a private directory in '%.200s' (set TMPDIR to another place)", tmpdir);
+                              "cannot create a private directory in '%.200s' (set TMPDIR to another directory)",
+                              tmpdir);
     atomic_store(&s->has_run_dir, true);
     if (mkdtemp(s->run_dir) == NULL) {
         atomic_store(&s->has_run_dir, false);
-        return cdi_fail_errno(err, errno, "cannot make a private directory in '%.200s' (set TMPDIR to another place)",
-                              tmpdir);
+        return cdi_fail_errno(
+            err, errno, "cannot create a private directory in '%.200s' (set TMPDIR to another directory)", tmpdir);
     }
     memcpy(link->run_dir, s->run_dir, sizeof link->run_dir);
     return CDDP_OK;
@@ -206,17 +208,17 @@ struct guard {
     int link, signals;
     uint64_t ending; /* signals that end the job */
     struct guard_shared *shared;
-    int conn;            /* the agent's to the rendezvous, see guard_hold(); -1: none */
-    bool ready;          /* the agent listens */
-    bool want_stop;      /* TSTP came, and no CONT after it */
+    int conn;            /* the agent's connection to the rendezvous, see guard_hold(); -1: none */
+    bool ready;          /* the agent handles signals */
+    bool want_stop;      /* TSTP was received, and no CONT after it */
     int64_t grace_ms;    /* from late_ms on */
-    int64_t late_ms;     /* when we saw first that the agent was late; 0: it is not */
-    int64_t still_ms;    /* for how long it had not moved when it was killed for that; 0: it was not */
+    int64_t late_ms;     /* when the agent was first found late; 0: it is not */
+    int64_t still_ms;    /* how long it had been inactive when it was killed for that; 0: it was not */
     int64_t patience_ms; /* for an agent that does not read signals */
-    int64_t hear_by_ms;  /* by when the agent must have read one that ends the job; CDI_NEVER_MS */
+    int64_t hear_by_ms;  /* by then the agent must have read an ending signal; CDI_NEVER_MS */
     int unheard;         /* that signal */
-    bool deaf;           /* the agent was killed since it had not */
-    int killed_by_us;    /* the signal for which we killed an agent that did not listen yet */
+    bool deaf;           /* the agent was killed because it had not read it */
+    int killed_by_us;    /* the signal that ended an agent that did not handle signals yet */
     bool ended;
     int status; /* the agent's, from waitpid */
 };
@@ -225,13 +227,13 @@ static void hand_on(const struct guard *g, int signal)
 {
     unsigned char byte = (unsigned char)signal;
 
-    /* An agent that does not read is one that is dying: nobody would miss the byte. */
+    /* An agent that does not read is dying: the byte is not needed. */
     (void)send(g->link, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /*
- * The CONT that woke us waits to be read, and would be handed on a second time. By then the agent may have nothing left
- * to do but end, and a CONT takes back the stop by which a debugger (or a leak checker) attaches to it.
+ * The CONT that woke this process is still to be read, and would be forwarded twice. By then the agent may be about to
+ * exit, and a CONT would cancel the stop by which a debugger (or a leak checker) attaches to it.
  */
 static void swallow_cont(void)
 {
@@ -244,8 +246,8 @@ static void swallow_cont(void)
 }
 
 /*
- * Would nobody continue us? A terminal's ^Z does not stop a process whose group has no parent in the session, such as a
- * session leader's: the kernel sees to that where the signal has its default action, which here it has not.
+ * Would no process continue this one? A terminal's ^Z does not stop a process whose group has no parent in the session,
+ * such as a session leader's. The kernel ensures that for the default action of the signal only.
  */
 static bool is_orphaned(void)
 {
@@ -259,7 +261,7 @@ static bool is_orphaned(void)
     return parent <= 0 || getsid(parent) != getsid(0);
 }
 
-/* In one place and in this order, so that a CONT can never arrive between two halves of a stop. */
+/* In one function and in this order, so that a CONT can never arrive in the middle of a stop. */
 static void stop_both(struct guard *g)
 {
     g->want_stop = false;
@@ -284,8 +286,8 @@ static void reap_agent(struct guard *g)
 }
 
 /*
- * That the agent reads it. One that somebody has stopped alone would never; but CONT goes to none other, since it would
- * take back the stop by which a debugger attaches.
+ * Ensures that the agent reads it: an agent that was stopped alone would not. Only such an agent gets CONT, since it
+ * would cancel the stop by which a debugger attaches.
  */
 static void see_to_it(struct guard *g, int signal)
 {
@@ -297,7 +299,7 @@ static void see_to_it(struct guard *g, int signal)
     g->hear_by_ms = cdi_deadline_ms(cdi_now_ms(), g->patience_ms);
 }
 
-/* by_kernel: a key of the terminal's, and not a process, has sent it. */
+/* by_kernel: a key of the terminal has sent it, and not a process. */
 static void on_signal(struct guard *g, int signal, bool by_kernel)
 {
     if (signal == SIGCHLD) {
@@ -320,13 +322,13 @@ static void on_signal(struct guard *g, int signal, bool by_kernel)
         if ((g->ending & BIT(signal)) != 0)
             see_to_it(g, signal);
     } else if ((g->ending & BIT(signal)) != 0) {
-        /* Still starting (it may be asking a name server): there is no worker to be gentle with. */
+        /* Still starting (it may be waiting for a name server): there is no worker yet. */
         g->killed_by_us = signal;
         (void)kill(g->agent, SIGKILL);
     }
 }
 
-/* One byte of the agent's, and the descriptor that came with it; -1: none did. */
+/* Reads one byte of the agent, and the descriptor sent with it; -1: none. */
 static ssize_t receive(const struct guard *g, char *byte, int *fd)
 {
     union {
@@ -352,7 +354,7 @@ static void on_link(struct guard *g, struct pollfd *p)
     ssize_t n = receive(g, &byte, &fd);
 
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-        p->fd = -1; /* the agent is leaving; its status follows */
+        p->fd = -1; /* the agent is exiting; its status follows */
         return;
     }
     if (fd >= 0) {
@@ -373,8 +375,8 @@ static void on_link(struct guard *g, struct pollfd *p)
 }
 
 /*
- * Seen once, an agent that is late may have been stopped together with us, and now be about to end its workers itself;
- * so it counts only when it is seen again. Returns how long to wait for the next look, -1: for ever.
+ * Checks whether the agent is late. It may have been stopped together with the guard, and be about to end its workers
+ * itself, so it counts only when it is found late a second time. Returns the time until the next check, -1: forever.
  */
 static int look_at_agent(struct guard *g)
 {
@@ -388,7 +390,7 @@ static int look_at_agent(struct guard *g)
         return wait < INT_MAX ? (int)wait : INT_MAX;
     if (g->late_ms == 0) {
         g->late_ms = now;
-        g->grace_ms = -wait > LATE_MS ? RESUMED_MS : LATE_MS; /* we are late ourselves */
+        g->grace_ms = -wait > LATE_MS ? RESUMED_MS : LATE_MS; /* the guard is late, too */
     }
     wait = g->late_ms + g->grace_ms - now;
     if (wait > 0)
@@ -398,7 +400,7 @@ static int look_at_agent(struct guard *g)
     return -1;
 }
 
-/* How long to wait at most; -1: for ever. */
+/* The longest time to wait; -1: forever. */
 static int next_look(struct guard *g)
 {
     int64_t left = g->hear_by_ms - cdi_now_ms();
@@ -422,13 +424,13 @@ static void watch(struct guard *g)
 
         if (n < 0 && errno != EINTR)
             break;
-        /* Only when there is nothing to read: we may have been stopped ourselves, and the answer waits. */
+        /* Only if there is nothing to read: this process may have been stopped, and the answer be there already. */
         if (n == 0 && cdi_now_ms() >= g->hear_by_ms && !g->deaf) {
             g->deaf = true;
             (void)kill(g->agent, SIGKILL);
         }
         while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info) {
-            /* Whoever sent it may have seen the workers, and the agent's word is older: it must not count as later. */
+            /* The sender may have seen the workers, and the agent's byte is older: it must be handled first. */
             if (!g->ready && p[1].fd >= 0)
                 on_link(g, &p[1]);
             on_signal(g, (int)info.ssi_signo, info.ssi_code == SI_KERNEL);
@@ -438,7 +440,7 @@ static void watch(struct guard *g)
     }
 }
 
-/* What the outside sees of an agent that is gone. */
+/* The exit status and message for an agent that is dead. */
 static int conclude(const struct guard *g)
 {
     char name[32];
@@ -448,7 +450,7 @@ static int conclude(const struct guard *g)
         fprintf(stderr,
                 "cddprun: some processes of this job did not end after SIGKILL; the kernel or a debugger holds them\n");
     else if (g->conn >= 0)
-        (void)shutdown(g->conn, SHUT_WR); /* no worker is left: the rendezvous may know */
+        (void)shutdown(g->conn, SHUT_WR); /* no worker is left: the rendezvous may be informed */
     if (atomic_load(&g->shared->has_run_dir))
         guard_remove_dir(g->shared->run_dir);
     if (g->killed_by_us != 0)
@@ -465,9 +467,8 @@ static int conclude(const struct guard *g)
     }
     if (g->still_ms != 0) {
         fprintf(stderr,
-                "cddprun: its agent (pid %d) stood still (was it stopped?) until the rendezvous was about to count "
-                "this node "
-                "as lost; it and every worker have been killed\n",
+                "cddprun: its agent (pid %d) was inactive (was it stopped?) until the rendezvous was about to count "
+                "this node as lost; it and every worker have been killed\n",
                 (int)g->agent);
         return 128 + signal;
     }
@@ -490,7 +491,7 @@ static void note_dispositions(struct guard_link *link, const sigset_t *mask)
     }
 }
 
-/* The signals to take: ours, less those that were ignored (nohup, a shell's background jobs). */
+/* The signals to handle, without those that were ignored (nohup, a shell's background jobs). */
 static void choose_signals(const struct guard_link *link, uint64_t ending, sigset_t *set)
 {
     (void)sigemptyset(set);
@@ -576,15 +577,17 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
     if (signals < 0)
         return cdi_fail_errno(err, errno, "cannot watch for signals");
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
-        return cdi_fail_errno(err, errno, "cannot become the keeper of orphaned processes (prctl)");
+        return cdi_fail_errno(err, errno, "cannot become the subreaper of orphaned processes (prctl)");
     link->shared = mmap(NULL, sizeof *link->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (link->shared == MAP_FAILED)
-        return cdi_fail_errno(err, errno, "cannot make the memory that guard and agent share");
+        return cdi_fail_errno(err, errno, "cannot create the memory shared by guard and agent");
     atomic_init(&link->shared->act_by_ms, CDI_NEVER_MS);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
-        return cdi_fail_errno(err, errno, "cannot make the link between guard and agent");
+        return cdi_fail_errno(err, errno, "cannot create the link between guard and agent");
     (void)sigprocmask(SIG_SETMASK, &set, NULL);
-    /* A limit of file sizes (ulimit -f) is an error to tell of, not a death; the workers get the signal back. */
+    /*
+     * Exceeding the limit of file sizes (ulimit -f) is an error to report, not to die of; workers get the signal back.
+     */
     (void)signal(SIGXFSZ, SIG_IGN);
     pid = fork();
     if (pid > 0) {

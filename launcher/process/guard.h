@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The outer half of cddprun. guard_start() forks: the caller goes on as the agent, while the parent stays behind as
- * the guard, which hands signals on, passes the exit status through, and kills every orphan if the agent dies. Both
- * are subreapers, so that whatever either of them leaves behind becomes the other's child (the agent's orphans) or is
- * found by the agent itself (end of file on the link: the guard is dead). An agent that does not move by when it said
- * it would (it is stopped, while the guard is not) is killed, and its workers with it, before another world may run
- * without them. Both killed in the same instant is the limit; a guard that is stopped (Ctrl-Z) while its agent is
- * killed acts when it is continued.
+ * The outer half of cddprun. guard_start() forks: the caller continues as the agent, and the parent becomes the guard,
+ * which forwards signals, returns the exit status, and kills every orphan if the agent dies. Both are subreapers:
+ * orphans of the agent become children of the guard, and the agent detects the death of the guard by the end of file on
+ * their link. The guard kills an agent, with its workers, that does not act by the time it has announced (because it is
+ * stopped, but the guard is not), before another round may run without them. Not covered: both killed in the same
+ * instant. A guard that is stopped (Ctrl-Z) while its agent is killed acts when it is continued.
  */
 #ifndef GUARD_H
 #define GUARD_H
@@ -19,56 +18,58 @@
 #include <sys/types.h>
 
 /* Bytes from guard to agent are signal numbers; from agent to guard: */
-#define GUARD_READY 'R'   /* the agent's loop runs: from now on it answers signals */
+#define GUARD_READY 'R'   /* the agent's loop runs: from now on the agent handles signals */
 #define GUARD_STOPPED 'S' /* after TSTP: the workers are stopped, now stop us */
-#define GUARD_LOOK 'L'    /* there is a time to act by, and there was none */
+#define GUARD_LOOK 'L'    /* there is a time to act by now, and there was none before */
 #define GUARD_HEARD 'H'   /* a signal that ends the job has been read */
 #define GUARD_HOLD 'C'    /* with a descriptor: see guard_hold() */
 
 struct guard_link {
     int fd;                      /* a socket to the guard, close-on-exec, the caller's to close */
-    uint64_t mask;               /* as cddprun was started: signals blocked, bit n-1 for signal n */
+    uint64_t mask;               /* signals blocked at cddprun's start, bit n-1 for signal n */
     uint64_t ignored;            /* and ignored; the workers get both back */
-    struct guard_shared *shared; /* with the guard, written by the agent */
-    char run_dir[PATH_MAX];      /* private to this run, mode 0700; removed by the guard, or by whoever survives it */
+    struct guard_shared *shared; /* shared with the guard; the agent writes it */
+    char
+        run_dir[PATH_MAX]; /* private to this run, mode 0700; removed by the guard, or by the agent if the guard dies */
 };
 
 /*
- * Forks, and makes the run directory under tmpdir. Returns in the agent only; the guard never returns. A failure before
- * the fork returns in the one process that there is. An agent that has not read an ending signal after patience_ms is
- * killed, and its workers with it; one that is stopped is continued first. Signals in `ending` (bit n-1 for signal n)
- * end an agent that does not answer signals yet; once it does, it is told of these and of all that workers are to hear.
- * Call it before any thread exists. CDDP_E_SYSTEM.
+ * Forks, and makes the run directory under tmpdir. Returns in the agent only, or after a failure before the fork; the
+ * guard never returns. The guard kills an agent, with its workers, that has not read an ending signal after
+ * patience_ms; it continues a stopped one first. Signals in `ending` (bit n-1 for signal n) end an agent that does not
+ * handle signals yet; after that they are forwarded to it, as are all signals for workers. Call it before any thread
+ * exists. CDDP_E_SYSTEM.
  */
 cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, int64_t patience_ms,
                         struct cdi_error *err);
 
 /*
- * The agent must move, which is to call this again, by that time (cdi_now_ms()'s), else the guard kills it;
- * CDI_NEVER_MS: it need not. A guard that was stopped too gives it a moment more. True: write GUARD_LOOK to the guard.
- * Never blocks.
+ * Sets the time (of cdi_now_ms()) by which the agent must call this again, or the guard kills it; CDI_NEVER_MS: none. A
+ * guard that was stopped, too, allows a little more time. Returns true if the caller must write GUARD_LOOK to the
+ * guard. Never blocks.
  */
 bool guard_act_by(struct guard_link *link, int64_t act_by_ms);
 
 /*
- * Give the guard a copy of the connection to the rendezvous, in place of the one before. If the agent dies, the guard
- * ends that connection in good order when the workers are dead, so that the node counts as lost at once. The kernel
- * alone would reset it if there were bytes that the agent had not read, which looks like a fault of the network. From
- * now on close() by the agent does not end the connection: it has to shut it down. Never blocks; without a guard that
- * reads it does nothing.
+ * Gives the guard a copy of the connection to the rendezvous, which replaces the one before. If the agent dies, the
+ * guard shuts that connection down after the workers are dead, so that the node counts as lost immediately. The kernel
+ * alone would reset it if the agent had left bytes unread, which looks like a network failure. From now on close() by
+ * the agent does not end the connection: the agent has to shut it down. Never blocks; does nothing if the guard does
+ * not read.
  */
 void guard_hold(const struct guard_link *link, int fd);
 
 /* Reaps the dead; false: no child is left. Never blocks. */
 bool guard_has_children(void);
 /*
- * One round of killing: SIGKILL to every child and to its process group where that was made below us, and reap the
- * dead. False: no child is left. Children of children turn up in a later round, since we are a subreaper. Never blocks.
+ * Sends SIGKILL to every child, and to its process group if it was made below this process, and reaps the dead. Returns
+ * false if no child is left. Children of children appear in a later call, since this process is a subreaper. Never
+ * blocks.
  */
 bool guard_sweep_once(void);
-/* Rounds until no child is left or ms have passed; false: some do not die. Blocks. */
+/* Repeats guard_sweep_once() until no child is left or ms have passed; false: some do not die. Blocks. */
 bool guard_sweep(int ms);
-/* Remove a directory and what is in it; what cannot be removed is left. */
+/* Removes a directory and its contents, as far as possible. */
 void guard_remove_dir(const char *dir);
 
 #endif

@@ -11,17 +11,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LIMIT_NONE (INT64_C(1) << 60) /* cgroup v1 writes such a number where there is no limit */
+#define LIMIT_NONE (INT64_C(1) << 60) /* cgroup v1 writes such a number if there is no limit */
 
 /* The memory cgroup that this process is in. */
 struct group {
-    char top[PATH_MAX]; /* where the hierarchy is mounted */
+    char top[PATH_MAX]; /* the mount point of the hierarchy */
     char path[PATH_MAX];
-    const char *events; /* the file that counts */
+    const char *events; /* the file with the counter */
     const char *limit;
 };
 
-/* A small file; false: it cannot be read, or is empty. */
+/* Reads a small file; false: it cannot be read, or is empty. */
 static bool read_text(const char *path, char *text, size_t cap)
 {
     CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -33,7 +33,7 @@ static bool read_text(const char *path, char *text, size_t cap)
     return true;
 }
 
-/* "oom_kill 3" among the lines; -1: there is no such line. */
+/* Returns the number of a line such as "oom_kill 3"; -1: there is none. */
 static int64_t find_count(const char *text)
 {
     for (const char *p = text; p != NULL; p = strchr(p, '\n')) {
@@ -143,7 +143,7 @@ struct oom_count oom_look(const char *root)
     return (struct oom_count){.kills = read_text(path, text, sizeof text) ? find_count(text) : -1, .machine = true};
 }
 
-bool oom_says(const char *root, const struct oom_count *before, char *buf, size_t cap)
+bool oom_explain(const char *root, const struct oom_count *before, char *buf, size_t cap)
 {
     struct oom_count now = oom_look(root);
     struct group g;
@@ -152,7 +152,7 @@ bool oom_says(const char *root, const struct oom_count *before, char *buf, size_
     if (before->kills < 0 || now.machine != before->machine || now.kills <= before->kills)
         return false;
     if (now.machine) {
-        (void)snprintf(buf, cap, "the kernel has just killed a process of this machine for lack of memory");
+        (void)snprintf(buf, cap, "the kernel has just killed a process on this node because it was out of memory");
         return true;
     }
     limit = find_group(&g, root) ? find_limit(&g) : -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel's out-of-memory killer: has it been at work in our memory cgroup? Reads files; any thread. */
+/* Detects kills by the kernel's out-of-memory killer in this memory cgroup. Reads files; any thread. */
 #ifndef OOM_H
 #define OOM_H
 
@@ -7,18 +7,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How often, so far. */
+/* The number of kills so far. */
 struct oom_count {
     int64_t kills; /* -1: not known */
-    bool machine;  /* on the whole machine: our cgroup does not say it */
+    bool machine;  /* of the whole node: this cgroup has no counter */
 };
 
-/* root comes before the paths of /proc and /sys; "" but in tests. */
+/* Reads the counter. root is a prefix for the paths of /proc and /sys; "" but in tests. */
 struct oom_count oom_look(const char *root);
 /*
- * If it has killed since `before` was looked up, writes why, as a line of a report, into buf and returns true. Whom it
- * killed the kernel does not say: ask about a process that somebody else's SIGKILL ended.
+ * If there was a kill since `before` was read, writes a line for the report to buf and returns true. The kernel does
+ * not report which process it killed: call this for a process that another process's SIGKILL has ended.
  */
-bool oom_says(const char *root, const struct oom_count *before, char *buf, size_t cap);
+bool oom_explain(const char *root, const struct oom_count *before, char *buf, size_t cap);
 
 #endif

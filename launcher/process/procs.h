@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What /proc tells of processes. No libuv, no thread. */
+/* States of processes, from /proc. No libuv, no thread. */
 #ifndef CDI_PROCESS_PROCS_H
 #define CDI_PROCESS_PROCS_H
 
@@ -15,8 +15,8 @@
 const char *procs_stat(int dir, const char *path, char text[PROCS_STAT]);
 
 /*
- * Calls found for each process that a signal has stopped (state T). Those that a tracer holds (t) are left out. Returns
- * false where /proc cannot be read.
+ * Calls found for each process that a signal has stopped (state T), but not for those that a tracer has stopped (t).
+ * Returns false if /proc cannot be read.
  */
 bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg);
 

@@ -25,7 +25,7 @@ static bool read_at(int fd, void *to, size_t n, uint64_t offset)
     return offset <= INT64_MAX && pread(fd, to, n, (off_t)offset) == (ssize_t)n;
 }
 
-/* A name of at most PROGRAM_NAME_MAX - 1 bytes, which ends with a NUL. False: there is none; then `to` is "". */
+/* Reads a NUL-terminated name of at most PROGRAM_NAME_MAX - 1 bytes. False: there is none; then `to` is "". */
 static bool read_name(int fd, char to[PROGRAM_NAME_MAX], uint64_t offset)
 {
     ssize_t n = offset > INT64_MAX ? -1 : pread(fd, to, PROGRAM_NAME_MAX, (off_t)offset);
@@ -51,7 +51,7 @@ static bool read_headers(struct file *f)
     return read_at(f->fd, f->headers, f->n_headers * sizeof f->headers[0], h.e_phoff);
 }
 
-/* Where in the file an address lies that the program will have; UINT64_MAX: nowhere. */
+/* Returns the offset in the file of an address of the program; UINT64_MAX: none. */
 static uint64_t offset_of(const struct file *f, uint64_t address)
 {
     for (unsigned i = 0; i < f->n_headers; i++) {

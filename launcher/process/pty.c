@@ -10,9 +10,9 @@
 #include <termios.h>
 #include <unistd.h>
 
-#define COLUMNS_LEAST 20 /* a program draws nothing sensible in less */
+#define COLUMNS_LEAST 20 /* fewer are of no use to a program that draws */
 
-/* The kernel opens it by the master where it can: /dev/pts of a container may be another one's. */
+/* By the master, if the kernel can: /dev/pts of a container may belong to another instance. */
 static int open_worker_end(int master)
 {
     char name[64];

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cddprun-shim: the moment between the agent's spawn and the worker's program. Every rank pays for it, so where we know
- * the processor's way to call the kernel it is linked without libc (starting libc costs three times what all of this
- * does); elsewhere, and with sanitizers, it is an ordinary program.
- *
+ * cddprun-shim runs between the agent's spawn and the worker's program. Every rank pays for it, so on known processors
+ * it is linked without libc, whose start takes three times as long as all of this. On other processors, and with
+ * sanitizers, it is an ordinary program.
  *   cddprun-shim AGENT_PID MASK IGNORED NOFILE CPUS FILE PROGRAM [ARGS]
- *
  * MASK and IGNORED are hexadecimal, bit n-1 for signal n; CPUS is a list such as 0-7,16-23, or "-".
  *
- * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page, 4 the pipe on which errno of a failed exec
- * goes back (or, negative, of a CPUS that the kernel refused); nothing above is kept.
+ * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page. Descriptor 4 is the pipe for the errno of
+ * a failed exec (or, negative, of CPUS that the kernel has rejected). All higher descriptors are closed.
  */
 #include "launcher/process/syscalls.h"
 
@@ -25,12 +23,12 @@
 #define FIRST_ARG 6 /* FILE */
 #define CPUS_MAX 65536
 
-struct kernel_sigaction { /* as the kernel has it; the members between are 0 for SIG_DFL and SIG_IGN */
+struct kernel_sigaction { /* the kernel's structure; the other members are 0 for SIG_DFL and SIG_IGN */
     uintptr_t handler;
     uintptr_t rest[3];
 };
 
-/* Of what sprintf wrote, so there is nothing to complain of; -1: "-". */
+/* Reads a number that snprintf has written, so there are no errors to report; -1: "-". */
 static int64_t number(const char *text, unsigned base)
 {
     uint64_t v = 0;
@@ -85,7 +83,7 @@ static void restore_signals(uint64_t mask, uint64_t ignored)
 
     for (int s = 1; s <= N_SIGNALS; s++) {
         sa.handler = (uintptr_t)((ignored >> (s - 1) & 1) != 0 ? SIG_IGN : SIG_DFL);
-        (void)sys(SYS_rt_sigaction, s, (long)&sa, 0, sizeof mask, 0); /* KILL and STOP refuse */
+        (void)sys(SYS_rt_sigaction, s, (long)&sa, 0, sizeof mask, 0); /* fails for KILL and STOP */
     }
     (void)sys(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, sizeof mask, 0);
 }
@@ -100,11 +98,11 @@ static void restore_nofile(int64_t soft)
     (void)sys(SYS_prlimit64, 0, RLIMIT_NOFILE, (long)lim, 0, 0);
 }
 
-/* Nothing that a list has not: digits, commas, dashes. Returns errno. */
+/* The list consists of digits, commas and dashes only. Returns errno. */
 static int bind_to(const char *list)
 {
     static uint64_t mask[CPUS_MAX / 64];
-    uint32_t v = 0, from = UINT32_MAX; /* no dash has come */
+    uint32_t v = 0, from = UINT32_MAX; /* no dash so far */
     long rc;
 
     if (list[0] == '-')
@@ -150,7 +148,7 @@ static int shim(long argc, char **argv, char **env)
     if (argc < FIRST_ARG + 2)
         return 125;
     (void)sys(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* If the agent died before the line above, no signal will come. */
+    /* If the agent died before the line above, no signal will be sent. */
     if (sys(SYS_getppid, 0, 0, 0, 0, 0) != number(argv[1], 10))
         return 125;
     (void)sys(SYS_fcntl, ERRNO_FD, F_SETFD, FD_CLOEXEC, 0, 0);

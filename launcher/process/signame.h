@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The name of a signal, "SIGKILL", or "signal 42" where it has none; written to buf, which is returned. */
+/* Writes the name of a signal, "SIGKILL" or "signal 42", to buf, and returns buf. */
 #ifndef SIGNAME_H
 #define SIGNAME_H
 

@@ -22,8 +22,8 @@
 
 #define SHIM "cddprun-shim"
 #define ARGS_OF_SHIM 7     /* before PROGRAM */
-#define ARGS_IN_NUMBERS 4  /* of them */
-#define FILES_BASE 32      /* open files of an agent without workers, with room to spare */
+#define ARGS_IN_NUMBERS 4  /* of these */
+#define FILES_BASE 32      /* open files of an agent without workers, with reserve */
 #define DRAIN_READS 16     /* a pipe holds 64 KiB, and 1 MiB at most by default */
 #define CHILD_STACK 8192   /* for become_shim() */
 #define FSIZE_LEAST 32768  /* of a flight page, which counts as a file */
@@ -31,15 +31,15 @@
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
 
-/* base is a directory of n bytes, without the final slash. */
+/* base is a path of n bytes, without the final slash. */
 static bool try_shim(char *out, size_t cap, const char *base, size_t n, const char *rest)
 {
     return (size_t)snprintf(out, cap, "%.*s/%s%s", (int)n, base, rest, SHIM) < cap && access(out, X_OK) == 0;
 }
 
 /*
- * Beside cddprun (a build tree), else where it was installed relative to cddprun (so that DESTDIR and moved trees
- * work), else at the configured path.
+ * Looks for the shim beside cddprun (a build tree), then at its installed place relative to cddprun (so that DESTDIR
+ * and moved trees work), then at the configured path.
  */
 static bool find_shim(char *out, size_t cap)
 {
@@ -58,7 +58,7 @@ static bool find_shim(char *out, size_t cap)
         for (size_t i = 0; bin[i] != '\0' && bin[i] == libexec[i]; i++)
             if (bin[i] == '/')
                 common = i + 1;
-        /* exe's directory ends like bin; what is before the part that differs is the prefix where it lies now. */
+        /* The directory of exe ends like bin; the path before that end is the present prefix. */
         if (n >= strlen(bin + common) &&
             strncmp(exe + n - strlen(bin + common), bin + common, strlen(bin + common)) == 0) {
             char rest[PATH_MAX];
@@ -72,7 +72,7 @@ static bool find_shim(char *out, size_t cap)
     return try_shim(out, cap, libexec, strlen(libexec), "");
 }
 
-/* To what is allowed at all: the agent may host the store, with connections of ranks on every node. */
+/* To the hard limit: the agent may host the store, with connections of ranks on every node. */
 static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
 {
     rlim_t need = FILES_BASE + (rlim_t)n_procs * FILES_PER_WORKER;
@@ -83,8 +83,8 @@ static cddp_status raise_nofile(struct spawn_context *ctx, uint32_t n_procs, str
         return CDDP_OK;
     if (lim.rlim_max < need)
         return cdi_fail(err, CDDP_E_LIMIT,
-                        "only %" PRIu64 " files may be open at once, but with %u worker(s) cddprun needs %" PRIu64
-                        "; raise the limit (ulimit -n %" PRIu64 ")",
+                        "the limit of open files is %" PRIu64 ", but with %u worker(s) cddprun needs %" PRIu64
+                        "; raise it (ulimit -n %" PRIu64 ")",
                         (uint64_t)lim.rlim_max, n_procs, (uint64_t)need, (uint64_t)need);
     if (lim.rlim_cur == lim.rlim_max)
         return CDDP_OK;
@@ -102,14 +102,14 @@ static cddp_status check_fsize(struct cdi_error *err)
     if (getrlimit(RLIMIT_FSIZE, &lim) != 0 || lim.rlim_cur >= FSIZE_LEAST)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_LIMIT,
-                    "files may have %" PRIu64 " bytes at most, but cddprun shares %d with each worker; raise the limit "
-                    "(ulimit -f %d)",
+                    "the limit of file sizes is %" PRIu64
+                    " bytes, but cddprun shares %d with each worker; raise it (ulimit -f %d)",
                     (uint64_t)lim.rlim_cur, FSIZE_LEAST, FSIZE_LEAST / 1024);
 }
 
 /*
- * While this process has one thread: with more, each growth of the kernel's table of descriptors waits until all cores
- * have passed through the scheduler (synchronize_rcu), which takes as long as to start 64 workers.
+ * Call it while this process has one thread. With more, each growth of the kernel's table of descriptors waits until
+ * all cores have passed through the scheduler (synchronize_rcu), which takes as long as starting 64 workers.
  */
 static void grow_table(const struct spawn_context *ctx, uint32_t n_procs)
 {
@@ -133,7 +133,7 @@ cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cd
 
     if (!find_shim(ctx->shim, sizeof ctx->shim))
         return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "cannot find %s, which belongs to cddprun, beside it or in %s; install cddprun again", SHIM,
+                        "cannot find %s, a part of cddprun, beside it or in %s; install cddprun again", SHIM,
                         CDI_LIBEXECDIR);
     ctx->null_fd = open_null();
     if (ctx->null_fd < 0)
@@ -153,7 +153,7 @@ void spawn_release(struct spawn_context *ctx)
     ctx->null_fd = -1;
 }
 
-/* 0, or why this file cannot be run. */
+/* Returns 0, or the errno of why this file cannot be run. */
 static int runnable(const char *path)
 {
     struct stat sb;
@@ -214,10 +214,10 @@ cddp_status spawn_find_program(const char *program, char *path, int *exit_status
     if (plain && rc == ENOENT)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "program '%.300s' is not in PATH", program);
     if (rc == EACCES)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "program '%.300s' is not executable (a script can be given to its "
-                        "interpreter: cddprun ... python3 %.300s)",
-                        program, program);
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "program '%.300s' is not executable (run a script with its interpreter: cddprun ... python3 %.300s)",
+            program, program);
     return cdi_fail(err, CDDP_E_NOT_FOUND, "cannot run program '%.300s': %s", program, strerror(rc));
 }
 
@@ -284,9 +284,9 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 }
 
 /*
- * As much as fits. The kernel hands out what it holds before it says EIO, which is the end: nobody has the other side
- * open any more. libuv's own streams would take a short read and a hang-up for the end, and a pseudo-terminal answers
- * every read with 4 KiB at most.
+ * Reads as much as fits. The kernel returns all buffered bytes before EIO, which is the end: the other side is closed.
+ * libuv's own streams would take a short read and a hang-up for the end, and a read from a pseudo-terminal returns 4
+ * KiB at most.
  */
 static void on_master(uv_poll_t *p, int status, int events)
 {
@@ -350,7 +350,7 @@ static cddp_status make_pipe(struct worker *w, uv_loop_t *loop, int i, int *fd, 
     return cdi_fail_errno(err, -rc, "pipe");
 }
 
-/* The same for stdout as a pseudo-terminal. Where none can be had and a pipe will do, w->pty_errno says why. */
+/* The same for stdout as a pseudo-terminal. If there is none and a pipe is accepted, w->pty_errno is the reason. */
 static cddp_status make_terminal(struct worker *w, uv_loop_t *loop, int *fd, struct cdi_error *err)
 {
     int ends[2] = {-1, -1}, rc;
@@ -400,22 +400,22 @@ static int read_on(struct worker *w, int i)
 #endif
 
 /*
- * What a child needs until it execs: it shares our memory (fork would copy page tables) and runs beside us (vfork would
- * hold the agent until each rank has had its turn on a busy machine).
+ * The data of a child until it execs. The child shares the agent's memory (fork would copy page tables) and runs
+ * concurrently (vfork would block the agent until the child has run on a busy node).
  */
 struct spawn_child {
-    uint32_t here; /* the kernel makes it 0 when the child has left our memory, and wakes its waiters */
+    uint32_t here; /* the kernel sets it to 0 when the child has left this memory, and wakes its waiters */
     const char *shim;
     char **argv, **env;
-    long apart; /* the system call that gives it a group to be signalled by: setpgid, setsid; -1: it stays in ours */
+    long apart; /* the system call for its process group: setpgid, setsid; -1: it stays in the agent's */
     int fds[5];
     char own[ARGS_IN_NUMBERS][24];
     _Alignas(16) char stack[CHILD_STACK];
 };
 
 /*
- * The child: system calls only, and no errno, which is the agent's. The five descriptors become 0 to 4; none is
- * overwritten before it is in its place, since what the loop opens first keeps 3 and 4 for the agent's whole life.
+ * The child: system calls only, and no errno, which is the agent's. The five descriptors become 0 to 4. None is
+ * overwritten before it is in its place, since the loop's first descriptors are 3 and 4 for the agent's whole life.
  */
 static int become_shim(void *arg)
 {
@@ -431,8 +431,8 @@ static int become_shim(void *arg)
 }
 
 /*
- * All signals are blocked over it, and remain so in the child until the shim has put them right: none is lost, and none
- * runs a handler in memory that is ours. Returns errno.
+ * Blocks all signals meanwhile, and in the child until the shim restores them: none is lost, and none runs a handler in
+ * the agent's memory. Returns errno.
  */
 static int spawn_shim(struct worker *w)
 {
@@ -448,7 +448,7 @@ static int spawn_shim(struct worker *w)
     (void)sigfillset(&all);
     (void)sigprocmask(SIG_SETMASK, &all, &before);
 #ifdef THREAD_SANITIZER
-    /* It takes every clone() for a fork, and so the child's memory for another. */
+    /* The sanitizer takes every clone() for a fork, and the child's memory for a separate one. */
     (void)flags;
     c->here = 0;
     pid = fork();
@@ -467,7 +467,7 @@ static int spawn_shim(struct worker *w)
     return error;
 }
 
-void worker_settle(struct worker *w)
+void worker_wait_exec(struct worker *w)
 {
     struct spawn_child *c = w->child;
 
@@ -480,7 +480,7 @@ void worker_settle(struct worker *w)
     w->child = NULL;
 }
 
-/* The shim's command line: its own words, then the worker's. Only the array is allocated. */
+/* Returns the shim's command line: its own words, then the worker's. Only the array is allocated. */
 static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS][24], const char *cpus,
                         char *const *args)
 {
@@ -508,7 +508,7 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
     return v;
 }
 
-/* Then the workers may share it: no terminal is bound to it, and nobody is in it who is not below us. */
+/* Then the workers may share it: it has no terminal, and only processes below this one. */
 static bool leads_session(void)
 {
     return getsid(0) == getpid();
@@ -554,7 +554,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
         w->exec_fd = cdi_steal_fd(&exec_pair[0]);
         rc = spawn_shim(w);
         if (rc != 0)
-            st = cdi_fail_errno(err, rc, "starting its process");
+            st = cdi_fail_errno(err, rc, "cannot start its process");
     }
     for (int i = 0; i < 2; i++) {
         if (outs[i] >= 0)
@@ -564,7 +564,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
     }
     for (int i = 0; i < 2 && st == CDDP_OK && !w->interactive; i++)
         if ((rc = read_on(w, i)) != 0)
-            st = cdi_fail_errno(err, -rc, "reading its output");
+            st = cdi_fail_errno(err, -rc, "cannot read its output");
     return st;
 }
 
@@ -574,7 +574,7 @@ void worker_kill(struct worker *w, int signal)
 {
     if (w->pid <= 0 || w->exited)
         return;
-    /* One that has our terminal is in our own group. */
+    /* A worker with the agent's terminal is in the agent's group. */
     (void)kill(w->interactive ? w->pid : -w->pid, signal);
 }
 
@@ -671,7 +671,7 @@ bool spawn_reap(struct worker *workers, uint32_t n, struct worker **worker)
 void worker_close(struct worker *w, void (*closed)(struct worker *w))
 {
     w->closed = closed;
-    worker_settle(w);
+    worker_wait_exec(w);
     end_stream(w, 0);
     end_stream(w, 1);
     if (w->exec_fd >= 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernel without libc, for code that has no libc (the shim) or shares its parent's (a spawned child before it
- * execs, where an errno would be the agent's). sys() returns the kernel's answer, a negative errno for a failure. Where
- * SYSCALLS_RAW is not defined it is syscall(2), which writes errno.
+ * System calls without libc, for code that has no libc (the shim) or shares its parent's (a spawned child before it
+ * execs, whose errno would be the agent's). sys() returns the kernel's result, a negative errno for a failure. Without
+ * SYSCALLS_RAW it is syscall(2), which sets errno.
  */
 #ifndef SYSCALLS_H
 #define SYSCALLS_H

@@ -28,7 +28,7 @@ static bool read_host(struct host *h, const char *text, size_t len)
         text++;
         name -= 2;
     }
-    /* ssh would take a dash for a flag of its own. */
+    /* ssh would read a dash as a flag. */
     if (name == 0 || name >= sizeof h->name || text[0] == '-' || memchr(text, ' ', name) != NULL)
         return false;
     memcpy(h->name, text, name);
@@ -48,8 +48,8 @@ static cddp_status check_flags(const struct options *o, struct cdi_error *err)
 
     if (other != NULL)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "--hosts says which machines there are and in which order; leave %s out (--master_addr and "
-                        "--master_port may tell where they meet)",
+                        "--hosts defines the nodes and their order; remove %s (--master_addr and --master_port may set "
+                        "the rendezvous endpoint)",
                         other);
     if (o->world_size > 0)
         return cdi_fail(err, CDDP_E_INVALID, "--hosts with --world_size: give each host's number of workers (a:8,b:8)");
@@ -95,7 +95,7 @@ const char *hosts_address(const struct host *h)
 /* ------------------------------------------------------------------------------------------------------ command ----
  */
 
-/* A blank and the word in quotes, as sh reads them. */
+/* Adds a space and the word in quotes for sh. */
 static cddp_status add_word(struct cdi_buf *out, const char *word)
 {
     cddp_status st = cdi_buf_append(out, " '", 2);
@@ -121,7 +121,7 @@ static cddp_status add_number(struct cdi_buf *out, const char *name, int64_t val
     return add_flag(out, name, text);
 }
 
-/* Behind the user's own flags: of a flag that is given twice the last one counts. */
+/* After the user's own flags: the last value of a repeated flag applies. */
 static cddp_status add_place(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
 {
     const struct host *h = &job->hosts->v[node];
@@ -149,7 +149,8 @@ cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint
     if (st == CDDP_OK)
         st = add_word(out, job->directory);
     if (st == CDDP_OK)
-        st = cdi_buf_printf(out, " && exec env %s=%s", OPTIONS_REMOTE_ENV, job->terminal ? OPTIONS_REMOTE_TERMINAL : "1");
+        st = cdi_buf_printf(out, " && exec env %s=%s", OPTIONS_REMOTE_ENV,
+                            job->terminal ? OPTIONS_REMOTE_TERMINAL : "1");
     for (char *const *e = job->env; st == CDDP_OK && *e != NULL; e++)
         st = add_word(out, *e);
     if (st == CDDP_OK)

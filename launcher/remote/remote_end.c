@@ -15,17 +15,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define INPUT_MAX (1u << 20) /* of stdin, waiting for rank 0 to read it */
+#define INPUT_MAX (1u << 20) /* of stdin that rank 0 has not read yet */
 #define READ_SIZE 16384
-#define KILL_AFTER_MS 60000 /* cddprun has a grace of its own; what outlives this hangs */
+#define KILL_AFTER_MS 60000 /* longer than cddprun's own grace period: then it hangs */
 
 struct remote_end {
     pid_t child;
     int signals, child_stdin; /* child_stdin -1: closed */
-    struct cdi_buf in;        /* frames, not yet whole */
+    struct cdi_buf in;        /* incomplete frames */
     struct cdi_buf data;      /* for the child's stdin */
-    bool ended;               /* no more data will come: close its stdin when data is empty */
-    bool gone;                /* so is the near end */
+    bool ended;               /* no more data will arrive: close its stdin when data is empty */
+    bool gone;                /* the connection is gone */
     int64_t kill_at_ms;
 };
 
@@ -37,8 +37,8 @@ static void end_job(struct remote_end *f)
     (void)kill(f->child, SIGTERM);
 }
 
-/* One whole frame at the front of `in`; false: none is. What is no frame ends the job. */
-static bool take_frame(struct remote_end *f)
+/* Handles one complete frame at the front of `in`; false: there is none. Invalid bytes end the job. */
+static bool handle_frame(struct remote_end *f)
 {
     const uint8_t *p = cdi_buf_data(&f->in);
     size_t len;
@@ -70,7 +70,7 @@ static bool take_frame(struct remote_end *f)
 static void read_launcher(struct remote_end *f)
 {
     uint8_t *room = cdi_buf_reserve(&f->in, READ_SIZE);
-    ssize_t n = room == NULL ? 0 : read(STDIN_FILENO, room, READ_SIZE); /* no room: that was no frame */
+    ssize_t n = room == NULL ? 0 : read(STDIN_FILENO, room, READ_SIZE); /* no room: the frame is invalid */
 
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
@@ -79,7 +79,7 @@ static void read_launcher(struct remote_end *f)
         return;
     }
     cdi_buf_commit(&f->in, (size_t)n);
-    while (!f->gone && take_frame(f))
+    while (!f->gone && handle_frame(f))
         ;
 }
 
@@ -96,7 +96,7 @@ static void write_child(struct remote_end *f, bool broken)
     }
 }
 
-/* SIGCHLD, or what sshd sends us: that is the child's. Returns the exit status once the child is gone, else -1. */
+/* Handles SIGCHLD, and forwards all other signals to the child. Returns its exit status if it has exited, or -1. */
 static int take_signal(struct remote_end *f)
 {
     struct signalfd_siginfo info;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The far end of --hosts: a process in front of cddprun on each host, which takes signals and stdin from the near end,
- * and ends the job when ssh's connection is gone.
+ * The remote end of --hosts: a parent of cddprun on each host. It receives signals and stdin from the cddprun that the
+ * user started, and ends the job when ssh's connection is gone.
  */
 #ifndef REMOTE_END_H
 #define REMOTE_END_H
@@ -9,8 +9,8 @@
 #include "common/error.h"
 
 /*
- * Fork. Returns CDDP_OK in the child only, whose stdin is now what the near end sends, and which goes on as cddprun;
- * the parent never returns. CDDP_E_SYSTEM: nothing was forked.
+ * Forks. Returns CDDP_OK in the child only, which continues as cddprun and whose stdin carries the data received; the
+ * parent never returns. CDDP_E_SYSTEM: nothing was forked.
  */
 cddp_status remote_end_start(struct cdi_error *err);
 

@@ -21,11 +21,11 @@
 #define SSH_FAILED 255 /* its own exit status; all others are the command's */
 #define READ_SIZE 16384
 #define LINE_MAX_BYTES (1u << 20) /* a longer line is cut */
-#define QUEUE_MAX (1u << 20)      /* of output that nobody reads yet: the hosts wait */
-#define WRITE_MAX 4096            /* never blocks where poll says there is room */
-#define OTHERS_MS 60000           /* from the first end with an error until the other hosts are told to end too */
+#define QUEUE_MAX (1u << 20)      /* of output that is not read yet: then the hosts wait */
+#define WRITE_MAX 4096            /* never blocks if poll reports room */
+#define OTHERS_MS 60000           /* from the first failed host until the other hosts are ended, too */
 #define KILL_MS 75000             /* and from then on, until their ssh is killed */
-#define LEAVE_MS 5000             /* and from then on, until whoever does not take our output has had his chance */
+#define LEAVE_MS 5000             /* and from then on, until output that is not read is dropped */
 
 struct stream {
     int fd; /* -1: it has ended */
@@ -34,9 +34,9 @@ struct stream {
 
 struct remote {
     const char *name;
-    pid_t pid;         /* 0: it is gone */
+    pid_t pid;         /* 0: it has exited */
     int in;            /* -1: closed */
-    struct cdi_buf to; /* frames that wait for `in` */
+    struct cdi_buf to; /* frames to be written to `in` */
     struct stream out[2];
 };
 
@@ -47,14 +47,14 @@ struct ssh_run {
     struct cdi_buf queue[2]; /* for our stdout and stderr */
     bool input;              /* our stdin is open */
     int status;              /* the first that was not 0 */
-    int unwritten;           /* why our stdout or stderr took no more, an errno; 0 */
+    int unwritten;           /* the errno of a failed write to our stdout or stderr; 0 */
     int64_t end_at_ms, kill_at_ms, leave_at_ms;
 };
 
 /* -------------------------------------------------------------------------------------------------------- start ----
  */
 
-/* In the child; ssh keeps what is ignored ignored, so that a terminal's Ctrl-C comes to us alone. */
+/* In the child. ssh keeps ignored signals ignored, so that only cddprun receives a terminal's Ctrl-C. */
 static _Noreturn void become_ssh(const struct remote *r, const char *command, const int fds[3], const sigset_t *mask,
                                  pid_t parent)
 {
@@ -116,8 +116,8 @@ static cddp_status start_ssh(struct remote *r, const char *command, const sigset
 /* ------------------------------------------------------------------------------------------------------- output ----
  */
 
-/* What is in `line` up to its last newline, or all of it. */
-static void pass_on(struct ssh_run *s, int which, struct cdi_buf *line, bool all)
+/* Queues the bytes of `line` up to its last newline, or all of them. */
+static void queue_lines(struct ssh_run *s, int which, struct cdi_buf *line, bool all)
 {
     const uint8_t *data = cdi_buf_data(line), *last = memrchr(data, '\n', line->len);
     size_t n = all ? line->len : last == NULL ? 0 : (size_t)(last - data) + 1;
@@ -133,14 +133,14 @@ static void read_stream(struct ssh_run *s, int which, struct stream *st)
     ssize_t n = room == NULL ? -1 : read(st->fd, room, READ_SIZE);
 
     if (room == NULL) { /* a line without end */
-        pass_on(s, which, &st->line, true);
+        queue_lines(s, which, &st->line, true);
         return;
     }
     if (n < 0 && errno == EINTR)
         return;
     if (n > 0)
         cdi_buf_commit(&st->line, (size_t)n);
-    pass_on(s, which, &st->line, n <= 0);
+    queue_lines(s, which, &st->line, n <= 0);
     if (n <= 0) {
         (void)close(st->fd);
         st->fd = -1;
@@ -153,7 +153,7 @@ static void begin_end(struct ssh_run *s, int64_t patience_ms);
 
 static void send_frame(struct remote *r, const void *frame, size_t n);
 
-/* As agent.c does on one machine: a full disk costs the output, a reader who is gone ends the job. */
+/* The same as in agent.c on one node: a full disk costs the output, a closed pipe ends the job. */
 static void on_unwritten(struct ssh_run *s, int which, int error)
 {
     static const uint8_t end[2] = {HOSTS_SIGNAL, SIGTERM};
@@ -163,14 +163,13 @@ static void on_unwritten(struct ssh_run *s, int which, int error)
         return;
     s->unwritten = error;
     if (error != EPIPE) {
-        cdi_log(
-            CDI_LOG_ERROR, "NEAR-UNWRITTEN",
-            "cannot write to %s: %s; the job goes on, what its workers print there from now on is lost, and the exit "
-            "status will not be 0",
-            name, strerror(error));
+        cdi_log(CDI_LOG_ERROR, "NEAR-UNWRITTEN",
+                "cannot write to %s: %s; the job continues, but further output of its workers there is lost, and the "
+                "exit status will not be 0",
+                name, strerror(error));
         return;
     }
-    cdi_log(CDI_LOG_ERROR, "NEAR-UNWRITTEN", "nobody reads its output any more (SIGPIPE); ending the job");
+    cdi_log(CDI_LOG_ERROR, "NEAR-UNWRITTEN", "the reader of its output is gone (SIGPIPE); ending the job");
     if (s->status == 0)
         s->status = 128 + SIGPIPE;
     for (uint32_t i = 0; i < s->n; i++)
@@ -204,7 +203,7 @@ static void close_in(struct remote *r)
 static void send_frame(struct remote *r, const void *frame, size_t n)
 {
     if (r->in >= 0 && cdi_buf_append(&r->to, frame, n) != CDDP_OK)
-        close_in(r); /* so much waits that it will never get there: its job ends by the end of file */
+        close_in(r); /* the host does not read: the end of file ends its job */
 }
 
 static void write_remote(struct remote *r)
@@ -217,7 +216,7 @@ static void write_remote(struct remote *r)
         close_in(r);
 }
 
-/* To rank 0's host. */
+/* Sends stdin to the host of rank 0. */
 static void read_input(struct ssh_run *s)
 {
     uint8_t frame[3 + HOSTS_DATA_MAX] = {HOSTS_DATA};
@@ -258,7 +257,7 @@ static void on_exit_of(struct ssh_run *s, struct remote *r, int status)
                 r->name);
     if (s->status == 0)
         s->status = status == SSH_FAILED ? 1 : status;
-    /* The hosts tell each other of a failure. Of a lost connection nobody knows but we. */
+    /* The hosts report a failure to each other. Only this process knows of a lost connection. */
     begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
 }
 
@@ -291,8 +290,8 @@ static void take_signal(struct ssh_run *s)
         begin_end(s, OTHERS_MS);
 }
 
-/* The far ends take the end of file for SIGTERM. */
-static void look_at_clock(struct ssh_run *s)
+/* Ends the job when its time is over: to a remote end, the end of file means SIGTERM. */
+static void check_deadlines(struct ssh_run *s)
 {
     int64_t now = cdi_now_ms();
 
@@ -323,7 +322,7 @@ static int wait_ms(const struct ssh_run *s)
     return at <= now ? 0 : at - now > 1000 ? 1000 : (int)(at - now);
 }
 
-/* What each descriptor is waited for: signals, stdin, stdout, stderr, then three for each host. */
+/* Sets the descriptors and events: signals, stdin, stdout, stderr, then three for each host. */
 static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
 {
     bool full = s->queue[0].len >= QUEUE_MAX || s->queue[1].len >= QUEUE_MAX;
@@ -358,7 +357,7 @@ static void serve(struct ssh_run *s, const struct pollfd *fds)
         read_input(s);
     if (fds[0].revents != 0)
         take_signal(s);
-    look_at_clock(s);
+    check_deadlines(s);
 }
 
 static void run_loop(struct ssh_run *s, struct pollfd *fds)
@@ -385,8 +384,8 @@ static uint16_t random_port(void)
     return (uint16_t)(CLUSTER_FIRST_PORT + v % CLUSTER_N_PORTS);
 }
 
-/* Is it a setting that the far cddprun is to have too? */
-static bool travels(const struct options *o, const char *setting)
+/* Does the remote cddprun get this variable, too? */
+static bool is_exported(const struct options *o, const char *setting)
 {
     static const char *const prefixes[] = {"PET_", "LOGLEVEL=", "PYTHON_EXEC=",
                                            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT="};
@@ -412,7 +411,7 @@ static char **choose_env(const struct options *o)
         all++;
     v = calloc(all + 1, sizeof *v);
     for (size_t i = 0; v != NULL && i < all; i++)
-        if (travels(o, environ[i]))
+        if (is_exported(o, environ[i]))
             v[n++] = environ[i];
     return v;
 }
@@ -469,7 +468,7 @@ static cddp_status run_job(struct ssh_run *s, const struct hosts *hosts, const s
         cdi_buf_init(&r->out[1].line, LINE_MAX_BYTES);
     }
     st = start_all(s, job, err);
-    if (st != CDDP_OK) /* those that were started end by the end of file */
+    if (st != CDDP_OK) /* the end of file ends those that were started */
         begin_end(s, 0);
     run_loop(s, fds);
     free(fds);
@@ -499,7 +498,7 @@ int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
 
     if (st == CDDP_OK &&
         (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || directory == NULL || env == NULL))
-        st = cdi_fail_errno(err, errno, "where cddprun is and where it runs");
+        st = cdi_fail_errno(err, errno, "cannot find cddprun's path and directory");
     if (st == CDDP_OK) {
         if (job.n_flags > 0 && strcmp(argv[job.n_flags], "--") == 0)
             job.n_flags--;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The near end of --hosts: one ssh per host that starts cddprun there; their output comes out here in whole lines,
- * stdin goes to rank 0, signals go to all of them.
+ * --hosts: one ssh per host starts cddprun there. Their output is printed here in whole lines, stdin is sent to rank 0,
+ * and signals are sent to all hosts.
  */
 #ifndef REMOTE_SSH_H
 #define REMOTE_SSH_H
@@ -9,8 +9,8 @@
 #include "launcher/remote/hosts.h"
 
 /*
- * Run the job to its end. argv: cddprun's own, of which o was made. Blocks. The exit status: the first one that was not
- * 0; 1, after a sentence, if a host could not be reached or the connection to it broke.
+ * Runs the job to its end. argv: cddprun's own, of which o was made. Blocks. Returns the first exit status that is not
+ * 0, or 1 after an error message if a host cannot be reached or its connection breaks.
  */
 int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err);
 

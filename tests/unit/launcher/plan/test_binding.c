@@ -205,15 +205,15 @@ Test(bind, the_report_names_cores_numa_node_and_where_the_gpu_is)
     struct bind_worker one = {.cpus = cores, .node = 1, .gpu = -1};
     char text[200];
 
-    bind_sentence(&one, 3, text, sizeof text);
+    bind_text(&one, 3, text, sizeof text);
     cr_assert_str_eq(text, "rank 3 runs on cores 0-7,16-23 (NUMA node 1)");
     one.gpu = 2;
-    bind_sentence(&one, 3, text, sizeof text);
+    bind_text(&one, 3, text, sizeof text);
     cr_assert_str_eq(text, "rank 3 runs on cores 0-7,16-23 (NUMA node 1, GPU 2)");
     cr_assert(cdi_gpu_pci(one.gpu_pci, "00000000:3B:00.0"));
-    bind_sentence(&one, 3, text, sizeof text);
+    bind_text(&one, 3, text, sizeof text);
     cr_assert_str_eq(text, "rank 3 runs on cores 0-7,16-23 (NUMA node 1, GPU 2 at 0000:3b:00.0)");
     one.cpus = NULL;
-    bind_sentence(&one, 3, text, sizeof text);
+    bind_text(&one, 3, text, sizeof text);
     cr_assert_str_eq(text, "rank 3 is not bound to cores");
 }

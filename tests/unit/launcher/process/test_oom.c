@@ -58,7 +58,7 @@ static const char *said(const char *path, const char *after)
 
     put(path, after);
     text[0] = '\0';
-    (void)oom_says(root, &before, text, sizeof text);
+    (void)oom_explain(root, &before, text, sizeof text);
     return text;
 }
 
