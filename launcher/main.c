@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cddprun: options -> guard | agent: machine -> plan -> run -> exit status. */
+/* cddprun: options -> guard | agent: node -> plan -> run -> exit status. */
 #include "common/log.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/events.h"
@@ -25,7 +25,7 @@
 
 #define STACK_LEAST (256 * 1024)
 
-/* Nothing that we open later may become 0, 1 or 2. */
+/* Descriptors opened later must not become 0, 1 or 2. */
 static void fill_standard_fds(void)
 {
     int fd;
@@ -47,7 +47,7 @@ static void random_id(char *buf, size_t cap)
         n += (size_t)snprintf(buf + n, cap - n, "%02x", bytes[i]);
 }
 
-/* A secret that nobody else has: 32 random bytes in hex, in the run directory. */
+/* Writes a new auth token to a file in the run directory: 32 random bytes in hex. */
 static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
@@ -60,10 +60,10 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
     explicit_bzero(text, sizeof text);
     if (fd >= 0 && close(fd) == 0 && written)
         return CDDP_OK;
-    return cdi_fail_errno(err, errno, "cannot write the job's secret to '%.300s'", path);
+    return cdi_fail_errno(err, errno, "cannot write the job's auth token to '%.300s'", path);
 }
 
-/* The user's secret before the fork, one of our own after it, when there is a place for it. */
+/* Loads the user's auth token before the fork, or makes one after it, when the run directory exists. */
 static cddp_status start_guard(struct guard_link *link, const struct options *o, struct plan *plan,
                                struct cdi_secret *secret, struct cdi_error *err)
 {
@@ -127,7 +127,7 @@ static int run(const struct options *o)
         return err.status == CDDP_E_INVALID ? 2 : 1;
     }
     plan_inputs_warn(&plan, o);
-    /* The guard needs no hwloc in it: so that comes behind the fork. */
+    /* After the fork: the guard does not need hwloc. */
     if ((!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
         plan_inputs_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
@@ -144,15 +144,14 @@ static int run(const struct options *o)
     return status;
 }
 
-/* A process that runs out of its stack dies without a word. */
+/* A process whose stack overflows dies without a message. */
 static bool has_stack(void)
 {
     struct rlimit lim;
 
     if (getrlimit(RLIMIT_STACK, &lim) != 0 || lim.rlim_cur >= STACK_LEAST)
         return true;
-    fprintf(stderr,
-            "cddprun: the stack may have %llu KiB at most, and cddprun needs %d; raise the limit (ulimit -s %d)\n",
+    fprintf(stderr, "cddprun: the stack limit is %llu KiB, but cddprun needs %d; raise it (ulimit -s %d)\n",
             (unsigned long long)lim.rlim_cur / 1024, STACK_LEAST / 1024, 2 * STACK_LEAST / 1024);
     return false;
 }
@@ -179,7 +178,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
-    /* Before there are descriptors of ours: one of them would be taken for the caller's. */
+    /* Before this process opens descriptors, one of which would pass for the caller's. */
     if (o.what == OPTIONS_RUN && o.status_fd >= 0 && event_log_check((int)o.status_fd, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-STATUS", "%s", err.msg);
         return 2;
@@ -188,13 +187,13 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     if (level >= 0 && level <= CDI_LOG_ERROR)
         cdi_log_set_level((enum cdi_log_level)level);
     else if (level < 0 && o.log_level != NULL && *o.log_level != '\0' && !o.remote)
-        cdi_log(CDI_LOG_WARN, "MAIN-LOGLEVEL",
-                "LOGLEVEL '%.64s' is none of debug, info, warning and error; it is warning", o.log_level);
+        cdi_log(CDI_LOG_WARN, "MAIN-LOGLEVEL", "LOGLEVEL '%.64s' is not debug, info, warning or error; using warning",
+                o.log_level);
     if (o.remote && remote_end_start(&err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
         return 1;
     }
-    (void)unsetenv(OPTIONS_REMOTE_ENV); /* it is not the workers' */
+    (void)unsetenv(OPTIONS_REMOTE_ENV); /* workers do not get it */
     switch (o.what) {
     case OPTIONS_HELP:
         help_usage(stdout);
@@ -208,7 +207,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     return 2;
 }
 
-/* Apart from it, so that what needs a stack begins after the look at it. */
+/* Separate, so that functions that need a large stack run after the check. */
 int main(int argc, char **argv)
 {
     return has_stack() ? run_main(argc, argv) : 1;

@@ -23,12 +23,13 @@
 #include <sys/socket.h>
 #include <uv.h>
 
-#define SWEEP_TICK_MS 1 /* between two looks for descendants that are still there */
+#define SWEEP_TICK_MS 1 /* between two scans for remaining descendants */
 #define SWEEP_GIVE_UP_MS 10000
-#define FINISH_QUIET_MS 200 /* what the workers left running may write on, if it is never silent for so long */
-#define OUTPUT_QUIET_MS 500 /* with no descendant left, an open pipe that stays silent is somebody else's */
+#define FINISH_QUIET_MS \
+    200 /* processes that the workers have left may continue to write, if never silent for this long */
+#define OUTPUT_QUIET_MS 500 /* with no descendant left, a silent open pipe belongs to another process */
 #define FLUSH_ON_SIGNAL_MS 2000
-#define FLUSH_REST_MS 1000 /* for the report, when a reader that stands still has been passed by */
+#define FLUSH_REST_MS 1000 /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
 #define GUARD_GONE_SWEEP_MS 10000
 
@@ -44,31 +45,31 @@ struct agent {
     struct worker_group *group;
     struct writer *console;
     struct logs *logs;
-    struct event_log *events; /* NULL: nobody asks */
+    struct event_log *events; /* NULL: none */
     struct rdzv_client *client;
     struct rdzv_server *server;
     char master_addr[64];
     uint16_t master_port;
     int64_t sweep_began_ms, last_output_ms;
-    uint64_t progress; /* of the writing of output, and when it was last seen to have changed */
+    uint64_t progress; /* of the writing of output, and when it last changed */
     int64_t progress_ms, flush_by_ms;
-    int unwritten;     /* why workers' output could not be written, an errno; 0 */
-    bool skipped_hung; /* a reader that stands still */
-    bool finishing;    /* what the workers left running still writes */
-    bool swept;        /* no descendant is left; output may be */
-    bool over;         /* FINISH was said */
+    int unwritten;     /* the errno for workers' output that could not be written; 0 */
+    bool skipped_hung; /* the output for a stalled reader was dropped */
+    bool finishing;    /* processes that the workers have left still write */
+    bool swept;        /* no descendant is left, but maybe output */
+    bool over;         /* after FINISH */
     bool held;         /* the workers are stopped until the rendezvous answers */
     bool abandoned;    /* some output could not be written */
-    bool hurry;        /* do not wait for output to be written */
+    bool no_wait;      /* do not wait for output to be written */
     char read_buf[SPAWN_READ];
 };
 
 static void feed(struct agent *a, const struct supervise_event *ev);
 
-/* cddprun's own words, which are no worker's. */
+/* Writes cddprun's own output, which is not a worker's. */
 static void push(struct agent *a, const void *text, size_t n)
 {
-    if (a->logs != NULL && logs_take_drawn(a->logs))
+    if (a->logs != NULL && logs_reset_drawn(a->logs))
         writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, RANKLOG_ERASE,
                     strlen(RANKLOG_ERASE));
     writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, text, n);
@@ -111,7 +112,7 @@ static int exit_status(const struct agent *a)
     return a->unwritten == EPIPE ? 128 + SIGPIPE : 1;
 }
 
-/* How long a reader may stand still: for ever as long as all is well, so that a pager can be left alone. */
+/* How long a reader may stall: forever as long as the job succeeds, so that a pager can be left alone. */
 static int64_t patience_ms(const struct agent *a)
 {
     if (a->over ? exit_status(a) == 0 : a->sup.first.kind == CDI_END_NONE)
@@ -119,7 +120,7 @@ static int64_t patience_ms(const struct agent *a)
     return a->sup.grace_ms > FLUSH_ON_SIGNAL_MS ? a->sup.grace_ms : FLUSH_ON_SIGNAL_MS;
 }
 
-static bool stands_still_for(struct agent *a, int64_t ms)
+static bool is_stalled_for(struct agent *a, int64_t ms)
 {
     uint64_t progress = writer_progress(a->console) + (a->logs != NULL ? logs_progress(a->logs) : 0);
     int64_t now = cdi_now_ms();
@@ -130,23 +131,23 @@ static bool stands_still_for(struct agent *a, int64_t ms)
     return now - a->progress_ms >= ms;
 }
 
-/* Nobody waits any longer for the workers' last words to be taken. */
-static bool has_waited_enough(struct agent *a)
+/* Is the wait for the readers of the workers' output over? */
+static bool is_wait_over(struct agent *a)
 {
     if (a->sup.signal != 0)
         return cdi_now_ms() - a->sweep_began_ms >= FLUSH_ON_SIGNAL_MS;
-    return stands_still_for(a, patience_ms(a));
+    return is_stalled_for(a, patience_ms(a));
 }
 
 /*
- * The workers have ended, and a filter behind one of them (`./train | tee log` in a script) still writes what it has:
- * it may, as long as it does and until the workers' own grace would be over. Workers that were killed have lost that.
+ * The workers have exited, but a filter after one of them (`./train | tee log` in a script) still writes. It may
+ * continue while it writes, up to the workers' own grace period, but not if the workers were killed.
  */
 static bool is_finishing(struct agent *a)
 {
     int64_t now = cdi_now_ms();
 
-    return !a->sup.killed && a->sup.signal == 0 && worker_group_has_output(a->group) && !has_waited_enough(a) &&
+    return !a->sup.killed && a->sup.signal == 0 && worker_group_has_output(a->group) && !is_wait_over(a) &&
            now - a->last_output_ms < FINISH_QUIET_MS && now - a->sweep_began_ms < a->sup.grace_ms &&
            guard_has_children();
 }
@@ -164,15 +165,15 @@ static void check_swept(struct agent *a)
         a->sweep_began_ms = now;
     a->finishing = false;
     if (!a->swept && now - a->sweep_began_ms > SWEEP_GIVE_UP_MS) {
-        cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some processes of the job do not die of SIGKILL; going on without them");
+        cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some job processes survived SIGKILL; continuing");
         a->swept = true;
     }
     if (!a->swept)
         a->swept = !guard_sweep_once();
     if (!a->swept)
         return;
-    /* What is left in the pipes is read to its end, unless nobody wants to see it or nobody we know writes it. */
-    if (worker_group_has_output(a->group) && !has_waited_enough(a) &&
+    /* Reads the pipes to their ends, unless the readers have stalled or only unknown processes write. */
+    if (worker_group_has_output(a->group) && !is_wait_over(a) &&
         (worker_group_waits_for_room(a->group) || now - a->last_output_ms < OUTPUT_QUIET_MS))
         return;
     (void)uv_timer_stop(&a->sweep);
@@ -203,7 +204,7 @@ static void begin_sweep(struct agent *a)
     (void)uv_timer_start(&a->sweep, on_sweep_timer, 0, SWEEP_TICK_MS);
 }
 
-static void say_bindings(const struct agent *a)
+static void log_bindings(const struct agent *a)
 {
     const struct bind_worker *b = a->plan->bind;
     char text[1500];
@@ -232,12 +233,12 @@ static void start_workers(struct agent *a)
 
     worker_group_destroy(a->group);
     a->group = NULL;
-    say_bindings(a);
+    log_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
     if (worker_group_start(&a->group, &opt, &err) == CDDP_OK)
         return;
-    /* No worker exists: count them all out, and end. */
+    /* No worker exists: set that all have exited, and end. */
     ev.u.text = err.msg;
     a->sup.n_alive = 0;
     a->sup.state = SUPERVISE_WAITING;
@@ -265,8 +266,8 @@ static void on_child(void *arg)
 }
 
 /*
- * A full disk costs the output, not the training. Who has closed the pipe wants no more of either, and a worker that
- * had the pipe itself would end by SIGPIPE.
+ * A full disk costs the output, but not the training. A closed pipe ends both, just as SIGPIPE would end a worker that
+ * wrote to the pipe itself.
  */
 static void on_unwritten(void *arg, int fd, int error)
 {
@@ -279,14 +280,13 @@ static void on_unwritten(void *arg, int fd, int error)
     if (error == EPIPE && !a->over)
         feed(a, &ev);
     else if (error != EPIPE)
-        cdi_log(
-            CDI_LOG_ERROR, "AGENT-UNWRITTEN",
-            "cannot write to %s: %s; the job goes on, what its workers print there from now on is lost, and the exit "
-            "status will not be 0",
-            name, strerror(error));
+        cdi_log(CDI_LOG_ERROR, "AGENT-UNWRITTEN",
+                "cannot write to %s: %s; the job continues, but further output of its workers there is lost, and the "
+                "exit status will not be 0",
+                name, strerror(error));
 }
 
-/* A log that is incomplete must not look like one that is whole. */
+/* An incomplete log must not look complete. */
 static void on_log_lost(void *arg, int error)
 {
     struct agent *a = arg;
@@ -295,14 +295,14 @@ static void on_log_lost(void *arg, int error)
         a->unwritten = error;
 }
 
-/* Who reads it may have seen enough (EPIPE). */
+/* Its reader may have closed it (EPIPE). */
 static void on_refused(void *arg, int error)
 {
     const struct agent *a = arg;
 
     if (error != EPIPE)
         cdi_log(CDI_LOG_WARN, "AGENT-STATUS-FD",
-                "cannot write to --status_fd %lld: %s; the job goes on, and what happens from now on is missing there",
+                "cannot write to --status_fd %lld: %s; the job continues, but later events are lost",
                 (long long)a->plan->options->status_fd, strerror(error));
 }
 
@@ -334,42 +334,42 @@ static void on_logs_closed(void *arg, bool flushed)
     a->logs = NULL;
     a->abandoned |= !flushed;
     writer_close(a->console, on_flushed, a);
-    if (a->hurry)
+    if (a->no_wait)
         writer_abandon(a->console);
 }
 
-/* Whoever reads our output stands still, or a disk does. */
-static void hurry(struct agent *a)
+/* Stops waiting for a stalled reader of the output, or a stalled disk. */
+static void stop_waiting(struct agent *a)
 {
-    a->hurry = true;
+    a->no_wait = true;
     if (a->logs != NULL)
         logs_abandon(a->logs);
     else
         writer_abandon(a->console);
 }
 
-static void say(struct agent *a, const char *text);
+static void log_line(struct agent *a, const char *text);
 
-/* The report shall come, even if nobody takes the output of the workers that is queued before it. */
+/* Ensures that the report is written, even if the workers' output queued before it is not read. */
 static void on_flush_tick(uv_timer_t *t)
 {
     struct agent *a = t->data;
 
-    if (a->skipped_hung ? stands_still_for(a, FLUSH_REST_MS)
-                        : cdi_now_ms() >= a->flush_by_ms || stands_still_for(a, patience_ms(a))) {
+    if (a->skipped_hung ? is_stalled_for(a, FLUSH_REST_MS)
+                        : cdi_now_ms() >= a->flush_by_ms || is_stalled_for(a, patience_ms(a))) {
         if (a->skipped_hung) {
-            hurry(a);
+            stop_waiting(a);
             return;
         }
         a->skipped_hung = true;
         a->progress_ms = cdi_now_ms();
         writer_skip_hung(a->console);
-        say(a, "nobody takes its output: the last of what the workers wrote is lost");
+        log_line(a, "its output is not being read: the last output of the workers is lost");
     }
     (void)uv_timer_start(t, on_flush_tick, FLUSH_TICK_MS, 0);
 }
 
-static void say(struct agent *a, const char *text)
+static void log_line(struct agent *a, const char *text)
 {
     struct cdi_buf line;
 
@@ -379,10 +379,10 @@ static void say(struct agent *a, const char *text)
     cdi_buf_release(&line);
 }
 
-static void say_failure(struct agent *a)
+static void write_failure_report(struct agent *a)
 {
     struct report r = {.first = a->sup.first,
-                       .n_ended_well = a->sup.n_ended_well,
+                       .n_succeeded = a->sup.n_succeeded,
                        .n_ended_after = a->sup.n_ended_after,
                        .program = a->plan->command[0],
                        .after_ms = -1};
@@ -395,7 +395,7 @@ static void say_failure(struct agent *a)
     if (report_write(&r, &text) == CDDP_OK)
         push(a, cdi_buf_data(&text), text.len);
     else
-        say(a, a->sup.first.text);
+        log_line(a, a->sup.first.text);
     cdi_buf_release(&text);
     if (a->plan->options->error_file != NULL)
         error = report_copy_error_file(&r, supervise_exit_status(&a->sup), a->plan->options->error_file);
@@ -404,33 +404,33 @@ static void say_failure(struct agent *a)
                 a->plan->options->error_file, strerror(error));
 }
 
-static void say_why(struct agent *a)
+static void log_cause(struct agent *a)
 {
     char text[128 + PROGRESS_TEXT], name[32];
 
-    if (a->sup.unheard && a->sup.text[0] != '\0')
-        say(a, a->sup.text);
+    if (a->sup.unreported && a->sup.text[0] != '\0')
+        log_line(a, a->sup.text);
     if (a->sup.first.kind != CDI_END_NONE) {
-        say_failure(a);
+        write_failure_report(a);
     } else if (a->sup.signal == SIGPIPE) {
-        say(a, "nobody reads its output any more (SIGPIPE); the workers have been stopped");
+        log_line(a, "the reader of its output is gone (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
         const char *progress = a->group != NULL ? worker_group_progress(a->group) : "";
 
         (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s", a->sup.signal,
                        signame(a->sup.signal, name, sizeof name), *progress != '\0' ? "\n    " REPORT_PROGRESS : "",
                        progress);
-        say(a, text);
+        log_line(a, text);
     }
     if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
                             supervise_exit_status(&a->sup) != 0))
-        say(a, a->sup.text);
+        log_line(a, a->sup.text);
 }
 
 static void end_job(struct agent *a)
 {
     a->over = true;
-    say_why(a);
+    log_cause(a);
     if (a->sup.first.kind != CDI_END_NONE)
         event_log_failure(a->events, &a->sup.first);
     event_log_end(a->events, exit_status(a));
@@ -445,7 +445,7 @@ static void end_job(struct agent *a)
         rdzv_server_close(a->server, NULL, NULL);
     a->server = NULL;
     (void)uv_timer_stop(&a->grace);
-    /* One wait for a reader that stands still, not a second one after that of the sweep. */
+    /* One wait for a stalled reader in all, that of the sweep included. */
     a->flush_by_ms = CDI_NEVER_MS;
     if (a->sup.signal != 0)
         a->flush_by_ms = (a->sweep_began_ms == 0 ? cdi_now_ms() : a->sweep_began_ms) + FLUSH_ON_SIGNAL_MS;
@@ -460,7 +460,7 @@ static void end_job(struct agent *a)
 
 /* ------------------------------------------------------------------------------------------------- decisions ---- */
 
-static void send_word(struct agent *a, enum cdi_msg_type type)
+static void send_round_message(struct agent *a, enum cdi_msg_type type)
 {
     struct cdi_msg msg = {.type = type};
     char name[32];
@@ -480,35 +480,35 @@ static void send_word(struct agent *a, enum cdi_msg_type type)
     rdzv_client_send(a->client, &msg);
 }
 
-/* The sentence alone: what is behind it is for the report. */
-static void tell_death(struct agent *a)
+/* The first line only: the rest is for the report. */
+static void publish_failure(struct agent *a)
 {
-    char sentence[sizeof a->sup.first.text];
+    char headline[sizeof a->sup.first.text];
 
-    (void)snprintf(sentence, sizeof sentence, "%.*s", (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
-    worker_group_tell_death(a->group, a->sup.first.rank, sentence);
+    (void)snprintf(headline, sizeof headline, "%.*s", (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
+    worker_group_publish_failure(a->group, a->sup.first.rank, headline);
 }
 
-static void say_why_again(struct agent *a)
+static void log_restart_cause(struct agent *a)
 {
     const struct cdi_msg_round_over *over = &a->sup.over;
-    char sentence[1024], cause[400];
+    char headline[1024], cause[400];
 
     if (!over->counts) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
         return;
     }
-    report_sentence(&over->failure, sentence, sizeof sentence);
+    report_headline(&over->failure, headline, sizeof headline);
     report_cause(&over->failure, cause, sizeof cause);
-    cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s%s%s; starting all workers again (restart %u of %u)",
-            a->sup.said_why > 1 ? "before that " : "", sentence, cause[0] != '\0' ? ": " : "", cause, a->sup.restart,
-            a->plan->max_restarts);
+    cdi_log(CDI_LOG_WARN, "AGENT-RESTART", "%s%s%s%s; restarting all workers (restart %u of %u)",
+            a->sup.n_causes_logged > 1 ? "before that " : "", headline, cause[0] != '\0' ? ": " : "", cause,
+            a->sup.restart, a->plan->max_restarts);
     event_log_failure(a->events, &over->failure);
-    event_log_restart(a->events, a->sup.restart, sentence);
+    event_log_restart(a->events, a->sup.restart, headline);
 }
 
-/* Somebody waits for this cddprun to end, and sees nothing. */
-static void say_wait(struct agent *a)
+/* Informs a user who waits for this cddprun to end. */
+static void log_wait(struct agent *a)
 {
     int64_t now = cdi_now_ms();
     char who[256], name[32];
@@ -518,9 +518,9 @@ static void say_wait(struct agent *a)
     worker_group_list_alive(a->group, who, sizeof who);
     if (who[0] != '\0')
         cdi_log(CDI_LOG_WARN, "AGENT-WAIT",
-                "%s on %.200s: not ended %lld s after %s; SIGKILL in %lld s (--shutdown_timeout)%s", who, a->plan->host,
-                (long long)(now - a->sup.asked_ms) / 1000,
-                signame(a->sup.asked == SIGPIPE ? SIGTERM : a->sup.asked, name, sizeof name),
+                "%s on %.200s: still running %lld s after %s; SIGKILL in %lld s (--shutdown_timeout)%s", who,
+                a->plan->host, (long long)(now - a->sup.stop_ms) / 1000,
+                signame(a->sup.stop_signal == SIGPIPE ? SIGTERM : a->sup.stop_signal, name, sizeof name),
                 (long long)(a->sup.kill_at_ms - now + 999) / 1000, a->sup.signal != 0 ? ", or at the next signal" : "");
 }
 
@@ -530,16 +530,16 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
     case SUPERVISE_DO_SPAWN:
         start_workers(a);
         return;
-    case SUPERVISE_DO_TELL_DEATH:
+    case SUPERVISE_DO_PUBLISH_FAILURE:
         if (a->plan->wait_on_failure)
-            cdi_log(CDI_LOG_WARN, "AGENT-FAILURE", "%.*s; the other workers are left alone (--on_failure=wait)",
+            cdi_log(CDI_LOG_WARN, "AGENT-FAILURE", "%.*s; the other workers continue (--on_failure=wait)",
                     (int)strcspn(a->sup.first.text, "\n"), a->sup.first.text);
         if (a->group != NULL)
-            tell_death(a);
+            publish_failure(a);
         return;
-    case SUPERVISE_DO_TELL_OVER:
+    case SUPERVISE_DO_PUBLISH_END:
         if (a->group != NULL)
-            worker_group_tell_over(a->group);
+            worker_group_publish_end(a->group);
         return;
     case SUPERVISE_DO_KILL:
         if (a->group != NULL)
@@ -550,22 +550,22 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         begin_sweep(a);
         return;
     case SUPERVISE_DO_SEND_FAILED:
-        send_word(a, CDI_MSG_FAILED);
+        send_round_message(a, CDI_MSG_FAILED);
         return;
     case SUPERVISE_DO_SEND_DONE:
-        send_word(a, CDI_MSG_DONE);
+        send_round_message(a, CDI_MSG_DONE);
         return;
     case SUPERVISE_DO_SEND_STOPPED:
-        send_word(a, CDI_MSG_STOPPED);
+        send_round_message(a, CDI_MSG_STOPPED);
         return;
     case SUPERVISE_DO_SEND_LEAVE:
-        send_word(a, CDI_MSG_LEAVE);
+        send_round_message(a, CDI_MSG_LEAVE);
         return;
-    case SUPERVISE_DO_SAY_WAIT:
-        say_wait(a);
+    case SUPERVISE_DO_LOG_WAIT:
+        log_wait(a);
         return;
-    case SUPERVISE_DO_SAY_WHY:
-        say_why_again(a);
+    case SUPERVISE_DO_LOG_CAUSE:
+        log_restart_cause(a);
         return;
     case SUPERVISE_DO_REJOIN:
         rdzv_client_again(a->client, cdi_deadline_ms(cdi_now_ms(), a->plan->endpoint.join_timeout_ms));
@@ -634,7 +634,7 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
         ev.u.assign.master_port = a->master_port;
     if (assign->round > 0 && is_elastic(a->plan))
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE",
-                "the job goes on with %u node%s; this is node rank %d (%s), ranks %u to %u of %u", assign->n_nodes,
+                "the job continues with %u node%s; this is node rank %d (%s), ranks %u to %u of %u", assign->n_nodes,
                 assign->n_nodes == 1 ? "" : "s", assign->node_rank, a->plan->host, assign->rank_base,
                 assign->rank_base + a->plan->n_procs - 1, assign->world_size);
     cdi_log(CDI_LOG_INFO, "AGENT-ROUND", "round %u: ranks %u to %u of %u, MASTER_ADDR=%s MASTER_PORT=%u", assign->round,
@@ -645,10 +645,9 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
 
 static void on_round_over(struct agent *a, const struct cdi_msg_round_over *over)
 {
-    on_child(
-        a); /* a death here that is not known yet may be the cause: it must be said before the workers are stopped */
+    on_child(a); /* an exit here that is not reaped yet may be the cause: report it before the workers are stopped */
     if (a->group != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
-        worker_group_tell_missed(a->group, &over->failure);
+        worker_group_note_missed(a->group, &over->failure);
     feed(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 
@@ -677,7 +676,7 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         if (msg->u.welcome.resumed)
             feed(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
         else
-            supervise_forget_round(&a->sup);
+            supervise_reset_round(&a->sup);
         return;
     case CDI_MSG_HEARTBEAT:
     case CDI_MSG_JOIN:
@@ -709,12 +708,12 @@ static void on_fenced(void *arg, const char *text)
     char why[1024];
 
     if (a->held && a->sup.closed && a->group != NULL)
-        worker_group_kill(a->group, SIGCONT); /* they are asked to end already, and could not hear it */
+        worker_group_kill(a->group, SIGCONT); /* they were signalled to end, but could not receive it */
     a->held = false;
     supervise_fence_text(&a->sup, text, why, sizeof why);
     if (supervise_returns(&a->sup))
         cdi_log(CDI_LOG_WARN, "AGENT-FENCED",
-                "%s; this node (%s) tries to come back for %lld s (--rdzv_conf=join_timeout=SECONDS)", why,
+                "%s; this node (%s) will try to rejoin for %lld s (--rdzv_conf=join_timeout=SECONDS)", why,
                 a->plan->host, (long long)a->plan->endpoint.join_timeout_ms / 1000);
     feed(arg, &ev);
 }
@@ -740,10 +739,10 @@ static void on_act_by(void *arg, int64_t act_by_ms)
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
 }
 
-/* Nobody is left who would kill the orphans: do it now, whatever else is going on. */
+/* The guard cannot kill the orphans any more: kill them now, in any state. */
 static _Noreturn void guard_is_gone(struct agent *a)
 {
-    static const char text[] = "cddprun: its guard process was killed; every worker has been killed\n";
+    static const char text[] = "cddprun: the guard process was killed; all workers have been killed\n";
     bool all = guard_sweep(GUARD_GONE_SWEEP_MS);
     ssize_t n;
 
@@ -764,19 +763,19 @@ static void on_signal(struct agent *a, int signal)
             worker_group_kill(a->group, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
-        return; /* the terminal has given it to the rank that has it */
+        return; /* the terminal has sent it to the interactive rank */
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0 && signal == SIGWINCH) {
         if (a->group != NULL)
             worker_group_resize(a->group);
     } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
-            rdzv_client_look(a->client); /* first: while we were stopped the lease may have run out */
+            rdzv_client_look(a->client); /* first: the lease may have expired while this process was stopped */
         if (a->group != NULL && signal != SIGCONT)
             worker_group_kill(a->group, signal);
         else if (a->group != NULL && !a->held)
             worker_group_continue(a->group);
     } else if (a->over) {
-        hurry(a);
+        stop_waiting(a);
     } else {
         event_log_signal(a->events, signal);
         feed(a, &ev);
@@ -809,13 +808,13 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
 /* ----------------------------------------------------------------------------------------------------- start ---- */
 
-/* By it the rendezvous knows this agent again where its answer to JOIN was lost. */
+/* It identifies this agent to the rendezvous if the answer to JOIN was lost. */
 static void make_nonce(char *text, size_t cap)
 {
     uint8_t bytes[16];
 
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return; /* cannot happen for so few; without one it is as before there were any */
+        return; /* cannot happen for so few bytes; a nonce is optional */
     for (size_t i = 0; i < sizeof bytes; i++)
         (void)snprintf(text + 2 * i, cap - 2 * i, "%02x", bytes[i]);
 }
@@ -903,9 +902,9 @@ static cddp_status start_logs(struct agent *a, struct cdi_error *err)
 }
 
 /*
- * A session of ours, in which each worker has a group: Linux's scheduler groups processes by session, and a rank that
- * yields gives its processor to ranks of its own group only. Behind logs, which ask whether the terminal is ours; not
- * where a worker has the terminal, which it would lose.
+ * Starts a session, in which each worker has a process group: Linux's scheduler groups processes by session, and a rank
+ * that yields gives its processor only to ranks of the same group. Called after logs_start(), which checks whether this
+ * process has the terminal; skipped if a worker uses the terminal, which it would lose.
  */
 static void lead_session(const struct agent *a)
 {
@@ -966,12 +965,12 @@ static int run_loop(struct agent *a, struct cdi_error *err)
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     }
     if (a->abandoned)
-        _exit(status); /* the writer's thread hangs in write(2) and uses what we would free */
+        _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */
     (void)uv_loop_close(&a->loop);
     return status;
 }
 
-/* The user has not named Python, if his program's name has. */
+/* The user may not know that Python is used: the program's name selects it. */
 static cddp_status find_program(struct agent *a, int *status, struct cdi_error *err)
 {
     struct cdi_error why;
@@ -981,7 +980,7 @@ static cddp_status find_program(struct agent *a, int *status, struct cdi_error *
         return st;
     if (a->plan->interpreter[0] == NULL)
         return cdi_fail(err, st, "%s", why.msg);
-    return cdi_fail(err, st, "'%.200s' is run by Python, but %s; PYTHON_EXEC can name another Python",
+    return cdi_fail(err, st, "'%.200s' is run by Python, but %s; set PYTHON_EXEC to use another Python",
                     a->plan->command[0], why.msg);
 }
 
@@ -1002,7 +1001,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     supervise_init(&a->sup, plan->n_procs,
                    plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
     if (plan->wait_on_failure)
-        supervise_leave_alone(&a->sup);
+        supervise_keep_others(&a->sup);
     if (is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
     if (find_program(a, &status, &err) == CDDP_OK) {

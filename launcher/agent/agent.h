@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent: the event loop in which supervise's decisions meet processes, the rendezvous, the guard and the output.
- * What it does is thin; what it decides is in supervise.c.
+ * The agent: an event loop that connects supervise.c, which decides, with processes, the rendezvous, the guard and the
+ * output.
  */
 #ifndef AGENT_H
 #define AGENT_H
@@ -10,8 +10,8 @@
 #include "launcher/process/guard.h"
 
 /*
- * Run the job to its end; the exit status of cddprun. Nothing is left running, whatever it returns. Takes link->fd.
- * Before it returns everything was said on stderr that is to be said.
+ * Runs the job to its end, and returns cddprun's exit status. No process of the job is left running, whatever it
+ * returns. Takes link->fd. All messages are written to stderr before it returns.
  */
 int agent_run(const struct plan *plan, struct guard_link *link);
 

@@ -24,7 +24,7 @@ cddp_status event_log_check(int fd, struct cdi_error *err)
     if (mode >= 0 && (mode & O_ACCMODE) != O_RDONLY)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID, "--status_fd %d is %s", fd,
-                    mode < 0 ? "no open descriptor" : "not open for writing");
+                    mode < 0 ? "not an open descriptor" : "not open for writing");
 }
 
 cddp_status event_log_start(struct event_log **out, struct writer *console, uint32_t source, int fd,
@@ -52,8 +52,8 @@ void event_log_free(struct event_log *s)
     free(s);
 }
 
-/* One line; takes the reference. */
-static void put(struct event_log *s, const char *event, json_t *o)
+/* Writes one line; takes the reference. */
+static void event_log_put(struct event_log *s, const char *event, json_t *o)
 {
     char *text;
     size_t n;
@@ -65,7 +65,7 @@ static void put(struct event_log *s, const char *event, json_t *o)
     if (text == NULL)
         return;
     n = strlen(text);
-    text[n] = '\n'; /* in the place of its NUL: a line is pushed whole */
+    text[n] = '\n'; /* replaces its NUL: a line is pushed whole */
     writer_push(s->console, s->to, s->source, text, n + 1);
     free(text);
 }
@@ -74,21 +74,23 @@ void event_log_round(struct event_log *s, const struct cdi_msg_assign *a, uint32
 {
     if (s == NULL)
         return;
-    put(s, "round",
-        json_pack("{s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:s, s:I}", "round", (json_int_t)a->round, "restart_count",
-                  (json_int_t)a->restart_count, "node_rank", a->node_rank, "n_nodes", (json_int_t)a->n_nodes,
-                  "rank_base", (json_int_t)a->rank_base, "n_procs", (json_int_t)n_procs, "world_size",
-                  (json_int_t)a->world_size, "master_addr", a->master_addr, "master_port", (json_int_t)a->master_port));
+    event_log_put(s, "round",
+                  json_pack("{s:I, s:I, s:i, s:I, s:I, s:I, s:I, s:s, s:I}", "round", (json_int_t)a->round,
+                            "restart_count", (json_int_t)a->restart_count, "node_rank", a->node_rank, "n_nodes",
+                            (json_int_t)a->n_nodes, "rank_base", (json_int_t)a->rank_base, "n_procs",
+                            (json_int_t)n_procs, "world_size", (json_int_t)a->world_size, "master_addr", a->master_addr,
+                            "master_port", (json_int_t)a->master_port));
 }
 
 void event_log_started(struct event_log *s, int32_t rank, uint32_t local_rank, int pid)
 {
     if (s == NULL)
         return;
-    put(s, "started", json_pack("{s:i, s:I, s:i}", "rank", rank, "local_rank", (json_int_t)local_rank, "pid", pid));
+    event_log_put(s, "started",
+                  json_pack("{s:i, s:I, s:i}", "rank", rank, "local_rank", (json_int_t)local_rank, "pid", pid));
 }
 
-/* What is said of a worker's end, whoever's it is. */
+/* The members that describe a worker's end. */
 static json_t *end_of(const struct cdi_failure *f)
 {
     char name[32];
@@ -106,7 +108,7 @@ static json_t *end_of(const struct cdi_failure *f)
 void event_log_ended(struct event_log *s, const struct cdi_failure *end)
 {
     if (s != NULL)
-        put(s, "ended", end_of(end));
+        event_log_put(s, "ended", end_of(end));
 }
 
 void event_log_failure(struct event_log *s, const struct cdi_failure *first)
@@ -119,13 +121,14 @@ void event_log_failure(struct event_log *s, const struct cdi_failure *first)
     (void)json_object_set_new(o, "node_rank", json_integer(first->node_rank));
     (void)json_object_set_new(o, "host", json_text(first->host));
     (void)json_object_set_new(o, "text", json_text(first->text));
-    put(s, "failure", o);
+    event_log_put(s, "failure", o);
 }
 
 void event_log_restart(struct event_log *s, uint32_t restart_count, const char *text)
 {
     if (s != NULL)
-        put(s, "restart", json_pack("{s:I, s:o}", "restart_count", (json_int_t)restart_count, "text", json_text(text)));
+        event_log_put(s, "restart",
+                      json_pack("{s:I, s:o}", "restart_count", (json_int_t)restart_count, "text", json_text(text)));
 }
 
 void event_log_signal(struct event_log *s, int signal)
@@ -133,11 +136,12 @@ void event_log_signal(struct event_log *s, int signal)
     char name[32];
 
     if (s != NULL)
-        put(s, "signal", json_pack("{s:i, s:s}", "signal", signal, "name", signame(signal, name, sizeof name)));
+        event_log_put(s, "signal",
+                      json_pack("{s:i, s:s}", "signal", signal, "name", signame(signal, name, sizeof name)));
 }
 
 void event_log_end(struct event_log *s, int exit_status)
 {
     if (s != NULL)
-        put(s, "end", json_pack("{s:i}", "status", exit_status));
+        event_log_put(s, "end", json_pack("{s:i}", "status", exit_status));
 }

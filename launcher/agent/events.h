@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --status_fd: what happens on this node, as JSON lines for programs. Every line has time_ms (Unix) and event:
+ * --status_fd: the events of this node, as JSON lines for programs. Every line has time_ms (Unix) and event:
  *
  *   round    round, restart_count, node_rank, n_nodes, rank_base, n_procs, world_size, master_addr, master_port
  *   started  rank, local_rank, pid
- *   ended    rank, local_rank, pid, status (or 128 + signal), signal and core_dumped where one ended it
- *   failure  rank, local_rank, node_rank, host, pid, status, text: the first failure of the round, on whatever node;
- *            another one follows where an earlier one becomes known late
+ *   ended    rank, local_rank, pid, status (or 128 + signal), signal and core_dumped if a signal ended it
+ *   failure  rank, local_rank, node_rank, host, pid, status, text: the first failure of the round, on any node;
+ *            another one follows if an earlier failure becomes known later
  *   restart  restart_count, text
- *   signal   signal, name: cddprun was told to end
- *   end      status: what cddprun exits with
+ *   signal   signal, name: the signal that ends the job
+ *   end      status: cddprun's exit status
  *
- * More members and events may come. Lines are written by the console's thread. Every function takes NULL and does
- * nothing.
+ * More members and events may be added. The console's thread writes the lines. Every function does nothing for NULL.
  */
 #ifndef EVENTS_H
 #define EVENTS_H
@@ -22,12 +21,12 @@
 
 struct event_log;
 
-/* Is fd, which the user has named, open for writing? Else CDDP_E_INVALID. Before cddprun opens any of its own. */
+/* Checks that the user's fd is open for writing: CDDP_E_INVALID. Call it before cddprun opens descriptors. */
 cddp_status event_log_check(int fd, struct cdi_error *err);
-/* fd was checked; source is the console's. CDDP_E_NOMEM. */
+/* Starts an event log; fd was checked, and source is the console's. CDDP_E_NOMEM. */
 cddp_status event_log_start(struct event_log **out, struct writer *console, uint32_t source, int fd,
                             struct cdi_error *err);
-/* Before the console is closed. */
+/* Frees the log; call it before the console is closed. */
 void event_log_free(struct event_log *s);
 
 void event_log_round(struct event_log *s, const struct cdi_msg_assign *assign, uint32_t n_procs);

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define RESOLVE_MS 30000 /* a name that is not known yet may be soon */
+#define RESOLVE_MS 30000 /* a name may be registered a little later */
 
 cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *opt, struct cdi_error *err)
 {
@@ -32,7 +32,7 @@ cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *o
     return st;
 }
 
-/* At the first free port of those that the job may have. */
+/* Starts the server at the first free port of the job. */
 static cddp_status host_bind(struct rdzv_server **server, uv_loop_t *loop, const struct endpoint *m,
                              struct rdzv_server_options *opt, struct cdi_error *err)
 {
@@ -43,24 +43,25 @@ static cddp_status host_bind(struct rdzv_server **server, uv_loop_t *loop, const
         st = rdzv_server_start(server, loop, opt, err);
     }
     if (st == CDDP_OK && opt->port != m->port)
-        cdi_log(CDI_LOG_INFO, "AGENT-PORT", "port %u is in use here; the nodes meet at port %u", m->port, opt->port);
+        cdi_log(CDI_LOG_INFO, "AGENT-PORT", "port %u is in use here; using port %u for the rendezvous", m->port,
+                opt->port);
     if (st == CDDP_E_EXISTS && m->n_ports > 1)
-        return cdi_fail(err, CDDP_E_SYSTEM,
-                        "ports %u to %u of this machine, where the nodes were to meet, are all in use; choose another "
-                        "one by --master_port",
-                        m->port, m->port + m->n_ports - 1u);
+        return cdi_fail(
+            err, CDDP_E_SYSTEM,
+            "ports %u to %u for the rendezvous are all in use on this node; choose another port with --master_port",
+            m->port, m->port + m->n_ports - 1u);
     return st;
 }
 
-/* Nobody has asked for 127.0.0.1. */
-static bool host_is_default_host(const struct plan *p)
+/* Is 127.0.0.1 only the default? */
+static bool host_is_default(const struct plan *p)
 {
     const struct options *o = p->options;
 
     return o->standalone || (p->endpoint.n_nodes == 1 && o->rdzv_endpoint == NULL && o->master_addr == NULL);
 }
 
-/* Is there no way to this address at all? Sends no packet. Returns errno. */
+/* Returns the errno if this address is unreachable, or 0. Sends no packet. */
 static int host_no_route(const struct sockaddr_storage *to)
 {
     int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
@@ -75,7 +76,7 @@ static int host_no_route(const struct sockaddr_storage *to)
     return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN ? error : 0;
 }
 
-/* Who hosts would try to reach itself until its time is over. */
+/* Without this check a host would try to reach itself until its timeout. */
 static cddp_status host_check_route(const struct rdzv_client_options *client, const char *host, struct cdi_error *err)
 {
     int error = 0;
@@ -85,8 +86,8 @@ static cddp_status host_check_route(const struct rdzv_client_options *client, co
             return CDDP_OK;
     return cdi_fail(
         err, CDDP_E_SYSTEM,
-        "this machine cannot reach its own address %.200s: %s; is its network interface down (ip link set lo up)?",
-        host, strerror(error));
+        "this node cannot reach its own address %.200s: %s; is its network interface down (ip link set lo up)?", host,
+        strerror(error));
 }
 
 cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
@@ -121,7 +122,7 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
         opt.host = "*";
         st = host_bind(server, loop, m, &opt, err);
     }
-    if (st == CDDP_E_INVALID && host_is_default_host(plan)) { /* lo may have IPv6 only */
+    if (st == CDDP_E_INVALID && host_is_default(plan)) { /* lo may have IPv6 only */
         opt.host = "::1";
         st = rdzv_server_start(server, loop, &opt, &second);
         if (st == CDDP_OK)
@@ -140,11 +141,11 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
         return st;
     if (st == CDDP_E_EXISTS)
         (void)snprintf(client->note, sizeof client->note,
-                       "; this agent cannot host it, since port %u is in use here: end the program that has it, or "
+                       "; this agent cannot host it, since port %u is in use here: end the program that uses it, or "
                        "choose another port",
                        m->port);
     else if (m->node_rank == 0)
         (void)snprintf(client->note, sizeof client->note,
-                       "; node rank 0 would host it, but %.200s is no address of this machine", m->host);
+                       "; node rank 0 would host it, but %.200s is not an address of this node", m->host);
     return CDDP_OK;
 }

@@ -13,7 +13,7 @@ void lease_joining(struct lease *c, int64_t now_ms)
     c->join_ms = now_ms;
 }
 
-/* A fifteenth of the lease: of two thirds that may pass, little is lost to the time since the last one. */
+/* A fifteenth of the lease: the time since the last heartbeat costs little of the two thirds that may pass. */
 static int64_t beat_every(const struct lease *c)
 {
     return c->lease_ms < 15 ? 1 : c->lease_ms / 15;
@@ -37,7 +37,7 @@ void lease_welcome(struct lease *c, uint32_t lease_ms, int64_t now_ms)
     c->lease_ms = lease_ms;
     c->alive_ms = c->join_ms;
     c->beat_ms = now_ms + beat_every(c);
-    c->seq += LEASE_IN_FLIGHT; /* answers to what was sent on an earlier connection count for nothing */
+    c->seq += LEASE_IN_FLIGHT; /* answers to messages of an earlier connection are ignored */
 }
 
 uint32_t lease_beat(struct lease *c, int64_t now_ms)
@@ -68,7 +68,7 @@ int64_t lease_act_by_ms(const struct lease *c)
     return c->lease_ms == 0 || (c->own && c->alone) || c->fenced ? CDI_NEVER_MS : c->alive_ms + c->lease_ms * 5 / 6;
 }
 
-/* Did that moment pass while this process did not run? */
+/* Did this time pass while this process did not run? */
 static bool slept_over(int64_t at_ms, int64_t now_ms, int64_t still_ms)
 {
     return now_ms >= at_ms && now_ms - still_ms < at_ms;
@@ -78,7 +78,7 @@ bool lease_was_stopped(struct lease *c, int64_t now_ms)
 {
     int64_t still = c->look_ms < now_ms ? now_ms - c->look_ms : 0;
 
-    /* A good connection that only seems silent is not given up: to come back takes time, and the fence may be near. */
+    /* A good connection that only seems silent is kept: reconnecting takes time, and the fence may be near. */
     if (c->lease_ms == 0 || c->own || c->fenced ||
         !(slept_over(silent_at(c), now_ms, still) || slept_over(lease_fence_ms(c), now_ms, still)))
         return false;
@@ -87,17 +87,17 @@ bool lease_was_stopped(struct lease *c, int64_t now_ms)
     c->alive_ms += still;
     c->look_ms = now_ms;
     c->beat_ms = now_ms;
-    c->seq += LEASE_IN_FLIGHT; /* an answer that has lain here since then says nothing about now */
+    c->seq += LEASE_IN_FLIGHT; /* an answer that was received meanwhile is outdated */
     return true;
 }
 
-static enum lease_action look(struct lease *c, int64_t now_ms, int64_t *next_ms)
+static enum lease_action lease_next(struct lease *c, int64_t now_ms, int64_t *next_ms)
 {
     *next_ms = CDI_NEVER_MS;
     if (c->lease_ms == 0 || c->fenced)
         return LEASE_NOTHING;
     if (c->own)
-        c->alive_ms = now_ms; /* whoever stopped this process has stopped the rendezvous too */
+        c->alive_ms = now_ms; /* a stop of this process stops the rendezvous, too */
     if (lease_was_stopped(c, now_ms))
         return LEASE_HOLD;
     if (!c->own && now_ms >= lease_fence_ms(c)) {
@@ -125,7 +125,7 @@ static enum lease_action look(struct lease *c, int64_t now_ms, int64_t *next_ms)
 
 enum lease_action lease_look(struct lease *c, int64_t now_ms, int64_t *next_ms)
 {
-    enum lease_action due = look(c, now_ms, next_ms);
+    enum lease_action due = lease_next(c, now_ms, next_ms);
 
     c->look_ms = due == LEASE_NOTHING ? *next_ms : now_ms;
     return due;

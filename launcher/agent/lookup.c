@@ -47,39 +47,39 @@ cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const 
     if (*n > 0)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_NOT_FOUND,
-                    "the address '%.200s' (--master_addr, --rdzv_endpoint) is not known to this machine: %s", host,
+                    "the address '%.200s' (--master_addr, --rdzv_endpoint) does not resolve on this node: %s", host,
                     rc != 0 ? gai_strerror(rc) : "no address");
 }
 
 /* ------------------------------------------------------------------------------------------------- in a thread ---- */
 
 struct lookup {
-    atomic_int holders; /* the thread and its owner: the last one frees it */
+    atomic_int holders; /* the thread and its owner; the last one frees it */
     atomic_bool answered;
     char host[256];
     uint16_t port;
     struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX];
-    unsigned n; /* 0: the name is not known */
+    unsigned n; /* 0: the name does not resolve */
 };
 
-static void let_go(struct lookup *l)
+static void lookup_release(struct lookup *l)
 {
     if (atomic_fetch_sub(&l->holders, 1) == 1)
         free(l);
 }
 
-static void *ask(void *arg)
+static void *lookup_run(void *arg)
 {
     struct lookup *l = arg;
 
     if (lookup_addresses(l->addrs, &l->n, l->host, l->port, NULL) != CDDP_OK)
         l->n = 0;
     atomic_store(&l->answered, true);
-    let_go(l);
+    lookup_release(l);
     return NULL;
 }
 
-/* The thread gets no signals: they are the loop's. */
+/* The loop receives the signals, and not this thread. */
 static int start_thread(struct lookup *l)
 {
     pthread_attr_t attr;
@@ -92,7 +92,7 @@ static int start_thread(struct lookup *l)
     (void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&thread, &attr, ask, l);
+    rc = pthread_create(&thread, &attr, lookup_run, l);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;
@@ -125,7 +125,7 @@ bool lookup_fetch(struct lookup **l, struct sockaddr_storage *addrs, unsigned *n
         memcpy(addrs, (*l)->addrs, sizeof(*l)->addrs);
         *n = (*l)->n;
     }
-    let_go(*l);
+    lookup_release(*l);
     *l = NULL;
     return found;
 }
@@ -133,5 +133,5 @@ bool lookup_fetch(struct lookup **l, struct sockaddr_storage *addrs, unsigned *n
 void lookup_drop(struct lookup *l)
 {
     if (l != NULL)
-        let_go(l);
+        lookup_release(l);
 }

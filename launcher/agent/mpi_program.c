@@ -7,9 +7,9 @@
 
 #include <string.h>
 
-#define MPI_WORDS 16 /* of a command that are looked at */
+#define MPI_WORDS 16 /* of a command that are checked */
 
-/* The program's file, or an argument's of a wrapper such as numactl. */
+/* Checks a program's file, or that of a wrapper's argument (numactl). */
 static bool is_mpi_program(const char *path, char name[PROGRAM_NAME_MAX])
 {
     struct program_facts facts;
@@ -36,9 +36,8 @@ void mpi_program_warn(const struct plan *p, const char *program)
         if (strchr(command[i], '/') != NULL && is_mpi_program(command[i], name))
             found = command[i];
     if (found != NULL)
-        cdi_log(
-            CDI_LOG_WARN, "AGENT-MPI",
-            "'%.200s' is an MPI program (it needs %.60s), but cddprun sets up no MPI: each worker will be rank 0 of 1; "
-            "start it with mpirun, or with srun --mpi=pmix",
-            found, name);
+        cdi_log(CDI_LOG_WARN, "AGENT-MPI",
+                "'%.200s' is an MPI program (it needs %.60s), but cddprun does not set up MPI: each worker will be "
+                "rank 0 of 1; start it with mpirun, or with srun --mpi=pmix",
+                found, name);
 }

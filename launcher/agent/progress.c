@@ -14,7 +14,7 @@ static bool is_inside(const struct cdi_flight_view *v)
     return v->oldest_unfinished.seq != 0;
 }
 
-/* What a rank is in, else what it has done last; seq 0: nothing yet. */
+/* The collective that a rank is in, otherwise its last one; seq 0: none yet. */
 static const struct cdi_flight_entry *at(const struct cdi_flight_view *v)
 {
     return is_inside(v) ? &v->oldest_unfinished : &v->last;
@@ -27,12 +27,12 @@ static bool is_in_replay(const struct cdi_flight_view *v)
 }
 
 /* Was that its last? */
-static bool is_behind_replay(const struct cdi_flight_view *v)
+static bool is_after_replay(const struct cdi_flight_view *v)
 {
     return !is_inside(v) && v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns;
 }
 
-/* Is it in the rank's queue, with nobody at work on it? */
+/* Is it in the rank's queue, and not running yet? */
 static bool is_queued(const struct cdi_flight_view *v)
 {
     return is_inside(v) && v->oldest_unfinished.started_ns == 0;
@@ -43,7 +43,7 @@ static int order(uint64_t a, uint64_t b)
     return (a > b) - (a < b);
 }
 
-/* Who has come less far; 0: both are at the same place. */
+/* Compares two ranks' progress; 0: the same. */
 static int compare_places(const struct cdi_flight_view *a, const struct cdi_flight_view *b)
 {
     const struct cdi_flight_entry *x = at(a), *y = at(b);
@@ -67,7 +67,7 @@ static int compare_places(const struct cdi_flight_view *a, const struct cdi_flig
 static int compare_ranks(const void *p, const void *q)
 {
     const struct progress_rank *a = p, *b = q;
-    int by = order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* behind those that use libcddp */
+    int by = order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* after those that use libcddp */
 
     if (by == 0)
         by = compare_places(&a->view, &b->view);
@@ -79,7 +79,7 @@ static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
     const struct cdi_flight_entry *e = at(v);
     char bucket[32] = "", step[40] = "";
 
-    if (is_in_replay(v) || is_behind_replay(v)) {
+    if (is_in_replay(v) || is_after_replay(v)) {
         if (v->replay.bucket >= 0)
             (void)snprintf(bucket, sizeof bucket, " (bucket %d)", v->replay.bucket);
         return (size_t)snprintf(buf, cap, " %s captured %s%s, replay %" PRIu64, is_in_replay(v) ? "in" : "after",
@@ -99,14 +99,14 @@ static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
                             *step != '\0' ? ")" : "", is_queued(v) ? ", queued" : "");
 }
 
-/* For how long, where it is long enough to matter: the shortest of the group, so that it is true of all. */
+/* Adds the time, if it is long enough to matter: the shortest of the group, so that it is true for all. */
 static size_t add_time(const struct progress_rank *v, size_t n, int64_t now_ns, char *buf, size_t cap)
 {
     int64_t shortest = INT64_MAX;
 
     for (size_t i = 0; i < n; i++) {
         const struct cdi_flight_entry *e = at(&v[i].view);
-        bool replay = is_in_replay(&v[i].view) || is_behind_replay(&v[i].view);
+        bool replay = is_in_replay(&v[i].view) || is_after_replay(&v[i].view);
         int64_t since = replay                   ? v[i].view.replay.since_ns
                         : !is_inside(&v[i].view) ? e->done_ns
                         : e->started_ns != 0     ? e->started_ns

@@ -14,24 +14,24 @@
 
 #define RETRY_FIRST_MS 20
 #define RETRY_MAX_MS 1000
-#define ATTEMPT_MS 5000 /* for one address to take the connection */
+#define ATTEMPT_MS 5000 /* for one address to accept the connection */
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN; twice as long the next time, since it may be busy */
 #define ANSWER_MAX_MS 60000
-#define STRANGE_MAX 8 /* connections that end before an answer, then nobody there is a rendezvous */
+#define BAD_ANSWERS_MAX 8 /* connections that end before an answer: then it is not a rendezvous server */
 #define SAY_WAITING_MS 10000
-#define SURE_MS 500         /* who refuses connections for so long does not only start */
-#define RETURN_RETRY_MS 250 /* between two attempts to come back: the lease runs */
+#define SURE_MS 500         /* a server that is only starting does not refuse connections for so long */
+#define RETURN_RETRY_MS 250 /* between two attempts to reconnect: the lease runs */
 #define RETURN_ATTEMPT_MS 1000
 #define RETURN_ANSWER_MS 2000
 #define CLOSE_WAIT_MS 1000
-#define FOREIGN_MS 60000         /* for the job's own rendezvous to start beside another job's */
-#define QUEUE_MAX (1024u * 1024) /* bytes on their way out; more means that nobody reads */
+#define FOREIGN_MS 60000         /* for the job's own rendezvous to start on a node with another job's */
+#define QUEUE_MAX (1024u * 1024) /* queued bytes; with more, the server does not read */
 
 struct rdzv_client {
     uv_loop_t *loop;
     uv_tcp_t tcp;
     uv_timer_t retry;
-    uv_timer_t beat;  /* what contact wants next */
+    uv_timer_t beat;  /* the next lease_look() */
     uv_timer_t limit; /* of the present attempt */
     uv_timer_t say;
     uv_connect_t connect;
@@ -40,40 +40,40 @@ struct rdzv_client {
     struct rdzv_client_events on;
     void *arg;
     struct lease lease;
-    int64_t act_by_ms; /* as told */
-    bool held;         /* as told */
+    int64_t act_by_ms; /* as reported */
+    bool held;         /* as reported */
     struct cdi_hello_client opening;
     struct cdi_buf in;
     char chunk[16384];
     uint64_t wait_ms;
-    unsigned addr, next_addr, n_strange; /* addr: of the present attempt */
-    unsigned port, next_port;            /* of the present attempt and of the next one, from the address's own on */
-    int64_t foreign_ms; /* since when another job's rendezvous was met at one of several ports; 0: never */
+    unsigned addr, next_addr, n_bad_answers; /* addr: of the present attempt */
+    unsigned port, next_port;                /* of the present and the next attempt, from the address's own on */
+    int64_t foreign_ms; /* since when one of several ports has another job's rendezvous; 0: never */
     bool tcp_open;      /* tcp is initialised and not closing */
     bool connected, lost, closing;
-    bool answered;      /* JOIN was, on this connection */
-    bool resuming;      /* JOIN asked to come back */
-    bool known;         /* WELCOME has come once */
-    bool again;         /* rdzv_client_again() was called */
-    bool over;          /* CLOSED has come: the end of the connection is no loss */
-    bool last_chance;   /* the rendezvous ended the connection, and no restart is left: one attempt to come back */
-    bool reset;         /* with a reset: as a process that is killed does, but also a firewall */
-    bool hosted;        /* the rendezvous runs in another node's cddprun, and is gone with it */
-    bool in_round;      /* a round has begun */
-    bool counted;       /* its end has been counted in `restarts` */
-    bool said_note;     /* why this agent does not host */
-    bool said_broken;   /* that the connection is, and what follows from that */
-    unsigned n_tries;   /* to come back, since it broke: the first stands for its breaking */
-    int64_t refused_ms; /* since when connections are refused; 0: they are not */
-    int64_t gone_ms;    /* of a hosted one: who refuses connections for so long does not come back */
-    uint64_t answer_ms; /* how long the next answer to the first JOIN may take */
-    uint32_t restarts;  /* of the job, as far as this agent knows */
+    bool answered;        /* JOIN was answered on this connection */
+    bool resuming;        /* JOIN resumes a session */
+    bool known;           /* WELCOME was received once */
+    bool again;           /* rdzv_client_again() was called */
+    bool over;            /* CLOSED was received: the end of the connection is expected */
+    bool last_chance;     /* the rendezvous ended the connection, and no restart is left: one attempt to reconnect */
+    bool reset;           /* ended by a reset: from a killed process, or from a firewall */
+    bool hosted;          /* the rendezvous runs in another node's cddprun, and ends with it */
+    bool in_round;        /* a round has begun */
+    bool counted;         /* its end has been counted in `restarts` */
+    bool reported_note;   /* opt.note was reported */
+    bool reported_broken; /* the broken connection was reported */
+    unsigned n_tries;     /* attempts to reconnect; the first is the break itself */
+    int64_t refused_ms;   /* since when connections are refused; 0: not refused */
+    int64_t gone_ms;      /* of a hosted one: refusing connections for so long means that it has ended */
+    uint64_t answer_ms;   /* how long the next answer to the first JOIN may take */
+    uint32_t restarts;    /* of the job, as far as this agent knows */
     int open_handles;
-    struct lookup *lookup; /* asks for the addresses again; NULL: not now */
+    struct lookup *lookup; /* of the addresses, in progress; NULL: none */
     char session[64];      /* of WELCOME */
     char trying[80];       /* the address of the present attempt */
     char last_try[256];    /* how the last one ended: "10.0.0.1: connection refused" */
-    char refusal[640];     /* it was reached, and had no place for this agent: what it said; "": it was not */
+    char refusal[640];     /* the server's reason for not accepting this agent now; "": none */
 };
 
 static void try_connect(struct rdzv_client *j);
@@ -100,13 +100,13 @@ static void close_tcp(struct rdzv_client *j)
     if (!j->tcp_open)
         return;
     if (j->connected)
-        (void)shutdown(fd_of(j), SHUT_RDWR); /* the guard has a copy of it, which close() would leave open */
+        (void)shutdown(fd_of(j), SHUT_RDWR); /* the guard has a copy, which close() would leave open */
     j->tcp_open = false;
     j->connected = false;
     uv_close((uv_handle_t *)&j->tcp, on_closed);
 }
 
-/* With a reset: an end of file would say that this agent has died. */
+/* By a reset: an end of file would mean that this agent has died. */
 static void reset_tcp(struct rdzv_client *j)
 {
     const struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
@@ -114,7 +114,7 @@ static void reset_tcp(struct rdzv_client *j)
     if (!j->tcp_open)
         return;
     if (j->connected)
-        (void)connect(fd_of(j), &nowhere, sizeof nowhere); /* resets it now, though the guard has a copy of it */
+        (void)connect(fd_of(j), &nowhere, sizeof nowhere); /* resets it now, although the guard has a copy */
     if (!j->connected || uv_tcp_close_reset(&j->tcp, on_closed) != 0) {
         close_tcp(j);
         return;
@@ -123,7 +123,7 @@ static void reset_tcp(struct rdzv_client *j)
     j->connected = false;
 }
 
-static void tell_act_by(struct rdzv_client *j)
+static void update_act_by(struct rdzv_client *j)
 {
     int64_t at = j->lost || j->closing ? CDI_NEVER_MS : lease_act_by_ms(&j->lease);
 
@@ -133,8 +133,8 @@ static void tell_act_by(struct rdzv_client *j)
     j->on.act_by(j->arg, at);
 }
 
-/* The workers stop at once, and whenever something else (a scheduler that resumes the job) has made them go on. */
-static void tell_held(struct rdzv_client *j, bool again)
+/* Stops the workers immediately, and again if another process (a scheduler that resumes the job) has continued them. */
+static void update_held(struct rdzv_client *j, bool again)
 {
     if (j->lease.held == j->held && !(j->held && again))
         return;
@@ -150,22 +150,21 @@ static void end(struct rdzv_client *j, bool fenced, const char *text)
         return;
     j->lost = true;
     if (j->held) {
-        /* It was about to say whether another world may run without this node. */
+        /* The answer would have shown whether another round may run without this node. */
         (void)snprintf(why, sizeof why,
-                       "nothing was heard from the rendezvous at %s while this node was stopped for %lld s, and then: "
-                       "%s",
+                       "no message from the rendezvous at %s while this node was stopped for %lld s, and then: %s",
                        j->opt.name, (long long)j->lease.still_ms / 1000, text);
         text = why;
         fenced = true;
         j->held = j->lease.held = false;
     }
-    tell_act_by(j);
+    update_act_by(j);
     (void)uv_timer_stop(&j->retry);
     (void)uv_timer_stop(&j->beat);
     (void)uv_timer_stop(&j->limit);
     (void)uv_timer_stop(&j->say);
     if (fenced) {
-        j->on.fenced(j->arg, text); /* first: the connection may still carry why the round has failed */
+        j->on.fenced(j->arg, text); /* first: the connection may still deliver why the round has failed */
         if (!j->closing)
             reset_tcp(j);
         return;
@@ -190,7 +189,7 @@ static void on_written(uv_write_t *req, int status)
 {
     struct out *o = (struct out *)req;
 
-    (void)status; /* a broken connection is seen by the reading side */
+    (void)status; /* the reading side notices a broken connection */
     cdi_buf_release(&o->bytes);
     free(o);
 }
@@ -271,23 +270,23 @@ static long long seconds_left(const struct rdzv_client *j)
     return left < 0 ? 0 : left;
 }
 
-/* May the job go on where the rendezvous, and so what it knows of the round, is lost? */
+/* May the job continue if the rendezvous, and with it the state of the round, is lost? */
 static bool has_restart_left(const struct rdzv_client *j)
 {
     return j->opt.rejoins && (j->opt.elastic || !j->in_round || j->counted || j->restarts < j->opt.hello.max_restarts);
 }
 
-/* Is it time to give up? Then text says why. */
+/* Is it time to give up? Then text is the error message. */
 static bool gives_up(const struct rdzv_client *j, char *text, size_t cap)
 {
     int64_t now = cdi_now_ms();
 
-    /* After a reset only who refuses the next connection is gone: a network that fails takes none, but recovers. */
+    /* After a reset, only a refused connection means that the server is gone: a failed network may recover. */
     if (j->last_chance && (!j->reset || j->refused_ms != 0))
-        (void)snprintf(text, cap, "the rendezvous at %s is gone: it %s the connection", j->opt.name,
+        (void)snprintf(text, cap, "lost the rendezvous at %s: it %s the connection", j->opt.name,
                        j->reset ? "reset" : "closed");
     else if (j->again && j->hosted && j->refused_ms != 0 && now - j->refused_ms > j->gone_ms)
-        (void)snprintf(text, cap, "the rendezvous at %s is gone (%s)", j->opt.name, j->last_try);
+        (void)snprintf(text, cap, "lost the rendezvous at %s (%s)", j->opt.name, j->last_try);
     else if (j->known || now + (int64_t)j->wait_ms < j->opt.deadline_ms)
         return false;
     else if (j->refusal[0] != '\0')
@@ -297,44 +296,44 @@ static bool gives_up(const struct rdzv_client *j, char *text, size_t cap)
     return true;
 }
 
-/* Nobody listens, and this agent cannot do it either: no use in telling that only after a while. */
-static void say_note(struct rdzv_client *j)
+/* Neither another process nor this agent hosts the rendezvous: reports it early. */
+static void report_note_once(struct rdzv_client *j)
 {
     char text[1024];
 
-    if (j->said_note || j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
+    if (j->reported_note || j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
         return;
-    j->said_note = true;
-    (void)snprintf(text, sizeof text, "nobody answers at %s (%s)%s; trying for another %lld s", j->opt.name,
-                   j->last_try, j->opt.note, seconds_left(j));
+    j->reported_note = true;
+    (void)snprintf(text, sizeof text, "no answer from %s (%s)%s; trying for another %lld s", j->opt.name, j->last_try,
+                   j->opt.note, seconds_left(j));
     j->on.waiting(j->arg, text);
 }
 
 /*
- * It broke, and does not come back at once. Until the lease says that the workers have to be killed there is time, but
- * the user should hear now what this node waits for: 600 s are long for a job that seems to hang.
+ * Reports a connection that broke and was not restored immediately. There is time until the lease ends and the workers
+ * have to be killed, but the user should learn now why the job seems to hang: 600 s are long.
  */
-static void say_broken(struct rdzv_client *j)
+static void report_broken_once(struct rdzv_client *j)
 {
     int64_t left = (lease_fence_ms(&j->lease) - cdi_now_ms()) / 1000;
     char text[1024], host[160] = "";
 
-    if (j->said_broken || !j->known || ++j->n_tries < 2 || !has_restart_left(j))
+    if (j->reported_broken || !j->known || ++j->n_tries < 2 || !has_restart_left(j))
         return;
-    j->said_broken = true;
+    j->reported_broken = true;
     if (j->hosted)
-        (void)snprintf(host, sizeof host, ", but not longer than %.3g s if its host refuses connections",
+        (void)snprintf(host, sizeof host, ", but no longer than %.3g s if its host refuses connections",
                        (double)j->gone_ms / 1000);
-    (void)snprintf(
-        text, sizeof text,
-        "the rendezvous at %s is not reached any more (%s); trying again for %lld s; then this node%s tries for "
-        "another %lld s (--rdzv_conf=join_timeout=SECONDS)%s",
-        j->opt.name, j->last_try, left < 0 ? 0 : (long long)left,
-        j->in_round ? " kills its workers (the lease), and" : "", (long long)j->opt.hello.join_timeout_ms / 1000, host);
+    (void)snprintf(text, sizeof text,
+                   "lost the connection to the rendezvous at %s (%s); trying again for %lld s; after that this node%s "
+                   "tries for another %lld s (--rdzv_conf=join_timeout=SECONDS)%s",
+                   j->opt.name, j->last_try, left < 0 ? 0 : (long long)left,
+                   j->in_round ? " kills its workers (the lease), and" : "",
+                   (long long)j->opt.hello.join_timeout_ms / 1000, host);
     j->on.waiting(j->arg, text);
 }
 
-/* The name may stand for another address by now. The next attempt uses what is found, this one does not wait for it. */
+/* The name may have another address by now. The next attempt uses it; this one does not wait for the lookup. */
 static void look_up_again(struct rdzv_client *j)
 {
     if (j->opt.own || j->opt.host[0] == '\0')
@@ -345,10 +344,10 @@ static void look_up_again(struct rdzv_client *j)
         j->lookup = lookup_start(j->opt.host, j->opt.port);
 }
 
-/* This attempt came to nothing: `why`. Another one follows, unless the time is over. */
+/* This attempt failed: `why`. Another one follows, unless the time is over. */
 static void later(struct rdzv_client *j, const char *why)
 {
-    /* One round over all addresses and ports is quick; only rounds become slower. */
+    /* The attempts of one pass over all addresses and ports follow quickly; only the passes become slower. */
     bool in_round = j->next_port > 0 && !j->known && !j->again;
     char text[1024];
     uint64_t jitter;
@@ -360,18 +359,18 @@ static void later(struct rdzv_client *j, const char *why)
         lose(j, text);
         return;
     }
-    say_note(j);
-    say_broken(j);
+    report_note_once(j);
+    report_broken_once(j);
     look_up_again(j);
-    /* A little different for each process, so that many do not come back at once. */
+    /* A little different for each process, so that many do not connect at the same time. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
     (void)uv_timer_start(&j->retry, on_retry, in_round ? RETRY_FIRST_MS : j->wait_ms + jitter, 0);
     if (j->next_addr == 0 && !in_round && !j->known)
         j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
 }
 
-/* Come back by another connection, to the address that was good before. The lease says for how long this is tried. */
-static void come_back(struct rdzv_client *j, uint64_t wait_ms)
+/* Connects again, to the address that worked before, for as long as the lease allows. */
+static void reconnect(struct rdzv_client *j, uint64_t wait_ms)
 {
     lease_broken(&j->lease);
     j->n_tries = 0;
@@ -381,8 +380,8 @@ static void come_back(struct rdzv_client *j, uint64_t wait_ms)
 }
 
 /*
- * It is reached, but has no place for this agent now. One may become free: another job ends, or a connection of ours
- * that it has not missed yet.
+ * The server has no place for this agent now. One may become free: another job ends, or the server notices that an old
+ * connection of this agent is broken.
  */
 static void wait_for_place(struct rdzv_client *j, const char *why, const char *refusal)
 {
@@ -398,7 +397,7 @@ static void wait_for_place(struct rdzv_client *j, const char *why, const char *r
 
 static void on_beat(uv_timer_t *t);
 
-static void look(struct rdzv_client *j)
+static void check_lease(struct rdzv_client *j)
 {
     struct cdi_msg msg = {.type = CDI_MSG_HEARTBEAT};
     int64_t now = cdi_now_ms(), next = CDI_NEVER_MS;
@@ -409,18 +408,18 @@ static void look(struct rdzv_client *j)
         if (due == LEASE_BEAT) {
             msg.u.heartbeat.seq = lease_beat(&j->lease, now);
             rdzv_client_send(j, &msg);
-            tell_held(j, true);
+            update_held(j, true);
         } else if (due == LEASE_HOLD) {
-            tell_held(j, true);
+            update_held(j, true);
         } else if (due == LEASE_RECONNECT) {
-            come_back(j, RETURN_RETRY_MS);
+            reconnect(j, RETURN_RETRY_MS);
         } else {
-            (void)snprintf(text, sizeof text, "nothing was heard from the rendezvous at %s for %lld s", j->opt.name,
+            (void)snprintf(text, sizeof text, "no message from the rendezvous at %s for %lld s", j->opt.name,
                            (long long)(now - j->lease.alive_ms) / 1000);
             end(j, true, text);
         }
     }
-    tell_act_by(j);
+    update_act_by(j);
     if (j->lost || j->closing || next == CDI_NEVER_MS)
         return;
     uv_update_time(j->loop);
@@ -429,16 +428,16 @@ static void look(struct rdzv_client *j)
 
 static void on_beat(uv_timer_t *t)
 {
-    look(t->data);
+    check_lease(t->data);
 }
 
 void rdzv_client_look(struct rdzv_client *j)
 {
     if (j != NULL)
-        look(j);
+        check_lease(j);
 }
 
-/* Of several ports, this one may be somebody else's; for some time that is no reason to give up. */
+/* One of several ports may be another job's; for some time that does not end the attempts. */
 static bool is_at_another_port(struct rdzv_client *j)
 {
     if (j->opt.n_ports < 2 || j->known || j->again)
@@ -449,20 +448,19 @@ static bool is_at_another_port(struct rdzv_client *j)
 }
 
 /*
- * What took the connection does not talk like a rendezvous. One that is just ending, or starting, may do so too, and so
- * may one that has more to do than it can.
+ * The process that accepted the connection does not answer like a rendezvous server. A server that is starting, ending
+ * or overloaded may do the same.
  */
-static void strange(struct rdzv_client *j, const char *why, bool final)
+static void not_rendezvous(struct rdzv_client *j, const char *why, bool final)
 {
     char text[1024];
 
-    if (j->known || j->again || is_at_another_port(j) || (!final && ++j->n_strange < STRANGE_MAX)) {
+    if (j->known || j->again || is_at_another_port(j) || (!final && ++j->n_bad_answers < BAD_ANSWERS_MAX)) {
         later(j, why);
         return;
     }
-    (void)snprintf(text, sizeof text,
-                   "what listens at %s (%s) is no rendezvous of cddprun: %s; check address and port%s", j->opt.name,
-                   j->trying, why, j->opt.note);
+    (void)snprintf(text, sizeof text, "%s (%s) is not a cddprun rendezvous server: %s; check address and port%s",
+                   j->opt.name, j->trying, why, j->opt.note);
     lose(j, text);
 }
 
@@ -471,9 +469,9 @@ static void on_limit(uv_timer_t *t)
     struct rdzv_client *j = t->data;
 
     if (j->connected)
-        later(j, "it takes connections but does not answer; is it a rendezvous of cddprun?");
+        later(j, "it accepts connections but does not answer; is it a cddprun rendezvous server?");
     else
-        later(j, "no answer, packets may be dropped on the way");
+        later(j, "no answer; packets may be dropped on the way");
 }
 
 static void on_say(uv_timer_t *t)
@@ -484,7 +482,7 @@ static void on_say(uv_timer_t *t)
     if (j->refusal[0] != '\0')
         (void)snprintf(text, sizeof text, "%s; trying again for %lld s", j->refusal, seconds_left(j));
     else
-        (void)snprintf(text, sizeof text, "waiting for the rendezvous at %s (%s), for another %lld s%s", j->opt.name,
+        (void)snprintf(text, sizeof text, "waiting for the rendezvous at %s (%s) for another %lld s%s", j->opt.name,
                        j->last_try[0] != '\0' ? j->last_try : j->trying, seconds_left(j), j->opt.note);
     j->on.waiting(j->arg, text);
 }
@@ -499,7 +497,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init(j->chunk, sizeof j->chunk);
 }
 
-/* The rendezvous does not know this agent: its lease has run out, or the rendezvous was started anew. */
+/* The rendezvous does not know this agent: its lease has expired, or the server was restarted. */
 static void join_as_new(struct rdzv_client *j, const char *text)
 {
     j->restarts += j->in_round && !j->counted && !j->opt.elastic;
@@ -514,24 +512,24 @@ static void on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     char text[400];
 
-    (void)snprintf(text, sizeof text, "the rendezvous at %s is reached again", j->opt.name);
-    if (j->said_broken)
+    (void)snprintf(text, sizeof text, "connected to the rendezvous at %s again", j->opt.name);
+    if (j->reported_broken)
         j->on.waiting(j->arg, text);
-    j->said_broken = false;
+    j->reported_broken = false;
     j->resuming = j->last_chance = false;
     j->known = true;
-    j->refusal[0] = j->opt.note[0] = '\0'; /* what has this agent's port was the rendezvous */
+    j->refusal[0] = j->opt.note[0] = '\0'; /* this agent's port is used by the rendezvous */
     j->next_port = j->port;
     j->next_addr = j->addr;
     j->hosted = msg->u.welcome.hosted;
     j->gone_ms = msg->u.welcome.lease_ms / 3;
     (void)snprintf(j->session, sizeof j->session, "%s", msg->u.welcome.session);
     lease_welcome(&j->lease, msg->u.welcome.lease_ms, cdi_now_ms());
-    tell_held(j, false);
-    look(j);
+    update_held(j, false);
+    check_lease(j);
 }
 
-/* From now on a broken connection is worth coming back for. */
+/* From now on a broken connection is restored. */
 static void on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign)
 {
     j->in_round = true;
@@ -541,7 +539,7 @@ static void on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign
     (void)snprintf(j->opt.hello.session, sizeof j->opt.hello.session, "%s", j->session);
 }
 
-/* Whether it counts may be said twice: the first word may have been of an echo. */
+/* The message may arrive twice: the first may have been about a consequence of the cause. */
 static void on_round_over(struct rdzv_client *j, const struct cdi_msg_round_over *over)
 {
     if (over->counts != j->counted)
@@ -554,7 +552,7 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
     bool refused = msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED;
 
     if (refused && msg->u.closed.retry && !j->known && !j->resuming) {
-        wait_for_place(j, "it has no place", msg->u.closed.text);
+        wait_for_place(j, "it has no free place", msg->u.closed.text);
         return;
     }
     if (!j->answered) {
@@ -571,8 +569,8 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
         on_welcome(j, msg);
     } else if (msg->type == CDI_MSG_HEARTBEAT) {
         lease_answer(&j->lease, msg->u.heartbeat.seq);
-        tell_held(j, false);
-        tell_act_by(j);
+        update_held(j, false);
+        update_act_by(j);
     } else if (msg->type == CDI_MSG_ASSIGN) {
         on_assign(j, &msg->u.assign);
     } else if (msg->type == CDI_MSG_ROUND_OVER) {
@@ -582,7 +580,7 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
         j->on.message(j->arg, msg);
 }
 
-/* The last of a closing connection; also called when the wait for its end is over. */
+/* Ends a closing connection; also called when the wait for its end is over. */
 static void close_rest(struct rdzv_client *j)
 {
     close_tcp(j);
@@ -596,31 +594,32 @@ static void on_ended(struct rdzv_client *j, ssize_t n)
     char text[512];
 
     if (!j->answered) {
-        strange(j, why, false);
+        not_rendezvous(j, why, false);
         return;
     }
     if (!j->opt.own && !j->over) {
         bool last_chance = (n == UV_EOF || n == UV_ECONNRESET) && !has_restart_left(j);
 
-        come_back(j, last_chance ? RETRY_FIRST_MS : RETURN_RETRY_MS);
+        reconnect(j, last_chance ? RETRY_FIRST_MS : RETURN_RETRY_MS);
         j->last_chance = last_chance;
         j->reset = n == UV_ECONNRESET;
         return;
     }
-    (void)snprintf(text, sizeof text, "the rendezvous at %s is gone: %s", j->opt.name, why);
+    (void)snprintf(text, sizeof text, "lost the rendezvous at %s: %s", j->opt.name, why);
     lose(j, text);
 }
 
-static void turned_away(struct rdzv_client *j, const char *why)
+static void on_no_room(struct rdzv_client *j, const char *why)
 {
     char text[1024];
 
-    (void)snprintf(text, sizeof text, "the rendezvous at %.200s takes no more connections: %.400s", j->opt.name, why);
+    (void)snprintf(text, sizeof text, "the rendezvous at %.200s does not accept more connections: %.400s", j->opt.name,
+                   why);
     wait_for_place(j, why, text);
 }
 
-/* HELLO and what follows it; JOIN when both sides have proved what they had to. */
-static cddp_status open_further(struct rdzv_client *j, struct cdi_error *err)
+/* Continues HELLO; sends JOIN after both sides have authenticated each other. */
+static cddp_status continue_opening(struct rdzv_client *j, struct cdi_error *err)
 {
     struct out *o = new_out();
     cddp_status st;
@@ -633,7 +632,7 @@ static cddp_status open_further(struct rdzv_client *j, struct cdi_error *err)
         send_join(j);
     if (st != CDDP_E_LIMIT)
         return st;
-    turned_away(j, err->msg);
+    on_no_room(j, err->msg);
     return CDDP_IN_PROGRESS;
 }
 
@@ -653,14 +652,14 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         return;
     }
     if (lease_was_stopped(&j->lease, cdi_now_ms()))
-        tell_held(j, true);
+        update_held(j, true);
     if (n < 0) {
         on_ended(j, n);
         return;
     }
     st = cdi_buf_append(&j->in, buf->base, (size_t)n);
     if (st == CDDP_OK && j->opening.state != CDI_HELLO_C_READY)
-        st = open_further(j, &err);
+        st = continue_opening(j, &err);
     while (st == CDDP_OK && !j->lost && !j->closing && j->connected) {
         st = cdi_frame_next(&j->in, &f, &err);
         if (st != CDDP_OK)
@@ -685,7 +684,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     if (j->answered)
         lose(j, err.msg);
     else
-        strange(j, "it speaks another protocol", true);
+        not_rendezvous(j, "it uses another protocol", true);
 }
 
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
@@ -703,7 +702,7 @@ static void address_text(const struct sockaddr_storage *a, char *addr, size_t ca
     }
 }
 
-static void tell_connected(struct rdzv_client *j)
+static void report_connected(struct rdzv_client *j)
 {
     struct sockaddr_storage peer = {0};
     int len = sizeof peer;
@@ -715,7 +714,7 @@ static void tell_connected(struct rdzv_client *j)
     j->on.connected(j->arg, addr, port, fd_of(j));
 }
 
-/* How long the answer to JOIN may take. */
+/* Returns how long the answer to JOIN may take. */
 static uint64_t answer_within(struct rdzv_client *j)
 {
     int64_t left = j->opt.deadline_ms - cdi_now_ms();
@@ -746,7 +745,7 @@ static void on_connect(uv_connect_t *req, int status)
         (void)uv_tcp_nodelay(&j->tcp, 1);
         (void)uv_timer_start(&j->limit, on_limit, answer_within(j), 0);
         cdi_buf_consume(&j->in, j->in.len);
-        tell_connected(j);
+        report_connected(j);
         send_hello(j);
         if (!j->lost)
             status = uv_read_start((uv_stream_t *)&j->tcp, on_alloc, on_read);
@@ -841,7 +840,7 @@ void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms)
     j->again = true;
     j->refusal[0] = '\0';
     j->refused_ms = 0;
-    j->n_strange = 0;
+    j->n_bad_answers = 0;
     j->wait_ms = RETRY_FIRST_MS;
     j->opt.deadline_ms = deadline_ms;
     lease_init(&j->lease, j->opt.own, is_alone(&j->opt));
@@ -861,9 +860,8 @@ static void on_close_wait(uv_timer_t *t)
 }
 
 /*
- * To close a socket in which something waits to be read is a reset: it may take back what this agent has said, so that
- * the rendezvous would count the node as there until its lease ends. So the end of file goes out first, and all is
- * read.
+ * Closing a socket with unread bytes resets the connection: the last messages may be lost, and the rendezvous would
+ * count the node as present until its lease ends. So this sends the end of file first, and reads all bytes.
  */
 void rdzv_client_close(struct rdzv_client *j)
 {
@@ -872,7 +870,7 @@ void rdzv_client_close(struct rdzv_client *j)
     j->closing = true;
     lookup_drop(j->lookup);
     j->lookup = NULL;
-    tell_act_by(j);
+    update_act_by(j);
     uv_close((uv_handle_t *)&j->beat, on_closed);
     uv_close((uv_handle_t *)&j->limit, on_closed);
     uv_close((uv_handle_t *)&j->say, on_closed);

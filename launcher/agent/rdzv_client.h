@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The agent's end of the control connection: connect (again and again until the deadline), open, JOIN, then messages
- * both ways and a heartbeat. A connection that breaks or falls silent is replaced, and JOIN then asks to come back
- * (lease.c decides when, and when it is too late). So is one that the rendezvous closed, where a restart is left: the
- * rendezvous may have been killed and started again, here or at another address. A rendezvous that does not know this
- * agent any more is joined anew; JOIN then says how many restarts the job has had. Runs in the agent's loop and on its
- * thread.
+ * The agent's end of the control connection: connects (repeatedly until the deadline), opens, sends JOIN, and then
+ * exchanges messages and heartbeats. A connection that breaks or falls silent is replaced, and JOIN then resumes the
+ * session (lease.c decides when, and when it is too late). The same applies to one that the rendezvous closed if a
+ * restart is left: the server may have been killed and started again, here or at another address. If the rendezvous
+ * does not know this agent any more, the agent joins as a new one; JOIN then has the number of the job's restarts. Runs
+ * in the agent's loop and on its thread.
  */
 #ifndef RDZV_CLIENT_H
 #define RDZV_CLIENT_H
@@ -20,64 +20,69 @@ struct rdzv_client;
 
 struct rdzv_client_events {
     /*
-     * Connected, maybe again; the numeric address and port of the other end. Before any message. Others may keep a copy
-     * of the descriptor: this connection does not rely on close() to end it.
+     * Connected, maybe again; the numeric address and port of the other end. Called before any message. Other processes
+     * may keep a copy of the descriptor: this connection does not rely on close() to end it.
      */
     void (*connected)(void *arg, const char *addr, uint16_t port, int fd);
     void (*message)(void *arg, const struct cdi_msg *msg);
-    /* Not in yet, after 10 s and every 10 s, and at once where the user may have to act: what it waits for. */
+    /* Not joined yet: text is the reason. Called every 10 s, and immediately if the user may have to act. */
     void (*waiting)(void *arg, const char *text);
     /*
-     * The connection could not be made in time, or it is gone and no restart is left: an error message. Once; nothing
-     * follows it.
+     * The connection could not be made in time, or is lost and no restart is left: text is the error message. Called
+     * once, as the last event.
      */
     void (*lost)(void *arg, const char *text);
     /*
      * The rendezvous was silent for so long that it may soon count this node as lost, or does already: kill the workers
-     * at once. Nothing follows it before rdzv_client_again(). What rdzv_client_send() is given from within it may still
-     * arrive.
+     * immediately. No event follows before rdzv_client_again(). Messages sent by rdzv_client_send() from within it may
+     * still arrive.
      */
     void (*fenced)(void *arg, const char *text);
     /*
      * This process did not run for so long that the rendezvous may count this node as lost: stop the workers (true),
-     * and let them go on (false) when the rendezvous has said that it does not. True may be said again; fenced(), or
+     * and continue them (false) after the rendezvous has answered that it does not. True may be repeated; fenced(), or
      * another end, may follow it instead of false.
      */
     void (*hold)(void *arg, bool held);
-    /* lease_act_by_ms() has changed; CDI_NEVER_MS: none is due any more. */
+    /* lease_act_by_ms() has changed; CDI_NEVER_MS: none. */
     void (*act_by)(void *arg, int64_t act_by_ms);
 };
 
 struct rdzv_client_options {
     struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX]; /* tried in turn */
     unsigned n_addrs;
-    unsigned n_ports;    /* from each address's on: all are tried, until one has the rendezvous; 0 is 1 */
-    char host[256];      /* what they were found by, to be asked for again; "": they stay as they are */
+    unsigned n_ports;    /* from each address's own on: all are tried until one has the rendezvous; 0 is 1 */
+    char host[256];      /* the name, which is looked up again later; "": the addresses are fixed */
     uint16_t port;       /* of that host */
-    char name[320];      /* as the user gave it, for sentences */
-    char note[320];      /* "": none; else "; ", and why this agent does not host: part of messages about waiting */
-    int64_t deadline_ms; /* to be connected by, the first time */
-    bool own;            /* the rendezvous runs in this process: its silence means nothing */
-    bool rejoins; /* if it does not know this agent any more, that is fenced() too: rdzv_client_again() follows */
-    bool elastic; /* the loss of the rendezvous is no failure that uses up a restart */
-    const struct cdi_secret *secret; /* NULL: none; must outlive the join */
+    char name[320];      /* the endpoint as the user gave it, for messages */
+    char note[320];      /* "", or "; " and why this agent does not host: part of messages about waiting */
+    int64_t deadline_ms; /* of the first connection */
+    bool own;            /* the rendezvous runs in this process: its silence is ignored */
+    bool rejoins; /* if the rendezvous does not know this agent any more, fenced() is called, too: rdzv_client_again()
+                     follows */
+    bool elastic; /* the loss of the rendezvous does not use up a restart */
+    const struct cdi_secret *secret; /* NULL: none; must outlive the client */
     struct cdi_msg_join hello;
 };
 
-/* *out is written on success only; events come from the loop, never from within this call. CDDP_E_NOMEM, CDDP_E_SYSTEM.
+/*
+ * Starts a client; *out is written on success only. The loop calls events, never this call. CDDP_E_NOMEM,
+ * CDDP_E_SYSTEM.
  */
 cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const struct rdzv_client_options *opt,
                               const struct rdzv_client_events *on, void *arg, struct cdi_error *err);
-/* Queue a message. Before the connection stands and is open, or after it is lost, it is dropped. */
+/* Queues a message. It is dropped before the connection is open, and after it is lost. */
 void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg);
-/* After fenced(): connect again, until the deadline; as whom the rendezvous knows if it still does, else as a new node.
+/*
+ * Connects again after fenced(), until the deadline: as the same node if the rendezvous still knows it, otherwise as a
+ * new one.
  */
 void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms);
-/* Look now whether fenced() is due, and call it: for an agent that was stopped and goes on. NULL-safe. */
+/* Checks immediately whether fenced() is due, and calls it: for an agent that was stopped and continued. NULL-safe. */
 void rdzv_client_look(struct rdzv_client *j);
 /*
- * Close what is open, after what is queued was written and the rendezvous has closed too, or 1 s has passed, and free
- * j. No event follows. NULL-safe.
+ * Closes the connection and frees j, after all queued messages were written and the rendezvous has closed, too, or
+ * after 1 s. No event follows. NULL-safe.
  */
 void rdzv_client_close(struct rdzv_client *j);
 

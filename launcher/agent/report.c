@@ -17,18 +17,18 @@
 
 #define LINE_FRAME "| "
 #define MESSAGE_HEAD "its message:\n"
-#define MESSAGE_SHOWN 500 /* bytes of it; a report fits on a screen and into a message to the other nodes */
+#define MESSAGE_SHOWN 500 /* bytes of it; a report must fit on a screen and into a message to the other nodes */
 #define STDERR_HEAD "the last of its stderr:\n"
-#define CAUSE_STDERR "the last of its stderr: " /* which may be something else than the cause */
-#define COLUMNS 80                              /* of a terminal that is no larger than they always were; */
-#define ROWS 23                                 /* a report leaves room for the prompt behind it */
+#define CAUSE_STDERR "the last of its stderr: " /* which may not be the cause */
+#define COLUMNS 80                              /* of a standard terminal; */
+#define ROWS 23                                 /* a report leaves room for the prompt after it */
 #define MESSAGE_ROWS 5                          /* of the message */
-#define INDENT 4                                /* of what is behind the sentence */
+#define INDENT 4                                /* of the lines after the headline */
 #define ERROR_FILE_MAX (1024 * 1024)            /* bytes read of an error file */
-#define REPEAT_MIN 20                           /* bytes of a line, at least, before it counts as a repetition; */
-#define REPEAT_MORE 60                          /* it may have so many more, such as a program's name and the rank */
+#define REPEAT_MIN 20                           /* a shorter line does not count as a repetition; */
+#define REPEAT_MORE 60 /* a repetition may have this many more bytes, such as a program's name and the rank */
 
-void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
+void report_headline(const struct cdi_failure *f, char *buf, size_t cap)
 {
     char who[400], name[32];
 
@@ -38,7 +38,7 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
         (void)snprintf(buf, cap, "%s ended", who);
         return;
     case CDI_END_EXIT:
-        if (f->code == 0 && f->text[0] != '\0') /* that is a failure only if the others still needed it */
+        if (f->code == 0 && f->text[0] != '\0') /* a failure only if the others still needed it */
             (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
         else if (f->code == 0)
             (void)snprintf(buf, cap, "%s " CDI_FLIGHT_DESERTED, who);
@@ -64,7 +64,7 @@ void report_sentence(const struct cdi_failure *f, char *buf, size_t cap)
     }
 }
 
-/* The text of a JSON error file's "message", wherever torch's forms put it. */
+/* Returns the message of a JSON error file, in either of torch's formats. */
 static const char *find_message(json_t *root)
 {
     json_t *m = json_object_get(root, "message");
@@ -74,14 +74,14 @@ static const char *find_message(json_t *root)
     return json_string_value(m);
 }
 
-/* NULL: there is none, or it is no JSON. */
+/* NULL: there is none, or it is not JSON. */
 static json_t *read_error_file(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     json_t *root = NULL;
     struct stat sb;
 
-    /* The worker wrote it: it may be anything. */
+    /* The worker wrote it: it may have any contents. */
     if (fd < 0)
         return NULL;
     if (fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && sb.st_size <= ERROR_FILE_MAX)
@@ -115,8 +115,9 @@ int report_error_status(const char *path, int otherwise)
 /* ------------------------------------------------------------------------------------------------- the report ---- */
 
 /*
- * Whatever a worker has written moves no cursor and changes no colour: control characters appear as \x1b, the eight-bit
- * ones in UTF-8 (U+0080 to U+009F) too. Returns the bytes of one visible character that begins at text, and *used.
+ * Escapes a character of a worker's text, which must not move the cursor or change colours: control characters become
+ * \x1b, also the eight-bit ones in UTF-8 (U+0080 to U+009F). Returns the bytes of one visible character at text, and
+ * *used.
  */
 static size_t visible(char out[8], const char *text, size_t n, size_t *used)
 {
@@ -130,8 +131,7 @@ static size_t visible(char out[8], const char *text, size_t n, size_t *used)
     return 1;
 }
 
-/* A line, as much of it as fits (cap: NUL included), without the carriage return of a line end. Returns all its bytes.
- */
+/* Copies a line, cut if too long (cap: NUL included), without a carriage return at its end. Returns its full length. */
 static size_t put_visible(char *to, size_t cap, const char *text, size_t n)
 {
     size_t at = 0, used;
@@ -153,7 +153,7 @@ static size_t put_visible(char *to, size_t cap, const char *text, size_t n)
     return at;
 }
 
-/* Bytes of the lines from first on, each behind its frame. */
+/* Returns the bytes of the lines from first on, each after its frame. */
 static size_t lines_size(const char *const *lines, unsigned first, unsigned n)
 {
     size_t size = first < n ? strlen(STDERR_HEAD) : 0;
@@ -168,13 +168,13 @@ static size_t line_len(const char *text)
     return strcspn(text, "\n");
 }
 
-/* On that terminal, of n bytes behind the indent. */
+/* Returns the rows of n bytes after the indent on that terminal. */
 static int rows_of(size_t n)
 {
     return 1 + (int)((n + INDENT - 1) / COLUMNS);
 }
 
-/* As much of the message as is shown: whole lines, or a part of the first. */
+/* Cuts the message to the part that is shown: whole lines, or a part of the first. */
 static void cut_message(char *message)
 {
     size_t n = strnlen(message, MESSAGE_SHOWN);
@@ -208,7 +208,7 @@ static size_t add_text(char *to, size_t cap, size_t at, const char *text)
     return at < cap ? at : cap - 1;
 }
 
-/* Is this line of stderr the message once more, perhaps with the program's name in front? */
+/* Does this line of stderr repeat the message, maybe after the program's name? */
 static bool repeats(const char *message, const char *line)
 {
     const char *core = strstr(message, ": ");
@@ -221,7 +221,7 @@ static bool repeats(const char *message, const char *line)
     return strlen(first) >= REPEAT_MIN && strstr(line, first) != NULL && strlen(line) <= strlen(first) + REPEAT_MORE;
 }
 
-/* A line that only repeats the message is not shown again. Returns how many of the lines are left, in kept. */
+/* Removes lines that only repeat the message. Returns the number of remaining lines, in kept. */
 static unsigned drop_repeated(const char *message, const char *const *lines, unsigned n,
                               const char *kept[RANKLOG_TAIL_LINES])
 {
@@ -251,7 +251,7 @@ void report_details(struct cdi_failure *f, const char *error_file, const char *c
     if (at + 1 < cap)
         at += (size_t)snprintf(f->text + at, cap - at, "\n");
     if (has_message)
-        cut_message(message); /* before the comparison: what is not shown of it is not repeated either */
+        cut_message(message); /* before the comparison: a line may repeat the part that is cut */
     n = drop_repeated(has_message ? message : NULL, lines, n, kept);
     lines = kept;
     if (has_message) {
@@ -281,7 +281,7 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
     char text[1024], when[40];
     cddp_status st;
 
-    report_sentence(&r->first, text, sizeof text);
+    report_headline(&r->first, text, sizeof text);
     st = cdi_buf_printf(out, "cddprun: %s", text);
     if (st == CDDP_OK && r->after_ms >= 0 && r->first.kind != CDI_END_SPAWN)
         st = cdi_buf_printf(out, "%s after %lld.%01lld s",
@@ -298,14 +298,14 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
     return st;
 }
 
-/* The text from its next line on; NULL: there is none. */
+/* Returns the text from its next line on; NULL: there is none. */
 static const char *next_line(const char *text)
 {
     text += strcspn(text, "\n");
     return *text == '\n' && text[1] != '\0' ? text + 1 : NULL;
 }
 
-/* As many of these lines, the newest, as there are rows for; NULL: none. */
+/* Returns the newest of these lines that fit into the rows; NULL: none. */
 static const char *newest_lines(const char *text, int rows)
 {
     int needed = 0;
@@ -317,7 +317,7 @@ static const char *newest_lines(const char *text, int rows)
     return text;
 }
 
-/* What, and a line, whole or up to the end of a character, without its frame. */
+/* Writes `what` and a line, without its frame, cut at a character if too long. */
 static void copy_line(char *buf, size_t cap, const char *what, const char *line)
 {
     size_t used = strlen(what), n;
@@ -353,7 +353,7 @@ static cddp_status write_line(struct cdi_buf *out, const char *text)
     return cdi_buf_printf(out, "%*s%.*s\n", INDENT, "", (int)line_len(text), text);
 }
 
-/* What is behind the sentence. */
+/* Writes the lines after the headline. */
 static cddp_status write_details(const struct report *r, int rows, struct cdi_buf *out)
 {
     const char *text = next_line(r->first.text), *tail;
@@ -390,7 +390,7 @@ static cddp_status write_other_failures(const struct report *r, struct cdi_buf *
             st = cdi_buf_printf(out, "\n");
     }
     if (st == CDDP_OK && r->n_other_failures > REPORT_OTHERS_MAX)
-        st = cdi_buf_printf(out, "    and %u more failed by themselves\n", r->n_other_failures - REPORT_OTHERS_MAX);
+        st = cdi_buf_printf(out, "    and %u more failures\n", r->n_other_failures - REPORT_OTHERS_MAX);
     return st;
 }
 
@@ -400,12 +400,12 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
         return CDDP_OK;
     if (r->n_others == 1)
         return cdi_buf_printf(out, "    the %sworker of this node %s\n", r->elsewhere ? "" : "other ",
-                              r->n_ended_well == 1 ? "had ended well" : "was stopped, or failed after it");
-    if (r->n_ended_well == 0 && r->n_ended_after == r->n_others)
+                              r->n_succeeded == 1 ? "had succeeded" : "was stopped, or failed after it");
+    if (r->n_succeeded == 0 && r->n_ended_after == r->n_others)
         return cdi_buf_printf(out, "    the %s%u workers of this node were stopped or failed after it\n",
                               r->elsewhere ? "" : "other ", r->n_others);
-    return cdi_buf_printf(out, "    this node's %s%u workers: %u were stopped or failed after it, %u ended well\n",
-                          r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_ended_well);
+    return cdi_buf_printf(out, "    this node's %s%u workers: %u were stopped or failed after it, %u succeeded\n",
+                          r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_succeeded);
 }
 
 static size_t progress_len(const struct report *r)
@@ -413,7 +413,7 @@ static size_t progress_len(const struct report *r)
     return r->progress == NULL || *r->progress == '\0' ? 0 : strlen(REPORT_PROGRESS) + strlen(r->progress);
 }
 
-/* How many rows head, other failures, other workers and where all were take at most. */
+/* The maximum rows of the headline, other failures, other workers and the progress. */
 static int other_rows(const struct report *r, size_t head)
 {
     unsigned n = r->n_other_failures, shown = n < REPORT_OTHERS_MAX ? n : REPORT_OTHERS_MAX;
@@ -438,19 +438,20 @@ cddp_status report_write(const struct report *r, struct cdi_buf *out)
     return st;
 }
 
-/* -------------------------------------------------------------------------------------------------- our own file ----
+/* -------------------------------------------------------------------------------------------------- cddprun's error
+ * file ----
  */
 
-/* {"message": {"message": TEXT, ...}} from a worker's file of either form, or from the sentence. NULL: no memory. */
+/* Makes {"message": {"message": TEXT, ...}} from a worker's file, or from the headline. NULL: out of memory. */
 static json_t *make_error(const struct report *r)
 {
-    char message[REPORT_MESSAGE_MAX], sentence[1024];
+    char message[REPORT_MESSAGE_MAX], headline[1024];
 
-    report_sentence(&r->first, sentence, sizeof sentence);
+    report_headline(&r->first, headline, sizeof headline);
     if (r->error_file == NULL || !report_error_file(r->error_file, message, sizeof message))
-        (void)snprintf(message, sizeof message, "%s", sentence);
+        (void)snprintf(message, sizeof message, "%s", headline);
     return json_pack("{s:{s:o, s:{s:o, s:I}}}", "message", "message", json_text(message), "extraInfo", "py_callstack",
-                     json_text(sentence), "timestamp", (json_int_t)(r->first.time_ms / 1000));
+                     json_text(headline), "timestamp", (json_int_t)(r->first.time_ms / 1000));
 }
 
 int report_copy_error_file(const struct report *r, int status, const char *to)

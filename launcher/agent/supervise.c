@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void act(struct supervise_actions *out, enum supervise_do what, int signal)
+static void act(struct supervise_actions *out, enum supervise_action_kind what, int signal)
 {
     if (out->n < SUPERVISE_MAX_ACTIONS)
         out->v[out->n++] = (struct supervise_action){.what = what, .signal = signal};
@@ -21,10 +21,10 @@ void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms)
         .n_local = n_local,
         .grace_ms = grace_ms,
         .kill_at_ms = CDI_NEVER_MS,
-        .say_wait_at_ms = CDI_NEVER_MS,
-        .say_why_at_ms = CDI_NEVER_MS,
+        .log_wait_at_ms = CDI_NEVER_MS,
+        .log_cause_at_ms = CDI_NEVER_MS,
         .last_signal_ms = INT64_MIN / 2,
-        .stay_until_ms = CDI_NEVER_MS,
+        .wait_until_ms = CDI_NEVER_MS,
     };
 }
 
@@ -38,24 +38,24 @@ void supervise_set_rejoins(struct supervise *s)
     s->rejoins = true;
 }
 
-void supervise_leave_alone(struct supervise *s)
+void supervise_keep_others(struct supervise *s)
 {
-    s->leaves_alone = true;
+    s->keeps_others = true;
 }
 
-void supervise_forget_round(struct supervise *s)
+void supervise_reset_round(struct supervise *s)
 {
-    s->said_failed = s->said_done = s->said_stopped = false;
+    s->sent_failed = s->sent_done = s->sent_stopped = false;
     if (s->state == SUPERVISE_WAITING && !s->ending)
         s->state = SUPERVISE_JOINING;
 }
 
-/* A word about this round, which is remembered in case it does not arrive. */
-static void report(struct supervise *s, struct supervise_actions *out, enum supervise_do what)
+/* Sends a message about this round, and remembers it in case it does not arrive. */
+static void report(struct supervise *s, struct supervise_actions *out, enum supervise_action_kind what)
 {
-    s->said_failed |= what == SUPERVISE_DO_SEND_FAILED;
-    s->said_done |= what == SUPERVISE_DO_SEND_DONE;
-    s->said_stopped |= what == SUPERVISE_DO_SEND_STOPPED;
+    s->sent_failed |= what == SUPERVISE_DO_SEND_FAILED;
+    s->sent_done |= what == SUPERVISE_DO_SEND_DONE;
+    s->sent_stopped |= what == SUPERVISE_DO_SEND_STOPPED;
     act(out, what, 0);
 }
 
@@ -70,8 +70,8 @@ static void finish(struct supervise *s, struct supervise_actions *out)
         return;
     s->state = SUPERVISE_OVER;
     s->kill_at_ms = CDI_NEVER_MS;
-    s->say_wait_at_ms = CDI_NEVER_MS;
-    s->say_why_at_ms = CDI_NEVER_MS;
+    s->log_wait_at_ms = CDI_NEVER_MS;
+    s->log_cause_at_ms = CDI_NEVER_MS;
     act(out, SUPERVISE_DO_FINISH, 0);
 }
 
@@ -79,34 +79,35 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
 {
     s->state = SUPERVISE_SWEEPING;
     s->kill_at_ms = CDI_NEVER_MS;
-    s->say_wait_at_ms = CDI_NEVER_MS;
+    s->log_wait_at_ms = CDI_NEVER_MS;
     act(out, SUPERVISE_DO_SWEEP, 0);
 }
 
 /*
- * Ask the workers to end; a later, earlier deadline wins. Once for each signal: an order may come by the rendezvous, by
- * a signal to this cddprun, or both, and a worker that saves must not take the second for the user's impatience.
+ * Signals the workers to end; the earliest deadline applies. Each signal is sent once: the order may arrive by the
+ * rendezvous, by a signal to this cddprun, or both, and a worker that is saving must not take the second one for a
+ * user's second Ctrl-C.
  */
 static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     int64_t kill_at = now_ms + s->grace_ms;
 
     if (s->state != SUPERVISE_STOPPING) {
-        s->asked_ms = now_ms;
+        s->stop_ms = now_ms;
         if (s->grace_ms > SUPERVISE_PATIENCE_MS + SUPERVISE_SOON_MS)
-            s->say_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
+            s->log_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
     }
     s->state = SUPERVISE_STOPPING;
-    if (s->asked != signal)
+    if (s->stop_signal != signal)
         act(out, SUPERVISE_DO_KILL, signal);
-    s->asked = signal;
+    s->stop_signal = signal;
     if (!s->killed && kill_at < s->kill_at_ms)
         s->kill_at_ms = kill_at;
 }
 
 /*
- * A batch system signals workers and cddprun alike, on all nodes. A worker that died of that may be seen before the
- * signal is, and has not failed: the job was ended by the signal.
+ * A batch system signals workers and cddprun alike, on all nodes. A worker that died of it may be reaped before the
+ * signal is received. It has not failed: the signal has ended the job.
  */
 static bool is_of_order(const struct cdi_failure *f, int signal)
 {
@@ -114,21 +115,22 @@ static bool is_of_order(const struct cdi_failure *f, int signal)
            ((f->kind == CDI_END_SIGNAL && f->code == signal) || (f->kind == CDI_END_EXIT && f->code == 128 + signal));
 }
 
-/* Did a worker die of a signal that may be on its way to this cddprun too? */
-static bool order_may_come(const struct supervise *s, int64_t now_ms)
+/* Did a worker die of a signal that may be about to reach this cddprun, too? */
+static bool order_may_follow(const struct supervise *s, int64_t now_ms)
 {
-    return s->signal == 0 && is_of_order(&s->first, SIGTERM) && now_ms < s->first_ms + SUPERVISE_ORDER_COMES_MS;
+    return s->signal == 0 && is_of_order(&s->first, SIGTERM) && now_ms < s->first_ms + SUPERVISE_ORDER_WAIT_MS;
 }
 
 /*
- * Without workers: the end, but for a host, whose rendezvous has yet to tell the other nodes and to see them stop, and
- * for a moment where the report would blame a worker for a signal to all.
+ * Finishes an agent without workers, with two exceptions. A host waits until the other nodes have been informed and
+ * have stopped. And a worker's death by SIGTERM waits a little for a signal to cddprun, so that the report does not
+ * blame the worker.
  */
-static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+static void finish_or_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
-    if (order_may_come(s, now_ms)) {
+    if (order_may_follow(s, now_ms)) {
         s->state = SUPERVISE_WAITING;
-        s->stay_until_ms = s->first_ms + SUPERVISE_ORDER_COMES_MS;
+        s->wait_until_ms = s->first_ms + SUPERVISE_ORDER_WAIT_MS;
         return;
     }
     if (!s->hosts || s->signal == 0 || s->closed || s->link_lost) {
@@ -136,34 +138,34 @@ static void finish_or_stay(struct supervise *s, int64_t now_ms, struct supervise
         return;
     }
     s->state = SUPERVISE_WAITING;
-    s->stay_until_ms = now_ms + s->grace_ms + SUPERVISE_STAY_MORE_MS;
+    s->wait_until_ms = now_ms + s->grace_ms + SUPERVISE_WAIT_MORE_MS;
 }
 
 static void no_more_rounds(struct supervise *s)
 {
     s->ending = true;
-    s->say_why_at_ms = CDI_NEVER_MS; /* the report tells it */
+    s->log_cause_at_ms = CDI_NEVER_MS; /* the report has it */
 }
 
-/* This agent ends: at once if it has no workers, else when the last of them is swept away. */
+/* Ends this agent: immediately without workers, otherwise after the sweep. */
 static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     no_more_rounds(s);
     if (workers_live(s))
         stop_workers(s, signal, now_ms, out);
     else if (s->state != SUPERVISE_SWEEPING)
-        finish_or_stay(s, now_ms, out);
+        finish_or_wait(s, now_ms, out);
 }
 
 static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     s->killed = true;
-    s->say_wait_at_ms = CDI_NEVER_MS;
+    s->log_wait_at_ms = CDI_NEVER_MS;
     s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
     act(out, SUPERVISE_DO_KILL, SIGKILL);
 }
 
-/* What ended the round, as it is known now. */
+/* Sets the failure that ended the round, as known now. */
 static void set_first(struct supervise *s, const struct cdi_failure *f, int64_t now_ms)
 {
     if (is_of_order(f, s->signal))
@@ -173,13 +175,14 @@ static void set_first(struct supervise *s, const struct cdi_failure *f, int64_t 
     s->first = *f;
 }
 
-/* ------------------------------------------------------------------------------------------- why again a round ---- */
+/* ------------------------------------------------------------------------------------------- cause of a new round ----
+ */
 
-static void say_why(struct supervise *s, struct supervise_actions *out)
+static void log_cause(struct supervise *s, struct supervise_actions *out)
 {
-    s->say_why_at_ms = CDI_NEVER_MS;
-    s->said_why++;
-    act(out, SUPERVISE_DO_SAY_WHY, 0);
+    s->log_cause_at_ms = CDI_NEVER_MS;
+    s->n_causes_logged++;
+    act(out, SUPERVISE_DO_LOG_CAUSE, 0);
 }
 
 static bool same_cause(const struct cdi_msg_round_over *a, const struct cdi_msg_round_over *b)
@@ -189,25 +192,26 @@ static bool same_cause(const struct cdi_msg_round_over *a, const struct cdi_msg_
            a->failure.time_ms == b->failure.time_ms;
 }
 
-/* The first word about the end of a round may be of an echo, and that of its cause be on its way. */
-static void note_why(struct supervise *s, const struct cdi_msg_round_over *over, int64_t now_ms,
-                     struct supervise_actions *out)
+/* The first message about the end of a round may be about a consequence; its cause may follow. */
+static void note_cause(struct supervise *s, const struct cdi_msg_round_over *over, int64_t now_ms,
+                       struct supervise_actions *out)
 {
-    bool first = !s->round_over, crossing = over->counts && over->failure.kind != CDI_END_NODE && s->assign.n_nodes > 1;
+    bool first = !s->round_over,
+         may_change = over->counts && over->failure.kind != CDI_END_NODE && s->assign.n_nodes > 1;
 
     if (!first && same_cause(&s->over, over))
         return;
     s->over = *over;
     if (first) {
         s->restart = s->assign.restart_count + 1;
-        s->said_why = 0;
+        s->n_causes_logged = 0;
     }
     if (!over->restart || s->ending)
-        s->say_why_at_ms = CDI_NEVER_MS;
-    else if (first && crossing)
-        s->say_why_at_ms = now_ms + SUPERVISE_CROSSING_MS;
-    else if (!crossing || s->say_why_at_ms == CDI_NEVER_MS)
-        say_why(s, out);
+        s->log_cause_at_ms = CDI_NEVER_MS;
+    else if (first && may_change)
+        s->log_cause_at_ms = now_ms + SUPERVISE_CAUSE_WAIT_MS;
+    else if (!may_change || s->log_cause_at_ms == CDI_NEVER_MS)
+        log_cause(s, out);
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
@@ -218,22 +222,22 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
     if (s->ending)
         return;
     if (s->state != SUPERVISE_JOINING && s->state != SUPERVISE_WAITING) {
-        (void)snprintf(s->text, sizeof s->text, "the rendezvous began round %u while round %u was not over", a->round,
+        (void)snprintf(s->text, sizeof s->text, "the rendezvous began round %u before the end of round %u", a->round,
                        s->assign.round);
         end_agent(s, SIGTERM, now_ms, out);
         return;
     }
-    if (s->say_why_at_ms != CDI_NEVER_MS)
-        say_why(s, out);
+    if (s->log_cause_at_ms != CDI_NEVER_MS)
+        log_cause(s, out);
     s->state = SUPERVISE_RUNNING;
     s->assign = *a;
     s->n_alive = s->n_local;
-    s->asked = 0;
+    s->stop_signal = 0;
     s->killed = false;
     s->kill_at_ms = CDI_NEVER_MS;
     s->round_over = false;
-    s->cause_lives = s->said_failed = s->said_done = s->said_stopped = false;
-    s->n_ended_well = 0;
+    s->cause_still_runs = s->sent_failed = s->sent_done = s->sent_stopped = false;
+    s->n_succeeded = 0;
     s->n_ended_after = 0;
     s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
     s->first = s->local_first;
@@ -242,7 +246,7 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
 
 static void tell(const struct supervise *s, struct supervise_actions *out)
 {
-    act(out, s->first.kind != CDI_END_NONE ? SUPERVISE_DO_TELL_DEATH : SUPERVISE_DO_TELL_OVER, 0);
+    act(out, s->first.kind != CDI_END_NONE ? SUPERVISE_DO_PUBLISH_FAILURE : SUPERVISE_DO_PUBLISH_END, 0);
 }
 
 static void on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
@@ -255,11 +259,11 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
         s->state = SUPERVISE_WAITING;
         s->assign.round = ev->u.over.round;
         s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
-        s->round_over = s->said_failed = s->said_done = s->said_stopped = false;
+        s->round_over = s->sent_failed = s->sent_done = s->sent_stopped = false;
     }
     if (ev->u.over.round != s->assign.round)
         return;
-    note_why(s, &ev->u.over, now_ms, out);
+    note_cause(s, &ev->u.over, now_ms, out);
     known = s->first.kind != CDI_END_NONE;
     if (ev->u.over.failure.kind != CDI_END_NONE)
         set_first(s, &ev->u.over.failure, now_ms);
@@ -267,13 +271,13 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
         return;
     s->round_over = true;
     if (s->state == SUPERVISE_RUNNING) {
-        /* Without a failure all ranks live, and may agree by collectives to save, until their grace is over. */
+        /* Without a failure all ranks live, and may save together by collectives until their grace period ends. */
         if (!known && s->first.kind != CDI_END_NONE)
-            act(out, SUPERVISE_DO_TELL_DEATH, 0);
-        if (!s->leaves_alone || s->first.kind == CDI_END_NONE)
+            act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
+        if (!s->keeps_others || s->first.kind == CDI_END_NONE)
             stop_workers(s, SIGTERM, now_ms, out);
-    } else if (s->state == SUPERVISE_WAITING && !s->said_stopped) {
-        /* Ours had ended well, which was said; now they count as stopped. */
+    } else if (s->state == SUPERVISE_WAITING && !s->sent_stopped) {
+        /* The workers here had succeeded, which was reported; now they count as stopped. */
         report(s, out, SUPERVISE_DO_SEND_STOPPED);
     }
 }
@@ -287,14 +291,14 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
     s->close_status = ev->u.closed.status;
     if (ev->u.closed.text != NULL && s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", ev->u.closed.text);
-    /* A round that did not come about has no failure of its own: the text tells what became of the one before. */
+    /* A round that did not start has no failure: the text describes the round before. */
     if (s->close_status == CDI_CLOSE_TIMEOUT ||
         (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE))
         set_first(s, &ev->u.closed.failure, now_ms);
     if (s->state == SUPERVISE_RUNNING)
         tell(s, out);
     if (s->close_status == CDI_CLOSE_REFUSED && workers_live(s) && !s->killed) {
-        /* We came back too late: this node counts as lost, and another world may be about to run. */
+        /* This node joined again too late: it counts as lost, and another round may be about to run. */
         no_more_rounds(s);
         s->state = SUPERVISE_STOPPING;
         kill_workers(s, now_ms, out);
@@ -304,12 +308,13 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
 }
 
 /*
- * A host that dies takes the rendezvous and ranks with it, and the other nodes' workers fail because of those. A worker
- * that somebody has killed, or that could not be started, is no echo, but neither does it say what became of the job.
+ * If a host dies, the rendezvous and its ranks are lost, and the workers of the other nodes fail as a consequence. A
+ * killed worker, or one that could not be started, is not a consequence, but does not explain the end of the job
+ * either.
  */
-static void note_unheard(struct supervise *s)
+static void note_unreported(struct supervise *s)
 {
-    s->unheard = s->first.kind != CDI_END_NONE && !s->round_over && s->assign.n_nodes > 1;
+    s->unreported = s->first.kind != CDI_END_NONE && !s->round_over && s->assign.n_nodes > 1;
 }
 
 static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, struct supervise_actions *out)
@@ -317,17 +322,17 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
     s->link_lost = true;
-    note_unheard(s);
+    note_unreported(s);
     if (s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (s->state == SUPERVISE_RUNNING)
-        act(out, SUPERVISE_DO_TELL_OVER, 0);
+        act(out, SUPERVISE_DO_PUBLISH_END, 0);
     end_agent(s, SIGTERM, now_ms, out);
 }
 
 /*
- * Why the round has failed here: peers see that these workers die, and must not be blamed for it. It is said while the
- * connection may still carry it, and again by a node that comes back.
+ * Reports why the round has failed here: peers notice that these workers die, and must not be blamed for it. The
+ * message is sent while the connection may still work, and again after joining again.
  */
 static void note_fence(struct supervise *s, const struct supervise_event *ev, struct supervise_actions *out)
 {
@@ -342,7 +347,7 @@ static void note_fence(struct supervise *s, const struct supervise_event *ev, st
     report(s, out, SUPERVISE_DO_SEND_FAILED);
 }
 
-/* No grace: by the time the rendezvous counts this node as lost, nothing of it may run. */
+/* No grace period: when the rendezvous counts this node as lost, no worker here may run. */
 static void kill_fenced(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
                         struct supervise_actions *out)
 {
@@ -373,7 +378,7 @@ static void on_fenced(struct supervise *s, const struct supervise_event *ev, int
         return;
     }
     s->link_lost = true;
-    note_unheard(s);
+    note_unreported(s);
     no_more_rounds(s);
     if (s->text[0] == '\0')
         supervise_fence_text(s, ev->u.text, s->text, sizeof s->text);
@@ -383,14 +388,14 @@ static void on_fenced(struct supervise *s, const struct supervise_event *ev, int
         finish(s, out);
 }
 
-/* What was said about this round, once more: it does no harm if it had arrived. */
+/* Repeats the messages about this round, which may have been lost; duplicates are harmless. */
 static void on_resumed(const struct supervise *s, struct supervise_actions *out)
 {
-    if (s->said_failed)
+    if (s->sent_failed)
         act(out, SUPERVISE_DO_SEND_FAILED, 0);
-    if (s->said_done)
+    if (s->sent_done)
         act(out, SUPERVISE_DO_SEND_DONE, 0);
-    if (s->said_stopped)
+    if (s->sent_stopped)
         act(out, SUPERVISE_DO_SEND_STOPPED, 0);
     if (s->signal != 0 && !s->closed)
         act(out, SUPERVISE_DO_SEND_LEAVE, 0);
@@ -401,9 +406,9 @@ static void on_first_failure(struct supervise *s, const struct cdi_failure *end,
 {
     s->local_first = *end;
     set_first(s, end, now_ms);
-    act(out, SUPERVISE_DO_TELL_DEATH, 0);
+    act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
     report(s, out, SUPERVISE_DO_SEND_FAILED);
-    if (s->n_alive > 0 && !s->leaves_alone)
+    if (s->n_alive > 0 && !s->keeps_others)
         stop_workers(s, SIGTERM, now_ms, out);
 }
 
@@ -413,17 +418,17 @@ static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t
     bool none_lives = (s->state == SUPERVISE_SWEEPING || s->state == SUPERVISE_WAITING) && !s->round_over && !s->ending;
 
     if ((s->state != SUPERVISE_RUNNING && !none_lives) || s->first.kind != CDI_END_NONE ||
-        (left ? s->n_ended_well : s->n_alive) == 0)
+        (left ? s->n_succeeded : s->n_alive) == 0)
         return;
     if (left)
-        s->n_ended_well--;
+        s->n_succeeded--;
     else
-        s->cause_lives = true;
+        s->cause_still_runs = true;
     if (!none_lives) {
         on_first_failure(s, end, now_ms, out);
         return;
     }
-    /* All had ended well here; another node's rank misses this one. */
+    /* All workers here had succeeded; another node's rank misses this one. */
     s->local_first = *end;
     set_first(s, end, now_ms);
     report(s, out, SUPERVISE_DO_SEND_FAILED);
@@ -435,10 +440,10 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
     if (!workers_live(s) || s->n_alive == 0)
         return;
     s->n_alive--;
-    if (s->cause_lives && end->rank == s->local_first.rank) {
-        s->cause_lives = false;
+    if (s->cause_still_runs && end->rank == s->local_first.rank) {
+        s->cause_still_runs = false;
     } else if (end->kind == CDI_END_EXIT && end->code == 0) {
-        s->n_ended_well++;
+        s->n_succeeded++;
     } else if (s->state == SUPERVISE_RUNNING && s->first.kind == CDI_END_NONE) {
         on_first_failure(s, end, now_ms, out);
     } else {
@@ -454,7 +459,7 @@ static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actio
         return;
     s->state = SUPERVISE_WAITING;
     if (s->ending)
-        finish_or_stay(s, now_ms, out);
+        finish_or_wait(s, now_ms, out);
     if (s->state == SUPERVISE_OVER)
         return;
     if (s->ending || s->local_first.kind != CDI_END_NONE || s->round_over)
@@ -478,7 +483,7 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
         if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
             kill_workers(s, now_ms, out);
         if (s->state == SUPERVISE_WAITING)
-            finish(s, out); /* the user has no patience with the other nodes */
+            finish(s, out); /* a second signal: do not wait for the other nodes */
         return;
     }
     s->signal = signal;
@@ -489,30 +494,30 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
     end_agent(s, signal, now_ms, out);
 }
 
-static void say_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+static void log_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
-    if (now_ms < s->say_wait_at_ms)
+    if (now_ms < s->log_wait_at_ms)
         return;
-    s->say_wait_at_ms = CDI_NEVER_MS;
+    s->log_wait_at_ms = CDI_NEVER_MS;
     if (s->kill_at_ms - now_ms > SUPERVISE_SOON_MS)
-        act(out, SUPERVISE_DO_SAY_WAIT, 0);
+        act(out, SUPERVISE_DO_LOG_WAIT, 0);
 }
 
 static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
-    if (now_ms >= s->say_why_at_ms)
-        say_why(s, out);
-    if (s->state == SUPERVISE_WAITING && now_ms >= s->stay_until_ms)
+    if (now_ms >= s->log_cause_at_ms)
+        log_cause(s, out);
+    if (s->state == SUPERVISE_WAITING && now_ms >= s->wait_until_ms)
         finish(s, out);
     if (s->state == SUPERVISE_STOPPING && now_ms < s->kill_at_ms)
-        say_wait(s, now_ms, out);
+        log_wait(s, now_ms, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
         return;
     if (!s->killed && now_ms - s->kill_at_ms > SUPERVISE_STOPPED_MS) {
         s->kill_at_ms = now_ms + s->grace_ms;
-        s->asked_ms = now_ms;
-        if (s->say_wait_at_ms != CDI_NEVER_MS)
-            s->say_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
+        s->stop_ms = now_ms;
+        if (s->log_wait_at_ms != CDI_NEVER_MS)
+            s->log_wait_at_ms = now_ms + SUPERVISE_PATIENCE_MS;
         return;
     }
     if (!s->killed) {
@@ -520,11 +525,10 @@ static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_action
         return;
     }
     s->given_up = true;
-    (void)snprintf(
-        s->text, sizeof s->text,
-        "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, most often in a "
-        "file system or driver that does not answer, or a debugger that traces them has not let go",
-        s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
+    (void)snprintf(s->text, sizeof s->text,
+                   "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, usually in a "
+                   "file system or driver that does not respond, or a debugger traces them",
+                   s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
     finish(s, out);
 }
 
@@ -573,13 +577,13 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
 
 int64_t supervise_deadline_ms(const struct supervise *s)
 {
-    int64_t at = s->state == SUPERVISE_WAITING    ? s->stay_until_ms
+    int64_t at = s->state == SUPERVISE_WAITING    ? s->wait_until_ms
                  : s->state == SUPERVISE_STOPPING ? s->kill_at_ms
                                                   : CDI_NEVER_MS;
 
-    if (s->state == SUPERVISE_STOPPING && s->say_wait_at_ms < at)
-        at = s->say_wait_at_ms;
-    return s->say_why_at_ms < at ? s->say_why_at_ms : at;
+    if (s->state == SUPERVISE_STOPPING && s->log_wait_at_ms < at)
+        at = s->log_wait_at_ms;
+    return s->log_cause_at_ms < at ? s->log_cause_at_ms : at;
 }
 
 bool supervise_returns(const struct supervise *s)
@@ -590,7 +594,7 @@ bool supervise_returns(const struct supervise *s)
 void supervise_fence_text(const struct supervise *s, const char *why, char *text, size_t cap)
 {
     (void)snprintf(text, cap, "%s%s", why,
-                   workers_live(s) ? "; this node's workers are killed, since it may count them as lost" : "");
+                   workers_live(s) ? "; killing this node's workers, since the rendezvous may count them as lost" : "");
 }
 
 int supervise_failure_status(const struct cdi_failure *f)
@@ -609,16 +613,16 @@ int supervise_failure_status(const struct cdi_failure *f)
     return 1;
 }
 
-/* Is `first` what a worker does whose peer has died, and does nobody know of another cause? */
-static bool is_echo(const struct supervise *s)
+/* Is `first` typical of a worker whose peer has died, with no other cause known? */
+static bool is_consequence(const struct supervise *s)
 {
-    return s->unheard &&
+    return s->unreported &&
            (s->first.kind == CDI_END_EXIT || (s->first.kind == CDI_END_SIGNAL && !cdi_signal_is_cause(s->first.code)));
 }
 
 int supervise_exit_status(const struct supervise *s)
 {
-    if (is_echo(s))
+    if (is_consequence(s))
         return 1;
     if (s->first.kind != CDI_END_NONE)
         return supervise_failure_status(&s->first);

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define ALIVE_SHOWN 4
-#define LOGS_NOTE_MAX 500 /* the failure's text has the message and the last of stderr behind it */
+#define LOGS_NOTE_MAX 500 /* the message and the end of stderr follow it in the failure's text */
 
 struct output {
     struct logs_stream streams[2];
@@ -32,11 +32,11 @@ struct worker_group {
     uint32_t n, n_open;
     uint32_t first_unstarted; /* workers from here on could not be started */
     struct cdi_error why;     /* of the first of them */
-    struct oom_count ooms;    /* before they were started */
+    struct oom_count ooms;    /* before the start */
     bool destroyed;
-    bool failed;  /* the first failure has been told of */
+    bool failed;  /* the first failure was reported */
     bool stopped; /* by worker_group_kill(), until it continues them */
-    bool looked;  /* where the ranks were */
+    bool looked;  /* progress was read */
     char progress[PROGRESS_TEXT];
     char error_file[PATH_MAX];
     struct worker workers[];
@@ -44,13 +44,13 @@ struct worker_group {
 
 /* -------------------------------------------------------------------------------------------------- starting ---- */
 
-/* What a worker is started with. */
+/* The arguments and environment of a worker. */
 struct words {
     char **args, **env;
 };
 
-/* Does it read our stdin? */
-static bool is_asked(const struct worker_group *c, const struct worker *w)
+/* Does this worker read cddprun's stdin? */
+static bool reads_stdin(const struct worker_group *c, const struct worker *w)
 {
     int64_t interactive = c->opt.plan->options->interactive;
 
@@ -71,10 +71,10 @@ static cddp_status start_one(struct worker_group *c, struct worker *w, struct wo
     words->args = plan_args(c->opt.plan, w->local_rank);
     if (words->env == NULL || words->args == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    return worker_start(w, c->opt.spawn, words->args, words->env, is_asked(c, w) ? STDIN_FILENO : -1, err);
+    return worker_start(w, c->opt.spawn, words->args, words->env, reads_stdin(c, w) ? STDIN_FILENO : -1, err);
 }
 
-/* All of them, or up to the first that cannot be started. */
+/* Starts all workers, or those before the first that cannot be started. */
 static cddp_status start_workers(struct worker_group *c, struct cdi_error *err)
 {
     struct words *words = calloc(c->n, sizeof *words);
@@ -88,7 +88,7 @@ static cddp_status start_workers(struct worker_group *c, struct cdi_error *err)
     for (uint32_t i = 0; i < c->n; i++) {
         worker_wait_exec(&c->workers[i]);
         if (i < n && c->workers[i].pty_errno != 0)
-            logs_say_no_pty(c->opt.logs, c->workers[i].pty_errno);
+            logs_warn_no_pty(c->opt.logs, c->workers[i].pty_errno);
         if (i < n)
             event_log_started(c->opt.events, c->workers[i].rank, i, c->workers[i].pid);
         plan_free_strings(words[i].args);
@@ -113,7 +113,7 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-/* The kernel says ENOENT also of a file that is there, if what is to run it is not. */
+/* The kernel also returns ENOENT for an existing file whose interpreter does not exist. */
 static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *program = c->opt.plan->command[0], *error = strerror(w->exec_errno);
@@ -122,19 +122,18 @@ static void explain_exec(const struct worker_group *c, const struct worker *w, s
     if (w->exec_errno != ENOENT || !program_read(c->opt.spawn->program, &facts) || facts.interpreter[0] == '\0')
         (void)snprintf(f->text, sizeof f->text, "rank %d: cannot run program '%.300s': %s", w->rank, program, error);
     else if (facts.carriage_return)
-        (void)snprintf(
-            f->text, sizeof f->text,
-            "rank %d: cannot run script '%.300s': its first line ends in a carriage return, as Windows writes "
-            "it, which is taken for a part of the name of its interpreter; remove it (sed -i 's/\\r$//' FILE)",
-            w->rank, program);
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot run script '%.300s': its first line ends in a carriage return, as on Windows, "
+                       "which becomes part of its interpreter's name; remove it (sed -i 's/\\r$//' FILE)",
+                       w->rank, program);
     else
         (void)snprintf(f->text, sizeof f->text,
-                       "rank %d: cannot run %s '%.300s': the file is there, but its %s is not: '%.200s'", w->rank,
+                       "rank %d: cannot run %s '%.300s': the file exists, but its %s does not: '%.200s'", w->rank,
                        facts.script ? "script" : "program", program, facts.script ? "interpreter" : "dynamic loader",
                        facts.interpreter);
 }
 
-static bool has_ended_well(const struct worker *w)
+static bool has_succeeded(const struct worker *w)
 {
     return w->exited && w->exit_signal == 0 && w->exit_code == 0;
 }
@@ -161,8 +160,8 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
         f->kind = CDI_END_SPAWN;
         f->code = -w->exec_errno;
         (void)snprintf(f->text, sizeof f->text,
-                       "rank %d: cannot be bound to cores %.300s: %s; --numa_binding=none does without", w->rank,
-                       w->cpus, strerror(-w->exec_errno));
+                       "rank %d: cannot be bound to cores %.300s: %s; use --numa_binding=none to start without binding",
+                       w->rank, w->cpus, strerror(-w->exec_errno));
         return;
     }
     if (w->exec_errno != 0) {
@@ -179,10 +178,10 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
         (void)snprintf(f->text, sizeof f->text, "rank %d (pid %lld on %.200s) " CDI_FLIGHT_ABSENT, f->rank,
                        (long long)f->pid, f->host);
     else
-        report_sentence(f, f->text, sizeof f->text);
+        report_headline(f, f->text, sizeof f->text);
 }
 
-/* Once in a round, before anybody is told to end: from then on the ranks are not where they hung. */
+/* Once in a round, before the workers are ended: later their progress is not that of the hang. */
 static void read_progress(struct worker_group *c)
 {
     struct progress_rank *ranks;
@@ -209,24 +208,24 @@ const char *worker_group_progress(const struct worker_group *c)
     return c->progress;
 }
 
-/* What stdio had not written yet dies with a process that is killed. Python writes at once: its workers run with -u. */
+/* Output buffered by stdio is lost with a killed process. Python does not buffer: its workers run with -u. */
 static bool may_lack_output(const struct worker_group *c, const struct worker *w, const struct cdi_failure *f)
 {
     return f->kind == CDI_END_SIGNAL && !w->on_pty && !w->interactive && c->opt.plan->interpreter[0] == NULL;
 }
 
-/* Where all of its output is; what is shown of it is the end. */
+/* Notes the files with all of its output; the report shows only the end. */
 static void note_logs(const struct output *o, struct cdi_failure *f)
 {
     char path[2][PATH_MAX], note[LOGS_NOTE_MAX];
     bool out = logs_file(&o->streams[0], path[0]), err = logs_file(&o->streams[1], path[1]);
     int n = snprintf(note, sizeof note, out && err ? "its logs: %s and stdout.log" : "its log: %s", path[err ? 1 : 0]);
 
-    if ((out || err) && n > 0 && (size_t)n < sizeof note) /* a part of a path would lead nowhere */
+    if ((out || err) && n > 0 && (size_t)n < sizeof note) /* a part of a path is of no use */
         report_note(f, note);
 }
 
-/* Behind the sentence of the first failure: what the worker itself has said, which other nodes show too. */
+/* Appends the worker's own messages to the first failure; other nodes show them, too. */
 static void add_details(struct worker_group *c, struct worker *w, struct cdi_failure *f)
 {
     const struct ranklog *log = &c->outputs[w->local_rank].streams[1].log;
@@ -234,14 +233,13 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
     char note[160];
     unsigned n;
 
-    worker_drain(w); /* it may have died with its last words still in the pipe */
+    worker_drain(w); /* its last output may still be in the pipe */
     logs_error_file(c->opt.logs, w->local_rank, c->error_file);
     if (f->kind == CDI_END_SIGNAL && f->code == SIGKILL && oom_explain("", &c->ooms, note, sizeof note))
         report_note(f, note);
     if (may_lack_output(c, w, f))
-        report_note(f,
-                    "its stdout was a pipe: what it had printed but not flushed is lost; --pty=always, stdbuf -oL or "
-                    "fflush(stdout) would keep it");
+        report_note(f, "its stdout was a pipe: unflushed output is lost; --pty=always, stdbuf -oL or fflush(stdout) "
+                       "would keep it");
     note_logs(&c->outputs[w->local_rank], f);
     n = ranklog_tail_count(log);
     for (unsigned i = 0; i < n; i++)
@@ -250,10 +248,10 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
 }
 
 /*
- * It exited with status 0; whether its peers still need it they alone know. One that never was a peer may be waited for
- * in cddp_init, now or later, unless a process that it has left behind joins in its place.
+ * It exited with status 0; only its peers know whether they still need it. If it never joined, peers may wait for it in
+ * cddp_init, now or later, unless a process that it has started joins in its place.
  */
-static void tell_peers_of_end(const struct worker_group *c, const struct worker *w)
+static void publish_exit(const struct worker_group *c, const struct worker *w)
 {
     bool was_peer = uses_libcddp(w), tells = was_peer || worker_left_nobody(w);
 
@@ -279,25 +277,25 @@ static bool is_here(const struct worker_group *c, int32_t rank)
     return rank >= 0 && (uint32_t)rank >= c->opt.assign.rank_base && (uint32_t)rank - c->opt.assign.rank_base < c->n;
 }
 
-/* The worker with this rank, if it had exited with status 0, which all hear of; NULL: it had not, or is elsewhere. */
-static struct worker *ended_well(struct worker_group *c, int32_t rank)
+/* Returns the worker of this rank, if it has exited with status 0, as published; NULL: it has not, or is elsewhere. */
+static struct worker *succeeded_rank(struct worker_group *c, int32_t rank)
 {
     struct worker *w = is_here(c, rank) ? &c->workers[(uint32_t)rank - c->opt.assign.rank_base] : NULL;
 
-    return w != NULL && w->told && w->pid > 0 && w->exec_errno == 0 && has_ended_well(w) ? w : NULL;
+    return w != NULL && w->reported && w->pid > 0 && w->exec_errno == 0 && has_succeeded(w) ? w : NULL;
 }
 
-/* The worker that had exited with status 0 and whom another one missed; NULL: none. */
-static struct worker *find_deserter(struct worker_group *c)
+/* Returns the worker that had exited with status 0 and that another one still needed; NULL: none. */
+static struct worker *find_missed(struct worker_group *c)
 {
     struct worker *found = NULL;
 
     for (uint32_t i = 0; i < c->n && found == NULL; i++)
-        found = ended_well(c, missed_by(&c->workers[i]));
+        found = succeeded_rank(c, missed_by(&c->workers[i]));
     return found;
 }
 
-/* As cdi_failure.misses. What became of that rank its own node knows. */
+/* The value of cdi_failure.misses. Only that rank's own node knows why it is missing. */
 static uint32_t missed_elsewhere(const struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n; i++) {
@@ -309,7 +307,7 @@ static uint32_t missed_elsewhere(const struct worker_group *c)
     return 0;
 }
 
-/* When the worker wrote its error file. */
+/* Gets the time at which the worker wrote its error file. */
 static bool noted_at(struct worker_group *c, const struct worker *w, struct timespec *at)
 {
     struct stat sb;
@@ -322,9 +320,9 @@ static bool noted_at(struct worker_group *c, const struct worker *w, struct time
 }
 
 /*
- * The worker that wrote its error file first, where w wrote one too; NULL: that is w. Python takes long to end: those
- * that fail because of an exception elsewhere may be gone before the one that raised it (torchrun goes by the time in
- * the file too, but that has whole seconds).
+ * Returns the worker that wrote its error file before w, which wrote one, too; NULL: none. Python takes long to exit:
+ * workers that fail because of another's exception may exit before the one that raised it. (torchrun uses the time in
+ * the file, too, but in whole seconds.)
  */
 static struct worker *find_earlier(struct worker_group *c, const struct worker *w)
 {
@@ -336,7 +334,7 @@ static struct worker *find_earlier(struct worker_group *c, const struct worker *
     for (uint32_t i = 0; i < c->n; i++) {
         struct worker *v = &c->workers[i];
 
-        if (v == w || v->told || has_ended_well(v) || !noted_at(c, v, &at) ||
+        if (v == w || v->reported || has_succeeded(v) || !noted_at(c, v, &at) ||
             (at.tv_sec != first.tv_sec ? at.tv_sec > first.tv_sec : at.tv_nsec >= first.tv_nsec))
             continue;
         first = at;
@@ -345,19 +343,20 @@ static struct worker *find_earlier(struct worker_group *c, const struct worker *
     return found;
 }
 
-/* w: who failed because of v; NULL: a rank of another node. */
-static void tell_cause(struct worker_group *c, struct worker *v, const struct worker *w)
+/* w: the worker that failed because of v; NULL: a rank of another node. */
+static void report_cause_worker(struct worker_group *c, struct worker *v, const struct worker *w)
 {
     struct cdi_failure end;
     char note[120];
 
     fill_end(c, v, &end);
-    if (!v->exited && w != NULL) { /* it may get our SIGTERM first. 1: as Python does after an exception */
+    if (!v->exited && w != NULL) { /* it may get SIGTERM first. 1: Python's status after an exception */
         logs_error_file(c->opt.logs, v->local_rank, c->error_file);
         end.code = report_error_status(c->error_file, 1);
-        report_sentence(&end, end.text, sizeof end.text);
+        report_headline(&end, end.text, sizeof end.text);
         (void)snprintf(note, sizeof note,
-                       "it noted its exception first, though rank %d, which failed later, was gone before", w->rank);
+                       "it recorded its exception first, although rank %d, which failed later, exited earlier",
+                       w->rank);
         report_note(&end, note);
     }
     read_progress(c);
@@ -366,39 +365,39 @@ static void tell_cause(struct worker_group *c, struct worker *v, const struct wo
     c->opt.cause(c->opt.arg, &end);
 }
 
-static void tell_exit(struct worker_group *c, struct worker *w)
+static void report_exit(struct worker_group *c, struct worker *w)
 {
     struct worker *cause = NULL;
     struct cdi_failure end;
 
     fill_end(c, w, &end);
     if (end.kind == CDI_END_EXIT && end.code == 0)
-        tell_peers_of_end(c, w);
+        publish_exit(c, w);
     else if (!c->failed && end.kind != CDI_END_SPAWN)
         cause = find_earlier(c, w);
     if (cause == NULL && !c->failed && end.kind == CDI_END_EXIT && end.code != 0)
-        cause = find_deserter(c);
+        cause = find_missed(c);
     if (cause != NULL)
-        tell_cause(c, cause, w);
+        report_cause_worker(c, cause, w);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
         read_progress(c);
         add_details(c, w, &end);
         end.misses = missed_elsewhere(c);
         c->failed = true;
     }
-    w->told = true;
+    w->reported = true;
     event_log_ended(c->opt.events, &end);
     c->opt.exited(c->opt.arg, &end);
 }
 
-void worker_group_tell_missed(struct worker_group *c, const struct cdi_failure *first)
+void worker_group_note_missed(struct worker_group *c, const struct cdi_failure *first)
 {
-    struct worker *cause = first->misses > 0 ? ended_well(c, (int32_t)(first->misses - 1)) : NULL;
+    struct worker *cause = first->misses > 0 ? succeeded_rank(c, (int32_t)(first->misses - 1)) : NULL;
 
     if (cause == NULL && first->kind == CDI_END_EXIT)
-        cause = find_deserter(c);
+        cause = find_missed(c);
     if (cause != NULL && !c->failed)
-        tell_cause(c, cause, NULL);
+        report_cause_worker(c, cause, NULL);
 }
 
 void worker_group_on_child(struct worker_group *c)
@@ -407,12 +406,12 @@ void worker_group_on_child(struct worker_group *c)
 
     while (spawn_reap(c->workers, c->n, &w))
         ;
-    /* One that was killed comes first: where both were found at once, the other exited because of it. */
+    /* A killed worker is reported first: if both are found at the same time, the other exited because of it. */
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
-            if (c->workers[i].exited && !c->workers[i].told &&
+            if (c->workers[i].exited && !c->workers[i].reported &&
                 (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
-                tell_exit(c, &c->workers[i]);
+                report_exit(c, &c->workers[i]);
 }
 
 void worker_group_report_unstarted(struct worker_group *c)
@@ -424,7 +423,7 @@ void worker_group_report_unstarted(struct worker_group *c)
         struct cdi_failure end;
 
         c->workers[i].exited = true;
-        c->workers[i].told = true;
+        c->workers[i].reported = true;
         fill_end(c, &c->workers[i], &end);
         end.kind = CDI_END_SPAWN;
         end.code = EAGAIN;
@@ -503,8 +502,8 @@ static void wake(void *arg, pid_t pid, pid_t group)
 }
 
 /*
- * Not those that run: SIGCONT takes back a SIGSTOP that has not arrived. By one ptrace(2) attaches, and a debugger, or
- * the leak checker of a program that is just ending, would wait for ever.
+ * Skips running workers: SIGCONT cancels a SIGSTOP that has not arrived yet. ptrace(2) attaches by SIGSTOP, and a
+ * debugger, or the leak checker of an exiting program, would wait forever.
  */
 void worker_group_continue(struct worker_group *c)
 {
@@ -539,15 +538,15 @@ void worker_group_list_alive(const struct worker_group *c, char *text, size_t ca
         (void)snprintf(text + at, cap - at, " and %u more", n - ALIVE_SHOWN);
 }
 
-void worker_group_tell_death(struct worker_group *c, int rank, const char *sentence)
+void worker_group_publish_failure(struct worker_group *c, int rank, const char *headline)
 {
     read_progress(c);
     for (uint32_t i = 0; i < c->n; i++)
         if (c->workers[i].flight != NULL && c->workers[i].rank != rank)
-            cdi_flight_tell_death(c->workers[i].flight, rank, sentence);
+            cdi_flight_tell_death(c->workers[i].flight, rank, headline);
 }
 
-void worker_group_tell_over(struct worker_group *c)
+void worker_group_publish_end(struct worker_group *c)
 {
     read_progress(c);
     for (uint32_t i = 0; i < c->n; i++)
@@ -581,7 +580,7 @@ bool worker_group_has_output(const struct worker_group *c)
     return false;
 }
 
-/* Those that ended badly by themselves; what we have killed is no news. */
+/* Lists the workers that failed by themselves, and not those that were killed here. */
 static unsigned describe_others(const struct worker_group *c, const struct worker *first, struct report_other *others)
 {
     unsigned n = 0;
@@ -590,7 +589,7 @@ static unsigned describe_others(const struct worker_group *c, const struct worke
         const struct worker *w = &c->workers[i];
         bool stopped = w->exit_signal == SIGTERM || w->exit_signal == SIGKILL || w->exit_signal == SIGINT;
 
-        if (w == first || !w->exited || w->pid <= 0 || stopped || has_ended_well(w))
+        if (w == first || !w->exited || w->pid <= 0 || stopped || has_succeeded(w))
             continue;
         if (n < REPORT_OTHERS_MAX)
             others[n] = (struct report_other){.rank = w->rank,

@@ -94,7 +94,7 @@ const struct flag flags[] = {
      .fallback = "0", .value = "N", .help = "restart all workers after a failure, N times at most"},
     {.name = "on_failure", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_failure), .fallback = "stop",
      .value = "stop|wait", .ours = true,
-     .help = "what happens to the other workers after a failure: stop ends them; wait leaves them running, and "
+     .help = "after a failure of a worker: stop ends the others; wait leaves them running, and "
              "libcddp tells them which rank died"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",

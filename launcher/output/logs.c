@@ -27,7 +27,7 @@ struct logs {
     char dir[PATH_MAX];     /* of the run, in --log_dir; "": none */
     char attempt[PATH_MAX]; /* of this attempt; "": none */
     uint32_t restart_count;
-    bool said_lost, said_no_pty;
+    bool warned_lost, said_no_pty;
     bool colour[2];
     bool draws[2];  /* a terminal, on which lines can be overwritten */
     bool drawn;     /* the next output there overwrites a line */
@@ -39,20 +39,20 @@ struct logs {
     void *closed_arg;
 };
 
-static void say_lost(struct logs *l, const char *path, int error, const char *instead)
+static void warn_lost(struct logs *l, const char *path, int error, const char *instead)
 {
-    if (!l->said_lost)
+    if (!l->warned_lost)
         cdi_log(CDI_LOG_WARN, "LOGS-LOST", "cannot write logs to '%s': %s; the job continues, and %s", path,
                 strerror(error), instead);
-    l->said_lost = true;
+    l->warned_lost = true;
 }
 
 static void on_lost(void *arg, const char *path, int error)
 {
     struct logs *l = arg;
 
-    say_lost(l, path, error,
-             "further output is lost there, and in other files that cannot be written; the exit status will not be 0");
+    warn_lost(l, path, error,
+              "further output is lost there, and in other files that cannot be written; the exit status will not be 0");
     l->opt.lost(l->opt.arg, error);
 }
 
@@ -151,7 +151,7 @@ static void open_filtered(struct logs *l, int i)
     (void)snprintf(path, sizeof path, "%.4000s/filtered_%s.log", l->attempt, names[i]);
     error = writer_file(l->files, &l->matched[i], path);
     if (error != 0)
-        say_lost(l, path, error, "this file is missing");
+        warn_lost(l, path, error, "this file is missing");
 }
 
 void logs_begin(struct logs *l, uint32_t restart_count)
@@ -166,7 +166,7 @@ void logs_begin(struct logs *l, uint32_t restart_count)
         return;
     (void)snprintf(l->attempt, sizeof l->attempt, "%.4000s/attempt_%u", l->dir, restart_count);
     if (mkdir(l->attempt, 0777) != 0 && errno != EEXIST) {
-        say_lost(l, l->attempt, errno, "the output for these files is shown instead");
+        warn_lost(l, l->attempt, errno, "the output for these files is shown instead");
         l->attempt[0] = '\0';
         return;
     }
@@ -207,7 +207,7 @@ static struct writer_sink *open_file(struct logs *l, uint32_t local_rank, int i)
     name_file(l, local_rank, i, path);
     error = writer_file(l->files, &file, path);
     if (error != 0)
-        say_lost(l, path, error, "the output for these files is shown instead");
+        warn_lost(l, path, error, "the output for these files is shown instead");
     return file;
 }
 
@@ -218,7 +218,7 @@ static void make_rank_directory(struct logs *l, uint32_t local_rank)
 
     (void)snprintf(path, sizeof path, "%.4000s/%u", l->attempt, local_rank);
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        say_lost(l, path, errno, "the output for these files is shown instead");
+        warn_lost(l, path, errno, "the output for these files is shown instead");
 }
 
 void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint32_t rank, int number)
@@ -258,7 +258,7 @@ bool logs_wants_pty(const struct logs_stream *s)
            (s->shown && o->interactive < 0 && (o->remote_terminal || isatty(STDOUT_FILENO) == 1));
 }
 
-void logs_say_no_pty(struct logs *l, int error)
+void logs_warn_no_pty(struct logs *l, int error)
 {
     if (!l->said_no_pty)
         cdi_log(CDI_LOG_WARN, "LOGS-PTY",
@@ -273,7 +273,7 @@ uint32_t logs_front(const struct logs_stream *s)
     return (uint32_t)s->log.plain[0].len;
 }
 
-bool logs_take_drawn(struct logs *l)
+bool logs_reset_drawn(struct logs *l)
 {
     bool drawn = l->draws[1] && l->drawn;
 

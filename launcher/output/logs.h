@@ -54,14 +54,14 @@ void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint3
  */
 bool logs_wants_pty(const struct logs_stream *s);
 /* Warns, once for each l, that a pseudo-terminal could not be opened and that a pipe is used instead. */
-void logs_say_no_pty(struct logs *l, int error);
+void logs_warn_no_pty(struct logs *l, int error);
 /* Returns the columns of a terminal that the prefix of this stream's lines takes. */
 uint32_t logs_front(const struct logs_stream *s);
 /*
  * Returns whether the cursor of cddprun's stderr is at the beginning of text to be overwritten, and resets that state.
  * Then write RANKLOG_ERASE before the next output there.
  */
-bool logs_take_drawn(struct logs *l);
+bool logs_reset_drawn(struct logs *l);
 /* Adds n bytes of a stream; n 0: the stream has ended. */
 void logs_feed(struct logs_stream *s, const char *bytes, size_t n);
 void logs_release(struct logs_stream *s);

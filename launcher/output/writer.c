@@ -47,7 +47,7 @@ struct writer {
     void (*closed)(void *arg, bool flushed);
     void *closed_arg;
     bool joined; /* no thread uses it any more */
-    bool said_lost;
+    bool warned_lost;
     size_t high;
     uint32_t n_sources;
     struct writer_sink *std[2];
@@ -232,7 +232,7 @@ static void on_wake(uv_async_t *h)
     ended = w->ended;
     room = w->room;
     w->room = false;
-    lost = w->lost_path != NULL && !w->said_lost;
+    lost = w->lost_path != NULL && !w->warned_lost;
     for (int i = 0; i < 2; i++) {
         unwritten[i] = w->said_unwritten[i] == 0 ? w->unwritten[i] : 0;
         w->said_unwritten[i] = w->unwritten[i];
@@ -247,7 +247,7 @@ static void on_wake(uv_async_t *h)
         if (unwritten[i] != 0 && w->on->unwritten != NULL)
             w->on->unwritten(w->arg, i + 1, unwritten[i]);
     if (lost) { /* written once, so it may be read without the lock */
-        w->said_lost = true;
+        w->warned_lost = true;
         w->on->lost(w->arg, w->lost_path, w->lost_error);
     }
     if (room && !ended)

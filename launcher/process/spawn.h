@@ -41,7 +41,7 @@ struct worker {
     int64_t started_ms; /* monotonic */
     bool piped[2];      /* stream i + 1 is read and has not ended */
     bool exited;
-    bool told;                  /* the caller's: the exit was reported */
+    bool reported;              /* the caller's: the exit was reported */
     int exit_code, exit_signal; /* of an exited one */
     bool dumped;                /* it dumped a core */
     int exec_errno;             /* its program could not be run; negative: it could not be bound to cpus; 0 */

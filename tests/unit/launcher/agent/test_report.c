@@ -20,7 +20,7 @@ static const char *sentence(struct cdi_failure f)
 {
     static char text[600];
 
-    report_sentence(&f, text, sizeof text);
+    report_headline(&f, text, sizeof text);
     return text;
 }
 
@@ -59,7 +59,7 @@ Test(report, a_long_host_name_does_not_overflow)
     char small[40];
 
     memset(f.host, 'h', sizeof f.host - 1);
-    report_sentence(&f, small, sizeof small);
+    report_headline(&f, small, sizeof small);
     cr_assert_eq(strlen(small), sizeof small - 1);
 }
 
@@ -141,7 +141,7 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
         .program = "./train",
         .after_ms = 12345,
         .n_others = 3,
-        .n_ended_well = 1,
+        .n_succeeded = 1,
         .n_ended_after = 2,
         .restart_count = 1,
         .max_restarts = 1,
@@ -151,7 +151,7 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
 
     (void)setenv("TZ", "UTC", 1);
     r.first.time_ms = 1795222662000;
-    report_sentence(&r.first, r.first.text, sizeof r.first.text);
+    report_headline(&r.first, r.first.text, sizeof r.first.text);
     report_details(&r.first, NULL, lines, 2);
     cr_assert_str_eq(written(&r),
                      "cddprun: rank 3 (pid 77 on node1) exited with status 7 after 12.3 s, after 1 restart\n"
@@ -205,7 +205,7 @@ Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
         lines[i] = long_line;
     lines[9] = "the newest";
     (void)dprintf(fd, "{\"message\":\"%s%s%s\"}", long_line, long_line, long_line);
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, lines, 10);
     cr_assert_lt(strlen(f.text), sizeof f.text);
     cr_assert_eq(strcspn(f.text, "\n"), strlen("rank 3 (pid 77 on node1) exited with status 7"));
@@ -231,7 +231,7 @@ Test(report, what_the_message_says_is_not_said_again_by_the_lines_of_stderr)
     int fd = mkstemp(path);
 
     (void)dprintf(fd, "{\"message\":\"CDDP_E_PEER: all_reduce(mean) of 4 float32: rank 1 (pid 78) died\"}");
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, lines, 5);
     cr_assert_str_eq(strchr(f.text, '\n'), "\nits message:\n"
                                            "| CDDP_E_PEER: all_reduce(mean) of 4 float32: rank 1 (pid 78) died\n"
@@ -239,7 +239,7 @@ Test(report, what_the_message_says_is_not_said_again_by_the_lines_of_stderr)
                                            "| warming up\n"
                                            "| died\n"
                                            "| leaving after 12 steps\n");
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, &lines[1], 2);
     cr_assert_null(strstr(f.text, "stderr"), "nothing is left to show");
     (void)close(fd);
@@ -256,7 +256,7 @@ Test(report, what_of_the_message_is_not_shown_stays_among_the_lines_of_stderr)
     memset(long_line, 'y', sizeof long_line - 1);
     long_line[sizeof long_line - 1] = '\0';
     (void)dprintf(fd, "{\"message\":\"%s\\n%s\"}", long_line, lines[0]);
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, lines, 1);
     cr_assert_not_null(strstr(f.text, "the last of its stderr:\n| ValueError: the last line of a long traceback\n"));
     (void)close(fd);
@@ -297,7 +297,7 @@ Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
                                .max_restarts = 100,
                                .n_others = 4095,
                                .n_ended_after = 4000,
-                               .n_ended_well = 95,
+                               .n_succeeded = 95,
                                .n_other_failures = 4000,
                                .progress = m > 0 ? where : "rank 2 after barrier #7; ranks 0, 1, 3 in all_reduce #8"};
 
@@ -306,7 +306,7 @@ Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
                 lines[i][len] = '\0';
                 tail[i] = lines[i];
             }
-            report_sentence(&r.first, r.first.text, sizeof r.first.text);
+            report_headline(&r.first, r.first.text, sizeof r.first.text);
             report_details(&r.first, path, tail, 10);
             text = written(&r);
             cr_assert_leq(rows(text), 23, "%u rows with lines of %zu: %s", rows(text), len, text);
@@ -329,7 +329,7 @@ Test(report, a_message_is_not_cut_in_the_middle_of_a_character)
         (void)dprintf(fd, "\xc3\xa9");
     (void)dprintf(fd, "\"}");
     (void)close(fd);
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, NULL, 0);
     (void)unlink(path);
     cr_assert_eq(strlen(strstr(f.text, "| x")), strlen("| x") + 498 + 1, "%zu", strlen(strstr(f.text, "| x")));
@@ -345,7 +345,7 @@ Test(report, control_characters_are_shown_and_not_obeyed)
 
     (void)dprintf(fd, "{\"message\":\"\\u001b[31mred\\u001b[0m\\r\\nnext\"}");
     (void)close(fd);
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, path, lines, 4);
     (void)unlink(path);
     cr_assert_str_eq(strchr(f.text, '\n'),
@@ -366,7 +366,7 @@ Test(report, the_newest_lines_come_first_also_if_showing_them_takes_room)
     for (int i = 0; i < 10; i++)
         lines[i] = line;
     lines[9] = "the newest\033";
-    report_sentence(&f, f.text, sizeof f.text);
+    report_headline(&f, f.text, sizeof f.text);
     report_details(&f, NULL, lines, 10);
     cr_assert_not_null(strstr(f.text, "| the newest\\x1b\n"), "%s", f.text);
     cr_assert_null(strchr(f.text, '\033'));

@@ -62,15 +62,15 @@ static void round_over(uint32_t round, int rank, int64_t now)
 }
 
 /* DID(SUPERVISE_DO_SPAWN): exactly these actions, in this order. */
-static void check_did(size_t n, const enum supervise_do *what, const char *file, int line)
+static void check_did(size_t n, const enum supervise_action_kind *what, const char *file, int line)
 {
     cr_assert_eq(did.n, n, "%s:%d: %u actions, not %zu", file, line, did.n, n);
     for (size_t i = 0; i < n; i++)
         cr_assert_eq(did.v[i].what, what[i], "%s:%d: action %zu is %d", file, line, i, did.v[i].what);
 }
-#define DID(...)                                                                      \
-    check_did(sizeof((enum supervise_do[]){__VA_ARGS__}) / sizeof(enum supervise_do), \
-              (enum supervise_do[]){__VA_ARGS__}, __FILE__, __LINE__)
+#define DID(...)                                                                                        \
+    check_did(sizeof((enum supervise_action_kind[]){__VA_ARGS__}) / sizeof(enum supervise_action_kind), \
+              (enum supervise_action_kind[]){__VA_ARGS__}, __FILE__, __LINE__)
 #define DID_NOTHING() cr_assert_eq(did.n, 0, "%u actions", did.n)
 
 Test(supervise, a_job_that_ends_well)
@@ -99,8 +99,8 @@ Test(supervise, of_workers_that_do_not_end_it_is_said_once_unless_SIGKILL_is_due
     cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_PATIENCE_MS);
     signalled(SIGTERM, 2000);
     plain(SUPERVISE_TICK, 1000 + SUPERVISE_PATIENCE_MS);
-    DID(SUPERVISE_DO_SAY_WAIT);
-    cr_assert_eq(s.asked_ms, 1000);
+    DID(SUPERVISE_DO_LOG_WAIT);
+    cr_assert_eq(s.stop_ms, 1000);
     cr_assert_eq(supervise_deadline_ms(&s), 1000 + SUPERVISE_GRACE_MS);
     plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS);
     DID(SUPERVISE_DO_KILL);
@@ -136,7 +136,7 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     ended(1, CDI_END_EXIT, 7, 100);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[2].signal, SIGTERM);
     cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
     ended(0, CDI_END_SIGNAL, SIGTERM, 110);
@@ -163,7 +163,7 @@ Test(supervise, a_worker_that_noted_its_exception_first_is_the_cause_though_anot
     assign(0, 0, 0);
     ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = 1, .rank = 1, .local_rank = 1};
     send_event(ev, 20);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
     ended(0, CDI_END_SIGNAL, SIGABRT, 20);
     ended(1, CDI_END_SIGNAL, SIGTERM, 30);
     cr_assert_eq(s.n_ended_after, 1, "the cause did not end after itself");
@@ -187,13 +187,13 @@ Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_
     send_event(ev, 20);
     cr_assert_eq(s.first.rank, 1);
     cr_assert_eq(did.n, 3);
-    cr_assert_eq(did.v[0].what, SUPERVISE_DO_TELL_DEATH);
+    cr_assert_eq(did.v[0].what, SUPERVISE_DO_PUBLISH_FAILURE);
     cr_assert_eq(did.v[1].what, SUPERVISE_DO_SEND_FAILED);
     cr_assert_eq(did.v[2].what, SUPERVISE_DO_KILL);
     ended(0, CDI_END_EXIT, 3, 20);
     ended(2, CDI_END_SIGNAL, SIGTERM, 30);
     cr_assert_eq(s.first.rank, 1);
-    cr_assert_eq(s.n_ended_well, 0);
+    cr_assert_eq(s.n_succeeded, 0);
     cr_assert_eq(s.n_ended_after, 2);
     cr_assert_eq(supervise_exit_status(&s), 1);
 }
@@ -215,7 +215,7 @@ Test(supervise, a_node_that_is_done_can_still_name_its_worker_as_the_cause)
         }
         send_event(ev, 20);
         DID(SUPERVISE_DO_SEND_FAILED);
-        cr_assert_eq(s.n_ended_well, 0);
+        cr_assert_eq(s.n_succeeded, 0);
         round_over(0, 1, 20);
         if (done) {
             DID(SUPERVISE_DO_SEND_STOPPED);
@@ -234,10 +234,10 @@ Test(supervise, a_node_that_is_done_can_still_name_its_worker_as_the_cause)
 Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
-    supervise_leave_alone(&s);
+    supervise_keep_others(&s);
     assign(0, 0, 0);
     ended(1, CDI_END_EXIT, 7, 100);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_SEND_FAILED);
     cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
     round_over(0, 1, 101);
     DID_NOTHING();
@@ -250,16 +250,16 @@ Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_thems
     closed(CDI_CLOSE_FAILED, 122);
     DID(SUPERVISE_DO_FINISH);
     cr_assert_eq(s.n_ended_after, 1);
-    cr_assert_eq(s.n_ended_well, 1);
+    cr_assert_eq(s.n_succeeded, 1);
 }
 
 Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_leave_alone(&s);
+    supervise_keep_others(&s);
     assign(0, 0, 0);
     round_over(0, 5, 2);
-    DID(SUPERVISE_DO_TELL_DEATH);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE);
     ended(0, CDI_END_EXIT, 4, 4);
     DID(SUPERVISE_DO_SWEEP);
     plain(SUPERVISE_SWEPT, 5);
@@ -268,7 +268,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
     cr_assert_eq(supervise_exit_status(&s), 9);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_leave_alone(&s);
+    supervise_keep_others(&s);
     assign(0, 0, 0);
     signalled(SIGTERM, 1);
     DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
@@ -331,7 +331,7 @@ Test(supervise, a_failure_elsewhere_stops_this_node_too)
     round_over(1, 5, 1);
     DID_NOTHING(); /* a round that is long over */
     round_over(2, 5, 2);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
     round_over(2, 5, 3);
     DID_NOTHING();
     ended(0, CDI_END_SIGNAL, SIGTERM, 4);
@@ -397,7 +397,7 @@ Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
     ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
     plain(SUPERVISE_SWEPT, 1101);
     DID(SUPERVISE_DO_SEND_STOPPED);
-    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS);
+    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS);
     assign(1, 1, 1200);
     DID_NOTHING();
     closed(CDI_CLOSE_LEFT, 1300);
@@ -411,9 +411,9 @@ Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second
     supervise_set_host(&s);
     signalled(SIGTERM, 1000);
     DID(SUPERVISE_DO_SEND_LEAVE);
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS - 1);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS - 1);
     DID_NOTHING();
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_STAY_MORE_MS);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS);
     DID(SUPERVISE_DO_FINISH);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
@@ -457,7 +457,7 @@ Test(supervise, losing_the_rendezvous_ends_the_workers)
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1);
-    DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_END, SUPERVISE_DO_KILL);
     ended(0, CDI_END_SIGNAL, SIGTERM, 2);
     plain(SUPERVISE_SWEPT, 3);
     DID(SUPERVISE_DO_FINISH);
@@ -477,7 +477,7 @@ static void lose_link_after(enum cdi_end_kind kind, int code, bool heard)
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 4);
     DID(SUPERVISE_DO_FINISH);
     cr_assert_str_eq(s.text, "gone");
-    cr_assert_eq(s.unheard, !heard);
+    cr_assert_eq(s.unreported, !heard);
 }
 
 Test(supervise, a_failure_that_the_rendezvous_did_not_hear_of_may_be_the_echo_of_its_death)
@@ -567,7 +567,7 @@ Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     closed(CDI_CLOSE_REFUSED, 1);
-    DID(SUPERVISE_DO_TELL_OVER, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_END, SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[1].signal, SIGKILL);
     ended(0, CDI_END_SIGNAL, SIGKILL, 2);
     plain(SUPERVISE_SWEPT, 3);
@@ -634,7 +634,7 @@ Test(supervise, where_nothing_failed_the_workers_may_talk_and_save_until_the_gra
     for (int alone = 0; alone < 2; alone++) {
         supervise_init(&s, 2, SUPERVISE_GRACE_MS);
         if (alone)
-            supervise_leave_alone(&s);
+            supervise_keep_others(&s);
         assign(0, 0, 0);
         over_by_a_leave(100);
         DID(SUPERVISE_DO_KILL);
@@ -704,7 +704,7 @@ Test(supervise, a_worker_that_has_the_signal_of_the_whole_job_first_has_not_fail
         supervise_init(&s, 2, SUPERVISE_GRACE_MS);
         assign(0, 0, 0);
         ended(1, cases[i].kind, cases[i].code, 100);
-        DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
+        DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_KILL);
         signalled(SIGTERM, 100 + cases[i].later);
         DID(SUPERVISE_DO_SEND_LEAVE);
         over.u.over.failure = s.local_first; /* the rendezvous tells it to all */
@@ -726,11 +726,11 @@ Test(supervise, the_report_waits_a_moment_for_the_signal_that_a_worker_died_of)
         DID(SUPERVISE_DO_SEND_STOPPED);
         closed(CDI_CLOSE_FAILED, 102);
         DID_NOTHING();
-        cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_ORDER_COMES_MS);
+        cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_ORDER_WAIT_MS);
         if (comes)
             signalled(SIGTERM, 150);
         else
-            plain(SUPERVISE_TICK, 100 + SUPERVISE_ORDER_COMES_MS);
+            plain(SUPERVISE_TICK, 100 + SUPERVISE_ORDER_WAIT_MS);
         DID(SUPERVISE_DO_FINISH);
         cr_assert_eq(s.first.kind, comes ? CDI_END_NONE : CDI_END_SIGNAL);
         cr_assert_eq(supervise_exit_status(&s), 143);
@@ -751,7 +751,7 @@ Test(supervise, a_worker_of_another_node_that_had_the_signal_first_has_not_faile
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     send_event(over, 100);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
     signalled(SIGTERM, 200);
     cr_assert_eq(s.first.kind, CDI_END_NONE);
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
@@ -785,24 +785,24 @@ Test(supervise, the_reason_of_a_restart_waits_for_the_word_of_an_earlier_failure
 {
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 100);
-    DID(SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
-    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_CROSSING_MS);
-    plain(SUPERVISE_TICK, 100 + SUPERVISE_CROSSING_MS - 1);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
+    cr_assert_eq(supervise_deadline_ms(&s), 100 + SUPERVISE_CAUSE_WAIT_MS);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_CAUSE_WAIT_MS - 1);
     DID_NOTHING();
     over_because(1, CDI_END_EXIT, true, 350);
     DID_NOTHING();
     cr_assert_eq(s.first.rank, 1);
-    plain(SUPERVISE_TICK, 100 + SUPERVISE_CROSSING_MS);
-    DID(SUPERVISE_DO_SAY_WHY);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_CAUSE_WAIT_MS);
+    DID(SUPERVISE_DO_LOG_CAUSE);
     cr_assert_eq(s.over.failure.rank, 1);
     cr_assert_eq(s.restart, 5);
-    cr_assert_eq(s.said_why, 1);
+    cr_assert_eq(s.n_causes_logged, 1);
     cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
     over_because(1, CDI_END_EXIT, true, 500);
     DID_NOTHING();
     over_because(0, CDI_END_SIGNAL, true, 600);
-    DID(SUPERVISE_DO_SAY_WHY);
-    cr_assert_eq(s.said_why, 2, "later than could be waited for, and said after all");
+    DID(SUPERVISE_DO_LOG_CAUSE);
+    cr_assert_eq(s.n_causes_logged, 2, "later than could be waited for, and said after all");
 }
 
 Test(supervise, the_reason_of_a_restart_is_said_before_its_workers_start)
@@ -813,7 +813,7 @@ Test(supervise, the_reason_of_a_restart_is_said_before_its_workers_start)
     plain(SUPERVISE_SWEPT, 21);
     DID(SUPERVISE_DO_SEND_STOPPED);
     assign(1, 5, 30);
-    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_SPAWN);
+    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_SPAWN);
     cr_assert_eq(s.over.failure.rank, 0);
     cr_assert_eq(s.restart, 5);
     cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
@@ -823,14 +823,14 @@ Test(supervise, where_no_other_word_can_come_the_reason_is_said_at_once)
 {
     two_nodes(0);
     over_because(-1, CDI_END_NODE, true, 10);
-    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
     two_nodes(0);
     over_because(-1, CDI_END_NONE, false, 10);
-    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_KILL);
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     over_because(0, CDI_END_EXIT, true, 10);
-    DID(SUPERVISE_DO_SAY_WHY, SUPERVISE_DO_TELL_DEATH, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
 }
 
 Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
@@ -838,9 +838,9 @@ Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
     over_because(-1, CDI_END_NODE, false, 20);
-    DID(SUPERVISE_DO_SAY_WHY);
+    DID(SUPERVISE_DO_LOG_CAUSE);
     cr_assert_not(s.over.counts);
-    cr_assert_eq(s.said_why, 1);
+    cr_assert_eq(s.n_causes_logged, 1);
     cr_assert_eq(s.kill_at_ms, 10 + SUPERVISE_GRACE_MS);
 }
 
@@ -849,14 +849,14 @@ Test(supervise, a_job_that_ends_after_all_announces_no_restart)
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
     signalled(SIGTERM, 20);
-    plain(SUPERVISE_TICK, 10 + SUPERVISE_CROSSING_MS);
+    plain(SUPERVISE_TICK, 10 + SUPERVISE_CAUSE_WAIT_MS);
     DID_NOTHING();
     over_because(1, CDI_END_EXIT, true, 1000);
     DID_NOTHING();
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
     closed(CDI_CLOSE_LEFT, 20);
-    plain(SUPERVISE_TICK, 10 + SUPERVISE_CROSSING_MS);
+    plain(SUPERVISE_TICK, 10 + SUPERVISE_CAUSE_WAIT_MS);
     DID_NOTHING();
 }
 
@@ -873,7 +873,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
         if (game % 2 == 1)
             supervise_set_host(&s);
         if (game % 3 == 1)
-            supervise_leave_alone(&s);
+            supervise_keep_others(&s);
         for (int step = 0; step < 60; step++) {
             struct supervise_event ev = {.kind = SUPERVISE_TICK};
 
@@ -935,7 +935,7 @@ Test(supervise, a_node_that_is_taken_in_as_a_new_one_says_nothing_of_its_earlier
     DID(SUPERVISE_DO_SEND_STOPPED, SUPERVISE_DO_REJOIN);
     plain(SUPERVISE_RESUMED, 13);
     DID(SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_SEND_STOPPED);
-    supervise_forget_round(&s);
+    supervise_reset_round(&s);
     plain(SUPERVISE_RESUMED, 14); /* by its nonce, before any ASSIGN */
     DID_NOTHING();
     round_over(0, 1, 15); /* whose ASSIGN was lost */
@@ -943,6 +943,6 @@ Test(supervise, a_node_that_is_taken_in_as_a_new_one_says_nothing_of_its_earlier
     cr_assert_eq(s.assign.round, 0);
     assign(1, 1, 16);
     DID(SUPERVISE_DO_SPAWN);
-    supervise_forget_round(&s);
+    supervise_reset_round(&s);
     cr_assert_eq(s.state, SUPERVISE_RUNNING, "only who waits is new");
 }
