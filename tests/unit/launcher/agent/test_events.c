@@ -117,7 +117,7 @@ static struct cdi_failure failure(enum cdi_end_kind kind, int32_t code)
                                 .text = "rank 5 (pid 4711 on node2) exited\nits message:\n| \"no\" more"};
 }
 
-Test(event_log, a_round_has_the_whole_assignment)
+Test(event_log, round_has_whole_assignment)
 {
     struct cdi_msg_assign a = {.round = 3,
                                .node_rank = 1,
@@ -134,14 +134,14 @@ Test(event_log, a_round_has_the_whole_assignment)
            "\"n_procs\":2,\"world_size\":6,\"master_addr\":\"10.0.0.1\",\"master_port\":29500}");
 }
 
-Test(event_log, a_worker_that_started)
+Test(event_log, started_worker)
 {
     start();
     event_log_started(t.s, 5, 1, 4711);
     EXPECT("{\"event\":\"started\",\"rank\":5,\"local_rank\":1,\"pid\":4711}");
 }
 
-Test(event_log, a_worker_that_exited_has_its_status)
+Test(event_log, exited_worker_has_status)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
 
@@ -150,7 +150,7 @@ Test(event_log, a_worker_that_exited_has_its_status)
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":7}");
 }
 
-Test(event_log, one_that_ended_well_has_status_0)
+Test(event_log, successful_worker_has_status_0)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 0);
 
@@ -159,7 +159,7 @@ Test(event_log, one_that_ended_well_has_status_0)
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":4711,\"status\":0}");
 }
 
-Test(event_log, one_that_was_killed_has_the_signals_name)
+Test(event_log, killed_worker_has_signal_name)
 {
     struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
 
@@ -170,7 +170,7 @@ Test(event_log, one_that_was_killed_has_the_signals_name)
            "\"core_dumped\":true}");
 }
 
-Test(event_log, one_that_could_not_be_started_has_a_shells_status)
+Test(event_log, unstarted_worker_has_shell_status)
 {
     struct cdi_failure f = failure(CDI_END_SPAWN, ENOENT);
 
@@ -180,7 +180,7 @@ Test(event_log, one_that_could_not_be_started_has_a_shells_status)
     EXPECT("{\"event\":\"ended\",\"rank\":5,\"local_rank\":1,\"pid\":0,\"status\":127}");
 }
 
-Test(event_log, the_first_failure_says_where_and_what_it_said_itself)
+Test(event_log, failure_has_host_and_message)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
 
@@ -190,7 +190,7 @@ Test(event_log, the_first_failure_says_where_and_what_it_said_itself)
            "\"host\":\"node2\",\"text\":\"rank 5 (pid 4711 on node2) exited\\nits message:\\n| \\\"no\\\" more\"}");
 }
 
-Test(event_log, a_lost_node_is_a_failure_without_a_rank)
+Test(event_log, lost_node_is_failure_without_rank)
 {
     struct cdi_failure f = {
         .kind = CDI_END_NODE, .rank = -1, .local_rank = -1, .node_rank = 1, .host = "b", .text = "gone"};
@@ -201,7 +201,7 @@ Test(event_log, a_lost_node_is_a_failure_without_a_rank)
            "\"text\":\"gone\"}");
 }
 
-Test(event_log, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
+Test(event_log, any_worker_text_is_valid_json_line)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
     json_t *o;
@@ -216,7 +216,7 @@ Test(event_log, what_a_worker_has_said_is_a_valid_line_whatever_it_is)
     json_decref(o);
 }
 
-Test(event_log, bytes_that_are_no_utf_8_do_not_lose_the_line)
+Test(event_log, invalid_utf8_keeps_line)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 3);
 
@@ -228,7 +228,7 @@ Test(event_log, bytes_that_are_no_utf_8_do_not_lose_the_line)
            "\"host\":\"h?st\",\"text\":\"rank 5 exited\\nits stderr:\\n| caf? ?\"}");
 }
 
-Test(event_log, a_restart_a_signal_and_the_end)
+Test(event_log, restart_signal_and_end)
 {
     start();
     event_log_restart(t.s, 2, "why");
@@ -242,7 +242,7 @@ Test(event_log, a_restart_a_signal_and_the_end)
               strstr(t.text, "SIGTERM") < strstr(t.text, "143"));
 }
 
-Test(event_log, where_nobody_asks_nothing_is_done)
+Test(event_log, null_log_does_nothing)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 1);
     struct cdi_msg_assign a = {.round = 0};
@@ -258,7 +258,7 @@ Test(event_log, where_nobody_asks_nothing_is_done)
     close_writer();
 }
 
-Test(event_log, a_descriptor_that_cannot_be_written_is_an_error_that_names_the_flag)
+Test(event_log, rejects_unwritable_descriptor_by_flag)
 {
     struct cdi_error err;
 
@@ -266,6 +266,6 @@ Test(event_log, a_descriptor_that_cannot_be_written_is_an_error_that_names_the_f
     cr_assert_eq(event_log_check(t.pipe[0], &err), CDDP_E_INVALID);
     cr_assert_str_eq(strstr(err.msg, "is not open"), "is not open for writing");
     cr_assert_eq(event_log_check(987, &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--status_fd 987 is no open descriptor");
+    cr_assert_str_eq(err.msg, "--status_fd 987 is not an open descriptor");
     close_writer();
 }

@@ -17,7 +17,7 @@ static void joined(int64_t sent, int64_t answered)
     lease_welcome(&c, LEASE, answered);
 }
 
-Test(lease, nothing_is_due_before_the_first_welcome)
+Test(lease, nothing_due_before_first_welcome)
 {
     lease_init(&c, false, false);
     lease_joining(&c, 5);
@@ -25,7 +25,7 @@ Test(lease, nothing_is_due_before_the_first_welcome)
     cr_assert_eq(next, CDI_NEVER_MS);
 }
 
-Test(lease, heartbeats_go_out_every_fifteenth_of_the_lease_while_they_are_answered)
+Test(lease, beats_every_fifteenth_while_answered)
 {
     uint32_t seq;
 
@@ -62,7 +62,7 @@ static int64_t time_of(enum lease_action what)
     return -1;
 }
 
-Test(lease, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
+Test(lease, guard_acts_between_fence_and_lease_end)
 {
     uint32_t seq;
 
@@ -92,7 +92,7 @@ Test(lease, somebody_else_acts_after_the_fence_and_before_the_lease_is_over)
     cr_assert_eq(lease_act_by_ms(&c), 10 * LEASE + LEASE * 5 / 6);
 }
 
-Test(lease, silence_is_met_by_a_new_connection_and_at_two_thirds_of_the_lease_by_the_end)
+Test(lease, silence_reconnects_then_fences_at_two_thirds)
 {
     joined(0, 10);
     cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5);
@@ -101,7 +101,7 @@ Test(lease, silence_is_met_by_a_new_connection_and_at_two_thirds_of_the_lease_by
     cr_assert_eq(next, CDI_NEVER_MS);
 }
 
-Test(lease, it_counts_from_the_sending_of_what_was_answered)
+Test(lease, counts_from_send_time_of_answered_message)
 {
     uint32_t seq;
 
@@ -124,7 +124,7 @@ static enum lease_action stopped(int64_t from, int64_t to)
     return lease_look(&c, to, &next);
 }
 
-Test(lease, time_in_which_this_process_did_not_run_is_counted_only_if_the_rendezvous_says_so)
+Test(lease, stopped_time_counts_only_if_rendezvous_counts_it)
 {
     uint32_t old, seq;
 
@@ -146,7 +146,7 @@ Test(lease, time_in_which_this_process_did_not_run_is_counted_only_if_the_rendez
     cr_assert_eq(next, 23010);
 }
 
-Test(lease, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_time_as_ever)
+Test(lease, stopped_without_answer_fences_after_usual_time)
 {
     joined(0, 10);
     cr_assert_eq(stopped(10, 30010), LEASE_HOLD); /* 29 s: a look was due at 1010 */
@@ -158,7 +158,7 @@ Test(lease, whoever_was_stopped_and_has_no_answer_is_fenced_after_the_same_time_
 }
 
 /* Something else may have made the workers go on. */
-Test(lease, workers_are_held_again_and_again_also_while_there_is_no_connection)
+Test(lease, repeats_hold_without_connection)
 {
     joined(0, 10);
     cr_assert_eq(stopped(10, 30010), LEASE_HOLD);
@@ -172,7 +172,7 @@ Test(lease, workers_are_held_again_and_again_also_while_there_is_no_connection)
     cr_assert_eq(lease_look(&c, 31030, &next), LEASE_NOTHING);
 }
 
-Test(lease, coming_back_by_another_connection_ends_the_hold_too)
+Test(lease, reconnect_ends_hold)
 {
     joined(0, 10);
     cr_assert_eq(stopped(10, 30010), LEASE_HOLD);
@@ -183,7 +183,7 @@ Test(lease, coming_back_by_another_connection_ends_the_hold_too)
     cr_assert_eq(c.alive_ms, 30020);
 }
 
-Test(lease, a_stop_that_ends_before_anything_was_missed_is_no_reason_to_hold)
+Test(lease, short_stop_does_not_hold)
 {
     joined(0, 10);
     cr_assert_eq(stopped(10, LEASE / 5 - 1), LEASE_BEAT);
@@ -191,7 +191,7 @@ Test(lease, a_stop_that_ends_before_anything_was_missed_is_no_reason_to_hold)
 }
 
 /* A new connection would take longer than is left until the fence. */
-Test(lease, a_stop_that_ends_just_before_the_fence_does_not_cost_the_connection)
+Test(lease, stop_ending_before_fence_keeps_connection)
 {
     joined(0, 10);
     cr_assert_eq(stopped(10, LEASE * 2 / 3 - 1), LEASE_HOLD);
@@ -202,7 +202,7 @@ Test(lease, a_stop_that_ends_just_before_the_fence_does_not_cost_the_connection)
 }
 
 /* Answers are missing for 9 s in which it ran: of these the stop does not take anything back. */
-Test(lease, silence_before_a_stop_counts)
+Test(lease, silence_before_stop_counts)
 {
     joined(0, 10);
     cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5); /* it runs until then */
@@ -214,7 +214,7 @@ Test(lease, silence_before_a_stop_counts)
     cr_assert_eq(lease_look(&c, 41000, &next), LEASE_FENCE);
 }
 
-Test(lease, coming_back_in_time_starts_the_count_again)
+Test(lease, reconnect_in_time_restarts_count)
 {
     uint32_t old;
 
@@ -232,7 +232,7 @@ Test(lease, coming_back_in_time_starts_the_count_again)
     cr_assert_eq(c.alive_ms, 9100);
 }
 
-Test(lease, a_rendezvous_in_this_process_stops_and_goes_on_with_it)
+Test(lease, own_rendezvous_stops_with_process)
 {
     lease_init(&c, true, true);
     lease_joining(&c, 0);

@@ -37,7 +37,7 @@ static const char *text_of(struct progress_rank *v, size_t n)
     return text;
 }
 
-Test(progress, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_it)
+Test(progress, separates_missing_from_waiting_ranks)
 {
     struct progress_rank v[] = {
         in_bucket(rank_at(0, 812, CDI_FLIGHT_ALL_REDUCE, false, 600), 3, 39),
@@ -51,7 +51,7 @@ Test(progress, who_has_not_come_to_a_collective_is_told_from_those_that_wait_in_
                      "(bucket 3, step 39), for 600 s");
 }
 
-Test(progress, a_rank_that_has_queued_a_collective_is_not_in_it)
+Test(progress, queued_collective_is_not_entered)
 {
     struct progress_rank v[] = {
         in_bucket(rank_at(0, 16, CDI_FLIGHT_ALL_REDUCE, false, 8), 2, 3),
@@ -67,7 +67,7 @@ Test(progress, a_rank_that_has_queued_a_collective_is_not_in_it)
                                     "2, step 3), 8 s ago");
 }
 
-Test(progress, replays_of_a_graph_are_told_from_what_was_called)
+Test(progress, separates_graph_replays_from_calls)
 {
     struct progress_rank v[] = {
         rank_at(0, 25, CDI_FLIGHT_BARRIER, true, 9),
@@ -96,7 +96,7 @@ Test(progress, replays_of_a_graph_are_told_from_what_was_called)
                                     "ago");
 }
 
-Test(progress, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
+Test(progress, groups_equal_ranks_and_omits_short_times)
 {
     struct progress_rank v[] = {rank_at(1, 5, CDI_FLIGHT_BARRIER, false, 0),
                                 rank_at(0, 5, CDI_FLIGHT_BARRIER, false, 0)};
@@ -104,21 +104,21 @@ Test(progress, ranks_at_one_place_are_one_group_and_a_moment_is_not_told)
     cr_assert_str_eq(text_of(v, 2), "ranks 0, 1 in barrier #5");
 }
 
-Test(progress, the_first_step_has_a_number_where_a_bucket_tells_that_there_is_one)
+Test(progress, first_step_has_number_if_bucket_known)
 {
     struct progress_rank v[] = {in_bucket(rank_at(0, 4, CDI_FLIGHT_ALL_REDUCE, false, 0), 0, 0)};
 
     cr_assert_str_eq(text_of(v, 1), "rank 0 in all_reduce #4 (bucket 0, step 0)");
 }
 
-Test(progress, a_rank_before_its_first_collective_comes_first)
+Test(progress, rank_before_first_collective_sorts_first)
 {
     struct progress_rank v[] = {rank_at(0, 1, CDI_FLIGHT_BARRIER, false, 3), {.rank = 1, .view = {.claimed_pid = 8}}};
 
     cr_assert_str_eq(text_of(v, 2), "rank 1 before the first collective; rank 0 in barrier #1, for 3 s");
 }
 
-Test(progress, ranks_that_do_not_use_libcddp_are_left_out)
+Test(progress, skips_ranks_without_libcddp)
 {
     struct progress_rank v[] = {{.rank = 0}, rank_at(1, 2, CDI_FLIGHT_RECV, true, 0), {.rank = 2}};
 
@@ -128,7 +128,7 @@ Test(progress, ranks_that_do_not_use_libcddp_are_left_out)
     cr_assert_str_eq(text_of(v, 1), "");
 }
 
-Test(progress, many_places_and_ranks_are_cut_short)
+Test(progress, cuts_many_groups_and_ranks)
 {
     struct progress_rank v[100];
 
@@ -140,7 +140,7 @@ Test(progress, many_places_and_ranks_are_cut_short)
                      "ranks 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25 and 74 more in send #50");
 }
 
-Test(progress, whatever_a_worker_wrote_there_fits)
+Test(progress, fits_any_page_contents)
 {
     struct progress_rank v[8];
     char small[40];

@@ -39,7 +39,7 @@ static const char *message_of(const char *content)
     return found ? text : NULL;
 }
 
-Test(report, a_sentence_names_rank_pid_host_and_cause)
+Test(report, headline_names_rank_pid_host_and_cause)
 {
     struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
 
@@ -53,7 +53,7 @@ Test(report, a_sentence_names_rank_pid_host_and_cause)
     cr_assert_str_eq(sentence(failure(CDI_END_NODE, 0)), "node 0 (node1) was lost");
 }
 
-Test(report, a_long_host_name_does_not_overflow)
+Test(report, long_host_name_does_not_overflow)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 1);
     char small[40];
@@ -63,7 +63,7 @@ Test(report, a_long_host_name_does_not_overflow)
     cr_assert_eq(strlen(small), sizeof small - 1);
 }
 
-Test(report, the_message_of_an_error_file_is_found_in_both_forms)
+Test(report, reads_error_message_in_both_formats)
 {
     cr_assert_str_eq(message_of("{\"message\":{\"message\":\"ValueError: bad\",\"extraInfo\":{}}}"), "ValueError: bad");
     cr_assert_str_eq(message_of("{\"message\":\"plain\",\"timestamp\":12}"), "plain");
@@ -85,7 +85,7 @@ static int status_of(const char *json)
     return status;
 }
 
-Test(report, the_status_that_libcddp_notes_in_an_error_file_is_found)
+Test(report, reads_status_noted_by_libcddp)
 {
     cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":3}}}"), 3);
     cr_assert_eq(status_of("{\"message\":{\"message\":\"m\",\"extraInfo\":{\"exitStatus\":0}}}"), 99);
@@ -96,7 +96,7 @@ Test(report, the_status_that_libcddp_notes_in_an_error_file_is_found)
     cr_assert_eq(report_error_status("/nonexistent/file", 99), 99);
 }
 
-Test(report, an_error_file_that_is_no_such_thing_is_passed_over)
+Test(report, ignores_invalid_error_file)
 {
     static const char *const bad[] = {"",      "{",  "[]",       "{\"message\":3}", "{\"message\":{}}",
                                       "\"x\"", "{}", "\xff\xfe", "{\"a\":\"b\"}",   "{\"message\":\"\"}"};
@@ -107,7 +107,7 @@ Test(report, an_error_file_that_is_no_such_thing_is_passed_over)
     cr_assert_not(report_error_file("/tmp", (char[8]){0}, 8));
 }
 
-Test(report, a_fifo_in_place_of_the_error_file_blocks_nobody)
+Test(report, fifo_as_error_file_does_not_block)
 {
     char dir[] = "/tmp/cdi-report-XXXXXX", path[64];
 
@@ -133,7 +133,7 @@ static const char *written(const struct report *r)
     return text;
 }
 
-Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
+Test(report, full_report_fits_on_screen)
 {
     static const char *const lines[] = {"step 811", "NaN in layer 3"};
     struct report r = {
@@ -161,13 +161,13 @@ Test(report, the_whole_report_fits_on_a_screen_and_names_everything)
                      "    | NaN in layer 3\n"
                      "    rank 4: exited with status 1, 0.012 s later\n"
                      "    rank 5: killed by signal 6 (SIGABRT)\n"
-                     "    this node's other 3 workers: 2 were stopped or failed after it, 1 ended well\n"
+                     "    this node's other 3 workers: 2 were stopped or failed after it, 1 succeeded\n"
                      "    at that moment: rank 2 after barrier #7; ranks 3, 4, 5 in all_reduce #8\n");
 }
 
 #define FORTY "0123456789012345678901234567890123456789"
 
-Test(report, the_cause_is_the_first_line_of_the_message_or_the_last_of_stderr)
+Test(report, cause_is_first_message_line_or_last_of_stderr)
 {
     const struct {
         struct cdi_failure f;
@@ -192,7 +192,7 @@ Test(report, the_cause_is_the_first_line_of_the_message_or_the_last_of_stderr)
     }
 }
 
-Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
+Test(report, details_fit_field_and_keep_newest_lines)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
     const char *lines[10];
@@ -216,13 +216,13 @@ Test(report, details_stay_within_the_sentences_field_and_keep_the_newest_lines)
     (void)unlink(path);
 }
 
-Test(report, status_0_is_a_failure_only_in_the_middle_of_a_job)
+Test(report, status_0_is_failure_only_during_job)
 {
     cr_assert_str_eq(sentence(failure(CDI_END_EXIT, 0)),
                      "rank 3 (pid 77 on node1) exited with status 0 in the middle of the job, without cddp_finalize");
 }
 
-Test(report, what_the_message_says_is_not_said_again_by_the_lines_of_stderr)
+Test(report, drops_stderr_lines_that_repeat_message)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
     const char *lines[] = {"warming up", "train: all_reduce(mean) of 4 float32: rank 1 (pid 78) died",
@@ -246,7 +246,7 @@ Test(report, what_the_message_says_is_not_said_again_by_the_lines_of_stderr)
     (void)unlink(path);
 }
 
-Test(report, what_of_the_message_is_not_shown_stays_among_the_lines_of_stderr)
+Test(report, keeps_stderr_lines_of_cut_message)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
     const char *lines[] = {"ValueError: the last line of a long traceback"};
@@ -275,7 +275,7 @@ static unsigned rows(const char *text)
     return n;
 }
 
-Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
+Test(report, longest_report_fits_in_24_rows)
 {
     static char endless[601], lines[10][400], where[PROGRESS_TEXT];
     const char *const messages[] = {"short", "1\\n2\\n3\\n4\\n5\\n6\\n7\\n8\\n9\\n10", endless};
@@ -311,14 +311,14 @@ Test(report, the_longest_report_fits_on_a_terminal_of_24_rows)
             text = written(&r);
             cr_assert_leq(rows(text), 23, "%u rows with lines of %zu: %s", rows(text), len, text);
             cr_assert(m > 0 || strstr(text, "    | j") != NULL, "the newest line: %s", text);
-            cr_assert_not_null(strstr(text, "    and 3995 more failed by themselves\n"), "%s", text);
+            cr_assert_not_null(strstr(text, "    and 3995 more failures\n"), "%s", text);
         }
     }
     (void)close(fd);
     (void)unlink(path);
 }
 
-Test(report, a_message_is_not_cut_in_the_middle_of_a_character)
+Test(report, cuts_message_between_characters)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 7);
     char path[] = "/tmp/cdi-report-XXXXXX";
@@ -335,7 +335,7 @@ Test(report, a_message_is_not_cut_in_the_middle_of_a_character)
     cr_assert_eq(strlen(strstr(f.text, "| x")), strlen("| x") + 498 + 1, "%zu", strlen(strstr(f.text, "| x")));
 }
 
-Test(report, control_characters_are_shown_and_not_obeyed)
+Test(report, escapes_control_characters)
 {
     const char *const lines[] = {"\033[2J\033[1;1Hall is well\a", "10%\r20%\r", "tab\tand \xc3\xa9 stay\x7f",
                                  "\xc2\x9b\x33\x31mred\xc2"}; /* 31mred */
@@ -355,7 +355,7 @@ Test(report, control_characters_are_shown_and_not_obeyed)
                      "%s", f.text);
 }
 
-Test(report, the_newest_lines_come_first_also_if_showing_them_takes_room)
+Test(report, keeps_newest_lines_with_escapes)
 {
     char line[400];
     const char *lines[10];
@@ -383,7 +383,7 @@ static const char *content(const char *path)
     return text;
 }
 
-Test(report, our_own_error_file_is_the_workers_with_the_status_in_it)
+Test(report, copies_workers_error_file_with_status)
 {
     char from[] = "/tmp/cdi-report-XXXXXX", to[] = "/tmp/cdi-report-XXXXXX";
     int a = mkstemp(from), b = mkstemp(to);

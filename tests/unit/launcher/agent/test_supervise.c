@@ -73,7 +73,7 @@ static void check_did(size_t n, const enum supervise_action_kind *what, const ch
               (enum supervise_action_kind[]){__VA_ARGS__}, __FILE__, __LINE__)
 #define DID_NOTHING() cr_assert_eq(did.n, 0, "%u actions", did.n)
 
-Test(supervise, a_job_that_ends_well)
+Test(supervise, successful_job)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 10);
@@ -89,7 +89,7 @@ Test(supervise, a_job_that_ends_well)
     cr_assert_eq(supervise_exit_status(&s), 0);
 }
 
-Test(supervise, of_workers_that_do_not_end_it_is_said_once_unless_SIGKILL_is_due_soon)
+Test(supervise, logs_running_workers_once_unless_SIGKILL_is_due_soon)
 {
     static const int64_t soon[] = {0, 1, SUPERVISE_PATIENCE_MS, SUPERVISE_PATIENCE_MS + SUPERVISE_SOON_MS};
 
@@ -117,7 +117,7 @@ Test(supervise, of_workers_that_do_not_end_it_is_said_once_unless_SIGKILL_is_due
     cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS, "nobody is waited for");
 }
 
-Test(supervise, workers_that_were_suspended_while_they_saved_have_their_grace_again)
+Test(supervise, suspension_restarts_grace)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -131,7 +131,7 @@ Test(supervise, workers_that_were_suspended_while_they_saved_have_their_grace_ag
     cr_assert_eq(did.v[0].signal, SIGKILL);
 }
 
-Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
+Test(supervise, first_failure_stops_others_and_sets_status)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -155,7 +155,7 @@ Test(supervise, the_first_failure_stops_the_others_and_gives_the_exit_status)
 }
 
 /* Rank 1 has raised an exception and is still ending when rank 0, which failed because of it, is gone. */
-Test(supervise, a_worker_that_noted_its_exception_first_is_the_cause_though_another_one_ended_first)
+Test(supervise, first_recorded_exception_is_cause)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
 
@@ -175,7 +175,7 @@ Test(supervise, a_worker_that_noted_its_exception_first_is_the_cause_though_anot
 }
 
 /* Rank 1 exited with 0, which is fine, until rank 0 fails since it misses it. */
-Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_0)
+Test(supervise, early_exit_with_status_0_is_cause)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
 
@@ -199,7 +199,7 @@ Test(supervise, a_worker_that_left_too_early_is_the_cause_though_its_status_was_
 }
 
 /* The same, but all of this node had ended well, and a rank of another node misses it. */
-Test(supervise, a_node_that_is_done_can_still_name_its_worker_as_the_cause)
+Test(supervise, finished_node_can_report_cause)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE};
 
@@ -231,7 +231,7 @@ Test(supervise, a_node_that_is_done_can_still_name_its_worker_as_the_cause)
     }
 }
 
-Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_themselves)
+Test(supervise, on_failure_wait_publishes_local_failure)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
     supervise_keep_others(&s);
@@ -253,7 +253,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_the_failure_and_end_by_thems
     cr_assert_eq(s.n_succeeded, 1);
 }
 
-Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
+Test(supervise, on_failure_wait_publishes_remote_failure)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_keep_others(&s);
@@ -274,7 +274,7 @@ Test(supervise, workers_that_are_left_alone_hear_of_a_failure_elsewhere)
     DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
 }
 
-Test(supervise, the_exit_status_is_the_first_failures)
+Test(supervise, exit_status_is_that_of_first_failure)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -288,7 +288,7 @@ Test(supervise, the_exit_status_is_the_first_failures)
     cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_NODE}), 1);
 }
 
-Test(supervise, what_ignores_sigterm_is_killed_after_the_grace)
+Test(supervise, kills_after_grace)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -304,7 +304,7 @@ Test(supervise, what_ignores_sigterm_is_killed_after_the_grace)
     cr_assert_eq(supervise_exit_status(&s), 1);
 }
 
-Test(supervise, a_restart_starts_all_workers_again_and_forgets_the_failure)
+Test(supervise, restart_starts_all_and_resets_failure)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -324,7 +324,7 @@ Test(supervise, a_restart_starts_all_workers_again_and_forgets_the_failure)
     cr_assert_eq(supervise_exit_status(&s), 0);
 }
 
-Test(supervise, a_failure_elsewhere_stops_this_node_too)
+Test(supervise, remote_failure_stops_this_node)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(2, 0, 0);
@@ -341,7 +341,7 @@ Test(supervise, a_failure_elsewhere_stops_this_node_too)
     cr_assert_eq(supervise_exit_status(&s), 9);
 }
 
-Test(supervise, workers_that_had_ended_well_still_take_part_in_a_restart)
+Test(supervise, successful_workers_take_part_in_restart)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -354,7 +354,7 @@ Test(supervise, workers_that_had_ended_well_still_take_part_in_a_restart)
     DID(SUPERVISE_DO_SPAWN);
 }
 
-Test(supervise, a_signal_reaches_the_workers_and_ends_the_job)
+Test(supervise, signal_reaches_workers_and_ends_job)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -370,7 +370,7 @@ Test(supervise, a_signal_reaches_the_workers_and_ends_the_job)
     cr_assert_eq(supervise_exit_status(&s), 130);
 }
 
-Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
+Test(supervise, second_interrupt_kills)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -387,7 +387,7 @@ Test(supervise, a_second_interrupt_shortens_the_grace_to_nothing)
     cr_assert_eq(supervise_exit_status(&s), 143);
 }
 
-Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
+Test(supervise, signalled_host_waits_for_other_nodes)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
@@ -405,7 +405,7 @@ Test(supervise, a_host_that_is_ended_stays_until_the_other_nodes_have_stopped)
     cr_assert_eq(supervise_exit_status(&s), 143);
 }
 
-Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second_signal)
+Test(supervise, signalled_host_wait_is_bounded)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_host(&s);
@@ -429,7 +429,7 @@ Test(supervise, a_host_that_is_ended_does_not_stay_for_ever_nor_against_a_second
     DID(SUPERVISE_DO_FINISH);
 }
 
-Test(supervise, a_signal_without_workers_ends_at_once)
+Test(supervise, signal_without_workers_ends_immediately)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     signalled(SIGTERM, 0);
@@ -439,7 +439,7 @@ Test(supervise, a_signal_without_workers_ends_at_once)
     DID_NOTHING();
 }
 
-Test(supervise, a_signal_after_a_failure_forbids_the_restart_but_the_cause_stays)
+Test(supervise, signal_after_failure_prevents_restart_and_keeps_cause)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -452,7 +452,7 @@ Test(supervise, a_signal_after_a_failure_forbids_the_restart_but_the_cause_stays
     cr_assert_eq(supervise_exit_status(&s), 3);
 }
 
-Test(supervise, losing_the_rendezvous_ends_the_workers)
+Test(supervise, lost_rendezvous_ends_workers)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -480,7 +480,7 @@ static void lose_link_after(enum cdi_end_kind kind, int code, bool heard)
     cr_assert_eq(s.unreported, !heard);
 }
 
-Test(supervise, a_failure_that_the_rendezvous_did_not_hear_of_may_be_the_echo_of_its_death)
+Test(supervise, unreported_failure_may_follow_from_lost_rendezvous)
 {
     lose_link_after(CDI_END_EXIT, 24, false);
     cr_assert_eq(supervise_exit_status(&s), 1);
@@ -492,7 +492,7 @@ Test(supervise, a_failure_that_the_rendezvous_did_not_hear_of_may_be_the_echo_of
     cr_assert_eq(supervise_exit_status(&s), 9, "of another rank, as the rendezvous has said");
 }
 
-Test(supervise, a_fenced_node_kills_its_workers_without_grace)
+Test(supervise, fenced_node_kills_without_grace)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -507,10 +507,10 @@ Test(supervise, a_fenced_node_kills_its_workers_without_grace)
     plain(SUPERVISE_SWEPT, 4);
     DID(SUPERVISE_DO_FINISH);
     cr_assert_eq(supervise_exit_status(&s), 1);
-    cr_assert_str_eq(s.text, "silent; this node's workers are killed, since it may count them as lost");
+    cr_assert_str_eq(s.text, "silent; killing this node's workers, since the rendezvous may count them as lost");
 }
 
-Test(supervise, a_node_that_has_no_round_yet_comes_back_whatever_the_job_and_has_killed_nobody)
+Test(supervise, fenced_node_without_round_rejoins)
 {
     char text[200];
 
@@ -529,7 +529,7 @@ Test(supervise, a_node_that_has_no_round_yet_comes_back_whatever_the_job_and_has
     cr_assert_not(supervise_returns(&s), "the user has ended it");
 }
 
-Test(supervise, a_fenced_node_that_may_come_back_says_then_that_its_round_failed_and_nothing_runs)
+Test(supervise, fenced_node_rejoins_and_reports_failed_round)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_rejoins(&s);
@@ -562,7 +562,7 @@ Test(supervise, a_fenced_node_that_may_come_back_says_then_that_its_round_failed
     cr_assert_str_eq(s.text, "cannot reach it");
 }
 
-Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once)
+Test(supervise, refused_rejoin_kills_workers)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -575,7 +575,7 @@ Test(supervise, one_that_is_refused_when_it_comes_back_kills_its_workers_at_once
     cr_assert_eq(supervise_exit_status(&s), 1);
 }
 
-Test(supervise, what_may_not_have_arrived_is_said_again)
+Test(supervise, resume_repeats_messages)
 {
     supervise_init(&s, 2, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -598,7 +598,7 @@ Test(supervise, what_may_not_have_arrived_is_said_again)
     DID(SUPERVISE_DO_SEND_DONE);
 }
 
-Test(supervise, a_round_that_was_over_before_its_assignment_came_is_answered)
+Test(supervise, answers_end_of_unseen_round)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -611,7 +611,7 @@ Test(supervise, a_round_that_was_over_before_its_assignment_came_is_answered)
     DID(SUPERVISE_DO_SPAWN);
 }
 
-Test(supervise, a_refusal_before_any_round_ends_with_its_text)
+Test(supervise, refusal_before_round_ends_with_its_text)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     closed(CDI_CLOSE_REFUSED, 1);
@@ -629,7 +629,7 @@ static void over_by_a_leave(int64_t now)
     send_event(ev, now);
 }
 
-Test(supervise, where_nothing_failed_the_workers_may_talk_and_save_until_the_grace_is_over)
+Test(supervise, workers_may_save_during_grace_without_failure)
 {
     for (int alone = 0; alone < 2; alone++) {
         supervise_init(&s, 2, SUPERVISE_GRACE_MS);
@@ -653,7 +653,7 @@ Test(supervise, where_nothing_failed_the_workers_may_talk_and_save_until_the_gra
     }
 }
 
-Test(supervise, an_order_that_comes_by_two_ways_reaches_the_workers_once)
+Test(supervise, repeated_order_signals_workers_once)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
@@ -685,7 +685,7 @@ Test(supervise, an_order_that_comes_by_two_ways_reaches_the_workers_once)
     DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
 }
 
-Test(supervise, a_worker_that_has_the_signal_of_the_whole_job_first_has_not_failed)
+Test(supervise, worker_signalled_with_job_has_not_failed)
 {
     const struct {
         enum cdi_end_kind kind;
@@ -716,7 +716,7 @@ Test(supervise, a_worker_that_has_the_signal_of_the_whole_job_first_has_not_fail
     }
 }
 
-Test(supervise, the_report_waits_a_moment_for_the_signal_that_a_worker_died_of)
+Test(supervise, report_waits_for_signal_of_dead_worker)
 {
     for (int comes = 0; comes < 2; comes++) {
         supervise_init(&s, 1, SUPERVISE_GRACE_MS);
@@ -743,7 +743,7 @@ Test(supervise, the_report_waits_a_moment_for_the_signal_that_a_worker_died_of)
     DID(SUPERVISE_DO_FINISH);
 }
 
-Test(supervise, a_worker_of_another_node_that_had_the_signal_first_has_not_failed)
+Test(supervise, remote_worker_signalled_with_job_has_not_failed)
 {
     struct supervise_event over = {.kind = SUPERVISE_ROUND_OVER};
 
@@ -781,7 +781,7 @@ static void two_nodes(int64_t now)
     send_event(ev, now);
 }
 
-Test(supervise, the_reason_of_a_restart_waits_for_the_word_of_an_earlier_failure)
+Test(supervise, restart_cause_waits_for_earlier_failure)
 {
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 100);
@@ -805,7 +805,7 @@ Test(supervise, the_reason_of_a_restart_waits_for_the_word_of_an_earlier_failure
     cr_assert_eq(s.n_causes_logged, 2, "later than could be waited for, and said after all");
 }
 
-Test(supervise, the_reason_of_a_restart_is_said_before_its_workers_start)
+Test(supervise, restart_cause_is_logged_before_start)
 {
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
@@ -819,7 +819,7 @@ Test(supervise, the_reason_of_a_restart_is_said_before_its_workers_start)
     cr_assert_eq(supervise_deadline_ms(&s), CDI_NEVER_MS);
 }
 
-Test(supervise, where_no_other_word_can_come_the_reason_is_said_at_once)
+Test(supervise, final_restart_cause_is_logged_immediately)
 {
     two_nodes(0);
     over_because(-1, CDI_END_NODE, true, 10);
@@ -833,7 +833,7 @@ Test(supervise, where_no_other_word_can_come_the_reason_is_said_at_once)
     DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
 }
 
-Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
+Test(supervise, consequence_of_loss_is_not_logged)
 {
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
@@ -844,7 +844,7 @@ Test(supervise, a_failure_that_turns_out_to_be_the_echo_of_a_loss_is_not_said)
     cr_assert_eq(s.kill_at_ms, 10 + SUPERVISE_GRACE_MS);
 }
 
-Test(supervise, a_job_that_ends_after_all_announces_no_restart)
+Test(supervise, ending_job_logs_no_restart)
 {
     two_nodes(0);
     over_because(0, CDI_END_EXIT, true, 10);
@@ -861,7 +861,7 @@ Test(supervise, a_job_that_ends_after_all_announces_no_restart)
 }
 
 /* Whatever comes in whatever order: never more actions than fit, FINISH once, no spawn while workers live. */
-Test(supervise, any_order_of_events_ends_in_one_finish)
+Test(supervise, any_event_order_finishes_once)
 {
     uint64_t x = 88172645463325252u;
 
@@ -922,7 +922,7 @@ Test(supervise, any_order_of_events_ends_in_one_finish)
 }
 
 /* A rendezvous that was started anew counts its rounds from 0 and knows nothing of what was said about earlier ones. */
-Test(supervise, a_node_that_is_taken_in_as_a_new_one_says_nothing_of_its_earlier_rounds)
+Test(supervise, new_session_drops_messages_of_old_rounds)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     supervise_set_rejoins(&s);

@@ -56,7 +56,7 @@ Test(options, every_flag_has_a_default)
     cr_assert_null(o.command[1]);
 }
 
-Test(options, both_spellings_and_both_ways_to_give_a_value_are_read)
+Test(options, reads_both_spellings_and_value_forms)
 {
     struct options o;
     struct cdi_error err;
@@ -73,7 +73,7 @@ Test(options, both_spellings_and_both_ways_to_give_a_value_are_read)
     cr_assert(o.standalone);
 }
 
-Test(options, what_follows_the_program_is_its_own)
+Test(options, words_after_program_are_its_arguments)
 {
     struct options o;
     struct cdi_error err;
@@ -86,7 +86,7 @@ Test(options, what_follows_the_program_is_its_own)
     cr_assert_null(o.command[4]);
 }
 
-Test(options, two_dashes_end_the_flags)
+Test(options, two_dashes_end_flags)
 {
     struct options o;
     struct cdi_error err;
@@ -95,7 +95,7 @@ Test(options, two_dashes_end_the_flags)
     cr_assert_str_eq(o.command[0], "--odd-program");
 }
 
-Test(options, words_for_the_number_of_workers_are_read)
+Test(options, reads_words_for_worker_count)
 {
     struct options o;
     struct cdi_error err;
@@ -108,7 +108,7 @@ Test(options, words_for_the_number_of_workers_are_read)
     cr_assert_eq(o.nproc_kind, OPTIONS_NPROC_AUTO);
 }
 
-Test(options, variables_are_read_and_the_command_line_wins)
+Test(options, command_line_overrides_variables)
 {
     struct options o;
     struct cdi_error err;
@@ -129,7 +129,7 @@ Test(options, variables_are_read_and_the_command_line_wins)
     cr_assert_str_eq(o.tmpdir, "/scratch");
 }
 
-Test(options, a_bad_value_is_named_with_its_flag_or_variable)
+Test(options, bad_value_error_names_flag_or_variable)
 {
     static const struct {
         const char *word, *expect;
@@ -144,7 +144,7 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
         {"--master_port=65536", "--master_port '65536' is not a whole number from 0 to 65535"},
         {"--master_port=http", "--master_port 'http'"},
         {"--nnodes=1:2:3", "--nnodes '1:2:3' is neither"},
-        {"--nnodes=2:1", "--nnodes '2:1' is MIN:MAX with a MIN that is larger than MAX"},
+        {"--nnodes=2:1", "--nnodes '2:1' has a MIN larger than its MAX"},
         {"--nnodes=x", "--nnodes 'x' is neither"},
         {"--nnodes=:", "--nnodes ':' is neither"},
         {"--role=", "--role '' is empty"},
@@ -156,13 +156,13 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
         {"-t=", "--tee '' is neither"},
         {"--tee=0:1,", "--tee '0:1,' is neither"},
         {"--local_ranks_filter=0,x", "--local_ranks_filter '0,x' is not a list of local ranks"},
-        {"--signals-to-handle=SIGFOO", "'SIGFOO' is no signal"},
-        {"--signals-to-handle=SIGTERM,SIGKILL", "SIGKILL cannot be handled"},
+        {"--signals-to-handle=SIGFOO", "'SIGFOO' is not a signal"},
+        {"--signals-to-handle=SIGTERM,SIGKILL", "SIGKILL cannot be used"},
         {"--shutdown_timeout=-1", "--shutdown_timeout '-1' is not a number of seconds from 0 to 86400"},
         {"--shutdown_timeout=.", "--shutdown_timeout '.' is not"},
         {"--shutdown_timeout=1.2.3", "--shutdown_timeout '1.2.3' is not"},
         {"--monitor_interval=inf", "--monitor_interval 'inf' is not"},
-        {"--start_method=fork", "--start_method 'fork' is not spawn; the others tell torchrun"},
+        {"--start_method=fork", "--start_method 'fork' is not spawn; torchrun's other methods"},
         {"--event_log_handler=console", "--event_log_handler 'console' is not null; --status_fd=2"},
         {"--status_fd=0", "--status_fd '0' is not a whole number from 1"},
         {"--interactive=-1", "--interactive '-1' is not a whole number from 0"},
@@ -184,7 +184,7 @@ Test(options, a_bad_value_is_named_with_its_flag_or_variable)
     cr_assert_str_eq(err.msg, "PET_STANDALONE 'true' is neither 0 nor 1");
 }
 
-Test(options, several_machines_are_a_number_or_a_range)
+Test(options, nnodes_is_number_or_range)
 {
     struct options o;
     struct cdi_error err;
@@ -213,10 +213,10 @@ Test(options, several_machines_are_a_number_or_a_range)
     cr_assert_eq(PARSE(&o, &err, "--nnodes=auto", "a"), CDDP_E_INVALID);
     cr_assert_eq(PARSE(&o, &err, "--nnodes=1:1", "a"), CDDP_OK);
     cr_assert_eq(PARSE(&o, &err, "-n8", "--nnodes=1:4", "a"), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "--world_size 8 is one number of workers"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "--world_size 8 fixes the number of workers"), "%s", err.msg);
 }
 
-Test(options, an_unknown_flag_meets_the_nearest_one)
+Test(options, unknown_flag_suggests_nearest)
 {
     struct options o;
     struct cdi_error err;
@@ -228,26 +228,26 @@ Test(options, an_unknown_flag_meets_the_nearest_one)
     cr_assert_eq(PARSE(&o, &err, "-q", "2", "a"), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "unknown flag '-q'; see cddprun --help");
     cr_assert_eq(PARSE(&o, &err, "--num-processes=4", "a"), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "unknown flag '--num-processes=4': it is --world_size, or -n, of all machines, and "
-                              "--nproc_per_node of each");
+    cr_assert_str_eq(err.msg, "unknown flag '--num-processes=4': use --world_size (-n) for all nodes together, or "
+                              "--nproc_per_node for each node");
     cr_assert_eq(PARSE(&o, &err, "--bind-to", "core", "a"), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "--numa_binding"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "--ntasks-per-node=2", "a"), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "unknown flag '--ntasks-per-node=2': it is --nproc_per_node, or -ppn");
+    cr_assert_str_eq(err.msg, "unknown flag '--ntasks-per-node=2': use --nproc_per_node (-ppn)");
     cr_assert_eq(PARSE(&o, &err, "--mca", "btl", "self", "a"), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "leave it and its two values out"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "remove it and its two values"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "--zzzzzzzzzzzzzz", "a"), CDDP_E_INVALID);
     cr_assert_null(strstr(err.msg, "did you mean"), "%s", err.msg);
 }
 
-Test(options, short_flags_of_other_launchers_meet_a_hint)
+Test(options, short_flags_of_other_launchers_get_hint)
 {
     static const char *const hints[][2] = {{"-H", "--hosts a:8,b:8 starts"},
-                                           {"-N", "-ppn says how many"},
-                                           {"-c", "-n says how many"},
+                                           {"-N", "use -ppn"},
+                                           {"-c", "use -n for"},
                                            {"-v", "LOGLEVEL=info"},
-                                           {"-V", "it is --version"},
-                                           {"-mca", "leave it and its two values out"},
+                                           {"-V", "use --version"},
+                                           {"-mca", "remove it and its two values"},
                                            {"-N4", "see cddprun --help"},
                                            {"-C", "see cddprun --help"},
                                            {"-nproc_per_node=2", "did you mean --nproc_per_node?"},
@@ -261,7 +261,7 @@ Test(options, short_flags_of_other_launchers_meet_a_hint)
     }
 }
 
-Test(options, a_number_may_follow_a_short_flag_of_several_letters)
+Test(options, number_may_follow_long_short_form)
 {
     struct options o;
     struct cdi_error err;
@@ -275,7 +275,7 @@ Test(options, a_number_may_follow_a_short_flag_of_several_letters)
     cr_assert_not_null(strstr(err.msg, "--world_size 'px'"), "%s", err.msg);
 }
 
-Test(options, a_sentence_stays_one_line_whatever_the_word_holds)
+Test(options, error_message_stays_one_line)
 {
     struct options o;
     struct cdi_error err;
@@ -284,7 +284,7 @@ Test(options, a_sentence_stays_one_line_whatever_the_word_holds)
     cr_assert_str_eq(err.msg, "unknown flag '-??[2J'; see cddprun --help");
 }
 
-Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
+Test(options, accepts_unambiguous_prefixes)
 {
     struct options o;
     struct cdi_error err;
@@ -296,12 +296,12 @@ Test(options, a_flag_may_be_shortened_as_long_as_it_is_the_only_one)
     cr_assert_eq(PARSE(&o, &err, "--h"), CDDP_OK);
     cr_assert_eq(o.what, OPTIONS_HELP);
     cr_assert_eq(PARSE(&o, &err, "--master=2", "a"), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--master may be any of --master_addr, --master_port; write more of its name");
+    cr_assert_str_eq(err.msg, "--master is ambiguous: --master_addr, --master_port; write more of its name");
     cr_assert_eq(PARSE(&o, &err, "--rdzv-=2", "a"), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "--rdzv_ may be any of --rdzv_id, --rdzv_endpoint"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "--rdzv_ is ambiguous: --rdzv_id, --rdzv_endpoint"), "%s", err.msg);
 }
 
-Test(options, a_missing_value_or_program_is_said)
+Test(options, reports_missing_value_or_program)
 {
     struct options o;
     struct cdi_error err;
@@ -342,7 +342,7 @@ Test(options, help_shows_every_flag_with_its_variable)
     free(text);
 }
 
-Test(options, short_forms_are_those_of_torchrun_and_mpirun)
+Test(options, accepts_short_forms_of_torchrun_and_mpirun)
 {
     struct options o;
     struct cdi_error err;
@@ -359,12 +359,12 @@ Test(options, short_forms_are_those_of_torchrun_and_mpirun)
     cr_assert_eq(o.max_nodes, 2, "8 workers, 4 on each machine");
     cr_assert(o.nnodes_given);
     cr_assert_eq(PARSE(&o, &err, "-n8", "-ppn=3", "a"), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--world_size 8 cannot be divided into machines with --nproc_per_node 3");
+    cr_assert_str_eq(err.msg, "--world_size 8 cannot be divided into nodes with --nproc_per_node 3");
     cr_assert_eq(PARSE(&o, &err, "-n8", "-ppn=4", "--nnodes=3", "a"), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--world_size 8 contradicts --nnodes and --nproc_per_node 4; leave one of them out");
+    cr_assert_str_eq(err.msg, "--world_size 8 contradicts --nnodes and --nproc_per_node 4; remove one of them");
 }
 
-Test(options, an_exported_name_without_a_value_must_be_set)
+Test(options, export_without_value_must_be_set)
 {
     struct options o;
     struct cdi_error err;
@@ -374,7 +374,7 @@ Test(options, an_exported_name_without_a_value_must_be_set)
     cr_assert_str_eq(o.exports[0], "PATH");
 }
 
-Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_read)
+Test(options, refuses_unsupported_flags)
 {
     static const char *const words[] = {"--logs_specs=mine"};
     struct options o;
@@ -385,7 +385,7 @@ Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_r
         cr_expect_eq(PARSE(&o, &err, words[i], "a"), CDDP_E_UNSUPPORTED, "%s", words[i]);
     cr_assert_eq(PARSE(&o, &err, "--logs-specs=mine", "a"), CDDP_E_UNSUPPORTED);
     cr_assert_str_eq(err.msg,
-                     "--logs_specs 'mine': it names a Python class of torchrun's; use --log_dir, --redirects and "
+                     "--logs_specs 'mine': it names a Python class of torchrun; use --log_dir, --redirects and "
                      "--tee");
     cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--spares=0", "a", NULL}), CDDP_OK,
                  "what does nothing may be said");
@@ -393,7 +393,7 @@ Test(options, a_flag_whose_meaning_is_not_there_is_refused_after_its_value_was_r
     cr_assert_null(o.local_ranks_filter);
 }
 
-Test(options, what_wants_files_must_be_told_where)
+Test(options, file_flags_need_log_dir)
 {
     static const char *const words[] = {"-r3", "--redirects=0:0,2:1", "--duplicate_stdout_filters=a",
                                         "--duplicate_stderr_filters=a"};
@@ -402,19 +402,19 @@ Test(options, what_wants_files_must_be_told_where)
 
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         cr_expect_eq(PARSE(&o, &err, words[i], "a"), CDDP_E_INVALID, "%s", words[i]);
-        cr_expect_not_null(strstr(err.msg, "wants files, but no --log_dir says where they go"), "%s", err.msg);
+        cr_expect_not_null(strstr(err.msg, "writes files, but no directory is given; add --log_dir"), "%s", err.msg);
         cr_expect_eq(PARSE(&o, &err, words[i], "--log_dir=/x", "a"), CDDP_OK, "%s", words[i]);
     }
     cr_assert_eq(PARSE(&o, &err, "--redirects=0:0", "--tee=3", "a"), CDDP_OK);
 }
 
-Test(options, what_python_is_to_do_must_not_contradict_itself)
+Test(options, rejects_contradictory_python_flags)
 {
     struct options o;
     struct cdi_error err;
 
     cr_assert_eq(PARSE(&o, &err, "-m", "--no-python", "a"), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "leave one of them out"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "remove one of them"), "%s", err.msg);
     cr_assert_eq(PARSE(&o, &err, "-m", "--run-path", "a"), CDDP_E_INVALID);
     cr_assert_eq(PARSE(&o, &err, "--run-path", "--no-python", "a"), CDDP_OK, "as with torchrun, --run_path wins");
     cr_assert_eq(PARSE(&o, &err, "--start-method=spawn", "--event_log_handler", "null", "--monitor-interval=5", "a"),
@@ -422,7 +422,7 @@ Test(options, what_python_is_to_do_must_not_contradict_itself)
     cr_assert_eq(o.monitor_interval_ms, 5000);
 }
 
-Test(options, the_signals_that_end_a_job_have_torchruns_default)
+Test(options, ending_signals_have_torchruns_default)
 {
     struct options o;
     struct cdi_error err;

@@ -7,7 +7,7 @@
 
 CDI_SUITE(rankmap);
 
-Test(rankmap, a_map_is_one_number_for_all_or_one_for_each_of_some_ranks)
+Test(rankmap, map_is_number_or_list_by_rank)
 {
     static const char *const good[] = {"0", "3", "0:1", "0:1,12:3", "4095:2"};
     static const char *const bad[] = {"",     "4",    "33",  "0:",   "0:4",    ":1",      "0:1,",
@@ -22,7 +22,7 @@ Test(rankmap, a_map_is_one_number_for_all_or_one_for_each_of_some_ranks)
     }
 }
 
-Test(rankmap, a_map_tells_the_streams_of_any_local_rank)
+Test(rankmap, map_returns_streams_of_local_rank)
 {
     cr_assert_eq(rankmap_streams("3", 77), RANKMAP_STDOUT | RANKMAP_STDERR);
     cr_assert_eq(rankmap_streams("0", 0), 0);
@@ -33,7 +33,7 @@ Test(rankmap, a_map_tells_the_streams_of_any_local_rank)
     cr_assert_eq(rankmap_streams("1:1,1:2", 1), RANKMAP_STDERR, "the last one counts");
 }
 
-Test(rankmap, a_set_is_a_list_of_local_ranks_and_no_set_has_all)
+Test(rankmap, set_is_list_and_null_has_all)
 {
     struct cdi_error err;
 
@@ -62,7 +62,7 @@ static const char *cut(const char *filters)
     return n == 0 ? "" : words;
 }
 
-Test(rankmap, filters_are_cut_at_commas_and_two_commas_are_one)
+Test(rankmap, filters_split_at_single_commas)
 {
     cr_assert_str_eq(cut("apple,orange"), "apple|orange");
     cr_assert_str_eq(cut("a,,b,c"), "a,b|c");
@@ -71,7 +71,7 @@ Test(rankmap, filters_are_cut_at_commas_and_two_commas_are_one)
     cr_assert_str_eq(cut("loss = "), "loss = ");
 }
 
-Test(rankmap, a_map_that_names_no_stream_is_known)
+Test(rankmap, detects_map_without_streams)
 {
     cr_assert_not(rankmap_any("0"));
     cr_assert_not(rankmap_any("0:0,12:0"));

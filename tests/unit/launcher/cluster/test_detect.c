@@ -39,7 +39,7 @@ static cddp_status read_as(struct cluster_env *s, const char *host, const char *
 #define READ(s, host, ...) read_as(s, host, (const char *[]){__VA_ARGS__, NULL})
 #define SAYS(text) cr_expect_not_null(strstr(err.msg, text), "%s", err.msg)
 
-Test(cluster, nothing_is_found_outside_of_jobs)
+Test(cluster, finds_nothing_outside_jobs)
 {
     struct cluster_env s;
 
@@ -48,7 +48,7 @@ Test(cluster, nothing_is_found_outside_of_jobs)
     cr_assert_not(s.in_step || s.in_job);
 }
 
-Test(cluster, open_mpi_says_how_many_there_are_and_where_mpirun_is)
+Test(cluster, reads_open_mpi_job)
 {
     const char *uri = "OMPI_MCA_orte_hnp_uri=123.0;tcp://10.0.0.1,192.168.0.1:4567";
     struct cluster_env s;
@@ -71,7 +71,7 @@ Test(cluster, open_mpi_says_how_many_there_are_and_where_mpirun_is)
     SAYS("OMPI_COMM_WORLD_RANK is '4'");
 }
 
-Test(cluster, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_script)
+Test(cluster, reads_pbs_job_script_and_pbsdsh)
 {
     struct cluster_env s;
 
@@ -88,11 +88,11 @@ Test(cluster, pbs_lists_a_host_once_for_each_slot_and_pbsdsh_comes_behind_the_sc
     cr_assert(s.in_job && !s.in_step);
     cr_assert_eq(s.job_nodes, 3);
     cr_assert_eq(READ(&s, "elsewhere", "PBS_JOBID=1", "PBS_NODEFILE=/nodefile", "PBS_TASKNUM=2"), CDDP_E_NOT_FOUND);
-    SAYS("PBS_NODEFILE does not have this host, 'elsewhere'");
+    SAYS("PBS_NODEFILE does not list this host, 'elsewhere'");
     cr_assert_eq(READ(&s, "node1", "PBS_JOBID=1", "PBS_NODEFILE=/none", "PBS_TASKNUM=2"), CDDP_E_SYSTEM);
 }
 
-Test(cluster, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host_out)
+Test(cluster, reads_lsf_job_blaunch_and_jsrun)
 {
     const char *hosts = "LSB_MCPU_HOSTS=batch1 1 c7 42 c9 42";
     struct cluster_env s;
@@ -114,7 +114,7 @@ Test(cluster, lsf_lists_hosts_with_their_slots_and_jsrun_leaves_the_scripts_host
     cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=x"), CDDP_E_INVALID);
 }
 
-Test(cluster, a_file_of_hosts_orders_them)
+Test(cluster, orders_by_host_file)
 {
     struct cluster_env s = {.kind = NULL};
     const char *text = "# ring\n node66 slots=8\n\nnode7.cluster.local  # the last\r\nnode8";
@@ -126,9 +126,9 @@ Test(cluster, a_file_of_hosts_orders_them)
     cr_assert_eq(hostlist_find(&s, text, "node8.cluster.local", "F", &err), CDDP_OK);
     cr_assert_eq(s.node_rank, 2);
     cr_assert_eq(hostlist_find(&s, text, "node6", "F", &err), CDDP_E_NOT_FOUND);
-    SAYS("F does not have this host, 'node6'");
+    SAYS("F does not list this host, 'node6'");
     cr_assert_eq(hostlist_find(&s, "# nobody\n", "a", "F", &err), CDDP_E_INVALID);
-    SAYS("F has no host in it");
+    SAYS("F lists no host");
     cr_assert_eq(hostlist_find(&s, "a\nb\na.x", "a", "F", &err), CDDP_E_INVALID);
     SAYS("twice");
 }

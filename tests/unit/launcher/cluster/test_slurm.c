@@ -28,7 +28,7 @@ static cddp_status hosts(const char *list, struct cdi_error *err)
     return slurm_hosts(list, join_names, NULL, err);
 }
 
-Test(slurm, host_lists_are_expanded)
+Test(slurm, expands_host_lists)
 {
     static const char *const good[][2] = {
         {"node1", "node1"},
@@ -50,7 +50,7 @@ Test(slurm, host_lists_are_expanded)
     }
 }
 
-Test(slurm, what_slurm_does_not_write_is_refused)
+Test(slurm, rejects_invalid_host_lists)
 {
     static const char *const bad[] = {"",
                                       "a,",
@@ -72,11 +72,11 @@ Test(slurm, what_slurm_does_not_write_is_refused)
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_expect_eq(hosts(bad[i], &err), CDDP_E_INVALID, "'%s'", bad[i]);
-        cr_expect_not_null(strstr(err.msg, "not one that Slurm writes"), "%s", err.msg);
+        cr_expect_not_null(strstr(err.msg, "is not a list of nodes as Slurm writes it"), "%s", err.msg);
     }
 }
 
-Test(slurm, a_host_list_has_limits)
+Test(slurm, host_list_has_limits)
 {
     char text[400] = {0};
     struct cdi_error err;
@@ -97,7 +97,7 @@ static bool only_one(void *arg, const char *name)
     return false;
 }
 
-Test(slurm, who_wants_the_first_name_only_gets_no_other)
+Test(slurm, stops_after_wanted_names)
 {
     int n = 0;
 
@@ -115,7 +115,7 @@ static const char *fake_env(const char *name, void *arg)
     return NULL;
 }
 
-Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
+Test(slurm, step_has_its_own_nodes)
 {
     const char *env[] = {"SLURM_JOB_ID=1200",
                          "SLURM_STEP_ID=3",
@@ -151,7 +151,7 @@ Test(slurm, a_step_says_its_own_nodes_and_not_the_jobs)
 }
 
 /* As seen in Slurm 22.05: components node3, node[1-2] and node4; the step's list is sorted by name. */
-Test(slurm, the_nodes_of_a_heterogeneous_step_meet_at_the_first_of_its_first_component)
+Test(slurm, heterogeneous_step_uses_first_component)
 {
     static const struct {
         const char *list, *n_nodes, *first;
@@ -186,7 +186,7 @@ Test(slurm, the_nodes_of_a_heterogeneous_step_meet_at_the_first_of_its_first_com
 }
 
 /* `srun A : B` outside of a job says how many components there are, but not which nodes they have. */
-Test(slurm, without_the_lists_of_the_components_the_first_node_is_known_only_in_their_order)
+Test(slurm, without_component_lists_order_decides)
 {
     const char *env[] = {"SLURM_JOB_ID=1",
                          "SLURM_STEP_ID=0",
@@ -207,7 +207,7 @@ Test(slurm, without_the_lists_of_the_components_the_first_node_is_known_only_in_
     cr_assert_eq(s.node_rank, 1);
 }
 
-Test(slurm, a_batch_script_is_in_a_job_but_in_no_step)
+Test(slurm, batch_script_is_in_job_without_step)
 {
     const char *env[] = {"SLURM_JOB_ID=7", "SLURM_NNODES=2", NULL, NULL};
     const char *none[] = {"HOME=/", NULL};

@@ -200,7 +200,7 @@ static bool is_there(const char *path)
     return content(path) != NULL;
 }
 
-Test(logs, without_a_directory_all_is_shown_with_the_global_rank_and_streams_stay_apart)
+Test(logs, without_directory_shows_all_with_global_rank)
 {
     char path[PATH_MAX], wanted[PATH_MAX];
 
@@ -216,7 +216,7 @@ Test(logs, without_a_directory_all_is_shown_with_the_global_rank_and_streams_sta
     cr_assert_eq(t.n_said, 0);
 }
 
-Test(logs, a_redirected_stream_is_in_its_file_byte_by_byte_and_not_shown)
+Test(logs, redirected_stream_is_only_in_its_file)
 {
     char path[PATH_MAX];
 
@@ -235,7 +235,7 @@ Test(logs, a_redirected_stream_is_in_its_file_byte_by_byte_and_not_shown)
     cr_assert_str_eq(strstr(path, "/attempt_0/"), "/attempt_0/0/error.json");
 }
 
-Test(logs, what_is_teed_is_shown_and_in_its_file_and_tee_counts_more_than_redirects)
+Test(logs, tee_shows_and_writes_and_overrides_redirects)
 {
     t.o.log_dir = t.log_dir;
     t.o.tee = t.o.redirects = "3";
@@ -249,7 +249,7 @@ Test(logs, what_is_teed_is_shown_and_in_its_file_and_tee_counts_more_than_redire
     cr_assert_str_eq(content("attempt_0/1/stderr.log"), "err\n");
 }
 
-Test(logs, maps_choose_by_local_rank_also_beyond_nine)
+Test(logs, maps_select_local_ranks_above_nine)
 {
     t.o.log_dir = t.log_dir;
     t.o.redirects = "0:1,11:3";
@@ -264,7 +264,7 @@ Test(logs, maps_choose_by_local_rank_also_beyond_nine)
     cr_assert(!is_there("attempt_0/0/stderr.log") && is_there("attempt_0/11/stderr.log"));
 }
 
-Test(logs, dev_null_as_the_directory_means_no_files_and_redirected_output_is_gone)
+Test(logs, dev_null_directory_drops_redirected_output)
 {
     char path[PATH_MAX];
 
@@ -282,7 +282,7 @@ Test(logs, dev_null_as_the_directory_means_no_files_and_redirected_output_is_gon
     cr_assert_eq(t.n_said, 0);
 }
 
-Test(logs, the_filter_of_ranks_hides_and_files_have_all)
+Test(logs, rank_filter_hides_but_files_have_all)
 {
     t.o.log_dir = t.log_dir;
     t.o.tee = "1";
@@ -296,7 +296,7 @@ Test(logs, the_filter_of_ranks_hides_and_files_have_all)
     cr_assert_str_eq(content("attempt_0/0/stdout.log"), "no\n");
 }
 
-Test(logs, lines_that_a_filter_wants_go_to_one_file_with_their_prefix)
+Test(logs, matching_lines_go_to_one_prefixed_file)
 {
     t.o.log_dir = t.log_dir;
     t.o.tee = "3";
@@ -310,7 +310,7 @@ Test(logs, lines_that_a_filter_wants_go_to_one_file_with_their_prefix)
     cr_assert(!is_there("attempt_0/filtered_stderr.log"));
 }
 
-Test(logs, each_attempt_has_a_directory_of_its_own)
+Test(logs, each_round_has_its_own_directory)
 {
     char path[PATH_MAX];
 
@@ -330,7 +330,7 @@ Test(logs, each_attempt_has_a_directory_of_its_own)
     cr_assert_str_eq(strstr(path, "/attempt_1/"), "/attempt_1/0/error.json");
 }
 
-Test(logs, a_slash_in_the_jobs_name_makes_no_directory)
+Test(logs, slash_in_job_name_makes_no_directory)
 {
     (void)snprintf(t.plan.run_id, sizeof t.plan.run_id, "../team/job");
     t.o.log_dir = t.log_dir;
@@ -339,7 +339,7 @@ Test(logs, a_slash_in_the_jobs_name_makes_no_directory)
     cr_assert_eq(strncmp(only_entry(t.log_dir), ".._team_job_", 12), 0, "%s", only_entry(t.log_dir));
 }
 
-Test(logs, a_directory_that_cannot_be_made_is_an_error)
+Test(logs, rejects_directory_that_cannot_be_created)
 {
     struct logs_options opt = {
         .plan = &t.plan, .console = t.console, .run_dir = t.run_dir, .room = on_room, .lost = on_lost};
@@ -352,13 +352,13 @@ Test(logs, a_directory_that_cannot_be_made_is_an_error)
     cr_assert_eq(logs_start(&t.logs, &t.loop, &opt, &err), CDDP_E_SYSTEM);
     cr_assert_null(t.logs);
     cr_assert_not_null(strstr(err.msg, "--log_dir '"), "%s", err.msg);
-    cr_assert_not_null(strstr(err.msg, "no directory can be made there: Not a directory"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "cannot create a directory there: Not a directory"), "%s", err.msg);
     cr_assert_eq(t.n_said, 0);
     writer_close(t.console, on_closed, NULL);
     (void)uv_run(&t.loop, UV_RUN_DEFAULT);
 }
 
-Test(logs, a_directory_that_vanishes_is_said_once_and_output_is_shown)
+Test(logs, vanished_directory_warns_once_and_shows_output)
 {
     t.o.log_dir = t.log_dir;
     t.o.redirects = "3";
@@ -374,7 +374,7 @@ Test(logs, a_directory_that_vanishes_is_said_once_and_output_is_shown)
     cr_assert_eq(t.n_said, 1);
 }
 
-Test(logs, a_full_disk_is_said_once_and_the_other_files_go_on)
+Test(logs, full_disk_warns_once_and_keeps_other_files)
 {
     char path[PATH_MAX];
 
@@ -398,7 +398,7 @@ Test(logs, a_full_disk_is_said_once_and_the_other_files_go_on)
     cr_assert_eq(t.lost, ENOSPC);
 }
 
-Test(logs, a_reader_that_stands_still_fills_one_workers_queue_only_and_room_is_told)
+Test(logs, stalled_reader_fills_one_workers_queue_only)
 {
     static char lines[65536], taken[1 << 16];
     struct logs_stream s;
@@ -435,7 +435,7 @@ Test(logs, a_reader_that_stands_still_fills_one_workers_queue_only_and_room_is_t
     (void)uv_run(&t.loop, UV_RUN_DEFAULT);
 }
 
-Test(logs, the_prefix_follows_the_template_and_the_last_lines_of_stderr_are_remembered)
+Test(logs, prefix_follows_template_and_stderr_is_remembered)
 {
     struct logs_stream s;
 

@@ -28,7 +28,7 @@ static void init(struct ranklog *log, uint32_t rank, bool keep_tail)
         cr_assert_eq(memcmp(cdi_buf_data(out), text, (out)->len), 0, "%.*s", (int)(out)->len, cdi_buf_data(out)); \
     } while (0)
 
-Test(ranklog, every_line_is_prefixed_and_waits_until_it_is_whole)
+Test(ranklog, prefixes_whole_lines)
 {
     struct ranklog log;
     struct cdi_buf out;
@@ -47,7 +47,7 @@ Test(ranklog, every_line_is_prefixed_and_waits_until_it_is_whole)
     cdi_buf_release(&out);
 }
 
-Test(ranklog, nothing_is_lost_of_newlines_behind_the_longest_prefix)
+Test(ranklog, keeps_newlines_after_longest_prefix)
 {
     static char newlines[65536];
     char template[2 * RANKLOG_PREFIX_MAX], prefix[RANKLOG_PREFIX_MAX];
@@ -71,7 +71,7 @@ Test(ranklog, nothing_is_lost_of_newlines_behind_the_longest_prefix)
     cdi_buf_release(&out);
 }
 
-Test(ranklog, cutting_the_input_anywhere_changes_nothing)
+Test(ranklog, input_cuts_change_nothing)
 {
     static const char text[] = "a\nbb\n\nccc\nlast";
 
@@ -93,7 +93,7 @@ Test(ranklog, cutting_the_input_anywhere_changes_nothing)
     }
 }
 
-Test(ranklog, a_line_beyond_the_limit_comes_in_marked_pieces)
+Test(ranklog, marks_pieces_of_long_line)
 {
     size_t n = 2 * RANKLOG_LINE_MAX + 10;
     char *line = malloc(n + 1);
@@ -123,7 +123,7 @@ Test(ranklog, a_line_beyond_the_limit_comes_in_marked_pieces)
     free(line);
 }
 
-Test(ranklog, a_stream_without_newlines_holds_no_more_than_the_limit)
+Test(ranklog, bounds_stream_without_newlines)
 {
     char chunk[5000];
     struct ranklog log;
@@ -142,7 +142,7 @@ Test(ranklog, a_stream_without_newlines_holds_no_more_than_the_limit)
     cdi_buf_release(&out);
 }
 
-Test(ranklog, the_last_lines_are_remembered_oldest_first)
+Test(ranklog, remembers_last_lines_oldest_first)
 {
     struct ranklog log;
     struct cdi_buf out;
@@ -167,7 +167,7 @@ Test(ranklog, the_last_lines_are_remembered_oldest_first)
     cdi_buf_release(&out);
 }
 
-Test(ranklog, a_prefix_follows_torchruns_template)
+Test(ranklog, prefix_follows_torchruns_template)
 {
     char buf[RANKLOG_PREFIX_MAX], longest[600];
 
@@ -182,7 +182,7 @@ Test(ranklog, a_prefix_follows_torchruns_template)
     cr_assert_eq(strlen(ranklog_prefix(buf, "${role_name}${rank}", longest, 0, 0)), RANKLOG_PREFIX_MAX - 1);
 }
 
-Test(ranklog, lines_that_the_filter_wants_come_out_twice_and_without_colour)
+Test(ranklog, matching_lines_are_duplicated_without_colour)
 {
     static const char words[] = "loss\0acc";
     struct ranklog_options opt = {.prefix = "[1] ", .rank = 1, .colour = true, .filter = {.words = words, .n = 2}};
@@ -215,7 +215,7 @@ static void init_drawn(struct ranklog *log, uint32_t rank, bool *drawn)
     ranklog_init(log, &opt);
 }
 
-Test(ranklog, on_a_terminal_the_bars_of_two_ranks_take_each_others_place)
+Test(ranklog, terminal_overwrites_progress_bars)
 {
     struct ranklog a, b;
     struct cdi_buf out;
@@ -245,7 +245,7 @@ Test(ranklog, on_a_terminal_the_bars_of_two_ranks_take_each_others_place)
     cdi_buf_release(&out);
 }
 
-Test(ranklog, on_a_terminal_a_carriage_return_before_the_newline_is_the_lines_own)
+Test(ranklog, terminal_keeps_carriage_return_before_newline)
 {
     static const char text[] = "one\r\n\rtwo\r\r\n\r\nthree\r";
 
@@ -268,7 +268,7 @@ Test(ranklog, on_a_terminal_a_carriage_return_before_the_newline_is_the_lines_ow
     }
 }
 
-Test(ranklog, on_a_terminal_the_most_text_that_a_feed_makes_fits_the_bound)
+Test(ranklog, terminal_output_fits_bound)
 {
     static char bytes[65536];
     char template[2 * RANKLOG_PREFIX_MAX], prefix[RANKLOG_PREFIX_MAX];

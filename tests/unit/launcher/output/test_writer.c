@@ -109,7 +109,7 @@ static void expect_read(const char *text)
     cr_assert_str_eq(buf, text);
 }
 
-Test(writer, what_is_pushed_comes_out_whole_and_in_order)
+Test(writer, writes_whole_and_in_order)
 {
     push(0, "one\n", 4);
     push(0, "", 0);
@@ -118,7 +118,7 @@ Test(writer, what_is_pushed_comes_out_whole_and_in_order)
     expect_read("one\ntwo\n");
 }
 
-Test(writer, a_reader_that_stands_still_fills_the_queue_and_room_is_told)
+Test(writer, stalled_reader_fills_queue_and_room_is_reported)
 {
     static char block[65536];
     size_t pushed = 0, got = 0;
@@ -143,7 +143,7 @@ Test(writer, a_reader_that_stands_still_fills_the_queue_and_room_is_told)
     finish(true);
 }
 
-Test(writer, a_closed_reader_loses_the_output_and_nothing_else)
+Test(writer, closed_reader_loses_only_its_output)
 {
     static char block[65536];
 
@@ -156,7 +156,7 @@ Test(writer, a_closed_reader_loses_the_output_and_nothing_else)
     cr_assert_eq(t.unwritten, EPIPE);
 }
 
-Test(writer, what_the_program_itself_cannot_say_is_no_event_until_a_worker_loses_something)
+Test(writer, own_lost_output_is_not_an_event)
 {
     (void)close(t.pipe_read);
     t.pipe_read = -1;
@@ -174,7 +174,7 @@ Test(writer, what_the_program_itself_cannot_say_is_no_event_until_a_worker_loses
 }
 
 /* stdout hangs with its pipe full; stderr is a pipe, too. */
-Test(writer, a_reader_that_stands_still_can_be_passed_by)
+Test(writer, skips_stalled_reader)
 {
     static char block[65536];
     int err[2], saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 10), full;
@@ -216,7 +216,7 @@ Test(writer, a_reader_that_stands_still_can_be_passed_by)
     cr_assert_eq(read(t.pipe_read, block, sizeof block), -1, "what was queued for it is dropped");
 }
 
-Test(writer, a_shared_descriptor_that_somebody_made_non_blocking_loses_nothing)
+Test(writer, non_blocking_shared_descriptor_loses_nothing)
 {
     static char block[65536];
     size_t got = 0;
@@ -233,7 +233,7 @@ Test(writer, a_shared_descriptor_that_somebody_made_non_blocking_loses_nothing)
     finish(true);
 }
 
-Test(writer, memory_is_bounded_whatever_is_pushed)
+Test(writer, bounds_memory)
 {
     static char block[65536];
     size_t got = 0;
@@ -256,7 +256,7 @@ Test(writer, memory_is_bounded_whatever_is_pushed)
     cr_assert(t.flushed);
 }
 
-Test(writer, one_that_prints_without_end_fills_only_its_own_queue)
+Test(writer, endless_source_fills_only_its_queue)
 {
     static char block[65536];
     size_t pushed = 0, got = 0;
@@ -276,7 +276,7 @@ Test(writer, one_that_prints_without_end_fills_only_its_own_queue)
     finish(true);
 }
 
-Test(writer, a_file_gets_its_bytes_and_is_closed_behind_them)
+Test(writer, writes_and_closes_file)
 {
     char path[] = "/tmp/cdi-writer-XXXXXX", text[16] = "";
     int fd = mkstemp(path);
@@ -293,7 +293,7 @@ Test(writer, a_file_gets_its_bytes_and_is_closed_behind_them)
     (void)unlink(path);
 }
 
-Test(writer, a_full_disk_is_told_once_and_blocks_nobody)
+Test(writer, full_disk_is_reported_once_and_blocks_no_source)
 {
     struct writer_sink *file, *other;
 
@@ -314,7 +314,7 @@ Test(writer, a_full_disk_is_told_once_and_blocks_nobody)
     expect_read("still\n");
 }
 
-Test(writer, a_file_that_cannot_be_made_is_an_errno)
+Test(writer, file_that_cannot_be_created_is_an_errno)
 {
     struct writer_sink *file;
 

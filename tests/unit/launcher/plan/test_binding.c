@@ -50,7 +50,7 @@ static void expect(uint32_t n, const char *lists)
     bind_free(w, n);
 }
 
-Test(bind, the_topology_is_read_as_hwloc_tells_it)
+Test(bind, reads_topology_of_hwloc)
 {
     struct bind_topology t = machine_of(BOX);
 
@@ -66,7 +66,7 @@ Test(bind, the_topology_is_read_as_hwloc_tells_it)
     free(t.cpus);
 }
 
-Test(bind, node_is_all_of_the_gpus_numa_node)
+Test(bind, node_mode_uses_gpus_numa_node)
 {
     const int nodes[] = {3, 3, 0, 0};
 
@@ -79,7 +79,7 @@ Test(bind, node_is_all_of_the_gpus_numa_node)
     expect(6, "24-31 24-31 0-7 0-7 24-31 24-31");
 }
 
-Test(bind, socket_is_all_nodes_of_the_gpus_socket)
+Test(bind, socket_mode_uses_gpus_socket)
 {
     const int nodes[] = {1, 2};
 
@@ -87,7 +87,7 @@ Test(bind, socket_is_all_nodes_of_the_gpus_socket)
     expect(2, "0-15 16-31");
 }
 
-Test(bind, exclusive_divides_the_cores_of_a_node_and_the_first_ones_get_what_is_over)
+Test(bind, exclusive_mode_divides_cores_of_node)
 {
     const int nodes[] = {1, 1, 1, 2};
     const int many[] = {0, 0, 0, 0, 0};
@@ -96,11 +96,11 @@ Test(bind, exclusive_divides_the_cores_of_a_node_and_the_first_ones_get_what_is_
     expect(4, "8-11 12-13 14-15 16-23");
     cr_assert_eq(plan(BOX, BIND_EXCLUSIVE, 5, many, 5), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg,
-                     "--numa_binding=exclusive: NUMA node 0 has 4 usable cores for 5 workers; start fewer of them, "
+                     "--numa_binding=exclusive: NUMA node 0 has 4 usable cores for 5 workers; start fewer workers, "
                      "or use --numa_binding=node");
 }
 
-Test(bind, core_complex_deals_out_the_caches_of_a_node)
+Test(bind, core_complex_mode_assigns_caches)
 {
     const int nodes[] = {0, 0, 0, 3};
 
@@ -108,7 +108,7 @@ Test(bind, core_complex_deals_out_the_caches_of_a_node)
     expect(4, "0-3 4-7 0-3 24-27");
 }
 
-Test(bind, the_larger_caches_come_first)
+Test(bind, larger_caches_first)
 {
     struct bind_cpu cpus[] = {{.cpu = 0, .cache = 7},
                               {.cpu = 1, .cache = 8},
@@ -122,7 +122,7 @@ Test(bind, the_larger_caches_come_first)
     expect(3, "1-2 5-6 0");
 }
 
-Test(bind, without_gpus_workers_are_dealt_out_to_the_nodes_in_blocks)
+Test(bind, without_gpus_blocks_of_workers_per_node)
 {
     cr_assert_eq(plan(BOX, BIND_NODE, 8, NULL, 0), CDDP_OK);
     expect(8, "0-7 0-7 8-15 8-15 16-23 16-23 24-31 24-31");
@@ -132,7 +132,7 @@ Test(bind, without_gpus_workers_are_dealt_out_to_the_nodes_in_blocks)
     expect(2, "0-7 16-23");
 }
 
-Test(bind, auto_binds_where_there_are_several_nodes_and_nobody_loses_by_it)
+Test(bind, auto_binds_if_several_nodes_and_no_loss)
 {
     const int nodes[] = {2, 0}, unknown[] = {2, -1};
 
@@ -150,13 +150,13 @@ Test(bind, auto_binds_where_there_are_several_nodes_and_nobody_loses_by_it)
     expect(2, "- -");
 }
 
-Test(bind, one_node_can_be_divided_too)
+Test(bind, divides_single_node)
 {
     cr_assert_eq(plan("numa:1 core:4 pu:2", BIND_EXCLUSIVE, 2, NULL, 0), CDDP_OK);
     expect(2, "0-3 4-7");
 }
 
-Test(bind, processors_that_this_process_may_not_use_are_not_given_away)
+Test(bind, respects_affinity_mask)
 {
     struct bind_cpu cpus[] = {
         {.cpu = 2, .core = 1, .node = 0}, {.cpu = 9, .core = 4, .node = 1}, {.cpu = 11, .core = 5, .node = 1}};
@@ -166,12 +166,13 @@ Test(bind, processors_that_this_process_may_not_use_are_not_given_away)
     cr_assert_eq(bind_make(w, 2, BIND_AUTO, &t, nodes, 2, &err), CDDP_OK);
     expect(2, "9,11 2");
     cr_assert_eq(bind_make(w, 3, BIND_NODE, &t, nodes, 3, &err), CDDP_E_INVALID);
-    cr_assert_not_null(strstr(err.msg, "GPU 2 is at NUMA node 2, of whose cores this job may use none"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "GPU 2 is at NUMA node 2, but this job may not use any core there"), "%s",
+                       err.msg);
     cr_assert_eq(bind_make(w, 3, BIND_AUTO, &t, nodes, 3, &err), CDDP_OK);
     expect(3, "9,11 2 -");
 }
 
-Test(bind, a_file_tells_whether_there_are_several_nodes)
+Test(bind, detects_numa_by_file)
 {
     char root[] = "/tmp/cdi-bind-XXXXXX", path[128];
     static const char *const dirs[] = {"/sys", "/sys/devices", "/sys/devices/system", "/sys/devices/system/node"};
@@ -199,7 +200,7 @@ Test(bind, a_file_tells_whether_there_are_several_nodes)
     (void)remove(root);
 }
 
-Test(bind, the_report_names_cores_numa_node_and_where_the_gpu_is)
+Test(bind, report_names_cores_node_and_gpu)
 {
     static char cores[] = "0-7,16-23";
     struct bind_worker one = {.cpus = cores, .node = 1, .gpu = -1};

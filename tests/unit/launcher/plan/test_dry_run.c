@@ -44,7 +44,7 @@ static const char *text_at(json_t *object, const char *name)
     return json_is_null(v) ? "null" : json_string_value(v);
 }
 
-Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
+Test(dry_run, one_node_has_ranks_devices_and_cores)
 {
     struct endpoint alone = {.min_nodes = 1, .max_nodes = 1, .n_nodes = 1, .node_rank = -1, .host = "127.0.0.1"};
     struct bind_worker bind[] = {{.cpus = (char *)"0-2", .node = 1, .gpu = 0}, {.node = -1, .gpu = 0}};
@@ -67,7 +67,7 @@ Test(dry_run, one_node_knows_its_ranks_devices_and_cores)
     json_decref(all);
 }
 
-Test(dry_run, of_several_nodes_ranks_are_known_where_the_nodes_is)
+Test(dry_run, several_nodes_have_ranks_if_node_rank_known)
 {
     struct endpoint any = {.min_nodes = 3,
                            .max_nodes = 3,

@@ -35,7 +35,7 @@ Test(endpoint, one_node_hosts_on_loopback_and_any_port)
     cr_assert_eq(m.join_timeout_ms, 600000);
 }
 
-Test(endpoint, one_node_does_not_follow_variables_that_an_outer_job_has_left)
+Test(endpoint, one_node_ignores_variables_of_outer_job)
 {
     struct options o = nodes(1);
 
@@ -46,7 +46,7 @@ Test(endpoint, one_node_does_not_follow_variables_that_an_outer_job_has_left)
     cr_assert_eq(m.port, 0);
 }
 
-Test(endpoint, standalone_overrides_address_and_port_as_in_torchrun)
+Test(endpoint, standalone_overrides_address_and_port)
 {
     struct options o = nodes(1);
 
@@ -63,7 +63,7 @@ Test(endpoint, standalone_overrides_address_and_port_as_in_torchrun)
     cr_assert_eq(m.port, 0);
 }
 
-Test(endpoint, node_rank_0_hosts_where_ranks_are_known)
+Test(endpoint, node_rank_0_hosts)
 {
     struct options o = nodes(2);
 
@@ -82,7 +82,7 @@ Test(endpoint, node_rank_0_hosts_where_ranks_are_known)
     cr_assert_eq(m.role, ENDPOINT_TRY);
 }
 
-Test(endpoint, is_host_decides_who_hosts)
+Test(endpoint, is_host_selects_host)
 {
     struct options o = nodes(2);
 
@@ -102,7 +102,7 @@ Test(endpoint, is_host_decides_who_hosts)
     cr_assert_eq(m.lease_ms, 5000);
 }
 
-Test(endpoint, limits_of_the_store_are_those_of_whoever_hosts)
+Test(endpoint, store_limits_are_the_hosts)
 {
     struct options o = nodes(1);
 
@@ -115,7 +115,7 @@ Test(endpoint, limits_of_the_store_are_those_of_whoever_hosts)
     cr_assert(m.max_connections == 9 && m.max_buffered == (size_t)3 << 30);
 }
 
-Test(endpoint, torchrun_s_keys_for_joining_closing_and_living_are_understood)
+Test(endpoint, accepts_torchruns_timeout_and_lease_keys)
 {
     struct options o = nodes(2);
 
@@ -136,7 +136,7 @@ Test(endpoint, torchrun_s_keys_for_joining_closing_and_living_are_understood)
     cr_assert_eq(m.lease_ms, 6000, "the plain word counts");
 }
 
-Test(endpoint, nodes_that_may_come_are_more_than_those_that_work)
+Test(endpoint, spares_add_to_node_count)
 {
     struct options o = nodes(2);
 
@@ -156,7 +156,7 @@ Test(endpoint, nodes_that_may_come_are_more_than_those_that_work)
     cr_assert_not_null(strstr(err.msg, "2 with the spares"), "%s", err.msg);
 }
 
-Test(endpoint, one_node_with_an_endpoint_may_meet_a_daemon_there)
+Test(endpoint, one_node_with_endpoint_may_use_daemon)
 {
     struct options o = nodes(1);
 
@@ -169,7 +169,7 @@ Test(endpoint, one_node_with_an_endpoint_may_meet_a_daemon_there)
     cr_assert_eq(m.port, 0);
 }
 
-Test(endpoint, flags_win_over_variables)
+Test(endpoint, flags_override_variables)
 {
     struct options o = nodes(2);
 
@@ -189,7 +189,7 @@ Test(endpoint, flags_win_over_variables)
     cr_assert_eq(m.port, 99);
 }
 
-Test(endpoint, several_nodes_without_a_place_hear_the_ways_to_give_one)
+Test(endpoint, missing_endpoint_error_lists_ways_to_give_one)
 {
     cr_assert_eq(decide(nodes(2)), CDDP_E_INVALID);
     SAYS("--nnodes=2");
@@ -198,19 +198,19 @@ Test(endpoint, several_nodes_without_a_place_hear_the_ways_to_give_one)
     SAYS("MASTER_ADDR");
 }
 
-Test(endpoint, what_cannot_be_is_said)
+Test(endpoint, rejects_contradictions)
 {
     static const struct {
         struct options o;
         const char *expect;
     } bad[] = {
-        {{.rdzv_backend = "etcd"}, "--rdzv_backend 'etcd' is none of cddprun's"},
-        {{.node_rank = 2}, "--node_rank 2 is none of the 2 nodes; they are 0 to 1"},
+        {{.rdzv_backend = "etcd"}, "--rdzv_backend 'etcd' is not supported"},
+        {{.node_rank = 2}, "--node_rank 2 is out of range for 2 nodes: 0 to 1"},
         {{.node_rank = 1, .rdzv_conf = "rank=0"}, "--node_rank 1 contradicts --rdzv_conf rank=0"},
-        {{.standalone = true}, "--standalone is for one machine, but --nnodes is 2"},
-        {{.master_addr = "0.0.0.0"}, "0.0.0.0 stands for every address"},
-        {{.rdzv_endpoint = "[::]:5"}, ":: stands for every address"},
-        {{.rdzv_endpoint = "a:0"}, "port 0 means any free one"},
+        {{.standalone = true}, "--standalone is for one node, but --nnodes is 2"},
+        {{.master_addr = "0.0.0.0"}, "0.0.0.0 means every address"},
+        {{.rdzv_endpoint = "[::]:5"}, ":: means every address"},
+        {{.rdzv_endpoint = "a:0"}, "port 0 means any free port"},
         {{.rdzv_endpoint = "a:b"}, "--rdzv_endpoint 'a:b' is not HOST"},
         {{.rdzv_endpoint = "a:70000"}, "'a:70000' is not HOST"},
         {{.rdzv_endpoint = ":1"}, "':1' is not HOST"},
@@ -220,17 +220,17 @@ Test(endpoint, what_cannot_be_is_said)
         {{.rdzv_endpoint = "a\n:b"}, "'a?:b' is not HOST"},
         {{.rdzv_conf = "join_timeout"}, "--rdzv_conf 'join_timeout' is not KEY=VALUE"},
         {{.rdzv_conf = "=1"}, "--rdzv_conf '=1' is not KEY=VALUE"},
-        {{.rdzv_conf = "join_timeout=0"}, "join_timeout cannot be '0'; it is a whole number of seconds"},
-        {{.rdzv_conf = "is_host=maybe"}, "is_host cannot be 'maybe'; it is 0 or 1"},
-        {{.rdzv_conf = "rank=-1"}, "rank cannot be '-1'; it is a node rank"},
-        {{.rdzv_conf = "store_memory=1T"}, "store_memory cannot be '1T'; it is a number of bytes such as 512M"},
+        {{.rdzv_conf = "join_timeout=0"}, "join_timeout cannot be '0'; give a whole number of seconds"},
+        {{.rdzv_conf = "is_host=maybe"}, "is_host cannot be 'maybe'; give 0 or 1"},
+        {{.rdzv_conf = "rank=-1"}, "rank cannot be '-1'; give a node rank"},
+        {{.rdzv_conf = "store_memory=1T"}, "store_memory cannot be '1T'; give a number of bytes such as 512M"},
         {{.rdzv_conf = "max_value=9M"},
-         "max_value cannot be '9M'; it is a number of bytes such as 512M, at least 1, at most 8M"},
+         "max_value cannot be '9M'; give a number of bytes such as 512M, at least 1, at most 8M"},
         {{.rdzv_conf = "max_key=0"}, "max_key cannot be '0'"},
-        {{.rdzv_conf = "max_waits=1K"}, "max_waits cannot be '1K'; it is a whole number, at least 1"},
+        {{.rdzv_conf = "max_waits=1K"}, "max_waits cannot be '1K'; give a whole number, at least 1"},
         {{.rdzv_conf = "max_connections=0"}, "max_connections cannot be '0'"},
-        {{.rdzv_conf = "timeout=5,colour=red"}, "there is no key 'colour'"},
-        {{.rdzv_conf = "store_type=file"}, "torchrun's store_type means nothing to cddprun"},
+        {{.rdzv_conf = "timeout=5,colour=red"}, "unknown key 'colour'"},
+        {{.rdzv_conf = "store_type=file"}, "torchrun's store_type has no meaning in cddprun"},
         {{.env_master_addr = "a", .env_master_port = "0"}, "MASTER_PORT='0' is not a port"},
     };
 
@@ -259,7 +259,7 @@ static struct cluster_env two_nodes(void)
                                 .run_id = "1.0.0"};
 }
 
-Test(endpoint, inside_a_slurm_step_nothing_needs_to_be_given)
+Test(endpoint, slurm_step_needs_no_flags)
 {
     step = two_nodes();
     cr_assert_eq(decide(nodes(1)), CDDP_OK);
@@ -269,11 +269,11 @@ Test(endpoint, inside_a_slurm_step_nothing_needs_to_be_given)
     cr_assert_str_eq(m.host, "node1");
     cr_assert_eq(m.port, 20007);
     cr_assert_str_eq(m.run_id, "1.0.0");
-    cr_assert_str_eq(m.detected, "Slurm step 1.0.0: 2 nodes (node[1-2]), this is node 1; they meet at "
+    cr_assert_str_eq(m.detected, "Slurm step 1.0.0: 2 nodes (node[1-2]), this is node 1; rendezvous at "
                                  "node1, port 20007");
 }
 
-Test(endpoint, a_port_that_nobody_chose_has_others_beside_it)
+Test(endpoint, default_port_has_alternatives)
 {
     struct options o = nodes(1);
 
@@ -298,7 +298,7 @@ Test(endpoint, a_port_that_nobody_chose_has_others_beside_it)
     cr_assert_eq(m.n_ports, 1);
 }
 
-Test(endpoint, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
+Test(endpoint, elastic_job_accepts_fewer_nodes_than_max)
 {
     struct options o = nodes(4);
 
@@ -318,7 +318,7 @@ Test(endpoint, an_elastic_job_may_have_fewer_nodes_in_the_step_than_its_maximum)
     cr_assert(m.node_rank == -1 && m.run_id[0] == '\0' && m.role == ENDPOINT_TRY, "node ranks may be another step's");
 }
 
-Test(endpoint, min_alone_takes_its_maximum_from_the_step)
+Test(endpoint, min_alone_takes_max_from_step)
 {
     struct options o = nodes(OPTIONS_NODES_AUTO);
 
@@ -348,7 +348,7 @@ Test(endpoint, min_alone_takes_its_maximum_from_the_step)
     SAYS("was started on the first one only");
 }
 
-Test(endpoint, a_step_of_too_many_or_too_few_nodes_is_named)
+Test(endpoint, rejects_step_with_wrong_node_count)
 {
     static const int64_t counts[][2] = {{1, 2}, {2, 2}, {4, 4}, {4, 8}};
     struct options o;
@@ -367,7 +367,7 @@ Test(endpoint, a_step_of_too_many_or_too_few_nodes_is_named)
     }
 }
 
-Test(endpoint, flags_win_over_slurm)
+Test(endpoint, flags_override_slurm)
 {
     struct options o = nodes(2);
 
@@ -392,7 +392,7 @@ Test(endpoint, flags_win_over_slurm)
     cr_assert_str_eq(m.host, "127.0.0.1");
 }
 
-Test(endpoint, a_node_rank_that_the_batch_shell_has_expanded_is_named)
+Test(endpoint, reports_node_rank_expanded_by_batch_shell)
 {
     struct options o = nodes(2);
 
@@ -407,7 +407,7 @@ Test(endpoint, a_node_rank_that_the_batch_shell_has_expanded_is_named)
     cr_assert_eq(decide(o), CDDP_OK);
 }
 
-Test(endpoint, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
+Test(endpoint, reports_forgotten_srun_unless_flags_are_clear)
 {
     struct options o = nodes(1);
 
@@ -425,7 +425,7 @@ Test(endpoint, a_forgotten_srun_is_named_unless_flags_say_what_is_meant)
     cr_assert_eq(decide(nodes(1)), CDDP_OK);
 }
 
-Test(endpoint, two_launchers_on_a_node_are_refused)
+Test(endpoint, rejects_two_launchers_on_a_node)
 {
     step = two_nodes();
     step.one_task_per_node = false;
@@ -433,7 +433,7 @@ Test(endpoint, two_launchers_on_a_node_are_refused)
     SAYS("--ntasks-per-node=1");
 }
 
-Test(endpoint, an_endpoint_is_taken_apart)
+Test(endpoint, parses_endpoint)
 {
     static const struct {
         const char *text, *host;
@@ -456,7 +456,7 @@ Test(endpoint, an_endpoint_is_taken_apart)
     }
 }
 
-Test(endpoint, what_is_no_host_is_refused_at_once)
+Test(endpoint, rejects_invalid_hosts)
 {
     static const char *const bad[] = {"http://h:29400", "http://h", "host:1:2", "a,b", "a b:1", "1:2:3:4", "h/:1"};
 
@@ -472,7 +472,7 @@ Test(endpoint, what_is_no_host_is_refused_at_once)
     }
 }
 
-Test(endpoint, an_address_with_a_port_is_told_what_to_write)
+Test(endpoint, address_with_port_error_shows_correct_flags)
 {
     struct options o = {
         .min_nodes = 1, .max_nodes = 1, .node_rank = -1, .master_port = -1, .master_addr = "localhost:29500"};
@@ -489,23 +489,23 @@ Test(endpoint, an_address_with_a_port_is_told_what_to_write)
     cr_assert_str_eq(err.msg, "MASTER_ADDR 'a:1' is an address with a port; give MASTER_ADDR=a and MASTER_PORT=1");
     o.env_master_addr = NULL;
     cr_assert_eq(endpoint_decide(&m, &o, &(struct cluster_env){.kind = NULL}, &err), CDDP_E_INVALID);
-    cr_assert_eq(strncmp(err.msg, "--nnodes=1:2, but nothing says", 30), 0, "%s", err.msg);
+    cr_assert_eq(strncmp(err.msg, "--nnodes=1:2 needs a rendezvous endpoint", 40), 0, "%s", err.msg);
 }
 
 static cddp_status check(const char *host, const char *address, uint32_t n_nodes)
 {
     struct sockaddr_storage a = {.ss_family = strchr(address, ':') == NULL ? AF_INET : AF_INET6};
-    struct endpoint where = {.n_nodes = n_nodes};
+    struct endpoint endpoint = {.n_nodes = n_nodes};
 
     if (a.ss_family == AF_INET)
         cr_assert_eq(inet_pton(AF_INET, address, &((struct sockaddr_in *)&a)->sin_addr), 1);
     else
         cr_assert_eq(inet_pton(AF_INET6, address, &((struct sockaddr_in6 *)&a)->sin6_addr), 1);
-    (void)snprintf(where.host, sizeof where.host, "%s", host);
-    return endpoint_check_address(&where, (struct sockaddr *)&a, &err);
+    (void)snprintf(endpoint.host, sizeof endpoint.host, "%s", host);
+    return endpoint_check_address(&endpoint, (struct sockaddr *)&a, &err);
 }
 
-Test(endpoint, a_name_that_leads_each_node_to_itself_is_refused)
+Test(endpoint, rejects_name_that_resolves_to_loopback)
 {
     cr_assert_eq(check("node1", "127.0.1.1", 2), CDDP_E_INVALID);
     SAYS("'node1' resolves to 127.0.1.1");

@@ -29,7 +29,7 @@ static void make_dirs(const char *root, const char *path)
     (void)mkdir(full, 0700);
 }
 
-Test(machine, gpus_are_counted_from_files)
+Test(machine, counts_gpus_from_files)
 {
     char root[] = "/tmp/cdi-machine-XXXXXX";
     struct machine m;

@@ -49,7 +49,7 @@ static const char *get(char **env, const char *name)
     return found;
 }
 
-Test(plan, the_number_of_workers_comes_from_the_flag_or_the_machine)
+Test(plan, worker_count_is_from_flag_or_node)
 {
     cr_assert_eq(make(OPTIONS_NPROC_COUNT, 5).n_procs, 5);
     cr_assert_eq(make(OPTIONS_NPROC_CPU, 1).n_procs, 6);
@@ -57,7 +57,7 @@ Test(plan, the_number_of_workers_comes_from_the_flag_or_the_machine)
     cr_assert_eq(make(OPTIONS_NPROC_AUTO, 1).n_procs, 2);
 }
 
-Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
+Test(plan, auto_counts_cores_and_gpu_fails_without_gpu)
 {
     struct machine bare = {.n_cores = 4, .host = "bare"};
     struct options o = {
@@ -75,7 +75,7 @@ Test(plan, auto_without_a_gpu_counts_cores_and_gpu_without_a_gpu_is_an_error)
     cr_assert_not_null(strstr(err.msg, "CUDA_VISIBLE_DEVICES"), "%s", err.msg);
 }
 
-Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agree)
+Test(plan, single_node_run_gets_random_name)
 {
     struct options o = {.min_nodes = 2, .max_nodes = 2, .nproc = 1, .local_addr = "10.0.0.9", .command = train};
     struct endpoint two = {.min_nodes = 2,
@@ -96,7 +96,7 @@ Test(plan, a_run_without_a_name_gets_a_random_one_unless_several_nodes_must_agre
     cr_assert_str_eq(p.host, "10.0.0.9");
 }
 
-Test(plan, workers_are_told_where_the_secret_is)
+Test(plan, workers_get_auth_token_file)
 {
     static char *base[] = {(char *)"CDDP_AUTH_TOKEN_FILE=relative", NULL};
     struct plan p = make(OPTIONS_NPROC_COUNT, 1);
@@ -111,7 +111,7 @@ Test(plan, workers_are_told_where_the_secret_is)
     plan_free_strings(env);
 }
 
-Test(plan, a_worker_gets_all_of_torchruns_variables_and_keeps_the_rest)
+Test(plan, sets_torchruns_variables_and_keeps_others)
 {
     static char *base[] = {(char *)"HOME=/root", (char *)"RANK=77", (char *)"NOEQUALS", NULL};
     struct plan p = make(OPTIONS_NPROC_COUNT, 2);
@@ -164,7 +164,7 @@ Test(plan, a_worker_gets_all_of_torchruns_variables_and_keeps_the_rest)
     plan_free_strings(env);
 }
 
-Test(plan, the_users_own_thread_count_stays)
+Test(plan, keeps_users_thread_count)
 {
     static char *base[] = {(char *)"OMP_NUM_THREADS=8", (char *)"TORCH_NCCL_ASYNC_ERROR_HANDLING=3", NULL};
     static char *none[] = {NULL};
@@ -181,7 +181,7 @@ Test(plan, the_users_own_thread_count_stays)
     plan_free_strings(env);
 }
 
-Test(plan, local_rank_is_replaced_in_arguments_only)
+Test(plan, replaces_local_rank_in_arguments_only)
 {
     struct plan p = make(OPTIONS_NPROC_COUNT, 2);
     char **args = plan_args(&p, 1);
@@ -208,7 +208,7 @@ static const char *command_of(const struct plan *p, uint32_t local_rank)
     return text;
 }
 
-Test(plan, a_python_program_runs_by_python_and_any_other_as_it_is)
+Test(plan, runs_py_files_by_python)
 {
     static char *script[] = {(char *)"train.py", (char *)"--lr=1", NULL}, *binary[] = {(char *)"./train.pyc", NULL};
     struct options o = asked;
@@ -241,7 +241,7 @@ Test(plan, a_python_program_runs_by_python_and_any_other_as_it_is)
     cr_assert_str_eq(plan_program(&p), "./train.pyc");
 }
 
-Test(plan, a_world_size_is_shared_evenly_by_the_machines)
+Test(plan, divides_world_size_evenly_among_nodes)
 {
     struct options o = asked;
     struct endpoint three = {
@@ -256,7 +256,7 @@ Test(plan, a_world_size_is_shared_evenly_by_the_machines)
     cr_assert_eq(p.n_procs, 4);
     o.world_size = 13;
     cr_assert_eq(plan_make(&p, &o, &three, &box, "x", &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--world_size 13 cannot be shared evenly by 3 machines; give --nproc_per_node instead");
+    cr_assert_str_eq(err.msg, "--world_size 13 cannot be divided evenly among 3 nodes; give --nproc_per_node instead");
 }
 
 /* One variable of a worker of a job of two. */
@@ -270,7 +270,7 @@ static void expect_env(const struct plan *p, uint32_t local_rank, const char *na
     plan_free_strings(env);
 }
 
-Test(plan, exported_variables_reach_the_workers_and_a_virtual_local_rank_shows_one_gpu)
+Test(plan, exports_variables_and_virtual_local_rank)
 {
     struct plan p;
 
@@ -294,7 +294,7 @@ Test(plan, exported_variables_reach_the_workers_and_a_virtual_local_rank_shows_o
     expect_env(&p, 1, "CUDA_VISIBLE_DEVICES", "1");
 }
 
-Test(plan, more_workers_than_listed_gpus_cannot_have_a_virtual_local_rank_each)
+Test(plan, rejects_virtual_local_rank_with_too_few_gpus)
 {
     struct options o = asked;
     struct plan p;
@@ -311,7 +311,7 @@ Test(plan, more_workers_than_listed_gpus_cannot_have_a_virtual_local_rank_each)
     cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
 }
 
-Test(plan, a_rank_that_is_not_there_cannot_have_the_terminal)
+Test(plan, rejects_interactive_rank_out_of_range)
 {
     struct endpoint two = {
         .min_nodes = 2, .max_nodes = 2, .n_nodes = 2, .node_rank = 0, .host = "10.0.0.1", .port = 29500};
@@ -325,6 +325,6 @@ Test(plan, a_rank_that_is_not_there_cannot_have_the_terminal)
     cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_OK);
     o.interactive = 3;
     cr_assert_eq(plan_make(&p, &o, &alone, &box, "x", &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "--interactive 3 is none of the 3 ranks; they are 0 to 2");
+    cr_assert_str_eq(err.msg, "--interactive 3 is out of range for 3 ranks: 0 to 2");
     cr_assert_eq(plan_make(&p, &o, &two, &box, "x", &err), CDDP_OK);
 }

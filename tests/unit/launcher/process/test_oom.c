@@ -62,7 +62,7 @@ static const char *said(const char *path, const char *after)
     return text;
 }
 
-Test(oom, of_cgroup_v2_with_the_least_limit_above)
+Test(oom, reads_cgroup_v2_and_least_limit_above)
 {
     static const char path[] = "/sys/fs/cgroup/job/step/memory.events";
 
@@ -80,7 +80,7 @@ Test(oom, of_cgroup_v2_with_the_least_limit_above)
     remove_root();
 }
 
-Test(oom, of_cgroup_v1_beside_an_empty_v2)
+Test(oom, reads_cgroup_v1_beside_empty_v2)
 {
     static const char path[] = "/sys/fs/cgroup/memory/slurm/job_7/memory.oom_control";
 
@@ -96,7 +96,7 @@ Test(oom, of_cgroup_v1_beside_an_empty_v2)
     remove_root();
 }
 
-Test(oom, a_container_that_sees_its_own_files_at_the_top)
+Test(oom, reads_files_at_top_in_container)
 {
     static const char path[] = "/sys/fs/cgroup/memory.events";
 
@@ -109,18 +109,18 @@ Test(oom, a_container_that_sees_its_own_files_at_the_top)
     remove_root();
 }
 
-Test(oom, without_a_memory_cgroup_the_machine_counts)
+Test(oom, counts_whole_node_without_memory_cgroup)
 {
     make_root();
     put("/proc/self/cgroup", "0::/\n");
     put("/proc/vmstat", "nr_free_pages 7\noom_kill 4\npgfault 9\n");
     cr_assert_str_eq(said("/proc/vmstat", "nr_free_pages 7\noom_kill 4\n"), "");
     cr_assert_str_eq(said("/proc/vmstat", "nr_free_pages 7\noom_kill 5\n"),
-                     "the kernel has just killed a process of this machine for lack of memory");
+                     "the kernel has just killed a process on this node because it was out of memory");
     remove_root();
 }
 
-Test(oom, files_that_make_no_sense_say_nothing)
+Test(oom, ignores_invalid_files)
 {
     static const char *const texts[] = {"",          ":",  "4",   "4:",   "4:memory",
                                         "4:memory:", "::", "0::", "\n\n", "4:memory:x\n0::y"};

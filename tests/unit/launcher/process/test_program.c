@@ -65,7 +65,7 @@ static bool read_bytes(const void *bytes, size_t n, struct program_facts *facts)
     return known;
 }
 
-Test(program, mpi_and_libcddp_are_seen_among_what_is_needed)
+Test(program, finds_mpi_and_libcddp_in_needed_libraries)
 {
     static const struct {
         const char *first, *second, *mpi;
@@ -92,7 +92,7 @@ Test(program, mpi_and_libcddp_are_seen_among_what_is_needed)
     cr_assert_not_null(strstr(facts.interpreter, "ld"), "%s", facts.interpreter);
 }
 
-Test(program, a_script_names_its_interpreter)
+Test(program, reads_interpreter_of_script)
 {
     struct program_facts facts;
     char path[64];
@@ -118,7 +118,7 @@ Test(program, a_script_names_its_interpreter)
 }
 
 /* Of any file it returns, with names that end and are in the file; sanitizers see the rest. */
-Test(program, a_broken_file_does_no_harm, .timeout = 120)
+Test(program, survives_broken_files, .timeout = 120)
 {
     struct program_facts facts;
     struct small whole, s;

@@ -77,7 +77,7 @@ static void set_path(const char *first, const char *second)
     (void)setenv("PATH", value, 1);
 }
 
-Test(spawn, a_program_with_a_slash_is_taken_as_it_is)
+Test(spawn, uses_path_with_slash_unchanged)
 {
     cr_assert_eq(find(in_dir("runs")), CDDP_OK);
     cr_assert_str_eq(path, in_dir("runs"));
@@ -86,14 +86,14 @@ Test(spawn, a_program_with_a_slash_is_taken_as_it_is)
     cr_assert_str_eq(path, "./runs");
 }
 
-Test(spawn, one_without_a_slash_is_the_first_in_path_that_can_be_executed)
+Test(spawn, finds_first_executable_in_path)
 {
     set_path(in_dir("a"), in_dir("b"));
     cr_assert_eq(find("same"), CDDP_OK);
     cr_assert_str_eq(path, in_dir("b/same"));
 }
 
-Test(spawn, an_empty_part_of_path_is_the_current_directory_and_no_path_is_a_shells)
+Test(spawn, treats_empty_and_missing_path_as_shell_does)
 {
     cr_assert_eq(chdir(dir), 0);
     set_path("/nowhere", "");
@@ -104,7 +104,7 @@ Test(spawn, an_empty_part_of_path_is_the_current_directory_and_no_path_is_a_shel
     cr_assert_str_eq(path, "/bin/sh");
 }
 
-Test(spawn, what_is_not_there_is_127_and_says_where_it_was_looked_for)
+Test(spawn, missing_program_is_127_and_names_path)
 {
     set_path(in_dir("a"), NULL);
     cr_assert_eq(find("no-such"), CDDP_E_NOT_FOUND);
@@ -120,11 +120,11 @@ Test(spawn, what_is_not_there_is_127_and_says_where_it_was_looked_for)
     cr_assert_str_eq(err.msg, "program 'runs' is not in PATH; did you mean ./runs?");
 }
 
-Test(spawn, what_cannot_be_executed_is_126)
+Test(spawn, not_executable_is_126)
 {
     cr_assert_neq(find(in_dir("plain")), CDDP_OK);
     cr_assert_eq(status, 126);
-    cr_assert_not_null(strstr(err.msg, "is not executable (a script can be given to its interpreter"), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "is not executable (run a script with its interpreter"), "%s", err.msg);
     cr_assert_neq(find(in_dir("dir")), CDDP_OK);
     cr_assert_eq(status, 126);
     cr_assert_not_null(strstr(err.msg, "Is a directory"), "%s", err.msg);
@@ -133,7 +133,7 @@ Test(spawn, what_cannot_be_executed_is_126)
     cr_assert_eq(status, 126, "it is there, and may not be executed: %s", err.msg);
 }
 
-Test(spawn, a_name_that_is_too_long_is_an_error)
+Test(spawn, rejects_too_long_name)
 {
     char name[PATH_MAX + 2];
 

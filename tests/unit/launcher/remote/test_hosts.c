@@ -17,7 +17,7 @@ static cddp_status parse(const char *list)
     return hosts_parse(&h, &o, &err);
 }
 
-Test(hosts, a_list_has_names_and_numbers)
+Test(hosts, parses_names_and_numbers)
 {
     cr_assert_eq(parse("a:8,user@b.cluster,[fe80::1]:2,fe80::2,10.0.0.1:1"), CDDP_OK);
     cr_assert_eq(h.n, 5);
@@ -33,7 +33,7 @@ Test(hosts, a_list_has_names_and_numbers)
     free(h.v);
 }
 
-Test(hosts, what_is_no_host_is_named)
+Test(hosts, error_names_invalid_host)
 {
     static const char *const bad[] = {"",    ",",   "a,", ",a", "a:0", "a:", "a:x", "a:4097", ":8", "-oProxyCommand=x",
                                       "a b", "[]:1"};
@@ -44,7 +44,7 @@ Test(hosts, what_is_no_host_is_named)
     }
 }
 
-Test(hosts, a_command_is_one_line_for_sh_with_everything_in_quotes)
+Test(hosts, command_is_one_quoted_line_for_sh)
 {
     char *flags[] = {(char *)"--hosts", (char *)"a:2,b"}, *command[] = {(char *)"./it's", (char *)"$x", NULL};
     char *env[] = {(char *)"PET_ROLE=a b", NULL};
