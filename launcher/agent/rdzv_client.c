@@ -613,7 +613,7 @@ static void on_no_room(struct rdzv_client *j, const char *why)
 {
     char text[1024];
 
-    (void)snprintf(text, sizeof text, "the rendezvous at %.200s does not accept more connections: %.400s", j->opt.name,
+    (void)snprintf(text, sizeof text, "the rendezvous at %.200s takes no more connections: %.400s", j->opt.name,
                    why);
     wait_for_place(j, why, text);
 }

@@ -59,7 +59,7 @@ def test_python_exec_names_another_python_and_no_python_none(cddprun):
 
 def test_a_missing_interpreter_is_named(cddprun):
     with tempfile.TemporaryDirectory() as folder:
-        for text, words in (('#!/no/such -x\n', "cannot run script '{}': the file is there, but its interpreter is not: '/no/such'"),
+        for text, words in (('#!/no/such -x\n', "cannot run script '{}': the file exists, but its interpreter does not: '/no/such'"),
                             ('#!/bin/sh\r\necho\r\n', "cannot run script '{}': its first line ends in a carriage return")):
             path = script(folder, 'job', text, 0o755)
             status, _, err = run(cddprun, '--standalone', path)
@@ -73,7 +73,7 @@ def test_a_missing_interpreter_is_named(cddprun):
             f.write(binary.replace(loader, b'/x' + loader[2:], 1))
         os.chmod(path, 0o755)
         status, _, err = run(cddprun, '--standalone', path)
-        assert status == 127 and "its dynamic loader is not: '/x" in err, err
+        assert status == 127 and "its dynamic loader does not: '/x" in err, err
 
 
 def test_an_mpi_program_is_warned_of(cddprun):
@@ -84,7 +84,7 @@ def test_an_mpi_program_is_warned_of(cddprun):
         with open(path, 'wb') as f:  # it cannot run, but needs an MPI
             f.write(binary.replace(b'\0libc.so.6\0', b'\0libmpi.so\0'))
         os.chmod(path, 0o755)
-        words = f"'{path}' is an MPI program (it needs libmpi.so), but cddprun sets up no MPI: each worker will be rank 0 of 1"
+        words = f"'{path}' is an MPI program (it needs libmpi.so), but cddprun does not set up MPI: each worker will be rank 0 of 1"
         assert words in run(cddprun, '-n', '2', path)[2]
         assert words in run(cddprun, '-n', '2', 'env', 'A=1', path)[2]
         for quiet in (['-n', '1', path], ['-n', '2', PRINTER, 'tty'], ['-n', '2', sys.executable, '-c', 'pass', path + '.none']):
@@ -112,15 +112,15 @@ def test_x_gives_workers_a_variable(cddprun):
 
 def test_contradictions_are_said_before_anything_runs(cddprun):
     for flags, says in [
-            (['-n', '3', '-ppn', '2'], 'cannot be divided into machines'),
-            (['--nnodes=3:2'], 'MIN that is larger than MAX'),
-            (['--standalone', '--nnodes=2'], '--standalone is for one machine'),
-            (['--nnodes=2', '--node_rank=2', '--master_addr=h'], '--node_rank 2 is none of the 2 nodes'),
+            (['-n', '3', '-ppn', '2'], 'cannot be divided into nodes'),
+            (['--nnodes=3:2'], 'has a MIN larger than its MAX'),
+            (['--standalone', '--nnodes=2'], '--standalone is for one node'),
+            (['--nnodes=2', '--node_rank=2', '--master_addr=h'], '--node_rank 2 is out of range for 2 nodes'),
             (['--node_rank=1'], '--node_rank 1, but --nnodes is 1'),
-            (['--interactive=2', '-n', '2'], '--interactive 2 is none of the 2 ranks; they are 0 to 1'),
+            (['--interactive=2', '-n', '2'], '--interactive 2 is out of range for 2 ranks: 0 to 1'),
             (['--hostfile', 'h'], "unknown flag '--hostfile': --hosts a:8,b:8 starts"),
             (['--use-env'], 'workers always find LOCAL_RANK'),
-            (['-m', '--no_python'], 'leave one of them out'),
+            (['-m', '--no_python'], 'remove one of them'),
             (['--tee', '0:5'], "--tee '0:5' is neither"),
             (['--nproc_per_nodes=2'], 'did you mean --nproc_per_node?')]:
         status, out, err = run(cddprun, *flags, 'echo', 'ran')
@@ -129,10 +129,10 @@ def test_contradictions_are_said_before_anything_runs(cddprun):
 
 def test_what_is_given_in_vain_is_said_and_the_job_runs(cddprun):
     for flags, env, says in [
-            (['--standalone', '--master_port=5'], {}, '--master_port is not used: --standalone means'),
-            (['--standalone', '--rdzv_endpoint=h:5'], {}, '--rdzv_endpoint is not used: --standalone means'),
-            ([], {'LOGLEVEL': 'loud'}, "LOGLEVEL 'loud' is none of debug, info, warning and error"),
-            (['--local_ranks_filter=5'], {}, "no output is shown: --local_ranks_filter '5' names none of this node's")]:
+            (['--standalone', '--master_port=5'], {}, '--master_port is ignored: --standalone means'),
+            (['--standalone', '--rdzv_endpoint=h:5'], {}, '--rdzv_endpoint is ignored: --standalone means'),
+            ([], {'LOGLEVEL': 'loud'}, "LOGLEVEL 'loud' is not debug, info, warning or error"),
+            (['--local_ranks_filter=5'], {}, "no output will be shown: --local_ranks_filter '5' selects none of this node's")]:
         status, out, err = run(cddprun, *flags, 'echo', 'ran', env=env)
         shown = '' if 'no output' in says else '[0] ran\n'
         assert status == 0 and says in err and out == shown and err.count('\n') == 1, (flags, status, out, err)
@@ -144,7 +144,7 @@ def test_a_python_that_is_not_there_is_named_with_the_variable_that_can_name_ano
     for env, says in [
             ({'PYTHON_EXEC': '/no/python'}, "cannot run program '/no/python': No such file or directory"),
             ({'PATH': '/nowhere'}, "program 'python3' is not in PATH")]:
-        said = f"cddprun: 'train.py' is run by Python, but {says}; PYTHON_EXEC can name another Python\n"
+        said = f"cddprun: 'train.py' is run by Python, but {says}; set PYTHON_EXEC to use another Python\n"
         assert run(cddprun, 'train.py', env=env) == (127, '', said)
 
 
@@ -156,9 +156,9 @@ def test_a_file_ranks_the_hosts_and_says_where_they_meet(cddprun):
         with Job(cddprun, '--local_addr=host-b', *flags) as b, Job(cddprun, '--local_addr=127.0.0.1', *flags) as a:
             assert (a.finish(), b.finish()) == (0, 0), (a.err, b.err)
             assert (a.out, b.out) == ('[0] 0 of 2\n', '[1] 1 of 2\n'), (a.out, b.out)
-            assert f'2 nodes, this is node 0; they meet at 127.0.0.1, port {port}' in a.err, a.err
+            assert f'2 nodes, this is node 0; rendezvous at 127.0.0.1, port {port}' in a.err, a.err
         status, out, err = run(cddprun, '--local_addr=host-c', *flags)
-        assert status == 2 and "does not have this host, 'host-c'" in err, err
+        assert status == 2 and "does not list this host, 'host-c'" in err, err
         status, out, err = run(cddprun, '--nnodes=3', '--local_addr=host-b', *flags)
         assert status == 2 and 'has 2 hosts, but --nnodes is 3' in err, err
 
@@ -229,7 +229,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(cddprun):
                 assert real[name] == value, (name, value, real.get(name))
             assert name in real or name == 'A', name
         status, out, err = run(cddprun, '--dry_run', '--nnodes=2', 'x')
-        assert status == 2 and 'nothing says where the nodes meet' in err and not out, (status, out, err)
+        assert status == 2 and 'needs a rendezvous endpoint' in err and not out, (status, out, err)
 
 
 if __name__ == '__main__':

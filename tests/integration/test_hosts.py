@@ -104,9 +104,9 @@ def test_a_host_that_cannot_be_reached_is_named(cddprun):
 def test_mistakes_are_said_before_anything_starts(cddprun):
     for flags, says in [(['--hosts=a,,b'], "'' is not HOST"), (['--hosts=a:0'], "'a:0' is not HOST"),
                         (['--hosts=-oX=y'], 'is not HOST'),
-                        (['--hosts=a,b', '--nnodes=2'], 'leave --nnodes out'),
-                        (['--hosts=a', '--standalone'], 'leave --standalone out'),
-                        (['--hosts=a', '--node_rank=0'], 'leave --node_rank out'),
+                        (['--hosts=a,b', '--nnodes=2'], 'remove --nnodes'),
+                        (['--hosts=a', '--standalone'], 'remove --standalone'),
+                        (['--hosts=a', '--node_rank=0'], 'remove --node_rank'),
                         (['--hosts=a', '-n', '3'], 'give each host')]:
         with ssh() as env, Job(cddprun, *flags, 'true', env=env) as job:
             assert job.finish() == 2 and says in job.err and not os.listdir(env['FAKE_SSH_LOG']), (flags, job.err)

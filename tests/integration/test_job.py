@@ -128,10 +128,10 @@ def test_the_line_of_a_restart_says_why(cddprun):
     with Job(cddprun, '--nproc_per_node=2', '--max_restarts=1', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '1'}) as job:
         assert job.finish() == 3, job.err
         assert re.search(r'(?m)^cddprun: rank 0 \(pid \d+ on \S+\) exited with status 3: CDDP_E_TIMEOUT: all_reduce.*: rank 1 did not come '
-                         r'within 1 s .*; starting all workers again \(restart 1 of 1\)$', job.err), job.err
+                         r'within 1 s .*; restarting all workers \(restart 1 of 1\)$', job.err), job.err
     script = '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo first >&2; echo "ValueError: bad batch" >&2; exit 4'
     status, _, err = run(cddprun, '--max_restarts=1', *sh(script))
-    assert status == 0 and re.search(r'(?m)exited with status 4: the last of its stderr: ValueError: bad batch; starting all workers again', err), err
+    assert status == 0 and re.search(r'(?m)exited with status 4: the last of its stderr: ValueError: bad batch; restarting all workers', err), err
 
 
 def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cddprun):
@@ -142,7 +142,7 @@ def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cdd
         assert re.search(rf'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) {deserted}, after \d', job.err), job.err
         assert re.search(rf'CDDP_E_PEER: all_reduce.* of 4 float32.*: rank 1 \(pid \d+\) {deserted}', job.err), job.err
         assert re.search(r'(?m)^    rank [02]: exited with status 3', job.err), job.err
-        assert 'died' not in job.err and 'ended well' not in job.err, job.err
+        assert 'died' not in job.err and 'succeeded' not in job.err, job.err
 
 
 def test_a_rank_that_exits_with_0_before_it_joins_ends_the_join_of_the_others(cddprun):
@@ -290,11 +290,11 @@ def limited(kind, value):
 
 
 def test_limits_that_are_too_low_are_named(cddprun):
-    for kind, value, words in ((resource.RLIMIT_FSIZE, 8192, 'files may have 8192 bytes at most'),
-                               (resource.RLIMIT_FSIZE, 20000, 'files may have 20000 bytes at most'),
-                               (resource.RLIMIT_STACK, 65536, 'the stack may have 64 KiB at most')):
+    for kind, value, words in ((resource.RLIMIT_FSIZE, 8192, 'the limit of file sizes is 8192 bytes'),
+                               (resource.RLIMIT_FSIZE, 20000, 'the limit of file sizes is 20000 bytes'),
+                               (resource.RLIMIT_STACK, 65536, 'the stack limit is 64 KiB')):
         status, out, err = run(cddprun, *sh('true'), preexec_fn=limited(kind, value))
-        assert (status, out) == (1, '') and words in err and 'raise the limit (ulimit -' in err, (status, err)
+        assert (status, out) == (1, '') and words in err and '; raise it (ulimit -' in err, (status, err)
 
 
 def test_the_signal_of_a_file_size_limit_stays_the_workers(cddprun):
@@ -313,7 +313,7 @@ def test_a_closed_stdout_ends_a_job_that_writes_to_it(cddprun):
             return job.finish(), job.err
     assert closed('echo finished >&2') == (0, '[0] finished\n')
     status, err = closed('seq 1 200000; exec sleep 1000')
-    assert (status, err) == (141, 'cddprun: nobody reads its output any more (SIGPIPE); the workers have been stopped\n'), err
+    assert (status, err) == (141, 'cddprun: the reader of its output is gone (SIGPIPE); the workers have been stopped\n'), err
 
 
 def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddprun):
@@ -356,9 +356,9 @@ def test_what_happens_is_told_to_programs(cddprun):
 
 def test_a_status_descriptor_that_is_not_open(cddprun):
     for number in *range(3, 30), 99:  # also those that will be cddprun's own
-        one_sentence(run(cddprun, f'--status_fd={number}', 'true'), 2, f'--status_fd {number} is', 'no open descriptor')
+        one_message(run(cddprun, f'--status_fd={number}', 'true'), 2, f'--status_fd {number} is', 'not an open descriptor')
     with open('/dev/null', encoding='ascii') as f:
-        one_sentence(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 2, 'not open for writing')
+        one_message(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 2, 'not open for writing')
 
 
 def test_events_that_find_no_room_are_missed_with_one_warning(cddprun):
@@ -366,8 +366,8 @@ def test_events_that_find_no_room_are_missed_with_one_warning(cddprun):
         number = full.fileno()
         status, out, err = run(cddprun, '--nproc_per_node=2', f'--status_fd={number}', 'echo', 'through', pass_fds=[number])
     assert status == 0 and sorted(out.splitlines()) == ['[0] through', '[1] through'], (status, out, err)
-    assert err == (f'cddprun: cannot write to --status_fd {number}: No space left on device; the job goes on, '
-                   'and what happens from now on is missing there\n'), err
+    assert err == (f'cddprun: cannot write to --status_fd {number}: No space left on device; the job continues, '
+                   'but later events are lost\n'), err
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
@@ -387,7 +387,7 @@ def test_a_restart_keeps_the_port_and_counts(cddprun):
     assert status == 0, (status, err)
     assert len(set(re.findall(r'port (\d+)', out))) == 1, out
     assert sorted(re.findall(r'\[(\d)\] count (\d)', out)) == [('0', '0'), ('0', '1'), ('1', '0'), ('1', '1')], out
-    assert re.search(r'rank 1 .* exited with status 3; starting all workers again \(restart 1 of 1\)', err), err
+    assert re.search(r'rank 1 .* exited with status 3; restarting all workers \(restart 1 of 1\)', err), err
 
 
 def test_when_no_restart_is_left_the_last_failure_counts(cddprun):
@@ -440,7 +440,7 @@ def test_signals_that_were_ignored_stay_ignored_and_the_others_are_default(cddpr
 
 # --- bad input ------------------------------------------------------------------------------------------------------
 
-def one_sentence(result, status, *words):
+def one_message(result, status, *words):
     assert result[0] == status, result
     assert result[1] == '', result
     assert result[2].startswith('cddprun: ') and result[2].count('\n') == 1, result
@@ -449,13 +449,13 @@ def one_sentence(result, status, *words):
 
 
 def test_a_program_that_does_not_exist(cddprun):
-    one_sentence(run(cddprun, './no/such/program'), 127, "'./no/such/program'", 'No such file')
-    one_sentence(run(cddprun, 'no-such-program'), 127, "'no-such-program'", 'PATH')
+    one_message(run(cddprun, './no/such/program'), 127, "'./no/such/program'", 'No such file')
+    one_message(run(cddprun, 'no-such-program'), 127, "'no-such-program'", 'PATH')
 
 
 def test_a_program_that_is_not_executable(cddprun):
-    one_sentence(run(cddprun, HERE.replace('test_job.py', 'meson.build')), 126, 'meson.build', 'not executable')
-    one_sentence(run(cddprun, '/'), 126, "'/'")
+    one_message(run(cddprun, HERE.replace('test_job.py', 'meson.build')), 126, 'meson.build', 'not executable')
+    one_message(run(cddprun, '/'), 126, "'/'")
 
 
 def test_a_program_whose_interpreter_is_missing(cddprun):
@@ -467,7 +467,7 @@ def test_a_program_whose_interpreter_is_missing(cddprun):
         os.chmod(path, 0o700)
         status, out, err = run(cddprun, '--nproc_per_node=2', path)
         os.unlink(path)
-        assert status == 127 and f"cannot run script '{path}': the file is there, but its interpreter is not: '/no/such/interpreter'" in err, (status, err)
+        assert status == 127 and f"cannot run script '{path}': the file exists, but its interpreter does not: '/no/such/interpreter'" in err, (status, err)
 
 
 def test_a_port_in_use(cddprun):
@@ -475,28 +475,28 @@ def test_a_port_in_use(cddprun):
         s.bind(('127.0.0.1', 0))
         s.listen()
         port = s.getsockname()[1]
-        one_sentence(run(cddprun, f'--master_port={port}', 'true'), 1, str(port), '127.0.0.1', 'in use')
+        one_message(run(cddprun, f'--master_port={port}', 'true'), 1, str(port), '127.0.0.1', 'in use')
 
 
 def test_a_master_address_that_does_not_resolve(cddprun):
-    one_sentence(run(cddprun, '--master_addr=no-such-host.invalid', 'true'), 1, 'no-such-host.invalid')
+    one_message(run(cddprun, '--master_addr=no-such-host.invalid', 'true'), 1, 'no-such-host.invalid')
 
 
 def test_bad_flags(cddprun):
-    one_sentence(run(cddprun, '--nproc_per_node=none', 'true'), 2, '--nproc_per_node', "'none'")
-    one_sentence(run(cddprun, '--nproc_pernode=2', 'true'), 2, 'did you mean --nproc_per_node?')
-    one_sentence(run(cddprun, '--nnodes=1:x', 'true'), 2, '--nnodes', 'number of machines')
-    one_sentence(run(cddprun), 2, 'no program')
+    one_message(run(cddprun, '--nproc_per_node=none', 'true'), 2, '--nproc_per_node', "'none'")
+    one_message(run(cddprun, '--nproc_pernode=2', 'true'), 2, 'did you mean --nproc_per_node?')
+    one_message(run(cddprun, '--nnodes=1:x', 'true'), 2, '--nnodes', 'number of nodes')
+    one_message(run(cddprun), 2, 'no program')
 
 
 def test_a_tmpdir_that_is_not_there(cddprun):
-    one_sentence(run(cddprun, 'true', env={'TMPDIR': '/no/such/dir'}), 1, '/no/such/dir', 'TMPDIR')
+    one_message(run(cddprun, 'true', env={'TMPDIR': '/no/such/dir'}), 1, '/no/such/dir', 'TMPDIR')
 
 
-def test_sixteen_open_files_are_enough_or_one_sentence(cddprun):
+def test_sixteen_open_files_are_enough_or_one_message(cddprun):
     def limit(hard):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, hard))
-    one_sentence(run(cddprun, 'true', preexec_fn=limit(16)), 1, '16 files', 'ulimit -n')
+    one_message(run(cddprun, 'true', preexec_fn=limit(16)), 1, 'open files is 16,', 'ulimit -n')
     status, out, err = run(cddprun, *sh('ulimit -n'), preexec_fn=limit(1024))
     assert (status, out, err) == (0, '[0] 16\n', ''), 'the worker has the limit that cddprun was started with'
     with Job(cddprun, *sh('exec sleep 60'), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1000))) as job:

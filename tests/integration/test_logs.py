@@ -83,7 +83,7 @@ def test_without_a_log_dir_tee_makes_one_and_says_where(cddprun):
         assert one.finish() == 0, one.err
         said = [line for line in one.err.splitlines() if not line.startswith('[')]
         assert len(said) == 1 and sorted(one.out.splitlines()) == ['[0] shown 0', '[1] shown 1'], (one.out, one.err)
-        found = re.fullmatch(r'cddprun: --tee without --log_dir: its files go to (/\S+), and stay there', said[0])
+        found = re.fullmatch(r'cddprun: --tee without --log_dir: its files are written to (/\S+), and are kept', said[0])
         assert found and re.fullmatch(re.escape(one.tmp) + r'/cddprun-logs-my_run_\w{6}', found[1]), one.err
         assert one.left_in_tmp() == [os.path.basename(found[1])], one.left_in_tmp()
         assert files(one.tmp) == {f'attempt_0/{r}/stdout.log': f'shown {r}\n' for r in (0, 1)}
@@ -92,7 +92,7 @@ def test_without_a_log_dir_tee_makes_one_and_says_where(cddprun):
 
 def test_without_a_log_dir_redirects_are_refused(cddprun):
     status, out, err = job(cddprun, ['--redirects=3'], 'echo shown')
-    assert status == 2 and err == 'cddprun: --redirects wants files, but no --log_dir says where they go\n', err
+    assert status == 2 and err == 'cddprun: --redirects writes files, but no directory is given; add --log_dir\n', err
     assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
 
 
@@ -114,7 +114,7 @@ def test_a_log_directory_that_cannot_be_made_is_an_error_before_anything_is_star
             why = 'No such file or directory' if path == '/proc/logs' else 'Not a directory'
             for flag in '--redirects=3', '--tee=3':
                 result = job(cddprun, ['--nproc_per_node=4', f'--log_dir={path}', flag], 'echo $RANK')
-                assert result == (1, '', f"cddprun: --log_dir '{path}': no directory can be made there: {why}\n"), result
+                assert result == (1, '', f"cddprun: --log_dir '{path}': cannot create a directory there: {why}\n"), result
 
 
 def test_a_log_directory_that_is_lost_later_is_said_once_and_the_job_goes_on(cddprun):
@@ -123,7 +123,7 @@ def test_a_log_directory_that_is_lost_later_is_said_once_and_the_job_goes_on(cdd
         script = f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ echo $RANK; exit 0; }}; [ $RANK = 0 ] || exec sleep 60; rm -r {name}/*; exit 3'
         status, out, err = job(cddprun, ['--nproc_per_node=2', '--max_restarts=1', f'--log_dir={name}', '--redirects=3'], script)
         assert status == 0 and sorted(out.splitlines()) == ['[0] 0', '[1] 1'], (status, out, err)
-        assert err.count('cannot write logs to') == 1 and 'the job goes on, and output that would go to files is shown instead\n' in err, err
+        assert err.count('cannot write logs to') == 1 and 'the job continues, and the output for these files is shown instead\n' in err, err
 
 
 def test_a_full_disk_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):
@@ -138,7 +138,7 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cdd
             status, _, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', flag], script, preexec_fn=small)
             assert status == 1, err
             assert err.count('cannot write logs') == 1 and err.count('exit status will not be 0') == 1, err
-            assert 'File too large; the job goes on' in err, err
+            assert 'File too large; the job continues' in err, err
             assert sorted(line for line in err.splitlines() if line[0] == '[') == ['[0] done', '[1] done', '[2] done'], err
 
 

@@ -106,7 +106,7 @@ def test_on_a_terminal_all_that_a_crashed_program_printed_is_shown(cddprun):
 def test_where_it_is_a_pipe_the_report_says_why_the_last_lines_are_missing(cddprun):
     status, out, err = run(cddprun, '--standalone', PRINTER, 'crash')
     assert (status, out) == (134, ''), (out, err)
-    assert re.search(r'SIGABRT.*\n.*\n    its stdout was a pipe: what it had printed but not flushed is lost; --pty=always, ', err), err
+    assert re.search(r'SIGABRT.*\n.*\n    its stdout was a pipe: unflushed output is lost; --pty=always, ', err), err
     status, out, err = run(cddprun, '--standalone', '--pty=always', PRINTER, 'crash')
     assert (status, out.count('[0] step')) == (134, 4) and 'a pipe' not in err, (out, err)
     # It flushed all it had, and Python's workers do that at once.
@@ -220,7 +220,7 @@ def test_without_ptys_auto_takes_a_pipe_and_always_is_an_error(cddprun):
     with Terminal() as terminal, Job(*without_ptys([cddprun]), '--standalone', '-n', '3', PRINTER, 'tty', stdout=terminal.slave) as job:
         assert terminal.finish(job) == 0, job.err
         assert sorted(terminal.text.splitlines()) == [b'[%d] 0 0 0' % i for i in range(3)], terminal.text
-        assert job.err.count('cannot open a pseudo-terminal') == 1 and 'it is a pipe instead' in job.err, job.err
+        assert job.err.count('cannot open a pseudo-terminal') == 1 and 'using a pipe instead' in job.err, job.err
     with Job(*without_ptys([cddprun]), '--standalone', '-n', '3', '--pty=always', PRINTER, 'tty') as job:
         assert job.finish() == 126, job.err
         assert 'rank 0 could not be started: cannot open a pseudo-terminal for its stdout (--pty=always): ' in job.err, job.err
@@ -228,7 +228,7 @@ def test_without_ptys_auto_takes_a_pipe_and_always_is_an_error(cddprun):
 
 # ------------------------------------------------------------------------------- a stdout that cannot be written
 
-GONE = 'cddprun: nobody reads its output any more (SIGPIPE); the workers have been stopped\n'
+GONE = 'cddprun: the reader of its output is gone (SIGPIPE); the workers have been stopped\n'
 
 
 def test_a_full_disk_behind_stdout_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):
@@ -236,8 +236,8 @@ def test_a_full_disk_behind_stdout_is_said_once_and_the_job_goes_on_and_ends_wit
         script = f'for i in 1 2 3 4 5 6; do seq 3000; done; echo trained > {folder}/$RANK'
         status, _, err = run(cddprun, '--standalone', '-n', '2', 'sh', '-c', script, stdout=full)
         assert status == 1 and sorted(os.listdir(folder)) == ['0', '1'], err
-        assert err == ('cddprun: cannot write to stdout: No space left on device; the job goes on, what its workers print there '
-                       'from now on is lost, and the exit status will not be 0\n'), err
+        assert err == ('cddprun: cannot write to stdout: No space left on device; the job continues, but further output of its workers there '
+                       'is lost, and the exit status will not be 0\n'), err
         assert run(cddprun, '--standalone', 'sh', '-c', 'echo x; exit 7', stdout=full)[0] == 7
         assert run(cddprun, '--standalone', 'true', stdout=full)[::2] == (0, '')
         assert run(cddprun, '--standalone', 'sh', '-c', 'echo x >&2', stderr=full)[0] == 1
@@ -268,7 +268,7 @@ def test_a_reader_of_several_hosts_that_goes_away_ends_the_job(cddprun):
         env = {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_LOG': os.path.join(folder, 'log')}
         hosts = ['--hosts', 'a,b', '--master_addr', '127.0.0.1']
         status, err = reader_goes_away(cddprun, *hosts, 'yes', env=env)
-        assert status == 141 and 'cddprun: nobody reads its output any more (SIGPIPE); ending the job\n' in err, err
+        assert status == 141 and 'cddprun: the reader of its output is gone (SIGPIPE); ending the job\n' in err, err
         with open('/dev/full', 'w', encoding='ascii') as full:
             status, _, err = run(cddprun, *hosts, 'echo', 'x', env=env, stdout=full)
             assert status == 1 and err.count('cannot write to stdout: No space left on device') == 1, err
@@ -282,7 +282,7 @@ def test_a_reader_that_stands_still_does_not_keep_the_report_of_a_failure(cddpru
         status = job.finish(launch.within(60))
         os.close(read)
     assert status == 5 and '[1] last words\n' in job.err, job.err
-    assert 'cddprun: nobody takes its output: the last of what the workers wrote is lost\n' in job.err, job.err
+    assert 'cddprun: its output is not being read: the last output of the workers is lost\n' in job.err, job.err
     assert re.search(r'cddprun: rank 1 \(pid .*exited with status 5', job.err), job.err
 
 

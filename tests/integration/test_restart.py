@@ -99,10 +99,10 @@ def test_who_does_not_end_is_named_after_5_seconds_and_another_signal_kills_it(c
         pids = dict(job.process.stdout.readline().split()[2:] for _ in range(3))
         job.process.send_signal(signal.SIGTERM)
         line = job.process.stderr.readline()
-        assert re.fullmatch(rf'cddprun: rank 1 \(pid {pids["1"]}\) on {re.escape(socket.gethostname())}: not ended \d+ s after SIGTERM; '
+        assert re.fullmatch(rf'cddprun: rank 1 \(pid {pids["1"]}\) on {re.escape(socket.gethostname())}: still running \d+ s after SIGTERM; '
                             r'SIGKILL in 5\d s \(--shutdown_timeout\), or at the next signal\n', line), line
         job.process.send_signal(signal.SIGTERM)
-        assert job.finish() == 143 and 'not ended' not in job.err, job.err
+        assert job.finish() == 143 and 'still running' not in job.err, job.err
 
 
 def test_the_shutdown_timeout_also_comes_from_torchruns_variable(cddprun):

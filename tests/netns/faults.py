@@ -180,12 +180,12 @@ def test_a_node_that_hears_again_says_why_it_killed_its_workers(cddprun):
     with Training(cddprun, FOREVER, '--max_restarts=1') as t:
         t.start()
         hosts.act('mute', 1)
-        wait_for('the end of its workers', lambda: 'tries to come back' in t.err(1), LEASE, lambda: t.err(1))
+        wait_for('the end of its workers', lambda: 'will try to rejoin' in t.err(1), LEASE, lambda: t.err(1))
         hosts.act('heal', 1)
         for node in 0, 1:
             wait_for('the cause', lambda: re.search(
                 r'node 1 \(host2, pid \d+\) killed its workers: nothing was heard from the rendezvous at \S+ for 1\d s; '
-                r'starting all workers again \(restart 1 of 1\)', t.err(node)), more=lambda: (t.err(0), t.err(1)))
+                r'restarting all workers \(restart 1 of 1\)', t.err(node)), more=lambda: (t.err(0), t.err(1)))
         for job in t.jobs:
             job.process.send_signal(signal.SIGTERM)
         status = t.finish(LEASE)
@@ -201,7 +201,7 @@ def test_the_hosts_node_is_killed(cddprun):
         os.mkdir(t.jobs[0].tmp)
         record("The host's node dies", 'SIGKILL for every process on node 0, which hosts the rendezvous', t)
         assert status == [-9, 1], (status, t.err(0), t.err(1))
-        says(t, 1, rf'cddprun: the rendezvous at 10\.99\.0\.1:{PORT} is gone')
+        says(t, 1, rf'cddprun: lost the rendezvous at 10\.99\.0\.1:{PORT}')
 
 
 def start_daemon(stack, host):
@@ -232,7 +232,7 @@ def test_the_rendezvous_is_killed_and_started_on_another_host(cddprun):
         assert status == [0, 0], (status, t.err(0), t.err(1))
         assert (t.folder / 'metrics').read_text().count('\n') >= 1500
         for node in 0, 1:
-            says(t, node, r'the rendezvous was started anew; .*tries to come back')
+            says(t, node, r'the rendezvous was started anew; .*will try to rejoin')
 
 
 def status_text(status):

@@ -48,7 +48,7 @@ def test_two_hosts_train_and_a_crash_starts_both_again(cddprun):
     assert status == [0, 0] and sorted(again) == [0, 1], (status, err)
     assert {m[3] for m in again.values()} == {'1'}, 'the restart count is seen'
     assert again[0][2] == plain[0][2], 'the second life trains as the first'
-    assert re.search(r'exited with status 7(: .*)?; starting all workers again \(restart 1 of 1\)', err), err
+    assert re.search(r'exited with status 7(: .*)?; restarting all workers \(restart 1 of 1\)', err), err
 
 
 def test_an_exception_that_record_noted_is_in_the_report(cddprun):

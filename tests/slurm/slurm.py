@@ -307,7 +307,7 @@ def heterogeneous(cddprun, _):
                           f'srun --het-group=0,1 {shlex.quote(cddprun)} --nproc_per_node=1 sh -c \'echo $RANK $MASTER_ADDR $(hostname)\'\n')
         job = int(slurm('sbatch', '--parsable', f'--chdir={folder.path}', f'--output={folder.path}/job-%j.out', script))
         assert finish(job) == ('COMPLETED', 0), folder.out()
-        assert 'node 0; they meet at node3' in folder.out(), folder.out()
+        assert 'node 0; rendezvous at node3' in folder.out(), folder.out()
         assert re.search(r'\[0\] 0 \S+ node3', folder.out()), folder.out()
 
 
@@ -335,7 +335,7 @@ def elastic(cddprun, _):
         epochs = let_end(folder, more=5000)  # more than it trains until the node is gone
         leave(job, 'node3')
         end, status = finish(job)
-        assert re.search(r'the job goes on with 2 nodes', folder.out()) and f'epoch {epochs}/{epochs}' in folder.out(), folder.out()
+        assert re.search(r'the job continues with 2 nodes', folder.out()) and f'epoch {epochs}/{epochs}' in folder.out(), folder.out()
         assert (end, status) == ('COMPLETED', 0), (end, status, folder.out())
 
 
