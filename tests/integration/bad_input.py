@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every mistake a user can make on one node: one clear sentence, a non-zero exit, in time, and nothing left running.
+"""Every mistake a user can make on one node: one clear error message, a non-zero exit status, in time, and no process left.
 
     bad_input.py CDDPRUN PROBE [NAME]     NAME: only the cases whose name contains it
 """
@@ -131,7 +131,7 @@ def cases(cddprun, probe, tmp):
     yield Case("nproc_per_node nonsense", [cddprun, "--nproc_per_node=many", str(probe)], r"nproc_per_node.*many", status=2)
     if not pathlib.Path("/dev/nvidia0").exists():
         yield Case("gpu without a GPU", [cddprun, "--nproc_per_node=gpu", str(probe)], r"GPU")
-    yield Case("RLIMIT_NOFILE=16", [*two, str(probe)], r"(descriptor|files may be open|NOFILE)",
+    yield Case("RLIMIT_NOFILE=16", [*two, str(probe)], r"(descriptor|open files|NOFILE)",
                limits={resource.RLIMIT_NOFILE: 16}, may_work=True)
     if not SANITIZED:
         yield Case("RLIMIT_AS=64 MiB", [*two, str(probe)], r"(memory|RLIMIT_AS)",
@@ -140,7 +140,7 @@ def cases(cddprun, probe, tmp):
 
 
 def cases_without_cddprun(probe, taken, tmp):
-    """Ranks that were started by hand or by mpirun: libcddp's own sentences."""
+    """Ranks that were started by hand or by mpirun: libcddp's own error messages."""
     def by_hand(**more):
         return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port()),
                 "CDDP_JOIN_TIMEOUT": "1"} | more

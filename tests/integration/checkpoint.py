@@ -186,7 +186,7 @@ def test_a_run_that_is_told_to_stop_loses_no_step(cddprun):
             epochs = int(left[1]) + 3
             out, _ = train(cddprun, [*p.flags(epochs, *more), *saving])
             assert f'after epoch {left[1]}, step {left[2]}\n' in out, out
-            if '--uneven' in more:  # each rank has averages of its own there, and rank 0's are saved
+            if '--uneven' in more:  # each rank has its own averages there, and rank 0's are saved
                 assert int(left[2]) == 3 * int(left[1]), left[0]
             else:
                 assert p.result() == undisturbed(cddprun, epochs, *more), (more, out)

@@ -7,7 +7,7 @@
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
  * beside that of the environment; group: communicators that their members alone make; leave: two that each rank leaves
- * in an order of its own; threads: groups in two threads at a time.
+ * in its own order; threads: groups in two threads at a time.
  */
 #include "by_hand.h"
 

@@ -26,7 +26,7 @@ def expect(name, done, status=0, out=(), err=()):
     bad += [f"stdout lacks {want!r}" for want in out if not re.search(want, done.stdout)]
     bad += [f"stderr lacks {want!r}" for want in err if not re.search(want, done.stderr)]
     if status == 2 and len(done.stderr.splitlines()) != 1:
-        bad.append("not one sentence")
+        bad.append("not one line")
     print("FAILED" if bad else "ok    ", name, flush=True)
     if bad:
         failures.append(name)

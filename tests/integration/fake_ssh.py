@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ssh does for cddprun --hosts, without a network: `ssh [flags] HOST COMMAND` runs COMMAND by sh, in a session of its
-own, with pipes for what goes through the connection. Killing this process breaks the connection, as killing ssh does.
+"""Replaces ssh for cddprun --hosts, without a network: `ssh [flags] HOST COMMAND` runs COMMAND by sh, in a separate
+session, with pipes for the connection. Killing this process breaks the connection, as killing ssh does.
 
-FAKE_SSH_LOG: a folder; HOST is written there with our pid. FAKE_SSH_EXEC: tests/netns/hosts.sh, which goes to host I
-where HOST is an address that ends in .I.
+FAKE_SSH_LOG: a folder; HOST is written there with our pid. FAKE_SSH_EXEC: tests/netns/hosts.sh, which enters host I
+if HOST is an address that ends in .I.
 The host "nowhere" cannot be reached.
 """
 import os
@@ -33,7 +33,7 @@ env.pop('NOT_SENT', None)
 
 
 def fresh():
-    """What is ignored here is not there."""
+    """Restores the signals that are ignored here."""
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 

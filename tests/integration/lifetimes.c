@@ -100,7 +100,7 @@ static void end(struct objects *o, enum what what)
     o->gone[what] = true;
 }
 
-/* What is still there does as it should: where what it needs is gone, every call says so, and nothing is broken. */
+/* Remaining objects work; if an object that they need was destroyed, every call returns an error. */
 static void look(const struct objects *o)
 {
     cddp_error_info info = {.size = sizeof info};

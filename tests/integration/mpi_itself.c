@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A program that has begun MPI itself, for a level of threads (argv), and then uses libcddp over it: its own calls work
- * before, between and after, and libcddp does not finalise what it has not begun. Of a second thread's call it is told,
- * where its level forbids it. "communicators": jobs on communicators of its own, beside that of all ranks.
+ * before, between and after, and libcddp does not finalise what it has not begun. A call from a
+ * second thread fails if its level forbids it. "communicators": jobs on its own communicators, beside that of all ranks.
  */
 #include <cddp/cddp.h>
 #include <mpi.h>
@@ -104,7 +104,7 @@ static void on_communicators(cddp_comm *all, int rank, int size)
         own_sum(rank, size);
     }
     NEED(cddp_finalize(kept) == CDDP_OK);
-    /* What is given wrongly. */
+    /* Invalid arguments. */
     opt.mpi_comm = &none;
     NEED(cddp_init(&comm, &opt) == CDDP_E_INVALID && strstr(cddp_last_error(), "MPI_COMM_NULL") != NULL);
     opt.mpi_comm = &self;

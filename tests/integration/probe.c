@@ -4,21 +4,21 @@
  *   init       join, leave
  *   dup        rank 1 claims rank 0
  *   absent     rank 1 never joins
- *   shapes     rank 1 has another shape for one parameter; every rank says what it was told before one of them ends
+ *   shapes     rank 1 has another shape for one parameter; every rank prints its error before one of them exits
  *   order      rank 1 calls another collective
  *   create     rank 0 makes a reducer, rank 1 calls a barrier
  *   save       rank 0 saves a checkpoint in $TMPDIR, rank 1 calls a barrier
- *   lag        rank 1 does not come to the first step of a reducer
- *   forever    all-reduce until killed; with a grandchild in a session of its own
- *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then say why and leave
+ *   lag        rank 1 does not enter the first step of a reducer
+ *   forever    all-reduce until killed; with a grandchild in a separate session
+ *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then print the error and exit
  *   freeze     all-reduce of rank 0 with a rank 1 that has stopped itself (SIGSTOP)
- *   desert     rank 1 exits with status 0 after 3 all-reduces, without cddp_finalize, while the others go on
+ *   desert     rank 1 exits with status 0 after 3 all-reduces, without cddp_finalize, while the others continue
  *   few        the same, but with cddp_finalize
- *   stop       ignore SIGTERM, and end well when cddprun asks this worker to stop
+ *   stop       ignore SIGTERM, and exit with 0 when cddprun requests a stop
  *   leave FOLDER [MORTAL]
- *              ignore SIGTERM (not rank MORTAL), all-reduce until all agree that one was asked to stop, write a file,
- *              meet once more and end well: FOLDER/runs.SIZE, then FOLDER/saved.SIZE.RANK
- *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print what they were told
+ *              ignore SIGTERM (not rank MORTAL), all-reduce until all agree that one has a stop request, write a file,
+ *              enter one more collective and exit with 0: FOLDER/runs.SIZE, then FOLDER/saved.SIZE.RANK
+ *   die        as forever, but rank 1 kills itself with SIGKILL after 20 rounds; the others print their errors
  */
 #include <cddp/cddp.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ static int order(cddp_comm *comm)
     return st == CDDP_OK ? 0 : complain(st);
 }
 
-/* What only rank 0 calls, where its peers call something else. */
+/* Calls of rank 0 only, while its peers make another one. */
 static int alone(cddp_comm *comm, const char *mode)
 {
     static float w[12], b[3];

@@ -5,9 +5,9 @@
  *   mean      many gradients of several types and owners, ready in another order on each rank, from two threads:
  *             every element is the mean in rank order, to the last bit, in every step
  *   late      rank 1 waits for a step only after rank 0 has returned from its wait for the same step
- *   missing   rank 1 forgets a gradient: it is told which, and its peers are told of rank 1
+ *   missing   rank 1 omits a gradient: its error names it, and those of its peers name rank 1
  *   abort     rank 0 aborts from another thread while all others wait
- *   twice     two threads of rank 0 end the same step: one of them is refused, and nothing else happens
+ *   twice     two threads of rank 0 end the same step: one of them gets an error, without other effects
  */
 #include <cddp/cddp.h>
 #include <inttypes.h>
@@ -298,11 +298,11 @@ static void check_missing(void)
         status = cddp_barrier(comm);
     if (rank == 1) {
         CHECK(status == CDDP_E_STATE, "%s", cddp_status_name(status));
-        CHECK(strstr(cddp_last_error(), "1 of 40 gradients are missing in step 3: 'layer17'") != NULL, "sentence");
+        CHECK(strstr(cddp_last_error(), "1 of 40 gradients are missing in step 3: 'layer17'") != NULL, "error message");
     } else {
         CHECK(status == CDDP_E_ABORTED, "%s", cddp_status_name(status));
         CHECK(strstr(cddp_last_error(), "rank 1") != NULL && strstr(cddp_last_error(), "'layer17'") != NULL,
-              "sentence");
+              "error message");
     }
     CHECK(cddp_ddp_grad_ready(ddp, 0) == status, "errors are sticky");
     cddp_ddp_destroy(ddp);
@@ -323,7 +323,7 @@ static void check_abort(void)
 
     status = cddp_ddp_create(&ddp, comm, params, N_PARAMS, NULL);
     if (on_device && status == CDDP_E_ABORTED) { /* rank 0 was through with it, and this one was not yet */
-        CHECK(strstr(cddp_last_error(), "changed my mind") != NULL, "sentence");
+        CHECK(strstr(cddp_last_error(), "changed my mind") != NULL, "error message");
         return;
     }
     CHECK(status == CDDP_OK, "create");
@@ -337,7 +337,7 @@ static void check_abort(void)
     if (on_device && status == CDDP_OK)
         status = cddp_barrier(comm);
     CHECK(status == CDDP_E_ABORTED, "wait");
-    CHECK(strstr(cddp_last_error(), "changed my mind") != NULL, "sentence");
+    CHECK(strstr(cddp_last_error(), "changed my mind") != NULL, "error message");
     cddp_ddp_destroy(ddp);
 }
 

@@ -16,7 +16,7 @@ import launch
 from launch import Job, free_port, wait_for
 from test_nodes import Relay
 
-# Every worker says where it is in the world, then works until it is told to end well.
+# Every worker records its place in the job, then runs until $END exists.
 WORK = ('exec 2>/dev/null; echo is $TORCHELASTIC_RESTART_COUNT $GROUP_RANK $RANK/$WORLD_SIZE >> "$TMPDIR/world"; '
         'while [ ! -e "$END" ]; do sleep 0.02; done; rm -f "$TMPDIR/world"')
 
@@ -35,7 +35,7 @@ class Elastic(contextlib.ExitStack):
         self.end_file = os.path.join(self.folder, 'end')
 
     def node(self, *flags, script=None):
-        """The next one, with a name of its own; the first one listens when this returns."""
+        """Starts the next node, with its own name; the first one listens when this returns."""
         self.n += 1
         err = os.path.join(self.folder, f'err{self.n}')
         job = self.enter_context(Job(self.cddprun, *self.flags, f'--local_addr=n{self.n}', *flags, 'sh', '-c',
@@ -71,7 +71,7 @@ def in_world(job, world, limit=5):
 
 
 def kill_agent(job):
-    """Both halves: the machine is gone, as far as the others can see."""
+    """Kills guard and agent: to the others the node is lost."""
     agent = job.agent()
     for pid in [agent, job.process.pid, *job.alive()]:
         with contextlib.suppress(ProcessLookupError):
@@ -195,7 +195,7 @@ def test_failures_count_and_losses_do_not(cddprun):
 
 
 def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
-    # The workers of the machine that stays fail before anybody hears that the other one is gone.
+    # The workers of the remaining node fail before the loss of the other one is known.
     script = WORK.replace('while [ ! -e "$END" ]', 'while [ ! -e "$END" ] && [ ! -e "$END.dead$TORCHELASTIC_RESTART_COUNT" ]')
     script += '; [ ! -e "$END.dead0" ] || { mv "$END.dead0" "$END.was"; exit 5; }'
     # A stopped agent that dies resets its connection, since it has not read all: its lease runs.

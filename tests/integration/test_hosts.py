@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--hosts: one command starts a job on several machines by ssh (fake_ssh.py), and ends it everywhere."""
+"""--hosts: one command starts a job on several nodes by ssh (fake_ssh.py), and ends it everywhere."""
 import contextlib
 import os
 import signal
@@ -64,7 +64,7 @@ def test_a_failure_ends_all_hosts_with_its_status(cddprun):
 
 
 def test_ctrl_c_reaches_every_host(cddprun):
-    # Whoever is told by the other host's end first gets SIGTERM instead, and one that is slow to end gets both.
+    # If the other host's end is noticed first, a worker gets SIGTERM instead; one that is slow to end gets both.
     script = 'trap "touch $0/$RANK.int; exit 3" INT; trap "touch $0/$RANK.term; exit 3" TERM; touch $0/$RANK; while :; do sleep 0.05; done'
     with ssh() as env, tempfile.TemporaryDirectory() as folder, Job(cddprun, *BOTH, 'sh', '-c', script, folder, env=env) as job:
         wait_for('three workers', ready(folder, 3))

@@ -80,7 +80,7 @@ def test_the_last_lines_of_stderr_and_the_error_file_are_shown(cddprun):
 
 
 def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_last(cddprun):
-    """Rank 0 fails because of rank 1, which takes its time to end, as Python does."""
+    """Rank 0 fails because of rank 1, which ends slowly, as Python does."""
     note = 'printf %s \'{"message":{"message":"\'"$1"\'"}}\' > "$TORCHELASTIC_ERROR_FILE"'
     script = (f'note() {{ {note}; }}; ulimit -c 0; [ $RANK = 2 ] && exec sleep 60; '
               '[ $RANK = 1 ] && { note "a bad batch"; sleep 0.1; touch $TMPDIR/noted; exec sleep 60; }; '
@@ -95,7 +95,7 @@ def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_l
 
 
 def test_a_worker_that_is_still_ending_has_the_status_that_libcddp_has_noted(cddprun):
-    """Rank 1's last destructor takes its time; rank 0 fails because of it, and is gone first."""
+    """Rank 1's last destructor is slow; rank 0 fails because of it, and exits first."""
     note = 'printf %s \'{"message":{"message":"\'"$1"\'","extraInfo":{"exitStatus":\'$2\'}}}\' > "$TORCHELASTIC_ERROR_FILE"'
     script = (f'note() {{ {note}; }}; [ $RANK = 1 ] && {{ note "no such file" 75; sleep 0.1; touch $TMPDIR/noted; exec sleep 60; }}; '
               'until [ -e $TMPDIR/noted ]; do sleep 0.01; done; note "rank 1 gave up" 3; exit 3')
@@ -371,7 +371,7 @@ def test_events_that_find_no_room_are_missed_with_one_warning(cddprun):
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
-        assert run(cddprun, f'--status_fd={write_end}', 'true', pass_fds=[write_end]) == (0, '', ''), 'who read it has seen enough'
+        assert run(cddprun, f'--status_fd={write_end}', 'true', pass_fds=[write_end]) == (0, '', ''), 'its reader has closed it'
     finally:
         os.close(write_end)
 

@@ -171,11 +171,11 @@ def test_colour_on_a_terminal_only(cddprun):
 def test_lines_of_ranks_that_print_much_at_once_are_whole_and_in_order(cddprun):
     with log_dir() as name:
         status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--tee=1'],
-                               'exec seq -f "$RANK and some more words behind it %.0f" 1 20000')
+                               'exec seq -f "$RANK and some more words after it %.0f" 1 20000')
         assert status == 0, err
         lines = out.splitlines()
         for rank in range(3):
-            said = [f'{rank} and some more words behind it {i}' for i in range(1, 20001)]
+            said = [f'{rank} and some more words after it {i}' for i in range(1, 20001)]
             assert files(name)[f'attempt_0/{rank}/stdout.log'].splitlines() == said
             assert [line[4:] for line in lines if line.startswith(f'[{rank}] ')] == said
         assert len(lines) == 60000

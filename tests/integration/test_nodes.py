@@ -324,7 +324,7 @@ def test_survivors_are_left_alone_if_so_asked(cddprun):
 # --- the lease ------------------------------------------------------------------------------------------------------
 
 class Relay(threading.Thread):
-    """A bad network between one agent and the host: what is between them can be reset or held back."""
+    """A bad network between one agent and the host: the connection can be reset or delayed."""
 
     def __init__(self, target):
         super().__init__(daemon=True)
@@ -814,7 +814,7 @@ def test_who_waits_for_a_port_does_not_take_itself_for_who_listens_there(cddprun
     # The kernel takes the local port of a connection from this range, and so may give it the port that it goes to.
     alone = ['unshare', '-n', 'sh', '-c', 'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 40003" && exec "$@"', 'sh']
     if subprocess.run([*alone, 'true'], stderr=subprocess.DEVNULL).returncode != 0:
-        raise Skip('it needs a network namespace of its own')
+        raise Skip('it needs a separate network namespace')
     by_hand = {**os.environ, 'RANK': '1', 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '40002', 'CDDP_JOIN_TIMEOUT': '2'}
     rank = subprocess.Popen([*alone, os.environ['CDDP_PROBE']], env=by_hand, stderr=subprocess.PIPE, text=True)
     agent = subprocess.Popen([*alone, cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=127.0.0.1', '--master_port=40002',

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job
 
-# Grandchildren: in the same group; in a session of their own; twice removed; stopped; deaf to every signal but KILL.
+# Grandchildren: in the same group; in a separate session; twice removed; stopped; ignoring every signal but KILL.
 FAMILY = '''
 sleep 1000 &
 setsid sleep 1001 &
@@ -25,7 +25,7 @@ exec sleep 1007
 '''
 PER_WORKER = 9  # of these processes at least
 
-# Forks as fast as it can, each child in a session of its own, so that no group holds them together.
+# Forks as fast as it can, each child in a separate session, so that they have no common group.
 FORKER = '''
 import os, time
 while True:

@@ -25,7 +25,7 @@ OURS = 'import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os
 
 
 class Terminal:
-    """A terminal as cddprun's stdout. Raw, so that what is read is what was written."""
+    """A terminal as cddprun's stdout. Raw, so that bytes are read as they were written."""
 
     def __init__(self, columns=0, rows=0):
         self.master, self.slave = pty.openpty()

@@ -35,7 +35,7 @@ class Daemon(Job):
         return self
 
     def kill(self):
-        """As the kernel's OOM killer does it: nothing is said to anybody."""
+        """Kills it without any message, as the kernel's OOM killer does."""
         self.process.kill()
         self.process.wait()
 
@@ -203,7 +203,7 @@ def test_a_daemon_that_stays_away_is_waited_for_as_long_as_join_timeout_says(cdd
 
 
 class LosesTheAnswer(threading.Thread):
-    """Between an agent and the rendezvous: of the first connection, what follows the JOIN is lost, and it is reset."""
+    """Between an agent and the rendezvous: on the first connection, all bytes after the JOIN are lost, and it is reset."""
 
     def __init__(self, port):
         super().__init__(daemon=True)
@@ -530,7 +530,7 @@ SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})
 
 
 def lint(metrics):
-    """What `promtool check metrics` would say: a list of sentences."""
+    """What `promtool check metrics` would print: a list of messages."""
     found, types, helps, series, family = [], {}, set(), set(), None
     for line in metrics.splitlines():
         if line.startswith('# HELP '):

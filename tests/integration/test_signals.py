@@ -28,7 +28,7 @@ DEAF = 'import os, signal, time\n' \
        'os.write(1, b"up\\n")\n' \
        'while True: time.sleep(0.05)\n'
 
-# What follows leads a session whose terminal is its stdin.
+# Runs the following command as leader of a session whose terminal is its stdin.
 LEAD_TERMINAL = (sys.executable, '-c', 'import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); '
                                        'os.execv(sys.argv[1], sys.argv[1:])')
 

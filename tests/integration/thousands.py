@@ -30,7 +30,7 @@ def keys(*names):
 
 
 def requests(i):
-    """(request, its answer) of connection i: keys of its own, so that every answer but the last few is known."""
+    """(request, its answer) of connection i: its own keys, so that every answer but the last few is known."""
     own = b'%d:' % i
     k, q, b, n, m1, m2 = (own + name for name in (b'k', b'q', b'b', b'n', b'm1', b'm2'))
     return [

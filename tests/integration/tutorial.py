@@ -60,7 +60,7 @@ def main():
         missing = lacking(lines, output)
         print('FAILED' if missing else 'ok    ', command)
         wrong += [f'{command}\n  does not print: {line}\n  but:\n{output}' for line in missing]
-        # A command of which nothing is shown prints nothing, or what is shown of the one that it was started beside.
+        # A command without shown output prints nothing, or the output shown for the command beside it.
         if not lines and not command.endswith('&') and output.strip() and command != 'wait':
             wrong.append(f'{command}\n  prints:\n{output}')
     print('\n'.join(wrong))

@@ -178,7 +178,7 @@ int main(int argc, char **argv)
     threads(*store);
     threads(*nested);
     say("a set in two pieces", [&] { store->_splitSet("split", Bytes(10000, 'x')); });
-    say("what came of it", [&] { return store->get("split").size(); });
+    say("its size", [&] { return store->get("split").size(); });
     say("a large value", [&] { store->set("large", Bytes(8 << 20, 'y')); });
     say("its size", [&] { return store->get("large").size(); });
     say("all keys", [&] { return store->listKeys(); });

@@ -203,7 +203,7 @@ def step(sock, data):
 
 
 def pair(port, first, second):
-    """The first connection sends and parks; the second sends; what does the first get within 0.3 s?"""
+    """The first connection sends and parks; the second sends; returns the bytes that the first gets within 0.3 s."""
     with dial(port) as a, dial(port) as b:
         answers = [step(a, first), step(b, second)]
         a.settimeout(0.3)

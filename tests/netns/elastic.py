@@ -21,9 +21,9 @@ from launch import wait_for
 
 PORT = 29400
 LEASE = 15.0
-PATIENCE = 60.0  # for torchrun, before it is said that nothing happens
+PATIENCE = 60.0  # for torchrun, before it counts as hanging
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-seen = {}  # what happened: seconds to notice, seconds to resume
+seen = {}  # event: seconds to notice, seconds to resume
 # Every worker notes its process and its place, then becomes the program.
 NOTE = 'echo $$ $RANK $WORLD_SIZE >> "$FOLDER/world.$HOST"; exec "$@"'
 
@@ -85,7 +85,7 @@ class Training(contextlib.ExitStack):
         return self.took
 
     def end(self):
-        """Whatever is left of it: torchrun leaves orphans."""
+        """Kills the remaining processes: torchrun leaves orphans."""
         for job in self.jobs.values():
             for pid in [job.process.pid, *job.alive()]:
                 with contextlib.suppress(ProcessLookupError):
@@ -186,17 +186,17 @@ def write(python):
         'a node comes': measure_torchrun(python, 'come', (1, 2), lambda t: t.start(3), {1: (0, 3)}),
         'a node is cut off': measure_torchrun(python, 'cut', (1, 2, 3), lambda t: hosts.act('cut', 3), {1: (0, 2)}),
     }
-    lines = ['## How soon a job goes on, with --nnodes=2:3', '',
-             'Three hosts, each in a network namespace of its own, one worker on each; the first hosts the rendezvous. Under cddprun',
-             'the Wine example trains with `--save` and `--resume`, in one run through all four rows; under torchrun 2.13 (c10d,',
+    lines = ['## How soon a job continues, with --nnodes=2:3', '',
+             'Three hosts, each in its own network namespace, with one worker; the first hosts the rendezvous. Under cddprun',
+             'the Wine example trains with `--save` and `--resume`, in one run for all rows; under torchrun 2.13 (c10d,',
              '`--max_restarts=3`, `last_call_timeout=2`) a loop of all-reduces, a run for each row. Times count from the event: until',
-             'the old worker of the first host has been stopped, and until an epoch is done in the new world. Survivors keep their',
-             'ranks as far as they exist, and training goes on from the newest checkpoint.', '',
-             '| what happens | cddprun notices | trains again | torchrun notices | trains again |',
+             'the old worker of the first host has been stopped, and until an epoch of the new round is done. Surviving nodes keep their',
+             'ranks if these still exist, and training resumes from the newest checkpoint.', '',
+             '| event | cddprun notices | trains again | torchrun notices | trains again |',
              '| --- | --- | --- | --- | --- |']
     for title, took in seen.items():
         lines.append(f'| {title} | {seconds(took)} | {seconds(peer[title]) if title in peer else "not tried | not tried"} |')
-    lines += ['', 'A node that is cut off is silent, and counts as there for the lease (15 s): it may come back within it, as',
+    lines += ['', 'A node that is cut off is silent, and counts as present for the lease (15 s): it may reconnect within it, as',
               '[failure-modes.md](failure-modes.md) shows.']
     page = ROOT / 'docs' / 'elastic.md'
     head, mark, _ = page.read_text(encoding='utf-8').partition('<!-- tests/netns/elastic.py --write writes what follows -->\n')

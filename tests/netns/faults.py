@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a job of two hosts when a part of it fails: who says what, how it ends, and how soon.
+"""Failures of a job on two hosts: the messages, how it ends, and how soon.
 
-    faults.py CDDPRUN [--slow] [TEST...]     every end must come within the lease
-    faults.py CDDPRUN --write                the same, and docs/failure-modes.md is written from what was seen
+    faults.py CDDPRUN [--slow] [TEST...]     every job must end within the lease
+    faults.py CDDPRUN --write                the same, and docs/failure-modes.md is written from the results
 """
 import contextlib
 import os
@@ -241,9 +241,9 @@ def status_text(status):
 
 def write():
     lines = ['<!-- SPDX-License-Identifier: Apache-2.0 -->', '<!-- Written by tests/netns/faults.py --write -->',
-             '# Faults: who says what, and how soon', '',
+             '# Failure modes: messages and detection times', '',
              'The Wine job on two nodes (host1: node 0, ranks 0 and 1, host of the rendezvous; host2: node 1, ranks 2 and 3), each',
-             'in a network namespace of its own, and one fault while it trains. Times are counted from the fault to the end of',
+             'in a separate network namespace, and one fault while it trains. Times are counted from the fault to the end of',
              f'cddprun on that node; every job ends within the lease ({LEASE:.0f} s), and leaves no process.', '',
              '| fault | node 0 | node 1 |', '| --- | --- | --- |']
     for title, _, nodes, _ in seen:
@@ -252,7 +252,7 @@ def write():
     for title, what, nodes, note in seen:
         lines += ['', f'## {title}', '', f'Done: {what}.', *([note] if note else [])]
         for node, (status, took, err) in enumerate(nodes):
-            lines += ['', f'Node {node}, {status_text(status)} after {took:.2f} s' + (':' if err else ', says nothing.')]
+            lines += ['', f'Node {node}, {status_text(status)} after {took:.2f} s' + (':' if err else ', without a message.')]
             if err:
                 lines += ['', '```text', *err.rstrip('\n').splitlines(), '```']
     (ROOT / 'docs' / 'failure-modes.md').write_text('\n'.join(lines) + '\n', encoding='utf-8')

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Several hosts on one machine, for the time of one command: each is a network namespace with an address of its own,
+# Several hosts on one machine, for the time of one command: each is a network namespace with its own address,
 # joined to the others by a bridge in one more. Nothing is added to the machine's own network; files and processes are
 # shared. Everything in the hosts is killed and the hosts are removed when the command ends, whichever way it ends.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A job over two hosts that is told to end, or whose nodes change: every rank of every host can save first.
+"""A job on two hosts that is stopped, or whose nodes change: every rank of every host can save first.
 
     save.py CDDPRUN [--slow] [TEST...]; the program is CDDP_PROBE.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/slurm/train.sbatch on a real Slurm of four nodes, each a host of its own.
+"""scripts/slurm/train.sbatch on a real Slurm of four nodes, each a separate host.
 
     SLURM_TESTBED=PROGRAM slurm.py CDDPRUN [--slow] [TEST...]
     SLURM_TESTBED=PROGRAM slurm.py CDDPRUN --full[=RUNS] [CASE...]
@@ -114,7 +114,7 @@ def start_again(folder, job, times=1):
     """
     Wait until the job is queued again, and do not wait the two minutes that Slurm gives it. But slurmd refuses what was
     allowed in the second in which it killed the job, or before ("already killed, do not launch batch job"): it compares
-    whole seconds. Says after which epoch a wine that was to train until it is told ends now.
+    whole seconds. Returns the epoch after which a wine that trains until it is stopped ends now.
     """
     wait_for(f'job {job} to be queued again', lambda: state(job) == ('PENDING', times) and not managers(job), LONG,
              lambda: show(job) + folder.out())
@@ -293,7 +293,7 @@ def suspended(cddprun, _):
         job = submit(folder, cddprun, wine(cddprun), *train(epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)
         wait_for_checkpoint(folder)
         slurm('scontrol', 'suspend', job)
-        time.sleep(20)  # what is tested is that time passes
+        time.sleep(20)  # the time itself is tested
         slurm('scontrol', 'resume', job)
         ended_well(folder, cddprun, job, nodes, epochs)
         assert 'resumed' not in folder.out() and state(job)[1] == 0, folder.out()
@@ -394,7 +394,7 @@ def test_a_failing_rank_ends_the_job_with_its_status(cddprun):
 
 def test_scancel_leaves_nothing_on_any_node(cddprun):
     with Folder() as folder:
-        # Grandchildren in sessions of their own too: those escape Slurm where it knows a job by its ancestry only.
+        # Grandchildren in separate sessions, too: those escape Slurm where it knows a job by its ancestry only.
         script = f'setsid sleep 1000 & touch {folder.path}/up.$RANK; sleep 1000'
         mark = f'{os.getpid()}-slurm-{time.monotonic_ns()}'
         job = submit(folder, cddprun, 'sh', '-c', script, env={launch.MARK: mark})
@@ -455,9 +455,9 @@ def run_full(runs):
 
 def main():
     if not BED:
-        skip('SLURM_TESTBED names no program that starts a Slurm (tests/slurm/README.md)')
+        skip('SLURM_TESTBED does not name a program that starts a Slurm (tests/slurm/README.md)')
     if os.getuid() != 0:
-        skip('Slurm nodes with addresses of their own need root')
+        skip('Slurm nodes with separate addresses need root')
     for program in 'slurmctld', 'slurmd', 'munged', 'ip':
         if not shutil.which(program, path=os.environ['PATH'] + ':/usr/sbin:/sbin'):
             skip(f'there is no {program}')

@@ -11,7 +11,7 @@
 
 #define LINES_MAX 8192
 
-/* Each test has a writer of its own, whose lines come out of a pipe. */
+/* Each test has its own writer, which writes to a pipe. */
 static struct {
     uv_loop_t loop;
     struct writer *w;
@@ -61,7 +61,7 @@ static void close_writer(void)
     (void)uv_run(&t.loop, UV_RUN_DEFAULT);
 }
 
-/* Everything that was said, as text. */
+/* Returns all that was written, as text. */
 static const char *finish(void)
 {
     size_t n = 0;
@@ -77,21 +77,21 @@ static const char *finish(void)
     return t.text;
 }
 
-/* The one line that was said, less its time, which is one of now; release it. */
+/* Returns the only line, without its time, which must be the present; release it. */
 static json_t *only_line(void)
 {
     const char *text = finish();
     json_t *o = json_loads(text, 0, NULL);
     json_int_t time_ms = json_integer_value(json_object_get(o, "time_ms"));
 
-    cr_assert_not_null(o, "no JSON: %s", text);
+    cr_assert_not_null(o, "not JSON: %s", text);
     cr_assert_eq(strcspn(text, "\n"), strlen(text) - 1, "not one line: %s", text);
     cr_assert(time_ms > 1500000000000 && time_ms < 10000000000000, "Unix time in ms: %s", text);
     (void)json_object_del(o, "time_ms");
     return o;
 }
 
-/* EXPECT("{...}"): exactly this was said, in whatever order. */
+/* EXPECT("{...}"): exactly this was written, in any order. */
 static void expect(const char *json, int line)
 {
     json_t *is = only_line(), *wanted = json_loads(json, 0, NULL);

@@ -42,7 +42,7 @@ Test(lease, beats_every_fifteenth_while_answered)
     }
 }
 
-/* As a caller does: what is due at each next_ms, until there is nothing more. */
+/* Acts as a caller: handles the actions due at each next_ms, until none is left. */
 static int64_t time_of(enum lease_action what)
 {
     int64_t now = 0;
@@ -208,7 +208,7 @@ Test(lease, silence_before_stop_counts)
     cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5); /* it runs until then */
     c.look_ms = 9000;                                  /* as if a connection had been tried until then */
     cr_assert_eq(lease_look(&c, 40000, &next), LEASE_HOLD);
-    cr_assert_eq(lease_look(&c, 40000, &next), LEASE_HOLD, "there is no connection: it is said again");
+    cr_assert_eq(lease_look(&c, 40000, &next), LEASE_HOLD, "without a connection it is repeated");
     cr_assert_eq(lease_look(&c, 40000, &next), LEASE_NOTHING);
     cr_assert_eq(next, 41000);
     cr_assert_eq(lease_look(&c, 41000, &next), LEASE_FENCE);

@@ -548,7 +548,7 @@ Test(supervise, fenced_node_rejoins_and_reports_failed_round)
     cr_assert_eq(s.local_first.kind, CDI_END_NODE);
     cr_assert_str_eq(s.local_first.text, "silent");
     round_over(0, 0, 5);
-    cr_assert_eq(did.n, 0, "that was said already");
+    cr_assert_eq(did.n, 0, "that was sent already");
     assign(1, 0, 6);
     DID(SUPERVISE_DO_SPAWN);
 
@@ -860,7 +860,7 @@ Test(supervise, ending_job_logs_no_restart)
     DID_NOTHING();
 }
 
-/* Whatever comes in whatever order: never more actions than fit, FINISH once, no spawn while workers live. */
+/* Any events in any order: never more actions than fit, FINISH once, no spawn while workers live. */
 Test(supervise, any_event_order_finishes_once)
 {
     uint64_t x = 88172645463325252u;
@@ -921,7 +921,7 @@ Test(supervise, any_event_order_finishes_once)
     }
 }
 
-/* A rendezvous that was started anew counts its rounds from 0 and knows nothing of what was said about earlier ones. */
+/* A restarted rendezvous counts rounds from 0, and does not know the messages about earlier ones. */
 Test(supervise, new_session_drops_messages_of_old_rounds)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);

@@ -388,7 +388,7 @@ Test(options, refuses_unsupported_flags)
                      "--logs_specs 'mine': it names a Python class of torchrun; use --log_dir, --redirects and "
                      "--tee");
     cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--spares=0", "a", NULL}), CDDP_OK,
-                 "what does nothing may be said");
+                 "a value without effect is accepted");
     cr_assert_null(o.rdzv_endpoint);
     cr_assert_null(o.local_ranks_filter);
 }

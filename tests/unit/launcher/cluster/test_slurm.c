@@ -137,7 +137,7 @@ Test(slurm, step_has_its_own_nodes)
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "node2");
     cr_assert_str_eq(s.run_id, "1200.3.2");
-    cr_assert_eq(s.port, cluster_port("1200.3"), "a life of its own does not need a port of its own");
+    cr_assert_eq(s.port, cluster_port("1200.3"), "a requeued job keeps its port");
     cr_assert(s.one_task_per_node);
     env[6] = "SLURM_STEP_TASKS_PER_NODE=2(x2)";
     cr_assert_eq(slurm_read(&s, &(struct cluster_source){.env = fake_env, .arg = env}, &err), CDDP_OK);

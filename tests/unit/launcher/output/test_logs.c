@@ -12,14 +12,14 @@
 
 #define LOCAL_RANKS 12
 
-/* Pipes in the place of our own stdout and stderr, a directory, and what is logged. */
+/* Pipes instead of stdout and stderr, a directory, and the logged messages. */
 static struct {
     uv_loop_t loop;
     struct writer *console;
     struct logs *logs;
     struct options o;
     struct plan plan;
-    int pipe[2], saved[2]; /* what is read, and what was there, of stdout and stderr */
+    int pipe[2], saved[2]; /* the pipes' read ends, and the former stdout and stderr */
     char dir[64], log_dir[96], run_dir[96];
     char said[1024];
     unsigned n_said, n_room;
@@ -145,7 +145,7 @@ static void print(uint32_t local_rank, int number, const char *text)
     logs_release(&s);
 }
 
-/* What has been shown on stdout (1) or stderr (2); after finish(). */
+/* Returns the text shown on stdout (1) or stderr (2); after finish(). */
 static const char *shown(int number)
 {
     static char text[2][4096];

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Each test puts a pipe in the place of its own stdout. */
+/* Each test replaces its stdout by a pipe. */
 static struct {
     uv_loop_t loop;
     struct writer *w;
@@ -213,7 +213,7 @@ Test(writer, skips_stalled_reader)
     (void)close(err[0]);
     finish(true);
     (void)fcntl(t.pipe_read, F_SETFL, O_NONBLOCK);
-    cr_assert_eq(read(t.pipe_read, block, sizeof block), -1, "what was queued for it is dropped");
+    cr_assert_eq(read(t.pipe_read, block, sizeof block), -1, "its queued output is dropped");
 }
 
 Test(writer, non_blocking_shared_descriptor_loses_nothing)
@@ -242,7 +242,7 @@ Test(writer, bounds_memory)
     for (size_t i = 0; i < 2 * WRITER_MAX / sizeof block; i++)
         push(0, block, sizeof block);
     writer_close(t.w, on_closed, NULL);
-    /* What was taken comes out; the end of it is seen when the last writer of the pipe goes. */
+    /* Accepted output is written; its end is visible after the last writer of the pipe has closed it. */
     (void)fcntl(t.pipe_read, F_SETFL, O_NONBLOCK);
     while (!t.closed) {
         while ((n = read(t.pipe_read, block, sizeof block)) > 0)

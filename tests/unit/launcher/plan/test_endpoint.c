@@ -363,7 +363,7 @@ Test(endpoint, rejects_step_with_wrong_node_count)
         SAYS("this Slurm step has 3 nodes");
         o.master_addr = "node1";
         o.node_rank = 0;
-        cr_assert_eq(decide(o), CDDP_OK, "who says where they meet may count as he likes");
+        cr_assert_eq(decide(o), CDDP_OK, "with an endpoint any node count is accepted");
     }
 }
 

@@ -13,7 +13,7 @@ CDI_SUITE(oom);
 
 static char root[64];
 
-/* A file below root, and what is above it. */
+/* Writes a file below root, and creates its directories. */
 static void put(const char *path, const char *text)
 {
     char full[512];
@@ -50,7 +50,7 @@ static void remove_root(void)
     (void)nftw(root, drop, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* What is said when path's text becomes `after`; "": nothing. */
+/* Returns the explanation after path's text has become `after`; "": none. */
 static const char *said(const char *path, const char *after)
 {
     static char text[200];

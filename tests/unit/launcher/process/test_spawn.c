@@ -114,7 +114,7 @@ Test(spawn, missing_program_is_127_and_names_path)
     cr_assert_eq(status, 127);
     cr_assert_str_eq(err.msg, "cannot run program '/no/such': No such file or directory");
     cr_assert_eq(find(in_dir("runs/below")), CDDP_E_NOT_FOUND);
-    cr_assert_eq(status, 127, "a file is no directory: %s", err.msg);
+    cr_assert_eq(status, 127, "a file is not a directory: %s", err.msg);
     cr_assert_eq(chdir(dir), 0);
     cr_assert_eq(find("runs"), CDDP_E_NOT_FOUND);
     cr_assert_str_eq(err.msg, "program 'runs' is not in PATH; did you mean ./runs?");
