@@ -102,7 +102,7 @@ static int print_plan(const struct plan *plan, const struct machine *machine)
     return good ? 0 : 1;
 }
 
-static int run(const struct options *o)
+static int main_run(const struct options *o)
 {
     struct guard_link link;
     struct cdi_secret secret;
@@ -202,7 +202,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         printf("cddprun %s\n", CDDP_VERSION);
         return fflush(stdout) == 0 ? 0 : 1;
     case OPTIONS_RUN:
-        return o.hosts != NULL ? run_hosts(&o, argv) : run(&o);
+        return o.hosts != NULL ? run_hosts(&o, argv) : main_run(&o);
     }
     return 2;
 }

@@ -64,10 +64,10 @@ struct agent {
     char read_buf[SPAWN_READ];
 };
 
-static void feed(struct agent *a, const struct supervise_event *ev);
+static void agent_handle(struct agent *a, const struct supervise_event *ev);
 
 /* Writes cddprun's own output, which is not a worker's. */
-static void push(struct agent *a, const void *text, size_t n)
+static void agent_push(struct agent *a, const void *text, size_t n)
 {
     if (a->logs != NULL && logs_reset_drawn(a->logs))
         writer_push(a->console, writer_std(a->console, STDERR_FILENO), a->plan->n_procs, RANKLOG_ERASE,
@@ -84,7 +84,7 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
 
     (void)level;
     if (n > 0)
-        push(a, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
+        agent_push(a, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1);
 }
 
 /* --------------------------------------------------------------------------------------------------- workers ---- */
@@ -93,14 +93,14 @@ static void on_worker_exited(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_EXIT, .u.end = *end};
 
-    feed(arg, &ev);
+    agent_handle(arg, &ev);
 }
 
 static void on_worker_cause(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE, .u.end = *end};
 
-    feed(arg, &ev);
+    agent_handle(arg, &ev);
 }
 
 static int exit_status(const struct agent *a)
@@ -177,7 +177,7 @@ static void check_swept(struct agent *a)
         (worker_group_waits_for_room(a->group) || now - a->last_output_ms < OUTPUT_QUIET_MS))
         return;
     (void)uv_timer_stop(&a->sweep);
-    feed(a, &ev);
+    agent_handle(a, &ev);
 }
 
 static void on_sweep_timer(uv_timer_t *t)
@@ -215,7 +215,7 @@ static void log_bindings(const struct agent *a)
     }
 }
 
-static void start_workers(struct agent *a)
+static void agent_start_workers(struct agent *a)
 {
     struct worker_group_options opt = {
         .spawn = &a->spawn,
@@ -242,10 +242,10 @@ static void start_workers(struct agent *a)
     ev.u.text = err.msg;
     a->sup.n_alive = 0;
     a->sup.state = SUPERVISE_WAITING;
-    feed(a, &ev);
+    agent_handle(a, &ev);
 }
 
-static void on_room(void *arg)
+static void agent_on_room(void *arg)
 {
     struct agent *a = arg;
 
@@ -269,7 +269,7 @@ static void on_child(void *arg)
  * A full disk costs the output, but not the training. A closed pipe ends both, just as SIGPIPE would end a worker that
  * wrote to the pipe itself.
  */
-static void on_unwritten(void *arg, int fd, int error)
+static void agent_on_unwritten(void *arg, int fd, int error)
 {
     struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = SIGPIPE};
     const char *name = fd == STDOUT_FILENO ? "stdout" : "stderr";
@@ -278,7 +278,7 @@ static void on_unwritten(void *arg, int fd, int error)
     if (a->unwritten == 0)
         a->unwritten = error;
     if (error == EPIPE && !a->over)
-        feed(a, &ev);
+        agent_handle(a, &ev);
     else if (error != EPIPE)
         cdi_log(CDI_LOG_ERROR, "AGENT-UNWRITTEN",
                 "cannot write to %s: %s; the job continues, but further output of its workers there is lost, and the "
@@ -306,7 +306,8 @@ static void on_refused(void *arg, int error)
                 (long long)a->plan->options->status_fd, strerror(error));
 }
 
-static const struct writer_events console_events = {.room = on_room, .unwritten = on_unwritten, .refused = on_refused};
+static const struct writer_events console_events = {
+    .room = agent_on_room, .unwritten = agent_on_unwritten, .refused = on_refused};
 
 /* ---------------------------------------------------------------------------------------------------- ending ---- */
 
@@ -348,7 +349,7 @@ static void stop_waiting(struct agent *a)
         writer_abandon(a->console);
 }
 
-static void log_line(struct agent *a, const char *text);
+static void agent_log_line(struct agent *a, const char *text);
 
 /* Ensures that the report is written, even if the workers' output queued before it is not read. */
 static void on_flush_tick(uv_timer_t *t)
@@ -364,18 +365,18 @@ static void on_flush_tick(uv_timer_t *t)
         a->skipped_hung = true;
         a->progress_ms = cdi_now_ms();
         writer_skip_hung(a->console);
-        log_line(a, "its output is not being read: the last output of the workers is lost");
+        agent_log_line(a, "its output is not being read: the last output of the workers is lost");
     }
     (void)uv_timer_start(t, on_flush_tick, FLUSH_TICK_MS, 0);
 }
 
-static void log_line(struct agent *a, const char *text)
+static void agent_log_line(struct agent *a, const char *text)
 {
     struct cdi_buf line;
 
     cdi_buf_init(&line, 8192);
     if (cdi_buf_printf(&line, "cddprun: %s\n", text) == CDDP_OK)
-        push(a, cdi_buf_data(&line), line.len);
+        agent_push(a, cdi_buf_data(&line), line.len);
     cdi_buf_release(&line);
 }
 
@@ -393,9 +394,9 @@ static void write_failure_report(struct agent *a)
     if (a->group != NULL)
         worker_group_describe(a->group, &r);
     if (report_write(&r, &text) == CDDP_OK)
-        push(a, cdi_buf_data(&text), text.len);
+        agent_push(a, cdi_buf_data(&text), text.len);
     else
-        log_line(a, a->sup.first.text);
+        agent_log_line(a, a->sup.first.text);
     cdi_buf_release(&text);
     if (a->plan->options->error_file != NULL)
         error = report_copy_error_file(&r, supervise_exit_status(&a->sup), a->plan->options->error_file);
@@ -404,33 +405,33 @@ static void write_failure_report(struct agent *a)
                 a->plan->options->error_file, strerror(error));
 }
 
-static void log_cause(struct agent *a)
+static void agent_log_cause(struct agent *a)
 {
     char text[128 + PROGRESS_TEXT], name[32];
 
     if (a->sup.unreported && a->sup.text[0] != '\0')
-        log_line(a, a->sup.text);
+        agent_log_line(a, a->sup.text);
     if (a->sup.first.kind != CDI_END_NONE) {
         write_failure_report(a);
     } else if (a->sup.signal == SIGPIPE) {
-        log_line(a, "the reader of its output is gone (SIGPIPE); the workers have been stopped");
+        agent_log_line(a, "the reader of its output is gone (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
         const char *progress = a->group != NULL ? worker_group_progress(a->group) : "";
 
         (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s", a->sup.signal,
                        signame(a->sup.signal, name, sizeof name), *progress != '\0' ? "\n    " REPORT_PROGRESS : "",
                        progress);
-        log_line(a, text);
+        agent_log_line(a, text);
     }
     if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
                             supervise_exit_status(&a->sup) != 0))
-        log_line(a, a->sup.text);
+        agent_log_line(a, a->sup.text);
 }
 
-static void end_job(struct agent *a)
+static void agent_end_job(struct agent *a)
 {
     a->over = true;
-    log_cause(a);
+    agent_log_cause(a);
     if (a->sup.first.kind != CDI_END_NONE)
         event_log_failure(a->events, &a->sup.first);
     event_log_end(a->events, exit_status(a));
@@ -508,7 +509,7 @@ static void log_restart_cause(struct agent *a)
 }
 
 /* Informs a user who waits for this cddprun to end. */
-static void log_wait(struct agent *a)
+static void agent_log_wait(struct agent *a)
 {
     int64_t now = cdi_now_ms();
     char who[256], name[32];
@@ -524,11 +525,11 @@ static void log_wait(struct agent *a)
                 (long long)(a->sup.kill_at_ms - now + 999) / 1000, a->sup.signal != 0 ? ", or at the next signal" : "");
 }
 
-static void carry_out(struct agent *a, const struct supervise_action *action)
+static void agent_carry_out(struct agent *a, const struct supervise_action *action)
 {
     switch (action->what) {
     case SUPERVISE_DO_SPAWN:
-        start_workers(a);
+        agent_start_workers(a);
         return;
     case SUPERVISE_DO_PUBLISH_FAILURE:
         if (a->plan->wait_on_failure)
@@ -562,7 +563,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         send_round_message(a, CDI_MSG_LEAVE);
         return;
     case SUPERVISE_DO_LOG_WAIT:
-        log_wait(a);
+        agent_log_wait(a);
         return;
     case SUPERVISE_DO_LOG_CAUSE:
         log_restart_cause(a);
@@ -571,7 +572,7 @@ static void carry_out(struct agent *a, const struct supervise_action *action)
         rdzv_client_again(a->client, cdi_deadline_ms(cdi_now_ms(), a->plan->endpoint.join_timeout_ms));
         return;
     case SUPERVISE_DO_FINISH:
-        end_job(a);
+        agent_end_job(a);
         return;
     }
 }
@@ -580,7 +581,7 @@ static void on_grace(uv_timer_t *t)
 {
     struct supervise_event ev = {.kind = SUPERVISE_TICK};
 
-    feed(t->data, &ev);
+    agent_handle(t->data, &ev);
 }
 
 static void set_timer(struct agent *a)
@@ -596,13 +597,13 @@ static void set_timer(struct agent *a)
     (void)uv_timer_start(&a->grace, on_grace, at > now ? (uint64_t)(at - now) : 0, 0);
 }
 
-static void feed(struct agent *a, const struct supervise_event *ev)
+static void agent_handle(struct agent *a, const struct supervise_event *ev)
 {
     struct supervise_actions todo;
 
     supervise_handle(&a->sup, ev, cdi_now_ms(), &todo);
     for (unsigned i = 0; i < todo.n; i++)
-        carry_out(a, &todo.v[i]);
+        agent_carry_out(a, &todo.v[i]);
     set_timer(a);
     if (a->group != NULL)
         worker_group_report_unstarted(a->group);
@@ -619,12 +620,12 @@ static void on_connected(void *arg, const char *addr, uint16_t port, int fd)
     a->master_port = port;
 }
 
-static bool is_elastic(const struct plan *p)
+static bool agent_is_elastic(const struct plan *p)
 {
     return p->min_nodes < p->max_nodes || p->endpoint.spares > 0;
 }
 
-static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
+static void agent_on_assign(struct agent *a, const struct cdi_msg_assign *assign)
 {
     struct supervise_event ev = {.kind = SUPERVISE_ASSIGN, .u.assign = *assign};
 
@@ -632,7 +633,7 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
         (void)snprintf(ev.u.assign.master_addr, sizeof ev.u.assign.master_addr, "%s", a->master_addr);
     if (ev.u.assign.master_port == 0)
         ev.u.assign.master_port = a->master_port;
-    if (assign->round > 0 && is_elastic(a->plan))
+    if (assign->round > 0 && agent_is_elastic(a->plan))
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE",
                 "the job continues with %u node%s; this is node rank %d (%s), ranks %u to %u of %u", assign->n_nodes,
                 assign->n_nodes == 1 ? "" : "s", assign->node_rank, a->plan->host, assign->rank_base,
@@ -640,15 +641,15 @@ static void on_assign(struct agent *a, const struct cdi_msg_assign *assign)
     cdi_log(CDI_LOG_INFO, "AGENT-ROUND", "round %u: ranks %u to %u of %u, MASTER_ADDR=%s MASTER_PORT=%u", assign->round,
             assign->rank_base, assign->rank_base + a->plan->n_procs - 1, assign->world_size, ev.u.assign.master_addr,
             ev.u.assign.master_port);
-    feed(a, &ev);
+    agent_handle(a, &ev);
 }
 
-static void on_round_over(struct agent *a, const struct cdi_msg_round_over *over)
+static void agent_on_round_over(struct agent *a, const struct cdi_msg_round_over *over)
 {
     on_child(a); /* an exit here that is not reaped yet may be the cause: report it before the workers are stopped */
     if (a->group != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
         worker_group_note_missed(a->group, &over->failure);
-    feed(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
+    agent_handle(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 
 static void on_message(void *arg, const struct cdi_msg *msg)
@@ -658,23 +659,23 @@ static void on_message(void *arg, const struct cdi_msg *msg)
 
     switch (msg->type) {
     case CDI_MSG_ASSIGN:
-        on_assign(a, &msg->u.assign);
+        agent_on_assign(a, &msg->u.assign);
         return;
     case CDI_MSG_ROUND_OVER:
-        on_round_over(a, &msg->u.round_over);
+        agent_on_round_over(a, &msg->u.round_over);
         return;
     case CDI_MSG_CLOSED:
         closed.u.closed.status = msg->u.closed.status;
         closed.u.closed.text = msg->u.closed.text;
         closed.u.closed.failure = msg->u.closed.failure;
-        feed(a, &closed);
+        agent_handle(a, &closed);
         return;
     case CDI_MSG_WAITING:
         cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
         return;
     case CDI_MSG_WELCOME:
         if (msg->u.welcome.resumed)
-            feed(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
+            agent_handle(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
         else
             supervise_reset_round(&a->sup);
         return;
@@ -694,14 +695,14 @@ static void on_waiting(void *arg, const char *text)
     cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", text);
 }
 
-static void on_lost(void *arg, const char *text)
+static void agent_on_lost(void *arg, const char *text)
 {
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST, .u.text = text};
 
-    feed(arg, &ev);
+    agent_handle(arg, &ev);
 }
 
-static void on_fenced(void *arg, const char *text)
+static void agent_on_fenced(void *arg, const char *text)
 {
     struct supervise_event ev = {.kind = SUPERVISE_FENCED, .wall_ms = cdi_wall_ms(), .u.text = text};
     struct agent *a = arg;
@@ -715,7 +716,7 @@ static void on_fenced(void *arg, const char *text)
         cdi_log(CDI_LOG_WARN, "AGENT-FENCED",
                 "%s; this node (%s) will try to rejoin for %lld s (--rdzv_conf=join_timeout=SECONDS)", why,
                 a->plan->host, (long long)a->plan->endpoint.join_timeout_ms / 1000);
-    feed(arg, &ev);
+    agent_handle(arg, &ev);
 }
 
 static void on_hold(void *arg, bool held)
@@ -752,7 +753,7 @@ static _Noreturn void guard_is_gone(struct agent *a)
     _exit(all ? 1 : 2);
 }
 
-static void on_signal(struct agent *a, int signal)
+static void agent_on_signal(struct agent *a, int signal)
 {
     static const char stopped[] = {GUARD_STOPPED};
     struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = signal};
@@ -778,7 +779,7 @@ static void on_signal(struct agent *a, int signal)
         stop_waiting(a);
     } else {
         event_log_signal(a->events, signal);
-        feed(a, &ev);
+        agent_handle(a, &ev);
     }
 }
 
@@ -803,7 +804,7 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         if ((a->plan->options->signals >> ((unsigned char)buf->base[i] - 1) & 1) != 0)
             (void)uv_try_write((uv_stream_t *)&a->link, &heard, 1);
     for (ssize_t i = 0; i < n; i++)
-        on_signal(a, (unsigned char)buf->base[i]);
+        agent_on_signal(a, (unsigned char)buf->base[i]);
 }
 
 /* ----------------------------------------------------------------------------------------------------- start ---- */
@@ -824,8 +825,8 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
     static const struct rdzv_client_events on = {.connected = on_connected,
                                                  .message = on_message,
                                                  .waiting = on_waiting,
-                                                 .lost = on_lost,
-                                                 .fenced = on_fenced,
+                                                 .lost = agent_on_lost,
+                                                 .fenced = agent_on_fenced,
                                                  .hold = on_hold,
                                                  .act_by = on_act_by};
     const struct endpoint *m = &a->plan->endpoint;
@@ -834,7 +835,7 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
     opt->own = a->server != NULL;
     opt->n_ports = opt->own ? 1 : m->n_ports;
     opt->rejoins = a->sup.rejoins;
-    opt->elastic = is_elastic(a->plan);
+    opt->elastic = agent_is_elastic(a->plan);
     opt->port = m->port;
     (void)snprintf(opt->host, sizeof opt->host, "%s", m->host);
     opt->secret = a->plan->secret;
@@ -894,7 +895,7 @@ static cddp_status start_logs(struct agent *a, struct cdi_error *err)
     struct logs_options opt = {.plan = a->plan,
                                .console = a->console,
                                .run_dir = a->guard->run_dir,
-                               .room = on_room,
+                               .room = agent_on_room,
                                .lost = on_log_lost,
                                .arg = a};
 
@@ -912,7 +913,7 @@ static void lead_session(const struct agent *a)
         (void)setsid();
 }
 
-static cddp_status start_all(struct agent *a, struct cdi_error *err)
+static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -938,7 +939,7 @@ static cddp_status start_all(struct agent *a, struct cdi_error *err)
     return st;
 }
 
-static int run_loop(struct agent *a, struct cdi_error *err)
+static int agent_run_loop(struct agent *a, struct cdi_error *err)
 {
     int status = 1, rc = uv_loop_init(&a->loop);
 
@@ -946,7 +947,7 @@ static int run_loop(struct agent *a, struct cdi_error *err)
         (void)cdi_fail_errno(err, -rc, "cannot start the event loop");
         return 1;
     }
-    if (start_all(a, err) == CDDP_OK) {
+    if (agent_start_all(a, err) == CDDP_OK) {
         cdi_log_set_sink(log_to_writer, a);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
         status = exit_status(a);
@@ -971,7 +972,7 @@ static int run_loop(struct agent *a, struct cdi_error *err)
 }
 
 /* The user may not know that Python is used: the program's name selects it. */
-static cddp_status find_program(struct agent *a, int *status, struct cdi_error *err)
+static cddp_status agent_find_program(struct agent *a, int *status, struct cdi_error *err)
 {
     struct cdi_error why;
     cddp_status st = spawn_find_program(plan_program(a->plan), a->spawn.program, status, &why);
@@ -1002,13 +1003,13 @@ int agent_run(const struct plan *plan, struct guard_link *link)
                    plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
     if (plan->wait_on_failure)
         supervise_keep_others(&a->sup);
-    if (is_elastic(plan) || plan->max_restarts > 0)
+    if (agent_is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
-    if (find_program(a, &status, &err) == CDDP_OK) {
+    if (agent_find_program(a, &status, &err) == CDDP_OK) {
         mpi_program_warn(plan, a->spawn.program);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
-            status = run_loop(a, &err);
+            status = agent_run_loop(a, &err);
         spawn_release(&a->spawn);
     }
     if (err.msg[0] != '\0')

@@ -91,7 +91,7 @@ void event_log_started(struct event_log *s, int32_t rank, uint32_t local_rank, i
 }
 
 /* The members that describe a worker's end. */
-static json_t *end_of(const struct cdi_failure *f)
+static json_t *event_end_of(const struct cdi_failure *f)
 {
     char name[32];
     json_t *o =
@@ -108,7 +108,7 @@ static json_t *end_of(const struct cdi_failure *f)
 void event_log_ended(struct event_log *s, const struct cdi_failure *end)
 {
     if (s != NULL)
-        event_log_put(s, "ended", end_of(end));
+        event_log_put(s, "ended", event_end_of(end));
 }
 
 void event_log_failure(struct event_log *s, const struct cdi_failure *first)
@@ -117,7 +117,7 @@ void event_log_failure(struct event_log *s, const struct cdi_failure *first)
 
     if (s == NULL)
         return;
-    o = end_of(first);
+    o = event_end_of(first);
     (void)json_object_set_new(o, "node_rank", json_integer(first->node_rank));
     (void)json_object_set_new(o, "host", json_text(first->host));
     (void)json_object_set_new(o, "text", json_text(first->text));

@@ -80,7 +80,7 @@ static void *lookup_run(void *arg)
 }
 
 /* The loop receives the signals, and not this thread. */
-static int start_thread(struct lookup *l)
+static int lookup_start_thread(struct lookup *l)
 {
     pthread_attr_t attr;
     pthread_t thread;
@@ -108,7 +108,7 @@ struct lookup *lookup_start(const char *host, uint16_t port)
     atomic_init(&l->answered, false);
     (void)snprintf(l->host, sizeof l->host, "%s", host);
     l->port = port;
-    if (start_thread(l) == 0)
+    if (lookup_start_thread(l) == 0)
         return l;
     free(l);
     return NULL;

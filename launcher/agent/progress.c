@@ -15,7 +15,7 @@ static bool is_inside(const struct cdi_flight_view *v)
 }
 
 /* The collective that a rank is in, otherwise its last one; seq 0: none yet. */
-static const struct cdi_flight_entry *at(const struct cdi_flight_view *v)
+static const struct cdi_flight_entry *progress_at(const struct cdi_flight_view *v)
 {
     return is_inside(v) ? &v->oldest_unfinished : &v->last;
 }
@@ -38,7 +38,7 @@ static bool is_queued(const struct cdi_flight_view *v)
     return is_inside(v) && v->oldest_unfinished.started_ns == 0;
 }
 
-static int order(uint64_t a, uint64_t b)
+static int progress_order(uint64_t a, uint64_t b)
 {
     return (a > b) - (a < b);
 }
@@ -46,37 +46,37 @@ static int order(uint64_t a, uint64_t b)
 /* Compares two ranks' progress; 0: the same. */
 static int compare_places(const struct cdi_flight_view *a, const struct cdi_flight_view *b)
 {
-    const struct cdi_flight_entry *x = at(a), *y = at(b);
-    int by = order(x->seq, y->seq);
+    const struct cdi_flight_entry *x = progress_at(a), *y = progress_at(b);
+    int by = progress_order(x->seq, y->seq);
 
     if (by == 0)
-        by = order(a->replay.begun, b->replay.begun);
+        by = progress_order(a->replay.begun, b->replay.begun);
     if (by == 0)
-        by = order(a->replay.ended, b->replay.ended);
+        by = progress_order(a->replay.ended, b->replay.ended);
     if (by == 0)
-        by = order(is_queued(b), is_queued(a)); /* before it, in it, after it */
+        by = progress_order(is_queued(b), is_queued(a)); /* before it, in it, after it */
     if (by == 0)
-        by = order(is_inside(b), is_inside(a));
+        by = progress_order(is_inside(b), is_inside(a));
     if (by == 0)
-        by = order(a->step, b->step);
+        by = progress_order(a->step, b->step);
     if (by == 0)
-        by = order(x->op, y->op);
-    return by != 0 ? by : order((uint32_t)x->bucket, (uint32_t)y->bucket);
+        by = progress_order(x->op, y->op);
+    return by != 0 ? by : progress_order((uint32_t)x->bucket, (uint32_t)y->bucket);
 }
 
-static int compare_ranks(const void *p, const void *q)
+static int progress_compare_ranks(const void *p, const void *q)
 {
     const struct progress_rank *a = p, *b = q;
-    int by = order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* after those that use libcddp */
+    int by = progress_order(a->view.claimed_pid == 0, b->view.claimed_pid == 0); /* after those that use libcddp */
 
     if (by == 0)
         by = compare_places(&a->view, &b->view);
     return by != 0 ? by : (a->rank > b->rank) - (a->rank < b->rank);
 }
 
-static size_t add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
+static size_t progress_add_place(const struct cdi_flight_view *v, char *buf, size_t cap)
 {
-    const struct cdi_flight_entry *e = at(v);
+    const struct cdi_flight_entry *e = progress_at(v);
     char bucket[32] = "", step[40] = "";
 
     if (is_in_replay(v) || is_after_replay(v)) {
@@ -105,7 +105,7 @@ static size_t add_time(const struct progress_rank *v, size_t n, int64_t now_ns, 
     int64_t shortest = INT64_MAX;
 
     for (size_t i = 0; i < n; i++) {
-        const struct cdi_flight_entry *e = at(&v[i].view);
+        const struct cdi_flight_entry *e = progress_at(&v[i].view);
         bool replay = is_in_replay(&v[i].view) || is_after_replay(&v[i].view);
         int64_t since = replay                   ? v[i].view.replay.since_ns
                         : !is_inside(&v[i].view) ? e->done_ns
@@ -129,7 +129,7 @@ void progress_text(struct progress_rank *v, size_t n, int64_t now_ns, char *buf,
     size_t used = 0, groups = 0;
 
     buf[0] = '\0';
-    qsort(v, n, sizeof *v, compare_ranks);
+    qsort(v, n, sizeof *v, progress_compare_ranks);
     while (n > 0 && v[n - 1].view.claimed_pid == 0)
         n--;
     for (size_t i = 0, end; i < n && used < cap; i = end) {
@@ -144,7 +144,7 @@ void progress_text(struct progress_rank *v, size_t n, int64_t now_ns, char *buf,
         used += (size_t)snprintf(buf + used, cap - used, "%srank%s %s", groups > 1 ? "; " : "", ranks.n > 1 ? "s" : "",
                                  ranks.text);
         if (used < cap)
-            used += add_place(&v[i].view, buf + used, cap - used);
+            used += progress_add_place(&v[i].view, buf + used, cap - used);
         if (used < cap)
             used += add_time(&v[i], end - i, now_ns, buf + used, cap - used);
     }

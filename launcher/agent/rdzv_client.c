@@ -18,7 +18,7 @@
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN; twice as long the next time, since it may be busy */
 #define ANSWER_MAX_MS 60000
 #define BAD_ANSWERS_MAX 8 /* connections that end before an answer: then it is not a rendezvous server */
-#define SAY_WAITING_MS 10000
+#define REPORT_WAITING_MS 10000
 #define SURE_MS 500         /* a server that is only starting does not refuse connections for so long */
 #define RETURN_RETRY_MS 250 /* between two attempts to reconnect: the lease runs */
 #define RETURN_ATTEMPT_MS 1000
@@ -33,7 +33,7 @@ struct rdzv_client {
     uv_timer_t retry;
     uv_timer_t beat;  /* the next lease_look() */
     uv_timer_t limit; /* of the present attempt */
-    uv_timer_t say;
+    uv_timer_t waiting;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
     struct rdzv_client_options opt;
@@ -76,9 +76,9 @@ struct rdzv_client {
     char refusal[640];     /* the server's reason for not accepting this agent now; "": none */
 };
 
-static void try_connect(struct rdzv_client *j);
+static void client_try_connect(struct rdzv_client *j);
 
-static void on_closed(uv_handle_t *h)
+static void client_on_closed(uv_handle_t *h)
 {
     struct rdzv_client *j = h->data;
 
@@ -103,7 +103,7 @@ static void close_tcp(struct rdzv_client *j)
         (void)shutdown(fd_of(j), SHUT_RDWR); /* the guard has a copy, which close() would leave open */
     j->tcp_open = false;
     j->connected = false;
-    uv_close((uv_handle_t *)&j->tcp, on_closed);
+    uv_close((uv_handle_t *)&j->tcp, client_on_closed);
 }
 
 /* By a reset: an end of file would mean that this agent has died. */
@@ -115,7 +115,7 @@ static void reset_tcp(struct rdzv_client *j)
         return;
     if (j->connected)
         (void)connect(fd_of(j), &nowhere, sizeof nowhere); /* resets it now, although the guard has a copy */
-    if (!j->connected || uv_tcp_close_reset(&j->tcp, on_closed) != 0) {
+    if (!j->connected || uv_tcp_close_reset(&j->tcp, client_on_closed) != 0) {
         close_tcp(j);
         return;
     }
@@ -142,7 +142,7 @@ static void update_held(struct rdzv_client *j, bool again)
     j->on.hold(j->arg, j->held);
 }
 
-static void end(struct rdzv_client *j, bool fenced, const char *text)
+static void client_end(struct rdzv_client *j, bool fenced, const char *text)
 {
     char why[1536];
 
@@ -162,7 +162,7 @@ static void end(struct rdzv_client *j, bool fenced, const char *text)
     (void)uv_timer_stop(&j->retry);
     (void)uv_timer_stop(&j->beat);
     (void)uv_timer_stop(&j->limit);
-    (void)uv_timer_stop(&j->say);
+    (void)uv_timer_stop(&j->waiting);
     if (fenced) {
         j->on.fenced(j->arg, text); /* first: the connection may still deliver why the round has failed */
         if (!j->closing)
@@ -173,9 +173,9 @@ static void end(struct rdzv_client *j, bool fenced, const char *text)
     j->on.lost(j->arg, text);
 }
 
-static void lose(struct rdzv_client *j, const char *text)
+static void client_lose(struct rdzv_client *j, const char *text)
 {
-    end(j, false, text);
+    client_end(j, false, text);
 }
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
@@ -185,7 +185,7 @@ struct out {
     struct cdi_buf bytes;
 };
 
-static void on_written(uv_write_t *req, int status)
+static void client_on_written(uv_write_t *req, int status)
 {
     struct out *o = (struct out *)req;
 
@@ -199,8 +199,8 @@ static void send_bytes(struct rdzv_client *j, struct out *o)
     uv_buf_t b = uv_buf_init((char *)(uintptr_t)cdi_buf_data(&o->bytes), (unsigned)o->bytes.len);
 
     if (uv_stream_get_write_queue_size((uv_stream_t *)&j->tcp) > QUEUE_MAX ||
-        uv_write(&o->req, (uv_stream_t *)&j->tcp, &b, 1, on_written) != 0)
-        on_written(&o->req, 0);
+        uv_write(&o->req, (uv_stream_t *)&j->tcp, &b, 1, client_on_written) != 0)
+        client_on_written(&o->req, 0);
 }
 
 static struct out *new_out(void)
@@ -221,7 +221,7 @@ void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg)
     if (cdi_msg_encode(msg, &o->bytes, NULL) == CDDP_OK)
         send_bytes(j, o);
     else
-        on_written(&o->req, 0);
+        client_on_written(&o->req, 0);
 }
 
 static void send_or_drop(struct rdzv_client *j, struct out *o)
@@ -229,7 +229,7 @@ static void send_or_drop(struct rdzv_client *j, struct out *o)
     if (o->bytes.len > 0)
         send_bytes(j, o);
     else
-        on_written(&o->req, 0);
+        client_on_written(&o->req, 0);
 }
 
 static void send_hello(struct rdzv_client *j)
@@ -243,8 +243,8 @@ static void send_hello(struct rdzv_client *j)
         return;
     }
     if (o != NULL)
-        on_written(&o->req, 0);
-    lose(j, err.msg[0] != '\0' ? err.msg : "out of memory while joining the rendezvous");
+        client_on_written(&o->req, 0);
+    client_lose(j, err.msg[0] != '\0' ? err.msg : "out of memory while joining the rendezvous");
 }
 
 static void send_join(struct rdzv_client *j)
@@ -258,9 +258,9 @@ static void send_join(struct rdzv_client *j)
 
 /* --------------------------------------------------------------------------------------------------- waiting ---- */
 
-static void on_retry(uv_timer_t *t)
+static void client_on_retry(uv_timer_t *t)
 {
-    try_connect(t->data);
+    client_try_connect(t->data);
 }
 
 static long long seconds_left(const struct rdzv_client *j)
@@ -277,7 +277,7 @@ static bool has_restart_left(const struct rdzv_client *j)
 }
 
 /* Is it time to give up? Then text is the error message. */
-static bool gives_up(const struct rdzv_client *j, char *text, size_t cap)
+static bool client_gives_up(const struct rdzv_client *j, char *text, size_t cap)
 {
     int64_t now = cdi_now_ms();
 
@@ -345,7 +345,7 @@ static void look_up_again(struct rdzv_client *j)
 }
 
 /* This attempt failed: `why`. Another one follows, unless the time is over. */
-static void later(struct rdzv_client *j, const char *why)
+static void client_later(struct rdzv_client *j, const char *why)
 {
     /* The attempts of one pass over all addresses and ports follow quickly; only the passes become slower. */
     bool in_round = j->next_port > 0 && !j->known && !j->again;
@@ -355,8 +355,8 @@ static void later(struct rdzv_client *j, const char *why)
     reset_tcp(j);
     (void)uv_timer_stop(&j->limit);
     (void)snprintf(j->last_try, sizeof j->last_try, "%s: %s", j->trying, why);
-    if (gives_up(j, text, sizeof text)) {
-        lose(j, text);
+    if (client_gives_up(j, text, sizeof text)) {
+        client_lose(j, text);
         return;
     }
     report_note_once(j);
@@ -364,7 +364,7 @@ static void later(struct rdzv_client *j, const char *why)
     look_up_again(j);
     /* A little different for each process, so that many do not connect at the same time. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
-    (void)uv_timer_start(&j->retry, on_retry, in_round ? RETRY_FIRST_MS : j->wait_ms + jitter, 0);
+    (void)uv_timer_start(&j->retry, client_on_retry, in_round ? RETRY_FIRST_MS : j->wait_ms + jitter, 0);
     if (j->next_addr == 0 && !in_round && !j->known)
         j->wait_ms = j->wait_ms * 2 > RETRY_MAX_MS ? RETRY_MAX_MS : j->wait_ms * 2;
 }
@@ -376,7 +376,7 @@ static void reconnect(struct rdzv_client *j, uint64_t wait_ms)
     j->n_tries = 0;
     j->answered = false;
     j->wait_ms = wait_ms;
-    later(j, "the connection broke");
+    client_later(j, "the connection broke");
 }
 
 /*
@@ -390,12 +390,12 @@ static void wait_for_place(struct rdzv_client *j, const char *why, const char *r
 
     (void)snprintf(j->refusal, sizeof j->refusal, "%s", refusal);
     (void)snprintf(text, sizeof text, "%s; trying again for %lld s", refusal, seconds_left(j));
-    later(j, why);
+    client_later(j, why);
     if (first && !j->lost && !j->known && !j->again)
         j->on.waiting(j->arg, text);
 }
 
-static void on_beat(uv_timer_t *t);
+static void client_on_beat(uv_timer_t *t);
 
 static void check_lease(struct rdzv_client *j)
 {
@@ -416,17 +416,17 @@ static void check_lease(struct rdzv_client *j)
         } else {
             (void)snprintf(text, sizeof text, "no message from the rendezvous at %s for %lld s", j->opt.name,
                            (long long)(now - j->lease.alive_ms) / 1000);
-            end(j, true, text);
+            client_end(j, true, text);
         }
     }
     update_act_by(j);
     if (j->lost || j->closing || next == CDI_NEVER_MS)
         return;
     uv_update_time(j->loop);
-    (void)uv_timer_start(&j->beat, on_beat, next > now ? (uint64_t)(next - now) : 0, 0);
+    (void)uv_timer_start(&j->beat, client_on_beat, next > now ? (uint64_t)(next - now) : 0, 0);
 }
 
-static void on_beat(uv_timer_t *t)
+static void client_on_beat(uv_timer_t *t)
 {
     check_lease(t->data);
 }
@@ -456,25 +456,25 @@ static void not_rendezvous(struct rdzv_client *j, const char *why, bool final)
     char text[1024];
 
     if (j->known || j->again || is_at_another_port(j) || (!final && ++j->n_bad_answers < BAD_ANSWERS_MAX)) {
-        later(j, why);
+        client_later(j, why);
         return;
     }
     (void)snprintf(text, sizeof text, "%s (%s) is not a cddprun rendezvous server: %s; check address and port%s",
                    j->opt.name, j->trying, why, j->opt.note);
-    lose(j, text);
+    client_lose(j, text);
 }
 
-static void on_limit(uv_timer_t *t)
+static void client_on_limit(uv_timer_t *t)
 {
     struct rdzv_client *j = t->data;
 
     if (j->connected)
-        later(j, "it accepts connections but does not answer; is it a cddprun rendezvous server?");
+        client_later(j, "it accepts connections but does not answer; is it a cddprun rendezvous server?");
     else
-        later(j, "no answer; packets may be dropped on the way");
+        client_later(j, "no answer; packets may be dropped on the way");
 }
 
-static void on_say(uv_timer_t *t)
+static void on_waiting_timer(uv_timer_t *t)
 {
     struct rdzv_client *j = t->data;
     char text[1400];
@@ -489,7 +489,7 @@ static void on_say(uv_timer_t *t)
 
 /* --------------------------------------------------------------------------------------------------- reading ---- */
 
-static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
+static void client_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 {
     struct rdzv_client *j = h->data;
 
@@ -505,10 +505,10 @@ static void join_as_new(struct rdzv_client *j, const char *text)
     j->opt.hello.restart_count = j->restarts;
     j->opt.hello.session[0] = '\0';
     j->opt.hello.round = -1;
-    end(j, true, text);
+    client_end(j, true, text);
 }
 
-static void on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
+static void client_on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     char text[400];
 
@@ -530,7 +530,7 @@ static void on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
 }
 
 /* From now on a broken connection is restored. */
-static void on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign)
+static void client_on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign)
 {
     j->in_round = true;
     j->counted = false;
@@ -540,7 +540,7 @@ static void on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign
 }
 
 /* The message may arrive twice: the first may have been about a consequence of the cause. */
-static void on_round_over(struct rdzv_client *j, const struct cdi_msg_round_over *over)
+static void client_on_round_over(struct rdzv_client *j, const struct cdi_msg_round_over *over)
 {
     if (over->counts != j->counted)
         j->restarts = over->counts ? j->restarts + 1 : j->restarts - 1;
@@ -558,7 +558,7 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
     if (!j->answered) {
         j->answered = true;
         (void)uv_timer_stop(&j->limit);
-        (void)uv_timer_stop(&j->say);
+        (void)uv_timer_stop(&j->waiting);
     }
     if (refused && j->resuming && !msg->u.closed.gone && has_restart_left(j)) {
         join_as_new(j, msg->u.closed.text);
@@ -566,15 +566,15 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
     }
     j->over |= msg->type == CDI_MSG_CLOSED;
     if (msg->type == CDI_MSG_WELCOME) {
-        on_welcome(j, msg);
+        client_on_welcome(j, msg);
     } else if (msg->type == CDI_MSG_HEARTBEAT) {
         lease_answer(&j->lease, msg->u.heartbeat.seq);
         update_held(j, false);
         update_act_by(j);
     } else if (msg->type == CDI_MSG_ASSIGN) {
-        on_assign(j, &msg->u.assign);
+        client_on_assign(j, &msg->u.assign);
     } else if (msg->type == CDI_MSG_ROUND_OVER) {
-        on_round_over(j, &msg->u.round_over);
+        client_on_round_over(j, &msg->u.round_over);
     }
     if (!j->lost)
         j->on.message(j->arg, msg);
@@ -585,10 +585,10 @@ static void close_rest(struct rdzv_client *j)
 {
     close_tcp(j);
     if (!uv_is_closing((uv_handle_t *)&j->retry))
-        uv_close((uv_handle_t *)&j->retry, on_closed);
+        uv_close((uv_handle_t *)&j->retry, client_on_closed);
 }
 
-static void on_ended(struct rdzv_client *j, ssize_t n)
+static void client_on_ended(struct rdzv_client *j, ssize_t n)
 {
     const char *why = n == UV_EOF ? "it closed the connection" : uv_strerror((int)n);
     char text[512];
@@ -606,15 +606,14 @@ static void on_ended(struct rdzv_client *j, ssize_t n)
         return;
     }
     (void)snprintf(text, sizeof text, "lost the rendezvous at %s: %s", j->opt.name, why);
-    lose(j, text);
+    client_lose(j, text);
 }
 
 static void on_no_room(struct rdzv_client *j, const char *why)
 {
     char text[1024];
 
-    (void)snprintf(text, sizeof text, "the rendezvous at %.200s takes no more connections: %.400s", j->opt.name,
-                   why);
+    (void)snprintf(text, sizeof text, "the rendezvous at %.200s takes no more connections: %.400s", j->opt.name, why);
     wait_for_place(j, why, text);
 }
 
@@ -636,7 +635,7 @@ static cddp_status continue_opening(struct rdzv_client *j, struct cdi_error *err
     return CDDP_IN_PROGRESS;
 }
 
-static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
+static void client_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
     struct rdzv_client *j = s->data;
     struct cdi_error err = {.status = CDDP_OK};
@@ -654,7 +653,7 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     if (lease_was_stopped(&j->lease, cdi_now_ms()))
         update_held(j, true);
     if (n < 0) {
-        on_ended(j, n);
+        client_on_ended(j, n);
         return;
     }
     st = cdi_buf_append(&j->in, buf->base, (size_t)n);
@@ -672,17 +671,17 @@ static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     if (st >= 0 || j->lost)
         return;
     if (st == CDDP_E_DENIED && is_at_another_port(j)) {
-        later(j, err.msg);
+        client_later(j, err.msg);
         return;
     }
     if (st == CDDP_E_DENIED) {
-        lose(j, err.msg);
+        client_lose(j, err.msg);
         return;
     }
     if (err.msg[0] == '\0')
         (void)snprintf(err.msg, sizeof err.msg, "the rendezvous sent more than this cddprun accepts");
     if (j->answered)
-        lose(j, err.msg);
+        client_lose(j, err.msg);
     else
         not_rendezvous(j, "it uses another protocol", true);
 }
@@ -727,7 +726,7 @@ static uint64_t answer_within(struct rdzv_client *j)
     return left < 1 ? 1 : (uint64_t)left < ms ? (uint64_t)left : ms;
 }
 
-static void on_connect(uv_connect_t *req, int status)
+static void client_on_connect(uv_connect_t *req, int status)
 {
     struct rdzv_client *j = req->data;
     uv_os_fd_t fd;
@@ -743,20 +742,20 @@ static void on_connect(uv_connect_t *req, int status)
     if (status == 0) {
         j->connected = true;
         (void)uv_tcp_nodelay(&j->tcp, 1);
-        (void)uv_timer_start(&j->limit, on_limit, answer_within(j), 0);
+        (void)uv_timer_start(&j->limit, client_on_limit, answer_within(j), 0);
         cdi_buf_consume(&j->in, j->in.len);
         report_connected(j);
         send_hello(j);
         if (!j->lost)
-            status = uv_read_start((uv_stream_t *)&j->tcp, on_alloc, on_read);
+            status = uv_read_start((uv_stream_t *)&j->tcp, client_on_alloc, client_on_read);
     }
     if (status != 0) {
         j->refusal[0] = '\0';
-        later(j, uv_strerror(status));
+        client_later(j, uv_strerror(status));
     }
 }
 
-static void try_connect(struct rdzv_client *j)
+static void client_try_connect(struct rdzv_client *j)
 {
     struct sockaddr_storage a = j->opt.addrs[j->next_addr];
     int rc = uv_tcp_init(j->loop, &j->tcp);
@@ -779,11 +778,15 @@ static void try_connect(struct rdzv_client *j)
         j->tcp_open = true;
         j->open_handles++;
         j->connect.data = j;
-        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)&a, on_connect);
-        (void)uv_timer_start(&j->limit, on_limit, left < 1 ? 1 : left < ATTEMPT_MS ? (uint64_t)left : ATTEMPT_MS, 0);
+        rc = uv_tcp_connect(&j->connect, &j->tcp, (const struct sockaddr *)&a, client_on_connect);
+        (void)uv_timer_start(&j->limit, client_on_limit,
+                             left < 1            ? 1
+                             : left < ATTEMPT_MS ? (uint64_t)left
+                                                 : ATTEMPT_MS,
+                             0);
     }
     if (rc != 0)
-        later(j, uv_strerror(rc));
+        client_later(j, uv_strerror(rc));
 }
 
 static bool is_alone(const struct rdzv_client_options *opt)
@@ -816,14 +819,14 @@ cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const s
     (void)uv_timer_init(loop, &j->retry);
     (void)uv_timer_init(loop, &j->beat);
     (void)uv_timer_init(loop, &j->limit);
-    (void)uv_timer_init(loop, &j->say);
+    (void)uv_timer_init(loop, &j->waiting);
     j->retry.data = j;
     j->beat.data = j;
     j->limit.data = j;
-    j->say.data = j;
+    j->waiting.data = j;
     j->open_handles = 4;
-    (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
-    rc = uv_timer_start(&j->retry, on_retry, 0, 0);
+    (void)uv_timer_start(&j->waiting, on_waiting_timer, REPORT_WAITING_MS, REPORT_WAITING_MS);
+    rc = uv_timer_start(&j->retry, client_on_retry, 0, 0);
     if (rc != 0) {
         rdzv_client_close(j);
         return cdi_fail_errno(err, -rc, "joining the rendezvous");
@@ -844,11 +847,12 @@ void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms)
     j->wait_ms = RETRY_FIRST_MS;
     j->opt.deadline_ms = deadline_ms;
     lease_init(&j->lease, j->opt.own, is_alone(&j->opt));
-    (void)uv_timer_start(&j->say, on_say, SAY_WAITING_MS, SAY_WAITING_MS);
-    (void)uv_timer_start(&j->retry, on_retry, RETRY_FIRST_MS, 0); /* the handle of the old connection closes first */
+    (void)uv_timer_start(&j->waiting, on_waiting_timer, REPORT_WAITING_MS, REPORT_WAITING_MS);
+    (void)uv_timer_start(&j->retry, client_on_retry, RETRY_FIRST_MS,
+                         0); /* the handle of the old connection closes first */
 }
 
-static void on_shutdown(uv_shutdown_t *req, int status)
+static void client_on_shutdown(uv_shutdown_t *req, int status)
 {
     if (status != 0 && status != UV_ECANCELED)
         close_rest(req->data);
@@ -871,11 +875,11 @@ void rdzv_client_close(struct rdzv_client *j)
     lookup_drop(j->lookup);
     j->lookup = NULL;
     update_act_by(j);
-    uv_close((uv_handle_t *)&j->beat, on_closed);
-    uv_close((uv_handle_t *)&j->limit, on_closed);
-    uv_close((uv_handle_t *)&j->say, on_closed);
+    uv_close((uv_handle_t *)&j->beat, client_on_closed);
+    uv_close((uv_handle_t *)&j->limit, client_on_closed);
+    uv_close((uv_handle_t *)&j->waiting, client_on_closed);
     j->shutdown.data = j;
-    if (!j->tcp_open || !j->connected || uv_shutdown(&j->shutdown, (uv_stream_t *)&j->tcp, on_shutdown) != 0) {
+    if (!j->tcp_open || !j->connected || uv_shutdown(&j->shutdown, (uv_stream_t *)&j->tcp, client_on_shutdown) != 0) {
         close_rest(j);
         return;
     }

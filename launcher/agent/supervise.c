@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void act(struct supervise_actions *out, enum supervise_action_kind what, int signal)
+static void supervise_act(struct supervise_actions *out, enum supervise_action_kind what, int signal)
 {
     if (out->n < SUPERVISE_MAX_ACTIONS)
         out->v[out->n++] = (struct supervise_action){.what = what, .signal = signal};
@@ -51,12 +51,12 @@ void supervise_reset_round(struct supervise *s)
 }
 
 /* Sends a message about this round, and remembers it in case it does not arrive. */
-static void report(struct supervise *s, struct supervise_actions *out, enum supervise_action_kind what)
+static void supervise_send(struct supervise *s, struct supervise_actions *out, enum supervise_action_kind what)
 {
     s->sent_failed |= what == SUPERVISE_DO_SEND_FAILED;
     s->sent_done |= what == SUPERVISE_DO_SEND_DONE;
     s->sent_stopped |= what == SUPERVISE_DO_SEND_STOPPED;
-    act(out, what, 0);
+    supervise_act(out, what, 0);
 }
 
 static bool workers_live(const struct supervise *s)
@@ -64,7 +64,7 @@ static bool workers_live(const struct supervise *s)
     return s->state == SUPERVISE_RUNNING || s->state == SUPERVISE_STOPPING;
 }
 
-static void finish(struct supervise *s, struct supervise_actions *out)
+static void supervise_finish(struct supervise *s, struct supervise_actions *out)
 {
     if (s->state == SUPERVISE_OVER)
         return;
@@ -72,7 +72,7 @@ static void finish(struct supervise *s, struct supervise_actions *out)
     s->kill_at_ms = CDI_NEVER_MS;
     s->log_wait_at_ms = CDI_NEVER_MS;
     s->log_cause_at_ms = CDI_NEVER_MS;
-    act(out, SUPERVISE_DO_FINISH, 0);
+    supervise_act(out, SUPERVISE_DO_FINISH, 0);
 }
 
 static void sweep(struct supervise *s, struct supervise_actions *out)
@@ -80,7 +80,7 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
     s->state = SUPERVISE_SWEEPING;
     s->kill_at_ms = CDI_NEVER_MS;
     s->log_wait_at_ms = CDI_NEVER_MS;
-    act(out, SUPERVISE_DO_SWEEP, 0);
+    supervise_act(out, SUPERVISE_DO_SWEEP, 0);
 }
 
 /*
@@ -88,7 +88,7 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
  * rendezvous, by a signal to this cddprun, or both, and a worker that is saving must not take the second one for a
  * user's second Ctrl-C.
  */
-static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+static void supervise_stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     int64_t kill_at = now_ms + s->grace_ms;
 
@@ -99,7 +99,7 @@ static void stop_workers(struct supervise *s, int signal, int64_t now_ms, struct
     }
     s->state = SUPERVISE_STOPPING;
     if (s->stop_signal != signal)
-        act(out, SUPERVISE_DO_KILL, signal);
+        supervise_act(out, SUPERVISE_DO_KILL, signal);
     s->stop_signal = signal;
     if (!s->killed && kill_at < s->kill_at_ms)
         s->kill_at_ms = kill_at;
@@ -134,7 +134,7 @@ static void finish_or_wait(struct supervise *s, int64_t now_ms, struct supervise
         return;
     }
     if (!s->hosts || s->signal == 0 || s->closed || s->link_lost) {
-        finish(s, out);
+        supervise_finish(s, out);
         return;
     }
     s->state = SUPERVISE_WAITING;
@@ -148,21 +148,21 @@ static void no_more_rounds(struct supervise *s)
 }
 
 /* Ends this agent: immediately without workers, otherwise after the sweep. */
-static void end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+static void supervise_end_agent(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     no_more_rounds(s);
     if (workers_live(s))
-        stop_workers(s, signal, now_ms, out);
+        supervise_stop_workers(s, signal, now_ms, out);
     else if (s->state != SUPERVISE_SWEEPING)
         finish_or_wait(s, now_ms, out);
 }
 
-static void kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+static void supervise_kill_workers(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     s->killed = true;
     s->log_wait_at_ms = CDI_NEVER_MS;
     s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
-    act(out, SUPERVISE_DO_KILL, SIGKILL);
+    supervise_act(out, SUPERVISE_DO_KILL, SIGKILL);
 }
 
 /* Sets the failure that ended the round, as known now. */
@@ -178,11 +178,11 @@ static void set_first(struct supervise *s, const struct cdi_failure *f, int64_t 
 /* ------------------------------------------------------------------------------------------- cause of a new round ----
  */
 
-static void log_cause(struct supervise *s, struct supervise_actions *out)
+static void supervise_log_cause(struct supervise *s, struct supervise_actions *out)
 {
     s->log_cause_at_ms = CDI_NEVER_MS;
     s->n_causes_logged++;
-    act(out, SUPERVISE_DO_LOG_CAUSE, 0);
+    supervise_act(out, SUPERVISE_DO_LOG_CAUSE, 0);
 }
 
 static bool same_cause(const struct cdi_msg_round_over *a, const struct cdi_msg_round_over *b)
@@ -211,24 +211,24 @@ static void note_cause(struct supervise *s, const struct cdi_msg_round_over *ove
     else if (first && may_change)
         s->log_cause_at_ms = now_ms + SUPERVISE_CAUSE_WAIT_MS;
     else if (!may_change || s->log_cause_at_ms == CDI_NEVER_MS)
-        log_cause(s, out);
+        supervise_log_cause(s, out);
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
 
-static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64_t now_ms,
-                      struct supervise_actions *out)
+static void supervise_on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64_t now_ms,
+                                struct supervise_actions *out)
 {
     if (s->ending)
         return;
     if (s->state != SUPERVISE_JOINING && s->state != SUPERVISE_WAITING) {
         (void)snprintf(s->text, sizeof s->text, "the rendezvous began round %u before the end of round %u", a->round,
                        s->assign.round);
-        end_agent(s, SIGTERM, now_ms, out);
+        supervise_end_agent(s, SIGTERM, now_ms, out);
         return;
     }
     if (s->log_cause_at_ms != CDI_NEVER_MS)
-        log_cause(s, out);
+        supervise_log_cause(s, out);
     s->state = SUPERVISE_RUNNING;
     s->assign = *a;
     s->n_alive = s->n_local;
@@ -241,16 +241,16 @@ static void on_assign(struct supervise *s, const struct cdi_msg_assign *a, int64
     s->n_ended_after = 0;
     s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
     s->first = s->local_first;
-    act(out, SUPERVISE_DO_SPAWN, 0);
+    supervise_act(out, SUPERVISE_DO_SPAWN, 0);
 }
 
 static void tell(const struct supervise *s, struct supervise_actions *out)
 {
-    act(out, s->first.kind != CDI_END_NONE ? SUPERVISE_DO_PUBLISH_FAILURE : SUPERVISE_DO_PUBLISH_END, 0);
+    supervise_act(out, s->first.kind != CDI_END_NONE ? SUPERVISE_DO_PUBLISH_FAILURE : SUPERVISE_DO_PUBLISH_END, 0);
 }
 
-static void on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
-                          struct supervise_actions *out)
+static void supervise_on_round_over(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                                    struct supervise_actions *out)
 {
     bool known,
         unseen = (s->state == SUPERVISE_WAITING && ev->u.over.round > s->assign.round) || s->state == SUPERVISE_JOINING;
@@ -273,17 +273,17 @@ static void on_round_over(struct supervise *s, const struct supervise_event *ev,
     if (s->state == SUPERVISE_RUNNING) {
         /* Without a failure all ranks live, and may save together by collectives until their grace period ends. */
         if (!known && s->first.kind != CDI_END_NONE)
-            act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
+            supervise_act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
         if (!s->keeps_others || s->first.kind == CDI_END_NONE)
-            stop_workers(s, SIGTERM, now_ms, out);
+            supervise_stop_workers(s, SIGTERM, now_ms, out);
     } else if (s->state == SUPERVISE_WAITING && !s->sent_stopped) {
         /* The workers here had succeeded, which was reported; now they count as stopped. */
-        report(s, out, SUPERVISE_DO_SEND_STOPPED);
+        supervise_send(s, out, SUPERVISE_DO_SEND_STOPPED);
     }
 }
 
-static void on_closed(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
-                      struct supervise_actions *out)
+static void supervise_on_closed(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                                struct supervise_actions *out)
 {
     if (s->closed)
         return;
@@ -301,10 +301,10 @@ static void on_closed(struct supervise *s, const struct supervise_event *ev, int
         /* This node joined again too late: it counts as lost, and another round may be about to run. */
         no_more_rounds(s);
         s->state = SUPERVISE_STOPPING;
-        kill_workers(s, now_ms, out);
+        supervise_kill_workers(s, now_ms, out);
         return;
     }
-    end_agent(s, SIGTERM, now_ms, out);
+    supervise_end_agent(s, SIGTERM, now_ms, out);
 }
 
 /*
@@ -326,8 +326,8 @@ static void on_link_lost(struct supervise *s, const char *text, int64_t now_ms, 
     if (s->text[0] == '\0')
         (void)snprintf(s->text, sizeof s->text, "%s", text);
     if (s->state == SUPERVISE_RUNNING)
-        act(out, SUPERVISE_DO_PUBLISH_END, 0);
-    end_agent(s, SIGTERM, now_ms, out);
+        supervise_act(out, SUPERVISE_DO_PUBLISH_END, 0);
+    supervise_end_agent(s, SIGTERM, now_ms, out);
 }
 
 /*
@@ -344,7 +344,7 @@ static void note_fence(struct supervise *s, const struct supervise_event *ev, st
                                               .time_ms = ev->wall_ms};
         (void)snprintf(s->local_first.text, sizeof s->local_first.text, "%s", ev->u.text);
     }
-    report(s, out, SUPERVISE_DO_SEND_FAILED);
+    supervise_send(s, out, SUPERVISE_DO_SEND_FAILED);
 }
 
 /* No grace period: when the rendezvous counts this node as lost, no worker here may run. */
@@ -353,7 +353,7 @@ static void kill_fenced(struct supervise *s, const struct supervise_event *ev, i
 {
     note_fence(s, ev, out);
     s->state = SUPERVISE_STOPPING;
-    kill_workers(s, now_ms, out);
+    supervise_kill_workers(s, now_ms, out);
 }
 
 static void fence_and_return(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
@@ -364,12 +364,12 @@ static void fence_and_return(struct supervise *s, const struct supervise_event *
         kill_fenced(s, ev, now_ms, out);
     } else if (s->state != SUPERVISE_SWEEPING) {
         s->returning = false;
-        act(out, SUPERVISE_DO_REJOIN, 0);
+        supervise_act(out, SUPERVISE_DO_REJOIN, 0);
     }
 }
 
-static void on_fenced(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
-                      struct supervise_actions *out)
+static void supervise_on_fenced(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
+                                struct supervise_actions *out)
 {
     if (s->closed || s->state == SUPERVISE_OVER)
         return;
@@ -385,20 +385,20 @@ static void on_fenced(struct supervise *s, const struct supervise_event *ev, int
     if (workers_live(s))
         kill_fenced(s, ev, now_ms, out);
     else if (s->state != SUPERVISE_SWEEPING)
-        finish(s, out);
+        supervise_finish(s, out);
 }
 
 /* Repeats the messages about this round, which may have been lost; duplicates are harmless. */
 static void on_resumed(const struct supervise *s, struct supervise_actions *out)
 {
     if (s->sent_failed)
-        act(out, SUPERVISE_DO_SEND_FAILED, 0);
+        supervise_act(out, SUPERVISE_DO_SEND_FAILED, 0);
     if (s->sent_done)
-        act(out, SUPERVISE_DO_SEND_DONE, 0);
+        supervise_act(out, SUPERVISE_DO_SEND_DONE, 0);
     if (s->sent_stopped)
-        act(out, SUPERVISE_DO_SEND_STOPPED, 0);
+        supervise_act(out, SUPERVISE_DO_SEND_STOPPED, 0);
     if (s->signal != 0 && !s->closed)
-        act(out, SUPERVISE_DO_SEND_LEAVE, 0);
+        supervise_act(out, SUPERVISE_DO_SEND_LEAVE, 0);
 }
 
 static void on_first_failure(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
@@ -406,10 +406,10 @@ static void on_first_failure(struct supervise *s, const struct cdi_failure *end,
 {
     s->local_first = *end;
     set_first(s, end, now_ms);
-    act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
-    report(s, out, SUPERVISE_DO_SEND_FAILED);
+    supervise_act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
+    supervise_send(s, out, SUPERVISE_DO_SEND_FAILED);
     if (s->n_alive > 0 && !s->keeps_others)
-        stop_workers(s, SIGTERM, now_ms, out);
+        supervise_stop_workers(s, SIGTERM, now_ms, out);
 }
 
 static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t now_ms, struct supervise_actions *out)
@@ -431,7 +431,7 @@ static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t
     /* All workers here had succeeded; another node's rank misses this one. */
     s->local_first = *end;
     set_first(s, end, now_ms);
-    report(s, out, SUPERVISE_DO_SEND_FAILED);
+    supervise_send(s, out, SUPERVISE_DO_SEND_FAILED);
 }
 
 static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
@@ -463,15 +463,15 @@ static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actio
     if (s->state == SUPERVISE_OVER)
         return;
     if (s->ending || s->local_first.kind != CDI_END_NONE || s->round_over)
-        report(s, out, SUPERVISE_DO_SEND_STOPPED);
+        supervise_send(s, out, SUPERVISE_DO_SEND_STOPPED);
     else
-        report(s, out, SUPERVISE_DO_SEND_DONE);
+        supervise_send(s, out, SUPERVISE_DO_SEND_DONE);
     if (s->returning)
-        act(out, SUPERVISE_DO_REJOIN, 0);
+        supervise_act(out, SUPERVISE_DO_REJOIN, 0);
     s->returning = false;
 }
 
-static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
+static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     bool same = signal == s->last_signal && now_ms - s->last_signal_ms < SUPERVISE_SAME_SIGNAL_MS;
 
@@ -481,36 +481,36 @@ static void on_signal(struct supervise *s, int signal, int64_t now_ms, struct su
     s->last_signal_ms = now_ms;
     if (s->signal != 0) {
         if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
-            kill_workers(s, now_ms, out);
+            supervise_kill_workers(s, now_ms, out);
         if (s->state == SUPERVISE_WAITING)
-            finish(s, out); /* a second signal: do not wait for the other nodes */
+            supervise_finish(s, out); /* a second signal: do not wait for the other nodes */
         return;
     }
     s->signal = signal;
     if (is_of_order(&s->first, signal) && now_ms - s->first_ms <= SUPERVISE_ORDER_MS)
         s->first = (struct cdi_failure){.kind = CDI_END_NONE};
     if (!s->closed)
-        act(out, SUPERVISE_DO_SEND_LEAVE, 0);
-    end_agent(s, signal, now_ms, out);
+        supervise_act(out, SUPERVISE_DO_SEND_LEAVE, 0);
+    supervise_end_agent(s, signal, now_ms, out);
 }
 
-static void log_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+static void supervise_check_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     if (now_ms < s->log_wait_at_ms)
         return;
     s->log_wait_at_ms = CDI_NEVER_MS;
     if (s->kill_at_ms - now_ms > SUPERVISE_SOON_MS)
-        act(out, SUPERVISE_DO_LOG_WAIT, 0);
+        supervise_act(out, SUPERVISE_DO_LOG_WAIT, 0);
 }
 
-static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
+static void supervise_on_tick(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
 {
     if (now_ms >= s->log_cause_at_ms)
-        log_cause(s, out);
+        supervise_log_cause(s, out);
     if (s->state == SUPERVISE_WAITING && now_ms >= s->wait_until_ms)
-        finish(s, out);
+        supervise_finish(s, out);
     if (s->state == SUPERVISE_STOPPING && now_ms < s->kill_at_ms)
-        log_wait(s, now_ms, out);
+        supervise_check_wait(s, now_ms, out);
     if (s->state != SUPERVISE_STOPPING || now_ms < s->kill_at_ms)
         return;
     if (!s->killed && now_ms - s->kill_at_ms > SUPERVISE_STOPPED_MS) {
@@ -521,7 +521,7 @@ static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_action
         return;
     }
     if (!s->killed) {
-        kill_workers(s, now_ms, out);
+        supervise_kill_workers(s, now_ms, out);
         return;
     }
     s->given_up = true;
@@ -529,7 +529,7 @@ static void on_tick(struct supervise *s, int64_t now_ms, struct supervise_action
                    "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, usually in a "
                    "file system or driver that does not respond, or a debugger traces them",
                    s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
-    finish(s, out);
+    supervise_finish(s, out);
 }
 
 void supervise_handle(struct supervise *s, const struct supervise_event *ev, int64_t now_ms,
@@ -538,19 +538,19 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
     out->n = 0;
     switch (ev->kind) {
     case SUPERVISE_ASSIGN:
-        on_assign(s, &ev->u.assign, now_ms, out);
+        supervise_on_assign(s, &ev->u.assign, now_ms, out);
         return;
     case SUPERVISE_ROUND_OVER:
-        on_round_over(s, ev, now_ms, out);
+        supervise_on_round_over(s, ev, now_ms, out);
         return;
     case SUPERVISE_CLOSED:
-        on_closed(s, ev, now_ms, out);
+        supervise_on_closed(s, ev, now_ms, out);
         return;
     case SUPERVISE_LINK_LOST:
         on_link_lost(s, ev->u.text, now_ms, out);
         return;
     case SUPERVISE_FENCED:
-        on_fenced(s, ev, now_ms, out);
+        supervise_on_fenced(s, ev, now_ms, out);
         return;
     case SUPERVISE_RESUMED:
         on_resumed(s, out);
@@ -565,10 +565,10 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
         on_swept(s, now_ms, out);
         return;
     case SUPERVISE_SIGNAL:
-        on_signal(s, ev->u.signal, now_ms, out);
+        supervise_on_signal(s, ev->u.signal, now_ms, out);
         return;
     case SUPERVISE_TICK:
-        on_tick(s, now_ms, out);
+        supervise_on_tick(s, now_ms, out);
         return;
     }
 }

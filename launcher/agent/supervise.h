@@ -5,7 +5,7 @@
  *               ASSIGN                 all ended with 0               swept: DONE
  *   JOINING ───────────────> RUNNING ───────────────────> SWEEPING ───────────────> WAITING
  *      ^                        │ worker failed, round over,  ^   │                    │
- *      │                        v signal, link lost           │   │ told to end        │ ASSIGN: RUNNING
+ *      │                        v signal, link lost           │   │ stop               │ ASSIGN: RUNNING
  *      │                     STOPPING ────────────────────────┘   v                    │
  *      │                       TERM, grace, KILL   all gone     OVER <─────────────────┘ CLOSED, signal, link lost
  */

@@ -57,7 +57,7 @@ static bool reads_stdin(const struct worker_group *c, const struct worker *w)
     return interactive >= 0 ? w->rank == interactive : w->rank == 0;
 }
 
-static cddp_status start_one(struct worker_group *c, struct worker *w, struct words *words, struct cdi_error *err)
+static cddp_status group_start_one(struct worker_group *c, struct worker *w, struct words *words, struct cdi_error *err)
 {
     char flight[128], path[PATH_MAX];
     struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
@@ -75,14 +75,14 @@ static cddp_status start_one(struct worker_group *c, struct worker *w, struct wo
 }
 
 /* Starts all workers, or those before the first that cannot be started. */
-static cddp_status start_workers(struct worker_group *c, struct cdi_error *err)
+static cddp_status group_start_workers(struct worker_group *c, struct cdi_error *err)
 {
     struct words *words = calloc(c->n, sizeof *words);
     uint32_t n = 0;
 
     if (words == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", c->n);
-    while (n < c->n && start_one(c, &c->workers[n], &words[n], &c->why) == CDDP_OK)
+    while (n < c->n && group_start_one(c, &c->workers[n], &words[n], &c->why) == CDDP_OK)
         n++;
     c->first_unstarted = n;
     for (uint32_t i = 0; i < c->n; i++) {
@@ -468,7 +468,7 @@ cddp_status worker_group_start(struct worker_group **out, const struct worker_gr
         w->needs_pty = opt->plan->options->pty == OPTIONS_PTY_ALWAYS;
         w->front = logs_front(&c->outputs[i].streams[0]);
     }
-    st = start_workers(c, err);
+    st = group_start_workers(c, err);
     if (st == CDDP_OK)
         *out = c;
     else
@@ -492,7 +492,7 @@ void worker_group_resize(struct worker_group *c)
         worker_resize(&c->workers[i]);
 }
 
-static void wake(void *arg, pid_t pid, pid_t group)
+static void group_wake(void *arg, pid_t pid, pid_t group)
 {
     struct worker_group *c = arg;
 
@@ -507,7 +507,7 @@ static void wake(void *arg, pid_t pid, pid_t group)
  */
 void worker_group_continue(struct worker_group *c)
 {
-    if (c->stopped || !procs_stopped(wake, c))
+    if (c->stopped || !procs_stopped(group_wake, c))
         worker_group_kill(c, SIGCONT);
 }
 

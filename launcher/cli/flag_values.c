@@ -12,7 +12,7 @@
 
 #define SIGNAL_MAX 64
 
-static void store(struct options *o, const struct flag *f, const void *value, size_t size)
+static void value_store(struct options *o, const struct flag *f, const void *value, size_t size)
 {
     memcpy((char *)o + f->offset, value, size);
 }
@@ -63,15 +63,15 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
     return CDDP_OK;
 }
 
-static cddp_status set_number(struct options *o, const struct flag *f, const char *text, const char *from,
-                              struct cdi_error *err)
+static cddp_status value_set_number(struct options *o, const struct flag *f, const char *text, const char *from,
+                                    struct cdi_error *err)
 {
     int64_t v;
 
     if (!cdi_parse_int(text, f->min, f->max, &v))
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a whole number from %" PRId64 " to %" PRId64, from,
                         text, f->min, f->max);
-    store(o, f, &v, sizeof v);
+    value_store(o, f, &v, sizeof v);
     return CDDP_OK;
 }
 
@@ -89,7 +89,7 @@ static cddp_status set_seconds(struct options *o, const struct flag *f, const ch
     if (ms < f->min || ms > f->max)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a number of seconds from %" PRId64 " to %" PRId64, from,
                         text, f->min / 1000, f->max / 1000);
-    store(o, f, &ms, sizeof ms);
+    value_store(o, f, &ms, sizeof ms);
     return CDDP_OK;
 }
 
@@ -100,7 +100,7 @@ static cddp_status set_switch(struct options *o, const struct flag *f, const cha
 
     if (!on && strcmp(text, "0") != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is neither 0 nor 1", from, text);
-    store(o, f, &on, sizeof on);
+    value_store(o, f, &on, sizeof on);
     return CDDP_OK;
 }
 
@@ -113,7 +113,7 @@ static cddp_status set_text(struct options *o, const struct flag *f, const char 
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is empty", from, text);
     if ((int64_t)strlen(text) > f->max)
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is longer than %" PRId64 " bytes", from, text, f->max);
-    store(o, f, &given, sizeof given);
+    value_store(o, f, &given, sizeof given);
     return CDDP_OK;
 }
 
@@ -141,7 +141,7 @@ static cddp_status set_choice(struct options *o, const struct flag *f, const cha
         size_t len = strcspn(p, "|");
 
         if (strlen(text) == len && memcmp(p, text, len) == 0) {
-            store(o, f, &index, sizeof index);
+            value_store(o, f, &index, sizeof index);
             return CDDP_OK;
         }
         p += len;
@@ -158,7 +158,7 @@ static cddp_status set_checked_text(struct options *o, const struct flag *f, con
     cddp_status st = check(text, from, err);
 
     if (st == CDDP_OK)
-        store(o, f, &text, sizeof text);
+        value_store(o, f, &text, sizeof text);
     return st;
 }
 
@@ -202,7 +202,7 @@ static cddp_status set_signals(struct options *o, const struct flag *f, const ch
             return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a comma-separated list of signals", from, text);
     }
     o->signals = set;
-    store(o, f, &text, sizeof text);
+    value_store(o, f, &text, sizeof text);
     return CDDP_OK;
 }
 
@@ -225,7 +225,7 @@ cddp_status value_set(struct options *o, const struct flag *f, const char *text,
     case FLAG_SWITCH:
         return set_switch(o, f, text, from, err);
     case FLAG_NUMBER:
-        return set_number(o, f, text, from, err);
+        return value_set_number(o, f, text, from, err);
     case FLAG_TEXT:
         return set_text(o, f, text, from, err);
     case FLAG_SECONDS:

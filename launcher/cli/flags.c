@@ -95,7 +95,7 @@ const struct flag flags[] = {
     {.name = "on_failure", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_failure), .fallback = "stop",
      .value = "stop|wait", .ours = true,
      .help = "after a failure of a worker: stop ends the others; wait leaves them running, and "
-             "libcddp tells them which rank died"},
+             "libcddp reports to them which rank died"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},

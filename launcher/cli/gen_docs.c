@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A helper of the build: what the table of flags gives, on stdout.   flag_texts man|bash|markdown */
+/* A helper of the build: prints a document made from the table of flags.   flag_texts man|bash|markdown */
 #include "launcher/cli/help.h"
 
 #include <string.h>

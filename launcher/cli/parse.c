@@ -46,7 +46,7 @@ static size_t count_beginning(const char *name, bool torchrun_only, const struct
     return n;
 }
 
-/* The flag of this name, or the only one that begins with it; flags of torchrun win over cddprun's own. */
+/* The flag of this name, or the only one that begins with it; flags of torchrun take precedence over cddprun's own. */
 static const struct flag *find_flag(const char *name)
 {
     const struct flag *one = NULL;
@@ -179,7 +179,7 @@ static bool is_long_name(const char *name)
     return false;
 }
 
-static bool is_digit(char c)
+static bool parse_is_digit(char c)
 {
     return c >= '0' && c <= '9';
 }
@@ -201,7 +201,7 @@ static const struct flag *find_short(const char *word, const char **value)
     for (size_t i = 0; i < n_flags; i++) {
         for (len = 3; len >= 1; len--) { /* -np2, but not -n with p2; of one letter any value */
             if (!flag_takes_value(&flags[i]) || strnlen(word + 1, len) < len ||
-                !flag_is_short(&flags[i], word + 1, len) || (len > 1 && !is_digit(word[1 + len])))
+                !flag_is_short(&flags[i], word + 1, len) || (len > 1 && !parse_is_digit(word[1 + len])))
                 continue;
             *value = word + 1 + len;
             return &flags[i];
@@ -291,7 +291,7 @@ static cddp_status read_environment(struct options *o, options_getenv env, void 
 }
 
 /* The flag at argv[*i], long or short; *i moves on to its last word. */
-static cddp_status read_flag(struct options *o, char **argv, int argc, int *i, struct cdi_error *err)
+static cddp_status parse_read_flag(struct options *o, char **argv, int argc, int *i, struct cdi_error *err)
 {
     const char *word = argv[*i], *value = NULL;
     bool is_long = word[1] == '-', named;
@@ -423,7 +423,7 @@ static cddp_status read_words(struct options *o, int argc, char **argv, int *at,
         }
         if (argv[i][0] != '-' || argv[i][1] == '\0')
             break;
-        st = read_flag(o, argv, argc, &i, err);
+        st = parse_read_flag(o, argv, argc, &i, err);
     }
     *at = i;
     return st;

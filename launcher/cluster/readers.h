@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One reader for each batch system. Each is called with *s all zero in the environment of its batch system, and fills it;
- * CDDP_E_INVALID: variables or a file that make no sense, with an error message that names one.
+ * One reader for each batch system. Each is called with *s all zero in the environment of its batch system, and fills
+ * it; CDDP_E_INVALID: variables or a file that make no sense, with an error message that names one.
  */
 #ifndef CLUSTER_READERS_H
 #define CLUSTER_READERS_H

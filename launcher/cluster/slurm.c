@@ -50,7 +50,7 @@ static cddp_status slurm_append(struct walk *w, size_t *len, const char *text, s
 static cddp_status slurm_expand(struct walk *w, size_t len, const char *p, const char *end, unsigned depth);
 
 /* Reads "01", up to `end` or the first byte that is not a digit. */
-static const char *read_number(const char *p, const char *end, uint32_t *v)
+static const char *slurm_read_number(const char *p, const char *end, uint32_t *v)
 {
     const char *first = p;
 
@@ -64,12 +64,12 @@ static cddp_status slurm_expand_range(struct walk *w, size_t len, const char *p,
                                       const char *rest, const char *end, unsigned depth)
 {
     uint32_t from, to;
-    const char *q = read_number(p, range_end, &from);
+    const char *q = slurm_read_number(p, range_end, &from);
     int width = q == NULL ? 0 : (int)(q - p);
 
     to = from;
     if (q != NULL && q < range_end && *q == '-')
-        q = read_number(q + 1, range_end, &to);
+        q = slurm_read_number(q + 1, range_end, &to);
     if (q != range_end || to < from)
         return slurm_malformed(w);
     for (uint32_t v = from; v <= to && !w->enough; v++) {

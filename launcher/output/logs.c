@@ -47,7 +47,7 @@ static void warn_lost(struct logs *l, const char *path, int error, const char *i
     l->warned_lost = true;
 }
 
-static void on_lost(void *arg, const char *path, int error)
+static void logs_on_lost(void *arg, const char *path, int error)
 {
     struct logs *l = arg;
 
@@ -56,14 +56,14 @@ static void on_lost(void *arg, const char *path, int error)
     l->opt.lost(l->opt.arg, error);
 }
 
-static void on_room(void *arg)
+static void logs_on_room(void *arg)
 {
     struct logs *l = arg;
 
     l->opt.room(l->opt.arg);
 }
 
-static const struct writer_events file_events = {.room = on_room, .lost = on_lost};
+static const struct writer_events file_events = {.room = logs_on_room, .lost = logs_on_lost};
 
 /* ----------------------------------------------------------------------------------------------- directories ---- */
 
@@ -198,7 +198,7 @@ bool logs_file(const struct logs_stream *s, char path[PATH_MAX])
     return true;
 }
 
-static struct writer_sink *open_file(struct logs *l, uint32_t local_rank, int i)
+static struct writer_sink *logs_open_file(struct logs *l, uint32_t local_rank, int i)
 {
     struct writer_sink *file = NULL;
     char path[PATH_MAX];
@@ -241,7 +241,7 @@ void logs_open(struct logs *l, struct logs_stream *s, uint32_t local_rank, uint3
     if (l->attempt[0] != '\0' && number == 1)
         make_rank_directory(l, local_rank);
     if (l->attempt[0] != '\0' && (tee || away))
-        s->file = open_file(l, local_rank, number - 1);
+        s->file = logs_open_file(l, local_rank, number - 1);
     s->shown = (!away || (s->file == NULL && !nowhere)) && rankset_has(o->local_ranks_filter, local_rank);
     if (l->matched[number - 1] != NULL)
         opt.filter = l->filter[number - 1];
@@ -383,7 +383,7 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     return st;
 }
 
-static void on_closed(void *arg, bool flushed)
+static void logs_on_closed(void *arg, bool flushed)
 {
     struct logs *l = arg;
     void (*closed)(void *arg, bool flushed) = l->closed;
@@ -401,9 +401,9 @@ void logs_close(struct logs *l, void (*closed)(void *arg, bool flushed), void *a
     writer_file_done(l->matched[0]);
     writer_file_done(l->matched[1]);
     if (l->files != NULL)
-        writer_close(l->files, on_closed, l);
+        writer_close(l->files, logs_on_closed, l);
     else
-        on_closed(l, true);
+        logs_on_closed(l, true);
 }
 
 void logs_abandon(struct logs *l)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *end_of(const char *macro, const char *name)
+static const char *ranklog_end_of(const char *macro, const char *name)
 {
     size_t n = strlen(name);
 
@@ -24,11 +24,11 @@ const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, c
     while (*template != '\0' && n < RANKLOG_PREFIX_MAX - 1) {
         const char *end;
 
-        if ((end = end_of(template, "${role_name}")) != NULL)
+        if ((end = ranklog_end_of(template, "${role_name}")) != NULL)
             n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%s", role);
-        else if ((end = end_of(template, "${rank}")) != NULL)
+        else if ((end = ranklog_end_of(template, "${rank}")) != NULL)
             n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%u", rank);
-        else if ((end = end_of(template, "${local_rank}")) != NULL)
+        else if ((end = ranklog_end_of(template, "${local_rank}")) != NULL)
             n += (size_t)snprintf(buf + n, RANKLOG_PREFIX_MAX - n, "%u", local_rank);
         else
             buf[n++] = *template == '\n' ? ' ' : *template;
@@ -99,7 +99,8 @@ static void remember(struct ranklog *log, const char *line, size_t n)
     log->n_tail++;
 }
 
-static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front, const char *line, size_t n, char end)
+static cddp_status ranklog_append(struct cdi_buf *out, const struct ranklog_front *front, const char *line, size_t n,
+                                  char end)
 {
     uint8_t *to = cdi_buf_reserve(out, front->len + n + 1);
 
@@ -114,14 +115,14 @@ static cddp_status append(struct cdi_buf *out, const struct ranklog_front *front
 }
 
 /* The cursor may be at the beginning of another stream's text: the next output replaces it, and erases the rest. */
-static cddp_status show(struct ranklog *log, const struct ranklog_front *front, const char *line, size_t n, char end,
-                        struct cdi_buf *to)
+static cddp_status ranklog_show(struct ranklog *log, const struct ranklog_front *front, const char *line, size_t n,
+                                char end, struct cdi_buf *to)
 {
     if (log->drawn != NULL && *log->drawn && cdi_buf_append(to, RANKLOG_ERASE, strlen(RANKLOG_ERASE)) != CDDP_OK)
         return CDDP_E_NOMEM;
     if (log->drawn != NULL)
         *log->drawn = end == '\r';
-    return append(to, front, line, n, end);
+    return ranklog_append(to, front, line, n, end);
 }
 
 static bool is_wanted(const struct ranklog_filter *filter, const char *line, size_t n)
@@ -145,8 +146,8 @@ static cddp_status put_line(struct ranklog *log, const char *line, size_t n, boo
         remember(log, line, n);
     log->continued = !complete;
     if (out->shown != NULL)
-        st = show(log, &log->shown[more], line, n, '\n', out->shown);
-    if (is_wanted(&log->filter, line, n) && append(out->matched, &log->plain[more], line, n, '\n') != CDDP_OK)
+        st = ranklog_show(log, &log->shown[more], line, n, '\n', out->shown);
+    if (is_wanted(&log->filter, line, n) && ranklog_append(out->matched, &log->plain[more], line, n, '\n') != CDDP_OK)
         st = CDDP_E_NOMEM;
     return st;
 }
@@ -173,8 +174,8 @@ static cddp_status draw_part(struct ranklog *log, const char *bytes, size_t n, c
     cddp_status st = cdi_buf_append(&log->part, bytes, n);
 
     if (st == CDDP_OK && log->part.len > 0 && out->shown != NULL)
-        st = show(log, &log->shown[log->continued], (const char *)cdi_buf_data(&log->part), log->part.len, '\r',
-                  out->shown);
+        st = ranklog_show(log, &log->shown[log->continued], (const char *)cdi_buf_data(&log->part), log->part.len, '\r',
+                          out->shown);
     cdi_buf_consume(&log->part, log->part.len);
     log->continued = false;
     return st;
@@ -185,7 +186,8 @@ static cddp_status draw_part(struct ranklog *log, const char *bytes, size_t n, c
  * carriage return at the end of the bytes, or before the newline, is held: the two together end a line. Returns the
  * number of bytes handled.
  */
-static size_t draw(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out, cddp_status *st)
+static size_t ranklog_draw(struct ranklog *log, const char *bytes, size_t n, const struct ranklog_out *out,
+                           cddp_status *st)
 {
     const char *end = bytes + n, *at = bytes, *cr;
 
@@ -215,7 +217,7 @@ cddp_status ranklog_feed(struct ranklog *log, const char *bytes, size_t n, const
         if (log->drawn != NULL) {
             size_t line = newline != NULL ? (size_t)(newline - bytes) : n < room ? n : room;
 
-            take = draw(log, bytes, line, out, &worst);
+            take = ranklog_draw(log, bytes, line, out, &worst);
             bytes += take;
             n -= take;
             if (take > 0)

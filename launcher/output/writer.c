@@ -71,7 +71,7 @@ struct writer {
 };
 
 /* Writes a whole chunk; after an error the sink drops all later ones. Returns errno. */
-static int write_all(const struct chunk *c)
+static int writer_write_all(const struct chunk *c)
 {
     size_t done = 0;
 
@@ -160,7 +160,7 @@ static bool is_mine(const struct writer *w)
     return pthread_equal(w->thread, pthread_self()) != 0;
 }
 
-static void *run(void *arg)
+static void *writer_run(void *arg)
 {
     struct writer *w = arg;
 
@@ -176,7 +176,7 @@ static void *run(void *arg)
         }
         c = writer_dequeue(w);
         (void)pthread_mutex_unlock(&w->lock);
-        error = write_all(c);
+        error = writer_write_all(c);
         (void)pthread_mutex_lock(&w->lock);
         if (is_mine(w))
             w->writing = NULL;
@@ -209,7 +209,7 @@ static void free_writer(struct writer *w)
     free(w);
 }
 
-static void on_handle_closed(uv_handle_t *h)
+static void writer_on_handle_closed(uv_handle_t *h)
 {
     struct writer *w = (struct writer *)h;
     void (*closed)(void *arg, bool flushed) = w->closed;
@@ -222,7 +222,7 @@ static void on_handle_closed(uv_handle_t *h)
         closed(arg, joined);
 }
 
-static void on_wake(uv_async_t *h)
+static void writer_on_wake(uv_async_t *h)
 {
     struct writer *w = (struct writer *)h;
     bool ended, room, lost, hangs;
@@ -257,11 +257,11 @@ static void on_wake(uv_async_t *h)
         if (w->skipped_hung)
             (void)pthread_join(w->older, NULL);
         w->joined = true;
-        uv_close((uv_handle_t *)h, on_handle_closed);
+        uv_close((uv_handle_t *)h, writer_on_handle_closed);
     }
 }
 
-static int start_thread(struct writer *w)
+static int writer_start_thread(struct writer *w)
 {
     sigset_t all, before;
     pthread_attr_t attr;
@@ -276,7 +276,7 @@ static int start_thread(struct writer *w)
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     /* Under the lock: the thread compares itself with w->thread. */
     (void)pthread_mutex_lock(&w->lock);
-    rc = pthread_create(&thread, &attr, run, w);
+    rc = pthread_create(&thread, &attr, writer_run, w);
     if (rc == 0)
         w->thread = thread;
     (void)pthread_mutex_unlock(&w->lock);
@@ -328,15 +328,15 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_source
         return cdi_fail(err, CDDP_E_NOMEM, "output queue: out of memory");
     w->on = on;
     w->arg = arg;
-    rc = uv_async_init(loop, &w->wake, on_wake);
+    rc = uv_async_init(loop, &w->wake, writer_on_wake);
     if (rc != 0) {
         free_writer(w);
         return cdi_fail_errno(err, -rc, "output queue");
     }
-    rc = start_thread(w);
+    rc = writer_start_thread(w);
     if (rc != 0) {
         w->joined = true;
-        uv_close((uv_handle_t *)&w->wake, on_handle_closed);
+        uv_close((uv_handle_t *)&w->wake, writer_on_handle_closed);
         return cdi_fail_errno(err, rc, "cannot start the thread that writes the output");
     }
     *out = w;
@@ -427,7 +427,7 @@ uint64_t writer_progress(struct writer *w)
 }
 
 /* Under the lock: drops the chunks that are queued for it. */
-static void give_up(struct writer *w, struct writer_sink *s)
+static void writer_give_up(struct writer *w, struct writer_sink *s)
 {
     struct chunk **at = &w->head;
 
@@ -456,9 +456,9 @@ void writer_skip_hung(struct writer *w)
     (void)pthread_mutex_lock(&w->lock);
     hangs = !w->skipped_hung && !w->ended && w->writing != NULL;
     if (hangs)
-        give_up(w, w->writing);
+        writer_give_up(w, w->writing);
     (void)pthread_mutex_unlock(&w->lock);
-    if (!hangs || start_thread(w) != 0)
+    if (!hangs || writer_start_thread(w) != 0)
         return;
     (void)pthread_mutex_lock(&w->lock);
     w->skipped_hung = true;
@@ -481,5 +481,5 @@ void writer_abandon(struct writer *w)
     if (uv_is_closing((uv_handle_t *)&w->wake))
         return;
     /* The thread still uses w, which is therefore kept until _exit(). */
-    uv_close((uv_handle_t *)&w->wake, on_handle_closed);
+    uv_close((uv_handle_t *)&w->wake, writer_on_handle_closed);
 }

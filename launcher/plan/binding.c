@@ -26,7 +26,7 @@ static bool set_has(const struct set *s, uint32_t value)
 
 /* The values of one member of the processors of a node (-1: of all), each once, in the order of their first processor.
  */
-static bool collect(struct set *out, const struct bind_topology *t, size_t member, int64_t node)
+static bool bind_collect(struct set *out, const struct bind_topology *t, size_t member, int64_t node)
 {
     out->n = 0;
     out->v = calloc(t->n + 1, sizeof *out->v);
@@ -42,7 +42,7 @@ static bool collect(struct set *out, const struct bind_topology *t, size_t membe
 
 #define MEMBER(name) offsetof(struct bind_cpu, name)
 
-static int by_value(const void *a, const void *b)
+static int bind_by_value(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 
@@ -133,7 +133,7 @@ static cddp_status choose_exclusive(const struct bind_topology *t, int node, str
     size_t each, more, from;
     cddp_status st = CDDP_OK;
 
-    if (!collect(&cores, t, MEMBER(core), node))
+    if (!bind_collect(&cores, t, MEMBER(core), node))
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     each = cores.n / p.count;
     more = cores.n % p.count; /* the first ones have one more */
@@ -165,7 +165,7 @@ static cddp_status choose_cache(const struct bind_topology *t, int node, struct 
     struct set caches;
     uint32_t mine;
 
-    if (!collect(&caches, t, MEMBER(cache), node))
+    if (!bind_collect(&caches, t, MEMBER(cache), node))
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     for (size_t i = 1; i < caches.n; i++) { /* insertion: few, and equals keep their order */
         uint32_t moved = caches.v[i];
@@ -182,8 +182,8 @@ static cddp_status choose_cache(const struct bind_topology *t, int node, struct 
     return CDDP_OK;
 }
 
-static cddp_status choose(enum bind_mode mode, const struct bind_topology *t, int node, struct peers p, bool *chosen,
-                          struct cdi_error *err)
+static cddp_status bind_choose(enum bind_mode mode, const struct bind_topology *t, int node, struct peers p,
+                               bool *chosen, struct cdi_error *err)
 {
     switch (mode) {
     case BIND_AUTO:
@@ -244,19 +244,19 @@ cddp_status bind_make(struct bind_worker *out, uint32_t n, enum bind_mode mode, 
                       const int *gpu_nodes, uint32_t n_gpus, struct cdi_error *err)
 {
     struct set nodes;
-    bool bound = false, *chosen = calloc(t->n + 1, sizeof *chosen), have = collect(&nodes, t, MEMBER(node), -1);
+    bool bound = false, *chosen = calloc(t->n + 1, sizeof *chosen), have = bind_collect(&nodes, t, MEMBER(node), -1);
     cddp_status st = chosen == NULL || !have ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
 
     for (uint32_t i = 0; i < n; i++)
         out[i] = (struct bind_worker){.node = -1, .gpu = -1};
     if (st == CDDP_OK) {
-        qsort(nodes.v, nodes.n, sizeof *nodes.v, by_value);
+        qsort(nodes.v, nodes.n, sizeof *nodes.v, bind_by_value);
         st = find_nodes(out, n, mode, &nodes, gpu_nodes, n_gpus, &bound, err);
     }
     for (uint32_t i = 0; bound && i < n && st == CDDP_OK; i++) {
         if (out[i].node < 0)
             continue;
-        st = choose(mode, t, out[i].node, count_peers(out, n, i), chosen, err);
+        st = bind_choose(mode, t, out[i].node, count_peers(out, n, i), chosen, err);
         if (st == CDDP_OK && (out[i].cpus = list_of(t, chosen)) == NULL)
             st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
@@ -290,7 +290,7 @@ void bind_text(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap
 uint32_t bind_count_nodes(const struct bind_topology *t)
 {
     struct set nodes;
-    uint32_t n = collect(&nodes, t, MEMBER(node), -1) ? (uint32_t)nodes.n : 0;
+    uint32_t n = bind_collect(&nodes, t, MEMBER(node), -1) ? (uint32_t)nodes.n : 0;
 
     free(nodes.v);
     return n;

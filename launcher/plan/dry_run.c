@@ -31,7 +31,7 @@ static const char *role_name(enum endpoint_role role)
     case ENDPOINT_HOST:
         return "hosts";
     case ENDPOINT_TRY:
-        return "hosts if the address is this machine's";
+        return "hosts if the address is this node's";
     case ENDPOINT_JOIN:
         return "joins";
     }
@@ -47,7 +47,7 @@ static json_t *describe_nodes(const struct plan *p)
                      "host", json_text(p->host));
 }
 
-static json_t *describe_meeting(const struct plan *p)
+static json_t *describe_endpoint(const struct plan *p)
 {
     const struct endpoint *m = &p->endpoint;
 
@@ -155,7 +155,7 @@ char *dry_run_text(const struct plan *p, const struct machine *m, char *const *b
         }
     }
     all = json_pack("{s:s, s:o, s:o, s:o, s:i, s:o, s:i, s:s, s:i, s:i, s:o}", "cddprun", CDDP_VERSION, "run_id",
-                    json_text(p->run_id), "nodes", describe_nodes(p), "meet", describe_meeting(p), "workers_here",
+                    json_text(p->run_id), "nodes", describe_nodes(p), "meet", describe_endpoint(p), "workers_here",
                     (int)p->n_procs, "world_size",
                     knows_size(p) ? json_integer((json_int_t)p->max_nodes * p->n_procs) : json_null(), "max_restarts",
                     (int)p->max_restarts, "on_failure", p->wait_on_failure ? "wait" : "stop", "usable_cores",

@@ -369,7 +369,7 @@ static bool is_of_step(const struct options *o, const struct cluster_env *s)
            (o->max_nodes + o->spares > 1 && !names_endpoint(o));
 }
 
-static cddp_status check_start(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
+static cddp_status endpoint_check_start(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     bool cluster_counts = !o->nnodes_given || o->max_nodes == OPTIONS_NODES_AUTO;
 
@@ -501,7 +501,7 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
     if (st == CDDP_OK)
         st = read_conf(&c, o->rdzv_conf, err);
     if (st == CDDP_OK)
-        st = check_start(o, s, err);
+        st = endpoint_check_start(o, s, err);
     if (st == CDDP_OK)
         st = resolve_max_nodes(o, s, err);
     if (st == CDDP_OK)

@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* Reads a whole file, HOSTLIST_MAX bytes at most. */
-static cddp_status read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
+static cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
 {
     FILE *f = fopen(path, "re");
     cddp_status st = CDDP_OK;
@@ -43,7 +43,7 @@ static cddp_status read_order(struct cluster_env *cluster, const struct options 
 
     cdi_buf_init(&text, HOSTLIST_MAX);
     (void)snprintf(from, sizeof from, "--rank_order '%.300s'", o->rank_order);
-    st = read_file(o->rank_order, &text, err);
+    st = inputs_read_file(o->rank_order, &text, err);
     if (st == CDDP_OK)
         st = cdi_buf_append(&text, "", 1);
     if (st == CDDP_OK)
@@ -63,7 +63,7 @@ static cddp_status read_order(struct cluster_env *cluster, const struct options 
 cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct options *o, const char *host,
                                 struct cdi_error *err)
 {
-    struct cluster_source from = {.env = options_real_env, .host = host, .read_file = read_file};
+    struct cluster_source from = {.env = options_real_env, .host = host, .read_file = inputs_read_file};
     cddp_status st;
 
     if (o->standalone)

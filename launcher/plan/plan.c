@@ -25,8 +25,8 @@ static cddp_status share_world_size(uint32_t *out, const struct options *o, uint
     return CDDP_OK;
 }
 
-static cddp_status count_workers(uint32_t *out, const struct options *o, uint32_t n_nodes, const struct machine *m,
-                                 struct cdi_error *err)
+static cddp_status plan_count_workers(uint32_t *out, const struct options *o, uint32_t n_nodes, const struct machine *m,
+                                      struct cdi_error *err)
 {
     if (o->world_size > 0 && !o->nproc_given)
         return share_world_size(out, o, n_nodes, err);
@@ -108,7 +108,7 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct en
         .command = o->command,
     };
     const char *name = random_id;
-    cddp_status st = count_workers(&p.n_procs, o, endpoint->n_nodes, m, err);
+    cddp_status st = plan_count_workers(&p.n_procs, o, endpoint->n_nodes, m, err);
 
     if (st == CDDP_OK)
         st = check_virtual(&p, o, err);
@@ -146,7 +146,7 @@ static void strings_add(struct strings *s, char *text)
     s->v[s->n++] = text;
 }
 
-static bool same_name(const char *a, const char *b)
+static bool plan_same_name(const char *a, const char *b)
 {
     size_t n = strcspn(a, "=");
 
@@ -168,7 +168,7 @@ __attribute__((format(printf, 2, 3))) static void strings_set(struct strings *s,
         return;
     }
     for (size_t i = 0; i < s->n; i++) {
-        if (same_name(text, s->v[i])) {
+        if (plan_same_name(text, s->v[i])) {
             free(s->v[i]);
             s->v[i] = text;
             return;
@@ -180,7 +180,7 @@ __attribute__((format(printf, 2, 3))) static void strings_set(struct strings *s,
 static bool strings_have(const struct strings *s, const char *name)
 {
     for (size_t i = 0; i < s->n; i++)
-        if (same_name(name, s->v[i]))
+        if (plan_same_name(name, s->v[i]))
             return true;
     return false;
 }

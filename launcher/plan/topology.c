@@ -68,7 +68,7 @@ static cddp_status open_hwloc(struct hwloc *h, struct cdi_error *err)
 }
 
 /* One processor's place. A processor without a separate cache or core counts as one. */
-static struct bind_cpu place(const struct hwloc *h, hwloc_obj_t pu)
+static struct bind_cpu topology_place(const struct hwloc *h, hwloc_obj_t pu)
 {
     struct bind_cpu c = {.cpu = pu->os_index, .core = pu->logical_index, .cache = pu->logical_index};
     int node = pu->nodeset == NULL ? 0 : h->first(pu->nodeset);
@@ -98,7 +98,8 @@ static bool in_mask(const cpu_set_t *mask, uint32_t cpu)
     return cpu >= CPU_SETSIZE || CPU_ISSET(cpu, mask);
 }
 
-static cddp_status fill(struct bind_topology *out, const struct hwloc *h, hwloc_topology_t t, struct cdi_error *err)
+static cddp_status topology_fill(struct bind_topology *out, const struct hwloc *h, hwloc_topology_t t,
+                                 struct cdi_error *err)
 {
     int depth = h->type_depth(t, HWLOC_OBJ_PU);
     unsigned n = h->count(t, depth);
@@ -115,7 +116,7 @@ static cddp_status fill(struct bind_topology *out, const struct hwloc *h, hwloc_
         hwloc_obj_t pu = h->get(t, depth, i);
 
         if (pu != NULL && (!ours || in_mask(&mask, pu->os_index)))
-            out->cpus[out->n++] = place(h, pu);
+            out->cpus[out->n++] = topology_place(h, pu);
     }
     qsort(out->cpus, out->n, sizeof *out->cpus, by_number);
     return CDDP_OK;
@@ -132,7 +133,7 @@ cddp_status topology_read(struct bind_topology *out, struct cdi_error *err)
     if (h.init(&t) != 0 || h.load(t) != 0)
         st = cdi_fail(err, CDDP_E_SYSTEM, "hwloc cannot read this node's topology");
     if (st == CDDP_OK)
-        st = fill(out, &h, t, err);
+        st = topology_fill(out, &h, t, err);
     if (t != NULL)
         h.destroy(t);
     (void)dlclose(h.library);

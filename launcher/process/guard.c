@@ -62,7 +62,7 @@ static pid_t parent_of(int proc_fd, const char *pid)
     return state == NULL ? -1 : (pid_t)strtol(state + 1, NULL, 10);
 }
 
-static bool is_stopped(pid_t pid)
+static bool guard_is_stopped(pid_t pid)
 {
     char path[64], text[PROCS_STAT];
     const char *state;
@@ -117,7 +117,7 @@ static bool kill_by_lists(void)
 }
 
 /* False: no child is left. */
-static bool reap(void)
+static bool guard_reap(void)
 {
     pid_t pid;
 
@@ -129,16 +129,16 @@ static bool reap(void)
 
 bool guard_has_children(void)
 {
-    return reap();
+    return guard_reap();
 }
 
 bool guard_sweep_once(void)
 {
-    if (!reap())
+    if (!guard_reap())
         return false;
     if (!kill_by_lists())
         kill_by_scan();
-    return reap();
+    return guard_reap();
 }
 
 bool guard_sweep(int ms)
@@ -158,7 +158,7 @@ bool guard_sweep(int ms)
 
 /* ------------------------------------------------------------------------------------------------- directory ---- */
 
-static int remove_entry(const char *path, const struct stat *sb, int type, struct FTW *where)
+static int guard_remove_entry(const char *path, const struct stat *sb, int type, struct FTW *where)
 {
     (void)sb;
     (void)type;
@@ -170,7 +170,7 @@ static int remove_entry(const char *path, const struct stat *sb, int type, struc
 void guard_remove_dir(const char *dir)
 {
     if (dir[0] != '\0')
-        (void)nftw(dir, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+        (void)nftw(dir, guard_remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 struct guard_shared {
@@ -291,7 +291,7 @@ static void reap_agent(struct guard *g)
  */
 static void see_to_it(struct guard *g, int signal)
 {
-    if (is_stopped(g->agent))
+    if (guard_is_stopped(g->agent))
         (void)kill(g->agent, SIGCONT);
     if (g->hear_by_ms != CDI_NEVER_MS)
         return;
@@ -300,7 +300,7 @@ static void see_to_it(struct guard *g, int signal)
 }
 
 /* by_kernel: a key of the terminal has sent it, and not a process. */
-static void on_signal(struct guard *g, int signal, bool by_kernel)
+static void guard_on_signal(struct guard *g, int signal, bool by_kernel)
 {
     if (signal == SIGCHLD) {
         reap_agent(g);
@@ -314,7 +314,7 @@ static void on_signal(struct guard *g, int signal, bool by_kernel)
             stop_both(g);
     } else if (signal == SIGCONT) {
         g->want_stop = false;
-        if (is_stopped(g->agent))
+        if (guard_is_stopped(g->agent))
             (void)kill(g->agent, SIGCONT);
         hand_on(g, signal);
     } else if (g->ready) {
@@ -329,7 +329,7 @@ static void on_signal(struct guard *g, int signal, bool by_kernel)
 }
 
 /* Reads one byte of the agent, and the descriptor sent with it; -1: none. */
-static ssize_t receive(const struct guard *g, char *byte, int *fd)
+static ssize_t guard_receive(const struct guard *g, char *byte, int *fd)
 {
     union {
         struct cmsghdr align;
@@ -351,7 +351,7 @@ static void on_link(struct guard *g, struct pollfd *p)
 {
     char byte;
     int fd;
-    ssize_t n = receive(g, &byte, &fd);
+    ssize_t n = guard_receive(g, &byte, &fd);
 
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
         p->fd = -1; /* the agent is exiting; its status follows */
@@ -414,7 +414,7 @@ static int next_look(struct guard *g)
     return left <= 0 ? 0 : left < INT_MAX ? (int)left : INT_MAX;
 }
 
-static void watch(struct guard *g)
+static void guard_watch(struct guard *g)
 {
     struct pollfd p[2] = {{.fd = g->signals, .events = POLLIN}, {.fd = g->link, .events = POLLIN}};
     struct signalfd_siginfo info;
@@ -433,7 +433,7 @@ static void watch(struct guard *g)
             /* The sender may have seen the workers, and the agent's byte is older: it must be handled first. */
             if (!g->ready && p[1].fd >= 0)
                 on_link(g, &p[1]);
-            on_signal(g, (int)info.ssi_signo, info.ssi_code == SI_KERNEL);
+            guard_on_signal(g, (int)info.ssi_signo, info.ssi_code == SI_KERNEL);
         }
         if (p[1].fd >= 0 && p[1].revents != 0)
             on_link(g, &p[1]);
@@ -555,7 +555,7 @@ static _Noreturn void become_guard(const struct guard_link *link, uint64_t endin
                       .patience_ms = patience_ms > DEAF_LEAST_MS ? patience_ms : DEAF_LEAST_MS,
                       .hear_by_ms = CDI_NEVER_MS};
 
-    watch(&g);
+    guard_watch(&g);
     _exit(conclude(&g));
 }
 

@@ -99,7 +99,7 @@ static void restore_nofile(int64_t soft)
 }
 
 /* The list consists of digits, commas and dashes only. Returns errno. */
-static int bind_to(const char *list)
+static int shim_bind_to(const char *list)
 {
     static uint64_t mask[CPUS_MAX / 64];
     uint32_t v = 0, from = UINT32_MAX; /* no dash so far */
@@ -155,7 +155,7 @@ static int shim(long argc, char **argv, char **env)
     close_from(ERRNO_FD + 1);
     restore_nofile(number(argv[4], 10));
     restore_signals((uint64_t)number(argv[2], 16), (uint64_t)number(argv[3], 16));
-    error = -bind_to(argv[FIRST_ARG - 1]);
+    error = -shim_bind_to(argv[FIRST_ARG - 1]);
     if (error == 0)
         error = exec_program(argv + FIRST_ARG, env);
     while (sys(SYS_write, ERRNO_FD, (long)&error, sizeof error, 0, 0) == -EINTR)

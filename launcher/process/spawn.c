@@ -191,7 +191,7 @@ static int search_path(const char *program, char *out)
     }
 }
 
-static int find_program(const char *program, char *path)
+static int spawn_search_path(const char *program, char *path)
 {
     if (strchr(program, '/') == NULL)
         return search_path(program, path);
@@ -203,7 +203,7 @@ static int find_program(const char *program, char *path)
 cddp_status spawn_find_program(const char *program, char *path, int *exit_status, struct cdi_error *err)
 {
     bool plain = strchr(program, '/') == NULL;
-    int rc = find_program(program, path);
+    int rc = spawn_search_path(program, path);
 
     if (rc == 0)
         return CDDP_OK;
@@ -235,7 +235,7 @@ cddp_status worker_make_page(struct worker *w, uint32_t epoch, char *flight_env,
     return st;
 }
 
-static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
+static void spawn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 {
     struct worker *w = h->data;
 
@@ -243,7 +243,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
     *buf = uv_buf_init(w->ctx->read_buf, SPAWN_READ);
 }
 
-static void on_handle_closed(uv_handle_t *h)
+static void spawn_on_handle_closed(uv_handle_t *h)
 {
     struct worker *w = h->data;
     void (*closed)(struct worker * w) = NULL;
@@ -260,15 +260,15 @@ static void end_stream(struct worker *w, int i)
         return;
     w->piped[i] = false;
     if (i == 0 && w->on_pty) {
-        uv_close((uv_handle_t *)&w->master_poll, on_handle_closed);
+        uv_close((uv_handle_t *)&w->master_poll, spawn_on_handle_closed);
         (void)close(w->master);
         w->master = -1;
     } else {
-        uv_close((uv_handle_t *)&w->pipes[i], on_handle_closed);
+        uv_close((uv_handle_t *)&w->pipes[i], spawn_on_handle_closed);
     }
 }
 
-static void on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
+static void spawn_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
     struct worker *w = s->data;
     int i = s == (uv_stream_t *)&w->pipes[1];
@@ -388,7 +388,7 @@ static int read_on(struct worker *w, int i)
 {
     if (i == 0 && w->on_pty)
         return uv_poll_start(&w->master_poll, UV_READABLE, on_master);
-    return uv_read_start((uv_stream_t *)&w->pipes[i], on_alloc, on_read);
+    return uv_read_start((uv_stream_t *)&w->pipes[i], spawn_on_alloc, spawn_on_read);
 }
 
 #if defined(__SANITIZE_THREAD__)
@@ -624,7 +624,7 @@ bool worker_has_output(const struct worker *w)
     return w->piped[0] || w->piped[1];
 }
 
-static void on_signal(uv_signal_t *h, int signum)
+static void spawn_on_signal(uv_signal_t *h, int signum)
 {
     struct spawn_watch *watch = (struct spawn_watch *)h;
 
@@ -637,11 +637,11 @@ cddp_status spawn_watch_start(struct spawn_watch *w, uv_loop_t *loop, struct cdi
     int rc = uv_signal_init(loop, &w->handle);
 
     if (rc == 0)
-        rc = uv_signal_start(&w->handle, on_signal, SIGCHLD);
+        rc = uv_signal_start(&w->handle, spawn_on_signal, SIGCHLD);
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, -rc, "cannot watch for SIGCHLD");
 }
 
-static void note_end(struct worker *w, const siginfo_t *info)
+static void spawn_note_end(struct worker *w, const siginfo_t *info)
 {
     bool by_exit = info->si_code == CLD_EXITED;
 
@@ -664,7 +664,7 @@ bool spawn_reap(struct worker *workers, uint32_t n, struct worker **worker)
         if (workers[i].pid == info.si_pid && !workers[i].exited)
             *worker = &workers[i];
     if (*worker != NULL)
-        note_end(*worker, &info);
+        spawn_note_end(*worker, &info);
     return true;
 }
 

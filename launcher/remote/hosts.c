@@ -122,7 +122,7 @@ static cddp_status add_number(struct cdi_buf *out, const char *name, int64_t val
 }
 
 /* After the user's own flags: the last value of a repeated flag applies. */
-static cddp_status add_place(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
+static cddp_status hosts_add_place(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
 {
     const struct host *h = &job->hosts->v[node];
     cddp_status st = add_word(out, "--hosts=");
@@ -158,7 +158,7 @@ cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint
     for (int i = 0; st == CDDP_OK && i < job->n_flags; i++)
         st = add_word(out, job->flags[i]);
     if (st == CDDP_OK)
-        st = add_place(out, job, node);
+        st = hosts_add_place(out, job, node);
     for (char *const *word = job->command; st == CDDP_OK && *word != NULL; word++)
         st = add_word(out, *word);
     return st == CDDP_OK ? cdi_buf_append(out, "", 1) : st;

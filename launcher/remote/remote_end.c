@@ -29,7 +29,7 @@ struct remote_end {
     int64_t kill_at_ms;
 };
 
-static void end_job(struct remote_end *f)
+static void remote_end_job(struct remote_end *f)
 {
     f->gone = true;
     f->ended = true;
@@ -55,14 +55,14 @@ static bool handle_frame(struct remote_end *f)
     }
     if (f->in.len < 3 || p[0] != HOSTS_DATA) {
         if (f->in.len > 0 && p[0] != HOSTS_DATA && p[0] != HOSTS_SIGNAL)
-            end_job(f);
+            remote_end_job(f);
         return false;
     }
     len = (size_t)p[1] | (size_t)p[2] << 8;
     if (f->in.len < 3 + len)
         return false;
     if (f->child_stdin >= 0 && cdi_buf_append(&f->data, p + 3, len) != CDDP_OK)
-        end_job(f);
+        remote_end_job(f);
     cdi_buf_consume(&f->in, 3 + len);
     return true;
 }
@@ -75,7 +75,7 @@ static void read_launcher(struct remote_end *f)
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     if (n <= 0) {
-        end_job(f);
+        remote_end_job(f);
         return;
     }
     cdi_buf_commit(&f->in, (size_t)n);
@@ -97,7 +97,7 @@ static void write_child(struct remote_end *f, bool broken)
 }
 
 /* Handles SIGCHLD, and forwards all other signals to the child. Returns its exit status if it has exited, or -1. */
-static int take_signal(struct remote_end *f)
+static int remote_take_signal(struct remote_end *f)
 {
     struct signalfd_siginfo info;
     int status;
@@ -129,13 +129,13 @@ static _Noreturn void relay(struct remote_end *f)
         if (poll(fds, 3, f->gone ? 1000 : -1) < 0 && errno != EINTR)
             _exit(1);
         if (fds[0].revents != 0)
-            status = take_signal(f);
+            status = remote_take_signal(f);
         if (status >= 0)
             _exit(status);
         if ((fds[1].revents & POLLIN) != 0)
             read_launcher(f);
         else if (fds[1].revents != 0)
-            end_job(f);
+            remote_end_job(f);
         if (f->child_stdin >= 0 && fds[2].revents != 0)
             write_child(f, (fds[2].revents & POLLERR) != 0);
     }

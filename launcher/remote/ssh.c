@@ -149,12 +149,12 @@ static void read_stream(struct ssh_run *s, int which, struct stream *st)
     }
 }
 
-static void begin_end(struct ssh_run *s, int64_t patience_ms);
+static void ssh_begin_end(struct ssh_run *s, int64_t patience_ms);
 
-static void send_frame(struct remote *r, const void *frame, size_t n);
+static void ssh_send_frame(struct remote *r, const void *frame, size_t n);
 
 /* The same as in agent.c on one node: a full disk costs the output, a closed pipe ends the job. */
-static void on_unwritten(struct ssh_run *s, int which, int error)
+static void ssh_on_unwritten(struct ssh_run *s, int which, int error)
 {
     static const uint8_t end[2] = {HOSTS_SIGNAL, SIGTERM};
     const char *name = which == 0 ? "stdout" : "stderr";
@@ -173,8 +173,8 @@ static void on_unwritten(struct ssh_run *s, int which, int error)
     if (s->status == 0)
         s->status = 128 + SIGPIPE;
     for (uint32_t i = 0; i < s->n; i++)
-        send_frame(&s->v[i], end, sizeof end);
-    begin_end(s, OTHERS_MS);
+        ssh_send_frame(&s->v[i], end, sizeof end);
+    ssh_begin_end(s, OTHERS_MS);
 }
 
 static void write_queue(struct ssh_run *s, int which)
@@ -185,7 +185,7 @@ static void write_queue(struct ssh_run *s, int which)
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     if (n < 0)
-        on_unwritten(s, which, errno);
+        ssh_on_unwritten(s, which, errno);
     cdi_buf_consume(q, n < 0 ? q->len : (size_t)n);
 }
 
@@ -200,7 +200,7 @@ static void close_in(struct remote *r)
     cdi_buf_release(&r->to);
 }
 
-static void send_frame(struct remote *r, const void *frame, size_t n)
+static void ssh_send_frame(struct remote *r, const void *frame, size_t n)
 {
     if (r->in >= 0 && cdi_buf_append(&r->to, frame, n) != CDDP_OK)
         close_in(r); /* the host does not read: the end of file ends its job */
@@ -227,15 +227,15 @@ static void read_input(struct ssh_run *s)
         return;
     if (n <= 0) {
         s->input = false;
-        send_frame(&s->v[0], end, sizeof end);
+        ssh_send_frame(&s->v[0], end, sizeof end);
         return;
     }
     frame[1] = (uint8_t)n;
     frame[2] = (uint8_t)(n >> 8);
-    send_frame(&s->v[0], frame, 3 + (size_t)n);
+    ssh_send_frame(&s->v[0], frame, 3 + (size_t)n);
 }
 
-static void begin_end(struct ssh_run *s, int64_t patience_ms)
+static void ssh_begin_end(struct ssh_run *s, int64_t patience_ms)
 {
     int64_t at = cdi_deadline_ms(cdi_now_ms(), patience_ms);
 
@@ -258,10 +258,10 @@ static void on_exit_of(struct ssh_run *s, struct remote *r, int status)
     if (s->status == 0)
         s->status = status == SSH_FAILED ? 1 : status;
     /* The hosts report a failure to each other. Only this process knows of a lost connection. */
-    begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
+    ssh_begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
 }
 
-static void reap(struct ssh_run *s)
+static void ssh_reap(struct ssh_run *s)
 {
     int status;
     pid_t pid;
@@ -272,7 +272,7 @@ static void reap(struct ssh_run *s)
                 on_exit_of(s, &s->v[i], WIFSIGNALED(status) ? SSH_FAILED : WEXITSTATUS(status));
 }
 
-static void take_signal(struct ssh_run *s)
+static void ssh_take_signal(struct ssh_run *s)
 {
     struct signalfd_siginfo info;
     uint8_t frame[2] = {HOSTS_SIGNAL};
@@ -280,14 +280,14 @@ static void take_signal(struct ssh_run *s)
     if (read(s->signals, &info, sizeof info) != (ssize_t)sizeof info)
         return;
     if (info.ssi_signo == SIGCHLD) {
-        reap(s);
+        ssh_reap(s);
         return;
     }
     frame[1] = (uint8_t)info.ssi_signo;
     for (uint32_t i = 0; i < s->n; i++)
-        send_frame(&s->v[i], frame, sizeof frame);
+        ssh_send_frame(&s->v[i], frame, sizeof frame);
     if (info.ssi_signo != SIGUSR1 && info.ssi_signo != SIGUSR2)
-        begin_end(s, OTHERS_MS);
+        ssh_begin_end(s, OTHERS_MS);
 }
 
 /* Ends the job when its time is over: to a remote end, the end of file means SIGTERM. */
@@ -341,7 +341,7 @@ static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
     }
 }
 
-static void serve(struct ssh_run *s, const struct pollfd *fds)
+static void ssh_serve(struct ssh_run *s, const struct pollfd *fds)
 {
     for (int i = 0; i < 2; i++)
         if (fds[2 + i].revents != 0)
@@ -356,16 +356,16 @@ static void serve(struct ssh_run *s, const struct pollfd *fds)
     if (fds[1].revents != 0)
         read_input(s);
     if (fds[0].revents != 0)
-        take_signal(s);
+        ssh_take_signal(s);
     check_deadlines(s);
 }
 
-static void run_loop(struct ssh_run *s, struct pollfd *fds)
+static void ssh_run_loop(struct ssh_run *s, struct pollfd *fds)
 {
     while (s->n_alive > 0 || s->n_streams > 0 || s->queue[0].len > 0 || s->queue[1].len > 0) {
         fill_polls(s, fds);
         if (poll(fds, 4 + 3 * (nfds_t)s->n, wait_ms(s)) >= 0)
-            serve(s, fds);
+            ssh_serve(s, fds);
         else if (errno != EINTR)
             return;
         if (cdi_now_ms() >= s->leave_at_ms)
@@ -416,7 +416,7 @@ static char **choose_env(const struct options *o)
     return v;
 }
 
-static cddp_status start_all(struct ssh_run *s, const struct hosts_job *job, struct cdi_error *err)
+static cddp_status ssh_start_all(struct ssh_run *s, const struct hosts_job *job, struct cdi_error *err)
 {
     sigset_t set, before;
     cddp_status st = CDDP_OK;
@@ -445,8 +445,8 @@ static cddp_status start_all(struct ssh_run *s, const struct hosts_job *job, str
     return st;
 }
 
-static cddp_status run_job(struct ssh_run *s, const struct hosts *hosts, const struct hosts_job *job,
-                           struct cdi_error *err)
+static cddp_status ssh_run_job(struct ssh_run *s, const struct hosts *hosts, const struct hosts_job *job,
+                               struct cdi_error *err)
 {
     struct pollfd *fds = calloc(4 + 3 * (size_t)hosts->n, sizeof *fds);
     cddp_status st;
@@ -467,10 +467,10 @@ static cddp_status run_job(struct ssh_run *s, const struct hosts *hosts, const s
         cdi_buf_init(&r->out[0].line, LINE_MAX_BYTES);
         cdi_buf_init(&r->out[1].line, LINE_MAX_BYTES);
     }
-    st = start_all(s, job, err);
+    st = ssh_start_all(s, job, err);
     if (st != CDDP_OK) /* the end of file ends those that were started */
-        begin_end(s, 0);
-    run_loop(s, fds);
+        ssh_begin_end(s, 0);
+    ssh_run_loop(s, fds);
     free(fds);
     return st;
 }
@@ -505,7 +505,7 @@ int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
         if (job.master_addr == NULL)
             job.master_addr = hosts_address(&hosts.v[0]);
         job.master_port = o->master_port > 0 ? (uint16_t)o->master_port : random_port();
-        st = run_job(&s, &hosts, &job, err);
+        st = ssh_run_job(&s, &hosts, &job, err);
         status = st != CDDP_OK || (s.status == 0 && s.unwritten != 0) ? 1 : s.status;
     }
     for (uint32_t i = 0; i < s.n && s.v != NULL; i++) {
