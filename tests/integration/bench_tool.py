@@ -100,13 +100,13 @@ def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
             [(row['size'], row['root'], 0) for row in table], data
 
 
-def test_bad_usage_is_named(cddprun):
+def test_reports_bad_usage(cddprun):
     for words, text in ((['-d', 'float17'], "cddp-bench: -d 'float17'"), (['reduce', '-r', '7'], 'cddp-bench: -r 7: there are 2 ranks')):
         status, out, err = bench(cddprun, 2, *words)
         assert status == 2 and text in err and not rows(out), (out, err)
 
 
-def test_a_file_that_cannot_be_written_is_told(cddprun):
+def test_reports_unwritable_file(cddprun):
     status, _, err = bench(cddprun, 1, '-b', '8', '-e', '8', '-J', '/nowhere/at/all')
     assert status == 1 and 'cddp-bench: cannot write /nowhere/at/all' in err, err
 

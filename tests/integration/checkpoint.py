@@ -92,7 +92,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(cddprun):
             assert p.result() == undisturbed(cddprun, 100, '--dtype', dtype)
 
 
-def test_a_divided_optimizer_goes_on_with_other_ranks_as_a_whole_one_does(cddprun):
+def test_sharded_optimizer_resumes_with_other_ranks(cddprun):
     results = []
     for zero in [], ['--zero']:
         with place() as p:
@@ -102,7 +102,7 @@ def test_a_divided_optimizer_goes_on_with_other_ranks_as_a_whole_one_does(cddpru
     assert results[0] == results[1]
 
 
-def test_powersgd_goes_on_where_it_was_with_what_was_left_out(cddprun):
+def test_powersgd_resumes_with_its_error_feedback(cddprun):
     """From step 11 on: it begins after ten. The newest checkpoint of the first run goes, the one before is used."""
     for more in ('--no-shuffle', '--seed', '3'), ('--dtype', 'f64', '--save-background'), ('--zero', '--clip', '0.5'):
         with place() as p:
@@ -121,7 +121,7 @@ def test_powersgd_goes_on_where_it_was_with_what_was_left_out(cddprun):
         assert "item 'reducer': it was saved of a reducer without PowerSGD, and this one has it" in err, err
 
 
-def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
+def test_restarted_job_equals_an_undisturbed_one(cddprun):
     epochs = 1000
     for victim in 0, 1:
         with place() as p:
@@ -138,7 +138,7 @@ def test_a_job_restarted_by_cddprun_goes_on_and_ends_as_undisturbed(cddprun):
             assert p.result() == undisturbed(cddprun, epochs)
 
 
-def test_a_run_stopped_in_mid_epoch_goes_on_with_the_next_batch(cddprun):
+def test_run_stopped_in_mid_epoch_resumes_with_next_batch(cddprun):
     """The newest checkpoint of a whole run is taken away, so that the one before is from the middle of an epoch."""
     for more in (), ('--accumulate', '2', '--batch-size', '8'), ('--drop-last', '--dtype', 'f64', '--seed', '5'):
         if '--accumulate' in more and os.environ.get('CDDP_BACKEND') == 'nccl':
@@ -154,7 +154,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_with_the_next_batch(cddprun):
             assert p.result() == undisturbed(cddprun, 9, '--batch-size', '10', *more)
 
 
-def test_another_world_takes_over_in_mid_epoch(cddprun):
+def test_another_world_size_resumes_in_mid_epoch(cddprun):
     """What two ranks have left of an epoch, three or five share; the step after which it was is not trained again."""
     for ranks in 1, 3, 5:
         with place() as p:
@@ -169,7 +169,7 @@ def test_another_world_takes_over_in_mid_epoch(cddprun):
             assert loss['epoch'] == 1 and len(loss['rank_loss']) == ranks and 0.3 < loss['loss'] < 1.2, loss
 
 
-def test_a_run_that_is_told_to_stop_loses_no_step(cddprun):
+def test_stopped_run_loses_no_step(cddprun):
     cases = (signal.SIGTERM,), (signal.SIGINT, '--save-background'), (signal.SIGTERM, '--accumulate', '2', '--batch-size', '8'), \
         (signal.SIGTERM, '--uneven', '10'), (signal.SIGTERM, '--zero')
     for number, *more in cases:
@@ -192,7 +192,7 @@ def test_a_run_that_is_told_to_stop_loses_no_step(cddprun):
                 assert p.result() == undisturbed(cddprun, epochs, *more), (more, out)
 
 
-def test_a_worker_alone_that_is_told_to_stop_saves_too(cddprun):
+def test_single_stopped_worker_saves(cddprun):
     """A batch system's warning is for the workers: cddprun hands it on, and the job has ended well."""
     with place() as p:
         with Job(cddprun, '--standalone', '--nproc_per_node=2', wine(cddprun), *p.flags(10**6), *p.saving(10**6)) as job:
@@ -210,7 +210,7 @@ def test_a_run_that_does_not_save_ends_at_once(cddprun):
             assert job.finish() == 143 and 'saved' not in job.out, (job.out, job.err)
 
 
-def test_a_sampler_of_another_seed_is_refused_in_mid_epoch(cddprun):
+def test_rejects_another_sampler_seed_in_mid_epoch(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(2), *p.saving(1000), '--save-steps', '2'])
         train(cddprun, [*p.flags(3, '--seed', '9'), '--resume', p.dir])  # after a whole epoch it may change
@@ -235,7 +235,7 @@ def test_a_checkpoint_loads_under_another_world_size(cddprun):
             assert float(re.search('train loss ([0-9.]+)', out)[1]) < 0.2, out
 
 
-def test_another_type_is_refused_by_name(cddprun):
+def test_rejects_another_type_by_name(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(2), *p.saving()])
         before = p.files()[0].read_bytes()
@@ -279,7 +279,7 @@ def kill_in_mid_save(cddprun, *more):
         assert p.result() == undisturbed(cddprun, last + 10)
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(cddprun):
+def test_reports_damaged_checkpoint_and_uses_previous(cddprun):
     def cut(path):
         os.truncate(path, path.stat().st_size - 100)
 
@@ -303,7 +303,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(cddprun
             assert 'after epoch 20' in out and p.result() == want, out
 
 
-def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(cddprun):
+def test_no_complete_checkpoint_is_an_error(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(20), *p.saving(10)])
         for file in p.files():

@@ -110,7 +110,7 @@ def test_a_job_grows_and_shrinks(cddprun):
         assert 'has come: the job goes on with one node more' in said(a), said(a)
 
 
-def test_a_spare_waits_and_steps_in(cddprun):
+def test_spare_replaces_lost_node(cddprun):
     with Elastic(cddprun, '2', '--spares=1') as job:
         a, b = job.node(), job.node()
         in_world(a, '0 0 0/2')
@@ -127,7 +127,7 @@ def test_a_spare_waits_and_steps_in(cddprun):
         job.end(a, spare)
 
 
-def test_a_node_that_is_ended_by_a_signal_leaves_and_the_others_go_on(cddprun):
+def test_signalled_node_leaves_and_job_continues(cddprun):
     with Elastic(cddprun, '2:3') as job:
         a, b = job.node(), job.node()
         in_world(b, '0 1 1/2')
@@ -146,7 +146,7 @@ def test_a_node_that_is_ended_by_a_signal_leaves_and_the_others_go_on(cddprun):
             os.unlink(os.path.join(node.tmp, 'world'))
 
 
-def test_all_ranks_can_save_before_a_node_leaves_or_comes(cddprun):
+def test_all_ranks_can_save_before_a_node_leaves_or_joins(cddprun):
     probe = shlex.quote(os.environ['CDDP_PROBE'])
     with Elastic(cddprun, '1:3', script=f'exec {probe} leave "$(dirname "$END")"') as job:
         def step(act, size, next_size):
@@ -170,7 +170,7 @@ def test_all_ranks_can_save_before_a_node_leaves_or_comes(cddprun):
         assert os.path.exists(f'{job.folder}/saved.2.1'), said(a)
 
 
-def test_failures_count_and_losses_do_not(cddprun):
+def test_failures_count_as_restarts_but_losses_do_not(cddprun):
     fails = WORK.replace('while', 'trap "exit 7" USR1; while')
     with Elastic(cddprun, '1:2', '--max_restarts=1', script=fails) as job:
         a = job.node()
@@ -194,7 +194,7 @@ def test_failures_count_and_losses_do_not(cddprun):
             os.unlink(os.path.join(node.tmp, 'world'))
 
 
-def test_a_worker_that_fails_because_a_machine_died_is_its_echo(cddprun):
+def test_failure_after_node_loss_is_a_consequence(cddprun):
     # The workers of the remaining node fail before the loss of the other one is known.
     script = WORK.replace('while [ ! -e "$END" ]', 'while [ ! -e "$END" ] && [ ! -e "$END.dead$TORCHELASTIC_RESTART_COUNT" ]')
     script += '; [ ! -e "$END.dead0" ] || { mv "$END.dead0" "$END.was"; exit 5; }'
@@ -226,7 +226,7 @@ def unread(pid, port):
                if int(line[2].split(':')[1], 16) == port and f'socket:[{line[9]}]' in its)
 
 
-def test_an_agent_that_dies_with_unread_bytes_is_lost_at_once(cddprun):
+def test_agent_that_dies_with_unread_bytes_is_lost_immediately(cddprun):
     # Its kernel would reset the connection, which looks like a fault of the network: the node would keep its lease.
     with Elastic(cddprun, '1:3', conf='last_call_timeout=0,lease=60') as job:
         a = job.node()
@@ -268,20 +268,20 @@ def cut_off(cddprun, seconds):
         return said(a), said(b)
 
 
-def test_a_node_that_was_cut_off_for_less_than_its_lease_comes_back_as_itself(cddprun):
+def test_node_cut_off_within_its_lease_rejoins_as_itself(cddprun):
     said_a, said_b = cut_off(cddprun, 2.4)
     before = re.split('no message from the rendezvous', said_a.rpartition('continues with 2')[0])[-1]
     assert 'no message from the rendezvous' in said_b and not re.search('has come|joined:', before), (said_a, said_b)
 
 
-def test_a_node_that_was_cut_off_for_longer_comes_back_as_a_new_one(cddprun):
+def test_node_cut_off_for_longer_rejoins_as_new(cddprun):
     said_a, said_b = cut_off(cddprun, 4)
     assert "killing this node's workers" in said_b and 'this node (n2) will try to rejoin' in said_b, said_b
     assert re.search(r'n2.*was lost while its workers ran: (?s:.*)continues with 1 node;(?s:.*)n2 .*has come: (?s:.*)continues with 2 nodes',
                      said_a), said_a
 
 
-def test_a_job_of_a_fixed_size_with_a_restart_left_takes_the_same_node_again(cddprun):
+def test_fixed_size_job_accepts_lost_node_again(cddprun):
     with Elastic(cddprun, '2', '--max_restarts=1', conf='lease=3') as job, Relay(job.port) as relay:
         a = job.node('--node_rank=0')
         b = job.node('--node_rank=1', f'--rdzv_endpoint=127.0.0.1:{relay.port}')
@@ -313,7 +313,7 @@ def test_a_node_that_waits_for_others_is_cut_off_and_joins_again(cddprun):
         job.end(a, b, c)
 
 
-def test_a_node_whose_rendezvous_has_gone_meanwhile_ends(cddprun):
+def test_node_ends_if_its_rendezvous_has_ended(cddprun):
     with Elastic(cddprun, '1:2', conf='last_call_timeout=0,lease=2') as job, Relay(job.port) as relay:
         a = job.node()
         in_world(a, '0 0 0/1')
@@ -327,7 +327,7 @@ def test_a_node_whose_rendezvous_has_gone_meanwhile_ends(cddprun):
         os.unlink(os.path.join(b.tmp, 'world'))
 
 
-def test_different_numbers_are_refused(cddprun):
+def test_rejects_different_node_counts(cddprun):
     with Elastic(cddprun, '2:3', conf='join_timeout=20,last_call_timeout=0') as job:
         a = job.node()
         for flags, says in ([['--nnodes=2:4'], '--nnodes=2:4, the job with 2:3'],

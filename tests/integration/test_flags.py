@@ -57,7 +57,7 @@ def test_python_exec_names_another_python_and_no_python_none(cddprun):
         assert status == 127 and "'/no/python'" in err, (status, err)
 
 
-def test_a_missing_interpreter_is_named(cddprun):
+def test_reports_missing_interpreter(cddprun):
     with tempfile.TemporaryDirectory() as folder:
         for text, words in (('#!/no/such -x\n', "cannot run script '{}': the file exists, but its interpreter does not: '/no/such'"),
                             ('#!/bin/sh\r\necho\r\n', "cannot run script '{}': its first line ends in a carriage return")):
@@ -76,7 +76,7 @@ def test_a_missing_interpreter_is_named(cddprun):
         assert status == 127 and "its dynamic loader does not: '/x" in err, err
 
 
-def test_an_mpi_program_is_warned_of(cddprun):
+def test_warns_about_mpi_program(cddprun):
     with tempfile.TemporaryDirectory() as folder:
         with open(PRINTER, 'rb') as f:
             binary = f.read()
@@ -92,7 +92,7 @@ def test_an_mpi_program_is_warned_of(cddprun):
         assert 'is an MPI program' not in run(cddprun, '-n', '2', path, env={'PMI_RANK': '0'})[2]
 
 
-def test_without_127_0_0_1_the_job_meets_at_1_and_without_either_it_says_so(cddprun):
+def test_uses_ipv6_loopback_without_127_0_0_1(cddprun):
     def alone(setup):
         return run('unshare', '-n', 'sh', '-c', setup + ' && exec "$@"', 'sh', cddprun, '--standalone', '-n', '2', 'sh', '-c',
                    'echo $MASTER_ADDR')
@@ -105,12 +105,12 @@ def test_without_127_0_0_1_the_job_meets_at_1_and_without_either_it_says_so(cddp
     assert (status, out) == (1, '') and 'cannot reach its own address 127.0.0.1' in err and 'ip link set lo up' in err, err
 
 
-def test_x_gives_workers_a_variable(cddprun):
+def test_x_exports_a_variable(cddprun):
     status, out, err = run(cddprun, '-n', '2', '-x', 'A=b c', '-x', 'PATH', 'sh', '-c', 'echo $A $RANK of $WORLD_SIZE')
     assert status == 0 and sorted(out.splitlines()) == ['[0] b c 0 of 2', '[1] b c 1 of 2'], (out, err)
 
 
-def test_contradictions_are_said_before_anything_runs(cddprun):
+def test_reports_contradictions_before_start(cddprun):
     for flags, says in [
             (['-n', '3', '-ppn', '2'], 'cannot be divided into nodes'),
             (['--nnodes=3:2'], 'has a MIN larger than its MAX'),
@@ -127,7 +127,7 @@ def test_contradictions_are_said_before_anything_runs(cddprun):
         assert status == 2 and says in err and not out and err.count('\n') == 1, (flags, status, out, err)
 
 
-def test_what_is_given_in_vain_is_said_and_the_job_runs(cddprun):
+def test_warns_about_flags_without_effect(cddprun):
     for flags, env, says in [
             (['--standalone', '--master_port=5'], {}, '--master_port is ignored: --standalone means'),
             (['--standalone', '--rdzv_endpoint=h:5'], {}, '--rdzv_endpoint is ignored: --standalone means'),
@@ -140,7 +140,7 @@ def test_what_is_given_in_vain_is_said_and_the_job_runs(cddprun):
         assert run(cddprun, 'echo', 'ran', env=env) == (0, '[0] ran\n', ''), env
 
 
-def test_a_python_that_is_not_there_is_named_with_the_variable_that_can_name_another(cddprun):
+def test_reports_missing_python_and_its_variable(cddprun):
     for env, says in [
             ({'PYTHON_EXEC': '/no/python'}, "cannot run program '/no/python': No such file or directory"),
             ({'PATH': '/nowhere'}, "program 'python3' is not in PATH")]:
@@ -148,7 +148,7 @@ def test_a_python_that_is_not_there_is_named_with_the_variable_that_can_name_ano
         assert run(cddprun, 'train.py', env=env) == (127, '', said)
 
 
-def test_a_file_ranks_the_hosts_and_says_where_they_meet(cddprun):
+def test_rank_order_file_ranks_hosts(cddprun):
     with tempfile.TemporaryDirectory() as folder:
         port = launch.free_port()
         order = script(folder, 'order', '# ranks\n127.0.0.1 slots=8\nhost-b.cluster\n')
@@ -189,7 +189,7 @@ def test_variables_as_kubeflow_sets_them_are_enough(cddprun):
         assert not b.err, b.err
 
 
-def test_workers_are_bound_to_their_cores_and_it_is_said(cddprun):
+def test_binds_and_reports_cores(cddprun):
     mine = sorted(os.sched_getaffinity(0))
     if len(mine) < 2:
         raise Skip('one core')
@@ -205,7 +205,7 @@ def test_workers_are_bound_to_their_cores_and_it_is_said(cddprun):
     assert status == 0 and err == 'cddprun: rank 0 is not bound to cores\n', (status, err)
 
 
-def test_cores_that_are_not_there_are_an_error_that_names_them(cddprun):
+def test_reports_missing_cores(cddprun):
     env = {'HWLOC_SYNTHETIC': 'numa:2 core:600 pu:1'}
     status, out, err = run(cddprun, '-ppn', '2', '--numa_binding=node', 'echo', 'ran', env=env)
     if 'without hwloc' in err or 'cannot use hwloc' in err:

@@ -35,7 +35,7 @@ def ready(folder, n):
     return lambda: len(os.listdir(folder)) == n
 
 
-def test_one_command_runs_everywhere_with_lines_of_all(cddprun):
+def test_one_command_runs_on_all_hosts(cddprun):
     with ssh() as env, tempfile.TemporaryDirectory(prefix="it's here ") as folder:
         say = 'echo "$RANK/$WORLD_SIZE node $GROUP_RANK \'$1\' $A $B in $PWD"; echo err $RANK >&2'
         with Job(cddprun, *BOTH, '-x', 'A=x y', '-x', 'B', 'sh', '-c', say, 'sh', "it's $HOME", cwd=folder,
@@ -46,7 +46,7 @@ def test_one_command_runs_everywhere_with_lines_of_all(cddprun):
             assert [line for line in sorted(job.err.splitlines()) if 'err' in line] == ['[0] err 0', '[1] err 1', '[2] err 2'], job.err
 
 
-def test_stdin_goes_to_rank_0_and_long_output_comes_whole(cddprun):
+def test_stdin_goes_to_rank_0_and_output_is_complete(cddprun):
     with ssh() as env:
         text = ''.join(f'{i} {"x" * (i % 3000)}\n' for i in range(2000))
         with Job(cddprun, *BOTH, 'cat', env=env, stdin=subprocess.PIPE) as job:
@@ -85,7 +85,7 @@ def test_a_broken_connection_ends_the_job_on_both_sides(cddprun):
             wait_for('an end of every process', lambda: not job.alive())
 
 
-def test_kill_9_of_the_near_end_ends_every_process(cddprun):
+def test_kill_9_of_the_launcher_ends_every_process(cddprun):
     with ssh() as env, tempfile.TemporaryDirectory() as folder, \
             Job(cddprun, *BOTH, 'sh', '-c', 'touch $0/$RANK; exec sleep 60', folder, env=env) as job:
         wait_for('three workers', ready(folder, 3))
@@ -95,13 +95,13 @@ def test_kill_9_of_the_near_end_ends_every_process(cddprun):
         wait_for('no litter', lambda: not job.left_in_tmp())
 
 
-def test_a_host_that_cannot_be_reached_is_named(cddprun):
+def test_reports_unreachable_host(cddprun):
     with ssh() as env, Job(cddprun, '--hosts', 'a,nowhere', '--master_addr=127.0.0.1', 'sleep', '60', env=env) as job:
         assert job.finish() == 1, job.err
         assert 'the connection to nowhere failed' in job.err and 'Could not resolve' in job.err, job.err
 
 
-def test_mistakes_are_said_before_anything_starts(cddprun):
+def test_reports_mistakes_before_start(cddprun):
     for flags, says in [(['--hosts=a,,b'], "'' is not HOST"), (['--hosts=a:0'], "'a:0' is not HOST"),
                         (['--hosts=-oX=y'], 'is not HOST'),
                         (['--hosts=a,b', '--nnodes=2'], 'remove --nnodes'),
@@ -112,7 +112,7 @@ def test_mistakes_are_said_before_anything_starts(cddprun):
             assert job.finish() == 2 and says in job.err and not os.listdir(env['FAKE_SSH_LOG']), (flags, job.err)
 
 
-def test_without_ssh_it_says_so(cddprun):
+def test_reports_missing_ssh(cddprun):
     with tempfile.TemporaryDirectory() as empty, Job(cddprun, '--hosts=a', 'true', env={'PATH': empty}) as job:
         assert job.finish() == 1 and 'cannot run ssh' in job.err, job.err
 

@@ -27,7 +27,7 @@ def sh(script, *args):
 
 # --- exit status and report -----------------------------------------------------------------------------------------
 
-def test_a_job_that_ends_well_says_nothing_of_its_own(cddprun):
+def test_successful_job_prints_nothing_itself(cddprun):
     assert run(cddprun, '--nproc_per_node=2', 'true') == (0, '', '')
 
 
@@ -79,7 +79,7 @@ def test_the_last_lines_of_stderr_and_the_error_file_are_shown(cddprun):
     assert report.count('\n') <= 24, 'a report fits on a screen'
 
 
-def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_last(cddprun):
+def test_first_recorded_exception_is_the_cause(cddprun):
     """Rank 0 fails because of rank 1, which ends slowly, as Python does."""
     note = 'printf %s \'{"message":{"message":"\'"$1"\'"}}\' > "$TORCHELASTIC_ERROR_FILE"'
     script = (f'note() {{ {note}; }}; ulimit -c 0; [ $RANK = 2 ] && exec sleep 60; '
@@ -94,7 +94,7 @@ def test_an_exception_that_was_noted_first_is_the_cause_though_its_worker_ends_l
     assert re.search(r'\n    rank 0: killed by signal 6 \(SIGABRT\)\n', report), report
 
 
-def test_a_worker_that_is_still_ending_has_the_status_that_libcddp_has_noted(cddprun):
+def test_exiting_worker_has_status_noted_by_libcddp(cddprun):
     """Rank 1's last destructor is slow; rank 0 fails because of it, and exits first."""
     note = 'printf %s \'{"message":{"message":"\'"$1"\'","extraInfo":{"exitStatus":\'$2\'}}}\' > "$TORCHELASTIC_ERROR_FILE"'
     script = (f'note() {{ {note}; }}; [ $RANK = 1 ] && {{ note "no such file" 75; sleep 0.1; touch $TMPDIR/noted; exec sleep 60; }}; '
@@ -116,14 +116,14 @@ def test_others_that_failed_have_a_line_each_and_a_killed_one_comes_first(cddpru
     assert re.search(r'(?m)^cddprun: rank 2 .*SIGABRT', err) and re.search(r'\n    rank 0: exited with status 5, [\d.]+ s later\n', err), err
 
 
-def test_of_a_rank_that_hangs_it_is_told_where_it_is_and_who_waits(cddprun):
+def test_reports_progress_of_hanging_rank(cddprun):
     probe = os.environ['CDDP_PROBE']
     with Job(cddprun, '--nproc_per_node=3', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '3'}) as job:
         assert job.finish() == 3, job.err
         assert re.search(r'(?m)^    at that moment: rank 1 before the first collective; ranks 0, 2 in all_reduce #1(, for \d+ s)?$', job.err), job.err
 
 
-def test_the_line_of_a_restart_says_why(cddprun):
+def test_restart_line_has_its_cause(cddprun):
     probe = os.environ['CDDP_PROBE']
     with Job(cddprun, '--nproc_per_node=2', '--max_restarts=1', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '1'}) as job:
         assert job.finish() == 3, job.err
@@ -134,7 +134,7 @@ def test_the_line_of_a_restart_says_why(cddprun):
     assert status == 0 and re.search(r'(?m)exited with status 4: the last of its stderr: ValueError: bad batch; restarting all workers', err), err
 
 
-def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cddprun):
+def test_rank_exiting_with_0_too_early_is_the_cause(cddprun):
     probe = os.environ['CDDP_PROBE']
     deserted = 'exited with status 0 in the middle of the job, without cddp_finalize'
     with Job(cddprun, '--nproc_per_node=3', probe, 'desert', env={'CDDP_TIMEOUT': '60'}) as job:
@@ -145,7 +145,7 @@ def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_and_called_that(cdd
         assert 'died' not in job.err and 'succeeded' not in job.err, job.err
 
 
-def test_a_rank_that_exits_with_0_before_it_joins_ends_the_join_of_the_others(cddprun):
+def test_rank_exiting_with_0_before_joining_ends_the_others(cddprun):
     probe = shlex.quote(os.environ['CDDP_PROBE'])
     began = time.monotonic()
     with Job(cddprun, '--nproc_per_node=3', *sh(f'[ $RANK = 1 ] && exit 0; exec {probe}'), env={'CDDP_JOIN_TIMEOUT': '80'}) as job:
@@ -155,14 +155,14 @@ def test_a_rank_that_exits_with_0_before_it_joins_ends_the_join_of_the_others(cd
     assert time.monotonic() - began < launch.within(10), 'CDDP_JOIN_TIMEOUT is 80 s'
 
 
-def test_what_a_worker_leaves_behind_can_join_in_its_place(cddprun):
+def test_child_of_exited_worker_can_join_instead(cddprun):
     probe = shlex.quote(os.environ['CDDP_PROBE'])
     with Job(cddprun, '--nproc_per_node=2', *sh(f'[ $RANK = 1 ] && {{ (sleep 2; exec {probe}) & exit 0; }}; exec {probe}')) as job:
         assert job.finish() == 0, job.err
         assert '[0] rank 0 of 2 joined' in job.out, (job.out, job.err)
 
 
-def test_of_a_rank_that_left_early_it_is_said_how_the_others_can_go_on(cddprun):
+def test_reports_how_to_continue_without_an_exited_rank(cddprun):
     probe = os.environ['CDDP_PROBE']
     with Job(cddprun, '--nproc_per_node=2', probe, 'few', env={'CDDP_TIMEOUT': '60'}) as job:
         assert job.finish() == 3, job.err
@@ -171,7 +171,7 @@ def test_of_a_rank_that_left_early_it_is_said_how_the_others_can_go_on(cddprun):
         assert report.count('has left the job') == 1, 'a message stands once in a report'
 
 
-def test_our_own_error_file_gets_the_first_failures(cddprun):
+def test_cddprun_error_file_has_first_failure(cddprun):
     script = 'printf %s \'{"message":{"message":"bad"}}\' > "$TORCHELASTIC_ERROR_FILE"; exit 6'
     with Job(cddprun, *sh(script), env={'TORCHELASTIC_ERROR_FILE': '/dev/null/no'}) as job:
         assert job.finish() == 6 and "cannot write the error file '/dev/null/no'" in job.err, job.err
@@ -209,7 +209,7 @@ def test_two_workers_find_exactly_torchruns_variables(cddprun):
         assert {k: v for k, v in got.items() if k not in inherited} == golden
 
 
-def test_local_rank_is_put_into_arguments(cddprun):
+def test_replaces_local_rank_in_arguments(cddprun):
     status, out, err = run(cddprun, '--nproc_per_node=2', 'echo', 'a${local_rank}b', '$RANK')
     assert sorted(out.splitlines()) == ['[0] a0b $RANK', '[1] a1b $RANK'], out
 
@@ -234,7 +234,7 @@ def test_four_ranks_writing_fast_give_whole_prefixed_lines(cddprun):
     assert set(following.values()) == {lines + 1}, following
 
 
-def test_stdout_and_stderr_stay_apart_and_a_last_line_is_completed(cddprun):
+def test_separates_stdout_and_stderr_and_completes_last_line(cddprun):
     status, out, err = run(cddprun, *sh('printf out; printf err >&2'))
     assert (status, out, err) == (0, '[0] out\n', '[0] err\n')
 
@@ -270,7 +270,7 @@ def memory_cgroup(limit):
         os.rmdir(path)
 
 
-def test_the_out_of_memory_killer_is_named(cddprun):
+def test_reports_out_of_memory_killer(cddprun):
     hungry = 'import os; x = bytearray(1 << 30) if os.environ["RANK"] == "1" else os.read(os.pipe()[0], 1)'
     with memory_cgroup(300 << 20) as procs:
         def enter():
@@ -289,7 +289,7 @@ def limited(kind, value):
     return lambda: resource.setrlimit(kind, (value, value))
 
 
-def test_limits_that_are_too_low_are_named(cddprun):
+def test_reports_too_low_limits(cddprun):
     for kind, value, words in ((resource.RLIMIT_FSIZE, 8192, 'the limit of file sizes is 8192 bytes'),
                                (resource.RLIMIT_FSIZE, 20000, 'the limit of file sizes is 20000 bytes'),
                                (resource.RLIMIT_STACK, 65536, 'the stack limit is 64 KiB')):
@@ -316,7 +316,7 @@ def test_a_closed_stdout_ends_a_job_that_writes_to_it(cddprun):
     assert (status, err) == (141, 'cddprun: the reader of its output is gone (SIGPIPE); the workers have been stopped\n'), err
 
 
-def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddprun):
+def test_stalled_reader_blocks_workers_but_not_signals(cddprun):
     with Job(cddprun, 'yes') as job:
         sleeping = 0
 
@@ -330,7 +330,7 @@ def test_a_reader_that_stands_still_holds_the_workers_but_not_the_signals(cddpru
         assert job.process.wait(launch.DEADLINE) == 143
 
 
-def test_what_happens_is_told_to_programs(cddprun):
+def test_status_fd_has_all_events(cddprun):
     read_end, write_end = os.pipe()
     with Job(cddprun, '--standalone', '--nproc_per_node=2', '--max_restarts=1', f'--status_fd={write_end}',
              *sh('ls -l /proc/$$/fd >&2; [ $RANK = 1 ] && exit 7; exec sleep 60'), pass_fds=[write_end]) as job:
@@ -361,7 +361,7 @@ def test_a_status_descriptor_that_is_not_open(cddprun):
         one_message(run(cddprun, f'--status_fd={f.fileno()}', 'true', pass_fds=[f.fileno()]), 2, 'not open for writing')
 
 
-def test_events_that_find_no_room_are_missed_with_one_warning(cddprun):
+def test_unwritable_events_warn_once(cddprun):
     with open('/dev/full', 'wb', buffering=0) as full:
         number = full.fileno()
         status, out, err = run(cddprun, '--nproc_per_node=2', f'--status_fd={number}', 'echo', 'through', pass_fds=[number])
@@ -396,7 +396,7 @@ def test_when_no_restart_is_left_the_last_failure_counts(cddprun):
     assert 'after 2 restarts' in err, err
 
 
-def test_nothing_of_a_round_reaches_the_next(cddprun):
+def test_rounds_are_separate(cddprun):
     script = ('if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then setsid sleep 1000 & echo $! > "$TMPDIR/old"; exit 1; fi; '
               'kill -0 $(cat "$TMPDIR/old") 2>/dev/null && exit 7; rm "$TMPDIR/old"')
     status, out, err = run(cddprun, '--max_restarts=1', *sh(script))
@@ -427,7 +427,7 @@ def test_a_worker_has_four_descriptors_and_no_more(cddprun):
         assert links[0] == '/dev/null' and links[3].startswith('/memfd:cddp-flight'), line
 
 
-def test_closed_standard_descriptors_are_survived(cddprun):
+def test_survives_closed_standard_descriptors(cddprun):
     status = subprocess.run(['sh', '-c', '"$0" true <&- >&- 2>&-', cddprun], timeout=launch.DEADLINE, check=False)
     assert status.returncode == 0
 
@@ -489,11 +489,11 @@ def test_bad_flags(cddprun):
     one_message(run(cddprun), 2, 'no program')
 
 
-def test_a_tmpdir_that_is_not_there(cddprun):
+def test_missing_tmpdir(cddprun):
     one_message(run(cddprun, 'true', env={'TMPDIR': '/no/such/dir'}), 1, '/no/such/dir', 'TMPDIR')
 
 
-def test_sixteen_open_files_are_enough_or_one_message(cddprun):
+def test_few_open_files_give_one_message(cddprun):
     def limit(hard):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, hard))
     one_message(run(cddprun, 'true', preexec_fn=limit(16)), 1, 'open files is 16,', 'ulimit -n')

@@ -39,7 +39,7 @@ def job(cddprun, flags, script, **more):
     return run(cddprun, '--standalone', '--rdzv_id=my/run', *flags, 'sh', '-c', script, **more)
 
 
-def test_tee_shows_and_files_in_torchruns_layout(cddprun):
+def test_tee_shows_and_writes_in_torchruns_layout(cddprun):
     with log_dir() as name:
         status, out, err = job(cddprun, ['--nproc_per_node=2', f'--log_dir={name}', '--tee=3'], SAY)
         assert status == 0, err
@@ -49,7 +49,7 @@ def test_tee_shows_and_files_in_torchruns_layout(cddprun):
         assert sorted(out.splitlines()) == ['[0] loss=0,1', '[0] out 0', '[1] loss=1,1', '[1] out 1'], out
 
 
-def test_redirected_streams_are_not_shown_and_maps_know_ranks_beyond_nine(cddprun):
+def test_redirected_streams_are_not_shown(cddprun):
     with log_dir() as name:
         status, out, err = job(cddprun, ['--nproc_per_node=12', f'--log_dir={name}', '-r', '0:3,11:1'], SAY)
         assert status == 0, err
@@ -58,7 +58,7 @@ def test_redirected_streams_are_not_shown_and_maps_know_ranks_beyond_nine(cddpru
         assert '[11] err 11\n' in err
 
 
-def test_the_filter_of_ranks_is_for_the_console_and_duplicates_have_their_file(cddprun):
+def test_rank_filter_affects_console_only(cddprun):
     with log_dir() as name:
         status, out, err = job(cddprun, ['--nproc_per_node=3', f'--log_dir={name}', '--tee=3', '--local_ranks_filter=1',
                                          '--duplicate_stdout_filters=nothing,loss', '--duplicate_stderr_filters=0,,1,bad 2'], SAY)
@@ -69,7 +69,7 @@ def test_the_filter_of_ranks_is_for_the_console_and_duplicates_have_their_file(c
         assert found['attempt_0/filtered_stderr.log'] == '[2] bad 2\n'
 
 
-def test_each_attempt_has_its_directory_and_the_error_files_lie_there(cddprun):
+def test_each_round_has_its_directory_with_error_files(cddprun):
     script = 'echo life $TORCHELASTIC_RESTART_COUNT; printf %s "{\\"message\\":\\"m$RANK\\"}" > "$TORCHELASTIC_ERROR_FILE"; exit 3'
     with log_dir() as name:
         status, out, err = job(cddprun, [f'--log_dir={name}', '--tee=1', '--max_restarts=1'], script)
@@ -78,7 +78,7 @@ def test_each_attempt_has_its_directory_and_the_error_files_lie_there(cddprun):
                                 'attempt_1/0/stdout.log': 'life 1\n', 'attempt_1/0/error.json': '{"message":"m0"}'}
 
 
-def test_without_a_log_dir_tee_makes_one_and_says_where(cddprun):
+def test_tee_without_log_dir_creates_one(cddprun):
     with Job(cddprun, '--standalone', '--rdzv_id=my/run', '--nproc_per_node=2', '--tee=1', 'sh', '-c', 'echo shown $RANK; echo no >&2') as one:
         assert one.finish() == 0, one.err
         said = [line for line in one.err.splitlines() if not line.startswith('[')]
@@ -90,7 +90,7 @@ def test_without_a_log_dir_tee_makes_one_and_says_where(cddprun):
         shutil.rmtree(found[1])
 
 
-def test_without_a_log_dir_redirects_are_refused(cddprun):
+def test_rejects_redirects_without_log_dir(cddprun):
     status, out, err = job(cddprun, ['--redirects=3'], 'echo shown')
     assert status == 2 and err == 'cddprun: --redirects writes files, but no directory is given; add --log_dir\n', err
     assert job(cddprun, ['--redirects=3', '--log_dir=/dev/null'], 'echo gone; echo gone >&2') == (0, '', '')
@@ -108,7 +108,7 @@ def test_the_report_names_the_files_of_the_failed_rank(cddprun):
             assert not found or os.path.exists(found.format(where).split(': ')[1].split(' and ')[0]), err
 
 
-def test_a_log_directory_that_cannot_be_made_is_an_error_before_anything_is_started(cddprun):
+def test_reports_bad_log_dir_before_start(cddprun):
     with tempfile.NamedTemporaryFile() as file:
         for path in file.name, f'{file.name}/logs', '/proc/logs':
             why = 'No such file or directory' if path == '/proc/logs' else 'Not a directory'
@@ -117,7 +117,7 @@ def test_a_log_directory_that_cannot_be_made_is_an_error_before_anything_is_star
                 assert result == (1, '', f"cddprun: --log_dir '{path}': cannot create a directory there: {why}\n"), result
 
 
-def test_a_log_directory_that_is_lost_later_is_said_once_and_the_job_goes_on(cddprun):
+def test_lost_log_dir_warns_once(cddprun):
     # The first life takes it away; the second one has nowhere to write.
     with log_dir() as name:
         script = f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ echo $RANK; exit 0; }}; [ $RANK = 0 ] || exec sleep 60; rm -r {name}/*; exit 3'
@@ -126,7 +126,7 @@ def test_a_log_directory_that_is_lost_later_is_said_once_and_the_job_goes_on(cdd
         assert err.count('cannot write logs to') == 1 and 'the job continues, and the output for these files is shown instead\n' in err, err
 
 
-def test_a_full_disk_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):
+def test_full_log_disk_warns_once_and_fails_at_end(cddprun):
     # A limit of file sizes is what a test can fill without being root; the worker sees none of it.
     script = 'head -c 300000 /dev/zero | tr "\\0" x; echo; echo done >&2'
 
@@ -181,7 +181,7 @@ def test_lines_of_ranks_that_print_much_at_once_are_whole_and_in_order(cddprun):
         assert len(lines) == 60000
 
 
-def test_a_rank_that_prints_without_end_stalls_neither_the_others_nor_the_agent(cddprun):
+def test_endless_output_stalls_neither_others_nor_agent(cddprun):
     # Rank 0 fills its queue, since nobody reads what is shown of it; the others go on, and signals are heard.
     script = ('if [ $RANK = 0 ]; then exec yes 0123456789012345678901234567890123456789; fi; '
               'i=0; while [ $i -lt 200 ]; do echo line $i >&2; i=$((i + 1)); done; echo through >&2; exec sleep 1000')

@@ -76,7 +76,7 @@ def test_communicators_of_all_kinds_one_after_the_other_in_one_process(cddprun):
             assert done.returncode == 0, (kind, ranks, done)
 
 
-def test_a_program_that_mpi_did_not_start_is_told_both_its_ranks(cddprun):
+def test_error_names_both_ranks_without_mpi_launcher(cddprun):
     for _, _, folder in found():
         env = {'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': folder, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
                'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'ASAN_OPTIONS': 'detect_leaks=0'}
@@ -91,7 +91,7 @@ def test_a_program_that_mpi_did_not_start_is_told_both_its_ranks(cddprun):
         assert 'start the program with the mpirun or mpiexec of that MPI' in job.err, job.err
 
 
-def test_ranks_that_contradict_the_launcher_are_told_before_mpi_begins(cddprun):
+def test_reports_ranks_that_contradict_launcher(cddprun):
     for kind in found():
         done = mpirun(kind, 1, 'env', 'RANK=0', 'WORLD_SIZE=2', 'TORCHELASTIC_USE_AGENT_STORE=False', 'CDDP_JOIN_TIMEOUT=3', 'sh', '-c',
                       '"$1" & RANK=1 "$1"; status=$?; wait; exit $status', 'sh', built(cddprun, 'examples', 'hello_ranks'))
@@ -100,7 +100,7 @@ def test_ranks_that_contradict_the_launcher_are_told_before_mpi_begins(cddprun):
         assert "RANK='0' and " in done.stderr and "SIZE='1': over MPI each rank" in done.stderr, done
 
 
-def test_a_program_that_has_begun_mpi_itself_goes_on_with_it(cddprun):
+def test_works_in_program_that_initialized_mpi(cddprun):
     for kind in found():
         for ranks, level in ((2, 'single'), (2, 'serialized'), (2, 'multiple'), (2, 'communicators'), (5, 'communicators')):
             done = mpirun(kind, ranks, built(cddprun, 'tests', 'integration', f'mpi_itself_{kind[0]}'), level)

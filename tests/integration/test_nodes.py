@@ -55,7 +55,7 @@ WAIT = 'while :; do sleep 0.02; done'
 
 # --- a world --------------------------------------------------------------------------------------------------------
 
-def test_nodes_of_different_size_make_one_world(cddprun):
+def test_nodes_of_different_size_form_one_job(cddprun):
     for nprocs in [2, 3], [1, 3, 2]:
         with Nodes(cddprun, nprocs, 'echo $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE '
                                     '$MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID') as nodes:
@@ -69,7 +69,7 @@ def test_nodes_of_different_size_make_one_world(cddprun):
                 base += n
 
 
-def test_without_node_ranks_whoever_binds_the_endpoint_hosts(cddprun):
+def test_without_node_ranks_binding_decides_host(cddprun):
     port = free_port()
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job(cddprun, '--nnodes=3', '--rdzv-backend=c10d', f'--rdzv-endpoint=localhost:{port}',
@@ -79,7 +79,7 @@ def test_without_node_ranks_whoever_binds_the_endpoint_hosts(cddprun):
         assert sorted(job.out for job in jobs) == [f'[{i}] {i} {i} run7\n' for i in range(3)]
 
 
-def test_an_agent_that_comes_before_the_host_waits_for_it(cddprun):
+def test_early_agent_waits_for_host(cddprun):
     port = free_port()
     flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with Job(cddprun, *flags, '--node_rank=1', 'true', env={'LOGLEVEL': 'info'}) as early:
@@ -122,7 +122,7 @@ def test_a_failure_on_either_node_ends_both_with_its_status(cddprun):
                 assert ('of another node' in job.err) == (node != bad // 2), job.err
 
 
-def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_on_every_node(cddprun):
+def test_early_exit_with_0_is_the_cause_on_every_node(cddprun):
     deserted = 'exited with status 0 in the middle of the job, without cddp_finalize'
     for nprocs in [1, 1], [1, 2], [2, 2]:
         with Nodes(cddprun, nprocs, f'exec {shlex.quote(os.environ["CDDP_PROBE"])} desert', env={'CDDP_TIMEOUT': '60'}) as nodes:
@@ -131,7 +131,7 @@ def test_a_rank_that_exits_with_0_in_the_middle_is_the_cause_on_every_node(cddpr
                 assert re.search(rf'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) {deserted}', job.err), (nprocs, said(nodes))
 
 
-def test_a_rank_that_exits_with_0_before_it_joins_is_the_cause_on_every_node(cddprun):
+def test_exit_with_0_before_joining_is_the_cause_on_every_node(cddprun):
     script = f'[ $RANK = 1 ] && exit 0; exec {shlex.quote(os.environ["CDDP_PROBE"])}'
     with Nodes(cddprun, [1, 1], script, env={'CDDP_JOIN_TIMEOUT': '2'}) as nodes:
         assert nodes.finish() == [1, 1], said(nodes)
@@ -191,7 +191,7 @@ def kill_both_halves(job):
     os.mkdir(job.tmp)
 
 
-def test_a_host_that_is_killed_and_started_again_finds_the_others(cddprun):
+def test_restarted_host_finds_the_others(cddprun):
     script = 'echo $TORCHELASTIC_RESTART_COUNT > "$TMPDIR/life"; while [ ! -e "$END" ]; do sleep 0.02; done; rm "$TMPDIR/life"'
     flags = ['--nnodes=2', '--max_restarts=1', '--master_addr=127.0.0.1', f'--master_port={free_port()}']
 
@@ -214,7 +214,7 @@ def test_a_host_that_is_killed_and_started_again_finds_the_others(cddprun):
         assert second.err.count('connected to the rendezvous at') == 1 and 'lost the connection' not in second.err, second.err
 
 
-def test_a_host_that_does_not_come_back_is_not_waited_for_beyond_the_lease(cddprun):
+def test_wait_for_lost_host_is_bounded_by_lease(cddprun):
     script = 'touch "$TMPDIR/up$RANK"; exec sleep 100'
     with Nodes(cddprun, [1, 1], script, '--max_restarts=1', '--rdzv_conf=lease=3') as nodes:
         running(nodes, 2)
@@ -231,7 +231,7 @@ def test_a_host_that_does_not_come_back_is_not_waited_for_beyond_the_lease(cddpr
                          nodes.jobs[1].err, re.M), nodes.jobs[1].err
 
 
-def test_a_signal_to_either_agent_ends_both_and_the_other_says_who_left(cddprun):
+def test_signal_to_one_agent_ends_both_and_is_reported(cddprun):
     for ended in 0, 1:
         with Nodes(cddprun, [1, 2], UP + WAIT) as nodes:
             running(nodes, 3)
@@ -259,7 +259,7 @@ def said(nodes):
     return [job.err for job in nodes.jobs]
 
 
-def test_all_ranks_of_all_nodes_can_save_when_one_node_is_told_to_end(cddprun):
+def test_all_ranks_can_save_when_one_node_is_signalled(cddprun):
     for flags in [], ['--on_failure=wait']:
         for ended in 0, 1:
             with savers(cddprun, [2, 1], *flags) as nodes:
@@ -271,7 +271,7 @@ def test_all_ranks_of_all_nodes_can_save_when_one_node_is_told_to_end(cddprun):
                 assert 'probe:' not in ''.join(said(nodes)), said(nodes)
 
 
-def test_all_ranks_can_save_when_all_nodes_are_told_to_end_one_after_the_other(cddprun):
+def test_all_ranks_can_save_when_nodes_are_signalled_in_turn(cddprun):
     with savers(cddprun, [1, 1, 1]) as nodes:
         for job in reversed(nodes.jobs):
             job.process.send_signal(signal.SIGTERM)
@@ -279,7 +279,7 @@ def test_all_ranks_can_save_when_all_nodes_are_told_to_end_one_after_the_other(c
         assert nodes.saved() == [0, 1, 2], (nodes.saved(), said(nodes))
 
 
-def test_a_rank_that_dies_of_the_order_does_not_keep_the_others_waiting(cddprun):
+def test_rank_killed_by_the_order_does_not_block_others(cddprun):
     for ended in 0, 1:
         with savers(cddprun, [2, 1], '--shutdown_timeout=600', mortal='1') as nodes:
             nodes.jobs[ended].process.send_signal(signal.SIGTERM)
@@ -295,7 +295,7 @@ def test_a_failure_ends_the_collectives_of_all_nodes_at_once(cddprun):
         assert nodes.saved() == [] and 'rank 2' in nodes.jobs[0].err, (nodes.saved(), said(nodes))
 
 
-def test_all_nodes_that_are_ended_at_once_are_through_at_once(cddprun):
+def test_nodes_signalled_together_end_immediately(cddprun):
     # A node that leaves must not take back its word by a reset, else the host waits for it as long as the lease.
     for _ in range(15):
         with Nodes(cddprun, [1] * 4, UP + WAIT, '--rdzv_conf=lease=300') as nodes:
@@ -306,7 +306,7 @@ def test_all_nodes_that_are_ended_at_once_are_through_at_once(cddprun):
             assert {0, *nodes.finish()} <= {0, 1, 143}, [job.err for job in nodes.jobs]
 
 
-def test_survivors_are_left_alone_if_so_asked(cddprun):
+def test_on_failure_wait_keeps_survivors(cddprun):
     script = UP + ('[ $RANK = 1 ] && rm -f "$TMPDIR/up1" && exit 5; while [ ! -e "$TMPDIR/go" ]; do sleep 0.02; done; '
                    'rm -f "$TMPDIR/up$RANK"; [ $RANK != 2 ] || rm -f "$TMPDIR/go"; echo $RANK ended by itself')
     with Nodes(cddprun, [1, 1, 1], script, '--on_failure=wait') as nodes:
@@ -413,7 +413,7 @@ def go(jobs):
         open(os.path.join(job.tmp, 'go'), 'w', encoding='ascii').close()
 
 
-def test_a_connection_that_is_reset_or_silent_for_a_while_does_no_harm(cddprun):
+def test_survives_reset_and_silent_connections(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 15) as (relay, nodes):
         for _ in range(2):
             relay.reset_all()
@@ -442,7 +442,7 @@ def signal_those_left(pids, number):
             os.kill(pid, number)
 
 
-def test_a_job_that_is_stopped_as_a_whole_for_longer_than_the_lease_goes_on(cddprun):
+def test_job_stopped_longer_than_lease_continues(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 4) as (_, nodes):
         signal_those_left(stop_all(nodes, 7), signal.SIGCONT)
         time.sleep(5)  # longer than the lease again: nothing of the stop may come later
@@ -482,7 +482,7 @@ def both_fail(relay, nodes):
     relay.silent = False
 
 
-def test_every_node_reports_the_failure_that_was_first_also_if_its_news_come_last(cddprun):
+def test_reports_first_failure_even_if_it_arrives_last(cddprun):
     script = UNTIL_GO.replace('exec 2>/dev/null; ', '') + '; echo last words of $RANK >&2; exit $((5 + 2 * RANK))'
     with through_a_relay(cddprun, script, 15) as (relay, nodes):
         both_fail(relay, nodes)
@@ -492,7 +492,7 @@ def test_every_node_reports_the_failure_that_was_first_also_if_its_news_come_las
             assert re.search(r'^    \| last words of 1$', job.err, re.M), job.err
 
 
-def test_a_restart_names_the_failure_that_was_first_also_if_its_news_come_last(cddprun):
+def test_restart_names_first_failure_even_if_it_arrives_last(cddprun):
     script = '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; ' + UNTIL_GO + '; exit $((5 + 2 * RANK))'
     with through_a_relay(cddprun, script, 15, '--max_restarts=1') as (relay, nodes):
         both_fail(relay, nodes)
@@ -503,7 +503,7 @@ def test_a_restart_names_the_failure_that_was_first_also_if_its_news_come_last(c
             assert len(lines) == 1 or 'before that' in lines[-1], job.err  # on a machine that was too slow
 
 
-def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun):
+def test_stopped_agent_has_no_workers_after_lease(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 3) as (_, nodes):
         agent, began = nodes[1].agent(), time.monotonic()
         os.kill(agent, signal.SIGSTOP)
@@ -516,7 +516,7 @@ def test_an_agent_that_is_stopped_has_no_workers_when_its_lease_is_over(cddprun)
                 os.unlink(os.path.join(job.tmp, name))
 
 
-def test_a_host_that_is_stopped_for_ever_has_no_workers_when_the_lease_is_over(cddprun):
+def test_stopped_host_has_no_workers_after_lease(cddprun):
     with through_a_relay(cddprun, UNTIL_GO, 3) as (_, nodes):
         agent = nodes[0].agent()
         os.kill(agent, signal.SIGSTOP)
@@ -541,7 +541,7 @@ def test_an_agent_that_was_stopped_together_with_its_guard_ends_its_workers_itse
                 os.unlink(os.path.join(job.tmp, name))
 
 
-def test_a_failure_said_while_the_connection_is_down_arrives(cddprun):
+def test_failure_sent_without_connection_arrives(cddprun):
     with through_a_relay(cddprun, UNTIL_GO + '; exit $RANK', 15) as (relay, nodes):
         relay.silent = True
         go(nodes[1:])
@@ -553,7 +553,7 @@ def test_a_failure_said_while_the_connection_is_down_arrives(cddprun):
             assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 1', job.err), job.err
 
 
-def test_a_node_that_is_cut_off_kills_its_workers_before_the_other_counts_it_as_lost(cddprun):
+def test_cut_off_node_kills_workers_before_it_counts_as_lost(cddprun):
     script = 'touch "$TMPDIR/up$RANK"; exec sleep 100'
     with through_a_relay(cddprun, script, 3) as (relay, nodes):
         for job in nodes:
@@ -596,7 +596,7 @@ def secret_file(text, mode=0o600):
         yield f.name
 
 
-def test_agents_with_one_secret_meet_and_others_are_turned_away(cddprun):
+def test_auth_token_admits_only_its_agents(cddprun):
     port = free_port()
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
@@ -610,7 +610,7 @@ def test_agents_with_one_secret_meet_and_others_are_turned_away(cddprun):
         assert host.out == '[0] correct horse\n' and guest.err == '', (host.out, guest.err)
 
 
-def test_an_agent_with_a_secret_does_not_trust_a_host_without(cddprun):
+def test_agent_with_auth_token_rejects_host_without(cddprun):
     port = free_port()
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
@@ -620,13 +620,13 @@ def test_an_agent_with_a_secret_does_not_trust_a_host_without(cddprun):
         assert host.finish() == 143, host.err
 
 
-def test_a_secret_that_others_may_read_is_no_secret(cddprun):
+def test_rejects_readable_auth_token_file(cddprun):
     with secret_file('s', 0o644) as open_file:
         one_message(run(cddprun, f'--auth_token_file={open_file}', 'true'), 1, open_file)
     one_message(run(cddprun, '--auth_token_file=/no/such/file', 'true'), 1, '/no/such/file')
 
 
-def test_standalone_makes_a_secret_of_its_own(cddprun):
+def test_standalone_creates_auth_token(cddprun):
     status, out, err = run(cddprun, '--standalone', *sh('stat -c "%a %s" "$CDDP_AUTH_TOKEN_FILE"; '
                                                          'grep -cE "^[0-9a-f]{64}$" "$CDDP_AUTH_TOKEN_FILE"'))
     assert (status, out, err) == (0, '[0] 600 64\n[0] 1\n', ''), (status, out, err)
@@ -697,7 +697,7 @@ def test_an_address_that_drops_packets(cddprun):
     one_message(result, 1, f'127.0.0.1:{port}', 'no answer')
 
 
-def test_a_host_that_is_not_known(cddprun):
+def test_unknown_host_name(cddprun):
     status, out, err = run(cddprun, '--nnodes=2', '--node_rank=1', '--rdzv_conf=join_timeout=1',
                            '--master_addr=no-such-host.invalid', 'true')
     assert status == 1 and err.count('no-such-host.invalid') == err.count('\n') and err.count('\n') in (1, 2), err
@@ -717,7 +717,7 @@ def test_a_port_of_another_program(cddprun):
         one_message((status, '', job.err), 1, f'127.0.0.1:{port}', 'is not a cddprun rendezvous server', 'in use')
 
 
-def test_a_port_that_somebody_has_without_listening(cddprun):
+def test_port_bound_without_listening(cddprun):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))  # as the local end of any other connection
         port = s.getsockname()[1]
@@ -730,7 +730,7 @@ def test_a_port_that_somebody_has_without_listening(cddprun):
         assert f'cannot reach the rendezvous at 127.0.0.1:{port}' in last and 'in use here' in last, err
 
 
-def test_a_program_that_takes_connections_and_says_nothing_is_waited_for(cddprun):
+def test_silent_server_is_waited_for(cddprun):
     with socket.create_server(('127.0.0.1', 0)) as s:
         port = s.getsockname()[1]
         result = run(cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=127.0.0.1', f'--master_port={port}',
@@ -738,7 +738,7 @@ def test_a_program_that_takes_connections_and_says_nothing_is_waited_for(cddprun
         one_message(result, 1, f'cannot reach the rendezvous at 127.0.0.1:{port}', 'accepts connections but does not answer')
 
 
-def test_missing_nodes_are_named_when_the_time_is_over(cddprun):
+def test_timeout_names_missing_nodes(cddprun):
     port = free_port()
     result = run(cddprun, '--nnodes=3', '--node_rank=0', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
                  f'--master_port={port}', 'true')
@@ -779,7 +779,7 @@ def free_job():
     raise AssertionError('no free ports')
 
 
-def test_a_step_whose_ports_other_jobs_have_takes_the_next_one(cddprun):
+def test_step_uses_next_free_port(cddprun):
     with contextlib.ExitStack() as stack, secret_file('0123456789abcdef' * 4) as secret:
         job, port = free_job()
         mute = stack.enter_context(socket.create_server(('127.0.0.1', port + 2)))  # of some other program, which says nothing to agents
@@ -810,7 +810,7 @@ def test_a_step_whose_ports_other_jobs_have_takes_the_next_one(cddprun):
             assert other.finish() == 143, other.err
 
 
-def test_who_waits_for_a_port_does_not_take_itself_for_who_listens_there(cddprun):
+def test_waiting_client_does_not_connect_to_itself(cddprun):
     # The kernel takes the local port of a connection from this range, and so may give it the port that it goes to.
     alone = ['unshare', '-n', 'sh', '-c', 'ip link set lo up && sysctl -qw net.ipv4.ip_local_port_range="40000 40003" && exec "$@"', 'sh']
     if subprocess.run([*alone, 'true'], stderr=subprocess.DEVNULL).returncode != 0:
@@ -823,7 +823,7 @@ def test_who_waits_for_a_port_does_not_take_itself_for_who_listens_there(cddprun
     assert 'cannot reach the rendezvous at 127.0.0.1:40002' in agent.communicate()[1]
 
 
-def test_flags_that_cannot_be(cddprun):
+def test_rejects_invalid_flags(cddprun):
     one_message(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
     one_message(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')
     one_message(run(cddprun, '--nnodes=2', '--node_rank=2', '--master_addr=a', 'true'), 2, '--node_rank 2')

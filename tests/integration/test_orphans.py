@@ -88,7 +88,7 @@ def test_kill_9_of_the_whole_process_group_leaves_nothing(cddprun):
         assert job.finish() == -9
 
 
-def test_the_workers_share_a_session_that_is_not_ours(cddprun):
+def test_workers_share_a_separate_session(cddprun):
     # The scheduler lets a rank give its processor to another one only within a session.
     with Job(cddprun, '--nproc_per_node=3', 'python3', '-c',
              'import os; print(os.getsid(0), os.getpgrp() == os.getpid(), flush=True)') as job:
@@ -116,15 +116,15 @@ def kill_with_forkers(cddprun, half):
         job.finish()
 
 
-def test_children_that_fork_quickly_do_not_slip_away_from_the_guard(cddprun):
+def test_fast_forking_children_do_not_escape_the_guard(cddprun):
     kill_with_forkers(cddprun, 'agent')
 
 
-def test_children_that_fork_quickly_do_not_slip_away_from_the_agent(cddprun):
+def test_fast_forking_children_do_not_escape_the_agent(cddprun):
     kill_with_forkers(cddprun, 'guard')
 
 
-def test_a_failing_rank_takes_every_descendant_with_it(cddprun):
+def test_failing_rank_ends_every_descendant(cddprun):
     script = ('if [ $RANK = 1 ]; then until [ -p "$TMPDIR/go" ]; do sleep 0.01; done; read x < "$TMPDIR/go"; rm "$TMPDIR/go"; exit 5; fi'
               + FAMILY)
     with Job(cddprun, '--nproc_per_node=2', 'sh', '-c', script) as job:
@@ -136,7 +136,7 @@ def test_a_failing_rank_takes_every_descendant_with_it(cddprun):
         assert not job.alive()
 
 
-def test_a_job_that_ends_well_leaves_no_daemon(cddprun):
+def test_successful_job_leaves_no_daemon(cddprun):
     with Job(cddprun, '--nproc_per_node=2', 'sh', '-c', '(setsid sleep 1000 &) ; setsid sleep 1001 & exit 0') as job:
         assert job.finish() == 0, job.err
         assert not job.alive()

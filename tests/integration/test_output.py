@@ -81,7 +81,7 @@ def on_terminal(cddprun, *args, **more):
         return status, terminal.text, job.err
 
 
-def test_on_a_terminal_a_c_programs_lines_come_one_by_one(cddprun):
+def test_terminal_shows_c_programs_lines_immediately(cddprun):
     with Terminal() as terminal, terminal.job(cddprun, PRINTER, 'step', stdin=subprocess.PIPE) as job:
         for i in (1, 2, 3):
             terminal.read_until(b'[0] step %d\n' % i)
@@ -92,7 +92,7 @@ def test_on_a_terminal_a_c_programs_lines_come_one_by_one(cddprun):
         assert terminal.finish(job) == 0, job.err
 
 
-def test_on_a_terminal_all_that_a_crashed_program_printed_is_shown(cddprun):
+def test_terminal_shows_all_output_of_crashed_program(cddprun):
     status, text, err = on_terminal(cddprun, '-n', '2', PRINTER, 'crash')
     assert status == 134, err
     for rank in (b'0', b'1'):
@@ -103,7 +103,7 @@ def test_on_a_terminal_all_that_a_crashed_program_printed_is_shown(cddprun):
     assert 'its stdout was a pipe' not in err, err
 
 
-def test_where_it_is_a_pipe_the_report_says_why_the_last_lines_are_missing(cddprun):
+def test_report_explains_lost_output_of_pipe(cddprun):
     status, out, err = run(cddprun, '--standalone', PRINTER, 'crash')
     assert (status, out) == (134, ''), (out, err)
     assert re.search(r'SIGABRT.*\n.*\n    its stdout was a pipe: unflushed output is lost; --pty=always, ', err), err
@@ -118,7 +118,7 @@ def test_where_it_is_a_pipe_the_report_says_why_the_last_lines_are_missing(cddpr
         assert status == 134 and 'a pipe' not in err, err
 
 
-def test_pty_says_always_never_and_auto(cddprun):
+def test_pty_always_never_auto(cddprun):
     for flag, on_one, elsewhere in (('always', '0 1 0', '0 1 0'), ('never', '0 0 0', '0 0 0'), ('auto', '0 1 0', '0 0 0')):
         assert on_terminal(cddprun, f'--pty={flag}', PRINTER, 'tty')[:2] == (0, f'[0] {on_one}\n'.encode()), flag
         assert run(cddprun, '--standalone', f'--pty={flag}', PRINTER, 'tty')[:2] == (0, f'[0] {elsewhere}\n'), flag
@@ -127,7 +127,7 @@ def test_pty_says_always_never_and_auto(cddprun):
     assert status == 2 and "--pty 'maybe' is neither auto, always nor never" in err, err
 
 
-def test_a_stream_that_no_terminal_shows_stays_a_pipe(cddprun):
+def test_hidden_stream_stays_a_pipe(cddprun):
     with tempfile.TemporaryDirectory() as logs:
         assert on_terminal(cddprun, f'--log_dir={logs}', '--redirects=1', '--rdzv_id=a', PRINTER, 'tty')[:2] == (0, b'')
         (path,) = [os.path.join(d, f) for d, _, files in os.walk(logs) for f in files if f == 'stdout.log']
@@ -136,7 +136,7 @@ def test_a_stream_that_no_terminal_shows_stays_a_pipe(cddprun):
     assert on_terminal(cddprun, '-n', '2', '--local_ranks_filter=1', PRINTER, 'tty')[:2] == (0, b'[1] 0 1 0\n')
 
 
-def test_files_have_the_very_bytes_that_were_written_through_a_pty(cddprun):
+def test_files_have_exact_bytes_through_pty(cddprun):
     with tempfile.TemporaryDirectory() as logs:
         status, out, err = run(cddprun, '--standalone', '--pty=always', f'--log_dir={logs}', '--redirects=1', PRINTER, 'bytes')
         assert (status, out) == (0, ''), err
@@ -145,13 +145,13 @@ def test_files_have_the_very_bytes_that_were_written_through_a_pty(cddprun):
             assert f.read() == bytes(range(256)) + b'\n'
 
 
-def test_the_exit_status_and_the_last_words_come_through_a_pty(cddprun):
+def test_exit_status_and_last_output_through_pty(cddprun):
     for i in range(20):  # the end of the process races with the reading of what it wrote
         status, out, err = run(cddprun, '--standalone', '--pty=always', PRINTER, 'exit', str(i))
         assert (status, out) == (i, '[0] leaving\n'), (i, status, out, err)
 
 
-def test_many_megabytes_go_through_a_pty_unharmed(cddprun):
+def test_many_megabytes_through_pty(cddprun):
     n = 40000  # of 80 bytes, from each of two ranks
     with tempfile.TemporaryFile() as out:
         with Job(cddprun, '--standalone', '-n', '2', '--pty=always', PRINTER, 'lines', str(n), stdout=out) as job:
@@ -170,13 +170,13 @@ def test_a_pty_that_a_grandchild_holds_does_not_keep_the_job(cddprun):
     assert (status, out) == (0, '[0] gone\n'), err
 
 
-def test_opening_the_pty_again_gives_nobody_a_controlling_terminal(cddprun):
+def test_reopened_pty_is_no_controlling_terminal(cddprun):
     script = ('echo again > /dev/stdout; cut -d" " -f7 /proc/self/stat; cut -d" " -f7 /proc/$PPID/stat')
     status, out, err = run(cddprun, '--standalone', '--pty=always', 'sh', '-c', script)
     assert (status, out) == (0, '[0] again\n[0] 0\n[0] 0\n'), (out, err)
 
 
-def test_the_window_is_the_terminals_less_the_prefix_and_follows_it(cddprun):
+def test_pty_window_follows_terminal(cddprun):
     with Terminal(100, 30) as terminal, terminal.job(cddprun, PRINTER, 'size', ours=True, stdin=subprocess.PIPE,
                                                      env={'TERM': 'dumb'}) as job:
         terminal.read_until(b'[0] 96 x 30\n')
@@ -187,7 +187,7 @@ def test_the_window_is_the_terminals_less_the_prefix_and_follows_it(cddprun):
         assert terminal.finish(job) == 0, job.err
 
 
-def test_a_progress_bar_is_drawn_in_one_line_on_our_own_terminal(cddprun):
+def test_progress_bar_stays_in_one_line(cddprun):
     with Terminal() as terminal, terminal.job(cddprun, PRINTER, 'bar', ours=True, env={'TERM': 'xterm', 'NO_COLOR': '1'}) as job:
         assert terminal.finish(job) == 0, job.err
         assert terminal.text == b'[0] 1 of 3 and more\r\x1b[K[0] 2 of 3 and more\r\x1b[K[0] 3 of 3\n', terminal.text
@@ -198,7 +198,7 @@ def test_a_progress_bar_is_drawn_in_one_line_on_our_own_terminal(cddprun):
         assert out.read() == b'[0] \r1 of 3 and more\r2 of 3 and more\r3 of 3\n'
 
 
-def test_a_filter_behind_a_worker_writes_all_that_it_has(cddprun):
+def test_filter_after_worker_writes_all_output(cddprun):
     script = ('exec > >(while read -r l; do echo "late $l"; done) 2>&1\n'
               'for i in $(seq 2000); do echo line $i; done\nexit {status}')
     for status in 0, 3:
@@ -214,7 +214,7 @@ def without_ptys(command, **more):
     return ['unshare', '-m', 'sh', '-c', script, 'sh', *command]
 
 
-def test_without_ptys_auto_takes_a_pipe_and_always_is_an_error(cddprun):
+def test_without_ptys_auto_uses_pipe_and_always_fails(cddprun):
     if subprocess.run(without_ptys(['true']), capture_output=True, check=False).returncode != 0:
         raise launch.Skip('mount namespaces are not allowed here')
     with Terminal() as terminal, Job(*without_ptys([cddprun]), '--standalone', '-n', '3', PRINTER, 'tty', stdout=terminal.slave) as job:
@@ -231,7 +231,7 @@ def test_without_ptys_auto_takes_a_pipe_and_always_is_an_error(cddprun):
 GONE = 'cddprun: the reader of its output is gone (SIGPIPE); the workers have been stopped\n'
 
 
-def test_a_full_disk_behind_stdout_is_said_once_and_the_job_goes_on_and_ends_with_status_1(cddprun):
+def test_full_stdout_disk_warns_once_and_fails_at_end(cddprun):
     with tempfile.TemporaryDirectory() as folder, open('/dev/full', 'w', encoding='ascii') as full:
         script = f'for i in 1 2 3 4 5 6; do seq 3000; done; echo trained > {folder}/$RANK'
         status, _, err = run(cddprun, '--standalone', '-n', '2', 'sh', '-c', script, stdout=full)
@@ -253,7 +253,7 @@ def reader_goes_away(cddprun, *args, both=False, **more):
         return job.finish(), job.err
 
 
-def test_a_reader_that_goes_away_ends_the_job(cddprun):
+def test_closed_reader_ends_the_job(cddprun):
     assert reader_goes_away(cddprun, '--standalone', '-n', '2', 'yes') == (141, GONE)
     assert reader_goes_away(cddprun, '--standalone', '-n', '2', '--pty=always', 'yes') == (141, GONE)
     python = 'import itertools\nfor i in itertools.count(): print(i, flush=True)'  # ignores SIGPIPE
@@ -261,7 +261,7 @@ def test_a_reader_that_goes_away_ends_the_job(cddprun):
     assert reader_goes_away(cddprun, '--standalone', 'sh', '-c', 'exec yes >&2', both=True)[0] == 141
 
 
-def test_a_reader_of_several_hosts_that_goes_away_ends_the_job(cddprun):
+def test_closed_reader_ends_job_on_several_hosts(cddprun):
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, 'log'))
         os.symlink(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'fake_ssh.py'), os.path.join(folder, 'ssh'))
@@ -274,7 +274,7 @@ def test_a_reader_of_several_hosts_that_goes_away_ends_the_job(cddprun):
             assert status == 1 and err.count('cannot write to stdout: No space left on device') == 1, err
 
 
-def test_a_reader_that_stands_still_does_not_keep_the_report_of_a_failure(cddprun):
+def test_stalled_reader_does_not_block_failure_report(cddprun):
     read, write = os.pipe()
     with Job(cddprun, '--standalone', '-n', '2', '--shutdown_timeout=1', 'sh', '-c',
              'if [ $RANK = 0 ]; then exec yes; fi; seq 20000; echo last words >&2; exit 5', stdout=write) as job:
@@ -286,7 +286,7 @@ def test_a_reader_that_stands_still_does_not_keep_the_report_of_a_failure(cddpru
     assert re.search(r'cddprun: rank 1 \(pid .*exited with status 5', job.err), job.err
 
 
-def test_a_job_that_ends_well_waits_for_its_reader(cddprun):
+def test_successful_job_waits_for_its_reader(cddprun):
     read, write = os.pipe()
     with Job(cddprun, '--standalone', '--shutdown_timeout=0', 'seq', '50000', stdout=write) as job:
         os.close(write)

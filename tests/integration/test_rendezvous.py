@@ -49,7 +49,7 @@ def node(stack, cddprun, daemon, run_id, nnodes, script, *flags, **popen):
                                    f'--rdzv_endpoint=127.0.0.1:{daemon.port}', *flags, 'sh', '-c', script, **popen))
 
 
-def test_two_jobs_of_two_nodes_meet_side_by_side(cddprun):
+def test_two_jobs_share_the_server(cddprun):
     with Daemon() as daemon, contextlib.ExitStack() as stack:
         jobs = {name: [node(stack, cddprun, daemon, name, 2, 'echo $TORCHELASTIC_RUN_ID $RANK/$WORLD_SIZE $MASTER_PORT',
                             '--nproc_per_node=2') for _ in range(2)] for name in ('red', 'blue')}
@@ -87,7 +87,7 @@ def in_life(tmp, expected, nodes):
                     more=lambda: f'{lives(tmp)} {[job.process.poll() for job in nodes]}')
 
 
-def test_a_daemon_that_is_killed_and_started_again_loses_no_job_that_may_restart(cddprun):
+def test_restarted_server_keeps_restartable_jobs(cddprun):
     for nnodes, flags, counts in (2, ['--max_restarts=3'], [1, 2, 3]), ('1:2', ['--rdzv_conf=last_call_timeout=1'], [0, 0, 0]):
         with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
             daemon = stack.enter_context(Daemon())
@@ -108,7 +108,7 @@ def test_a_daemon_that_is_killed_and_started_again_loses_no_job_that_may_restart
             assert daemon.end() == 0, daemon.err
 
 
-def test_a_node_that_comes_back_after_the_end_of_its_job_does_not_run_it_again(cddprun):
+def test_node_does_not_run_ended_job_again(cddprun):
     flags = ['--rdzv_conf=lease=2,join_timeout=60,last_call_timeout=0', '--shutdown_timeout=2']
     with Daemon() as daemon, tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         one, other = (node(stack, cddprun, daemon, 'x', '1:2', LIVES.format(tmp), *flags) for _ in range(2))
@@ -129,7 +129,7 @@ def test_a_node_that_comes_back_after_the_end_of_its_job_does_not_run_it_again(c
         assert daemon.end() == 0, daemon.err
 
 
-def test_the_restarts_that_a_job_has_had_outlive_the_daemon(cddprun):
+def test_restart_count_survives_server_restart(cddprun):
     with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
         nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp), '--max_restarts=2') for _ in range(2)]
@@ -150,7 +150,7 @@ def test_the_restarts_that_a_job_has_had_outlive_the_daemon(cddprun):
         assert daemon.end() == 0, daemon.err
 
 
-def test_without_a_restart_left_the_daemons_death_ends_the_job_at_once(cddprun):
+def test_dead_server_ends_job_without_restarts(cddprun):
     with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
         nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp)) for _ in range(2)]
@@ -172,7 +172,7 @@ def unread(port):
                for row in rows)
 
 
-def test_a_daemon_that_is_killed_before_it_has_read_ends_the_job_at_once(cddprun):
+def test_server_killed_with_unread_bytes_ends_job(cddprun):
     with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
         nodes = [node(stack, cddprun, daemon, 'job', 2, LIVES.format(tmp)) for _ in range(2)]
@@ -189,7 +189,7 @@ def test_a_daemon_that_is_killed_before_it_has_read_ends_the_job_at_once(cddprun
                                 r'it reset the connection\n', job.err), job.err
 
 
-def test_a_daemon_that_stays_away_is_waited_for_as_long_as_join_timeout_says(cddprun):
+def test_waits_join_timeout_for_server(cddprun):
     with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(Daemon())
         job = node(stack, cddprun, daemon, 'job', 1, LIVES.format(tmp), '--max_restarts=1',
@@ -253,7 +253,7 @@ class LosesTheAnswer(threading.Thread):
         return self
 
 
-def test_an_agent_whose_join_was_taken_but_not_answered_is_no_ghost_of_itself(cddprun):
+def test_agent_with_lost_join_answer_is_recognized(cddprun):
     for ranks in (['--node_rank=0'], ['--node_rank=1']), ([], []):
         with Daemon() as daemon, LosesTheAnswer(daemon.port) as bad, contextlib.ExitStack() as stack:
             first = node(stack, cddprun, daemon, 'job', 2, 'echo $RANK/$WORLD_SIZE', *ranks[0])
@@ -264,7 +264,7 @@ def test_an_agent_whose_join_was_taken_but_not_answered_is_no_ghost_of_itself(cd
             assert daemon.end() == 0, daemon.err
 
 
-def test_clients_that_go_while_they_are_answered_cost_nobody_anything(cddprun):
+def test_clients_that_disconnect_during_answers_are_harmless(cddprun):
     def come_and_go(port):
         for i in range(600):
             with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port)) as s:
@@ -284,7 +284,7 @@ def test_clients_that_go_while_they_are_answered_cost_nobody_anything(cddprun):
         assert daemon.end() == 0, daemon.err
 
 
-def test_a_failure_on_one_node_restarts_the_job_and_the_other_job_goes_on(cddprun):
+def test_failure_restarts_its_job_only(cddprun):
     with tempfile.TemporaryDirectory() as tmp, Daemon() as daemon, contextlib.ExitStack() as stack:
         other = node(stack, cddprun, daemon, 'other', 1, f'while [ ! -e {tmp}/end ]; do sleep 0.05; done')
         fails = '[ $RANK$TORCHELASTIC_RESTART_COUNT != 10 ] || exit 3; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 60'
@@ -297,7 +297,7 @@ def test_a_failure_on_one_node_restarts_the_job_and_the_other_job_goes_on(cddpru
         assert daemon.end(signal.SIGINT) == 0
 
 
-def test_a_job_brings_its_own_times_and_numbers(cddprun):
+def test_jobs_have_their_own_limits(cddprun):
     with Daemon() as daemon, contextlib.ExitStack() as stack:
         began = time.monotonic()
         lonely = node(stack, cddprun, daemon, 'lonely', '2:3', 'true', '--rdzv_conf=join_timeout=1')
@@ -313,7 +313,7 @@ def test_a_job_brings_its_own_times_and_numbers(cddprun):
         assert daemon.end() == 0
 
 
-def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
+def test_ranks_without_room_fail_immediately(cddprun):
     hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
     few = 'takes no more connections: the rendezvous may open no more than 40 files on '
     many = 'takes no more connections: there are 16 connections already, as many as --max_connections allows; raise it'
@@ -338,7 +338,7 @@ def test_ranks_that_there_is_no_room_for_say_so_at_once(cddprun):
             assert job.finish() == 1 and 'as many as --rdzv_conf=max_connections allows; raise it' in job.err, job.err
 
 
-def test_an_agent_that_there_is_no_room_for_says_so_and_waits(cddprun):
+def test_agent_without_room_reports_and_waits(cddprun):
     many = 'takes no more connections: there are 1 connections already, as many as --max_connections allows; raise it'
     with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
         errs = [stack.enter_context(tempfile.TemporaryFile('w+')) for _ in range(2)]
@@ -406,7 +406,7 @@ def secret_file(tmp):
     return f'--auth_token_file={tmp}/secret'
 
 
-def test_strangers_cannot_keep_the_places_from_who_has_the_secret(cddprun):
+def test_unauthenticated_clients_do_not_block_agents(cddprun):
     hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
     with tempfile.TemporaryDirectory() as tmp, contextlib.ExitStack() as stack:
         secret = secret_file(tmp)
@@ -428,7 +428,7 @@ def test_strangers_cannot_keep_the_places_from_who_has_the_secret(cddprun):
             assert [first.finish(), second.finish()] == [0, 0], (first.err, second.err)
 
 
-def test_strangers_cannot_keep_the_places_of_the_store_that_rank_0_hosts(cddprun):
+def test_unauthenticated_clients_do_not_block_store_of_rank_0(cddprun):
     hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
     port = launch.free_port()
     env = {'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)}
@@ -441,7 +441,7 @@ def test_strangers_cannot_keep_the_places_of_the_store_that_rank_0_hosts(cddprun
             assert [first.finish(), second.finish()] == [0, 0], (first.err, second.err)
 
 
-def test_a_job_that_there_is_no_place_for_yet_waits_for_one(cddprun):
+def test_job_waits_for_free_slot(cddprun):
     with tempfile.TemporaryDirectory() as tmp, Daemon('--max_jobs=1') as daemon, contextlib.ExitStack() as stack:
         first = node(stack, cddprun, daemon, 'first', 1, LIVES.format(tmp), '--rdzv_conf=close_timeout=1')
         in_life(tmp, life(0, 1), [first])
@@ -468,7 +468,7 @@ def test_health_is_answered(cddprun):
         assert daemon.end() == 0
 
 
-def test_monitors_may_ask_for_the_head_and_name_the_host(cddprun):
+def test_head_requests_and_host_header(cddprun):
     with Daemon() as daemon:
         for line in 'HEAD /status HTTP/1.1', f'GET http://127.0.0.1:{daemon.port}/healthz HTTP/1.1':
             with socket.create_connection(('127.0.0.1', daemon.port), 10) as sock:
@@ -479,7 +479,7 @@ def test_monitors_may_ask_for_the_head_and_name_the_host(cddprun):
         assert daemon.end() == 0
 
 
-def test_a_store_client_on_the_port_of_all_jobs_is_told_what_it_can_show(cddprun):
+def test_store_client_on_shared_port_gets_error(cddprun):
     with Daemon() as daemon:
         answers = []
         for nonce in 12345, 404, 0xCDD << 20 | 7:  # PyTorch's is its process id; libcddp's begins with CDD
@@ -568,7 +568,7 @@ def lint(metrics):
     return found
 
 
-def test_metrics_are_as_promtool_wants_them(cddprun):
+def test_metrics_pass_promtool_rules(cddprun):
     bad = '# HELP a_ms x\n# TYPE a_ms counter\na_ms 1\na_ms 2\nb{le="1"} 1\n'
     assert len(lint(bad)) == 4, 'the check itself finds faults: ' + str(lint(bad))
     with Daemon() as daemon:
@@ -579,7 +579,7 @@ def test_metrics_are_as_promtool_wants_them(cddprun):
         assert daemon.end() == 0
 
 
-def test_the_pages_tell_about_jobs(cddprun):
+def test_pages_show_jobs(cddprun):
     with Daemon() as daemon:
         assert json.loads(page(daemon, '/status'))['jobs'] == []
         with running_job(cddprun, daemon, 'a "job" <1>') as (job, _):
@@ -632,7 +632,7 @@ def test_sigterm_waits_for_the_jobs_and_a_second_one_does_not(cddprun):
         assert job.finish() != 0
 
 
-def test_systemd_is_told_and_the_secret_read_again(cddprun):
+def test_systemd_notify_and_auth_token_reload(cddprun):
     with tempfile.TemporaryDirectory() as tmp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(f'{tmp}/notify')
         systemd.settimeout(10)
@@ -656,7 +656,7 @@ def test_systemd_is_told_and_the_secret_read_again(cddprun):
             assert 'the secret was read again' in daemon.err, daemon.err
 
 
-def test_what_is_wrong_is_one_message(cddprun):
+def test_errors_are_one_message(cddprun):
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
@@ -676,7 +676,7 @@ def test_what_is_wrong_is_one_message(cddprun):
                 assert daemon.out == ''
 
 
-def test_a_secret_that_others_may_read_is_refused_and_a_good_one_taken(cddprun):
+def test_rejects_readable_auth_token_and_accepts_good_one(cddprun):
     with tempfile.TemporaryDirectory() as tmp:
         path = f'{tmp}/secret'
         with open(path, 'w') as f:

@@ -37,7 +37,7 @@ while :; do sleep 1; done
 GRACE = 0.6
 
 
-def test_kill_9_of_one_of_eight_gives_the_others_their_grace_and_all_a_new_life(cddprun):
+def test_kill_9_gives_others_grace_and_restarts_all(cddprun):
     with Job(cddprun, '--standalone', '--nproc_per_node=8', '--max_restarts=3', sys.executable, '-c', SLOW_TO_LEAVE) as job:
         def up():
             found = {}
@@ -75,15 +75,15 @@ def stopped_within(cddprun, *flags, status, act=None):
         return job.err
 
 
-def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_a_worker_fails(cddprun):
+def test_peer_ignoring_sigterm_is_killed_after_failure(cddprun):
     stopped_within(cddprun, status=9)
 
 
-def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_at_a_restart(cddprun):
+def test_peer_ignoring_sigterm_is_killed_at_restart(cddprun):
     stopped_within(cddprun, '--max_restarts=1', status=0)
 
 
-def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_the_job_is_ended(cddprun):
+def test_peer_ignoring_sigterm_is_killed_at_job_end(cddprun):
     def end(job):
         launch.wait_for('deaf workers', lambda: len([n for n in job.left_in_tmp() if n.startswith('up_')]) == 3)
         for name in job.left_in_tmp():
@@ -93,7 +93,7 @@ def test_a_peer_deaf_to_sigterm_is_gone_after_the_shutdown_timeout_when_the_job_
     stopped_within(cddprun, status=143, act=end)
 
 
-def test_who_does_not_end_is_named_after_5_seconds_and_another_signal_kills_it(cddprun):
+def test_reports_running_worker_after_5_seconds(cddprun):
     script = '[ $RANK = 1 ] && trap "" TERM; echo up $RANK $$; while :; do sleep 0.02; done'
     with Job(cddprun, '--standalone', '--nproc_per_node=3', '--shutdown_timeout=60', 'sh', '-c', script) as job:
         pids = dict(job.process.stdout.readline().split()[2:] for _ in range(3))
@@ -113,7 +113,7 @@ def test_the_shutdown_timeout_also_comes_from_torchruns_variable(cddprun):
         assert time.monotonic() - began < GRACE + launch.within(2)
 
 
-def test_signals_to_handle_end_the_job_and_others_are_handed_on(cddprun):
+def test_signals_to_handle_end_job_and_others_are_forwarded(cddprun):
     script = ("trap 'echo got TERM' TERM; trap 'echo got USR1; exit 0' USR1; echo up; "
               'while :; do sleep 0.02; done')
     with Job(cddprun, '--standalone', '--signals_to_handle=SIGUSR1', 'sh', '-c', script) as job:

@@ -49,7 +49,7 @@ def test_each_ending_signal_reaches_every_worker_and_is_the_exit_status(cddprun)
             assert f'ended by signal {int(number)} ({name})' in job.err, job.err
 
 
-def test_a_worker_can_ask_whether_it_is_to_stop(cddprun):
+def test_worker_can_query_stop_request(cddprun):
     with Job(cddprun, '--nproc_per_node=2', os.environ['CDDP_PROBE'], 'stop') as job:
         assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
         job.process.send_signal(signal.SIGTERM)
@@ -65,7 +65,7 @@ def test_ctrl_c_to_the_whole_foreground_group_counts_once(cddprun):
         assert sorted(job.out.splitlines()) == ['[0] got SIGINT', '[1] got SIGINT'], job.out
 
 
-def test_a_second_interrupt_ends_deaf_workers_at_once(cddprun):
+def test_second_interrupt_kills_workers(cddprun):
     with start(cddprun, DEAF) as job:
         job.process.send_signal(signal.SIGINT)
         assert job.process.stdout.readline().endswith('deaf\n')
@@ -77,7 +77,7 @@ def test_a_second_interrupt_ends_deaf_workers_at_once(cddprun):
         assert job.finish() == 130, job.err
 
 
-def test_a_batch_system_that_signals_the_workers_first_is_what_ended_the_job(cddprun):
+def test_batch_system_signal_is_the_cause(cddprun):
     stays = 'import os, signal, time\n' \
             'if os.environ["RANK"] == "0": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' \
             'print("up", flush=True)\n' \
@@ -105,7 +105,7 @@ def test_usr1_and_usr2_pass_through(cddprun):
         assert job.finish() == 143
 
 
-def test_stop_stops_everything_and_continue_continues_it(cddprun):
+def test_tstp_and_cont_apply_to_all(cddprun):
     with start(cddprun, OBEDIENT) as job:
         agent, both = job.agent(), job.workers()
         assert len(both) == 2
@@ -153,7 +153,7 @@ def test_a_worker_that_runs_is_not_continued(cddprun):
             assert 'continued' not in job.out, job.out
 
 
-def test_the_agent_obeys_the_guard_only(cddprun):
+def test_agent_obeys_only_the_guard(cddprun):
     with start(cddprun, OBEDIENT) as job:
         agent = job.agent()
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1:
@@ -177,7 +177,7 @@ def test_a_terminals_ctrl_c_ends_the_job(cddprun):
     os.close(master)
 
 
-def test_a_terminals_ctrl_z_stops_nothing_that_nobody_would_continue(cddprun):
+def test_ctrl_z_without_parent_does_not_stop(cddprun):
     """As in a container, or over ssh -t: the session leader has no shell that could say fg."""
     master, slave = pty.openpty()
     with Job(*LEAD_TERMINAL, cddprun, '--nproc_per_node=2', 'python3', '-c', OBEDIENT, stdin=slave,

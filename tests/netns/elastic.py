@@ -123,7 +123,7 @@ def step(t, title, act, places, limit):
     return seen[title]
 
 
-def test_training_goes_on_when_a_node_is_killed_cut_off_or_comes_back(cddprun):
+def test_training_continues_after_node_loss_and_return(cddprun):
     with Training(with_cddprun(cddprun)) as t:
         for host in 1, 2, 3:
             t.start(host)

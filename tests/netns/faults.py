@@ -163,7 +163,7 @@ def test_a_node_cut_off_for_good(cddprun):
         assert t.took[1] < t.took[0], 'the node that is cut off must have ended its workers before it counts as lost'
 
 
-def test_a_host_that_cannot_be_heard_is_the_cause(cddprun):
+def test_unreachable_host_is_the_cause(cddprun):
     """Node 1 hears nothing of node 0, and kills its workers in time; ranks 0 and 1 see only that rank 2 or 3 died."""
     with Training(cddprun, FOREVER) as t:
         t.start()
@@ -175,7 +175,7 @@ def test_a_host_that_cannot_be_heard_is_the_cause(cddprun):
         assert 'exited with status' not in t.err(1), t.err(1)
 
 
-def test_a_node_that_hears_again_says_why_it_killed_its_workers(cddprun):
+def test_reconnected_node_reports_why_it_killed_workers(cddprun):
     """It comes back within its lease, and its word is the cause, not what ranks 0 and 1 made of it."""
     with Training(cddprun, FOREVER, '--max_restarts=1') as t:
         t.start()

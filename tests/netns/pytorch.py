@@ -51,7 +51,7 @@ def test_two_hosts_train_and_a_crash_starts_both_again(cddprun):
     assert re.search(r'exited with status 7(: .*)?; restarting all workers \(restart 1 of 1\)', err), err
 
 
-def test_an_exception_that_record_noted_is_in_the_report(cddprun):
+def test_recorded_exception_is_in_the_report(cddprun):
     status, _, err = train(cddprun, RAISE='1')
     assert status == [1, 1] and '| ValueError: a bad batch' in err, (status, err)
 

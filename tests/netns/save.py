@@ -69,7 +69,7 @@ def test_a_signal_to_both_hosts(cddprun):
         t.check_saved(4)
 
 
-def test_a_node_comes_and_another_leaves(cddprun):
+def test_one_node_joins_and_another_leaves(cddprun):
     elastic = '--nnodes=1:2', f'--rdzv_endpoint={hosts.address(1)}:{PORT}', '--rdzv_conf=last_call_timeout=0'
     with Savers(cddprun) as t:
         a = t.start(1, *elastic)

@@ -344,19 +344,19 @@ CASES = {'preempted': preempted, 'requeued': requeued, 'time limit': time_limit,
          'elastic, a node leaves': elastic, 'array': array, 'heterogeneous': heterogeneous}
 
 
-def test_a_preempted_job_is_queued_again(cddprun):
+def test_preempted_job_is_requeued(cddprun):
     preempted(cddprun, False)
 
 
-def test_a_requeued_job_goes_on_from_its_checkpoint(cddprun):
+def test_requeued_job_resumes_from_checkpoint(cddprun):
     requeued(cddprun, False)
 
 
-def test_a_job_near_its_time_limit_is_queued_again(cddprun):
+def test_job_near_time_limit_is_requeued(cddprun):
     time_limit(cddprun, False)
 
 
-def test_a_task_of_an_array_is_queued_again_alone(cddprun):
+def test_array_task_is_requeued_alone(cddprun):
     array(cddprun, False)
 
 
@@ -364,7 +364,7 @@ def test_more_tasks_per_node_are_one_cddprun_with_all_their_gpus(cddprun):
     tasks_per_node(cddprun, False)
 
 
-def test_an_elastic_job_goes_on_when_a_node_leaves(cddprun):
+def test_elastic_job_continues_when_node_leaves(cddprun):
     elastic(cddprun, False)
 
 
@@ -412,7 +412,7 @@ def script_in(folder, line):
     return path
 
 
-def test_a_forgotten_srun_is_named(cddprun):
+def test_reports_forgotten_srun(cddprun):
     with Folder() as folder:
         script = script_in(folder, f'exec {shlex.quote(cddprun)} --nproc_per_node=2 true')
         end, status = finish(submit(folder, cddprun, script=script))
@@ -420,7 +420,7 @@ def test_a_forgotten_srun_is_named(cddprun):
         assert re.search('cddprun: .*srun', folder.out()), folder.out()
 
 
-def test_a_node_rank_that_the_batch_shell_expanded_is_named(cddprun):
+def test_reports_node_rank_expanded_by_batch_shell(cddprun):
     with Folder() as folder:
         script = script_in(folder, f'exec srun --kill-on-bad-exit=1 {shlex.quote(cddprun)} --node_rank $SLURM_NODEID true')
         end, status = finish(submit(folder, cddprun, script=script))
