@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rank 1 aborts the job while rank 0, which hosts the store, waits in cddp_finalize for the others to leave: that wait
- * ends soon, though rank 1 lives on. Without a launcher, which would have its own store.
+ * ends soon, although rank 1 continues to run. Without a launcher, which would have its own store.
  */
 #include "by_hand.h"
 

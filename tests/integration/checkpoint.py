@@ -313,7 +313,7 @@ def test_no_complete_checkpoint_is_an_error(cddprun):
 
 
 def test_a_file_size_limit_is_an_error_that_leaves_the_older_checkpoints(cddprun):
-    """The limit comes in the middle of the job: shared memory, made at its start, counts as a file too."""
+    """The limit is set in the middle of the job: shared memory, made at its start, counts as a file, too."""
     with place() as p:
         script = f"trap '' XFSZ; echo $$ > {p.folder}/pid.$RANK; exec \"$@\""
         with Job(cddprun, '--standalone', '--nproc_per_node=2', 'sh', '-c', script, 'sh', wine(cddprun), '--epochs',

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Children of ranks that live on when their parents have gone: nobody waits for them. Without a launcher, which would
+ * Children of ranks that outlive their parents: no other process waits for them. Without a launcher, which would
  * tell the others of a death.
  *
  *     fork_lives_on MODE
@@ -16,10 +16,10 @@
 
 #define LIMIT_S 50
 #define FREE_S 30 /* less than the children live */
-#define SOON_S 10 /* less than what the children's lives and the job's timeout allow for */
+#define SOON_S 10 /* less than the children's run time and the job's timeout allow */
 
 static int leaves;  /* the rank that leaves without a goodbye, or -1 */
-static int life[2]; /* a pipe into which nobody writes: it ends with the test, and with it the children */
+static int life[2]; /* a pipe without a writer: its end, with the test's, ends the children */
 
 static void leave_a_child(void)
 {
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
     (void)setenv("CDDP_TIMEOUT", "30", 1);
     by_hand_start(port, be_a_rank);
     bad = by_hand_wait();
-    /* A child that has not run since it was forked has closed nothing yet: on a busy machine its parent may be faster.
+    /* A child that has not run since it was forked has closed nothing yet: on a busy node its parent may be faster.
      */
     for (int i = 0; bad == 0 && i < FREE_S * 100 && (fd = by_hand_listen(port)) < 0; i++)
         (void)usleep(10000);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Objects end in any order: a communicator, a part of it, a reducer on each, and an optimizer. Whatever a call needs is
- * gone, it says so; memory of gradients stays until its reducer is destroyed; peers wait for nobody.
+ * gone, it says so; memory of gradients stays until its reducer is destroyed; peers do not wait.
  *
  *     cddprun --standalone --nproc_per_node=2 lifetimes     its ranks join again for each of some orders
  *     lifetimes [STRIDE]     every STRIDE'th of all 120 orders: alone, and as two ranks that it starts itself
@@ -159,7 +159,7 @@ static int as_a_rank(int rank)
 }
 
 /*
- * Rank 1 gives up in the middle of a step, as a program does that unwinds an exception: nobody is there with whom its
+ * Rank 1 gives up in the middle of a step, as a program that unwinds an exception: there is no peer with which its
  * buckets could end, and it does not wait for that. Rank 0 hears of it in its wait.
  */
 static int one_unwinds(int rank)

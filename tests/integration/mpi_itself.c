@@ -2,7 +2,8 @@
 /*
  * A program that has begun MPI itself, for a level of threads (argv), and then uses libcddp over it: its own calls work
  * before, between and after, and libcddp does not finalise what it has not begun. A call from a
- * second thread fails if its level forbids it. "communicators": jobs on its own communicators, beside that of all ranks.
+ * second thread fails if its level forbids it. "communicators": jobs on its own communicators, beside that of all
+ * ranks.
  */
 #include <cddp/cddp.h>
 #include <mpi.h>
@@ -57,7 +58,7 @@ static void step(cddp_comm *comm)
     cddp_ddp_destroy(ddp);
 }
 
-/* A job of the ranks of `of`, which meet by an id. */
+/* A job of the ranks of `of`, which connect by an id. */
 static cddp_status join(cddp_comm **out, MPI_Comm *of, int turn)
 {
     cddp_init_options opt = {.size = sizeof opt, .mpi_comm = of, .backend = "mpi", .join_timeout_ms = 20000};

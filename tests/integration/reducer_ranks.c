@@ -243,7 +243,7 @@ static void check_means(void)
 }
 
 /*
- * Steps in which rank 1 is late alternate with others, and follow one another: a late rank holds up nobody, whether its
+ * Steps in which rank 1 is late alternate with others, and follow one another: a late rank delays no other, whether its
  * lateness was to be expected or not.
  */
 static void late(size_t n, const cddp_ddp_options *opt)
@@ -327,7 +327,7 @@ static void check_abort(void)
         return;
     }
     CHECK(status == CDDP_OK, "create");
-    if (rank == 0) { /* never comes to the step that the others wait for */
+    if (rank == 0) { /* never enters the step that the others wait for */
         CHECK(pthread_create(&other, NULL, abort_now, NULL) == 0, "thread");
         (void)pthread_join(other, NULL);
     }

@@ -214,7 +214,7 @@ def main():
     args = words.parse_args()
     launch.SLOW = args.slow
     launch.take_signals()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the job does not kill comes to us
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # processes that the job does not kill become our children
     print(f'seed {args.seed}', flush=True)
     choose, began, counts = random.Random(args.seed), time.monotonic(), dict.fromkeys(KINDS, 0)
     before, files = shared_memory(), set(os.listdir('/proc/self/fd'))

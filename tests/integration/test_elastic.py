@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose nodes come and go: --nnodes=MIN:MAX and --spares, every node on this machine's loopback."""
+"""Jobs whose nodes join and leave: --nnodes=MIN:MAX and --spares, every node on the loopback interface."""
 import contextlib
 import os
 import re
@@ -296,7 +296,7 @@ def test_fixed_size_job_accepts_lost_node_again(cddprun):
 
 
 def test_a_node_that_waits_for_others_is_cut_off_and_joins_again(cddprun):
-    """It has no round yet and nobody to kill, so it comes back although no restart is left."""
+    """It has no round and no workers yet, so it joins again although no restart is left."""
     with Elastic(cddprun, '3', conf='lease=3') as job, Relay(job.port) as relay:
         a = job.node('--node_rank=0')
         b = job.node('--node_rank=1', f'--rdzv_endpoint=127.0.0.1:{relay.port}')

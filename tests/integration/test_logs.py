@@ -118,7 +118,7 @@ def test_reports_bad_log_dir_before_start(cddprun):
 
 
 def test_lost_log_dir_warns_once(cddprun):
-    # The first life takes it away; the second one has nowhere to write.
+    # The first round removes it; the second one cannot write there.
     with log_dir() as name:
         script = f'[ $TORCHELASTIC_RESTART_COUNT = 1 ] && {{ echo $RANK; exit 0; }}; [ $RANK = 0 ] || exec sleep 60; rm -r {name}/*; exit 3'
         status, out, err = job(cddprun, ['--nproc_per_node=2', '--max_restarts=1', f'--log_dir={name}', '--redirects=3'], script)
@@ -182,7 +182,7 @@ def test_lines_of_ranks_that_print_much_at_once_are_whole_and_in_order(cddprun):
 
 
 def test_endless_output_stalls_neither_others_nor_agent(cddprun):
-    # Rank 0 fills its queue, since nobody reads what is shown of it; the others go on, and signals are heard.
+    # Rank 0 fills its queue, since its output is not read; the others continue, and signals are handled.
     script = ('if [ $RANK = 0 ]; then exec yes 0123456789012345678901234567890123456789; fi; '
               'i=0; while [ $i -lt 200 ]; do echo line $i >&2; i=$((i + 1)); done; echo through >&2; exec sleep 1000')
     with log_dir() as name:

@@ -80,7 +80,7 @@ def test_error_names_both_ranks_without_mpi_launcher(cddprun):
     for _, _, folder in found():
         env = {'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': folder, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
                'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'ASAN_OPTIONS': 'detect_leaks=0'}
-        # Two Open MPIs that nobody started together make the same folder, and one fails if they do so at the same time.
+        # Two Open MPIs that were not started together make the same folder, and one fails if they do so at the same time.
         apart = ['sh', '-c', 'TMPDIR=$TMPDIR/of$RANK; export TMPDIR; mkdir "$TMPDIR" && exec "$0"']
         with launch.Job(cddprun, '--standalone', '--nproc_per_node=2', *apart, built(cddprun, 'examples', 'hello_ranks'), env=env) as job:
             status = job.finish()

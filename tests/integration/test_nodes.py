@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Several nodes: one cddprun each, all on this machine's loopback, told apart by --node_rank."""
+"""Several nodes: one cddprun each, all on the loopback interface, with different --node_rank."""
 import contextlib
 import os
 import re
@@ -182,7 +182,7 @@ def test_a_killed_host_ends_every_node_with_one_message(cddprun):
 
 
 def kill_both_halves(job):
-    """And all of their workers, as if the machine were gone."""
+    """And all of their workers, as if the node were lost."""
     for pid in [job.agent(), job.process.pid, *job.alive()]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -500,7 +500,7 @@ def test_restart_names_first_failure_even_if_it_arrives_last(cddprun):
         for job in nodes:
             lines = re.findall(r'^cddprun: (.*); restarting all workers \(restart 1 of 1\)$', job.err, re.M)
             assert re.search(r'^(before that )?rank 1 \(pid \d+ on \S+\) exited with status 7$', lines[-1]), job.err
-            assert len(lines) == 1 or 'before that' in lines[-1], job.err  # on a machine that was too slow
+            assert len(lines) == 1 or 'before that' in lines[-1], job.err  # on a node that was too slow
 
 
 def test_stopped_agent_has_no_workers_after_lease(cddprun):
@@ -585,7 +585,7 @@ def test_an_agent_that_was_stopped_for_too_long_kills_its_workers_first(cddprun)
         assert re.fullmatch(r'cddprun: no message from the rendezvous .*\n', nodes[1].err), nodes[1].err
 
 
-# --- the secret -----------------------------------------------------------------------------------------------------
+# --- the auth token -------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def secret_file(text, mode=0o600):
@@ -682,7 +682,7 @@ def test_a_closed_port_is_tried_until_the_join_timeout(cddprun):
 def test_an_address_that_drops_packets(cddprun):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
-        s.listen(0)  # its backlog is filled below: the kernel then drops what comes
+        s.listen(0)  # its backlog is filled below: the kernel then drops new connections
         port = s.getsockname()[1]
         full = []
         for _ in range(4):

@@ -20,7 +20,7 @@ import launch
 from launch import Job, run
 
 PRINTER = os.environ['CDDP_PRINTER']
-# Makes stdout the controlling terminal, as it is for somebody's shell, and becomes the command.
+# Makes stdout the controlling terminal, as for a user's shell, and becomes the command.
 OURS = 'import fcntl, os, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])'
 
 
@@ -69,7 +69,7 @@ class Terminal:
             try:
                 self.text += os.read(self.master, 65536)
             except OSError:
-                break  # nobody has the other side open any more
+                break  # the other side is closed
         if job.process.stderr:
             job.err = job.process.stderr.read()
         return job.process.wait(launch.DEADLINE)
@@ -165,7 +165,7 @@ def test_many_megabytes_through_pty(cddprun):
 
 
 def test_a_pty_that_a_grandchild_holds_does_not_keep_the_job(cddprun):
-    # It has left the session, and nobody waits for it; cddprun ends it.
+    # It has left the session, and no process waits for it; cddprun ends it.
     status, out, err = run(cddprun, '--standalone', '--pty=always', 'sh', '-c', 'setsid sleep 1000 & echo gone')
     assert (status, out) == (0, '[0] gone\n'), err
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""cddp-rendezvous, as a user starts it, and jobs of cddprun that meet there. CDDP_RENDEZVOUS is its path."""
+"""cddp-rendezvous, as a user starts it, and jobs of cddprun that use it. CDDP_RENDEZVOUS is its path."""
 import collections
 import contextlib
 import json
@@ -65,7 +65,7 @@ def test_two_jobs_share_the_server(cddprun):
         assert daemon.end() == 0, daemon.err
 
 
-# Says which life of the job it is, and lives until a file is there; a rank that finds FAIL fails, once.
+# Records the round of the job, and runs until a file exists; a rank that finds FAIL fails, once.
 LIVES = ('echo "life $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE" >> {0}/lives; '
          'while [ ! -e {0}/end ]; do [ $RANK != 0 ] || ! rm {0}/fail 2>/dev/null || exit 3; sleep 0.05; done')
 
@@ -96,7 +96,7 @@ def test_restarted_server_keeps_restartable_jobs(cddprun):
             in_life(tmp, expected, nodes)
             for count, gap in zip(counts, (0, 0.3, 3)):
                 daemon.kill()
-                time.sleep(gap)  # for so long nobody listens: what the test is about
+                time.sleep(gap)  # no process listens for this time: the subject of the test
                 daemon = stack.enter_context(Daemon(port=daemon.port))
                 expected += life(count, 2)
                 in_life(tmp, expected, nodes)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How workers are stopped, on every path: SIGTERM, the grace, SIGKILL; and how a killed one brings all to a new life."""
+"""How workers are stopped, on every path: SIGTERM, the grace, SIGKILL; and how a killed one restarts all."""
 import os
 import re
 import signal

@@ -14,7 +14,7 @@ import launch
 from launch import Job
 
 # These write by os.write: a signal may come while print flushes, and then print in the handler raises RuntimeError.
-# Sleeps are short: of a signal that comes just before one begins Python hears after it.
+# Sleeps are short: Python handles a signal that arrives just before one after it.
 OBEDIENT = 'import os, signal, sys, time\n' \
            'def said(n, _):\n' \
            '    os.write(1, b"got %s\\n" % signal.Signals(n).name.encode())\n' \

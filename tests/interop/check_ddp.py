@@ -15,7 +15,7 @@ DONE = re.compile(r"rank (\d+) done loss (\S+) restart (\d+) port (\d+)")
 
 
 # PyTorch's own: a rank that has done all its work and left its process group aborts now and then while Python ends. Seen
-# under torchrun as well (exitcode -6), on a busy machine. Sometimes what it does on abort faults (139), too.
+# under torchrun as well (exitcode -6), on a busy node. Sometimes its abort faults (139), too.
 TEARDOWN = "terminate called without an active exception"
 ABORTED = 134, 139
 

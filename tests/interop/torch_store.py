@@ -48,7 +48,7 @@ def outcome(call, *args):
 
 
 def clones_in_threads(store):
-    """Eight clones add, set, wait and meet at once."""
+    """Eight clones add, set, wait and synchronize at the same time."""
     def work(clone, number):
         for _ in range(100):
             clone.add('together', 1)

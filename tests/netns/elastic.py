@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training on two to three hosts of which one is lost, cut off, or comes: it goes on from its checkpoint.
+"""Training on two to three hosts of which one is lost, cut off, or joins: it resumes from its checkpoint.
 
     elastic.py CDDPRUN [--slow] [TEST...]
     elastic.py CDDPRUN --write PYTHON      the same, then what torchrun does in the Python that has torch, and docs/elastic.md
@@ -134,7 +134,7 @@ def test_training_continues_after_node_loss_and_return(cddprun):
         assert took[0] < launch.within(1), took
         assert re.search(r'node 1 \(host2, pid \d+\) was lost while its workers ran: its connection closed', t.said(1))
         t.jobs[2].process.wait()
-        # Who stayed keeps its rank, and the one that comes gets the one that is new.
+        # Remaining nodes keep their ranks, and the new node gets the new one.
         step(t, 'a node comes', lambda: t.start(2), {1: (0, 3), 3: (1, 3), 2: (2, 3)}, 10)
 
         took = step(t, 'a node is cut off', lambda: hosts.act('cut', 3), {1: (0, 2), 2: (1, 2)}, LEASE + 10)

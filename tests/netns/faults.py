@@ -176,7 +176,7 @@ def test_unreachable_host_is_the_cause(cddprun):
 
 
 def test_reconnected_node_reports_why_it_killed_workers(cddprun):
-    """It comes back within its lease, and its word is the cause, not what ranks 0 and 1 made of it."""
+    """It reconnects within its lease, and its report is the cause, not the errors of ranks 0 and 1."""
     with Training(cddprun, FOREVER, '--max_restarts=1') as t:
         t.start()
         hosts.act('mute', 1)
@@ -197,7 +197,7 @@ def test_the_hosts_node_is_killed(cddprun):
         t.start()
         hosts.act('kill', 1)
         status = t.finish(LEASE + STOPPING)
-        shutil.rmtree(t.jobs[0].tmp)  # both halves of cddprun died at once: nobody was left to clean up there
+        shutil.rmtree(t.jobs[0].tmp)  # both halves of cddprun died together: no process was left to clean up
         os.mkdir(t.jobs[0].tmp)
         record("The host's node dies", 'SIGKILL for every process on node 0, which hosts the rendezvous', t)
         assert status == [-9, 1], (status, t.err(0), t.err(1))

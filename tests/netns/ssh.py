@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--hosts over network namespaces: each cddprun has its own host, and they meet over the network."""
+"""--hosts over network namespaces: each cddprun has its own host, and they connect over the network."""
 import os
 import re
 import sys

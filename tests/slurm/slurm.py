@@ -93,12 +93,12 @@ def wait_for_checkpoint(folder):
 
 
 def this_slurm():
-    """In the environment of its processes; no other Slurm of this machine has the same."""
+    """In the environment of its processes; no other Slurm on this node has the same."""
     return f'SLURM_CONF={slurm("printenv", "SLURM_CONF").strip()}'.encode()
 
 
 def managers(job):
-    """Slurm's own processes that look after the job's steps: what they still have to say is of its former life."""
+    """Slurm's own processes that look after the job's steps: their remaining messages are about its former run."""
     wanted = this_slurm()
     found = []
     for path in pathlib.Path('/proc').glob('[0-9]*'):
@@ -129,13 +129,13 @@ def train(epochs):
 
 
 def train_until_told(folder, cddprun):
-    """The same for a wine that is not through before let_end(): something is to happen to it, however slow this machine."""
+    """The same for a wine that does not finish before let_end(), however slow this node is."""
     (folder.path / 'epochs').write_text('1000000\n')
     return ['sh', '-c', 'read epochs <epochs; exec "$@" --epochs "$epochs"', 'sh', wine(cddprun), *train(1)]
 
 
 def let_end(folder, more=100):
-    """The next life of this job, or its next round, ends so many epochs after the last one that was printed; says when."""
+    """The next run of this job, or its next round, ends that many epochs after the last printed one; returns which."""
     epochs = more + max((int(n) for n in re.findall(r'epoch (\d+)/', folder.out())), default=0)
     (folder.path / 'epochs').write_text(f'{epochs}\n')
     return epochs
@@ -215,12 +215,12 @@ def time_limit(cddprun, full):
 
 
 def marks(job, node):
-    """What the environment of a job's processes on a node has. Other Slurms of this machine may have a job of that number."""
+    """The mark in the environment of a job's processes on a node. Other Slurms here may have a job of that number."""
     return {f'SLURM_JOB_ID={job}'.encode(), f'SLURMD_NODENAME={node}'.encode(), this_slurm()}
 
 
 def crash(job, node):
-    """Power is off: the links are down first, so that nobody hears that its processes are gone."""
+    """Power is off: the links go down first, so that the death of its processes is not noticed."""
     wanted = marks(job, node)
     spaces = collections.defaultdict(list)
     found = None
@@ -287,7 +287,7 @@ def tasks_per_node(cddprun, full):
 
 
 def suspended(cddprun, _):
-    """Longer than the lease (15 s): time in which nothing of the job ran counts for nobody."""
+    """Longer than the lease (15 s): time in which no process of the job ran does not count."""
     nodes, epochs = 4, 1500
     with Folder() as folder:
         job = submit(folder, cddprun, wine(cddprun), *train(epochs), env={'NPROC_PER_NODE': '1'}, nodes=nodes)

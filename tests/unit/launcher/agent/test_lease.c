@@ -87,7 +87,7 @@ Test(lease, guard_acts_between_fence_and_lease_end)
     cr_assert_eq(lease_act_by_ms(&c), LEASE * 5 / 6);
     lease_answer(&c, lease_beat(&c, 5000));
     cr_assert_eq(lease_act_by_ms(&c), 5000 + LEASE * 5 / 6);
-    /* Stopped with the rest of the machine for a long time, and continued: it has moved. */
+    /* Stopped with the rest of the node for a long time, and continued: it has acted. */
     (void)lease_look(&c, 10 * LEASE, &next);
     cr_assert_eq(lease_act_by_ms(&c), 10 * LEASE + LEASE * 5 / 6);
 }

@@ -620,7 +620,7 @@ Test(supervise, refusal_before_round_ends_with_its_text)
     cr_assert_str_eq(s.text, "why");
 }
 
-/* ROUND_OVER of round 0, as it comes when a node leaves and the job ends with it. */
+/* ROUND_OVER of round 0, as received when a node leaves and the job ends with it. */
 static void over_by_a_leave(int64_t now)
 {
     struct supervise_event ev = {.kind = SUPERVISE_ROUND_OVER};

@@ -12,7 +12,7 @@ CDI_SUITE(bind);
 static struct cdi_error err;
 static struct bind_worker w[64];
 
-/* By hwloc itself, from its own description of a machine. */
+/* By hwloc itself, from its own description of a node. */
 static struct bind_topology machine_of(const char *synthetic)
 {
     struct bind_topology t = {.n = 0};
@@ -24,7 +24,7 @@ static struct bind_topology machine_of(const char *synthetic)
     return t;
 }
 
-/* One machine for most tests: two sockets of two NUMA nodes, each with two caches of two cores of two processors. */
+/* One node for most tests: two sockets of two NUMA nodes, each with two caches of two cores of two processors. */
 #define BOX "pack:2 numa:2 l3:2 core:2 pu:2"
 
 static cddp_status plan(const char *synthetic, enum bind_mode mode, uint32_t n, const int *gpu_nodes, uint32_t n_gpus)
