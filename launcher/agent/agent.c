@@ -732,7 +732,7 @@ static void on_hold(void *arg, bool held)
 
 static void on_act_by(void *arg, int64_t act_by_ms)
 {
-    static const char look[] = {GUARD_LOOK};
+    static const char look[] = {GUARD_DEADLINE};
     uv_buf_t word = uv_buf_init((char *)(uintptr_t)look, 1);
     struct agent *a = arg;
 
@@ -794,7 +794,7 @@ static void on_link_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 
 static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 {
-    static const char word[] = {GUARD_HEARD};
+    static const char word[] = {GUARD_GOT_SIGNAL};
     uv_buf_t heard = uv_buf_init((char *)(uintptr_t)word, 1);
     struct agent *a = s->data;
 

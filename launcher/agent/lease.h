@@ -36,13 +36,20 @@ enum lease_action {
     LEASE_HOLD,      /* stop the workers (again) until `held` is over: see lease_was_stopped() */
 };
 
+/* Starts a lease without a connection. */
 void lease_init(struct lease *c, bool own, bool alone);
-void lease_joining(struct lease *c, int64_t now_ms); /* JOIN is being sent */
+/* Notes that JOIN is being sent. */
+void lease_joining(struct lease *c, int64_t now_ms);
+/* Notes WELCOME: the lease counts from the last JOIN. */
 void lease_welcome(struct lease *c, uint32_t lease_ms, int64_t now_ms);
-uint32_t lease_beat(struct lease *c, int64_t now_ms); /* returns its seq */
+/* Notes that a HEARTBEAT is being sent, and returns its seq. */
+uint32_t lease_beat(struct lease *c, int64_t now_ms);
+/* Notes the answer to the HEARTBEAT with this seq. */
 void lease_answer(struct lease *c, uint32_t seq);
-void lease_broken(struct lease *c);            /* the connection is lost */
-int64_t lease_fence_ms(const struct lease *c); /* when FENCE is due without an answer until then */
+/* Notes that the connection is lost. */
+void lease_broken(struct lease *c);
+/* Returns when FENCE is due without an answer until then. */
+int64_t lease_fence_ms(const struct lease *c);
 /*
  * Returns the time by which this agent must have acted, or the guard ends its workers (guard.h). It is later than
  * FENCE, so that a running agent never needs it, and before the lease ends. CDI_NEVER_MS: none. It also applies to the

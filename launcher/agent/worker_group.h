@@ -45,7 +45,7 @@ void worker_group_kill(struct worker_group *c, int signal);
 /* Sends SIGCONT to the workers that are stopped. */
 void worker_group_continue(struct worker_group *c);
 /*
- * The same as worker_group_kill for a signal that ends the workers: cddp_stop_requested() becomes true, and stopped
+ * Sends a signal that ends the workers. Unlike after worker_group_kill, cddp_stop_requested() becomes true, and stopped
  * workers are continued, so that they receive it.
  */
 void worker_group_end(struct worker_group *c, int signal);

@@ -17,10 +17,11 @@ const char *const flag_groups[N_GROUPS] = {
 
 /* clang-format off */
 const struct flag flags[] = {
-    /* ------------------------------------------------------------------------------------------------ workers and job */
+    /* ------------------------------------------------------------------------------------------- workers and job */
     {.name = "nproc_per_node", .shorts = "ppn", .group = GROUP_JOB, .kind = FLAG_NPROC, AT(nproc),
      RANGE(1, OPTIONS_MAX_PROCS), .fallback = "1", .value = "N|cpu|gpu|auto",
-     .help = "workers on this node: a number; cpu: one for each usable core; gpu: one for each GPU; auto: gpu if the node has any, otherwise cpu"},
+     .help = "workers on this node: a number; cpu: one for each usable core; gpu: one for each GPU; auto: gpu if the "
+             "node has any, otherwise cpu"},
     {.name = "world_size", .shorts = "n np", .env = "", .group = GROUP_JOB, .kind = FLAG_NUMBER, AT(world_size),
      RANGE(1, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "N", .ours = true,
      .help = "workers on all nodes together; with -ppn it also gives the number of nodes"},
@@ -39,7 +40,8 @@ const struct flag flags[] = {
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
      .fallback = "1", .value = "N|MIN:MAX|MIN:",
      .help = "number of nodes; start one cddprun on each, with the same flags except --node_rank and "
-             "--nproc_per_node; with MIN:MAX the job continues when nodes leave, join or are lost; MIN: takes MAX from the Slurm step"},
+             "--nproc_per_node; with MIN:MAX the job continues when nodes leave, join or are lost; MIN: takes MAX "
+             "from the Slurm step"},
     {.name = "node_rank", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(node_rank), RANGE(0, OPTIONS_MAX_NODES - 1),
      .shown_default = "assigned by the rendezvous", .value = "N", .help = "rank of this node, from 0"},
     {.name = "master_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(master_addr), RANGE(1, 255),
@@ -82,7 +84,8 @@ const struct flag flags[] = {
      .shown_default = "natural order of host names, node7 before node66",
      .value = "FILE",
      .ours = true,
-     .help = "file with the host names in the order of their node ranks, one a line; the first one hosts the rendezvous unless another flag selects a host"},
+     .help = "file with the host names in the order of their node ranks, one a line; the first one hosts the "
+             "rendezvous unless another flag selects a host"},
     {.name = "spares", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(spares), RANGE(0, OPTIONS_MAX_NODES - 1),
      .fallback = "0", .value = "N", .ours = true,
      .help = "number of standby nodes that replace a lost one"},
@@ -101,20 +104,23 @@ const struct flag flags[] = {
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
-     .help = "signals that end the job: cddprun forwards them to the workers and stops; of these four, SIGUSR1 and SIGUSR2, the others are forwarded only"},
+     .help = "signals that end the job: cddprun forwards them to the workers and stops; of these four, SIGUSR1 and "
+             "SIGUSR2, the others are forwarded only"},
     {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
      .help = "accepted for compatibility and ignored: cddprun detects exits immediately"},
     /* ----------------------------------------------------------------------------------------------------- logs */
     {.name = "log_dir", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(log_dir), RANGE(1, 4095), .value = "DIRECTORY",
-     .help = "directory for the files of --redirects and --tee and for error files; each run creates its own directory in it"},
+     .help = "directory for the files of --redirects and --tee and for error files; each run creates its own "
+             "directory in it"},
     {.name = "redirects", .shorts = "r", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(redirects), .fallback = "0",
      .value = "MAP",
      .help = "write these streams to files instead of showing them: 0 none, 1 stdout, 2 stderr, 3 both; for all "
              "workers, or by local rank, such as 0:1,12:3"},
     {.name = "tee", .shorts = "t", .group = GROUP_LOGS, .kind = FLAG_RANK_MAP, AT(tee), .fallback = "0",
      .value = "MAP",
-     .help = "show these streams and write them to files, too: in --log_dir, or in a new directory in TMPDIR, whose name cddprun prints"},
+     .help = "show these streams and write them to files, too: in --log_dir, or in a new directory in TMPDIR, whose "
+             "name cddprun prints"},
     {.name = "local_ranks_filter", .group = GROUP_LOGS, .kind = FLAG_RANKS, AT(local_ranks_filter),
      .shown_default = "all", .value = "N,...",
      .help = "show the output of these local ranks only; files get the output of all"},
@@ -123,16 +129,20 @@ const struct flag flags[] = {
      .help = "also write lines of stdout that contain one of these texts to a file; ,, is a comma"},
     {.name = "duplicate_stderr_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stderr_filters),
      RANGE(0, 4095), .value = "TEXT,...", .help = "the same for stderr"},
-    {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = "auto|always|never",
+    {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = ""
+                                                                                                    "auto|always|never",
      .ours = true,
-     .help = "make a worker's stdout a pseudo-terminal, so that programs see a terminal and a C program's lines appear immediately and survive a crash; auto: if the stream is shown and cddprun's own stdout is a terminal"},
+     .help = "make a worker's stdout a pseudo-terminal, so that programs see a terminal and a C program's lines "
+             "appear immediately and survive a crash; auto: if the stream is shown and cddprun's own stdout is a "
+             "terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
      .ours = true, .help = "write job events as JSON lines to this open file descriptor"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),
      RANGE(0, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "RANK", .ours = true,
      .help = "connect this rank to cddprun's terminal, Ctrl-C included, for example for a debugger"},
     {.name = "event_log_handler", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
-     .value = "null", .help = "accepted for compatibility: torchrun's other handlers are Python code; use --status_fd=2 instead of console",
+     .value = "null", .help = "accepted for compatibility: torchrun's other handlers are Python code; use "
+                              "--status_fd=2 instead of console",
      .note = "--status_fd=2 writes job events to stderr, as JSON lines; torchrun's other handlers are Python code"},
     {.name = "logs_specs", .env = "", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(logs_specs), RANGE(0, 255),
      .value = "NAME", .refusal = "it names a Python class of torchrun; use --log_dir, --redirects and --tee",
@@ -164,7 +174,8 @@ const struct flag flags[] = {
     {.name = "run_path", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(run_path), .fallback = "0",
      .help = "PROGRAM is a Python script, whatever its name"},
     {.name = "start_method", .group = GROUP_PYTHON, .kind = FLAG_CHOICE, AT(start_method), .fallback = "spawn",
-     .value = "spawn", .help = "accepted for compatibility: torchrun's other methods (fork, forkserver) start Python functions, not programs",
+     .value = "spawn", .help = "accepted for compatibility: torchrun's other methods (fork, forkserver) start Python "
+                               "functions, not programs",
      .note = "torchrun's other methods start Python functions, and cddprun starts programs; remove it"},
     /* --------------------------------------------------------------------------------------------------- others */
     {.name = "dry_run",

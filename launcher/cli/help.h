@@ -5,9 +5,13 @@
 
 #include <stdio.h>
 
-void help_usage(FILE *to);    /* prints --help */
-void help_man(FILE *to);      /* cddprun(1), for man */
-void help_bash(FILE *to);     /* a file for bash-completion */
-void help_markdown(FILE *to); /* the table in docs/cli.md */
+/* Prints --help. */
+void help_usage(FILE *to);
+/* Prints cddprun(1), for man. */
+void help_man(FILE *to);
+/* Prints a file for bash-completion. */
+void help_bash(FILE *to);
+/* Prints the table of docs/cli.md. */
+void help_markdown(FILE *to);
 
 #endif

@@ -23,10 +23,10 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#define LATE_MS 100          /* a running agent ends its workers well within it */
-#define RESUMED_MS 1000      /* an agent that was stopped together with the guard may have to be paged in first */
-#define DEAF_LEAST_MS 5000   /* on a busy node an agent may need time to read a signal */
-#define SWEEP_LIMIT_MS 30000 /* a process that survives SIGKILL for so long is held by the kernel */
+#define LATE_MS 100                /* a running agent ends its workers well within it */
+#define RESUMED_MS 1000            /* an agent that was stopped together with the guard may have to be paged in first */
+#define UNRESPONSIVE_LEAST_MS 5000 /* on a busy node an agent may need time to read a signal */
+#define SWEEP_LIMIT_MS 30000       /* a process that survives SIGKILL for so long is held by the kernel */
 
 #define N_SIGNALS 64
 #define BIT(signal) (UINT64_C(1) << ((signal)-1))
@@ -208,22 +208,22 @@ struct guard {
     int link, signals;
     uint64_t ending; /* signals that end the job */
     struct guard_shared *shared;
-    int conn;            /* the agent's connection to the rendezvous, see guard_hold(); -1: none */
-    bool ready;          /* the agent handles signals */
-    bool want_stop;      /* TSTP was received, and no CONT after it */
-    int64_t grace_ms;    /* from late_ms on */
-    int64_t late_ms;     /* when the agent was first found late; 0: it is not */
-    int64_t still_ms;    /* how long it had been inactive when it was killed for that; 0: it was not */
-    int64_t patience_ms; /* for an agent that does not read signals */
-    int64_t hear_by_ms;  /* by then the agent must have read an ending signal; CDI_NEVER_MS */
-    int unheard;         /* that signal */
-    bool deaf;           /* the agent was killed because it had not read it */
-    int killed_by_us;    /* the signal that ended an agent that did not handle signals yet */
+    int conn;                 /* the agent's connection to the rendezvous, see guard_hold(); -1: none */
+    bool ready;               /* the agent handles signals */
+    bool want_stop;           /* TSTP was received, and no CONT after it */
+    int64_t grace_ms;         /* from late_ms on */
+    int64_t late_ms;          /* when the agent was first found late; 0: it is not */
+    int64_t inactive_ms;      /* how long it had been inactive when it was killed for that; 0: it was not */
+    int64_t patience_ms;      /* for an agent that does not read signals */
+    int64_t read_by_ms;       /* by then the agent must have read an ending signal; CDI_NEVER_MS */
+    int unread_signal;        /* that signal */
+    bool killed_unresponsive; /* the agent was killed because it had not read it */
+    int killed_by_us;         /* the signal that ended an agent that did not handle signals yet */
     bool ended;
     int status; /* the agent's, from waitpid */
 };
 
-static void hand_on(const struct guard *g, int signal)
+static void guard_forward(const struct guard *g, int signal)
 {
     unsigned char byte = (unsigned char)signal;
 
@@ -269,7 +269,7 @@ static void stop_both(struct guard *g)
     (void)kill(getpid(), SIGSTOP);
     swallow_cont();
     (void)kill(g->agent, SIGCONT);
-    hand_on(g, SIGCONT);
+    guard_forward(g, SIGCONT);
 }
 
 static void reap_agent(struct guard *g)
@@ -293,10 +293,10 @@ static void see_to_it(struct guard *g, int signal)
 {
     if (guard_is_stopped(g->agent))
         (void)kill(g->agent, SIGCONT);
-    if (g->hear_by_ms != CDI_NEVER_MS)
+    if (g->read_by_ms != CDI_NEVER_MS)
         return;
-    g->unheard = signal;
-    g->hear_by_ms = cdi_deadline_ms(cdi_now_ms(), g->patience_ms);
+    g->unread_signal = signal;
+    g->read_by_ms = cdi_deadline_ms(cdi_now_ms(), g->patience_ms);
 }
 
 /* by_kernel: a key of the terminal has sent it, and not a process. */
@@ -309,16 +309,16 @@ static void guard_on_signal(struct guard *g, int signal, bool by_kernel)
     } else if (signal == SIGTSTP) {
         g->want_stop = true;
         if (g->ready)
-            hand_on(g, signal);
+            guard_forward(g, signal);
         else
             stop_both(g);
     } else if (signal == SIGCONT) {
         g->want_stop = false;
         if (guard_is_stopped(g->agent))
             (void)kill(g->agent, SIGCONT);
-        hand_on(g, signal);
+        guard_forward(g, signal);
     } else if (g->ready) {
-        hand_on(g, signal);
+        guard_forward(g, signal);
         if ((g->ending & BIT(signal)) != 0)
             see_to_it(g, signal);
     } else if ((g->ending & BIT(signal)) != 0) {
@@ -364,13 +364,13 @@ static void on_link(struct guard *g, struct pollfd *p)
     }
     if (n == 1 && byte == GUARD_READY)
         g->ready = true;
-    if (n == 1 && byte == GUARD_HEARD)
-        g->hear_by_ms = CDI_NEVER_MS;
+    if (n == 1 && byte == GUARD_GOT_SIGNAL)
+        g->read_by_ms = CDI_NEVER_MS;
     if (n == 1 && byte == GUARD_STOPPED) {
         if (g->want_stop)
             stop_both(g);
         else
-            hand_on(g, SIGCONT);
+            guard_forward(g, SIGCONT);
     }
 }
 
@@ -378,7 +378,7 @@ static void on_link(struct guard *g, struct pollfd *p)
  * Checks whether the agent is late. It may have been stopped together with the guard, and be about to end its workers
  * itself, so it counts only when it is found late a second time. Returns the time until the next check, -1: forever.
  */
-static int look_at_agent(struct guard *g)
+static int guard_check_agent(struct guard *g)
 {
     int64_t now = cdi_now_ms(), act_by = atomic_load(&g->shared->act_by_ms), wait = act_by - now;
 
@@ -395,7 +395,7 @@ static int look_at_agent(struct guard *g)
     wait = g->late_ms + g->grace_ms - now;
     if (wait > 0)
         return (int)wait;
-    g->still_ms = now - act_by;
+    g->inactive_ms = now - act_by;
     (void)kill(g->agent, SIGKILL);
     return -1;
 }
@@ -403,13 +403,13 @@ static int look_at_agent(struct guard *g)
 /* The longest time to wait; -1: forever. */
 static int next_look(struct guard *g)
 {
-    int64_t left = g->hear_by_ms - cdi_now_ms();
+    int64_t left = g->read_by_ms - cdi_now_ms();
     int wait;
 
-    if (g->still_ms != 0 || g->deaf)
+    if (g->inactive_ms != 0 || g->killed_unresponsive)
         return -1;
-    wait = look_at_agent(g);
-    if (g->hear_by_ms == CDI_NEVER_MS || (wait >= 0 && wait <= left))
+    wait = guard_check_agent(g);
+    if (g->read_by_ms == CDI_NEVER_MS || (wait >= 0 && wait <= left))
         return wait;
     return left <= 0 ? 0 : left < INT_MAX ? (int)left : INT_MAX;
 }
@@ -425,8 +425,8 @@ static void guard_watch(struct guard *g)
         if (n < 0 && errno != EINTR)
             break;
         /* Only if there is nothing to read: this process may have been stopped, and the answer be there already. */
-        if (n == 0 && cdi_now_ms() >= g->hear_by_ms && !g->deaf) {
-            g->deaf = true;
+        if (n == 0 && cdi_now_ms() >= g->read_by_ms && !g->killed_unresponsive) {
+            g->killed_unresponsive = true;
             (void)kill(g->agent, SIGKILL);
         }
         while (!g->ended && read(g->signals, &info, sizeof info) == (ssize_t)sizeof info) {
@@ -458,21 +458,22 @@ static int conclude(const struct guard *g)
     if (WIFEXITED(g->status))
         return WEXITSTATUS(g->status);
     signal = WTERMSIG(g->status);
-    if (g->deaf) {
+    if (g->killed_unresponsive) {
         fprintf(stderr,
-                "cddprun: its agent (pid %d) did not answer signal %d (%s) for %lld s (was it stopped?); it and every "
+                "cddprun: the agent (pid %d) did not answer signal %d (%s) for %lld s (was it stopped?); it and every "
                 "worker have been killed\n",
-                (int)g->agent, g->unheard, signame(g->unheard, name, sizeof name), (long long)g->patience_ms / 1000);
-        return 128 + g->unheard;
+                (int)g->agent, g->unread_signal, signame(g->unread_signal, name, sizeof name),
+                (long long)g->patience_ms / 1000);
+        return 128 + g->unread_signal;
     }
-    if (g->still_ms != 0) {
+    if (g->inactive_ms != 0) {
         fprintf(stderr,
-                "cddprun: its agent (pid %d) was inactive (was it stopped?) until the rendezvous was about to count "
+                "cddprun: the agent (pid %d) was inactive (was it stopped?) until the rendezvous was about to count "
                 "this node as lost; it and every worker have been killed\n",
                 (int)g->agent);
         return 128 + signal;
     }
-    fprintf(stderr, "cddprun: its agent (pid %d) was killed by signal %d (%s); every worker has been killed\n",
+    fprintf(stderr, "cddprun: the agent (pid %d) was killed by signal %d (%s); every worker has been killed\n",
             (int)g->agent, signal, signame(signal, name, sizeof name));
     return 128 + signal;
 }
@@ -552,8 +553,8 @@ static _Noreturn void become_guard(const struct guard_link *link, uint64_t endin
                       .conn = -1,
                       .ending = ending,
                       .shared = link->shared,
-                      .patience_ms = patience_ms > DEAF_LEAST_MS ? patience_ms : DEAF_LEAST_MS,
-                      .hear_by_ms = CDI_NEVER_MS};
+                      .patience_ms = patience_ms > UNRESPONSIVE_LEAST_MS ? patience_ms : UNRESPONSIVE_LEAST_MS,
+                      .read_by_ms = CDI_NEVER_MS};
 
     guard_watch(&g);
     _exit(conclude(&g));

@@ -18,11 +18,11 @@
 #include <sys/types.h>
 
 /* Bytes from guard to agent are signal numbers; from agent to guard: */
-#define GUARD_READY 'R'   /* the agent's loop runs: from now on the agent handles signals */
-#define GUARD_STOPPED 'S' /* after TSTP: the workers are stopped, now stop us */
-#define GUARD_LOOK 'L'    /* there is a time to act by now, and there was none before */
-#define GUARD_HEARD 'H'   /* a signal that ends the job has been read */
-#define GUARD_HOLD 'C'    /* with a descriptor: see guard_hold() */
+#define GUARD_READY 'R'      /* the agent's loop runs: from now on the agent handles signals */
+#define GUARD_STOPPED 'S'    /* after TSTP: the workers are stopped, now stop us */
+#define GUARD_DEADLINE 'L'   /* there is a time to act by now, and there was none before */
+#define GUARD_GOT_SIGNAL 'H' /* a signal that ends the job has been read */
+#define GUARD_HOLD 'C'       /* with a descriptor: see guard_hold() */
 
 struct guard_link {
     int fd;                      /* a socket to the guard, close-on-exec, the caller's to close */
@@ -45,7 +45,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
 
 /*
  * Sets the time (of cdi_now_ms()) by which the agent must call this again, or the guard kills it; CDI_NEVER_MS: none. A
- * guard that was stopped, too, allows a little more time. Returns true if the caller must write GUARD_LOOK to the
+ * guard that was stopped, too, allows a little more time. Returns true if the caller must write GUARD_DEADLINE to the
  * guard. Never blocks.
  */
 bool guard_act_by(struct guard_link *link, int64_t act_by_ms);

@@ -16,7 +16,7 @@ struct oom_count {
 /* Reads the counter. root is a prefix for the paths of /proc and /sys; "" but in tests. */
 struct oom_count oom_look(const char *root);
 /*
- * If there was a kill since `before` was read, writes a line for the report to buf and returns true. The kernel does
+ * Writes a line for the report to buf, and returns true, if there was a kill since `before` was read. The kernel does
  * not report which process it killed: call this for a process that another process's SIGKILL has ended.
  */
 bool oom_explain(const char *root, const struct oom_count *before, char *buf, size_t cap);

@@ -81,7 +81,7 @@ void spawn_release(struct spawn_context *ctx);
 cddp_status spawn_find_program(const char *program, char *path, int *exit_status, struct cdi_error *err);
 
 /*
- * Create a flight page, then a process. w: zeroed, with rank, local_rank, on and arg set, and master -1.
+ * Creates a flight page, then a process. w: zeroed, with rank, local_rank, on and arg set, and master -1.
  * worker_make_page writes the value of CDDP_FLIGHT to flight_env. Call worker_close after worker_start, whatever it
  * returned. stdin_fd -1: /dev/null.
  *

@@ -10,7 +10,7 @@
  *   save       rank 0 saves a checkpoint in $TMPDIR, rank 1 calls a barrier
  *   lag        rank 1 does not enter the first step of a reducer
  *   forever    all-reduce until killed; with a grandchild in a separate session
- *   loop       all-reduce of small and large sizes until killed, or until a collective fails: then print the error and exit
+ *   loop       all-reduce of small and large sizes until killed, or until one fails: then print the error and exit
  *   freeze     all-reduce of rank 0 with a rank 1 that has stopped itself (SIGSTOP)
  *   desert     rank 1 exits with status 0 after 3 all-reduces, without cddp_finalize, while the others continue
  *   few        the same, but with cddp_finalize
