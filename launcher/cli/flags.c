@@ -66,7 +66,7 @@ const struct flag flags[] = {
      .shown_default = "its host name", .value = "ADDRESS", .help = "name or address of this node in messages"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,
      AT(auth_token_file), RANGE(1, 255), .value = "FILE", .ours = true,
-     .help = "file with the job's auth token, which agents and libcddp must prove to know; --standalone creates one"},
+     .help = "file with the job's auth token, which agents and libcddp must prove; --standalone creates one"},
     {.name = "hosts",
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,
