@@ -28,15 +28,6 @@ static inline int64_t cdi_now_ms(void)
     return cdi_now_ns() / 1000000;
 }
 
-/* Returns Unix time, for texts and records that leave this process. */
-static inline int64_t cdi_wall_ms(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_REALTIME, &ts);
-    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
-
 /* Never reached: a deadline for "no limit". */
 #define CDI_NEVER_MS INT64_MAX
 
@@ -46,6 +37,15 @@ static inline int64_t cdi_deadline_ms(int64_t now_ms, int64_t timeout_ms)
     if (timeout_ms < 0 || timeout_ms > INT64_MAX - now_ms)
         return CDI_NEVER_MS;
     return now_ms + timeout_ms;
+}
+
+/* Returns Unix time, for texts and records that leave this process. */
+static inline int64_t cdi_wall_ms(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
 }
 
 #endif

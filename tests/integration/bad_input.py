@@ -140,7 +140,7 @@ def cases(cddprun, probe, tmp):
 
 
 def cases_without_cddprun(probe, taken, tmp):
-    """Ranks that were started by hand or by mpirun: libcddp's own error messages."""
+    """Ranks that were started by hand or by mpirun: libcddp's own sentences."""
     def by_hand(**more):
         return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port()),
                 "CDDP_JOIN_TIMEOUT": "1"} | more

@@ -166,7 +166,7 @@ def test_a_killed_agent_ends_the_job_everywhere_and_is_named(cddprun):
             assert re.match(r'cddprun: node 2 \(\S+, pid \d+\) was lost while its workers ran: ', job.err), job.err
 
 
-def test_a_killed_host_ends_every_node_with_one_message(cddprun):
+def test_a_killed_host_ends_every_node_with_one_sentence(cddprun):
     with Nodes(cddprun, [1, 1, 1], 'touch "$TMPDIR/up$RANK"; exec sleep 100') as nodes:
         running(nodes, 3)
         for job in nodes.jobs:
@@ -567,7 +567,7 @@ def test_cut_off_node_kills_workers_before_it_counts_as_lost(cddprun):
         assert re.fullmatch(r'cddprun: no message from the rendezvous at \S+ for 2 s; .*node.*\n', nodes[1].err)
         assert nodes[0].finish() == 1
         assert time.monotonic() - began < 3 + launch.within(2)
-        assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: no(thing was heard| message was received)', nodes[0].err, re.M), nodes[0].err
+        assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: nothing was heard', nodes[0].err, re.M), nodes[0].err
 
 
 def test_an_agent_that_was_stopped_for_too_long_kills_its_workers_first(cddprun):
@@ -602,8 +602,8 @@ def test_auth_token_admits_only_its_agents(cddprun):
     with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
             Job(cddprun, *where, '--node_rank=0', f'--auth_token_file={good}', *sh('cat $CDDP_AUTH_TOKEN_FILE')) as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_message(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'secret|auth token')
-        one_message(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'secret|auth token')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'secret')
         assert host.process.poll() is None
         with Job(cddprun, *where, '--node_rank=1', 'true', env={'CDDP_AUTH_TOKEN_FILE': good}) as guest:
             assert (guest.finish(), host.finish()) == (0, 0), (guest.err, host.err)
@@ -615,15 +615,15 @@ def test_agent_with_auth_token_rejects_host_without(cddprun):
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_message(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'secret|auth token')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'secret')
         host.process.send_signal(signal.SIGTERM)
         assert host.finish() == 143, host.err
 
 
 def test_rejects_readable_auth_token_file(cddprun):
     with secret_file('s', 0o644) as open_file:
-        one_message(run(cddprun, f'--auth_token_file={open_file}', 'true'), 1, open_file)
-    one_message(run(cddprun, '--auth_token_file=/no/such/file', 'true'), 1, '/no/such/file')
+        one_sentence(run(cddprun, f'--auth_token_file={open_file}', 'true'), 1, open_file)
+    one_sentence(run(cddprun, '--auth_token_file=/no/such/file', 'true'), 1, '/no/such/file')
 
 
 def test_standalone_creates_auth_token(cddprun):
@@ -634,11 +634,11 @@ def test_standalone_creates_auth_token(cddprun):
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
-def one_message(result, status, *words):
+def one_sentence(result, status, *words):
     assert result[0] == status, result
     assert result[2].startswith('cddprun: ') and result[2].count('\n') == 1, result
     for word in words:
-        assert any(each in result[2] for each in word.split('|')), (word, result)
+        assert word in result[2], (word, result)
 
 
 def test_two_agents_with_one_node_rank(cddprun):
@@ -646,7 +646,7 @@ def test_two_agents_with_one_node_rank(cddprun):
     flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}', '--node_rank=0']
     with Job(cddprun, *flags, '--local_addr=first', 'true') as first:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_message(run(cddprun, *flags, '--local_addr=second', 'true'), 1, 'node rank 0 is taken', 'first (pid', 'second (pid')
+        one_sentence(run(cddprun, *flags, '--local_addr=second', 'true'), 1, 'node rank 0 is taken', 'first (pid', 'second (pid')
         first.process.send_signal(signal.SIGTERM)
         assert first.finish() == 143, first.err
 
@@ -664,8 +664,8 @@ def test_different_nnodes_or_job_names(cddprun):
     where = ['--master_addr=127.0.0.1', f'--master_port={port}']
     with Job(cddprun, '--nnodes=3', '--rdzv_id=here', '--node_rank=0', *where, 'true') as first:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_message(run(cddprun, '--nnodes=2', '--rdzv_id=here', '--node_rank=1', *where, 'true'), 1, '--nnodes', '3')
-        one_message(run(cddprun, '--nnodes=3', '--rdzv_id=there', '--node_rank=1', *where, 'true'), 1, "'here'", "'there'")
+        one_sentence(run(cddprun, '--nnodes=2', '--rdzv_id=here', '--node_rank=1', *where, 'true'), 1, '--nnodes', '3')
+        one_sentence(run(cddprun, '--nnodes=3', '--rdzv_id=there', '--node_rank=1', *where, 'true'), 1, "'here'", "'there'")
         first.process.send_signal(signal.SIGTERM)
         assert first.finish() == 143, first.err
 
@@ -675,7 +675,7 @@ def test_a_closed_port_is_tried_until_the_join_timeout(cddprun):
     began = time.monotonic()
     result = run(cddprun, '--nnodes=2', '--node_rank=1', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
                  f'--master_port={port}', 'true')
-    one_message(result, 1, f'127.0.0.1:{port}', 'refused')
+    one_sentence(result, 1, f'127.0.0.1:{port}', 'refused')
     assert time.monotonic() - began < launch.within(3)
 
 
@@ -694,7 +694,7 @@ def test_an_address_that_drops_packets(cddprun):
                      f'--master_port={port}', 'true')
         for c in full:
             c.close()
-    one_message(result, 1, f'127.0.0.1:{port}', 'no answer')
+    one_sentence(result, 1, f'127.0.0.1:{port}', 'no answer')
 
 
 def test_unknown_host_name(cddprun):
@@ -714,7 +714,7 @@ def test_a_port_of_another_program(cddprun):
             c.sendall(b'SSH-2.0-OpenSSH_9.2\r\n')
             status = job.finish()
             c.close()
-        one_message((status, '', job.err), 1, f'127.0.0.1:{port}', 'is not a cddprun rendezvous server', 'in use')
+        one_sentence((status, '', job.err), 1, f'127.0.0.1:{port}', 'is not a cddprun rendezvous server', 'in use')
 
 
 def test_port_bound_without_listening(cddprun):
@@ -735,14 +735,14 @@ def test_silent_server_is_waited_for(cddprun):
         port = s.getsockname()[1]
         result = run(cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=127.0.0.1', f'--master_port={port}',
                      '--rdzv_conf=join_timeout=2', 'true')
-        one_message(result, 1, f'cannot reach the rendezvous at 127.0.0.1:{port}', 'accepts connections but does not answer')
+        one_sentence(result, 1, f'cannot reach the rendezvous at 127.0.0.1:{port}', 'accepts connections but does not answer')
 
 
 def test_timeout_names_missing_nodes(cddprun):
     port = free_port()
     result = run(cddprun, '--nnodes=3', '--node_rank=0', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
                  f'--master_port={port}', 'true')
-    one_message(result, 1, '1 of 3 nodes', 'missing: node rank 1-2')
+    one_sentence(result, 1, '1 of 3 nodes', 'missing: node rank 1-2')
 
 
 def test_slurm(cddprun):
@@ -756,9 +756,9 @@ def test_slurm(cddprun):
         assert [job.out for job in jobs] == ['[0] 0 2 17.0.0\n', '[1] 1 2 17.0.0\n']
         assert re.fullmatch(rf'cddprun: Slurm step 17\.0\.0: 2 nodes .* node 0; .* localhost, port {port}\n', jobs[0].err)
         assert jobs[1].err == '', 'one line for the job'
-    one_message(run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=a', 'true', env={**step, 'SLURM_NODEID': '1'}),
+    one_sentence(run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=a', 'true', env={**step, 'SLURM_NODEID': '1'}),
                  2, '--node_rank is 0', 'SLURM_NODEID')
-    one_message(run(cddprun, 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'}), 2, 'srun', '--standalone')
+    one_sentence(run(cddprun, 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'}), 2, 'srun', '--standalone')
     assert run(cddprun, '--standalone', 'true', env={'SLURM_JOB_ID': '17', 'SLURM_JOB_NUM_NODES': '2'})[0] == 0
 
 
@@ -824,11 +824,11 @@ def test_waiting_client_does_not_connect_to_itself(cddprun):
 
 
 def test_rejects_invalid_flags(cddprun):
-    one_message(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
-    one_message(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')
-    one_message(run(cddprun, '--nnodes=2', '--node_rank=2', '--master_addr=a', 'true'), 2, '--node_rank 2')
-    one_message(run(cddprun, '--nnodes=2', '--standalone', 'true'), 2, '--standalone')
-    one_message(run(cddprun, '--rdzv_conf=a=b', 'true'), 2, "'a'", 'join_timeout')
+    one_sentence(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
+    one_sentence(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')
+    one_sentence(run(cddprun, '--nnodes=2', '--node_rank=2', '--master_addr=a', 'true'), 2, '--node_rank 2')
+    one_sentence(run(cddprun, '--nnodes=2', '--standalone', 'true'), 2, '--standalone')
+    one_sentence(run(cddprun, '--rdzv_conf=a=b', 'true'), 2, "'a'", 'join_timeout')
 
 
 if __name__ == '__main__':

@@ -338,7 +338,7 @@ def test_ranks_without_room_fail_immediately(cddprun):
             assert job.finish() == 1 and 'as many as --rdzv_conf=max_connections allows; raise it' in job.err, job.err
 
 
-def test_agent_without_room_reports_and_waits(cddprun):
+def test_an_agent_that_there_is_no_room_for_says_so_and_waits(cddprun):
     many = 'takes no more connections: there are 1 connections already, as many as --max_connections allows; raise it'
     with Daemon('--max_connections=1') as daemon, contextlib.ExitStack() as stack:
         errs = [stack.enter_context(tempfile.TemporaryFile('w+')) for _ in range(2)]
