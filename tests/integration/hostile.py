@@ -36,10 +36,10 @@ def s(data):
 
 # The bytes sent, and the log's message about them. A good client's PING follows, so that nothing is left undecided.
 BAD = {
-    'an operation that there is not': (HELLO + b'\x13', '19 is no operation of the store'),
-    'the last byte as one': (HELLO + b'\xff', '255 is no operation of the store'),
-    'no VALIDATE': (b'\x0d1234', 'its first bytes are of no protocol that is spoken here'),
-    'a wrong magic': (b'\0\1\2\3\4', 'its first bytes are of no protocol that is spoken here'),
+    'an operation that there is not': (HELLO + b'\x13', '19 is not a store operation'),
+    'the last byte as one': (HELLO + b'\xff', '255 is not a store operation'),
+    'no VALIDATE': (b'\x0d1234', 'unrecognized protocol'),
+    'a wrong magic': (b'\0\1\2\3\4', 'unrecognized protocol'),
     'VALIDATE twice': (HELLO + HELLO, 'VALIDATE after VALIDATE'),
     'a giant key': (HELLO + b'\x03' + u64(-1), 'a key of 18446744073709551615 bytes in a GET request; the limit is 8192'),
     'a key too long': (HELLO + b'\x03' + u64(8193), 'a key of 8193 bytes in a GET request; the limit is 8192'),
@@ -53,12 +53,12 @@ BAD = {
     'too much in the store': (HELLO + b''.join(b'\x01' + s(b'%d' % i) + s(b'x' * 100000) for i in range(30)),
                               'the store is full: its keys, values and waits may take 2097152 bytes'),
     'too many waits': (HELLO + (b'\x06' + u64(1) + s(b'never')) * 11, '10 waits are pending already'),
-    'no HTTP': (b'GET nothing\r\n\r\n', 'an HTTP request line that cannot be read'),
-    'an endless HTTP head': (b'GET / HTTP/1.1\r\n' + b'a: b\r\n' * 2000, 'an HTTP head of more than 8192 bytes'),
+    'no HTTP': (b'GET nothing\r\n\r\n', 'invalid HTTP request line'),
+    'an endless HTTP head': (b'GET / HTTP/1.1\r\n' + b'a: b\r\n' * 2000, 'HTTP head longer than 8192 bytes'),
     'a giant frame': (CONTROL + struct.pack('<IHH', 0xffffffff, 50, 0), 'frame'),
     'a frame of no type': (CONTROL + struct.pack('<IHH', 2, 999, 0) + b'{}', 'HELLO'),
-    'a JOIN that is no JSON': (CONTROL + struct.pack('<IHH', 3, 1, 0) + b'{{{', 'it joins without HELLO'),
-    'random bytes': (bytes((i * i * 7 + 3) % 256 for i in range(4096)), 'its first bytes are of no protocol'),
+    'a JOIN that is no JSON': (CONTROL + struct.pack('<IHH', 3, 1, 0) + b'{{{', 'JOIN without HELLO'),
+    'random bytes': (bytes((i * i * 7 + 3) % 256 for i in range(4096)), 'unrecognized protocol'),
 }
 
 

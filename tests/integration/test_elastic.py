@@ -107,7 +107,7 @@ def test_a_job_grows_and_shrinks(cddprun):
         job.end(a, c, d)
         assert re.search(r'node 1 \(.*\) was lost while its workers ran: ', said(a)), said(a)
         assert 'the job continues with 2 nodes; this is node rank 0 (n1), ranks 0 to 0 of 2' in said(a), said(a)
-        assert 'has come: the job goes on with one node more' in said(a), said(a)
+        assert 'joined: the job continues with one more node' in said(a), said(a)
 
 
 def test_spare_replaces_lost_node(cddprun):
@@ -119,7 +119,7 @@ def test_spare_replaces_lost_node(cddprun):
         wait_for('a word', lambda: re.search(r'; n\d waits as a spare', said(spare)))
         late = job.node()
         assert late.finish() == 1
-        assert 'has all of its 2 nodes and 1 spares already' in said(late), said(late)
+        assert 'already has all of its 2 nodes and 1 spares' in said(late), said(late)
         assert worlds(spare) == []
         kill_agent(b)
         in_world(spare, '0 1 1/2')
@@ -277,7 +277,7 @@ def test_node_cut_off_within_its_lease_rejoins_as_itself(cddprun):
 def test_node_cut_off_for_longer_rejoins_as_new(cddprun):
     said_a, said_b = cut_off(cddprun, 4)
     assert "killing this node's workers" in said_b and 'this node (n2) will try to rejoin' in said_b, said_b
-    assert re.search(r'n2.*was lost while its workers ran: (?s:.*)continues with 1 node;(?s:.*)n2 .*has come: (?s:.*)continues with 2 nodes',
+    assert re.search(r'n2.*was lost while its workers ran: (?s:.*)continues with 1 node;(?s:.*)n2 .*joined: (?s:.*)continues with 2 nodes',
                      said_a), said_a
 
 
@@ -330,9 +330,9 @@ def test_node_ends_if_its_rendezvous_has_ended(cddprun):
 def test_rejects_different_node_counts(cddprun):
     with Elastic(cddprun, '2:3', conf='join_timeout=20,last_call_timeout=0') as job:
         a = job.node()
-        for flags, says in ([['--nnodes=2:4'], '--nnodes=2:4, the job with 2:3'],
-                            [['--spares=1'], '--spares=1, the job with 0'],
-                            [['--max_restarts=2'], '--max_restarts=2, the job with 0']):
+        for flags, says in ([['--nnodes=2:4'], '--nnodes=2:4, but the job with 2:3'],
+                            [['--spares=1'], '--spares=1, but the job with 0'],
+                            [['--max_restarts=2'], '--max_restarts=2, but the job with 0']):
             other = job.node(*flags)
             assert other.finish() == 1 and says in said(other), said(other)
         job.end(a, job.node())
@@ -344,8 +344,8 @@ def test_too_few_in_time_after_a_loss(cddprun):
         in_world(a, '0 0 0/2')
         kill_agent(b)
         assert a.finish() == 1, said(a)
-        assert re.search(r'cddprun: node 1 \(.*\) was lost .*; not enough nodes came within 4 s after that: '
-                         r'1 of 2 to 3 nodes are here', said(a)), said(a)
+        assert re.search(r'cddprun: node 1 \(.*\) was lost .*; not enough nodes joined within 4 s after that: '
+                         r'1 of 2 to 3 nodes have joined', said(a)), said(a)
         os.unlink(os.path.join(a.tmp, 'world'))
 
 
