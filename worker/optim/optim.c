@@ -9,6 +9,12 @@
 
 #include "common/crc64.h"
 #include "worker/math/float16.h"
+#include "worker/reducer/arena.h"
+#include "worker/reducer/captured.h"
+#include "worker/reducer/in_place.h"
+#include "worker/reducer/norm.h"
+#include "worker/reducer/step.h"
+#include "worker/reducer/used.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -304,7 +310,7 @@ static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_
 
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
 {
-    return o->own[i].is_frozen != 0 || cdi_unused_nowhere(o->ddp, i);
+    return o->own[i].is_frozen != 0 || cdi_used_nowhere(o->ddp, i);
 }
 
 /*
@@ -316,7 +322,7 @@ static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool i
     const cddp_param *p = &d->params[i];
     size_t size = cddp_dtype_size(p->dtype);
     char *w = (char *)p->data + at * size;
-    char *arena = (char *)cdi_ddp_arena_grad(d, i) + at * cddp_dtype_size(p->grad_dtype);
+    char *arena = (char *)cdi_arena_grad(d, i) + at * cddp_dtype_size(p->grad_dtype);
 
     if (n == 0)
         return;
@@ -348,7 +354,7 @@ static void update_param(cddp_optim *o, size_t i)
         size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
 
         if (used)
-            update_chunk(o, &rule, i, at, n, (char *)cdi_ddp_arena_grad(d, i) + (s->lo + at) * size);
+            update_chunk(o, &rule, i, at, n, (char *)cdi_arena_grad(d, i) + (s->lo + at) * size);
         if (!alone)
             copy_values(d, i, s->lo + at, n, true);
     }
@@ -417,7 +423,7 @@ static cddp_status land(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_ddp_complete_share(d); /* what no rank used is known from here on */
+    cddp_status st = cdi_step_complete_share(d); /* what no rank used is known from here on */
 
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
         st = look_at_all(d, o);
@@ -445,7 +451,7 @@ static cddp_status pass_over(cddp_ddp *d, void *arg)
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
 
     (void)arg;
-    return st == CDDP_OK ? cdi_ddp_complete_share(d) : st;
+    return st == CDDP_OK ? cdi_step_complete_share(d) : st;
 }
 
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
@@ -470,7 +476,7 @@ static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how
     }
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
-    return cdi_ddp_finish(o->ddp, how, o);
+    return cdi_step_finish(o->ddp, how, o);
 }
 
 cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)

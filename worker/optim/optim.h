@@ -64,7 +64,7 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
 /* Groups, shards and sizes are known. CDDP_OK, CDDP_E_NOMEM, or what the device says. */
 cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err);
 void cdi_optim_device_release(cddp_optim *o);
-/* For cdi_ddp_finish: a step, and one that is left out. */
+/* For cdi_step_finish: a step, and one that is left out. */
 cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg);
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg);
 /* Between the device's count of steps and o->steps. The host waits. */

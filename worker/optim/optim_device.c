@@ -6,6 +6,10 @@
  */
 #include "worker/optim/optim.h"
 
+#include "worker/reducer/arena.h"
+#include "worker/reducer/norm.h"
+#include "worker/reducer/step.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +40,7 @@ static struct cdi_optim_piece piece_of(const cddp_optim *o, size_t i)
     const struct cdi_shard *s = &o->shards[i];
     size_t at = s->lo * cddp_dtype_size(p->dtype);
     struct cdi_optim_piece piece = {.w = (char *)p->data + at,
-                                    .g = (char *)cdi_ddp_arena_grad(o->ddp, i) + at,
+                                    .g = (char *)cdi_arena_grad(o->ddp, i) + at,
                                     .count = s->count,
                                     .dtype = p->dtype,
                                     .row = i};
@@ -197,7 +201,7 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_ddp_complete_share(d);
+    cddp_status st = cdi_step_complete_share(d);
     struct cdi_error err;
 
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
@@ -215,7 +219,7 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
 
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg)
 {
-    cddp_status st = cdi_ddp_complete_share(d);
+    cddp_status st = cdi_step_complete_share(d);
     struct cdi_error err;
 
     (void)arg;

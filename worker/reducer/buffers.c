@@ -3,7 +3,10 @@
  * Buffers: what a model has beside its parameters, and no gradient moves (running statistics). Each step may begin with
  * one rank's for all: rank 0's, or with CDDP_DDP_JOIN, as in PyTorch, the highest rank's of those that still train.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/buffers.h"
+
+#include "worker/reducer/captured.h"
+#include "worker/reducer/replicate.h"
 
 #include <stdlib.h>
 

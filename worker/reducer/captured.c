@@ -7,7 +7,7 @@
  *
  * What goes wrong with a capture is the capture's: the reducer forgets its step as soon as the capture is over.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/captured.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a program hands to cddp_ddp_create, looked at before anything is made of it: every sentence names the member. */
-#include "worker/reducer/state.h"
+#include "worker/reducer/check.h"
 
 #include "worker/base/dtype.h"
 #include "worker/base/sized.h"

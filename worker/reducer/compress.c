@@ -8,7 +8,9 @@
  * float16, whose range ends at 65504, and behind it for the other two, whose range is float32's. On the host the
  * reduction multiplies before it rounds, which costs nothing there.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/compress.h"
+
+#include "worker/reducer/arena.h"
 
 static bool is_short(cddp_dtype dtype)
 {
@@ -18,28 +20,28 @@ static bool is_short(cddp_dtype dtype)
 /* Are buckets of this type sent in another one? */
 static bool is_cast(const cddp_ddp *d, cddp_dtype dtype)
 {
-    return (dtype == CDDP_FLOAT32 && is_short(d->wire_dtype)) || (is_short(dtype) && d->wire_dtype == CDDP_FLOAT32);
+    return (dtype == CDDP_FLOAT32 && is_short(d->comm_dtype)) || (is_short(dtype) && d->comm_dtype == CDDP_FLOAT32);
 }
 
-void cdi_wire_place(cddp_ddp *d)
+void cdi_compress_place(cddp_ddp *d)
 {
     size_t at = 0;
 
-    for (size_t b = 0; b < d->plan.n && d->wire_dtype != CDDP_DTYPE_NONE; b++) {
+    for (size_t b = 0; b < d->plan.n && d->comm_dtype != CDDP_DTYPE_NONE; b++) {
         struct cdi_ddp_flight *f = &d->flight[b];
         size_t count = d->plan.b[b].bytes / cddp_dtype_size(d->plan.b[b].dtype);
 
         f->compressed = is_cast(d, d->plan.b[b].dtype);
-        f->wire_offset = at;
+        f->comm_offset = at;
         if (f->compressed)
-            at += (count * cddp_dtype_size(d->wire_dtype) + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+            at += (count * cddp_dtype_size(d->comm_dtype) + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
     }
-    d->wire_bytes = at > d->wire_bytes ? at : d->wire_bytes;
+    d->comm_bytes = at > d->comm_bytes ? at : d->comm_bytes;
 }
 
-cddp_status cdi_wire_init(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_compress_init(cddp_ddp *d, struct cdi_error *err)
 {
-    return d->wire_bytes == 0 ? CDDP_OK : d->ops->region_create(d->b, d->wire_bytes, &d->wire, err);
+    return d->comm_bytes == 0 ? CDDP_OK : d->ops->region_create(d->b, d->comm_bytes, &d->comm_region, err);
 }
 
 /* What the cast on the way out (or back) multiplies by. */
@@ -47,10 +49,10 @@ static float factor_of(const cddp_ddp *d, bool out)
 {
     bool ours = d->ops->on_device && (d->flags & CDDP_DDP_SUM) == 0;
 
-    return ours && out == (d->wire_dtype == CDDP_FLOAT16) ? 1.0f / (float)cdi_comm_world(d->comm)->size : 1.0f;
+    return ours && out == (d->comm_dtype == CDDP_FLOAT16) ? 1.0f / (float)cdi_comm_world(d->comm)->size : 1.0f;
 }
 
-cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struct cdi_error *err)
+cddp_status cdi_compress_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struct cdi_error *err)
 {
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     cddp_dtype dtype = op->dtype;
@@ -59,18 +61,18 @@ cddp_status cdi_wire_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struc
 
     if (!f->compressed)
         return CDDP_OK;
-    at = (char *)d->wire->base + f->wire_offset;
-    op->dtype = d->wire_dtype;
-    op->region = d->wire;
+    at = (char *)d->comm_region->base + f->comm_offset;
+    op->dtype = d->comm_dtype;
+    op->region = d->comm_region;
     op->out = at;
     if (d->ops->on_device)
         op->op = CDDP_SUM;
-    st = d->ops->cast(d->b, at, d->wire_dtype, op->in, dtype, op->count, factor_of(d, true), err);
+    st = d->ops->cast(d->b, at, d->comm_dtype, op->in, dtype, op->count, factor_of(d, true), err);
     op->in = at;
     return st;
 }
 
-cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err)
+cddp_status cdi_compress_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err)
 {
     struct cdi_ddp_flight *f = &d->flight[bucket];
     const struct cdi_bucket *b = &d->plan.b[bucket];
@@ -78,7 +80,13 @@ cddp_status cdi_wire_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     if (!f->compressed || f->unpacked)
         return CDDP_OK;
     f->unpacked = true;
-    return d->ops->cast(d->b, cdi_in_place_stretch(d, bucket, 0).at, b->dtype,
-                        (const char *)d->wire->base + f->wire_offset, d->wire_dtype,
+    return d->ops->cast(d->b, cdi_arena_stretch(d, bucket, 0).at, b->dtype,
+                        (const char *)d->comm_region->base + f->comm_offset, d->comm_dtype,
                         b->bytes / cddp_dtype_size(b->dtype), factor_of(d, false), err);
+}
+
+cddp_dtype cdi_compress_narrowest(const cddp_ddp *d, cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT32 && d->comm_dtype != CDDP_DTYPE_NONE && d->comm_dtype != CDDP_FLOAT32 ? d->comm_dtype
+                                                                                                      : dtype;
 }

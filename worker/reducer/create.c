@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reducer's beginning and end: cddp_ddp_create and cddp_ddp_destroy. */
+#include "worker/reducer/arena.h"
+#include "worker/reducer/check.h"
+#include "worker/reducer/compress.h"
+#include "worker/reducer/debug.h"
+#include "worker/reducer/hook.h"
+#include "worker/reducer/in_place.h"
+#include "worker/reducer/norm.h"
+#include "worker/reducer/own.h"
+#include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/replicate.h"
+#include "worker/reducer/uneven.h"
+#include "worker/reducer/unused.h"
 #include "worker/reducer/verify.h"
 
 #include <stdlib.h>
@@ -54,7 +65,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     d->b = cdi_comm_backend(comm);
     d->stream = opt->stream;
     d->flags = opt->flags;
-    d->wire_dtype = opt->comm_dtype;
+    d->comm_dtype = opt->comm_dtype;
     d->n_params = n;
     d->n_buffers = opt->n_buffers;
     if (opt->name != NULL && (d->name = strdup(opt->name)) == NULL)
@@ -68,7 +79,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     status = cdi_own_init(d, err);
     if (status == CDDP_OK)
-        status = cdi_ddp_plan(d, opt, err);
+        status = cdi_plan_create(d, opt, err);
     if (status == CDDP_OK)
         status = cdi_in_place_init(d, err);
     if (status == CDDP_OK)
@@ -92,8 +103,8 @@ static void strip_ddp(cddp_ddp *d)
     cdi_own_release(d);
     cdi_in_place_release(d);
     cdi_norm_release(d);
-    if (d->wire != NULL)
-        d->ops->region_destroy(d->b, d->wire);
+    if (d->comm_region != NULL)
+        d->ops->region_destroy(d->b, d->comm_region);
     if (d->region != NULL)
         d->ops->region_destroy(d->b, d->region);
     if (d->optim_memory != NULL)
@@ -170,9 +181,9 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
     if (status == CDDP_OK && (said.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = cdi_replicate(d, d->slices, n + said.opt.n_buffers, 0, true, err);
     if (status == CDDP_OK)
-        status = d->ops->region_create(d->b, cdi_in_place_arena_bytes(d), &d->region, err);
+        status = d->ops->region_create(d->b, cdi_arena_bytes(d), &d->region, err);
     if (status == CDDP_OK)
-        status = cdi_wire_init(d, err);
+        status = cdi_compress_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
     if (status != CDDP_OK && said.opt.name != NULL)
@@ -202,13 +213,6 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
         cdi_comm_hold(comm);
     (void)cdi_comm_ask(before);
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
-}
-
-cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err)
-{
-    if (ddp == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: ddp must not be NULL", function);
-    return cdi_comm_own(function, ddp->comm, err);
 }
 
 void cddp_ddp_destroy(cddp_ddp *ddp)

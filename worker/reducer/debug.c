@@ -3,11 +3,13 @@
  * With CDDP_DEBUG=1: mistakes of a training program that no check may forbid, since a right program could do the same.
  * Each is told once, on stderr, by the rank that sees it; nothing is communicated, so ranks may differ in the variable.
  */
+#include "worker/reducer/debug.h"
+
 #include "common/crc64.h"
 #include "common/env.h"
 #include "common/log.h"
 #include "worker/math/float16.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/arena.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -94,7 +96,7 @@ void cdi_debug_ready(cddp_ddp *d, size_t i)
         g->crc[i] = cdi_crc64(0, d->params[i].grad, d->plan.grads[i].bytes);
     if (d->step > 0)
         return;
-    memcpy(g->own + d->plan.grads[i].offset, cdi_ddp_arena_grad(d, i), d->plan.grads[i].bytes);
+    memcpy(g->own + d->plan.grads[i].offset, cdi_arena_grad(d, i), d->plan.grads[i].bytes);
     g->came[i] = 1;
 }
 
@@ -135,7 +137,7 @@ static void look_for_zeros(cddp_ddp *d)
     if (!all_zero(d) || !tells(d, ALL_ZERO))
         return;
     for (size_t i = d->n_params; i-- > 0;)
-        if (d->params[i].grad == NULL && !cdi_in_place_is(d, i) &&
+        if (d->params[i].grad == NULL && !cdi_arena_excludes(d, i) &&
             !atomic_load_explicit(&d->debug->asked[i].yes, memory_order_relaxed)) {
             n_unasked++;
             first = i;
@@ -211,9 +213,9 @@ static double number(const void *p, size_t i, cddp_dtype dtype)
 static bool mean_is_own(const cddp_ddp *d, size_t i)
 {
     const uint8_t *own = d->debug->own + d->plan.grads[i].offset;
-    const void *mean = d->params[i].grad != NULL ? d->params[i].grad : cdi_ddp_arena_grad(d, i);
+    const void *mean = d->params[i].grad != NULL ? d->params[i].grad : cdi_arena_grad(d, i);
     double n = (d->flags & CDDP_DDP_SUM) != 0 ? cdi_comm_world(d->comm)->size : 1;
-    bool is_short = cddp_dtype_size(d->params[i].grad_dtype) == 2 || d->wire_dtype != CDDP_DTYPE_NONE;
+    bool is_short = cddp_dtype_size(d->params[i].grad_dtype) == 2 || d->comm_dtype != CDDP_DTYPE_NONE;
 
     for (size_t k = 0; k < d->params[i].count; k++) {
         double mine = number(own, k, d->params[i].grad_dtype) * n, got = number(mean, k, d->params[i].grad_dtype);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Communication hooks: the user's functions in place of a bucket's all-reduce. */
-#include "worker/reducer/state.h"
+#include "worker/reducer/hook.h"
 
 #include "common/status.h"
 #include "worker/base/sized.h"
+#include "worker/reducer/in_place.h"
+#include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 
 #include <stdlib.h>
@@ -109,13 +111,13 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         d->hook = (cddp_hook){0};
         return CDDP_OK;
     }
-    if (cdi_ddp_still_trying(d, "cddp_ddp_set_hook", err) != CDDP_OK)
+    if (cdi_plan_check_final(d, "cddp_ddp_set_hook", err) != CDDP_OK)
         return err->status;
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook "
                         "counts on every bucket");
-    if (d->wire_dtype != CDDP_DTYPE_NONE)
+    if (d->comm_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");
     if (d->hook_params == NULL)

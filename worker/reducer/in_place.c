@@ -10,8 +10,11 @@
  * those that are sent in another type. Where others want buckets in one piece (hooks, PowerSGD, an optimizer), the
  * whole arena is made then, and all is copied.
  */
+#include "worker/reducer/in_place.h"
+
 #include "worker/comm/memory.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/arena.h"
+#include "worker/reducer/own.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -285,39 +288,6 @@ void cdi_in_place_lay(cddp_ddp *d)
     }
 }
 
-bool cdi_in_place_is(const cddp_ddp *d, size_t i)
-{
-    return d->in_place.any && d->in_place.home[i].chosen;
-}
-
-size_t cdi_in_place_arena_bytes(const cddp_ddp *d)
-{
-    return d->in_place.any ? d->in_place.arena_bytes : d->plan.arena_bytes;
-}
-
-size_t cdi_in_place_offset(const cddp_ddp *d, size_t i)
-{
-    return d->in_place.any ? d->in_place.offset[i] : d->plan.grads[i].offset;
-}
-
-size_t cdi_in_place_stretches(const cddp_ddp *d, size_t b)
-{
-    return d->in_place.any ? d->flight[b].n_stretches : 1;
-}
-
-struct cdi_ddp_stretch cdi_in_place_stretch(const cddp_ddp *d, size_t b, size_t k)
-{
-    struct cdi_ddp_stretch s = {.offset = d->plan.b[b].offset, .bytes = d->plan.b[b].bytes};
-
-    if (d->in_place.any)
-        s = d->in_place.stretch[d->flight[b].stretch + k];
-    if (s.at == NULL) {
-        s.at = (char *)d->region->base + s.offset;
-        s.region = d->region;
-    }
-    return s;
-}
-
 /* ------------------------------------------------------------------------------------------------- and back ---- */
 
 cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err)
@@ -334,7 +304,7 @@ cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err)
     /* The program goes on to read and write all gradients where they are: those of the old arena are copied, too. */
     for (size_t i = 0; i < d->n_params; i++)
         if (d->params[i].grad == NULL)
-            d->params[i].grad = cdi_ddp_arena_grad(d, i);
+            d->params[i].grad = cdi_arena_grad(d, i);
     p->left = d->region;
     d->region = whole;
     p->any = false;

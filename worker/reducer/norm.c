@@ -6,8 +6,12 @@
  * that is the part it takes, and the order depends on the buckets too. On a device the number stays there: whoever only
  * clips does not wait for it.
  */
+#include "worker/reducer/norm.h"
+
+#include "worker/reducer/arena.h"
 #include "worker/reducer/shard.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/step.h"
+#include "worker/reducer/used.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -52,7 +56,7 @@ static struct cdi_span part_of(cddp_ddp *d, size_t i, size_t rank)
                                  dtype};
     own = cdi_shard_one(&d->plan, i, (int)rank);
     /* What the arena has of one that no rank used is no gradient. */
-    return (struct cdi_span){(char *)cdi_ddp_arena_grad(d, i) + own.lo * size, cdi_unused_nowhere(d, i) ? 0 : own.count,
+    return (struct cdi_span){(char *)cdi_arena_grad(d, i) + own.lo * size, cdi_used_nowhere(d, i) ? 0 : own.count,
                              dtype};
 }
 
@@ -113,14 +117,14 @@ cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err)
 /* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
 static cddp_status settle(cddp_ddp *d)
 {
-    cddp_status st = cdi_ddp_close_step(d);
+    cddp_status st = cdi_step_close(d);
 
     if (st != CDDP_OK || d->settled)
         return st;
     if (!d->ops->on_device) /* there, what comes is behind it */
         st = cdi_ddp_join_ticket(d, d->enqueued);
     if (st == CDDP_OK)
-        st = cdi_ddp_complete_share(d);
+        st = cdi_step_complete_share(d);
     d->settled = d->begun = st == CDDP_OK;
     return st;
 }

@@ -7,7 +7,10 @@
  * On the way in a device multiplies them for the mean, where that loses nothing: by a power of two, or in float16,
  * where the sum must not overflow. Then the network only adds, and no kernel goes over the bucket once more.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/own.h"
+
+#include "worker/reducer/arena.h"
+#include "worker/reducer/used.h"
 
 #include <stdlib.h>
 
@@ -91,7 +94,7 @@ bool cdi_own_scales(const cddp_ddp *d, size_t b)
 static size_t put(cddp_ddp *d, size_t n, size_t i, size_t end)
 {
     const struct cdi_grad *g = &d->plan.grads[i];
-    size_t offset = cdi_in_place_offset(d, i);
+    size_t offset = cdi_arena_offset(d, i);
 
     if (n > 0 && offset > end)
         d->own.slices[n++] = (struct cdi_slice){.bytes = offset - end};
@@ -111,14 +114,14 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
             continue; /* zeros are in its place */
         first = n == 0 ? i : first;
         n = put(d, n, i, end);
-        end = cdi_in_place_offset(d, i) + d->plan.grads[i].bytes;
+        end = cdi_arena_offset(d, i) + d->plan.grads[i].bytes;
     }
     if (n == 0)
         return CDDP_OK;
     if (cdi_own_scales(d, bucket))
-        return d->ops->pack_scaled(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype,
+        return d->ops->pack_scaled(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype,
                                    1.0 / cdi_comm_world(d->comm)->size, err);
-    return d->ops->pack(d->b, cdi_ddp_arena_grad(d, first), d->own.slices, n, err);
+    return d->ops->pack(d->b, cdi_arena_grad(d, first), d->own.slices, n, err);
 }
 
 cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
@@ -129,12 +132,12 @@ cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     for (size_t k = 0; k < f->n_own && !d->shadow; k++) {
         size_t i = d->own.list[f->own + k];
 
-        if (d->plan.grads[i].landed || cdi_unused_nowhere(d, i))
+        if (d->plan.grads[i].landed || cdi_used_nowhere(d, i))
             continue;
         d->plan.grads[i].landed = true;
         first = n == 0 ? i : first;
         n = put(d, n, i, end);
-        end = cdi_in_place_offset(d, i) + d->plan.grads[i].bytes;
+        end = cdi_arena_offset(d, i) + d->plan.grads[i].bytes;
     }
-    return n == 0 ? CDDP_OK : d->ops->unpack(d->b, d->own.slices, n, cdi_ddp_arena_grad(d, first), err);
+    return n == 0 ? CDDP_OK : d->ops->unpack(d->b, d->own.slices, n, cdi_arena_grad(d, first), err);
 }

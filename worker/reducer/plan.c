@@ -4,9 +4,14 @@
  * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's
  * word, by what steps took there, settles it.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/plan.h"
 
 #include "common/clock.h"
+#include "worker/reducer/active_ranks.h"
+#include "worker/reducer/compress.h"
+#include "worker/reducer/in_place.h"
+#include "worker/reducer/own.h"
+#include "worker/reducer/used.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +42,7 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     free(d->flight);
     d->flight = flight;
     group_small(d);
-    cdi_wire_place(d);
+    cdi_compress_place(d);
     cdi_own_place(d);
     if (cdi_in_place_reserve(d, err) != CDDP_OK)
         return CDDP_E_NOMEM;
@@ -82,6 +87,13 @@ static cddp_status make_trial(cddp_ddp *d, struct cdi_error *err)
     return status;
 }
 
+/* Bytes of the plan's last gradient with CDDP_DDP_JOIN, if it has this type. */
+static size_t flag_bytes(const cddp_ddp *d, cddp_dtype dtype)
+{
+    return cdi_active_ranks_elements(cdi_compress_narrowest(d, dtype), cdi_comm_world(d->comm)->size) *
+           cddp_dtype_size(dtype);
+}
+
 /* The plan's gradients: those of the parameters, and one more where ranks say whether they train. */
 static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
 {
@@ -94,12 +106,12 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
     if (grads != NULL && n > d->n_params) {
         /* Behind the last parameter, which is the first in the arena: see uneven.c. */
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
-        grads[d->n_params].bytes = cdi_uneven_bytes(d, grads[d->n_params].dtype);
+        grads[d->n_params].bytes = flag_bytes(d, grads[d->n_params].dtype);
     }
     return grads;
 }
 
-cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
+cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
 {
     size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
     size_t size = (size_t)cdi_comm_world(d->comm)->size;
@@ -131,7 +143,7 @@ cddp_status cdi_ddp_plan(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_er
     return status;
 }
 
-void cdi_ddp_note_order(cddp_ddp *d, size_t i)
+void cdi_plan_note_order(cddp_ddp *d, size_t i)
 {
     if (d->order != NULL && d->step == 0 && d->n_ordered < d->n_params)
         d->order[d->n_ordered++] = (int32_t)i;
@@ -266,7 +278,7 @@ static cddp_status sort_idle(cddp_ddp *d, struct cdi_error *err)
     /* On a device nobody may have waited for what the ranks told each other. */
     cddp_status status = d->ops->join(d->b, d->unused.map_ticket, err);
     for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++) {
-        bool idle = !cdi_unused_is_used(d, b);
+        bool idle = !cdi_used_in_bucket(d, b);
 
         changed |= d->plan.b[b].idle != idle;
         d->plan.b[b].idle = idle;
@@ -281,7 +293,7 @@ static cddp_status settled(cddp_ddp *d, cddp_status status, const struct cdi_err
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);
 }
 
-cddp_status cdi_ddp_update_plan(cddp_ddp *d)
+cddp_status cdi_plan_update(cddp_ddp *d)
 {
     struct cdi_error err;
     cddp_status status = settle_order(d, &err);
@@ -292,7 +304,7 @@ cddp_status cdi_ddp_update_plan(cddp_ddp *d)
     return settled(d, status, &err);
 }
 
-cddp_status cdi_ddp_settle_idle(cddp_ddp *d)
+cddp_status cdi_plan_sort_idle(cddp_ddp *d)
 {
     struct cdi_error err;
 
@@ -302,13 +314,13 @@ cddp_status cdi_ddp_settle_idle(cddp_ddp *d)
     return settled(d, sort_idle(d, &err), &err);
 }
 
-void cdi_ddp_trial_begin(cddp_ddp *d)
+void cdi_plan_trial_begin(cddp_ddp *d)
 {
     if (d->trial != NULL)
         d->trial->begun_ns = d->trial->clock();
 }
 
-cddp_status cdi_ddp_still_trying(const cddp_ddp *d, const char *function, struct cdi_error *err)
+cddp_status cdi_plan_check_final(const cddp_ddp *d, const char *function, struct cdi_error *err)
 {
     if (d->trial == NULL)
         return CDDP_OK;

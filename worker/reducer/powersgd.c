@@ -4,7 +4,10 @@
 #include "common/status.h"
 #include "worker/base/sized.h"
 #include "worker/math/randn.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/arena.h"
+#include "worker/reducer/in_place.h"
+#include "worker/reducer/plan.h"
+#include "worker/reducer/used.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -69,7 +72,7 @@ static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_
         for (size_t i = first + 1; !known && i-- > 0;)
             if (d->plan.grads[i].bucket == bucket && compresses(s, d, i, &other) && other.rows == of.rows &&
                 other.cols == of.cols)
-                k->m[k->n_m++] = (struct cdi_powersgd_matrix){.of = other, .param = i, .m = cdi_ddp_arena_grad(d, i)};
+                k->m[k->n_m++] = (struct cdi_powersgd_matrix){.of = other, .param = i, .m = cdi_arena_grad(d, i)};
     }
 }
 
@@ -307,7 +310,7 @@ static size_t list_work(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool w
                 .m = m->m,
                 .p = m->p,
                 .q = m->q,
-                .error = nowhere && cdi_unused_nowhere(d, m->param) ? NULL : m->error,
+                .error = nowhere && cdi_used_nowhere(d, m->param) ? NULL : m->error,
                 .fresh = m->fresh,
             };
     }
@@ -418,7 +421,7 @@ cddp_status cdi_powersgd_complete(cddp_ddp *d)
         if (packet_of(d, b)->begun)
             st = second_half(d, b, packet_of(d, b), &err);
     if (s != NULL && st == CDDP_OK && d->ops->on_device)
-        st = cdi_unused_known(d, &err); /* the host decides whose rest is kept */
+        st = cdi_used_await(d, &err); /* the host decides whose rest is kept */
     for (size_t b = 0; s != NULL && b < d->plan.n && st == CDDP_OK; b++)
         if (packet_of(d, b)->begun)
             st = decompress(d, packet_of(d, b), &err);
@@ -455,12 +458,12 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd was called in the middle of step %llu",
                         (unsigned long long)d->step);
-    if (cdi_ddp_still_trying(d, "cddp_ddp_set_powersgd", err) != CDDP_OK)
+    if (cdi_plan_check_final(d, "cddp_ddp_set_powersgd", err) != CDDP_OK)
         return err->status;
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED)");
-    if (d->wire_dtype != CDDP_DTYPE_NONE)
+    if (d->comm_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "
                         "(comm_dtype)");

@@ -3,7 +3,7 @@
  * One rank's parameters become everyone's. Small ones that are neighbours travel together, packed into a stage, since
  * a collective costs more than they do; what is larger than the stage, or alone, is sent from where it lies.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/replicate.h"
 
 #include <stdlib.h>
 

@@ -6,21 +6,23 @@
  * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is not held
  * while waiting for a peer in a collective of gradients, nor while a gradient is copied (but while one is compressed).
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/step.h"
 
+#include "worker/reducer/arena.h"
+#include "worker/reducer/captured.h"
+#include "worker/reducer/check.h"
+#include "worker/reducer/debug.h"
+#include "worker/reducer/launch.h"
+#include "worker/reducer/own.h"
+#include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
+#include "worker/reducer/uneven.h"
+#include "worker/reducer/unused.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define SHOWN_NAMES 8 /* of missing gradients in one sentence */
-
-void *cdi_ddp_arena_grad(const cddp_ddp *d, size_t i)
-{
-    if (i < d->n_params && cdi_in_place_is(d, i))
-        return d->in_place.home[i].grad;
-    return (char *)d->region->base + cdi_in_place_offset(d, i);
-}
 
 static cddp_status check(const char *function, const cddp_ddp *ddp)
 {
@@ -35,180 +37,7 @@ void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
     if (check("cddp_ddp_grad", ddp) != CDDP_OK || i >= ddp->n_params)
         return NULL;
     cdi_debug_asked(ddp, i);
-    return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_ddp_arena_grad(ddp, i);
-}
-
-void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
-{
-    const cddp_ddp *d = ddp;
-    size_t n = 0, first = 0, bucket = (size_t)b;
-
-    for (size_t i = 0; i < d->n_params; i++)
-        if (bucket >= d->plan.grads[i].bucket && bucket < d->plan.grads[i].bucket + d->plan.grads[i].n_parts &&
-            n++ == 0)
-            first = i;
-    buf[0] = '\0';
-    if (n > 1)
-        (void)snprintf(buf, cap, "'%.48s' and %zu more", d->params[first].name, n - 1);
-    else if (n == 1)
-        (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
-}
-
-cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
-{
-    if (d->sticky.status != CDDP_OK)
-        return d->sticky.status;
-    d->sticky = *err;
-    if (d->name != NULL)
-        (void)cdi_error_wrap(&d->sticky, "model '%.64s'", d->name);
-    return d->sticky.status;
-}
-
-cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)
-{
-    char why[CDI_ERROR_TEXT];
-
-    (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
-                   d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
-                   err->msg);
-    (void)cdi_ddp_set_error(d, err);
-    d->ops->abort(d->b, CDDP_E_ABORTED, why);
-    return d->sticky.status;
-}
-
-/* On a device, before bucket i starts: it waits for the streams that made its gradients, and takes the user's own in.
- */
-static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
-{
-    struct cdi_ddp_flight *f = &d->flight[i];
-    cddp_status status = CDDP_OK;
-
-    for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
-        status = d->ops->wait_stream(d->b, f->stream[s], err);
-    f->n_streams = 0;
-    return status == CDDP_OK ? cdi_own_gather(d, i, err) : status;
-}
-
-/* Bucket b has landed: what the gradients in it become. */
-static cddp_status finish_bucket(cddp_ddp *d, size_t b, struct cdi_error *err)
-{
-    if (d->flight[b].skipped)
-        return CDDP_OK;
-    if (cdi_hook_end(d, b) == CDDP_OK)
-        return cdi_wire_unpack(d, b, err);
-    *err = d->sticky;
-    return err->status;
-}
-
-/*
- * On a device, before a bucket starts: the means of those before it are brought to where the user reads them, while the
- * backward pass goes on. At the end of the step only the last one's are left. Not where the end of the step decides
- * what becomes of them, or a hook, which hears of all buckets then.
- */
-static cddp_status bring_early(cddp_ddp *d, struct cdi_error *err)
-{
-    cddp_status status = CDDP_OK;
-
-    if (!d->ops->on_device || d->sharded || d->shadow || d->hook.begin != NULL || d->powersgd != NULL ||
-        d->unused.missing != NULL || (d->flags & (CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_JOIN_STRICT)) != 0)
-        return CDDP_OK;
-    for (; d->brought < d->plan.next && status == CDDP_OK; d->brought++) {
-        size_t k = d->flight[d->brought].own;
-
-        /* All pieces of a gradient that was cut must be there. */
-        if (d->flight[d->brought].n_own > 0 && d->brought + d->plan.grads[d->own.list[k]].n_parts > d->plan.next)
-            break;
-        status = finish_bucket(d, d->brought, err);
-        if (status == CDDP_OK)
-            status = cdi_own_scatter(d, d->brought, err);
-    }
-    return status;
-}
-
-/* Hand a stretch of bucket i to the backend. more: another one follows at once. */
-static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more)
-{
-    const struct cdi_bucket *b = &d->plan.b[i];
-    void *at = s->at;
-    struct cdi_coll op = {
-        .kind = CDI_ALL_REDUCE,
-        .in = at,
-        .out = at,
-        .count = s->bytes / cddp_dtype_size(b->dtype),
-        .dtype = b->dtype,
-        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_AVG,
-        .region = s->region,
-        .known = true,
-        .bucket = (int)i,
-        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
-        .ddp = d,
-        .lazy = lazy,
-        .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
-        .more = more,
-        /* Until the program waits for one parameter, all wait for all: the first such wait is longer than it need be.
-         */
-        .unmarked = d->ops->on_device && !d->by_param,
-    };
-    struct cdi_error err;
-
-    if (d->sharded && !d->flight[i].compressed) {
-        op.kind = CDI_REDUCE_SCATTER;
-        op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
-        op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
-    }
-    if (cdi_wire_pack(d, i, &op, &err) != CDDP_OK || d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
-        return cdi_ddp_set_error(d, &err);
-    if (d->captured.id == 0) /* else it has none */
-        d->enqueued = d->flight[i].ticket;
-    return CDDP_OK;
-}
-
-/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
-static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
-{
-    size_t n = cdi_in_place_stretches(d, i);
-    cddp_status status = CDDP_OK;
-
-    for (size_t k = 0; k < n && status == CDDP_OK; k++) {
-        const struct cdi_ddp_stretch s = cdi_in_place_stretch(d, i, k);
-
-        status = enqueue_stretch(d, i, &s, lazy, more || (d->ops->on_device && k + 1 < n));
-    }
-    return status;
-}
-
-/* The bucket that comes next, in its way. */
-static cddp_status launch_next(cddp_ddp *d, bool more)
-{
-    size_t i = d->plan.next;
-    cddp_status status;
-
-    if (cdi_powersgd_takes(d, i)) {
-        status = cdi_powersgd_begin(d, i);
-    } else if (d->hook.begin != NULL) {
-        status = cdi_hook_begin(d, i, &d->flight[i].ticket);
-        if (status == CDDP_OK && d->flight[i].ticket > d->enqueued)
-            d->enqueued = d->flight[i].ticket;
-    } else {
-        /* The last one: cddp_ddp_wait comes next, usually at once, and runs it. */
-        status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
-    }
-    if (status == CDDP_OK)
-        cdi_bucket_launched(&d->plan);
-    return status;
-}
-
-cddp_status cdi_ddp_launch_late(cddp_ddp *d, size_t b)
-{
-    cddp_status status = CDDP_OK;
-    struct cdi_error err;
-
-    if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
-        return cdi_ddp_set_error(d, &err);
-    status = enqueue_bucket(d, b, true, false);
-    if (status == CDDP_OK)
-        cdi_bucket_launched_late(&d->plan, b);
-    return status;
+    return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_arena_grad(ddp, i);
 }
 
 /* What ends a step of d, for messages. */
@@ -231,8 +60,8 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
-        cdi_ddp_trial_begin(d);
-        status = cdi_ddp_settle_idle(d);
+        cdi_plan_trial_begin(d);
+        status = cdi_plan_sort_idle(d);
         if (status == CDDP_OK)
             status = cdi_uneven_begin(d, true);
     }
@@ -264,52 +93,6 @@ static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
     return d->ops->wait_stream(d->b, stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
 }
 
-/*
- * Buckets next to next + k, of which all are ready: they start together. Which do is a matter of the plan, and not of
- * when they become ready, since NCCL wants the same groups on all ranks.
- */
-static cddp_status launch_group(cddp_ddp *d, size_t k)
-{
-    /* All calls of the backend in a row, but for a hook's, which may do anything in its thread. */
-    bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
-    cddp_status status = CDDP_OK;
-    struct cdi_error err;
-
-    if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
-        return cdi_ddp_set_error(d, &err);
-    if (bring_early(d, &err) != CDDP_OK)
-        status = cdi_ddp_set_error(d, &err);
-    for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
-        if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
-            status = cdi_ddp_set_error(d, &err);
-    for (size_t j = 0; j <= k && status == CDDP_OK; j++)
-        status = launch_next(d, j < k);
-    if (hold)
-        d->ops->let_go(d->b);
-    return status;
-}
-
-cddp_status cdi_ddp_count_down(cddp_ddp *d, size_t i)
-{
-    cddp_status status = CDDP_OK;
-    size_t k = 0;
-
-    if (i < d->n_params && (d->flags & CDDP_DDP_STATIC_GRAPH) == 0)
-        cdi_ddp_note_order(d, i);
-    if (cdi_bucket_grad_ready(&d->plan, i) == 0)
-        return CDDP_OK;
-    while (status == CDDP_OK && d->plan.next + k < d->plan.ahead &&
-           d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
-        if (d->flight[d->plan.next + k].more) {
-            k++;
-            continue;
-        }
-        status = launch_group(d, k);
-        k = 0;
-    }
-    return status;
-}
-
 cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
 {
     return cddp_ddp_grad_ready_on(ddp, i, ddp != NULL ? ddp->stream : NULL);
@@ -329,7 +112,7 @@ static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct 
                         i, d->params[i].name);
     d->begun = true;
     status = note_stream(d, i, stream);
-    return status == CDDP_OK ? cdi_ddp_count_down(d, i) : status;
+    return status == CDDP_OK ? cdi_launch_count_down(d, i) : status;
 }
 
 /* Locked. */
@@ -342,12 +125,12 @@ static cddp_status ready(cddp_ddp *ddp, size_t i, void *stream)
         status = note_stream(ddp, i, stream);
     } else if (status == CDDP_OK && now && ddp->params[i].grad != NULL) {
         (void)pthread_mutex_unlock(&ddp->lock);
-        memcpy(cdi_ddp_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
+        memcpy(cdi_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
         (void)pthread_mutex_lock(&ddp->lock);
     }
     if (status == CDDP_OK && now) {
         cdi_debug_ready(ddp, i);
-        status = cdi_ddp_count_down(ddp, i);
+        status = cdi_launch_count_down(ddp, i);
     }
     return status;
 }
@@ -400,19 +183,6 @@ static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
                     n, d->n_params, (unsigned long long)d->step, names, end_of_step(d));
 }
 
-cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
-{
-    struct cdi_error err;
-    cddp_status status;
-
-    (void)pthread_mutex_unlock(&d->lock);
-    status = d->ops->join(d->b, ticket, &err);
-    (void)pthread_mutex_lock(&d->lock);
-    if (d->joined < ticket)
-        d->joined = ticket;
-    return status == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
-}
-
 /* Until the means are in the arena. On a device nothing is waited for here: the work is put in order. */
 static cddp_status bring(cddp_ddp *d)
 {
@@ -424,23 +194,23 @@ static cddp_status bring(cddp_ddp *d)
     if (status != CDDP_OK)
         return status;
     for (size_t b = 0; b < d->plan.n && local == CDDP_OK; b++)
-        local = finish_bucket(d, b, &err);
+        local = cdi_launch_finish(d, b, &err);
     if (local != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     status = cdi_uneven_complete(d);
     return status == CDDP_OK ? cdi_unused_restore(d) : status;
 }
 
-cddp_status cdi_ddp_complete_share(cddp_ddp *d)
+cddp_status cdi_step_complete_share(cddp_ddp *d)
 {
-    bool plain = d->wire_dtype == CDDP_DTYPE_NONE && d->hook.begin == NULL && d->powersgd == NULL;
+    bool plain = d->comm_dtype == CDDP_DTYPE_NONE && d->hook.begin == NULL && d->powersgd == NULL;
 
     if (d->settled)
         return CDDP_OK;
     return plain ? cdi_unused_restore(d) : bring(d);
 }
 
-cddp_status cdi_ddp_complete(cddp_ddp *d)
+cddp_status cdi_step_complete(cddp_ddp *d)
 {
     cddp_status status = bring(d), local = CDDP_OK;
     struct cdi_error err;
@@ -452,7 +222,7 @@ cddp_status cdi_ddp_complete(cddp_ddp *d)
     return local == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
 }
 
-cddp_status cdi_ddp_next_step(cddp_ddp *d)
+cddp_status cdi_step_next(cddp_ddp *d)
 {
     cdi_bucket_next_step(&d->plan);
     for (size_t b = 0; b < d->plan.n; b++)
@@ -465,20 +235,10 @@ cddp_status cdi_ddp_next_step(cddp_ddp *d)
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
-    return cdi_ddp_update_plan(d);
+    return cdi_plan_update(d);
 }
 
-cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket)
-{
-    struct cdi_error err;
-
-    if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
-        return cdi_ddp_set_error(d, &err);
-    d->enqueued = *ticket;
-    return CDDP_OK;
-}
-
-cddp_status cdi_ddp_close_step(cddp_ddp *d)
+cddp_status cdi_step_close(cddp_ddp *d)
 {
     cddp_status status = d->sticky.status;
     struct cdi_error err;
@@ -486,7 +246,7 @@ cddp_status cdi_ddp_close_step(cddp_ddp *d)
     if (status != CDDP_OK || d->settled)
         return status;
     if (!d->begun && d->unused.missing != NULL)
-        status = cdi_ddp_settle_idle(d);
+        status = cdi_plan_sort_idle(d);
     if (status == CDDP_OK && !d->begun && d->unused.missing != NULL)
         status = cdi_uneven_begin(d, true);
     if (status == CDDP_OK)
@@ -510,7 +270,7 @@ static cddp_status refuse_second(const cddp_ddp *d)
     return cdi_last_error_set(&err);
 }
 
-cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
+cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
 {
     cddp_status status;
 
@@ -521,14 +281,14 @@ cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void 
         return status;
     }
     ddp->finishing = true;
-    status = cdi_ddp_close_step(ddp);
+    status = cdi_step_close(ddp);
     if (status == CDDP_OK) {
         cdi_debug_complete(ddp);
         status = land(ddp, arg);
     }
     if (status == CDDP_OK) {
         cdi_debug_completed(ddp);
-        status = cdi_ddp_next_step(ddp);
+        status = cdi_step_next(ddp);
     }
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
@@ -540,7 +300,7 @@ cddp_status cdi_ddp_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void 
 static cddp_status land_means(cddp_ddp *d, void *arg)
 {
     (void)arg;
-    return cdi_ddp_complete(d);
+    return cdi_step_complete(d);
 }
 
 /* With an optimizer no rank has whole means. */
@@ -563,7 +323,7 @@ static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
 
     if (!cdi_bucket_all_launched(&d->plan))
         return name_missing(d, err);
-    status = cdi_ddp_complete(d);
+    status = cdi_step_complete(d);
     if (status == CDDP_OK)
         cdi_captured_forget(d);
     return status;
@@ -601,7 +361,7 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
     status = wait_in_capture(ddp, &captured);
     if (captured || status != CDDP_OK)
         return status;
-    return cdi_ddp_finish(ddp, land_means, NULL);
+    return cdi_step_finish(ddp, land_means, NULL);
 }
 
 /* Locked. */
@@ -639,7 +399,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     if (d->step != step)
         return CDDP_OK; /* another thread has waited for all of it meanwhile */
     for (size_t k = b; k < end && status == CDDP_OK; k++)
-        status = finish_bucket(d, k, err);
+        status = cdi_launch_finish(d, k, err);
     if (status == CDDP_OK)
         status = cdi_own_scatter(d, b, err);
     if (status == CDDP_OK && d->ops->on_device)

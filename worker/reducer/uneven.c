@@ -4,8 +4,13 @@
  * a rank that trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what
  * the others reduce, until that element says that nobody trains any more. It costs no collective of its own.
  */
+#include "worker/reducer/uneven.h"
+
 #include "worker/reducer/active_ranks.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/arena.h"
+#include "worker/reducer/buffers.h"
+#include "worker/reducer/compress.h"
+#include "worker/reducer/launch.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +22,6 @@ static cddp_dtype flag_dtype(const cddp_ddp *d)
     return d->plan.grads[d->n_params].dtype;
 }
 
-static cddp_dtype sent_dtype(const cddp_ddp *d, cddp_dtype dtype)
-{
-    return dtype == CDDP_FLOAT32 && d->wire_dtype != CDDP_DTYPE_NONE && d->wire_dtype != CDDP_FLOAT32 ? d->wire_dtype
-                                                                                                      : dtype;
-}
-
-size_t cdi_uneven_bytes(const cddp_ddp *d, cddp_dtype dtype)
-{
-    return cdi_active_ranks_elements(sent_dtype(d, dtype), cdi_comm_world(d->comm)->size) * cddp_dtype_size(dtype);
-}
-
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
@@ -36,7 +30,7 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
 
     if ((d->flags & CDDP_DDP_JOIN) == 0)
         return CDDP_OK;
-    bytes = cdi_uneven_bytes(d, flag_dtype(d));
+    bytes = d->plan.grads[d->n_params].bytes;
     d->heads = calloc(1, bytes);
     if (d->heads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
@@ -45,7 +39,7 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
         st = d->ops->copy(d->b, d->zero, d->heads, bytes, err);
     if (st == CDDP_OK)
         st = d->ops->alloc(d->b, bytes, &d->one, err);
-    cdi_active_ranks_put(flag_dtype(d), sent_dtype(d, flag_dtype(d)), world->size, world->rank, d->heads);
+    cdi_active_ranks_put(flag_dtype(d), cdi_compress_narrowest(d, flag_dtype(d)), world->size, world->rank, d->heads);
     return st == CDDP_OK ? d->ops->copy(d->b, d->one, d->heads, bytes, err) : st;
 }
 
@@ -68,22 +62,21 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
     if (cdi_buffers_check(d) != CDDP_OK)
         return d->sticky.status;
     flag.bytes = d->plan.grads[d->n_params].bytes;
-    if (d->ops->pack(d->b, cdi_ddp_arena_grad(d, d->n_params), &flag, 1, &err) != CDDP_OK)
+    if (d->ops->pack(d->b, cdi_arena_grad(d, d->n_params), &flag, 1, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     (void)cdi_bucket_claim(&d->plan, d->n_params);
-    return cdi_ddp_count_down(d, d->n_params);
+    return cdi_launch_count_down(d, d->n_params);
 }
 
-/* How many ranks trained in the step that has landed. The host waits for it. */
-static cddp_status count_active(cddp_ddp *d, int *active, struct cdi_error *err)
+cddp_status cdi_uneven_count(cddp_ddp *d, int *active, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size;
     cddp_status st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
 
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, d->heads, cdi_ddp_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
+        st = d->ops->copy(d->b, d->heads, cdi_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
     if (st == CDDP_OK)
-        *active = cdi_active_ranks_get(flag_dtype(d), sent_dtype(d, flag_dtype(d)), size,
+        *active = cdi_active_ranks_get(flag_dtype(d), cdi_compress_narrowest(d, flag_dtype(d)), size,
                                        (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->heads);
     return st;
 }
@@ -121,8 +114,8 @@ static cddp_status scale_bucket(cddp_ddp *d, size_t b, double factor, struct cdi
     cddp_dtype dtype = d->plan.b[b].dtype;
     cddp_status st = CDDP_OK;
 
-    for (size_t k = 0; k < cdi_in_place_stretches(d, b) && st == CDDP_OK; k++) {
-        const struct cdi_ddp_stretch s = cdi_in_place_stretch(d, b, k);
+    for (size_t k = 0; k < cdi_arena_n_stretches(d, b) && st == CDDP_OK; k++) {
+        const struct cdi_ddp_stretch s = cdi_arena_stretch(d, b, k);
 
         st = d->ops->scale(d->b, s.at, s.bytes / cddp_dtype_size(dtype), dtype, factor, err);
     }
@@ -139,101 +132,10 @@ cddp_status cdi_uneven_complete(cddp_ddp *d)
 
     if (!strict && !scales)
         return CDDP_OK;
-    st = count_active(d, &active, &err);
+    st = cdi_uneven_count(d, &active, &err);
     if (st == CDDP_OK && strict && active > 0 && active < size)
         st = ended_early(d, active, &err);
     for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
         st = d->flight[b].skipped ? CDDP_OK : scale_bucket(d, b, (double)size / active, &err);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
-}
-
-/* One step of the others, to which this rank gives zeros. Locked. */
-static cddp_status shadow_step(cddp_ddp *d, int *active)
-{
-    cddp_status st = cdi_buffers_sync(d, false);
-    struct cdi_error err;
-
-    if (st == CDDP_OK)
-        st = cdi_ddp_settle_idle(d);
-    if (st == CDDP_OK)
-        st = cdi_uneven_begin(d, false);
-    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
-        if (cdi_unused_zero(d, i, &err) != CDDP_OK)
-            return cdi_ddp_fail_misuse(d, &err);
-        (void)cdi_bucket_claim(&d->plan, i);
-        st = cdi_ddp_count_down(d, i);
-    }
-    if (st == CDDP_OK)
-        st = cdi_unused_fill(d);
-    if (st == CDDP_OK)
-        st = cdi_ddp_complete(d);
-    if (st == CDDP_OK && count_active(d, active, &err) != CDDP_OK)
-        st = cdi_ddp_set_error(d, &err);
-    if (st == CDDP_OK)
-        st = cdi_ddp_next_step(d);
-    return st;
-}
-
-/*
- * Who trained longest has the model: the highest of these ranks gives it to all. Where all trained alike they have the
- * same parameters already, but each has the buffers of its own last step.
- */
-static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *err)
-{
-    int size = cdi_comm_world(d->comm)->size, last = 0;
-    uint64_t *all = calloc((size_t)size, sizeof *all), least = UINT64_MAX;
-    cddp_status st;
-
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
-    st = cdi_comm_all_gather(d->comm, &trained, all, 1, CDDP_UINT64, err);
-    for (int r = 0; r < size; r++) {
-        last = all[r] >= all[last] ? r : last;
-        least = all[r] < least ? all[r] : least;
-    }
-    if (st == CDDP_OK && all[last] != least)
-        st = cdi_replicate(d, d->slices, d->n_params + d->n_buffers, last, true, err);
-    else if (st == CDDP_OK)
-        st = cdi_replicate(d, d->slices + d->n_params, d->n_buffers, last, true, err);
-    free(all);
-    return st;
-}
-
-static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
-{
-    uint64_t trained;
-    cddp_status st;
-    int active = 1;
-
-    (void)pthread_mutex_lock(&d->lock);
-    trained = d->step;
-    st = d->sticky.status;
-    if (st == CDDP_OK && d->begun) {
-        (void)cdi_fail(err, CDDP_E_STATE,
-                       "cddp_ddp_join was called in the middle of step %llu: call cddp_ddp_wait first",
-                       (unsigned long long)d->step);
-        st = cdi_ddp_fail_misuse(d, err);
-    }
-    d->shadow = true;
-    while (st == CDDP_OK && active > 0)
-        st = shadow_step(d, &active);
-    d->shadow = false;
-    if (st != CDDP_OK)
-        *err = d->sticky;
-    (void)pthread_mutex_unlock(&d->lock);
-    return st == CDDP_OK ? share_model(d, trained, err) : st;
-}
-
-cddp_status cddp_ddp_join(cddp_ddp *ddp)
-{
-    struct cdi_error err;
-    cddp_status st = cdi_ddp_check("cddp_ddp_join", ddp, &err);
-
-    if (st != CDDP_OK)
-        return cdi_last_error_set(&err);
-    if ((ddp->flags & CDDP_DDP_JOIN) == 0)
-        st = cdi_fail(&err, CDDP_E_STATE, "cddp_ddp_join: create the reducer with CDDP_DDP_JOIN on every rank");
-    else
-        st = join_others(ddp, &err);
-    return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

@@ -13,22 +13,15 @@
  * a bucket that is left out, since it is the host that launches collectives; for an optimizer's count of steps; for
  * PowerSGD's rests. With a static graph it comes there, too, beside the step that follows the first one.
  */
-#include "worker/reducer/state.h"
+#include "worker/reducer/unused.h"
+
+#include "worker/reducer/arena.h"
+#include "worker/reducer/launch.h"
+#include "worker/reducer/plan.h"
+#include "worker/reducer/used.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static bool is_static(const cddp_ddp *d)
-{
-    return (d->flags & CDDP_DDP_STATIC_GRAPH) != 0;
-}
-
-/* May the map stay on the device in this step? With a static graph the host knows it when the first one is over. */
-static bool stays_there(const cddp_ddp *d)
-{
-    return d->ops->on_device && !d->sharded && d->powersgd == NULL && (d->flags & CDDP_DDP_SKIP_UNUSED) == 0 &&
-           (!is_static(d) || !d->unused.known);
-}
 
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
 {
@@ -95,12 +88,12 @@ cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now)
     struct cdi_ddp_unused *u = &d->unused;
 
     *now = true;
-    if (!is_static(d))
+    if (!cdi_ddp_is_static(d))
         return CDDP_OK;
     u->seen[i]++;
     if (!u->known) {
         if (u->seen[i] == 1)
-            cdi_ddp_note_order(d, i);
+            cdi_plan_note_order(d, i);
         *now = false; /* it may come again: all are counted at the end of this step */
         return CDDP_OK;
     }
@@ -116,7 +109,7 @@ cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err)
     cddp_status st = make_zeros(d, err);
 
     none.data = d->unused.zeros;
-    return st == CDDP_OK ? d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &none, 1, err) : st;
+    return st == CDDP_OK ? d->ops->pack(d->b, cdi_arena_grad(d, i), &none, 1, err) : st;
 }
 
 /* The old value is the program's, which may have written it on its stream, though it has said nothing. */
@@ -134,9 +127,8 @@ static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
  */
 static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
-    bool own = d->params[i].grad != NULL && stays_there(d);
-    struct cdi_slice old = {.data = own ? d->params[i].grad : cdi_ddp_arena_grad(d, i),
-                            .bytes = d->plan.grads[i].bytes};
+    bool own = d->params[i].grad != NULL && cdi_used_stays_on_device(d);
+    struct cdi_slice old = {.data = own ? d->params[i].grad : cdi_arena_grad(d, i), .bytes = d->plan.grads[i].bytes};
     cddp_status st = follow_once(d, err);
 
     if (st != CDDP_OK)
@@ -153,7 +145,7 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
     struct cdi_ddp_unused *u = &d->unused;
     struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
                           .in = u->used,
-                          .out = stays_there(d) ? u->map : u->used,
+                          .out = cdi_used_stays_on_device(d) ? u->map : u->used,
                           .count = d->n_params,
                           .dtype = CDDP_UINT8,
                           .op = CDDP_MAX,
@@ -161,7 +153,7 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
                           .lazy = true};
     cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
 
-    if (st == CDDP_OK && is_static(d) && op.out != op.in) { /* and to the host, for the steps that follow */
+    if (st == CDDP_OK && cdi_ddp_is_static(d) && op.out != op.in) { /* and to the host, for the steps that follow */
         op.out = u->used;
         st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
     }
@@ -178,7 +170,7 @@ static cddp_status settle(cddp_ddp *d, size_t i)
     cddp_status st = CDDP_OK;
     struct cdi_error err;
 
-    if (is_static(d) && u->known && u->seen[i] < u->expected[i])
+    if (cdi_ddp_is_static(d) && u->known && u->seen[i] < u->expected[i])
         return changed(d, i, u->seen[i] == 0 ? "did not come" : "came less often");
     u->missing[i] = !d->plan.grads[i].claimed && u->seen[i] == 0;
     if (!u->known)
@@ -190,27 +182,14 @@ static cddp_status settle(cddp_ddp *d, size_t i)
         return CDDP_OK; /* nobody may need it: see launch_idle */
     (void)cdi_bucket_claim(&d->plan, i);
     if (u->missing[i]) {
-        cdi_ddp_note_order(d, i);
+        cdi_plan_note_order(d, i);
         st = fill_one(d, i, &err);
     } else if (own.data != NULL && !d->ops->on_device) {
-        st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &own, 1, &err);
+        st = d->ops->pack(d->b, cdi_arena_grad(d, i), &own, 1, &err);
     }
     if (st != CDDP_OK)
         return cdi_ddp_fail_misuse(d, &err);
-    return cdi_ddp_count_down(d, i);
-}
-
-bool cdi_unused_is_used(const cddp_ddp *d, size_t b)
-{
-    bool used = false;
-
-    for (size_t i = 0; i < d->plan.n_grads && !used; i++) {
-        const struct cdi_grad *g = &d->plan.grads[i];
-
-        /* What lies behind the parameters (uneven.c) always is. */
-        used = b >= g->bucket && b < g->bucket + g->n_parts && (i >= d->n_params || d->unused.used[i]);
-    }
-    return used;
+    return cdi_launch_count_down(d, i);
 }
 
 /* Bucket b is reduced after all: what did not come of it counts as zeros. */
@@ -225,7 +204,7 @@ static cddp_status fill_idle(cddp_ddp *d, size_t b)
         (void)cdi_bucket_claim(&d->plan, i);
         if (fill_one(d, i, &err) != CDDP_OK)
             return cdi_ddp_fail_misuse(d, &err);
-        st = cdi_ddp_count_down(d, i);
+        st = cdi_launch_count_down(d, i);
     }
     return st;
 }
@@ -241,13 +220,13 @@ static cddp_status launch_idle(cddp_ddp *d)
     if (d->ops->join(d->b, d->unused.map_ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     for (size_t b = d->plan.ahead; b < d->plan.n && st == CDDP_OK; b++)
-        if (cdi_unused_is_used(d, b))
+        if (cdi_used_in_bucket(d, b))
             st = fill_idle(d, b);
         else
             d->flight[b].skipped = true;
     for (size_t b = d->plan.ahead; b < d->plan.n && st == CDDP_OK; b++)
         if (!d->flight[b].skipped)
-            st = cdi_ddp_launch_late(d, b);
+            st = cdi_launch_late(d, b);
     return st;
 }
 
@@ -261,7 +240,7 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
         return CDDP_OK;
     u->n_missing = 0;
     /* That of the step before; what stays on the device was copied when it was enqueued. */
-    if (u->map_ticket > 0 && !stays_there(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
+    if (u->map_ticket > 0 && !cdi_used_stays_on_device(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (u->known)
         u->map_ticket = 0; /* the graph is the host's now, and no step need ask again */
@@ -275,14 +254,9 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
 void cdi_unused_next_step(cddp_ddp *d)
 {
     d->unused.followed = false;
-    d->unused.known = is_static(d);
+    d->unused.known = cdi_ddp_is_static(d);
     if (d->unused.missing != NULL)
         memset(d->unused.missing, 0, d->n_params * sizeof *d->unused.missing);
-}
-
-bool cdi_unused_nowhere(const cddp_ddp *d, size_t i)
-{
-    return d->unused.missing != NULL && !stays_there(d) && d->unused.missing[i] && !d->unused.used[i];
 }
 
 /* Old values into the arena, of the gradients that no rank used, by the device's map. */
@@ -304,7 +278,7 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
             n = 0;
         }
         if (n == 0)
-            begin = cdi_ddp_arena_grad(d, i);
+            begin = cdi_arena_grad(d, i);
         else if (g->offset > end)
             u->slices[n++] = (struct cdi_slice){.bytes = g->offset - end};
         u->of[n] = (uint32_t)i;
@@ -316,13 +290,6 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
     return st;
 }
 
-cddp_status cdi_unused_known(cddp_ddp *d, struct cdi_error *err)
-{
-    const struct cdi_ddp_unused *u = &d->unused;
-
-    return u->missing != NULL && u->n_missing > 0 && !u->known ? d->ops->join(d->b, u->map_ticket, err) : CDDP_OK;
-}
-
 cddp_status cdi_unused_restore(cddp_ddp *d)
 {
     struct cdi_ddp_unused *u = &d->unused;
@@ -332,16 +299,16 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
     if (u->missing == NULL)
         return CDDP_OK;
     /* The host has to know, but only where something is missing here. */
-    st = stays_there(d) ? restore_there(d, &err) : cdi_unused_known(d, &err);
+    st = cdi_used_stays_on_device(d) ? restore_there(d, &err) : cdi_used_await(d, &err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};
 
-        if (!cdi_unused_nowhere(d, i) || d->flight[d->plan.grads[i].bucket].skipped)
+        if (!cdi_used_nowhere(d, i) || d->flight[d->plan.grads[i].bucket].skipped)
             continue;
         old.data = (char *)u->saved + d->plan.grads[i].offset;
-        st = d->ops->pack(d->b, cdi_ddp_arena_grad(d, i), &old, 1, &err);
+        st = d->ops->pack(d->b, cdi_arena_grad(d, i), &old, 1, &err);
     }
-    if (is_static(d) && !u->known)
+    if (cdi_ddp_is_static(d) && !u->known)
         memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);
     memset(u->seen, 0, d->n_params * sizeof *u->seen);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);

@@ -2,7 +2,7 @@
 /* Gradients that are reduced where they lie: to the arena's bits, in all layouts, orders and ways of a reducer. */
 #include "hygiene.h"
 #include "mean_hook.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/arena.h"
 #include "world.h"
 
 #include <stdint.h>
@@ -190,7 +190,7 @@ static size_t n_in_place(const cddp_ddp *d)
     size_t n = 0;
 
     for (size_t i = 0; i < PARAMS; i++)
-        n += cdi_in_place_is(d, i);
+        n += cdi_arena_excludes(d, i);
     return n;
 }
 
@@ -205,9 +205,9 @@ static int expect_places(const struct kind *k, enum layout l, cddp_ddp *d, void 
         CHECK(n == 0 || grad_size(k, 0) == 1);
     } else if (k->comm_dtype != CDDP_DTYPE_NONE) {
         for (size_t i = 0; i < PARAMS; i++)
-            CHECK(!cdi_in_place_is(d, i) || dtype_of(k, i) == CDDP_FLOAT64);
+            CHECK(!cdi_arena_excludes(d, i) || dtype_of(k, i) == CDDP_FLOAT64);
     } else if (grad_size(k, 0) >= 4) {
-        CHECK(cdi_in_place_is(d, 6)); /* 80000 bytes or more by itself */
+        CHECK(cdi_arena_excludes(d, 6)); /* 80000 bytes or more by itself */
         CHECK(l == GAPS || l == MIXED || n >= 3);
     }
     for (size_t i = 0; i < PARAMS; i++)
@@ -498,7 +498,7 @@ static int beside(int rank)
     lay(&j, &kinds[0], FORWARD, ALLOC, grad);
     grad[4] = grad[3]; /* of one size */
     CHECK(make(&j, &kinds[0], 0, grad, &both[0]) == CDDP_OK);
-    CHECK(!cdi_in_place_is(both[0], 3) && !cdi_in_place_is(both[0], 4) && cdi_in_place_is(both[0], 6));
+    CHECK(!cdi_arena_excludes(both[0], 3) && !cdi_arena_excludes(both[0], 4) && cdi_arena_excludes(both[0], 6));
     for (size_t i = PARAMS; i-- > 0;) {
         fill(&kinds[0], grad[i], i == 4 ? 3 : i, 0, 1);
         CHECK(cddp_ddp_grad_ready(both[0], i) == CDDP_OK);

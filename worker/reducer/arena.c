@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/reducer/arena.h"
+
+bool cdi_arena_excludes(const cddp_ddp *d, size_t i)
+{
+    return d->in_place.any && d->in_place.home[i].chosen;
+}
+
+void *cdi_arena_grad(const cddp_ddp *d, size_t i)
+{
+    if (i < d->n_params && cdi_arena_excludes(d, i))
+        return d->in_place.home[i].grad;
+    return (char *)d->region->base + cdi_arena_offset(d, i);
+}
+
+size_t cdi_arena_offset(const cddp_ddp *d, size_t i)
+{
+    return d->in_place.any ? d->in_place.offset[i] : d->plan.grads[i].offset;
+}
+
+size_t cdi_arena_bytes(const cddp_ddp *d)
+{
+    return d->in_place.any ? d->in_place.arena_bytes : d->plan.arena_bytes;
+}
+
+size_t cdi_arena_n_stretches(const cddp_ddp *d, size_t b)
+{
+    return d->in_place.any ? d->flight[b].n_stretches : 1;
+}
+
+struct cdi_ddp_stretch cdi_arena_stretch(const cddp_ddp *d, size_t b, size_t k)
+{
+    struct cdi_ddp_stretch s = {.offset = d->plan.b[b].offset, .bytes = d->plan.b[b].bytes};
+
+    if (d->in_place.any)
+        s = d->in_place.stretch[d->flight[b].stretch + k];
+    if (s.at == NULL) {
+        s.at = (char *)d->region->base + s.offset;
+        s.region = d->region;
+    }
+    return s;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory of gradients: the arena, and the gradients outside it that are reduced in place (in_place.h).
+ */
+#ifndef CDI_REDUCER_ARENA_H
+#define CDI_REDUCER_ARENA_H
+
+#include "worker/reducer/state.h"
+
+/* Returns true if gradient i of the parameters is reduced in place, outside the arena. */
+bool cdi_arena_excludes(const cddp_ddp *d, size_t i);
+/* Returns the address at which gradient i is reduced. */
+void *cdi_arena_grad(const cddp_ddp *d, size_t i);
+/* Returns the offset of gradient i, which the arena holds. */
+size_t cdi_arena_offset(const cddp_ddp *d, size_t i);
+/* Returns the size of the arena in bytes. */
+size_t cdi_arena_bytes(const cddp_ddp *d);
+/* Returns the number of contiguous stretches that bucket b consists of: 1 if no gradient is reduced in place. */
+size_t cdi_arena_n_stretches(const cddp_ddp *d, size_t b);
+/* Returns stretch k of bucket b. */
+struct cdi_ddp_stretch cdi_arena_stretch(const cddp_ddp *d, size_t b, size_t k);
+
+#endif

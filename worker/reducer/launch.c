@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/reducer/launch.h"
+
+#include "worker/reducer/arena.h"
+#include "worker/reducer/compress.h"
+#include "worker/reducer/hook.h"
+#include "worker/reducer/own.h"
+#include "worker/reducer/plan.h"
+#include "worker/reducer/powersgd.h"
+
+/* On a device, before bucket i starts: it waits for the streams that made its gradients, and takes the user's own in.
+ */
+static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    struct cdi_ddp_flight *f = &d->flight[i];
+    cddp_status status = CDDP_OK;
+
+    for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
+        status = d->ops->wait_stream(d->b, f->stream[s], err);
+    f->n_streams = 0;
+    return status == CDDP_OK ? cdi_own_gather(d, i, err) : status;
+}
+
+cddp_status cdi_launch_finish(cddp_ddp *d, size_t b, struct cdi_error *err)
+{
+    if (d->flight[b].skipped)
+        return CDDP_OK;
+    if (cdi_hook_end(d, b) == CDDP_OK)
+        return cdi_compress_unpack(d, b, err);
+    *err = d->sticky;
+    return err->status;
+}
+
+/*
+ * On a device, before a bucket starts: the means of those before it are brought to where the user reads them, while the
+ * backward pass goes on. At the end of the step only the last one's are left. Not where the end of the step decides
+ * what becomes of them, or a hook, which hears of all buckets then.
+ */
+static cddp_status bring_early(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status status = CDDP_OK;
+
+    if (!d->ops->on_device || d->sharded || d->shadow || d->hook.begin != NULL || d->powersgd != NULL ||
+        d->unused.missing != NULL || (d->flags & (CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_JOIN_STRICT)) != 0)
+        return CDDP_OK;
+    for (; d->brought < d->plan.next && status == CDDP_OK; d->brought++) {
+        size_t k = d->flight[d->brought].own;
+
+        /* All pieces of a gradient that was cut must be there. */
+        if (d->flight[d->brought].n_own > 0 && d->brought + d->plan.grads[d->own.list[k]].n_parts > d->plan.next)
+            break;
+        status = cdi_launch_finish(d, d->brought, err);
+        if (status == CDDP_OK)
+            status = cdi_own_scatter(d, d->brought, err);
+    }
+    return status;
+}
+
+/* Hand a stretch of bucket i to the backend. more: another one follows at once. */
+static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more)
+{
+    const struct cdi_bucket *b = &d->plan.b[i];
+    void *at = s->at;
+    struct cdi_coll op = {
+        .kind = CDI_ALL_REDUCE,
+        .in = at,
+        .out = at,
+        .count = s->bytes / cddp_dtype_size(b->dtype),
+        .dtype = b->dtype,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_AVG,
+        .region = s->region,
+        .known = true,
+        .bucket = (int)i,
+        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
+        .ddp = d,
+        .lazy = lazy,
+        .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
+        .more = more,
+        /* Until the program waits for one parameter, all wait for all: the first such wait is longer than it need be.
+         */
+        .unmarked = d->ops->on_device && !d->by_param,
+    };
+    struct cdi_error err;
+
+    if (d->sharded && !d->flight[i].compressed) {
+        op.kind = CDI_REDUCE_SCATTER;
+        op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
+        op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
+    }
+    if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
+        d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
+    if (d->captured.id == 0) /* else it has none */
+        d->enqueued = d->flight[i].ticket;
+    return CDDP_OK;
+}
+
+/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
+static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
+{
+    size_t n = cdi_arena_n_stretches(d, i);
+    cddp_status status = CDDP_OK;
+
+    for (size_t k = 0; k < n && status == CDDP_OK; k++) {
+        const struct cdi_ddp_stretch s = cdi_arena_stretch(d, i, k);
+
+        status = enqueue_stretch(d, i, &s, lazy, more || (d->ops->on_device && k + 1 < n));
+    }
+    return status;
+}
+
+/* The bucket that comes next, in its way. */
+static cddp_status launch_next(cddp_ddp *d, bool more)
+{
+    size_t i = d->plan.next;
+    cddp_status status;
+
+    if (cdi_powersgd_takes(d, i)) {
+        status = cdi_powersgd_begin(d, i);
+    } else if (d->hook.begin != NULL) {
+        status = cdi_hook_begin(d, i, &d->flight[i].ticket);
+        if (status == CDDP_OK && d->flight[i].ticket > d->enqueued)
+            d->enqueued = d->flight[i].ticket;
+    } else {
+        /* The last one: cddp_ddp_wait comes next, usually at once, and runs it. */
+        status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
+    }
+    if (status == CDDP_OK)
+        cdi_bucket_launched(&d->plan);
+    return status;
+}
+
+cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
+{
+    cddp_status status = CDDP_OK;
+    struct cdi_error err;
+
+    if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
+    status = enqueue_bucket(d, b, true, false);
+    if (status == CDDP_OK)
+        cdi_bucket_launched_late(&d->plan, b);
+    return status;
+}
+
+/*
+ * Buckets next to next + k, of which all are ready: they start together. Which do is a matter of the plan, and not of
+ * when they become ready, since NCCL wants the same groups on all ranks.
+ */
+static cddp_status launch_group(cddp_ddp *d, size_t k)
+{
+    /* All calls of the backend in a row, but for a hook's, which may do anything in its thread. */
+    bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
+    cddp_status status = CDDP_OK;
+    struct cdi_error err;
+
+    if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
+    if (bring_early(d, &err) != CDDP_OK)
+        status = cdi_ddp_set_error(d, &err);
+    for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
+        if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
+            status = cdi_ddp_set_error(d, &err);
+    for (size_t j = 0; j <= k && status == CDDP_OK; j++)
+        status = launch_next(d, j < k);
+    if (hold)
+        d->ops->let_go(d->b);
+    return status;
+}
+
+cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i)
+{
+    cddp_status status = CDDP_OK;
+    size_t k = 0;
+
+    if (i < d->n_params && (d->flags & CDDP_DDP_STATIC_GRAPH) == 0)
+        cdi_plan_note_order(d, i);
+    if (cdi_bucket_grad_ready(&d->plan, i) == 0)
+        return CDDP_OK;
+    while (status == CDDP_OK && d->plan.next + k < d->plan.ahead &&
+           d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
+        if (d->flight[d->plan.next + k].more) {
+            k++;
+            continue;
+        }
+        status = launch_group(d, k);
+        k = 0;
+    }
+    return status;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The primitives of the reducer that all of its parts use: errors, tickets and names. */
+#include "worker/reducer/state.h"
+
+#include <stdio.h>
+
+cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err)
+{
+    if (ddp == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: ddp must not be NULL", function);
+    return cdi_comm_own(function, ddp->comm, err);
+}
+
+cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
+{
+    if (d->sticky.status != CDDP_OK)
+        return d->sticky.status;
+    d->sticky = *err;
+    if (d->name != NULL)
+        (void)cdi_error_wrap(&d->sticky, "model '%.64s'", d->name);
+    return d->sticky.status;
+}
+
+cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)
+{
+    char why[CDI_ERROR_TEXT];
+
+    (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
+                   d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
+                   err->msg);
+    (void)cdi_ddp_set_error(d, err);
+    d->ops->abort(d->b, CDDP_E_ABORTED, why);
+    return d->sticky.status;
+}
+
+cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket)
+{
+    struct cdi_error err;
+
+    if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
+    d->enqueued = *ticket;
+    return CDDP_OK;
+}
+
+cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
+{
+    struct cdi_error err;
+    cddp_status status;
+
+    (void)pthread_mutex_unlock(&d->lock);
+    status = d->ops->join(d->b, ticket, &err);
+    (void)pthread_mutex_lock(&d->lock);
+    if (d->joined < ticket)
+        d->joined = ticket;
+    return status == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
+}
+
+void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
+{
+    const cddp_ddp *d = ddp;
+    size_t n = 0, first = 0, bucket = (size_t)b;
+
+    for (size_t i = 0; i < d->n_params; i++)
+        if (bucket >= d->plan.grads[i].bucket && bucket < d->plan.grads[i].bucket + d->plan.grads[i].n_parts &&
+            n++ == 0)
+            first = i;
+    buf[0] = '\0';
+    if (n > 1)
+        (void)snprintf(buf, cap, "'%.48s' and %zu more", d->params[first].name, n - 1);
+    else if (n == 1)
+        (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
+}

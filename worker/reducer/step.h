@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a step. With the lock held, but for cdi_step_finish. */
+#ifndef CDI_REDUCER_STEP_H
+#define CDI_REDUCER_STEP_H
+
+#include "worker/reducer/state.h"
+
+/* Ends the input of a step: fills in the gradients that may be missing, and rejects a step with any other missing. Sets
+ * the sticky error. */
+cddp_status cdi_step_close(cddp_ddp *d);
+/*
+ * Ends a step, without the lock: cdi_step_close, then `complete` with the lock held, which brings the means to where
+ * they belong, then cdi_step_next. Sets the thread's last error.
+ */
+cddp_status cdi_step_finish(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg);
+/* Waits until the means are in the arena (on a device: enqueues it); every bucket was launched. Sets the sticky error.
+ */
+cddp_status cdi_step_complete(cddp_ddp *d);
+/*
+ * Waits, with an optimizer, until this rank's share of the means is in the arena, except for what a bucket's own ticket
+ * tells. Buckets that were not sent by reduce-scatter are there as a whole. Sets the sticky error.
+ */
+cddp_status cdi_step_complete_share(cddp_ddp *d);
+/* Begins the next step. Sets the sticky error. */
+cddp_status cdi_step_next(cddp_ddp *d);
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/reducer/used.h"
+
+bool cdi_used_stays_on_device(const cddp_ddp *d)
+{
+    return d->ops->on_device && !d->sharded && d->powersgd == NULL && (d->flags & CDDP_DDP_SKIP_UNUSED) == 0 &&
+           (!cdi_ddp_is_static(d) || !d->unused.known);
+}
+
+cddp_status cdi_used_await(cddp_ddp *d, struct cdi_error *err)
+{
+    const struct cdi_ddp_unused *u = &d->unused;
+
+    return u->missing != NULL && u->n_missing > 0 && !u->known ? d->ops->join(d->b, u->map_ticket, err) : CDDP_OK;
+}
+
+bool cdi_used_nowhere(const cddp_ddp *d, size_t i)
+{
+    return d->unused.missing != NULL && !cdi_used_stays_on_device(d) && d->unused.missing[i] && !d->unused.used[i];
+}
+
+bool cdi_used_in_bucket(const cddp_ddp *d, size_t b)
+{
+    bool used = false;
+
+    for (size_t i = 0; i < d->plan.n_grads && !used; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        /* What lies behind the parameters (uneven.c) always is. */
+        used = b >= g->bucket && b < g->bucket + g->n_parts && (i >= d->n_params || d->unused.used[i]);
+    }
+    return used;
+}
