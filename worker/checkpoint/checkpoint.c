@@ -115,7 +115,7 @@ static cddp_status add(struct list *l, struct cdi_save *s, const cddp_comm *comm
         return CDDP_OK;
     }
     s->states[s->n_states++] = (struct cdi_state){.name = item->name, .object = item->data, .kind = item->kind};
-    if (cdi_item_ops(item->kind)->check(item->data, comm, err) != CDDP_OK)
+    if (cdi_item_ops(&s->states[s->n_states - 1])->check(item->data, comm, err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", item->name);
     return CDDP_OK;
 }
@@ -379,11 +379,11 @@ static cddp_status collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error
     cddp_status st;
 
     for (size_t i = 0; cddp_rank(comm) == 0 && i < s->n_states && v.status == CDDP_OK; i++)
-        v.status = cdi_item_ops(s->states[i].kind)->begin_save(&s->states[i], err);
+        v.status = cdi_item_ops(&s->states[i])->begin_save(&s->states[i], err);
     st = share(comm, &v, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        if (cdi_item_ops(s->states[i].kind)->collect != NULL)
-            st = cdi_item_ops(s->states[i].kind)->collect(&s->states[i], err);
+        if (cdi_item_ops(&s->states[i])->collect != NULL)
+            st = cdi_item_ops(&s->states[i])->collect(&s->states[i], err);
     return st;
 }
 
@@ -457,7 +457,7 @@ static cddp_status find(struct found *f, struct cdi_save *s, cddp_comm *comm, co
     if (st == CDDP_OK)
         st = cdi_checkpoint_fit(f->file, s->items, s->n_items, f->present, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        st = cdi_item_ops(s->states[i].kind)->begin_load(&s->states[i], f->file, err);
+        st = cdi_item_ops(&s->states[i])->begin_load(&s->states[i], f->file, err);
     return st;
 }
 
@@ -468,7 +468,7 @@ static cddp_status compare(struct cdi_save *s, cddp_comm *comm, struct cdi_error
     bool any = false;
 
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++) {
-        const struct cdi_item_ops *ops = cdi_item_ops(s->states[i].kind);
+        const struct cdi_item_ops *ops = cdi_item_ops(&s->states[i]);
         struct cdi_error why = {.status = CDDP_OK};
         cddp_status one = CDDP_OK;
 
@@ -526,7 +526,7 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
         k += is_own(item) ? (size_t)cddp_world_size(comm) : 1;
     }
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        st = cdi_item_ops(s->states[i].kind)->take_up(&s->states[i], comm, err);
+        st = cdi_item_ops(&s->states[i])->take_up(&s->states[i], comm, err);
     return st;
 }
 
@@ -579,24 +579,6 @@ static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_
         v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
     st = share(comm, &v, err);
     return st == CDDP_OK ? give_all(comm, s, f->present, l, err) : st;
-}
-
-cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_coll_kind kind, void *at, size_t bytes, int peer,
-                                struct cdi_error *err)
-{
-    struct cdi_coll op = {.kind = kind,
-                          .in = at,
-                          .out = at,
-                          .count = bytes,
-                          .dtype = CDDP_UINT8,
-                          .root = peer,
-                          .bucket = -1,
-                          .asked = cdi_comm_asked(),
-                          .lazy = true};
-    uint64_t ticket;
-    cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
-
-    return bytes == 0 || st != CDDP_OK ? st : cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err);
 }
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */

@@ -70,9 +70,4 @@ const char *cdi_checkpoint_kind_name(unsigned kind);
 cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
                                  size_t n_items, struct cdi_error *err);
 
-/* --- checkpoint_comm.c */
-/* Bytes of host memory to (CDI_SEND) or from (CDI_RECV) rank `peer`, which calls it the other way round. */
-cddp_status cdi_checkpoint_move(cddp_comm *comm, enum cdi_coll_kind kind, void *at, size_t bytes, int peer,
-                                struct cdi_error *err);
-
 #endif

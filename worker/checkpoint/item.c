@@ -46,6 +46,38 @@ void cdi_state_release(struct cdi_state *s)
     *s = (struct cdi_state){0};
 }
 
+/* Sends bytes to rank `peer` (CDI_SEND), or receives them from it (CDI_RECV). The peer does the opposite. */
+static cddp_status send_or_receive(cddp_comm *comm, enum cdi_coll_kind kind, void *at, size_t bytes, int peer,
+                                   struct cdi_error *err)
+{
+    struct cdi_coll op = {.kind = kind,
+                          .in = at,
+                          .out = at,
+                          .count = bytes,
+                          .dtype = CDDP_UINT8,
+                          .root = peer,
+                          .bucket = -1,
+                          .asked = cdi_comm_asked(),
+                          .lazy = true};
+    uint64_t ticket;
+    cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
+
+    return bytes == 0 || st != CDDP_OK ? st : cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err);
+}
+
+cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *own, size_t bytes, bool to_root,
+                               struct cdi_error *err)
+{
+    int me = cdi_comm_world(comm)->rank;
+
+    if (me != 0)
+        return send_or_receive(comm, to_root ? CDI_SEND : CDI_RECV, own, bytes, 0, err);
+    if (rank != 0)
+        return send_or_receive(comm, to_root ? CDI_RECV : CDI_SEND, at_root, bytes, rank, err);
+    return cdi_comm_ops(comm)->copy(cdi_comm_backend(comm), to_root ? at_root : own, to_root ? own : at_root, bytes,
+                                    err);
+}
+
 /* --------------------------------------------------------------------------------------------------- samplers ---- */
 
 static cddp_status sampler_check(void *object, const cddp_comm *comm, struct cdi_error *err)
@@ -105,7 +137,7 @@ static const struct cdi_item_ops sampler = {.check = sampler_check,
                                             .compare = sampler_compare,
                                             .take_up = sampler_take_up};
 
-const struct cdi_item_ops *cdi_item_ops(cddp_item_kind kind)
+const struct cdi_item_ops *cdi_item_ops(const struct cdi_state *s)
 {
-    return kind == CDDP_ITEM_SAMPLER ? &sampler : kind == CDDP_ITEM_OPTIM ? &cdi_item_optim : &cdi_item_ddp;
+    return s->kind == CDDP_ITEM_SAMPLER ? &sampler : *(const struct cdi_item_ops *const *)s->object;
 }

@@ -28,6 +28,13 @@ void *cdi_state_at(const struct cdi_state *s, size_t k);
 void cdi_state_release(struct cdi_state *s);
 
 /*
+ * Moves the part of one rank between `own`, memory of its backend, and `at_root`, host memory of rank 0. Rank 0 and
+ * `rank` call it; each uses its own address. Fails like a collective, or with the device.
+ */
+cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *own, size_t bytes, bool to_root,
+                               struct cdi_error *err);
+
+/*
  * A kind. On failure of one that is no collective nothing has changed, and all ranks are told by the caller; one that
  * is a collective (collect, take_up) fails with the communicator, or with the device.
  */
@@ -49,11 +56,7 @@ struct cdi_item_ops {
     cddp_status (*take_up)(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err);
 };
 
-/* That of a kind which is no memory. */
-const struct cdi_item_ops *cdi_item_ops(cddp_item_kind kind);
-
-/* --- optim_state.c, powersgd_state.c */
-extern const struct cdi_item_ops cdi_item_optim;
-extern const struct cdi_item_ops cdi_item_ddp;
+/* Returns the functions of s->object. An optimizer and a reducer begin with a pointer to theirs. */
+const struct cdi_item_ops *cdi_item_ops(const struct cdi_state *s);
 
 #endif

@@ -187,6 +187,7 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
 
     *out = o;
     if (ok) {
+        o->item_ops = &cdi_optim_item_ops;
         o->ddp = d;
         o->rule = *rule;
         o->on_device = d->ops->on_device;

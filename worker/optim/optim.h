@@ -17,6 +17,7 @@ struct cdi_optim_own {
 };
 
 struct cddp_optim {
+    const struct cdi_item_ops *item_ops; /* first: how it is saved in a checkpoint (checkpoint/item.h) */
     cddp_ddp *ddp;
     struct cdi_optim_rule rule;
     struct cdi_optim_own *own; /* by parameter; the rule's weight_decay is that of those in no group */
@@ -70,5 +71,8 @@ cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg);
 /* Between the device's count of steps and o->steps. The host waits. */
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err);
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err);
+
+/* --- optim_checkpoint.c */
+extern const struct cdi_item_ops cdi_optim_item_ops;
 
 #endif

@@ -221,24 +221,20 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
 
     for (int k = 0; k < ARRAYS && st == CDDP_OK; k++) {
         size_t bytes = k == MASTER ? sizes.master : sizes.state;
-        bool own = rank == 0, far = own && o->on_device;
-        uint8_t *share = own && !far ? own_array(o, k) : room.share, *whole;
+        bool apart = rank != 0 || o->on_device; /* from the whole array's memory: the share is exchanged */
+        uint8_t *share = apart ? room.share : own_array(o, k), *whole;
 
         if (!has(o, k))
             continue;
         whole = cdi_state_at(s, entry++);
         if (bytes == 0)
             continue;
-        if (far && into_whole)
-            st = o->ddp->ops->copy(o->ddp->b, share, own_array(o, k), bytes, err);
-        if (!own && into_whole)
-            st = cdi_checkpoint_move(o->ddp->comm, CDI_RECV, share, bytes, rank, err);
+        if (apart && into_whole)
+            st = cdi_state_exchange(o->ddp->comm, rank, share, own_array(o, k), bytes, true, err);
         if (st == CDDP_OK)
             copy_share(o, k, room.shards, whole, share, into_whole);
-        if (far && !into_whole && st == CDDP_OK)
-            st = o->ddp->ops->copy(o->ddp->b, own_array(o, k), share, bytes, err);
-        if (!own && !into_whole && st == CDDP_OK)
-            st = cdi_checkpoint_move(o->ddp->comm, CDI_SEND, share, bytes, rank, err);
+        if (apart && !into_whole && st == CDDP_OK)
+            st = cdi_state_exchange(o->ddp->comm, rank, share, own_array(o, k), bytes, false, err);
     }
     return st;
 }
@@ -254,8 +250,8 @@ static cddp_status exchange_all(struct cdi_state *s, bool into_whole, struct cdi
         st = exchange_with(s, r, into_whole, err);
     for (int k = 0; k < ARRAYS && world->rank != 0 && st == CDDP_OK; k++)
         if (has(o, k))
-            st = cdi_checkpoint_move(o->ddp->comm, into_whole ? CDI_SEND : CDI_RECV, own_array(o, k),
-                                     k == MASTER ? o->sizes.master : o->sizes.state, 0, err);
+            st = cdi_state_exchange(o->ddp->comm, world->rank, NULL, own_array(o, k),
+                                    k == MASTER ? o->sizes.master : o->sizes.state, into_whole, err);
     return st;
 }
 
@@ -277,5 +273,5 @@ static cddp_status take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_erro
     return st == CDDP_OK ? exchange_all(s, false, err) : st;
 }
 
-const struct cdi_item_ops cdi_item_optim = {
+const struct cdi_item_ops cdi_optim_item_ops = {
     .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};

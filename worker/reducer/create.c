@@ -59,6 +59,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     if (d == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a reducer");
     *out = d;
+    d->item_ops = &cdi_powersgd_item_ops;
     cdi_hook_init_lock(d);
     d->comm = comm;
     d->ops = cdi_comm_ops(comm);

@@ -13,6 +13,8 @@
 #include "worker/math/lowrank.h"
 #include "worker/math/mt19937.h"
 
+struct cdi_item_ops;
+
 struct cdi_powersgd_matrix {
     struct cdi_lowrank of;
     size_t param;
@@ -62,5 +64,8 @@ bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket);
 cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket);
 /* All that was begun in this step has arrived: make means of it, by further collectives. Sticks. */
 cddp_status cdi_powersgd_complete(cddp_ddp *d);
+
+/* --- powersgd_checkpoint.c */
+extern const struct cdi_item_ops cdi_powersgd_item_ops;
 
 #endif

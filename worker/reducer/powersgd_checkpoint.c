@@ -167,12 +167,7 @@ static cddp_status collect_from(const cddp_ddp *d, struct cdi_state *w, int rank
 
         if (bytes == 0)
             continue;
-        if (me != 0)
-            st = cdi_checkpoint_move(d->comm, CDI_SEND, m->error, bytes, 0, err);
-        else if (rank != 0)
-            st = cdi_checkpoint_move(d->comm, CDI_RECV, to, bytes, rank, err);
-        else
-            st = d->ops->copy(d->b, to, m->error, bytes, err);
+        st = cdi_state_exchange(d->comm, rank, to, m->error, bytes, true, err);
         to = to == NULL ? NULL : to + bytes;
     }
     return st;
@@ -312,11 +307,10 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
     if (bytes == 0)
         return CDDP_OK;
     if (as_before && world->rank != 0)
-        return cdi_checkpoint_move(d->comm, CDI_RECV, m->error, bytes, 0, err);
+        return cdi_state_exchange(d->comm, world->rank, NULL, m->error, bytes, false, err);
     if (as_before) {
-        st = d->ops->copy(d->b, m->error, errors_of(w, 0) + from, bytes, err);
-        for (int r = 1; r < world->size && st == CDDP_OK; r++)
-            st = cdi_checkpoint_move(d->comm, CDI_SEND, errors_of(w, (size_t)r) + from, bytes, r, err);
+        for (int r = 0; r < world->size && st == CDDP_OK; r++)
+            st = cdi_state_exchange(d->comm, r, errors_of(w, (size_t)r) + from, m->error, bytes, false, err);
         return st;
     }
     if (world->rank == 0) {
@@ -369,5 +363,5 @@ static cddp_status take_up(struct cdi_state *w, cddp_comm *comm, struct cdi_erro
     return CDDP_OK;
 }
 
-const struct cdi_item_ops cdi_item_ddp = {
+const struct cdi_item_ops cdi_powersgd_item_ops = {
     .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};

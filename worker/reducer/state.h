@@ -124,8 +124,10 @@ struct cdi_ddp_captured {
 };
 
 struct cdi_ddp_debug; /* debug.c's own */
+struct cdi_item_ops;
 
 struct cddp_ddp {
+    const struct cdi_item_ops *item_ops; /* first: how it is saved in a checkpoint (checkpoint/item.h) */
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with names of our own; shapes are not kept */
     char *names;
