@@ -8,32 +8,19 @@
 #include "worker/optim/optim.h"
 
 #include "common/crc64.h"
-#include "worker/math/float16.h"
-#include "worker/reducer/arena.h"
 #include "worker/reducer/captured.h"
 #include "worker/reducer/in_place.h"
-#include "worker/reducer/norm.h"
 #include "worker/reducer/step.h"
-#include "worker/reducer/used.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
-
-/* Is the gradient of a parameter of 16 bits float32? */
-static bool is_long(const cddp_param *p)
-{
-    return p->grad_dtype != p->dtype;
-}
 
 static bool has_long_gradients(const cddp_ddp *d)
 {
     bool any = false;
 
     for (size_t i = 0; i < d->n_params; i++)
-        any |= is_long(&d->params[i]);
+        any |= d->params[i].grad_dtype != d->params[i].dtype;
     return any;
 }
 
@@ -139,44 +126,13 @@ static void release(cddp_optim *o)
         return;
     if (o->on_device)
         cdi_optim_device_release(o);
-    for (int k = 0; k < CDI_OPTIM_STATES && !o->on_device; k++)
-        free(o->state[k]);
-    if (!o->on_device)
-        free(o->master);
+    else
+        cdi_optim_host_release(o);
     free(o->own);
     free(o->shards);
     free(o->steps);
     free(o->tickets);
     free(o);
-}
-
-static void *zeros(size_t bytes)
-{
-    void *p = aligned_alloc(CDI_GRAD_ALIGN, bytes);
-
-    return p == NULL ? NULL : memset(p, 0, bytes);
-}
-
-static float float_of(cddp_dtype dtype, uint16_t x)
-{
-    return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
-}
-
-/* The float32 copies of this rank's parameters of 16 bits. */
-static void copy_masters(cddp_optim *o)
-{
-    const cddp_ddp *d = o->ddp;
-
-    for (size_t i = 0; i < d->n_params; i++) {
-        const struct cdi_shard *s = &o->shards[i];
-        const uint16_t *w = (const uint16_t *)d->params[i].data + s->lo;
-        float *master = o->master + s->master_at / sizeof *master;
-
-        if (!cdi_shard_has_master(d->params[i].dtype))
-            continue;
-        for (size_t k = 0; k < s->count; k++)
-            master[k] = float_of(d->params[i].dtype, w[k]);
-    }
 }
 
 static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule, const cddp_optim_options *opt,
@@ -200,15 +156,9 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
     }
     if (ok)
         o->sizes = cdi_shard_all(o->shards, &d->plan, d->params, d->n_params, cdi_comm_world(d->comm)->rank);
-    for (int k = 0; ok && !o->on_device && k < cdi_optim_n_states(rule) && o->sizes.state > 0; k++)
-        ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
-    if (ok && !o->on_device && o->sizes.master > 0)
-        ok = (o->master = zeros(o->sizes.master)) != NULL;
-    if (!ok)
+    if (!ok || (!o->on_device && !cdi_optim_host_init(o)))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on rank %d",
                         cdi_comm_world(d->comm)->rank);
-    if (o->master != NULL)
-        copy_masters(o);
     if (cdi_optim_apply_groups(o->own, d, opt, err) != CDDP_OK)
         return err->status;
     return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;
@@ -259,212 +209,6 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
 
 /* ---------------------------------------------------------------------------------------------------- a step ---- */
 
-/* What parameter i is updated by. */
-static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
-{
-    struct cdi_optim_rule rule = o->now;
-
-    rule.lr *= o->own[i].lr_factor;
-    rule.weight_decay = o->own[i].weight_decay;
-    return rule;
-}
-
-/* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
-static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
-{
-    const cddp_ddp *d = o->ddp;
-    const struct cdi_shard *s = &o->shards[i];
-    cddp_dtype dtype = d->params[i].dtype;
-    float *master = o->master + s->master_at / sizeof(float) + at, grad[CHUNK], *state[CDI_OPTIM_STATES];
-    uint16_t *w = (uint16_t *)d->params[i].data + s->lo + at;
-
-    for (int k = 0; k < CDI_OPTIM_STATES; k++)
-        state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
-    for (size_t k = 0; k < n; k++)
-        grad[k] = is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
-    cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
-    for (size_t k = 0; k < n; k++)
-        w[k] = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
-}
-
-static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, void *g)
-{
-    const cddp_param *p = &o->ddp->params[i];
-    const struct cdi_shard *s = &o->shards[i];
-
-    if (p->dtype == CDDP_FLOAT64) {
-        double *state[CDI_OPTIM_STATES];
-
-        for (int k = 0; k < CDI_OPTIM_STATES; k++)
-            state[k] = o->state[k] == NULL ? NULL : (double *)o->state[k] + s->state_at / sizeof(double) + at;
-        cdi_optim_update_f64(rule, o->steps[i], (double *)p->data + s->lo + at, g, state, n);
-    } else if (p->dtype == CDDP_FLOAT32) {
-        float *state[CDI_OPTIM_STATES];
-
-        for (int k = 0; k < CDI_OPTIM_STATES; k++)
-            state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
-        cdi_optim_update_f32(rule, o->steps[i], (float *)p->data + s->lo + at, g, state, n);
-    } else {
-        update_16(o, rule, i, at, n, g);
-    }
-}
-
-bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
-{
-    return o->own[i].is_frozen != 0 || cdi_used_nowhere(o->ddp, i);
-}
-
-/*
- * New values, elements [at, at + n) of parameter i, between where the program has them and the gradients' place. Where
- * gradients are float32 and parameters have 16 bits they take that type on the way, which loses nothing.
- */
-static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool into_arena)
-{
-    const cddp_param *p = &d->params[i];
-    size_t size = cddp_dtype_size(p->dtype);
-    char *w = (char *)p->data + at * size;
-    char *arena = (char *)cdi_arena_grad(d, i) + at * cddp_dtype_size(p->grad_dtype);
-
-    if (n == 0)
-        return;
-    if (!is_long(p)) {
-        memcpy(into_arena ? arena : w, into_arena ? w : arena, n * size);
-        return;
-    }
-    for (size_t k = 0; k < n; k++) {
-        uint16_t *x = (uint16_t *)(void *)w + k;
-        float *wide = (float *)(void *)arena + k;
-
-        if (into_arena)
-            *wide = float_of(p->dtype, *x);
-        else
-            *x = p->dtype == CDDP_FLOAT16 ? cdi_f16_of_float(*wide) : cdi_bf16_of_float(*wide);
-    }
-}
-
-/* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
-static void update_param(cddp_optim *o, size_t i)
-{
-    const cddp_ddp *d = o->ddp;
-    const struct cdi_shard *s = &o->shards[i];
-    struct cdi_optim_rule rule = rule_of(o, i);
-    size_t size = cddp_dtype_size(d->params[i].grad_dtype);
-    bool used = !cdi_optim_is_idle(o, i), alone = cdi_comm_world(d->comm)->size == 1;
-
-    for (size_t at = 0; at < s->count; at += CHUNK) {
-        size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
-
-        if (used)
-            update_chunk(o, &rule, i, at, n, (char *)cdi_arena_grad(d, i) + (s->lo + at) * size);
-        if (!alone)
-            copy_values(d, i, s->lo + at, n, true);
-    }
-}
-
-cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
-{
-    cddp_ddp *d = o->ddp;
-    const struct cdi_bucket *b = &d->plan.b[bucket];
-    size_t part = b->room / d->plan.parts;
-    char *at = (char *)d->region->base + b->offset;
-    struct cdi_coll op = {
-        .kind = CDI_ALL_GATHER,
-        .in = at + part * (size_t)cdi_comm_world(d->comm)->rank,
-        .out = at,
-        .count = part / cddp_dtype_size(b->dtype),
-        .dtype = b->dtype,
-        .region = d->region,
-        .bucket = (int)bucket,
-        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
-        .ddp = d,
-        .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
-        .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n,
-    };
-
-    return cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
-}
-
-/* The other ranks' parts of a bucket's parameters have come: to where the user has them. */
-static cddp_status collect(cddp_optim *o, size_t bucket)
-{
-    cddp_ddp *d = o->ddp;
-    cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
-
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        size_t lo = o->shards[i].lo, hi = lo + o->shards[i].count;
-
-        if (d->plan.grads[i].bucket != bucket)
-            continue;
-        copy_values(d, i, 0, lo, false);
-        copy_values(d, i, hi, d->params[i].count - hi, false);
-    }
-    return st;
-}
-
-/*
- * What has to know all gradients, which have landed then: clipping, and whether one of them is no finite number, so
- * that the step is left out. Sticks.
- */
-static cddp_status look_at_all(cddp_ddp *d, cddp_optim *o)
-{
-    struct cdi_error err;
-    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
-
-    if (st != CDDP_OK)
-        return st;
-    st = o->max_norm > 0 ? cdi_norm_measure(d, &err) : cdi_norm_largest(d, &err);
-    if (st == CDDP_OK)
-        o->left_out = o->skip_nonfinite && !isfinite(*d->norm);
-    if (st == CDDP_OK && o->max_norm > 0 && !o->left_out)
-        st = cdi_norm_clip(d, o->max_norm, o->now.factor, &err);
-    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
-}
-
-static cddp_status land(cddp_ddp *d, void *arg)
-{
-    cddp_optim *o = arg;
-    bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_step_complete_share(d); /* what no rank used is known from here on */
-
-    if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
-        st = look_at_all(d, o);
-    o->skipped += o->left_out;
-    if (o->left_out || st != CDDP_OK)
-        return st;
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
-        o->steps[i] += !cdi_optim_is_idle(o, i);
-    for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
-        st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
-        for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
-            if (d->plan.grads[i].bucket == b)
-                update_param(o, i);
-        if (st == CDDP_OK && !alone)
-            st = cdi_optim_exchange(o, b);
-        if (st == CDDP_OK && !alone && b > 0)
-            st = collect(o, b - 1);
-    }
-    return st == CDDP_OK && !alone ? collect(o, d->plan.n - 1) : st;
-}
-
-/* Nothing is made of the gradients. */
-static cddp_status pass_over(cddp_ddp *d, void *arg)
-{
-    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
-
-    (void)arg;
-    return st == CDDP_OK ? cdi_step_complete_share(d) : st;
-}
-
-cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
-{
-    if (o == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
-    if (o->ddp == NULL)
-        return cdi_fail(err, CDDP_E_STATE,
-                        "%s: this optimizer's reducer is gone: only cddp_optim_destroy is of use now", function);
-    return cdi_comm_own(function, o->ddp->comm, err);
-}
-
 static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
 {
     struct cdi_error err;
@@ -489,7 +233,7 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
         st = cdi_optim_read_args(optim, args, &err);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
-    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_complete : land);
+    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_complete : cdi_optim_host_complete);
     if (st != CDDP_OK || !optim->left_out)
         return st;
     (void)cdi_fail(&err, CDDP_E_NONFINITE,
@@ -499,7 +243,8 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
 
 cddp_status cddp_optim_skip(cddp_optim *optim)
 {
-    return finish("cddp_optim_skip", optim, optim != NULL && optim->on_device ? cdi_optim_device_pass_over : pass_over);
+    return finish("cddp_optim_skip", optim,
+                  optim != NULL && optim->on_device ? cdi_optim_device_pass_over : cdi_optim_host_pass_over);
 }
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */

@@ -43,12 +43,15 @@ struct cddp_optim {
     uint8_t *idle; /* by parameter: no rank used it in this step */
 };
 
-/* Is there an optimizer (CDDP_E_INVALID), and its reducer still (CDDP_E_STATE)? Each public function's first question.
+/* --- optim_state.c */
+/*
+ * Returns CDDP_OK; CDDP_E_INVALID if o is NULL, CDDP_E_STATE if its reducer was destroyed or in a child of the process
+ * that made it. Every public function calls it first.
  */
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err);
-/* Does parameter i stay as it is in this step? All gradients have landed. */
+/* Returns true if parameter i stays as it is in this step, whose gradients are reduced. */
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
-/* A bucket's new parameters, which lie in the gradients' place, go to all ranks. Sticks. */
+/* Sends a bucket's new parameters, which are in the gradients' place, to all ranks. Sets the sticky error. */
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 
 /* --- optim_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
@@ -60,6 +63,14 @@ cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *args,
 /* own: zeros, one for each of d's parameters. */
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err);
+
+/* --- optim_host.c */
+/* Allocates and fills the state; groups, shards and sizes are known. Returns false without memory. */
+bool cdi_optim_host_init(cddp_optim *o);
+void cdi_optim_host_release(cddp_optim *o);
+/* For cdi_step_finish: complete a step, and one that is skipped. */
+cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg);
+cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg);
 
 /* --- optim_device.c */
 /* Groups, shards and sizes are known. CDDP_OK, CDDP_E_NOMEM, or what the device says. */

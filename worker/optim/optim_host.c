@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The optimizer's part on the host: its state, and a step. A bucket is updated and published as soon as it is reduced,
+ * while later ones are still in flight. With the reducer's lock held, except for creation.
+ */
+#include "worker/optim/optim.h"
+
+#include "worker/math/float16.h"
+#include "worker/reducer/arena.h"
+#include "worker/reducer/norm.h"
+#include "worker/reducer/step.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
+
+/* Is the gradient of a parameter of 16 bits float32? */
+static bool is_long(const cddp_param *p)
+{
+    return p->grad_dtype != p->dtype;
+}
+
+static void *zeros(size_t bytes)
+{
+    void *p = aligned_alloc(CDI_GRAD_ALIGN, bytes);
+
+    return p == NULL ? NULL : memset(p, 0, bytes);
+}
+
+static float float_of(cddp_dtype dtype, uint16_t x)
+{
+    return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
+}
+
+/* The float32 copies of this rank's parameters of 16 bits. */
+static void copy_masters(cddp_optim *o)
+{
+    const cddp_ddp *d = o->ddp;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_shard *s = &o->shards[i];
+        const uint16_t *w = (const uint16_t *)d->params[i].data + s->lo;
+        float *master = o->master + s->master_at / sizeof *master;
+
+        if (!cdi_shard_has_master(d->params[i].dtype))
+            continue;
+        for (size_t k = 0; k < s->count; k++)
+            master[k] = float_of(d->params[i].dtype, w[k]);
+    }
+}
+
+bool cdi_optim_host_init(cddp_optim *o)
+{
+    bool ok = true;
+
+    for (int k = 0; ok && k < cdi_optim_n_states(&o->rule) && o->sizes.state > 0; k++)
+        ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
+    if (ok && o->sizes.master > 0)
+        ok = (o->master = zeros(o->sizes.master)) != NULL;
+    if (ok && o->master != NULL)
+        copy_masters(o);
+    return ok;
+}
+
+void cdi_optim_host_release(cddp_optim *o)
+{
+    for (int k = 0; k < CDI_OPTIM_STATES; k++)
+        free(o->state[k]);
+    free(o->master);
+}
+
+/* What parameter i is updated by. */
+static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
+{
+    struct cdi_optim_rule rule = o->now;
+
+    rule.lr *= o->own[i].lr_factor;
+    rule.weight_decay = o->own[i].weight_decay;
+    return rule;
+}
+
+/* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
+static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
+{
+    const cddp_ddp *d = o->ddp;
+    const struct cdi_shard *s = &o->shards[i];
+    cddp_dtype dtype = d->params[i].dtype;
+    float *master = o->master + s->master_at / sizeof(float) + at, grad[CHUNK], *state[CDI_OPTIM_STATES];
+    uint16_t *w = (uint16_t *)d->params[i].data + s->lo + at;
+
+    for (int k = 0; k < CDI_OPTIM_STATES; k++)
+        state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
+    for (size_t k = 0; k < n; k++)
+        grad[k] = is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
+    cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
+    for (size_t k = 0; k < n; k++)
+        w[k] = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
+}
+
+static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, void *g)
+{
+    const cddp_param *p = &o->ddp->params[i];
+    const struct cdi_shard *s = &o->shards[i];
+
+    if (p->dtype == CDDP_FLOAT64) {
+        double *state[CDI_OPTIM_STATES];
+
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            state[k] = o->state[k] == NULL ? NULL : (double *)o->state[k] + s->state_at / sizeof(double) + at;
+        cdi_optim_update_f64(rule, o->steps[i], (double *)p->data + s->lo + at, g, state, n);
+    } else if (p->dtype == CDDP_FLOAT32) {
+        float *state[CDI_OPTIM_STATES];
+
+        for (int k = 0; k < CDI_OPTIM_STATES; k++)
+            state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
+        cdi_optim_update_f32(rule, o->steps[i], (float *)p->data + s->lo + at, g, state, n);
+    } else {
+        update_16(o, rule, i, at, n, g);
+    }
+}
+
+/*
+ * New values, elements [at, at + n) of parameter i, between where the program has them and the gradients' place. Where
+ * gradients are float32 and parameters have 16 bits they take that type on the way, which loses nothing.
+ */
+static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool into_arena)
+{
+    const cddp_param *p = &d->params[i];
+    size_t size = cddp_dtype_size(p->dtype);
+    char *w = (char *)p->data + at * size;
+    char *arena = (char *)cdi_arena_grad(d, i) + at * cddp_dtype_size(p->grad_dtype);
+
+    if (n == 0)
+        return;
+    if (!is_long(p)) {
+        memcpy(into_arena ? arena : w, into_arena ? w : arena, n * size);
+        return;
+    }
+    for (size_t k = 0; k < n; k++) {
+        uint16_t *x = (uint16_t *)(void *)w + k;
+        float *wide = (float *)(void *)arena + k;
+
+        if (into_arena)
+            *wide = float_of(p->dtype, *x);
+        else
+            *x = p->dtype == CDDP_FLOAT16 ? cdi_f16_of_float(*wide) : cdi_bf16_of_float(*wide);
+    }
+}
+
+/* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
+static void update_param(cddp_optim *o, size_t i)
+{
+    const cddp_ddp *d = o->ddp;
+    const struct cdi_shard *s = &o->shards[i];
+    struct cdi_optim_rule rule = rule_of(o, i);
+    size_t size = cddp_dtype_size(d->params[i].grad_dtype);
+    bool used = !cdi_optim_is_idle(o, i), alone = cdi_comm_world(d->comm)->size == 1;
+
+    for (size_t at = 0; at < s->count; at += CHUNK) {
+        size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
+
+        if (used)
+            update_chunk(o, &rule, i, at, n, (char *)cdi_arena_grad(d, i) + (s->lo + at) * size);
+        if (!alone)
+            copy_values(d, i, s->lo + at, n, true);
+    }
+}
+
+/* The other ranks' parts of a bucket's parameters have come: to where the user has them. */
+static cddp_status collect(cddp_optim *o, size_t bucket)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
+
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        size_t lo = o->shards[i].lo, hi = lo + o->shards[i].count;
+
+        if (d->plan.grads[i].bucket != bucket)
+            continue;
+        copy_values(d, i, 0, lo, false);
+        copy_values(d, i, hi, d->params[i].count - hi, false);
+    }
+    return st;
+}
+
+/*
+ * What has to know all gradients, which have landed then: clipping, and whether one of them is no finite number, so
+ * that the step is left out. Sticks.
+ */
+static cddp_status look_at_all(cddp_ddp *d, cddp_optim *o)
+{
+    struct cdi_error err;
+    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
+
+    if (st != CDDP_OK)
+        return st;
+    st = o->max_norm > 0 ? cdi_norm_measure(d, &err) : cdi_norm_largest(d, &err);
+    if (st == CDDP_OK)
+        o->left_out = o->skip_nonfinite && !isfinite(*d->norm);
+    if (st == CDDP_OK && o->max_norm > 0 && !o->left_out)
+        st = cdi_norm_clip(d, o->max_norm, o->now.factor, &err);
+    return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
+}
+
+cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
+{
+    cddp_optim *o = arg;
+    bool alone = cdi_comm_world(d->comm)->size == 1;
+    cddp_status st = cdi_step_complete_share(d); /* what no rank used is known from here on */
+
+    if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
+        st = look_at_all(d, o);
+    o->skipped += o->left_out;
+    if (o->left_out || st != CDDP_OK)
+        return st;
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
+        o->steps[i] += !cdi_optim_is_idle(o, i);
+    for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
+        st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
+        for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
+            if (d->plan.grads[i].bucket == b)
+                update_param(o, i);
+        if (st == CDDP_OK && !alone)
+            st = cdi_optim_exchange(o, b);
+        if (st == CDDP_OK && !alone && b > 0)
+            st = collect(o, b - 1);
+    }
+    return st == CDDP_OK && !alone ? collect(o, d->plan.n - 1) : st;
+}
+
+cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg)
+{
+    cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
+
+    (void)arg;
+    return st == CDDP_OK ? cdi_step_complete_share(d) : st;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The primitives of the optimizer that its host and device parts and its checkpoints share. */
+#include "worker/optim/optim.h"
+
+#include "worker/reducer/used.h"
+
+cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
+{
+    if (o == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
+    if (o->ddp == NULL)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "%s: this optimizer's reducer is gone: only cddp_optim_destroy is of use now", function);
+    return cdi_comm_own(function, o->ddp->comm, err);
+}
+
+bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
+{
+    return o->own[i].is_frozen != 0 || cdi_used_nowhere(o->ddp, i);
+}
+
+cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
+{
+    cddp_ddp *d = o->ddp;
+    const struct cdi_bucket *b = &d->plan.b[bucket];
+    size_t part = b->room / d->plan.parts;
+    char *at = (char *)d->region->base + b->offset;
+    struct cdi_coll op = {
+        .kind = CDI_ALL_GATHER,
+        .in = at + part * (size_t)cdi_comm_world(d->comm)->rank,
+        .out = at,
+        .count = part / cddp_dtype_size(b->dtype),
+        .dtype = b->dtype,
+        .region = d->region,
+        .bucket = (int)bucket,
+        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
+        .ddp = d,
+        .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
+        .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n,
+    };
+
+    return cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
+}
