@@ -118,7 +118,7 @@ def test_powersgd_resumes_with_its_error_feedback(cddprun):
     with place() as p:
         train(cddprun, [*p.flags(2), *p.saving()])
         _, err = train(cddprun, [*p.flags(3, '--compress', 'powersgd'), *p.saving()], status=1)
-        assert "item 'reducer': it was saved of a reducer without PowerSGD, and this one has it" in err, err
+        assert "item 'reducer': it was saved from a reducer without PowerSGD, and this one has it" in err, err
 
 
 def test_restarted_job_equals_an_undisturbed_one(cddprun):

@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* A text of one rank, for all. */
-static cddp_status tell(cddp_comm *comm, int root, char *text, size_t cap, struct cdi_error *err)
+static cddp_status agree_broadcast_text(cddp_comm *comm, int root, char *text, size_t cap, struct cdi_error *err)
 {
     return cdi_comm_broadcast(comm, text, cap, CDDP_UINT8, root, err);
 }
@@ -37,8 +37,8 @@ static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const 
 }
 
 /* A collective of ranks whose items differ, which all of them know: the first item that `other` has and rank 0 not. */
-static cddp_status name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items, size_t n_items,
-                                   struct cdi_error *err)
+static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
+                                         size_t n_items, struct cdi_error *err)
 {
     uint64_t n = n_items, first = 0;
     char root_text[320] = "", other_text[320] = "";
@@ -56,9 +56,9 @@ static cddp_status name_difference(cddp_comm *comm, int other, const cddp_checkp
         return st;
     item_text(root_text, sizeof root_text, items, n_items, first);
     item_text(other_text, sizeof other_text, items, n_items, first);
-    st = tell(comm, 0, root_text, sizeof root_text, err);
+    st = agree_broadcast_text(comm, 0, root_text, sizeof root_text, err);
     if (st == CDDP_OK)
-        st = tell(comm, other, other_text, sizeof other_text, err);
+        st = agree_broadcast_text(comm, other, other_text, sizeof other_text, err);
     if (st != CDDP_OK)
         return st;
     return cdi_fail_by(
@@ -76,15 +76,15 @@ struct card {
 };
 
 /* The first rank that has failed tells the others why. */
-static cddp_status tell_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
-                                struct cdi_error *err)
+static cddp_status agree_send_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
+                                      struct cdi_error *err)
 {
     struct cdi_error told;
     char text[CDI_ERROR_TEXT];
     cddp_status st;
 
     (void)snprintf(text, sizeof text, "%s", mine != CDDP_OK ? err->msg : "");
-    st = tell(comm, failed, text, sizeof text, &told);
+    st = agree_broadcast_text(comm, failed, text, sizeof text, &told);
     if (cddp_rank(comm) == failed || (mine != CDDP_OK && st != CDDP_OK))
         return mine;
     if (st != CDDP_OK) {
@@ -121,9 +121,9 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
     }
     for (int r = 0; r < world; r++)
         if (all[r].status != CDDP_OK)
-            return tell_failure(comm, r, &all[r], mine, err);
+            return agree_send_failure(comm, r, &all[r], mine, err);
     for (int r = 1; r < world; r++)
         if (all[r].hash != all[0].hash)
-            return name_difference(comm, r, items, n_items, err);
+            return agree_name_difference(comm, r, items, n_items, err);
     return CDDP_OK;
 }

@@ -15,7 +15,7 @@ struct cdi_saver {
     struct cdi_error result; /* the thread's, until it has been joined */
 };
 
-static void give_back(struct cdi_save *save)
+static void release_snapshot(struct cdi_save *save)
 {
     if (save->snapshot != NULL)
         save->mover.ops->give_back(save->mover.b, save->snapshot);
@@ -24,7 +24,7 @@ static void give_back(struct cdi_save *save)
 
 void cdi_save_release(struct cdi_save *save)
 {
-    give_back(save);
+    release_snapshot(save);
     free(save->dir);
     free(save->items);
     free(save->names);
@@ -35,13 +35,13 @@ void cdi_save_release(struct cdi_save *save)
     *save = (struct cdi_save){0};
 }
 
-static void *write_it(void *arg)
+static void *save_thread(void *arg)
 {
     struct cdi_saver *s = arg;
     struct cdi_save *w = &s->save;
 
     s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &w->mover, &s->result);
-    give_back(w); /* at once, and not when somebody waits for the save */
+    release_snapshot(w); /* at once, and not when somebody waits for the save */
     return NULL;
 }
 
@@ -58,7 +58,7 @@ cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, str
     s->save = *save;
     s->result = (struct cdi_error){.status = CDDP_OK};
     *save = (struct cdi_save){0};
-    rc = cdi_thread_create(&s->thread, 0, write_it, s);
+    rc = cdi_thread_create(&s->thread, 0, save_thread, s);
     s->under_way = rc == 0;
     if (rc == 0)
         return CDDP_OK;

@@ -25,7 +25,7 @@ struct verdict {
     char damaged[sizeof((cddp_checkpoint_info *)NULL)->damaged];
 };
 
-static cddp_status share(cddp_comm *comm, struct verdict *v, struct cdi_error *err)
+static cddp_status share_verdict(cddp_comm *comm, struct verdict *v, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -52,14 +52,14 @@ static bool is_on_device(cddp_comm *comm, const void *p)
 }
 
 /* What was enqueued is done: what is on a device may be moved. */
-static cddp_status settle(cddp_comm *comm, struct cdi_error *err)
+static cddp_status checkpoint_drain_device(cddp_comm *comm, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
     return ops->on_device ? ops->copy(cdi_comm_backend(comm), NULL, NULL, 0, err) : CDDP_OK;
 }
 
-static cddp_status copy(cddp_comm *comm, void *to, const void *from, size_t bytes, struct cdi_error *err)
+static cddp_status checkpoint_copy(cddp_comm *comm, void *to, const void *from, size_t bytes, struct cdi_error *err)
 {
     if (bytes == 0)
         return CDDP_OK;
@@ -104,7 +104,7 @@ static bool is_collective(const cddp_checkpoint_item *item)
 }
 
 /* One item that this rank has to look at, number i. */
-static cddp_status add(struct list *l, struct cdi_save *s, const cddp_comm *comm, size_t i, struct cdi_error *err)
+static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm *comm, size_t i, struct cdi_error *err)
 {
     const cddp_checkpoint_item *item = &l->all[i];
 
@@ -146,7 +146,7 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm
         bool alike = all || is_own(&l->all[i]) || is_collective(&l->all[i]);
 
         if (looks || alike)
-            st = add(l, s, comm, i, err);
+            st = list_add(l, s, comm, i, err);
         if (alike)
             l->alike[l->n_alike++] = &l->all[i];
     }
@@ -180,7 +180,8 @@ enum place {
  * Each rank's own are in the block, all of them. What is on a device stays there and is moved piece by piece. A save in
  * the background has copies, since the program goes on: of what is on the device there (in_snapshot), if there is room.
  */
-static enum place place_of(cddp_comm *comm, const struct cdi_save *s, const cddp_checkpoint_item *item, bool background)
+static enum place item_place(cddp_comm *comm, const struct cdi_save *s, const cddp_checkpoint_item *item,
+                             bool background)
 {
     bool away = !is_own(item) && item->bytes > 0 && is_on_device(comm, item->data);
 
@@ -221,8 +222,8 @@ static size_t count_entries(const struct cdi_save *s)
  * Rank 0's list for the file of the items that are memory: an item of each rank's own once for each rank. Names are
  * copied, and each item has its memory, which is not filled yet. There is room for the states' entries behind them.
  */
-static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items,
-                          bool background, struct cdi_error *err)
+static cddp_status checkpoint_expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items,
+                                     size_t n_items, bool background, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), bytes = 0, n = 0, text = 0;
     uint8_t *at, *snap;
@@ -239,7 +240,7 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
 
         n += copies;
         text += copies * (strlen(items[i].name) + SUFFIX_BYTES);
-        bytes += place_of(comm, s, &items[i], background) == PLACE_BLOCK ? copies * items[i].bytes : 0;
+        bytes += item_place(comm, s, &items[i], background) == PLACE_BLOCK ? copies * items[i].bytes : 0;
     }
     s->items = calloc(n + count_entries(s) + 1, sizeof *s->items);
     s->names = name = malloc(text + 1);
@@ -260,7 +261,7 @@ static cddp_status expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkp
         }
     }
     for (size_t i = 0, k = 0; i < n_items; i++) {
-        enum place place = place_of(comm, s, &items[i], background);
+        enum place place = item_place(comm, s, &items[i], background);
 
         for (size_t r = 0; r < (is_own(&items[i]) ? world : 1); r++, k++) {
             if (place == PLACE_BLOCK) {
@@ -293,14 +294,15 @@ static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error 
     for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
         if (!is_own(&l->memory[i]))
             continue;
-        st = copy(comm, at, l->memory[i].data, l->memory[i].bytes, err);
+        st = checkpoint_copy(comm, at, l->memory[i].data, l->memory[i].bytes, err);
         at += l->memory[i].bytes;
     }
     return st == CDDP_OK ? cdi_comm_all_gather(comm, mine, l->own, each, CDDP_UINT8, err) : st;
 }
 
 /* Fill rank 0's list: shared items from the user's memory, the others from what was gathered. */
-static cddp_status fill(struct cdi_save *s, cddp_comm *comm, const struct list *l, struct cdi_error *err)
+static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, const struct list *l,
+                                        struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), each = own_bytes(l->memory, l->n_memory), at = 0, k = 0;
     cddp_status st = CDDP_OK;
@@ -310,7 +312,7 @@ static cddp_status fill(struct cdi_save *s, cddp_comm *comm, const struct list *
 
         if (!is_own(item)) {
             if (s->items[k].data != item->data)
-                st = copy(comm, s->items[k].data, item->data, item->bytes, err);
+                st = checkpoint_copy(comm, s->items[k].data, item->data, item->bytes, err);
             k++;
             continue;
         }
@@ -338,12 +340,12 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struc
                                 struct cdi_error *err)
 {
     cddp_status st = s->dir == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory")
-                                    : expand(s, comm, l->memory, l->n_memory, background, err);
+                                    : checkpoint_expand(s, comm, l->memory, l->n_memory, background, err);
 
     if (st == CDDP_OK)
-        st = settle(comm, err);
+        st = checkpoint_drain_device(comm, err);
     if (st == CDDP_OK)
-        st = fill(s, comm, l, err);
+        st = checkpoint_fill_list(s, comm, l, err);
     if (st != CDDP_OK)
         return st;
     append_entries(s);
@@ -354,14 +356,14 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struc
 }
 
 /* What the program says, or NULL, with defaults. */
-static cddp_status read_options(cddp_checkpoint_options *opt, const cddp_checkpoint_options *said,
-                                struct cdi_error *err)
+static cddp_status checkpoint_read_options(cddp_checkpoint_options *opt, const cddp_checkpoint_options *given,
+                                           struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
     *opt = (cddp_checkpoint_options){.size = sizeof *opt};
-    if (said != NULL)
-        st = cdi_sized_get(opt, sizeof *opt, said, "cddp_checkpoint_options", err);
+    if (given != NULL)
+        st = cdi_sized_get(opt, sizeof *opt, given, "cddp_checkpoint_options", err);
     if (opt->keep == 0)
         opt->keep = 2;
     return st;
@@ -373,23 +375,23 @@ static cddp_status check_dir(const char *dir, struct cdi_error *err)
 }
 
 /* The states of what is no memory, whole, on rank 0. A collective. */
-static cddp_status collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
+static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
 {
     struct verdict v = {0};
     cddp_status st;
 
     for (size_t i = 0; cddp_rank(comm) == 0 && i < s->n_states && v.status == CDDP_OK; i++)
         v.status = cdi_item_ops(&s->states[i])->begin_save(&s->states[i], err);
-    st = share(comm, &v, err);
+    st = share_verdict(comm, &v, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
         if (cdi_item_ops(&s->states[i])->collect != NULL)
             st = cdi_item_ops(&s->states[i])->collect(&s->states[i], err);
     return st;
 }
 
-static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                        size_t n_items, const cddp_checkpoint_options *opt, struct list *l, struct cdi_save *s,
-                        struct cdi_error *err)
+static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
+                                   size_t n_items, const cddp_checkpoint_options *opt, struct list *l,
+                                   struct cdi_save *s, struct cdi_error *err)
 {
     bool is_root = cddp_rank(comm) == 0;
     cddp_checkpoint_options how = {.size = sizeof how};
@@ -397,7 +399,7 @@ static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const c
     cddp_status st = check_dir(dir, err);
 
     if (st == CDDP_OK && is_root)
-        st = read_options(&how, opt, err);
+        st = checkpoint_read_options(&how, opt, err);
     if (st == CDDP_OK)
         st = list_read(l, s, comm, items, n_items, false, err);
     if (st == CDDP_OK)
@@ -408,7 +410,7 @@ static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const c
     if (st == CDDP_OK)
         st = gather_own(l, comm, err);
     if (st == CDDP_OK)
-        st = collect(s, comm, err);
+        st = checkpoint_collect(s, comm, err);
     if (st != CDDP_OK)
         return st;
     if (is_root) {
@@ -417,7 +419,7 @@ static cddp_status save(cddp_comm *comm, const char *dir, uint64_t step, const c
         s->keep = how.keep;
         v.status = save_on_root(comm, s, l, how.background != 0, err);
     }
-    return share(comm, &v, err);
+    return share_verdict(comm, &v, err);
 }
 
 static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
@@ -426,7 +428,7 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 
     if (cddp_rank(comm) == 0)
         v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
-    return share(comm, &v, err);
+    return share_verdict(comm, &v, err);
 }
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
@@ -439,15 +441,15 @@ struct found {
 };
 
 /* Rank 0 alone: the newest whole checkpoint, and does all of it fit? States are read; memory stays as it is. */
-static cddp_status find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir, const struct list *l,
-                        struct cdi_error *err)
+static cddp_status checkpoint_find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir,
+                                   const struct list *l, struct cdi_error *err)
 {
     cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
 
     if (st == CDDP_OK)
         st = cdi_checkpoint_open(&f->file, dir, &f->info, err);
     if (st == CDDP_OK)
-        st = expand(s, comm, l->memory, l->n_memory, false, err);
+        st = checkpoint_expand(s, comm, l->memory, l->n_memory, false, err);
     if (st == CDDP_OK && s->n_items > 0)
         st = cdi_checkpoint_check_items(s->items, s->n_items, err);
     if (st == CDDP_OK)
@@ -462,7 +464,7 @@ static cddp_status find(struct found *f, struct cdi_save *s, cddp_comm *comm, co
 }
 
 /* What each rank has to see for itself. A collective. */
-static cddp_status compare(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
+static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
 {
     cddp_status fit = CDDP_OK, st = CDDP_OK;
     bool any = false;
@@ -506,7 +508,7 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
             memcpy(all + r * each + 1, s->items[k + r].data, item->bytes);
     }
     st = cdi_comm_broadcast(comm, all, world * each, CDDP_UINT8, 0, err);
-    return st == CDDP_OK && mine[0] != 0 ? copy(comm, item->data, mine + 1, item->bytes, err) : st;
+    return st == CDDP_OK && mine[0] != 0 ? checkpoint_copy(comm, item->data, mine + 1, item->bytes, err) : st;
 }
 
 /* From rank 0, which has it, to all. */
@@ -530,7 +532,7 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
     return st;
 }
 
-static cddp_status check_memory(cddp_comm *comm, const struct list *l, struct cdi_error *err)
+static cddp_status checkpoint_check_memory(cddp_comm *comm, const struct list *l, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
@@ -540,9 +542,9 @@ static cddp_status check_memory(cddp_comm *comm, const struct list *l, struct cd
     return CDDP_OK;
 }
 
-static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                        const cddp_checkpoint_info *info, struct list *l, struct cdi_save *s, struct found *f,
-                        struct cdi_error *err)
+static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
+                                   const cddp_checkpoint_info *info, struct list *l, struct cdi_save *s,
+                                   struct found *f, struct cdi_error *err)
 {
     bool is_root = cddp_rank(comm) == 0;
     struct verdict v = {0};
@@ -553,38 +555,38 @@ static cddp_status load(cddp_comm *comm, const char *dir, const cddp_checkpoint_
     if (st == CDDP_OK)
         st = list_read(l, s, comm, items, n_items, true, err);
     if (st == CDDP_OK)
-        st = check_memory(comm, l, err);
+        st = checkpoint_check_memory(comm, l, err);
     if (st == CDDP_OK)
         st = list_make_room(l, comm, err);
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
     if (st != CDDP_OK)
         return st;
     if (is_root) {
-        v.status = find(f, s, comm, dir, l, err);
+        v.status = checkpoint_find(f, s, comm, dir, l, err);
         v.step = f->info.step;
         v.n_damaged = f->info.n_damaged;
         memcpy(v.damaged, f->info.damaged, sizeof v.damaged);
     }
-    st = share(comm, &v, err);
+    st = share_verdict(comm, &v, err);
     if (st == CDDP_OK)
-        st = compare(s, comm, err);
+        st = checkpoint_compare(s, comm, err);
     if (st != CDDP_OK)
         return st;
     f->info.step = v.step;
     f->info.n_damaged = v.n_damaged;
     memcpy(f->info.damaged, v.damaged, sizeof v.damaged);
     if (is_root) /* from here on things change */
-        v.status = settle(comm, err);
+        v.status = checkpoint_drain_device(comm, err);
     if (is_root && v.status == CDDP_OK)
         v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
-    st = share(comm, &v, err);
+    st = share_verdict(comm, &v, err);
     return st == CDDP_OK ? give_all(comm, s, f->present, l, err) : st;
 }
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */
 
 /* NULL, and a child of the process that has joined, cannot talk to the others. */
-static cddp_status check_comm(const char *function, const cddp_comm *comm, struct cdi_error *err)
+static cddp_status checkpoint_check_comm(const char *function, const cddp_comm *comm, struct cdi_error *err)
 {
     if (comm == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "%s: comm must not be NULL", function);
@@ -598,10 +600,10 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_save s = {0};
     struct list l = {0};
-    cddp_status st = check_comm("cddp_checkpoint_save", comm, &err);
+    cddp_status st = checkpoint_check_comm("cddp_checkpoint_save", comm, &err);
 
     if (st == CDDP_OK)
-        st = save(comm, dir, step, items, n_items, opt, &l, &s, &err);
+        st = checkpoint_save(comm, dir, step, items, n_items, opt, &l, &s, &err);
     cdi_save_release(&s);
     list_release(&l);
     (void)cdi_comm_ask(before);
@@ -612,7 +614,7 @@ cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
     struct cdi_error err = {.status = CDDP_OK};
-    cddp_status st = check_comm("cddp_checkpoint_wait", comm, &err);
+    cddp_status st = checkpoint_check_comm("cddp_checkpoint_wait", comm, &err);
 
     if (st == CDDP_OK)
         st = wait_for_save(comm, &err);
@@ -628,10 +630,10 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
     struct found f = {.info = {.size = sizeof f.info}};
     struct cdi_save s = {0};
     struct list l = {0};
-    cddp_status st = check_comm("cddp_checkpoint_load", comm, &err);
+    cddp_status st = checkpoint_check_comm("cddp_checkpoint_load", comm, &err);
 
     if (st == CDDP_OK)
-        st = load(comm, dir, items, n_items, info, &l, &s, &f, &err);
+        st = checkpoint_load(comm, dir, items, n_items, info, &l, &s, &f, &err);
     if (st == CDDP_OK && info != NULL)
         cdi_sized_put(info, &f.info, sizeof f.info);
     cdi_checkpoint_close(f.file);

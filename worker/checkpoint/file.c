@@ -64,7 +64,7 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
     return CDDP_OK;
 }
 
-static uint64_t aligned(uint64_t n)
+static uint64_t file_align(uint64_t n)
 {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
@@ -82,10 +82,10 @@ static uint64_t header_bytes_of(const cddp_checkpoint_item *items, size_t n_item
 
 static uint64_t file_bytes_of(const cddp_checkpoint_item *items, size_t n_items)
 {
-    uint64_t bytes = aligned(header_bytes_of(items, n_items));
+    uint64_t bytes = file_align(header_bytes_of(items, n_items));
 
     for (size_t i = 0; i < n_items; i++)
-        bytes = aligned(bytes + items[i].bytes);
+        bytes = file_align(bytes + items[i].bytes);
     return bytes;
 }
 
@@ -100,7 +100,7 @@ static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_chec
     (void)cdi_buf_put_u64(b, step);
     (void)cdi_buf_put_u64(b, header_bytes);
     (void)cdi_buf_put_u64(b, file_bytes_of(items, n_items));
-    offset = aligned(header_bytes);
+    offset = file_align(header_bytes);
     for (size_t i = 0; i < n_items; i++) {
         (void)cdi_buf_put_u64(b, items[i].bytes);
         (void)cdi_buf_put_u64(b, offset);
@@ -108,14 +108,14 @@ static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_chec
         (void)cdi_buf_put_u8(b, (uint8_t)items[i].kind);
         (void)cdi_buf_put_u8(b, (uint8_t)strlen(items[i].name));
         (void)cdi_buf_append(b, items[i].name, strlen(items[i].name));
-        offset = aligned(offset + items[i].bytes);
+        offset = file_align(offset + items[i].bytes);
     }
     (void)cdi_buf_put_u64(b, cdi_crc64(0, cdi_buf_data(b), b->len));
     /* Only memory can have run out above, and then the length tells. */
     return b->len == header_bytes ? CDDP_OK : CDDP_E_NOMEM;
 }
 
-static bool write_all(int fd, const void *data, size_t len, uint64_t offset)
+static bool checkpoint_write_all(int fd, const void *data, size_t len, uint64_t offset)
 {
     const uint8_t *p = data;
 
@@ -156,7 +156,7 @@ static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t
         if (st != CDDP_OK)
             return st;
         *crc = cdi_crc64(*crc, piece, n);
-        if (!write_all(fd, piece, n, offset + done))
+        if (!checkpoint_write_all(fd, piece, n, offset + done))
             return not_written(err);
         done += n;
     }
@@ -164,10 +164,10 @@ static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t
 }
 
 /* The items first, since the header has their checksums. */
-static cddp_status write_file(int fd, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                              const struct cdi_mover *mover, struct cdi_error *err)
+static cddp_status checkpoint_write_file(int fd, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
+                                         const struct cdi_mover *mover, struct cdi_error *err)
 {
-    uint64_t offset = aligned(header_bytes_of(items, n_items));
+    uint64_t offset = file_align(header_bytes_of(items, n_items));
     CDI_AUTOFREE uint64_t *crc = calloc(n_items + 1, sizeof *crc);
     struct cdi_buf header;
     cddp_status st = crc == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
@@ -177,16 +177,16 @@ static cddp_status write_file(int fd, uint64_t step, const cddp_checkpoint_item 
             st = write_away(fd, &items[i], offset, mover, &crc[i], err);
         } else {
             crc[i] = cdi_crc64(0, items[i].data, items[i].bytes);
-            st = write_all(fd, items[i].data, items[i].bytes, offset) ? CDDP_OK : not_written(err);
+            st = checkpoint_write_all(fd, items[i].data, items[i].bytes, offset) ? CDDP_OK : not_written(err);
         }
-        offset = aligned(offset + items[i].bytes);
+        offset = file_align(offset + items[i].bytes);
     }
     if (st != CDDP_OK)
         return st;
     cdi_buf_init(&header, 0);
     if (make_header(&header, step, items, n_items, crc) != CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    else if (!write_all(fd, cdi_buf_data(&header), header.len, 0) ||
+    else if (!checkpoint_write_all(fd, cdi_buf_data(&header), header.len, 0) ||
              ftruncate(fd, (off_t)file_bytes_of(items, n_items)) != 0 || fsync(fd) != 0)
         st = not_written(err);
     cdi_buf_release(&header);
@@ -287,7 +287,7 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
     /* A new file, never one that somebody else has put there: it might be a link to what must not be overwritten. */
     (void)unlinkat(dir_fd, tmp, 0);
     fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    st = fd < 0 ? not_written(err) : write_file(fd, step, items, n_items, mover, err);
+    st = fd < 0 ? not_written(err) : checkpoint_write_file(fd, step, items, n_items, mover, err);
     if (st == CDDP_OK && (renameat(dir_fd, tmp, dir_fd, name) != 0 || fsync(dir_fd) != 0))
         st = not_written(err);
     if (st != CDDP_OK) {
@@ -328,7 +328,7 @@ void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
     free(f);
 }
 
-static bool read_all(int fd, void *data, size_t len, uint64_t offset)
+static bool checkpoint_read_all(int fd, void *data, size_t len, uint64_t offset)
 {
     uint8_t *p = data;
 
@@ -379,7 +379,7 @@ static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, 
 }
 
 /* A link to nothing, a folder or a pipe has the name of a checkpoint, and is none: CDDP_E_IO, as of a damaged file. */
-static cddp_status open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
+static cddp_status checkpoint_open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
 {
     f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
     if (f->fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
@@ -398,9 +398,10 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
     struct stat sb;
     uint64_t header_bytes, file_bytes;
 
-    if (open_file(f, &sb, err) != CDDP_OK)
+    if (checkpoint_open_file(f, &sb, err) != CDDP_OK)
         return err->status;
-    if (sb.st_size < (off_t)sizeof fixed || !read_all(f->fd, fixed, sizeof fixed, 0) || memcmp(fixed, MAGIC, 8) != 0)
+    if (sb.st_size < (off_t)sizeof fixed || !checkpoint_read_all(f->fd, fixed, sizeof fixed, 0) ||
+        memcmp(fixed, MAGIC, 8) != 0)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not begin as one", f->path);
     f->n_entries = (uint32_t)get_uint(fixed + 12, 4);
     f->step = get_uint(fixed + 16, 8);
@@ -416,7 +417,7 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
     f->entries = calloc(f->n_entries + 1u, sizeof *f->entries);
     if (f->header == NULL || f->entries == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
-    if (!read_all(f->fd, f->header, header_bytes, 0) ||
+    if (!checkpoint_read_all(f->fd, f->header, header_bytes, 0) ||
         cdi_crc64(0, f->header, header_bytes - 8) != get_uint(f->header + header_bytes - 8, 8))
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", f->path);
     /* Only now: a flipped bit is not another format. */
@@ -442,7 +443,7 @@ static cddp_status verify_items(const struct cdi_checkpoint_file *f, struct cdi_
         for (uint64_t done = 0; done < e->bytes;) {
             size_t n = e->bytes - done < PIECE ? (size_t)(e->bytes - done) : PIECE;
 
-            if (!read_all(f->fd, piece, n, e->offset + done))
+            if (!checkpoint_read_all(f->fd, piece, n, e->offset + done))
                 return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
             crc = cdi_crc64(crc, piece, n);
             done += n;
@@ -481,7 +482,7 @@ static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_che
     for (size_t done = 0; done < item->bytes && st == CDDP_OK;) {
         size_t n = item->bytes - done < cap ? item->bytes - done : cap;
 
-        if (!read_all(f->fd, piece, n, offset + done))
+        if (!checkpoint_read_all(f->fd, piece, n, offset + done))
             return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
         st = mover->ops->move(mover->b, (uint8_t *)item->data + done, piece, n, err);
         done += n;
@@ -538,7 +539,7 @@ cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_
 
         if (e != NULL && (items[i].flags & CDI_ITEM_AWAY) != 0)
             st = fill_away(f, &items[i], e->offset, mover, err);
-        else if (e != NULL && !read_all(f->fd, items[i].data, items[i].bytes, e->offset))
+        else if (e != NULL && !checkpoint_read_all(f->fd, items[i].data, items[i].bytes, e->offset))
             st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
     }
     return st;

@@ -69,9 +69,10 @@ void cdi_randperm(int64_t *out, int64_t n, uint64_t seed)
         randperm_wide(out, n, &g);
 }
 
-static cddp_status read_options(cddp_sampler_options *opt, const cddp_sampler_options *said, struct cdi_error *err)
+static cddp_status sampler_read_options(cddp_sampler_options *opt, const cddp_sampler_options *given,
+                                        struct cdi_error *err)
 {
-    cddp_status st = cdi_sized_get(opt, sizeof *opt, said, "cddp_sampler_options", err);
+    cddp_status st = cdi_sized_get(opt, sizeof *opt, given, "cddp_sampler_options", err);
 
     if (st != CDDP_OK)
         return st;
@@ -101,15 +102,15 @@ static int64_t *make_indices(uint64_t n)
     return malloc(n == 0 ? 1 : (size_t)n * sizeof(int64_t));
 }
 
-static cddp_status create(cddp_sampler **out, const cddp_sampler_options *said, struct cdi_error *err)
+static cddp_status sampler_create(cddp_sampler **out, const cddp_sampler_options *given, struct cdi_error *err)
 {
     cddp_sampler_options opt;
     cddp_sampler *s;
     cddp_status status;
 
-    if (out == NULL || said == NULL)
+    if (out == NULL || given == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_create: out and opt must not be NULL");
-    status = read_options(&opt, said, err);
+    status = sampler_read_options(&opt, given, err);
     if (status != CDDP_OK)
         return status;
     s = calloc(1, sizeof *s);
@@ -130,7 +131,7 @@ static cddp_status create(cddp_sampler **out, const cddp_sampler_options *said, 
 cddp_status cddp_sampler_create(cddp_sampler **out, const cddp_sampler_options *opt)
 {
     struct cdi_error err;
-    cddp_status status = create(out, opt, &err);
+    cddp_status status = sampler_create(out, opt, &err);
 
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
@@ -141,7 +142,7 @@ size_t cddp_sampler_count(const cddp_sampler *sampler)
 }
 
 /* The indices of the epoch, from the place that `before` samples have been taken up to. */
-static void fill(cddp_sampler *s, int64_t epoch, int64_t before)
+static void sampler_fill(cddp_sampler *s, int64_t epoch, int64_t before)
 {
     const cddp_sampler_options *opt = &s->opt;
     uint64_t n = (uint64_t)opt->n;
@@ -171,7 +172,7 @@ cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
             (void)cdi_fail(&err, CDDP_E_INVALID, "an epoch cannot be %" PRId64, epoch);
         return cdi_last_error_set(&err);
     }
-    fill(sampler, epoch, 0);
+    sampler_fill(sampler, epoch, 0);
     return CDDP_OK;
 }
 
@@ -242,7 +243,7 @@ static bool read_state(struct place *p, const cddp_sampler_state *st)
 }
 
 /* Does the place mean the same to a sampler of these options? At the start of an epoch there is none yet. */
-static cddp_status check_place(const struct place *p, const cddp_sampler_options *opt, struct cdi_error *err)
+static cddp_status sampler_check_place(const struct place *p, const cddp_sampler_options *opt, struct cdi_error *err)
 {
     if (p->taken == 0)
         return CDDP_OK;
@@ -261,30 +262,30 @@ static cddp_status check_place(const struct place *p, const cddp_sampler_options
 }
 
 /* The place that a state tells, for this sampler. */
-static cddp_status find_place(struct place *p, const cddp_sampler *s, const cddp_sampler_state *state,
-                              struct cdi_error *err)
+static cddp_status sampler_find_place(struct place *p, const cddp_sampler *s, const cddp_sampler_state *state,
+                                      struct cdi_error *err)
 {
     if (s == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
     if (state == NULL || !read_state(p, state))
         return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
-    return check_place(p, &s->opt, err);
+    return sampler_check_place(p, &s->opt, err);
 }
 
 cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_sampler_state *state, struct cdi_error *err)
 {
     struct place p;
 
-    return find_place(&p, sampler, state, err);
+    return sampler_find_place(&p, sampler, state, err);
 }
 
 static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
 {
     struct place p = {0};
-    cddp_status st = find_place(&p, s, state, err);
+    cddp_status st = sampler_find_place(&p, s, state, err);
 
     if (st == CDDP_OK)
-        fill(s, p.epoch, p.taken);
+        sampler_fill(s, p.epoch, p.taken);
     return st;
 }
 

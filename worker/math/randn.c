@@ -25,7 +25,7 @@ static double uniform_f32(struct cdi_normal *g)
     return (double)(cdi_mt19937_u32(&g->bits) & ((UINT32_C(1) << 24) - 1)) * 0x1p-24;
 }
 
-static double next(struct cdi_normal *g)
+static double randn_next(struct cdi_normal *g)
 {
     double angle, radius;
 
@@ -65,7 +65,7 @@ static void transform_f32(float *x)
 void cdi_normal_f64(struct cdi_normal *g, double *to, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        to[k] = n < GROUP ? next(g) : uniform_f64(g);
+        to[k] = n < GROUP ? randn_next(g) : uniform_f64(g);
     for (size_t k = 0; k + GROUP <= n; k += GROUP)
         transform_f64(to + k);
     if (n < GROUP || n % GROUP == 0)
@@ -78,7 +78,7 @@ void cdi_normal_f64(struct cdi_normal *g, double *to, size_t n)
 void cdi_normal_f32(struct cdi_normal *g, float *to, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        to[k] = (float)(n < GROUP ? next(g) : uniform_f32(g));
+        to[k] = (float)(n < GROUP ? randn_next(g) : uniform_f32(g));
     for (size_t k = 0; k + GROUP <= n; k += GROUP)
         transform_f32(to + k);
     if (n < GROUP || n % GROUP == 0)

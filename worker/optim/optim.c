@@ -25,7 +25,7 @@ static bool has_long_gradients(const cddp_ddp *d)
 }
 
 /* Locked. Can this reducer have an optimizer, and now? */
-static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
+static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
     /* Who has no more samples would have to clip and to skip as the others do, which it does not hear of. */
     const char *with = (d->flags & CDDP_DDP_JOIN) != 0
@@ -75,7 +75,7 @@ static struct card card_of(const struct cdi_optim_rule *r, uint64_t flags, const
         .kind = (int32_t)r->kind};
 }
 
-static cddp_status compare(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
+static cddp_status optim_compare(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
 {
     int n = w->size;
 
@@ -102,7 +102,7 @@ static cddp_status compare(const struct cdi_world *w, const struct card *all, st
 }
 
 /* A rank that fails alone still takes part: the others must not wait for it. */
-static cddp_status agree(cddp_comm *comm, const struct card *mine, struct cdi_error *err)
+static cddp_status optim_agree(cddp_comm *comm, const struct card *mine, struct cdi_error *err)
 {
     struct card *all = calloc((size_t)cddp_world_size(comm), sizeof *all);
     cddp_status alone = (cddp_status)mine->status;
@@ -113,14 +113,14 @@ static cddp_status agree(cddp_comm *comm, const struct card *mine, struct cdi_er
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", cddp_world_size(comm));
     st = cdi_comm_all_gather(comm, mine, all, sizeof *mine, CDDP_UINT8, &other);
     if (st == CDDP_OK)
-        st = compare(cdi_comm_world(comm), all, &other);
+        st = optim_compare(cdi_comm_world(comm), all, &other);
     free(all);
     if (alone == CDDP_OK && st != CDDP_OK)
         *err = other;
     return alone != CDDP_OK ? alone : st;
 }
 
-static void release(cddp_optim *o)
+static void optim_release(cddp_optim *o)
 {
     if (o == NULL)
         return;
@@ -135,8 +135,8 @@ static void release(cddp_optim *o)
     free(o);
 }
 
-static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule, const cddp_optim_options *opt,
-                        struct cdi_error *err)
+static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_rule *rule,
+                              const cddp_optim_options *opt, struct cdi_error *err)
 {
     cddp_optim *o = calloc(1, sizeof *o);
     bool ok = o != NULL;
@@ -164,7 +164,7 @@ static cddp_status make(cddp_optim **out, cddp_ddp *d, const struct cdi_optim_ru
     return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;
 }
 
-static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *said, struct cdi_error *err)
+static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *given, struct cdi_error *err)
 {
     struct cdi_optim_rule rule = {0};
     cddp_optim_options opt;
@@ -173,18 +173,18 @@ static cddp_status create(cddp_optim **out, cddp_ddp *d, const cddp_optim_option
     cddp_status st;
 
     (void)pthread_mutex_lock(&d->lock);
-    st = check_reducer(d, err);
+    st = optim_check_reducer(d, err);
     if (st == CDDP_OK)
-        st = cdi_in_place_leave(d, err);
+        st = cdi_in_place_disable(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
-        st = cdi_optim_make_rule(&rule, &opt, said, err);
+        st = cdi_optim_make_rule(&rule, &opt, given, err);
     if (st == CDDP_OK)
-        st = make(&o, d, &rule, &opt, err);
+        st = optim_make(&o, d, &rule, &opt, err);
     mine = card_of(&rule, st == CDDP_OK ? opt.flags : 0, st == CDDP_OK ? o->own : NULL, d->n_params, st);
-    st = agree(d->comm, &mine, err);
+    st = optim_agree(d->comm, &mine, err);
     if (st != CDDP_OK) {
-        release(o);
+        optim_release(o);
         return st;
     }
     d->sharded = true;
@@ -202,14 +202,14 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
     if (out == NULL || ddp == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
     else if (st == CDDP_OK)
-        st = create(out, ddp, opt, &err);
+        st = optim_create(out, ddp, opt, &err);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
 /* ---------------------------------------------------------------------------------------------------- a step ---- */
 
-static cddp_status finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
+static cddp_status optim_finish(const char *function, cddp_optim *o, cddp_status (*how)(cddp_ddp *d, void *arg))
 {
     struct cdi_error err;
     cddp_status st = cdi_optim_check(function, o, &err);
@@ -233,7 +233,7 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
         st = cdi_optim_read_args(optim, args, &err);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
-    st = finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_complete : cdi_optim_host_complete);
+    st = optim_finish("cddp_optim_step", optim, optim->on_device ? cdi_optim_device_complete : cdi_optim_host_complete);
     if (st != CDDP_OK || !optim->left_out)
         return st;
     (void)cdi_fail(&err, CDDP_E_NONFINITE,
@@ -243,8 +243,8 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
 
 cddp_status cddp_optim_skip(cddp_optim *optim)
 {
-    return finish("cddp_optim_skip", optim,
-                  optim != NULL && optim->on_device ? cdi_optim_device_pass_over : cdi_optim_host_pass_over);
+    return optim_finish("cddp_optim_skip", optim,
+                        optim != NULL && optim->on_device ? cdi_optim_device_pass_over : cdi_optim_host_pass_over);
 }
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
@@ -290,5 +290,5 @@ void cddp_optim_destroy(cddp_optim *optim)
         optim->ddp->sharded = false;
         optim->ddp->held_by = NULL;
     }
-    release(optim);
+    optim_release(optim);
 }

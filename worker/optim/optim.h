@@ -56,7 +56,7 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 
 /* --- optim_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
 /* opt becomes what the program said, as this library knows it. Also CDDP_E_UNSUPPORTED. */
-cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
+cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *given,
                                 struct cdi_error *err);
 /* What o is told of its next step; args may be NULL. Also CDDP_E_UNSUPPORTED; on failure nothing changes. */
 cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *args, struct cdi_error *err);

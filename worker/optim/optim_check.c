@@ -58,17 +58,17 @@ void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_optim_kind k
     memcpy(opt, &all, size < sizeof all ? size : sizeof all);
 }
 
-cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *said,
+cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *given,
                                 struct cdi_error *err)
 {
     cddp_status st;
 
-    if (said == NULL)
+    if (given == NULL)
         return cdi_fail(
             err, CDDP_E_INVALID,
             "cddp_optim_create: opt must not be NULL, since kind has no default; cddp_optim_defaults() fills "
             "in the rest");
-    st = cdi_sized_get(opt, sizeof *opt, said, "cddp_optim_options", err);
+    st = cdi_sized_get(opt, sizeof *opt, given, "cddp_optim_options", err);
     if (st != CDDP_OK)
         return st;
     if ((opt->flags & ~(uint32_t)CDDP_OPTIM_NESTEROV) != 0)
@@ -89,10 +89,10 @@ cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *op
     return check_rule(r, err);
 }
 
-cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *said, struct cdi_error *err)
+cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *given, struct cdi_error *err)
 {
     cddp_optim_step_args args = {.size = sizeof args};
-    cddp_status st = said != NULL ? cdi_sized_get(&args, sizeof args, said, "cddp_optim_step_args", err) : CDDP_OK;
+    cddp_status st = given != NULL ? cdi_sized_get(&args, sizeof args, given, "cddp_optim_step_args", err) : CDDP_OK;
 
     if (st != CDDP_OK)
         return st;

@@ -40,7 +40,7 @@ static const char *name_of(const cddp_optim *o, int array)
     return o->rule.kind == CDDP_OPTIM_SGD ? ".momentum_buffer" : averages[array];
 }
 
-static bool has(const cddp_optim *o, int array)
+static bool optim_has_array(const cddp_optim *o, int array)
 {
     if (array < MASTER)
         return array < cdi_optim_n_states(&o->rule);
@@ -51,7 +51,7 @@ static bool has(const cddp_optim *o, int array)
 }
 
 /* Bytes of one number of parameter i in an array; 0: it has none there. */
-static size_t size_in(const cddp_optim *o, int array, size_t i)
+static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
 {
     cddp_dtype dtype = o->ddp->params[i].dtype;
 
@@ -74,7 +74,7 @@ static uint64_t hash_params(const cddp_ddp *d)
     return hash;
 }
 
-static struct head head_of(const cddp_optim *o)
+static struct head optim_head_of(const cddp_optim *o)
 {
     return (struct head){.params = hash_params(o->ddp),
                          .rule = o->rule.kind == CDDP_OPTIM_SGD ? 1 : 2,
@@ -82,7 +82,7 @@ static struct head head_of(const cddp_optim *o)
 }
 
 /* Between two steps, of comm, and with a reducer? */
-static cddp_status check(void *object, const cddp_comm *comm, struct cdi_error *err)
+static cddp_status optim_check_item(void *object, const cddp_comm *comm, struct cdi_error *err)
 {
     const cddp_optim *o = object;
     cddp_ddp *d = o->ddp;
@@ -123,9 +123,9 @@ static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
     for (int k = 0; k < ARRAYS; k++) {
         size_t bytes = 0;
 
-        for (size_t i = 0; i < d->n_params && has(o, k); i++)
-            bytes += d->params[i].count * size_in(o, k, i);
-        if (has(o, k) && cdi_state_add(s, name_of(o, k), bytes, err) == NULL)
+        for (size_t i = 0; i < d->n_params && optim_has_array(o, k); i++)
+            bytes += d->params[i].count * optim_element_size(o, k, i);
+        if (optim_has_array(o, k) && cdi_state_add(s, name_of(o, k), bytes, err) == NULL)
             return err->status;
         most = bytes > most ? bytes : most;
     }
@@ -134,10 +134,10 @@ static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
     return s->room != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
 }
 
-static cddp_status begin_save(struct cdi_state *s, struct cdi_error *err)
+static cddp_status optim_begin_save(struct cdi_state *s, struct cdi_error *err)
 {
     cddp_optim *o = s->object;
-    const struct head head = head_of(o);
+    const struct head head = optim_head_of(o);
     cddp_status st = add_entries(s, err);
 
     if (st == CDDP_OK && o->on_device)
@@ -167,9 +167,9 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
     return CDDP_OK;
 }
 
-static cddp_status begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status optim_begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
-    const struct head mine = head_of(s->object);
+    const struct head mine = optim_head_of(s->object);
     struct head saved;
     cddp_status st = add_entries(s, err);
 
@@ -198,7 +198,7 @@ static void copy_share(const cddp_optim *o, int array, const struct cdi_shard *s
     size_t at = 0;
 
     for (size_t i = 0; i < o->ddp->n_params; i++) {
-        size_t size = size_in(o, array, i), bytes = shards[i].count * size;
+        size_t size = optim_element_size(o, array, i), bytes = shards[i].count * size;
         uint8_t *here = whole + at + shards[i].lo * size;
         uint8_t *there = share + (array == MASTER ? shards[i].master_at : shards[i].state_at);
 
@@ -224,7 +224,7 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
         bool apart = rank != 0 || o->on_device; /* from the whole array's memory: the share is exchanged */
         uint8_t *share = apart ? room.share : own_array(o, k), *whole;
 
-        if (!has(o, k))
+        if (!optim_has_array(o, k))
             continue;
         whole = cdi_state_at(s, entry++);
         if (bytes == 0)
@@ -249,18 +249,18 @@ static cddp_status exchange_all(struct cdi_state *s, bool into_whole, struct cdi
     for (int r = 0; r < world->size && world->rank == 0 && st == CDDP_OK; r++)
         st = exchange_with(s, r, into_whole, err);
     for (int k = 0; k < ARRAYS && world->rank != 0 && st == CDDP_OK; k++)
-        if (has(o, k))
+        if (optim_has_array(o, k))
             st = cdi_state_exchange(o->ddp->comm, world->rank, NULL, own_array(o, k),
                                     k == MASTER ? o->sizes.master : o->sizes.state, into_whole, err);
     return st;
 }
 
-static cddp_status collect(struct cdi_state *s, struct cdi_error *err)
+static cddp_status optim_collect(struct cdi_state *s, struct cdi_error *err)
 {
     return exchange_all(s, true, err);
 }
 
-static cddp_status take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
+static cddp_status optim_restore(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
 {
     cddp_optim *o = s->object;
     cddp_status st;
@@ -273,5 +273,8 @@ static cddp_status take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_erro
     return st == CDDP_OK ? exchange_all(s, false, err) : st;
 }
 
-const struct cdi_item_ops cdi_optim_item_ops = {
-    .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};
+const struct cdi_item_ops cdi_optim_item_ops = {.check = optim_check_item,
+                                                .begin_save = optim_begin_save,
+                                                .collect = optim_collect,
+                                                .begin_load = optim_begin_load,
+                                                .take_up = optim_restore};

@@ -34,7 +34,7 @@ static struct layout layout_of(const cddp_optim *o)
     return l;
 }
 
-static struct cdi_optim_piece piece_of(const cddp_optim *o, size_t i)
+static struct cdi_optim_piece optim_piece_of(const cddp_optim *o, size_t i)
 {
     const cddp_param *p = &o->ddp->params[i];
     const struct cdi_shard *s = &o->shards[i];
@@ -56,14 +56,14 @@ struct place {
     size_t offset, param;
 };
 
-static int ascending(const void *a, const void *b)
+static int optim_compare_offsets(const void *a, const void *b)
 {
     const struct place *x = a, *y = b;
 
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-static void put(cddp_optim *o, void *data, size_t bytes)
+static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
 {
     if (bytes > 0)
         o->others[o->n_others++] = (struct cdi_slice){data, bytes};
@@ -77,22 +77,22 @@ static void list_others(cddp_optim *o, struct place *place)
 
     for (size_t i = 0; i < d->n_params; i++)
         place[i] = (struct place){d->plan.grads[i].offset, i};
-    qsort(place, d->n_params, sizeof *place, ascending);
+    qsort(place, d->n_params, sizeof *place, optim_compare_offsets);
     for (size_t k = 0; k < d->n_params; k++) {
         size_t i = place[k].param, size = cddp_dtype_size(d->params[i].dtype), bytes = d->plan.grads[i].bytes;
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
-        put(o, NULL, place[k].offset - end);
-        put(o, w, lo);
-        put(o, NULL, own);
-        put(o, w + lo + own, bytes - lo - own);
+        optim_add_slice(o, NULL, place[k].offset - end);
+        optim_add_slice(o, w, lo);
+        optim_add_slice(o, NULL, own);
+        optim_add_slice(o, w + lo + own, bytes - lo - own);
         end = place[k].offset + bytes;
     }
 }
 
 /* Zeros, the groups, and the float32 copies of this rank's parameters of 16 bits. */
-static cddp_status fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
+static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
     cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
@@ -133,9 +133,9 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
             o->state[k] = at + l.state[k];
         o->master = (float *)(void *)(at + l.master);
         for (size_t i = 0; i < d->n_params; i++)
-            o->pieces[i] = piece_of(o, i);
+            o->pieces[i] = optim_piece_of(o, i);
         list_others(o, place);
-        st = fill(o, l.end, err);
+        st = optim_fill(o, l.end, err);
     }
     free(place);
     return st;

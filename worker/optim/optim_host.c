@@ -169,7 +169,7 @@ static void update_param(cddp_optim *o, size_t i)
 }
 
 /* The other ranks' parts of a bucket's parameters have come: to where the user has them. */
-static cddp_status collect(cddp_optim *o, size_t bucket)
+static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
 {
     cddp_ddp *d = o->ddp;
     cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
@@ -189,7 +189,7 @@ static cddp_status collect(cddp_optim *o, size_t bucket)
  * What has to know all gradients, which have landed then: clipping, and whether one of them is no finite number, so
  * that the step is left out. Sticks.
  */
-static cddp_status look_at_all(cddp_ddp *d, cddp_optim *o)
+static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
 {
     struct cdi_error err;
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
@@ -211,7 +211,7 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
     cddp_status st = cdi_step_complete_share(d); /* what no rank used is known from here on */
 
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
-        st = look_at_all(d, o);
+        st = measure_all(d, o);
     o->skipped += o->left_out;
     if (o->left_out || st != CDDP_OK)
         return st;
@@ -225,9 +225,9 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
         if (st == CDDP_OK && !alone)
             st = cdi_optim_exchange(o, b);
         if (st == CDDP_OK && !alone && b > 0)
-            st = collect(o, b - 1);
+            st = optim_collect_bucket(o, b - 1);
     }
-    return st == CDDP_OK && !alone ? collect(o, d->plan.n - 1) : st;
+    return st == CDDP_OK && !alone ? optim_collect_bucket(o, d->plan.n - 1) : st;
 }
 
 cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg)

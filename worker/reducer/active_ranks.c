@@ -8,9 +8,9 @@
 #include <string.h>
 
 /*
- * This many are within a quarter of the whole number. Of k ranks the mean k / size is off by half a unit in its last
- * place, which times size is k * 2^-(bits of the significand); so for bfloat16, of whose sum a GPU makes the mean. The
- * mean of float16 it makes before the sum, and rounds at each of k additions: k * (k + 1) * 2^-11.
+ * With this many ranks the error stays within a quarter. The mean k / size of k ranks is off by half a unit in its last
+ * place; times size that is k * 2^-(bits of the significand). The same holds for bfloat16, whose sum a GPU divides. For
+ * float16 a GPU divides before the sum, and rounds at each of k additions: k * (k + 1) * 2^-11.
  */
 static size_t per_element(cddp_dtype sent)
 {
@@ -44,7 +44,7 @@ void cdi_active_ranks_put(cddp_dtype dtype, cddp_dtype sent, int size, int rank,
     put_one(dtype, (char *)to + (size_t)rank / per_element(sent) * bytes);
 }
 
-static double get(cddp_dtype dtype, const char *from)
+static double active_ranks_number(cddp_dtype dtype, const char *from)
 {
     uint16_t half;
     float f;
@@ -64,6 +64,6 @@ int cdi_active_ranks_get(cddp_dtype dtype, cddp_dtype sent, int size, double fac
     long sum = 0;
 
     for (size_t k = 0; k < n; k++)
-        sum += lround(get(dtype, (const char *)from + k * cddp_dtype_size(dtype)) * factor);
+        sum += lround(active_ranks_number(dtype, (const char *)from + k * cddp_dtype_size(dtype)) * factor);
     return (int)sum;
 }

@@ -7,14 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1) /* what a gradient can be is below */
+#define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1) /* a gradient's size is limited below */
 
 /* The bucket of one type that is being filled. */
 struct open_bucket {
-    size_t payload; /* bytes of gradients in it; 0: it is empty */
+    size_t payload; /* bytes of gradients in it; 0: empty */
     size_t n_grads;
     size_t n_closed; /* of this type before it */
-    size_t opened;   /* when, to order those that are left at the end */
+    size_t opened;   /* its age, to order those left at the end */
 };
 
 static size_t round_up(size_t bytes, size_t to)
@@ -27,25 +27,25 @@ static size_t align_up(size_t bytes)
     return round_up(bytes, CDI_GRAD_ALIGN);
 }
 
-/* Everything below adds and rounds these up without looking: no sum may wrap. */
+/* Everything below adds and rounds these up without checks: no sum may wrap. */
 static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, size_t parts, struct cdi_error *err)
 {
-    size_t sum = 0, most; /* of padding that a gradient may bring, if its bucket is its own */
+    size_t sum = 0, most; /* of padding that a gradient may add, if it has its own bucket */
 
     if (__builtin_mul_overflow(parts + 1, CDI_GRAD_ALIGN, &most) || most > PTRDIFF_MAX)
-        return cdi_fail(err, CDDP_E_NOMEM, "no machine holds buckets for %zu ranks", parts);
+        return cdi_fail(err, CDDP_E_NOMEM, "%zu ranks are too many for buckets", parts);
 
     for (size_t i = 0; i < n; i++) {
         assert(grads[i].bytes > 0 && cdi_dtype_valid(grads[i].dtype) && (size_t)grads[i].dtype < N_DTYPES);
         if (grads[i].bytes > PTRDIFF_MAX - most || grads[i].bytes + most > PTRDIFF_MAX - sum)
-            return cdi_fail(err, CDDP_E_NOMEM, "%zu gradients take more bytes than any machine can address", n);
+            return cdi_fail(err, CDDP_E_NOMEM, "%zu gradients need more bytes than the address space has", n);
         sum += grads[i].bytes + most;
     }
     return CDDP_OK;
 }
 
-/* Pieces of nearly equal size, each aligned. Returns how many buckets there are at most. */
-static size_t split(struct cdi_grad *grads, size_t n, const struct cdi_bucket_caps *caps)
+/* Cuts gradients into aligned pieces of nearly equal size. Returns the largest possible number of buckets. */
+static size_t bucket_split(struct cdi_grad *grads, size_t n, const struct cdi_bucket_caps *caps)
 {
     size_t most = 0;
 
@@ -60,7 +60,7 @@ static size_t split(struct cdi_grad *grads, size_t n, const struct cdi_bucket_ca
     return most;
 }
 
-/* It gets the next number among all; the open one is empty again. */
+/* Closes the open bucket, which gets the next number among all, and empties it. */
 static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, cddp_dtype dtype)
 {
     p->b[p->n] = (struct cdi_bucket){.dtype = dtype, .n_grads = o->n_grads, .missing = o->n_grads, .made = p->n};
@@ -79,7 +79,7 @@ static struct open_bucket *oldest_open(struct open_bucket open[N_DTYPES])
     return oldest;
 }
 
-/* tail[t]: gradients of type t with a lower number make its last bucket. */
+/* tail[t]: gradients of type t with a lower number form its last bucket. */
 static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail[N_DTYPES])
 {
     size_t taken[N_DTYPES] = {0};
@@ -94,7 +94,7 @@ static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail
     }
 }
 
-/* A gradient has buckets of its own. */
+/* A cut gradient has separate buckets. */
 static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const struct cdi_grad *g)
 {
     for (size_t k = 0; k < g->n_parts; k++) {
@@ -104,10 +104,10 @@ static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const
 }
 
 /*
- * Cut the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own type, since
- * the place of a bucket among all is known only when it closes; number_buckets turns it into an index.
+ * Cuts the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own type,
+ * since the place of a bucket among all is known only when it closes; number_buckets turns it into an index.
  */
-static void cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
+static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 {
     struct open_bucket open[N_DTYPES] = {0}, *rest;
     size_t tail[N_DTYPES] = {0};
@@ -121,7 +121,7 @@ static void cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
             close_bucket(p, o, g->dtype);
         g->bucket = o->n_closed;
         g->claimed = false;
-        g->landed = false;
+        g->copied_out = false;
         if (g->n_parts > 1) {
             close_pieces(p, o, g);
             continue;
@@ -138,7 +138,7 @@ static void cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 }
 
 /*
- * From "the k-th bucket of its type" to an index into p->b. Afterwards `index`, with room for one number per bucket,
+ * Converts "the k-th bucket of its type" to an index into p->b. Afterwards `index`, which has one entry per bucket,
  * lists the buckets type by type.
  */
 static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
@@ -158,8 +158,8 @@ static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
         p->grads[i].bucket = index[start[p->grads[i].dtype] + p->grads[i].bucket];
 }
 
-/* Lay the buckets one behind the other, type by type, and in each its gradients, the last of the model first. */
-static void place(struct cdi_bucket_plan *p, const size_t *index)
+/* Places the buckets one after the other, type by type, and in each its gradients, the last of the model first. */
+static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
 {
     size_t at = 0;
 
@@ -171,7 +171,7 @@ static void place(struct cdi_bucket_plan *p, const size_t *index)
             size_t bytes = rest < g->piece ? rest : g->piece;
 
             if (k == 0)
-                g->offset = align_up(b->bytes); /* in the bucket */
+                g->offset = align_up(b->bytes); /* offset in the bucket */
             b->bytes = align_up(b->bytes) + bytes;
             rest -= bytes;
         }
@@ -197,7 +197,7 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
 
     if (status != CDDP_OK)
         return status;
-    most = split(grads, n, caps);
+    most = bucket_split(grads, n, caps);
     b = calloc(most + 1, sizeof *b);
     index = calloc(most + 1, sizeof *index);
     if (b == NULL || index == NULL) {
@@ -206,9 +206,9 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
         return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan up to %zu buckets for %zu gradients", most, n);
     }
     *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b, .parts = caps->parts};
-    cut(p, caps);
+    bucket_cut(p, caps);
     number_buckets(p, index);
-    place(p, index);
+    bucket_place(p, index);
     for (size_t k = 0; k < p->n; k++)
         p->b[k].turn = k;
     p->ahead = p->n;
@@ -216,7 +216,7 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     return CDDP_OK;
 }
 
-static bool same(const struct cdi_bucket_plan *a, const struct cdi_bucket_plan *b)
+static bool bucket_same(const struct cdi_bucket_plan *a, const struct cdi_bucket_plan *b)
 {
     bool all = a->n == b->n;
 
@@ -244,7 +244,7 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
     }
     assert(fresh.arena_bytes == p->arena_bytes);
     if (changed != NULL)
-        *changed = !same(p, &fresh);
+        *changed = !bucket_same(p, &fresh);
     for (size_t i = 0; i < p->n_grads; i++) {
         struct cdi_grad *g = &p->grads[i];
 
@@ -252,7 +252,7 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
         g->bucket = grads[i].bucket;
         g->n_parts = grads[i].n_parts;
         g->piece = grads[i].piece;
-        g->claimed = g->landed = false;
+        g->claimed = g->copied_out = false;
     }
     free(grads);
     free(p->b);
@@ -335,12 +335,12 @@ void cdi_bucket_reset(struct cdi_bucket_plan *p)
     }
     for (size_t i = 0; i < p->n_grads; i++) {
         p->grads[i].claimed = false;
-        p->grads[i].landed = false;
+        p->grads[i].copied_out = false;
     }
     p->next = 0;
 }
 
-/* When a bucket was complete, or is to be. */
+/* When a bucket was complete, or will be. */
 struct completion {
     size_t bucket, at;
 };
@@ -354,8 +354,8 @@ static int earlier(const void *a, const void *b)
     return (x->bucket > y->bucket) - (x->bucket < y->bucket);
 }
 
-/* The buckets in the order of by[b].at, and of their numbers where it is equal. */
-static cddp_status sort_buckets(struct cdi_bucket_plan *p, struct completion *by, size_t *to, struct cdi_error *err)
+/* Sorts the buckets by by[b].at, and by their numbers if it is equal. */
+static cddp_status bucket_sort(struct cdi_bucket_plan *p, struct completion *by, size_t *to, struct cdi_error *err)
 {
     struct cdi_bucket *moved = calloc(p->n, sizeof *moved);
 
@@ -391,7 +391,7 @@ cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, 
             for (size_t part = 0; part < p->grads[order[k]].n_parts; part++)
                 by[p->grads[order[k]].bucket + part].at = k; /* the order among them stays: see earlier() */
     if (status == CDDP_OK)
-        status = sort_buckets(p, by, to, err);
+        status = bucket_sort(p, by, to, err);
     for (size_t b = 0; b < p->n && status == CDDP_OK; b++) {
         p->b[b].turn = b;
         p->b[b].idle = false;
@@ -414,7 +414,7 @@ cddp_status cdi_bucket_sort_idle(struct cdi_bucket_plan *p, size_t *to, struct c
         by[b].at = p->b[b].turn + (p->b[b].idle ? p->n : 0);
         ahead += !p->b[b].idle;
     }
-    status = sort_buckets(p, by, to, err);
+    status = bucket_sort(p, by, to, err);
     if (status == CDDP_OK)
         p->ahead = ahead;
     free(by);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Buffers: what a model has beside its parameters, and no gradient moves (running statistics). Each step may begin with
- * one rank's for all: rank 0's, or with CDDP_DDP_JOIN, as in PyTorch, the highest rank's of those that still train.
+ * Buffers: the part of a model's state that gradients do not update, such as running statistics. Each step may begin
+ * with copying one rank's buffers to all: rank 0's, or with CDDP_DDP_JOIN, as in PyTorch, those of the highest rank
+ * that still trains.
  */
 #include "worker/reducer/buffers.h"
 
@@ -10,7 +11,7 @@
 
 #include <stdlib.h>
 
-/* Whose buffers count in this step; -1: nobody trains any more. */
+/* Finds the rank whose buffers are copied in this step; -1: no rank trains any more. */
 static cddp_status find_root(cddp_ddp *d, bool trains, int *root, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size;
@@ -48,7 +49,7 @@ cddp_status cdi_buffers_sync(cddp_ddp *d, bool trains)
     if (st == CDDP_OK)
         return st;
     return st == CDDP_E_NOMEM ? cdi_ddp_fail_misuse(d, &err)
-                              : cdi_ddp_set_error(d, &err); /* peers wait for who has no memory */
+                              : cdi_ddp_set_error(d, &err); /* peers wait for a rank that has no memory */
 }
 
 cddp_status cdi_buffers_check(cddp_ddp *d)
@@ -64,15 +65,15 @@ cddp_status cdi_buffers_check(cddp_ddp *d)
     return cdi_ddp_fail_misuse(d, &err);
 }
 
-/* Locked. */
+/* Copies the buffers now, with the lock held. */
 static cddp_status sync_now(cddp_ddp *d, struct cdi_error *err)
 {
     const char *wrong = NULL;
 
     if (d->sticky.status == CDDP_OK && d->begun)
-        wrong = "was called in the middle of a step: it belongs before the first gradient";
+        wrong = "was called in the middle of a step: call it before the first gradient";
     else if (d->sticky.status == CDDP_OK && d->synced && (d->flags & CDDP_DDP_JOIN) != 0)
-        wrong = "was called twice in a step: with CDDP_DDP_JOIN it is called once";
+        wrong = "was called twice in a step: with CDDP_DDP_JOIN call it once";
     if (wrong != NULL) {
         (void)cdi_fail(err, CDDP_E_STATE, "cddp_ddp_sync_buffers %s (step %llu)", wrong, (unsigned long long)d->step);
         (void)cdi_ddp_fail_misuse(d, err);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Steps that become part of a CUDA graph: which calls belong to one, and what cannot be captured. A captured step has
- * the plan's buckets, launched in the plan's order, as every other; but it has no tickets, no number, and nothing that
- * the host decides at its end, since a replay makes no call here. So what the host decides anew in each step is
- * refused, and so are the first steps, which learn the order of gradients.
+ * Steps that become part of a CUDA graph: which calls belong to one, and which cannot be captured. A captured step
+ * launches the plan's buckets in the plan's order, like every other step. But it has neither tickets nor a number, and
+ * the host decides nothing at its end, since a replay makes no calls here. So everything that the host decides anew in
+ * each step is rejected; so are the first steps, which learn the order of gradients.
  *
- * What goes wrong with a capture is the capture's: the reducer forgets its step as soon as the capture is over.
+ * An error in a capture belongs to the capture: the reducer forgets its step as soon as the capture is over.
  */
 #include "worker/reducer/captured.h"
 
@@ -18,7 +18,7 @@ static cddp_status refuse(struct cdi_error *err, const char *what)
     return cdi_fail(err, CDDP_E_UNSUPPORTED, "the stream captures a graph, and %s", what);
 }
 
-/* Locked. */
+/* Checks, with the lock held, that a captured step can begin. */
 static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
 {
     if (d->sharded)
@@ -28,21 +28,21 @@ static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
     if (d->powersgd != NULL)
         return refuse(err, "PowerSGD cannot be captured");
     if ((d->flags & NEVER) != 0)
-        return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks tell each other "
-                           "in each step what came, which cannot be captured");
+        return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks exchange in each "
+                           "step which gradients they used, which cannot be captured");
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "the capture began in the middle of step %llu: begin it between two steps",
                         (unsigned long long)d->step);
     if (d->order != NULL || d->trial != NULL)
         return cdi_fail(err, CDDP_E_STATE,
-                        "the stream captures a graph, but after %llu steps the buckets are not settled yet: take %s "
+                        "the stream captures a graph, but after %llu steps the buckets are not final yet: take %s "
                         "before the capture",
                         (unsigned long long)d->step,
-                        d->trial != NULL ? "steps until cddp_ddp_bucket_cap gives a size" : "two steps");
+                        d->trial != NULL ? "steps until cddp_ddp_bucket_cap returns a size" : "two steps");
     return CDDP_OK;
 }
 
-/* As if the captured step had not begun. */
+/* Resets the reducer as if the captured step had not begun. */
 void cdi_captured_forget(cddp_ddp *d)
 {
     cdi_bucket_reset(&d->plan);
@@ -50,7 +50,7 @@ void cdi_captured_forget(cddp_ddp *d)
         d->flight[b].unpacked = d->flight[b].skipped = false;
         d->flight[b].n_streams = 0;
     }
-    d->brought = 0;
+    d->n_copied = 0;
     d->begun = false;
     d->captured = (struct cdi_ddp_captured){0};
 }
@@ -68,8 +68,8 @@ cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *cap
     if (st == CDDP_OK && c->id != 0 && id != c->id) {
         if (d->ops->capture_lives(d->b))
             return cdi_fail(err, CDDP_E_STATE,
-                            "a step of this reducer is being captured, in which this stream has no part: let it wait "
-                            "for an event of the capture first, or end the step with cddp_ddp_wait");
+                            "a step of this reducer is being captured, and this stream is not part of the capture: let "
+                            "it wait for an event of the capture first, or end the step with cddp_ddp_wait");
         cdi_captured_forget(d);
     }
     if (st != CDDP_OK || id == 0)
@@ -90,7 +90,7 @@ cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *cap
 
 cddp_status cdi_captured_leave(cddp_ddp *d, void *stream, cddp_status st, struct cdi_error *err)
 {
-    /* After a call that did nothing the capture can be ended all the same: it may have been the step's first. */
+    /* Even after a call that did nothing, perhaps the step's first, the capture must be able to end. */
     if (st != CDDP_OK && d->sticky.status == CDDP_OK)
         (void)d->ops->stream_wait(d->b, 0, stream, NULL);
     d->ops->capture_leave(d->b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a program hands to cddp_ddp_create, looked at before anything is made of it: every sentence names the member. */
+/* Checks of the arguments of cddp_ddp_create, before anything is made of them. Every error message names the member. */
 #include "worker/reducer/check.h"
 
 #include "worker/base/dtype.h"
@@ -13,7 +13,7 @@
 
 #define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
 #define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
-#define DIMS_MAX 64 /* more than a tensor has; a length that was never set must not be followed */
+#define DIMS_MAX 64 /* more than a tensor has; an uninitialized length must not be used */
 
 static cddp_status read_lists(struct cdi_ddp_input *in, const cddp_param *params, size_t n, struct cdi_error *err)
 {
@@ -48,7 +48,7 @@ cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *param
         st = cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_ddp_options", err);
     if (st == CDDP_OK && (in->opt.flags & CDDP_DDP_TUNE) != 0 && in->opt.bucket_bytes != 0)
         st = cdi_fail(err, CDDP_E_INVALID,
-                      "cddp_ddp_options.bucket_bytes is %zu, but with CDDP_DDP_TUNE it is found by trying: leave it 0",
+                      "cddp_ddp_options.bucket_bytes is %zu, but CDDP_DDP_TUNE finds it by trial: leave it 0",
                       in->opt.bucket_bytes);
     if (in->opt.bucket_bytes == 0)
         in->opt.bucket_bytes = DEFAULT_BUCKET_BYTES;
@@ -110,12 +110,12 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags has unknown bits (%#x)", opt->flags);
     if ((opt->flags & CDDP_DDP_STATIC_GRAPH) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_JOIN)) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH goes with neither CDDP_DDP_FIND_UNUSED nor "
+                        "cddp_ddp_options.flags: CDDP_DDP_STATIC_GRAPH cannot be combined with CDDP_DDP_FIND_UNUSED or "
                         "CDDP_DDP_JOIN, whose steps differ");
     if ((opt->flags & CDDP_DDP_SKIP_UNUSED) != 0 && (opt->flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_options.flags: CDDP_DDP_SKIP_UNUSED needs CDDP_DDP_FIND_UNUSED or "
-                        "CDDP_DDP_STATIC_GRAPH, by which it knows what is unused");
+                        "CDDP_DDP_STATIC_GRAPH to know what is unused");
     if ((opt->flags & CDDP_DDP_JOIN_STRICT) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_options.flags: CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN");
     if ((opt->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && (opt->flags & CDDP_DDP_JOIN) == 0)
@@ -131,15 +131,15 @@ static cddp_status check_options(const cddp_ddp_options *opt, struct cdi_error *
     return CDDP_OK;
 }
 
-/* Its gradient has the parameter's type, or is the longer sum of short numbers. */
+/* Checks the gradient's type: the parameter's own, or float32 for 16-bit parameters. */
 static cddp_status check_gradient(const cddp_param *p, size_t i, struct cdi_error *err)
 {
     bool is_short = p->dtype == CDDP_FLOAT16 || p->dtype == CDDP_BFLOAT16;
 
     if (!cdi_dtype_is_float(p->dtype))
         return cdi_fail(err, CDDP_E_INVALID,
-                        "parameter %zu '%.200s' is %s, but a reducer takes float16, bfloat16, float32 and float64", i,
-                        p->name, cdi_dtype_name(p->dtype));
+                        "parameter %zu '%.200s' is %s, but a reducer supports float16, bfloat16, float32 and float64",
+                        i, p->name, cdi_dtype_name(p->dtype));
     if (p->grad_dtype == p->dtype || (p->grad_dtype == CDDP_FLOAT32 && is_short))
         return CDDP_OK;
     return cdi_fail(
@@ -174,13 +174,13 @@ cddp_status cdi_ddp_check_stream(const cddp_ddp *d, const void *stream, struct c
     if (!d->ops->on_device || (uintptr_t)stream != STREAM_PER_THREAD)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_INVALID,
-                    "cudaStreamPerThread is another stream in each thread, and buckets are started by whichever thread "
-                    "comes last: give NULL, which waits for it as for all blocking streams, or a stream of your own");
+                    "cudaStreamPerThread is a different stream in each thread, and any thread may start a bucket: pass "
+                    "NULL, which waits for it as for all blocking streams, or a stream that you created");
 }
 
-/* Host memory where the GPU's is needed, or another GPU's, would be a fault in the middle of a step. */
-static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const void *at, const char *its,
-                                const char *what, size_t i, struct cdi_error *err)
+/* Rejects host memory, or another GPU's, if GPU memory is needed: it would fault in the middle of a step. */
+static cddp_status check_one_memory(const cddp_ddp *d, const cddp_param *p, const void *at, const char *its,
+                                    const char *what, size_t i, struct cdi_error *err)
 {
     if (d->ops->check_memory != NULL && d->ops->check_memory(d->b, at, err) != CDDP_OK)
         return cdi_error_wrap(err, "%s %zu '%.200s', its %s", what, i, p->name, its);
@@ -194,9 +194,9 @@ static cddp_status check_memory(const cddp_ddp *d, const cddp_param *p, const vo
 
 static cddp_status check_both(const cddp_ddp *d, const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
 {
-    cddp_status st = check_memory(d, p, p->data, "data", what, i, err);
+    cddp_status st = check_one_memory(d, p, p->data, "data", what, i, err);
 
-    return st == CDDP_OK && p->grad != NULL ? check_memory(d, p, p->grad, "gradient", what, i, err) : st;
+    return st == CDDP_OK && p->grad != NULL ? check_one_memory(d, p, p->grad, "gradient", what, i, err) : st;
 }
 
 cddp_status cdi_ddp_check_memory(const cddp_ddp *d, const cddp_param *params, const cddp_param *buffers,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients that are sent in another type: those of float32 as float16 or bfloat16, in fewer bits; those of 16 bits as
- * float32, so that their sum is one of float32 whatever the network does. Each full bucket is cast into a region of its
- * own, reduced there, and cast back when it has landed.
+ * Gradients that are sent in another type: float32 as float16 or bfloat16, which are smaller; 16-bit types as float32,
+ * so that the sum is a float32 sum in any network. Each complete bucket is cast into a separate region, reduced there,
+ * and cast back afterwards.
  *
- * On a device the factor of a mean rides on one of the two casts, and the network only adds: before the sum for
- * float16, whose range ends at 65504, and behind it for the other two, whose range is float32's. On the host the
- * reduction multiplies before it rounds, which costs nothing there.
+ * On a device one of the two casts applies the factor of the mean, and the network only adds. For float16, whose range
+ * ends at 65504, it is applied before the sum; for the other two, with float32's range, after it. On the host the
+ * reduction multiplies before it rounds, at no cost.
  */
 #include "worker/reducer/compress.h"
 
@@ -17,7 +17,7 @@ static bool is_short(cddp_dtype dtype)
     return dtype == CDDP_FLOAT16 || dtype == CDDP_BFLOAT16;
 }
 
-/* Are buckets of this type sent in another one? */
+/* Returns true if buckets of this type are sent in another one. */
 static bool is_cast(const cddp_ddp *d, cddp_dtype dtype)
 {
     return (dtype == CDDP_FLOAT32 && is_short(d->comm_dtype)) || (is_short(dtype) && d->comm_dtype == CDDP_FLOAT32);
@@ -44,7 +44,7 @@ cddp_status cdi_compress_init(cddp_ddp *d, struct cdi_error *err)
     return d->comm_bytes == 0 ? CDDP_OK : d->ops->region_create(d->b, d->comm_bytes, &d->comm_region, err);
 }
 
-/* What the cast on the way out (or back) multiplies by. */
+/* Returns the factor that the cast before (or after) the reduction applies. */
 static float factor_of(const cddp_ddp *d, bool out)
 {
     bool ours = d->ops->on_device && (d->flags & CDDP_DDP_SUM) == 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reducer's beginning and end: cddp_ddp_create and cddp_ddp_destroy. */
+/* Creation and destruction of a reducer: cddp_ddp_create and cddp_ddp_destroy. */
 #include "worker/reducer/arena.h"
 #include "worker/reducer/check.h"
 #include "worker/reducer/compress.h"
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The caller's parameters, with their names copied into one block of our own. */
+/* Copies the caller's parameters, with their names in one block. */
 static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
 {
     size_t bytes = 0;
@@ -26,7 +26,7 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
 
     for (size_t i = 0; i < n; i++)
         bytes += strlen(params[i].name) + 1;
-    if (n == 0) /* which was refused before */
+    if (n == 0) /* rejected earlier */
         return false;
     d->params = calloc(n, sizeof *d->params);
     d->names = at = malloc(bytes);
@@ -45,9 +45,9 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
     return true;
 }
 
-/* What a rank can do alone. A reducer in any state of creation is freed by free_ddp. */
-static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
-                           const cddp_ddp_options *opt, struct cdi_error *err)
+/* Does what a rank can do alone. free_ddp frees a reducer in any state of creation. */
+static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                               const cddp_ddp_options *opt, struct cdi_error *err)
 {
     cddp_status status;
     cddp_ddp *d;
@@ -94,7 +94,7 @@ static cddp_status prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *pa
     return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
 
-/* All but what the ranks tell one another between two steps. */
+/* Frees everything but what the ranks exchange between two steps. */
 static void strip_ddp(cddp_ddp *d)
 {
     cdi_debug_release(d);
@@ -142,30 +142,30 @@ static void free_ddp(cddp_ddp *d)
         free_all(d);
 }
 
-static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
-                          const cddp_ddp_options *opt, struct cdi_error *err)
+static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+                              const cddp_ddp_options *opt, struct cdi_error *err)
 {
-    struct cdi_ddp_input said;
+    struct cdi_ddp_input given;
     struct cdi_verify_input in;
     struct cdi_error local;
     cddp_ddp *d = NULL;
     bool own_everywhere = false, same_places = false;
     /* A rank that fails alone still takes part in the comparison: the others must not wait for it. */
-    cddp_status alone = cdi_ddp_read_input(&said, params, n, opt, &local);
+    cddp_status alone = cdi_ddp_read_input(&given, params, n, opt, &local);
     cddp_status status;
 
     if (alone == CDDP_OK)
-        alone = prepare(&d, comm, said.params, n, &said.opt, &local);
+        alone = ddp_prepare(&d, comm, given.params, n, &given.opt, &local);
     in = (struct cdi_verify_input){
-        .params = said.params,
+        .params = given.params,
         .n_params = n,
-        .buffers = said.buffers,
-        .n_buffers = said.opt.n_buffers,
-        .bucket_bytes = said.opt.bucket_bytes,
-        .first_bucket_bytes = said.opt.first_bucket_bytes,
-        .last_bucket_bytes = said.opt.last_bucket_bytes,
-        .flags = said.opt.flags,
-        .comm_dtype = said.opt.comm_dtype,
+        .buffers = given.buffers,
+        .n_buffers = given.opt.n_buffers,
+        .bucket_bytes = given.opt.bucket_bytes,
+        .first_bucket_bytes = given.opt.first_bucket_bytes,
+        .last_bucket_bytes = given.opt.last_bucket_bytes,
+        .flags = given.opt.flags,
+        .comm_dtype = given.opt.comm_dtype,
     };
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
@@ -179,17 +179,17 @@ static cddp_status create(cddp_ddp **out, cddp_comm *comm, const cddp_param *par
         d->own.everywhere = own_everywhere;
     if (status == CDDP_OK && same_places)
         cdi_in_place_choose(d);
-    if (status == CDDP_OK && (said.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
-        status = cdi_replicate(d, d->slices, n + said.opt.n_buffers, 0, true, err);
+    if (status == CDDP_OK && (given.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
+        status = cdi_replicate(d, d->slices, n + given.opt.n_buffers, 0, true, err);
     if (status == CDDP_OK)
         status = d->ops->region_create(d->b, cdi_arena_bytes(d), &d->region, err);
     if (status == CDDP_OK)
         status = cdi_compress_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
-    if (status != CDDP_OK && said.opt.name != NULL)
-        (void)cdi_error_wrap(err, "model '%.64s'", said.opt.name);
-    cdi_ddp_release_input(&said);
+    if (status != CDDP_OK && given.opt.name != NULL)
+        (void)cdi_error_wrap(err, "model '%.64s'", given.opt.name);
+    cdi_ddp_release_input(&given);
     if (status != CDDP_OK) {
         free_ddp(d);
         return status;
@@ -209,7 +209,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
     if (status == CDDP_OK && (out == NULL || comm == NULL))
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     else if (status == CDDP_OK)
-        status = create(out, comm, params, n_params, opt, &err);
+        status = ddp_create(out, comm, params, n_params, opt, &err);
     if (status == CDDP_OK)
         cdi_comm_hold(comm);
     (void)cdi_comm_ask(before);
@@ -228,7 +228,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
-    /* What is under way may read and write the caller's own memory, which goes now. */
+    /* Operations in flight may access the caller's own memory, which the caller may free after this. */
     waits = ddp->ops->on_device || ddp->in_place.any;
     if (in_flight && (broken || waits))
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
@@ -236,11 +236,11 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     in_step = ddp->begun;
     (void)pthread_mutex_unlock(&ddp->lock);
     if (ddp->held_by != NULL)
-        *ddp->held_by = NULL; /* so that the optimizer can say so, instead of writing to what is freed here */
+        *ddp->held_by = NULL; /* so that the optimizer can report it, instead of writing to freed memory */
     if (!in_flight) {
         free_all(ddp);
     } else {
-        /* It needs the peers, for whom this rank does not wait: what it uses stays. */
+        /* Operations in flight need the peers, for whom this rank does not wait: their memory stays. */
         ddp->grave = (struct cdi_grave){.free_it = in_step ? free_all : free_rest, .it = ddp};
         if (!in_step)
             strip_ddp(ddp);

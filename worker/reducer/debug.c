@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * With CDDP_DEBUG=1: mistakes of a training program that no check may forbid, since a right program could do the same.
- * Each is told once, on stderr, by the rank that sees it; nothing is communicated, so ranks may differ in the variable.
+ * With CDDP_DEBUG=1: likely mistakes of a training program, which are not errors, since a correct program could do the
+ * same. Each is reported once, on stderr, by the rank that detects it. Nothing is communicated, so ranks may differ in
+ * the variable.
  */
 #include "worker/reducer/debug.h"
 
@@ -16,11 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FROZEN_STEPS 10 /* after which some parameter should have changed */
+#define FROZEN_STEPS 10 /* steps after which some parameter should have changed */
 
 enum warning { ALL_ZERO = 1, SAME_EVERYWHERE = 2, FROZEN = 4, WRITTEN_LATE = 8 };
 
-/* Any thread sets it. */
+/* Set by any thread. */
 struct asked {
     _Atomic bool yes;
 };
@@ -29,9 +30,9 @@ struct cdi_ddp_debug {
     uint32_t warned;
     uint8_t *came;       /* by parameter: its gradient of the first step was seen */
     struct asked *asked; /* by parameter: cddp_ddp_grad was called for it */
-    uint64_t *crc; /* by parameter: of its gradient in the user's memory, when it was ready; 0: not in this step */
-    uint8_t *own;  /* as the arena: this rank's gradients of the first step */
-    uint64_t params_crc; /* of all parameters at the end of the first step, before they were updated */
+    uint64_t *crc; /* by parameter: CRC of its gradient in the user's memory when it was ready; 0: not in this step */
+    uint8_t *own;  /* laid out like the arena: this rank's gradients of the first step */
+    uint64_t params_crc; /* of all parameters at the end of the first step, before the first update */
 };
 
 cddp_status cdi_debug_init(cddp_ddp *d, struct cdi_error *err)
@@ -66,7 +67,7 @@ void cdi_debug_release(cddp_ddp *d)
     d->debug = NULL;
 }
 
-/* Is it time to tell of this? Once. */
+/* Returns true if this warning was not reported yet, and marks it as reported. */
 static bool tells(cddp_ddp *d, enum warning what)
 {
     bool first = (d->debug->warned & (uint32_t)what) == 0;
@@ -111,7 +112,7 @@ static bool is_zero(const uint8_t *p, size_t n)
     return i == n;
 }
 
-/* In the first step. With a static graph it is not seen when they come. */
+/* Returns true if some gradients arrived in the first step. With a static graph their arrival is not observed. */
 static bool some_came(const cddp_ddp *d)
 {
     for (size_t i = 0; i < d->n_params; i++)
@@ -120,7 +121,7 @@ static bool some_came(const cddp_ddp *d)
     return false;
 }
 
-/* Did gradients come in this first step, and is every one of them zero? */
+/* Returns true if gradients arrived in this first step, and all of them are zero. */
 static bool all_zero(const cddp_ddp *d)
 {
     for (size_t i = 0; i < d->n_params; i++) {
@@ -145,7 +146,7 @@ static void look_for_zeros(cddp_ddp *d)
     if (n_unasked > 0)
         cdi_log(CDI_LOG_WARN, "DDP-ZERO",
                 "rank %d: the gradients of the first step are all zero, and cddp_ddp_grad() was not called for %zu of "
-                "%zu parameters, such as '%.100s': the backward pass has to write where it points, not elsewhere",
+                "%zu parameters, such as '%.100s': the backward pass must write to the address that it returns",
                 rank_of(d), n_unasked, d->n_params, d->params[first].name);
     else
         cdi_log(CDI_LOG_WARN, "DDP-ZERO",
@@ -154,17 +155,17 @@ static void look_for_zeros(cddp_ddp *d)
                 rank_of(d));
 }
 
-/* What is written after it was said to be ready comes too late for this step, and is overwritten by the mean. */
+/* Warns of a gradient that was written after it was reported ready: the mean overwrites it. */
 static void look_for_late_writes(cddp_ddp *d)
 {
     for (size_t i = 0; i < d->n_params; i++) {
-        if (d->params[i].grad == NULL || !d->plan.grads[i].claimed || d->plan.grads[i].landed ||
+        if (d->params[i].grad == NULL || !d->plan.grads[i].claimed || d->plan.grads[i].copied_out ||
             d->debug->crc[i] == 0 || d->debug->crc[i] == cdi_crc64(0, d->params[i].grad, d->plan.grads[i].bytes))
             continue;
         if (tells(d, WRITTEN_LATE))
             cdi_log(CDI_LOG_WARN, "DDP-LATE",
                     "rank %d: the gradient of '%.100s' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() "
-                    "in step %llu: that is lost",
+                    "in step %llu: that write is lost",
                     rank_of(d), d->params[i].name, (unsigned long long)d->step);
         return;
     }
@@ -180,8 +181,8 @@ static void look_for_frozen_parameters(cddp_ddp *d)
         d->debug->params_crc = crc;
     else if (crc == d->debug->params_crc && tells(d, FROZEN))
         cdi_log(CDI_LOG_WARN, "DDP-FROZEN",
-                "rank %d: no parameter has changed in %d steps: does the optimizer update the memory that "
-                "cddp_ddp_create() was given as `data`?",
+                "rank %d: no parameter has changed in %d steps: does the optimizer update the memory that was passed "
+                "to cddp_ddp_create() as `data`?",
                 rank_of(d), FROZEN_STEPS);
 }
 
@@ -196,9 +197,11 @@ void cdi_debug_complete(cddp_ddp *d)
         look_for_frozen_parameters(d);
 }
 
-/* ------------------------------------------------------------------------------------------------- it has landed -- */
+/*
+ * ------------------------------------------------------------------------------------------------- after reduction --
+ */
 
-static double number(const void *p, size_t i, cddp_dtype dtype)
+static double debug_number(const void *p, size_t i, cddp_dtype dtype)
 {
     if (dtype == CDDP_FLOAT64)
         return ((const double *)p)[i];
@@ -206,10 +209,10 @@ static double number(const void *p, size_t i, cddp_dtype dtype)
         return (double)cdi_float_of_f16(((const uint16_t *)p)[i]);
     if (dtype == CDDP_BFLOAT16)
         return (double)cdi_float_of_bf16(((const uint16_t *)p)[i]);
-    return (double)((const float *)p)[i]; /* integers have no gradients */
+    return (double)((const float *)p)[i]; /* there are no gradients of integer types */
 }
 
-/* Is the mean of parameter i what this rank has given? Then, most likely, all ranks have given the same. */
+/* Returns true if the mean of parameter i equals this rank's gradient. Then most likely all ranks had the same one. */
 static bool mean_is_own(const cddp_ddp *d, size_t i)
 {
     const uint8_t *own = d->debug->own + d->plan.grads[i].offset;
@@ -218,7 +221,8 @@ static bool mean_is_own(const cddp_ddp *d, size_t i)
     bool is_short = cddp_dtype_size(d->params[i].grad_dtype) == 2 || d->comm_dtype != CDDP_DTYPE_NONE;
 
     for (size_t k = 0; k < d->params[i].count; k++) {
-        double mine = number(own, k, d->params[i].grad_dtype) * n, got = number(mean, k, d->params[i].grad_dtype);
+        double mine = debug_number(own, k, d->params[i].grad_dtype) * n,
+               got = debug_number(mean, k, d->params[i].grad_dtype);
 
         if (!(fabs(got - mine) <= fabs(mine) * (is_short ? 1e-2 : 1e-6)))
             return false;
@@ -246,6 +250,6 @@ void cdi_debug_completed(cddp_ddp *d)
                     "rank)?",
                     rank_of(d), cdi_comm_world(d->comm)->size);
     }
-    free(d->debug->own); /* nobody needs it in later steps */
+    free(d->debug->own); /* not needed in later steps */
     d->debug->own = NULL;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Communication hooks: the user's functions in place of a bucket's all-reduce. */
+/* Communication hooks: user functions that replace a bucket's all-reduce. */
 #include "worker/reducer/hook.h"
 
 #include "common/status.h"
@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-static cddp_bucket describe(cddp_ddp *d, size_t bucket)
+static cddp_bucket hook_describe_bucket(cddp_ddp *d, size_t bucket)
 {
     const struct cdi_bucket *b = &d->plan.b[bucket];
     cddp_bucket seen = {.size = sizeof seen,
@@ -33,13 +33,12 @@ static cddp_bucket describe(cddp_ddp *d, size_t bucket)
 }
 
 /*
- * A user's function runs with the lock held. While it does, the reducer has this error, which is what its functions
- * then return to the only thread that can enter them, and the mutex is a recursive one: else that thread would wait for
- * itself for ever.
+ * A user's function runs with the lock held. Meanwhile this is the reducer's sticky error, so its functions return it
+ * to the only thread that can enter them. The mutex is recursive: otherwise that thread would deadlock.
  */
 static const struct cdi_error in_hook = {
     .status = CDDP_E_STATE,
-    .msg = "a communication hook has called a function of its own reducer: it may use collectives, and no more"};
+    .msg = "a communication hook has called a function of the reducer that runs it: it may call collectives only"};
 
 void cdi_hook_init_lock(cddp_ddp *d)
 {
@@ -51,8 +50,8 @@ void cdi_hook_init_lock(cddp_ddp *d)
     (void)pthread_mutexattr_destroy(&attr);
 }
 
-/* Peers would wait for a bucket that does not come. */
-static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st)
+/* Fails the job: peers would wait for a bucket that is never sent. */
+static cddp_status hook_failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st)
 {
     struct cdi_error err;
 
@@ -61,10 +60,10 @@ static cddp_status failed(cddp_ddp *d, size_t bucket, const char *which, cddp_st
     return cdi_ddp_fail_misuse(d, &err);
 }
 
-/* The hook's begin, or without a ticket its end. On a device it gets the stream that its work belongs on. */
-static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
+/* Calls the hook's begin, or its end if ticket is NULL. On a device the hook gets the stream for its work. */
+static cddp_status hook_call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 {
-    cddp_bucket seen = describe(d, bucket);
+    cddp_bucket seen = hook_describe_bucket(d, bucket);
     struct cdi_error err;
     cddp_status st;
 
@@ -78,13 +77,13 @@ static cddp_status call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
     d->sticky.status = CDDP_OK;
     if (d->ops->on_device)
         d->ops->stream_release(d->b);
-    return st == CDDP_OK ? st : failed(d, bucket, ticket != NULL ? "begin" : "end", st);
+    return st == CDDP_OK ? st : hook_failed(d, bucket, ticket != NULL ? "begin" : "end", st);
 }
 
 cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 {
     *ticket = 0;
-    return call(d, bucket, ticket);
+    return hook_call(d, bucket, ticket);
 }
 
 cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
@@ -92,10 +91,10 @@ cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
     if (d->hook.end == NULL || d->flight[bucket].unpacked)
         return CDDP_OK;
     d->flight[bucket].unpacked = true;
-    return call(d, bucket, NULL);
+    return hook_call(d, bucket, NULL);
 }
 
-/* Locked. */
+/* Sets the hook, with the lock held. */
 static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error *err)
 {
     if (d->sticky.status != CDDP_OK) {
@@ -115,8 +114,8 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         return err->status;
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_ddp_set_hook: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook "
-                        "counts on every bucket");
+                        "cddp_ddp_set_hook: this reducer skips unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook needs "
+                        "every bucket");
     if (d->comm_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");
@@ -124,7 +123,7 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
     if (d->hook_params == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
-    if (cdi_in_place_leave(d, err) != CDDP_OK)
+    if (cdi_in_place_disable(d, err) != CDDP_OK)
         return err->status;
     cdi_powersgd_destroy(d->powersgd);
     d->powersgd = NULL;
@@ -132,9 +131,9 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
     return CDDP_OK;
 }
 
-static cddp_status read_hook(cddp_hook *hook, const cddp_hook *said, struct cdi_error *err)
+static cddp_status read_hook(cddp_hook *hook, const cddp_hook *given, struct cdi_error *err)
 {
-    cddp_status st = cdi_sized_get(hook, sizeof *hook, said, "cddp_hook", err);
+    cddp_status st = cdi_sized_get(hook, sizeof *hook, given, "cddp_hook", err);
 
     if (st == CDDP_OK && hook->begin == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients in the user's own memory that are reduced where they lie. That is for memory that all ranks have
- * (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register), where all ranks' gradients lie alike, which they compare when
- * the reducer is made. To the rest of the reducer such a gradient is one of the arena that happens to lie elsewhere.
+ * Gradients that are reduced in the user's own memory. This needs memory that all ranks have (cddp_alloc with
+ * CDDP_MEM_COLLECTIVE, cddp_register), with all ranks' gradients at the same offsets, which they compare when the
+ * reducer is made. To the rest of the reducer such a gradient is part of the arena that happens to be elsewhere.
  *
- * A bucket then is no longer one stretch of memory. What lies side by side in memory is one stretch, whatever the order
- * of the parameters, and becomes one operation. Each costs as much as copying some ten thousand bytes does: so small
- * gradients without neighbours in their bucket are copied into the arena as before, and are its other stretch. So are
- * those that are sent in another type. Where others want buckets in one piece (hooks, PowerSGD, an optimizer), the
- * whole arena is made then, and all is copied.
+ * A bucket then is no longer one stretch of memory. Gradients that are adjacent in memory form one stretch, whatever
+ * the order of the parameters, and become one operation. Each operation costs as much as copying some ten thousand
+ * bytes. So small gradients without neighbours in their bucket are copied into the arena as usual, and form its other
+ * stretch; so do those that are sent in another type. If a feature needs buckets in one piece (hooks, PowerSGD, an
+ * optimizer), the whole arena is allocated then, and all gradients are copied.
  */
 #include "worker/reducer/in_place.h"
 
@@ -19,10 +19,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define WORTH_IT ((size_t)64 << 10) /* bytes of a stretch that is reduced where it lies */
+#define WORTH_IT ((size_t)64 << 10) /* smallest stretch that is reduced in place, in bytes */
 
-/* What parameter i's gradient may be reduced in, as all ranks would say it: id 0, none. */
-static cddp_status find(cddp_ddp *d, size_t i, struct cdi_error *err)
+/*
+ * Finds the memory in which parameter i's gradient may be reduced, in terms that are the same on all ranks. id 0: none.
+ */
+static cddp_status in_place_find(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     const cddp_param *q = &d->params[i];
@@ -57,7 +59,7 @@ cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the places of %zu gradients", n);
     p->hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < n; i++) {
-        if (find(d, i, err) != CDDP_OK)
+        if (in_place_find(d, i, err) != CDDP_OK)
             return err->status;
         p->hash = (p->hash ^ p->home[i].id) * UINT64_C(0x100000001b3);
         p->hash = (p->hash ^ p->home[i].at) * UINT64_C(0x100000001b3);
@@ -71,18 +73,18 @@ void cdi_in_place_release(cddp_ddp *d)
     free(d->in_place.sorted);
     free(d->in_place.offset);
     free(d->in_place.stretch);
-    if (d->in_place.left != NULL)
-        d->ops->region_destroy(d->b, d->in_place.left);
+    if (d->in_place.old_arena != NULL)
+        d->ops->region_destroy(d->b, d->in_place.old_arena);
 }
 
 /* -------------------------------------------------------------------------------------------- side by side ---- */
 
-static size_t bytes_of(const cddp_ddp *d, size_t i)
+static size_t grad_bytes(const cddp_ddp *d, size_t i)
 {
     return d->plan.grads[i].bytes;
 }
 
-static int by_place(const void *a, const void *b)
+static int in_place_compare(const void *a, const void *b)
 {
     const struct cdi_ddp_neighbour *x = a, *y = b;
 
@@ -95,8 +97,8 @@ static int by_place(const void *a, const void *b)
     return (x->param > y->param) - (x->param < y->param);
 }
 
-/* Those that may be, or are, reduced where they lie: bucket by bucket, and there as they lie. Returns how many. */
-static size_t sort(cddp_ddp *d, bool chosen)
+/* Sorts the gradients that may be (chosen: are) reduced in place, by bucket and address. Returns their number. */
+static size_t in_place_sort(cddp_ddp *d, bool chosen)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     size_t n = 0;
@@ -108,37 +110,37 @@ static size_t sort(cddp_ddp *d, bool chosen)
         if (h->id != 0 && (chosen ? h->chosen : !d->flight[b].compressed))
             p->sorted[n++] = (struct cdi_ddp_neighbour){.bucket = b, .id = h->id, .at = h->at, .param = i};
     }
-    qsort(p->sorted, n, sizeof *p->sorted, by_place);
+    qsort(p->sorted, n, sizeof *p->sorted, in_place_compare);
     return n;
 }
 
-/* How many of the n at s lie side by side; *bytes in all. */
-static size_t run_of(const cddp_ddp *d, const struct cdi_ddp_neighbour *s, size_t n, size_t *bytes)
+/* Returns how many of the n at s are adjacent, and their size in *bytes. */
+static size_t adjacent_run(const cddp_ddp *d, const struct cdi_ddp_neighbour *s, size_t n, size_t *bytes)
 {
     size_t k = 1;
 
-    *bytes = bytes_of(d, s[0].param);
+    *bytes = grad_bytes(d, s[0].param);
     while (k < n && s[k].bucket == s[0].bucket && s[k].id == s[0].id && s[k].at == s[0].at + *bytes)
-        *bytes += bytes_of(d, s[k++].param);
+        *bytes += grad_bytes(d, s[k++].param);
     return k;
 }
 
-/* Memory that two parameters share, as tied ones do, would be reduced twice. */
-static void drop_shared(cddp_ddp *d)
+/* Excludes memory that two parameters share, such as tied ones: it would be reduced twice. */
+static void exclude_shared(cddp_ddp *d)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     struct cdi_ddp_neighbour *s = p->sorted;
-    size_t n = sort(d, false), last = 0;
+    size_t n = in_place_sort(d, false), last = 0;
 
     for (size_t k = 0; k < n; k++)
-        s[k].bucket = 0; /* in whatever buckets they are */
-    qsort(s, n, sizeof *s, by_place);
+        s[k].bucket = 0; /* whatever their buckets are */
+    qsort(s, n, sizeof *s, in_place_compare);
     for (size_t k = 1; k < n; k++) {
-        size_t end = s[last].at + bytes_of(d, s[last].param);
+        size_t end = s[last].at + grad_bytes(d, s[last].param);
 
         if (s[k].id == s[last].id && s[k].at < end) {
             p->home[s[k].param].shared = p->home[s[last].param].shared = true;
-            if (s[k].at + bytes_of(d, s[k].param) <= end)
+            if (s[k].at + grad_bytes(d, s[k].param) <= end)
                 continue;
         }
         last = k;
@@ -148,13 +150,13 @@ static void drop_shared(cddp_ddp *d)
             p->home[i].id = 0;
 }
 
-/* Every place in the arena of what is left there, in the order of the plan. */
-static void close_ranks(cddp_ddp *d)
+/* Assigns a place in the arena to each gradient that stays there, in the order of the plan. */
+static void compact_arena(cddp_ddp *d)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     size_t n = 0, at = 0;
 
-    /* The plan has no list in the order of the arena: there are buckets of each type, one after another. */
+    /* The plan has no list in the order of the arena, which has the buckets of each type one after the other. */
     for (int type = 0; type <= CDDP_BFLOAT16; type++)
         for (size_t i = d->plan.n_grads; i-- > 0;) {
             const struct cdi_grad *g = &d->plan.grads[i];
@@ -175,27 +177,27 @@ void cdi_in_place_choose(cddp_ddp *d)
 
     if (p->home == NULL)
         return;
-    drop_shared(d);
-    n = sort(d, false);
+    exclude_shared(d);
+    n = in_place_sort(d, false);
     for (size_t at = 0; at < n; at += k) {
-        k = run_of(d, &p->sorted[at], n - at, &bytes);
+        k = adjacent_run(d, &p->sorted[at], n - at, &bytes);
         for (size_t j = at; j < at + k && bytes >= WORTH_IT; j++) {
             p->home[p->sorted[j].param].chosen = true;
-            d->params[p->sorted[j].param].grad = NULL; /* none that is copied */
+            d->params[p->sorted[j].param].grad = NULL; /* so that it is not copied */
             p->any = true;
         }
     }
     if (!p->any)
         return;
-    d->own.everywhere = false; /* what is not copied is not multiplied on its way either */
-    close_ranks(d);
+    d->own.everywhere = false; /* only copied gradients are scaled on the way */
+    compact_arena(d);
     cdi_own_list(d);
-    cdi_in_place_lay(d);
+    cdi_in_place_list(d);
 }
 
 /* ------------------------------------------------------------------------------------------------- stretches ---- */
 
-/* What of bucket b lies in the arena, of the n_parts pieces of a gradient that was cut, too. */
+/* Finds the part of bucket b that is in the arena, also of the n_parts pieces of a gradient that was cut. */
 static bool arena_stretch(const cddp_ddp *d, size_t b, struct cdi_ddp_stretch *out)
 {
     const struct cdi_ddp_in_place *p = &d->in_place;
@@ -215,8 +217,8 @@ static bool arena_stretch(const cddp_ddp *d, size_t b, struct cdi_ddp_stretch *o
     return end > 0;
 }
 
-/* One stretch of gradients where they lie: pieces of one, or a run of whole ones. */
-static void add(cddp_ddp *d, size_t b, const struct cdi_ddp_neighbour *s, size_t skip, size_t bytes)
+/* Adds a stretch of gradients that are reduced in place: a piece of one, or a run of whole ones. */
+static void in_place_add_stretch(cddp_ddp *d, size_t b, const struct cdi_ddp_neighbour *s, size_t skip, size_t bytes)
 {
     const struct cdi_ddp_home *h = &d->in_place.home[s->param];
     struct cdi_ddp_flight *f = &d->flight[b];
@@ -225,7 +227,7 @@ static void add(cddp_ddp *d, size_t b, const struct cdi_ddp_neighbour *s, size_t
         (struct cdi_ddp_stretch){.at = (char *)h->grad + skip, .region = h->region, .bytes = bytes};
 }
 
-/* Room for all: each gradient, or piece of one, may be a stretch, and each bucket has one in the arena. */
+/* Returns the largest possible number of stretches: each gradient, or piece of one, and one per bucket in the arena. */
 static size_t most_stretches(const cddp_ddp *d)
 {
     size_t most = d->plan.n;
@@ -251,14 +253,14 @@ cddp_status cdi_in_place_reserve(cddp_ddp *d, struct cdi_error *err)
     return CDDP_OK;
 }
 
-void cdi_in_place_lay(cddp_ddp *d)
+void cdi_in_place_list(cddp_ddp *d)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     size_t n, next = 0, k = 0, bytes, room = 0;
 
     if (!p->any)
         return;
-    n = sort(d, true);
+    n = in_place_sort(d, true);
     for (size_t b = 0; b < d->plan.n; b++) {
         struct cdi_ddp_flight *f = &d->flight[b];
         struct cdi_ddp_stretch in_arena;
@@ -269,19 +271,19 @@ void cdi_in_place_lay(cddp_ddp *d)
             p->stretch[f->stretch + f->n_stretches++] = in_arena;
         for (; next < n && p->sorted[next].bucket == b && d->plan.grads[p->sorted[next].param].n_parts == 1;
              next += k) {
-            k = run_of(d, &p->sorted[next], n - next, &bytes);
-            add(d, b, &p->sorted[next], 0, bytes);
+            k = adjacent_run(d, &p->sorted[next], n - next, &bytes);
+            in_place_add_stretch(d, b, &p->sorted[next], 0, bytes);
         }
         room += f->n_stretches;
         if (next == n || p->sorted[next].bucket != b)
             continue;
-        /* A gradient that was cut has buckets of its own, this one and those that follow. */
+        /* A cut gradient has separate buckets, this one and those that follow. */
         for (const struct cdi_grad *g = &d->plan.grads[p->sorted[next].param]; b < g->bucket + g->n_parts; b++) {
             size_t skip = (b - g->bucket) * g->piece, rest = g->bytes - skip;
 
             d->flight[b].stretch = room++;
             d->flight[b].n_stretches = 0;
-            add(d, b, &p->sorted[next], skip, rest < g->piece ? rest : g->piece);
+            in_place_add_stretch(d, b, &p->sorted[next], skip, rest < g->piece ? rest : g->piece);
         }
         b--;
         next++;
@@ -290,7 +292,7 @@ void cdi_in_place_lay(cddp_ddp *d)
 
 /* ------------------------------------------------------------------------------------------------- and back ---- */
 
-cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_in_place_disable(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     struct cdi_region *whole;
@@ -301,11 +303,14 @@ cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err)
     st = d->ops->region_create(d->b, d->plan.arena_bytes, &whole, err);
     if (st != CDDP_OK)
         return st;
-    /* The program goes on to read and write all gradients where they are: those of the old arena are copied, too. */
+    /*
+     * The program continues to read and write all gradients at their addresses, so those of the old arena are copied,
+     * too.
+     */
     for (size_t i = 0; i < d->n_params; i++)
         if (d->params[i].grad == NULL)
             d->params[i].grad = cdi_arena_grad(d, i);
-    p->left = d->region;
+    p->old_arena = d->region;
     d->region = whole;
     p->any = false;
     cdi_own_list(d);

@@ -13,11 +13,11 @@ void cdi_in_place_choose(cddp_ddp *d);
 /* Reserves memory for the stretches of a new plan. */
 cddp_status cdi_in_place_reserve(cddp_ddp *d, struct cdi_error *err);
 /* Lists the stretches of a new plan. */
-void cdi_in_place_lay(cddp_ddp *d);
+void cdi_in_place_list(cddp_ddp *d);
 /*
  * Makes each bucket one stretch again: all gradients are copied into the arena from now on. A collective of all ranks,
  * between two steps, not only before the first one. Returns CDDP_OK, CDDP_E_NOMEM, or what a collective may return.
  */
-cddp_status cdi_in_place_leave(cddp_ddp *d, struct cdi_error *err);
+cddp_status cdi_in_place_disable(cddp_ddp *d, struct cdi_error *err);
 
 #endif

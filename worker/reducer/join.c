@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-/* One step of the others, to which this rank gives zeros. Locked. */
+/* Takes part in one step of the others with zeros. With the lock held. */
 static cddp_status shadow_step(cddp_ddp *d, int *active)
 {
     cddp_status st = cdi_buffers_sync(d, false);
@@ -39,8 +39,8 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
 }
 
 /*
- * Who trained longest has the model: the highest of these ranks gives it to all. Where all trained alike they have the
- * same parameters already, but each has the buffers of its own last step.
+ * Copies the model from the rank that trained longest, and has the highest number, to all. If all trained equally long,
+ * they have the same parameters already, but different buffers, from different last steps.
  */
 static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *err)
 {

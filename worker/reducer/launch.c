@@ -8,7 +8,9 @@
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 
-/* On a device, before bucket i starts: it waits for the streams that made its gradients, and takes the user's own in.
+/*
+ * Prepares bucket i, on a device, before it starts: waits for the streams that made its gradients, and gathers the
+ * user's own gradients.
  */
 static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
@@ -32,31 +34,31 @@ cddp_status cdi_launch_finish(cddp_ddp *d, size_t b, struct cdi_error *err)
 }
 
 /*
- * On a device, before a bucket starts: the means of those before it are brought to where the user reads them, while the
- * backward pass goes on. At the end of the step only the last one's are left. Not where the end of the step decides
- * what becomes of them, or a hook, which hears of all buckets then.
+ * Copies, on a device and before a bucket starts, the means of earlier buckets to where the user reads them, while the
+ * backward pass continues. At the end of the step only the last one's are left. It does nothing if the end of the step
+ * decides what becomes of them, or with a hook, which is called for all buckets then.
  */
-static cddp_status bring_early(cddp_ddp *d, struct cdi_error *err)
+static cddp_status complete_early(cddp_ddp *d, struct cdi_error *err)
 {
     cddp_status status = CDDP_OK;
 
     if (!d->ops->on_device || d->sharded || d->shadow || d->hook.begin != NULL || d->powersgd != NULL ||
         d->unused.missing != NULL || (d->flags & (CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_JOIN_STRICT)) != 0)
         return CDDP_OK;
-    for (; d->brought < d->plan.next && status == CDDP_OK; d->brought++) {
-        size_t k = d->flight[d->brought].own;
+    for (; d->n_copied < d->plan.next && status == CDDP_OK; d->n_copied++) {
+        size_t k = d->flight[d->n_copied].own;
 
-        /* All pieces of a gradient that was cut must be there. */
-        if (d->flight[d->brought].n_own > 0 && d->brought + d->plan.grads[d->own.list[k]].n_parts > d->plan.next)
+        /* All pieces of a cut gradient must be there. */
+        if (d->flight[d->n_copied].n_own > 0 && d->n_copied + d->plan.grads[d->own.list[k]].n_parts > d->plan.next)
             break;
-        status = cdi_launch_finish(d, d->brought, err);
+        status = cdi_launch_finish(d, d->n_copied, err);
         if (status == CDDP_OK)
-            status = cdi_own_scatter(d, d->brought, err);
+            status = cdi_own_scatter(d, d->n_copied, err);
     }
     return status;
 }
 
-/* Hand a stretch of bucket i to the backend. more: another one follows at once. */
+/* Hands a stretch of bucket i to the backend. more: another one follows at once. */
 static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more)
 {
     const struct cdi_bucket *b = &d->plan.b[i];
@@ -71,12 +73,15 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         .region = s->region,
         .known = true,
         .bucket = (int)i,
-        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are made also after a failure */
+        .name_bucket =
+            d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are also formatted after a failure */
         .ddp = d,
         .lazy = lazy,
         .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
         .more = more,
-        /* Until the program waits for one parameter, all wait for all: the first such wait is longer than it need be.
+        /*
+         * Until the program waits for one parameter, it always waits for all: the first such wait is longer than
+         * necessary.
          */
         .unmarked = d->ops->on_device && !d->by_param,
     };
@@ -90,12 +95,12 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
     if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
         d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    if (d->captured.id == 0) /* else it has none */
+    if (d->captured.id == 0) /* a captured operation has no ticket */
         d->enqueued = d->flight[i].ticket;
     return CDDP_OK;
 }
 
-/* Hand bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
+/* Hands bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
 static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
 {
     size_t n = cdi_arena_n_stretches(d, i);
@@ -109,20 +114,20 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
     return status;
 }
 
-/* The bucket that comes next, in its way. */
+/* Launches the next bucket: by PowerSGD, by a hook, or as an all-reduce. */
 static cddp_status launch_next(cddp_ddp *d, bool more)
 {
     size_t i = d->plan.next;
     cddp_status status;
 
-    if (cdi_powersgd_takes(d, i)) {
+    if (cdi_powersgd_applies(d, i)) {
         status = cdi_powersgd_begin(d, i);
     } else if (d->hook.begin != NULL) {
         status = cdi_hook_begin(d, i, &d->flight[i].ticket);
         if (status == CDDP_OK && d->flight[i].ticket > d->enqueued)
             d->enqueued = d->flight[i].ticket;
     } else {
-        /* The last one: cddp_ddp_wait comes next, usually at once, and runs it. */
+        /* The last one: cddp_ddp_wait is called next, usually at once, and runs it. */
         status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
     }
     if (status == CDDP_OK)
@@ -144,19 +149,19 @@ cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
 }
 
 /*
- * Buckets next to next + k, of which all are ready: they start together. Which do is a matter of the plan, and not of
- * when they become ready, since NCCL wants the same groups on all ranks.
+ * Starts buckets next to next + k together; all of them are ready. The plan decides which start together, not the time
+ * at which they become ready, since NCCL requires the same groups on all ranks.
  */
 static cddp_status launch_group(cddp_ddp *d, size_t k)
 {
-    /* All calls of the backend in a row, but for a hook's, which may do anything in its thread. */
+    /* Calls the backend without interruption, except for a hook, which may do anything in its thread. */
     bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 
     if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    if (bring_early(d, &err) != CDDP_OK)
+    if (complete_early(d, &err) != CDDP_OK)
         status = cdi_ddp_set_error(d, &err);
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)

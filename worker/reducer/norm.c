@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The norm of all gradients together, and clipping by it. Gradients are the same on all ranks once they have landed, so
- * each rank takes a part of every one of them, and the ranks exchange one number. Sums are made in float64, in an order
- * that depends on the world's size alone. With an optimizer a rank has its share of the gradients only, in the arena:
- * that is the part it takes, and the order depends on the buckets too. On a device the number stays there: whoever only
- * clips does not wait for it.
+ * The norm of all gradients together, and clipping by it. Reduced gradients are the same on all ranks. So each rank
+ * takes a part of every gradient, and the ranks exchange one number. Sums are computed in float64, in an order that
+ * depends only on the world size. With an optimizer a rank has only its share of the gradients, in the arena: that is
+ * its part, and the order also depends on the buckets. On a device the number stays there: a program that only clips
+ * does not wait for it.
  */
 #include "worker/reducer/norm.h"
 
@@ -37,14 +37,14 @@ void cdi_norm_release(cddp_ddp *d)
     free(d->spans);
 }
 
-/* Where rank's part of `count` elements begins; where rank is the world's size: count. */
+/* Returns the first of `count` elements that belong to `rank`; count if rank is the world size. */
 static size_t part_begin(size_t count, size_t rank, size_t size)
 {
     return count / size * rank + count % size * rank / size;
 }
 
-/* What rank takes of a gradient; x is where it lies. */
-static struct cdi_span part_of(cddp_ddp *d, size_t i, size_t rank)
+/* Returns rank's part of a gradient, which is at x. */
+static struct cdi_span norm_part_of(cddp_ddp *d, size_t i, size_t rank)
 {
     size_t world = (size_t)cdi_comm_world(d->comm)->size, count = d->params[i].count;
     cddp_dtype dtype = d->params[i].grad_dtype;
@@ -55,23 +55,23 @@ static struct cdi_span part_of(cddp_ddp *d, size_t i, size_t rank)
         return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin,
                                  dtype};
     own = cdi_shard_one(&d->plan, i, (int)rank);
-    /* What the arena has of one that no rank used is no gradient. */
+    /* The arena's content for a gradient that no rank used is not a gradient. */
     return (struct cdi_span){(char *)cdi_arena_grad(d, i) + own.lo * size, cdi_used_nowhere(d, i) ? 0 : own.count,
                              dtype};
 }
 
-/* What rank's parts have in sum, into d->norm: of squares, or the largest magnitude. add: to what is there. */
+/* Stores in d->norm the sum of squares over this rank's parts, or the largest magnitude. add: adds to the old value. */
 static cddp_status count_part(cddp_ddp *d, int rank, bool largest, bool add, struct cdi_error *err)
 {
     for (size_t i = 0; i < d->n_params; i++)
-        d->spans[i] = part_of(d, i, (size_t)rank);
+        d->spans[i] = norm_part_of(d, i, (size_t)rank);
     return d->ops->tally(d->b, d->spans, d->n_params, largest, add, d->norm, err);
 }
 
-/* The ranks' numbers become one: on a device behind what is enqueued, else on return. */
-static cddp_status reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
+/* Combines the ranks' numbers: on a device after everything enqueued, otherwise before it returns. */
+static cddp_status norm_reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
-    /* Of the bits of magnitudes, so that a NaN is above infinity: larger bits are a larger number. */
+    /* Compares the bits of magnitudes, so that a NaN is above infinity: larger bits are a larger number. */
     const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
                                 .in = d->norm,
                                 .out = d->norm,
@@ -88,8 +88,8 @@ static cddp_status reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
 }
 
 /*
- * The same over all ranks. A rank without samples takes no part in what a program does beside the reducer's own
- * collectives: with CDDP_DDP_JOIN each rank counts all parts, in the same order.
+ * Computes the same over all ranks. A rank without samples takes no part in collectives other than the reducer's own.
+ * So with CDDP_DDP_JOIN each rank counts all parts, in the same order.
  */
 static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
@@ -101,7 +101,7 @@ static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
         st = count_part(d, r, largest, r > 0, err);
     if (!alone)
         st = count_part(d, world->rank, largest, false, err);
-    return st == CDDP_OK && !alone && world->size > 1 ? reduce(d, largest, err) : st;
+    return st == CDDP_OK && !alone && world->size > 1 ? norm_reduce(d, largest, err) : st;
 }
 
 cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err)
@@ -114,42 +114,45 @@ cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err)
     return count_all(d, false, err);
 }
 
-/* Locked. With an optimizer, in a step whose gradients have all come: this rank's share of the means is there. */
-static cddp_status settle(cddp_ddp *d)
+/*
+ * Waits, with an optimizer and the lock held, for this rank's share of the means. All gradients of the step have
+ * arrived.
+ */
+static cddp_status norm_complete_step(cddp_ddp *d)
 {
     cddp_status st = cdi_step_close(d);
 
-    if (st != CDDP_OK || d->settled)
+    if (st != CDDP_OK || d->share_complete)
         return st;
-    if (!d->ops->on_device) /* there, what comes is behind it */
+    if (!d->ops->on_device) /* on a device later work follows it */
         st = cdi_ddp_join_ticket(d, d->enqueued);
     if (st == CDDP_OK)
         st = cdi_step_complete_share(d);
-    d->settled = d->begun = st == CDDP_OK;
+    d->share_complete = d->begun = st == CDDP_OK;
     return st;
 }
 
-/* Locked: are there gradients to measure? */
-static cddp_status prepare(cddp_ddp *d, struct cdi_error *err)
+/* Checks, with the lock held, that there are gradients to measure. */
+static cddp_status norm_prepare(cddp_ddp *d, struct cdi_error *err)
 {
     if (d->sharded)
-        (void)settle(d);
+        (void)norm_complete_step(d);
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
         return err->status;
     }
     if (d->begun && !d->sharded)
         return cdi_fail(err, CDDP_E_STATE,
-                        "the gradient norm was asked for in the middle of step %llu: call cddp_ddp_wait before",
+                        "the gradient norm was requested in the middle of step %llu: call cddp_ddp_wait before",
                         (unsigned long long)d->step);
     return CDDP_OK;
 }
 
 /*
- * Into d->norm: what the norm is made of. Where a step has ended, or with an optimizer is about to; without the lock:
- * others may not begin one meanwhile.
+ * Computes the number in d->norm after a step, or with an optimizer at its end. Without the lock: no other thread may
+ * begin a step meanwhile.
  */
-static cddp_status measure(cddp_ddp *d, double norm_type, struct cdi_error *err)
+static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, struct cdi_error *err)
 {
     bool largest = isinf(norm_type) && norm_type > 0;
     cddp_status st;
@@ -157,15 +160,15 @@ static cddp_status measure(cddp_ddp *d, double norm_type, struct cdi_error *err)
     if (!largest && norm_type != 2)
         return cdi_fail(err, CDDP_E_INVALID, "a gradient norm of type %g: use 2 or INFINITY", norm_type);
     (void)pthread_mutex_lock(&d->lock);
-    st = prepare(d, err);
+    st = norm_prepare(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
         st = d->ops->wait_stream(d->b, d->stream, err);
     return st == CDDP_OK ? count_all(d, largest, err) : st;
 }
 
-/* The norm as a number: on a device the host waits for it. */
-static cddp_status fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi_error *err)
+/* Returns the norm as a number: on a device the host waits for it. */
+static cddp_status norm_fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi_error *err)
 {
     double sum = 0;
     cddp_status st = d->ops->copy(d->b, &sum, d->norm, sizeof sum, err);
@@ -178,7 +181,7 @@ static cddp_status fetch(cddp_ddp *d, double norm_type, double *norm, struct cdi
 static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
 {
     for (size_t i = 0; i < d->n_params; i++)
-        d->spans[i] = d->sharded ? part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
+        d->spans[i] = d->sharded ? norm_part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
                                  : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
     return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
 }
@@ -199,9 +202,9 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
 
     if (!(max_norm >= 0))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_clip_grad_norm: max_norm is %g, not 0 or more", max_norm);
-    st = measure(d, norm_type, err);
+    st = norm_measure_spans(d, norm_type, err);
     if (st == CDDP_OK && (norm != NULL || error_if_nonfinite))
-        st = fetch(d, norm_type, &number, err);
+        st = norm_fetch(d, norm_type, &number, err);
     if (st == CDDP_OK && norm != NULL)
         *norm = number;
     if (st == CDDP_OK && error_if_nonfinite && !isfinite(number))
@@ -221,9 +224,9 @@ cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
     if (ddp == NULL || norm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_norm: ddp and norm must not be NULL");
     else
-        st = measure(ddp, norm_type, &err);
+        st = norm_measure_spans(ddp, norm_type, &err);
     if (st == CDDP_OK)
-        st = fetch(ddp, norm_type, norm, &err);
+        st = norm_fetch(ddp, norm_type, norm, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 

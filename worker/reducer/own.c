@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients in the user's own memory: which of them each bucket holds, and how a whole bucket's go into the arena and
- * out again, by one call of the backend each, which is one launch on a device. On the host each comes as soon as it is
- * ready, since it is copied while others are made (reducer.c).
+ * Gradients in the user's own memory: which of them each bucket holds, and how they are copied into the arena and back.
+ * Both are one call of the backend per bucket, which is one launch on a device. On the host each gradient is copied as
+ * soon as it is ready, while others are being computed (step.c).
  *
- * On the way in a device multiplies them for the mean, where that loses nothing: by a power of two, or in float16,
- * where the sum must not overflow. Then the network only adds, and no kernel goes over the bucket once more.
+ * A device scales them on the way in for the mean, if that is exact (by a power of two), or in float16, whose sum must
+ * not overflow. Then the network only adds, and no further kernel touches the bucket.
  */
 #include "worker/reducer/own.h"
 
@@ -23,7 +23,7 @@ cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
     if (!d->has_own || n == 0)
         return CDDP_OK;
     d->own.list = calloc(n, sizeof *d->own.list);
-    d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each, and what lies between two */
+    d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each gradient, and the gap before it */
     if (d->own.list == NULL || d->own.slices == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu gradients", n);
     return CDDP_OK;
@@ -84,14 +84,14 @@ bool cdi_own_scales(const cddp_ddp *d, size_t b)
         return false;
     if (d->hook.begin != NULL || d->powersgd != NULL || d->flight[b].compressed)
         return false;
-    /* Where ranks say whether they train, that is in the first bucket, and in the arena. */
+    /* The element that counts the ranks that train is in the first bucket, and in the arena. */
     if (d->plan.n_grads > d->n_params && d->plan.grads[d->n_params].bucket == b)
         return false;
     return exact || d->plan.b[b].dtype == CDDP_FLOAT16;
 }
 
-/* The next slice: gradient i, behind a gap if it does not follow at once what ends at `end` in the arena. */
-static size_t put(cddp_ddp *d, size_t n, size_t i, size_t end)
+/* Appends gradient i to the slices, after a gap if it does not start at `end` in the arena. */
+static size_t own_add_slice(cddp_ddp *d, size_t n, size_t i, size_t end)
 {
     const struct cdi_grad *g = &d->plan.grads[i];
     size_t offset = cdi_arena_offset(d, i);
@@ -113,7 +113,7 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
         if (d->unused.missing != NULL && d->unused.missing[i])
             continue; /* zeros are in its place */
         first = n == 0 ? i : first;
-        n = put(d, n, i, end);
+        n = own_add_slice(d, n, i, end);
         end = cdi_arena_offset(d, i) + d->plan.grads[i].bytes;
     }
     if (n == 0)
@@ -132,11 +132,11 @@ cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     for (size_t k = 0; k < f->n_own && !d->shadow; k++) {
         size_t i = d->own.list[f->own + k];
 
-        if (d->plan.grads[i].landed || cdi_used_nowhere(d, i))
+        if (d->plan.grads[i].copied_out || cdi_used_nowhere(d, i))
             continue;
-        d->plan.grads[i].landed = true;
+        d->plan.grads[i].copied_out = true;
         first = n == 0 ? i : first;
-        n = put(d, n, i, end);
+        n = own_add_slice(d, n, i, end);
         end = cdi_arena_offset(d, i) + d->plan.grads[i].bytes;
     }
     return n == 0 ? CDDP_OK : d->ops->unpack(d->b, d->own.slices, n, cdi_arena_grad(d, first), err);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The reducer's plan of buckets: made at creation, and put into rank 0's order when the first step has shown it. With
- * CDDP_DDP_TUNE the arena is then cut in one way after another, by the same schedule on every rank, until rank 0's
- * word, by what steps took there, settles it.
+ * The reducer's plan of buckets: made at creation, and sorted by rank 0's order after the first step. With
+ * CDDP_DDP_TUNE the arena is then cut in different ways, by the same schedule on every rank, until rank 0 chooses one
+ * by its step times.
  */
 #include "worker/reducer/plan.h"
 
@@ -16,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROUP_BYTES ((size_t)64 << 10) /* buckets that are smaller together are started together */
-#define FIRST_TRIAL 2                  /* the step from which the order is everyone's */
+#define GROUP_BYTES ((size_t)64 << 10) /* buckets that together are smaller are started together */
+#define FIRST_TRIAL 2                  /* the step from which all ranks use the order */
 
-/* On a device neighbours that are small together start as one: each start costs more than their work. */
+/* On a device, small neighbours start together: each start costs more than their work. */
 static void group_small(cddp_ddp *d)
 {
     size_t bytes = 0;
@@ -32,7 +32,7 @@ static void group_small(cddp_ddp *d)
     }
 }
 
-/* What there is to know of the buckets of a new plan. */
+/* Allocates the state of the buckets of a new plan. */
 static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_flight *flight = calloc(d->plan.n, sizeof *flight);
@@ -46,11 +46,13 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     cdi_own_place(d);
     if (cdi_in_place_reserve(d, err) != CDDP_OK)
         return CDDP_E_NOMEM;
-    cdi_in_place_lay(d);
+    cdi_in_place_list(d);
     return CDDP_OK;
 }
 
-/* Which sizes make a difference for this model? The usual one is in force at first; alone, there is nothing to choose.
+/*
+ * Finds the sizes that make a difference for this model. The default is used first; a single size leaves nothing to
+ * choose.
  */
 static cddp_status make_trial(cddp_ddp *d, struct cdi_error *err)
 {
@@ -68,7 +70,7 @@ static cddp_status make_trial(cddp_ddp *d, struct cdi_error *err)
         d->caps.cap = t->tune.cap[k];
         status = cdi_bucket_recut(&d->plan, &d->caps, &changed, err);
         if (status == CDDP_OK)
-            status = make_flights(d, err); /* the largest wire region is found on the way */
+            status = make_flights(d, err); /* this also finds the largest communication region */
         if (status == CDDP_OK && changed)
             k++;
         else if (status == CDDP_OK)
@@ -94,7 +96,7 @@ static size_t flag_bytes(const cddp_ddp *d, cddp_dtype dtype)
            cddp_dtype_size(dtype);
 }
 
-/* The plan's gradients: those of the parameters, and one more where ranks say whether they train. */
+/* Lists the plan's gradients: those of the parameters, and with CDDP_DDP_JOIN one more. */
 static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
 {
     struct cdi_grad *grads = calloc(n, sizeof *grads);
@@ -104,7 +106,7 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
         grads[i].dtype = d->params[i].grad_dtype;
     }
     if (grads != NULL && n > d->n_params) {
-        /* Behind the last parameter, which is the first in the arena: see uneven.c. */
+        /* After the last parameter, which is the first in the arena: see uneven.c. */
         grads[d->n_params].dtype = grads[d->n_params - 1].dtype;
         grads[d->n_params].bytes = flag_bytes(d, grads[d->n_params].dtype);
     }
@@ -149,10 +151,10 @@ void cdi_plan_note_order(cddp_ddp *d, size_t i)
         d->order[d->n_ordered++] = (int32_t)i;
 }
 
-/* Buckets in another order: rank 0's (order), or that in which the idle ones come last (NULL). */
-static cddp_status sort_buckets(cddp_ddp *d, const int32_t *order, struct cdi_error *err)
+/* Sorts the buckets by rank 0's order (order), or moves the idle ones to the end (NULL). */
+static cddp_status plan_sort_buckets(cddp_ddp *d, const int32_t *order, struct cdi_error *err)
 {
-    /* One more than there are: no size that calloc may answer with NULL. */
+    /* One more than needed: for size 0, calloc may return NULL. */
     struct cdi_ddp_flight *moved = calloc(d->plan.n + 1, sizeof *moved);
     size_t *to = calloc(d->plan.n + 1, sizeof *to);
     cddp_status status = CDDP_OK;
@@ -173,14 +175,14 @@ static cddp_status sort_buckets(cddp_ddp *d, const int32_t *order, struct cdi_er
     return status;
 }
 
-static void drop_order(cddp_ddp *d)
+static void plan_drop_order(cddp_ddp *d)
 {
     free(d->order);
     d->order = NULL;
 }
 
-/* What rank 0 knows is told to all while the step that comes runs; it is there at its end. */
-static cddp_status tell(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, struct cdi_error *err)
+/* Broadcasts a value of rank 0 while the next step runs; it is complete at that step's end. */
+static cddp_status plan_broadcast(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, struct cdi_error *err)
 {
     struct cdi_coll op = {.kind = CDI_BROADCAST,
                           .in = what,
@@ -197,24 +199,24 @@ static cddp_status tell(cddp_ddp *d, int32_t *what, size_t n, uint64_t *ticket, 
     return status;
 }
 
-static cddp_status settle_order(cddp_ddp *d, struct cdi_error *err)
+static cddp_status plan_apply_order(cddp_ddp *d, struct cdi_error *err)
 {
     cddp_status status;
 
     if (d->order == NULL || d->step > FIRST_TRIAL)
         return CDDP_OK;
     if (d->step == 1)
-        return tell(d, d->order, d->n_params, &d->order_ticket, err);
+        return plan_broadcast(d, d->order, d->n_params, &d->order_ticket, err);
     status = d->ops->join(d->b, d->order_ticket, err);
     if (status == CDDP_OK)
-        status = sort_buckets(d, d->order, err);
+        status = plan_sort_buckets(d, d->order, err);
     if (d->trial == NULL)
-        drop_order(d);
+        plan_drop_order(d);
     return status;
 }
 
-/* Size k is in force from now on. */
-static cddp_status cut(cddp_ddp *d, size_t k, struct cdi_error *err)
+/* Applies size k. */
+static cddp_status plan_use_size(cddp_ddp *d, size_t k, struct cdi_error *err)
 {
     cddp_status status;
 
@@ -225,23 +227,23 @@ static cddp_status cut(cddp_ddp *d, size_t k, struct cdi_error *err)
     status = cdi_bucket_recut(&d->plan, &d->caps, NULL, err);
     if (status == CDDP_OK)
         status = make_flights(d, err);
-    return status == CDDP_OK && d->order != NULL ? sort_buckets(d, d->order, err) : status;
+    return status == CDDP_OK && d->order != NULL ? plan_sort_buckets(d, d->order, err) : status;
 }
 
-/* What the step that has ended took, if this rank had a part of its own in it. */
-static cddp_status measure(cddp_ddp *d, struct cdi_error *err)
+/* Records the time of the step that has ended, if this rank had samples in it. */
+static cddp_status plan_measure_step(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_trial *t = d->trial;
     cddp_status status = CDDP_OK;
 
-    if (t->begun_ns != 0 && d->ops->on_device) /* where nobody has waited for it yet */
+    if (t->begun_ns != 0 && d->ops->on_device) /* nothing has waited for it yet */
         status = d->ops->join(d->b, d->enqueued, err);
     if (t->begun_ns != 0)
         cdi_tune_note(&t->tune, t->current, t->clock() - t->begun_ns);
     return status;
 }
 
-static cddp_status settle_size(cddp_ddp *d, struct cdi_error *err)
+static cddp_status plan_apply_size(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_trial *t = d->trial;
     uint64_t n = t == NULL ? 0 : cdi_tune_steps(&t->tune), at = d->step - FIRST_TRIAL;
@@ -250,32 +252,32 @@ static cddp_status settle_size(cddp_ddp *d, struct cdi_error *err)
     if (t == NULL || d->step < FIRST_TRIAL)
         return CDDP_OK;
     if (at > 0 && at <= n)
-        status = measure(d, err);
+        status = plan_measure_step(d, err);
     t->begun_ns = 0;
     if (status != CDDP_OK)
         return status;
     if (at < n)
-        return cut(d, cdi_tune_turn(&t->tune, at), err);
+        return plan_use_size(d, cdi_tune_turn(&t->tune, at), err);
     if (at == n) {
         t->choice = (int32_t)cdi_tune_best(&t->tune);
-        return tell(d, &t->choice, 1, &t->ticket, err);
+        return plan_broadcast(d, &t->choice, 1, &t->ticket, err);
     }
     status = d->ops->join(d->b, t->ticket, err);
     if (status == CDDP_OK && (t->choice < 0 || (size_t)t->choice >= t->tune.n))
         status = cdi_fail(err, CDDP_E_PROTOCOL, "rank 0 has chosen bucket size %d of %zu", (int)t->choice, t->tune.n);
     if (status == CDDP_OK)
-        status = cut(d, (size_t)t->choice, err);
-    drop_order(d);
+        status = plan_use_size(d, (size_t)t->choice, err);
+    plan_drop_order(d);
     free(t);
     d->trial = NULL;
     return status;
 }
 
-/* Buckets that nobody used in the step that has ended come last in the next one, so that no other waits for them. */
-static cddp_status sort_idle(cddp_ddp *d, struct cdi_error *err)
+/* Moves the buckets that no rank used in the last step to the end, so that no other bucket waits for them. */
+static cddp_status plan_move_idle(cddp_ddp *d, struct cdi_error *err)
 {
     bool changed = false;
-    /* On a device nobody may have waited for what the ranks told each other. */
+    /* On a device nothing may have waited for the map yet. */
     cddp_status status = d->ops->join(d->b, d->unused.map_ticket, err);
     for (size_t b = 0; b < d->plan.n && status == CDDP_OK; b++) {
         bool idle = !cdi_used_in_bucket(d, b);
@@ -283,25 +285,25 @@ static cddp_status sort_idle(cddp_ddp *d, struct cdi_error *err)
         changed |= d->plan.b[b].idle != idle;
         d->plan.b[b].idle = idle;
     }
-    return status == CDDP_OK && changed ? sort_buckets(d, NULL, err) : status;
+    return status == CDDP_OK && changed ? plan_sort_buckets(d, NULL, err) : status;
 }
 
-static cddp_status settled(cddp_ddp *d, cddp_status status, const struct cdi_error *err)
+static cddp_status plan_result(cddp_ddp *d, cddp_status status, const struct cdi_error *err)
 {
     if (status == CDDP_E_NOMEM || status == CDDP_E_PROTOCOL)
-        return cdi_ddp_fail_misuse(d, err); /* here alone: the others do have the new plan */
+        return cdi_ddp_fail_misuse(d, err); /* this rank alone: the others have the new plan */
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);
 }
 
 cddp_status cdi_plan_update(cddp_ddp *d)
 {
     struct cdi_error err;
-    cddp_status status = settle_order(d, &err);
+    cddp_status status = plan_apply_order(d, &err);
 
     if (status == CDDP_OK)
-        status = settle_size(d, &err);
+        status = plan_apply_size(d, &err);
     d->idle_due = (d->flags & CDDP_DDP_SKIP_UNUSED) != 0;
-    return settled(d, status, &err);
+    return plan_result(d, status, &err);
 }
 
 cddp_status cdi_plan_sort_idle(cddp_ddp *d)
@@ -311,7 +313,7 @@ cddp_status cdi_plan_sort_idle(cddp_ddp *d)
     if (!d->idle_due)
         return CDDP_OK;
     d->idle_due = false;
-    return settled(d, sort_idle(d, &err), &err);
+    return plan_result(d, plan_move_idle(d, &err), &err);
 }
 
 void cdi_plan_trial_begin(cddp_ddp *d)
@@ -325,8 +327,8 @@ cddp_status cdi_plan_check_final(const cddp_ddp *d, const char *function, struct
     if (d->trial == NULL)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_STATE,
-                    "%s: bucket sizes are still being tried (CDDP_DDP_TUNE), in step %llu of %llu: call it when "
-                    "cddp_ddp_bucket_cap gives one",
+                    "%s: bucket sizes are still being tried (CDDP_DDP_TUNE), in step %llu of %llu: call it after "
+                    "cddp_ddp_bucket_cap returns a size",
                     function, (unsigned long long)d->step,
                     (unsigned long long)(cdi_tune_steps(&d->trial->tune) + FIRST_TRIAL + 1));
 }

@@ -15,7 +15,7 @@
 
 #define DEFAULT_START_STEP 1000
 #define DEFAULT_RATE 2.0
-#define SEEDS 1000000000u /* of the numbers that a matrix Q begins with: 0 to this, this excluded */
+#define SEEDS 1000000000u /* upper bound, exclusive, of the random numbers that seed a matrix Q */
 
 /* ---------------------------------------------------------------------------------------------------- set up ---- */
 
@@ -37,7 +37,7 @@ void cdi_powersgd_destroy(struct cdi_powersgd *s)
 
     if (s == NULL)
         return;
-    if (s->ops->on_device) /* whatever still uses it is done then; a communicator that has failed keeps it */
+    if (s->ops->on_device) /* everything that still uses it is complete then; a communicator that has failed keeps it */
         (void)s->ops->copy(s->b, NULL, NULL, 0, &err);
     for (size_t b = 0; s->packets != NULL && b < s->n; b++)
         release_packet(s, &s->packets[b]);
@@ -46,7 +46,7 @@ void cdi_powersgd_destroy(struct cdi_powersgd *s)
     free(s);
 }
 
-/* Is it worth it, and a matrix at all? */
+/* Returns true if the parameter is a matrix worth compressing. */
 static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i, struct cdi_lowrank *of)
 {
     size_t rows = d->rows[i], cols = d->params[i].count / rows, rank = s->opt.matrix_rank;
@@ -58,7 +58,7 @@ static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i
            ((double)rows + (double)cols) * (double)rank * s->opt.min_compression_rate < (double)rows * (double)cols;
 }
 
-/* The bucket's matrices, in the order of the arena, but those of one shape together, as PyTorch takes them. */
+/* Lists the bucket's matrices in the order of the arena, but those of one shape together, as PyTorch does. */
 static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
     for (size_t first = d->n_params; first-- > 0;) {
@@ -76,7 +76,7 @@ static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_
     }
 }
 
-/* What of the bucket is in no matrix. Gradients lie in the arena in the reverse of their order. */
+/* Lists what of the bucket is not in a matrix. Gradients are in the arena in the reverse of their order. */
 static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
     const struct cdi_bucket *b = &d->plan.b[bucket];
@@ -101,8 +101,8 @@ static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_pac
         k->plain_bytes += k->plain[j].bytes;
 }
 
-/* Memory of the backend, zeros: what a checkpoint has of it is never undefined. */
-static cddp_status get(const struct cdi_powersgd *s, size_t bytes, char **out, struct cdi_error *err)
+/* Allocates zeroed memory of the backend: what a checkpoint stores of it is never undefined. */
+static cddp_status powersgd_get(const struct cdi_powersgd *s, size_t bytes, char **out, struct cdi_error *err)
 {
     void *p = NULL;
     cddp_status st = cdi_backend_zeros(s->ops, s->b, bytes > 0 ? bytes : 1, &p, err);
@@ -111,8 +111,8 @@ static cddp_status get(const struct cdi_powersgd *s, size_t bytes, char **out, s
     return st;
 }
 
-/* Where each P, Q and error lies in the packet's memory. */
-static cddp_status place(const struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
+/* Computes the offset of each P, Q and error in the packet's memory. */
+static cddp_status powersgd_place(const struct cdi_powersgd *s, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     size_t size = cddp_dtype_size(k->dtype);
     bool keeps = (s->opt.flags & CDDP_POWERSGD_NO_ERROR_FEEDBACK) == 0;
@@ -125,13 +125,13 @@ static cddp_status place(const struct cdi_powersgd *s, struct cdi_powersgd_packe
         k->q_bytes += k->m[j].of.cols * k->m[j].of.rank * size;
         k->error_bytes += keeps ? k->m[j].of.rows * k->m[j].of.cols * size : 0;
     }
-    st = get(s, k->sent_bytes, &k->sent, err);
+    st = powersgd_get(s, k->sent_bytes, &k->sent, err);
     if (st == CDDP_OK)
-        st = get(s, k->q_bytes, &k->qs, err);
+        st = powersgd_get(s, k->q_bytes, &k->qs, err);
     if (st == CDDP_OK)
-        st = get(s, k->q_bytes, &k->fresh, err);
+        st = powersgd_get(s, k->q_bytes, &k->fresh, err);
     if (st == CDDP_OK)
-        st = get(s, k->error_bytes, &k->errors, err);
+        st = powersgd_get(s, k->error_bytes, &k->errors, err);
     if (st != CDDP_OK)
         return st;
     p = k->sent + k->plain_bytes;
@@ -168,10 +168,10 @@ static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d
     if (k->n_m == 0)
         return CDDP_OK;
     list_plain(d, bucket, k);
-    return place(s, k, err);
+    return powersgd_place(s, k, err);
 }
 
-/* As numpy's RandomState.randint(SEEDS), which throws numbers away that are too large. */
+/* Like numpy's RandomState.randint(SEEDS), which discards numbers that are too large. */
 static uint32_t draw_seed(struct cdi_mt19937 *g)
 {
     uint32_t v;
@@ -182,7 +182,7 @@ static uint32_t draw_seed(struct cdi_mt19937 *g)
     return v;
 }
 
-/* A Q of normally distributed numbers, drawn row by row into `drawn`, becomes orthonormal columns in q. */
+/* Draws normally distributed numbers row by row into `drawn`, and stores the orthonormalized columns in q. */
 static void draw_q(const struct cdi_lowrank *of, struct cdi_normal *g, double epsilon, void *drawn, char *q)
 {
     size_t size = cddp_dtype_size(of->dtype);
@@ -197,7 +197,7 @@ static void draw_q(const struct cdi_lowrank *of, struct cdi_normal *g, double ep
     (void)cdi_lowrank_orthogonalize(of->dtype, q, of->cols, of->rank, epsilon);
 }
 
-/* A fresh Q for each matrix of a bucket. On a device the host waits until it is there. */
+/* Draws a fresh Q for each matrix of a bucket. On a device the host waits until it is there. */
 static cddp_status draw_packet(struct cdi_powersgd *s, const struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     char *room = calloc(1, 2 * k->q_bytes + 1), *qs = s->ops->on_device ? room : k->fresh;
@@ -217,10 +217,11 @@ static cddp_status draw_packet(struct cdi_powersgd *s, const struct cdi_powersgd
 }
 
 /*
- * Those of all buckets at once, in the order in which the plan was made: random numbers must not depend on the order of
- * the buckets' launch, which a run that goes on from a checkpoint has yet to learn. In advance: no step waits for it.
+ * Draws those of all buckets at once, in the order in which the plan was made: random numbers must not depend on the
+ * launch order of the buckets, which a run that continues from a checkpoint has not learned yet. It is done in advance,
+ * so that no step waits for it.
  */
-static cddp_status draw(struct cdi_powersgd *s, struct cdi_error *err)
+static cddp_status powersgd_draw(struct cdi_powersgd *s, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -232,8 +233,8 @@ static cddp_status draw(struct cdi_powersgd *s, struct cdi_error *err)
     return st;
 }
 
-static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cddp_powersgd_options *opt,
-                          struct cdi_error *err)
+static cddp_status powersgd_create(struct cdi_powersgd **out, const cddp_ddp *d, const cddp_powersgd_options *opt,
+                                   struct cdi_error *err)
 {
     struct cdi_powersgd *s = calloc(1, sizeof *s);
     cddp_status st = CDDP_OK;
@@ -253,7 +254,7 @@ static cddp_status create(struct cdi_powersgd **out, const cddp_ddp *d, const cd
     for (size_t b = 0; b < s->n && st == CDDP_OK; b++)
         st = set_up_packet(s, d, b, err);
     if (st == CDDP_OK)
-        st = draw(s, err);
+        st = powersgd_draw(s, err);
     if (st == CDDP_OK)
         *out = s;
     else
@@ -268,14 +269,14 @@ static struct cdi_powersgd_packet *packet_of(const cddp_ddp *d, size_t bucket)
     return &d->powersgd->packets[d->plan.b[bucket].made];
 }
 
-bool cdi_powersgd_takes(const cddp_ddp *d, size_t bucket)
+bool cdi_powersgd_applies(const cddp_ddp *d, size_t bucket)
 {
     return d->powersgd != NULL && d->step - d->powersgd->since >= d->powersgd->opt.start_step &&
            packet_of(d, bucket)->n_m > 0;
 }
 
-static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes, struct cdi_powersgd_packet *k,
-                          struct cdi_error *err)
+static cddp_status powersgd_reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_t bytes,
+                                   struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
                           .in = at,
@@ -295,8 +296,10 @@ static cddp_status reduce(cddp_ddp *d, size_t bucket, bool last, void *at, size_
     return st;
 }
 
-/* List the bucket's matrices in k->work, or with_q those that have a Q; how many there are. Where no rank used a
- * gradient, what comes is thrown away, so nothing of it was sent: `nowhere` leaves out what is kept of those. */
+/*
+ * Lists the bucket's matrices in k->work (with_q: those that have a Q), and returns their number. If no rank used a
+ * gradient, its result is discarded, so nothing of it was sent: `nowhere` leaves the errors of those out.
+ */
 static size_t list_work(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool with_q, bool nowhere)
 {
     size_t n = 0;
@@ -326,7 +329,9 @@ static cddp_status compute(const cddp_ddp *d, enum cdi_lowrank_step step, const 
     return CDDP_OK;
 }
 
-/* A basis for each matrix of a bucket: that of the last step, or, also where that has lost directions, a fresh one. */
+/*
+ * Sets a basis for each matrix of a bucket: that of the last step, or a fresh one, also if the last one is degenerate.
+ */
 static cddp_status make_qs(const cddp_ddp *d, struct cdi_powersgd_packet *k, bool *used, struct cdi_error *err)
 {
     bool keeps = (d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) == 0;
@@ -346,10 +351,10 @@ static cddp_status make_qs(const cddp_ddp *d, struct cdi_powersgd_packet *k, boo
     return st;
 }
 
-/* Once in a step. */
+/* Draws what this step needs, once per step. */
 static cddp_status make_all_qs(const cddp_ddp *d, struct cdi_powersgd *s, struct cdi_error *err)
 {
-    cddp_status st = s->is_drawn || s->has_begun ? CDDP_OK : draw(s, err);
+    cddp_status st = s->is_drawn || s->has_begun ? CDDP_OK : powersgd_draw(s, err);
     bool used = false;
 
     for (size_t b = 0; b < s->n && st == CDDP_OK && !s->has_begun; b++)
@@ -378,15 +383,15 @@ cddp_status cdi_powersgd_begin(cddp_ddp *d, size_t bucket)
     if (st == CDDP_OK)
         st = compute(d, CDI_LOWRANK_LEFT, k, n, 0, &err);
     if (st == CDDP_OK)
-        st = reduce(d, bucket, bucket + 1 == d->plan.n, k->sent, k->sent_bytes, k, &err);
+        st = powersgd_reduce(d, bucket, bucket + 1 == d->plan.n, k->sent, k->sent_bytes, k, &err);
     k->begun = st == CDDP_OK;
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
-/* The means of M Q are there (a device: are going to be), of all ranks' M. */
+/* Continues after the means of M Q over all ranks' M are there (on a device: are enqueued). */
 static cddp_status second_half(cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
-    /* PyTorch takes epsilon beside the sum's length, and this is the mean. */
+    /* PyTorch compares epsilon with the sum's length; this is the mean. */
     double epsilon = d->powersgd->opt.orthogonalization_epsilon / cdi_comm_world(d->comm)->size;
     size_t n = list_work(d, k, false, false);
     cddp_status st = d->ops->unpack(d->b, k->plain, k->n_plain, k->sent, err);
@@ -395,10 +400,10 @@ static cddp_status second_half(cddp_ddp *d, size_t bucket, struct cdi_powersgd_p
         st = compute(d, CDI_LOWRANK_BASIS_P, k, n, epsilon, err);
     if (st == CDDP_OK)
         st = compute(d, CDI_LOWRANK_RIGHT, k, n, 0, err);
-    return st == CDDP_OK ? reduce(d, bucket, bucket + 1 == d->plan.n, k->qs, k->q_bytes, k, err) : st;
+    return st == CDDP_OK ? powersgd_reduce(d, bucket, bucket + 1 == d->plan.n, k->qs, k->q_bytes, k, err) : st;
 }
 
-/* The means of M^T P are there. */
+/* Continues after the means of M^T P are there. */
 static cddp_status decompress(cddp_ddp *d, struct cdi_powersgd_packet *k, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -421,7 +426,7 @@ cddp_status cdi_powersgd_complete(cddp_ddp *d)
         if (packet_of(d, b)->begun)
             st = second_half(d, b, packet_of(d, b), &err);
     if (s != NULL && st == CDDP_OK && d->ops->on_device)
-        st = cdi_used_await(d, &err); /* the host decides whose rest is kept */
+        st = cdi_used_await(d, &err); /* the host decides whose error is kept */
     for (size_t b = 0; s != NULL && b < d->plan.n && st == CDDP_OK; b++)
         if (packet_of(d, b)->begun)
             st = decompress(d, packet_of(d, b), &err);
@@ -432,13 +437,14 @@ cddp_status cdi_powersgd_complete(cddp_ddp *d)
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */
 
-/* What the program says, or NULL, with defaults; on failure those alone. */
-static cddp_status read_options(cddp_powersgd_options *opt, const cddp_powersgd_options *said, struct cdi_error *err)
+/* Reads the program's options, or NULL, with defaults; after a failure only those are valid. */
+static cddp_status powersgd_read_options(cddp_powersgd_options *opt, const cddp_powersgd_options *given,
+                                         struct cdi_error *err)
 {
     cddp_status st;
 
     *opt = (cddp_powersgd_options){.size = sizeof *opt};
-    st = said == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, said, "cddp_powersgd_options", err);
+    st = given == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, given, "cddp_powersgd_options", err);
     opt->matrix_rank = opt->matrix_rank == 0 ? 1 : opt->matrix_rank;
     opt->start_step = opt->start_step == 0 ? DEFAULT_START_STEP : opt->start_step;
     opt->min_compression_rate = opt->min_compression_rate == 0 ? DEFAULT_RATE : opt->min_compression_rate;
@@ -453,7 +459,7 @@ static cddp_status read_options(cddp_powersgd_options *opt, const cddp_powersgd_
     return CDDP_OK;
 }
 
-static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
+static cddp_status powersgd_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_powersgd was called in the middle of step %llu",
@@ -468,20 +474,21 @@ static cddp_status check_reducer(const cddp_ddp *d, struct cdi_error *err)
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "
                         "(comm_dtype)");
     if ((d->flags & CDDP_DDP_SPLIT) != 0)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_ddp_set_powersgd: it needs gradients whole, and not in several buckets (CDDP_DDP_SPLIT)");
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_ddp_set_powersgd: it needs whole gradients, not gradients in several buckets (CDDP_DDP_SPLIT)");
     if ((d->flags & CDDP_DDP_SUM) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it makes means, not sums (CDDP_DDP_SUM)");
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_powersgd: it computes means, not sums (CDDP_DDP_SUM)");
     return CDDP_OK;
 }
 
-/* What all ranks must agree on: another seed would be another basis, and nothing else would show it. */
+/* What all ranks must agree on: another seed would give another basis, with no other symptom. */
 struct agreed {
     int64_t status;
     uint64_t flags, seed, step, matrix_rank, start_step, rate, epsilon; /* the last two: their bits */
 };
 
-static cddp_status agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_status mine, struct cdi_error *err)
+static cddp_status powersgd_agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_status mine, struct cdi_error *err)
 {
     size_t n = (size_t)cdi_comm_world(d->comm)->size, words = sizeof(struct agreed) / sizeof(uint64_t);
     struct agreed me = {.status = mine,
@@ -522,14 +529,14 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
         *err = d->sticky;
         return err->status;
     }
-    if (!d->begun && cdi_in_place_leave(d, err) != CDDP_OK)
+    if (!d->begun && cdi_in_place_disable(d, err) != CDDP_OK)
         return err->status;
-    mine = read_options(&o, opt, &alone);
+    mine = powersgd_read_options(&o, opt, &alone);
     if (mine == CDDP_OK)
-        mine = check_reducer(d, &alone);
+        mine = powersgd_check_reducer(d, &alone);
     if (mine == CDDP_OK)
-        mine = create(&s, d, &o, &alone);
-    st = agree(d, &o, mine, err); /* also where this rank has failed: the others must not wait for it */
+        mine = powersgd_create(&s, d, &o, &alone);
+    st = powersgd_agree(d, &o, mine, err); /* also if this rank has failed: the others must not wait for it */
     if (st == CDDP_OK && mine == CDDP_OK) {
         cdi_powersgd_destroy(d->powersgd);
         d->powersgd = s;

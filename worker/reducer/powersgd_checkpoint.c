@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A reducer's state in checkpoints: PowerSGD's, if there is one. Steps, random numbers and each Q are the same on every
- * rank; what was left out is each rank's own. In the file matrices are in the order of their parameters, so that
- * buckets may be others when it is loaded. Rank 0 collects and hands out.
+ * rank; the errors differ. The file has the matrices in the order of their parameters, so that a reducer with other
+ * buckets can load it. Rank 0 collects and distributes.
  */
 #include "common/crc64.h"
 #include "worker/checkpoint/item.h"
@@ -16,7 +16,7 @@
 
 #define SUFFIX_BYTES 40 /* ".powersgd.error[18446744073709551615]" */
 
-/* What a state is of, and what does not depend on the matrices' sizes. The file has it as it is. */
+/* The identity of a state, and its values of fixed size. The file contains it verbatim. */
 struct head {
     uint64_t world;  /* ranks that saved */
     uint64_t shapes; /* a hash of the matrices */
@@ -27,7 +27,7 @@ struct head {
     uint32_t zero;
 };
 
-/* Entries: an empty one, which says that there was a reducer; with PowerSGD the others, too. */
+/* Entries: an empty one, which marks a reducer; with PowerSGD the others, too. */
 enum { REDUCER, HEAD, HAS_Q, Q, FIRST_ERROR };
 
 static size_t error_bytes(const struct cdi_powersgd_matrix *m)
@@ -40,12 +40,12 @@ static size_t q_bytes(const struct cdi_powersgd_matrix *m)
     return m == NULL ? 0 : m->of.cols * m->of.rank * cddp_dtype_size(m->of.dtype);
 }
 
-static struct head head_of(const cddp_ddp *d)
+static struct head powersgd_head_of(const cddp_ddp *d)
 {
     const struct cdi_powersgd *s = d->powersgd;
     struct head h;
 
-    memset(&h, 0, sizeof h); /* padding, too: it goes into a file */
+    memset(&h, 0, sizeof h); /* padding, too: it is written to a file */
     h.world = (uint64_t)cdi_comm_world(d->comm)->size;
     h.matrix_rank = s->opt.matrix_rank;
     h.start_step = s->opt.start_step;
@@ -65,8 +65,8 @@ static struct head head_of(const cddp_ddp *d)
     return h;
 }
 
-/* A state of other options would go on as neither of the two runs. */
-static cddp_status compare(const struct head *saved, const struct head *mine, struct cdi_error *err)
+/* Rejects a state of other options: the run would continue as neither of the two. */
+static cddp_status powersgd_compare_heads(const struct head *saved, const struct head *mine, struct cdi_error *err)
 {
     const struct {
         const char *name;
@@ -92,12 +92,12 @@ static cddp_status compare(const struct head *saved, const struct head *mine, st
     return CDDP_OK;
 }
 
-/* Of all matrices. */
+/* Totals over all matrices. */
 struct sizes {
     size_t n_m, q_bytes, error_bytes; /* error_bytes: of one rank */
 };
 
-static struct sizes sizes_of(const cddp_ddp *d)
+static struct sizes powersgd_sizes_of(const cddp_ddp *d)
 {
     struct sizes sum = {0};
 
@@ -109,14 +109,14 @@ static struct sizes sizes_of(const cddp_ddp *d)
     return sum;
 }
 
-/* The entries behind the head, of n_ranks ranks. */
+/* Adds the entries after the head, for n_ranks ranks. */
 static cddp_status add_rest(struct cdi_state *w, const cddp_ddp *d, uint64_t n_ranks, struct cdi_error *err)
 {
-    const struct sizes sizes = sizes_of(d);
+    const struct sizes sizes = powersgd_sizes_of(d);
     char suffix[SUFFIX_BYTES];
 
     if (n_ranks == 0 || n_ranks > CDI_CHECKPOINT_MAX_ITEMS)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory holds what %" PRIu64 " ranks have left out", n_ranks);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the PowerSGD errors of %" PRIu64 " ranks", n_ranks);
     if (cdi_state_add(w, ".powersgd.has_q", sizes.n_m, err) == NULL ||
         cdi_state_add(w, ".powersgd.q", sizes.q_bytes, err) == NULL)
         return err->status;
@@ -133,20 +133,20 @@ static char *errors_of(const struct cdi_state *w, size_t rank)
     return cdi_state_at(w, FIRST_ERROR + rank);
 }
 
-/* Between two steps, and of comm? */
-static cddp_status check(void *object, const cddp_comm *comm, struct cdi_error *err)
+/* Checks that the reducer belongs to comm and is between two steps. */
+static cddp_status powersgd_check_item(void *object, const cddp_comm *comm, struct cdi_error *err)
 {
     cddp_ddp *d = object;
     cddp_status st;
 
     if (d->comm != comm)
-        return cdi_fail(err, CDDP_E_INVALID, "this reducer is of another communicator");
+        return cdi_fail(err, CDDP_E_INVALID, "this reducer belongs to another communicator");
     (void)pthread_mutex_lock(&d->lock);
     st = d->sticky.status;
     if (st != CDDP_OK)
         *err = d->sticky;
     else if (d->begun)
-        st = cdi_fail(err, CDDP_E_STATE, "the reducer's state was asked for in the middle of step %llu",
+        st = cdi_fail(err, CDDP_E_STATE, "the reducer's state was requested in the middle of step %llu",
                       (unsigned long long)d->step);
     (void)pthread_mutex_unlock(&d->lock);
     return st;
@@ -154,11 +154,11 @@ static cddp_status check(void *object, const cddp_comm *comm, struct cdi_error *
 
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
-/* What rank has left out, to its place on rank 0. */
+/* Moves the errors of `rank` to their place on rank 0. */
 static cddp_status collect_from(const cddp_ddp *d, struct cdi_state *w, int rank, struct cdi_error *err)
 {
     int me = cdi_comm_world(d->comm)->rank;
-    char *to = me == 0 && sizes_of(d).error_bytes > 0 ? errors_of(w, (size_t)rank) : NULL;
+    char *to = me == 0 && powersgd_sizes_of(d).error_bytes > 0 ? errors_of(w, (size_t)rank) : NULL;
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
@@ -173,7 +173,7 @@ static cddp_status collect_from(const cddp_ddp *d, struct cdi_state *w, int rank
     return st;
 }
 
-static cddp_status collect(struct cdi_state *w, struct cdi_error *err)
+static cddp_status powersgd_collect(struct cdi_state *w, struct cdi_error *err)
 {
     const cddp_ddp *d = w->object;
     const struct cdi_world *world = cdi_comm_world(d->comm);
@@ -185,7 +185,7 @@ static cddp_status collect(struct cdi_state *w, struct cdi_error *err)
     return st;
 }
 
-static cddp_status begin_save(struct cdi_state *w, struct cdi_error *err)
+static cddp_status powersgd_begin_save(struct cdi_state *w, struct cdi_error *err)
 {
     const cddp_ddp *d = w->object;
     size_t n = 0, at = 0;
@@ -198,7 +198,7 @@ static cddp_status begin_save(struct cdi_state *w, struct cdi_error *err)
         return CDDP_OK;
     if (cdi_state_add(w, ".powersgd", sizeof head, err) == NULL)
         return err->status;
-    head = head_of(d);
+    head = powersgd_head_of(d);
     memcpy(cdi_state_at(w, HEAD), &head, sizeof head);
     st = add_rest(w, d, head.world, err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
@@ -215,19 +215,18 @@ static cddp_status begin_save(struct cdi_state *w, struct cdi_error *err)
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/* Have both PowerSGD, or neither? What a run holds back must not get lost in silence. */
+/* Checks that both have PowerSGD, or neither: its errors must not get lost silently. */
 static cddp_status compare_kinds(const struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     bool has = ((const cddp_ddp *)w->object)->powersgd != NULL;
 
     if (cdi_checkpoint_has(f, w->entries[HEAD].name) == has)
         return CDDP_OK;
-    return cdi_fail(
-        err, CDDP_E_MISMATCH,
-        has ? "it was saved of a reducer without PowerSGD, and this one has it: what it has left out so far "
-              "is in no checkpoint; leave the item out to let PowerSGD begin anew"
-            : "it holds what PowerSGD has left out, and this reducer has no PowerSGD: call "
-              "cddp_ddp_set_powersgd before, or leave the item out");
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    has ? "it was saved from a reducer without PowerSGD, and this one has it: the checkpoint has no "
+                          "PowerSGD errors; leave the item out to let PowerSGD start anew"
+                        : "it contains PowerSGD errors, and this reducer has no PowerSGD: call cddp_ddp_set_powersgd "
+                          "before, or leave the item out");
 }
 
 static cddp_status read_head(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct head *saved,
@@ -242,11 +241,12 @@ static cddp_status read_head(struct cdi_state *w, const struct cdi_checkpoint_fi
     if (st != CDDP_OK)
         return st;
     memcpy(saved, cdi_state_at(w, HEAD), sizeof *saved);
-    mine = head_of(d);
-    return compare(saved, &mine, err) == CDDP_OK ? CDDP_OK : cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
+    mine = powersgd_head_of(d);
+    return powersgd_compare_heads(saved, &mine, err) == CDDP_OK ? CDDP_OK
+                                                                : cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
 }
 
-static cddp_status begin_load(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status powersgd_begin_load(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     const cddp_ddp *d = w->object;
     struct head saved;
@@ -269,16 +269,17 @@ static cddp_status begin_load(struct cdi_state *w, const struct cdi_checkpoint_f
     return st == CDDP_OK ? cdi_checkpoint_fill(f, w->entries, w->n_entries, NULL, err) : st;
 }
 
-static double number(cddp_dtype dtype, const char *at, size_t k)
+static double powersgd_number(cddp_dtype dtype, const char *at, size_t k)
 {
     return dtype == CDDP_FLOAT64 ? ((const double *)(const void *)at)[k] : (double)((const float *)(const void *)at)[k];
 }
 
 /*
- * Of one matrix, the mean of what n_ranks ranks of the file left out, which begins at `from` in each one's errors; to
- * the first one's.
+ * Computes, for one matrix, the mean of the errors of n_ranks ranks of the file, which begin at `from` in each rank's
+ * errors. Stores it in the first rank's.
  */
-static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_state *w, size_t n_ranks, size_t from)
+static void powersgd_mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_state *w, size_t n_ranks,
+                             size_t from)
 {
     char *to = errors_of(w, 0) + from;
 
@@ -286,7 +287,7 @@ static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_state 
         double sum = 0;
 
         for (size_t r = 0; r < n_ranks; r++)
-            sum += number(m->of.dtype, errors_of(w, r) + from, k);
+            sum += powersgd_number(m->of.dtype, errors_of(w, r) + from, k);
         sum /= (double)n_ranks;
         if (m->of.dtype == CDDP_FLOAT64)
             ((double *)(void *)to)[k] = sum;
@@ -295,7 +296,7 @@ static void mean_of(const struct cdi_powersgd_matrix *m, const struct cdi_state 
     }
 }
 
-/* Of one matrix, what was left out, from rank 0 (which has it at `from`) to all: its own to each, or the mean. */
+/* Sends the errors of one matrix, at `from` on rank 0, to all: its own to each rank, or the mean. */
 static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m, const struct cdi_state *w,
                                size_t n_ranks, size_t from, struct cdi_error *err)
 {
@@ -314,14 +315,14 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
         return st;
     }
     if (world->rank == 0) {
-        mean_of(m, w, n_ranks, from);
+        powersgd_mean_of(m, w, n_ranks, from);
         st = d->ops->copy(d->b, m->error, errors_of(w, 0) + from, bytes, err);
     }
     return st != CDDP_OK ? st : cdi_comm_broadcast(d->comm, m->error, bytes, CDDP_UINT8, 0, err);
 }
 
-/* From rank 0's whole state to every rank's own. */
-static cddp_status take_up(struct cdi_state *w, cddp_comm *comm, struct cdi_error *err)
+/* Distributes rank 0's whole state to all ranks. */
+static cddp_status powersgd_restore(struct cdi_state *w, cddp_comm *comm, struct cdi_error *err)
 {
     cddp_ddp *d = w->object;
     bool is_root = cdi_comm_world(comm)->rank == 0;
@@ -356,12 +357,15 @@ static cddp_status take_up(struct cdi_state *w, cddp_comm *comm, struct cdi_erro
     if (st != CDDP_OK)
         return st;
     d->powersgd->seeds = head.seeds;
-    /* Otherwise what was drawn comes first, or is what a lost Q becomes: the same in both runs. */
+    /* Otherwise the numbers drawn already are used first, or replace a degenerate Q: the same in both runs. */
     if ((d->powersgd->opt.flags & CDDP_POWERSGD_NO_WARM_START) != 0)
         d->powersgd->is_drawn = false;
     d->powersgd->since = d->step - head.done;
     return CDDP_OK;
 }
 
-const struct cdi_item_ops cdi_powersgd_item_ops = {
-    .check = check, .begin_save = begin_save, .collect = collect, .begin_load = begin_load, .take_up = take_up};
+const struct cdi_item_ops cdi_powersgd_item_ops = {.check = powersgd_check_item,
+                                                   .begin_save = powersgd_begin_save,
+                                                   .collect = powersgd_collect,
+                                                   .begin_load = powersgd_begin_load,
+                                                   .take_up = powersgd_restore};

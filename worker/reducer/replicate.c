@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank's parameters become everyone's. Small ones that are neighbours travel together, packed into a stage, since
- * a collective costs more than they do; what is larger than the stage, or alone, is sent from where it lies.
+ * Copies one rank's parameters to all ranks. Small neighbours are sent together, packed into a staging buffer, since a
+ * collective costs more than their bytes. Larger ones, and single ones, are sent from their own memory.
  */
 #include "worker/reducer/replicate.h"
 
@@ -9,7 +9,7 @@
 
 #define STAGE_BYTES ((size_t)1 << 20)
 
-/* How many of the n slices, of `bytes` together, travel in one collective: the same on every rank. */
+/* Returns how many of the n slices, of `bytes` together, are sent in one collective: the same on every rank. */
 static size_t take_run(const struct cdi_slice *s, size_t n, size_t *bytes)
 {
     size_t k = 1;
@@ -20,7 +20,7 @@ static size_t take_run(const struct cdi_slice *s, size_t n, size_t *bytes)
     return k;
 }
 
-/* What the stage has to hold, if it has to hold `largest` already. */
+/* Returns the required size of the staging buffer, at least `largest`. */
 static size_t stage_bytes(const struct cdi_slice *s, size_t n, size_t largest)
 {
     size_t bytes;
@@ -45,7 +45,7 @@ cddp_status cdi_replicate_init(cddp_ddp *d, const cddp_param *buffers, struct cd
 
         d->slices[i] = (struct cdi_slice){p->data, p->count * cddp_dtype_size(p->dtype)};
     }
-    /* All travel together at creation, buffers alone in a step. */
+    /* At creation all are sent together, in a step only buffers. */
     bytes = stage_bytes(d->slices + d->n_params, d->n_buffers, stage_bytes(d->slices, n, 0));
     if (bytes == 0 || cdi_comm_world(d->comm)->size == 1)
         return CDDP_OK;
@@ -59,7 +59,7 @@ void cdi_replicate_release(cddp_ddp *d)
         d->ops->release(d->b, d->stage);
 }
 
-/* Without waiting: what is enqueued later comes behind it. */
+/* Enqueues a broadcast without waiting: work that is enqueued later follows it. */
 static cddp_status begin_broadcast(cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err)
 {
     struct cdi_coll op = {
@@ -75,14 +75,14 @@ static cddp_status begin_broadcast(cddp_ddp *d, void *at, size_t bytes, int root
     return st;
 }
 
-static cddp_status broadcast(cddp_ddp *d, void *at, size_t bytes, int root, bool wait, struct cdi_error *err)
+static cddp_status replicate_broadcast(cddp_ddp *d, void *at, size_t bytes, int root, bool wait, struct cdi_error *err)
 {
     if (d->ops->on_device && !wait)
         return begin_broadcast(d, at, bytes, root, err);
     return cdi_comm_broadcast(d->comm, at, bytes, CDDP_UINT8, root, err);
 }
 
-/* These k slices. */
+/* Sends k slices. */
 static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, size_t bytes, int root, bool wait,
                             struct cdi_error *err)
 {
@@ -90,11 +90,11 @@ static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, si
     cddp_status st = CDDP_OK;
 
     if (k == 1)
-        return broadcast(d, s->data, bytes, root, wait, err);
+        return replicate_broadcast(d, s->data, bytes, root, wait, err);
     if (mine)
         st = d->ops->pack(d->b, d->stage, s, k, err);
     if (st == CDDP_OK)
-        st = broadcast(d, d->stage, bytes, root, wait, err);
+        st = replicate_broadcast(d, d->stage, bytes, root, wait, err);
     return st == CDDP_OK && !mine ? d->ops->unpack(d->b, s, k, d->stage, err) : st;
 }
 
@@ -110,7 +110,10 @@ cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int 
         k = take_run(s + i, n - i, &bytes);
         st = send_run(d, s + i, k, bytes, root, wait, err);
     }
-    /* On a device what was unpacked last is still under way: a copy comes behind it, and the host waits for that. */
+    /*
+     * On a device the last copy out of the staging buffer may be in flight: a copy follows it, and the host waits for
+     * that.
+     */
     if (st != CDDP_OK || !d->ops->on_device)
         return st;
     if (!wait)

@@ -11,7 +11,7 @@ bool cdi_shard_has_master(cddp_dtype dtype)
     return dtype == CDDP_FLOAT16 || dtype == CDDP_BFLOAT16;
 }
 
-static size_t aligned(size_t bytes)
+static size_t shard_align(size_t bytes)
 {
     return (bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
 }
@@ -40,9 +40,9 @@ struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_buc
         out[i] = cdi_shard_one(p, i, rank);
         out[i].state_at = sum.state;
         out[i].master_at = sum.master;
-        sum.state += aligned(out[i].count * cdi_shard_state_size(dtype));
+        sum.state += shard_align(out[i].count * cdi_shard_state_size(dtype));
         if (cdi_shard_has_master(dtype))
-            sum.master += aligned(out[i].count * sizeof(float));
+            sum.master += shard_align(out[i].count * sizeof(float));
     }
     return sum;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The reducer, public as cddp_ddp_*: it owns the arena of gradients, counts them down, and hands each full bucket to
- * the backend, in the order that the plan (bucket.h) gives, the same on every rank. It knows no backend.
+ * The steps of a reducer: cddp_ddp_grad_ready, cddp_ddp_wait and cddp_ddp_wait_param, and what they need. It is
+ * independent of the backend.
  *
- * Threads: grad_ready may be called by several at once. One lock covers the plan and the sticky error; it is not held
- * while waiting for a peer in a collective of gradients, nor while a gradient is copied (but while one is compressed).
+ * Threads: several may call cddp_ddp_grad_ready at once. One lock covers the plan and the sticky error. It is not held
+ * while waiting for a peer in a collective of gradients, nor while a gradient is copied (but it is while one is
+ * compressed).
  */
 #include "worker/reducer/step.h"
 
@@ -22,9 +23,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHOWN_NAMES 8 /* of missing gradients in one sentence */
+#define SHOWN_NAMES 8 /* missing gradients named in one message */
 
-static cddp_status check(const char *function, const cddp_ddp *ddp)
+static cddp_status step_check(const char *function, const cddp_ddp *ddp)
 {
     struct cdi_error err;
     cddp_status status = cdi_ddp_check(function, ddp, &err);
@@ -34,26 +35,29 @@ static cddp_status check(const char *function, const cddp_ddp *ddp)
 
 void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 {
-    if (check("cddp_ddp_grad", ddp) != CDDP_OK || i >= ddp->n_params)
+    if (step_check("cddp_ddp_grad", ddp) != CDDP_OK || i >= ddp->n_params)
         return NULL;
     cdi_debug_asked(ddp, i);
     return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_arena_grad(ddp, i);
 }
 
-/* What ends a step of d, for messages. */
+/* Returns the function that ends a step of d, for messages. */
 static const char *end_of_step(const cddp_ddp *d)
 {
     return d->sharded ? "cddp_optim_step" : "cddp_ddp_wait";
 }
 
-/* Locked. *now: the caller, and nobody else, is to bring gradient i into the arena, and to count it down. */
-static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
+/*
+ * Claims gradient i, with the lock held. If *now is set, the caller alone must copy it into the arena and count it
+ * down.
+ */
+static cddp_status step_claim(cddp_ddp *d, size_t i, bool *now)
 {
     cddp_status status = d->sticky.status;
     struct cdi_error err;
 
     if (status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, &err) != CDDP_OK)
-        status = cdi_ddp_set_error(d, &err); /* what went wrong since, and was not waited for */
+        status = cdi_ddp_set_error(d, &err); /* an earlier failure that nobody has waited for */
     if (status == CDDP_OK && i >= d->n_params) {
         (void)cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
         return cdi_ddp_fail_misuse(d, &err);
@@ -77,7 +81,7 @@ static cddp_status claim(cddp_ddp *d, size_t i, bool *now)
     return status;
 }
 
-/* On a device: what makes gradient i is on `stream`. */
+/* Records, on a device, that gradient i is made on `stream`. */
 static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
 {
     struct cdi_ddp_flight *f = &d->flight[d->plan.grads[i].bucket];
@@ -98,7 +102,10 @@ cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)
     return cddp_ddp_grad_ready_on(ddp, i, ddp != NULL ? ddp->stream : NULL);
 }
 
-/* Locked. Misuse is told, and breaks nothing: no peer waits for a capture. */
+/*
+ * Counts gradient i in a capture, with the lock held. Misuse is reported and breaks nothing: no peer waits for a
+ * capture.
+ */
 static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct cdi_error *err)
 {
     cddp_status status;
@@ -115,11 +122,11 @@ static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct 
     return status == CDDP_OK ? cdi_launch_count_down(d, i) : status;
 }
 
-/* Locked. */
-static cddp_status ready(cddp_ddp *ddp, size_t i, void *stream)
+/* Counts gradient i, with the lock held. */
+static cddp_status step_ready(cddp_ddp *ddp, size_t i, void *stream)
 {
     bool now = false;
-    cddp_status status = claim(ddp, i, &now);
+    cddp_status status = step_claim(ddp, i, &now);
 
     if (status == CDDP_OK && ddp->ops->on_device) {
         status = note_stream(ddp, i, stream);
@@ -139,7 +146,7 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 {
     struct cdi_error err;
     bool captured;
-    cddp_status status = check("cddp_ddp_grad_ready", ddp);
+    cddp_status status = step_check("cddp_ddp_grad_ready", ddp);
 
     if (ddp == NULL || status != CDDP_OK)
         return status;
@@ -150,7 +157,7 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
     if (captured) {
         status = cdi_captured_leave(ddp, stream, ready_in_capture(ddp, i, stream, &err), &err);
     } else if (status == CDDP_OK) {
-        status = ready(ddp, i, stream);
+        status = step_ready(ddp, i, stream);
         if (status != CDDP_OK)
             err = ddp->sticky;
     }
@@ -161,7 +168,7 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 }
 
 /* "2 of 4 gradients are missing in step 7: 'fc1.weight', 'fc1.bias'; ..." */
-static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
+static cddp_status step_name_missing(const cddp_ddp *d, struct cdi_error *err)
 {
     char names[SHOWN_NAMES * 64 + 64] = "";
     size_t n = 0, at = 0;
@@ -183,8 +190,8 @@ static cddp_status name_missing(const cddp_ddp *d, struct cdi_error *err)
                     n, d->n_params, (unsigned long long)d->step, names, end_of_step(d));
 }
 
-/* Until the means are in the arena. On a device nothing is waited for here: the work is put in order. */
-static cddp_status bring(cddp_ddp *d)
+/* Waits until the means are in the arena. On a device it does not wait, but orders the work. */
+static cddp_status complete_arena(cddp_ddp *d)
 {
     cddp_status status = d->ops->on_device ? CDDP_OK : cdi_ddp_join_ticket(d, d->enqueued), local = CDDP_OK;
     struct cdi_error err;
@@ -205,14 +212,14 @@ cddp_status cdi_step_complete_share(cddp_ddp *d)
 {
     bool plain = d->comm_dtype == CDDP_DTYPE_NONE && d->hook.begin == NULL && d->powersgd == NULL;
 
-    if (d->settled)
+    if (d->share_complete)
         return CDDP_OK;
-    return plain ? cdi_unused_restore(d) : bring(d);
+    return plain ? cdi_unused_restore(d) : complete_arena(d);
 }
 
 cddp_status cdi_step_complete(cddp_ddp *d)
 {
-    cddp_status status = bring(d), local = CDDP_OK;
+    cddp_status status = complete_arena(d), local = CDDP_OK;
     struct cdi_error err;
 
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
@@ -228,10 +235,10 @@ cddp_status cdi_step_next(cddp_ddp *d)
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].unpacked = d->flight[b].skipped = false;
     cdi_unused_next_step(d);
-    d->brought = 0;
+    d->n_copied = 0;
     d->begun = false;
     d->synced = false;
-    d->settled = false;
+    d->share_complete = false;
     d->step++;
     if (cdi_comm_world(d->comm)->flight != NULL)
         cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
@@ -243,7 +250,7 @@ cddp_status cdi_step_close(cddp_ddp *d)
     cddp_status status = d->sticky.status;
     struct cdi_error err;
 
-    if (status != CDDP_OK || d->settled)
+    if (status != CDDP_OK || d->share_complete)
         return status;
     if (!d->begun && d->unused.missing != NULL)
         status = cdi_plan_sort_idle(d);
@@ -252,16 +259,19 @@ cddp_status cdi_step_close(cddp_ddp *d)
     if (status == CDDP_OK)
         status = cdi_unused_fill(d);
     if (status == CDDP_OK && !cdi_bucket_all_launched(&d->plan)) {
-        (void)name_missing(d, &err);
+        (void)step_name_missing(d, &err);
         status = cdi_ddp_fail_misuse(d, &err);
     }
     return status;
 }
 
-/* Locked. Two threads would count the step twice, on this rank alone. What the first one does goes on. */
+/*
+ * Rejects a second thread, with the lock held: two threads would count the step twice, on this rank alone. The first
+ * one continues.
+ */
 static cddp_status refuse_second(const cddp_ddp *d)
 {
-    struct cdi_error err = d->sticky; /* also where the second one is a hook, which the first one has called */
+    struct cdi_error err = d->sticky; /* also if the second one is a hook, which the first one has called */
 
     if (err.status == CDDP_OK)
         (void)cdi_fail(&err, CDDP_E_STATE,
@@ -297,39 +307,38 @@ cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void
     return status;
 }
 
-static cddp_status land_means(cddp_ddp *d, void *arg)
+static cddp_status complete_means(cddp_ddp *d, void *arg)
 {
     (void)arg;
     return cdi_step_complete(d);
 }
 
-/* With an optimizer no rank has whole means. */
+/* Rejects a call that needs whole means: with an optimizer no rank has them. */
 static cddp_status refuse_sharded(const char *function)
 {
     struct cdi_error err;
 
-    (void)cdi_fail(
-        &err, CDDP_E_STATE,
-        "%s: this reducer has an optimizer (cddp_optim_create), which has the mean of its own share only: end "
-        "the step with cddp_optim_step",
-        function);
+    (void)cdi_fail(&err, CDDP_E_STATE,
+                   "%s: this reducer has an optimizer (cddp_optim_create), which has only the mean of its share: end "
+                   "the step with cddp_optim_step",
+                   function);
     return cdi_last_error_set(&err);
 }
 
-/* Locked. */
+/* Ends a captured step, with the lock held. */
 static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
 {
     cddp_status status;
 
     if (!cdi_bucket_all_launched(&d->plan))
-        return name_missing(d, err);
+        return step_name_missing(d, err);
     status = cdi_step_complete(d);
     if (status == CDDP_OK)
         cdi_captured_forget(d);
     return status;
 }
 
-/* *captured: it was a captured step, and the call is over. */
+/* Ends the step if it is captured. If *captured is set, the call is complete. */
 static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
 {
     struct cdi_error err;
@@ -351,7 +360,7 @@ static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
 
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 {
-    cddp_status status = check("cddp_ddp_wait", ddp);
+    cddp_status status = step_check("cddp_ddp_wait", ddp);
     bool captured;
 
     if (status != CDDP_OK)
@@ -361,14 +370,14 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
     status = wait_in_capture(ddp, &captured);
     if (captured || status != CDDP_OK)
         return status;
-    return cdi_step_finish(ddp, land_means, NULL);
+    return cdi_step_finish(ddp, complete_means, NULL);
 }
 
-/* Locked. */
+/* Waits for one parameter, with the lock held. */
 static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
     size_t b = d->plan.grads[i].bucket, end = b + d->plan.grads[i].n_parts;
-    /* On a device: more is done with it than what the ticket tells of. */
+    /* On a device: further work follows the operation of the ticket. */
     bool moved = d->params[i].grad != NULL || d->flight[b].compressed || d->hook.begin != NULL;
     uint64_t step = d->step, ticket = 0;
     cddp_status status = CDDP_OK;
@@ -385,11 +394,10 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
                         "in cddp_ddp_wait",
                         i, d->params[i].name);
     if (end > d->plan.next)
-        return cdi_fail(
-            err, CDDP_E_STATE,
-            "parameter %zu '%.200s' cannot be waited for: its bucket %zu has not started, since gradients of "
-            "it or of one before are not ready",
-            i, d->params[i].name, b);
+        return cdi_fail(err, CDDP_E_STATE,
+                        "parameter %zu '%.200s' cannot be waited for: its bucket %zu has not started, since some "
+                        "gradients of it or of an earlier one are not ready",
+                        i, d->params[i].name, b);
     for (size_t k = b; k < end; k++)
         ticket = d->flight[k].ticket > ticket ? d->flight[k].ticket : ticket;
     if (!d->ops->on_device && cdi_ddp_join_ticket(d, ticket) != CDDP_OK) {
@@ -397,7 +405,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
         return err->status;
     }
     if (d->step != step)
-        return CDDP_OK; /* another thread has waited for all of it meanwhile */
+        return CDDP_OK; /* meanwhile another thread has waited for all of it */
     for (size_t k = b; k < end && status == CDDP_OK; k++)
         status = cdi_launch_finish(d, k, err);
     if (status == CDDP_OK)
@@ -411,7 +419,7 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 {
     struct cdi_error err;
     bool captured = false;
-    cddp_status status = check("cddp_ddp_wait_param", ddp);
+    cddp_status status = step_check("cddp_ddp_wait_param", ddp);
 
     if (status != CDDP_OK)
         return status;

@@ -44,7 +44,7 @@ void cdi_tune_note(struct cdi_tune *t, size_t k, int64_t ns)
         t->ns[k][t->n_ns[k]++] = ns;
 }
 
-static int ascending(const void *a, const void *b)
+static int tune_compare(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
 
@@ -56,7 +56,7 @@ static int64_t median(const struct cdi_tune *t, size_t k)
     int64_t sorted[CDI_TUNE_ROUNDS];
 
     memcpy(sorted, t->ns[k], sizeof sorted);
-    qsort(sorted, t->n_ns[k], sizeof sorted[0], ascending);
+    qsort(sorted, t->n_ns[k], sizeof sorted[0], tune_compare);
     return sorted[t->n_ns[k] / 2];
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which bucket size is best, found out by trying: a few sizes take turns, a step each, for some rounds; the one whose
- * steps had the smallest median wins. Pure: the reducer (reducer_plan.c) says what steps took, and does the rest.
+ * Finds the best bucket size by trial: a few sizes take turns, one step each, for several rounds. The size with the
+ * smallest median step time wins. Pure: the reducer (plan.c) reports the step times and does the rest.
  */
 #ifndef CDI_REDUCER_TUNE_H
 #define CDI_REDUCER_TUNE_H
@@ -13,28 +13,30 @@
 #define CDI_TUNE_ROUNDS 7 /* odd: a median is one of the steps */
 
 struct cdi_tune {
-    size_t cap[CDI_TUNE_SIZES]; /* bytes at which buckets close, growing */
+    size_t cap[CDI_TUNE_SIZES]; /* caps in bytes, ascending */
     size_t n;                   /* sizes, 1 or more */
-    size_t usual;               /* the one for want of any measurement */
+    size_t usual;               /* the default if nothing was measured */
     int64_t ns[CDI_TUNE_SIZES][CDI_TUNE_ROUNDS];
-    size_t n_ns[CDI_TUNE_SIZES]; /* steps that were measured */
+    size_t n_ns[CDI_TUNE_SIZES]; /* number of measured steps */
 };
 
-/* The sizes to try, of which those that make no difference are still to be left out: unit (>= 1) times 1, 4, 10, 25, 50
- * and 100. The usual one is 25 times the unit, as 25 MiB beside 1 MiB for the first bucket. */
+/*
+ * Sets the sizes to try: unit (>= 1) times 1, 4, 10, 25, 50 and 100. Sizes that make no difference are still to be
+ * dropped. The default is 25 times the unit, such as 25 MiB for a first bucket of 1 MiB.
+ */
 void cdi_tune_init(struct cdi_tune *t, size_t unit);
-/* Leave size k (not the only one) out. If it was the usual one, its smaller neighbour is that now, or its larger one.
+/*
+ * Drops size k, which is not the only one. If it was the default, its smaller neighbour becomes the default, or its
+ * larger one.
  */
 void cdi_tune_drop(struct cdi_tune *t, size_t k);
-/* How many steps are tried. */
+/* Returns the number of trial steps. */
 uint64_t cdi_tune_steps(const struct cdi_tune *t);
-/* Whose turn it is in trial step `step`, 0 to cdi_tune_steps - 1; every second round goes from the largest down. */
+/* Returns the size of trial step `step`, 0 to cdi_tune_steps - 1. Every second round goes from the largest down. */
 size_t cdi_tune_turn(const struct cdi_tune *t, uint64_t step);
-/* A step of size k took so long, in ns. What is more than CDI_TUNE_ROUNDS of one size is left out. */
+/* Records the time of a step of size k, in ns. Ignores more than CDI_TUNE_ROUNDS of one size. */
 void cdi_tune_note(struct cdi_tune *t, size_t k, int64_t ns);
-/* The size with the smallest median among those that were measured; of equal ones the larger; the usual one if none
- * was.
- */
+/* Returns the measured size with the smallest median; of equal ones the larger; the default if nothing was measured. */
 size_t cdi_tune_best(const struct cdi_tune *t);
 
 #endif

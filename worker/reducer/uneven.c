@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks with different numbers of steps. Each step's first bucket carries one element more (headcount.h), which is 1 on
- * a rank that trains; a rank whose samples are used up goes on in cddp_ddp_join with zeros, and so takes part in what
- * the others reduce, until that element says that nobody trains any more. It costs no collective of its own.
+ * Ranks with different numbers of steps. Each step's first bucket has an additional element (active_ranks.h), which is
+ * 1 on a rank that trains. A rank whose samples are used up continues in cddp_ddp_join with zeros. So it takes part in
+ * the reductions of the others, until that element shows that no rank trains any more. It costs no separate collective.
  */
 #include "worker/reducer/uneven.h"
 
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Element n_params of the plan, and the shortest type as which it travels or lands. */
+/* Returns the type of element n_params of the plan. */
 static cddp_dtype flag_dtype(const cddp_ddp *d)
 {
     return d->plan.grads[d->n_params].dtype;
@@ -31,16 +31,17 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
     if ((d->flags & CDDP_DDP_JOIN) == 0)
         return CDDP_OK;
     bytes = d->plan.grads[d->n_params].bytes;
-    d->heads = calloc(1, bytes);
-    if (d->heads == NULL)
+    d->active_elements = calloc(1, bytes);
+    if (d->active_elements == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
     st = d->ops->alloc(d->b, bytes, &d->zero, err);
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, d->zero, d->heads, bytes, err);
+        st = d->ops->copy(d->b, d->zero, d->active_elements, bytes, err);
     if (st == CDDP_OK)
         st = d->ops->alloc(d->b, bytes, &d->one, err);
-    cdi_active_ranks_put(flag_dtype(d), cdi_compress_narrowest(d, flag_dtype(d)), world->size, world->rank, d->heads);
-    return st == CDDP_OK ? d->ops->copy(d->b, d->one, d->heads, bytes, err) : st;
+    cdi_active_ranks_put(flag_dtype(d), cdi_compress_narrowest(d, flag_dtype(d)), world->size, world->rank,
+                         d->active_elements);
+    return st == CDDP_OK ? d->ops->copy(d->b, d->one, d->active_elements, bytes, err) : st;
 }
 
 void cdi_uneven_release(cddp_ddp *d)
@@ -49,7 +50,7 @@ void cdi_uneven_release(cddp_ddp *d)
         d->ops->release(d->b, d->one);
     if (d->zero != NULL)
         d->ops->release(d->b, d->zero);
-    free(d->heads);
+    free(d->active_elements);
 }
 
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
@@ -74,14 +75,18 @@ cddp_status cdi_uneven_count(cddp_ddp *d, int *active, struct cdi_error *err)
     cddp_status st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
 
     if (st == CDDP_OK)
-        st = d->ops->copy(d->b, d->heads, cdi_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes, err);
+        st = d->ops->copy(d->b, d->active_elements, cdi_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes,
+                          err);
     if (st == CDDP_OK)
         *active = cdi_active_ranks_get(flag_dtype(d), cdi_compress_narrowest(d, flag_dtype(d)), size,
-                                       (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->heads);
+                                       (d->flags & CDDP_DDP_SUM) != 0 ? 1 : size, d->active_elements);
     return st;
 }
 
-/* Some trained in this step, and some had no samples: who? All ranks come here in the same step. Locked. */
+/*
+ * Finds out, with the lock held, which rank had no samples in a step in which others trained. All ranks call it in the
+ * same step.
+ */
 static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size, first = 0;
@@ -104,7 +109,7 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
     if (size - active > 1)
         (void)snprintf(more, sizeof more, " (and %d more)", size - active - 1);
     return cdi_fail(err, CDDP_E_STATE,
-                    "rank %d%s had no more samples in step %llu, in which %d of %d ranks trained: with "
+                    "rank %d%s had no samples left in step %llu, in which %d of %d ranks trained: with "
                     "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps",
                     first, more, (unsigned long long)d->step, active, size);
 }

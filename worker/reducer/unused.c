@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gradients that do not come. As in PyTorch: what no rank used keeps its old value, so that an optimizer does not move
- * it; what only other ranks used gets the mean, to which this rank gave zeros. With CDDP_DDP_FIND_UNUSED the ranks tell
- * each other in every step what they used, in one small all-reduce behind the buckets; with CDDP_DDP_STATIC_GRAPH in
- * the first step only, and a step that differs from it is an error.
+ * Missing gradients. As in PyTorch, a gradient that no rank used keeps its old value, so that an optimizer does not
+ * move the parameter. One that only other ranks used becomes their mean, to which this rank contributed zeros. With
+ * CDDP_DDP_FIND_UNUSED the ranks exchange in every step which gradients they used, in one small all-reduce after the
+ * buckets. With CDDP_DDP_STATIC_GRAPH they do so in the first step only, and a step that differs from it is an error.
  *
- * With CDDP_DDP_SKIP_UNUSED a bucket that nobody used in the step before is idle: no other waits for it, and whether it
- * is reduced is known when the ranks have told each other, at the end of the step.
+ * With CDDP_DDP_SKIP_UNUSED a bucket that no rank used in the previous step is idle: no other bucket waits for it.
+ * Whether it is reduced is known after the exchange at the end of the step.
  *
- * On a device the map of what is used stays there, and the copy that gives old values back looks at it: the host waits
- * for nothing, and does not know. Where it has to, the map comes to the host as it does there, and the host waits: for
- * a bucket that is left out, since it is the host that launches collectives; for an optimizer's count of steps; for
- * PowerSGD's rests. With a static graph it comes there, too, beside the step that follows the first one.
+ * On a device the map of used gradients stays there, and the copy that restores old values reads it: the host neither
+ * waits nor knows. If the host needs the map, it is copied there, and the host waits. The host needs it for a bucket
+ * that is skipped, since the host launches collectives; for an optimizer's count of steps; and for PowerSGD's errors.
+ * With a static graph it is copied while the second step runs.
  */
 #include "worker/reducer/unused.h"
 
@@ -39,7 +39,7 @@ cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
     }
     if (u->missing == NULL || u->used == NULL || u->expected == NULL || u->seen == NULL ||
         (d->ops->on_device && (u->slices == NULL || u->of == NULL)))
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for what is used of %zu parameters", d->n_params);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the used flags of %zu parameters", d->n_params);
     return d->ops->on_device ? d->ops->alloc(d->b, d->n_params, &u->map, err) : CDDP_OK;
 }
 
@@ -59,7 +59,7 @@ void cdi_unused_release(cddp_ddp *d)
         d->ops->release(d->b, d->unused.zeros);
 }
 
-/* When they are first needed: most reducers never need them. */
+/* Allocates the zeros when they are first needed: most reducers never need them. */
 static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
 {
     size_t largest = 1;
@@ -72,7 +72,7 @@ static cddp_status make_zeros(cddp_ddp *d, struct cdi_error *err)
     return cdi_backend_zeros(d->ops, d->b, largest, &d->unused.zeros, err);
 }
 
-static cddp_status changed(cddp_ddp *d, size_t i, const char *how)
+static cddp_status unused_graph_changed(cddp_ddp *d, size_t i, const char *how)
 {
     struct cdi_error err;
 
@@ -94,11 +94,12 @@ cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now)
     if (!u->known) {
         if (u->seen[i] == 1)
             cdi_plan_note_order(d, i);
-        *now = false; /* it may come again: all are counted at the end of this step */
+        *now = false; /* it may be reported again: all are counted at the end of this step */
         return CDDP_OK;
     }
     if (u->seen[i] > u->expected[i])
-        return changed(d, i, u->expected[i] == 0 ? "came, which it did not in the first" : "came more often");
+        return unused_graph_changed(
+            d, i, u->expected[i] == 0 ? "became ready, which it did not in the first" : "became ready more often");
     *now = u->seen[i] == u->expected[i];
     return CDDP_OK;
 }
@@ -112,7 +113,7 @@ cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err)
     return st == CDDP_OK ? d->ops->pack(d->b, cdi_arena_grad(d, i), &none, 1, err) : st;
 }
 
-/* The old value is the program's, which may have written it on its stream, though it has said nothing. */
+/* Waits, once per step, for the compute stream: the program may have written the old value there, without notice. */
 static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
 {
     bool first = !d->unused.followed;
@@ -122,8 +123,8 @@ static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
 }
 
 /*
- * Zeros in its place, and its old value put aside. Where the device decides, the user's own memory gets in any case
- * what the arena has in the end, so that is what is put aside.
+ * Writes zeros in the gradient's place, and saves its old value. If the device decides, the final value of the arena is
+ * copied to the user's own memory in any case, so that memory's value is saved.
  */
 static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
@@ -140,7 +141,7 @@ static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
     return st == CDDP_OK ? cdi_unused_zero(d, i, err) : st;
 }
 
-static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
+static cddp_status unused_send_map(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_unused *u = &d->unused;
     struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
@@ -153,7 +154,7 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
                           .lazy = true};
     cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
 
-    if (st == CDDP_OK && cdi_ddp_is_static(d) && op.out != op.in) { /* and to the host, for the steps that follow */
+    if (st == CDDP_OK && cdi_ddp_is_static(d) && op.out != op.in) { /* and to the host, for the following steps */
         op.out = u->used;
         st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
     }
@@ -162,8 +163,8 @@ static cddp_status tell_used(cddp_ddp *d, struct cdi_error *err)
     return st;
 }
 
-/* Of one parameter at the end of the step: counted, or missing. */
-static cddp_status settle(cddp_ddp *d, size_t i)
+/* Counts parameter i at the end of the step, or records it as missing. */
+static cddp_status unused_close_param(cddp_ddp *d, size_t i)
 {
     struct cdi_ddp_unused *u = &d->unused;
     struct cdi_slice own = {.data = d->params[i].grad, .bytes = d->plan.grads[i].bytes};
@@ -171,7 +172,7 @@ static cddp_status settle(cddp_ddp *d, size_t i)
     struct cdi_error err;
 
     if (cdi_ddp_is_static(d) && u->known && u->seen[i] < u->expected[i])
-        return changed(d, i, u->seen[i] == 0 ? "did not come" : "came less often");
+        return unused_graph_changed(d, i, u->seen[i] == 0 ? "did not become ready" : "became ready less often");
     u->missing[i] = !d->plan.grads[i].claimed && u->seen[i] == 0;
     if (!u->known)
         u->used[i] = !u->missing[i];
@@ -179,7 +180,7 @@ static cddp_status settle(cddp_ddp *d, size_t i)
         return CDDP_OK;
     u->n_missing += u->missing[i];
     if (u->missing[i] && d->plan.grads[i].bucket >= d->plan.ahead)
-        return CDDP_OK; /* nobody may need it: see launch_idle */
+        return CDDP_OK; /* perhaps no rank needs it: see launch_idle */
     (void)cdi_bucket_claim(&d->plan, i);
     if (u->missing[i]) {
         cdi_plan_note_order(d, i);
@@ -192,7 +193,7 @@ static cddp_status settle(cddp_ddp *d, size_t i)
     return cdi_launch_count_down(d, i);
 }
 
-/* Bucket b is reduced after all: what did not come of it counts as zeros. */
+/* Fills the missing gradients of idle bucket b, which is reduced after all, with zeros. */
 static cddp_status fill_idle(cddp_ddp *d, size_t b)
 {
     cddp_status st = CDDP_OK;
@@ -209,7 +210,7 @@ static cddp_status fill_idle(cddp_ddp *d, size_t b)
     return st;
 }
 
-/* The buckets that nobody used in the step before: reduced where somebody does now, which all ranks know by the map. */
+/* Launches the idle buckets that some rank uses in this step. All ranks know them from the map. */
 static cddp_status launch_idle(cddp_ddp *d)
 {
     cddp_status st = CDDP_OK;
@@ -239,14 +240,14 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     if (u->missing == NULL)
         return CDDP_OK;
     u->n_missing = 0;
-    /* That of the step before; what stays on the device was copied when it was enqueued. */
+    /* The map of the previous step. A map that stays on the device was copied when it was enqueued. */
     if (u->map_ticket > 0 && !cdi_used_stays_on_device(d) && d->ops->join(d->b, u->map_ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (u->known)
-        u->map_ticket = 0; /* the graph is the host's now, and no step need ask again */
+        u->map_ticket = 0; /* the host knows the graph now, and no further step needs to ask */
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;)
-        st = settle(d, i);
-    if (st == CDDP_OK && !u->known && tell_used(d, &err) != CDDP_OK)
+        st = unused_close_param(d, i);
+    if (st == CDDP_OK && !u->known && unused_send_map(d, &err) != CDDP_OK)
         st = cdi_ddp_set_error(d, &err);
     return st == CDDP_OK ? launch_idle(d) : st;
 }
@@ -259,7 +260,7 @@ void cdi_unused_next_step(cddp_ddp *d)
         memset(d->unused.missing, 0, d->n_params * sizeof *d->unused.missing);
 }
 
-/* Old values into the arena, of the gradients that no rank used, by the device's map. */
+/* Restores the old values of the gradients that no rank used, by the device's map. */
 static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_ddp_unused *u = &d->unused;
@@ -267,12 +268,12 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
     cddp_status st = CDDP_OK;
     void *begin = NULL;
 
-    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) { /* in the arena's order, but for its types */
+    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) { /* in the arena's order, within each type */
         const struct cdi_grad *g = &d->plan.grads[i];
 
         if (!u->missing[i])
             continue;
-        /* Where some are reduced where they lie, nothing lies behind another for sure. */
+        /* If some are reduced in place, neighbours in the plan are not always neighbours in the arena. */
         if (n > 0 && (g->offset < end || d->in_place.any)) {
             st = d->ops->pack_unless(d->b, begin, u->slices, n, u->map, u->of, err);
             n = 0;
@@ -298,7 +299,7 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
 
     if (u->missing == NULL)
         return CDDP_OK;
-    /* The host has to know, but only where something is missing here. */
+    /* The host has to know, but only if something is missing here. */
     st = cdi_used_stays_on_device(d) ? restore_there(d, &err) : cdi_used_await(d, &err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
         struct cdi_slice old = {.bytes = d->plan.grads[i].bytes};

@@ -26,7 +26,7 @@ bool cdi_used_in_bucket(const cddp_ddp *d, size_t b)
     for (size_t i = 0; i < d->plan.n_grads && !used; i++) {
         const struct cdi_grad *g = &d->plan.grads[i];
 
-        /* What lies behind the parameters (uneven.c) always is. */
+        /* The element after the parameters (uneven.c) always is. */
         used = b >= g->bucket && b < g->bucket + g->n_parts && (i >= d->n_params || d->unused.used[i]);
     }
     return used;

@@ -9,12 +9,12 @@
 #include <string.h>
 
 #define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
-#define BUFFER_BIT 0x10000u          /* in the type on the wire: this is a buffer, and no parameter */
-#define GRAD_SHIFT 8                 /* and the gradient's type, where it is another one */
+#define BUFFER_BIT 0x10000u          /* in the type that is sent: this is a buffer, not a parameter */
+#define GRAD_SHIFT 8                 /* followed by the gradient's type, if it differs */
 #define SHOWN_DIMS 8
 #define SHOWN_NAME 200
 
-/* What each rank tells all others; u64 on the wire. */
+/* What each rank sends to all others, as u64 numbers. */
 enum {
     F_STATUS,
     F_N_PARAMS,
@@ -35,14 +35,14 @@ struct reader {
     size_t len;
 };
 
-/* One entry of a list: where it lies in the list, nothing copied. */
+/* One entry of a list; points into the list. */
 struct entry {
     const uint8_t *bytes;
     size_t len; /* of the whole entry */
     const char *name;
     int name_len;
     bool buffer;
-    cddp_dtype dtype, grad_dtype; /* grad_dtype is 0 where it is dtype */
+    cddp_dtype dtype, grad_dtype; /* grad_dtype is 0 if it equals dtype */
     uint32_t n_dims;
     const uint8_t *dims;
 };
@@ -73,7 +73,7 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
     return status;
 }
 
-static bool take(struct reader *r, size_t n, const uint8_t **at)
+static bool verify_take(struct reader *r, size_t n, const uint8_t **at)
 {
     if (n > r->len)
         return false;
@@ -83,7 +83,7 @@ static bool take(struct reader *r, size_t n, const uint8_t **at)
     return true;
 }
 
-static uint64_t number(const uint8_t *p, int bytes)
+static uint64_t verify_number(const uint8_t *p, int bytes)
 {
     uint64_t v = 0;
 
@@ -96,21 +96,21 @@ static bool take_u32(struct reader *r, uint32_t *v)
 {
     const uint8_t *at;
 
-    if (!take(r, 4, &at))
+    if (!verify_take(r, 4, &at))
         return false;
-    *v = (uint32_t)number(at, 4);
+    *v = (uint32_t)verify_number(at, 4);
     return true;
 }
 
-/* The next entry; false at the end of the list, or where it is no list. */
+/* Reads the next entry. Returns false at the end of the list, or if the list is malformed. */
 static bool next_entry(struct reader *r, struct entry *e)
 {
     const uint8_t *name;
     uint32_t name_len, dtype;
 
     *e = (struct entry){.bytes = r->p};
-    if (!take_u32(r, &name_len) || !take(r, name_len, &name) || !take_u32(r, &dtype) || !take_u32(r, &e->n_dims) ||
-        !take(r, (size_t)e->n_dims * 8, &e->dims))
+    if (!take_u32(r, &name_len) || !verify_take(r, name_len, &name) || !take_u32(r, &dtype) ||
+        !take_u32(r, &e->n_dims) || !verify_take(r, (size_t)e->n_dims * 8, &e->dims))
         return false;
     e->name = (const char *)name;
     e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
@@ -121,9 +121,10 @@ static bool next_entry(struct reader *r, struct entry *e)
     return true;
 }
 
-static bool same_name(const struct entry *a, const struct entry *b)
+static bool verify_same_name(const struct entry *a, const struct entry *b)
 {
-    return number(a->bytes, 4) == number(b->bytes, 4) && memcmp(a->name, b->name, number(a->bytes, 4)) == 0;
+    return verify_number(a->bytes, 4) == verify_number(b->bytes, 4) &&
+           memcmp(a->name, b->name, verify_number(a->bytes, 4)) == 0;
 }
 
 /* "float32 [3, 64]", "bfloat16 [64] with gradients of float32" */
@@ -132,8 +133,8 @@ static const char *show(const struct entry *e, char *text, size_t cap)
     size_t at = (size_t)snprintf(text, cap, "%s [", cdi_dtype_name(e->dtype));
 
     for (uint32_t d = 0; d < e->n_dims && d < SHOWN_DIMS; d++)
-        at +=
-            (size_t)snprintf(text + at, cap - at, "%s%" PRIu64, d == 0 ? "" : ", ", number(e->dims + 8 * (size_t)d, 8));
+        at += (size_t)snprintf(text + at, cap - at, "%s%" PRIu64, d == 0 ? "" : ", ",
+                               verify_number(e->dims + 8 * (size_t)d, 8));
     at += (size_t)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
     if (e->grad_dtype != CDDP_DTYPE_NONE)
         (void)snprintf(text + at, cap - at, " with gradients of %s", cdi_dtype_name(e->grad_dtype));
@@ -145,8 +146,8 @@ static const char *noun(const struct entry *e)
     return e->buffer ? "buffer" : "parameter";
 }
 
-static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b, int rank_b,
-                                   struct cdi_error *err)
+static cddp_status verify_name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b,
+                                          int rank_b, struct cdi_error *err)
 {
     char text_a[64 + 22 * SHOWN_DIMS], text_b[64 + 22 * SHOWN_DIMS];
 
@@ -155,14 +156,17 @@ static cddp_status name_difference(size_t i, const struct entry *a, int rank_a, 
     if (a->buffer != b->buffer)
         return cdi_fail(err, CDDP_E_MISMATCH, "'%.*s' %s is a %s on rank %d, where rank %d has the %s '%.*s' %s",
                         a->name_len, a->name, text_a, noun(a), rank_a, rank_b, noun(b), b->name_len, b->name, text_b);
-    if (same_name(a, b))
+    if (verify_same_name(a, b))
         return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '%.*s' is %s on rank %d but %s on rank %d", noun(a), i,
                         a->name_len, a->name, text_a, rank_a, text_b, rank_b);
     return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '%.*s' %s on rank %d but '%.*s' %s on rank %d", noun(a), i,
                     a->name_len, a->name, text_a, rank_a, b->name_len, b->name, text_b, rank_b);
 }
 
-/* The lists are equal up to where the shorter one ends: `first` is the next of the longer one, rank_long's. */
+/*
+ * Reports the surplus of the longer list; the lists are equal up to the end of the shorter one. `first` is the next
+ * entry of rank_long's list.
+ */
 static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
                                 struct cdi_error *err)
 {
@@ -191,7 +195,7 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
 
         if (!has_a && !has_b)
             return CDDP_OK;
-        /* They come behind the parameters, and are counted anew. */
+        /* Buffers follow the parameters, and are counted separately. */
         if (!buffers && (!has_a || ea.buffer) && (!has_b || eb.buffer)) {
             buffers = true;
             i = 0;
@@ -201,7 +205,7 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
         if (!has_a)
             return name_surplus(i, &eb, rb, rank_b, rank_a, err);
         if (ea.len != eb.len || memcmp(ea.bytes, eb.bytes, ea.len) != 0)
-            return name_difference(i, &ea, rank_a, &eb, rank_b, err);
+            return verify_name_difference(i, &ea, rank_a, &eb, rank_b, err);
     }
 }
 
@@ -217,9 +221,9 @@ static uint64_t hash(const uint8_t *p, size_t len)
     return h;
 }
 
-/* A rank could not even come this far: everyone hears why. */
-static cddp_status tell_failure(cddp_comm *comm, int failed, cddp_status why, const struct cdi_error *local,
-                                struct cdi_error *err)
+/* Sends this rank's earlier failure to everyone. */
+static cddp_status verify_send_failure(cddp_comm *comm, int failed, cddp_status why, const struct cdi_error *local,
+                                       struct cdi_error *err)
 {
     char text[CDI_ERROR_TEXT] = "";
     cddp_status status;
@@ -239,8 +243,8 @@ static cddp_status tell_failure(cddp_comm *comm, int failed, cddp_status why, co
                        "rank %d could not create its reducer: %.900s", failed, text);
 }
 
-/* This rank cannot take part any further, though its peers count on it: they must not wait for ever. */
-static cddp_status give_up(cddp_comm *comm, struct cdi_error *err)
+/* Fails the job: this rank cannot take part any further, and its peers must not wait for ever. */
+static cddp_status verify_give_up(cddp_comm *comm, struct cdi_error *err)
 {
     struct cdi_error why;
 
@@ -251,7 +255,7 @@ static cddp_status give_up(cddp_comm *comm, struct cdi_error *err)
     return why.status;
 }
 
-/* Fill `list` with rank `owner`'s: that rank's own, mine, or room for what comes. */
+/* Fills `list` with rank `owner`'s list: on that rank its own, mine; on the others space for it. */
 static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struct cdi_buf *mine, int owner,
                               size_t bytes, struct cdi_error *err)
 {
@@ -260,14 +264,14 @@ static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struc
     cdi_buf_init(list, LIST_LIMIT);
     at = cdi_buf_reserve(list, bytes == 0 ? 1 : bytes);
     if (at == NULL)
-        return give_up(comm, err);
+        return verify_give_up(comm, err);
     if (owner == cdi_comm_world(comm)->rank)
         memcpy(at, cdi_buf_data(mine), bytes);
     cdi_buf_commit(list, bytes);
     return cdi_comm_broadcast(comm, at, bytes, CDDP_UINT8, owner, err);
 }
 
-/* Rank `other` differs from rank 0: their lists go to everyone, so that all find the same first difference. */
+/* Rank `other` differs from rank 0: both lists are sent to all, so that all find the same first difference. */
 static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records, int other,
                                    struct cdi_error *err)
 {
@@ -292,7 +296,7 @@ static const char *type_text(uint64_t dtype)
     return dtype == CDDP_DTYPE_NONE ? "0" : cdi_dtype_name((cddp_dtype)dtype);
 }
 
-/* Options that shape the buckets must agree too; they are named from the records alone. */
+/* Compares the options that shape the buckets; the records alone suffice to name them. */
 static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
 {
     static const struct {
@@ -330,8 +334,8 @@ static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, 
         const uint64_t *record = records + (size_t)r * N_FIELDS;
 
         if (record[F_STATUS] != 0)
-            return tell_failure(comm, r, (cddp_status)(-(int)record[F_STATUS]),
-                                r == cdi_comm_world(comm)->rank ? local : NULL, err);
+            return verify_send_failure(comm, r, (cddp_status)(-(int)record[F_STATUS]),
+                                       r == cdi_comm_world(comm)->rank ? local : NULL, err);
     }
     for (int r = 1; r < size; r++) {
         const uint64_t *record = records + (size_t)r * N_FIELDS;
@@ -359,7 +363,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
     cddp_status status;
 
     if (records == NULL)
-        return give_up(comm, err);
+        return verify_give_up(comm, err);
     cdi_buf_init(&list, LIST_LIMIT);
     status = local == NULL ? cdi_verify_encode(&list, in->params, in->n_params, false) : CDDP_OK;
     if (local == NULL && status == CDDP_OK)

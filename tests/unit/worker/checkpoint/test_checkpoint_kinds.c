@@ -376,7 +376,7 @@ static int refused(int rank)
         int only; /* the rank that is so; -1: all */
         const char *text;
     } cases[] = {
-        {{.no_powersgd = true}, -1, "item 'g': it holds what PowerSGD has left out, and this reducer has no PowerSGD"},
+        {{.no_powersgd = true}, -1, "item 'g': it contains PowerSGD errors, and this reducer has no PowerSGD"},
         {{.sgd_for_adam = true}, -1, "item 'g.adam': its state was made by Adam or AdamW, and this optimizer is SGD"},
         {{.other_order = true}, -1, "item 'g.adam': its state is of parameters of other names"},
         {{.seed = 4}, -1, "item 'g.sampler': the sampler was saved in the middle of an epoch shuffled by seed 0"},

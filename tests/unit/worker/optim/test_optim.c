@@ -1185,12 +1185,11 @@ static int go_on_with_powersgd(int rank)
     /* A state without PowerSGD's is none for a reducer that has it; nor does one without it drop that. */
     CHECK(cddp_ddp_set_hook(whole.ddp, NULL) == CDDP_OK);
     CHECK(load(comm, optim[0], whole.ddp, items, N, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "item 'ddp': it holds what PowerSGD has left out, and this reducer has no") !=
-          NULL);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it contains PowerSGD errors, and this reducer has no") != NULL);
     CHECK(load(comm, optim[0], NULL, items, N, NULL) == CDDP_OK);
     CHECK(save(comm, 9, optim[0], whole.ddp, items, N) == CDDP_OK);
     CHECK(load(comm, optim[1], rest.ddp, again, N, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "item 'ddp': it was saved of a reducer without PowerSGD") != NULL);
+    CHECK(strstr(cddp_last_error(), "item 'ddp': it was saved from a reducer without PowerSGD") != NULL);
     CHECK(load(comm, optim[0], whole.ddp, items, N, NULL) == CDDP_OK);
     cddp_optim_destroy(optim[0]);
     cddp_optim_destroy(optim[1]);

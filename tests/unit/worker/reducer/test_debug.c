@@ -8,15 +8,15 @@
 
 CDI_SUITE(debug, .timeout = 60);
 
-static char said[2048];
+static char printed[2048];
 
 static void keep(enum cdi_log_level level, const char *id, const char *text, void *arg)
 {
-    size_t n = strlen(said);
+    size_t n = strlen(printed);
 
     (void)level;
     (void)arg;
-    (void)snprintf(said + n, sizeof said - n, "%s: %s\n", id, text);
+    (void)snprintf(printed + n, sizeof printed - n, "%s: %s\n", id, text);
 }
 
 /* What the program does wrong. */
@@ -65,12 +65,12 @@ static int train_and_look(int rank)
 {
     CHECK(train(rank) == 0);
     if (expected_id == NULL) {
-        CHECK(said[0] == '\0');
+        CHECK(printed[0] == '\0');
         return 0;
     }
-    if (strncmp(said, expected_id, strlen(expected_id)) != 0 || strstr(said, expected_text) == NULL ||
-        strchr(said, '\n') != said + strlen(said) - 1) {
-        fprintf(stderr, "rank %d: said '%s'\n", rank, said);
+    if (strncmp(printed, expected_id, strlen(expected_id)) != 0 || strstr(printed, expected_text) == NULL ||
+        strchr(printed, '\n') != printed + strlen(printed) - 1) {
+        fprintf(stderr, "rank %d: printed '%s'\n", rank, printed);
         return 1;
     }
     return 0;

@@ -83,7 +83,8 @@ struct meddler {
 
 static int refused(cddp_status st)
 {
-    return st == CDDP_E_STATE && strstr(cddp_last_error(), "hook has called a function of its own reducer") != NULL;
+    return st == CDDP_E_STATE &&
+           strstr(cddp_last_error(), "hook has called a function of the reducer that runs it") != NULL;
 }
 
 static cddp_status meddle(void *arg, cddp_comm *comm, const cddp_bucket *b)

@@ -107,7 +107,7 @@ static int strict(int rank)
         CHECK(cddp_ddp_join(r.ddp) == CDDP_E_STATE);
     /* Step 2, the last of the first epoch, was that in which nobody trained. */
     CHECK(strcmp(cddp_last_error(),
-                 "rank 1 (and 1 more) had no more samples in step 4, in which 2 of 4 ranks trained: with "
+                 "rank 1 (and 1 more) had no samples left in step 4, in which 2 of 4 ranks trained: with "
                  "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps") == 0);
     CHECK(cddp_ddp_grad_ready(r.ddp, 0) == CDDP_E_STATE); /* it stays */
     CHECK(cddp_barrier(r.comm) == CDDP_OK);
@@ -127,7 +127,7 @@ Test(uneven, what_does_not_go_together_is_refused)
     } cases[] = {
         {CDDP_DDP_JOIN_ACTIVE, "CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN"},
         {CDDP_DDP_JOIN_STRICT, "CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN"},
-        {CDDP_DDP_JOIN | CDDP_DDP_STATIC_GRAPH, "CDDP_DDP_STATIC_GRAPH goes with neither"},
+        {CDDP_DDP_JOIN | CDDP_DDP_STATIC_GRAPH, "CDDP_DDP_STATIC_GRAPH cannot be combined with"},
         {CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SUM, "a sum (CDDP_DDP_SUM) has no divisor to adjust"},
     };
     float w[2];

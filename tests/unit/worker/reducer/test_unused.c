@@ -276,7 +276,7 @@ static int changed(int rank, const char *how)
         (void)cddp_ddp_grad_ready(r.ddp, 1);
     if (rank == 0 && strstr(how, "which it did not") != NULL)
         st = cddp_ddp_grad_ready(r.ddp, 0);
-    if (rank == 0 && strstr(how, "came more often") != NULL)
+    if (rank == 0 && strstr(how, "became ready more often") != NULL)
         st = cddp_ddp_grad_ready(r.ddp, 2);
     CHECK(cddp_ddp_wait(r.ddp) != CDDP_OK);
     if (rank == 0) {
@@ -289,17 +289,17 @@ static int changed(int rank, const char *how)
 
 static int more(int rank)
 {
-    return changed(rank, "0 'first' came, which it did not in the first");
+    return changed(rank, "0 'first' became ready, which it did not in the first");
 }
 
 static int oftener(int rank)
 {
-    return changed(rank, "2 'third' came more often");
+    return changed(rank, "2 'third' became ready more often");
 }
 
 static int less(int rank)
 {
-    return changed(rank, "2 'third' came less often");
+    return changed(rank, "2 'third' became ready less often");
 }
 
 Test(unused, a_graph_that_changes_is_an_error_that_says_how)
