@@ -293,7 +293,7 @@ def test_reports_damaged_checkpoint_and_uses_previous(cddprun):
 
     want = undisturbed(cddprun, 30)
     for damage, says in (cut, 'it has [0-9]+ of its [0-9]+ bytes'), (flip, "the checksum of item '[a-z.]+' is wrong"), \
-            (empty, 'it does not begin as one'):
+            (empty, 'it does not start like a checkpoint'):
         with place() as p:
             train(cddprun, [*p.flags(30), *p.saving(10)])
             assert p.checkpoints() == [20, 30]

@@ -14,7 +14,7 @@
 struct fake_world {
     int n;
     pthread_barrier_t barrier;
-    const void *in[64]; /* what each rank brought to the collective that runs */
+    const void *in[64]; /* each rank's input of the running collective */
     size_t bytes[64];
 };
 
@@ -22,7 +22,7 @@ struct fake_world {
 
 static cddp_comm *of(struct cdi_backend *b)
 {
-    return (cddp_comm *)b; /* the fake has no state but the communicator's */
+    return (cddp_comm *)b; /* the fake's only state is the communicator's */
 }
 
 static cddp_status fake_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out,
@@ -73,7 +73,7 @@ void fake_complete(cddp_comm *c, size_t ticket)
     (void)pthread_mutex_unlock(&c->lock);
 }
 
-/* Of a device: the calls, in their order. */
+/* Records, for a device, a call. */
 static void note(cddp_comm *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static void note(cddp_comm *c, const char *fmt, ...)
 {
@@ -161,7 +161,7 @@ static cddp_status fake_unpack(struct cdi_backend *b, const struct cdi_slice *to
     return CDDP_OK;
 }
 
-/* What it multiplies by, in a record that has room for few words; the values stay as they are. */
+/* Records the factor of a cast, of which the record has only the text; the values stay as they are. */
 static cddp_status fake_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                     cddp_dtype dtype, double factor, struct cdi_error *err)
 {
@@ -305,7 +305,7 @@ const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
     return &comm->world;
 }
 
-/* Nobody forks here. */
+/* No test forks. */
 cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err)
 {
     (void)function;
@@ -358,7 +358,7 @@ struct cdi_backend *cdi_comm_backend(const cddp_comm *comm)
     return (struct cdi_backend *)comm;
 }
 
-/* Every rank shows what it has, reads what it needs, and waits until all have read. */
+/* Every rank publishes its input, reads what it needs, and waits until all have read. */
 static void meet(cddp_comm *c, const void *in, size_t bytes)
 {
     c->shared->in[c->world.rank] = in;
@@ -460,5 +460,5 @@ void fake_run(cddp_comm *comms, int n, void (*fn)(cddp_comm *comm, void *arg), v
         (void)pthread_join(tasks[r].thread, NULL);
 }
 
-/* Checkpoints are no part of it. */
+/* These tests do not use checkpoints. */
 const struct cdi_item_ops cdi_powersgd_item_ops = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ranks that begin a save or a load: what fails on one of them fails on all, with the same error, and items that all
- * have to name alike are compared. One collective where all is well.
+ * How ranks begin a save or a load: a failure on one of them becomes the same error on all, and items that must have
+ * the same names on all ranks are compared. One collective in the good case.
  */
 #include "common/cleanup.h"
 #include "common/crc64.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A text of one rank, for all. */
+/* Broadcasts one rank's text. */
 static cddp_status agree_broadcast_text(cddp_comm *comm, int root, char *text, size_t cap, struct cdi_error *err)
 {
     return cdi_comm_broadcast(comm, text, cap, CDDP_UINT8, root, err);
@@ -36,7 +36,7 @@ static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const 
         (void)snprintf(text, cap, "'%s', %s", items[k]->name, cdi_checkpoint_kind_name((unsigned)items[k]->kind));
 }
 
-/* A collective of ranks whose items differ, which all of them know: the first item that `other` has and rank 0 not. */
+/* Names, in a collective, the first item that `other` has and rank 0 does not. All ranks know that the items differ. */
 static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
                                          size_t n_items, struct cdi_error *err)
 {
@@ -61,21 +61,20 @@ static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_
         st = agree_broadcast_text(comm, other, other_text, sizeof other_text, err);
     if (st != CDDP_OK)
         return st;
-    return cdi_fail_by(
-        err, cdi_rank_of_job(cdi_comm_world(comm), other), CDDP_E_MISMATCH,
-        "checkpoint: the ranks' items differ: the first of them that all ranks have to name alike and do "
-        "not is %s on rank 0 and %s on rank %d",
-        root_text, other_text, other);
+    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), other), CDDP_E_MISMATCH,
+                       "checkpoint: the ranks' items differ: the first one that should have the same name on all "
+                       "ranks, but does not, is %s on rank 0 and %s on rank %d",
+                       root_text, other_text, other);
 }
 
-/* What ranks compare. */
+/* What the ranks compare. */
 struct card {
-    uint64_t hash; /* of the items that all have to name alike */
+    uint64_t hash; /* of the items with the same names on all ranks */
     int32_t status;
     int32_t os_error;
 };
 
-/* The first rank that has failed tells the others why. */
+/* Broadcasts the error of the first rank that has failed. */
 static cddp_status agree_send_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
                                       struct cdi_error *err)
 {

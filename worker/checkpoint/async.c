@@ -11,8 +11,8 @@
 struct cdi_saver {
     struct cdi_save save;
     pthread_t thread;
-    bool under_way;
-    struct cdi_error result; /* the thread's, until it has been joined */
+    bool in_progress;
+    struct cdi_error result; /* of the thread; valid after it is joined */
 };
 
 static void release_snapshot(struct cdi_save *save)
@@ -41,7 +41,7 @@ static void *save_thread(void *arg)
     struct cdi_save *w = &s->save;
 
     s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &w->mover, &s->result);
-    release_snapshot(w); /* at once, and not when somebody waits for the save */
+    release_snapshot(w); /* at once, not only when a thread waits for the save */
     return NULL;
 }
 
@@ -59,21 +59,21 @@ cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, str
     s->result = (struct cdi_error){.status = CDDP_OK};
     *save = (struct cdi_save){0};
     rc = cdi_thread_create(&s->thread, 0, save_thread, s);
-    s->under_way = rc == 0;
+    s->in_progress = rc == 0;
     if (rc == 0)
         return CDDP_OK;
     cdi_save_release(&s->save);
-    return cdi_fail_errno(err, rc, "checkpoint: the thread that writes it could not be started");
+    return cdi_fail_errno(err, rc, "checkpoint: the background thread could not be started");
 }
 
 cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
-    if (saver == NULL || !saver->under_way)
+    if (saver == NULL || !saver->in_progress)
         return CDDP_OK;
     (void)pthread_join(saver->thread, NULL);
-    saver->under_way = false;
+    saver->in_progress = false;
     if (saver->result.status != CDDP_OK)
         st = cdi_fail_since(err, &saver->result, "the save of step %" PRIu64 " in the background failed: %.900s",
                             saver->save.step, saver->result.msg);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The collective calls over checkpoint files: rank 0 writes and reads, all ranks get its result and its bytes. An item
- * of which each rank has its own is so many items in the file: NAME[0], NAME[1], ... What is no memory:
- * worker/checkpoint/item.h. Whatever may fail on one rank alone does so before anything changes, and the ranks tell
- * each other.
+ * The collective calls for checkpoint files: rank 0 writes and reads, and all ranks get its result and its bytes. An
+ * item of which each rank has its own is stored as one item per rank: NAME[0], NAME[1], ... For items other than memory
+ * see worker/checkpoint/item.h. Everything that can fail on one rank alone is done before anything changes, and the
+ * ranks report it to each other.
  */
 #include "common/cleanup.h"
 #include "worker/base/sized.h"
@@ -16,7 +16,7 @@
 
 #define SUFFIX_BYTES 13 /* "[2147483647]" */
 
-/* Rank 0's result, for all. */
+/* Rank 0's result, sent to all. */
 struct verdict {
     int32_t status;
     int32_t os_error;
@@ -51,7 +51,7 @@ static bool is_on_device(cddp_comm *comm, const void *p)
     return cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), p);
 }
 
-/* What was enqueued is done: what is on a device may be moved. */
+/* Waits for enqueued work, so that memory on a device can be copied. */
 static cddp_status checkpoint_drain_device(cddp_comm *comm, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
@@ -70,7 +70,7 @@ static cddp_status checkpoint_copy(cddp_comm *comm, void *to, const void *from, 
     return CDDP_OK;
 }
 
-/* Bytes of one rank's own items. */
+/* Returns the total size of one rank's own items. */
 static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
 {
     size_t bytes = 0;
@@ -80,14 +80,16 @@ static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
     return bytes;
 }
 
-/* ----------------------------------------------------------------------------------- the items as programs see them */
+/*
+ * -------------------------------------------------------------------------------- the items in the program's view ----
+ */
 
-/* A program's list, taken apart. What is no memory is in a cdi_save, whose memory outlives the call. */
+/* A program's list by kind. Items other than memory are in a cdi_save, whose memory outlives the call. */
 struct list {
     cddp_checkpoint_item *all, *memory;
-    const cddp_checkpoint_item **alike; /* those that all ranks have to name alike */
+    const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
     size_t n, n_memory, n_alike;
-    uint8_t *own; /* room: of each rank, one byte and all its own items; then this rank's */
+    uint8_t *own; /* buffer: of each rank, one byte and all its own items; then this rank's */
 };
 
 static void list_release(struct list *l)
@@ -103,7 +105,7 @@ static bool is_collective(const cddp_checkpoint_item *item)
     return item->kind != CDDP_ITEM_MEMORY && item->kind != CDDP_ITEM_SAMPLER;
 }
 
-/* One item that this rank has to look at, number i. */
+/* Adds item i, which this rank has to read. */
 static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm *comm, size_t i, struct cdi_error *err)
 {
     const cddp_checkpoint_item *item = &l->all[i];
@@ -121,8 +123,8 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm 
 }
 
 /*
- * Each rank alone. all: every item counts, and is named alike, on every rank; else only on rank 0, but for those that
- * each rank has a part of.
+ * Reads the list on this rank. all: every item counts, and has the same name, on every rank; otherwise only on rank 0,
+ * except for those of which each rank has a part.
  */
 static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm *comm,
                              const cddp_checkpoint_item *items, size_t n_items, bool all, struct cdi_error *err)
@@ -155,7 +157,7 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm
     return st;
 }
 
-/* Room to exchange what each rank has of its own. */
+/* Allocates the buffer to exchange each rank's own items. */
 static cddp_status list_make_room(struct list *l, const cddp_comm *comm, struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(comm), own = own_bytes(l->memory, l->n_memory), each = 1 + own;
@@ -166,19 +168,21 @@ static cddp_status list_make_room(struct list *l, const cddp_comm *comm, struct 
     return CDDP_OK;
 }
 
-/* ---------------------------------------------------------------------------------- the items as files see them ----
+/*
+ * ----------------------------------------------------------------------------------- the items in the file's view ----
  */
 
-/* Where the bytes of an item are for the file. */
+/* Where the bytes of an item are when the file is written or read. */
 enum place {
-    PLACE_HERE,  /* where the program has them */
-    PLACE_BLOCK, /* in the block */
-    PLACE_AWAY,  /* on the device, where the program has them or, of a save in the background, in the snapshot */
+    PLACE_HERE,   /* in the program's memory */
+    PLACE_BLOCK,  /* in the block */
+    PLACE_DEVICE, /* on the device: in the program's memory or, for a save in the background, in the snapshot */
 };
 
 /*
- * Each rank's own are in the block, all of them. What is on a device stays there and is moved piece by piece. A save in
- * the background has copies, since the program goes on: of what is on the device there (in_snapshot), if there is room.
+ * Each rank's own items are all in the block. Items on a device stay there and are copied piece by piece. A save in the
+ * background has copies, since the program continues; copies of items on the device stay there (in_snapshot), if there
+ * is memory.
  */
 static enum place item_place(cddp_comm *comm, const struct cdi_save *s, const cddp_checkpoint_item *item,
                              bool background)
@@ -186,7 +190,7 @@ static enum place item_place(cddp_comm *comm, const struct cdi_save *s, const cd
     bool away = !is_own(item) && item->bytes > 0 && is_on_device(comm, item->data);
 
     if (away && (!background || s->snapshot != NULL))
-        return PLACE_AWAY;
+        return PLACE_DEVICE;
     return is_own(item) || background ? PLACE_BLOCK : PLACE_HERE;
 }
 
@@ -197,7 +201,7 @@ static size_t in_snapshot(size_t bytes)
     return (bytes + SNAPSHOT_ALIGN - 1) / SNAPSHOT_ALIGN * SNAPSHOT_ALIGN;
 }
 
-/* Room on the device for a copy of what is there. Without it the copies are in the block, on the host. */
+/* Allocates device memory for copies of the items there. Without it the copies are in the block, on the host. */
 static void get_snapshot(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items)
 {
     size_t bytes = 0;
@@ -219,8 +223,9 @@ static size_t count_entries(const struct cdi_save *s)
 }
 
 /*
- * Rank 0's list for the file of the items that are memory: an item of each rank's own once for each rank. Names are
- * copied, and each item has its memory, which is not filled yet. There is room for the states' entries behind them.
+ * Makes rank 0's list for the file from the items that are memory; an item of each rank's own occurs once per rank.
+ * Names are copied, and each item has memory, which is not filled yet. The list has capacity for the states' entries
+ * after them.
  */
 static cddp_status checkpoint_expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items,
                                      size_t n_items, bool background, struct cdi_error *err)
@@ -267,8 +272,8 @@ static cddp_status checkpoint_expand(struct cdi_save *s, cddp_comm *comm, const 
             if (place == PLACE_BLOCK) {
                 s->items[k].data = at;
                 at += items[i].bytes;
-            } else if (place == PLACE_AWAY) {
-                s->items[k].flags |= CDI_ITEM_AWAY;
+            } else if (place == PLACE_DEVICE) {
+                s->items[k].flags |= CDI_ITEM_ON_DEVICE;
                 if (background) {
                     s->items[k].data = snap;
                     snap += in_snapshot(items[i].bytes);
@@ -281,7 +286,7 @@ static cddp_status checkpoint_expand(struct cdi_save *s, cddp_comm *comm, const 
 
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
-/* All ranks' own items, behind one another by rank. */
+/* Gathers all ranks' own items, ordered by rank. */
 static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error *err)
 {
     size_t each = own_bytes(l->memory, l->n_memory);
@@ -300,7 +305,7 @@ static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error 
     return st == CDDP_OK ? cdi_comm_all_gather(comm, mine, l->own, each, CDDP_UINT8, err) : st;
 }
 
-/* Fill rank 0's list: shared items from the user's memory, the others from what was gathered. */
+/* Fills rank 0's list: shared items from the user's memory, the others from what was gathered. */
 static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, const struct list *l,
                                         struct cdi_error *err)
 {
@@ -324,7 +329,7 @@ static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, con
     return st;
 }
 
-/* Behind the memory's. */
+/* Appends the states' entries to those that are memory. */
 static void append_entries(struct cdi_save *s)
 {
     for (size_t i = 0; i < s->n_states; i++) {
@@ -355,7 +360,7 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struc
                       : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
 }
 
-/* What the program says, or NULL, with defaults. */
+/* Reads the program's options, or NULL, with defaults. */
 static cddp_status checkpoint_read_options(cddp_checkpoint_options *opt, const cddp_checkpoint_options *given,
                                            struct cdi_error *err)
 {
@@ -374,7 +379,7 @@ static cddp_status check_dir(const char *dir, struct cdi_error *err)
     return dir != NULL && *dir != '\0' ? CDDP_OK : cdi_fail(err, CDDP_E_INVALID, "checkpoint: no directory");
 }
 
-/* The states of what is no memory, whole, on rank 0. A collective. */
+/* Collects the whole states of optimizers, reducers and samplers on rank 0. A collective. */
 static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
 {
     struct verdict v = {0};
@@ -433,14 +438,16 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/* What rank 0 has found. */
+/* A checkpoint found by rank 0. */
 struct found {
     struct cdi_checkpoint_file *file;
-    uint8_t *present; /* of each of s->items, is it there? */
+    uint8_t *present; /* for each of s->items: 1 if the file has it */
     cddp_checkpoint_info info;
 };
 
-/* Rank 0 alone: the newest whole checkpoint, and does all of it fit? States are read; memory stays as it is. */
+/*
+ * Finds, on rank 0, the newest whole checkpoint, and checks that all of it fits. Reads states; memory stays as it is.
+ */
 static cddp_status checkpoint_find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir,
                                    const struct list *l, struct cdi_error *err)
 {
@@ -463,7 +470,7 @@ static cddp_status checkpoint_find(struct found *f, struct cdi_save *s, cddp_com
     return st;
 }
 
-/* What each rank has to see for itself. A collective. */
+/* Does each rank's own checks. A collective. */
 static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
 {
     cddp_status fit = CDDP_OK, st = CDDP_OK;
@@ -489,8 +496,9 @@ static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struc
     return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, 0, err) : st;
 }
 
-/* Of one item, what each rank saved, from rank 0's list from k on (elsewhere there is none); a byte says whether it
- * did.
+/*
+ * Distributes one item that each rank saved, from rank 0's list from k on (elsewhere there is none). A byte tells each
+ * rank whether it saved the item.
  */
 static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k, const uint8_t *present,
                             const cddp_checkpoint_item *item, uint8_t *all, struct cdi_error *err)
@@ -511,7 +519,7 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
     return st == CDDP_OK && mine[0] != 0 ? checkpoint_copy(comm, item->data, mine + 1, item->bytes, err) : st;
 }
 
-/* From rank 0, which has it, to all. */
+/* Distributes everything from rank 0 to all. */
 static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *present, const struct list *l,
                             struct cdi_error *err)
 {
@@ -528,7 +536,7 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
         k += is_own(item) ? (size_t)cddp_world_size(comm) : 1;
     }
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        st = cdi_item_ops(&s->states[i])->take_up(&s->states[i], comm, err);
+        st = cdi_item_ops(&s->states[i])->restore(&s->states[i], comm, err);
     return st;
 }
 
@@ -575,7 +583,7 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
     f->info.step = v.step;
     f->info.n_damaged = v.n_damaged;
     memcpy(f->info.damaged, v.damaged, sizeof v.damaged);
-    if (is_root) /* from here on things change */
+    if (is_root) /* from here on data changes */
         v.status = checkpoint_drain_device(comm, err);
     if (is_root && v.status == CDDP_OK)
         v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
@@ -585,7 +593,7 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
 
 /* ---------------------------------------------------------------------------------------------------- public ---- */
 
-/* NULL, and a child of the process that has joined, cannot talk to the others. */
+/* Rejects NULL, and a child of the process that joined, which cannot reach the others. */
 static cddp_status checkpoint_check_comm(const char *function, const cddp_comm *comm, struct cdi_error *err)
 {
     if (comm == NULL)

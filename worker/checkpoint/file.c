@@ -21,10 +21,10 @@
 #define FIXED_BYTES (8 + 4 + 4 + 8 + 8 + 8)
 #define ENTRY_BYTES 26 /* without the name */
 #define MAX_NAME 255u
-#define MAX_OBJECT_NAME 200u /* room for what is appended to it */
+#define MAX_OBJECT_NAME 200u /* capacity for a suffix */
 #define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (ENTRY_BYTES + MAX_NAME))
 #define PIECE ((size_t)1 << 20)
-#define MOVED ((size_t)4 << 20) /* bytes that come from a device, or go there, at once */
+#define MOVED ((size_t)4 << 20) /* bytes that are copied from or to a device at once */
 #define FILE_NAME "checkpoint-%020" PRIu64 ".cddp"
 
 cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err)
@@ -44,7 +44,7 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has flags that this libcddp does not know",
                         item->name);
     if (!is_memory && (item->bytes != 0 || item->flags != 0))
-        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' is no memory: its bytes and flags must be 0",
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' is not memory: its bytes and flags must be 0",
                         item->name);
     return CDDP_OK;
 }
@@ -111,7 +111,7 @@ static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_chec
         offset = file_align(offset + items[i].bytes);
     }
     (void)cdi_buf_put_u64(b, cdi_crc64(0, cdi_buf_data(b), b->len));
-    /* Only memory can have run out above, and then the length tells. */
+    /* Only memory can have run out above; then the length shows it. */
     return b->len == header_bytes ? CDDP_OK : CDDP_E_NOMEM;
 }
 
@@ -140,7 +140,7 @@ static cddp_status not_written(struct cdi_error *err)
     return cdi_fail(err, CDDP_E_SYSTEM, "%s", strerror(errno));
 }
 
-/* An item that is on a device, piece by piece through host memory. */
+/* Writes an item on a device, piece by piece through host memory. */
 static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t offset, const struct cdi_mover *mover,
                               uint64_t *crc, struct cdi_error *err)
 {
@@ -163,7 +163,7 @@ static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t
     return CDDP_OK;
 }
 
-/* The items first, since the header has their checksums. */
+/* Writes the items first, since the header has their checksums. */
 static cddp_status checkpoint_write_file(int fd, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                          const struct cdi_mover *mover, struct cdi_error *err)
 {
@@ -173,7 +173,7 @@ static cddp_status checkpoint_write_file(int fd, uint64_t step, const cddp_check
     cddp_status st = crc == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
 
     for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        if ((items[i].flags & CDI_ITEM_AWAY) != 0) {
+        if ((items[i].flags & CDI_ITEM_ON_DEVICE) != 0) {
             st = write_away(fd, &items[i], offset, mover, &crc[i], err);
         } else {
             crc[i] = cdi_crc64(0, items[i].data, items[i].bytes);
@@ -210,7 +210,7 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* The steps of all checkpoints in dir, newest first; *steps is malloc'ed. ENOENT is CDDP_E_NOT_FOUND. */
+/* Lists the steps of all checkpoints in dir, newest first; *steps is malloc'ed. ENOENT is CDDP_E_NOT_FOUND. */
 static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, struct cdi_error *err)
 {
     DIR *d = opendir(dir);
@@ -250,7 +250,9 @@ static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, stru
     return CDDP_OK;
 }
 
-/* Old checkpoints, and temporary files that a killed run left. What cannot be removed is not worth failing a save. */
+/*
+ * Removes old checkpoints, and temporary files that a killed run left. A failure to remove one does not fail the save.
+ */
 static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int keep)
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
@@ -261,7 +263,7 @@ static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int k
     if (list_steps(dir, &steps, &n, NULL) != CDDP_OK)
         return;
     for (size_t i = 0; i < n; i++) {
-        /* A step newer than ours belongs to a life of the job that was abandoned: ours is the newest now. */
+        /* A step newer than ours belongs to a round that was abandoned: ours is the newest now. */
         if (steps[i] == just_written || (steps[i] < just_written && (keep < 0 || ++kept < keep)))
             continue;
         (void)snprintf(name, sizeof name, FILE_NAME, steps[i]);
@@ -272,7 +274,7 @@ static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int k
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, const struct cdi_mover *mover, struct cdi_error *err)
 {
-    static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's is removed */
+    static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's file is removed */
     CDI_AUTOCLOSE int dir_fd = -1, fd = -1;
     char name[64];
     cddp_status st;
@@ -284,7 +286,10 @@ cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_chec
         return cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
 
     (void)snprintf(name, sizeof name, FILE_NAME, step);
-    /* A new file, never one that somebody else has put there: it might be a link to what must not be overwritten. */
+    /*
+     * Creates a new file, and never opens an existing one: that might be a link to another file, which would be
+     * overwritten.
+     */
     (void)unlinkat(dir_fd, tmp, 0);
     fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     st = fd < 0 ? not_written(err) : checkpoint_write_file(fd, step, items, n_items, mover, err);
@@ -355,7 +360,9 @@ static uint64_t get_uint(const uint8_t *p, int n_bytes)
     return v;
 }
 
-/* Fill f->entries from a header whose checksum is right; false if its numbers make no sense all the same. */
+/*
+ * Fills f->entries from a header with the right checksum. Returns false if its numbers are inconsistent nevertheless.
+ */
 static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, uint64_t file_bytes)
 {
     const uint8_t *p = f->header + FIXED_BYTES, *end = f->header + header_bytes - 8;
@@ -378,7 +385,7 @@ static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, 
     return p == end;
 }
 
-/* A link to nothing, a folder or a pipe has the name of a checkpoint, and is none: CDDP_E_IO, as of a damaged file. */
+/* A dangling link, a directory or a pipe may have the name of a checkpoint: CDDP_E_IO, as for a damaged file. */
 static cddp_status checkpoint_open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
 {
     f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
@@ -391,7 +398,7 @@ static cddp_status checkpoint_open_file(struct cdi_checkpoint_file *f, struct st
     return CDDP_OK;
 }
 
-/* Open, read and check the header. Anything wrong with the bytes is CDDP_E_IO: this file is damaged. */
+/* Opens and reads the file, and checks the header. Any wrong bytes are CDDP_E_IO: the file is damaged. */
 static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     uint8_t fixed[FIXED_BYTES];
@@ -402,7 +409,7 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
         return err->status;
     if (sb.st_size < (off_t)sizeof fixed || !checkpoint_read_all(f->fd, fixed, sizeof fixed, 0) ||
         memcmp(fixed, MAGIC, 8) != 0)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not begin as one", f->path);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not start like a checkpoint", f->path);
     f->n_entries = (uint32_t)get_uint(fixed + 12, 4);
     f->step = get_uint(fixed + 16, 8);
     header_bytes = get_uint(fixed + 24, 8);
@@ -412,7 +419,7 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
                         f->path, (uint64_t)sb.st_size, file_bytes);
     if (header_bytes < FIXED_BYTES + 8 || header_bytes > MAX_HEADER || header_bytes > file_bytes ||
         f->n_entries > CDI_CHECKPOINT_MAX_ITEMS)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", f->path);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
     f->header = malloc(header_bytes);
     f->entries = calloc(f->n_entries + 1u, sizeof *f->entries);
     if (f->header == NULL || f->entries == NULL)
@@ -420,16 +427,16 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
     if (!checkpoint_read_all(f->fd, f->header, header_bytes, 0) ||
         cdi_crc64(0, f->header, header_bytes - 8) != get_uint(f->header + header_bytes - 8, 8))
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", f->path);
-    /* Only now: a flipped bit is not another format. */
+    /* Checked only now: a flipped bit does not mean another format. */
     if (get_uint(fixed + 8, 4) != VERSION)
         return cdi_fail(err, CDDP_E_VERSION, "checkpoint '%s' has format %" PRIu64 "; this libcddp reads format %u",
                         f->path, get_uint(fixed + 8, 4), VERSION);
     if (!parse_entries(f, header_bytes, file_bytes))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header makes no sense", f->path);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
     return CDDP_OK;
 }
 
-/* Compare every item's checksum, before a byte of the caller's memory is changed. */
+/* Compares every item's checksum before a byte of the caller's memory is changed. */
 static cddp_status verify_items(const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     CDI_AUTOFREE uint8_t *piece = malloc(PIECE);
@@ -463,7 +470,7 @@ static const struct entry *find_entry(const struct cdi_checkpoint_file *f, const
     return NULL;
 }
 
-/* May an item be missing? One of a rank that did not exist when it was saved, but not that of rank 0. */
+/* Returns true if an item may be missing: that of a rank that did not exist at the save, but not rank 0's. */
 static bool may_miss(const cddp_checkpoint_item *item)
 {
     size_t len = strlen(item->name);
@@ -471,7 +478,7 @@ static bool may_miss(const cddp_checkpoint_item *item)
     return (item->flags & CDDP_ITEM_PER_RANK) != 0 && (len < 3 || strcmp(item->name + len - 3, "[0]") != 0);
 }
 
-/* Of an item that is on a device, piece by piece through host memory. */
+/* Reads an item on a device, piece by piece through host memory. */
 static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *item, uint64_t offset,
                              const struct cdi_mover *mover, struct cdi_error *err)
 {
@@ -537,7 +544,7 @@ cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_
     for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
         const struct entry *e = find_entry(f, items[i].name);
 
-        if (e != NULL && (items[i].flags & CDI_ITEM_AWAY) != 0)
+        if (e != NULL && (items[i].flags & CDI_ITEM_ON_DEVICE) != 0)
             st = fill_away(f, &items[i], e->offset, mover, err);
         else if (e != NULL && !checkpoint_read_all(f->fd, items[i].data, items[i].bytes, e->offset))
             st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
@@ -545,7 +552,7 @@ cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_
     return st;
 }
 
-/* *out is to be closed, also on failure. */
+/* The caller closes *out, also on failure. */
 static cddp_status open_one(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, struct cdi_error *err)
 {
     struct cdi_checkpoint_file *f = calloc(1, sizeof *f);

@@ -13,7 +13,7 @@ void *cdi_state_add(struct cdi_state *s, const char *suffix, size_t bytes, struc
     size_t text = strlen(s->name) + strlen(suffix) + 1;
     cddp_checkpoint_item *more = reallocarray(s->entries, s->n_entries + 1, sizeof *more);
     char *name = malloc(text);
-    void *data = calloc(bytes + 1, 1); /* no size that calloc may answer with NULL */
+    void *data = calloc(bytes + 1, 1); /* for size 0, calloc may return NULL */
 
     if (more != NULL)
         s->entries = more;
@@ -42,7 +42,7 @@ void cdi_state_release(struct cdi_state *s)
         free(s->entries[k].data);
     }
     free(s->entries);
-    free(s->room);
+    free(s->scratch);
     *s = (struct cdi_state){0};
 }
 
@@ -105,7 +105,7 @@ static cddp_status sampler_begin_load(struct cdi_state *s, const struct cdi_chec
     return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
 }
 
-/* Each rank's sampler has options of its own. The room is the state's, from here on. */
+/* Each rank's sampler has its own options. After this, s->scratch holds the state. */
 static cddp_status sampler_compare(struct cdi_state *s, cddp_comm *comm, cddp_status *fits, struct cdi_error *err)
 {
     cddp_sampler_state state = {{0}};
@@ -117,25 +117,25 @@ static cddp_status sampler_compare(struct cdi_state *s, cddp_comm *comm, cddp_st
     if (st != CDDP_OK)
         return st;
     *fits = cdi_sampler_check_state(s->object, &state, err);
-    s->room = malloc(sizeof state);
-    if (*fits == CDDP_OK && s->room == NULL)
-        *fits = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's place");
-    if (s->room != NULL)
-        memcpy(s->room, &state, sizeof state);
+    s->scratch = malloc(sizeof state);
+    if (*fits == CDDP_OK && s->scratch == NULL)
+        *fits = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
+    if (s->scratch != NULL)
+        memcpy(s->scratch, &state, sizeof state);
     return CDDP_OK;
 }
 
-static cddp_status sampler_take_up(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
+static cddp_status sampler_restore(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
 {
     (void)comm, (void)err;
-    return cddp_sampler_set_state(s->object, s->room); /* which was checked */
+    return cddp_sampler_set_state(s->object, s->scratch); /* the state was checked */
 }
 
 static const struct cdi_item_ops sampler = {.check = sampler_check,
                                             .begin_save = sampler_begin_save,
                                             .begin_load = sampler_begin_load,
                                             .compare = sampler_compare,
-                                            .take_up = sampler_take_up};
+                                            .restore = sampler_restore};
 
 const struct cdi_item_ops *cdi_item_ops(const struct cdi_state *s)
 {

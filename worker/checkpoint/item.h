@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Items of a checkpoint that are no memory: what a sampler, an optimizer or a reducer has to say in a file, and how it
- * takes that up. checkpoint_comm.c, which knows no kind, calls these in their order, between two steps, in one thread.
+ * Items of a checkpoint other than memory: what a sampler, an optimizer or a reducer stores in a file, and how it
+ * restores it. checkpoint.c, which is independent of the kinds, calls these functions in their order, between two
+ * steps, in one thread.
  */
 #ifndef CDI_CHECKPOINT_ITEM_H
 #define CDI_CHECKPOINT_ITEM_H
@@ -9,21 +10,23 @@
 #include "worker/checkpoint/file.h"
 
 /*
- * An object, and its state as a file has it: entries whose names begin with the item's, in memory of their own. There
- * are entries on rank 0 only.
+ * An object, and its state as a file has it: entries whose names begin with the item's, in separate memory. Only rank 0
+ * has entries.
  */
 struct cdi_state {
-    const char *name; /* the program's, like the object */
+    const char *name; /* the caller's, like the object */
     void *object;
     cddp_item_kind kind;
     cddp_checkpoint_item *entries;
     size_t n_entries;
-    void *room; /* what is needed for an exchange */
+    void *scratch; /* buffer for exchanges */
 };
 
-/* Another entry, NAME and suffix: its zeroed memory. NULL: *err says that there is no memory. */
+/*
+ * Adds an entry, NAME and suffix, and returns its zeroed memory. Returns NULL with an error message if there is none.
+ */
 void *cdi_state_add(struct cdi_state *s, const char *suffix, size_t bytes, struct cdi_error *err);
-/* What cdi_state_add gave for the k-th one. */
+/* Returns the memory of the k-th entry. */
 void *cdi_state_at(const struct cdi_state *s, size_t k);
 void cdi_state_release(struct cdi_state *s);
 
@@ -35,25 +38,25 @@ cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *o
                                struct cdi_error *err);
 
 /*
- * A kind. On failure of one that is no collective nothing has changed, and all ranks are told by the caller; one that
- * is a collective (collect, take_up) fails with the communicator, or with the device.
+ * The functions of a kind. If one that is not a collective fails, nothing has changed, and the caller reports it to all
+ * ranks. One that is a collective (collect, restore) fails with the communicator, or with the device.
  */
 struct cdi_item_ops {
-    /* Each rank alone: is the object of comm, and can it be asked now? */
+    /* On each rank: checks that the object belongs to comm, and can be saved now. */
     cddp_status (*check)(void *object, const cddp_comm *comm, struct cdi_error *err);
-    /* Rank 0 alone: entries for all of it, and what is rank 0's of them. */
+    /* On rank 0: adds all entries, and fills in rank 0's part of them. */
     cddp_status (*begin_save)(struct cdi_state *s, struct cdi_error *err);
-    /* A collective; NULL: rank 0 has all. The other ranks' part of the entries. */
+    /* A collective; NULL: rank 0 has everything. Fills in the other ranks' part of the entries. */
     cddp_status (*collect)(struct cdi_state *s, struct cdi_error *err);
-    /* Rank 0 alone: does what the file has fit the object? Then it is read into entries. */
+    /* On rank 0: checks that the file's state fits the object, and reads it into entries. */
     cddp_status (*begin_load)(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err);
     /*
-     * A collective; NULL: there is nothing to compare. What each rank has to see before it can say that it fits. *fits
-     * is this rank's answer, with its text in *err; the result is the communicator's.
+     * A collective; NULL: nothing to compare. Gives each rank what it needs to check that the state fits. *fits is this
+     * rank's answer, with its message in *err; the result is the communicator's.
      */
     cddp_status (*compare)(struct cdi_state *s, cddp_comm *comm, cddp_status *fits, struct cdi_error *err);
-    /* A collective: the object becomes what the entries say. */
-    cddp_status (*take_up)(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err);
+    /* A collective: restores the object from the entries. */
+    cddp_status (*restore)(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err);
 };
 
 /* Returns the functions of s->object. An optimizer and a reducer begin with a pointer to theirs. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which samples belong to this rank in this epoch: PyTorch's DistributedSampler, index by index, so that a run can be
- * compared with PyTorch's number by number. Pure apart from its memory, all of which is taken at creation.
+ * Decides which samples belong to this rank in this epoch: PyTorch's DistributedSampler, index by index, so that a run
+ * can be compared with PyTorch number by number. Pure except for its memory, all of which is allocated at creation.
  */
 #include "worker/data/sampler.h"
 
@@ -16,11 +16,11 @@
 struct cddp_sampler {
     cddp_sampler_options opt;
     int64_t epoch;
-    int64_t before;   /* samples of it that were taken before set_state, by all ranks */
+    int64_t before;   /* samples taken by all ranks before set_state */
     size_t count;     /* indices of the rest of the epoch on this rank */
-    size_t next;      /* of them, the first that was not taken */
+    size_t next;      /* the first of them that was not taken yet */
     int64_t *order;   /* all n samples in this epoch's order; NULL: they are not shuffled */
-    int64_t *indices; /* this rank's; room for a whole epoch */
+    int64_t *indices; /* this rank's; large enough for a whole epoch */
 };
 
 static void swap(int64_t *a, int64_t *b)
@@ -31,7 +31,7 @@ static void swap(int64_t *a, int64_t *b)
     *b = t;
 }
 
-/* Each element is swapped with one that is drawn from those at or behind it. */
+/* Swaps each element with a random one at or after it. */
 static void randperm_narrow(int64_t *out, int64_t n, struct cdi_mt19937 *g)
 {
     for (int64_t i = 0; i < n; i++)
@@ -86,7 +86,7 @@ static cddp_status sampler_read_options(cddp_sampler_options *opt, const cddp_sa
     return CDDP_OK;
 }
 
-/* `before`: samples that are taken already; with padding they may be more than there are. */
+/* `before`: number of samples taken already; with padding it may be larger than the number of samples. */
 static uint64_t count_per_rank(const cddp_sampler_options *opt, int64_t before)
 {
     uint64_t n = before < opt->n ? (uint64_t)(opt->n - before) : 0, world = (uint64_t)opt->world_size;
@@ -94,7 +94,7 @@ static uint64_t count_per_rank(const cddp_sampler_options *opt, int64_t before)
     return n / world + (n % world != 0 && !opt->drop_last);
 }
 
-/* Room for n indices; at least one byte, so that NULL always means "no memory". */
+/* Allocates n indices; at least one byte, so that NULL always means "no memory". */
 static int64_t *make_indices(uint64_t n)
 {
     if (n > PTRDIFF_MAX / sizeof(int64_t))
@@ -141,7 +141,7 @@ size_t cddp_sampler_count(const cddp_sampler *sampler)
     return sampler == NULL ? 0 : sampler->count;
 }
 
-/* The indices of the epoch, from the place that `before` samples have been taken up to. */
+/* Computes the indices of the epoch after the first `before` samples. */
 static void sampler_fill(cddp_sampler *s, int64_t epoch, int64_t before)
 {
     const cddp_sampler_options *opt = &s->opt;
@@ -153,7 +153,7 @@ static void sampler_fill(cddp_sampler *s, int64_t epoch, int64_t before)
     s->next = 0;
     if (s->order != NULL)
         cdi_randperm(s->order, opt->n, (uint64_t)opt->seed + (uint64_t)epoch);
-    /* Every world-size-th sample is ours; where the last round is short, it is filled up from the start. */
+    /* Every world-size-th sample belongs to this rank; an incomplete last round is filled up from the start. */
     for (uint64_t k = 0; k < s->count; k++) {
         uint64_t at = ((uint64_t)before + (uint64_t)opt->rank + k * (uint64_t)opt->world_size) % n;
 
@@ -194,16 +194,16 @@ size_t cddp_sampler_next(cddp_sampler *sampler, size_t want, const int64_t **ind
     return n;
 }
 
-/* The words of a cddp_sampler_state, each little-endian; those behind them are 0. */
+/* The words of a cddp_sampler_state, each little-endian; the remaining ones are 0. */
 enum { W_FORMAT, W_EPOCH, W_TAKEN, W_N, W_SEED, W_NO_SHUFFLE, N_WORDS };
 
 #define FORMAT UINT64_C(0x014d415350444443) /* "CDDPSAM" and the format's version, 1 */
 
-/* The same in numbers. */
+/* The same as numbers. */
 struct place {
     int64_t epoch; /* of set_epoch */
-    int64_t taken; /* samples of it that all ranks together have taken, if each took as many as this one */
-    int64_t n;     /* what the order of the samples depends on: of the sampler's options */
+    int64_t taken; /* samples of it taken by all ranks together, if each took as many as this one */
+    int64_t n;     /* the options that determine the order of the samples */
     int64_t seed;
     bool no_shuffle;
 };
@@ -214,7 +214,7 @@ void cddp_sampler_get_state(const cddp_sampler *sampler, cddp_sampler_state *sta
 
     if (state == NULL)
         return;
-    *state = (cddp_sampler_state){{0}}; /* no sampler has this state: set_state refuses it */
+    *state = (cddp_sampler_state){{0}}; /* not the state of any sampler: set_state rejects it */
     if (sampler == NULL)
         return;
     opt = &sampler->opt;
@@ -242,7 +242,9 @@ static bool read_state(struct place *p, const cddp_sampler_state *st)
            p->taken <= INT64_MAX - INT_MAX;
 }
 
-/* Does the place mean the same to a sampler of these options? At the start of an epoch there is none yet. */
+/*
+ * Checks that the position means the same to a sampler of these options. At the start of an epoch every position does.
+ */
 static cddp_status sampler_check_place(const struct place *p, const cddp_sampler_options *opt, struct cdi_error *err)
 {
     if (p->taken == 0)
@@ -261,14 +263,15 @@ static cddp_status sampler_check_place(const struct place *p, const cddp_sampler
     return CDDP_OK;
 }
 
-/* The place that a state tells, for this sampler. */
+/* Reads the position from a state, for this sampler. */
 static cddp_status sampler_find_place(struct place *p, const cddp_sampler *s, const cddp_sampler_state *state,
                                       struct cdi_error *err)
 {
     if (s == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_sampler_set_state: sampler must not be NULL");
     if (state == NULL || !read_state(p, state))
-        return cdi_fail(err, CDDP_E_INVALID, "this is no cddp_sampler_state, or one of another version's format");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "this is not a cddp_sampler_state, or it has the format of another version");
     return sampler_check_place(p, &s->opt, err);
 }
 

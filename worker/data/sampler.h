@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* torch.randperm on the CPU, bit for bit; the sampler itself is public (cddp.h). Pure. */
+/* torch.randperm on the CPU, bit for bit; the sampler itself is public (data.h). Pure. */
 #ifndef CDI_DATA_SAMPLER_H
 #define CDI_DATA_SAMPLER_H
 
@@ -9,19 +9,22 @@
 #include <cddp/cddp.h>
 #include <stdint.h>
 
-/* From this many elements on (UINT32_MAX / 20) torch draws 64 bits per element, since 32 would be too biased. */
+/* With this many elements (UINT32_MAX / 20) or more, torch draws 64 bits per element, since 32 would be too biased. */
 #define CDI_RANDPERM_WIDE 214748364
 
-/* out[0..n) = torch.randperm(n) of a generator freshly seeded with `seed`. n >= 0; out may be NULL if n is 0. */
+/*
+ * Stores torch.randperm(n), of a generator freshly seeded with `seed`, in out[0..n). n >= 0; out may be NULL if n is 0.
+ */
 void cdi_randperm(int64_t *out, int64_t n, uint64_t seed);
 
 /*
- * For the wide form, one step of an inside-out shuffle: element i is put at the place returned, which is in [0, i], and
- * what was there moves to i. Apart, so that it can be tested without memory for that many elements.
+ * Does, for the wide form, one step of an inside-out shuffle. Element i is put at the returned index, which is in [0,
+ * i]; the element there moves to i. A separate function, so that it can be tested without memory for that many
+ * elements.
  */
 uint64_t cdi_randperm_wide_place(struct cdi_mt19937 *g, uint64_t i);
 
-/* Would cddp_sampler_set_state take it? Its results, and nothing changes. */
+/* Checks whether cddp_sampler_set_state would accept the state. Returns the same status, and changes nothing. */
 cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_sampler_state *state,
                                     struct cdi_error *err);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * binary16 and bfloat16 to and from float32, in integer arithmetic: the same bits on every machine, whatever its
- * floating-point mode. Rounding is to nearest, ties to even; a NaN stays a (quiet) NaN with its sign. Pure. GPU kernels
+ * Converts binary16 and bfloat16 to and from float32, in integer arithmetic: the same bits on every machine, whatever
+ * its floating-point mode. Rounds to nearest, ties to even; a NaN stays a (quiet) NaN with its sign. Pure. GPU kernels
  * include it too.
  */
 #ifndef CDI_MATH_FLOAT16_H
@@ -10,14 +10,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A function for the host, and under nvcc for the GPU as well. */
+/* A function for the host, and under nvcc also for the GPU. */
 #ifdef __CUDACC__
 #define CDI_INLINE static inline __host__ __device__
 #else
 #define CDI_INLINE static inline
 #endif
 
-/* The place of the highest bit of x, which is not 0. */
+/* Returns the index of the highest bit of x, which is not 0. */
 CDI_INLINE uint32_t cdi_top_bit(uint32_t x)
 {
 #ifdef __CUDA_ARCH__
@@ -67,7 +67,7 @@ CDI_INLINE float cdi_float_of_f16(uint16_t h)
         return cdi_float_of_bits(sign | ((mag << 13) + 0x38000000u));
     if (mag == 0)
         return cdi_float_of_bits(sign);
-    /* Subnormal: mag units of 2^-24; its highest bit becomes the hidden one. */
+    /* Subnormal: mag units of 2^-24; its highest bit becomes the implicit one. */
     uint32_t top = cdi_top_bit(mag);
 
     return cdi_float_of_bits(sign | (top + 103u) << 23 | (mag << (23u - top) & 0x7fffffu));
@@ -82,7 +82,7 @@ CDI_INLINE uint16_t cdi_f16_of_float(float f)
         return (uint16_t)(sign | 0x7e00u | (x >> 13 & 0x3ffu));
     if (x >= 0x477ff000u) /* 65520 and more round to infinity */
         return (uint16_t)(sign | 0x7c00u);
-    if (x >= 0x38800000u) /* normal; a carry out of the mantissa lands in the exponent, as it should */
+    if (x >= 0x38800000u) /* normal; a carry out of the mantissa increments the exponent, as it should */
         return (uint16_t)(sign | (x - 0x38000000u + 0xfffu + (x >> 13 & 1u)) >> 13);
     if (x <= 0x33000000u) /* 2^-25 is a tie with 0, and 0 is even */
         return (uint16_t)sign;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LANES 8 /* sums side by side */
+#define LANES 8 /* sums computed in parallel */
 
 #define REAL float
 #define NAME(x) x##_f32

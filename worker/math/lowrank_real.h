@@ -46,7 +46,7 @@ static void NAME(product)(const struct cdi_lowrank *of, const REAL *p, const REA
             NAME(add)(m + i * of->cols, p[r * of->rows + i], q + r * of->cols, of->cols);
 }
 
-/* Take out of column k what lies along those before it. */
+/* Removes from column k its projections on the previous columns. */
 static void NAME(project)(REAL *a, size_t n, size_t k)
 {
     for (size_t j = 0; j < k; j++)
@@ -55,7 +55,7 @@ static void NAME(project)(REAL *a, size_t n, size_t k)
 
 static size_t NAME(orthogonalize)(REAL *a, size_t n, size_t rank, double epsilon)
 {
-    const double little = epsilon > 0 ? 1e-3 : 0.5; /* once more takes out what epsilon has left, too */
+    const double little = epsilon > 0 ? 1e-3 : 0.5; /* a second pass also removes what epsilon left */
     size_t lost = 0;
 
     for (size_t k = 0; k < rank; k++) {
@@ -64,10 +64,10 @@ static size_t NAME(orthogonalize)(REAL *a, size_t n, size_t rank, double epsilon
 
         NAME(project)(a, n, k);
         length = sqrt(NAME(dot)(column, column, n));
-        if (length < whole * little) { /* much was lost, and with it digits: once more */
+        if (length < whole * little) { /* much cancelled, and digits with it: do it once more */
             NAME(project)(a, n, k);
             again = sqrt(NAME(dot)(column, column, n));
-            length = again < length / 2 ? 0 : again; /* what is left is rounding */
+            length = again < length / 2 ? 0 : again; /* the remainder is rounding error */
         }
         if (length == 0 || !isfinite(length))
             lost++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MT19937 from its definition: M. Matsumoto and T. Nishimura, "Mersenne Twister: A 623-dimensionally equidistributed
+ * MT19937 by its definition: M. Matsumoto and T. Nishimura, "Mersenne Twister: A 623-dimensionally equidistributed
  * uniform pseudo-random number generator", ACM TOMACS 8 (1998), with the seeding of their revision of 2002.
  */
 #include "worker/math/mt19937.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Mersenne Twister MT19937, as PyTorch's CPU generator seeds and draws from it. Pure; one thread at a time. */
+/* The Mersenne Twister MT19937, seeded and read like PyTorch's CPU generator. Pure; one thread at a time. */
 #ifndef CDI_MATH_MT19937_H
 #define CDI_MATH_MT19937_H
 
@@ -9,12 +9,15 @@
 
 struct cdi_mt19937 {
     uint32_t state[CDI_MT19937_N];
-    uint32_t next; /* index of the next word to hand out; CDI_MT19937_N: make new ones first */
+    uint32_t next; /* index of the next word to return; CDI_MT19937_N: generate new ones first */
 };
 
-/* As torch.manual_seed(seed): only the low 32 bits count. A negative seed is its two's complement. */
+/*
+ * Seeds the generator like torch.manual_seed(seed): only the low 32 bits count. A negative seed is its two's
+ * complement.
+ */
 void cdi_mt19937_seed(struct cdi_mt19937 *g, uint64_t seed);
-/* The next 32 random bits. */
+/* Returns the next 32 random bits. */
 uint32_t cdi_mt19937_u32(struct cdi_mt19937 *g);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An optimizer whose arithmetic a device does: what it is told of each parameter, and of a step. The rows lie on the
- * device, which counts each parameter's steps itself, so that a step may be left out without a word of the host.
- * nvcc includes this file too.
+ * An optimizer whose arithmetic runs on a device: its parameters' numbers, and a step. The rows are on the device,
+ * which counts each parameter's steps itself, so that a step can be skipped without the host. nvcc includes this file
+ * too.
  */
 #ifndef CDI_MATH_OPTIM_ROW_H
 #define CDI_MATH_OPTIM_ROW_H
@@ -14,18 +14,18 @@
 
 /* One parameter. */
 struct cdi_optim_row {
-    uint64_t steps;                           /* that it has taken */
+    uint64_t steps;                           /* its number of steps */
     double lr_factor, weight_decay;           /* its group's */
-    double lr, step_size, correction, shrink; /* of this step, made when it is counted: see optim_update.c */
-    int32_t idle;                             /* it stays as it is in this step */
+    double lr, step_size, correction, shrink; /* for this step, computed when the step is counted: see optim_update.c */
+    int32_t idle;                             /* it is not updated in this step */
     uint32_t unused;
 };
 
-/* A stretch of one parameter: elements of its type, with their state in float32, or in float64 for float64. */
+/* A range of one parameter: elements of its type, with their state in float32, or in float64 for float64. */
 struct cdi_optim_piece {
     void *w, *g;
     void *state[2]; /* NULL: the rule has fewer */
-    float *master;  /* of 16 bits: what is updated, of which w is the rounded copy */
+    float *master;  /* for 16-bit types: the values that are updated; w is the rounded copy */
     size_t count;
     cddp_dtype dtype;
     size_t row;
@@ -35,13 +35,13 @@ struct cdi_optim_rule;
 
 /* One step. */
 struct cdi_optim_step {
-    const struct cdi_optim_rule *rule; /* its weight_decay is not used: the rows have it */
+    const struct cdi_optim_rule *rule; /* its weight_decay is not used: the rows have their own */
     struct cdi_optim_row *rows;        /* on the device */
     size_t n_rows;
-    const uint8_t *idle;   /* on the host, by row: it stays as it is. NULL: none does */
-    const double *largest; /* on the device: where it is no finite number, all stay as they are. NULL: not asked for */
-    uint64_t *skipped;     /* on the device: how often that was so */
-    bool publish;          /* the new values also take the gradients' place */
+    const uint8_t *idle;   /* on the host, by row: it is not updated. NULL: all are */
+    const double *largest; /* on the device: if it is not finite, nothing is updated. NULL: not checked */
+    uint64_t *skipped;     /* on the device: how often that happened */
+    bool publish;          /* the new values also replace the gradients */
 };
 
 #endif

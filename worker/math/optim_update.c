@@ -11,10 +11,10 @@ int cdi_optim_n_states(const struct cdi_optim_rule *r)
 }
 
 /*
- * For type T. The decays of Adam (added to the gradient) and AdamW (the parameter shrinks) are told apart outside the
- * loops, so that these stay plain enough for compilers to vectorise.
+ * For type T. The loops for the decays of Adam (added to the gradient) and AdamW (the parameter shrinks) are separate,
+ * so that they stay simple enough for compilers to vectorise.
  */
-/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is not a type. */
 #define DEFINE(T, suffix, SQRT)                                                                                      \
     static void sgd_##suffix(const struct cdi_optim_rule *r, T *restrict w, const T *restrict g, size_t count)       \
     {                                                                                                                \

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #define TWO_PI 6.283185307179586476925286766559
-#define GROUP 16 /* fewer numbers than these are made in pairs, one after the other */
+#define GROUP 16 /* fewer numbers are generated in pairs, one after the other */
 
 void cdi_normal_seed(struct cdi_normal *g, uint64_t seed)
 {
@@ -12,7 +12,7 @@ void cdi_normal_seed(struct cdi_normal *g, uint64_t seed)
     g->has_second = false;
 }
 
-/* Uniform in [0, 1), with as many bits as the type keeps. */
+/* Returns a number uniform in [0, 1), with as many bits as the type holds. */
 static double uniform_f64(struct cdi_normal *g)
 {
     uint64_t high = cdi_mt19937_u32(&g->bits), both = high << 32 | cdi_mt19937_u32(&g->bits);
@@ -40,7 +40,7 @@ static double randn_next(struct cdi_normal *g)
     return radius * cos(angle);
 }
 
-/* 16 uniform numbers become normal ones: each of the first half with one of the second. */
+/* Transforms 16 uniform numbers into normal ones: each of the first half with one of the second. */
 static void transform_f64(double *x)
 {
     for (int k = 0; k < GROUP / 2; k++) {
@@ -70,7 +70,7 @@ void cdi_normal_f64(struct cdi_normal *g, double *to, size_t n)
         transform_f64(to + k);
     if (n < GROUP || n % GROUP == 0)
         return;
-    for (size_t k = n - GROUP; k < n; k++) /* the last ones anew, over what overlaps */
+    for (size_t k = n - GROUP; k < n; k++) /* generates the last ones anew, which overlap the previous ones */
         to[k] = uniform_f64(g);
     transform_f64(to + n - GROUP);
 }

@@ -13,15 +13,15 @@
 
 struct cdi_normal {
     struct cdi_mt19937 bits;
-    bool has_second; /* numbers are made in pairs */
+    bool has_second; /* numbers are generated in pairs */
     double second;
 };
 
-/* As torch.manual_seed(seed). */
+/* Seeds the generator like torch.manual_seed(seed). */
 void cdi_normal_seed(struct cdi_normal *g, uint64_t seed);
 /*
- * The next n numbers, as torch.randn(n) makes them: in float64 the same bits, where the C library's sine and logarithm
- * are PyTorch's; of float32 the same up to its rounding. How many are made at once counts.
+ * Generates the next n numbers like torch.randn(n). float64 has the same bits, if the C library's sine and logarithm
+ * are PyTorch's; float32 is the same up to its rounding. The numbers depend on how many are generated at once.
  */
 void cdi_normal_f64(struct cdi_normal *g, double *to, size_t n);
 void cdi_normal_f32(struct cdi_normal *g, float *to, size_t n);

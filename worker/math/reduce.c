@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The typed loops: plain ones that compilers vectorise, for every type and operation, and by hand the sums and means of
- * float32, float64 and float16, which are nearly all of the work. Built for the baseline and, on x86-64, for AVX2 and
- * for AVX-512: the same operations in the same order, so the same bits.
+ * The typed loops of reductions. Simple ones, which compilers vectorise, cover every type and operation. Sums and means
+ * of float32, float64 and float16, which are nearly all of the work, are written by hand. Built for the baseline and,
+ * on x86-64, for AVX2 and AVX-512: the same operations in the same order, so the same bits.
  */
 #include "worker/math/reduce.h"
 
@@ -16,11 +16,11 @@
 #include <arm_neon.h>
 #endif
 
-#define BLOCK_BYTES 4096 /* of accumulators, which so stay in the first-level cache */
+#define BLOCK_BYTES 4096 /* size of the accumulators, so that they stay in the first-level cache */
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* How elements of type T become accumulators of type A, and back. */
+/* Conversions of elements of type T to accumulators of type A, and back. */
 #define SAME(x) (x)
 #define F16_IN(x) cdi_float_of_f16(x)
 #define F16_OUT(x) cdi_f16_of_float(x)
@@ -32,10 +32,10 @@
 #define SMALLER(a, x) ((x) < (a) || (x) != (x) ? (x) : (a))
 
 /*
- * One reduction for type T with accumulators A; W is the type in which A's sums and products are made (unsigned where A
- * is an integer: no undefined overflow). SCALE is what a mean multiplies with.
+ * One reduction for type T with accumulators A. W is the type of A's sums and products (unsigned if A is an integer: no
+ * undefined overflow). SCALE is the factor of a mean.
  */
-/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is no type. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): a type in parentheses is not a type. */
 #define DEFINE(name, T, A, W, IN, OUT, SCALE)                                                                          \
     INLINE void name##_add(A *acc, const T *x, size_t n)                                                               \
     {                                                                                                                  \
@@ -98,7 +98,7 @@
                 case CDDP_MIN:                                                                                         \
                     name##_min(acc, x, n);                                                                             \
                     break;                                                                                             \
-                case CDDP_BAND: /* these are below, for all types at once */                                           \
+                case CDDP_BAND: /* below, for all types at once */                                                     \
                 case CDDP_BOR:                                                                                         \
                 case CDDP_BXOR:                                                                                        \
                 case CDDP_REDOP_FORCE_INT_:                                                                            \
@@ -122,11 +122,11 @@
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 #define MEAN_SCALE(A, n) ((A)1 / (A)(n))
-#define NO_SCALE(A, n) ((A)((void)(n), 1)) /* a mean of integers is refused by the caller */
+#define NO_SCALE(A, n) ((A)((void)(n), 1)) /* the caller rejects a mean of integers */
 
 DEFINE(i8, int8_t, int8_t, uint8_t, SAME, SAME, NO_SCALE)
 DEFINE(u8, uint8_t, uint8_t, uint8_t, SAME, SAME, NO_SCALE)
-/* Not in uint16_t, whose products are made in int, and overflow there. */
+/* Not in uint16_t, whose products are computed in int, and overflow there. */
 DEFINE(i16, int16_t, int16_t, uint32_t, SAME, SAME, NO_SCALE)
 DEFINE(u16, uint16_t, uint16_t, uint32_t, SAME, SAME, NO_SCALE)
 DEFINE(i32, int32_t, int32_t, uint32_t, SAME, SAME, NO_SCALE)
@@ -139,10 +139,9 @@ DEFINE(f16, uint16_t, float, float, F16_IN, F16_OUT, MEAN_SCALE)
 DEFINE(bf16, uint16_t, float, float, BF16_IN, BF16_OUT, MEAN_SCALE)
 
 /*
- * Sums and means through registers, each input read once and each output written once: four vectors of V (LANES
- * elements each) at a time, and one by one where less than a vector is left: a scalar costs little. Returns the number
- * of elements done; the rest is for the loops above. `first` is what the sum begins with, in what is added to it; scale
- * NULL: none.
+ * Computes sums and means in registers, reading each input once and writing each output once: four vectors of V (LANES
+ * elements each) at a time. A remainder shorter than a vector is done one by one, which costs little. Returns the
+ * number of elements done; the loops above do the rest. `first` is added to each sum; scale NULL: none.
  */
 /* NOLINTBEGIN(bugprone-macro-parentheses) */
 #define DEFINE_SUM(name, attr, T, A, V, LANES, LOAD, STORE, IN, OUT)                                      \
@@ -191,7 +190,7 @@ DEFINE(bf16, uint16_t, float, float, BF16_IN, BF16_OUT, MEAN_SCALE)
     }
 /* NOLINTEND(bugprone-macro-parentheses) */
 
-/* Vectors that may begin at any element and look at any type of memory. */
+/* Vectors that may begin at any element and alias any type. */
 #define VECTOR(T, bytes) T __attribute__((vector_size(bytes), aligned(sizeof(T)), may_alias))
 #define GET(V) *(const V *)
 #define PUT(V, p, x) (*(V *)(p) = (x))
@@ -205,7 +204,7 @@ typedef VECTOR(double, 16) f64x2;
 DEFINE_SUM(f32_sum_plain, , float, float, f32x4, 4, GET_F32X4, PUT_F32X4, SAME, SAME)
 DEFINE_SUM(f64_sum_plain, , double, double, f64x2, 2, GET_F64X2, PUT_F64X2, SAME, SAME)
 #if defined(__aarch64__)
-/* Every one of these processors converts; the bits of a NaN and the rounding are those of float16.h. */
+/* All of these processors convert in hardware; the bits of a NaN and the rounding are those of float16.h. */
 #define GET_F16X4(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #define PUT_F16X4(p, x) vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)))
 DEFINE_SUM(f16_sum_plain, , uint16_t, float, float32x4_t, 4, GET_F16X4, PUT_F16X4, F16_IN, F16_OUT)
@@ -242,7 +241,10 @@ DEFINE_SUM(f64_sum_avx512, AVX512, double, double, f64x8, 8, GET_F64X8, PUT_F64X
 DEFINE_SUM(f16_sum_avx512, AVX512, uint16_t, float, __m512, 16, GET_F16X16, PUT_F16X16, F16_IN, F16_OUT)
 #endif
 
-/* How much of a sum of type T the function above it does; sums that go on elsewhere need accumulators of type T. */
+/*
+ * Returns how much of a sum of type T the function above does; a sum that is continued elsewhere needs accumulators of
+ * type T.
+ */
 /* NOLINTBEGIN(bugprone-macro-parentheses) */
 #define DEFINE_HEAD(name, T, A)                                                                                   \
     typedef size_t (*name##_sum_fn)(const T *first, const void *const *in, int n_in, void *const *out, int n_out, \
@@ -268,7 +270,7 @@ DEFINE_HEAD(f16, uint16_t, float)
 typedef void (*reduce_fn)(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                           size_t count, cddp_redop op);
 
-/* A set of all types, compiled for one kind of processor. */
+/* The functions for all types, compiled for one kind of processor. */
 #define VARIANT_FN(name, variant, attr, head)                                                                          \
     attr static void name##_##variant(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, \
                                       int n_in, size_t count, cddp_redop op)                                           \
@@ -303,7 +305,7 @@ VARIANT(avx2, AVX2)
 VARIANT(avx512, AVX512)
 #endif
 
-/* Bitwise operations know no types: n bytes, and accumulators as the elements themselves. */
+/* Bitwise operations ignore the type: n bytes, and accumulators like the elements themselves. */
 static void combine(uint8_t *to, const uint8_t *x, size_t n, cddp_redop op)
 {
     if (op == CDDP_BAND)
@@ -417,7 +419,7 @@ void cdi_reduce_partial_by(enum cdi_reduce_kind kind, const struct cdi_partial *
     reduce_by(functions(kind), p, out, n_out, in, n_in, count, dtype, op);
 }
 
-/* Asked once, since the question is slow on a virtual machine; whoever asks at the same time gets the same answer. */
+/* Detected once, since cpuid is slow on a virtual machine; concurrent callers get the same answer. */
 static const reduce_fn *best(void)
 {
     static const reduce_fn *_Atomic known = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic of all-reduce: several arrays into one, in order, element by element. Pure; any thread. */
+/* The arithmetic of all-reduce: reduces several arrays to one, in order, element by element. Pure; any thread. */
 #ifndef CDI_MATH_REDUCE_H
 #define CDI_MATH_REDUCE_H
 
@@ -17,21 +17,25 @@ void cdi_reduce(void *const *out, int n_out, const void *const *in, int n_in, si
                 cddp_redop op);
 
 /*
- * The same in stretches, for inputs that lie on several nodes: accumulators go from one to the next, so that the last
- * one has exactly what cdi_reduce makes of all inputs at once.
+ * The same in stretches, for inputs on several nodes: accumulators pass from one node to the next. The last one
+ * computes exactly what cdi_reduce computes from all inputs at once.
  */
 struct cdi_partial {
-    const void *from; /* accumulators of the inputs before these, or NULL: there are none */
-    void *to;         /* accumulators are written here (may be `from`) and out is not used; NULL: this is the end */
-    int n_total;      /* inputs in all */
+    const void *from; /* accumulators of the previous inputs; NULL: none */
+    void *to;         /* the accumulators are written here (may be `from`) and out is not used; NULL: this is the end */
+    int n_total;      /* total number of inputs */
 };
-/* Bytes of an accumulator: float32 for the two floats of 16 bits, else the type itself; 0: a type that is not reduced.
+/*
+ * Returns the size of an accumulator: float32 for the two 16-bit floats, otherwise the type itself; 0: the type cannot
+ * be reduced.
  */
 size_t cdi_reduce_acc_size(cddp_dtype dtype);
 void cdi_reduce_partial(const struct cdi_partial *p, void *const *out, int n_out, const void *const *in, int n_in,
                         size_t count, cddp_dtype dtype, cddp_redop op);
 
-/* The same by code for one kind of processor, for tests: only where cdi_reduce_has. The others take the best there is.
+/*
+ * The same with the code for one kind of processor, for tests: only if cdi_reduce_has. The others use the best one
+ * available.
  */
 enum cdi_reduce_kind { CDI_REDUCE_PLAIN, CDI_REDUCE_AVX2, CDI_REDUCE_AVX512 };
 bool cdi_reduce_has(enum cdi_reduce_kind kind);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sharded optimizer, public as cddp_optim_*. The reducer reduces and scatters each bucket instead of reducing it
- * everywhere, unless it sends it in a way of its own (compressed, by PowerSGD, by a hook), which makes whole means;
- * here this rank's part of it is updated, the new values take the gradients' place in the arena, from where the ranks
- * exchange them, and come back into the user's parameters. One thread, with the reducer's lock held.
+ * everywhere, unless it sends the bucket in another way (compressed, by PowerSGD, by a hook), which gives whole means.
+ * This rank's part of the bucket is updated, and the new values replace the gradients in the arena. From there the
+ * ranks exchange them and copy them to the user's parameters. One thread, with the reducer's lock held.
  */
 #include "worker/optim/optim.h"
 
@@ -24,17 +24,17 @@ static bool has_long_gradients(const cddp_ddp *d)
     return any;
 }
 
-/* Locked. Can this reducer have an optimizer, and now? */
+/* Checks, with the lock held, that this reducer can have an optimizer, and now. */
 static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
-    /* Who has no more samples would have to clip and to skip as the others do, which it does not hear of. */
+    /* A rank without samples would have to clip and to skip like the others, but it does not know when. */
     const char *with = (d->flags & CDDP_DDP_JOIN) != 0
                            ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
                              "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
                        : d->ops->on_device && has_long_gradients(d)
                            ? "gradients of another type than their parameters (grad_dtype) on a GPU"
-                       : d->automatic ? "a bucket size that is found by trying (CDDP_DDP_TUNE)"
+                       : d->automatic ? "a bucket size found by trial (CDDP_DDP_TUNE)"
                                       : NULL;
 
     if (d->sticky.status != CDDP_OK) {
@@ -42,8 +42,8 @@ static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
         return err->status;
     }
     if (with != NULL)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "cddp_optim_create: an optimizer whose state is divided does not go with %s", with);
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_optim_create: the sharded optimizer cannot be combined with %s",
+                        with);
     if (d->sharded)
         return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create: this reducer has an optimizer already");
     if (d->begun)
@@ -54,11 +54,11 @@ static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 
 /* -------------------------------------------------------------------------------------------------- creation ---- */
 
-/* What ranks compare. */
+/* What the ranks compare. */
 struct card {
     double value[8];
-    uint64_t groups; /* a hash of what they say of each parameter */
-    int32_t status;  /* of a rank that failed before */
+    uint64_t groups; /* a hash of the groups' values for each parameter */
+    int32_t status;  /* of a rank that failed earlier */
     int32_t kind;
 };
 
@@ -94,9 +94,9 @@ static cddp_status optim_compare(const struct cdi_world *w, const struct card *a
                                    "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d", card_names[k],
                                    all[0].value[k], all[r].value[k], r);
         if (all[r].groups != all[0].groups)
-            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "cddp_optim_options.groups say something else of a parameter on rank 0 than on rank %d",
-                               r);
+            return cdi_fail_by(
+                err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                "cddp_optim_options.groups differ: a parameter has other values on rank 0 than on rank %d", r);
     }
     return CDDP_OK;
 }
@@ -237,7 +237,7 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
     if (st != CDDP_OK || !optim->left_out)
         return st;
     (void)cdi_fail(&err, CDDP_E_NONFINITE,
-                   "cddp_optim_step: a gradient is no finite number, so the step was left out: nothing has changed");
+                   "cddp_optim_step: a gradient is not finite, so the step was skipped: nothing has changed");
     return cdi_last_error_set(&err);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside the optimizer: what optim.c, which takes steps, optim_device.c, which does so on a device, optim_input.c,
- * which checks options, and optim_state.c, which saves and loads, share.
+ * Internals of the optimizer. Each file calls only those before it in this list: optim_check.c, which checks options;
+ * optim_state.c, primitives; optim_host.c and optim_device.c, which do a step; optim_checkpoint.c, which saves and
+ * loads; optim.c, the public functions.
  */
 #ifndef CDI_OPTIM_H
 #define CDI_OPTIM_H
@@ -10,35 +11,36 @@
 #include "worker/reducer/shard.h"
 #include "worker/reducer/state.h"
 
-/* What a parameter's group says. */
+/* The values of a parameter's group. */
 struct cdi_optim_own {
     double lr_factor, weight_decay;
-    uint64_t is_frozen; /* 1: it stays as it is */
+    uint64_t is_frozen; /* 1: the parameter is not updated */
 };
 
 struct cddp_optim {
     const struct cdi_item_ops *item_ops; /* first: how it is saved in a checkpoint (checkpoint/item.h) */
     cddp_ddp *ddp;
     struct cdi_optim_rule rule;
-    struct cdi_optim_own *own; /* by parameter; the rule's weight_decay is that of those in no group */
+    struct cdi_optim_own *own; /* by parameter; the rule's weight_decay is for those in no group */
     struct cdi_shard *shards;  /* this rank's, by parameter */
     struct cdi_shard_sizes sizes;
     void *state[CDI_OPTIM_STATES]; /* NULL: the rule has fewer, or this rank has no elements */
     float *master;                 /* NULL: no parameters of 16 bits */
-    uint64_t *steps;               /* that each parameter has taken; the same on every rank. On a device: see rows */
+    uint64_t *steps;               /* steps of each parameter; the same on every rank. On a device: see rows */
     uint64_t *tickets;             /* by bucket: of the exchange of its parameters in this step */
-    uint64_t skipped;              /* so many steps; on a device: see device_skipped */
-    /* Of the step that is ending, what cddp_optim_step was told. */
+    uint64_t skipped;              /* skipped steps; on a device: see device_skipped */
+    /* For the current step, from the arguments of cddp_optim_step: */
     struct cdi_optim_rule now; /* with its learning rate and its scale */
     double max_norm;           /* 0: no clipping */
     bool skip_nonfinite;       /* CDDP_OPTIM_SKIP_NONFINITE */
-    bool left_out;             /* so it was, as the host knows */
+    bool left_out;             /* the step was skipped, as far as the host knows */
     bool on_device;
-    /* On a device, where state and master are, too; else NULL. All of it is the reducer's optim_memory. */
-    struct cdi_optim_row *device_rows, *rows; /* by parameter: what counts, and room for it on the host */
+    /* On a device, which also holds state and master; otherwise NULL. All of it is in the reducer's optim_memory. */
+    struct cdi_optim_row *device_rows,
+        *rows; /* by parameter: its numbers on the device, and a buffer for them on the host */
     uint64_t *device_skipped;
     struct cdi_optim_piece *pieces; /* by parameter: this rank's share */
-    struct cdi_slice *others;       /* the arena: what is of other ranks' shares, and gaps */
+    struct cdi_slice *others;       /* the arena: parts of other ranks' shares, and gaps */
     size_t n_others;
     uint8_t *idle; /* by parameter: no rank used it in this step */
 };
@@ -54,13 +56,16 @@ bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
 /* Sends a bucket's new parameters, which are in the gradients' place, to all ranks. Sets the sticky error. */
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 
-/* --- optim_input.c: CDDP_OK, or CDDP_E_INVALID and a sentence that names the member */
-/* opt becomes what the program said, as this library knows it. Also CDDP_E_UNSUPPORTED. */
+/* --- optim_check.c: these return CDDP_OK, or CDDP_E_INVALID with an error message that names the member */
+/* Reads the program's options into opt and its rule into r. May also return CDDP_E_UNSUPPORTED. */
 cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *opt, const cddp_optim_options *given,
                                 struct cdi_error *err);
-/* What o is told of its next step; args may be NULL. Also CDDP_E_UNSUPPORTED; on failure nothing changes. */
+/*
+ * Reads the arguments of o's next step; args may be NULL. May also return CDDP_E_UNSUPPORTED; on failure nothing
+ * changes.
+ */
 cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *args, struct cdi_error *err);
-/* own: zeros, one for each of d's parameters. */
+/* Applies the groups to own: zeros, one for each of d's parameters. */
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err);
 
@@ -68,18 +73,21 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
 /* Allocates and fills the state; groups, shards and sizes are known. Returns false without memory. */
 bool cdi_optim_host_init(cddp_optim *o);
 void cdi_optim_host_release(cddp_optim *o);
-/* For cdi_step_finish: complete a step, and one that is skipped. */
+/* For cdi_step_finish: complete a step, and a step that is skipped. */
 cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg);
 cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg);
 
 /* --- optim_device.c */
-/* Groups, shards and sizes are known. CDDP_OK, CDDP_E_NOMEM, or what the device says. */
+/*
+ * Allocates and fills the state; groups, shards and sizes are known. Returns CDDP_OK, CDDP_E_NOMEM, or the device's
+ * error.
+ */
 cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err);
 void cdi_optim_device_release(cddp_optim *o);
-/* For cdi_step_finish: a step, and one that is left out. */
+/* For cdi_step_finish: complete a step, and a step that is skipped. */
 cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg);
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg);
-/* Between the device's count of steps and o->steps. The host waits. */
+/* Copy the count of steps from the device to o->steps, and back. The host waits. */
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err);
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a user says of an optimizer and of a step: checked, and spread over the parameters. Pure. */
+/* Checks the user's options and step arguments, and applies groups to parameters. Pure. */
 #include "worker/optim/optim.h"
 
 #include "common/cleanup.h"
@@ -21,7 +21,7 @@ static cddp_status check_rule(const struct cdi_optim_rule *r, struct cdi_error *
 
     if (!(r->lr > 0) || !isfinite(r->lr))
         return invalid(err, "lr", r->lr,
-                       "above 0" DEFAULTS ". For a schedule that begins with 0 there is cddp_optim_set_lr()");
+                       "above 0" DEFAULTS ". For a schedule that begins with 0 use cddp_optim_set_lr()");
     if (!(r->weight_decay >= 0) || !isfinite(r->weight_decay))
         return invalid(err, "weight_decay", r->weight_decay, "0 or more");
     if (!(r->momentum >= 0) || !isfinite(r->momentum) || (!sgd && r->momentum != 0))
@@ -72,7 +72,7 @@ cddp_status cdi_optim_make_rule(struct cdi_optim_rule *r, cddp_optim_options *op
     if (st != CDDP_OK)
         return st;
     if ((opt->flags & ~(uint32_t)CDDP_OPTIM_NESTEROV) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has a bit that means nothing: %#x", opt->flags);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.flags has unknown bits: %#x", opt->flags);
     if (opt->kind != CDDP_OPTIM_SGD && opt->kind != CDDP_OPTIM_ADAM && opt->kind != CDDP_OPTIM_ADAMW)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_options.kind is %d: use CDDP_OPTIM_SGD, CDDP_OPTIM_ADAM or CDDP_OPTIM_ADAMW",
@@ -97,16 +97,16 @@ cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *given
     if (st != CDDP_OK)
         return st;
     if ((args.flags & ~(uint64_t)CDDP_OPTIM_SKIP_NONFINITE) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.flags has a bit that means nothing: %#llx",
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.flags has unknown bits: %#llx",
                         (unsigned long long)args.flags);
     if (!(args.lr >= 0) || !isfinite(args.lr))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.lr is %g: it must be above 0, or 0: as set",
-                        args.lr);
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_step_args.lr is %g: it must be above 0, or 0 for the one that is set", args.lr);
     if (!(args.grad_scale >= 0) || !isfinite(args.grad_scale))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.grad_scale is %g: it must be above 0, or 0: 1",
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.grad_scale is %g: it must be above 0, or 0 for 1",
                         args.grad_scale);
     if (!(args.max_norm >= 0))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.max_norm is %g: it must be above 0, or 0: none",
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.max_norm is %g: it must be above 0, or 0 for none",
                         args.max_norm);
     o->now = o->rule;
     o->now.lr = args.lr != 0 ? args.lr : o->rule.lr;
@@ -127,12 +127,12 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
                         "cddp_optim_options.groups[%zu]: n_params is %zu, but the reducer has %zu parameters", k,
                         g->n_params, n_params);
     if ((g->flags & ~(uint64_t)CDDP_OPTIM_GROUP_FROZEN) != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].flags has a bit that means nothing: %#llx",
-                        k, (unsigned long long)g->flags);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].flags has unknown bits: %#llx", k,
+                        (unsigned long long)g->flags);
     if ((!(g->lr_factor > 0) && g->flags == 0) || !(g->lr_factor >= 0) || !isfinite(g->lr_factor))
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_options.groups[%zu].lr_factor is %g: it must be above 0; 1 is the optimizer's "
-                        "learning rate, and parameters with CDDP_OPTIM_GROUP_FROZEN stay as they are",
+                        "learning rate, and CDDP_OPTIM_GROUP_FROZEN keeps parameters as they are",
                         k, g->lr_factor);
     if (!(g->weight_decay >= 0) || !isfinite(g->weight_decay))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_options.groups[%zu].weight_decay is %g: it must be 0 or more",
@@ -163,7 +163,7 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
         for (size_t i = 0; i < g->n_params; i++) {
             struct cdi_optim_own *to = &own[g->params[i]];
 
-            if (to->lr_factor != 0) /* which tells who was given a group */
+            if (to->lr_factor != 0) /* it shows which parameters have a group */
                 return cdi_fail(err, CDDP_E_INVALID,
                                 "cddp_optim_options.groups[%zu]: parameter %zu '%.200s' is in a group already", k,
                                 g->params[i], d->params[g->params[i]].name);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The optimizer's state in checkpoints. In the file it is whole, parameter by parameter, and knows nothing of ranks, so
- * that a world of another size can take it up: rank 0 collects all shares to write them, and hands them out when it has
- * read them. Its entries have PyTorch's names.
+ * The optimizer's state in checkpoints. In the file it is whole, parameter by parameter, and independent of ranks, so
+ * that a world of another size can load it. Rank 0 collects all shares to write them, and distributes them after
+ * reading. The entries have PyTorch's names.
  */
 #include "common/crc64.h"
 #include "worker/backend/describe.h"
@@ -12,20 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARRAYS (CDI_OPTIM_STATES + 1) /* those that are divided: states, and masters behind them */
+#define ARRAYS (CDI_OPTIM_STATES + 1) /* those that are divided: states, then masters */
 #define MASTER CDI_OPTIM_STATES
 
-/* What a state is of; the file has it as it is. */
+/* What a state belongs to; the file contains it verbatim. */
 struct head {
     uint64_t params; /* a hash of the parameters */
     uint64_t rule;   /* 1: SGD; 2: Adam and AdamW */
     uint64_t n_states;
 };
 
-/* Entries are these two, and then arrays. */
+/* These two entries come first, then arrays. */
 enum { HEAD, STEPS, FIRST_ARRAY };
 
-/* Rank 0's, to exchange shares with. */
+/* Rank 0's buffers for exchanging shares. */
 struct room {
     struct cdi_shard *shards; /* of one rank */
     uint8_t *share;
@@ -50,7 +50,7 @@ static bool optim_has_array(const cddp_optim *o, int array)
     return false;
 }
 
-/* Bytes of one number of parameter i in an array; 0: it has none there. */
+/* Returns the bytes of one element of parameter i in an array; 0: it is not in that array. */
 static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
 {
     cddp_dtype dtype = o->ddp->params[i].dtype;
@@ -60,7 +60,7 @@ static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
     return cdi_shard_state_size(dtype);
 }
 
-/* Of parameters in another order, or of other sizes, the arrays would be taken apart at the wrong places. */
+/* Hashes the parameters: with another order, or other sizes, arrays would be divided at the wrong places. */
 static uint64_t hash_params(const cddp_ddp *d)
 {
     uint64_t hash = 0;
@@ -81,7 +81,7 @@ static struct head optim_head_of(const cddp_optim *o)
                          .n_states = (uint64_t)cdi_optim_n_states(&o->rule)};
 }
 
-/* Between two steps, of comm, and with a reducer? */
+/* Checks that the optimizer belongs to comm, has a reducer, and is between two steps. */
 static cddp_status optim_check_item(void *object, const cddp_comm *comm, struct cdi_error *err)
 {
     const cddp_optim *o = object;
@@ -91,13 +91,13 @@ static cddp_status optim_check_item(void *object, const cddp_comm *comm, struct 
     if (st != CDDP_OK)
         return st;
     if (d->comm != comm)
-        return cdi_fail(err, CDDP_E_INVALID, "this optimizer's reducer is of another communicator");
+        return cdi_fail(err, CDDP_E_INVALID, "this optimizer's reducer belongs to another communicator");
     (void)pthread_mutex_lock(&d->lock);
     st = d->sticky.status;
     if (st != CDDP_OK)
         *err = d->sticky;
     else if (d->begun)
-        st = cdi_fail(err, CDDP_E_STATE, "the optimizer's state was asked for in the middle of step %llu",
+        st = cdi_fail(err, CDDP_E_STATE, "the optimizer's state was requested in the middle of step %llu",
                       (unsigned long long)d->step);
     (void)pthread_mutex_unlock(&d->lock);
     return st;
@@ -107,10 +107,10 @@ static struct room room_of(const struct cdi_state *s)
 {
     const cddp_optim *o = s->object;
 
-    return (struct room){s->room, (uint8_t *)((struct cdi_shard *)s->room + o->ddp->n_params)};
+    return (struct room){s->scratch, (uint8_t *)((struct cdi_shard *)s->scratch + o->ddp->n_params)};
 }
 
-/* All entries, empty, and the room. */
+/* Adds all entries, empty, and the buffers. */
 static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
 {
     const cddp_optim *o = s->object;
@@ -129,9 +129,9 @@ static cddp_status add_entries(struct cdi_state *s, struct cdi_error *err)
             return err->status;
         most = bytes > most ? bytes : most;
     }
-    /* No share is larger than all of an array and the padding of its stretches. */
-    s->room = malloc(1 + d->n_params * (sizeof(struct cdi_shard) + CDI_GRAD_ALIGN) + most);
-    return s->room != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
+    /* No share is larger than a whole array plus the padding of its ranges. */
+    s->scratch = malloc(1 + d->n_params * (sizeof(struct cdi_shard) + CDI_GRAD_ALIGN) + most);
+    return s->scratch != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "rank 0 has no memory for a share of the state");
 }
 
 static cddp_status optim_begin_save(struct cdi_state *s, struct cdi_error *err)
@@ -149,7 +149,7 @@ static cddp_status optim_begin_save(struct cdi_state *s, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Is the state in the file one of this rule and of these parameters? */
+/* Checks that the state in the file belongs to this rule and to these parameters. */
 static cddp_status compare_heads(const struct head *saved, const struct head *mine, struct cdi_error *err)
 {
     static const char *const rules[] = {"an unknown rule", "SGD", "Adam or AdamW"};
@@ -158,12 +158,12 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
         return cdi_fail(err, CDDP_E_MISMATCH, "its state was made by %s, and this optimizer is %s",
                         rules[saved->rule <= 2 ? saved->rule : 0], rules[mine->rule]);
     if (saved->n_states != mine->n_states)
-        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer is one %s",
+        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer works %s",
                         saved->n_states > 0 ? "with" : "without", mine->n_states > 0 ? "with" : "without");
     if (saved->params != mine->params)
-        return cdi_fail(err, CDDP_E_MISMATCH,
-                        "its state is of parameters of other names, sizes or types, or in another order, than this "
-                        "reducer's");
+        return cdi_fail(
+            err, CDDP_E_MISMATCH,
+            "its state belongs to parameters of other names, sizes or types, or in another order, than this reducer's");
     return CDDP_OK;
 }
 
@@ -191,7 +191,7 @@ static void *own_array(const cddp_optim *o, int array)
     return array == MASTER ? (void *)o->master : o->state[array];
 }
 
-/* Between a rank's share of an array and the whole one. */
+/* Copies between a rank's share of an array and the whole array. */
 static void copy_share(const cddp_optim *o, int array, const struct cdi_shard *shards, uint8_t *whole, uint8_t *share,
                        bool into_whole)
 {
@@ -210,7 +210,7 @@ static void copy_share(const cddp_optim *o, int array, const struct cdi_shard *s
     }
 }
 
-/* Rank 0's part of the exchange with `rank`, array by array. */
+/* Exchanges shares with `rank` on rank 0, array by array. */
 static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole, struct cdi_error *err)
 {
     cddp_optim *o = s->object;
@@ -221,7 +221,8 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
 
     for (int k = 0; k < ARRAYS && st == CDDP_OK; k++) {
         size_t bytes = k == MASTER ? sizes.master : sizes.state;
-        bool apart = rank != 0 || o->on_device; /* from the whole array's memory: the share is exchanged */
+        bool apart =
+            rank != 0 || o->on_device; /* the share is not in the memory of the whole array, and must be exchanged */
         uint8_t *share = apart ? room.share : own_array(o, k), *whole;
 
         if (!optim_has_array(o, k))
@@ -239,7 +240,7 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
     return st;
 }
 
-/* Between all shares and rank 0's whole arrays. */
+/* Exchanges all shares with rank 0's whole arrays. */
 static cddp_status exchange_all(struct cdi_state *s, bool into_whole, struct cdi_error *err)
 {
     cddp_optim *o = s->object;
@@ -277,4 +278,4 @@ const struct cdi_item_ops cdi_optim_item_ops = {.check = optim_check_item,
                                                 .begin_save = optim_begin_save,
                                                 .collect = optim_collect,
                                                 .begin_load = optim_begin_load,
-                                                .take_up = optim_restore};
+                                                .restore = optim_restore};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The optimizer's part on a device: its state lies there, a step is put in order behind the gradients, and the compute
- * stream behind the step; the host waits for nothing. What a rank updates, and where the others' values go, is the same
- * in every step, so both lists are made once. With the reducer's lock held, but for creation and checkpoints.
+ * The optimizer's part on a device, which holds its state. A step is enqueued after the gradients, the compute stream
+ * waits for the step, and the host does not wait. A rank's share, and the destinations of the others' values, are the
+ * same in every step, so both lists are made once. With the reducer's lock held, except for creation and checkpoints.
  */
 #include "worker/optim/optim.h"
 
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where things begin in the reducer's one block of device memory for its optimizer. */
+/* Offsets in the reducer's single block of device memory for its optimizer. */
 struct layout {
     size_t skipped, state[CDI_OPTIM_STATES], master, end;
 };
@@ -69,7 +69,7 @@ static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
         o->others[o->n_others++] = (struct cdi_slice){data, bytes};
 }
 
-/* The whole arena as it lies: what is others' goes to the parameters, and all else is a gap. */
+/* Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. */
 static void list_others(cddp_optim *o, struct place *place)
 {
     const cddp_ddp *d = o->ddp;
@@ -91,7 +91,7 @@ static void list_others(cddp_optim *o, struct place *place)
     }
 }
 
-/* Zeros, the groups, and the float32 copies of this rank's parameters of 16 bits. */
+/* Fills in zeros, the groups, and the float32 copies of this rank's 16-bit parameters. */
 static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
@@ -172,7 +172,7 @@ cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
     return d->ops->copy(d->b, o->device_rows, o->rows, d->n_params * sizeof *o->rows, err);
 }
 
-/* This rank's part of all parameters. */
+/* Updates this rank's part of all parameters. */
 static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
 {
     const struct cdi_optim_step step = {.rule = &o->now,
@@ -186,7 +186,8 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
 
     for (size_t i = 0; i < d->n_params; i++)
         o->idle[i] = cdi_optim_is_idle(o, i);
-    if (st == CDDP_OK && o->max_norm > 0) /* a norm that is no finite number says what the largest would */
+    if (st == CDDP_OK &&
+        o->max_norm > 0) /* a norm that is not finite has the same effect as a largest magnitude that is not */
         st = cdi_norm_measure(d, err);
     else if (st == CDDP_OK && o->skip_nonfinite)
         st = cdi_norm_largest(d, err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The optimizer's part on the host: its state, and a step. A bucket is updated and published as soon as it is reduced,
- * while later ones are still in flight. With the reducer's lock held, except for creation.
+ * The optimizer's part on the host: its state, and a step. Each bucket is updated and published as soon as it is
+ * reduced, while later ones are still in flight. With the reducer's lock held, except for creation.
  */
 #include "worker/optim/optim.h"
 
@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 2048 /* elements that are updated and published at a time, so that they are in a near cache for both */
+#define CHUNK 2048 /* elements that are updated and published at a time, so that both find them in a near cache */
 
-/* Is the gradient of a parameter of 16 bits float32? */
+/* Returns true if a 16-bit parameter has float32 gradients. */
 static bool is_long(const cddp_param *p)
 {
     return p->grad_dtype != p->dtype;
@@ -34,7 +34,7 @@ static float float_of(cddp_dtype dtype, uint16_t x)
     return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
 }
 
-/* The float32 copies of this rank's parameters of 16 bits. */
+/* Makes the float32 copies of this rank's 16-bit parameters. */
 static void copy_masters(cddp_optim *o)
 {
     const cddp_ddp *d = o->ddp;
@@ -71,7 +71,7 @@ void cdi_optim_host_release(cddp_optim *o)
     free(o->master);
 }
 
-/* What parameter i is updated by. */
+/* Returns the rule for parameter i. */
 static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
 {
     struct cdi_optim_rule rule = o->now;
@@ -81,7 +81,10 @@ static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
     return rule;
 }
 
-/* Elements [at, at + n) of this rank's shard of parameter i, whose gradients are at g: there the new values go, too. */
+/*
+ * Updates elements [at, at + n) of this rank's shard of parameter i. Their gradients are at g, which also receives the
+ * new values.
+ */
 static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
 {
     const cddp_ddp *d = o->ddp;
@@ -122,8 +125,8 @@ static void update_chunk(cddp_optim *o, const struct cdi_optim_rule *rule, size_
 }
 
 /*
- * New values, elements [at, at + n) of parameter i, between where the program has them and the gradients' place. Where
- * gradients are float32 and parameters have 16 bits they take that type on the way, which loses nothing.
+ * Copies new values, elements [at, at + n) of parameter i, between the program's memory and the gradients' place. With
+ * float32 gradients, 16-bit parameters are converted on the way, without loss.
  */
 static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool into_arena)
 {
@@ -149,7 +152,7 @@ static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool i
     }
 }
 
-/* This rank's part of parameter i: updated where some rank used it, and put where the others take it from. */
+/* Updates this rank's part of parameter i, if some rank used it, and publishes it to the others. */
 static void update_param(cddp_optim *o, size_t i)
 {
     const cddp_ddp *d = o->ddp;
@@ -168,7 +171,7 @@ static void update_param(cddp_optim *o, size_t i)
     }
 }
 
-/* The other ranks' parts of a bucket's parameters have come: to where the user has them. */
+/* Copies the other ranks' parts of a bucket's parameters, which have arrived, to the user's memory. */
 static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
 {
     cddp_ddp *d = o->ddp;
@@ -186,8 +189,8 @@ static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
 }
 
 /*
- * What has to know all gradients, which have landed then: clipping, and whether one of them is no finite number, so
- * that the step is left out. Sticks.
+ * Does what needs all gradients, and waits for them: clipping, and checking that all are finite, so that the step can
+ * be skipped. Sets the sticky error.
  */
 static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
 {
@@ -208,7 +211,7 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool alone = cdi_comm_world(d->comm)->size == 1;
-    cddp_status st = cdi_step_complete_share(d); /* what no rank used is known from here on */
+    cddp_status st = cdi_step_complete_share(d); /* from here on it is known which parameters no rank used */
 
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
         st = measure_all(d, o);

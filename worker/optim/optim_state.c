@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The primitives of the optimizer that its host and device parts and its checkpoints share. */
+/* Primitives that the optimizer's other files share. */
 #include "worker/optim/optim.h"
 
 #include "worker/reducer/used.h"
@@ -10,7 +10,8 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
         return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
     if (o->ddp == NULL)
         return cdi_fail(err, CDDP_E_STATE,
-                        "%s: this optimizer's reducer is gone: only cddp_optim_destroy is of use now", function);
+                        "%s: this optimizer's reducer was destroyed: only cddp_optim_destroy may be called now",
+                        function);
     return cdi_comm_own(function, o->ddp->comm, err);
 }
 

@@ -368,4 +368,4 @@ const struct cdi_item_ops cdi_powersgd_item_ops = {.check = powersgd_check_item,
                                                    .begin_save = powersgd_begin_save,
                                                    .collect = powersgd_collect,
                                                    .begin_load = powersgd_begin_load,
-                                                   .take_up = powersgd_restore};
+                                                   .restore = powersgd_restore};

@@ -378,7 +378,7 @@ static int refused(int rank)
     } cases[] = {
         {{.no_powersgd = true}, -1, "item 'g': it contains PowerSGD errors, and this reducer has no PowerSGD"},
         {{.sgd_for_adam = true}, -1, "item 'g.adam': its state was made by Adam or AdamW, and this optimizer is SGD"},
-        {{.other_order = true}, -1, "item 'g.adam': its state is of parameters of other names"},
+        {{.other_order = true}, -1, "item 'g.adam': its state belongs to parameters of other names"},
         {{.seed = 4}, -1, "item 'g.sampler': the sampler was saved in the middle of an epoch shuffled by seed 0"},
         {{.seed = 4}, 1, "and is now shuffled by seed 4"},
     };
@@ -460,7 +460,7 @@ static int wrong_lists(int rank)
     n = list(&g, items);
     CHECK(rank != 1 || cddp_ddp_grad_ready(g.side[1].ddp, 2) == CDDP_OK);
     CHECK(cddp_checkpoint_load(comm, dir_of("a"), items, n, NULL) == CDDP_E_STATE);
-    CHECK(strstr(cddp_last_error(), "item 'd.sgd': the optimizer's state was asked for in the middle of step") != NULL);
+    CHECK(strstr(cddp_last_error(), "item 'd.sgd': the optimizer's state was requested in the middle of step") != NULL);
     CHECK(cddp_checkpoint_save(comm, dir_of("a"), 9, items, n, NULL) == CDDP_E_STATE);
     for (size_t i = PARAMS; i-- > 0;)
         CHECK((rank == 1 && i == 2) || cddp_ddp_grad_ready(g.side[1].ddp, i) == CDDP_OK);

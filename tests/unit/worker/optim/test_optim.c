@@ -576,8 +576,7 @@ static int skips_nonfinite(int rank)
             CHECK(cddp_ddp_grad_ready(divided.ddp, i) == CDDP_OK);
         }
         CHECK(cddp_optim_step(optim, &skip) == CDDP_E_NONFINITE);
-        CHECK(strstr(cddp_last_error(), "cddp_optim_step: a gradient is no finite number, so the step was left out") !=
-              NULL);
+        CHECK(strstr(cddp_last_error(), "cddp_optim_step: a gradient is not finite, so the step was skipped") != NULL);
         CHECK(backward(&divided, rank, step, N) == 0 && cddp_optim_step(optim, &skip) == CDDP_OK);
         CHECK(close_to(&plain, &divided) == 0);
     }
@@ -819,7 +818,7 @@ static int wrong_args(int rank)
         const char *text;
     } wrong[] = {
         {{.size = 0}, CDDP_E_INVALID, "cddp_optim_step_args.size is 0, so it is not set"},
-        {{.size = sizeof(cddp_optim_step_args), .flags = 2}, CDDP_E_INVALID, "flags has a bit that means nothing: 0x2"},
+        {{.size = sizeof(cddp_optim_step_args), .flags = 2}, CDDP_E_INVALID, "flags has unknown bits: 0x2"},
         {{.size = sizeof(cddp_optim_step_args), .lr = -1}, CDDP_E_INVALID, "cddp_optim_step_args.lr is -1"},
         {{.size = sizeof(cddp_optim_step_args), .lr = NAN}, CDDP_E_INVALID, "cddp_optim_step_args.lr is "},
         {{.size = sizeof(cddp_optim_step_args), .grad_scale = INFINITY}, CDDP_E_INVALID, "grad_scale is inf"},
@@ -1252,12 +1251,13 @@ static int outlived(int rank)
     CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
     model_close(&m);
     CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE);
-    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer is gone: only cddp_optim_destroy is of "
-                                    "use now") == 0);
+    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer was destroyed: only "
+                                    "cddp_optim_destroy may be called now") == 0);
     CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_E_STATE);
     CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_E_STATE);
-    CHECK(strcmp(cddp_last_error(), "checkpoint: item 'optim': cddp_checkpoint_save: this optimizer's reducer is gone: "
-                                    "only cddp_optim_destroy is of use now") == 0);
+    CHECK(strcmp(cddp_last_error(),
+                 "checkpoint: item 'optim': cddp_checkpoint_save: this optimizer's reducer was destroyed: "
+                 "only cddp_optim_destroy may be called now") == 0);
     CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_STATE);
     cddp_optim_destroy(optim);
     CHECK(cddp_finalize(comm) == CDDP_OK);
@@ -1291,7 +1291,7 @@ static int load_other(int rank)
     CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_OK);
     CHECK(load(comm, optim, NULL, &item, 1, NULL) == CDDP_E_MISMATCH && strstr(cddp_last_error(), "'more'") != NULL);
     CHECK(load(part, optim, NULL, NULL, 0, NULL) == CDDP_E_INVALID);
-    CHECK(strstr(cddp_last_error(), "item 'optim': this optimizer's reducer is of another communicator") != NULL);
+    CHECK(strstr(cddp_last_error(), "item 'optim': this optimizer's reducer belongs to another communicator") != NULL);
     CHECK(load(part, optim, m.ddp, NULL, 0, NULL) == CDDP_E_INVALID);
     cddp_optim_destroy(optim);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
@@ -1303,7 +1303,7 @@ static int load_other(int rank)
     sgd.momentum = 0;
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
     CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "made with momentum, and this optimizer is one without") != NULL);
+    CHECK(strstr(cddp_last_error(), "made with momentum, and this optimizer works without") != NULL);
     cddp_optim_destroy(optim);
     CHECK(load_swapped(comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
@@ -1370,10 +1370,10 @@ Test(optim, a_load_that_fails_changes_nothing)
 
 /* --------------------------------------------------------------------------------------------------- refusals */
 
-#define REFUSED(options, status, sentence)                               \
+#define REFUSED(options, status, text)                                   \
     do {                                                                 \
         CHECK(cddp_optim_create(&optim, m.ddp, &(options)) == (status)); \
-        CHECK(strstr(cddp_last_error(), sentence) != NULL);              \
+        CHECK(strstr(cddp_last_error(), text) != NULL);                  \
     } while (0)
 
 static int refused_groups(cddp_ddp *ddp, int rank)
@@ -1381,7 +1381,7 @@ static int refused_groups(cddp_ddp *ddp, int rank)
     static const size_t one[] = {1}, twice[] = {2, 0, 2}, none[] = {N};
     const struct {
         cddp_optim_group g;
-        const char *sentence;
+        const char *text;
     } bad[] = {{{.params = one, .n_params = 1}, "cddp_optim_group: size is 0 in element 1, but 48 in element 0"},
                {{.size = sizeof(cddp_optim_group), .n_params = 1}, "groups[1]: n_params is 1, but params is NULL"},
                {{.size = sizeof(cddp_optim_group), .params = one, .n_params = 1, .lr_factor = 1},
@@ -1391,9 +1391,9 @@ static int refused_groups(cddp_ddp *ddp, int rank)
                {{.size = sizeof(cddp_optim_group), .params = twice, .n_params = 3, .lr_factor = 1},
                 "groups[1]: parameter 2 'c' is in a group already"},
                {{.size = sizeof(cddp_optim_group), .lr_factor = 0},
-                "groups[1].lr_factor is 0: it must be above 0; 1 is the optimizer's learning rate, and parameters with "
-                "CDDP_OPTIM_GROUP_FROZEN stay"},
-               {{.size = sizeof(cddp_optim_group), .lr_factor = 1, .flags = 2}, "groups[1].flags has a bit"},
+                "groups[1].lr_factor is 0: it must be above 0; 1 is the optimizer's learning rate, and "
+                "CDDP_OPTIM_GROUP_FROZEN keeps"},
+               {{.size = sizeof(cddp_optim_group), .lr_factor = 1, .flags = 2}, "groups[1].flags has unknown bits"},
                {{.size = sizeof(cddp_optim_group), .params = none, .n_params = 1, .lr_factor = 1},
                 "groups[1]: there is no parameter 5, only 0 to 4"},
                {{.size = sizeof(cddp_optim_group), .params = one, .n_params = SIZE_MAX},
@@ -1409,12 +1409,12 @@ static int refused_groups(cddp_ddp *ddp, int rank)
     for (size_t k = 0; k < sizeof bad / sizeof bad[0]; k++) {
         groups[1] = bad[k].g;
         CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_INVALID);
-        CHECK(strstr(cddp_last_error(), bad[k].sentence) != NULL);
+        CHECK(strstr(cddp_last_error(), bad[k].text) != NULL);
     }
     groups[1] = (cddp_optim_group){.size = sizeof(cddp_optim_group), .params = none, .n_params = 0, .lr_factor = 2};
     groups[0].weight_decay = rank == 0 ? 0 : 0.5;
     CHECK(cddp_optim_create(&optim, ddp, &o) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "groups say something else of a parameter on rank 0 than on rank 1") != NULL);
+    CHECK(strstr(cddp_last_error(), "groups differ: a parameter has other values on rank 0 than on rank 1") != NULL);
     return 0;
 }
 
@@ -1445,7 +1445,7 @@ static int refused(int rank)
     REFUSED(o, CDDP_E_INVALID, "kind is 9");
     cddp_optim_defaults(&o, sizeof o, CDDP_OPTIM_SGD);
     o.flags = 2;
-    REFUSED(o, CDDP_E_INVALID, "flags has a bit that means nothing: 0x2");
+    REFUSED(o, CDDP_E_INVALID, "flags has unknown bits: 0x2");
     o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_ADAM, .lr = 1, .momentum = 0.9};
     REFUSED(o, CDDP_E_INVALID, "only CDDP_OPTIM_SGD has it");
     o = (cddp_optim_options){.size = sizeof o, .kind = CDDP_OPTIM_SGD, .lr = 1, .flags = CDDP_OPTIM_NESTEROV};
