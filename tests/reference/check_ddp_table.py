@@ -21,7 +21,7 @@ what it looks at; those under `tests/reference` compare with numbers that PyTorc
 
 """
 WINE = "tests/reference/check_wine.py"
-POWER, POWER_CASES = "tests/unit/worker/reducer/test_powersgd.c", "every_recorded_case_of_torchs_hook_is_met_and_ranks_are_alike"
+POWER, POWER_CASES = "tests/unit/worker/reducer/test_powersgd.c", "matches_torch_on_all_ranks"
 CLIP, CLIP_CASES = "tests/unit/worker/reducer/test_norm.c", "it_is_what_torch_recorded_and_clips_as_torch_does"
 ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedDataParallel": {
@@ -31,38 +31,38 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "dim": ("none: the sampler divides samples among ranks", None, None),
         "broadcast_buffers": ("`cddp_ddp_options.buffers`, and `cddp_ddp_sync_buffers` at the start of a step; leave it out for `False`",
                               "tests/unit/worker/reducer/test_buffers.c",
-                              "become_rank_0s_at_creation_and_whenever_a_step_begins_with_it"),
+                              "copied_from_rank_0_at_creation_and_per_step"),
         "forward_sync_buffers": ("the same; with `join` they are those of the highest rank that trains, as in PyTorch",
-                                 "tests/unit/worker/reducer/test_buffers.c", "with_uneven_ranks_are_those_of_the_highest_that_trains"),
+                                 "tests/unit/worker/reducer/test_buffers.c", "uneven_ranks_use_highest_training_rank"),
         "init_sync": ("`CDDP_DDP_NO_BROADCAST` is `init_sync=False`; shapes are compared either way",
-                      "tests/unit/worker/reducer/test_step.c", "rank_0s_parameters_are_everyones_unless_the_user_says_otherwise"),
+                      "tests/unit/worker/reducer/test_step.c", "broadcasts_parameters_unless_disabled"),
         "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/worker/comm/test_collectives.c",
                           "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
         "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too. A small last one (`DDP_SET_LAST_BUCKET_CAP`): "
                           "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`; found by trying: `CDDP_DDP_TUNE`", "tests/unit/worker/reducer/test_bucket.c",
-                          "a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it"),
+                          "closes_bucket_at_or_above_cap"),
         "bucket_cap_mb_list": ("three caps: of the first bucket, of the last, of the others", "tests/unit/worker/reducer/test_bucket.c",
-                               "the_models_first_gradients_make_a_small_last_bucket_if_wanted"),
+                               "makes_small_last_bucket"),
         "find_unused_parameters": ("`CDDP_DDP_FIND_UNUSED`", "tests/unit/worker/reducer/test_unused.c",
-                                   "what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros"),
+                                   "unused_keeps_value_and_partly_used_is_mean"),
         "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",
-                            "tests/unit/worker/reducer/test_unused.c", "without_the_flag_it_is_an_error_that_names_the_parameter_on_every_rank"),
+                            "tests/unit/worker/reducer/test_unused.c", "missing_without_flag_is_error_everywhere"),
         "gradient_as_bucket_view": ("always; `cddp_param.grad` in memory of all ranks (`CDDP_MEM_COLLECTIVE`) is reduced where it lies, too; other memory of the user's own is copied ([from one to many](from-one-to-many.md))",
-                                    "tests/unit/worker/reducer/test_in_place.c", "all_ways_have_the_arenas_bits"),
+                                    "tests/unit/worker/reducer/test_in_place.c", "matches_arena_bits"),
         "static_graph": ("`CDDP_DDP_STATIC_GRAPH`", "tests/unit/worker/reducer/test_unused.c",
-                         "a_static_graph_learns_from_its_first_step_what_comes_and_how_often"),
+                         "static_graph_learns_from_first_step"),
         "delay_all_reduce_named_params": ("leave them out of `params`, and make a second reducer of them on the same communicator. The same, "
                                           "without a second one, for what PyTorch ignores (`_ddp_params_and_buffers_to_ignore`)",
                                           "tests/unit/worker/reducer/test_unused.c",
-                                          "parameters_may_have_a_reducer_of_their_own_whose_gradients_are_ready_later"),
+                                          "second_reducer_with_later_gradients"),
         "param_to_hook_all_reduce": ("call `cddp_ddp_grad_ready` of the second reducer where that parameter's gradient is ready",
                                      "tests/unit/worker/reducer/test_unused.c",
-                                     "parameters_may_have_a_reducer_of_their_own_whose_gradients_are_ready_later"),
+                                     "second_reducer_with_later_gradients"),
         "mixed_precision": ("none: a program chooses its types, also those of gradients (`grad_dtype`), which may be sent in 16 bits (`comm_dtype`)",
-                            "tests/unit/worker/reducer/test_compress.c", "a_mean_in_16_bits_is_summed_in_32_and_rounded_once"),
+                            "tests/unit/worker/reducer/test_compress.c", "mean_of_16_bits_sums_in_float32"),
         "device_mesh": ("none: parts of a world by `cddp_comm_split`", None, None),
         "skip_all_reduce_unused_params": ("`CDDP_DDP_SKIP_UNUSED`; ranks may differ in what they use, and steps, too", "tests/unit/worker/reducer/test_unused.c",
-                                          "gradients_are_those_that_torch_recorded_with_skip_all_reduce_unused_params"),
+                                          "skipping_matches_torch"),
         "batched_grad_copy": ("none: gradients that lie in the arena are not copied", None, None),
     },
     "DistributedDataParallel.no_sync": {
@@ -71,12 +71,12 @@ ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedDataParallel.join": {
         "divide_by_initial_world_size": ("`CDDP_DDP_JOIN` and `cddp_ddp_join`; `False`: with `CDDP_DDP_JOIN_ACTIVE`", WINE,
                                          "w4_uneven"),
-        "enable": ("the flag itself", "tests/unit/worker/reducer/test_uneven.c", "what_does_not_go_together_is_refused"),
+        "enable": ("the flag itself", "tests/unit/worker/reducer/test_uneven.c", "rejects_incompatible_flags"),
         "throw_on_early_termination": ("`CDDP_DDP_JOIN_STRICT`", "tests/unit/worker/reducer/test_uneven.c",
-                                       "a_rank_that_ends_early_can_be_an_error_that_names_it_everywhere"),
+                                       "strict_names_early_rank_everywhere"),
     },
     "DistributedDataParallel.register_comm_hook": {
-        "state": ("`cddp_hook.arg`", "tests/unit/worker/reducer/test_hook.c", "it_sees_each_bucket_in_order_and_leaves_what_gradients_become"),
+        "state": ("`cddp_hook.arg`", "tests/unit/worker/reducer/test_hook.c", "called_per_bucket_in_order"),
         "hook": ("`comm_dtype` for fp16_compress_hook and bf16_compress_hook; `cddp_ddp_set_powersgd` for powerSGD_hook; `cddp_ddp_set_hook` for one's own",
                  WINE, "w2_fp16"),
     },
@@ -100,15 +100,15 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "foreach": ("none: how PyTorch computes it", None, None),
     },
     "DistributedSampler": {
-        "dataset": ("`cddp_sampler_options.n`, its length", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
-        "num_replicas": ("`world_size`", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
-        "rank": ("`rank`", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
-        "shuffle": ("`no_shuffle`, the other way round", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
-        "seed": ("`seed`", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
-        "drop_last": ("`drop_last`", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "dataset": ("`cddp_sampler_options.n`, its length", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
+        "num_replicas": ("`world_size`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
+        "rank": ("`rank`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
+        "shuffle": ("`no_shuffle`, the other way round", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
+        "seed": ("`seed`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
+        "drop_last": ("`drop_last`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
     },
     "DistributedSampler.set_epoch": {
-        "epoch": ("`cddp_sampler_set_epoch`", "tests/unit/worker/data/test_sampler.c", "every_recorded_case_of_torchs_distributed_sampler_is_met"),
+        "epoch": ("`cddp_sampler_set_epoch`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
     },
 }
 ASK = """

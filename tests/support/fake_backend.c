@@ -200,7 +200,7 @@ static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type
 static cddp_status fake_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)err;
-    note(of(b), "follow %d; ", (int)(intptr_t)stream);
+    note(of(b), "wait_stream %d; ", (int)(intptr_t)stream);
     return CDDP_OK;
 }
 
@@ -208,21 +208,21 @@ static cddp_status fake_stream_wait(struct cdi_backend *b, uint64_t ticket, void
 {
     if (of(b)->fail_join != CDDP_OK)
         return cdi_fail(err, of(b)->fail_join, "scripted: join failed");
-    note(of(b), "lead %d on %d; ", (int)ticket, (int)(intptr_t)stream);
+    note(of(b), "stream_wait %d on %d; ", (int)ticket, (int)(intptr_t)stream);
     return CDDP_OK;
 }
 
 static cddp_status fake_stream_acquire(struct cdi_backend *b, void **stream, struct cdi_error *err)
 {
     (void)err;
-    note(of(b), "lend; ");
+    note(of(b), "acquire; ");
     *stream = (void *)(intptr_t)FAKE_STREAM;
     return CDDP_OK;
 }
 
 static void fake_stream_release(struct cdi_backend *b)
 {
-    note(of(b), "take back; ");
+    note(of(b), "release; ");
 }
 
 static cddp_status fake_health(struct cdi_backend *b, struct cdi_error *err)

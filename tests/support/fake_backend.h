@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A communicator for tests of what lies above it: a scripted backend that records each operation, completes them when
- * told to, or fails; and blocking collectives between "ranks" that are threads of one process. It defines the functions
+ * A communicator for tests of the code above it: a scripted backend that records each operation, completes them on
+ * demand, or fails; and blocking collectives between "ranks" that are threads of one process. It defines the functions
  * of worker/comm/comm.h, so a test links it in place of comm.c.
  */
 #ifndef CDI_TEST_FAKE_BACKEND_H
@@ -27,18 +27,19 @@ struct cddp_comm {
     struct cdi_coll ops[FAKE_OPS];
     size_t n_ops; /* enqueued so far: the last ticket */
     size_t n_joins, n_regions, n_allocated, n_broadcasts;
-    char calls[4096];         /* of a device: "follow 1; all_reduce 0; lead 0 on 2; ", streams and tickets as numbers */
-    struct cdi_grave *graves; /* opened by fake_close */
+    char calls[4096]; /* of a device: "wait_stream 1; all_reduce 0; stream_wait 0 on 2; ", streams and tickets as
+                         numbers */
+    struct cdi_grave *graves;        /* opened by fake_close */
     char abort_text[CDI_ERROR_TEXT]; /* of the last abort; "" if there was none */
     /* The script. */
-    bool device;              /* a backend with streams; enqueued work completes at once */
+    bool device;              /* a backend with streams; operations complete at once */
     const void *on_host;      /* for such a backend this is host memory, all else its own */
     bool manual;              /* join blocks until fake_complete; false: everything completes at once */
     size_t completed;         /* tickets */
     double factor;            /* what a completed all_reduce does to float32 elements; 0: nothing */
     cddp_status fail_enqueue; /* CDDP_OK, or what the next enqueue returns */
     cddp_status fail_join;    /* the same for join */
-    cddp_status fail_health;  /* what a device says from now on */
+    cddp_status fail_health;  /* the state of a device from now on */
     cddp_status fail_region;  /* the same for region_create */
     cddp_status fail_gather;  /* the same for the blocking collectives */
 };

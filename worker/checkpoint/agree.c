@@ -78,16 +78,16 @@ struct card {
 static cddp_status agree_send_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
                                       struct cdi_error *err)
 {
-    struct cdi_error told;
+    struct cdi_error failure;
     char text[CDI_ERROR_TEXT];
     cddp_status st;
 
     (void)snprintf(text, sizeof text, "%s", mine != CDDP_OK ? err->msg : "");
-    st = agree_broadcast_text(comm, failed, text, sizeof text, &told);
+    st = agree_broadcast_text(comm, failed, text, sizeof text, &failure);
     if (cddp_rank(comm) == failed || (mine != CDDP_OK && st != CDDP_OK))
         return mine;
     if (st != CDDP_OK) {
-        *err = told;
+        *err = failure;
         return st;
     }
     (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), (cddp_status)card->status,

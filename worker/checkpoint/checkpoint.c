@@ -497,7 +497,7 @@ static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struc
 }
 
 /*
- * Distributes one item that each rank saved, from rank 0's list from k on (elsewhere there is none). A byte tells each
+ * Distributes one item that each rank saved, from rank 0's list from k on (elsewhere there is none). A byte shows each
  * rank whether it saved the item.
  */
 static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k, const uint8_t *present,

@@ -28,7 +28,7 @@ struct asked {
 
 struct cdi_ddp_debug {
     uint32_t warned;
-    uint8_t *came;       /* by parameter: its gradient of the first step was seen */
+    uint8_t *seen;       /* by parameter: its gradient of the first step was seen */
     struct asked *asked; /* by parameter: cddp_ddp_grad was called for it */
     uint64_t *crc; /* by parameter: CRC of its gradient in the user's memory when it was ready; 0: not in this step */
     uint8_t *own;  /* laid out like the arena: this rank's gradients of the first step */
@@ -45,11 +45,11 @@ cddp_status cdi_debug_init(cddp_ddp *d, struct cdi_error *err)
     d->debug = calloc(1, sizeof *d->debug);
     if (d->debug == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for CDDP_DEBUG");
-    d->debug->came = calloc(d->n_params, sizeof *d->debug->came);
+    d->debug->seen = calloc(d->n_params, sizeof *d->debug->seen);
     d->debug->asked = calloc(d->n_params, sizeof *d->debug->asked);
     d->debug->crc = calloc(d->n_params, sizeof *d->debug->crc);
     d->debug->own = calloc(1, d->plan.arena_bytes);
-    if (d->debug->came == NULL || d->debug->asked == NULL || d->debug->crc == NULL || d->debug->own == NULL)
+    if (d->debug->seen == NULL || d->debug->asked == NULL || d->debug->crc == NULL || d->debug->own == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for CDDP_DEBUG, which keeps the first step's gradients");
     cdi_log_set_name("libcddp");
     return CDDP_OK;
@@ -59,7 +59,7 @@ void cdi_debug_release(cddp_ddp *d)
 {
     if (d->debug == NULL)
         return;
-    free(d->debug->came);
+    free(d->debug->seen);
     free(d->debug->asked);
     free(d->debug->crc);
     free(d->debug->own);
@@ -68,7 +68,7 @@ void cdi_debug_release(cddp_ddp *d)
 }
 
 /* Returns true if this warning was not reported yet, and marks it as reported. */
-static bool tells(cddp_ddp *d, enum warning what)
+static bool debug_warns_first(cddp_ddp *d, enum warning what)
 {
     bool first = (d->debug->warned & (uint32_t)what) == 0;
 
@@ -98,7 +98,7 @@ void cdi_debug_ready(cddp_ddp *d, size_t i)
     if (d->step > 0)
         return;
     memcpy(g->own + d->plan.grads[i].offset, cdi_arena_grad(d, i), d->plan.grads[i].bytes);
-    g->came[i] = 1;
+    g->seen[i] = 1;
 }
 
 /* ------------------------------------------------------------------------------------------- a step's end begins -- */
@@ -116,7 +116,7 @@ static bool is_zero(const uint8_t *p, size_t n)
 static bool some_came(const cddp_ddp *d)
 {
     for (size_t i = 0; i < d->n_params; i++)
-        if (d->debug->came[i])
+        if (d->debug->seen[i])
             return true;
     return false;
 }
@@ -125,7 +125,7 @@ static bool some_came(const cddp_ddp *d)
 static bool all_zero(const cddp_ddp *d)
 {
     for (size_t i = 0; i < d->n_params; i++) {
-        if (d->debug->came[i] && !is_zero(d->debug->own + d->plan.grads[i].offset, d->plan.grads[i].bytes))
+        if (d->debug->seen[i] && !is_zero(d->debug->own + d->plan.grads[i].offset, d->plan.grads[i].bytes))
             return false;
     }
     return some_came(d);
@@ -135,7 +135,7 @@ static void look_for_zeros(cddp_ddp *d)
 {
     size_t n_unasked = 0, first = 0;
 
-    if (!all_zero(d) || !tells(d, ALL_ZERO))
+    if (!all_zero(d) || !debug_warns_first(d, ALL_ZERO))
         return;
     for (size_t i = d->n_params; i-- > 0;)
         if (d->params[i].grad == NULL && !cdi_arena_excludes(d, i) &&
@@ -162,7 +162,7 @@ static void look_for_late_writes(cddp_ddp *d)
         if (d->params[i].grad == NULL || !d->plan.grads[i].claimed || d->plan.grads[i].copied_out ||
             d->debug->crc[i] == 0 || d->debug->crc[i] == cdi_crc64(0, d->params[i].grad, d->plan.grads[i].bytes))
             continue;
-        if (tells(d, WRITTEN_LATE))
+        if (debug_warns_first(d, WRITTEN_LATE))
             cdi_log(CDI_LOG_WARN, "DDP-LATE",
                     "rank %d: the gradient of '%.100s' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() "
                     "in step %llu: that write is lost",
@@ -179,7 +179,7 @@ static void look_for_frozen_parameters(cddp_ddp *d)
         crc = cdi_crc64(crc, d->params[i].data, d->plan.grads[i].bytes);
     if (d->step == 0)
         d->debug->params_crc = crc;
-    else if (crc == d->debug->params_crc && tells(d, FROZEN))
+    else if (crc == d->debug->params_crc && debug_warns_first(d, FROZEN))
         cdi_log(CDI_LOG_WARN, "DDP-FROZEN",
                 "rank %d: no parameter has changed in %d steps: does the optimizer update the memory that was passed "
                 "to cddp_ddp_create() as `data`?",
@@ -242,8 +242,8 @@ void cdi_debug_completed(cddp_ddp *d)
     if (cdi_comm_world(d->comm)->size > 1 && !d->sharded && d->powersgd == NULL && d->hook.begin == NULL &&
         (d->flags & CDDP_DDP_JOIN) == 0 && some_came(d) && !all_zero(d)) {
         for (size_t i = 0; i < d->n_params && same; i++)
-            same = !d->debug->came[i] || mean_is_own(d, i);
-        if (same && tells(d, SAME_EVERYWHERE))
+            same = !d->debug->seen[i] || mean_is_own(d, i);
+        if (same && debug_warns_first(d, SAME_EVERYWHERE))
             cdi_log(CDI_LOG_WARN, "DDP-SAME",
                     "rank %d: the mean of all %d ranks' gradients is this rank's own in the first step, as if all were "
                     "the same: does each rank read its own samples (cddp_sampler_create, or a seed that depends on the "

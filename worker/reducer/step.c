@@ -280,7 +280,7 @@ static cddp_status refuse_second(const cddp_ddp *d)
     return cdi_last_error_set(&err);
 }
 
-cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void *arg), void *arg)
+cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg)
 {
     cddp_status status;
 
@@ -294,7 +294,7 @@ cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*land)(cddp_ddp *d, void
     status = cdi_step_close(ddp);
     if (status == CDDP_OK) {
         cdi_debug_complete(ddp);
-        status = land(ddp, arg);
+        status = complete(ddp, arg);
     }
     if (status == CDDP_OK) {
         cdi_debug_completed(ddp);

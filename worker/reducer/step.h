@@ -18,7 +18,7 @@ cddp_status cdi_step_finish(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, vo
 cddp_status cdi_step_complete(cddp_ddp *d);
 /*
  * Waits, with an optimizer, until this rank's share of the means is in the arena, except for what a bucket's own ticket
- * tells. Buckets that were not sent by reduce-scatter are there as a whole. Sets the sticky error.
+ * covers. Buckets that were not sent by reduce-scatter are there as a whole. Sets the sticky error.
  */
 cddp_status cdi_step_complete_share(cddp_ddp *d);
 /* Begins the next step. Sets the sticky error. */

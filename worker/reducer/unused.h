@@ -16,8 +16,8 @@ void cdi_unused_release(cddp_ddp *d);
  */
 cddp_status cdi_unused_on_ready(cddp_ddp *d, size_t i, bool *now);
 /*
- * Fills missing gradients with zeros at the end of a step, and tells the ranks what each of them used. Sets the sticky
- * error.
+ * Fills missing gradients with zeros at the end of a step, and exchanges which gradients each rank used. Sets the
+ * sticky error.
  */
 cddp_status cdi_unused_fill(cddp_ddp *d);
 /* Gives gradients that no rank used their old values, after the reduction. Sets the sticky error. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints of several ranks, and those that a thread writes while the ranks go on. */
+/* Checkpoints of several ranks, and those that a thread writes while the ranks continue. */
 #include "hygiene.h"
 #include "scratch.h"
 #include "world.h"
@@ -11,7 +11,7 @@ CDI_SUITE(checkpoint_comm, .timeout = 60);
 
 /* ------------------------------------------------------------------------------------------ each rank's own ---- */
 
-/* A user's random numbers (xorshift64), of which each rank has its own. */
+/* A user's random numbers (xorshift64), separate on each rank. */
 static uint64_t draw(uint64_t *rng)
 {
     *rng ^= *rng << 13;
@@ -52,7 +52,7 @@ static int save_own(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-/* In a world of any size: the ranks that existed then draw on, the others begin. */
+/* In a world of any size: the ranks that existed then continue drawing, the others start. */
 static int load_own(int rank)
 {
     uint64_t rng = rng_of(rank, 0);
@@ -81,7 +81,7 @@ static int load_own(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_comm, each_rank_gets_its_own_random_state_back_and_a_new_rank_keeps_its_own)
+Test(checkpoint_comm, restores_per_rank_items)
 {
     scratch_make();
     cr_assert_eq(run_world(3, save_own), 0);
@@ -117,7 +117,7 @@ static int save_others(int rank)
                                     "1") != NULL);
     CHECK(cddp_checkpoint_save(comm, scratch, 5, rank == 0 ? items + 1 : items, 1, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "is nothing on rank 0 and 'rng' of 4 bytes of each rank on rank 1") != NULL);
-    /* What rank 0 is told is wrong, all are told; and nothing is broken. */
+    /* An error in rank 0's items is reported on all ranks; and nothing is broken. */
     CHECK(cddp_checkpoint_save(comm, scratch, 5, &odd, 1, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "'rng' has flags") != NULL);
     opt.size--;
@@ -149,7 +149,7 @@ static int save_a_double(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_comm, items_that_do_not_fit_together_are_named_on_every_rank)
+Test(checkpoint_comm, names_mismatched_items_on_every_rank)
 {
     scratch_make();
     cr_assert_eq(run_world(2, save_others), 0);
@@ -191,17 +191,17 @@ static int save_and_go_on(int rank)
         (void)strcpy(name, "something else");
     }
     (void)strcpy(name, "weights");
-    /* A load waits for the save that is under way. */
+    /* A load waits for the save in progress. */
     CHECK(cddp_checkpoint_load(comm, scratch, items, 2, &info) == CDDP_OK);
     CHECK(info.step == 6 && info.n_damaged == 0 && rng == rng_of(rank, 6));
     for (size_t i = 0; i < COUNT; i++)
         CHECK(w[i] == 6);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, scratch, 7, items, 2, &opt) == CDDP_OK);
-    return cddp_finalize(comm) != CDDP_OK; /* which waits for it */
+    return cddp_finalize(comm) != CDDP_OK; /* it waits for the save */
 }
 
-Test(checkpoint_comm, a_save_in_the_background_has_what_was_there_at_the_call)
+Test(checkpoint_comm, background_save_has_data_of_call)
 {
     char path[128];
     struct stat sb;
@@ -215,11 +215,11 @@ Test(checkpoint_comm, a_save_in_the_background_has_what_was_there_at_the_call)
     scratch_remove();
 }
 
-/* Where no directory can be made; both ranks are told, once, by whatever comes next. */
+/* The directory cannot be made; the next call reports it on both ranks, once. */
 static int save_to_nowhere(int rank)
 {
     const cddp_checkpoint_options opt = {.size = sizeof opt, .background = 1};
-    static const char says[] = "the save of step 3 in the background failed: checkpoint: making the directory";
+    static const char text[] = "the save of step 3 in the background failed: checkpoint: making the directory";
     char nowhere[100];
     int x = 1;
     const cddp_checkpoint_item item = {
@@ -230,21 +230,21 @@ static int save_to_nowhere(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, scratch, 4, &item, 1, NULL) == CDDP_E_SYSTEM);
-    CHECK(strstr(cddp_last_error(), says) != NULL);
+    CHECK(strstr(cddp_last_error(), text) != NULL);
     CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_E_NOT_FOUND); /* and nothing else was done */
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_E_SYSTEM);
-    CHECK(strstr(cddp_last_error(), says) != NULL);
+    CHECK(strstr(cddp_last_error(), text) != NULL);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, scratch, 4, &item, 1, &opt) == CDDP_OK);
     CHECK(cddp_checkpoint_save(comm, nowhere, 3, &item, 1, &opt) == CDDP_OK);
-    /* Nobody asked: rank 0 hears of it when it leaves. */
+    /* No call waited for it: rank 0 reports it when it leaves. */
     CHECK(cddp_finalize(comm) == (rank == 0 ? CDDP_E_SYSTEM : CDDP_OK));
-    CHECK(rank != 0 || strstr(cddp_last_error(), says) != NULL);
+    CHECK(rank != 0 || strstr(cddp_last_error(), text) != NULL);
     return 0;
 }
 
-Test(checkpoint_comm, what_fails_in_the_background_is_told_once_by_the_next_call)
+Test(checkpoint_comm, next_call_reports_background_failure_once)
 {
     scratch_make();
     cr_assert_eq(run_world(2, save_to_nowhere), 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints of everything a job has: a GAN, two of each kind beside plain memory, in one file. What was loaded is
- * compared by what it saves again: two checkpoints of the same state have the same bytes.
+ * Checkpoints of everything that a job has: a GAN, two objects of each kind and plain memory, in one file. A loaded
+ * state is compared by saving it again: two checkpoints of the same state have the same bytes.
  */
 #include "hygiene.h"
 #include "items.h"
@@ -44,7 +44,7 @@ struct side {
 struct gan {
     cddp_comm *comm;
     struct side side[SIDES];
-    uint64_t step, rng; /* each rank has its own random numbers */
+    uint64_t step, rng; /* each rank has separate random numbers */
 };
 
 static double scatter(size_t a, size_t b, size_t c)
@@ -57,7 +57,7 @@ static double scatter(size_t a, size_t b, size_t c)
     return (double)h / 4294967296.0 - 0.5;
 }
 
-/* What two of them may differ in, for loads that are refused. */
+/* The differences between two GANs, for loads that are rejected. */
 struct twist {
     bool no_powersgd, sgd_for_adam, other_order;
     int64_t seed;
@@ -122,7 +122,7 @@ static void gan_close(struct gan *g)
     }
 }
 
-/* Everything changes in it, and what comes depends on all that was saved. */
+/* Changes everything in it; the results depend on all that was saved. */
 static int gan_step(struct gan *g)
 {
     for (size_t k = 0; k < SIDES; k++) {
@@ -184,7 +184,7 @@ static cddp_status gan_load(struct gan *g, const char *dir)
 
     if (st == CDDP_OK && info.step != g->step)
         return CDDP_E_STATE;
-    for (size_t k = 0; k < SIDES && st == CDDP_OK; k++) { /* which the sampler knows */
+    for (size_t k = 0; k < SIDES && st == CDDP_OK; k++) { /* the sampler knows it */
         cddp_sampler_state place;
 
         cddp_sampler_get_state(g->side[k].sampler, &place);
@@ -225,7 +225,7 @@ static size_t read_file(const char *path, uint8_t *to, size_t cap)
     return n;
 }
 
-/* Are two files there, and alike? */
+/* Returns true if both files exist and are equal. */
 static bool alike(const char *a, const char *b)
 {
     static uint8_t bytes[2][1 << 16];
@@ -234,7 +234,7 @@ static bool alike(const char *a, const char *b)
     return n > 0 && n < sizeof bytes[0] && n == m && memcmp(bytes[0], bytes[1], n) == 0;
 }
 
-/* A collective: has g the state that is in the file of its step in dir? Saves it to a folder of that name. */
+/* Checks that g has the state of its step's file in dir: saves it to the folder of that name. A collective. */
 static int same_as_file(struct gan *g, const char *dir, const char *again)
 {
     CHECK(gan_save(g, dir_of(again), false) == CDDP_OK);
@@ -242,11 +242,13 @@ static int same_as_file(struct gan *g, const char *dir, const char *again)
     return 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- going on ---- */
+/*
+ * ----------------------------------------------------------------------------------------------------- resuming ----
+ */
 
 static bool background;
 
-/* Another one that is made anew goes on with the bits of the first, and so do its checkpoints. */
+/* A new one continues with the bits of the first, and so do its checkpoints. */
 static int go_on(int rank)
 {
     cddp_comm *comm;
@@ -269,7 +271,7 @@ static int go_on(int rank)
             CHECK(gan_step(&whole) == 0);
     }
     CHECK(whole.rng == rest.rng && gan_save(&whole, dir_of("c"), background) == CDDP_OK);
-    /* What is destroyed at once was copied. */
+    /* An object may be destroyed at once: it was copied. */
     gan_close(&whole);
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK && same_as_file(&rest, dir_of("c"), "d") == 0);
     gan_close(&rest);
@@ -277,7 +279,7 @@ static int go_on(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, a_gan_goes_on_with_the_bits_of_one_that_was_never_stopped)
+Test(checkpoint_kinds, gan_resumes_bit_for_bit)
 {
     for (int ranks = 1; ranks <= 4; ranks++) {
         scratch_make();
@@ -289,7 +291,7 @@ Test(checkpoint_kinds, a_gan_goes_on_with_the_bits_of_one_that_was_never_stopped
 
 static uint64_t went; /* steps so far */
 
-/* An entry of the newest file in dir. */
+/* Finds an entry of the newest file in dir. */
 static int entry(const char *dir, cddp_item_kind kind, const char *name, void *to, size_t bytes)
 {
     cddp_checkpoint_item item = item_of(kind, name, to);
@@ -308,7 +310,7 @@ static int entry(const char *dir, cddp_item_kind kind, const char *name, void *t
     return 0;
 }
 
-/* In a world of another size: what does not depend on it is as it was, and it goes on. */
+/* In a world of another size: the state independent of it is the same, and it continues. */
 static int go_on_elsewhere(int rank)
 {
     static const struct {
@@ -347,7 +349,7 @@ static int go_on_elsewhere(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, worlds_of_any_size_hand_a_gan_on)
+Test(checkpoint_kinds, gan_resumes_in_other_worlds)
 {
     static const int worlds[] = {4, 2, 5, 1, 3};
 
@@ -368,12 +370,12 @@ Test(checkpoint_kinds, worlds_of_any_size_hand_a_gan_on)
         CHECK(same_as_file(g, dir_of("before"), "after") == 0); \
     } while (0)
 
-/* Other GANs than the one that was saved, one of them at a time; nothing of it changes, on any rank. */
+/* Other GANs than the saved one, with one difference each; nothing changes, on any rank. */
 static int refused(int rank)
 {
     static const struct {
         struct twist twist;
-        int only; /* the rank that is so; -1: all */
+        int only; /* the rank with the difference; -1: all */
         const char *text;
     } cases[] = {
         {{.no_powersgd = true}, -1, "item 'g': it contains PowerSGD errors, and this reducer has no PowerSGD"},
@@ -405,7 +407,7 @@ static int refused(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, what_does_not_fit_is_named_and_nothing_changes_on_any_rank)
+Test(checkpoint_kinds, rejects_mismatch_without_changes)
 {
     scratch_make();
     cr_assert_eq(run_world(2, refused), 0);
@@ -426,7 +428,7 @@ static int wrong_lists(int rank)
     CHECK(gan_step(&g) == 0 && gan_save(&g, dir_of("a"), false) == CDDP_OK);
     CHECK(gan_step(&g) == 0 && gan_save(&g, dir_of("before"), false) == CDDP_OK);
     n = list(&g, items);
-    /* One that the file does not have; of another kind there; one of an optimizer's own; twice. */
+    /* An item that the file does not have; one of another kind there; one of an optimizer's entries; one twice. */
     items[n] = item_memory("more", &other, sizeof other);
     CHECK(cddp_checkpoint_load(comm, dir_of("a"), items, n + 1, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "holds no item 'more'") != NULL);
@@ -470,7 +472,7 @@ static int wrong_lists(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, lists_that_are_wrong_on_one_rank_are_refused_on_all)
+Test(checkpoint_kinds, bad_list_on_one_rank_fails_all)
 {
     scratch_make();
     cr_assert_eq(run_world(2, wrong_lists), 0);
@@ -480,7 +482,7 @@ Test(checkpoint_kinds, lists_that_are_wrong_on_one_rank_are_refused_on_all)
 /* ------------------------------------------------------------------------------------------------------- faults ----
  */
 
-/* The newest file is damaged at every place in turn: all of it is of one step, or of the other. */
+/* The newest file is damaged at every place in turn: everything belongs to one step, or to the other. */
 static int damaged(int rank)
 {
     cddp_comm *comm;
@@ -509,14 +511,14 @@ static int damaged(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, of_a_damaged_file_nothing_is_used)
+Test(checkpoint_kinds, damaged_file_is_not_used)
 {
     scratch_make();
     cr_assert_eq(run_world(2, damaged), 0);
     scratch_remove();
 }
 
-/* Rank 0 cannot write more than a part of it, in the background or not. */
+/* Rank 0 can write only a part of it, in the background or not. */
 static int full_disk(int rank)
 {
     struct rlimit limit;
@@ -546,7 +548,7 @@ static int full_disk(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, a_full_disk_leaves_the_older_one_of_everything)
+Test(checkpoint_kinds, full_disk_keeps_older_checkpoint)
 {
     scratch_make();
     cr_assert_eq(run_world(2, full_disk), 0);
@@ -554,7 +556,7 @@ Test(checkpoint_kinds, a_full_disk_leaves_the_older_one_of_everything)
 }
 
 static struct {
-    _Atomic uint64_t step; /* of the last save that was begun */
+    _Atomic uint64_t step; /* of the last save that was started */
     long delay_us;         /* from the end of a run's first save to the kill */
     int victim;
 } * shared;
@@ -569,7 +571,7 @@ static int kill_after(long us)
     return 0;
 }
 
-/* Goes on from what there is, and saves each step until it is killed. */
+/* Continues from the newest checkpoint, and saves each step until it is killed. */
 static int train_until_killed(int rank)
 {
     cddp_comm *comm;
@@ -588,14 +590,14 @@ static int train_until_killed(int rank)
     }
 }
 
-/* What was found is what a run that was never stopped has after as many steps, in everything. */
+/* The state found equals that of an uninterrupted run after as many steps, in everything. */
 static int found_whole(int rank)
 {
     struct gan found, never;
     cddp_comm *comm;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && gan_open(&found, comm, NULL) == 0 && gan_open(&never, comm, NULL) == 0);
-    /* A save in the background may not be done when the next one has begun. */
+    /* A save in the background may still be running when the next one starts. */
     CHECK(gan_load(&found, dir_of("a")) == CDDP_OK && found.step <= shared->step && found.step + 2 >= shared->step);
     while (never.step < found.step)
         CHECK(gan_step(&never) == 0);
@@ -607,7 +609,7 @@ static int found_whole(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(checkpoint_kinds, a_gan_killed_at_any_moment_is_the_old_or_the_new_one_in_everything)
+Test(checkpoint_kinds, kill_leaves_old_or_new_checkpoint)
 {
     struct stat sb;
     int in_mid_save = 0, kills = 0;
@@ -618,7 +620,7 @@ Test(checkpoint_kinds, a_gan_killed_at_any_moment_is_the_old_or_the_new_one_in_e
     cr_assert(shared != MAP_FAILED);
     while (kills < 16 || in_mid_save == 0) {
         cr_assert_lt(kills, 80, "no kill fell into a save");
-        shared->victim = kills % 4 == 3; /* mostly rank 0, which writes */
+        shared->victim = kills % 4 == 3; /* mostly rank 0, the writer */
         shared->delay_us = rand_r(&seed) % 5000;
         (void)run_world(2, train_until_killed);
         kills++;

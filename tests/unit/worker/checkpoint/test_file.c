@@ -17,7 +17,7 @@ CDI_SUITE(checkpoint, .timeout = 60);
 
 static char dir[128];
 
-/* A fresh directory; the checkpoints go into a folder in it that does not exist yet. */
+/* Makes a fresh directory; the checkpoints are written to a folder in it that does not exist yet. */
 static const char *fresh_dir(void)
 {
     scratch_make();
@@ -41,7 +41,7 @@ static const cddp_checkpoint_item items[] = {{sizeof(cddp_checkpoint_item), "wei
                                              {sizeof(cddp_checkpoint_item), "moments", moments, sizeof moments},
                                              {sizeof(cddp_checkpoint_item), "epoch", &epoch, sizeof epoch}};
 
-/* As a load of one process. */
+/* Loads like a program of one process. */
 static cddp_status read_newest(const cddp_checkpoint_item *list, size_t n, cddp_checkpoint_info *info,
                                struct cdi_error *err)
 {
@@ -75,7 +75,7 @@ static void forget(void)
     epoch = -1;
 }
 
-Test(checkpoint, what_was_saved_comes_back)
+Test(checkpoint, restores_saved_items)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
@@ -92,7 +92,7 @@ Test(checkpoint, what_was_saved_comes_back)
     scratch_remove();
 }
 
-Test(checkpoint, the_newest_stay_and_older_ones_go)
+Test(checkpoint, keeps_newest_removes_older)
 {
     (void)fresh_dir();
     for (uint64_t step = 1; step <= 5; step++)
@@ -103,7 +103,7 @@ Test(checkpoint, the_newest_stay_and_older_ones_go)
     scratch_remove();
 }
 
-Test(checkpoint, all_stay_where_that_is_asked_for_but_those_of_an_abandoned_future)
+Test(checkpoint, keeps_all_except_abandoned_future)
 {
     (void)fresh_dir();
     for (uint64_t step = 1; step <= 5; step++)
@@ -114,7 +114,7 @@ Test(checkpoint, all_stay_where_that_is_asked_for_but_those_of_an_abandoned_futu
     scratch_remove();
 }
 
-Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
+Test(checkpoint, earlier_step_replaces_abandoned_future)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
 
@@ -127,7 +127,7 @@ Test(checkpoint, a_step_back_in_time_replaces_the_abandoned_future)
     scratch_remove();
 }
 
-Test(checkpoint, nothing_there_is_not_found)
+Test(checkpoint, missing_directory_is_not_found)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
@@ -139,8 +139,8 @@ Test(checkpoint, nothing_there_is_not_found)
     scratch_remove();
 }
 
-/* Damage at every place: cut short at any length, or any byte changed; the one before it is found, or none. */
-Test(checkpoint, a_damaged_file_is_passed_over_and_named)
+/* Damage at every place: truncated at any length, or any byte changed; the previous one is found, or none. */
+Test(checkpoint, skips_and_names_damaged_file)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
@@ -158,7 +158,7 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
         byte ^= 0x10;
         cr_assert_eq(pwrite(fd, &byte, 1, at), 1);
         forget();
-        /* Padding between items carries nothing. */
+        /* Padding between items has no meaning. */
         cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "byte %ld: %s", (long)at, err.msg);
         if (info.step == 1) {
             cr_assert_eq(info.n_damaged, 1);
@@ -185,8 +185,8 @@ Test(checkpoint, a_damaged_file_is_passed_over_and_named)
     scratch_remove();
 }
 
-/* A whole file of another format must not be passed over: the program would go on from an older state. */
-Test(checkpoint, a_whole_file_of_another_format_is_an_error)
+/* A whole file of another format must not be skipped: the program would continue from an older state. */
+Test(checkpoint, other_format_is_error)
 {
     cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
@@ -210,7 +210,7 @@ Test(checkpoint, a_whole_file_of_another_format_is_an_error)
     scratch_remove();
 }
 
-Test(checkpoint, what_is_no_file_is_passed_over_and_named)
+Test(checkpoint, skips_and_names_non_file)
 {
     const char *const why[] = {"cannot be opened: No such file", "is not a file", "is not a file",
                                "cannot be opened: Too many levels"};
@@ -239,7 +239,7 @@ Test(checkpoint, what_is_no_file_is_passed_over_and_named)
     scratch_remove();
 }
 
-Test(checkpoint, a_link_in_place_of_the_temporary_file_is_not_followed)
+Test(checkpoint, does_not_follow_link)
 {
     char victim[256], tmp[256], kept[8] = "";
     struct stat sb;
@@ -258,7 +258,7 @@ Test(checkpoint, a_link_in_place_of_the_temporary_file_is_not_followed)
     (void)close(fd);
     cr_assert_eq(lstat(file_of(2), &sb), 0);
     cr_assert(S_ISREG(sb.st_mode));
-    /* Nor is what a killed run has left there in the way, or of any use to who can read it. */
+    /* A killed run's leftovers do not interfere, and other users cannot read them. */
     fd = open(tmp, O_RDWR | O_CREAT, 0600);
     save(3, 9);
     cr_assert_eq(fstat(fd, &sb), 0);
@@ -268,7 +268,7 @@ Test(checkpoint, a_link_in_place_of_the_temporary_file_is_not_followed)
     scratch_remove();
 }
 
-Test(checkpoint, an_item_of_another_size_or_name_is_named)
+Test(checkpoint, names_item_of_other_size_or_name)
 {
     cddp_checkpoint_item other[] = {{sizeof(cddp_checkpoint_item), "weights", weights, sizeof weights - 4}};
     cddp_checkpoint_info info = {.size = sizeof info};
@@ -288,7 +288,7 @@ Test(checkpoint, an_item_of_another_size_or_name_is_named)
     scratch_remove();
 }
 
-Test(checkpoint, a_disk_that_fills_up_leaves_the_older_ones_whole)
+Test(checkpoint, full_disk_keeps_older_files)
 {
     struct rlimit small = {2000, 2000};
     cddp_checkpoint_info info = {.size = sizeof info};
@@ -314,7 +314,7 @@ static cddp_status check(cddp_checkpoint_item item)
     return cdi_checkpoint_check_item(&item, 0, &err);
 }
 
-Test(checkpoint, items_without_name_or_memory_and_doubles_are_refused)
+Test(checkpoint, rejects_bad_items)
 {
     const cddp_checkpoint_item twice[] = {item_memory("a", weights, 4), item_memory("a", weights, 4)};
     char name[300];

@@ -27,7 +27,7 @@ static int64_t number(const json_t *o, const char *key)
     return (int64_t)json_real_value(json_object_get(o, key));
 }
 
-/* Indices against the record: the hash of all of them (x86 and ARM are little-endian, as the hash wants it). */
+/* Compares indices with the record: the hash of all of them (x86 and ARM are little-endian, as the hash requires). */
 static void expect_indices(const json_t *want, const int64_t *got, size_t n, size_t which)
 {
     char hex[65];
@@ -39,7 +39,7 @@ static void expect_indices(const json_t *want, const int64_t *got, size_t n, siz
     cr_assert_str_eq(hex, json_string_value(json_object_get(want, "sha256")), "case %zu", which);
 }
 
-Test(sampler, randperm_is_torchs_randperm)
+Test(sampler, randperm_matches_torch)
 {
     json_t *all, *one, *cases = vectors("randperm", &all);
     size_t i, n = 0;
@@ -59,10 +59,10 @@ Test(sampler, randperm_is_torchs_randperm)
 }
 
 /*
- * torch.randperm(214748364), seed 42, its first 16 elements: the smallest n that takes the wide form. Only the places
- * that end up among the first 16 are kept, so that no gigabyte is needed.
+ * The first 16 elements of torch.randperm(214748364) with seed 42: the smallest n that takes the wide form. Only the
+ * values that end up among the first 16 are kept, so that no gigabyte is needed.
  */
-Test(sampler, the_wide_form_of_randperm_is_torchs_too)
+Test(sampler, wide_randperm_matches_torch)
 {
     static const int64_t want[16] = {85514504,  93417259,  199404010, 60269803,  87481865,  115296688,
                                      108395808, 23093201,  158378717, 112985720, 193977258, 201236404,
@@ -83,7 +83,7 @@ Test(sampler, the_wide_form_of_randperm_is_torchs_too)
         cr_assert_eq(head[i], want[i], "element %d is %" PRId64, i, head[i]);
 }
 
-Test(sampler, every_recorded_case_of_torchs_distributed_sampler_is_met)
+Test(sampler, matches_distributed_sampler)
 {
     json_t *all, *one, *cases = vectors("sampler", &all);
     size_t i, n = 0;
@@ -129,8 +129,8 @@ static cddp_sampler *sampler_of(const json_t *one, int world_size, int rank)
     return s;
 }
 
-/* What is left of torch's indices, batch by batch, whatever the place that a fresh sampler goes on from. */
-Test(sampler, a_sampler_that_goes_on_gives_the_rest_of_torchs_indices)
+/* A fresh sampler resumed at any position gives the remaining indices of torch, batch by batch. */
+Test(sampler, resumes_within_epoch)
 {
     json_t *all, *one, *cases = vectors("sampler", &all);
     size_t i, n_resumed = 0;
@@ -156,7 +156,7 @@ Test(sampler, a_sampler_that_goes_on_gives_the_rest_of_torchs_indices)
                     cr_assert_eq(batch[k], (int64_t)json_real_value(json_array_get(full, at)), "case %zu, index %zu", i,
                                  at);
             cr_assert_eq(at, json_array_size(full), "case %zu, from %zu", i, stop);
-            /* The next epoch is a whole one, and the place is known in all that follows. */
+            /* The next epoch is a whole one, and the position is known from then on. */
             cddp_sampler_get_state(after, &state);
             cr_assert_eq(state.words[TAKEN], json_array_size(full) * (size_t)world);
             cr_assert_eq(cddp_sampler_set_epoch(after, number(one, "epoch") + 1), CDDP_OK);
@@ -170,7 +170,10 @@ Test(sampler, a_sampler_that_goes_on_gives_the_rest_of_torchs_indices)
     json_decref(all);
 }
 
-/* Of torch's order for one rank: `world` ranks take turns from place `taken` on, and begin again at the end. */
+/*
+ * The indices of one rank in torch's order: `world` ranks take turns from position `taken` on, and start again at the
+ * end.
+ */
 static void expect_shares(const json_t *one, const json_t *order, int64_t taken, int world)
 {
     int64_t n = (int64_t)json_array_size(order), rest = n - taken < 0 ? 0 : n - taken;
@@ -196,7 +199,7 @@ static void expect_shares(const json_t *one, const json_t *order, int64_t taken,
     }
 }
 
-Test(sampler, another_number_of_ranks_shares_what_was_not_taken_of_torchs_order)
+Test(sampler, resumes_with_other_world_size)
 {
     json_t *all, *one, *cases = vectors("sampler", &all);
     size_t i, n = 0;
@@ -215,7 +218,7 @@ Test(sampler, another_number_of_ranks_shares_what_was_not_taken_of_torchs_order)
     json_decref(all);
 }
 
-Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
+Test(sampler, rejects_position_in_other_order)
 {
     const cddp_sampler_options opt = {.size = sizeof opt, .n = 10, .world_size = 2, .seed = 5};
     cddp_sampler_state good, bad[8];
@@ -241,13 +244,13 @@ Test(sampler, a_place_in_another_order_is_refused_and_changes_nothing)
     cr_assert_eq(cddp_sampler_set_state(s, NULL), CDDP_E_INVALID);
     cddp_sampler_get_state(s, &bad[0]);
     cr_assert_eq(memcmp(&bad[0], &good, sizeof good), 0);
-    bad[1].words[TAKEN] = 0; /* an epoch that has not begun may be of another order */
+    bad[1].words[TAKEN] = 0; /* an epoch that has not started may have another order */
     cr_assert_eq(cddp_sampler_set_state(s, &bad[1]), CDDP_OK);
     cddp_sampler_destroy(s);
 }
 
-/* Byte by byte, so that a checkpoint of one machine is a checkpoint of every other one. */
-Test(sampler, a_place_is_the_same_bytes_everywhere)
+/* Byte by byte, so that a checkpoint of one machine can be loaded on any other. */
+Test(sampler, state_bytes_are_portable)
 {
     static const unsigned char want[64] = {'C',  'D',  'D',      'P',         'S',  'A',         'M',
                                            1,    3,    [16] = 4, [24] = 0x0a, 1,    [32] = 0xfb, 0xff,
@@ -268,7 +271,7 @@ Test(sampler, a_place_is_the_same_bytes_everywhere)
     cddp_sampler_destroy(s);
 }
 
-Test(sampler, what_is_asked_of_no_sampler_is_answered_and_breaks_nothing)
+Test(sampler, accepts_null_sampler)
 {
     const cddp_sampler_options opt = {.size = sizeof opt, .n = 3, .world_size = 1};
     cddp_sampler_state state = {{FORMAT_1}};
@@ -289,7 +292,7 @@ Test(sampler, what_is_asked_of_no_sampler_is_answered_and_breaks_nothing)
     cddp_sampler_destroy(s);
 }
 
-Test(sampler, ranks_share_the_data_set_without_gap_when_nothing_is_padded)
+Test(sampler, ranks_cover_data_set_without_padding)
 {
     int seen[12] = {0};
 
@@ -306,7 +309,7 @@ Test(sampler, ranks_share_the_data_set_without_gap_when_nothing_is_padded)
         cr_assert_eq(seen[i], 1);
 }
 
-Test(sampler, an_empty_data_set_gives_no_indices_and_no_crash)
+Test(sampler, empty_data_set_has_no_indices)
 {
     for (int64_t n = 0; n < 2; n++) {
         cddp_sampler_options opt = {.size = sizeof opt, .n = n, .world_size = 2, .drop_last = 1};
@@ -319,11 +322,11 @@ Test(sampler, an_empty_data_set_gives_no_indices_and_no_crash)
     }
 }
 
-Test(sampler, what_cannot_be_is_refused_with_a_sentence)
+Test(sampler, rejects_invalid_options)
 {
     static const struct {
         cddp_sampler_options opt;
-        const char *says;
+        const char *text;
     } bad[] = {
         {{.size = 0, .n = 1, .world_size = 1}, "size is 0"},
         {{.size = sizeof(cddp_sampler_options), .n = -1, .world_size = 1}, "-1 samples"},
@@ -335,13 +338,13 @@ Test(sampler, what_cannot_be_is_refused_with_a_sentence)
 
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert_eq(cddp_sampler_create(&s, &bad[i].opt), CDDP_E_INVALID, "case %zu", i);
-        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "case %zu: %s", i, cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), bad[i].text) != NULL, "case %zu: %s", i, cddp_last_error());
     }
     cr_assert_null(s);
     cr_assert_eq(cddp_sampler_create(&s, NULL), CDDP_E_INVALID);
 }
 
-Test(sampler, a_data_set_beyond_memory_is_an_error_not_an_overflow)
+Test(sampler, rejects_data_set_beyond_memory)
 {
     cddp_sampler_options opt = {.size = sizeof opt, .n = INT64_MAX, .world_size = 1};
     cddp_sampler *s;
@@ -351,7 +354,7 @@ Test(sampler, a_data_set_beyond_memory_is_an_error_not_an_overflow)
     cr_assert_eq(cddp_sampler_create(&s, &opt), CDDP_E_NOMEM);
 }
 
-Test(sampler, a_negative_epoch_is_refused_and_changes_nothing)
+Test(sampler, rejects_negative_epoch)
 {
     cddp_sampler_options opt = {.size = sizeof opt, .n = 3, .world_size = 1, .no_shuffle = 1};
     cddp_sampler *s;

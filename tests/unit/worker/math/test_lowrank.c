@@ -7,7 +7,7 @@
 
 CDI_SUITE(lowrank);
 
-Test(lowrank, the_three_products_are_those_of_matrices)
+Test(lowrank, products_are_matrix_products)
 {
     const struct cdi_lowrank of = {.dtype = CDDP_FLOAT64, .rows = 2, .cols = 3, .rank = 2};
     const double m[] = {1, 2, 3, 4, 5, 6}, q[] = {1, 0, 1, 0, 2, 0}, p[] = {1, 2, 0, 1};
@@ -24,7 +24,7 @@ Test(lowrank, the_three_products_are_those_of_matrices)
         cr_assert_eq(out[k], ((const double[]){1, 0, 1, 2, 2, 2})[k]);
 }
 
-Test(lowrank, columns_become_orthogonal_and_of_length_one)
+Test(lowrank, orthonormalizes_columns)
 {
     double a[5 * 37];
     float b[5 * 37];
@@ -45,7 +45,7 @@ Test(lowrank, columns_become_orthogonal_and_of_length_one)
         }
 }
 
-Test(lowrank, nearly_parallel_columns_become_orthogonal_too)
+Test(lowrank, orthonormalizes_nearly_parallel_columns)
 {
     double a[] = {1, 1e-9, 0, 1, 0, 1e-9}, in = 0;
 
@@ -55,7 +55,7 @@ Test(lowrank, nearly_parallel_columns_become_orthogonal_too)
     cr_assert(fabs(in) < 1e-15, "%g", in);
 }
 
-Test(lowrank, dependent_columns_and_zeros_become_zeros_and_are_counted)
+Test(lowrank, counts_dependent_columns)
 {
     double a[] = {1, 2, 3, 4, 2, 4, 6, 8, 0, 0, 0, 0, 4, 3, 2, 1};
 
@@ -65,7 +65,7 @@ Test(lowrank, dependent_columns_and_zeros_become_zeros_and_are_counted)
     cr_assert(fabs(a[12] * a[12] + a[13] * a[13] + a[14] * a[14] + a[15] * a[15] - 1) < 1e-15);
 }
 
-Test(lowrank, what_is_not_finite_is_counted_and_shows)
+Test(lowrank, counts_nonfinite_columns)
 {
     float a[] = {1, NAN, 1}, b[] = {1, INFINITY, 1};
 
@@ -74,7 +74,7 @@ Test(lowrank, what_is_not_finite_is_counted_and_shows)
     cr_assert(isnan(a[0]) && isnan(b[1]));
 }
 
-Test(lowrank, epsilon_makes_columns_shorter)
+Test(lowrank, epsilon_shortens_columns)
 {
     double a[] = {3, 4};
 
@@ -82,7 +82,7 @@ Test(lowrank, epsilon_makes_columns_shorter)
     cr_assert(a[0] == 0.3 && a[1] == 0.4);
 }
 
-Test(lowrank, what_was_left_out_is_fed_in_and_kept_but_not_what_is_not_finite)
+Test(lowrank, keeps_finite_errors)
 {
     float x[] = {1, 2, 3}, e[] = {0.5f, 0, -1}, sent[] = {1, NAN, 2};
 

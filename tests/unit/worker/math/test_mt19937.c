@@ -15,7 +15,7 @@ static uint64_t seed_of(const json_t *v)
     return seed < 0 ? (uint64_t)(int64_t)seed : (uint64_t)seed;
 }
 
-Test(mt19937, draws_what_torch_draws)
+Test(mt19937, matches_torch)
 {
     json_t *all = json_load_file(CDI_TEST_DATA "/sampler_vectors.json", JSON_DECODE_INT_AS_REAL, NULL);
     json_t *one;
@@ -43,7 +43,7 @@ Test(mt19937, draws_what_torch_draws)
     json_decref(all);
 }
 
-Test(mt19937, the_ten_thousandth_draw_of_its_default_seed_is_the_one_in_the_standard)
+Test(mt19937, ten_thousandth_draw_matches_standard)
 {
     struct cdi_mt19937 g;
 
@@ -53,7 +53,7 @@ Test(mt19937, the_ten_thousandth_draw_of_its_default_seed_is_the_one_in_the_stan
     cr_assert_eq(cdi_mt19937_u32(&g), 4123659995u, "C++11, [rand.predef]");
 }
 
-Test(mt19937, only_the_low_half_of_the_seed_counts)
+Test(mt19937, uses_low_half_of_seed)
 {
     struct cdi_mt19937 a, b;
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic of a step against what PyTorch made of the same parameters and gradients (tests/data/optim.json). */
+/*
+ * The arithmetic of a step, compared with PyTorch's results for the same parameters and gradients
+ * (tests/data/optim.json).
+ */
 #include "hygiene.h"
 #include "worker/math/optim_update.h"
 
@@ -60,7 +63,7 @@ static size_t numbers(const json_t *list, double *out)
     return n;
 }
 
-/* As float64 and as float32; the largest differences. */
+/* In float64 and in float32; the largest differences. */
 static void run(const json_t *all, const json_t *one, double *worst, double *worst_f32)
 {
     struct cdi_optim_rule rule = rule_of(one);
@@ -86,7 +89,7 @@ static void run(const json_t *all, const json_t *one, double *worst, double *wor
     }
 }
 
-Test(optim_update, every_recorded_case_of_torchs_sgd_adam_and_adamw_is_met)
+Test(optim_update, sgd_adam_and_adamw_match_torch)
 {
     json_t *all = record();
 
@@ -100,7 +103,7 @@ Test(optim_update, every_recorded_case_of_torchs_sgd_adam_and_adamw_is_met)
     json_decref(all);
 }
 
-Test(optim_update, a_step_gives_the_same_bits_however_it_is_cut)
+Test(optim_update, step_is_independent_of_cuts)
 {
     static const struct cdi_optim_rule rules[] = {
         {.kind = CDDP_OPTIM_SGD, .lr = 0.1, .weight_decay = 0.01, .factor = 0.25},

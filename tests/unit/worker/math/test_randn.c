@@ -39,7 +39,7 @@ static void meet(const json_t *one)
     }
 }
 
-Test(normal, draws_what_torch_randn_draws)
+Test(randn, matches_torch_randn)
 {
     json_t *all = json_load_file(CDI_TEST_DATA "/powersgd_vectors.json", 0, NULL), *one;
     size_t i;
@@ -49,7 +49,7 @@ Test(normal, draws_what_torch_randn_draws)
     json_decref(all);
 }
 
-Test(normal, a_new_seed_forgets_the_second_of_a_pair)
+Test(randn, seeding_drops_second_of_pair)
 {
     struct cdi_normal g;
     double first[3], again[3];

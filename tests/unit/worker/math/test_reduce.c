@@ -20,7 +20,7 @@ static uint64_t next_random(void)
     return state >> 11;
 }
 
-/* What a binary16 means, by its definition. */
+/* The value of a binary16, by its definition. */
 static double value_of_f16(uint16_t h)
 {
     int e = h >> 10 & 31, m = h & 1023;
@@ -29,7 +29,7 @@ static double value_of_f16(uint16_t h)
     return h & 0x8000 ? -v : v;
 }
 
-/* The nearest of the two neighbours, ties to the even one: lo and hi are adjacent, lo's bits are `bits`. */
+/* Returns the nearest of the two neighbours, ties to the even one: lo and hi are adjacent, lo's bits are `bits`. */
 static uint16_t nearest(double x, double lo, double hi, uint16_t bits)
 {
     if (x - lo < hi - x)
@@ -39,7 +39,7 @@ static uint16_t nearest(double x, double lo, double hi, uint16_t bits)
     return (uint16_t)(bits & 1 ? bits + 1 : bits);
 }
 
-Test(reduce, every_float16_is_read_as_it_is_defined)
+Test(reduce, reads_every_float16)
 {
     for (uint32_t h = 0; h < 65536; h++) {
         float got = cdi_float_of_f16((uint16_t)h);
@@ -52,7 +52,7 @@ Test(reduce, every_float16_is_read_as_it_is_defined)
     }
 }
 
-Test(reduce, every_float16_survives_a_round_trip)
+Test(reduce, float16_round_trip)
 {
     for (uint32_t h = 0; h < 65536; h++) {
         uint32_t quiet = (h & 0x7fff) > 0x7c00 ? h | 0x200 : h;
@@ -61,7 +61,7 @@ Test(reduce, every_float16_survives_a_round_trip)
     }
 }
 
-Test(reduce, float32_rounds_to_the_nearest_float16_ties_to_even)
+Test(reduce, rounds_float32_to_float16)
 {
     for (uint16_t h = 0; h < 0x7c00; h++) {
         double lo = value_of_f16(h), hi = h == 0x7bff ? 65536.0 : value_of_f16((uint16_t)(h + 1));
@@ -81,7 +81,7 @@ Test(reduce, float32_rounds_to_the_nearest_float16_ties_to_even)
     cr_assert_eq(cdi_f16_of_float(1e-30f), 0);
 }
 
-Test(reduce, float32_rounds_to_the_nearest_bfloat16_ties_to_even)
+Test(reduce, rounds_float32_to_bfloat16)
 {
     for (uint32_t h = 0; h < 0x7f80; h++) {
         uint32_t x = h << 16;
@@ -97,8 +97,8 @@ Test(reduce, float32_rounds_to_the_nearest_bfloat16_ties_to_even)
     cr_assert_eq(cdi_bf16_of_float(INFINITY), 0x7f80);
 }
 
-/* Whatever the processor does, and wherever it begins and ends. */
-Test(reduce, casts_have_the_bits_of_one_element_at_a_time)
+/* On any processor, and with any begin and end. */
+Test(reduce, casts_match_scalar_code)
 {
     enum { N = 65536 + 5 };
     static float wide[N + 1], back[N + 1];
@@ -107,7 +107,7 @@ Test(reduce, casts_have_the_bits_of_one_element_at_a_time)
     for (int round = 0; round < 32; round++) {
         size_t skip = (size_t)round % 2, n = N - (size_t)round;
 
-        for (size_t i = 0; i < N + 1; i++) { /* each float16, what lies between them, and anything */
+        for (size_t i = 0; i < N + 1; i++) { /* each float16, values between them, and random bits */
             uint32_t near =
                 cdi_bits_of_float(cdi_float_of_f16((uint16_t)i)) + (uint32_t)(next_random() % 0x4001) - 0x2000;
 
@@ -126,7 +126,7 @@ Test(reduce, casts_have_the_bits_of_one_element_at_a_time)
     }
 }
 
-/* --------------------------------------------------------------- against one element at a time, in long form ---- */
+/* ------------------------------------------------------------------------- compared with scalar reference code ---- */
 
 static double real(cddp_dtype dtype, const void *p, size_t i)
 {
@@ -260,7 +260,7 @@ static void one_case(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop op,
     cr_assert_eq(memcmp(out[0], want, bytes), 0, "%s %s of %zu, %d ranks, kind %d", cdi_redop_name(op),
                  cdi_dtype_name(dtype), count, n, (int)kind);
     cr_assert_eq(memcmp(two, want, bytes), 0);
-    cr_assert_eq(two[bytes], 0x5a, "nothing behind the end is written");
+    cr_assert_eq(two[bytes], 0x5a, "nothing after the end is written");
     if (!in_place)
         free(out[0]);
     for (int r = 0; r < n; r++)
@@ -281,27 +281,27 @@ static void every_case(enum cdi_reduce_kind kind)
                         one_case(kind, all_types[t], all_ops[o], n, counts[c], c % 2);
 }
 
-Test(reduce, plain_code_equals_the_long_form_for_every_type_and_operation)
+Test(reduce, baseline_matches_reference)
 {
     every_case(CDI_REDUCE_PLAIN);
 }
 
-Test(reduce, code_for_avx2_equals_the_long_form_for_every_type_and_operation)
+Test(reduce, avx2_matches_reference)
 {
     if (!cdi_reduce_has(CDI_REDUCE_AVX2))
         cr_skip("this processor has no AVX2");
     every_case(CDI_REDUCE_AVX2);
 }
 
-Test(reduce, code_for_avx512_equals_the_long_form_for_every_type_and_operation)
+Test(reduce, avx512_matches_reference)
 {
     if (!cdi_reduce_has(CDI_REDUCE_AVX512))
         cr_skip("this processor has no AVX-512");
     every_case(CDI_REDUCE_AVX512);
 }
 
-/* All of float16 against a few values, infinities and one NaN at a time: what random numbers of moderate size miss. */
-Test(reduce, every_float16_is_summed_alike_by_every_kind_of_code)
+/* All of float16 with a few values, infinities and one NaN at a time: cases that moderate random numbers miss. */
+Test(reduce, all_code_sums_float16_alike)
 {
     const uint16_t others[] = {0, 0x8000, 1, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0xfbff, 0x7c00};
     uint16_t *a = malloc(65536 * 2), *b = malloc(65536 * 2), *want = malloc(65536 * 2), *got = malloc(65536 * 2);
@@ -331,7 +331,7 @@ Test(reduce, every_float16_is_summed_alike_by_every_kind_of_code)
     free(got);
 }
 
-/* On three nodes with one, two and one rank, from memory that is aligned to an element and no more. */
+/* On three nodes with one, two and one rank, from memory with only the alignment of an element. */
 static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop op)
 {
     enum { COUNT = 1000 };
@@ -360,7 +360,7 @@ static void in_stretches(enum cdi_reduce_kind kind, cddp_dtype dtype, cddp_redop
     free(acc);
 }
 
-Test(reduce, a_sum_in_stretches_has_the_same_bits)
+Test(reduce, partial_sums_have_same_bits)
 {
     for (int kind = CDI_REDUCE_PLAIN; kind <= CDI_REDUCE_AVX512; kind++)
         for (size_t t = 0; t < N_ALL_TYPES; t++)
@@ -370,7 +370,7 @@ Test(reduce, a_sum_in_stretches_has_the_same_bits)
                     in_stretches((enum cdi_reduce_kind)kind, all_types[t], all_ops[o]);
 }
 
-Test(reduce, the_sum_is_made_in_rank_order)
+Test(reduce, sums_in_rank_order)
 {
     /* (1e20 + -1e20) + 1 = 1, but 1e20 + (-1e20 + 1) = 0 in float32. */
     float a = 1e20f, b = -1e20f, c = 1, out;
@@ -383,7 +383,7 @@ Test(reduce, the_sum_is_made_in_rank_order)
     cr_assert_eq(out, 0.0f);
 }
 
-Test(reduce, nan_wins_max_and_min_from_either_side)
+Test(reduce, nan_propagates_in_min_and_max)
 {
     const float n[2] = {NAN, 1}, m[2] = {1, NAN};
     float out[2];
@@ -396,8 +396,8 @@ Test(reduce, nan_wins_max_and_min_from_either_side)
     }
 }
 
-/* Their product is no int: its overflow would be undefined. */
-Test(reduce, products_of_16_bits_wrap_around)
+/* Their product does not fit an int: its overflow would be undefined. */
+Test(reduce, products_of_16_bits_wrap)
 {
     const uint16_t u[2] = {65535, 65535}, v[2] = {65535, 2};
     const int16_t a[2] = {-32768, 32767}, b[2] = {-32768, -3};
@@ -412,7 +412,7 @@ Test(reduce, products_of_16_bits_wrap_around)
     cr_assert(a_out[0] == 0 && a_out[1] == (int16_t)(uint16_t)(32767u * 65533u), "%d", a_out[1]);
 }
 
-Test(reduce, floats_of_8_bits_are_refused_with_advice)
+Test(reduce, rejects_8_bit_floats)
 {
     struct cdi_error err;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer whose state is divided, beside ranks that average whole gradients and update everything themselves. */
+/* The sharded optimizer, compared with ranks that average whole gradients and update everything themselves. */
 #include "hygiene.h"
 #include "items.h"
 #include "mean_hook.h"
@@ -20,14 +20,14 @@ CDI_SUITE(optim, .timeout = 60);
 static const size_t counts[N] = {3, 1000, 1, 70001, 513};
 static const char *const names[N] = {"a", "b", "c", "d", "e"};
 
-/* What the ranks of a test do; set before they are forked. */
+/* What the ranks of a test do; set before the fork. */
 static struct {
     cddp_optim_options opt;
     cddp_dtype dtypes[N];
     size_t bucket_bytes;
     uint32_t flags;
     bool own;  /* gradient 1 is in the user's memory */
-    bool wide; /* gradients of parameters of 16 bits are float32 */
+    bool wide; /* 16-bit parameters have float32 gradients */
     /* How gradients are sent. */
     cddp_dtype comm_dtype;
     bool powersgd, hook;
@@ -38,11 +38,11 @@ static cddp_dtype grad_type(size_t i)
     return now.wide && cddp_dtype_size(now.dtypes[i]) == 2 ? CDDP_FLOAT32 : now.dtypes[i];
 }
 
-/* ------------------------------------------------------------------------------------------------- the plain way */
+/* ---------------------------------------------------------------------------------------------- the reference ---- */
 
 struct model {
     void *w[N], *own;
-    /* The plain rank's state, whole. */
+    /* The whole state of the reference. */
     void *s[N][CDI_OPTIM_STATES];
     float *master[N];
     cddp_ddp *ddp;
@@ -58,7 +58,7 @@ static double scatter(size_t i, size_t k, size_t salt)
     return (double)h / 4294967296.0 - 0.5;
 }
 
-/* What came is halved, so that a hook whose end is left out is seen. */
+/* Halves the result, so that a missing call of the hook's end is seen. */
 static cddp_status end_half(void *arg, cddp_comm *comm, const cddp_bucket *b)
 {
     (void)arg, (void)comm;
@@ -128,7 +128,7 @@ static void model_close(struct model *m)
     free(m->own);
 }
 
-/* Two backward passes are added up, the second one ends the step. Parameter `without` (N: none) is not used. */
+/* Two backward passes are accumulated, the second one ends the step. Parameter `without` (N: none) is not used. */
 static int backward(struct model *m, int rank, size_t step, size_t without)
 {
     for (size_t i = N; i-- > 0;) {
@@ -194,7 +194,7 @@ static void plain_step(struct model *m, uint64_t step, size_t without)
 
 /* ----------------------------------------------------------------------------------------- checkpoints of one ---- */
 
-/* A program's items (at most N), its optimizer, and its reducer where that has PowerSGD. */
+/* A program's items (at most N), its optimizer, and its reducer if it has PowerSGD. */
 static size_t with_optim(cddp_checkpoint_item all[N + 2], const cddp_checkpoint_item *items, size_t n,
                          cddp_optim *optim, cddp_ddp *ddp)
 {
@@ -224,7 +224,7 @@ static cddp_status load(cddp_comm *comm, cddp_optim *optim, cddp_ddp *ddp, const
 
 /* ------------------------------------------------------------------------------------------------------ equality */
 
-static int ways_first; /* odd: the way of sending is chosen when there is an optimizer already */
+static int ways_first; /* odd: the way of sending is chosen after the optimizer was created */
 
 static int same(int rank)
 {
@@ -268,7 +268,7 @@ static const cddp_optim_options rules[] = {
      .kind = CDDP_OPTIM_ADAM,
      .lr = 0.01,
      .weight_decay = 0.01,
-     .beta2 = 0.99, /* beta1 is 0: a GAN's */
+     .beta2 = 0.99, /* beta1 is 0, as for a GAN */
      .eps = 1e-8},
     {.size = sizeof rules[0],
      .kind = CDDP_OPTIM_ADAMW,
@@ -292,22 +292,22 @@ static void expect_same(int ranks)
         }
 }
 
-Test(optim, alone_it_gives_the_bits_of_a_plain_optimizer)
+Test(optim, one_rank_matches_plain_optimizer)
 {
     expect_same(1);
 }
 
-Test(optim, two_ranks_give_the_bits_of_a_plain_optimizer_on_each)
+Test(optim, two_ranks_match_plain_optimizer)
 {
     expect_same(2);
 }
 
-Test(optim, four_ranks_give_the_bits_of_a_plain_optimizer_on_each)
+Test(optim, four_ranks_match_plain_optimizer)
 {
     expect_same(4);
 }
 
-/* What is sent in other ways than as it is. */
+/* Gradients that are compressed, or sent by PowerSGD or a hook. */
 static void expect_same_ways(int ranks)
 {
     for (int way = 0; way < 4; way++)
@@ -324,23 +324,23 @@ static void expect_same_ways(int ranks)
         }
 }
 
-Test(optim, alone_and_behind_compression_powersgd_and_hooks_it_gives_the_bits_of_a_plain_optimizer)
+Test(optim, one_rank_with_compression_and_hooks_matches_plain)
 {
     expect_same_ways(1);
 }
 
-Test(optim, two_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer)
+Test(optim, two_ranks_with_compression_and_hooks_match_plain)
 {
     expect_same_ways(2);
 }
 
-Test(optim, four_ranks_behind_compression_powersgd_and_hooks_give_the_bits_of_a_plain_optimizer)
+Test(optim, four_ranks_with_compression_and_hooks_match_plain)
 {
     expect_same_ways(4);
 }
 
-/* Gradients of float32 of parameters of 16 bits, alone and beside others, sent in every way, clipped and scaled. */
-Test(optim, gradients_of_float32_of_parameters_of_16_bits_give_the_bits_of_a_plain_optimizer)
+/* Float32 gradients of 16-bit parameters, alone and with others, sent in every way, clipped and scaled. */
+Test(optim, float32_gradients_of_16_bit_parameters_match_plain)
 {
     now.wide = true;
     for (int ranks = 1; ranks <= 4; ranks++)
@@ -427,7 +427,7 @@ static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cd
     opt.n_groups = json_array_size(list);
     CHECK(opt.n_groups == 2 && cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
     memset(groups, 255, sizeof groups);
-    memset(which, 255, sizeof which); /* what was copied counts */
+    memset(which, 255, sizeof which); /* the copy counts */
     for (size_t step = 0; step < json_array_size(json_object_get(one, "after")); step++) {
         const json_t *after = json_array_get(json_object_get(one, "after"), step);
         const json_t *gradients = json_array_get(json_object_get(all, "gradients"), step);
@@ -468,7 +468,7 @@ static int meet_the_record(int rank)
     return 0;
 }
 
-Test(optim, groups_and_a_learning_rate_that_changes_are_met_as_torch_recorded_them)
+Test(optim, groups_and_schedule_match_torch)
 {
     for (int ranks = 1; ranks <= 3; ranks++)
         cr_assert_eq(run_world(ranks, meet_the_record), 0, "%d ranks", ranks);
@@ -488,7 +488,7 @@ static int close_to(const struct model *a, const struct model *b)
     return 0;
 }
 
-/* Parameter `without` is used by nobody: what its gradient's place holds does not count. Step 2 makes no update. */
+/* No rank uses parameter `without`: the content of its gradient's place does not count. Step 2 makes no update. */
 static int clipped_without(int rank, size_t without)
 {
     struct model plain = {0}, divided = {0};
@@ -536,7 +536,7 @@ static int clipped_without_3(int rank)
     return clipped_without(rank, 3);
 }
 
-Test(optim, gradients_are_clipped_before_a_step_as_those_that_every_rank_has_and_a_step_may_be_skipped)
+Test(optim, clips_whole_gradients_and_skips)
 {
     for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
         now.opt = rules[r];
@@ -552,7 +552,7 @@ Test(optim, gradients_are_clipped_before_a_step_as_those_that_every_rank_has_and
     cr_assert_eq(run_world(2, clipped_without_3), 0);
 }
 
-/* Every other step has a number that is not finite, on one rank. */
+/* Every other step has a nonfinite number, on one rank. */
 static int skips_nonfinite(int rank)
 {
     static const double bad[] = {NAN, INFINITY, -INFINITY};
@@ -589,7 +589,7 @@ static int skips_nonfinite(int rank)
     return 0;
 }
 
-Test(optim, a_step_with_a_number_that_is_not_finite_is_as_if_it_had_not_been)
+Test(optim, nonfinite_step_changes_nothing)
 {
     for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
         now.opt = rules[r];
@@ -599,7 +599,7 @@ Test(optim, a_step_with_a_number_that_is_not_finite_is_as_if_it_had_not_been)
     }
 }
 
-Test(optim, clipping_and_skipping_go_with_each_way_of_sending)
+Test(optim, clipping_and_skipping_with_each_way_of_sending)
 {
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[1], sizeof now.dtypes);
@@ -621,7 +621,7 @@ Test(optim, clipping_and_skipping_go_with_each_way_of_sending)
 
 /* ------------------------------------------------------------------------------------------ all in one call ---- */
 
-/* As backward(), and gradients come multiplied. */
+/* Like backward(), with scaled gradients. */
 static int scaled_backward(struct model *m, int rank, size_t step, double scale)
 {
     for (size_t i = N; i-- > 0;) {
@@ -632,7 +632,7 @@ static int scaled_backward(struct model *m, int rank, size_t step, double scale)
     return 0;
 }
 
-/* Clipping and a step in one call, and of gradients that are multiplied by a power of 2, are two calls. */
+/* Clipping and a step in one call equal two calls; so do gradients scaled by a power of 2. */
 static int one_call(int rank)
 {
     enum { TWO_CALLS, ONE, SCALED, KINDS };
@@ -675,12 +675,12 @@ static int one_call(int rank)
     return 0;
 }
 
-Test(optim, a_step_that_clips_and_scales_has_the_bits_of_separate_calls)
+Test(optim, clip_and_scale_match_separate_calls)
 {
     for (int ranks = 1; ranks <= 4; ranks++)
         for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
             now.opt = rules[r];
-            /* What is of 16 bits has a norm of its own, in one test with the others it would hide their bits. */
+            /* 16-bit values have a separate norm: in one test with the others it would hide their bits. */
             memcpy(now.dtypes, kinds_of_types[((size_t)ranks + r) % 2], sizeof now.dtypes);
             now.bucket_bytes = r % 2 == 0 ? 4096 : 0;
             now.flags = r == 3 ? CDDP_DDP_SUM : 0;
@@ -698,8 +698,8 @@ Test(optim, a_step_that_clips_and_scales_has_the_bits_of_separate_calls)
 }
 
 /*
- * Mixed precision: the loss's scale is so large that gradients of float16 overflow, on one rank; all ranks lower it
- * together, as GradScaler does. Small gradients, which would be 0 in 16 bits, are not lost.
+ * Mixed precision: the loss scale is so large that float16 gradients overflow on one rank; all ranks lower it together,
+ * like GradScaler. Small gradients, which would be 0 in 16 bits, are not lost.
  */
 static int mixed_precision(int rank)
 {
@@ -719,7 +719,7 @@ static int mixed_precision(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_ddp_create(&ddp, comm, p, 1, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &sgd) == CDDP_OK);
     for (int step = 0; step < 12; step++) {
-        /* Rank 1 has a gradient of 1/256, which overflows from 2^24 on. */
+        /* Rank 1 has a gradient of 1/256, which overflows at a scale of 2^24 or more. */
         const double want = rank == 1 && step < 4 ? 1.0 / 256 : small;
         cddp_status st;
 
@@ -737,7 +737,7 @@ static int mixed_precision(int rank)
         }
     }
     CHECK(scale == 8388608 && cddp_optim_skipped(optim, &skipped) == CDDP_OK && skipped == n_skipped && skipped == 3);
-    /* Nine steps of 1e-9 * 1e6 less; in float16 itself 1e-9 is 0. */
+    /* Nine steps of 1e-9 * 1e6 less; in float16, 1e-9 is 0. */
     CHECK(fabs(number_get(CDDP_FLOAT16, w, 0) + 9e-3) < 1e-4);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
@@ -745,13 +745,13 @@ static int mixed_precision(int rank)
     return 0;
 }
 
-Test(optim, mixed_precision_is_one_call_and_all_ranks_leave_the_same_steps_out)
+Test(optim, mixed_precision_skips_same_steps_on_all_ranks)
 {
     for (int ranks = 2; ranks <= 4; ranks++)
         cr_assert_eq(run_world(ranks, mixed_precision), 0, "%d ranks", ranks);
 }
 
-/* What torch.amp.GradScaler, clip_grad_norm_ and an optimizer made of a step, one of which overflows. */
+/* What torch.amp.GradScaler, clip_grad_norm_ and an optimizer do in a step; one of the steps overflows. */
 static int meet_scaled(cddp_comm *comm, const json_t *all, const json_t *one)
 {
     const json_t *scales = json_object_get(one, "scales"), *after = json_object_get(one, "after");
@@ -803,13 +803,13 @@ static int meet_all_scaled(int rank)
     return 0;
 }
 
-Test(optim, a_step_of_mixed_precision_is_what_torch_recorded)
+Test(optim, mixed_precision_matches_torch)
 {
     for (int ranks = 1; ranks <= 3; ranks++)
         cr_assert_eq(run_world(ranks, meet_all_scaled), 0, "%d ranks", ranks);
 }
 
-/* Wrong arguments leave the step where it is. */
+/* Wrong arguments do not disturb the step. */
 static int wrong_args(int rank)
 {
     const struct {
@@ -850,16 +850,18 @@ static int wrong_args(int rank)
     return 0;
 }
 
-Test(optim, wrong_arguments_of_a_step_are_named_and_the_step_goes_on)
+Test(optim, rejects_step_arguments_and_continues)
 {
     now.opt = rules[0];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     cr_assert_eq(run_world(2, wrong_args), 0);
 }
 
-/* ---------------------------------------------------------------------------------------- defaults, what is frozen */
+/*
+ * ---------------------------------------------------------------------------------------- defaults, frozen ones ----
+ */
 
-Test(optim, defaults_are_those_of_pytorch)
+Test(optim, defaults_match_torch)
 {
     const cddp_optim_kind kinds[] = {CDDP_OPTIM_SGD, CDDP_OPTIM_ADAM, CDDP_OPTIM_ADAMW};
     struct {
@@ -887,7 +889,8 @@ Test(optim, defaults_are_those_of_pytorch)
     cddp_optim_defaults(NULL, sizeof large.o, CDDP_OPTIM_ADAM);
 }
 
-/* Frozen parameters stay, and so does their state: after a checkpoint of it an optimizer that moves them begins anew.
+/*
+ * Frozen parameters and their state do not change: an optimizer that moves them after loading a checkpoint starts anew.
  */
 static int frozen(int rank)
 {
@@ -920,7 +923,7 @@ static int frozen(int rank)
     CHECK(save(comm, STEPS, optim, NULL, NULL, 0) == CDDP_OK);
     cddp_optim_destroy(optim);
     model_close(&plain);
-    /* Only the frozen ones take the first step of a plain one. */
+    /* Only the frozen ones take the first step of a new optimizer. */
     memset(&plain, 0, sizeof plain);
     CHECK(model_open(&plain, comm) == 0 && cddp_optim_create(&optim, divided.ddp, &now.opt) == CDDP_OK);
     CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_OK);
@@ -938,7 +941,7 @@ static int frozen(int rank)
     return 0;
 }
 
-Test(optim, frozen_parameters_stay_and_so_does_their_state)
+Test(optim, frozen_parameters_keep_values_and_state)
 {
     scratch_make();
     for (size_t r = 1; r < sizeof rules / sizeof rules[0]; r++) {
@@ -966,7 +969,7 @@ static int memory(int rank)
     mine = cddp_optim_state_bytes(optim);
     for (size_t i = 0; i < N; i++)
         whole += counts[i] * 2 * sizeof(float);
-    /* Shares are equal but for borders: 64 bytes per parameter, array and rank. */
+    /* Shares are equal except for borders: 64 bytes per parameter, array and rank. */
     CHECK(mine <= whole / n + 2 * 64 * (N + n));
     CHECK(cddp_all_reduce(comm, &mine, &all, 1, CDDP_UINT64, CDDP_SUM) == CDDP_OK);
     CHECK(all >= whole && all <= whole + 2 * 64 * (N + n) * n);
@@ -982,7 +985,7 @@ static int memory(int rank)
     return 0;
 }
 
-Test(optim, a_rank_holds_the_state_of_its_own_share_only)
+Test(optim, rank_holds_only_its_share)
 {
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
@@ -1016,15 +1019,15 @@ static int few(int rank)
     return 0;
 }
 
-Test(optim, a_world_may_be_larger_than_the_model)
+Test(optim, world_larger_than_model)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 0.125, .momentum = 1e-30};
     cr_assert_eq(run_world(8, few), 0);
 }
 
-/* ------------------------------------------------------------------------------------------- what is not used */
+/* ------------------------------------------------------------------------------------------- unused parameters ---- */
 
-/* Parameter 3 is used by some ranks in step 1, and by nobody in step 2. */
+/* Some ranks use parameter 3 in step 1, no rank does in step 2. */
 static int unused(int rank)
 {
     struct model plain = {0}, divided = {0};
@@ -1042,7 +1045,7 @@ static int unused(int rank)
         steps_of_3 += all == N;
         CHECK(backward(&plain, rank, step, mine) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, 3);
-        if (all == N) { /* it alone, with steps of its own */
+        if (all == N) { /* this parameter alone, with separate steps */
             struct cdi_optim_rule rule = plain_rule(1);
 
             cdi_optim_update_f32(&rule, steps_of_3, plain.w[3], cddp_ddp_grad(plain.ddp, 3),
@@ -1059,7 +1062,7 @@ static int unused(int rank)
     return 0;
 }
 
-Test(optim, what_no_rank_used_stays_and_so_does_its_state)
+Test(optim, unused_parameters_keep_values_and_state)
 {
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
@@ -1080,7 +1083,10 @@ Test(optim, what_no_rank_used_stays_and_so_does_its_state)
 
 static size_t first_step, last_step; /* what the next world does */
 
-/* As many times what one rank would have, of which the others have none: the mean is the same in every world. */
+/*
+ * One rank has the gradient, multiplied by the number of ranks, and the others have none: the mean is the same in every
+ * world.
+ */
 static int give_alike(struct model *m, int rank, int size, size_t step)
 {
     for (size_t i = N; i-- > 0;) {
@@ -1092,7 +1098,7 @@ static int give_alike(struct model *m, int rank, int size, size_t step)
     return 0;
 }
 
-/* Goes on where the world before stopped, beside a plain model that has begun from the start. */
+/* Continues where the previous world stopped, beside a reference that started from the beginning. */
 static int go_on(int rank)
 {
     struct model plain = {0}, divided = {0};
@@ -1130,7 +1136,7 @@ static int go_on(int rank)
     return 0;
 }
 
-Test(optim, what_one_world_saved_is_divided_anew_in_another)
+Test(optim, loads_checkpoint_in_other_world)
 {
     static const int worlds[] = {4, 2, 8, 1, 4};
 
@@ -1149,7 +1155,7 @@ Test(optim, what_one_world_saved_is_divided_anew_in_another)
     }
 }
 
-/* With PowerSGD's state beside it: a run that goes on has the bits of one that was never stopped. */
+/* With PowerSGD's state: a resumed run has the bits of an uninterrupted one. */
 static int go_on_with_powersgd(int rank)
 {
     struct model whole = {0}, rest = {0};
@@ -1181,7 +1187,7 @@ static int go_on_with_powersgd(int rank)
         for (size_t i = 0; i < N && step > 2; i++)
             CHECK(memcmp(whole.w[i], rest.w[i], items[i].bytes) == 0);
     }
-    /* A state without PowerSGD's is none for a reducer that has it; nor does one without it drop that. */
+    /* A state without PowerSGD's does not fit a reducer that has it, nor the other way round. */
     CHECK(cddp_ddp_set_hook(whole.ddp, NULL) == CDDP_OK);
     CHECK(load(comm, optim[0], whole.ddp, items, N, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "item 'ddp': it contains PowerSGD errors, and this reducer has no") != NULL);
@@ -1198,7 +1204,7 @@ static int go_on_with_powersgd(int rank)
     return 0;
 }
 
-Test(optim, a_checkpoint_has_powersgds_state_too)
+Test(optim, checkpoint_includes_powersgd)
 {
     now.opt = rules[3];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
@@ -1211,7 +1217,7 @@ Test(optim, a_checkpoint_has_powersgds_state_too)
     }
 }
 
-/* As many elements, in another order: nothing is changed, and not the user's items either. */
+/* As many elements in another order: nothing changes, including the user's items. */
 static int load_swapped(cddp_comm *comm)
 {
     float w[2] = {1, 2};
@@ -1237,7 +1243,9 @@ static int load_swapped(cddp_comm *comm)
     return 0;
 }
 
-/* Whoever destroys the reducer first is told so by every function that needs it, and the last one frees what is left.
+/*
+ * The reducer is destroyed first: every function that needs it reports that, and destroying the optimizer frees the
+ * rest.
  */
 static int outlived(int rank)
 {
@@ -1264,7 +1272,7 @@ static int outlived(int rank)
     return 0;
 }
 
-Test(optim, an_optimizer_without_its_reducer_says_so_and_can_be_destroyed)
+Test(optim, reports_destroyed_reducer)
 {
     now.opt = rules[2];
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
@@ -1307,7 +1315,7 @@ static int load_other(int rank)
     cddp_optim_destroy(optim);
     CHECK(load_swapped(comm) == 0);
     CHECK(cddp_optim_create(&optim, m.ddp, &sgd) == CDDP_OK);
-    /* Where rank 0 cannot write, all ranks are told. */
+    /* If rank 0 cannot write, all ranks get the error. */
     one = item_of(CDDP_ITEM_OPTIM, "optim", optim);
     CHECK(cddp_checkpoint_save(comm, "/proc/nowhere/at/all", 2, &one, 1, NULL) == CDDP_E_SYSTEM);
     CHECK(cddp_ddp_grad_ready(m.ddp, 4) == CDDP_OK);
@@ -1320,7 +1328,7 @@ static int load_other(int rank)
     return 0;
 }
 
-Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
+Test(optim, rejects_checkpoint_of_other_optimizer)
 {
     scratch_make();
     now.opt = rules[2];
@@ -1329,7 +1337,7 @@ Test(optim, a_checkpoint_of_another_kind_of_optimizer_is_told_apart)
     scratch_remove();
 }
 
-/* A load that fails leaves all as it is, on rank 0 too: both models go on as one. */
+/* A failed load changes nothing, on rank 0 either: both models continue alike. */
 static int go_on_after_a_failed_load(int rank)
 {
     struct model plain = {0}, divided = {0};
@@ -1358,7 +1366,7 @@ static int go_on_after_a_failed_load(int rank)
     return 0;
 }
 
-Test(optim, a_load_that_fails_changes_nothing)
+Test(optim, failed_load_changes_nothing)
 {
     scratch_make();
     now.opt = rules[2];
@@ -1368,7 +1376,7 @@ Test(optim, a_load_that_fails_changes_nothing)
     scratch_remove();
 }
 
-/* --------------------------------------------------------------------------------------------------- refusals */
+/* ------------------------------------------------------------------------------------------------ rejections ---- */
 
 #define REFUSED(options, status, text)                                   \
     do {                                                                 \
@@ -1464,14 +1472,14 @@ static int refused(int rank)
     o.lr = rank == 1 ? -1 : 1;
     REFUSED(o, CDDP_E_INVALID, rank == 1 ? "lr is -1" : "failed on rank 1");
     CHECK(refused_groups(m.ddp, rank) == 0);
-    /* With one, whole means cannot be waited for, and another one or a hook cannot be had. */
+    /* With an optimizer, waiting for whole means, a second optimizer and a hook are rejected. */
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
     CHECK(cddp_ddp_wait(m.ddp) == CDDP_E_STATE && strstr(cddp_last_error(), "cddp_optim_step") != NULL);
     CHECK(cddp_ddp_wait_param(m.ddp, 0) == CDDP_E_STATE);
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_E_STATE);
     CHECK(cddp_optim_set_lr(optim, -1) == CDDP_E_INVALID && cddp_optim_set_lr(optim, 0) == CDDP_OK);
     CHECK(cddp_optim_skip(NULL) == CDDP_E_INVALID && cddp_optim_step(NULL, NULL) == CDDP_E_INVALID);
-    /* The parameters that a step lacks are named, as ever, whoever asks first; and the error stays. */
+    /* The missing parameters are named, whichever function is called first; and the error is sticky. */
     CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 0, NULL) == CDDP_E_STATE);
     CHECK(strstr(cddp_last_error(), "'a', 'b'") != NULL);
     CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE && strstr(cddp_last_error(), "'a', 'b'") != NULL);
@@ -1482,7 +1490,7 @@ static int refused(int rank)
     return 0;
 }
 
-Test(optim, bad_options_and_ranks_that_disagree_are_told_so)
+Test(optim, rejects_bad_options_and_disagreement)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
@@ -1511,7 +1519,7 @@ static int unsupported(int rank)
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
     cddp_optim_destroy(optim);
-    /* Without one again: whole means. */
+    /* Without an optimizer again: whole means. */
     *(float *)cddp_ddp_grad(ddp, 0) = (float)rank;
     CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_E_STATE && strstr(cddp_last_error(), "middle") != NULL);
@@ -1521,7 +1529,7 @@ static int unsupported(int rank)
     return 0;
 }
 
-Test(optim, what_it_does_not_go_with_is_named)
+Test(optim, rejects_unsupported_reducers)
 {
     now.opt = (cddp_optim_options){.size = sizeof now.opt, .kind = CDDP_OPTIM_SGD, .lr = 1};
     cr_assert_eq(run_world(2, unsupported), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How many ranks take part, after it has travelled in few bits. */
+/* The number of ranks that take part, after reductions in types of few bits. */
 #include "hygiene.h"
 #include "worker/math/float16.h"
 #include "worker/reducer/active_ranks.h"
@@ -32,14 +32,15 @@ static void store(cddp_dtype dtype, float x, char *to)
         memcpy(to, &half, sizeof half);
 }
 
-/* How a sum, or a mean, is made. */
+/* How a sum, or a mean, is computed. */
 enum way {
     SUM,    /* in float32, rounded once */
     MEAN,   /* the same, multiplied by 1/size */
-    IN_TURN /* a mean on a GPU: in float16 multiplied first and rounded at each addition, as NCCL's ring and tree do */
+    IN_TURN /* a mean on a GPU: in float16, multiplied first and rounded at each addition, as NCCL's ring and tree do */
 };
 
-static int travel(cddp_dtype dtype, cddp_dtype sent, int size, enum way way, bool (*takes_part)(int rank, int size))
+static int reduce_count(cddp_dtype dtype, cddp_dtype sent, int size, enum way way,
+                        bool (*takes_part)(int rank, int size))
 {
     static char mine[ELEMENTS_MAX * 8];
     static float sum[ELEMENTS_MAX];
@@ -92,28 +93,28 @@ static bool two_of_three(int rank, int size)
     return rank % 3 != 1;
 }
 
-Test(headcount, is_exact_in_every_type_for_worlds_of_any_size)
+Test(active_ranks, exact_for_every_type_and_world_size)
 {
-    static bool (*const who[])(int, int) = {all, all_but_the_last, the_first, none, two_of_three};
+    static bool (*const subset[])(int, int) = {all, all_but_the_last, the_first, none, two_of_three};
     static const struct {
         cddp_dtype dtype, sent;
     } ways[] = {{CDDP_FLOAT64, CDDP_FLOAT64},  {CDDP_FLOAT32, CDDP_FLOAT32}, {CDDP_FLOAT32, CDDP_FLOAT16},
                 {CDDP_FLOAT32, CDDP_BFLOAT16}, {CDDP_FLOAT16, CDDP_FLOAT16}, {CDDP_BFLOAT16, CDDP_BFLOAT16}};
 
     for (int size = 1; size <= SIZE_MOST; size += size < 300 ? 1 : 379)
-        for (size_t w = 0; w < sizeof who / sizeof who[0]; w++) {
+        for (size_t w = 0; w < sizeof subset / sizeof subset[0]; w++) {
             int n = 0;
 
             for (int r = 0; r < size; r++)
-                n += who[w](r, size);
+                n += subset[w](r, size);
             for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
                 for (int way = SUM; way <= IN_TURN; way++)
-                    cr_assert_eq(travel(ways[i].dtype, ways[i].sent, size, (enum way)way, who[w]), n,
-                                 "%d ranks, way %zu, who %zu, %d", size, i, w, way);
+                    cr_assert_eq(reduce_count(ways[i].dtype, ways[i].sent, size, (enum way)way, subset[w]), n,
+                                 "%d ranks, way %zu, subset %zu, %d", size, i, w, way);
         }
 }
 
-Test(headcount, takes_one_element_where_that_suffices)
+Test(active_ranks, uses_one_element_if_enough)
 {
     cr_assert_eq(cdi_active_ranks_elements(CDDP_BFLOAT16, 128), 1);
     cr_assert_eq(cdi_active_ranks_elements(CDDP_BFLOAT16, 129), 2);

@@ -10,7 +10,7 @@ CDI_SUITE(bucket);
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* A plan for n gradients of these sizes; dtypes NULL: all of one type. */
+/* Makes a plan for n gradients of these sizes; dtypes NULL: all of one type. */
 static struct cdi_bucket_plan plan_with(const size_t *bytes, const cddp_dtype *dtypes, size_t n,
                                         struct cdi_bucket_caps caps)
 {
@@ -39,7 +39,7 @@ static size_t ready(struct cdi_bucket_plan *p, size_t i)
     return k;
 }
 
-Test(bucket, the_last_parameter_comes_first_since_its_gradient_does)
+Test(bucket, places_last_parameter_first)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){256, 128, 64}, NULL, 3, MIB, 25 * MIB);
 
@@ -51,19 +51,19 @@ Test(bucket, the_last_parameter_comes_first_since_its_gradient_does)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, every_gradient_starts_at_a_multiple_of_64_bytes)
+Test(bucket, aligns_gradients_to_64_bytes)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){4, 68, 4}, NULL, 3, MIB, 25 * MIB);
 
     cr_assert_eq(p.grads[2].offset, 0);
     cr_assert_eq(p.grads[1].offset, 64);
     cr_assert_eq(p.grads[0].offset, 192);
-    cr_assert_eq(p.b[0].bytes, 196, "padding behind the last one is not reduced");
+    cr_assert_eq(p.b[0].bytes, 196, "padding after the last one is not reduced");
     cr_assert_eq(p.arena_bytes, 256);
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it)
+Test(bucket, closes_bucket_at_or_above_cap)
 {
     /* Backward order: 600 KiB, 600 KiB | 20 MiB, 20 MiB | 1 MiB. */
     struct cdi_bucket_plan p =
@@ -72,11 +72,11 @@ Test(bucket, a_bucket_closes_once_it_reaches_the_cap_and_may_overshoot_it)
     cr_assert_eq(p.n, 3);
     cr_assert_eq(p.b[0].bytes, 1200 * KIB, "the first one closes at 1 MiB");
     cr_assert_eq(p.b[1].bytes, 40 * MIB, "20 MiB is below 25, so one more goes in");
-    cr_assert_eq(p.b[2].bytes, MIB, "what is left");
+    cr_assert_eq(p.b[2].bytes, MIB, "the rest");
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, a_bucket_that_meets_the_cap_exactly_is_closed)
+Test(bucket, closes_bucket_exactly_at_cap)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64, 64}, NULL, 4, 64, 128);
 
@@ -87,7 +87,7 @@ Test(bucket, a_bucket_that_meets_the_cap_exactly_is_closed)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, the_layers_that_torch_was_seen_to_rebuild_are_cut_as_torch_cuts_them)
+Test(bucket, cuts_recorded_layers_like_torch)
 {
     /* Linear(1024, 2048), five times Linear(2048, 2048), Linear(2048, 1000), weights and biases; seen with torch 2.13.
      */
@@ -114,7 +114,7 @@ Test(bucket, the_layers_that_torch_was_seen_to_rebuild_are_cut_as_torch_cuts_the
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, each_type_has_buckets_of_its_own)
+Test(bucket, separates_types)
 {
     /* Backward order: f64, f32, f64 (closes the f64 bucket), f32. */
     struct cdi_bucket_plan p =
@@ -128,12 +128,12 @@ Test(bucket, each_type_has_buckets_of_its_own)
     cr_assert_eq(p.grads[1].bucket, 0);
     cr_assert_eq(p.grads[2].bucket, 1);
     cr_assert_eq(p.grads[0].bucket, 1);
-    cr_assert_eq(p.b[1].offset, 0, "in the arena, types lie in the order of their numbers");
+    cr_assert_eq(p.b[1].offset, 0, "in the arena, types are in the order of their numbers");
     cr_assert_eq(p.b[0].offset, 128);
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, types_that_never_reach_the_cap_are_launched_in_the_order_of_their_first_gradient)
+Test(bucket, launches_open_buckets_by_first_gradient)
 {
     struct cdi_bucket_plan p =
         plan_of((size_t[]){8, 8, 2}, (cddp_dtype[]){CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16}, 3, MIB, MIB);
@@ -145,7 +145,7 @@ Test(bucket, types_that_never_reach_the_cap_are_launched_in_the_order_of_their_f
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, a_gradient_larger_than_the_cap_is_cut_into_even_pieces_if_wanted)
+Test(bucket, splits_large_gradient_evenly)
 {
     /* Backward order: 64 | 1000, in pieces of 384, 384 and 232 | 64 and 128. */
     struct cdi_bucket_plan p = plan_with((size_t[]){128, 64, 1000, 64}, NULL, 4,
@@ -163,7 +163,7 @@ Test(bucket, a_gradient_larger_than_the_cap_is_cut_into_even_pieces_if_wanted)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, the_pieces_of_a_gradient_stay_together_when_the_order_changes)
+Test(bucket, reorder_keeps_pieces_together)
 {
     struct cdi_bucket_plan p = plan_with((size_t[]){64, 1000, 64}, NULL, 3,
                                          (struct cdi_bucket_caps){.first = 64, .cap = 400, .split = true, .parts = 1});
@@ -177,9 +177,9 @@ Test(bucket, the_pieces_of_a_gradient_stay_together_when_the_order_changes)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, the_models_first_gradients_make_a_small_last_bucket_if_wanted)
+Test(bucket, makes_small_last_bucket)
 {
-    /* Backward order: 300, 300 | 300, 300 would be left; the last of these alone. */
+    /* Backward order: 300, 300 | 300, 300; of the latter only the last one is in a bucket by itself. */
     static const size_t bytes[] = {256, 256, 256, 256};
     struct cdi_bucket_plan p =
         plan_with(bytes, NULL, 4, (struct cdi_bucket_caps){.first = 512, .cap = 512, .last = 100, .parts = 1});
@@ -198,7 +198,7 @@ Test(bucket, the_models_first_gradients_make_a_small_last_bucket_if_wanted)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, a_full_bucket_waits_for_the_ones_before_it)
+Test(bucket, launches_in_order)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64}, NULL, 3, 128, 64);
 
@@ -213,7 +213,7 @@ Test(bucket, a_full_bucket_waits_for_the_ones_before_it)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, a_gradient_is_ready_once_per_step)
+Test(bucket, claims_gradient_once_per_step)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64}, NULL, 2, MIB, MIB);
 
@@ -227,7 +227,7 @@ Test(bucket, a_gradient_is_ready_once_per_step)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, sizes_whose_sum_no_machine_can_address_are_refused)
+Test(bucket, rejects_sizes_beyond_address_space)
 {
     struct cdi_grad g[3] = {{.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
                             {.bytes = SIZE_MAX / 4, .dtype = CDDP_FLOAT32},
@@ -311,7 +311,7 @@ static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *b
     free(in_bucket);
 }
 
-Test(bucket, every_gradient_lies_in_one_bucket_aligned_in_bounds_without_overlap)
+Test(bucket, random_layouts_are_aligned_and_disjoint)
 {
     size_t bytes[60];
     cddp_dtype dtypes[60];
@@ -328,7 +328,7 @@ Test(bucket, every_gradient_lies_in_one_bucket_aligned_in_bounds_without_overlap
     }
 }
 
-Test(bucket, random_orders_of_readiness_launch_every_bucket_once_and_in_order)
+Test(bucket, random_ready_orders_launch_in_order)
 {
     size_t bytes[40], order[40];
     cddp_dtype dtypes[40];
@@ -357,8 +357,8 @@ Test(bucket, random_orders_of_readiness_launch_every_bucket_once_and_in_order)
     }
 }
 
-/* Heap's algorithm, so that none of the 5040 orders is left out. */
-Test(bucket, all_orders_of_seven_gradients_launch_in_order)
+/* Heap's algorithm, so that all 5040 orders are tested. */
+Test(bucket, all_ready_orders_of_seven_launch_in_order)
 {
     size_t a[7] = {0, 1, 2, 3, 4, 5, 6}, c[7] = {0}, i = 0, n_orders = 0;
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 128, 64, 64, 64, 256}, NULL, 7, 64, 128);
@@ -391,7 +391,7 @@ Test(bucket, all_orders_of_seven_gradients_launch_in_order)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, launches_follow_the_order_that_was_seen_and_nothing_moves_in_the_arena)
+Test(bucket, reorder_keeps_arena_layout)
 {
     /* Buckets: {3}, {2}, {1, 0}. */
     struct cdi_bucket_plan p = plan_of((size_t[]){32, 32, 64, 64}, NULL, 4, 64, 64);
@@ -414,7 +414,7 @@ Test(bucket, launches_follow_the_order_that_was_seen_and_nothing_moves_in_the_ar
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, an_order_that_names_what_is_no_gradient_changes_nothing)
+Test(bucket, rejects_order_with_invalid_gradient)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64}, NULL, 2, 64, 64);
     struct cdi_error err;
@@ -427,7 +427,7 @@ Test(bucket, an_order_that_names_what_is_no_gradient_changes_nothing)
     cdi_bucket_plan_release(&p);
 }
 
-Test(bucket, where_gradients_lie_does_not_depend_on_the_caps)
+Test(bucket, layout_is_independent_of_caps)
 {
     size_t bytes[40], offsets[40];
     cddp_dtype dtypes[40];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers: what a model has beside its parameters. */
+/* Buffers: the part of a model's state beside its parameters. */
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
 CDI_SUITE(buffers, .timeout = 60);
 
-#define LARGE ((size_t)300000) /* elements: more than travels with others */
+#define LARGE ((size_t)300000) /* elements: more than are sent together with others */
 
 struct model {
     struct ddp_rank r;
@@ -13,7 +13,7 @@ struct model {
     int64_t steps;
 };
 
-/* Every buffer says who was here last, and when. */
+/* Writes rank and step into every buffer. */
 static void mark(struct model *m, int rank, int step)
 {
     for (int i = 0; i < 7; i++)
@@ -73,7 +73,7 @@ static int follow_rank_0(int rank)
     for (int k = 0; k < 4; k++) {
         mark(&m, rank, k);
         if (k == 2) {
-            CHECK(step(&m) == 0 && marked(&m, rank, 2)); /* not wanted in this step */
+            CHECK(step(&m) == 0 && marked(&m, rank, 2)); /* not in this step */
             continue;
         }
         CHECK(cddp_ddp_sync_buffers(m.r.ddp) == CDDP_OK && marked(&m, 0, k));
@@ -83,12 +83,12 @@ static int follow_rank_0(int rank)
     return ddp_close(&m.r, CDDP_OK);
 }
 
-Test(buffers, become_rank_0s_at_creation_and_whenever_a_step_begins_with_it)
+Test(buffers, copied_from_rank_0_at_creation_and_per_step)
 {
     cr_assert_eq(ddp_world(follow_rank_0), 0);
 }
 
-/* Rank r trains 4 - r steps, or r + 1 in the second epoch: who is the highest of those that train? */
+/* Rank r trains 4 - r steps, or r + 1 in the second epoch. Returns the highest rank that trains. */
 static int uneven(int rank)
 {
     struct model m = {0};
@@ -103,12 +103,12 @@ static int uneven(int rank)
             mark(&m, rank, k);
             CHECK(cddp_ddp_sync_buffers(m.r.ddp) == CDDP_OK && marked(&m, highest, k));
             CHECK(step(&m) == 0);
-            mark(&m, rank, 50 + k); /* as the forward pass does */
+            mark(&m, rank, 50 + k); /* like the forward pass */
         }
         CHECK(cddp_ddp_join(m.r.ddp) == CDDP_OK);
-        CHECK(marked(&m, epoch == 0 ? 0 : 3, 53)); /* they go with the parameters */
+        CHECK(marked(&m, epoch == 0 ? 0 : 3, 53)); /* they are sent with the parameters */
     }
-    /* Nobody trains longer: the parameters are alike, but what each has in its buffers is not. */
+    /* All trained equally long: the parameters are equal, but the buffers differ. */
     CHECK(cddp_ddp_sync_buffers(m.r.ddp) == CDDP_OK && step(&m) == 0);
     mark(&m, rank, 60);
     CHECK(cddp_ddp_join(m.r.ddp) == CDDP_OK && marked(&m, 3, 60));
@@ -116,7 +116,7 @@ static int uneven(int rank)
     return ddp_close(&m.r, CDDP_OK);
 }
 
-Test(buffers, with_uneven_ranks_are_those_of_the_highest_that_trains)
+Test(buffers, uneven_ranks_use_highest_training_rank)
 {
     cr_assert_eq(ddp_world(uneven), 0);
 }
@@ -133,18 +133,18 @@ static int forget(int rank)
     return ddp_close(&m.r, CDDP_E_ABORTED);
 }
 
-Test(buffers, with_uneven_ranks_may_not_be_forgotten)
+Test(buffers, uneven_ranks_require_sync)
 {
     cr_assert_eq(ddp_world(forget), 0);
 }
 
-Test(buffers, what_cannot_be_is_refused_with_a_sentence)
+Test(buffers, rejects_invalid_calls)
 {
     static int64_t n[2];
     static float x[2];
     static const struct {
         cddp_param b;
-        const char *says;
+        const char *text;
     } bad[] = {
         {{.size = sizeof(cddp_param), .name = "n", .data = n, .count = 2, .dtype = CDDP_INT64, .grad = x},
          "buffer 0 'n' has a gradient"},
@@ -165,7 +165,7 @@ Test(buffers, what_cannot_be_is_refused_with_a_sentence)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         opt.buffers = &bad[i].b;
         cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_E_INVALID);
-        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "%s", cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), bad[i].text) != NULL, "%s", cddp_last_error());
     }
     cr_assert_eq(cddp_ddp_sync_buffers(NULL), CDDP_E_INVALID);
     opt.buffers = &good;

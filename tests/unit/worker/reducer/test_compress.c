@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that are sent in fewer bits. */
+/* Gradients that are sent in another type. */
 #include "ddp_ranks.h"
 #include "hygiene.h"
 #include "worker/math/float16.h"
@@ -8,7 +8,7 @@
 
 CDI_SUITE(wire, .timeout = 60);
 
-/* What a rank brings: nothing that 16 bits hold exactly. */
+/* A rank's contribution: values that 16 bits do not represent exactly. */
 static float brought(int rank, int k)
 {
     return (float)(rank + 1) * 0.37f + (float)k * 0.0137f;
@@ -19,7 +19,7 @@ static float rounded(float x, cddp_dtype to)
     return to == CDDP_FLOAT16 ? cdi_float_of_f16(cdi_f16_of_float(x)) : cdi_float_of_bf16(cdi_bf16_of_float(x));
 }
 
-/* Every rank's value rounded, summed in float32 in rank order, multiplied, rounded once. */
+/* Rounds every rank's value, sums in float32 in rank order, multiplies, rounds once. */
 static float expected(int k, cddp_dtype to)
 {
     float sum = 0;
@@ -64,7 +64,7 @@ static int as_bf16(int rank)
     return compressed(rank, CDDP_BFLOAT16);
 }
 
-Test(wire, a_mean_in_16_bits_is_summed_in_32_and_rounded_once)
+Test(compress, mean_of_16_bits_sums_in_float32)
 {
     cr_assert_eq(ddp_world(as_f16), 0);
     cr_assert_eq(ddp_world(as_bf16), 0);
@@ -84,13 +84,16 @@ static uint16_t of_value(float x, cddp_dtype dtype)
     return dtype == CDDP_FLOAT16 ? cdi_f16_of_float(x) : cdi_bf16_of_float(x);
 }
 
-/* Large and small ones, which sums in 16 bits would lose. */
+/* Large and small values, which sums in 16 bits would lose. */
 static uint16_t short_of(int rank, int k, cddp_dtype dtype)
 {
     return of_value((rank % 2 == 0 ? 100.0f : -99.0f) + 0.173f * (float)(rank + 1) * (float)(k % 37), dtype);
 }
 
-/* The mean (or sum) in float64, rounded once: half a unit in the last place, and what float32 sums are off. */
+/*
+ * Compares with the mean (or sum) in float64, rounded once: half a unit in the last place, plus the error of float32
+ * sums.
+ */
 static int check_against_float64(const uint16_t *got, cddp_dtype dtype, double factor)
 {
     double unit = dtype == CDDP_FLOAT16 ? 0x1p-11 : 0x1p-8;
@@ -153,14 +156,14 @@ static int wide_sum(int rank)
     return widened(rank, CDDP_BFLOAT16, CDDP_DDP_SUM);
 }
 
-Test(wire, gradients_of_16_bits_may_be_sent_as_float32)
+Test(compress, sends_16_bit_gradients_as_float32)
 {
     cr_assert_eq(ddp_world(wide_f16), 0);
     cr_assert_eq(ddp_world(wide_bf16), 0);
     cr_assert_eq(ddp_world(wide_sum), 0);
 }
 
-/* Parameters of 16 bits with gradients of 32, in the arena and in the user's own memory. */
+/* 16-bit parameters with 32-bit gradients, in the arena and in the user's own memory. */
 static int long_gradients(int rank, cddp_dtype dtype, cddp_dtype comm_dtype)
 {
     static uint16_t w[2][WIDE_COUNT];
@@ -237,7 +240,7 @@ static int long_on_one_rank_only(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(wire, parameters_of_16_bits_may_have_gradients_of_32)
+Test(compress, parameters_of_16_bits_with_float32_gradients)
 {
     cr_assert_eq(ddp_world(long_of_bf16), 0);
     cr_assert_eq(ddp_world(long_of_f16), 0);
@@ -258,12 +261,12 @@ static int differ(int rank)
     return 0;
 }
 
-Test(wire, ranks_that_compress_differently_are_told)
+Test(compress, rejects_different_comm_dtypes)
 {
     cr_assert_eq(ddp_world(differ), 0);
 }
 
-Test(wire, only_floating_point_types_are_taken)
+Test(compress, rejects_integer_comm_dtype)
 {
     float w[2];
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What CDDP_DEBUG=1 says of a training program, and what it does not say. */
+/* What CDDP_DEBUG=1 prints about a training program, and what it does not. */
 #include "common/log.h"
 #include "ddp_ranks.h"
 #include "hygiene.h"
@@ -19,11 +19,11 @@ static void keep(enum cdi_log_level level, const char *id, const char *text, voi
     (void)snprintf(printed + n, sizeof printed - n, "%s: %s\n", id, text);
 }
 
-/* What the program does wrong. */
+/* The program's mistakes. */
 static struct {
-    bool elsewhere;    /* it writes its gradients into memory of its own */
+    bool elsewhere;    /* it writes its gradients into other memory */
     bool same;         /* on all ranks */
-    bool frozen;       /* it updates other memory than it has given */
+    bool frozen;       /* it updates other memory than the registered */
     bool late;         /* it writes to `grad` after cddp_ddp_grad_ready() */
     bool without_mean; /* gradients are sums */
     const char *debug; /* CDDP_DEBUG */
@@ -58,7 +58,7 @@ static int train(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-/* On every rank there is one line, with this id; NULL: none. */
+/* Every rank prints one line, with this id; NULL: none. */
 static const char *expected_id, *expected_text;
 
 static int train_and_look(int rank)
@@ -85,20 +85,20 @@ static void expect(const char *id, const char *text)
     cr_assert_eq(ddp_world(train_and_look), 0);
 }
 
-Test(debug, a_right_program_is_told_nothing)
+Test(debug, silent_for_correct_program)
 {
     expect(NULL, NULL);
     how.without_mean = true;
     expect(NULL, NULL);
 }
 
-Test(debug, gradients_that_are_written_elsewhere_are_noticed)
+Test(debug, warns_of_gradients_written_elsewhere)
 {
     how.elsewhere = true;
     expect("DDP-ZERO", "cddp_ddp_grad() was not called for 3 of 3 parameters, such as 'first'");
 }
 
-Test(debug, gradients_that_are_the_same_on_all_ranks_are_noticed)
+Test(debug, warns_of_equal_gradients)
 {
     how.same = true;
     expect("DDP-SAME", "the mean of all 4 ranks' gradients is this rank's own in the first step");
@@ -106,20 +106,20 @@ Test(debug, gradients_that_are_the_same_on_all_ranks_are_noticed)
     expect("DDP-SAME", "the mean of all 4 ranks' gradients is this rank's own in the first step");
 }
 
-Test(debug, parameters_that_never_change_are_noticed)
+Test(debug, warns_of_constant_parameters)
 {
     how.frozen = true;
     expect("DDP-FROZEN", "no parameter has changed in 10 steps");
 }
 
-Test(debug, a_gradient_that_is_written_after_it_was_ready_is_noticed)
+Test(debug, warns_of_late_writes)
 {
     how.late = true;
     expect("DDP-LATE",
            "the gradient of 'second' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() in step 2");
 }
 
-Test(debug, without_the_variable_nothing_is_said)
+Test(debug, silent_without_variable)
 {
     how.elsewhere = how.same = how.frozen = true;
     how.debug = "0";
@@ -142,7 +142,7 @@ static int refused(int rank)
     return 0;
 }
 
-Test(debug, another_value_is_an_error_on_every_rank)
+Test(debug, rejects_other_values_on_every_rank)
 {
     cr_assert_eq(ddp_world(refused), 0);
 }

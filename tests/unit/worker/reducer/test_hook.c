@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Communication hooks, as a user writes them. */
+/* Communication hooks, as users write them. */
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
 CDI_SUITE(hook, .timeout = 60);
 
-/* A hook that sends int8, whole numbers only. */
+/* A hook that sends int8, for whole numbers only. */
 struct quantizer {
-    int8_t sent[DDP_PARAMS][256], came[DDP_PARAMS][256 * DDP_RANKS];
+    int8_t sent[DDP_PARAMS][256], received[DDP_PARAMS][256 * DDP_RANKS];
     int n_begun, n_ended, n_last;
 };
 
@@ -19,7 +19,7 @@ static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, 
                            .coll = CDDP_COLL_ALL_GATHER,
                            .dtype = CDDP_INT8,
                            .in = q->sent[b->index],
-                           .out = q->came[b->index],
+                           .out = q->received[b->index],
                            .count = b->count};
 
     if (b->size != sizeof *b || b->dtype != CDDP_FLOAT32 || b->count > 256 || b->n_params != 1 ||
@@ -41,7 +41,7 @@ static cddp_status end_int8(void *arg, cddp_comm *comm, const cddp_bucket *b)
     for (size_t k = 0; k < b->count; k++) {
         g[k] = 0;
         for (size_t r = 0; r < DDP_RANKS; r++)
-            g[k] += (float)q->came[b->index][r * b->count + k] / DDP_RANKS;
+            g[k] += (float)q->received[b->index][r * b->count + k] / DDP_RANKS;
     }
     return cddp_all_reduce(comm, &one, &one, 1, CDDP_FLOAT32, CDDP_SUM); /* collectives may be used here */
 }
@@ -56,7 +56,7 @@ static int use_hook(int rank)
     CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
     for (int step = 0; step < 4; step++) {
         for (size_t i = DDP_PARAMS; i-- > 0;)
-            CHECK(ddp_give(&r, i, (float)rank * 2 + (float)i + 0.25f) == 0); /* the quarter does not fit */
+            CHECK(ddp_give(&r, i, (float)rank * 2 + (float)i + 0.25f) == 0); /* a quarter cannot be represented */
         CHECK(cddp_ddp_wait_param(r.ddp, 2) == CDDP_OK && ddp_is(&r, 2, 5) == 0);
         CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
         for (size_t i = 0; i < DDP_PARAMS; i++)
@@ -70,12 +70,12 @@ static int use_hook(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(hook, it_sees_each_bucket_in_order_and_leaves_what_gradients_become)
+Test(hook, called_per_bucket_in_order)
 {
     cr_assert_eq(ddp_world(use_hook), 0);
 }
 
-/* Sums, and tries what it may not. */
+/* A hook that sums, and calls functions that it must not call. */
 struct meddler {
     cddp_ddp *ddp;
     int n_refused;
@@ -135,14 +135,14 @@ static int be_refused(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(hook, it_cannot_wait_for_the_reducer_that_waits_for_it)
+Test(hook, rejects_calls_of_its_reducer)
 {
     cr_assert_eq(ddp_world(be_refused), 0);
 }
 
-/* What a hook is told of a gradient that was cut: 100 elements in pieces of 64 and 36. */
+/* Records the calls of a hook for a split gradient: 100 elements in pieces of 64 and 36. */
 struct pieces {
-    size_t n[DDP_PARAMS][2]; /* by parameter and piece: how often it came */
+    size_t n[DDP_PARAMS][2]; /* by parameter and piece: number of calls */
 };
 
 static cddp_status begin_pieces(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
@@ -187,7 +187,7 @@ static int cut_gradients(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(hook, a_gradient_that_was_cut_is_waited_for_as_one_and_seen_in_pieces)
+Test(hook, split_gradient_is_seen_in_pieces)
 {
     cr_assert_eq(ddp_world(cut_gradients), 0);
 }
@@ -215,12 +215,12 @@ static int fail_on_rank_1(int rank)
     return ddp_close(&r, CDDP_E_ABORTED);
 }
 
-Test(hook, its_failure_ends_the_step_on_every_rank)
+Test(hook, failure_ends_step_on_every_rank)
 {
     cr_assert_eq(ddp_world(fail_on_rank_1), 0);
 }
 
-Test(hook, what_cannot_work_is_refused)
+Test(hook, rejects_unsupported_combinations)
 {
     float w[2];
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that are reduced where they lie: to the arena's bits, in all layouts, orders and ways of a reducer. */
+/* Gradients that are reduced in place: the same bits as in the arena, in all layouts, orders and modes of a reducer. */
 #include "hygiene.h"
 #include "mean_hook.h"
 #include "worker/reducer/arena.h"
@@ -11,10 +11,10 @@ CDI_SUITE(in_place, .timeout = 300);
 
 #define PARAMS 9
 #define GAP 16              /* elements */
-#define BLOCK (1024 * 1024) /* bytes, of which the gradients take less than a half in any layout */
+#define BLOCK (1024 * 1024) /* bytes; the gradients use less than half in any layout */
 #define STEPS 3
 
-/* Some are large enough to be reduced where they lie, with their neighbours or alone; some are not. */
+/* Some are large enough to be reduced in place, with their neighbours or alone; some are not. */
 static const size_t counts[PARAMS] = {300, 17000, 64, 9000, 9000, 5, 20000, 1000, 130};
 
 enum layout { FORWARD, REVERSED, SHUFFLED, BY_TURNS, GAPS, MIXED, MISALIGNED, UNEQUAL, LAYOUTS };
@@ -51,7 +51,7 @@ struct job {
     uint8_t *block[2]; /* of ALLOC and REGISTER */
     uint8_t *data;
     void *apart[PARAMS];
-    bool registers; /* REGISTER is such memory, and not memory as any other */
+    bool registers; /* REGISTER is such memory, not ordinary memory */
 };
 
 static uint32_t draw(uint32_t *state, uint32_t below)
@@ -60,7 +60,7 @@ static uint32_t draw(uint32_t *state, uint32_t below)
     return (uint32_t)(((uint64_t)*state * below) >> 32);
 }
 
-/* Which comes when: the same on all ranks of one seed. */
+/* Returns the order of events: the same on all ranks for one seed. */
 static void permute(size_t order[PARAMS], uint32_t seed)
 {
     for (size_t i = 0; i < PARAMS; i++)
@@ -85,7 +85,7 @@ static size_t grad_size(const struct kind *k, size_t i)
     return cddp_dtype_size(longer ? k->grad_dtype : dtype_of(k, i));
 }
 
-/* Where the gradients lie; NULL: in the arena. */
+/* Returns the gradients' addresses; NULL: in the arena. */
 static void lay(struct job *j, const struct kind *k, enum layout l, enum source s, void *grad[PARAMS])
 {
     size_t order[PARAMS], at = l == UNEQUAL ? (size_t)j->rank * 64 : l == MISALIGNED ? 1 : 0;
@@ -94,7 +94,7 @@ static void lay(struct job *j, const struct kind *k, enum layout l, enum source 
     for (size_t n = 0; n < PARAMS; n++) {
         size_t i = l == REVERSED   ? PARAMS - 1 - n
                    : l == SHUFFLED ? order[n]
-                   : l == BY_TURNS ? (2 * n) % PARAMS /* an odd number: all of them come */
+                   : l == BY_TURNS ? (2 * n) % PARAMS /* an odd number: all are visited */
                                    : n;
 
         at = l == MISALIGNED ? at : (at + grad_size(k, i) - 1) / grad_size(k, i) * grad_size(k, i);
@@ -129,7 +129,7 @@ static cddp_status make(struct job *j, const struct kind *k, uint32_t f, void *c
     return cddp_ddp_create(out, j->comm, p, PARAMS, &opt);
 }
 
-/* Bits that are numbers of any type, not all of which sums represent. */
+/* Random bits that are numbers in any type; sums do not represent all of them. */
 static void fill(const struct kind *k, void *grad, size_t i, int rank, int step)
 {
     uint32_t state = (uint32_t)((size_t)rank * 131 + (size_t)step * 17 + i * 7);
@@ -139,7 +139,7 @@ static void fill(const struct kind *k, void *grad, size_t i, int rank, int step)
         uint32_t x = draw(&state, 1u << 20);
         double wide = (double)x / 1000 - 500;
         float narrow = (float)wide;
-        uint16_t half = (uint16_t)(0x3c00u + (x & 0x3ffu) + (x & 0x10000u) / 2); /* not far from 1, of either sign */
+        uint16_t half = (uint16_t)(0x3c00u + (x & 0x3ffu) + (x & 0x10000u) / 2); /* near 1, of either sign */
 
         memcpy((uint8_t *)grad + e * size,
                size == 8   ? (void *)&wide
@@ -149,13 +149,13 @@ static void fill(const struct kind *k, void *grad, size_t i, int rank, int step)
     }
 }
 
-static bool comes(uint32_t f, int rank, size_t i, int step)
+static bool arrives(uint32_t f, int rank, size_t i, int step)
 {
     if ((f & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0)
         return true;
     if ((f & CDDP_DDP_STATIC_GRAPH) != 0)
         step = 0;
-    return i != 6 - (size_t)step && (i + (size_t)rank + (size_t)step) % 3 != 0; /* one comes nowhere */
+    return i != 6 - (size_t)step && (i + (size_t)rank + (size_t)step) % 3 != 0; /* one arrives on no rank */
 }
 
 static int take_step(const struct kind *k, cddp_ddp *d, uint32_t f, enum order o, int rank, int step)
@@ -166,7 +166,7 @@ static int take_step(const struct kind *k, cddp_ddp *d, uint32_t f, enum order o
     for (size_t n = 0; n < PARAMS; n++) {
         size_t i = o == LAST_FIRST ? PARAMS - 1 - n : o == FIRST_FIRST ? n : order[n];
 
-        if (!comes(f, rank, i, step))
+        if (!arrives(f, rank, i, step))
             continue;
         fill(k, cddp_ddp_grad(d, i), i, rank, step);
         CHECK(cddp_ddp_grad_ready(d, i) == CDDP_OK);
@@ -194,7 +194,7 @@ static size_t n_in_place(const cddp_ddp *d)
     return n;
 }
 
-/* Are those, and only those, in place that can be? Where gradients are cast, none of the cast ones. */
+/* Checks that exactly the gradients that can be reduced in place are; those that are cast cannot. */
 static int expect_places(const struct kind *k, enum layout l, cddp_ddp *d, void *const grad[PARAMS])
 {
     size_t n = n_in_place(d);
@@ -244,7 +244,7 @@ static int end(struct job *j)
     return 0;
 }
 
-/* Odd ranks have a step less: in it they only take part. What gradients are after cddp_ddp_join is not said. */
+/* Odd ranks have one step less: there they only take part. Gradients after cddp_ddp_join are undefined. */
 static int uneven_step(struct job *j, const struct kind *k, uint32_t f, cddp_ddp *d, cddp_ddp *arena, enum order o,
                        const char *what)
 {
@@ -264,7 +264,7 @@ static int uneven_step(struct job *j, const struct kind *k, uint32_t f, cddp_ddp
     return 0;
 }
 
-/* One way of all, beside a reducer with its arena. */
+/* One mode, beside a reducer with its arena. */
 static int compare(struct job *j, const struct kind *k, uint32_t f, enum layout l, enum source s, enum order o)
 {
     void *grad[PARAMS];
@@ -289,7 +289,7 @@ static int compare(struct job *j, const struct kind *k, uint32_t f, enum layout 
     }
     if ((f & CDDP_DDP_JOIN) != 0 && uneven_step(j, k, f, d, arena, o, what) != 0)
         return 1;
-    for (size_t i = 0; i < PARAMS && l == GAPS; i++) { /* what lies between is the program's */
+    for (size_t i = 0; i < PARAMS && l == GAPS; i++) { /* the gaps belong to the program */
         const uint8_t *after = (uint8_t *)grad[i] + counts[i] * grad_size(k, i);
 
         for (size_t b = 0; b < GAP * 8; b++)
@@ -312,18 +312,18 @@ static int all_ways(int rank)
                 for (int s = 0; s < SOURCES; s++)
                     for (int o = 0; o < ORDERS; o++) {
                         if (s == REGISTER && (l + o + (int)f) % 3 != 0)
-                            continue; /* a third of them is enough */
+                            continue; /* a third of them suffices */
                         CHECK(compare(&j, &kinds[k], flags[f], (enum layout)l, (enum source)s, (enum order)o) == 0);
                     }
     return end(&j);
 }
 
-Test(in_place, all_ways_have_the_arenas_bits)
+Test(in_place, matches_arena_bits)
 {
     cr_assert_eq(run_world(2, all_ways), 0);
 }
 
-/* Some ways, of each kind of flags and layout one, on more ranks and on nodes. */
+/* Some modes, one for each kind of flags and layout, on more ranks and on nodes. */
 static int some_ways(int rank)
 {
     struct job j = {0};
@@ -356,7 +356,7 @@ static int one_per_node(int rank)
     return some_ways(rank);
 }
 
-Test(in_place, more_ranks_nodes_and_one_rank_alone)
+Test(in_place, other_worlds_match_arena_bits)
 {
     cr_assert_eq(run_world(3, one_per_node), 0);
     cr_assert_eq(run_world(3, some_ways), 0);
@@ -384,7 +384,10 @@ static int step_of_both(struct job *j, const struct kind *k, uint32_t f, cddp_dd
     return same(k, both[0], both[1], what);
 }
 
-/* After a hook or PowerSGD gradients are copied, and stay where the program knows them, those of the arena, too. */
+/*
+ * After a hook or PowerSGD is set, gradients are copied, and stay at the addresses that the program uses; those of the
+ * arena, too.
+ */
 static int hooked(int rank)
 {
     const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
@@ -417,12 +420,12 @@ static int hooked(int rank)
     return end(&j);
 }
 
-Test(in_place, hooks_and_powersgd_copy_and_gradients_stay_where_they_are)
+Test(in_place, hooks_and_powersgd_copy)
 {
     cr_assert_eq(run_world(2, hooked), 0);
 }
 
-/* An optimizer's parameters are the arena's. */
+/* An optimizer's parameters are the same as with the arena. */
 static int optimized(int rank)
 {
     const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.01};
@@ -454,14 +457,16 @@ static int optimized(int rank)
     return end(&j);
 }
 
-Test(in_place, an_optimizer_makes_the_same_parameters)
+Test(in_place, optimizer_gives_same_parameters)
 {
     cr_assert_eq(run_world(2, optimized), 0);
 }
 
-/* ------------------------------------------------------------------------------------------------ and beside ---- */
+/*
+ * ------------------------------------------------------------------------------------------ with other features ----
+ */
 
-/* Bucket sizes that are tried, single parameters that are waited for, norms, and memory that two parameters share. */
+/* Bucket sizes on trial, waits for single parameters, norms, and memory that two parameters share. */
 static int beside(int rank)
 {
     struct job j = {0};
@@ -504,19 +509,19 @@ static int beside(int rank)
         CHECK(cddp_ddp_grad_ready(both[0], i) == CDDP_OK);
     }
     CHECK(cddp_ddp_wait(both[0]) == CDDP_OK);
-    memcpy(j.apart[3], grad[3], counts[3] * 4); /* the mean of what is equal is what it was */
+    memcpy(j.apart[3], grad[3], counts[3] * 4); /* the mean of equal values is the same value */
     fill(&kinds[0], grad[3], 3, 0, 1);
     CHECK(memcmp(j.apart[3], grad[3], counts[3] * 4) == 0);
     cddp_ddp_destroy(both[0]);
     return end(&j);
 }
 
-Test(in_place, tried_sizes_single_waits_norms_and_tied_parameters)
+Test(in_place, tuning_single_waits_norms_and_tied_parameters)
 {
     cr_assert_eq(run_world(2, beside), 0);
 }
 
-/* In the middle of a step one rank destroys its reducer, and gives the memory back; its peer hears of it. */
+/* In the middle of a step one rank destroys its reducer and frees the memory; its peer gets an error. */
 static int left_early(int rank)
 {
     static const size_t largest = 6;
@@ -545,12 +550,12 @@ static int left_early(int rank)
     return 0;
 }
 
-Test(in_place, who_leaves_in_a_step_may_give_the_memory_back)
+Test(in_place, memory_can_be_freed_after_leaving_in_a_step)
 {
     cr_assert_eq(run_world(2, left_early), 0);
 }
 
-/* The communicator goes first, the reducer after it, and with that the memory that was not given back. */
+/* The communicator is destroyed first, then the reducer, and with it the memory that was not freed. */
 static int any_order(int rank)
 {
     struct job j = {0};
@@ -574,12 +579,12 @@ static int any_order(int rank)
     return 0;
 }
 
-Test(in_place, reducer_communicator_and_memory_go_in_any_order)
+Test(in_place, destroys_in_any_order)
 {
     cr_assert_eq(run_world(2, any_order), 0);
 }
 
-/* The block is too small for what is to lie in it: without a word the program would write over its peers' memory. */
+/* The block is too small: without an error, the program would write over its peers' memory. */
 static int too_small(int rank)
 {
     cddp_param p[2] = {{.size = sizeof *p, .name = "a", .count = 1000, .dtype = CDDP_FLOAT32},
@@ -609,7 +614,7 @@ static int too_small(int rank)
     return 0;
 }
 
-Test(in_place, a_gradient_that_does_not_fit_its_block_is_told)
+Test(in_place, reports_gradient_beyond_its_block)
 {
     cr_assert_eq(run_world(2, too_small), 0);
 }

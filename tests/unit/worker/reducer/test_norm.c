@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The norm of all gradients and clipping by it, as a user calls them, beside what PyTorch recorded. */
+/* The norm of all gradients and clipping by it, through the public functions, compared with PyTorch's records. */
 #include "hygiene.h"
 #include "numbers.h"
 #include "world.h"
@@ -54,7 +54,7 @@ static int make(struct model *m, cddp_comm *comm, uint32_t flags)
     return 0;
 }
 
-/* The gradients of the record, on each rank. */
+/* Sets the recorded gradients, on each rank. */
 static int give(struct model *m, const json_t *before)
 {
     for (size_t i = PARAMS; i-- > 0;) {
@@ -81,8 +81,8 @@ static int same_bits_everywhere(cddp_comm *comm, double v)
 }
 
 /*
- * With an optimizer the parameters, which begin with zeros, become what the gradients are, but for the sign; by two
- * calls, or by a step that clips (where 0 is no limit, and the step goes on with what is not finite).
+ * With an optimizer the parameters, which begin with zeros, become the negated gradients: by two calls, or by a step
+ * that clips (where 0 means no limit, and a step with a nonfinite value continues).
  */
 static int meet_case(cddp_comm *comm, json_t *c, bool divided, bool in_step)
 {
@@ -145,7 +145,7 @@ static int meet_the_record(int rank)
     return 0;
 }
 
-Test(norm, of_1_3_or_4_ranks_it_is_what_torch_recorded_and_clips_as_torch_does)
+Test(norm, norm_and_clipping_match_torch)
 {
     cr_assert_eq(world(1, meet_the_record), 0);
     cr_assert_eq(world(3, meet_the_record), 0);
@@ -176,7 +176,7 @@ static int make_sum_and_join(int rank)
 
         CHECK(make(&m, comm, flags[f]) == 0 && whole_numbers(&m, rank) == 0);
         CHECK(cddp_ddp_grad_norm(m.ddp, INFINITY, &largest[f]) == CDDP_OK);
-        if (f < 2 || rank == 0) { /* with CDDP_DDP_JOIN nobody else is needed */
+        if (f < 2 || rank == 0) { /* with CDDP_DDP_JOIN it needs no other rank */
             CHECK(cddp_ddp_clip_grad_norm(m.ddp, 1, 2, 1, &norm[f]) == CDDP_OK && norm[f] > 10);
             CHECK(same_bits(norm[f], norm[0]) && largest[f] == 7.5);
             CHECK(fabs(grad_get(m.ddp, m.dtype, 1, 1) * cddp_ddp_grad_scale(m.ddp) - 4.5 / norm[0]) <
@@ -188,12 +188,12 @@ static int make_sum_and_join(int rank)
     return 0;
 }
 
-Test(norm, a_sums_is_that_of_the_mean_and_ranks_that_may_be_alone_need_nobody)
+Test(norm, sum_has_norm_of_mean_and_join_needs_no_peers)
 {
     cr_assert_eq(world(2, make_sum_and_join), 0);
 }
 
-Test(norm, counts_long_and_narrow_gradients_and_those_in_the_users_memory)
+Test(norm, counts_wide_narrow_and_user_gradients)
 {
     static double own[10007];
     static const uint16_t two[] = {[CDDP_FLOAT16] = 0x4000, [CDDP_BFLOAT16] = 0x4000};
@@ -232,7 +232,7 @@ Test(norm, counts_long_and_narrow_gradients_and_those_in_the_users_memory)
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
 
-Test(norm, what_makes_no_sense_is_refused_and_the_step_goes_on)
+Test(norm, rejects_invalid_calls_and_continues)
 {
     struct model m = {.dtype = CDDP_FLOAT64, .count = {1, 1, 1, 1}};
     cddp_comm *comm = NULL;
@@ -279,7 +279,7 @@ static int alone(int rank)
     return 0;
 }
 
-Test(norm, a_rank_that_measures_alone_is_told_so)
+Test(norm, reports_rank_that_measures_alone)
 {
     cr_assert_eq(world(2, alone), 0);
 }
@@ -306,7 +306,7 @@ static int misuse(int rank)
     return 0;
 }
 
-Test(norm, with_an_optimizer_missing_gradients_are_told_with_the_call_that_ends_its_step)
+Test(norm, optimizer_reports_missing_gradients)
 {
     cr_assert_eq(world(1, misuse), 0);
 }

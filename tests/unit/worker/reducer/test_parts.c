@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a communicator, on one node and on several: what they are called, how long they wait, and which ranks. */
+/* Parts of a communicator, on one node and on several: their names, timeouts and ranks. */
 #include "common/clock.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
@@ -13,7 +13,7 @@
 
 CDI_SUITE(parts, .timeout = 90);
 
-/* The next rank's node; 0: all ranks are on one. Emulated: nodes share no memory. */
+/* The next rank's node; 0: all ranks are on one node. Emulated: nodes share no memory. */
 static int ranks_per_node, n_ranks;
 
 static void place(int rank)
@@ -35,7 +35,7 @@ static int on_its_node(int rank)
     return placed_body(rank);
 }
 
-/* On n ranks of one node, then on nodes of so many ranks each; the number of ranks that failed. */
+/* Runs on n ranks of one node, then on nodes with this number of ranks each. Returns the number of failed ranks. */
 static int everywhere(int n, int (*body)(int rank))
 {
     int bad = 0;
@@ -49,7 +49,7 @@ static int everywhere(int n, int (*body)(int rank))
     return bad;
 }
 
-/* Is the sum over the ranks of `part` of 10^(rank in the world) what these digits say? */
+/* Checks that the sum over the ranks of `part` of 10^(rank in the world) has these digits. */
 static int has_members(cddp_comm *part, int64_t digits)
 {
     int64_t x = 1, sum = 0;
@@ -85,7 +85,7 @@ static int knows_its_ranks(int rank)
     return 0;
 }
 
-Test(parts, a_rank_of_a_part_is_known_as_a_rank_of_the_world)
+Test(parts, maps_ranks_to_world)
 {
     cr_assert_eq(everywhere(4, knows_its_ranks), 0);
 }
@@ -104,13 +104,13 @@ static int is_named(int rank)
 
     CHECK(cddp_init(&comm, &world) == CDDP_OK && cddp_comm_split(&part, comm, 0, -rank, &dp) == CDDP_OK);
     CHECK(cddp_comm_split(&other, comm, 0, 0, &long_one) == CDDP_OK);
-    if (rank == 0) { /* the others wait as long as the part says, not as long as the whole would */
+    if (rank == 0) { /* the others wait as long as the part's timeout, not the world's */
         CHECK(cddp_all_reduce(part, &x, &x, 1, CDDP_FLOAT32, CDDP_SUM) == CDDP_E_TIMEOUT);
         CHECK(strncmp(cddp_last_error(), "communicator 'dp': ", 19) == 0);
         CHECK(strstr(cddp_last_error() + 19, "communicator") == NULL);
     }
     CHECK(cddp_barrier(comm) == CDDP_OK && cddp_comm_error(comm, NULL) == CDDP_OK);
-    if (rank != 0) /* has heard of it, once */
+    if (rank != 0) /* the error is reported once */
         CHECK(cddp_all_reduce(part, &x, &x, 1, CDDP_FLOAT32, CDDP_SUM) == CDDP_E_TIMEOUT &&
               strncmp(cddp_last_error(), "communicator 'dp': ", 19) == 0);
     CHECK(strstr(cddp_last_error() + 19, "communicator") == NULL);
@@ -128,7 +128,7 @@ static int is_named(int rank)
     return 0;
 }
 
-Test(parts, a_name_is_in_the_error_messages_and_a_timeout_is_the_part_s_own)
+Test(parts, name_and_timeout_belong_to_part)
 {
     cr_assert_eq(everywhere(3, is_named), 0);
 }
@@ -145,12 +145,12 @@ static int wants_the_cpu(int rank)
     return 0;
 }
 
-Test(parts, a_part_of_the_cpu_s_on_the_cpu_is_a_part_as_any_other)
+Test(parts, cpu_part_of_cpu_communicator)
 {
     cr_assert_eq(everywhere(3, wants_the_cpu), 0);
 }
 
-Test(parts, options_that_are_wrong_are_named_and_nothing_is_done)
+Test(parts, rejects_invalid_options)
 {
     cddp_split_options opt = {.size = sizeof opt, .backend = "abacus"};
     cddp_comm *comm, *part = NULL;
@@ -180,10 +180,11 @@ Test(parts, options_that_are_wrong_are_named_and_nothing_is_done)
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
 
-/* ---------------------------------------------------------------------------------------- by their members alone ----
+/*
+ * -------------------------------------------------------------------------------------- created by members alone ----
  */
 
-/* The group of these ranks of comm, with all that a part should be able to do; 0: it can. */
+/* Creates the group of these ranks of comm, and checks everything that a part must do. Returns 0 if it can. */
 static int works(cddp_comm *comm, const int *ranks, size_t n, int tag)
 {
     cddp_comm *group, *half;
@@ -212,7 +213,7 @@ static int makes_groups(int rank)
     cddp_comm *comm, *part;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int i = 0; i < 3; i++) { /* apart from one another, with one tag */
+    for (int i = 0; i < 3; i++) { /* disjoint, with one tag */
         if (rank % 2 == 1)
             CHECK(works(comm, odd, 2, 5) == 0);
         else
@@ -230,7 +231,7 @@ static int makes_groups(int rank)
     return 0;
 }
 
-Test(parts, a_group_is_made_by_its_members_alone)
+Test(parts, group_needs_only_members)
 {
     cr_assert_eq(everywhere(5, makes_groups), 0);
 }
@@ -242,7 +243,7 @@ static bool is_of_a_meeting(const char *name)
     return last != NULL && (last[3] == 'g' || last[3] == 'w') && strspn(last + 4, "0123456789abcdef") == 16;
 }
 
-/* How many keys in the store are of meetings; -1: it does not say. */
+/* Counts the keys of groups in the store; -1: the store does not answer. */
 static int keys_of_meetings(void)
 {
     uint8_t ask[6] = {CDI_C10D_VALIDATE, 0xce, 0xf7, 0x85, 0x3c, CDI_C10D_LIST_KEYS};
@@ -266,7 +267,7 @@ static int keys_of_meetings(void)
     return found;
 }
 
-/* What a meeting says in the store goes when all have noticed its end; that of one that somebody missed stays. */
+/* The keys of a group are deleted when all members have noticed its end; they stay if a member missed it. */
 static int leaves_nothing(int rank)
 {
     static const int all[] = {0, 1, 2}, two[] = {2, 0};
@@ -291,12 +292,12 @@ static int leaves_nothing(int rank)
               CDDP_E_MISMATCH);
     CHECK(cddp_barrier(comm) == CDDP_OK && keys_of_meetings() == 6); /* of two: one here, n and end */
     CHECK(cddp_barrier(comm) == CDDP_OK);
-    CHECK(works(comm, all, 3, 1) == 0); /* rank 1, too, finds that the one before has ended */
+    CHECK(works(comm, all, 3, 1) == 0); /* rank 1, too, finds that the previous one has ended */
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
 }
 
-Test(parts, a_meeting_that_is_over_leaves_no_key)
+Test(parts, leaves_no_keys)
 {
     cr_assert_eq(everywhere(3, leaves_nothing), 0);
 }
@@ -309,7 +310,7 @@ static unsigned dice(unsigned *state)
     return *state >> 16 & 0x7fff;
 }
 
-/* All ranks know the same row of groups, and each comes to those that it is in. */
+/* All ranks know the same sequence of groups, and each joins those that it is in. */
 static int makes_any_groups(int rank)
 {
     unsigned state = seed;
@@ -342,7 +343,7 @@ static int makes_any_groups(int rank)
     return 0;
 }
 
-Test(parts, any_row_of_groups_comes_about)
+Test(parts, creates_any_sequence_of_groups)
 {
     for (seed = 1; seed <= 3; seed++)
         for (int n = 2; n <= 5; n++)
@@ -361,7 +362,7 @@ static void *makes_a_pair(void *arg)
     return (void *)(intptr_t)bad;
 }
 
-/* Of three ranks each is in two groups at a time, and begins with another one. */
+/* Each of three ranks is in two groups at a time, and begins with another one. */
 static int makes_groups_at_once(int rank)
 {
     pthread_t thread;
@@ -375,7 +376,7 @@ static int makes_groups_at_once(int rank)
     return 0;
 }
 
-Test(parts, groups_that_overlap_are_made_at_the_same_time)
+Test(parts, creates_overlapping_groups_concurrently)
 {
     cr_assert_eq(everywhere(3, makes_groups_at_once), 0);
 }
@@ -399,7 +400,7 @@ static int gives_another_list(int rank)
     return 0;
 }
 
-Test(parts, members_that_give_different_lists_are_told)
+Test(parts, reports_different_lists)
 {
     cr_assert_eq(everywhere(3, gives_another_list), 0);
 }
@@ -433,12 +434,12 @@ static int comes_late(int rank)
     return 0;
 }
 
-Test(parts, a_member_that_does_not_come_is_named_and_told)
+Test(parts, names_missing_member)
 {
     cr_assert_eq(everywhere(4, comes_late), 0);
 }
 
-/* Rank 2 is gone without a word, before the others wait for it, or while they do. */
+/* Rank 2 exits without notice, before the others wait for it, or while they do. */
 static int dies(int rank)
 {
     static const int all[] = {1, 2, 0}, pair[] = {1, 0};
@@ -458,13 +459,13 @@ static int dies(int rank)
         cddp_last_error_info(&info);
         CHECK(info.rank == 2);
     }
-    CHECK(works(comm, pair, 2, 6) == 0); /* it is no member here */
+    CHECK(works(comm, pair, 2, 6) == 0); /* it is not a member */
     (void)cddp_finalize(part);
     (void)cddp_finalize(comm);
     return 0;
 }
 
-Test(parts, a_member_that_died_is_not_waited_for)
+Test(parts, does_not_wait_for_dead_member)
 {
     cr_assert_eq(run_world(3, dies), 0);
 }
@@ -490,12 +491,12 @@ static int aborts(int rank)
     return 0;
 }
 
-Test(parts, an_abort_ends_the_wait_for_members)
+Test(parts, abort_ends_wait_for_members)
 {
     cr_assert_eq(everywhere(3, aborts), 0);
 }
 
-Test(parts, a_list_that_is_none_is_refused_at_once)
+Test(parts, rejects_invalid_list)
 {
     static const int here[] = {0}, out_of_range[] = {0, 1}, twice[] = {0, 0};
     cddp_comm *comm, *group = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a communicator for which one rank has no memory: each allocation of cddp_comm_split fails once. */
+/* One rank runs out of memory: each allocation of cddp_comm_split fails once. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -10,7 +10,7 @@ CDI_SUITE(parts_memory, .timeout = 100);
 void *__real_calloc(size_t n, size_t size); /* NOLINT(bugprone-reserved-identifier): the linker's name */
 void *__wrap_calloc(size_t n, size_t size); /* NOLINT(bugprone-reserved-identifier) */
 
-static _Atomic int until_failure; /* calls, the failing one included; 0: none fails */
+static _Atomic int until_failure; /* calls, including the failing one; 0: none fails */
 
 void *__wrap_calloc(size_t n, size_t size) /* NOLINT(bugprone-reserved-identifier) */
 {
@@ -37,7 +37,7 @@ static int splits(int rank)
     if (rank == 0) {
         CHECK(st == (left > 0 ? CDDP_OK : CDDP_E_NOMEM) && (part != NULL) == (left > 0));
         CHECK((left > 0 || hygiene_count_fds() == files) && (left == 0 || nth > 1));
-    } else if (st == CDDP_OK && cddp_barrier(part) != CDDP_OK) { /* rank 0 has none, and says so */
+    } else if (st == CDDP_OK && cddp_barrier(part) != CDDP_OK) { /* rank 0 has none, and reports it */
         cddp_last_error_info(&info);
         CHECK(info.status == CDDP_E_PEER && info.rank == 0 && strstr(info.message, "has left") != NULL);
     }
@@ -49,7 +49,7 @@ static int splits(int rank)
     return 0;
 }
 
-Test(parts_memory, a_rank_without_memory_leaves_nothing_behind_and_nobody_waiting)
+Test(parts_memory, out_of_memory_leaks_nothing_and_ends_waits)
 {
     int bad = 0;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PowerSGD as a user asks for it, beside what PyTorch recorded (tests/reference/record_powersgd.py). */
+/* PowerSGD through the public functions, compared with PyTorch's records (tests/reference/record_powersgd.py). */
 #include "hygiene.h"
 #include "items.h"
 #include "numbers.h"
@@ -65,7 +65,7 @@ static int give(struct model *m, size_t rank, size_t step)
     return 0;
 }
 
-/* Every rank has the same bits. */
+/* Checks that every rank has the same bits. */
 static int alike(struct model *m, cddp_comm *comm)
 {
     for (size_t i = 0; i < PARAMS; i++) {
@@ -137,19 +137,19 @@ static int meet_the_record(int rank)
     return bad;
 }
 
-Test(powersgd, every_recorded_case_of_torchs_hook_is_met_and_ranks_are_alike)
+Test(powersgd, matches_torch_on_all_ranks)
 {
     cr_assert_eq(run_world(2, meet_the_record), 0);
 }
 
-/* One step is as good as the next: what all ranks give, with rank r's gradients g[r]. */
+/* Does one step with rank r's gradients g[r]. */
 static int one_step(struct model *m, size_t rank, size_t step)
 {
     CHECK(give(m, rank, step) == 0 && cddp_ddp_wait(m->ddp) == CDDP_OK);
     return 0;
 }
 
-/* No less than all columns: nothing is left out, and what comes is the mean. */
+/* With all columns there is no error, and the result is the mean. */
 static int all_columns(int rank)
 {
     cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 100, .start_step = 1, .min_compression_rate = 1e-3};
@@ -174,12 +174,12 @@ static int all_columns(int rank)
     return 0;
 }
 
-Test(powersgd, of_full_rank_is_the_plain_mean)
+Test(powersgd, full_rank_gives_plain_mean)
 {
     cr_assert_eq(run_world(3, all_columns), 0);
 }
 
-/* What is left out comes in later steps: of a gradient that stays the same, the mean of what comes approaches it. */
+/* The error is sent in later steps: for a constant gradient the mean of the results approaches it. */
 static int nothing_is_lost(int rank)
 {
     cddp_powersgd_options opt = {.size = sizeof opt, .start_step = 1, .min_compression_rate = 0.1};
@@ -205,12 +205,12 @@ static int nothing_is_lost(int rank)
     return 0;
 }
 
-Test(powersgd, what_is_left_out_comes_later)
+Test(powersgd, sends_error_later)
 {
     cr_assert_eq(run_world(2, nothing_is_lost), 0);
 }
 
-/* A step of zeros, one of NaN on one rank, and gradients of one column only: the next steps are as they should be. */
+/* A step of zeros, one with NaN on one rank, and gradients of one column only: the next steps are right. */
 static int hard_steps(int rank)
 {
     cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 3, .start_step = 1, .min_compression_rate = 0.1};
@@ -222,7 +222,7 @@ static int hard_steps(int rank)
     for (int step = 0; step < 8; step++) {
         for (size_t i = PARAMS; i-- > 0;) {
             for (size_t k = 0; k < counts[i]; k++)
-                grad_put(m.ddp, m.dtype, i, k, step == 2 ? 0 : (double)(k % 7)); /* every row alike, or nearly */
+                grad_put(m.ddp, m.dtype, i, k, step == 2 ? 0 : (double)(k % 7)); /* all rows equal, or nearly */
             if (step == 4 && rank == 1)
                 grad_put(m.ddp, m.dtype, i, 3, NAN);
             CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
@@ -240,12 +240,12 @@ static int hard_steps(int rank)
     return 0;
 }
 
-Test(powersgd, neither_zeros_nor_nans_nor_dependent_columns_outlive_their_step)
+Test(powersgd, recovers_from_zeros_nans_and_dependent_columns)
 {
     cr_assert_eq(run_world(2, hard_steps), 0);
 }
 
-/* With ranks that have no more samples, and gradients that no rank has. */
+/* With ranks that have no samples left, and gradients that no rank has. */
 static int uneven_and_unused(int rank)
 {
     cddp_powersgd_options opt = {.size = sizeof opt, .matrix_rank = 8, .start_step = 1, .min_compression_rate = 0.1};
@@ -274,14 +274,14 @@ static int uneven_and_unused(int rank)
     return 0;
 }
 
-Test(powersgd, goes_with_uneven_ranks_and_unused_gradients)
+Test(powersgd, supports_uneven_ranks_and_unused_gradients)
 {
     cr_assert_eq(run_world(2, uneven_and_unused), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------ checkpoints ---- */
 
-/* First layer first, so that buckets are launched in another order from the third step on. */
+/* First layer first, so that the launch order of buckets changes in the third step. */
 static int one_step_forward(struct model *m, size_t rank, size_t step)
 {
     for (size_t i = 0; i < PARAMS; i++) {
@@ -293,7 +293,7 @@ static int one_step_forward(struct model *m, size_t rank, size_t step)
     return 0;
 }
 
-/* Its reducer, and an item of the program's (NULL: none). */
+/* Its reducer, and another item of the program (NULL: none). */
 static cddp_status save(cddp_comm *comm, uint64_t step, struct model *m, const cddp_checkpoint_item *item)
 {
     cddp_checkpoint_item items[2] = {item_of(CDDP_ITEM_DDP, "ddp", m->ddp)};
@@ -319,7 +319,7 @@ static int same_gradients(struct model *a, struct model *b)
     return 0;
 }
 
-/* A reducer is saved after `stop` steps; another one goes on from there beside it. */
+/* A reducer is saved after `stop` steps; another one loads the state and continues beside it. */
 static int save_and_go_on(cddp_comm *comm, size_t rank, const cddp_powersgd_options *opt, cddp_dtype dtype, size_t stop)
 {
     struct model all, rest;
@@ -366,7 +366,7 @@ static int go_on(int rank)
     return 0;
 }
 
-Test(powersgd, a_run_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_was_never_stopped)
+Test(powersgd, resumes_bit_for_bit)
 {
     scratch_make();
     cr_assert_eq(run_world(1, go_on), 0);
@@ -377,7 +377,7 @@ Test(powersgd, a_run_that_goes_on_from_a_checkpoint_has_the_bits_of_one_that_was
 static const cddp_powersgd_options two_columns = {
     .size = sizeof two_columns, .matrix_rank = 2, .start_step = 1, .min_compression_rate = 0.1};
 
-/* Saves what two ranks owe: the sum of their means less the sum of what came. */
+/* Saves the errors of two ranks: the sum of their means less the sum of the results. */
 static int owe(int rank)
 {
     double owed[PARAMS][MOST] = {{0}};
@@ -400,7 +400,7 @@ static int owe(int rank)
     return 0;
 }
 
-/* In a world of any size: when gradients are zeros all of it comes. */
+/* In a world of any size: with zero gradients all of the error is sent. */
 static int pay(int rank)
 {
     double owed[PARAMS][MOST] = {{0}};
@@ -431,7 +431,7 @@ static int pay(int rank)
     return 0;
 }
 
-Test(powersgd, what_was_left_out_comes_later_in_a_world_of_another_size_too)
+Test(powersgd, sends_error_later_in_other_world)
 {
     scratch_make();
     cr_assert_eq(run_world(2, owe), 0);
@@ -454,7 +454,7 @@ static int refuse_others(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && make(&m, comm, CDDP_FLOAT64, 0) == 0);
     CHECK(make(&f32, comm, CDDP_FLOAT32, 0) == 0);
     CHECK(load(comm, &m, NULL, NULL) == CDDP_E_NOT_FOUND);
-    /* Without PowerSGD there is nothing to lose: that fits itself, and nothing else. */
+    /* Without PowerSGD there is no state: such a checkpoint fits only itself. */
     CHECK(save(comm, 1, &m, NULL) == CDDP_OK && load(comm, &m, NULL, NULL) == CDDP_OK);
     CHECK(cddp_ddp_set_powersgd(m.ddp, &two_columns) == CDDP_OK);
     CHECK(load(comm, &m, NULL, NULL) == CDDP_E_MISMATCH);
@@ -477,7 +477,7 @@ static int refuse_others(int rank)
     CHECK(cddp_ddp_set_powersgd(f32.ddp, &two_columns) == CDDP_OK);
     CHECK(load(comm, &f32, NULL, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "of other parameters, shapes or types") != NULL);
-    /* Nothing was broken; and in the middle of a step it is refused. */
+    /* Nothing was broken. In the middle of a step the save is rejected. */
     CHECK(one_step(&f32, (size_t)rank, 0) == 0 && one_step(&f32, (size_t)rank, 1) == 0 && alike(&f32, comm) == 0);
     CHECK(cddp_ddp_grad_ready(f32.ddp, 5) == CDDP_OK);
     CHECK(save(comm, 3, &f32, NULL) == CDDP_E_STATE);
@@ -491,7 +491,7 @@ static int refuse_others(int rank)
     return 0;
 }
 
-Test(powersgd, a_state_that_does_not_fit_is_told_by_name_on_every_rank_and_changes_nothing)
+Test(powersgd, rejects_state_that_does_not_fit)
 {
     scratch_make();
     cr_assert_eq(run_world(2, refuse_others), 0);
@@ -520,12 +520,12 @@ static int differ(int rank)
     return 0;
 }
 
-Test(powersgd, ranks_that_ask_for_different_things_are_told_so)
+Test(powersgd, rejects_different_options)
 {
     cr_assert_eq(run_world(2, differ), 0);
 }
 
-Test(powersgd, what_cannot_work_is_refused)
+Test(powersgd, rejects_unsupported_combinations)
 {
     float w[2];
     cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 2, .dtype = CDDP_FLOAT32};

@@ -20,7 +20,7 @@ static struct cdi_bucket_plan plan_of(const size_t *counts, const cddp_dtype *dt
     return p;
 }
 
-/* Every element has one owner, in the order of the ranks; returns the bytes of state of all ranks. */
+/* Checks that every element has one owner, in the order of the ranks. Returns the bytes of state of all ranks. */
 static size_t expect_sound(const struct cdi_bucket_plan *p, const size_t *counts, size_t n)
 {
     size_t *next = calloc(n, sizeof *next), sum = 0;
@@ -51,7 +51,7 @@ static size_t expect_sound(const struct cdi_bucket_plan *p, const size_t *counts
     return sum;
 }
 
-Test(optim_shard, every_element_has_one_owner_for_all_sizes_types_and_worlds)
+Test(shard, every_element_has_one_owner)
 {
     static const cddp_dtype types[] = {CDDP_FLOAT32, CDDP_FLOAT64, CDDP_BFLOAT16, CDDP_FLOAT16};
     size_t counts[12];
@@ -73,7 +73,7 @@ Test(optim_shard, every_element_has_one_owner_for_all_sizes_types_and_worlds)
     }
 }
 
-Test(optim_shard, a_world_larger_than_the_elements_has_ranks_without_any)
+Test(shard, large_world_has_ranks_without_elements)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){3}, (cddp_dtype[]){CDDP_FLOAT64}, 1, 1, 8);
     struct cdi_shard s;
@@ -87,7 +87,7 @@ Test(optim_shard, a_world_larger_than_the_elements_has_ranks_without_any)
     cdi_bucket_plan_release(&p);
 }
 
-Test(optim_shard, shares_are_equal_but_for_padding)
+Test(shard, shares_are_equal_except_for_padding)
 {
     struct cdi_bucket_plan p =
         plan_of((size_t[]){1000003, 77}, (cddp_dtype[]){CDDP_FLOAT32, CDDP_FLOAT32}, 2, 1 << 20, 4);
@@ -101,7 +101,7 @@ Test(optim_shard, shares_are_equal_but_for_padding)
     cdi_bucket_plan_release(&p);
 }
 
-Test(optim_shard, the_order_in_which_buckets_are_launched_does_not_move_them)
+Test(shard, independent_of_launch_order)
 {
     size_t counts[] = {100, 200, 300}, to[3];
     cddp_dtype dtypes[] = {CDDP_FLOAT32, CDDP_FLOAT32, CDDP_FLOAT32};

@@ -16,7 +16,7 @@ static const cddp_param model[4] = {
     {.size = sizeof(cddp_param), .name = "fc2.bias", .data = b2, .count = 3, .dtype = CDDP_FLOAT32},
 };
 
-/* Buckets, in their order: fc2.bias and fc2.weight; fc1.bias and fc1.weight. */
+/* Buckets in launch order: fc2.bias and fc2.weight; fc1.bias and fc1.weight. */
 static const cddp_ddp_options small = {.size = sizeof small, .first_bucket_bytes = 700, .bucket_bytes = 4000};
 
 static cddp_ddp *open_with(cddp_comm *comm, const cddp_param *params, size_t n, const cddp_ddp_options *opt)
@@ -27,7 +27,7 @@ static cddp_ddp *open_with(cddp_comm *comm, const cddp_param *params, size_t n, 
     return d;
 }
 
-Test(reducer, gradients_are_zero_aligned_and_stay_where_they_are)
+Test(reducer, gradients_start_zeroed_aligned_and_fixed)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -54,7 +54,7 @@ Test(reducer, gradients_are_zero_aligned_and_stay_where_they_are)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_bucket_is_launched_when_its_last_gradient_is_ready_and_not_before_its_predecessors)
+Test(reducer, launches_complete_buckets_in_order)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -78,7 +78,7 @@ Test(reducer, a_bucket_is_launched_when_its_last_gradient_is_ready_and_not_befor
     fake_close(&comm, 1);
 }
 
-Test(reducer, what_is_enqueued_is_a_mean_in_place_in_the_arena)
+Test(reducer, enqueues_mean_in_arena)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -106,7 +106,7 @@ Test(reducer, what_is_enqueued_is_a_mean_in_place_in_the_arena)
     fake_close(&comm, 1);
 }
 
-/* The gradient of fc1.bias is in the caller's memory; operations wait for fake_complete, and halve what they find. */
+/* The gradient of fc1.bias is in the caller's memory; operations wait for fake_complete, and halve their input. */
 static cddp_ddp *open_with_own(cddp_comm *comm, cddp_param params[4], float own[64], const cddp_ddp_options *opt)
 {
     memcpy(params, model, sizeof model);
@@ -117,7 +117,7 @@ static cddp_ddp *open_with_own(cddp_comm *comm, cddp_param params[4], float own[
     return open_with(comm, params, 4, opt);
 }
 
-Test(reducer, gradients_of_the_users_own_are_copied_in_and_out)
+Test(reducer, copies_user_gradients_in_and_out)
 {
     float own[64];
     cddp_param params[4];
@@ -144,7 +144,7 @@ Test(reducer, gradients_of_the_users_own_are_copied_in_and_out)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_gradient_that_is_ready_twice_is_named_and_ends_the_job)
+Test(reducer, ready_twice_aborts_and_names_gradient)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -162,7 +162,7 @@ Test(reducer, a_gradient_that_is_ready_twice_is_named_and_ends_the_job)
     fake_close(&comm, 1);
 }
 
-Test(reducer, missing_gradients_are_named_and_the_peers_are_told)
+Test(reducer, names_missing_gradients_and_aborts)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -180,7 +180,7 @@ Test(reducer, missing_gradients_are_named_and_the_peers_are_told)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_models_name_is_in_its_error_messages_and_in_what_the_peers_hear)
+Test(reducer, errors_include_model_name)
 {
     char name[] = "generator";
     const cddp_ddp_options opt = {.size = sizeof opt, .name = name},
@@ -202,7 +202,7 @@ Test(reducer, a_models_name_is_in_its_error_messages_and_in_what_the_peers_hear)
     fake_close(&comm, 1);
 }
 
-Test(reducer, of_many_missing_gradients_eight_are_named)
+Test(reducer, names_at_most_eight_missing_gradients)
 {
     static float data[20];
     static char names[20][8];
@@ -225,7 +225,7 @@ Test(reducer, of_many_missing_gradients_eight_are_named)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_parameter_that_does_not_exist_is_an_error)
+Test(reducer, rejects_unknown_parameter)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -239,7 +239,7 @@ Test(reducer, a_parameter_that_does_not_exist_is_an_error)
     fake_close(&comm, 1);
 }
 
-Test(reducer, an_error_of_the_backend_comes_out_of_wait_and_stays)
+Test(reducer, wait_returns_backend_error_and_keeps_it)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -258,7 +258,7 @@ Test(reducer, an_error_of_the_backend_comes_out_of_wait_and_stays)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_launch_that_failed_unseen_comes_out_of_wait)
+Test(reducer, wait_returns_failed_launch)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -274,7 +274,7 @@ Test(reducer, a_launch_that_failed_unseen_comes_out_of_wait)
     fake_close(&comm, 1);
 }
 
-Test(reducer, the_flight_page_counts_the_steps)
+Test(reducer, flight_page_counts_steps)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -293,7 +293,7 @@ Test(reducer, the_flight_page_counts_the_steps)
     fake_close(&comm, 1);
 }
 
-Test(reducer, destroy_waits_for_nobody_and_leaves_memory_to_what_is_in_flight)
+Test(reducer, destroy_does_not_wait_and_keeps_memory_in_flight)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -319,15 +319,15 @@ Test(reducer, destroy_waits_for_nobody_and_leaves_memory_to_what_is_in_flight)
 
 /* ------------------------------------------------------------------------------------------- several threads ---- */
 
-struct crew {
+struct workers {
     cddp_ddp *d;
-    _Atomic size_t next; /* parameter to hand over */
+    _Atomic size_t next; /* parameter to report */
     size_t n;
 };
 
-static void *hand_over(void *arg)
+static void *report_gradients(void *arg)
 {
-    struct crew *c = arg;
+    struct workers *c = arg;
     size_t i;
 
     while ((i = atomic_fetch_add(&c->next, 1)) < c->n)
@@ -336,13 +336,13 @@ static void *hand_over(void *arg)
     return NULL;
 }
 
-Test(reducer, several_threads_hand_over_gradients_and_the_order_of_buckets_stays)
+Test(reducer, threads_keep_launch_order)
 {
     enum { N = 60, THREADS = 4, STEPS = 4 };
     static float data[N][64], grads[N][64];
     cddp_param params[N] = {{0}};
     cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 256, .bucket_bytes = 256};
-    struct crew crew = {.n = N};
+    struct workers workers = {.n = N};
     cddp_comm comm;
 
     for (int i = 0; i < N; i++)
@@ -353,26 +353,26 @@ Test(reducer, several_threads_hand_over_gradients_and_the_order_of_buckets_stays
                                  .dtype = CDDP_FLOAT32,
                                  .grad = i % 2 == 0 ? grads[i] : NULL};
     fake_open(&comm, 1);
-    crew.d = open_with(&comm, params, N, &opt);
-    cr_assert_eq(cddp_ddp_bucket_count(crew.d), N);
+    workers.d = open_with(&comm, params, N, &opt);
+    cr_assert_eq(cddp_ddp_bucket_count(workers.d), N);
     for (int step = 0; step < STEPS; step++) {
         pthread_t t[THREADS];
 
-        crew.next = 0;
+        workers.next = 0;
         for (int k = 0; k < THREADS; k++)
-            cr_assert_eq(pthread_create(&t[k], NULL, hand_over, &crew), 0);
+            cr_assert_eq(pthread_create(&t[k], NULL, report_gradients, &workers), 0);
         for (int k = 0; k < THREADS; k++) {
             void *failed;
 
             (void)pthread_join(t[k], &failed);
             cr_assert_null(failed);
         }
-        cr_assert_eq(cddp_ddp_wait(crew.d), CDDP_OK);
+        cr_assert_eq(cddp_ddp_wait(workers.d), CDDP_OK);
     }
     cr_assert_eq(comm.n_ops, STEPS * N);
     for (int k = 0; k < STEPS * N; k++)
         cr_assert_eq(comm.ops[k].bucket, k % N);
-    cddp_ddp_destroy(crew.d);
+    cddp_ddp_destroy(workers.d);
     fake_close(&comm, 1);
 }
 
@@ -384,7 +384,7 @@ static void *abort_soon(void *arg)
     return NULL;
 }
 
-Test(reducer, an_abort_from_another_thread_ends_a_wait)
+Test(reducer, abort_from_thread_ends_wait)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -405,12 +405,12 @@ Test(reducer, an_abort_from_another_thread_ends_a_wait)
 
 /* ---------------------------------------------------------------------------------------------------- create ---- */
 
-Test(reducer, bad_parameters_are_refused_with_a_sentence)
+Test(reducer, rejects_bad_parameters)
 {
     static const size_t two_by_four[] = {2, 4}, huge[] = {SIZE_MAX, SIZE_MAX};
     static const struct {
         cddp_param p;
-        const char *says;
+        const char *text;
     } bad[] = {
         {{.name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32},
          "parameters: cddp_param.size is 0, so it is not set: write .size = sizeof(cddp_param)"},
@@ -480,7 +480,7 @@ Test(reducer, bad_parameters_are_refused_with_a_sentence)
     fake_open(&comm, 1);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert_eq(cddp_ddp_create(&d, &comm, &bad[i].p, 1, NULL), CDDP_E_INVALID, "case %zu", i);
-        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "case %zu: %s", i, cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), bad[i].text) != NULL, "case %zu: %s", i, cddp_last_error());
     }
     cr_assert_eq(cddp_ddp_create(&d, &comm, model, 0, NULL), CDDP_E_INVALID);
     cr_assert_eq(cddp_ddp_create(&d, &comm, NULL, 3, NULL), CDDP_E_INVALID);
@@ -490,11 +490,11 @@ Test(reducer, bad_parameters_are_refused_with_a_sentence)
     fake_close(&comm, 1);
 }
 
-Test(reducer, bad_options_are_refused_with_a_sentence)
+Test(reducer, rejects_bad_options)
 {
     static const struct {
         cddp_ddp_options opt;
-        const char *says;
+        const char *text;
     } bad[] = {
         {{.size = 0}, "size is 0"},
         {{.size = sizeof(void *)}, "size is 8, so it is not set: write .size = sizeof(cddp_ddp_options)"},
@@ -506,12 +506,12 @@ Test(reducer, bad_options_are_refused_with_a_sentence)
     fake_open(&comm, 1);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cr_assert_eq(cddp_ddp_create(&d, &comm, model, 4, &bad[i].opt), CDDP_E_INVALID);
-        cr_assert(strstr(cddp_last_error(), bad[i].says) != NULL, "case %zu: %s", i, cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), bad[i].text) != NULL, "case %zu: %s", i, cddp_last_error());
     }
     fake_close(&comm, 1);
 }
 
-Test(reducer, no_memory_for_the_arena_is_an_error_and_nothing_leaks)
+Test(reducer, out_of_memory_for_arena_leaks_nothing)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -530,7 +530,7 @@ struct pair {
     uint32_t flags;
     const char *bad_name; /* rank 1's name */
     cddp_status status[2];
-    char sentence[2][256];
+    char message[2][256];
 };
 
 static void create_on_rank(cddp_comm *comm, void *arg)
@@ -546,11 +546,11 @@ static void create_on_rank(cddp_comm *comm, void *arg)
     cddp_ddp *d = NULL;
 
     pair->status[r] = cddp_ddp_create(&d, comm, &p, 1, &opt);
-    (void)snprintf(pair->sentence[r], sizeof pair->sentence[r], "%s", cddp_last_error());
+    (void)snprintf(pair->message[r], sizeof pair->message[r], "%s", cddp_last_error());
     cddp_ddp_destroy(d);
 }
 
-Test(reducer, rank_0s_parameters_are_everyones_unless_the_user_says_otherwise)
+Test(reducer, broadcasts_parameters_unless_disabled)
 {
     for (uint32_t flags = 0; flags <= CDDP_DDP_NO_BROADCAST; flags++) {
         struct pair pair = {.data = {{1, 2, 3, 4}, {5, 6, 7, 8}}, .flags = flags, .bad_name = "w"};
@@ -564,7 +564,7 @@ Test(reducer, rank_0s_parameters_are_everyones_unless_the_user_says_otherwise)
     }
 }
 
-/* Many small parameters, a large one among them. */
+/* Many small parameters and a large one. */
 struct crowd {
     float small[2][1000][5], *large[2];
     bool device;
@@ -599,7 +599,7 @@ static void create_crowd(cddp_comm *comm, void *arg)
     cddp_ddp_destroy(d);
 }
 
-Test(reducer, small_parameters_travel_together_at_creation)
+Test(reducer, broadcasts_small_parameters_together)
 {
     for (int device = 0; device < 2; device++) {
         struct crowd c = {.device = device == 1};
@@ -620,8 +620,8 @@ Test(reducer, small_parameters_travel_together_at_creation)
         cr_assert(c.small[0][999][4] == 4999 && c.large[0][1] == 1, "rank 0's are what they were");
         cr_assert_eq(memcmp(c.large[0], c.large[1], LARGE_COUNT * sizeof(float)), 0);
         if (c.device) {
-            cr_assert_str_eq(comms[0].calls, "follow 0; pack; pack; copy; ", "the host waits at the end");
-            cr_assert_str_eq(comms[1].calls, "follow 0; unpack; unpack; copy; ");
+            cr_assert_str_eq(comms[0].calls, "wait_stream 0; pack; pack; copy; ", "the host waits at the end");
+            cr_assert_str_eq(comms[1].calls, "wait_stream 0; unpack; unpack; copy; ");
         }
         fake_close(comms, 2);
         free(c.large[0]);
@@ -629,7 +629,7 @@ Test(reducer, small_parameters_travel_together_at_creation)
     }
 }
 
-Test(reducer, a_rank_that_gives_a_bad_parameter_does_not_leave_the_others_waiting)
+Test(reducer, bad_parameter_on_one_rank_fails_all)
 {
     struct pair pair = {.bad_name = NULL};
     cddp_comm comms[2];
@@ -638,15 +638,15 @@ Test(reducer, a_rank_that_gives_a_bad_parameter_does_not_leave_the_others_waitin
     fake_run(comms, 2, create_on_rank, &pair);
     cr_assert_eq(pair.status[0], CDDP_E_INVALID);
     cr_assert_eq(pair.status[1], CDDP_E_INVALID);
-    cr_assert(strstr(pair.sentence[0], "rank 1 could not create its reducer: parameter 0 has no name") != NULL);
-    cr_assert(strncmp(pair.sentence[1], "parameter 0 has no name", 23) == 0);
+    cr_assert(strstr(pair.message[0], "rank 1 could not create its reducer: parameter 0 has no name") != NULL);
+    cr_assert(strncmp(pair.message[1], "parameter 0 has no name", 23) == 0);
     fake_close(comms, 2);
 }
 
 /* ------------------------------------------------------------------------------------- parts of a step, devices ----
  */
 
-Test(reducer, one_gradient_can_be_waited_for_before_the_others)
+Test(reducer, waits_for_one_gradient)
 {
     float own[64];
     cddp_param params[4];
@@ -662,7 +662,7 @@ Test(reducer, one_gradient_can_be_waited_for_before_the_others)
     for (size_t i = 4; i-- > 0;) {
         for (size_t k = 0; k < params[i].count; k++)
             ((float *)cddp_ddp_grad(d, i))[k] = 2;
-        cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK, "a question that came too early breaks nothing");
+        cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK, "an early wait breaks nothing");
     }
     fake_complete(&comm, 1);
     cr_assert_eq(cddp_ddp_wait_param(d, 3), CDDP_OK);
@@ -671,14 +671,14 @@ Test(reducer, one_gradient_can_be_waited_for_before_the_others)
     fake_complete(&comm, 2);
     cr_assert_eq(cddp_ddp_wait_param(d, 1), CDDP_OK);
     cr_assert_eq(own[0], 1.0f);
-    own[0] = 7; /* the optimizer is at work on it already */
+    own[0] = 7; /* the optimizer already uses it */
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_eq(own[0], 7.0f, "it is not brought out twice");
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
+Test(reducer, sum_leaves_factor_to_optimizer)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_SUM};
     cddp_comm comm;
@@ -701,7 +701,7 @@ Test(reducer, the_sum_can_be_had_and_the_factor_left_to_the_optimizer)
     fake_close(&comm, 1);
 }
 
-/* Of which no two buckets are small. */
+/* No two of the buckets are small. */
 static const cddp_param large[4] = {
     {.size = sizeof(cddp_param), .name = "fc1.weight", .data = big_data, .count = 20000, .dtype = CDDP_FLOAT32},
     {.size = sizeof(cddp_param), .name = "fc1.bias", .data = b1, .count = 64, .dtype = CDDP_FLOAT32},
@@ -714,7 +714,7 @@ static void *stream(int n)
     return (void *)(intptr_t)n;
 }
 
-Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_compute_stream_the_buckets)
+Test(reducer, device_orders_streams)
 {
     cddp_ddp_options opt = small;
     cddp_comm comm;
@@ -724,18 +724,18 @@ Test(reducer, on_a_device_a_bucket_follows_the_streams_of_its_gradients_and_the_
     fake_open(&comm, 1);
     comm.device = true;
     d = open_with(&comm, large, 4, &opt);
-    cr_assert_str_eq(comm.calls, "follow 1; ", "the broadcast comes after what made the parameters");
+    cr_assert_str_eq(comm.calls, "wait_stream 1; ", "the broadcast follows the writes of the parameters");
     comm.calls[0] = '\0';
     (void)cddp_ddp_grad_ready(d, 3);
     cr_assert_str_eq(comm.calls, "", "an event per bucket, not per gradient");
     (void)cddp_ddp_grad_ready_on(d, 2, stream(4));
-    cr_assert_str_eq(comm.calls, "follow 1; follow 4; all_reduce 0; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 1; wait_stream 4; all_reduce 0; ");
     (void)cddp_ddp_grad_ready_on(d, 1, stream(3));
     (void)cddp_ddp_grad_ready_on(d, 0, stream(3));
     cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
-    cr_assert_str_eq(comm.calls,
-                     "follow 1; follow 4; all_reduce 0; follow 3; all_reduce 1; lead 1 on 1; lead 0 on 1; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 1; wait_stream 4; all_reduce 0; wait_stream 3; all_reduce 1; stream_wait "
+                                 "1 on 1; stream_wait 0 on 1; ");
     cr_assert_eq(comm.n_joins, 0, "the host waits for nothing in a step");
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
@@ -758,7 +758,7 @@ static void create_with_buffers(cddp_comm *comm, void *arg)
     cr_assert_eq(cddp_ddp_create(&d[r], comm, model, 4, &opt), CDDP_OK);
 }
 
-Test(reducer, on_a_device_buffers_travel_together_and_the_host_does_not_wait)
+Test(reducer, device_broadcasts_buffers_without_waiting)
 {
     cddp_comm comms[2];
     cddp_ddp *d[2] = {NULL};
@@ -767,8 +767,8 @@ Test(reducer, on_a_device_buffers_travel_together_and_the_host_does_not_wait)
     fake_run(comms, 2, create_with_buffers, d);
     for (int r = 0; r < 2; r++)
         cr_assert_eq(cddp_ddp_sync_buffers(d[r]), CDDP_OK);
-    cr_assert_str_eq(comms[0].calls, "follow 1; pack; broadcast 264; lead 0 on 1; ");
-    cr_assert_str_eq(comms[1].calls, "follow 1; broadcast 264; unpack; lead 0 on 1; ");
+    cr_assert_str_eq(comms[0].calls, "wait_stream 1; pack; broadcast 264; stream_wait 0 on 1; ");
+    cr_assert_str_eq(comms[1].calls, "wait_stream 1; broadcast 264; unpack; stream_wait 0 on 1; ");
     cr_assert_eq(comms[0].n_joins, 0);
     for (int r = 0; r < 2; r++)
         cddp_ddp_destroy(d[r]);
@@ -776,7 +776,7 @@ Test(reducer, on_a_device_buffers_travel_together_and_the_host_does_not_wait)
     fake_close(comms, 2);
 }
 
-Test(reducer, on_a_device_small_neighbours_are_launched_together_whenever_they_become_ready)
+Test(reducer, device_groups_small_buckets)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -787,18 +787,18 @@ Test(reducer, on_a_device_small_neighbours_are_launched_together_whenever_they_b
     comm.calls[0] = '\0';
     for (size_t i = 4; i-- > 0;)
         (void)cddp_ddp_grad_ready(d, i);
-    cr_assert_str_eq(comm.calls, "follow 0; follow 0; all_reduce 0 more; all_reduce 1; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 0; wait_stream 0; all_reduce 0 more; all_reduce 1; ");
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     comm.calls[0] = '\0';
     for (size_t i = 0; i < 4; i++)
         (void)cddp_ddp_grad_ready(d, i);
-    cr_assert_str_eq(comm.calls, "follow 0; follow 0; all_reduce 0 more; all_reduce 1; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 0; wait_stream 0; all_reduce 0 more; all_reduce 1; ");
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-Test(reducer, on_a_device_more_streams_than_are_remembered_are_followed_at_once)
+Test(reducer, device_waits_for_extra_streams_at_once)
 {
     cddp_param params[6];
     static float data[6];
@@ -814,13 +814,14 @@ Test(reducer, on_a_device_more_streams_than_are_remembered_are_followed_at_once)
     comm.calls[0] = '\0';
     for (int i = 0; i < 6; i++)
         (void)cddp_ddp_grad_ready_on(d, (size_t)i, stream(10 + i));
-    cr_assert_str_eq(comm.calls, "follow 14; follow 15; follow 10; follow 11; follow 12; follow 13; all_reduce 0; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 14; wait_stream 15; wait_stream 10; wait_stream 11; wait_stream 12; "
+                                 "wait_stream 13; all_reduce 0; ");
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
+Test(reducer, device_copies_user_gradients_in_stream_order)
 {
     float own[192];
     cddp_param params[4];
@@ -837,13 +838,13 @@ Test(reducer, on_a_device_gradients_of_the_users_own_are_copied_in_stream_order)
         (void)cddp_ddp_grad_ready(d, i);
     cr_assert_eq(cddp_ddp_wait_param(d, 2), CDDP_OK);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
-    cr_assert_str_eq(comm.calls,
-                     "follow 0; pack; all_reduce 0; unpack; follow 0; all_reduce 1; lead 0 on 0; lead 0 on 0; ");
+    cr_assert_str_eq(comm.calls, "wait_stream 0; pack; all_reduce 0; unpack; wait_stream 0; all_reduce 1; stream_wait "
+                                 "0 on 0; stream_wait 0 on 0; ");
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_taken_when_it_comes)
+Test(reducer, device_uses_user_gradient_after_missing_step)
 {
     const cddp_ddp_options opt = {
         .size = sizeof opt, .first_bucket_bytes = 700, .bucket_bytes = 4000, .flags = CDDP_DDP_FIND_UNUSED};
@@ -860,7 +861,7 @@ Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_t
     d = open_with(&comm, params, 4, &opt);
     own[3][0] = 7;
     comm.calls[0] = '\0';
-    for (size_t i = 3; i-- > 0;) /* the last one does not come */
+    for (size_t i = 3; i-- > 0;) /* the last one does not become ready */
         (void)cddp_ddp_grad_ready(d, i);
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
     cr_assert_eq(own[3][0], 7, "nobody used it, and it is %g", (double)own[3][0]);
@@ -876,7 +877,7 @@ Test(reducer, on_a_device_a_gradient_of_the_users_own_that_was_missing_once_is_t
     fake_close(&comm, 1);
 }
 
-/* What is said to be ready, and how often the host has waited before and after the step's end. */
+/* Which gradients become ready, and how often the host has waited before and after the step's end. */
 static void step_waits(cddp_ddp *d, cddp_comm *comm, const char *which, unsigned before, unsigned after)
 {
     for (; *which != '\0'; which++)
@@ -887,7 +888,7 @@ static void step_waits(cddp_ddp *d, cddp_comm *comm, const char *which, unsigned
     comm->n_joins = 0;
 }
 
-Test(reducer, on_a_device_the_host_waits_late_for_what_it_has_to_know)
+Test(reducer, device_host_waits_late)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 1, .bucket_bytes = 1};
     cddp_comm comm;
@@ -898,23 +899,23 @@ Test(reducer, on_a_device_the_host_waits_late_for_what_it_has_to_know)
     opt.flags = CDDP_DDP_STATIC_GRAPH;
     d = open_with(&comm, model, 4, &opt);
     step_waits(d, &comm, "310", 0, 0);
-    step_waits(d, &comm, "310", 0, 1); /* for the graph of the first step, which is over */
+    step_waits(d, &comm, "310", 0, 1); /* for the graph of the first step, which is complete */
     step_waits(d, &comm, "310", 0, 0);
     cddp_ddp_destroy(d);
     comm.n_joins = 0;
     opt.flags = CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED;
     d = open_with(&comm, model, 4, &opt);
     step_waits(d, &comm, "3210", 0, 0);
-    step_waits(d, &comm, "3210", 1, 2); /* for the map of the step before, which is over */
+    step_waits(d, &comm, "3210", 1, 2); /* for the map of the previous step, which is complete */
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-/* One gradient in a world of several ranks on devices: in which types it is cast, multiplied and reduced. */
+/* One gradient in a world of several ranks on devices: the types in which it is cast, multiplied and reduced. */
 struct mean {
     cddp_dtype dtype, comm_dtype;
     uint32_t flags;
-    int n_own; /* ranks whose gradient is in memory of their own */
+    int n_own; /* ranks whose gradient is in the user's memory */
     int n;
     char calls[4096]; /* rank 0's */
     cddp_dtype sent;
@@ -960,44 +961,47 @@ static void check_mean(struct mean m, const char *calls, cddp_dtype sent, cddp_r
     fake_close(comms, m.n);
 }
 
-Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_a_cast)
+Test(reducer, device_cast_applies_factor)
 {
-    check_mean((struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 3},
-               "follow 0; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.333333; lead 0 on 0; ",
-               CDDP_FLOAT32, CDDP_SUM);
+    check_mean(
+        (struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 3},
+        "wait_stream 0; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.333333; stream_wait 0 on 0; ",
+        CDDP_FLOAT32, CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_BFLOAT16, .n = 2},
-               "follow 0; float32 to bfloat16 x 1; all_reduce 0; bfloat16 to float32 x 0.5; lead 0 on 0; ",
+               "wait_stream 0; float32 to bfloat16 x 1; all_reduce 0; bfloat16 to float32 x 0.5; stream_wait 0 on 0; ",
                CDDP_BFLOAT16, CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT16, .n = 2},
-               "follow 0; float32 to float16 x 0.5; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
-               CDDP_SUM);
+               "wait_stream 0; float32 to float16 x 0.5; all_reduce 0; float16 to float32 x 1; stream_wait 0 on 0; ",
+               CDDP_FLOAT16, CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT16, .flags = CDDP_DDP_SUM, .n = 2},
-               "follow 0; float32 to float16 x 1; all_reduce 0; float16 to float32 x 1; lead 0 on 0; ", CDDP_FLOAT16,
-               CDDP_SUM);
+               "wait_stream 0; float32 to float16 x 1; all_reduce 0; float16 to float32 x 1; stream_wait 0 on 0; ",
+               CDDP_FLOAT16, CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT32, .n = 2},
-               "follow 0; all_reduce 0; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
+               "wait_stream 0; all_reduce 0; stream_wait 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
 }
 
-Test(reducer, on_a_device_the_factor_of_a_mean_rides_on_what_brings_the_users_own_gradients_in)
+Test(reducer, device_gather_applies_factor)
 {
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 2, .n_own = 2},
-               "follow 0; float32 x 0.5; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_SUM);
+               "wait_stream 0; float32 x 0.5; pack; all_reduce 0; unpack; stream_wait 0 on 0; ", CDDP_FLOAT32,
+               CDDP_SUM);
     check_mean((struct mean){.dtype = CDDP_FLOAT16, .n = 3, .n_own = 3},
-               "follow 0; float16 x 0.333333; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT16, CDDP_SUM);
-    /* A third would be rounded. */
+               "wait_stream 0; float16 x 0.333333; pack; all_reduce 0; unpack; stream_wait 0 on 0; ", CDDP_FLOAT16,
+               CDDP_SUM);
+    /* A third is not exact. */
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 3, .n_own = 3},
-               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
-    /* Another rank's are in its arena: all ranks must do the same. */
+               "wait_stream 0; pack; all_reduce 0; unpack; stream_wait 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
+    /* Another rank has its gradients in the arena: all ranks must do the same. */
     check_mean((struct mean){.dtype = CDDP_FLOAT32, .n = 2, .n_own = 1},
-               "follow 0; pack; all_reduce 0; unpack; lead 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
-    /* What is cast is multiplied there. */
-    check_mean(
-        (struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 2, .n_own = 2},
-        "follow 0; pack; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.5; unpack; lead 0 on 0; ",
-        CDDP_FLOAT32, CDDP_SUM);
+               "wait_stream 0; pack; all_reduce 0; unpack; stream_wait 0 on 0; ", CDDP_FLOAT32, CDDP_AVG);
+    /* A cast also multiplies. */
+    check_mean((struct mean){.dtype = CDDP_BFLOAT16, .comm_dtype = CDDP_FLOAT32, .n = 2, .n_own = 2},
+               "wait_stream 0; pack; bfloat16 to float32 x 1; all_reduce 0; float32 to bfloat16 x 0.5; unpack; "
+               "stream_wait 0 on 0; ",
+               CDDP_FLOAT32, CDDP_SUM);
 }
 
-/* What a hook was told; arg is the communicator, whose record it writes to. */
+/* Records a hook's arguments; arg is the communicator, which has the record. */
 static cddp_status note_call(void *arg, const char *which, const cddp_bucket *b)
 {
     cddp_comm *c = arg;
@@ -1019,7 +1023,7 @@ static cddp_status note_end(void *arg, cddp_comm *comm, const cddp_bucket *b)
     return note_call(arg, "end", b);
 }
 
-Test(reducer, on_a_device_a_hook_gets_the_stream_of_operations_and_nobody_waits_for_it)
+Test(reducer, device_hook_gets_stream)
 {
     cddp_comm comm;
     cddp_hook hook = {.size = sizeof hook, .begin = note_begin, .end = note_end, .arg = &comm};
@@ -1032,21 +1036,21 @@ Test(reducer, on_a_device_a_hook_gets_the_stream_of_operations_and_nobody_waits_
     comm.calls[0] = '\0';
     for (size_t i = 4; i-- > 0;)
         (void)cddp_ddp_grad_ready_on(d, i, stream(5));
-    cr_assert_str_eq(comm.calls,
-                     "follow 5; lend; begin 0 on 77; take back; follow 5; lend; begin 1 on 77; take back; ");
+    cr_assert_str_eq(
+        comm.calls, "wait_stream 5; acquire; begin 0 on 77; release; wait_stream 5; acquire; begin 1 on 77; release; ");
     comm.calls[0] = '\0';
     cr_assert_eq(cddp_ddp_wait_param(d, 3), CDDP_OK);
-    cr_assert_str_eq(comm.calls, "lend; end 0 on 77; take back; lead 0 on 0; ", "behind what end has put there");
+    cr_assert_str_eq(comm.calls, "acquire; end 0 on 77; release; stream_wait 0 on 0; ", "after what end enqueued");
     comm.calls[0] = '\0';
     cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
-    cr_assert_str_eq(comm.calls, "lend; end 1 on 77; take back; lead 0 on 0; ", "once per step and bucket");
+    cr_assert_str_eq(comm.calls, "acquire; end 1 on 77; release; stream_wait 0 on 0; ", "once per step and bucket");
     cr_assert_eq(comm.n_joins, 0);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }
 
-/* It is another stream in each thread, and the bucket is started by whichever comes last. */
-Test(reducer, the_stream_of_each_thread_is_refused_and_nothing_is_broken)
+/* It is another stream in each thread, and the thread of the last gradient starts the bucket. */
+Test(reducer, rejects_per_thread_stream)
 {
     cddp_ddp_options opt = small;
     cddp_comm comm;
@@ -1067,7 +1071,7 @@ Test(reducer, the_stream_of_each_thread_is_refused_and_nothing_is_broken)
     fake_close(&comm, 1);
 }
 
-Test(reducer, host_memory_is_refused_where_the_devices_is_needed)
+Test(reducer, rejects_host_memory_on_device)
 {
     cddp_param params[4];
     cddp_comm comm;
@@ -1088,7 +1092,7 @@ Test(reducer, host_memory_is_refused_where_the_devices_is_needed)
     fake_close(&comm, 1);
 }
 
-Test(reducer, an_error_of_the_device_comes_out_of_the_next_call)
+Test(reducer, next_call_returns_device_error)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -1106,7 +1110,7 @@ Test(reducer, an_error_of_the_device_comes_out_of_the_next_call)
     fake_close(&comm, 1);
 }
 
-Test(reducer, a_device_that_broke_meanwhile_is_known_at_the_next_gradient)
+Test(reducer, next_gradient_returns_device_error)
 {
     cddp_comm comm;
     cddp_ddp *d;
@@ -1124,7 +1128,7 @@ Test(reducer, a_device_that_broke_meanwhile_is_known_at_the_next_gradient)
     fake_close(&comm, 1);
 }
 
-/* Gradients that are ready, in this order; how many operations are begun before and in cddp_ddp_wait. */
+/* The gradients that become ready, in order; the number of operations begun before and in cddp_ddp_wait. */
 static void step_begins(cddp_ddp *d, cddp_comm *comm, const char *which, size_t before, size_t in_wait)
 {
     size_t at = comm->n_ops;
@@ -1136,7 +1140,7 @@ static void step_begins(cddp_ddp *d, cddp_comm *comm, const char *which, size_t 
     cr_assert_eq(comm->n_ops - at, before + in_wait);
 }
 
-Test(reducer, buckets_that_nobody_used_are_skipped_and_others_do_not_wait_for_them)
+Test(reducer, skips_unused_buckets)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .first_bucket_bytes = 1, .bucket_bytes = 1};
     cddp_comm comm;
@@ -1147,12 +1151,12 @@ Test(reducer, buckets_that_nobody_used_are_skipped_and_others_do_not_wait_for_th
         comm.device = device != 0;
         opt.flags = CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED;
         d = open_with(&comm, model, 4, &opt);
-        step_begins(d, &comm, "310", 1, 4);  /* all wait for 2; and who used what */
-        step_begins(d, &comm, "310", 3, 1);  /* none does */
-        step_begins(d, &comm, "2310", 3, 2); /* it comes out of turn, when all know of it */
+        step_begins(d, &comm, "310", 1, 4);  /* all wait for 2; and the map of used gradients */
+        step_begins(d, &comm, "310", 3, 1);  /* no rank does */
+        step_begins(d, &comm, "2310", 3, 2); /* it is launched out of turn, when all ranks know that it is used */
         step_begins(d, &comm, "2310", 4, 1);
         step_begins(d, &comm, "3", 1, 4);
-        step_begins(d, &comm, "", 0, 2); /* the bucket of 3 alone had a turn */
+        step_begins(d, &comm, "", 0, 2); /* only the bucket of 3 was launched in turn */
         step_begins(d, &comm, "", 0, 1);
         step_begins(d, &comm, "3210", 0, 5);
         cr_assert_eq(cddp_ddp_set_powersgd(d, NULL), CDDP_E_INVALID);

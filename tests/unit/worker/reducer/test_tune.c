@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CDDP_DDP_TUNE: the choice itself, and ranks that try bucket sizes, by clocks that say what they are told to. */
+/* CDDP_DDP_TUNE: the choice itself, and ranks that try bucket sizes, with simulated clocks. */
 #include "comm_ranks.h"
 #include "hygiene.h"
 #include "rdzv_child.h"
@@ -7,7 +7,7 @@
 
 CDI_SUITE(tune, .timeout = 90);
 
-Test(tune, the_smallest_median_wins_whatever_a_few_steps_took)
+Test(tune, smallest_median_wins)
 {
     static const int64_t ms[3][CDI_TUNE_ROUNDS] = {
         {10, 10, 1, 10, 10, 1, 10}, {9, 9, 9, 900, 900, 9, 900}, {11, 2, 2, 11, 11, 11, 2}};
@@ -23,7 +23,7 @@ Test(tune, the_smallest_median_wins_whatever_a_few_steps_took)
     cr_assert_eq(cdi_tune_best(&t), 1);
 }
 
-Test(tune, without_measurements_it_is_the_usual_size)
+Test(tune, default_without_measurements)
 {
     struct cdi_tune t;
 
@@ -41,7 +41,7 @@ Test(tune, without_measurements_it_is_the_usual_size)
     cr_assert(t.cap[3] == SIZE_MAX / 30 * 25 && t.cap[4] == SIZE_MAX && t.cap[5] == SIZE_MAX);
 }
 
-Test(tune, every_size_has_its_turn_once_a_round)
+Test(tune, every_size_once_per_round)
 {
     struct cdi_tune t;
 
@@ -67,11 +67,11 @@ Test(tune, every_size_has_its_turn_once_a_round)
 
 static const size_t sizes[SIZES] = {400, 1600, 4000, 10000};
 
-/* What a world does; the ranks inherit it. */
+/* What a world does; inherited by the ranks. */
 static struct {
     uint32_t flags;
     cddp_dtype comm_dtype;
-    size_t best; /* on rank 0, by its clock; the others' clocks say something else */
+    size_t best; /* on rank 0, by its clock; the others' clocks differ */
 } plan;
 
 struct rank {
@@ -79,12 +79,12 @@ struct rank {
     cddp_ddp *ddp;
     float w[COUNT];
     int rank, step;
-    int seen[PARAMS + 2]; /* steps with so many buckets, while there was no choice */
+    int seen[PARAMS + 2]; /* steps with this number of buckets, before the choice */
 };
 
 static struct rank *self;
 
-/* Each step takes what the plan says for the size in force. */
+/* Makes each step take the planned time of the size in use. */
 static int64_t planted_ns(void)
 {
     static int64_t now = 1;
@@ -123,14 +123,14 @@ static float given(int rank, int step, int i)
     return plan.comm_dtype == CDDP_DTYPE_NONE ? x / 7 : x;
 }
 
-static bool comes(int rank, int step, int i)
+static bool arrives(int rank, int step, int i)
 {
     if ((plan.flags & CDDP_DDP_STATIC_GRAPH) != 0)
         step = 0;
     return (plan.flags & (CDDP_DDP_FIND_UNUSED | CDDP_DDP_STATIC_GRAPH)) == 0 || (rank + step + i) % 5 < 3;
 }
 
-/* One step; ranks below `first` have no samples any more. */
+/* Does one step; ranks below `first` have no samples left. */
 static int train(struct rank *r, int first)
 {
     void *before = cddp_ddp_grad(r->ddp, 3);
@@ -140,7 +140,7 @@ static int train(struct rank *r, int first)
     for (int i = PARAMS; i-- > 0;) {
         float *g = cddp_ddp_grad(r->ddp, (size_t)i);
 
-        if (!comes(r->rank, r->step, i))
+        if (!arrives(r->rank, r->step, i))
             continue;
         for (int k = 0; k < COUNT; k++)
             g[k] = given(r->rank, r->step, i);
@@ -153,8 +153,8 @@ static int train(struct rank *r, int first)
         bool used = false;
 
         for (int rank = first; rank < RANKS; rank++) {
-            want += comes(rank, r->step, i) ? given(rank, r->step, i) : 0;
-            used |= comes(rank, r->step, i);
+            want += arrives(rank, r->step, i) ? given(rank, r->step, i) : 0;
+            used |= arrives(rank, r->step, i);
         }
         want *= 1.0f / RANKS;
         for (int k = 0; k < COUNT; k++)
@@ -178,7 +178,7 @@ static cddp_status no_hook(void *arg, cddp_comm *comm, const cddp_bucket *bucket
     return CDDP_E_STATE;
 }
 
-/* What does not go with it is refused, at once or while it lasts. */
+/* Unsupported features are rejected, at once or during the trial. */
 static int refused(struct rank *r)
 {
     cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1};
@@ -223,7 +223,7 @@ static int uneven(int rank)
         for (int s = 0; s < 14 + rank; s++)
             CHECK(train(&r, s < 14 ? 0 : s - 13) == 0);
         CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
-        r.step = begin + 14 + RANKS; /* the longest, and one step in which nobody trains */
+        r.step = begin + 14 + RANKS; /* the longest, and one step in which no rank trains */
     }
     CHECK(cddp_ddp_bucket_cap(r.ddp) == sizes[plan.best]);
     CHECK(train(&r, 0) == 0);
@@ -241,20 +241,20 @@ static int world(int (*body)(int rank))
     return bad;
 }
 
-Test(tune, rank_0s_clock_decides_and_results_are_the_same_bits_all_the_time)
+Test(tune, rank_0_decides_without_changing_results)
 {
     for (plan.best = 0; plan.best < SIZES; plan.best++)
         cr_assert_eq(world(even), 0, "size %zu", plan.best);
 }
 
-Test(tune, gradients_may_be_sent_in_16_bits)
+Test(tune, supports_comm_dtype)
 {
     plan.comm_dtype = CDDP_BFLOAT16;
     plan.best = 2;
     cr_assert_eq(world(even), 0);
 }
 
-Test(tune, gradients_may_be_missing)
+Test(tune, supports_missing_gradients)
 {
     plan.flags = CDDP_DDP_FIND_UNUSED;
     plan.best = 1;
@@ -263,14 +263,14 @@ Test(tune, gradients_may_be_missing)
     cr_assert_eq(world(even), 0);
 }
 
-Test(tune, ranks_without_samples_follow_and_rank_0_need_not_see_every_size)
+Test(tune, supports_uneven_ranks)
 {
     plan.flags = CDDP_DDP_JOIN;
     plan.best = 3;
     cr_assert_eq(world(uneven), 0);
 }
 
-Test(tune, one_rank_and_one_bucket_have_nothing_to_try)
+Test(tune, no_trial_for_one_rank_or_bucket)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_TUNE};
     static float w[4];

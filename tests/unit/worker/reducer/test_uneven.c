@@ -6,8 +6,8 @@
 CDI_SUITE(uneven, .timeout = 60);
 
 /*
- * Rank r trains r + 1 steps in the first epoch, 4 - r in the second. In a step each gives rank + 1; who is through, 0.
- * The model moves with every step that a rank trains.
+ * Rank r trains r + 1 steps in the first epoch, 4 - r in the second. In a step each contributes rank + 1, and 0 after
+ * its last one. The model changes with every step that a rank trains.
  */
 static int two_epochs(int rank, uint32_t flags, cddp_dtype comm_dtype, bool own)
 {
@@ -33,12 +33,12 @@ static int two_epochs(int rank, uint32_t flags, cddp_dtype comm_dtype, bool own)
             for (size_t i = 1; i < DDP_PARAMS; i++)
                 CHECK(ddp_is(&r, i, 12.0f * sum / ((flags & CDDP_DDP_JOIN_ACTIVE) != 0 ? active : DDP_RANKS)) == 0);
             for (int i = 0; i < DDP_PARAMS; i++)
-                r.w[i][0] += 1 + (float)rank; /* of no use, but different on every rank */
+                r.w[i][0] += 1 + (float)rank; /* not used, but different on every rank */
         }
         CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
         CHECK(r.w[0][0] == (epoch == 0 ? 16 : 20)); /* rank 3's four steps of 4; then rank 0's four of 1 */
     }
-    /* All together again: nobody trained longer, and each keeps what it has. */
+    /* All together again: all trained equally long, and each keeps its values. */
     r.w[0][0] = (float)rank;
     for (size_t i = DDP_PARAMS; i-- > 0;)
         CHECK(ddp_give(&r, i, 1) == 0);
@@ -67,17 +67,17 @@ static int compressed(int rank)
     return two_epochs(rank, CDDP_DDP_JOIN_ACTIVE, CDDP_FLOAT16, false);
 }
 
-Test(uneven, who_is_through_gives_zeros_until_all_are_and_then_takes_the_longest_trained_model)
+Test(uneven, finished_rank_sends_zeros_then_gets_model)
 {
     cr_assert_eq(ddp_world(by_all), 0);
 }
 
-Test(uneven, the_mean_can_be_that_over_the_ranks_that_train)
+Test(uneven, mean_over_training_ranks)
 {
     cr_assert_eq(ddp_world(by_active), 0);
 }
 
-Test(uneven, unused_parameters_and_compression_go_with_it)
+Test(uneven, supports_unused_and_compression)
 {
     cr_assert_eq(ddp_world(with_unused), 0);
     cr_assert_eq(ddp_world(compressed), 0);
@@ -105,7 +105,7 @@ static int strict(int rank)
     }
     if (st == CDDP_OK)
         CHECK(cddp_ddp_join(r.ddp) == CDDP_E_STATE);
-    /* Step 2, the last of the first epoch, was that in which nobody trained. */
+    /* Step 2, the last of the first epoch, was the one in which no rank trained. */
     CHECK(strcmp(cddp_last_error(),
                  "rank 1 (and 1 more) had no samples left in step 4, in which 2 of 4 ranks trained: with "
                  "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps") == 0);
@@ -114,16 +114,16 @@ static int strict(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(uneven, a_rank_that_ends_early_can_be_an_error_that_names_it_everywhere)
+Test(uneven, strict_names_early_rank_everywhere)
 {
     cr_assert_eq(ddp_world(strict), 0);
 }
 
-Test(uneven, what_does_not_go_together_is_refused)
+Test(uneven, rejects_incompatible_flags)
 {
     static const struct {
         uint32_t flags;
-        const char *says;
+        const char *text;
     } cases[] = {
         {CDDP_DDP_JOIN_ACTIVE, "CDDP_DDP_JOIN_ACTIVE needs CDDP_DDP_JOIN"},
         {CDDP_DDP_JOIN_STRICT, "CDDP_DDP_JOIN_STRICT needs CDDP_DDP_JOIN"},
@@ -141,7 +141,7 @@ Test(uneven, what_does_not_go_together_is_refused)
         cddp_ddp_options opt = {.size = sizeof opt, .flags = cases[i].flags};
 
         cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, &opt), CDDP_E_INVALID);
-        cr_assert(strstr(cddp_last_error(), cases[i].says) != NULL, "%s", cddp_last_error());
+        cr_assert(strstr(cddp_last_error(), cases[i].text) != NULL, "%s", cddp_last_error());
     }
     cr_assert_eq(cddp_ddp_create(&ddp, comm, &p, 1, NULL), CDDP_OK);
     cr_assert_eq(cddp_ddp_join(ddp), CDDP_E_STATE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients that do not come in a step. */
+/* Missing gradients. */
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
@@ -7,7 +7,7 @@
 
 CDI_SUITE(unused, .timeout = 60);
 
-/* What a world has beside CDDP_DDP_FIND_UNUSED; the ranks inherit it. */
+/* A world's flags in addition to CDDP_DDP_FIND_UNUSED; inherited by the ranks. */
 static struct {
     uint32_t flags;
     cddp_dtype comm_dtype;
@@ -18,23 +18,23 @@ static int some_and_none(int rank, bool own)
     struct ddp_rank r = {0};
 
     CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | with.flags, with.comm_dtype, own) == 0);
-    /* All come. */
+    /* All become ready. */
     for (size_t i = DDP_PARAMS; i-- > 0;)
         CHECK(ddp_give(&r, i, (float)(rank + 10 * (int)i)) == 0);
     CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
     for (size_t i = 0; i < DDP_PARAMS; i++)
         CHECK(ddp_is(&r, i, 1.5f + 10.0f * (float)i) == 0);
     for (int step = 0; step < 3; step++) {
-        /* The third everywhere, the second on ranks 1 and 3, the first nowhere. */
+        /* The third on all ranks, the second on ranks 1 and 3, the first on none. */
         CHECK(ddp_give(&r, 2, 4.0f) == 0);
         if (rank % 2 == 1)
             CHECK(ddp_give(&r, 1, (float)(8 * rank)) == 0);
         CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
         CHECK(ddp_is(&r, 2, 4.0f) == 0);
-        CHECK(ddp_is(&r, 1, 8.0f) == 0); /* (8 + 24) / 4: the others gave zeros */
-        CHECK(ddp_is(&r, 0, 1.5f) == 0); /* as it was */
+        CHECK(ddp_is(&r, 1, 8.0f) == 0); /* (8 + 24) / 4: the others contributed zeros */
+        CHECK(ddp_is(&r, 0, 1.5f) == 0); /* unchanged */
     }
-    /* Nothing at all comes. */
+    /* No gradient becomes ready. */
     CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
     CHECK(ddp_is(&r, 2, 4.0f) == 0 && ddp_is(&r, 1, 8.0f) == 0 && ddp_is(&r, 0, 1.5f) == 0);
     return ddp_close(&r, CDDP_OK);
@@ -50,17 +50,17 @@ static int in_own_memory(int rank)
     return some_and_none(rank, true);
 }
 
-Test(unused, what_no_rank_used_stays_and_what_some_used_is_the_mean_with_zeros)
+Test(unused, unused_keeps_value_and_partly_used_is_mean)
 {
     cr_assert_eq(ddp_world(in_arena), 0);
 }
 
-Test(unused, so_it_is_with_gradients_in_the_users_memory)
+Test(unused, same_with_user_gradients)
 {
     cr_assert_eq(ddp_world(in_own_memory), 0);
 }
 
-Test(unused, so_it_is_where_unused_buckets_are_skipped)
+Test(unused, same_with_skipped_buckets)
 {
     with.flags = CDDP_DDP_SKIP_UNUSED;
     cr_assert_eq(ddp_world(in_arena), 0);
@@ -71,7 +71,7 @@ Test(unused, so_it_is_where_unused_buckets_are_skipped)
     cr_assert_eq(ddp_world(in_own_memory), 0);
 }
 
-/* Rank 0 trains longest; the second is used by nobody but it, and that at its end only. */
+/* Rank 0 trains longest; only rank 0 uses the second one, only at its end. */
 static int skip_and_join(int rank)
 {
     struct ddp_rank r = {0};
@@ -92,7 +92,7 @@ static int skip_and_join(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(unused, buckets_are_skipped_and_used_again_among_ranks_without_samples)
+Test(unused, skips_and_reuses_buckets_with_join)
 {
     cr_assert_eq(ddp_world(skip_and_join), 0);
 }
@@ -156,7 +156,7 @@ static int as_torch(int rank)
     return 0;
 }
 
-Test(unused, gradients_are_those_that_torch_recorded_with_skip_all_reduce_unused_params)
+Test(unused, skipping_matches_torch)
 {
     json_t *all = json_load_file(CDI_TEST_DATA "/unused_vectors.json", 0, NULL);
     struct rdzv_child server;
@@ -171,8 +171,10 @@ Test(unused, gradients_are_those_that_torch_recorded_with_skip_all_reduce_unused
 
 /* ------------------------------------------------------------------------------------------- two reducers ---- */
 
-/* What a reducer is to leave alone belongs to nobody, or to another one, whose gradients are ready when the program
- * says so: here all of it when the first reducer's parameter 1 is. */
+/*
+ * Parameters that a reducer leaves out have no reducer, or another one. The program reports the other one's gradients:
+ * here all of them when the first reducer's parameter 1 is ready.
+ */
 static int delayed(int rank)
 {
     struct ddp_rank r = {0};
@@ -200,7 +202,7 @@ static int delayed(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(unused, parameters_may_have_a_reducer_of_their_own_whose_gradients_are_ready_later)
+Test(unused, second_reducer_with_later_gradients)
 {
     cr_assert_eq(ddp_world(delayed), 0);
 }
@@ -213,7 +215,7 @@ static int without_the_flag(int rank)
     cddp_status st;
 
     CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
-    /* A peer may be told of rank 1 in any of these, and is in the last. */
+    /* A peer may get the abort in any of these calls, and gets it in the last. */
     (void)cddp_ddp_grad_ready(r.ddp, 2);
     (void)cddp_ddp_grad_ready(r.ddp, 0);
     if (rank != 1)
@@ -224,12 +226,12 @@ static int without_the_flag(int rank)
     return ddp_close(&r, CDDP_E_ABORTED);
 }
 
-Test(unused, without_the_flag_it_is_an_error_that_names_the_parameter_on_every_rank)
+Test(unused, missing_without_flag_is_error_everywhere)
 {
     cr_assert_eq(ddp_world(without_the_flag), 0);
 }
 
-/* The third comes twice, the second on even ranks, the first nowhere. */
+/* The third is reported twice, the second on even ranks, the first not at all. */
 static int one_static_step(struct ddp_rank *r, int rank, float x)
 {
     CHECK(ddp_give(r, 2, -1.0f) == 0); /* not complete yet */
@@ -254,7 +256,7 @@ static int static_graph(int rank)
     return ddp_close(&r, CDDP_OK);
 }
 
-Test(unused, a_static_graph_learns_from_its_first_step_what_comes_and_how_often)
+Test(unused, static_graph_learns_from_first_step)
 {
     cr_assert_eq(ddp_world(static_graph), 0);
     with.flags = CDDP_DDP_SKIP_UNUSED;
@@ -269,7 +271,7 @@ static int changed(int rank, const char *how)
     CHECK(ddp_open(&r, CDDP_DDP_STATIC_GRAPH, CDDP_DTYPE_NONE, false) == 0);
     CHECK(one_static_step(&r, rank, 1) == 0);
     CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
-    /* A peer may be told of rank 0 in any of these, and is in the last. */
+    /* A peer may get rank 0's abort in any of these calls, and gets it in the last. */
     for (int k = 0; k < (strstr(how, "less") == NULL ? 2 : 1); k++)
         (void)cddp_ddp_grad_ready(r.ddp, 2);
     if (rank % 2 == 0)
@@ -302,7 +304,7 @@ static int less(int rank)
     return changed(rank, "2 'third' became ready less often");
 }
 
-Test(unused, a_graph_that_changes_is_an_error_that_says_how)
+Test(unused, reports_how_graph_changed)
 {
     cr_assert_eq(ddp_world(more), 0);
     cr_assert_eq(ddp_world(oftener), 0);

@@ -9,7 +9,7 @@ CDI_SUITE(verify);
 
 #define MAX_RANKS 4
 
-/* What each rank of a test brings, and what it is told. */
+/* Input and result of each rank of a test. */
 struct scene {
     struct cdi_verify_input in[MAX_RANKS];
     struct cdi_error local[MAX_RANKS]; /* status CDDP_OK: none */
@@ -71,7 +71,7 @@ static struct scene same(int n)
     return s;
 }
 
-/* Rank `rank` has one parameter that is not the others'. `copy` is its memory. */
+/* Gives rank `rank` one parameter that differs from the others'. `copy` is its memory. */
 static void change(struct scene *s, int rank, cddp_param copy[4], size_t i, cddp_param p)
 {
     memcpy(copy, model, sizeof model);
@@ -88,7 +88,7 @@ Test(verify, equal_models_agree)
     }
 }
 
-Test(verify, a_shape_that_differs_is_named_with_both_ranks)
+Test(verify, names_different_shape)
 {
     struct scene s = same(2);
     cddp_param copy[4];
@@ -104,7 +104,7 @@ Test(verify, a_shape_that_differs_is_named_with_both_ranks)
                       "parameter 2 'fc2.weight' is float32 [3, 64] on rank 0 but float32 [3, 65] on rank 1");
 }
 
-Test(verify, a_transposed_shape_of_the_same_size_differs)
+Test(verify, detects_transposed_shape)
 {
     struct scene s = same(3);
     cddp_param copy[4];
@@ -120,7 +120,7 @@ Test(verify, a_transposed_shape_of_the_same_size_differs)
                       "parameter 2 'fc2.weight' is float32 [3, 64] on rank 0 but float32 [64, 3] on rank 2");
 }
 
-Test(verify, a_type_that_differs_is_named)
+Test(verify, names_different_type)
 {
     struct scene s = same(4);
     cddp_param copy[4];
@@ -131,7 +131,7 @@ Test(verify, a_type_that_differs_is_named)
                       "parameter 3 'fc2.bias' is float32 [3] on rank 0 but bfloat16 [3] on rank 3");
 }
 
-Test(verify, a_name_that_differs_shows_both)
+Test(verify, shows_both_names)
 {
     struct scene s = same(2);
     cddp_param copy[4];
@@ -142,7 +142,7 @@ Test(verify, a_name_that_differs_shows_both)
                       "parameter 1 is 'fc1.beta' float32 [64] on rank 0 but 'fc1.bias' float32 [64] on rank 1");
 }
 
-Test(verify, a_missing_parameter_is_named_with_both_counts)
+Test(verify, names_missing_parameter_with_counts)
 {
     struct scene s = same(2);
 
@@ -156,7 +156,7 @@ Test(verify, a_missing_parameter_is_named_with_both_counts)
         "rank 0 has 2 parameters but rank 1 has 4: parameter 2 'fc2.weight' float32 [3, 64] is only on rank 1");
 }
 
-Test(verify, the_first_rank_that_differs_is_the_one_named)
+Test(verify, names_first_different_rank)
 {
     struct scene s = same(4);
     cddp_param a[4], b[4];
@@ -168,7 +168,7 @@ Test(verify, the_first_rank_that_differs_is_the_one_named)
                       "parameter 3 'fc2.bias' is float32 [3] on rank 0 but float32 [4] on rank 2");
 }
 
-Test(verify, a_shape_that_is_left_out_is_the_count)
+Test(verify, missing_shape_is_count)
 {
     struct scene s = same(2);
     cddp_param copy[4];
@@ -183,7 +183,7 @@ Test(verify, a_shape_that_is_left_out_is_the_count)
     expect_everywhere(&s, 2, CDDP_OK, NULL);
 }
 
-Test(verify, options_that_cut_other_buckets_are_named)
+Test(verify, names_different_options)
 {
     struct scene s = same(2);
 
@@ -193,7 +193,7 @@ Test(verify, options_that_cut_other_buckets_are_named)
                       "rank");
 }
 
-Test(verify, buffers_are_compared_behind_the_parameters_and_named_as_such)
+Test(verify, compares_buffers)
 {
     static const cddp_param buffers[] = {
         {.size = sizeof(cddp_param), .name = "bn.mean", .count = 4, .dtype = CDDP_FLOAT32},
@@ -216,7 +216,7 @@ Test(verify, buffers_are_compared_behind_the_parameters_and_named_as_such)
                       "[4]");
 }
 
-Test(verify, a_rank_that_failed_alone_tells_the_others)
+Test(verify, failure_on_one_rank_reaches_all)
 {
     struct scene s = same(3);
 
@@ -229,7 +229,7 @@ Test(verify, a_rank_that_failed_alone_tells_the_others)
     }
 }
 
-Test(verify, a_list_that_a_peer_cut_short_is_read_to_its_end_and_no_further)
+Test(verify, truncated_list_is_not_overread)
 {
     struct cdi_buf whole, part;
 
@@ -248,7 +248,7 @@ Test(verify, a_list_that_a_peer_cut_short_is_read_to_its_end_and_no_further)
     cdi_buf_release(&part);
 }
 
-Test(verify, long_names_and_many_dimensions_fit_into_the_sentence)
+Test(verify, long_names_fit_in_message)
 {
     char name[5000];
     size_t dims[100];
