@@ -22,7 +22,7 @@ what it looks at; those under `tests/reference` compare with numbers that PyTorc
 """
 WINE = "tests/reference/check_wine.py"
 POWER, POWER_CASES = "tests/unit/worker/reducer/test_powersgd.c", "matches_torch_on_all_ranks"
-CLIP, CLIP_CASES = "tests/unit/worker/reducer/test_norm.c", "it_is_what_torch_recorded_and_clips_as_torch_does"
+CLIP, CLIP_CASES = "tests/unit/worker/reducer/test_norm.c", "norm_and_clipping_match_torch"
 ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedDataParallel": {
         "module": ("the array of `cddp_param`, in forward order", WINE, "w2_shuf0"),

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-CDI_SUITE(normal);
+CDI_SUITE(randn);
 
 static double recorded(const json_t *list, size_t k)
 {

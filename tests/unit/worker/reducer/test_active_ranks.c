@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-CDI_SUITE(headcount);
+CDI_SUITE(active_ranks);
 
 #define ELEMENTS_MAX 512
 #define SIZE_MOST 4097

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-CDI_SUITE(optim_shard);
+CDI_SUITE(shard);
 
 static struct cdi_bucket_plan plan_of(const size_t *counts, const cddp_dtype *dtypes, size_t n, size_t cap,
                                       size_t ranks)
