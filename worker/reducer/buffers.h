@@ -7,7 +7,7 @@
 
 /* Copies the root's buffers to all ranks before a step. Releases the lock meanwhile. Sets the sticky error. */
 cddp_status cdi_buffers_sync(cddp_ddp *d, bool trains);
-/* Checks, at the begin of a step, that the buffers were sent if they must be. Sets the sticky error. */
+/* Checks, at the start of a step, that the buffers were sent if they must be. Sets the sticky error. */
 cddp_status cdi_buffers_check(cddp_ddp *d);
 
 #endif

@@ -16,7 +16,7 @@ void cdi_plan_note_order(cddp_ddp *d, size_t i);
  */
 cddp_status cdi_plan_update(cddp_ddp *d);
 /*
- * Moves, at the begin of a step with CDDP_DDP_SKIP_UNUSED, the buckets that no rank used in the previous step to the
+ * Moves, at the start of a step with CDDP_DDP_SKIP_UNUSED, the buckets that no rank used in the previous step to the
  * end. Not earlier, since on a device the host waits for the previous step: by now the program has enqueued more work.
  * Sets the sticky error.
  */

@@ -5,8 +5,10 @@
 
 #include "worker/reducer/state.h"
 
-/* Ends the input of a step: fills in the gradients that may be missing, and rejects a step with any other missing. Sets
- * the sticky error. */
+/*
+ * Ends the input of a step: fills in the gradients that may be missing, and rejects a step with any other missing. Sets
+ * the sticky error.
+ */
 cddp_status cdi_step_close(cddp_ddp *d);
 /*
  * Ends a step, without the lock: cdi_step_close, then `complete` with the lock held, which brings the means to where

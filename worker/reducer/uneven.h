@@ -7,8 +7,10 @@
 
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_uneven_release(cddp_ddp *d);
-/* Writes into the arena, at the begin of a step, that this rank trains (in cddp_ddp_join: that it does not). Sets the
- * sticky error. */
+/*
+ * Writes into the arena, at the start of a step, that this rank trains (in cddp_ddp_join: that it does not). Sets the
+ * sticky error.
+ */
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains);
 /* Counts the ranks that trained in the completed step. The host waits for it. */
 cddp_status cdi_uneven_count(cddp_ddp *d, int *active, struct cdi_error *err);
