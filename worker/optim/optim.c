@@ -214,11 +214,11 @@ static cddp_status optim_finish(const char *function, cddp_optim *o, cddp_status
     struct cdi_error err;
     cddp_status st = cdi_optim_check(function, o, &err);
 
-    if (st == CDDP_OK) {
-        (void)pthread_mutex_lock(&o->ddp->lock);
-        st = cdi_captured_refuse(o->ddp, function, &err);
-        (void)pthread_mutex_unlock(&o->ddp->lock);
-    }
+    if (o == NULL || st != CDDP_OK)
+        return cdi_last_error_set(&err);
+    (void)pthread_mutex_lock(&o->ddp->lock);
+    st = cdi_captured_refuse(o->ddp, function, &err);
+    (void)pthread_mutex_unlock(&o->ddp->lock);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     return cdi_step_finish(o->ddp, how, o);
