@@ -173,7 +173,7 @@ cddp_status rank_open(struct rank *r)
         r->world.keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = r->board};
         return r->ops->create(&r->b, &r->world, &r->err);
     }
-    (void)cdi_net_parse("127.0.0.1:1", &loopback);
+    (void)cdi_address_parse("127.0.0.1:1", &loopback);
     return cdi_cpu_create_at(&r->b, &r->world, &meet, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
 }
 

@@ -8,7 +8,7 @@
 #define CDI_COMM_UNIQUE_ID_H
 
 #include "protocol/auth.h"
-#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/base/interfaces.h"
 #include "worker/store/host.h"
 
 #include <cddp/cddp.h>

@@ -488,9 +488,9 @@ static void name_place(cddp_store *s, const struct cdi_store_way *way)
         return;
     }
     for (int i = 0; i < way->id->n; i++) {
-        char text[CDI_NET_TEXT];
+        char text[CDI_ADDRESS_TEXT];
 
-        cdi_net_print(&way->id->address[i], text);
+        cdi_address_text(&way->id->address[i].u.any, text);
         used += (size_t)snprintf(s->where + used, sizeof s->where - used, "%s%s", i > 0 ? " or " : "", text);
         if (used >= sizeof s->where)
             return;

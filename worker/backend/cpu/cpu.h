@@ -4,8 +4,8 @@
 #define CDI_CPU_H
 
 #include "worker/backend/backend.h"
-#include "worker/backend/cpu/net/interfaces.h"
 #include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/base/interfaces.h"
 
 /*
  * As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). Both are

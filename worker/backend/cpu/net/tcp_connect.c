@@ -301,7 +301,7 @@ static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link
         struct cdi_address a;
         struct attempt try;
 
-        if (!cdi_net_parse(one, &a))
+        if (!cdi_address_parse(one, &a))
             continue;
         try = connect_at(tcp, &a, l, pair, only_one || until_ms > deadline_ms ? deadline_ms : until_ms);
         if (try.how_far >= best->how_far)

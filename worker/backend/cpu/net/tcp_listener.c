@@ -22,9 +22,9 @@
 static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    char text[CDI_NET_TEXT];
+    char text[CDI_ADDRESS_TEXT];
 
-    cdi_net_print(a, text);
+    cdi_address_text(&a->u.any, text);
     if (fd < 0 || bind(fd, &a->u.any, a->len) != 0 || listen(fd, BACKLOG) != 0)
         return cdi_fail_errno(err, errno, "cannot listen on %s for the other nodes", text);
     *out = cdi_steal_fd(&fd);
@@ -41,7 +41,7 @@ cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached
 
     for (int i = 0; i < n && st == CDDP_OK; i++) {
         struct cdi_address bound = {.len = sizeof bound.u};
-        char one[CDI_NET_TEXT];
+        char one[CDI_ADDRESS_TEXT];
         int fd = -1;
 
         at[i].u.v4.sin_port = 0; /* at the same place in both families */
@@ -51,7 +51,7 @@ cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached
         tcp->door.listener[tcp->door.n_listeners++] = fd;
         if (getsockname(fd, &bound.u.any, &bound.len) != 0)
             return cdi_fail_errno(err, errno, "getsockname");
-        cdi_net_print(&bound, one);
+        cdi_address_text(&bound.u.any, one);
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
     }
     (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);

@@ -5,7 +5,7 @@
 
 #include "worker/backend/cpu/net/tcp.h"
 
-#define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_NET_TEXT)
+#define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_ADDRESS_TEXT)
 
 /* Listen, and tell the meeting place where. CDDP_E_INVALID (CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM. */
 cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err);

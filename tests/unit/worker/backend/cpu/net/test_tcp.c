@@ -92,7 +92,7 @@ static int stranger(struct rank *r, const void *said, size_t len)
 
     RANK_CHECK(meet.get(meet.arg, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
     text[strcspn(text, " ")] = '\0';
-    RANK_CHECK(cdi_net_parse(text, &a));
+    RANK_CHECK(cdi_address_parse(text, &a));
     RANK_CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
     RANK_CHECK(connect(fd, &a.u.any, a.len) == 0);
     RANK_CHECK(send(fd, said, len, MSG_NOSIGNAL) == (ssize_t)len);
@@ -179,7 +179,7 @@ static int crowd(struct rank *r)
 
     RANK_CHECK(meet.get(meet.arg, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
     text[strcspn(text, " ")] = '\0';
-    RANK_CHECK(cdi_net_parse(text, &a));
+    RANK_CHECK(cdi_address_parse(text, &a));
     for (int i = 0; i < 200; i++)
         fd[i] = -1;
     for (; atomic_load(&r->board->flag[1]) < 2; n++) {
@@ -220,7 +220,7 @@ static int crowded(struct rank *r)
 
     if (r->rank == 2)
         return crowd(r);
-    (void)cdi_net_parse("127.0.0.1:1", &loopback);
+    (void)cdi_address_parse("127.0.0.1:1", &loopback);
     r->world.size = r->world.n_nodes = r->size = 2;
     st = cdi_cpu_create_at(&r->b, &r->world, r->rank == 0 ? &late : &far, NULL, &loopback, &r->err);
     atomic_fetch_add(&r->board->flag[1], 1);
@@ -240,7 +240,7 @@ static void come_from(struct cdi_door *d, const char *host, int64_t when_ms)
     struct cdi_stranger *s = &d->waiting[cdi_door_place(d)];
 
     *s = (struct cdi_stranger){.fd = 1, .until_ms = when_ms};
-    cr_assert(cdi_net_parse(host, &s->from));
+    cr_assert(cdi_address_parse(host, &s->from));
 }
 
 Test(tcp, a_stranger_pushes_out_only_those_from_its_own_host)

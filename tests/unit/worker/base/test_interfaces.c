@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Interfaces by name, and addresses. */
 #include "hygiene.h"
-#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/base/interfaces.h"
 
 #include <string.h>
 
@@ -32,47 +32,13 @@ Test(net, a_caret_means_all_others)
     cr_assert(cdi_net_meant("^=eth0", "eth01"));
 }
 
-Test(net, addresses_survive_print_and_parse)
-{
-    static const char *const texts[] = {"10.0.0.1:4000", "[::1]:1", "[fd00::12]:65535"};
-
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        struct cdi_address a;
-        char back[CDI_NET_TEXT];
-
-        cr_assert(cdi_net_parse(texts[i], &a), "%s", texts[i]);
-        cdi_net_print(&a, back);
-        cr_assert_str_eq(back, texts[i]);
-    }
-}
-
-Test(net, what_is_no_address_is_refused)
-{
-    static const char *const texts[] = {"",
-                                        ":",
-                                        "10.0.0.1",
-                                        "10.0.0.1:0",
-                                        "10.0.0.1:65536",
-                                        "host:80",
-                                        "[::1:80",
-                                        "[]:80",
-                                        "::1]:80",
-                                        "[",
-                                        "1:",
-                                        "11111111111111111111111111111111111111111111111111111111111111111111:1"};
-    struct cdi_address a;
-
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        cr_assert(!cdi_net_parse(texts[i], &a), "%s", texts[i]);
-}
-
 Test(net, the_address_that_reaches_the_endpoint_is_taken)
 {
     struct cdi_address reached, out[CDI_NET_ADDRESSES];
     struct cdi_error err;
     int n;
 
-    cr_assert(cdi_net_parse("192.0.2.7:29500", &reached));
+    cr_assert(cdi_address_parse("192.0.2.7:29500", &reached));
     cr_assert_eq(cdi_net_choose(NULL, &reached, out, &n, &err), CDDP_OK);
     cr_assert_eq(n, 1);
     cr_assert_eq(memcmp(&out[0].u.v4.sin_addr, &reached.u.v4.sin_addr, 4), 0);
@@ -84,7 +50,7 @@ Test(net, a_loopback_address_comes_first_but_not_alone_where_there_are_others)
     struct cdi_error err;
     int n;
 
-    cr_assert(cdi_net_parse("127.0.1.1:29500", &reached));
+    cr_assert(cdi_address_parse("127.0.1.1:29500", &reached));
     cr_assert_eq(cdi_net_choose(NULL, &reached, out, &n, &err), CDDP_OK);
     cr_assert_geq(n, 1);
     cr_assert_eq(memcmp(&out[0].u.v4.sin_addr, &reached.u.v4.sin_addr, 4), 0);

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/net/interfaces.h"
+#include "worker/base/interfaces.h"
 
-#include "common/env.h"
-
-#include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <stdio.h>
 #include <string.h>
 
 bool cdi_net_meant(const char *spec, const char *name)
@@ -92,45 +88,4 @@ cddp_status cdi_net_choose(const char *spec, const struct cdi_address *reached, 
     if (st == CDDP_OK && *n == 0)
         return cdi_fail(err, CDDP_E_SYSTEM, "this host has no network interface that is up and has an address");
     return st;
-}
-
-void cdi_net_print(const struct cdi_address *a, char text[CDI_NET_TEXT])
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-
-    if (a->u.any.sa_family == AF_INET6) {
-        (void)inet_ntop(AF_INET6, &a->u.v6.sin6_addr, host, sizeof host);
-        (void)snprintf(text, CDI_NET_TEXT, "[%s]:%d", host, ntohs(a->u.v6.sin6_port));
-        return;
-    }
-    (void)inet_ntop(AF_INET, &a->u.v4.sin_addr, host, sizeof host);
-    (void)snprintf(text, CDI_NET_TEXT, "%s:%d", host, ntohs(a->u.v4.sin_port));
-}
-
-bool cdi_net_parse(const char *text, struct cdi_address *a)
-{
-    char host[CDI_NET_TEXT];
-    const char *colon = strrchr(text, ':');
-    bool v6 = text[0] == '[';
-    int64_t port;
-    size_t len;
-
-    if (colon == NULL || !cdi_parse_int(colon + 1, 1, 65535, &port))
-        return false;
-    len = (size_t)(colon - text);
-    if (len >= sizeof host || len < 2 || (v6 && text[len - 1] != ']'))
-        return false;
-    memset(a, 0, sizeof *a);
-    memcpy(host, text + v6, len - 2 * v6);
-    host[len - 2 * v6] = '\0';
-    if (v6) {
-        a->len = sizeof a->u.v6;
-        a->u.v6.sin6_family = AF_INET6;
-        a->u.v6.sin6_port = htons((uint16_t)port);
-        return inet_pton(AF_INET6, host, &a->u.v6.sin6_addr) == 1;
-    }
-    a->len = sizeof a->u.v4;
-    a->u.v4.sin_family = AF_INET;
-    a->u.v4.sin_port = htons((uint16_t)port);
-    return inet_pton(AF_INET, host, &a->u.v4.sin_addr) == 1;
 }
