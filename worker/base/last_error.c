@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The calling thread's last error sentence, which every public function of the library sets when it fails, and the last
- * one of any thread; and which public function the calling thread is in.
- */
-#include "worker/comm/comm.h"
+/* The last error of each thread and of the process; the texts of statuses, and the version. */
+#include "worker/base/last_error.h"
+
+#include "common/status.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -21,6 +20,14 @@ cddp_status cdi_last_error_set(const struct cdi_error *err)
     of_process = last_error;
     (void)pthread_mutex_unlock(&lock);
     return err->status;
+}
+
+cddp_status cdi_last_error_return(cddp_status st, struct cdi_error *err)
+{
+    if (st == CDDP_OK)
+        return st;
+    err->status = st;
+    return cdi_last_error_set(err);
 }
 
 void cdi_last_error_lock(void)
@@ -46,7 +53,7 @@ const char *cddp_last_error(void)
     return last_error.msg;
 }
 
-void cdi_error_tell(const struct cdi_error *err, cddp_error_info *info)
+void cdi_error_info_fill(cddp_error_info *info, const struct cdi_error *err)
 {
     cddp_error_info full = {
         .status = err->status, .rank = err->blamed - 1, .os_error = err->os_error, .device_error = err->device_error};
@@ -60,21 +67,20 @@ void cdi_error_tell(const struct cdi_error *err, cddp_error_info *info)
 
 void cddp_last_error_info(cddp_error_info *info)
 {
-    cdi_error_tell(&last_error, info);
+    cdi_error_info_fill(info, &last_error);
 }
 
-static _Thread_local enum cdi_asked asked;
-
-enum cdi_asked cdi_comm_ask(enum cdi_asked what)
+const char *cddp_strerror(cddp_status status)
 {
-    enum cdi_asked before = asked;
-
-    if (before == CDI_ASKED_ITSELF || what == CDI_ASKED_ITSELF)
-        asked = what;
-    return before;
+    return cdi_status_text(status);
 }
 
-enum cdi_asked cdi_comm_asked(void)
+const char *cddp_status_name(cddp_status status)
 {
-    return asked;
+    return cdi_status_name(status);
+}
+
+const char *cddp_version(void)
+{
+    return CDDP_VERSION;
 }

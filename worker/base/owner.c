@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/base/owner.h"
 
-#include "worker/comm/comm.h"
+#include "worker/base/last_error.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -10,9 +10,7 @@
 #include "common/crc64.h"
 #include "common/env.h"
 #include "common/rank_list.h"
-#include "common/status.h"
 #include "worker/backend/loader.h"
-#include "worker/base/dtype.h"
 #include "worker/base/owner.h"
 #include "worker/base/sized.h"
 #include "worker/checkpoint/async.h"
@@ -1059,15 +1057,6 @@ static void say_goodbye(const struct cddp_comm *c, bool broken)
     (void)cdi_store_add(c->world.store, key, 1, NULL, NULL);
 }
 
-/* The way out of each public function. */
-static cddp_status out(cddp_status st, struct cdi_error *err)
-{
-    if (st == CDDP_OK)
-        return st;
-    err->status = st;
-    return cdi_last_error_set(err);
-}
-
 cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 {
     cddp_init_options known = {.size = sizeof known};
@@ -1078,10 +1067,10 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 
     cdi_error_file_arm();
     if (comm == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
     c = calloc(1, sizeof *c);
     if (c == NULL)
-        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
     c->ops = &cdi_cpu_backend;
     st = read_world(c, &l, &known, opt, &err);
     if (st == CDDP_OK) {
@@ -1091,7 +1080,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
     if (st != CDDP_OK) {
         say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */
         comm_free(c);
-        return out(st, &err);
+        return cdi_last_error_return(st, &err);
     }
     *comm = c;
     return CDDP_OK;
@@ -1115,7 +1104,7 @@ bool cdi_comm_is_others(const char *function, const cddp_comm *comm)
 
     if (cdi_owner_is_surely_here(&comm->owner))
         return false;
-    (void)out(cdi_owner_refuse(&comm->owner, function, "communicator", &err), &err);
+    (void)cdi_last_error_return(cdi_owner_refuse(&comm->owner, function, "communicator", &err), &err);
     return true;
 }
 
@@ -1131,8 +1120,8 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
     else if (st == CDDP_OK)
         st = comm->ops->health(comm->backend, &err);
     err.status = st;
-    cdi_error_tell(&err, info);
-    return out(st, &err);
+    cdi_error_info_fill(info, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 /* This rank leaves c: its peers are told, and nothing but memory remains of it. */
@@ -1176,7 +1165,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
     if (cdi_comm_is_others("cddp_finalize", comm))
         return CDDP_E_STATE;
     if (comm->finalized)
-        return out(cdi_fail(&err, CDDP_E_STATE, "cddp_finalize was called before"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_STATE, "cddp_finalize was called before"), &err);
     for (struct cddp_comm *part = comm->parts; part != NULL; part = part->next)
         if (!part->over)
             leave(part);
@@ -1184,7 +1173,7 @@ cddp_status cddp_finalize(cddp_comm *comm)
         leave(comm);
     err = comm->result;
     part_from(comm);
-    return out(err.status, &err);
+    return cdi_last_error_return(err.status, &err);
 }
 
 /* ------------------------------------------------------------------------------------------------- questions ---- */
@@ -1247,11 +1236,11 @@ cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info)
     struct cdi_error err;
 
     if (comm == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_get_device_info: comm is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_get_device_info: comm is NULL"), &err);
     if (cdi_sized_check(info, "cddp_device_info", &err) != CDDP_OK)
-        return out(CDDP_E_INVALID, &err);
+        return cdi_last_error_return(CDDP_E_INVALID, &err);
     if (cdi_comm_own("cddp_get_device_info", comm, &err) != CDDP_OK)
-        return out(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     comm->ops->describe(comm->backend, &known);
     cdi_sized_put(info, &known, sizeof known);
     return CDDP_OK;
@@ -1263,12 +1252,13 @@ cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
     cddp_status st = cdi_comm_own("cddp_copy", comm, &err);
 
     if (st != CDDP_OK)
-        return out(st, &err);
+        return cdi_last_error_return(st, &err);
     if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"),
+                                     &err);
     if (!comm->ops->on_device) /* there copies are in one order with what was begun; here nothing orders them */
         st = comm->ops->stream_wait(comm->backend, 0, NULL, &err);
-    return out(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
+    return cdi_last_error_return(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
@@ -1294,21 +1284,6 @@ struct cdi_memory *cdi_comm_memory(cddp_comm *comm)
 struct cdi_saver **cdi_comm_saver(cddp_comm *comm)
 {
     return &comm->saver;
-}
-
-const char *cddp_strerror(cddp_status status)
-{
-    return cdi_status_text(status);
-}
-
-const char *cddp_status_name(cddp_status status)
-{
-    return cdi_status_name(status);
-}
-
-const char *cddp_version(void)
-{
-    return CDDP_VERSION;
 }
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
@@ -1550,16 +1525,17 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     cddp_status st;
 
     if (cdi_comm_own("cddp_comm_split", comm, &err) != CDDP_OK)
-        return out(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     if (to == NULL || comm == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"),
+                                     &err);
     st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_split", &err);
     if (st != CDDP_OK)
-        return out(st, &err);
+        return cdi_last_error_return(st, &err);
     all = calloc((size_t)comm->world.size, sizeof *all);
     part = calloc(1, sizeof *part);
     if (all == NULL || part == NULL)
-        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
     mine = (struct choice){.color = color,
                            .key = key,
                            .on_cpu = on_cpu,
@@ -1578,7 +1554,7 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     if (st == CDDP_OK && color >= 0)
         part = NULL; /* the program's from now on */
     forget_part(part);
-    return out(st, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 /* ---------------------------------------------------------------------------------- parts, by their members alone ----
@@ -1668,25 +1644,25 @@ cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *r
     cddp_status st;
 
     if (cdi_comm_own("cddp_comm_create_group", comm, &err) != CDDP_OK)
-        return out(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     if (to == NULL || comm == NULL || ranks == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_create_group: out, comm and ranks must not be NULL"),
-                   &err);
+        return cdi_last_error_return(
+            cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_create_group: out, comm and ranks must not be NULL"), &err);
     st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_create_group", &err);
     if (st == CDDP_OK)
         st = check_members(comm, ranks, n, &me, &err);
     if (st != CDDP_OK)
-        return out(st, &err);
+        return cdi_last_error_return(st, &err);
     part = calloc(1, sizeof *part);
     if (part == NULL)
-        return out(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
     st = create_group(part, comm, ranks, (int)n, me, tag, on_cpu, &how, &err);
     if (st == CDDP_OK) {
         add_part(part);
         *to = cdi_steal(&part);
     }
     forget_part(part);
-    return out(st, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 void cddp_abort(cddp_comm *comm, const char *why)

@@ -4,16 +4,7 @@
 #define CDI_COMM_H
 
 #include "worker/backend/backend.h"
-
-/* Set cddp_last_error() of this thread from err and return its status; the way out of every public function. */
-cddp_status cdi_last_error_set(const struct cdi_error *err);
-/* What a program is told of err; info may be NULL. Written up to its size. */
-void cdi_error_tell(const struct cdi_error *err, cddp_error_info *info);
-/* The last failure in any thread of this process; false: there was none. */
-bool cdi_last_error_of_process(struct cdi_error *err);
-/* Around fork(), so that the child does not inherit the lock from a thread that it does not have. */
-void cdi_last_error_lock(void);
-void cdi_last_error_unlock(void);
+#include "worker/base/last_error.h"
 
 /*
  * CDDP_OK where comm belongs to this process, or is NULL; CDDP_E_STATE in a child of its owner. Each public function

@@ -2,7 +2,7 @@
 #include "worker/comm/error_file.h"
 
 #include "common/env.h"
-#include "worker/comm/comm.h"
+#include "worker/base/last_error.h"
 
 #include <fcntl.h>
 #include <limits.h>

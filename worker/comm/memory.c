@@ -17,14 +17,6 @@
 #define KNOWN_FLAGS ((uint32_t)(CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST))
 #define PAGE ((size_t)4096)
 
-static cddp_status told(cddp_status st, struct cdi_error *err)
-{
-    if (st == CDDP_OK)
-        return st;
-    err->status = st;
-    return cdi_last_error_set(err);
-}
-
 /* ------------------------------------------------------------------------------------------------- the list ---- */
 
 static void add(cddp_comm *comm, struct cdi_extent *e)
@@ -288,13 +280,13 @@ cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out
     cddp_status st;
 
     if (comm == NULL || out == NULL)
-        return told(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
     if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
-        return told(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     before = cdi_comm_ask(CDI_ASKED_ALLOC);
     st = alloc(comm, bytes, flags, out, &err);
     (void)cdi_comm_ask(before);
-    return told(st, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 void cddp_free(cddp_comm *comm, void *p)
@@ -376,13 +368,13 @@ cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
     cddp_status st;
 
     if (comm == NULL)
-        return told(cdi_fail(&err, CDDP_E_INVALID, "cddp_register: comm is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_register: comm is NULL"), &err);
     if (cdi_comm_own("cddp_register", comm, &err) != CDDP_OK)
-        return told(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     before = cdi_comm_ask(CDI_ASKED_REGISTER);
     st = enlist(comm, p, bytes, flags, &err);
     (void)cdi_comm_ask(before);
-    return told(st, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 cddp_status cddp_unregister(cddp_comm *comm, void *p)
@@ -391,12 +383,13 @@ cddp_status cddp_unregister(cddp_comm *comm, void *p)
     struct cdi_error err;
 
     if (comm == NULL)
-        return told(cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: comm is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: comm is NULL"), &err);
     if (cdi_comm_own("cddp_unregister", comm, &err) != CDDP_OK)
-        return told(CDDP_E_STATE, &err);
+        return cdi_last_error_return(CDDP_E_STATE, &err);
     e = take_out(comm, p, true);
     if (e == NULL)
-        return told(cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: no registered memory begins at %p", p), &err);
+        return cdi_last_error_return(
+            cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: no registered memory begins at %p", p), &err);
     free(e);
     return CDDP_OK;
 }

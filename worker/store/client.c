@@ -9,8 +9,8 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "protocol/c10d.h"
+#include "worker/base/last_error.h"
 #include "worker/base/sized.h"
-#include "worker/comm/comm.h"
 #include "worker/store/conn.h"
 
 #include <string.h>
@@ -387,25 +387,16 @@ cddp_status cdi_store_get_aside(cddp_store *store, const char *key, void *buf, s
 
 /* ---------------------------------------------------------------------------------------------- public names ---- */
 
-/* The way out of each public function. */
-static cddp_status out(cddp_status st, struct cdi_error *err)
-{
-    if (st == CDDP_OK)
-        return st;
-    err->status = st;
-    return cdi_last_error_set(err);
-}
-
 /* There is a store, and this process has opened it. */
 static cddp_status usable(const char *function, const cddp_store *store)
 {
     struct cdi_error err;
 
     if (store == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "store is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "store is NULL"), &err);
     if (cdi_owner_is_here(&store->owner))
         return CDDP_OK;
-    return out(cdi_owner_refuse(&store->owner, function, "connection to the store", &err), &err);
+    return cdi_last_error_return(cdi_owner_refuse(&store->owner, function, "connection to the store", &err), &err);
 }
 
 static cddp_status open_checked(cddp_store **store, const cddp_store_options *opt, struct cdi_error *err)
@@ -433,14 +424,14 @@ cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)
     struct cdi_error err;
 
     if (store == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
     if (opt != NULL) {
         cddp_status st = cdi_sized_get(&known, sizeof known, opt, "cddp_store_options", &err);
 
         if (st != CDDP_OK)
-            return out(st, &err);
+            return cdi_last_error_return(st, &err);
     }
-    return out(open_checked(store, &known, &err), &err);
+    return cdi_last_error_return(open_checked(store, &known, &err), &err);
 }
 
 cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len)
@@ -448,7 +439,7 @@ cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value
     cddp_status st = usable("cddp_store_set", store);
     struct cdi_error err;
 
-    return st != CDDP_OK ? st : out(do_set(store, public_key(key), value, len, &err), &err);
+    return st != CDDP_OK ? st : cdi_last_error_return(do_set(store, public_key(key), value, len, &err), &err);
 }
 
 cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int timeout_ms)
@@ -460,8 +451,9 @@ cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t
     if (st != CDDP_OK)
         return st;
     if (buf == NULL && cap > 0)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
-    return out(do_get(store, public_key(key), buf, cap, len != NULL ? len : &n, timeout_ms, &err), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
+    return cdi_last_error_return(do_get(store, public_key(key), buf, cap, len != NULL ? len : &n, timeout_ms, &err),
+                                 &err);
 }
 
 cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum)
@@ -469,7 +461,7 @@ cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, in
     cddp_status st = usable("cddp_store_add", store);
     struct cdi_error err;
 
-    return st != CDDP_OK ? st : out(do_add(store, public_key(key), delta, sum, &err), &err);
+    return st != CDDP_OK ? st : cdi_last_error_return(do_add(store, public_key(key), delta, sum, &err), &err);
 }
 
 cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
@@ -482,10 +474,10 @@ cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const voi
     if (st != CDDP_OK)
         return st;
     if (buf == NULL && cap > 0)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
-    return out(do_compare_set(store, public_key(key), expected, expected_len, desired, desired_len, buf, cap,
-                              len != NULL ? len : &n, &err),
-               &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
+    return cdi_last_error_return(do_compare_set(store, public_key(key), expected, expected_len, desired, desired_len,
+                                                buf, cap, len != NULL ? len : &n, &err),
+                                 &err);
 }
 
 /* The caller's list as keys; *list is the caller's to free. */
@@ -516,16 +508,17 @@ cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n
         return st;
     st = key_list(keys, n_keys, &list, &err);
     if (st != CDDP_OK)
-        return out(st, &err);
+        return cdi_last_error_return(st, &err);
     st = begin(store, &err);
     if (st == CDDP_OK)
         st = wait_keys(store, list, n_keys, timeout_ms, &err);
     if (st != CDDP_IN_PROGRESS || n_keys == 1)
-        return out(end_wait(store, st, keys[0], timeout_ms, &err), &err);
+        return cdi_last_error_return(end_wait(store, st, keys[0], timeout_ms, &err), &err);
     (void)end(store, CDDP_OK);
-    return out(cdi_fail(&err, CDDP_E_TIMEOUT, "not all of %zu keys ('%.64s', ...) appeared in the store in time",
-                        n_keys, keys[0]),
-               &err);
+    return cdi_last_error_return(cdi_fail(&err, CDDP_E_TIMEOUT,
+                                          "not all of %zu keys ('%.64s', ...) appeared in the store in time", n_keys,
+                                          keys[0]),
+                                 &err);
 }
 
 cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t n_keys, int *all_exist)
@@ -538,13 +531,13 @@ cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t 
     if (st != CDDP_OK)
         return st;
     if (all_exist == NULL)
-        return out(cdi_fail(&err, CDDP_E_INVALID, "all_exist is NULL"), &err);
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "all_exist is NULL"), &err);
     st = key_list(keys, n_keys, &list, &err);
     if (st == CDDP_OK)
         st = do_check(store, list, n_keys, &all, &err);
     if (st == CDDP_OK)
         *all_exist = all;
-    return out(st, &err);
+    return cdi_last_error_return(st, &err);
 }
 
 cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
@@ -558,5 +551,5 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
     st = do_delete(store, public_key(key), &n, &err);
     if (st == CDDP_OK && deleted != NULL)
         *deleted = n > 0;
-    return out(st, &err);
+    return cdi_last_error_return(st, &err);
 }

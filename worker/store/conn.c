@@ -8,7 +8,7 @@
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
 #include "worker/base/fork_close.h"
-#include "worker/comm/comm.h"
+#include "worker/base/last_error.h"
 #include "worker/comm/unique_id.h"
 
 #include <errno.h>
