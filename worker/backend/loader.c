@@ -4,7 +4,7 @@
 
 #include "common/env.h"
 #include "common/log.h"
-#include "worker/comm/placement.h"
+#include "worker/base/host_id.h"
 
 #include <dlfcn.h>
 #include <limits.h>

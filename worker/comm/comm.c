@@ -11,6 +11,7 @@
 #include "common/env.h"
 #include "common/rank_list.h"
 #include "worker/backend/loader.h"
+#include "worker/base/host_id.h"
 #include "worker/base/owner.h"
 #include "worker/base/sized.h"
 #include "worker/checkpoint/async.h"

@@ -11,11 +11,6 @@
 
 #include <stdint.h>
 
-#define CDI_HOST_ID 24 /* bytes */
-
-/* This process's host. Never fails: where /proc tells nothing the host's name must do. */
-void cdi_host_id(uint8_t id[CDI_HOST_ID]);
-
 /*
  * From the host ids of all ranks, one after the other. *hosts: by host, in the order of their lowest ranks. *runs: by
  * stretch of consecutive ranks on one host, which is what a backend can treat as a node. Pure.

@@ -2,8 +2,8 @@
 #include "worker/comm/unique_id.h"
 
 #include "common/env.h"
-#include "worker/comm/comm.h"
-#include "worker/comm/placement.h"
+#include "worker/base/host_id.h"
+#include "worker/base/last_error.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>

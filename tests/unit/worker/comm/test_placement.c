@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
+#include "worker/base/host_id.h"
 #include "worker/comm/placement.h"
 
-#include <sched.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 CDI_SUITE(place, .timeout = 10);
 
@@ -46,35 +44,4 @@ Test(place, ranks_dealt_out_in_turn_share_a_host_but_no_run)
     want("abab", 1, (struct cdi_node_layout){0, 2, 1, 2}, (struct cdi_node_layout){0, 1, 1, 4});
     want("abba", 2, (struct cdi_node_layout){1, 2, 1, 2}, (struct cdi_node_layout){1, 2, 1, 3});
     want("abba", 3, (struct cdi_node_layout){1, 2, 0, 2}, (struct cdi_node_layout){0, 1, 2, 3});
-}
-
-Test(place, processes_of_one_host_agree_on_its_id)
-{
-    uint8_t mine[CDI_HOST_ID], theirs[CDI_HOST_ID];
-    int out[2];
-    pid_t pid;
-
-    cr_assert_eq(pipe(out), 0);
-    cdi_host_id(mine);
-    pid = fork();
-    if (pid == 0) {
-        cdi_host_id(theirs);
-        _exit(write(out[1], theirs, sizeof theirs) != (ssize_t)sizeof theirs);
-    }
-    cr_assert_eq(read(out[0], theirs, sizeof theirs), (ssize_t)sizeof theirs);
-    cr_assert_eq(memcmp(mine, theirs, sizeof mine), 0);
-    (void)waitpid(pid, NULL, 0);
-    (void)close(out[0]);
-    (void)close(out[1]);
-}
-
-Test(place, a_network_namespace_of_its_own_is_another_host)
-{
-    uint8_t before[CDI_HOST_ID], after[CDI_HOST_ID];
-
-    cdi_host_id(before);
-    if (unshare(CLONE_NEWNET) != 0)
-        cr_skip_test("no right to make a network namespace");
-    cdi_host_id(after);
-    cr_assert_neq(memcmp(before, after, sizeof before), 0);
 }
