@@ -706,7 +706,7 @@ static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, s
 }
 
 /* The store of the job, and this rank in it. *is_old: see claim_rank. id: of the store, or NULL. */
-static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                int64_t left_ms, bool *is_old, struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
@@ -743,7 +743,7 @@ static bool is_over(cddp_status st)
  * A rank that joins again may still reach the store of the join before, which rank 0 is about to end: then it waits for
  * that, and goes to the next one.
  */
-static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                     int64_t deadline_ms, struct cdi_error *err)
 {
     bool again = atomic_load(&self.has_left) && self.pid == getpid() && c->by == CDI_STORE_BY_RANK_0 && c->host == NULL,
@@ -776,7 +776,7 @@ static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch
     }
 }
 
-static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                         struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
@@ -801,7 +801,7 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const s
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
 
-static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_unique_id *id,
+static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                  struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -869,7 +869,7 @@ static cddp_status join(struct cddp_comm *c, const struct cdi_launch *l, const c
                         struct cdi_error *err)
 {
     struct cdi_flight_question asked = {.fn = opt->interrupted, .arg = opt->arg, .what = "cddp_init"};
-    struct cdi_unique_id id;
+    struct cdi_store_endpoint id;
     cddp_status st = opt->id != NULL ? cdi_unique_id_read(&id, opt->id, err) : CDDP_OK;
 
     if (st == CDDP_OK)

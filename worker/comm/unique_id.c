@@ -63,7 +63,7 @@ static bool get_address(struct cdi_address *a, const uint8_t from[ADDRESS_BYTES]
     return a->len != 0;
 }
 
-cddp_status cdi_unique_id_read(struct cdi_unique_id *out, const cddp_unique_id *id, struct cdi_error *err)
+cddp_status cdi_unique_id_read(struct cdi_store_endpoint *out, const cddp_unique_id *id, struct cdi_error *err)
 {
     static const uint8_t loopback[ADDRESS_BYTES] = {4, 127, 0, 0, 1};
     const uint8_t *b = id->bytes;

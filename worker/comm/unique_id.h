@@ -7,24 +7,16 @@
 #ifndef CDI_COMM_UNIQUE_ID_H
 #define CDI_COMM_UNIQUE_ID_H
 
-#include "protocol/auth.h"
-#include "worker/base/interfaces.h"
+#include "worker/store/client.h"
 #include "worker/store/host.h"
 
 #include <cddp/cddp.h>
-
-struct cdi_unique_id {
-    struct cdi_secret secret;                          /* the reader wipes it */
-    struct cdi_address address[CDI_NET_ADDRESSES + 1]; /* with the port, in the order in which they are to be tried */
-    int n;
-    int port;
-};
 
 /*
  * What id says, for this host: its loopback address comes first where the store is on it. CDDP_E_INVALID: it is none,
  * or one of a later version. Pure, but for the look at which host this is.
  */
-cddp_status cdi_unique_id_read(struct cdi_unique_id *out, const cddp_unique_id *id, struct cdi_error *err);
+cddp_status cdi_unique_id_read(struct cdi_store_endpoint *out, const cddp_unique_id *id, struct cdi_error *err);
 /* The store that this process has started for id, which is the caller's from now on; NULL: it has not. Any thread. */
 struct cdi_store_host *cdi_unique_id_take(const cddp_unique_id *id);
 

@@ -8,7 +8,9 @@
 #define CDI_STORE_CLIENT_H
 
 #include "common/error.h"
+#include "protocol/auth.h"
 #include "protocol/flight.h"
+#include "worker/base/interfaces.h"
 
 #include <cddp/cddp.h>
 #include <stdbool.h>
@@ -17,14 +19,21 @@
 /* timeout_ms > 0, to connect and for each operation. The errors of cddp_store_open. */
 cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t timeout_ms, struct cdi_error *err);
 
+/* What a cddp_unique_id says of the store that its maker hosts. */
+struct cdi_store_endpoint {
+    struct cdi_secret secret;                          /* the reader wipes it */
+    struct cdi_address address[CDI_NET_ADDRESSES + 1]; /* with the port, in the order in which they are to be tried */
+    int n;
+    int port;
+};
+
 /* How a communicator comes to its store. */
-struct cdi_unique_id;
 struct cdi_store_way {
     const char *host;
     int port;
-    const struct cdi_flight *flight; /* ends the waits of connecting, too, but for the resolution of the name */
-    bool given;                      /* host and port are the program's, and not those of the environment */
-    const struct cdi_unique_id *id;  /* in place of host and port; its secret in place of the environment's */
+    const struct cdi_flight *flight;     /* ends the waits of connecting, too, but for the resolution of the name */
+    bool given;                          /* host and port are the program's, and not those of the environment */
+    const struct cdi_store_endpoint *id; /* in place of host and port; its secret in place of the environment's */
 };
 cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, int64_t timeout_ms,
                            struct cdi_error *err);

@@ -9,7 +9,6 @@
 #include "protocol/hello.h"
 #include "worker/base/fork_close.h"
 #include "worker/base/last_error.h"
-#include "worker/comm/unique_id.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -351,8 +350,8 @@ static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, cons
  * The same at the addresses of an id. *gone: nobody listens there. Its store was there before the bytes were, so it has
  * ended.
  */
-static cddp_status try_id(cddp_store *s, const struct cdi_unique_id *id, const struct job *job, int64_t deadline_ms,
-                          bool *gone, struct cdi_error *err)
+static cddp_status try_id(cddp_store *s, const struct cdi_store_endpoint *id, const struct job *job,
+                          int64_t deadline_ms, bool *gone, struct cdi_error *err)
 {
     struct addrinfo list[CDI_NET_ADDRESSES + 1];
     struct cdi_address at[CDI_NET_ADDRESSES + 1];
