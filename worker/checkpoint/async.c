@@ -45,16 +45,24 @@ static void *save_thread(void *arg)
     return NULL;
 }
 
-cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, struct cdi_error *err)
+static cddp_status wait_and_destroy(void *arg, struct cdi_error *err)
 {
-    struct cdi_saver *s = *saver != NULL ? *saver : calloc(1, sizeof *s);
+    cddp_status st = cdi_saver_wait(arg, err);
+
+    free(arg);
+    return st;
+}
+
+cddp_status cdi_saver_start(struct cdi_on_finalize *of, struct cdi_save *save, struct cdi_error *err)
+{
+    struct cdi_saver *s = of->arg != NULL ? of->arg : calloc(1, sizeof *s);
     int rc;
 
     if (s == NULL) {
         cdi_save_release(save);
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     }
-    *saver = s;
+    *of = (struct cdi_on_finalize){.fn = wait_and_destroy, .arg = s};
     s->save = *save;
     s->result = (struct cdi_error){.status = CDDP_OK};
     *save = (struct cdi_save){0};
@@ -79,9 +87,4 @@ cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err)
                             saver->save.step, saver->result.msg);
     cdi_save_release(&saver->save);
     return st;
-}
-
-void cdi_saver_destroy(struct cdi_saver *saver)
-{
-    free(saver);
 }

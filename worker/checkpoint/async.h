@@ -7,6 +7,7 @@
 #define CDI_CHECKPOINT_ASYNC_H
 
 #include "worker/checkpoint/item.h"
+#include "worker/comm/comm.h"
 
 /* The data to write; all of its memory except the snapshot is allocated by malloc. */
 struct cdi_save {
@@ -29,12 +30,11 @@ struct cdi_saver;
 
 /*
  * Starts to write *save. It takes the contents and leaves *save empty, also on failure. The previous save must have
- * been waited for. *saver is NULL before the first one. Returns CDDP_OK, CDDP_E_NOMEM or CDDP_E_SYSTEM (no thread).
+ * been waited for. `of` is the communicator's: the saver is its argument, and is freed with it. Returns CDDP_OK,
+ * CDDP_E_NOMEM or CDDP_E_SYSTEM (no thread).
  */
-cddp_status cdi_saver_start(struct cdi_saver **saver, struct cdi_save *save, struct cdi_error *err);
+cddp_status cdi_saver_start(struct cdi_on_finalize *of, struct cdi_save *save, struct cdi_error *err);
 /* Waits until no save is in progress. Returns the result of the last one, once. A NULL saver has none in progress. */
 cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err);
-/* Frees the saver; no save may be in progress. Accepts NULL. */
-void cdi_saver_destroy(struct cdi_saver *saver);
 
 #endif

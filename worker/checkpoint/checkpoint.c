@@ -356,7 +356,7 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struc
     append_entries(s);
     if (cdi_checkpoint_check_items(s->items, s->n_items, err) != CDDP_OK)
         return err->status;
-    return background ? cdi_saver_start(cdi_comm_saver(comm), s, err)
+    return background ? cdi_saver_start(cdi_comm_on_finalize(comm), s, err)
                       : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
 }
 
@@ -410,7 +410,7 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
     if (st == CDDP_OK)
         st = list_make_room(l, comm, err);
     if (st == CDDP_OK && is_root)
-        st = cdi_saver_wait(*cdi_comm_saver(comm), err);
+        st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
     if (st == CDDP_OK)
         st = gather_own(l, comm, err);
@@ -432,7 +432,7 @@ static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
     struct verdict v = {0};
 
     if (cddp_rank(comm) == 0)
-        v.status = cdi_saver_wait(*cdi_comm_saver(comm), err);
+        v.status = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     return share_verdict(comm, &v, err);
 }
 
@@ -451,7 +451,7 @@ struct found {
 static cddp_status checkpoint_find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir,
                                    const struct list *l, struct cdi_error *err)
 {
-    cddp_status st = cdi_saver_wait(*cdi_comm_saver(comm), err);
+    cddp_status st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
 
     if (st == CDDP_OK)
         st = cdi_checkpoint_open(&f->file, dir, &f->info, err);

@@ -14,7 +14,6 @@
 #include "worker/base/host_id.h"
 #include "worker/base/owner.h"
 #include "worker/base/sized.h"
-#include "worker/checkpoint/async.h"
 #include "worker/comm/create_group.h"
 #include "worker/comm/error_file.h"
 #include "worker/comm/launch_env.h"
@@ -56,10 +55,10 @@ struct cddp_comm {
     bool given;                   /* rank, size and store come from the program, and not from the environment */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
-    struct cdi_saver *saver;
+    struct cdi_on_finalize on_finalize;
     struct cdi_memory memory;
     _Atomic int n_aborting; /* threads in cddp_abort */
-    /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and saver. */
+    /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and on_finalize. */
     struct cddp_comm *whole;
     int *ranks;                /* of a part: world.ranks */
     struct cdi_flight *record; /* of a part that this file has made: world.record */
@@ -743,8 +742,8 @@ static bool is_over(cddp_status st)
  * A rank that joins again may still reach the store of the join before, which rank 0 is about to end: then it waits for
  * that, and goes to the next one.
  */
-static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
-                                    int64_t deadline_ms, struct cdi_error *err)
+static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l,
+                                    const struct cdi_store_endpoint *id, int64_t deadline_ms, struct cdi_error *err)
 {
     bool again = atomic_load(&self.has_left) && self.pid == getpid() && c->by == CDI_STORE_BY_RANK_0 && c->host == NULL,
          is_old;
@@ -1129,12 +1128,12 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
 static void leave(struct cddp_comm *c)
 {
     struct cdi_error unsaved;
-    cddp_status st, saved;
+    cddp_status st, saved = CDDP_OK;
 
     let_aborts_end(c);
-    saved = cdi_saver_wait(c->saver, &unsaved);
-    cdi_saver_destroy(c->saver);
-    c->saver = NULL;
+    if (c->on_finalize.fn != NULL)
+        saved = c->on_finalize.fn(c->on_finalize.arg, &unsaved);
+    c->on_finalize = (struct cdi_on_finalize){.fn = NULL};
     st = c->ops->health(c->backend, &c->result);
     if (c->ops->keeps_store)
         c->ops->leave(c->backend);
@@ -1282,9 +1281,9 @@ struct cdi_memory *cdi_comm_memory(cddp_comm *comm)
     return &comm->memory;
 }
 
-struct cdi_saver **cdi_comm_saver(cddp_comm *comm)
+struct cdi_on_finalize *cdi_comm_on_finalize(cddp_comm *comm)
 {
-    return &comm->saver;
+    return &comm->on_finalize;
 }
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */

@@ -41,8 +41,15 @@ const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
 /* Memory that all ranks have, for memory.c alone. */
 struct cdi_memory *cdi_comm_memory(cddp_comm *comm);
-/* Rank 0's saves in the background; *it is NULL before the first one. cddp_finalize waits for and frees it. */
-struct cdi_saver **cdi_comm_saver(cddp_comm *comm);
+/*
+ * What one module above keeps for comm. When this rank leaves comm, `fn` is called once with `arg`, before any peer
+ * learns of it; cddp_finalize returns fn's error if it has none of its own. All NULL at first.
+ */
+struct cdi_on_finalize {
+    cddp_status (*fn)(void *arg, struct cdi_error *err);
+    void *arg;
+};
+struct cdi_on_finalize *cdi_comm_on_finalize(cddp_comm *comm);
 
 /*
  * Collectives that this thread uses from now on are said to be those of a public function. Returns what was said
