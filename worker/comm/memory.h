@@ -43,6 +43,14 @@ bool cdi_memory_find(cddp_comm *comm, const void *p, size_t bytes, struct cdi_ex
 bool cdi_memory_overrun(cddp_comm *comm, const void *p, size_t bytes, struct cdi_extent *out);
 /* A collective of the program's own begins: does it work in place in such memory? Fills in op's region and anywhere. */
 void cdi_memory_place(cddp_comm *comm, struct cdi_coll *op);
+/* Adds e to the list, and numbers it if it is of all ranks. Any thread. */
+void cdi_memory_add(cddp_comm *comm, struct cdi_extent *e);
+/* Removes from the list, and returns, the entry that begins at p; NULL: there is none. Any thread. */
+struct cdi_extent *cdi_memory_remove(cddp_comm *comm, const void *p, bool registered);
+/* Returns whether any entry of the list overlaps [p, p + bytes). Any thread. */
+bool cdi_memory_overlaps(cddp_comm *comm, const void *p, size_t bytes);
+/* Frees e, which is in no list, and its memory if the backend has made it. */
+void cdi_extent_destroy(struct cdi_extent *e, const struct cdi_backend_ops *ops, struct cdi_backend *b);
 /* At the end: give all back that the program has not. No other thread uses it. */
 void cdi_memory_release(struct cdi_memory *m, const struct cdi_backend_ops *ops, struct cdi_backend *b);
 

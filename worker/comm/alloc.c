@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cddp_alloc, cddp_free, cddp_register and cddp_unregister. What all ranks have together they agree on first: that all
+ * ask for the same, and that all can have it. So either all have it or none, and it has the same number on all.
+ */
+#include "common/cleanup.h"
+#include "worker/comm/comm.h"
+#include "worker/comm/memory.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define KNOWN_FLAGS ((uint32_t)(CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST))
+
+/* -------------------------------------------------------------------------------------------------- together ---- */
+
+/* What each rank says; u64 on the wire. */
+struct wish {
+    uint64_t status, flags, bytes;
+};
+
+/*
+ * Do all ranks ask for the same, and can all have it? A rank that cannot (mine, with its message) says so, and gets its
+ * own error back.
+ */
+static cddp_status agree(cddp_comm *comm, const char *function, uint32_t flags, size_t bytes, cddp_status mine,
+                         struct cdi_error *err)
+{
+    const struct cdi_world *w = cdi_comm_world(comm);
+    const struct wish wish = {(uint64_t)(-(int)mine), flags, bytes};
+    CDI_AUTOFREE struct wish *all = calloc((size_t)w->size, sizeof *all);
+    struct cdi_error own = {.status = mine};
+    cddp_status st;
+
+    if (all == NULL) { /* the others wait for this rank's word */
+        (void)cdi_fail(err, CDDP_E_NOMEM, "rank %d: %s: out of memory", w->rank, function);
+        cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, err->msg);
+        return CDDP_E_NOMEM;
+    }
+    if (mine != CDDP_OK)
+        own = *err;
+    st = cdi_comm_all_gather(comm, &wish, all, 3, CDDP_UINT64, err);
+    if (st != CDDP_OK || mine != CDDP_OK) {
+        *err = st != CDDP_OK ? *err : own;
+        return st != CDDP_OK ? st : mine;
+    }
+    for (int r = 0; r < w->size; r++)
+        if (all[r].status != 0)
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)(-(int)all[r].status),
+                               "%s: rank %d could not take part", function, r);
+    for (int r = 1; r < w->size; r++)
+        if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "%s: rank 0 asks for %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d for %" PRIu64
+                               " with flags %" PRIu64 ": memory of all ranks has one size",
+                               function, all[0].bytes, all[0].flags, r, all[r].bytes, all[r].flags);
+    return CDDP_OK;
+}
+
+/*
+ * Makes an entry for the list once all ranks agree on it. `mine`: whether this rank can take part, with its message in
+ * err if it cannot.
+ */
+static cddp_status agree_on_entry(cddp_comm *comm, const char *function, uint32_t flags, size_t bytes, cddp_status mine,
+                                  struct cdi_extent **out, struct cdi_error *err)
+{
+    struct cdi_extent *e = calloc(1, sizeof *e);
+    cddp_status st = mine;
+
+    if (e == NULL && st == CDDP_OK)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    st = agree(comm, function, flags, bytes, st, err);
+    if (st != CDDP_OK || e == NULL) {
+        free(e);
+        return st;
+    }
+    *out = e;
+    return CDDP_OK;
+}
+
+/* -------------------------------------------------------------------------------------------------- cddp_alloc ---- */
+
+/*
+ * On a device it is no region. A region may be a symmetric window there, in which NCCL adds what lies at one offset on
+ * all ranks, and does not look whether ranks mean the same. And NCCL reduces where memory lies, whatever memory it is.
+ */
+static cddp_status make_shared(cddp_comm *comm, struct cdi_extent *e, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+    struct cdi_backend *b = cdi_comm_backend(comm);
+    cddp_status st;
+
+    if (!ops->on_device) {
+        st = ops->region_create(b, e->bytes, &e->region, err);
+        if (st == CDDP_OK)
+            e->base = e->region->base;
+        return st;
+    }
+    st = ops->alloc(b, e->bytes, &e->base, err);
+    if (st != CDDP_OK)
+        e->base = NULL;
+    st = agree(comm, "cddp_alloc", CDDP_MEM_COLLECTIVE, e->bytes, st, err);
+    if (st != CDDP_OK && e->base != NULL)
+        ops->release(b, e->base);
+    return st;
+}
+
+static cddp_status alloc_shared(cddp_comm *comm, size_t bytes, uint32_t flags, void **out, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+    struct cdi_extent *e;
+    cddp_status st = CDDP_OK;
+
+    if (ops->on_device && (flags & CDDP_MEM_HOST) != 0)
+        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
+                      "cddp_alloc: backend %s reduces in memory of its GPU: leave out CDDP_MEM_HOST or "
+                      "CDDP_MEM_COLLECTIVE",
+                      ops->name);
+    st = agree_on_entry(comm, "cddp_alloc", flags, bytes, st, &e, err);
+    if (st != CDDP_OK)
+        return st;
+    *e = (struct cdi_extent){.kind = CDI_MEMORY_SHARED, .bytes = bytes};
+    st = make_shared(comm, e, err);
+    if (st != CDDP_OK) {
+        free(e);
+        return st;
+    }
+    cdi_memory_add(comm, e);
+    *out = e->base;
+    return CDDP_OK;
+}
+
+static cddp_status alloc_host(cddp_comm *comm, size_t bytes, void **out, struct cdi_error *err)
+{
+    struct cdi_extent *e = calloc(1, sizeof *e);
+    cddp_status st;
+
+    if (e == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    st = cdi_comm_ops(comm)->alloc_host(cdi_comm_backend(comm), bytes, &e->base, err);
+    if (st != CDDP_OK) {
+        free(e);
+        return st;
+    }
+    e->kind = CDI_MEMORY_HOST;
+    e->bytes = bytes;
+    cdi_memory_add(comm, e);
+    *out = e->base;
+    return CDDP_OK;
+}
+
+static cddp_status alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out, struct cdi_error *err)
+{
+    if ((flags & ~KNOWN_FLAGS) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_alloc: flags has unknown bits (%#" PRIx32 ")", flags);
+    if ((flags & CDDP_MEM_COLLECTIVE) != 0)
+        return alloc_shared(comm, bytes, flags, out, err);
+    if ((flags & CDDP_MEM_HOST) != 0 && cdi_comm_ops(comm)->alloc_host != NULL)
+        return alloc_host(comm, bytes, out, err);
+    return cdi_comm_ops(comm)->alloc(cdi_comm_backend(comm), bytes, out, err);
+}
+
+cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out)
+{
+    struct cdi_error err;
+    enum cdi_asked before;
+    cddp_status st;
+
+    if (comm == NULL || out == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
+    if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
+        return cdi_last_error_return(CDDP_E_STATE, &err);
+    before = cdi_comm_ask(CDI_ASKED_ALLOC);
+    st = alloc(comm, bytes, flags, out, &err);
+    (void)cdi_comm_ask(before);
+    return cdi_last_error_return(st, &err);
+}
+
+void cddp_free(cddp_comm *comm, void *p)
+{
+    struct cdi_extent *e;
+
+    if (comm == NULL || p == NULL || cdi_comm_is_others("cddp_free", comm))
+        return;
+    e = cdi_memory_remove(comm, p, false);
+    if (e != NULL)
+        cdi_extent_destroy(e, cdi_comm_ops(comm), cdi_comm_backend(comm));
+    else
+        cdi_comm_ops(comm)->release(cdi_comm_backend(comm), p);
+}
+
+/* ------------------------------------------------------------------------------------------------ cddp_register ----
+ */
+
+static cddp_status check_own(cddp_comm *comm, const void *p, size_t bytes, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+
+    if (p == NULL || bytes == 0 || bytes > PTRDIFF_MAX)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_register: there is no memory of %zu bytes at %p", bytes, p);
+    if (cdi_memory_overlaps(comm, p, bytes))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_register: this memory, or part of it, is registered already or is memory of cddp_alloc");
+    if (!ops->on_device)
+        return CDDP_OK;
+    if (ops->check_memory != NULL && ops->check_memory(cdi_comm_backend(comm), p, err) != CDDP_OK)
+        return err->status;
+    if (!ops->is_device(cdi_comm_backend(comm), p))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_register: this is host memory, but backend %s reduces in memory of "
+                        "its GPU",
+                        ops->name);
+    return CDDP_OK;
+}
+
+static cddp_status enlist(cddp_comm *comm, void *p, size_t bytes, uint32_t flags, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
+    struct cdi_extent *e;
+    cddp_status st;
+
+    if (flags != CDDP_MEM_COLLECTIVE)
+        return cdi_fail(err, flags == 0 ? CDDP_E_UNSUPPORTED : CDDP_E_INVALID,
+                        "cddp_register: flags is %#" PRIx32 ", but only memory that all ranks register together "
+                        "(CDDP_MEM_COLLECTIVE) gains by it",
+                        flags);
+    if (ops->copies_private != NULL && ops->copies_private(cdi_comm_backend(comm)))
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "cddp_register: ranks of one node cannot share memory of the program's own: take it from "
+                        "cddp_alloc with CDDP_MEM_COLLECTIVE, or leave it as it is, and gradients in it are copied");
+    st = agree_on_entry(comm, "cddp_register", flags, bytes, check_own(comm, p, bytes, err), &e, err);
+    if (st != CDDP_OK)
+        return st;
+    *e = (struct cdi_extent){.base = p, .bytes = bytes, .kind = CDI_MEMORY_REGISTERED};
+    cdi_memory_add(comm, e);
+    return CDDP_OK;
+}
+
+cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags)
+{
+    struct cdi_error err;
+    enum cdi_asked before;
+    cddp_status st;
+
+    if (comm == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_register: comm is NULL"), &err);
+    if (cdi_comm_own("cddp_register", comm, &err) != CDDP_OK)
+        return cdi_last_error_return(CDDP_E_STATE, &err);
+    before = cdi_comm_ask(CDI_ASKED_REGISTER);
+    st = enlist(comm, p, bytes, flags, &err);
+    (void)cdi_comm_ask(before);
+    return cdi_last_error_return(st, &err);
+}
+
+cddp_status cddp_unregister(cddp_comm *comm, void *p)
+{
+    struct cdi_extent *e;
+    struct cdi_error err;
+
+    if (comm == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: comm is NULL"), &err);
+    if (cdi_comm_own("cddp_unregister", comm, &err) != CDDP_OK)
+        return cdi_last_error_return(CDDP_E_STATE, &err);
+    e = cdi_memory_remove(comm, p, true);
+    if (e == NULL)
+        return cdi_last_error_return(
+            cdi_fail(&err, CDDP_E_INVALID, "cddp_unregister: no registered memory begins at %p", p), &err);
+    free(e);
+    return CDDP_OK;
+}
