@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cddp_init: what the environment and the options describe, and then to join. */
+#include "common/env.h"
+#include "worker/backend/loader.h"
+#include "worker/base/sized.h"
+#include "worker/comm/error_file.h"
+#include "worker/comm/finalize.h"
+#include "worker/comm/join.h"
+#include "worker/comm/keys.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOIN_TIMEOUT_S 300
+#define TIMEOUT_S 600
+
+static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
+{
+    int64_t join_s, wait_s;
+    cddp_status st = cdi_env_int_or("CDDP_JOIN_TIMEOUT", 1, INT_MAX / 1000, JOIN_TIMEOUT_S, &join_s, err);
+
+    if (st == CDDP_OK)
+        st = cdi_env_int_or("CDDP_TIMEOUT", 1, INT_MAX / 1000, TIMEOUT_S, &wait_s, err);
+    if (st != CDDP_OK)
+        return st;
+    if (opt->join_timeout_ms < 0 || opt->timeout_ms < 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options: a timeout is negative");
+    w->join_timeout_ms = opt->join_timeout_ms > 0 ? opt->join_timeout_ms : join_s * 1000;
+    w->timeout_ms = opt->timeout_ms > 0 ? opt->timeout_ms : wait_s * 1000;
+    return CDDP_OK;
+}
+
+/*
+ * A GPU if there is one, else the CPU, unless the program or its user says otherwise; MPI is only taken by name. Looks
+ * at this machine; no communication.
+ */
+static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp_init_options *opt,
+                                  struct cdi_error *err)
+{
+    const char *said = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
+    const char *who = opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND";
+    bool is_there, any = said == NULL || strcmp(said, "auto") == 0;
+    const char *name = any ? "nccl" : said;
+    cddp_status st;
+
+    *ops = &cdi_cpu_backend;
+    if (strcmp(name, "cpu") == 0)
+        return CDDP_OK;
+    if (strcmp(name, "nccl") != 0 && strcmp(name, "mpi") != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "there is no backend '%.64s' in this libcddp (%s): use \"auto\", \"cpu\", \"nccl\" or \"mpi\"",
+                        name, who);
+    st = cdi_module_open(name, ops, &is_there, err);
+    if (st != CDDP_OK && any && (!is_there || st == CDDP_E_NOT_FOUND)) {
+        *ops = &cdi_cpu_backend;
+        return CDDP_OK;
+    }
+    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"%s\"", who, name);
+}
+
+/* "cuda:3" is device 3. */
+static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
+{
+    int64_t n = -1;
+
+    if (opt->device != NULL &&
+        (strncmp(opt->device, "cuda:", 5) != 0 || !cdi_parse_int(opt->device + 5, 0, INT_MAX, &n)))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.device is '%.64s' and not \"cuda:N\"", opt->device);
+    w->device = (int)n;
+    return CDDP_OK;
+}
+
+/* Who this is, and where the ranks meet: by the environment, or by the options. */
+static cddp_status read_launch(struct cdi_launch *l, const cddp_init_options *opt, struct cdi_error *err)
+{
+    const struct cdi_given given = {.rank = opt->rank,
+                                    .size = opt->world_size,
+                                    .host = opt->host,
+                                    .port = opt->port,
+                                    .hosts = (opt->flags & CDDP_INIT_HOST_STORE) != 0,
+                                    .by_id = opt->id != NULL};
+
+    if ((opt->flags & ~(uint32_t)CDDP_INIT_HOST_STORE) != 0)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_init_options.flags %#x are unknown here", opt->flags);
+    if (opt->world_size == 0 && opt->rank == 0 && opt->port == 0 && opt->flags == 0 && opt->host == NULL &&
+        opt->id == NULL)
+        return cdi_launch_read(l, cdi_env_str, err);
+    return cdi_launch_take(l, cdi_env_str, &given, err);
+}
+
+/* Everything that the environment and the options (or NULL) say; no communication. */
+static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_init_options *opt,
+                              const cddp_init_options *said, struct cdi_error *err)
+{
+    struct cdi_world *w = &c->world;
+    cddp_status st = said == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, said, "cddp_init_options", err);
+
+    if (st == CDDP_OK)
+        st = read_device(w, opt, err);
+    if (st == CDDP_OK)
+        st = read_timeouts(w, opt, err);
+    if (st == CDDP_OK)
+        st = read_launch(l, opt, err);
+    if (st != CDDP_OK)
+        return st;
+    c->given = l->given;
+    w->mpi_comm = opt->mpi_comm;
+    st = choose_backend(&c->ops, opt, err);
+    if (st != CDDP_OK)
+        return st;
+    if (opt->mpi_comm != NULL && strcmp(c->ops->name, "mpi") != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_init_options.mpi_comm is for the backend \"mpi\", and this is \"%s\"", c->ops->name);
+    w->rank = l->rank;
+    w->size = l->size;
+    w->restart_count = l->restart_count;
+    if (opt->name != NULL)
+        (void)snprintf(w->name, sizeof w->name, "%s", opt->name);
+    cdi_comm_set_prefix(w, c->given, 0);
+    return CDDP_OK;
+}
+
+cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
+{
+    cddp_init_options known = {.size = sizeof known};
+    struct cdi_launch l;
+    struct cdi_error err;
+    struct cddp_comm *c;
+    cddp_status st;
+
+    cdi_error_file_arm();
+    if (comm == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "out is NULL"), &err);
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory"), &err);
+    c->ops = &cdi_cpu_backend;
+    st = read_world(c, &l, &known, opt, &err);
+    if (st == CDDP_OK) {
+        c->owner = c->user = cdi_owner_here(c->world.rank);
+        st = cdi_join(c, &l, &known, &err);
+    }
+    if (st != CDDP_OK) {
+        cdi_comm_say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */
+        cdi_comm_destroy(c);
+        return cdi_last_error_return(st, &err);
+    }
+    *comm = c;
+    return CDDP_OK;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/comm/keys.h"
+
+#include "common/crc64.h"
+#include "worker/store/client.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define KEY_BYTES 320
+
+/*
+ * Where a store outlives a restart, the life before must not be taken for this one; and where it outlives a
+ * communicator whose ranks all finalize and join again, not the join before. What the program has described itself may
+ * use the store of a launcher's job, or share one with others of its kind: these go by their names.
+ */
+void cdi_comm_set_prefix(struct cdi_world *w, bool given, int joins_before)
+{
+    char job[24] = "";
+
+    if (given)
+        (void)snprintf(job, sizeof job, "x%016" PRIx64 "/", cdi_crc64(0, w->name, strlen(w->name)));
+    if (joins_before == 0)
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%s%d/", job, w->restart_count);
+    else
+        (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%s%d.%d/", job, w->restart_count, joins_before);
+}
+
+void cdi_comm_key(const struct cdi_world *w, const char *name, int rank, char key[CDI_COMM_KEY_BYTES])
+{
+    if (rank < 0)
+        (void)snprintf(key, CDI_COMM_KEY_BYTES, "%s%s", w->prefix, name);
+    else
+        (void)snprintf(key, CDI_COMM_KEY_BYTES, "%s%s/%d", w->prefix, name, rank);
+}
+
+static cddp_status keys_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
+    return cdi_store_set(w->store, key, value, len, err);
+}
+
+static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                            struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
+    return (w->shares_store ? cdi_store_get_aside : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
+}
+
+static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    const struct cdi_world *w = arg;
+    char key[KEY_BYTES];
+
+    (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
+    return cdi_store_add(w->store, key, delta, sum, err);
+}
+
+void cdi_comm_set_keys(struct cdi_world *w)
+{
+    w->keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
+}

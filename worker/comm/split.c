@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Parts of a communicator: cddp_comm_split by all of its ranks, cddp_comm_create_group by the members alone. */
+#include "common/cleanup.h"
+#include "common/crc64.h"
+#include "worker/base/sized.h"
+#include "worker/comm/finalize.h"
+#include "worker/comm/keys.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What each rank says to a split. */
+struct choice {
+    int32_t color, key;
+    int32_t on_cpu; /* the part is to be the CPU's, whatever the whole is */
+    int32_t node;   /* of this rank, for that part */
+};
+#define CHOICE_WORDS 4
+
+/* Where `rank` comes among the n ranks: after those of its color with a smaller key, or the same and a lower rank. */
+static int place_in_part(const struct choice *all, int n, int rank)
+{
+    int before = 0;
+
+    for (int r = 0; r < n; r++)
+        before += all[r].color == all[rank].color &&
+                  (all[r].key < all[rank].key || (r < rank && all[r].key == all[rank].key));
+    return before;
+}
+
+/* The part's ranks, in its order, as ranks of the job, and as ranks of `from` where `who` has room for them. */
+static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all, int *who,
+                             struct cdi_error *err)
+{
+    struct cdi_world *w = &part->world;
+
+    w->rank = place_in_part(all, from->size, from->rank);
+    w->size = 0;
+    w->ranks = part->ranks = calloc((unsigned)from->size, sizeof *part->ranks);
+    if (part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    for (int r = 0; r < from->size; r++)
+        if (all[r].color == all[from->rank].color) {
+            int at = place_in_part(all, from->size, r);
+
+            part->ranks[at] = cdi_rank_of_job(from, r);
+            if (who != NULL)
+                who[at] = r;
+            w->size++;
+        }
+    return CDDP_OK;
+}
+
+/* A rank of this one's color that wants another backend; -1: there is none. */
+static int other_backend(const struct choice *all, int n, int rank)
+{
+    for (int r = 0; r < n; r++)
+        if (all[r].color == all[rank].color && all[r].on_cpu != all[rank].on_cpu)
+            return r;
+    return -1;
+}
+
+/* Does any part have the backend of the whole? Then all ranks split that. */
+static bool splits_backend(const struct choice *all, int n)
+{
+    for (int r = 0; r < n; r++)
+        if (all[r].color >= 0 && !all[r].on_cpu && other_backend(all, n, r) < 0)
+            return true;
+    return false;
+}
+
+/* Where the part's ranks are, by the nodes of all of them: its nodes are runs of neighbours that share one. */
+static void place_part(struct cdi_world *w, const int *nodes)
+{
+    int first = 0, mine = -1;
+
+    w->n_nodes = 0;
+    for (int i = 0; i < w->size; i++) {
+        if (i == 0 || nodes[i] != nodes[i - 1]) {
+            first = i;
+            w->n_nodes++;
+        }
+        if (i == w->rank) {
+            w->node_rank = mine = w->n_nodes - 1;
+            w->local_rank = i - first;
+        }
+        if (mine == w->n_nodes - 1)
+            w->local_size = i - first + 1;
+    }
+}
+
+/* Connect a part of `of` by itself, as if it were a job: its keys are its own. `nodes`: of its ranks, in its order. */
+static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
+{
+    struct cdi_world *w = &part->world;
+    const struct cdi_world *whole = &part->whole->world;
+    cddp_status st = cdi_flight_attach(&part->record, NULL, err);
+
+    if (st != CDDP_OK)
+        return st;
+    place_part(w, nodes);
+    (void)snprintf(w->prefix, sizeof w->prefix, "%.*s%016" PRIx64 "/", (int)(sizeof w->prefix - 20), whole->prefix,
+                   part->id);
+    w->flight = whole->flight; /* for what the agent says */
+    w->record = part->record;
+    w->shares_store = true;
+    if (w->store != NULL)
+        cdi_comm_set_keys(w);
+    if (part->ops == of->ops && part->ops->group != NULL)
+        st = part->ops->group(of->backend, w, &part->backend, err);
+    else
+        st = part->ops->create(&part->backend, w, err);
+    w->flight = NULL;
+    w->watch.fn = NULL;
+    return st;
+}
+
+static uint64_t id_of_part(const struct cddp_comm *comm, uint32_t number, int color)
+{
+    const int64_t of[] = {(int64_t)number, color};
+
+    return cdi_crc64(comm->id, of, sizeof of);
+}
+
+/* The part begins as a copy of comm, without what is comm's alone. */
+static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
+{
+    *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : (cddp_comm *)(uintptr_t)comm,
+                               .owner = comm->owner,
+                               .user = comm->user,
+                               .world = comm->world,
+                               .place = comm->place,
+                               .ops = comm->ops};
+    part->world.keys = (struct cdi_oob_store){.set = NULL};
+    part->world.flight = NULL; /* the page has one writer, which is the whole */
+    part->world.record = NULL;
+}
+
+static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
+                         struct cdi_error *err)
+{
+    int rank = comm->world.rank, size = comm->world.size, other = other_backend(all, size, rank);
+    bool on_cpu = all[rank].on_cpu != 0, takes_part = all[rank].color >= 0 && !on_cpu && other < 0;
+    CDI_AUTOFREE int *who = calloc((size_t)size, sizeof *who);
+    struct cdi_error why;
+    cddp_status mine, st = CDDP_OK;
+
+    begin_part(part, comm);
+    part->id = id_of_part(comm, comm->n_splits++, all[rank].color);
+    mine = find_part(part, &comm->world, all, who, &why); /* the others split also where this rank cannot */
+    if (mine == CDDP_OK && who == NULL)
+        mine = cdi_fail(&why, CDDP_E_NOMEM, "out of memory for a communicator");
+    cdi_split_adopt(&part->world, how);
+    how->color = takes_part ? how->color : -1;
+    how->ranks = part->ranks;
+    how->n = part->ranks != NULL ? part->world.size : 0;
+    if (splits_backend(all, size))
+        st = comm->ops->split(comm->backend, how, &part->backend, err);
+    if (st == CDDP_OK && mine != CDDP_OK)
+        return cdi_fail_since(err, &why, "%s", why.msg);
+    if (st == CDDP_OK && all[rank].color >= 0 && other >= 0)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "cddp_comm_split: of color %d rank %d wants the backend \"cpu\", and rank %d that of the whole",
+                        (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
+    if (st != CDDP_OK || all[rank].color < 0 || takes_part)
+        return st;
+    part->ops = &cdi_cpu_backend;
+    for (int i = 0; i < part->world.size; i++) /* by rank of comm, and now by rank of the part */
+        who[i] = all[who[i]].node;
+    return connect_part(part, comm, who, err);
+}
+
+/* ----------------------------------------------------------------------------- what ends the wait for members ---- */
+
+struct watched {
+    const struct cddp_comm *whole;
+    bool was_aborted; /* before: survivors may make a part */
+};
+
+static bool is_abort(const struct cddp_comm *c, struct cdi_error *err)
+{
+    return c->ops->peek != NULL && c->ops->peek(c->backend, err) == CDDP_E_ABORTED;
+}
+
+static cddp_status watch_whole(void *arg, const int *of_job, int n, struct cdi_error *err)
+{
+    const struct watched *w = arg;
+    const struct cddp_comm *c = w->whole;
+    struct cdi_error why;
+    cddp_status st = c->ops->lost != NULL ? c->ops->lost(c->backend, of_job, n, err) : CDDP_OK;
+
+    if (st != CDDP_OK || w->was_aborted || !is_abort(c, &why))
+        return st;
+    return cdi_fail_since(err, &why, "%s", why.msg);
+}
+
+/* What the program says of a part to be made. */
+static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_options *known, const cddp_comm *comm,
+                              const cddp_split_options *opt, const char *function, struct cdi_error *err)
+{
+    const char *backend = NULL;
+
+    *known = (cddp_split_options){.size = sizeof *known};
+    if (opt != NULL) {
+        cddp_status st = cdi_sized_get(known, sizeof *known, opt, "cddp_split_options", err);
+
+        if (st != CDDP_OK)
+            return st;
+        if (known->flags != 0)
+            return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s: flags %#x are unknown here", function, known->flags);
+        if (known->timeout_ms < 0)
+            return cdi_fail(err, CDDP_E_INVALID, "%s: the timeout is negative", function);
+        backend = known->backend;
+    }
+    how->timeout_ms = known->timeout_ms;
+    how->name = known->name;
+    *on_cpu = backend != NULL && strcmp(backend, comm->ops->name) != 0;
+    if (*on_cpu && strcmp(backend, cdi_cpu_backend.name) != 0)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s: a part of a communicator of \"%s\" has that backend, or \"cpu\", but not '%.64s'",
+                        function, comm->ops->name, backend);
+    return CDDP_OK;
+}
+
+/* What a part that could not be made leaves behind. Peers that have made it hear that this rank has left. */
+static void forget_part(struct cddp_comm *part)
+{
+    if (part == NULL)
+        return;
+    if (part->backend != NULL)
+        part->ops->destroy(part->backend);
+    cdi_flight_release(part->record);
+    free(part->ranks);
+}
+
+cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key, const cddp_split_options *opt)
+{
+    struct cdi_split how = {.color = color, .key = key};
+    struct watched whole = {.whole = comm};
+    CDI_AUTOFREE struct choice *all = NULL;
+    CDI_AUTOFREE struct cddp_comm *part = NULL;
+    cddp_split_options known;
+    struct choice mine;
+    struct cdi_error err;
+    bool on_cpu;
+    cddp_status st;
+
+    if (cdi_comm_own("cddp_comm_split", comm, &err) != CDDP_OK)
+        return cdi_last_error_return(CDDP_E_STATE, &err);
+    if (to == NULL || comm == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_split: out and comm must not be NULL"),
+                                     &err);
+    st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_split", &err);
+    if (st != CDDP_OK)
+        return cdi_last_error_return(st, &err);
+    all = calloc((size_t)comm->world.size, sizeof *all);
+    part = calloc(1, sizeof *part);
+    if (all == NULL || part == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    mine = (struct choice){.color = color,
+                           .key = key,
+                           .on_cpu = on_cpu,
+                           .node = (comm->whole != NULL ? comm->whole : comm)->world.node_rank};
+    how.watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
+    (void)cdi_comm_ask(CDI_ASKED_COMM_SPLIT);
+    st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
+    (void)cdi_comm_ask(CDI_ASKED_ITSELF);
+    if (st == CDDP_OK)
+        st = split(part, comm, all, &how, &err);
+    part->world.watch.fn = NULL;
+    if (st == CDDP_OK && color >= 0)
+        cdi_comm_add_part(part);
+    if (st == CDDP_OK)
+        *to = color < 0 ? NULL : part;
+    if (st == CDDP_OK && color >= 0)
+        part = NULL; /* the program's from now on */
+    forget_part(part);
+    return cdi_last_error_return(st, &err);
+}
+
+/* ------------------------------------------------------------------------------- parts, by their members alone ---- */
+
+/* Ranks of comm, each once, this one among them; *me is which. */
+static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t n, int *me, struct cdi_error *err)
+{
+    const struct cdi_world *w = &comm->world;
+    CDI_AUTOFREE bool *seen = NULL;
+
+    if (n == 0 || n > (size_t)w->size)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: a group has 1 to %d members, and not %zu",
+                        w->size, n);
+    seen = calloc((unsigned)w->size, sizeof *seen);
+    if (seen == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    *me = -1;
+    for (size_t i = 0; i < n; i++) {
+        if (ranks[i] < 0 || ranks[i] >= w->size)
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: ranks[%zu] = %d is not from 0 to %d", i,
+                            ranks[i], w->size - 1);
+        if (seen[ranks[i]])
+            return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: rank %d is in the list twice", ranks[i]);
+        seen[ranks[i]] = true;
+        if (ranks[i] == w->rank)
+            *me = (int)i;
+    }
+    if (*me < 0)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_comm_create_group: this process is rank %d, which is not in the list: only members call it", w->rank);
+    return CDDP_OK;
+}
+
+static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const int *ranks, int n, int me, int tag,
+                                bool on_cpu, struct cdi_split *how, struct cdi_error *err)
+{
+    CDI_AUTOFREE int *nodes = calloc((size_t)n, sizeof *nodes);
+    struct cdi_world *w = &part->world;
+    struct watched whole = {.whole = comm};
+    struct cdi_group g;
+    cddp_status st;
+
+    whole.was_aborted = is_abort(comm, &(struct cdi_error){.status = CDDP_OK});
+    how->watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
+    begin_part(part, comm);
+    w->ranks = part->ranks = calloc((size_t)n, sizeof *part->ranks);
+    if (nodes == NULL || part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    for (int i = 0; i < n; i++)
+        part->ranks[i] = cdi_rank_of_job(&comm->world, ranks[i]);
+    w->rank = me;
+    w->size = n;
+    cdi_split_adopt(w, how);
+    g = (struct cdi_group){.store = part->whole->world.store,
+                           .flight = part->whole->world.flight,
+                           .watch = how->watch,
+                           .prefix = part->whole->world.prefix,
+                           .calls = &comm->groups,
+                           .comm = comm->id,
+                           .ranks = ranks,
+                           .of_job = part->ranks,
+                           .n = n,
+                           .self = me,
+                           .tag = tag,
+                           .node = part->whole->world.node_rank,
+                           .on_cpu = on_cpu,
+                           .timeout_ms = comm->world.join_timeout_ms};
+    st = cdi_group_meet(&g, nodes, &part->id, err);
+    if (st != CDDP_OK)
+        return st;
+    if (on_cpu)
+        part->ops = &cdi_cpu_backend;
+    return connect_part(part, comm, nodes, err);
+}
+
+cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *ranks, size_t n, int tag,
+                                   const cddp_split_options *opt)
+{
+    struct cdi_split how = {.color = 0};
+    CDI_AUTOFREE struct cddp_comm *part = NULL;
+    cddp_split_options known;
+    struct cdi_error err;
+    bool on_cpu;
+    int me = -1;
+    cddp_status st;
+
+    if (cdi_comm_own("cddp_comm_create_group", comm, &err) != CDDP_OK)
+        return cdi_last_error_return(CDDP_E_STATE, &err);
+    if (to == NULL || comm == NULL || ranks == NULL)
+        return cdi_last_error_return(
+            cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_create_group: out, comm and ranks must not be NULL"), &err);
+    st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_create_group", &err);
+    if (st == CDDP_OK)
+        st = check_members(comm, ranks, n, &me, &err);
+    if (st != CDDP_OK)
+        return cdi_last_error_return(st, &err);
+    part = calloc(1, sizeof *part);
+    if (part == NULL)
+        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    st = create_group(part, comm, ranks, (int)n, me, tag, on_cpu, &how, &err);
+    if (st == CDDP_OK) {
+        cdi_comm_add_part(part);
+        *to = cdi_steal(&part);
+    }
+    forget_part(part);
+    return cdi_last_error_return(st, &err);
+}
