@@ -140,13 +140,13 @@ def cases(cddprun, probe, tmp):
 
 
 def cases_without_cddprun(probe, taken, tmp):
-    """Ranks that were started by hand or by mpirun: libcddp's own sentences."""
+    """Ranks that were started by hand or by mpirun: libcddp's own messages."""
     def by_hand(**more):
         return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port()),
                 "CDDP_JOIN_TIMEOUT": "1"} | more
 
-    yield Case("by hand, the others do not come", [probe], r"E_TIMEOUT: 1 of 2 ranks did not join within 1 s: 1", env=by_hand())
-    yield Case("by hand, rank 0 does not come", [probe], r"E_IO: .*nobody but rank 0 would host it", env=by_hand(RANK="1"))
+    yield Case("by hand, the others do not start", [probe], r"E_TIMEOUT: 1 of 2 ranks did not join within 1 s: 1", env=by_hand())
+    yield Case("by hand, rank 0 does not start", [probe], r"E_IO: .*rank 0 hosts the store", env=by_hand(RANK="1"))
     yield Case("by hand, the port is taken", [probe], rf"E_EXISTS: .*port {taken} of '127\.0\.0\.1' is in use.*MASTER_PORT",
                env=by_hand(MASTER_PORT=str(taken)))
     yield Case("by hand, an address that does not resolve", [probe], r"'no-such-host\.invalid' \(MASTER_ADDR\)",

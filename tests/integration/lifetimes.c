@@ -119,7 +119,7 @@ static void look(const struct objects *o)
         CHECK(cddp_ddp_grad_ready(o->part_reducer, 0) == CDDP_E_STATE &&
               cddp_ddp_sync_buffers(o->part_reducer) == CDDP_E_STATE);
     if (!o->gone[PART] && o->gone[WHOLE]) {
-        CHECK(cddp_barrier(o->part) == CDDP_E_STATE && strstr(cddp_last_error(), "of which it is a part") != NULL);
+        CHECK(cddp_barrier(o->part) == CDDP_E_STATE && strstr(cddp_last_error(), "it is a part of") != NULL);
         CHECK(cddp_comm_error(o->part, &info) == CDDP_E_STATE && cddp_comm_store(o->part) == NULL);
         CHECK(cddp_world_size(o->part) >= 1 && cddp_stop_requested(o->part) == 0);
         cddp_abort(o->part, "it is over, so this does nothing");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cddp_alloc, cddp_free, cddp_register and cddp_unregister. What all ranks have together they agree on first: that all
- * ask for the same, and that all can have it. So either all have it or none, and it has the same number on all.
+ * cddp_alloc, cddp_free, cddp_register and cddp_unregister. For memory of all ranks they first agree that all request
+ * the same, and that all can have it: either all ranks get it or none, and it has the same number on all.
  */
 #include "common/cleanup.h"
 #include "worker/comm/comm.h"
@@ -13,47 +13,47 @@
 
 #define KNOWN_FLAGS ((uint32_t)(CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST))
 
-/* -------------------------------------------------------------------------------------------------- together ---- */
+/* -------------------------------------------------------------------------------------------------- agreement ---- */
 
-/* What each rank says; u64 on the wire. */
-struct wish {
+/* What each rank requests; sent as three u64. */
+struct request {
     uint64_t status, flags, bytes;
 };
 
 /*
- * Do all ranks ask for the same, and can all have it? A rank that cannot (mine, with its message) says so, and gets its
- * own error back.
+ * Checks that all ranks request the same, and that all can have it. A rank that cannot (mine, with its message) reports
+ * that to the others, and returns its own error.
  */
-static cddp_status agree(cddp_comm *comm, const char *function, uint32_t flags, size_t bytes, cddp_status mine,
-                         struct cdi_error *err)
+static cddp_status memory_agree(cddp_comm *comm, const char *function, uint32_t flags, size_t bytes, cddp_status mine,
+                                struct cdi_error *err)
 {
     const struct cdi_world *w = cdi_comm_world(comm);
-    const struct wish wish = {(uint64_t)(-(int)mine), flags, bytes};
-    CDI_AUTOFREE struct wish *all = calloc((size_t)w->size, sizeof *all);
+    const struct request mine_sent = {(uint64_t)(-(int)mine), flags, bytes};
+    CDI_AUTOFREE struct request *all = calloc((size_t)w->size, sizeof *all);
     struct cdi_error own = {.status = mine};
     cddp_status st;
 
-    if (all == NULL) { /* the others wait for this rank's word */
+    if (all == NULL) { /* the others wait for this rank */
         (void)cdi_fail(err, CDDP_E_NOMEM, "rank %d: %s: out of memory", w->rank, function);
         cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, err->msg);
         return CDDP_E_NOMEM;
     }
     if (mine != CDDP_OK)
         own = *err;
-    st = cdi_comm_all_gather(comm, &wish, all, 3, CDDP_UINT64, err);
+    st = cdi_comm_all_gather(comm, &mine_sent, all, 3, CDDP_UINT64, err);
     if (st != CDDP_OK || mine != CDDP_OK) {
         *err = st != CDDP_OK ? *err : own;
         return st != CDDP_OK ? st : mine;
     }
     for (int r = 0; r < w->size; r++)
         if (all[r].status != 0)
-            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)(-(int)all[r].status),
-                               "%s: rank %d could not take part", function, r);
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)(-(int)all[r].status), "%s: rank %d failed",
+                               function, r);
     for (int r = 1; r < w->size; r++)
         if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
             return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "%s: rank 0 asks for %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d for %" PRIu64
-                               " with flags %" PRIu64 ": memory of all ranks has one size",
+                               "%s: rank 0 requests %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d %" PRIu64
+                               " bytes with flags %" PRIu64 ": request the same on all ranks",
                                function, all[0].bytes, all[0].flags, r, all[r].bytes, all[r].flags);
     return CDDP_OK;
 }
@@ -70,7 +70,7 @@ static cddp_status agree_on_entry(cddp_comm *comm, const char *function, uint32_
 
     if (e == NULL && st == CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    st = agree(comm, function, flags, bytes, st, err);
+    st = memory_agree(comm, function, flags, bytes, st, err);
     if (st != CDDP_OK || e == NULL) {
         free(e);
         return st;
@@ -82,8 +82,9 @@ static cddp_status agree_on_entry(cddp_comm *comm, const char *function, uint32_
 /* -------------------------------------------------------------------------------------------------- cddp_alloc ---- */
 
 /*
- * On a device it is no region. A region may be a symmetric window there, in which NCCL adds what lies at one offset on
- * all ranks, and does not look whether ranks mean the same. And NCCL reduces where memory lies, whatever memory it is.
+ * Allocates the memory, as a region on the host and as plain memory on a device. A region of a device may be a
+ * symmetric window, where NCCL adds what lies at one offset on all ranks, without a check that the ranks mean the same.
+ * And NCCL reduces in place in any memory.
  */
 static cddp_status make_shared(cddp_comm *comm, struct cdi_extent *e, struct cdi_error *err)
 {
@@ -100,7 +101,7 @@ static cddp_status make_shared(cddp_comm *comm, struct cdi_extent *e, struct cdi
     st = ops->alloc(b, e->bytes, &e->base, err);
     if (st != CDDP_OK)
         e->base = NULL;
-    st = agree(comm, "cddp_alloc", CDDP_MEM_COLLECTIVE, e->bytes, st, err);
+    st = memory_agree(comm, "cddp_alloc", CDDP_MEM_COLLECTIVE, e->bytes, st, err);
     if (st != CDDP_OK && e->base != NULL)
         ops->release(b, e->base);
     return st;
@@ -150,7 +151,7 @@ static cddp_status alloc_host(cddp_comm *comm, size_t bytes, void **out, struct 
     return CDDP_OK;
 }
 
-static cddp_status alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out, struct cdi_error *err)
+static cddp_status alloc_any(cddp_comm *comm, size_t bytes, uint32_t flags, void **out, struct cdi_error *err)
 {
     if ((flags & ~KNOWN_FLAGS) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_alloc: flags has unknown bits (%#" PRIx32 ")", flags);
@@ -172,7 +173,7 @@ cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out
     if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
         return cdi_last_error_return(CDDP_E_STATE, &err);
     before = cdi_comm_ask(CDI_ASKED_ALLOC);
-    st = alloc(comm, bytes, flags, out, &err);
+    st = alloc_any(comm, bytes, flags, out, &err);
     (void)cdi_comm_ask(before);
     return cdi_last_error_return(st, &err);
 }
@@ -193,12 +194,12 @@ void cddp_free(cddp_comm *comm, void *p)
 /* ------------------------------------------------------------------------------------------------ cddp_register ----
  */
 
-static cddp_status check_own(cddp_comm *comm, const void *p, size_t bytes, struct cdi_error *err)
+static cddp_status check_registrable(cddp_comm *comm, const void *p, size_t bytes, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
     if (p == NULL || bytes == 0 || bytes > PTRDIFF_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_register: there is no memory of %zu bytes at %p", bytes, p);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_register: %p is not memory of %zu bytes", p, bytes);
     if (cdi_memory_overlaps(comm, p, bytes))
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_register: this memory, or part of it, is registered already or is memory of cddp_alloc");
@@ -214,7 +215,7 @@ static cddp_status check_own(cddp_comm *comm, const void *p, size_t bytes, struc
     return CDDP_OK;
 }
 
-static cddp_status enlist(cddp_comm *comm, void *p, size_t bytes, uint32_t flags, struct cdi_error *err)
+static cddp_status register_memory(cddp_comm *comm, void *p, size_t bytes, uint32_t flags, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
     struct cdi_extent *e;
@@ -222,14 +223,16 @@ static cddp_status enlist(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
 
     if (flags != CDDP_MEM_COLLECTIVE)
         return cdi_fail(err, flags == 0 ? CDDP_E_UNSUPPORTED : CDDP_E_INVALID,
-                        "cddp_register: flags is %#" PRIx32 ", but only memory that all ranks register together "
-                        "(CDDP_MEM_COLLECTIVE) gains by it",
+                        "cddp_register: flags is %#" PRIx32
+                        ", but must be CDDP_MEM_COLLECTIVE: only memory that all ranks "
+                        "register together is faster",
                         flags);
     if (ops->copies_private != NULL && ops->copies_private(cdi_comm_backend(comm)))
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "cddp_register: ranks of one node cannot share memory of the program's own: take it from "
-                        "cddp_alloc with CDDP_MEM_COLLECTIVE, or leave it as it is, and gradients in it are copied");
-    st = agree_on_entry(comm, "cddp_register", flags, bytes, check_own(comm, p, bytes, err), &e, err);
+        return cdi_fail(
+            err, CDDP_E_UNSUPPORTED,
+            "cddp_register: ranks of one node cannot share memory that the program has allocated: get it from "
+            "cddp_alloc with CDDP_MEM_COLLECTIVE, or do not register it, and gradients in it are copied");
+    st = agree_on_entry(comm, "cddp_register", flags, bytes, check_registrable(comm, p, bytes, err), &e, err);
     if (st != CDDP_OK)
         return st;
     *e = (struct cdi_extent){.base = p, .bytes = bytes, .kind = CDI_MEMORY_REGISTERED};
@@ -248,7 +251,7 @@ cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
     if (cdi_comm_own("cddp_register", comm, &err) != CDDP_OK)
         return cdi_last_error_return(CDDP_E_STATE, &err);
     before = cdi_comm_ask(CDI_ASKED_REGISTER);
-    st = enlist(comm, p, bytes, flags, &err);
+    st = register_memory(comm, p, bytes, flags, &err);
     (void)cdi_comm_ask(before);
     return cdi_last_error_return(st, &err);
 }

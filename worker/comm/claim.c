@@ -14,18 +14,18 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool page_is_taken; /* the agent's, by a communicator of that process; with `lock` */
+static bool page_is_taken; /* the agent's, by a communicator of process page_taken_by; with `lock` */
 static pid_t page_taken_by;
 
-/* This process in the jobs that it joins. cddp_init is called by one thread at a time. */
+/* This process as the jobs that it joins know it. One thread at a time is in cddp_init. */
 static struct {
     pid_t pid;
-    uint64_t nonce;       /* tells apart processes that share host and pid, as in two containers */
+    uint64_t nonce;       /* tells apart processes with equal host name and pid, such as those of two containers */
     unsigned claims;      /* of a rank, so far */
     atomic_bool has_left; /* a job, by cddp_finalize */
 } self;
 
-/* Those of this process's claims that it has not left by cddp_finalize; with `lock`. */
+/* The claims that this process has not released by cddp_finalize; with `lock`. */
 static struct claim {
     struct claim *next;
     unsigned number;
@@ -39,7 +39,7 @@ static void begin_process(void)
     self.pid = getpid();
     (void)getrandom(&self.nonce, sizeof self.nonce, 0);
     (void)pthread_mutex_lock(&lock);
-    while (held != NULL) { /* its parent's */
+    while (held != NULL) { /* the parent's */
         struct claim *c = held;
 
         held = c->next;
@@ -68,8 +68,7 @@ static void hold_claim(struct claim *c, unsigned number)
     (void)pthread_mutex_unlock(&lock);
 }
 
-/* The rank that it was for may be claimed again, under other keys. */
-static void leave_claim(unsigned number)
+static void drop_claim(unsigned number)
 {
     struct claim *gone = NULL;
 
@@ -84,7 +83,7 @@ static void leave_claim(unsigned number)
     free(gone);
 }
 
-/* "host:pid:nonce.", and which of this process's claims it is. Returns the length without that. */
+/* Writes "host:pid:nonce.N" for the Nth claim of this process. Returns the length without N. */
 static size_t describe_self(char *buf, size_t cap)
 {
     char host[128] = "?";
@@ -97,7 +96,7 @@ static size_t describe_self(char *buf, size_t cap)
     return (size_t)n;
 }
 
-/* "process 77 on node1" */
+/* Writes "process 77 on node1" for such a text, which it takes apart. */
 static void describe_other(char *text, size_t len, char *buf, size_t cap)
 {
     char *nonce, *pid;
@@ -116,9 +115,9 @@ static void describe_other(char *text, size_t len, char *buf, size_t cap)
 }
 
 /*
- * Two processes with one rank would both believe that they are it: the first one has it. A claim of this process's own
- * that it has left is none: it joins once more, under other keys (*is_old stays false), or, where a rank hosts the
- * store, it has found the one that is about to end (*is_old becomes true).
+ * Of two processes with one rank the first one gets it. A claim that this process has released does not count: the
+ * process joins once more, under other keys (*is_old stays false). Where a rank hosts the store, such a claim shows
+ * that this is the store of the join before, which is about to end (*is_old becomes true).
  */
 cddp_status cdi_claim_rank(struct cddp_comm *c, bool *is_old, struct cdi_error *err)
 {
@@ -154,19 +153,19 @@ cddp_status cdi_claim_rank(struct cddp_comm *c, bool *is_old, struct cdi_error *
         return st;
     if (has_left)
         return cdi_fail(err, CDDP_E_EXISTS,
-                        "this process has joined by this cddp_unique_id before, as rank %d: one is good for one "
-                        "cddp_init of each rank",
+                        "this process has already joined with this cddp_unique_id, as rank %d: each rank can use it "
+                        "for one cddp_init only",
                         w->rank);
     if (mine)
         return cdi_fail(err, CDDP_E_EXISTS,
-                        "this process has joined the job before, as rank %d: it may join again once that communicator "
-                        "was finalized; cddp_comm_split makes further ones%s",
-                        w->rank, c->given ? ", and so does another cddp_init_options.name" : "");
+                        "this process has already joined the job, as rank %d: finalize that communicator before "
+                        "joining again, or make further ones by cddp_comm_split%s",
+                        w->rank, c->given ? " or with another cddp_init_options.name" : "");
     describe_other(holder, st == CDDP_OK ? len : 0, other, sizeof other);
     describe_other(text, strlen(text), me, sizeof me);
     return cdi_fail(err, CDDP_E_EXISTS,
-                    "two processes have %s%d: %s joined before, and now %s; each process needs a rank of its own",
-                    rank_is, w->rank, other, me);
+                    "two processes have %s%d: %s joined first, and now %s; give each process its own rank", rank_is,
+                    w->rank, other, me);
 }
 
 void cdi_claim_release(const struct cddp_comm *c)
@@ -174,7 +173,7 @@ void cdi_claim_release(const struct cddp_comm *c)
     if (c->claim == 0 || self.pid != getpid())
         return;
     atomic_store(&self.has_left, true);
-    leave_claim(c->claim);
+    drop_claim(c->claim);
 }
 
 bool cdi_claim_has_left(void)
@@ -182,8 +181,7 @@ bool cdi_claim_has_left(void)
     return atomic_load(&self.has_left) && self.pid == getpid();
 }
 
-/* The agent's page shows what one communicator does: the first one. Another one hears from it, and has its own record.
- */
+/* The agent's page shows the operations of the first communicator. Others read it, and record on a private page. */
 cddp_status cdi_page_acquire(struct cddp_comm *c, struct cdi_error *err)
 {
     bool taken;

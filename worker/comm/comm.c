@@ -12,8 +12,8 @@ cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi
     if (comm == NULL || cdi_owner_is_here(&comm->user))
         return CDDP_OK;
     if (comm->over && cdi_owner_is_surely_here(&comm->owner))
-        return cdi_fail(err, CDDP_E_STATE, "%s: the communicator is over, since cddp_finalize was called for %s",
-                        function, comm->finalized ? "it" : "the one of which it is a part");
+        return cdi_fail(err, CDDP_E_STATE, "%s: the communicator is over: cddp_finalize was called for %s", function,
+                        comm->finalized ? "it" : "the one that it is a part of");
     return cdi_owner_refuse(&comm->owner, function, "communicator", err);
 }
 
@@ -58,7 +58,7 @@ void cddp_abort(cddp_comm *comm, const char *why)
     (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
                    why != NULL ? why : "");
     comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
-    (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: from here on comm may be gone */
+    (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: comm may be freed after it */
 }
 
 /* ------------------------------------------------------------------------------------------------- questions ---- */
@@ -141,7 +141,7 @@ cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
     if (comm == NULL || (bytes > 0 && (to == NULL || from == NULL)))
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_copy: comm, to and from must not be NULL"),
                                      &err);
-    if (!comm->ops->on_device) /* there copies are in one order with what was begun; here nothing orders them */
+    if (!comm->ops->on_device) /* a stream orders copies after operations; here nothing does */
         st = comm->ops->stream_wait(comm->backend, 0, NULL, &err);
     return cdi_last_error_return(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the runtime's own modules (the reducer) see of a communicator beside the public interface. */
+/* A communicator as the runtime's own modules (such as the reducer) use it, beside the public interface. */
 #ifndef CDI_COMM_H
 #define CDI_COMM_H
 
@@ -7,27 +7,27 @@
 #include "worker/base/last_error.h"
 
 /*
- * CDDP_OK where comm belongs to this process, or is NULL; CDDP_E_STATE in a child of its owner. Each public function
- * asks before it does anything else. Costs one load.
+ * Returns CDDP_OK if comm belongs to this process or is NULL, and CDDP_E_STATE in a child of its owner. Each public
+ * function calls it first. Costs one load.
  */
 cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err);
 /*
- * The same for functions that end something, which a child of vfork() would end for its parent, too. true: it is
- * another process's, and the last error is set. comm is not NULL. Costs a system call.
+ * Returns true and sets the last error if comm belongs to another process. For functions that end something, which a
+ * child of vfork() would end for its parent, too. comm is not NULL. Costs a system call.
  */
 bool cdi_comm_is_others(const char *function, const cddp_comm *comm);
 
 /*
- * What was made of comm keeps its memory, also after cddp_finalize, until it lets go, which is its last access. Before
- * that it asks whether comm is over: then there is nothing to wait for, and only memory to give back. Any thread.
+ * An object that was made from comm holds comm's memory, also after cddp_finalize, until it lets go: its last access.
+ * If comm is over by then, the object has nothing to wait for, and only frees its memory. Any thread.
  */
 void cdi_comm_hold(cddp_comm *comm);
 void cdi_comm_let_go(cddp_comm *comm);
 bool cdi_comm_is_over(const cddp_comm *comm);
 
 /*
- * Memory that operations under way may still use: free_it(it) is called once this rank has left comm, or at once where
- * it has. The grave is part of it. Any thread.
+ * Defers the release of memory that running operations may still use: free_it(it) is called when this rank leaves comm,
+ * or at once if it has left. The grave is part of that memory. Any thread.
  */
 struct cdi_grave {
     void (*free_it)(void *it);
@@ -39,7 +39,7 @@ void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave);
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
-/* Memory that all ranks have, for memory.c alone. */
+/* Returns the list of comm's memory. For memory.c alone. */
 struct cdi_memory *cdi_comm_memory(cddp_comm *comm);
 /*
  * What one module above keeps for comm. When this rank leaves comm, `fn` is called once with `arg`, before any peer
@@ -52,13 +52,13 @@ struct cdi_on_finalize {
 struct cdi_on_finalize *cdi_comm_on_finalize(cddp_comm *comm);
 
 /*
- * Collectives that this thread uses from now on are said to be those of a public function. Returns what was said
- * before, which the function says again at its end; what was said already stays.
+ * Sets the public function on whose behalf this thread runs collectives from now on, and returns the one before, which
+ * the caller restores at its end. A function that calls another one stays the one that is named.
  */
 enum cdi_asked cdi_comm_ask(enum cdi_asked what);
 enum cdi_asked cdi_comm_asked(void);
 
-/* Blocking collectives as the public ones, but with err instead of the thread's last error. */
+/* Blocking collectives, like the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,
                                 cddp_redop op, struct cdi_error *err);
 cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,

@@ -17,7 +17,7 @@
 #define KEY_BYTES 192
 #define FIRST_NAP_US 100
 #define LAST_NAP_US 20000
-#define LOOK_MS 200 /* between two looks at who is missing, and with which lists they wait elsewhere */
+#define CHECK_MS 200 /* between two checks of missing members and their lists */
 #define ENTRY_BYTES 24
 #define ALL_ARE_HERE "all "
 #define TEXT_BYTES (CDI_ERROR_TEXT + 64)
@@ -25,10 +25,10 @@
 struct cdi_group_call {
     struct cdi_group_call *next;
     uint64_t list;
-    uint32_t next_one; /* no meeting of that list before this one is open */
+    uint32_t next_one; /* all calls of that list before this one have ended */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all histories */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all struct cdi_group_calls */
 
 void cdi_group_calls_release(struct cdi_group_calls *calls)
 {
@@ -51,7 +51,7 @@ static uint32_t first_to_try(const struct cdi_group_calls *calls, uint64_t list)
     return n;
 }
 
-/* False: there is no memory for it, and the next call looks for longer. */
+/* Notes that the nth call has ended. Returns false without memory for it; the next call then searches longer. */
 static bool note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth)
 {
     struct cdi_group_call *c;
@@ -73,48 +73,48 @@ static bool note_call(struct cdi_group_calls *calls, uint64_t list, uint32_t nth
     return c != NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------- one meeting ---- */
+/* ------------------------------------------------------------------------------------------------- one call ---- */
 
-struct meeting {
+struct gathering {
     const struct cdi_group *g;
     uint64_t list; /* stands for the communicator, the tag and the members */
-    uint32_t nth;  /* of the meetings of that list */
+    uint32_t nth;  /* of the calls for that list */
     int64_t deadline_ms;
 };
 
-/* What a rank says of where it waits; the members' ranks of the job follow. */
+/* The value that tells with which list a rank is waiting; the members' ranks of the job follow. */
 struct waits {
     uint64_t list;
     uint32_t nth, n;
 };
 
-static void key_of(const struct meeting *m, const char *name, char key[KEY_BYTES])
+static void key_of(const struct gathering *m, const char *name, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/%s", m->g->prefix, m->list, m->nth, name);
 }
 
-static void here_key(const struct meeting *m, int i, char key[KEY_BYTES])
+static void here_key(const struct gathering *m, int i, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/here/%d", m->g->prefix, m->list, m->nth, i);
 }
 
-/* How the nth meeting of a list has ended; not there: it has not. */
+/* Sets *ended to whether the nth call for a list has ended. */
 static cddp_status has_ended(const struct cdi_group *g, uint64_t list, uint32_t nth, bool *ended, struct cdi_error *err)
 {
-    const struct meeting m = {.g = g, .list = list, .nth = nth};
+    const struct gathering m = {.g = g, .list = list, .nth = nth};
     char key[KEY_BYTES];
 
     key_of(&m, "end", key);
     return cdi_store_exists(g->store, key, ended, err);
 }
 
-static void waits_key(const struct meeting *m, int of_job, char key[KEY_BYTES])
+static void waits_key(const struct gathering *m, int of_job, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sw%016" PRIx64 ".%d/%d", m->g->prefix, m->g->comm, m->g->tag, of_job);
 }
 
-/* Says, for members with other lists, with which this rank waits. */
-static cddp_status tell_waits(const struct meeting *m, struct cdi_error *err)
+/* Publishes the list with which this rank waits, for members with other lists. */
+static cddp_status publish_waits(const struct gathering *m, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     size_t bytes = sizeof(struct waits) + (size_t)g->n * sizeof(int32_t);
@@ -134,7 +134,7 @@ static cddp_status tell_waits(const struct meeting *m, struct cdi_error *err)
     return cdi_store_set(g->store, key, value, bytes, err);
 }
 
-static cddp_status wait_no_more(const struct meeting *m, struct cdi_error *err)
+static cddp_status unpublish_waits(const struct gathering *m, struct cdi_error *err)
 {
     char key[KEY_BYTES];
 
@@ -143,10 +143,12 @@ static cddp_status wait_no_more(const struct meeting *m, struct cdi_error *err)
 }
 
 /*
- * With which list the member waits, into *value (malloc): what tell_waits has set; shorter than its head: it does not
- * wait. The key may go at any time, so that a get could wait for ever; a comparison with what it never holds does not.
+ * Reads the list with which a member waits, as publish_waits has set it, into *value (malloc). A value shorter than its
+ * head: the member does not wait. The key may be deleted at any time, so a get could wait for ever; a compare-and-set
+ * with a value that it never has does not.
  */
-static cddp_status read_waits(const struct meeting *m, int of_job, uint8_t **value, size_t *len, struct cdi_error *err)
+static cddp_status read_waits(const struct gathering *m, int of_job, uint8_t **value, size_t *len,
+                              struct cdi_error *err)
 {
     size_t cap = sizeof(struct waits) + ((size_t)m->g->n + CDI_RANK_LIST_SHOWN) * sizeof(int32_t);
     cddp_status st = CDDP_E_LIMIT;
@@ -172,7 +174,7 @@ static void print_list(const int *of_job, int n, char *buf, size_t cap)
         used += (size_t)snprintf(buf + used, cap - used, i < 8 ? "%s%d" : " ...", i > 0 ? " " : "", of_job[i]);
 }
 
-static cddp_status get_text(const struct meeting *m, const char *key, char *text, size_t cap, struct cdi_error *err)
+static cddp_status get_text(const struct gathering *m, const char *key, char *text, size_t cap, struct cdi_error *err)
 {
     size_t len = 0;
     cddp_status st = cdi_store_get(m->g->store, key, text, cap - 1, &len, m->g->timeout_ms, err);
@@ -187,21 +189,20 @@ static void print_failure(const struct cdi_error *why, char *text, size_t cap)
     (void)snprintf(text, cap, "%d %d %.1000s", (int)why->status, why->blamed, why->msg);
 }
 
-/* The meeting ends with `text`, unless it has ended already: then with what it ended with, which is there afterwards.
- */
-static cddp_status end_meeting(const struct meeting *m, char *text, size_t cap, struct cdi_error *err)
+/* Ends the call with `text`. If it has ended already, sets text to what it ended with. */
+static cddp_status end_gathering(const struct gathering *m, char *text, size_t cap, struct cdi_error *err)
 {
-    CDI_AUTOFREE char *said = malloc(cap);
+    CDI_AUTOFREE char *held = malloc(cap);
     char key[KEY_BYTES];
     size_t len = 0;
     cddp_status st;
 
-    if (said == NULL)
+    if (held == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     key_of(m, "end", key);
-    st = cdi_store_compare_set(m->g->store, key, "", 0, text, strlen(text), said, cap - 1, &len, err);
+    st = cdi_store_compare_set(m->g->store, key, "", 0, text, strlen(text), held, cap - 1, &len, err);
     if (st == CDDP_OK) {
-        memcpy(text, said, len);
+        memcpy(text, held, len);
         text[len] = '\0';
     }
     return st;
@@ -216,16 +217,16 @@ static bool is_among(int of_job, const int32_t *list, size_t n)
 }
 
 /*
- * Does member i wait with another list for this rank, under the same tag? Then neither will come to the other; unless
- * that meeting has ended, and i has not noticed yet. An end is there as long as some member has not noticed it.
+ * Fails if member i waits for this rank with another list and the same tag: the two would wait for each other for ever.
+ * It does not if i's call has ended and i has not noticed yet; an end stays until all members have noticed it.
  */
-static cddp_status compare_lists(const struct meeting *m, int i, struct cdi_error *err)
+static cddp_status compare_lists(const struct gathering *m, int i, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     CDI_AUTOFREE uint8_t *value = NULL, *again = NULL;
     char mine[96], theirs[96], text[TEXT_BYTES];
     size_t len = 0, len_again = 0;
-    struct meeting other;
+    struct gathering other;
     struct cdi_error why;
     CDI_AUTOFREE int32_t *list = NULL;
     struct waits w;
@@ -248,24 +249,24 @@ static cddp_status compare_lists(const struct meeting *m, int i, struct cdi_erro
         st = read_waits(m, g->of_job[i], &again, &len_again, err);
     if (st != CDDP_OK || ended || len_again != len || memcmp(again, value, len) != 0)
         return st;
-    other = (struct meeting){.g = g, .list = w.list, .nth = w.nth};
+    other = (struct gathering){.g = g, .list = w.list, .nth = w.nth};
     print_list(g->of_job, g->n, mine, sizeof mine);
     print_list(list, (int)w.n, theirs, sizeof theirs);
     (void)cdi_fail_by(&why, g->of_job[i], CDDP_E_MISMATCH,
                       FUNCTION
-                      " (tag %d): rank %d gives the ranks %s, and rank %d gives %s (as ranks of the world): all "
-                      "members give the same list",
+                      " (tag %d): rank %d passes the ranks %s, but rank %d passes %s (as ranks of the world): pass "
+                      "the same list on all members",
                       g->tag, g->of_job[g->self], mine, g->of_job[i], theirs);
     print_failure(&why, text, sizeof text);
-    (void)end_meeting(&other, text, sizeof text, NULL); /* theirs; the caller ends ours */
+    (void)end_gathering(&other, text, sizeof text, NULL); /* ends their call; the caller ends ours */
     if (err != NULL)
         *err = why;
     return why.status;
 }
 
-/* Who is missing, and do they wait elsewhere? */
-static cddp_status look_for_missing(const struct meeting *m, struct cdi_rank_list *missing, int *first,
-                                    struct cdi_error *err)
+/* Finds the missing members, and fails if one of them waits with another list. */
+static cddp_status find_missing(const struct gathering *m, struct cdi_rank_list *missing, int *first,
+                                struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     cddp_status st = CDDP_OK;
@@ -287,17 +288,17 @@ static cddp_status look_for_missing(const struct meeting *m, struct cdi_rank_lis
     return st;
 }
 
-static cddp_status too_late(const struct meeting *m, struct cdi_error *err)
+static cddp_status fail_timed_out(const struct gathering *m, struct cdi_error *err)
 {
     struct cdi_rank_list missing;
     int first;
-    cddp_status st = look_for_missing(m, &missing, &first, err);
+    cddp_status st = find_missing(m, &missing, &first, err);
 
     if (st != CDDP_OK)
         return st;
     return cdi_fail_by(err, first >= 0 ? m->g->of_job[first] : -1, CDDP_E_TIMEOUT,
-                       FUNCTION " (tag %d): rank%s %s did not come within %.4g s", m->g->tag, missing.n == 1 ? "" : "s",
-                       missing.n > 0 ? missing.text : "?", (double)m->g->timeout_ms / 1000);
+                       FUNCTION " (tag %d): rank%s %s did not call it within %.4g s", m->g->tag,
+                       missing.n == 1 ? "" : "s", missing.n > 0 ? missing.text : "?", (double)m->g->timeout_ms / 1000);
 }
 
 static cddp_status watch_members(const struct cdi_group *g, struct cdi_error *err)
@@ -309,10 +310,10 @@ static cddp_status watch_members(const struct cdi_group *g, struct cdi_error *er
     return st;
 }
 
-/* Until the meeting has ended. The store is asked again and again: a wait in it would keep other threads out. */
-static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
+/* Waits until the call has ended. Polls the store, since a wait in it would block its other users. */
+static cddp_status await_end(const struct gathering *m, struct cdi_error *err)
 {
-    int64_t look_ms = cdi_now_ms() + LOOK_MS, nap_us = FIRST_NAP_US;
+    int64_t check_ms = cdi_now_ms() + CHECK_MS, nap_us = FIRST_NAP_US;
     struct cdi_rank_list missing;
     int first;
 
@@ -324,14 +325,14 @@ static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
         if (st != CDDP_OK || ended)
             return st;
         st = m->g->flight != NULL ? cdi_flight_check(m->g->flight, err) : CDDP_OK;
-        if (st == CDDP_OK && cdi_now_ms() >= look_ms) {
+        if (st == CDDP_OK && cdi_now_ms() >= check_ms) {
             st = watch_members(m->g, err);
             if (st == CDDP_OK)
-                st = look_for_missing(m, &missing, &first, err);
-            look_ms = cdi_now_ms() + LOOK_MS;
+                st = find_missing(m, &missing, &first, err);
+            check_ms = cdi_now_ms() + CHECK_MS;
         }
         if (st == CDDP_OK && cdi_now_ms() >= m->deadline_ms)
-            st = too_late(m, err);
+            st = fail_timed_out(m, err);
         if (st != CDDP_OK)
             return st;
         (void)nanosleep(&nap, NULL);
@@ -339,8 +340,8 @@ static cddp_status await_end(const struct meeting *m, struct cdi_error *err)
     }
 }
 
-/* The last one: what all have said, for all. */
-static cddp_status collect(const struct meeting *m, char *all, size_t cap, struct cdi_error *err)
+/* Reads the entries of all members, as the last one. */
+static cddp_status collect_entries(const struct gathering *m, char *all, size_t cap, struct cdi_error *err)
 {
     char key[KEY_BYTES], one[ENTRY_BYTES];
     size_t used = (size_t)snprintf(all, cap, ALL_ARE_HERE);
@@ -355,8 +356,8 @@ static cddp_status collect(const struct meeting *m, char *all, size_t cap, struc
     return st;
 }
 
-/* How it has ended. */
-static cddp_status read_end(const struct meeting *m, const char *all, int *nodes, struct cdi_error *err)
+/* Reads how the call has ended. */
+static cddp_status read_end(const struct gathering *m, const char *all, int *nodes, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     int first_on_cpu = 0, status = CDDP_E_ABORTED, blamed = 0, at = 0;
@@ -378,14 +379,15 @@ static cddp_status read_end(const struct meeting *m, const char *all, int *nodes
             first_on_cpu = on_cpu;
         if (on_cpu != first_on_cpu)
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            FUNCTION " (tag %d): rank %d wants the backend \"cpu\", and rank %d that of the whole",
+                            FUNCTION
+                            " (tag %d): rank %d wants the backend \"cpu\", but rank %d that of comm: choose one",
                             g->tag, g->ranks[on_cpu ? i : 0], g->ranks[on_cpu ? 0 : i]);
     }
     return CDDP_OK;
 }
 
-/* The first meeting of this list that has not ended. */
-static cddp_status find_meeting(struct meeting *m, struct cdi_error *err)
+/* Finds the first call for this list that has not ended. */
+static cddp_status find_gathering(struct gathering *m, struct cdi_error *err)
 {
     bool ended = true;
     cddp_status st = CDDP_OK;
@@ -398,13 +400,13 @@ static cddp_status find_meeting(struct meeting *m, struct cdi_error *err)
     return st;
 }
 
-/* Say that this rank is here, and how the meeting ends where that is known; else wait for it. */
-static cddp_status take_part(const struct meeting *m, char *text, size_t cap, struct cdi_error *err)
+/* Counts this rank as there. The last member ends the call; the others wait for its end. */
+static cddp_status enter_gathering(const struct gathering *m, char *text, size_t cap, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     char key[KEY_BYTES], mine[ENTRY_BYTES];
     int64_t n_here = 0;
-    cddp_status st = tell_waits(m, err);
+    cddp_status st = publish_waits(m, err);
 
     (void)snprintf(mine, sizeof mine, "%d %d", g->node, g->on_cpu);
     here_key(m, g->self, key);
@@ -416,8 +418,8 @@ static cddp_status take_part(const struct meeting *m, char *text, size_t cap, st
     if (st != CDDP_OK)
         return st;
     if (n_here == g->n) {
-        st = collect(m, text, cap, err);
-        return st == CDDP_OK ? end_meeting(m, text, cap, err) : st;
+        st = collect_entries(m, text, cap, err);
+        return st == CDDP_OK ? end_gathering(m, text, cap, err) : st;
     }
     st = await_end(m, err);
     key_of(m, "end", key);
@@ -425,16 +427,16 @@ static cddp_status take_part(const struct meeting *m, char *text, size_t cap, st
 }
 
 /*
- * This member has noticed how the meeting has ended, and will not look for it again. Where all have come, the last one
- * to say so takes it away: no key is asked for any more. One that some did not come to stays, for those that come late.
+ * Notes that this member knows how the call has ended. After a good end the last member to do so deletes the keys,
+ * which no member reads any more. The keys of a failed call stay, for members that call it later.
  */
-static void take_leave(const struct meeting *m, const char *text)
+static void leave_gathering(const struct gathering *m, const char *text)
 {
     static const char *const names[] = {"n", "end", "left"};
     bool noted = note_call(m->g->calls, m->list, m->nth);
     char key[KEY_BYTES];
     int64_t n_left = 0;
-    cddp_status st = wait_no_more(m, NULL);
+    cddp_status st = unpublish_waits(m, NULL);
 
     if (st != CDDP_OK || !noted || strncmp(text, ALL_ARE_HERE, sizeof ALL_ARE_HERE - 1) != 0)
         return;
@@ -452,31 +454,31 @@ static void take_leave(const struct meeting *m, const char *text)
     }
 }
 
-static cddp_status come(struct meeting *m, int *nodes, struct cdi_error *err)
+static cddp_status gather_members(struct gathering *m, int *nodes, struct cdi_error *err)
 {
     const struct cdi_group *g = m->g;
     size_t cap = (size_t)g->n * ENTRY_BYTES + TEXT_BYTES;
     CDI_AUTOFREE char *text = NULL;
-    cddp_status st = find_meeting(m, err);
+    cddp_status st = find_gathering(m, err);
 
     if (st != CDDP_OK)
         return st;
     text = calloc(1, cap);
     if (text == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    st = take_part(m, text, cap, err);
-    if (st != CDDP_OK) { /* the others hear why, unless it has just ended in another way */
+    st = enter_gathering(m, text, cap, err);
+    if (st != CDDP_OK) { /* the others read the reason, unless the call has just ended otherwise */
         print_failure(err, text, cap);
-        if (end_meeting(m, text, cap, NULL) != CDDP_OK)
+        if (end_gathering(m, text, cap, NULL) != CDDP_OK)
             return st;
     }
-    take_leave(m, text);
+    leave_gathering(m, text);
     return read_end(m, text, nodes, err);
 }
 
-cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, struct cdi_error *err)
+cddp_status cdi_group_gather(const struct cdi_group *g, int *nodes, uint64_t *id, struct cdi_error *err)
 {
-    struct meeting m = {.g = g, .deadline_ms = cdi_deadline_ms(cdi_now_ms(), g->timeout_ms)};
+    struct gathering m = {.g = g, .deadline_ms = cdi_deadline_ms(cdi_now_ms(), g->timeout_ms)};
     const int32_t head[] = {g->tag, g->n};
     struct cdi_error why = {.status = CDDP_OK};
     uint64_t of[2];
@@ -484,7 +486,7 @@ cddp_status cdi_group_meet(const struct cdi_group *g, int *nodes, uint64_t *id, 
 
     m.list = cdi_crc64(cdi_crc64(g->comm, head, sizeof head), g->of_job, (size_t)g->n * sizeof *g->of_job);
     if (g->n > 1) {
-        st = come(&m, nodes, &why);
+        st = gather_members(&m, nodes, &why);
     } else {
         nodes[0] = g->node;
         m.nth = first_to_try(g->calls, m.list);

@@ -15,12 +15,12 @@
 
 #define JSON_MAX (6 * CDI_ERROR_TEXT + 256) /* every byte as \u00xx */
 
-#ifdef __GLIBC__ /* on_exit(3) tells the status; elsewhere there is no way to know it */
+#ifdef __GLIBC__ /* on_exit(3) passes the status; elsewhere there is no way to get it */
 
 static char path[PATH_MAX];
 static pid_t process;
 
-/* A string's inside: what JSON wants escaped, and '?' for what is not ASCII. Returns the new end. */
+/* Appends text as the inside of a JSON string, with '?' for bytes outside of ASCII. Returns the new end. */
 static size_t add_escaped(char *to, size_t at, const char *text)
 {
     for (; *text != '\0' && at + 8 < JSON_MAX; text++) {
@@ -38,7 +38,7 @@ static size_t add_escaped(char *to, size_t at, const char *text)
     return at;
 }
 
-static void write_file(int exit_status, cddp_status status, const char *text)
+static void error_file_write(int exit_status, cddp_status status, const char *text)
 {
     static char json[JSON_MAX];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -56,16 +56,16 @@ static void write_file(int exit_status, cddp_status status, const char *text)
     (void)close(fd);
 }
 
-static void at_exit(int exit_status, void *arg)
+static void error_file_at_exit(int exit_status, void *arg)
 {
     struct cdi_error err;
 
     (void)arg;
     if (exit_status != 0 && getpid() == process && cdi_last_error_of_process(&err))
-        write_file(exit_status, err.status, err.msg);
+        error_file_write(exit_status, err.status, err.msg);
 }
 
-static void arm(void)
+static void error_file_arm(void)
 {
     const char *name = cdi_env_str("TORCHELASTIC_ERROR_FILE");
 
@@ -73,14 +73,14 @@ static void arm(void)
         return;
     (void)snprintf(path, sizeof path, "%s", name);
     process = getpid();
-    (void)on_exit(at_exit, NULL);
+    (void)on_exit(error_file_at_exit, NULL);
 }
 
 void cdi_error_file_arm(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    (void)pthread_once(&once, arm);
+    (void)pthread_once(&once, error_file_arm);
 }
 
 #else

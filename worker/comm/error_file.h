@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The launcher's error file (TORCHELASTIC_ERROR_FILE), as torch's @record writes it: its report then says what failed
- * in this rank. Nothing is written where the program ends well, or where a file is there already.
+ * The launcher's error file (TORCHELASTIC_ERROR_FILE), in the format of torch's @record, from which the launcher
+ * reports this rank's failure. A program that succeeds writes nothing, and an existing file stays as it is.
  */
 #ifndef CDI_COMM_ERROR_FILE_H
 #define CDI_COMM_ERROR_FILE_H
 
 /*
- * When this process leaves main() or calls exit() with a status that is not 0, and a function of the library has failed
- * in it, the last such failure goes to the error file. Any number of calls; a child of fork() writes nothing.
+ * Arranges that the last failure of a library function in this process goes to the error file, if the process returns
+ * from main() or calls exit() with a status other than 0. May be called repeatedly. A child of fork() writes nothing.
  */
 void cdi_error_file_arm(void);
 

@@ -15,10 +15,10 @@
 static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
 
 /*
- * The first thing that an abort does is to end the waits of other threads, and a thread whose wait has ended comes
- * here: the backend stays until the abort is through with it. It blocks on nothing but locks, so it needs microseconds.
+ * Waits until no thread is in cddp_abort. An abort first ends the waits of other threads, and one of these may get here
+ * while the abort still uses the backend. An abort blocks on locks only, so this takes microseconds.
  */
-static void let_aborts_end(const struct cddp_comm *c)
+static void wait_for_aborts(const struct cddp_comm *c)
 {
     const struct timespec moment = {.tv_nsec = 100000};
 
@@ -85,7 +85,7 @@ void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave)
     (void)pthread_mutex_unlock(&family);
 }
 
-/* Nothing is under way any more. */
+/* Frees what was deferred: no operation runs any more. */
 static void open_graves(struct cddp_comm *c)
 {
     while (c->graves != NULL) {
@@ -105,8 +105,8 @@ void cdi_comm_add_part(struct cddp_comm *part)
     (void)pthread_mutex_unlock(&family);
 }
 
-/* The program knows c no more. */
-static void part_from(struct cddp_comm *c)
+/* Ends the program's use of c, and frees c unless objects made from it hold it. */
+static void release_by_program(struct cddp_comm *c)
 {
     bool last;
 
@@ -124,17 +124,17 @@ static void part_from(struct cddp_comm *c)
         cdi_comm_destroy(c);
 }
 
-/* A backend that is gone has no say. */
+/* Returns whether the job was aborted; false if c has no backend that can know. */
 static bool is_aborted(const struct cddp_comm *c)
 {
     return c->backend != NULL && !c->ops->keeps_store && c->ops->is_aborted != NULL && c->ops->is_aborted(c->backend);
 }
 
 /*
- * The store goes with rank 0: it waits until the others have said goodbye, or are gone. After an error they may never
- * say it, but then they leave soon; so after an abort, which may come while this rank waits here.
+ * Waits until all other ranks have said goodbye or disconnected, since the store ends with its host. After an error or
+ * an abort, which may also happen during this wait, some may never say goodbye, and the wait is short.
  */
-static void see_off(const struct cddp_comm *c, bool broken)
+static void wait_for_peers_to_leave(const struct cddp_comm *c, bool broken)
 {
     const struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? BROKEN_GOODBYE_MS : w->timeout_ms);
@@ -156,7 +156,7 @@ static void see_off(const struct cddp_comm *c, bool broken)
     }
 }
 
-/* If it cannot be said, the connection's end says it. */
+/* A goodbye that cannot be sent is not missed: the end of the connection means the same. */
 void cdi_comm_say_goodbye(const struct cddp_comm *c, bool broken)
 {
     char key[CDI_COMM_KEY_BYTES];
@@ -165,20 +165,20 @@ void cdi_comm_say_goodbye(const struct cddp_comm *c, bool broken)
         return;
     cdi_store_set_timeout(c->world.store, CDI_GOODBYE_MS);
     if (c->host != NULL) {
-        see_off(c, broken);
+        wait_for_peers_to_leave(c, broken);
         return;
     }
     cdi_comm_key(&c->world, "goodbye", -1, key);
     (void)cdi_store_add(c->world.store, key, 1, NULL, NULL);
 }
 
-/* This rank leaves c: its peers are told, and nothing but memory remains of it. */
-static void leave(struct cddp_comm *c)
+/* Leaves c: notifies the peers, and frees all but its memory. */
+static void comm_leave(struct cddp_comm *c)
 {
     struct cdi_error unsaved;
     cddp_status st, saved = CDDP_OK;
 
-    let_aborts_end(c);
+    wait_for_aborts(c);
     if (c->on_finalize.fn != NULL)
         saved = c->on_finalize.fn(c->on_finalize.arg, &unsaved);
     c->on_finalize = (struct cdi_on_finalize){.fn = NULL};
@@ -189,7 +189,7 @@ static void leave(struct cddp_comm *c)
         cdi_comm_say_goodbye(c, st != CDDP_OK);
     if (c->whole == NULL)
         cdi_claim_release(c);
-    let_aborts_end(c); /* one of this rank's own may be why it waits no longer */
+    wait_for_aborts(c); /* an abort by this rank may have ended the wait above */
     c->over = true;
     c->user.life = UINT64_MAX;
     if (!c->ops->keeps_store)
@@ -214,10 +214,10 @@ cddp_status cddp_finalize(cddp_comm *comm)
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_STATE, "cddp_finalize was called before"), &err);
     for (struct cddp_comm *part = comm->parts; part != NULL; part = part->next)
         if (!part->over)
-            leave(part);
+            comm_leave(part);
     if (!comm->over)
-        leave(comm);
+        comm_leave(comm);
     err = comm->result;
-    part_from(comm);
+    release_by_program(comm);
     return cdi_last_error_return(err.status, &err);
 }

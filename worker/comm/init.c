@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cddp_init: what the environment and the options describe, and then to join. */
+/* cddp_init: reads the environment and the options, and joins the job that they describe. */
 #include "common/env.h"
 #include "worker/backend/loader.h"
 #include "worker/base/sized.h"
@@ -33,8 +33,8 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
 }
 
 /*
- * A GPU if there is one, else the CPU, unless the program or its user says otherwise; MPI is only taken by name. Looks
- * at this machine; no communication.
+ * Chooses the backend that the program or the user has named, or by default NCCL on a node with a GPU and the CPU on
+ * others. MPI is only used if named. Looks at this node; does not communicate.
  */
 static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp_init_options *opt,
                                   struct cdi_error *err)
@@ -50,8 +50,8 @@ static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp
         return CDDP_OK;
     if (strcmp(name, "nccl") != 0 && strcmp(name, "mpi") != 0)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "there is no backend '%.64s' in this libcddp (%s): use \"auto\", \"cpu\", \"nccl\" or \"mpi\"",
-                        name, who);
+                        "this libcddp has no backend '%.64s' (%s): use \"auto\", \"cpu\", \"nccl\" or \"mpi\"", name,
+                        who);
     st = cdi_module_open(name, ops, &is_there, err);
     if (st != CDDP_OK && any && (!is_there || st == CDDP_E_NOT_FOUND)) {
         *ops = &cdi_cpu_backend;
@@ -60,7 +60,7 @@ static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp
     return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"%s\"", who, name);
 }
 
-/* "cuda:3" is device 3. */
+/* Reads the device number: 3 of "cuda:3". */
 static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
 {
     int64_t n = -1;
@@ -72,7 +72,7 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
     return CDDP_OK;
 }
 
-/* Who this is, and where the ranks meet: by the environment, or by the options. */
+/* Reads rank, size and the store's address: from the options, or from the environment if they have none of them. */
 static cddp_status read_launch(struct cdi_launch *l, const cddp_init_options *opt, struct cdi_error *err)
 {
     const struct cdi_given given = {.rank = opt->rank,
@@ -83,14 +83,14 @@ static cddp_status read_launch(struct cdi_launch *l, const cddp_init_options *op
                                     .by_id = opt->id != NULL};
 
     if ((opt->flags & ~(uint32_t)CDDP_INIT_HOST_STORE) != 0)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_init_options.flags %#x are unknown here", opt->flags);
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_init_options.flags has unknown bits (%#x)", opt->flags);
     if (opt->world_size == 0 && opt->rank == 0 && opt->port == 0 && opt->flags == 0 && opt->host == NULL &&
         opt->id == NULL)
         return cdi_launch_read(l, cdi_env_str, err);
-    return cdi_launch_take(l, cdi_env_str, &given, err);
+    return cdi_launch_given(l, cdi_env_str, &given, err);
 }
 
-/* Everything that the environment and the options (or NULL) say; no communication. */
+/* Reads all of the environment and the options, which may be NULL. Does not communicate. */
 static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_init_options *opt,
                               const cddp_init_options *said, struct cdi_error *err)
 {
@@ -111,8 +111,8 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
     if (st != CDDP_OK)
         return st;
     if (opt->mpi_comm != NULL && strcmp(c->ops->name, "mpi") != 0)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_init_options.mpi_comm is for the backend \"mpi\", and this is \"%s\"", c->ops->name);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.mpi_comm needs the backend \"mpi\", but this is \"%s\"",
+                        c->ops->name);
     w->rank = l->rank;
     w->size = l->size;
     w->restart_count = l->restart_count;
@@ -143,7 +143,7 @@ cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
         st = cdi_join(c, &l, &known, &err);
     }
     if (st != CDDP_OK) {
-        cdi_comm_say_goodbye(c, true); /* so that the others come to a sentence of their own, about the same cause */
+        cdi_comm_say_goodbye(c, true); /* so that the others report an error with the same cause */
         cdi_comm_destroy(c);
         return cdi_last_error_return(st, &err);
     }

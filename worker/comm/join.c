@@ -17,19 +17,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOK_MS 1000           /* between two looks whether who has not joined has exited */
+#define CHECK_MS 1000          /* between two checks whether a missing rank has exited */
 #define GIVEN_UP "given up by" /* in place of the backends' sum: the rank follows */
 
 /*
- * One counter holds how many ranks are there, and above that, in sum, how many each was told that there are: so that a
- * rank which was told another number finds out as it comes.
+ * One counter holds the number of ranks that have joined and, in its higher bits, the sum of their world sizes. So a
+ * rank that has another world size detects it when it joins.
  */
 #define JOINED_BITS 21
 
 _Static_assert(CDI_RANKS_MAX < INT64_C(1) << JOINED_BITS, "all ranks fit");
-_Static_assert(CDI_RANKS_MAX <= (INT64_MAX >> JOINED_BITS) / CDI_RANKS_MAX, "and all that they were told");
+_Static_assert(CDI_RANKS_MAX <= (INT64_MAX >> JOINED_BITS) / CDI_RANKS_MAX, "and so does the sum of their world sizes");
 
-static int64_t joined_word(const struct cdi_world *w)
+static int64_t joined_delta(const struct cdi_world *w)
 {
     return INT64_C(1) | (int64_t)w->size << JOINED_BITS;
 }
@@ -68,15 +68,15 @@ static cddp_status name_missing(const struct cddp_comm *c, struct cdi_error *err
     }
     if (st != CDDP_OK)
         return st;
-    if (first >= 0 && !c->given) /* the launcher knows its own ranks only */
+    if (first >= 0 && !c->given) /* the launcher knows only its own ranks */
         cdi_flight_miss(w->flight, first);
     return cdi_fail_by(err, first, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s",
                        w->size - joined, w->size, (double)w->join_timeout_ms / 1000, missing.text,
                        w->size - joined > missing.n ? ", and more" : "");
 }
 
-/* Who has exited without joining never will: the agent says that of this node's ranks. */
-static cddp_status look_for_gone(const struct cdi_world *w, struct cdi_error *err)
+/* Fails if a rank of this node has exited without joining, as the agent reports on the flight page. */
+static cddp_status check_for_exited(const struct cdi_world *w, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     bool there = false;
@@ -88,30 +88,29 @@ static cddp_status look_for_gone(const struct cdi_world *w, struct cdi_error *er
         st = cdi_store_exists(w->store, key, &there, err);
         if (st == CDDP_OK && !there) {
             cdi_flight_miss(w->flight, rank);
-            st =
-                cdi_fail_by(err, rank, CDDP_E_PEER, "rank %d " CDI_FLIGHT_ABSENT ", and so cannot join any more", rank);
+            st = cdi_fail_by(err, rank, CDDP_E_PEER, "rank %d " CDI_FLIGHT_ABSENT " and did not join", rank);
         }
     }
     return st;
 }
 
-/* The last to come says that all are there. */
+/* Waits for the last rank to set go_key. */
 static cddp_status wait_for_all(const struct cddp_comm *c, const char *go_key, char *text, size_t cap, size_t *len,
                                 int64_t deadline_ms, struct cdi_error *err)
 {
     const struct cdi_world *w = &c->world;
-    /* However many wait, the store has no more than about 1000 of such looks in a second. */
-    int64_t look_ms = w->size > LOOK_MS ? w->size : LOOK_MS;
+    /* With any number of waiting ranks the store answers about 1000 of these checks in a second. */
+    int64_t check_ms = w->size > CHECK_MS ? w->size : CHECK_MS;
 
     for (;;) {
         int64_t left = deadline_ms - cdi_now_ms();
-        bool last = c->given || left <= look_ms;
-        cddp_status st = cdi_store_get(w->store, go_key, text, cap, len, last ? left > 0 ? left : 1 : look_ms, err);
+        bool last = c->given || left <= check_ms;
+        cddp_status st = cdi_store_get(w->store, go_key, text, cap, len, last ? left > 0 ? left : 1 : check_ms, err);
 
         if (st == CDDP_E_TIMEOUT && last)
             return name_missing(c, err);
         if (st == CDDP_E_TIMEOUT)
-            st = look_for_gone(w, err);
+            st = check_for_exited(w, err);
         else
             return st;
         if (st != CDDP_OK)
@@ -120,16 +119,16 @@ static cddp_status wait_for_all(const struct cddp_comm *c, const char *go_key, c
 }
 
 /*
- * Which backends the ranks have, in one number, so that it is learnt with the word that all are there: as many as are
- * on a GPU, and one more than there are ranks for each that is over MPI. All must have the same.
+ * Returns this rank's part of a sum over all ranks, which tells how many use which backend: 0 for the CPU, 1 for a GPU,
+ * and size + 1 for MPI. All ranks must use the same one.
  */
-static int64_t weight(const struct cddp_comm *c)
+static int64_t backend_weight(const struct cddp_comm *c)
 {
     return c->ops == &cdi_cpu_backend ? 0 : c->ops->on_device ? 1 : (int64_t)c->world.size + 1;
 }
 
-/* Ranks that are not on the CPU say so, before they say that they are there. */
-static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err)
+/* Publishes the backend unless it is the CPU. Called before this rank counts as joined. */
+static cddp_status publish_backend(const struct cddp_comm *c, struct cdi_error *err)
 {
     char key[CDI_COMM_KEY_BYTES];
     cddp_status st;
@@ -139,10 +138,10 @@ static cddp_status tell_backend(const struct cddp_comm *c, struct cdi_error *err
     cdi_comm_key(&c->world, "device", c->world.rank, key);
     st = cdi_store_set(c->world.store, key, c->ops->name, strlen(c->ops->name), err);
     cdi_comm_key(&c->world, "devices", -1, key);
-    return st == CDDP_OK ? cdi_store_add(c->world.store, key, weight(c), NULL, err) : st;
+    return st == CDDP_OK ? cdi_store_add(c->world.store, key, backend_weight(c), NULL, err) : st;
 }
 
-/* Has this rank said that it has the backend of that name? */
+/* Sets *has to whether `rank` has published the backend of that name. */
 static cddp_status has_backend(const struct cdi_world *w, int rank, const char *name, bool *has, struct cdi_error *err)
 {
     char key[CDI_COMM_KEY_BYTES], text[16];
@@ -174,13 +173,15 @@ static cddp_status compare_backends(const struct cdi_world *w, int64_t sum, stru
     }
     if (st != CDDP_OK)
         return st;
-    return cdi_fail(err, CDDP_E_MISMATCH, "%" PRId64 " of %d ranks work %s, but not rank %s%s: %s", n, w->size,
-                    n_mpi > 0 ? "over MPI" : "on a GPU", without.text, w->size - n > without.n ? ", and more" : "",
-                    n_mpi > 0 ? "set CDDP_BACKEND=mpi for all ranks, or for none"
-                              : "give every rank one, or train on the CPU with CDDP_BACKEND=cpu");
+    return cdi_fail(err, CDDP_E_MISMATCH, "%" PRId64 " of %d ranks use %s, but not rank %s%s: %s", n, w->size,
+                    n_mpi > 0 ? "MPI" : "a GPU", without.text, w->size - n > without.n ? ", and more" : "",
+                    n_mpi > 0 ? "set CDDP_BACKEND=mpi for all ranks or for none"
+                              : "give every rank a GPU, or train on the CPU with CDDP_BACKEND=cpu");
 }
 
-/* Everybody is there: one counter, and one key that all wait for, which says who has which backend; one key per rank.
+/*
+ * Waits until all ranks have joined, by one counter and one key. The last rank sets that key to the sum of the
+ * backends' weights; the others wait for it.
  */
 static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, struct cdi_error *err)
 {
@@ -193,14 +194,14 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
     cdi_comm_key(w, "joined", -1, joined_key);
     cdi_comm_key(w, "go", -1, go_key);
     cdi_comm_key(w, "devices", -1, devices_key);
-    st = tell_backend(c, err);
+    st = publish_backend(c, err);
     if (st == CDDP_OK)
-        st = cdi_store_add(w->store, joined_key, joined_word(w), &joined, err);
+        st = cdi_store_add(w->store, joined_key, joined_delta(w), &joined, err);
     if (st == CDDP_OK && !joined_alike(w, joined)) {
         (void)snprintf(text, sizeof text,
-                       "%s is %d on rank %d, and another number on a rank that came before: it must be the same on all",
+                       "%s mismatch: %d on rank %d, but different on a rank that joined earlier: set the same on all",
                        c->given ? "world_size" : "WORLD_SIZE", w->size, w->rank);
-        (void)cdi_store_set(w->store, go_key, text, strlen(text), NULL); /* who cannot be told waits on */
+        (void)cdi_store_set(w->store, go_key, text, strlen(text), NULL); /* if it fails, they wait for the timeout */
         return cdi_fail(err, CDDP_E_MISMATCH, "%s", text);
     }
     if (st == CDDP_OK && joined_ranks(joined) == w->size) {
@@ -223,7 +224,7 @@ static cddp_status gather_ranks(const struct cddp_comm *c, int64_t deadline_ms, 
     return st == CDDP_OK ? compare_backends(w, devices, err) : st;
 }
 
-/* Every rank's host, gathered by rank 0 so that all read one table. */
+/* Gets the host ids of all ranks. Rank 0 gathers them, and the others read one table. */
 static cddp_status exchange_hosts(const struct cdi_world *w, uint8_t *ids, int64_t deadline_ms, struct cdi_error *err)
 {
     const size_t bytes = (size_t)w->size * CDI_HOST_ID;
@@ -251,12 +252,11 @@ static cddp_status exchange_hosts(const struct cdi_world *w, uint8_t *ids, int64
             return CDDP_OK;
     }
     return st == CDDP_OK || st == CDDP_E_LIMIT
-               ? cdi_fail(err, CDDP_E_MISMATCH,
-                          "ranks do not agree on WORLD_SIZE, or run different versions of libcddp")
+               ? cdi_fail(err, CDDP_E_MISMATCH, "ranks have different WORLD_SIZE, or run different versions of libcddp")
                : st;
 }
 
-/* Who says it well enough: an agent (cddprun, torchrun). Else the ranks find out, all of them together. */
+/* Returns whether an agent (cddprun, torchrun) has set the node layout. Otherwise all ranks find it out together. */
 static bool is_placed(const struct cdi_launch *l)
 {
     const struct cdi_node_layout *p = &l->place;
@@ -264,9 +264,9 @@ static bool is_placed(const struct cdi_launch *l)
     return l->hosted && p->local_rank >= 0 && p->local_size > 0 && p->node_rank >= 0 && p->n_nodes > 0;
 }
 
-static int known(int said, int found)
+static int known_or(int given, int found)
 {
-    return said >= 0 ? said : found;
+    return given >= 0 ? given : found;
 }
 
 static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
@@ -286,11 +286,11 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
             return st;
         cdi_node_layout_of(ids, w->size, w->rank, &hosts, &runs);
     }
-    /* What was said wins where a user looks; where memory is shared, what is. */
-    c->place.local_rank = known(l->place.local_rank, hosts.local_rank);
-    c->place.local_size = known(l->place.local_size, hosts.local_size);
-    c->place.node_rank = known(l->place.node_rank, hosts.node_rank);
-    c->place.n_nodes = known(l->place.n_nodes, hosts.n_nodes);
+    /* Users see the layout that was given; memory is shared by the real one. */
+    c->place.local_rank = known_or(l->place.local_rank, hosts.local_rank);
+    c->place.local_size = known_or(l->place.local_size, hosts.local_size);
+    c->place.node_rank = known_or(l->place.node_rank, hosts.node_rank);
+    c->place.n_nodes = known_or(l->place.n_nodes, hosts.n_nodes);
     w->local_rank = runs.local_rank;
     w->local_size = runs.local_size;
     w->node_rank = runs.node_rank;
@@ -299,8 +299,8 @@ static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, i
     return CDDP_OK;
 }
 
-/* Say which host this is, before the others are told that all are there. */
-static cddp_status tell_host(const struct cdi_world *w, struct cdi_error *err)
+/* Publishes this rank's host id. Called before this rank counts as joined. */
+static cddp_status publish_host(const struct cdi_world *w, struct cdi_error *err)
 {
     uint8_t id[CDI_HOST_ID];
     char key[CDI_COMM_KEY_BYTES];
@@ -328,7 +328,7 @@ static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, s
     return st;
 }
 
-/* The store of the job, and this rank in it. *is_old: see claim_rank. id: of the store, or NULL. */
+/* Connects to the store and claims the rank. *is_old: see cdi_claim_rank. id: the store's address, or NULL. */
 static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                int64_t left_ms, bool *is_old, struct cdi_error *err)
 {
@@ -345,10 +345,8 @@ static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, 
         struct cdi_error why = *err;
 
         return cdi_fail_since(
-            err, &why,
-            "%.700s; nobody but rank 0 would host it (%s), and rank 0 has not started, or not on that "
-            "host",
-            why.msg, l->given ? "CDDP_INIT_HOST_STORE" : "TORCHELASTIC_USE_AGENT_STORE is not \"True\"");
+            err, &why, "%.700s; rank 0 hosts the store (%s): it has not started, or runs on another host", why.msg,
+            l->given ? "CDDP_INIT_HOST_STORE" : "TORCHELASTIC_USE_AGENT_STORE is not \"True\"");
     }
     if (st != CDDP_OK)
         return st;
@@ -363,11 +361,11 @@ static bool is_over(cddp_status st)
 }
 
 /*
- * A rank that joins again may still reach the store of the join before, which rank 0 is about to end: then it waits for
- * that, and goes to the next one.
+ * Enters the store. A rank that joins again may still reach the store of the join before, which rank 0 is about to end:
+ * it waits for that end, and tries again.
  */
-static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch *l,
-                                    const struct cdi_store_endpoint *id, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
+                                   int64_t deadline_ms, struct cdi_error *err)
 {
     bool again = cdi_claim_has_left() && c->by == CDI_STORE_BY_RANK_0 && c->host == NULL, is_old;
     int64_t left = c->world.join_timeout_ms;
@@ -384,22 +382,23 @@ static cddp_status enter_next_store(struct cddp_comm *c, const struct cdi_launch
         cdi_comm_key(&c->world, "never", -1, key);
         if (is_old)
             st = cdi_store_get(c->world.store, key, none, sizeof none, &len, left > 0 ? left : 1, err);
-        if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* that is why */
+        if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* the reason why it failed */
             return cdi_flight_check(c->world.flight, err);
         if (is_old && !is_over(st))
-            return st == CDDP_E_TIMEOUT ? cdi_fail_by(err, 0, CDDP_E_TIMEOUT,
-                                                      "rank 0 did not finalize its communicator within %.4g s, and so "
-                                                      "cannot host the next one's store",
-                                                      (double)c->world.join_timeout_ms / 1000)
-                                        : st;
+            return st == CDDP_E_TIMEOUT
+                       ? cdi_fail_by(err, 0, CDDP_E_TIMEOUT,
+                                     "rank 0 did not finalize its communicator within %.4g s, which it "
+                                     "must before it can host the next store",
+                                     (double)c->world.join_timeout_ms / 1000)
+                       : st;
         cddp_store_close(c->world.store);
         c->world.store = NULL;
         left = deadline_ms - cdi_now_ms();
     }
 }
 
-static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
-                        struct cdi_error *err)
+static cddp_status join_others(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
+                               struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
@@ -409,21 +408,21 @@ static cddp_status meet(struct cddp_comm *c, const struct cdi_launch *l, const s
     if (c->by == CDI_STORE_BY_RANK_0 && w->rank == 0)
         st = host_store(c, l, err);
     if (st == CDDP_OK)
-        st = enter_next_store(c, l, id, deadline_ms, err);
+        st = enter_new_store(c, l, id, deadline_ms, err);
     if (st == CDDP_OK && !is_placed(l))
-        st = tell_host(w, err);
+        st = publish_host(w, err);
     if (st == CDDP_OK)
         st = gather_ranks(c, deadline_ms, err);
     if (st == CDDP_E_TIMEOUT && c->host != NULL && cdi_store_host_is_foreign(c->host) && err != NULL) {
         struct cdi_error why = *err;
 
-        return cdi_fail_since(err, &why, "%.700s; %s='%.255s' is no address of this host, on which rank 0 runs",
+        return cdi_fail_since(err, &why, "%.700s; %s='%.255s' is not an address of this host, where rank 0 runs",
                               why.msg, l->given ? "cddp_init_options.host" : "MASTER_ADDR", l->host);
     }
     return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
 }
 
-static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
+static cddp_status connect_ranks(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                  struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -432,21 +431,20 @@ static cddp_status come_together(struct cddp_comm *c, const struct cdi_launch *l
         c->world.local_size = c->world.n_nodes = 1;
         c->place = l->place;
     } else if (st == CDDP_OK) {
-        st = meet(c, l, id, err);
+        st = join_others(c, l, id, err);
     }
     if (st == CDDP_OK && (c->world.local_size == c->world.size) != (c->world.n_nodes == 1))
-        return cdi_fail(
-            err, CDDP_E_INVALID,
-            "%d of %d ranks are on this node (LOCAL_WORLD_SIZE), which does not go with a number of %d nodes "
-            "(GROUP_WORLD_SIZE)",
-            c->world.local_size, c->world.size, c->world.n_nodes);
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%d of %d ranks are on this node (LOCAL_WORLD_SIZE), which is inconsistent with %d nodes "
+                        "(GROUP_WORLD_SIZE)",
+                        c->world.local_size, c->world.size, c->world.n_nodes);
     if (st == CDDP_OK && c->world.store != NULL)
         cdi_comm_set_keys(&c->world);
     return st != CDDP_OK ? st : c->ops->create(&c->backend, &c->world, err);
 }
 
-/* This rank's program gives up: the others need not wait for it. Who is not there yet will find it. */
-static void tell_given_up(const struct cddp_comm *c)
+/* Tells the other ranks, also those that join later, that this rank's program has given up. */
+static void publish_given_up(const struct cddp_comm *c)
 {
     const struct cdi_world *w = &c->world;
     char key[CDI_COMM_KEY_BYTES], text[128];
@@ -475,14 +473,14 @@ cddp_status cdi_join(struct cddp_comm *c, const struct cdi_launch *l, const cddp
     c->host = opt->id != NULL ? cdi_unique_id_take(opt->id) : NULL;
     if (opt->interrupted != NULL)
         cdi_flight_ask(c->world.flight, &asked);
-    st = come_together(c, l, opt->id != NULL ? &id : NULL, err);
+    st = connect_ranks(c, l, opt->id != NULL ? &id : NULL, err);
     if (opt->id != NULL)
         cdi_secret_release(&id.secret);
     cdi_flight_ask(c->world.flight, NULL);
     if (st != CDDP_OK && asked.answer != 0) {
         if (err != NULL)
             err->blamed = c->world.rank + 1;
-        tell_given_up(c);
+        publish_given_up(c);
     }
     return st;
 }

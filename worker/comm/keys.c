@@ -11,9 +11,9 @@
 #define KEY_BYTES 320
 
 /*
- * Where a store outlives a restart, the life before must not be taken for this one; and where it outlives a
- * communicator whose ranks all finalize and join again, not the join before. What the program has described itself may
- * use the store of a launcher's job, or share one with others of its kind: these go by their names.
+ * A store may outlive a restart, and also a communicator whose ranks all finalize it and join again: each round and
+ * each join has its own keys. A communicator that the program describes may share a store with a launcher's job, and
+ * with others of its kind, so its name is part of its keys.
  */
 void cdi_comm_set_prefix(struct cdi_world *w, bool given, int joins_before)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of a communicator's memory, and what operations find in it. */
+/* The list of a communicator's memory, and the lookup of buffers in it. */
 #include "worker/comm/memory.h"
 
 #include "worker/comm/comm.h"
@@ -78,7 +78,7 @@ bool cdi_memory_find(cddp_comm *comm, const void *p, size_t bytes, struct cdi_ex
 static bool is_overrun(const struct cdi_extent *e, const void *p, size_t bytes)
 {
     uintptr_t a = (uintptr_t)e->base, b = (uintptr_t)p;
-    bool alone = e->region != NULL && e->bytes % PAGE != 0; /* nothing else begins right behind it */
+    bool alone = e->region != NULL && e->bytes % PAGE != 0; /* nothing else begins right after it */
 
     return e->kind == CDI_MEMORY_SHARED && b >= a && b - a < e->bytes + alone && !holds(e, p, bytes);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers that a program wants to know over all ranks: gathered once, and put together in rank order on each. */
+/* Metrics over all ranks: gathered once, and merged in rank order on each. */
 #include "common/cleanup.h"
 #include "worker/comm/comm.h"
 
@@ -8,9 +8,9 @@
 
 #define WORDS (sizeof(cddp_metric) / sizeof(uint64_t))
 
-_Static_assert(sizeof(cddp_metric) == 5 * sizeof(uint64_t), "it travels as words");
+_Static_assert(sizeof(cddp_metric) == 5 * sizeof(uint64_t), "it is sent as 64-bit words");
 
-/* A NaN stays: nothing is below or above it. */
+/* Widens the range. A NaN stays: no number is below or above it. */
 static void widen(cddp_metric *m, double min, double max)
 {
     if (m->n == 0 || min < m->min || isnan(min))
@@ -34,7 +34,7 @@ double cddp_metric_mean(const cddp_metric *m)
     return m != NULL && m->weight != 0 ? m->sum / m->weight : (double)NAN;
 }
 
-static void merge(cddp_metric *to, const cddp_metric *from)
+static void metric_merge(cddp_metric *to, const cddp_metric *from)
 {
     if (from->n > 0)
         widen(to, from->min, from->max);
@@ -43,8 +43,8 @@ static void merge(cddp_metric *to, const cddp_metric *from)
     to->n += from->n;
 }
 
-static cddp_status reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all, size_t n, cddp_metric *ranks,
-                          struct cdi_error *err)
+static cddp_status metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all, size_t n,
+                                 cddp_metric *ranks, struct cdi_error *err)
 {
     CDI_AUTOFREE cddp_metric *got = NULL;
     size_t size, bytes;
@@ -54,17 +54,18 @@ static cddp_status reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric 
         return cdi_fail(err, CDDP_E_INVALID, "cddp_metric_reduce: comm, mine and all must not be NULL");
     size = (size_t)cdi_comm_world(comm)->size;
     if (__builtin_mul_overflow(n, size * sizeof *got, &bytes) || bytes > PTRDIFF_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_metric_reduce: no memory holds %zu metrics of %zu ranks", n, size);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_metric_reduce: %zu metrics of %zu ranks do not fit into memory", n,
+                        size);
     got = malloc(bytes > 0 ? bytes : 1);
     if (got == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu metrics of %zu ranks", n, size);
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu metrics of %zu ranks", n, size);
     st = cdi_comm_all_gather(comm, mine, got, n * WORDS, CDDP_UINT64, err);
     if (st != CDDP_OK)
         return st;
     for (size_t k = 0; k < n; k++) {
         all[k] = (cddp_metric){0};
         for (size_t r = 0; r < size; r++)
-            merge(&all[k], &got[r * n + k]);
+            metric_merge(&all[k], &got[r * n + k]);
     }
     if (ranks != NULL)
         memcpy(ranks, got, bytes);
@@ -78,7 +79,7 @@ cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_me
     cddp_status st = cdi_comm_own("cddp_metric_reduce", comm, &err);
 
     if (st == CDDP_OK)
-        st = reduce(comm, mine, all, n, ranks, &err);
+        st = metric_reduce(comm, mine, all, n, ranks, &err);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which ranks share a host: found out where nobody says it (ranks started by hand or by mpirun), or where what is said
- * is not enough. Two ranks are on one host if memory can be handed over between them: same kernel, same network
- * namespace (the hand-over goes through an abstract socket).
+ * Finds the ranks that share a node, if the launcher has not set the layout (ranks started by hand or by mpirun), or
+ * not all of it. Two ranks share a node if they have the same host id.
  */
 #ifndef CDI_COMM_PLACEMENT_H
 #define CDI_COMM_PLACEMENT_H
@@ -12,8 +11,8 @@
 #include <stdint.h>
 
 /*
- * From the host ids of all ranks, one after the other. *hosts: by host, in the order of their lowest ranks. *runs: by
- * stretch of consecutive ranks on one host, which is what a backend can treat as a node. Pure.
+ * Computes this rank's place from the host ids of all ranks, in rank order. *hosts: by host, in the order of their
+ * lowest ranks. *runs: by run of consecutive ranks on one host, which a backend can treat as a node. Pure.
  */
 void cdi_node_layout_of(const uint8_t *ids, int size, int rank, struct cdi_node_layout *hosts,
                         struct cdi_node_layout *runs);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parts of a communicator: cddp_comm_split by all of its ranks, cddp_comm_create_group by the members alone. */
+/* Makes parts of a communicator: cddp_comm_split by all of its ranks, cddp_comm_create_group by the members alone. */
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "worker/base/sized.h"
@@ -11,16 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What each rank says to a split. */
+/* What each rank passes to a split. */
 struct choice {
     int32_t color, key;
-    int32_t on_cpu; /* the part is to be the CPU's, whatever the whole is */
+    int32_t on_cpu; /* the part uses the CPU backend, whatever comm uses */
     int32_t node;   /* of this rank, for that part */
 };
 #define CHOICE_WORDS 4
 
-/* Where `rank` comes among the n ranks: after those of its color with a smaller key, or the same and a lower rank. */
-static int place_in_part(const struct choice *all, int n, int rank)
+/* Returns the rank in its part of `rank`: the number of ranks of its color that have a smaller key, or the same key and
+ * a lower rank. */
+static int rank_in_part(const struct choice *all, int n, int rank)
 {
     int before = 0;
 
@@ -30,31 +31,31 @@ static int place_in_part(const struct choice *all, int n, int rank)
     return before;
 }
 
-/* The part's ranks, in its order, as ranks of the job, and as ranks of `from` where `who` has room for them. */
-static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all, int *who,
-                             struct cdi_error *err)
+/* Sets the part's ranks, in its order, as ranks of the job, and in `members`, unless it is NULL, as ranks of `from`. */
+static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all,
+                             int *members, struct cdi_error *err)
 {
     struct cdi_world *w = &part->world;
 
-    w->rank = place_in_part(all, from->size, from->rank);
+    w->rank = rank_in_part(all, from->size, from->rank);
     w->size = 0;
     w->ranks = part->ranks = calloc((unsigned)from->size, sizeof *part->ranks);
     if (part->ranks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     for (int r = 0; r < from->size; r++)
         if (all[r].color == all[from->rank].color) {
-            int at = place_in_part(all, from->size, r);
+            int at = rank_in_part(all, from->size, r);
 
             part->ranks[at] = cdi_rank_of_job(from, r);
-            if (who != NULL)
-                who[at] = r;
+            if (members != NULL)
+                members[at] = r;
             w->size++;
         }
     return CDDP_OK;
 }
 
-/* A rank of this one's color that wants another backend; -1: there is none. */
-static int other_backend(const struct choice *all, int n, int rank)
+/* Returns a rank of the same color as `rank` that wants another backend; -1: there is none. */
+static int find_other_backend(const struct choice *all, int n, int rank)
 {
     for (int r = 0; r < n; r++)
         if (all[r].color == all[rank].color && all[r].on_cpu != all[rank].on_cpu)
@@ -62,17 +63,17 @@ static int other_backend(const struct choice *all, int n, int rank)
     return -1;
 }
 
-/* Does any part have the backend of the whole? Then all ranks split that. */
-static bool splits_backend(const struct choice *all, int n)
+/* Returns whether any part has the backend of comm: then all ranks split that backend. */
+static bool any_splits_backend(const struct choice *all, int n)
 {
     for (int r = 0; r < n; r++)
-        if (all[r].color >= 0 && !all[r].on_cpu && other_backend(all, n, r) < 0)
+        if (all[r].color >= 0 && !all[r].on_cpu && find_other_backend(all, n, r) < 0)
             return true;
     return false;
 }
 
-/* Where the part's ranks are, by the nodes of all of them: its nodes are runs of neighbours that share one. */
-static void place_part(struct cdi_world *w, const int *nodes)
+/* Sets the part's node layout from its ranks' nodes: each run of consecutive ranks on one node counts as a node. */
+static void set_part_layout(struct cdi_world *w, const int *nodes)
 {
     int first = 0, mine = -1;
 
@@ -91,7 +92,7 @@ static void place_part(struct cdi_world *w, const int *nodes)
     }
 }
 
-/* Connect a part of `of` by itself, as if it were a job: its keys are its own. `nodes`: of its ranks, in its order. */
+/* Connects a part of `of` by itself, as a job with its own keys. `nodes`: those of its ranks, in its order. */
 static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
 {
     struct cdi_world *w = &part->world;
@@ -100,10 +101,10 @@ static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, con
 
     if (st != CDDP_OK)
         return st;
-    place_part(w, nodes);
+    set_part_layout(w, nodes);
     (void)snprintf(w->prefix, sizeof w->prefix, "%.*s%016" PRIx64 "/", (int)(sizeof w->prefix - 20), whole->prefix,
                    part->id);
-    w->flight = whole->flight; /* for what the agent says */
+    w->flight = whole->flight; /* for what the agent reports */
     w->record = part->record;
     w->shares_store = true;
     if (w->store != NULL)
@@ -124,7 +125,7 @@ static uint64_t id_of_part(const struct cddp_comm *comm, uint32_t number, int co
     return cdi_crc64(comm->id, of, sizeof of);
 }
 
-/* The part begins as a copy of comm, without what is comm's alone. */
+/* Initializes part as a copy of comm, without the members that are comm's alone. */
 static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
 {
     *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : (cddp_comm *)(uintptr_t)comm,
@@ -141,42 +142,43 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
 static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
                          struct cdi_error *err)
 {
-    int rank = comm->world.rank, size = comm->world.size, other = other_backend(all, size, rank);
+    int rank = comm->world.rank, size = comm->world.size, other = find_other_backend(all, size, rank);
     bool on_cpu = all[rank].on_cpu != 0, takes_part = all[rank].color >= 0 && !on_cpu && other < 0;
-    CDI_AUTOFREE int *who = calloc((size_t)size, sizeof *who);
+    CDI_AUTOFREE int *members = calloc((size_t)size, sizeof *members);
     struct cdi_error why;
     cddp_status mine, st = CDDP_OK;
 
     begin_part(part, comm);
     part->id = id_of_part(comm, comm->n_splits++, all[rank].color);
-    mine = find_part(part, &comm->world, all, who, &why); /* the others split also where this rank cannot */
-    if (mine == CDDP_OK && who == NULL)
+    mine = find_part(part, &comm->world, all, members, &why); /* the other ranks split even if this one cannot */
+    if (mine == CDDP_OK && members == NULL)
         mine = cdi_fail(&why, CDDP_E_NOMEM, "out of memory for a communicator");
     cdi_split_adopt(&part->world, how);
     how->color = takes_part ? how->color : -1;
     how->ranks = part->ranks;
     how->n = part->ranks != NULL ? part->world.size : 0;
-    if (splits_backend(all, size))
+    if (any_splits_backend(all, size))
         st = comm->ops->split(comm->backend, how, &part->backend, err);
     if (st == CDDP_OK && mine != CDDP_OK)
         return cdi_fail_since(err, &why, "%s", why.msg);
     if (st == CDDP_OK && all[rank].color >= 0 && other >= 0)
-        return cdi_fail(err, CDDP_E_MISMATCH,
-                        "cddp_comm_split: of color %d rank %d wants the backend \"cpu\", and rank %d that of the whole",
-                        (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
+        return cdi_fail(
+            err, CDDP_E_MISMATCH,
+            "cddp_comm_split: of color %d, rank %d wants the backend \"cpu\", but rank %d that of comm: choose one",
+            (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
     if (st != CDDP_OK || all[rank].color < 0 || takes_part)
         return st;
     part->ops = &cdi_cpu_backend;
-    for (int i = 0; i < part->world.size; i++) /* by rank of comm, and now by rank of the part */
-        who[i] = all[who[i]].node;
-    return connect_part(part, comm, who, err);
+    for (int i = 0; i < part->world.size; i++) /* from ranks of comm to their nodes */
+        members[i] = all[members[i]].node;
+    return connect_part(part, comm, members, err);
 }
 
-/* ----------------------------------------------------------------------------- what ends the wait for members ---- */
+/* ----------------------------------------------------------------------------- ending the wait for members ---- */
 
 struct watched {
     const struct cddp_comm *whole;
-    bool was_aborted; /* before: survivors may make a part */
+    bool was_aborted; /* before the call: survivors may make a part */
 };
 
 static bool is_abort(const struct cddp_comm *c, struct cdi_error *err)
@@ -196,7 +198,7 @@ static cddp_status watch_whole(void *arg, const int *of_job, int n, struct cdi_e
     return cdi_fail_since(err, &why, "%s", why.msg);
 }
 
-/* What the program says of a part to be made. */
+/* Reads the options of a part to be made. */
 static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_options *known, const cddp_comm *comm,
                               const cddp_split_options *opt, const char *function, struct cdi_error *err)
 {
@@ -209,7 +211,8 @@ static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_op
         if (st != CDDP_OK)
             return st;
         if (known->flags != 0)
-            return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s: flags %#x are unknown here", function, known->flags);
+            return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s: cddp_split_options.flags has unknown bits (%#x)", function,
+                            known->flags);
         if (known->timeout_ms < 0)
             return cdi_fail(err, CDDP_E_INVALID, "%s: the timeout is negative", function);
         backend = known->backend;
@@ -218,14 +221,15 @@ static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_op
     how->name = known->name;
     *on_cpu = backend != NULL && strcmp(backend, comm->ops->name) != 0;
     if (*on_cpu && strcmp(backend, cdi_cpu_backend.name) != 0)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "%s: a part of a communicator of \"%s\" has that backend, or \"cpu\", but not '%.64s'",
-                        function, comm->ops->name, backend);
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "%s: a part of a communicator with backend \"%s\" can use that backend or \"cpu\", but not '%.64s'",
+            function, comm->ops->name, backend);
     return CDDP_OK;
 }
 
-/* What a part that could not be made leaves behind. Peers that have made it hear that this rank has left. */
-static void forget_part(struct cddp_comm *part)
+/* Frees a part that could not be made; NULL is allowed. Peers that have made it see that this rank has left. */
+static void discard_part(struct cddp_comm *part)
 {
     if (part == NULL)
         return;
@@ -275,22 +279,23 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     if (st == CDDP_OK)
         *to = color < 0 ? NULL : part;
     if (st == CDDP_OK && color >= 0)
-        part = NULL; /* the program's from now on */
-    forget_part(part);
+        part = NULL; /* the program owns it now */
+    discard_part(part);
     return cdi_last_error_return(st, &err);
 }
 
-/* ------------------------------------------------------------------------------- parts, by their members alone ---- */
+/* ------------------------------------------------------------------------------- parts made by their members alone
+ * ---- */
 
-/* Ranks of comm, each once, this one among them; *me is which. */
+/* Checks that the ranks are ranks of comm, each once, and include this one, whose place is *me. */
 static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t n, int *me, struct cdi_error *err)
 {
     const struct cdi_world *w = &comm->world;
     CDI_AUTOFREE bool *seen = NULL;
 
     if (n == 0 || n > (size_t)w->size)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: a group has 1 to %d members, and not %zu",
-                        w->size, n);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_comm_create_group: n is %zu, but a group has 1 to %d members", n,
+                        w->size);
     seen = calloc((unsigned)w->size, sizeof *seen);
     if (seen == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
@@ -308,7 +313,8 @@ static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t
     if (*me < 0)
         return cdi_fail(
             err, CDDP_E_INVALID,
-            "cddp_comm_create_group: this process is rank %d, which is not in the list: only members call it", w->rank);
+            "cddp_comm_create_group: this process is rank %d, which is not in the list: call it on members only",
+            w->rank);
     return CDDP_OK;
 }
 
@@ -346,7 +352,7 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
                            .node = part->whole->world.node_rank,
                            .on_cpu = on_cpu,
                            .timeout_ms = comm->world.join_timeout_ms};
-    st = cdi_group_meet(&g, nodes, &part->id, err);
+    st = cdi_group_gather(&g, nodes, &part->id, err);
     if (st != CDDP_OK)
         return st;
     if (on_cpu)
@@ -383,6 +389,6 @@ cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *r
         cdi_comm_add_part(part);
         *to = cdi_steal(&part);
     }
-    forget_part(part);
+    discard_part(part);
     return cdi_last_error_return(st, &err);
 }

@@ -17,33 +17,36 @@
 
 struct cddp_comm {
     struct cdi_owner owner;
-    struct cdi_owner user; /* the same, until it is over; then nobody, so that every call is refused at no cost */
+    struct cdi_owner user; /* the same until it is over, then no process: every call is rejected at no cost */
     struct cdi_world world;
-    struct cdi_node_layout place; /* as users see it; world has it as the backend needs it */
+    struct cdi_node_layout place; /* for users; world has it as the backend needs it */
     enum cdi_store_by by;         /* who hosts the store */
-    struct cdi_store_host *host;  /* where this rank does */
+    struct cdi_store_host *host;  /* if this rank does; otherwise NULL */
     unsigned claim;               /* of its rank there, among this process's; 0: none yet */
-    bool has_page;                /* it writes the agent's page */
-    bool given;                   /* rank, size and store come from the program, and not from the environment */
+    bool has_page;                /* it writes the agent's flight page */
+    bool given;                   /* the program has set rank, size and store, not the environment */
     const struct cdi_backend_ops *ops;
     struct cdi_backend *backend;
     struct cdi_on_finalize on_finalize;
     struct cdi_memory memory;
     _Atomic int n_aborting; /* threads in cddp_abort */
-    /* Of a part, also of a part's part: what cddp_init made, which has all but world, ops, backend and on_finalize. */
+    /*
+     * For a part, also for a part of a part: the communicator of cddp_init, which has all but world, ops, backend and
+     * on_finalize. NULL for that one.
+     */
     struct cddp_comm *whole;
     int *ranks;                /* of a part: world.ranks */
     struct cdi_flight *record; /* where operations are noted if not on the agent's page: world.record */
-    uint64_t id;               /* the same on all its ranks, and another one in each communicator of the job */
+    uint64_t id;               /* equal on all its ranks, and different in each communicator of the job */
     uint32_t n_splits;
     struct cdi_group_calls groups;
-    struct cddp_comm *parts; /* of the whole: those that were not finalized; of a part: `next` is the next one */
+    struct cddp_comm *parts; /* of the whole: those that were not finalized, linked by `next` */
     struct cddp_comm *next;
     int n_children; /* reducers and, of the whole, parts, which use its memory */
-    bool over;      /* this rank has left it: by cddp_finalize, or with its whole */
-    bool finalized; /* and the program does not know it any more */
+    bool over;      /* this rank has left it: by cddp_finalize, or with the whole */
+    bool finalized; /* by the program, which may not use it any more */
     struct cdi_grave *graves;
-    struct cdi_error result; /* of leaving it */
+    struct cdi_error result; /* what cddp_finalize returns */
 };
 
 #endif

@@ -24,18 +24,18 @@ enum {
     ADDRESS_BYTES = 17
 };
 
-_Static_assert(AT_ADDRESSES + CDI_NET_ADDRESSES * ADDRESS_BYTES <= sizeof(cddp_unique_id), "there is room for all");
+_Static_assert(AT_ADDRESSES + CDI_NET_ADDRESSES * ADDRESS_BYTES <= sizeof(cddp_unique_id), "all addresses fit");
 
-/* The stores that nobody has joined yet. */
+/* The stores that no rank of this process has joined yet. */
 static struct waiting {
     struct waiting *next;
     struct cdi_store_host *host;
-    pid_t pid; /* a child of fork() has no part in them */
+    pid_t pid; /* a child of fork() does not own them */
     cddp_unique_id id;
 } * stores;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void put_address(uint8_t to[ADDRESS_BYTES], const struct cdi_address *a)
+static void id_put_address(uint8_t to[ADDRESS_BYTES], const struct cdi_address *a)
 {
     bool v6 = a->u.any.sa_family == AF_INET6;
 
@@ -46,7 +46,7 @@ static void put_address(uint8_t to[ADDRESS_BYTES], const struct cdi_address *a)
         memcpy(to + 1, &a->u.v4.sin_addr, 4);
 }
 
-static bool get_address(struct cdi_address *a, const uint8_t from[ADDRESS_BYTES], int port)
+static bool id_get_address(struct cdi_address *a, const uint8_t from[ADDRESS_BYTES], int port)
 {
     memset(a, 0, sizeof *a);
     if (from[0] == 6) {
@@ -72,29 +72,29 @@ cddp_status cdi_unique_id_read(struct cdi_store_endpoint *out, const cddp_unique
 
     if (memcmp(b, MAGIC, sizeof MAGIC - 1) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_init_options.id: the bytes are not those of a cddp_unique_id that cddp_unique_id_create "
-                        "has made");
+                        "cddp_init_options.id: these bytes were not made by cddp_unique_id_create");
     if (b[AT_FORMAT] != FORMAT || n > CDI_NET_ADDRESSES)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_init_options.id: it was made by another version of libcddp, or its bytes have changed");
+                        "cddp_init_options.id: another version of libcddp made it, or its bytes have changed");
     memset(out, 0, sizeof *out);
     out->port = b[AT_PORT] | b[AT_PORT + 1] << 8;
     memcpy(out->secret.key, b + AT_SECRET, sizeof out->secret.key);
     cdi_host_id(here);
     if (memcmp(b + AT_HOST, here, sizeof here) == 0)
-        (void)get_address(&out->address[out->n++], loopback, out->port);
+        (void)id_get_address(&out->address[out->n++], loopback, out->port);
     for (int i = 0; i < n; i++)
-        if (get_address(&out->address[out->n], b + AT_ADDRESSES + (size_t)i * ADDRESS_BYTES, out->port))
+        if (id_get_address(&out->address[out->n], b + AT_ADDRESSES + (size_t)i * ADDRESS_BYTES, out->port))
             out->n++;
     if (out->n == 0 || out->port == 0)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_init_options.id: it has no address that this host could reach: the host of the process "
-                        "that made it has no network");
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_init_options.id: it has no address that this host can reach: the process that made it runs on "
+            "a host without a network");
     return CDDP_OK;
 }
 
-/* A store on all addresses of this host, with a secret that was never used; what is needed to find it goes into w. */
-static cddp_status start(struct waiting *w, struct cdi_error *err)
+/* Starts a store on all addresses of this host, with a new auth token, and writes the id of it to w. */
+static cddp_status unique_id_start(struct waiting *w, struct cdi_error *err)
 {
     const struct cdi_address nowhere = {.len = 0};
     struct cdi_address at[CDI_NET_ADDRESSES];
@@ -107,7 +107,7 @@ static cddp_status start(struct waiting *w, struct cdi_error *err)
 
     if (st == CDDP_OK)
         st = cdi_net_choose(spec, &nowhere, at, &n, err);
-    if (st == CDDP_E_SYSTEM && spec == NULL) /* without a network there is loopback, for ranks of this host */
+    if (st == CDDP_E_SYSTEM && spec == NULL) /* without a network: loopback, for ranks of this host */
         st = CDDP_OK;
     if (st == CDDP_OK)
         st = cdi_store_host_start(&w->host, &opt, err);
@@ -121,7 +121,7 @@ static cddp_status start(struct waiting *w, struct cdi_error *err)
         memcpy(b + AT_SECRET, secret.key, sizeof secret.key);
         cdi_host_id(b + AT_HOST);
         for (int i = 0; i < n; i++)
-            put_address(b + AT_ADDRESSES + (size_t)i * ADDRESS_BYTES, &at[i]);
+            id_put_address(b + AT_ADDRESSES + (size_t)i * ADDRESS_BYTES, &at[i]);
     }
     cdi_secret_release(&secret);
     return st;
@@ -157,7 +157,7 @@ cddp_status cddp_unique_id_create(cddp_unique_id *id)
         return cdi_last_error_set(&err);
     }
     w = calloc(1, sizeof *w);
-    st = w != NULL ? start(w, &err) : cdi_fail(&err, CDDP_E_NOMEM, "out of memory");
+    st = w != NULL ? unique_id_start(w, &err) : cdi_fail(&err, CDDP_E_NOMEM, "out of memory");
     if (st != CDDP_OK) {
         free(w);
         err.status = st;

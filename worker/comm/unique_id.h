@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A job's meeting point as plain bytes: where a store is, and the secret that it asks for. The bytes, integers in
+ * The address of a store and the auth token that it demands, as plain bytes. The bytes, integers in
  * little-endian: "CDDU" | u8 format (1) | u8 addresses | u16 port | 32 bytes secret | 24 bytes host id | per address u8
  * family (4 or 6) and 16 bytes, of which IPv4 has the first four; the rest is zero.
  */
@@ -13,11 +13,12 @@
 #include <cddp/cddp.h>
 
 /*
- * What id says, for this host: its loopback address comes first where the store is on it. CDDP_E_INVALID: it is none,
- * or one of a later version. Pure, but for the look at which host this is.
+ * Reads id. If this host has the store, its loopback address is the first one. CDDP_E_INVALID: the bytes are not an id,
+ * or one of another version. Pure, except that it reads this host's id.
  */
 cddp_status cdi_unique_id_read(struct cdi_store_endpoint *out, const cddp_unique_id *id, struct cdi_error *err);
-/* The store that this process has started for id, which is the caller's from now on; NULL: it has not. Any thread. */
+/* Returns the store that this process has started for id, which the caller owns from then on; NULL: none. Any thread.
+ */
 struct cdi_store_host *cdi_unique_id_take(const cddp_unique_id *id);
 
 #endif

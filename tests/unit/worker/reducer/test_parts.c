@@ -418,8 +418,8 @@ static int comes_late(int rank)
     if (rank != 1) {
         CHECK(cddp_comm_create_group(&group, comm, all, 3, 4, NULL) == CDDP_E_TIMEOUT && group == NULL);
         CHECK(strcmp(cddp_last_error(),
-                     rank != 2 ? "cddp_comm_create_group (tag 4): rank 2 did not come within 1.5 s"
-                               : "cddp_comm_create_group (tag 4): ranks 3, 0 did not come within 1.5 s") == 0);
+                     rank != 2 ? "cddp_comm_create_group (tag 4): rank 2 did not call it within 1.5 s"
+                               : "cddp_comm_create_group (tag 4): ranks 3, 0 did not call it within 1.5 s") == 0);
         cddp_last_error_info(&info);
         CHECK(info.rank == (rank != 2 ? 2 : 3));
     }
