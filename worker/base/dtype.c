@@ -3,7 +3,7 @@
 
 enum sort { INTEGER, FLOAT, SMALL_FLOAT };
 
-/* By number, with a gap, in which no name is. */
+/* By number; entries without a name are gaps. */
 static const struct {
     const char *name;
     size_t size;

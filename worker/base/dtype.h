@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element types and reductions: sizes, names, what goes with what. Pure. */
+/* Element types and reductions: names, sizes and properties. Pure. */
 #ifndef CDI_BASE_DTYPE_H
 #define CDI_BASE_DTYPE_H
 
 #include <cddp/cddp.h>
 #include <stdbool.h>
 
-const char *cdi_dtype_name(cddp_dtype dtype); /* "float32"; "?" for a value that is no type */
-const char *cdi_redop_name(cddp_redop op);    /* "sum" */
+const char *cdi_dtype_name(cddp_dtype dtype); /* such as "float32"; "?" for an invalid value */
+const char *cdi_redop_name(cddp_redop op);    /* such as "sum" */
 bool cdi_dtype_valid(cddp_dtype dtype);
 bool cdi_dtype_is_float(cddp_dtype dtype); /* one that the library computes with: not those of 8 bits */
 bool cdi_dtype_is_integer(cddp_dtype dtype);

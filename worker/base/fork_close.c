@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 /*
- * Held over a fork, and while a descriptor is made or closed: what the child closes is what there is. Nothing else is
- * locked under it, so that it may come before or after the locks of other fork handlers.
+ * Held during a fork, and while a descriptor is opened or closed, so that a child closes exactly the open ones. No
+ * other lock is taken under it, so its fork handlers may run before or after others.
  */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *is_ours; /* one bit for each descriptor */
@@ -22,12 +22,12 @@ static void before_fork(void)
     (void)pthread_mutex_lock(&lock);
 }
 
-static void in_parent(void)
+static void fork_in_parent(void)
 {
     (void)pthread_mutex_unlock(&lock);
 }
 
-static void in_child(void)
+static void fork_in_child(void)
 {
     for (size_t i = 0; i < words; i++) {
         for (; is_ours[i] != 0; is_ours[i] &= is_ours[i] - 1)
@@ -36,21 +36,21 @@ static void in_child(void)
     (void)pthread_mutex_unlock(&lock);
 }
 
-static void ask_to_be_told(void)
+static void fork_register_handlers(void)
 {
-    (void)pthread_atfork(before_fork, in_parent, in_child); /* out of memory: as without it */
+    (void)pthread_atfork(before_fork, fork_in_parent, fork_in_child); /* without memory children keep the sockets */
 }
 
-static void begin(void)
+static void fork_lock(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    (void)pthread_once(&once, ask_to_be_told);
+    (void)pthread_once(&once, fork_register_handlers);
     (void)pthread_mutex_lock(&lock);
 }
 
-/* Where there is no memory for it, a child keeps this one. */
-static void add(int fd)
+/* Adds fd. Without memory for it a child keeps this descriptor. */
+static void fork_add(int fd)
 {
     size_t word = (size_t)fd / 64;
 
@@ -66,13 +66,13 @@ static void add(int fd)
     is_ours[word] |= (uint64_t)1 << fd % 64;
 }
 
-/* Gives the lock back. */
-static int end(int fd)
+/* Adds fd unless it is -1, and unlocks. */
+static int fork_add_and_unlock(int fd)
 {
     int why = errno;
 
     if (fd >= 0)
-        add(fd);
+        fork_add(fd);
     (void)pthread_mutex_unlock(&lock);
     errno = why;
     return fd;
@@ -80,14 +80,14 @@ static int end(int fd)
 
 int cdi_fork_socket(int family)
 {
-    begin();
-    return end(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    fork_lock();
+    return fork_add_and_unlock(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 int cdi_fork_accept(int listener)
 {
-    begin();
-    return end(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    fork_lock();
+    return fork_add_and_unlock(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
 void cdi_fork_close(int fd)
@@ -96,7 +96,7 @@ void cdi_fork_close(int fd)
 
     if (fd < 0)
         return;
-    begin();
+    fork_lock();
     if ((size_t)fd / 64 < words)
         is_ours[fd / 64] &= ~((uint64_t)1 << fd % 64);
     (void)close(fd);

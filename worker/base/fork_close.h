@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sockets that a child of fork() must not keep: for as long as it lived, the other ends would not hear that this
- * process has died, and a port would stay in use after its store has gone. The child closes them before fork() returns
- * in it. One that runs no fork handlers (vfork, posix_spawn) gets rid of them when it execs: they are close-on-exec.
+ * Sockets that a child of fork() must not keep. While it lived, the other ends would not notice that this process has
+ * died, and the port of a stopped store would stay in use. The child closes them before fork() returns in it. A child
+ * that runs no fork handlers (vfork, posix_spawn) loses them when it execs: they are close-on-exec.
  *
- * Whatever is opened here must be closed here, or a child could close what has got the same number since. Any thread.
+ * A descriptor that was opened here must be closed here: otherwise a child could close another one that got the same
+ * number. Any thread.
  */
 #ifndef CDI_BASE_FORK_CLOSE_H
 #define CDI_BASE_FORK_CLOSE_H
 
-/* As socket(2), a TCP socket that does not block. */
+/* Returns a TCP socket that does not block, as socket(2) does. */
 int cdi_fork_socket(int family);
-/* As accept(2), and the connection does not block; nor may the listener, which nobody could fork in the meantime. */
+/* Accepts a connection that does not block, as accept(2) does. The listener must not block: no thread can fork in the
+ * meantime. */
 int cdi_fork_accept(int listener);
-/* -1: nothing. errno stays. */
+/* Closes fd; does nothing if it is -1. Does not change errno. */
 void cdi_fork_close(int fd);
 
 #endif

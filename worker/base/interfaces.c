@@ -6,7 +6,7 @@
 #include <net/if.h>
 #include <string.h>
 
-bool cdi_net_meant(const char *spec, const char *name)
+bool cdi_net_selects(const char *spec, const char *name)
 {
     bool others = *spec == '^', exact, found = false;
 
@@ -29,7 +29,7 @@ static bool is_loopback(const struct sockaddr *a)
     return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
 }
 
-/* Has it an address that needs no scope? */
+/* Returns whether the interface is up and has an address that needs no scope. */
 static bool is_usable(const struct ifaddrs *i)
 {
     const struct sockaddr *a = i->ifa_addr;
@@ -42,7 +42,7 @@ static bool is_usable(const struct ifaddrs *i)
            !IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
 }
 
-static void add(const struct sockaddr *a, struct cdi_address *out, int *n)
+static void net_add(const struct sockaddr *a, struct cdi_address *out, int *n)
 {
     struct cdi_address *to = &out[*n];
 
@@ -54,7 +54,7 @@ static void add(const struct sockaddr *a, struct cdi_address *out, int *n)
     (*n)++;
 }
 
-/* IPv4 first. Without spec: all but loopback. */
+/* Adds the addresses of interfaces, IPv4 first. Without spec: of all but loopback. */
 static cddp_status add_interfaces(const char *spec, struct cdi_address *out, int *n, struct cdi_error *err)
 {
     struct ifaddrs *all;
@@ -64,8 +64,8 @@ static cddp_status add_interfaces(const char *spec, struct cdi_address *out, int
     for (int pass = 0; pass < 2; pass++)
         for (const struct ifaddrs *i = all; i != NULL; i = i->ifa_next)
             if (is_usable(i) && i->ifa_addr->sa_family == (pass == 0 ? AF_INET : AF_INET6) &&
-                (spec != NULL ? cdi_net_meant(spec, i->ifa_name) : !is_loopback(i->ifa_addr)))
-                add(i->ifa_addr, out, n);
+                (spec != NULL ? cdi_net_selects(spec, i->ifa_name) : !is_loopback(i->ifa_addr)))
+                net_add(i->ifa_addr, out, n);
     freeifaddrs(all);
     return CDDP_OK;
 }
@@ -77,15 +77,15 @@ cddp_status cdi_net_choose(const char *spec, const struct cdi_address *reached, 
 
     *n = 0;
     if (spec == NULL && reached->len > 0)
-        add(&reached->u.any, out, n);
+        net_add(&reached->u.any, out, n);
     if (spec != NULL || reached->len == 0 || is_loopback(&reached->u.any))
         st = add_interfaces(spec, out, n, err);
     if (st == CDDP_OK && *n == 0 && spec != NULL)
         return cdi_fail(err, CDDP_E_INVALID,
-                        CDI_NET_IFNAME_ENV "='%.64s' means no interface of this host that is up and has an address "
+                        CDI_NET_IFNAME_ENV "='%.64s' selects no interface of this node that is up and has an address "
                                            "(see `ip addr`)",
                         spec);
     if (st == CDDP_OK && *n == 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "this host has no network interface that is up and has an address");
+        return cdi_fail(err, CDDP_E_SYSTEM, "this node has no network interface that is up and has an address");
     return st;
 }

@@ -9,19 +9,19 @@
 #include <stdbool.h>
 
 #define CDI_NET_IFNAME_ENV "CDDP_SOCKET_IFNAME"
-#define CDI_NET_ADDRESSES 4 /* a rank offers at most so many */
+#define CDI_NET_ADDRESSES 4 /* the most that a rank publishes */
 
 /*
- * Is the interface meant by `spec`? NCCL's syntax: "eth,ib": names that begin so; "=eth0,eth1": just these; with "^" in
- * front: all others. Pure.
+ * Returns whether spec selects the interface. NCCL's syntax: "eth,ib" selects names with these prefixes, "=eth0,eth1"
+ * exactly these names, and "^" in front all others. Pure.
  */
-bool cdi_net_meant(const char *spec, const char *name);
+bool cdi_net_selects(const char *spec, const char *name);
 
 /*
- * The addresses to listen on, best first, *n of them: those of the interfaces that spec (CDDP_SOCKET_IFNAME; may be
- * NULL) means; without it `reached`, by which this host reaches the job's endpoint. Where that is a loopback address,
- * those of other interfaces come behind it, since another host cannot use it. CDDP_E_INVALID: spec means no interface
- * that is up and has an address; CDDP_E_SYSTEM.
+ * Finds the *n addresses to listen on, best first: those of the interfaces that spec (CDDP_SOCKET_IFNAME; may be NULL)
+ * selects. Without spec it is `reached`, by which this node reaches the job's endpoint; if that is a loopback address,
+ * which other nodes cannot use, those of other interfaces follow it. CDDP_E_INVALID: spec selects no interface that is
+ * up and has an address; CDDP_E_SYSTEM.
  */
 cddp_status cdi_net_choose(const char *spec, const struct cdi_address *reached, struct cdi_address *out, int *n,
                            struct cdi_error *err);

@@ -10,16 +10,16 @@
 
 static _Atomic uint64_t without_page;
 _Atomic uint64_t *cdi_owner_life = &without_page;
-/* Inherited, so that a child's life differs from those of all processes before it. */
+/* Inherited, so that a child's life differs from those of all its ancestors. */
 static _Atomic uint64_t last_life;
 
-static void in_child(void)
+static void owner_in_child(void)
 {
     atomic_store(cdi_owner_life, 0);
     cdi_last_error_unlock();
 }
 
-static void prepare(void)
+static void owner_prepare(void)
 {
     void *page = mmap(NULL, sizeof *cdi_owner_life, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -27,18 +27,18 @@ static void prepare(void)
         (void)madvise(page, sizeof *cdi_owner_life, MADV_WIPEONFORK); /* the handler does it where this fails */
         cdi_owner_life = page;
     }
-    (void)pthread_atfork(cdi_last_error_lock, cdi_last_error_unlock, in_child);
+    (void)pthread_atfork(cdi_last_error_lock, cdi_last_error_unlock, owner_in_child);
 }
 
 struct cdi_owner cdi_owner_here(int rank)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    (void)pthread_once(&once, prepare);
+    (void)pthread_once(&once, owner_prepare);
     if (atomic_load(cdi_owner_life) == 0) {
-        uint64_t nobody = 0;
+        uint64_t none = 0;
 
-        (void)atomic_compare_exchange_strong(cdi_owner_life, &nobody, atomic_fetch_add(&last_life, 1) + 1);
+        (void)atomic_compare_exchange_strong(cdi_owner_life, &none, atomic_fetch_add(&last_life, 1) + 1);
     }
     return (struct cdi_owner){.life = atomic_load(cdi_owner_life), .pid = getpid(), .rank = rank};
 }

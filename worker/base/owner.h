@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which process owns a communicator or a store's connection. A child of fork() inherits the memory, but not the
- * threads, and what it wrote into shared memory or sockets would count as its parent's. So each public function asks
- * first.
+ * The process that owns a communicator or a store's connection. A child of fork() inherits the memory, but not the
+ * threads, and anything that it wrote to shared memory or sockets would count as its parent's. So each public function
+ * checks the owner first.
  *
- * One word is 0 in every process that did not join anything itself: the kernel wipes its page at a fork (also at one
- * that runs no handlers, such as clone(2)), and a fork handler does it where the kernel cannot. A child of vfork()
- * shares the word; only functions that take no part in training, and so have time to ask the kernel, can tell it apart.
+ * One word is 0 in every process that has not joined or opened anything itself. The kernel wipes its page at a fork,
+ * also at one that runs no handlers, such as clone(2); a fork handler does so if the kernel cannot. A child of vfork()
+ * shares the word: only functions outside of training, which can afford a system call, detect it.
  */
 #ifndef CDI_BASE_OWNER_H
 #define CDI_BASE_OWNER_H
@@ -19,26 +19,26 @@
 #include <sys/types.h>
 
 struct cdi_owner {
-    uint64_t life; /* which of the processes in a line of forks; 0: nobody */
+    uint64_t life; /* the number of the process in a line of forks; 0: no process */
     pid_t pid;
     int rank; /* for the message; -1: it has none */
 };
 
-/* The current process's life, or 0. */
+/* The number of the current process, or 0. */
 extern _Atomic uint64_t *cdi_owner_life;
 
-/* This process is the owner. Any thread. */
+/* Returns this process as an owner. Any thread. */
 struct cdi_owner cdi_owner_here(int rank);
-/* CDDP_E_STATE and a message: the function was called in another process, and `what` belongs to its owner. */
+/* Returns CDDP_E_STATE: the function was called in another process than the owner, to which `what` belongs. */
 cddp_status cdi_owner_refuse(const struct cdi_owner *o, const char *function, const char *what, struct cdi_error *err);
 
-/* Costs one load: for functions that are called often. */
+/* Returns whether this process is the owner. Costs one load: for functions that are called often. */
 static inline bool cdi_owner_is_here(const struct cdi_owner *o)
 {
     return atomic_load_explicit(cdi_owner_life, memory_order_relaxed) == o->life;
 }
 
-/* Also false in a child of vfork(), at the price of a system call. */
+/* Does the same, and also returns false in a child of vfork(), at the price of a system call. */
 bool cdi_owner_is_surely_here(const struct cdi_owner *o);
 
 #endif

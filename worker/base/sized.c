@@ -23,7 +23,7 @@ cddp_status cdi_sized_check(const void *to, const char *name, struct cdi_error *
     size_t size;
 
     if (to == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: NULL in place of the struct", name);
+        return cdi_fail(err, CDDP_E_INVALID, "%s is NULL", name);
     size = size_of(to);
     if (size < CDI_SIZED_MIN || size > CDI_SIZED_MAX || size % CDI_SIZED_STEP != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s.size is %zu, so it is not set: write .size = sizeof(%s)", name, size,
@@ -31,19 +31,20 @@ cddp_status cdi_sized_check(const void *to, const char *name, struct cdi_error *
     return CDDP_OK;
 }
 
-/* Does the program, built with a newer header, say something that this library cannot know? */
-static cddp_status check_tail(const char *p, size_t bytes, const char *name, struct cdi_error *err)
+/* Checks that the program, built with a newer header, uses no member that this library does not have. */
+static cddp_status sized_check_tail(const char *p, size_t bytes, const char *name, struct cdi_error *err)
 {
     for (size_t at = bytes; at < size_of(p); at++)
         if (p[at] != 0)
-            return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                            "%s is not zero at offset %zu, and this libcddp knows its first %zu bytes: the program was "
-                            "built with a newer header, and uses what this version does not have",
-                            name, at, bytes);
+            return cdi_fail(
+                err, CDDP_E_UNSUPPORTED,
+                "%s is not zero at offset %zu, but this libcddp has only its first %zu bytes: the program was "
+                "built with a newer header, and uses a member that this version does not have",
+                name, at, bytes);
     return CDDP_OK;
 }
 
-static void fill(char *to, size_t bytes, const char *from)
+static void sized_fill(char *to, size_t bytes, const char *from)
 {
     size_t both = smaller(bytes, size_of(from));
 
@@ -56,15 +57,15 @@ cddp_status cdi_sized_get(void *to, size_t bytes, const void *from, const char *
 {
     if (cdi_sized_check(from, name, err) != CDDP_OK)
         return CDDP_E_INVALID;
-    if (check_tail(from, bytes, name, err) != CDDP_OK)
+    if (sized_check_tail(from, bytes, name, err) != CDDP_OK)
         return CDDP_E_UNSUPPORTED;
-    fill(to, bytes, from);
+    sized_fill(to, bytes, from);
     return CDDP_OK;
 }
 
-/* Of each element where it lies: the first one's size is known to be one. */
-static cddp_status check_list(const char *from, size_t stride, size_t bytes, size_t n, const char *name,
-                              struct cdi_error *err)
+/* Checks each element in place. The first one's size is valid. */
+static cddp_status sized_check_list(const char *from, size_t stride, size_t bytes, size_t n, const char *name,
+                                    struct cdi_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         const char *p = from + i * stride;
@@ -73,7 +74,7 @@ static cddp_status check_list(const char *from, size_t stride, size_t bytes, siz
             return cdi_fail(err, CDDP_E_INVALID,
                             "%s: size is %zu in element %zu, but %zu in element 0: write .size = sizeof(%s) in each",
                             name, size_of(p), i, stride, name);
-        if (check_tail(p, bytes, name, err) != CDDP_OK) {
+        if (sized_check_tail(p, bytes, name, err) != CDDP_OK) {
             (void)cdi_error_wrap(err, "element %zu", i);
             return CDDP_E_UNSUPPORTED;
         }
@@ -94,13 +95,13 @@ void *cdi_sized_get_list(size_t bytes, const void *from, size_t n, const char *n
         (void)cdi_fail(err, CDDP_E_INVALID, "%s: an array of %zu is more than memory can hold", name, n);
         return NULL;
     }
-    if (check_list(from, stride, bytes, n, name, err) != CDDP_OK)
+    if (sized_check_list(from, stride, bytes, n, name, err) != CDDP_OK)
         return NULL;
     list = malloc((n == 0 ? 1 : n) * bytes);
     if (list == NULL)
-        (void)cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of %zu of %s", n, name);
+        (void)cdi_fail(err, CDDP_E_NOMEM, "out of memory for a copy of %zu of %s", n, name);
     for (size_t i = 0; list != NULL && i < n; i++)
-        fill(list + i * bytes, bytes, (const char *)from + i * stride);
+        sized_fill(list + i * bytes, bytes, (const char *)from + i * stride);
     return list;
 }
 

@@ -313,7 +313,7 @@ static cddp_status publish_host(const struct cdi_world *w, struct cdi_error *err
 static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, struct cdi_error *err)
 {
     struct cdi_store_host_options opt = {.host = l->host,
-                                         .said_by = l->given ? "cddp_init_options.host" : NULL,
+                                         .host_source = l->given ? "cddp_init_options.host" : NULL,
                                          .port = l->port,
                                          .run_id = l->given ? NULL : cdi_env_str("TORCHELASTIC_RUN_ID")};
     const char *path = cdi_env_str(CDI_SECRET_ENV);

@@ -51,7 +51,7 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
     char key[KEY_BYTES];
 
     (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
-    return (w->shares_store ? cdi_store_get_aside : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
+    return (w->shares_store ? cdi_store_get_polling : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
 }
 
 static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)

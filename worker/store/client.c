@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The operations of the store client, over store_conn.c. One mutex per client: a request and its reply are never mixed
- * with another's. A connection that has failed is closed at once, since nobody knows which replies would still come.
+ * The operations of the store client, over conn.c. Each client has a mutex, so that requests and replies of several
+ * threads do not mix. A connection that has failed is closed at once, since replies may be missing.
  */
 #include "worker/store/client.h"
 
@@ -18,13 +18,13 @@
 
 #define DEFAULT_TIMEOUT_MS 300000
 #define CANCEL_MS 10000  /* for the server to confirm that a wait is cancelled */
-#define FIRST_NAP_US 100 /* between two looks; grows by half each time, up to the next line */
+#define FIRST_NAP_US 100 /* between two polls; grows by half each time, up to the next line */
 #define LAST_NAP_US 20000
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
 
 /* ------------------------------------------------------------------------------------------------ operations ---- */
 
-/* A key as it goes over the wire: prefix and name one after the other. */
+/* A key as it is sent: prefix and name one after the other. */
 struct key {
     const char *prefix, *name;
 };
@@ -53,7 +53,7 @@ static cddp_status check_value(const void *value, size_t len, struct cdi_error *
     if (value == NULL && len > 0)
         return cdi_fail(err, CDDP_E_INVALID, "the value is NULL");
     if (len > CDI_C10D_VALUE_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "the value has %zu bytes, more than the %u that a store takes", len,
+        return cdi_fail(err, CDDP_E_INVALID, "the value has %zu bytes, more than the %u that a store accepts", len,
                         CDI_C10D_VALUE_MAX);
     return CDDP_OK;
 }
@@ -73,8 +73,8 @@ static cddp_status put_value(cddp_store *s, const void *value, size_t len)
     return cdi_c10d_put_string(&s->out, len > 0 ? value : "", len);
 }
 
-/* An operation is: begin (takes the lock), requests and replies, end (gives it back). */
-static cddp_status begin(cddp_store *s, struct cdi_error *err)
+/* An operation: client_begin locks, requests and replies follow, client_end unlocks. */
+static cddp_status client_begin(cddp_store *s, struct cdi_error *err)
 {
     (void)pthread_mutex_lock(&s->lock);
     s->in_order = false;
@@ -84,7 +84,7 @@ static cddp_status begin(cddp_store *s, struct cdi_error *err)
     return CDDP_OK;
 }
 
-static cddp_status end(cddp_store *s, cddp_status st)
+static cddp_status client_end(cddp_store *s, cddp_status st)
 {
     if (st != CDDP_OK && st != CDDP_E_LIMIT && !s->in_order)
         cdi_store_drop(s);
@@ -97,21 +97,21 @@ static int64_t deadline_of(const cddp_store *s, int64_t timeout_ms)
     return cdi_deadline_ms(cdi_now_ms(), timeout_ms == 0 ? s->timeout_ms : timeout_ms);
 }
 
-/* Send what was put, unless that failed: nothing partial may be left behind. */
-static cddp_status submit(cddp_store *s, cddp_status put, int64_t deadline_ms, struct cdi_error *err)
+/* Sends the request that was put, unless that failed: no partial request may stay. */
+static cddp_status client_submit(cddp_store *s, cddp_status put, int64_t deadline_ms, struct cdi_error *err)
 {
     if (put != CDDP_OK)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a request to the store");
     return cdi_store_flush(s, deadline_ms, err);
 }
 
-/* The wait has timed out: take it back. A wake-up may have crossed our word, and then the wait has succeeded. */
-static cddp_status cancel(cddp_store *s, struct cdi_error *err)
+/* Cancels a wait that has timed out. If a wake-up has crossed the request, the wait has succeeded. */
+static cddp_status client_cancel_wait(cddp_store *s, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), CANCEL_MS);
     bool woken = false;
     unsigned answer;
-    cddp_status st = submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
+    cddp_status st = client_submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
 
     while (st == CDDP_OK) {
         st = cdi_store_read_u8(s, deadline_ms, &answer, err);
@@ -124,19 +124,19 @@ static cddp_status cancel(cddp_store *s, struct cdi_error *err)
     return st == CDDP_OK && !woken ? CDDP_IN_PROGRESS : st;
 }
 
-/* The program has given up the wait: it must still be able to say so to the others. */
-static void take_back(cddp_store *s)
+/* Cancels a wait that the program has interrupted: the store must stay usable, to notify the others. */
+static void client_cancel_interrupted(cddp_store *s)
 {
     const struct cdi_flight *flight = s->flight;
     cddp_status st;
 
-    s->flight = NULL; /* or it would be given up, too */
-    st = cancel(s, NULL);
+    s->flight = NULL; /* it would interrupt this wait, too */
+    st = client_cancel_wait(s, NULL);
     s->flight = flight;
     s->in_order = st == CDDP_OK || st == CDDP_IN_PROGRESS;
 }
 
-/* CDDP_OK; CDDP_IN_PROGRESS: timed out, and the connection is as before. */
+/* Waits for the keys. Returns CDDP_IN_PROGRESS if that timed out, and the connection is as before. */
 static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, int64_t timeout_ms, struct cdi_error *err)
 {
     int64_t deadline_ms = deadline_of(s, timeout_ms);
@@ -148,15 +148,15 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
         st = cdi_buf_put_u64(&s->out, n);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
         st = put_key(s, keys[i]);
-    st = submit(s, st, deadline_ms, err);
+    st = client_submit(s, st, deadline_ms, err);
     if (st != CDDP_OK)
         return st;
     st = cdi_store_read_u8(s, deadline_ms, &answer, &why);
     if (st == CDDP_E_TIMEOUT)
-        return cancel(s, err);
+        return client_cancel_wait(s, err);
     if (st != CDDP_OK) {
         if (s->flight != NULL && cdi_flight_is_interrupted(s->flight))
-            take_back(s);
+            client_cancel_interrupted(s);
         if (err != NULL)
             *err = why;
         return st;
@@ -164,14 +164,15 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
     return answer == CDI_C10D_STOP_WAITING ? CDDP_OK : cdi_store_nonsense(s, err);
 }
 
-/* end() for what may have been a wait that timed out. */
-static cddp_status end_wait(cddp_store *s, cddp_status st, const char *name, int64_t timeout_ms, struct cdi_error *err)
+/* Ends an operation that may have been a wait that timed out. */
+static cddp_status client_end_wait(cddp_store *s, cddp_status st, const char *name, int64_t timeout_ms,
+                                   struct cdi_error *err)
 {
     double seconds = (double)(timeout_ms == 0 ? s->timeout_ms : timeout_ms) / 1000;
 
     if (st != CDDP_IN_PROGRESS)
-        return end(s, st);
-    (void)end(s, CDDP_OK);
+        return client_end(s, st);
+    (void)client_end(s, CDDP_OK);
     return cdi_fail(err, CDDP_E_TIMEOUT, "key '%.128s' did not appear in the store within %.4g s", name, seconds);
 }
 
@@ -183,7 +184,7 @@ static cddp_status do_set(cddp_store *s, struct key k, const void *value, size_t
         st = check_value(value, len, err);
     if (st != CDDP_OK)
         return st;
-    st = begin(s, err);
+    st = client_begin(s, err);
     if (st == CDDP_OK) {
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_SET);
 
@@ -191,9 +192,9 @@ static cddp_status do_set(cddp_store *s, struct key k, const void *value, size_t
             put = put_key(s, k);
         if (put == CDDP_OK)
             put = put_value(s, value, len);
-        st = submit(s, put, deadline_of(s, 0), err);
+        st = client_submit(s, put, deadline_of(s, 0), err);
     }
-    return end(s, st);
+    return client_end(s, st);
 }
 
 static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
@@ -203,7 +204,7 @@ static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, si
 
     if (st != CDDP_OK)
         return st;
-    st = begin(s, err);
+    st = client_begin(s, err);
     if (st == CDDP_OK)
         st = wait_keys(s, &k, 1, timeout_ms, err);
     if (st == CDDP_OK) {
@@ -212,11 +213,11 @@ static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, si
 
         if (put == CDDP_OK)
             put = put_key(s, k);
-        st = submit(s, put, deadline_ms, err);
+        st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_string(s, deadline_ms, buf, cap, len, err);
     }
-    return end_wait(s, st, k.name, timeout_ms, err);
+    return client_end_wait(s, st, k.name, timeout_ms, err);
 }
 
 static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *sum, struct cdi_error *err)
@@ -226,7 +227,7 @@ static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *s
 
     if (st != CDDP_OK)
         return st;
-    st = begin(s, err);
+    st = client_begin(s, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_ADD);
@@ -235,13 +236,13 @@ static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *s
             put = put_key(s, k);
         if (put == CDDP_OK)
             put = cdi_c10d_put_i64(&s->out, delta);
-        st = submit(s, put, deadline_ms, err);
+        st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_u64(s, deadline_ms, &v, err);
     }
     if (st == CDDP_OK && sum != NULL)
         *sum = (int64_t)v;
-    return end(s, st);
+    return client_end(s, st);
 }
 
 static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expected, size_t expected_len,
@@ -256,7 +257,7 @@ static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expec
         st = check_value(desired, desired_len, err);
     if (st != CDDP_OK)
         return st;
-    st = begin(s, err);
+    st = client_begin(s, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_COMPARE_SET);
@@ -267,11 +268,11 @@ static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expec
             put = put_value(s, expected, expected_len);
         if (put == CDDP_OK)
             put = put_value(s, desired, desired_len);
-        st = submit(s, put, deadline_ms, err);
+        st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_string(s, deadline_ms, buf, cap, len, err);
     }
-    return end(s, st);
+    return client_end(s, st);
 }
 
 static cddp_status do_delete(cddp_store *s, struct key k, uint64_t *n, struct cdi_error *err)
@@ -280,24 +281,24 @@ static cddp_status do_delete(cddp_store *s, struct key k, uint64_t *n, struct cd
 
     if (st != CDDP_OK)
         return st;
-    st = begin(s, err);
+    st = client_begin(s, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_DELETE_KEY);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
-        st = submit(s, put, deadline_ms, err);
+        st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_u64(s, deadline_ms, n, err);
     }
-    return end(s, st);
+    return client_end(s, st);
 }
 
 static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, bool *all, struct cdi_error *err)
 {
     unsigned answer = CDI_C10D_NOT_READY;
-    cddp_status st = begin(s, err);
+    cddp_status st = client_begin(s, err);
 
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
@@ -307,14 +308,14 @@ static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, boo
             put = cdi_buf_put_u64(&s->out, n);
         for (size_t i = 0; i < n && put == CDDP_OK; i++)
             put = put_key(s, keys[i]);
-        st = submit(s, put, deadline_ms, err);
+        st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_u8(s, deadline_ms, &answer, err);
         if (st == CDDP_OK && answer != CDI_C10D_READY && answer != CDI_C10D_NOT_READY)
             st = cdi_store_nonsense(s, err);
     }
     *all = answer == CDI_C10D_READY;
-    return end(s, st);
+    return client_end(s, st);
 }
 
 void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len)
@@ -361,8 +362,8 @@ cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, s
     return do_check(store, &k, 1, exists, err);
 }
 
-cddp_status cdi_store_get_aside(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
-                                int64_t timeout_ms, struct cdi_error *err)
+cddp_status cdi_store_get_polling(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
+                                  int64_t timeout_ms, struct cdi_error *err)
 {
     int64_t deadline_ms = deadline_of(store, timeout_ms), nap_us = FIRST_NAP_US;
 
@@ -387,8 +388,8 @@ cddp_status cdi_store_get_aside(cddp_store *store, const char *key, void *buf, s
 
 /* ---------------------------------------------------------------------------------------------- public names ---- */
 
-/* There is a store, and this process has opened it. */
-static cddp_status usable(const char *function, const cddp_store *store)
+/* Checks that store is not NULL, and that this process has opened it. */
+static cddp_status client_check(const char *function, const cddp_store *store)
 {
     struct cdi_error err;
 
@@ -406,15 +407,15 @@ static cddp_status open_checked(cddp_store **store, const cddp_store_options *op
     cddp_status st = CDDP_OK;
 
     if (host == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: give the store's host, or start with cddprun");
+        return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: pass the store's host, or start with cddprun");
     if (port == 0)
         st = cdi_env_int("MASTER_PORT", 1, 65535, &port, err);
     if (st == CDDP_E_NOT_FOUND)
-        return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT is not set: give the store's port, or start with cddprun");
+        return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT is not set: pass the store's port, or start with cddprun");
     if (st != CDDP_OK)
         return st;
     if (port < 1 || port > 65535 || opt->timeout_ms < 0)
-        return cdi_fail(err, CDDP_E_INVALID, "the store's port must be from 1 to 65535, its timeout not negative");
+        return cdi_fail(err, CDDP_E_INVALID, "the store's port must be from 1 to 65535, and its timeout not negative");
     return cdi_store_open(store, host, (int)port, opt->timeout_ms == 0 ? DEFAULT_TIMEOUT_MS : opt->timeout_ms, err);
 }
 
@@ -436,7 +437,7 @@ cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)
 
 cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value, size_t len)
 {
-    cddp_status st = usable("cddp_store_set", store);
+    cddp_status st = client_check("cddp_store_set", store);
     struct cdi_error err;
 
     return st != CDDP_OK ? st : cdi_last_error_return(do_set(store, public_key(key), value, len, &err), &err);
@@ -444,7 +445,7 @@ cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value
 
 cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int timeout_ms)
 {
-    cddp_status st = usable("cddp_store_get", store);
+    cddp_status st = client_check("cddp_store_get", store);
     struct cdi_error err;
     size_t n;
 
@@ -458,7 +459,7 @@ cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t
 
 cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum)
 {
-    cddp_status st = usable("cddp_store_add", store);
+    cddp_status st = client_check("cddp_store_add", store);
     struct cdi_error err;
 
     return st != CDDP_OK ? st : cdi_last_error_return(do_add(store, public_key(key), delta, sum, &err), &err);
@@ -467,7 +468,7 @@ cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, in
 cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
                                    const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len)
 {
-    cddp_status st = usable("cddp_store_compare_set", store);
+    cddp_status st = client_check("cddp_store_compare_set", store);
     struct cdi_error err;
     size_t n;
 
@@ -480,11 +481,11 @@ cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const voi
                                  &err);
 }
 
-/* The caller's list as keys; *list is the caller's to free. */
+/* Makes keys of the list. The caller frees *list. */
 static cddp_status key_list(const char *const *keys, size_t n, struct key **list, struct cdi_error *err)
 {
     if (n == 0 || keys == NULL || n > CDI_C10D_LIST_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "a list of keys has 1 to %u of them", CDI_C10D_LIST_MAX);
+        return cdi_fail(err, CDDP_E_INVALID, "a list of keys has 1 to %u entries", CDI_C10D_LIST_MAX);
     *list = calloc(n, sizeof **list);
     if (*list == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a list of %zu keys", n);
@@ -502,19 +503,19 @@ cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n
 {
     CDI_AUTOFREE struct key *list = NULL;
     struct cdi_error err;
-    cddp_status st = usable("cddp_store_wait", store);
+    cddp_status st = client_check("cddp_store_wait", store);
 
     if (st != CDDP_OK)
         return st;
     st = key_list(keys, n_keys, &list, &err);
     if (st != CDDP_OK)
         return cdi_last_error_return(st, &err);
-    st = begin(store, &err);
+    st = client_begin(store, &err);
     if (st == CDDP_OK)
         st = wait_keys(store, list, n_keys, timeout_ms, &err);
     if (st != CDDP_IN_PROGRESS || n_keys == 1)
-        return cdi_last_error_return(end_wait(store, st, keys[0], timeout_ms, &err), &err);
-    (void)end(store, CDDP_OK);
+        return cdi_last_error_return(client_end_wait(store, st, keys[0], timeout_ms, &err), &err);
+    (void)client_end(store, CDDP_OK);
     return cdi_last_error_return(cdi_fail(&err, CDDP_E_TIMEOUT,
                                           "not all of %zu keys ('%.64s', ...) appeared in the store in time", n_keys,
                                           keys[0]),
@@ -526,7 +527,7 @@ cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t 
     CDI_AUTOFREE struct key *list = NULL;
     struct cdi_error err;
     bool all = false;
-    cddp_status st = usable("cddp_store_check", store);
+    cddp_status st = client_check("cddp_store_check", store);
 
     if (st != CDDP_OK)
         return st;
@@ -544,7 +545,7 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
 {
     struct cdi_error err;
     uint64_t n = 0;
-    cddp_status st = usable("cddp_store_delete", store);
+    cddp_status st = client_check("cddp_store_delete", store);
 
     if (st != CDDP_OK)
         return st;

@@ -26,11 +26,11 @@
 
 #define FIRST_PAUSE_MS 20 /* between attempts to connect; grows by half each time, up to the next line */
 #define LAST_PAUSE_MS 2000
-#define SHORT_ATTEMPT_MS 3000 /* an attempt that the deadline cut off sooner tells nothing new */
+#define SHORT_ATTEMPT_MS 3000 /* an attempt that the deadline ends sooner shows nothing new */
 #define ONE_ADDRESS_MS 10000  /* for one address to answer a connection attempt, when there are others to try */
-#define WATCH_MS 50           /* how often a wait looks at the flight page */
+#define WATCH_MS 50           /* between two checks of the flight page in a wait */
 
-/* What a connection says of itself before the store's protocol begins: nothing where there is no secret. */
+/* What a connection sends before the store's protocol begins. Nothing without an auth token. */
 struct job {
     const struct cdi_secret *secret;
     const char *run_id;
@@ -39,7 +39,7 @@ struct job {
 
 /* ----------------------------------------------------------------------------------------------------- bytes ---- */
 
-static cddp_status lost(const cddp_store *s, struct cdi_error *err)
+static cddp_status conn_lost(const cddp_store *s, struct cdi_error *err)
 {
     if (s->by == CDI_STORE_BY_ID)
         return cdi_fail(err, CDDP_E_PEER,
@@ -85,7 +85,7 @@ cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error
         else if (errno == EAGAIN)
             st = poll_fd(s, s->fd, POLLOUT, deadline_ms, err);
         else if (errno == EPIPE || errno == ECONNRESET)
-            st = lost(s, err);
+            st = conn_lost(s, err);
         else if (errno != EINTR)
             st = cdi_fail(err, CDDP_E_IO, "sending to the store at %s: %s", s->where, strerror(errno));
         if (st != CDDP_OK)
@@ -94,7 +94,6 @@ cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error
     return CDDP_OK;
 }
 
-/* Until n bytes have come. */
 cddp_status cdi_store_need(cddp_store *s, size_t n, int64_t deadline_ms, struct cdi_error *err)
 {
     while (s->in.len < n) {
@@ -108,7 +107,7 @@ cddp_status cdi_store_need(cddp_store *s, size_t n, int64_t deadline_ms, struct 
         if (got > 0)
             cdi_buf_commit(&s->in, (size_t)got);
         else if (got == 0 || errno == ECONNRESET)
-            st = lost(s, err);
+            st = conn_lost(s, err);
         else if (errno == EAGAIN)
             st = poll_fd(s, s->fd, POLLIN, deadline_ms, err);
         else if (errno != EINTR)
@@ -143,11 +142,10 @@ cddp_status cdi_store_read_u64(cddp_store *s, int64_t deadline_ms, uint64_t *v, 
 
 cddp_status cdi_store_nonsense(const cddp_store *s, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_PROTOCOL, "what listens at %s is not a store: check %s", s->where,
+    return cdi_fail(err, CDDP_E_PROTOCOL, "the server at %s is not a store: check %s", s->where,
                     s->given ? "host and port" : "MASTER_ADDR and MASTER_PORT");
 }
 
-/* A string into the caller's memory; too long for it: *len, no copy, CDDP_E_LIMIT. */
 cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf, size_t cap, size_t *len,
                                   struct cdi_error *err)
 {
@@ -172,7 +170,7 @@ cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf,
 
 /* --------------------------------------------------------------------------------------------------- connect ---- */
 
-static cddp_status refused(int why, struct cdi_error *err)
+static cddp_status conn_refused(int why, struct cdi_error *err)
 {
     (void)cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
     if (err != NULL)
@@ -185,7 +183,7 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
     int fd = cdi_fork_socket(a->ai_family), on = 1, why = 0;
     socklen_t len = sizeof why;
 
-    s->fd = fd; /* after an error the caller drops it */
+    s->fd = fd; /* after an error the caller closes it */
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot make a socket for the store");
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -193,32 +191,32 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
         cddp_status st;
 
         if (errno != EINPROGRESS)
-            return refused(errno, err);
+            return conn_refused(errno, err);
         st = poll_fd(s, fd, POLLOUT, deadline_ms, err);
         if (st != CDDP_OK)
             return st == CDDP_E_TIMEOUT ? cdi_fail(err, CDDP_E_IO, "no answer") : st;
         if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
-            return refused(why, err);
+            return conn_refused(why, err);
     }
     if (cdi_is_self_connected(fd))
-        return refused(ECONNREFUSED, err);
+        return conn_refused(ECONNREFUSED, err);
     return CDDP_OK;
 }
 
-/* As a starting server does, or one that is just ending: worth another try. */
-static cddp_status silent(cddp_status st, const char *when, struct cdi_error *err)
+/* Makes a closed connection worth a retry: a server that starts or ends closes it, too. */
+static cddp_status conn_retry_if_closed(cddp_status st, const char *when, struct cdi_error *err)
 {
     return st == CDDP_E_CLOSED ? cdi_fail(err, CDDP_E_IO, "it closed the connection %s", when) : st;
 }
 
-/* Its sentence tells why, and what can be done; to try again would not help. */
-static cddp_status no_room(const cddp_store *s, const struct cdi_error *why, struct cdi_error *err)
+/* Reports the server's own error message, with its remedy. A retry would not help. */
+static cddp_status conn_rejected(const cddp_store *s, const struct cdi_error *why, struct cdi_error *err)
 {
     return cdi_fail(err, CDDP_E_LIMIT, "the store at %s takes no more connections: %.600s", s->where, why->msg);
 }
 
-/* Name the job, and prove the secret to each other. */
-static cddp_status prove(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
+/* Sends the job's name; both sides prove that they know the auth token. */
+static cddp_status conn_authenticate(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
 {
     struct cdi_hello_client hello;
     struct cdi_error why = {.msg = ""};
@@ -232,23 +230,23 @@ static cddp_status prove(cddp_store *s, const struct job *job, int64_t deadline_
         if (st == CDDP_OK)
             st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
         if (st != CDDP_OK)
-            return silent(st,
-                          s->by == CDI_STORE_BY_ID ? "when asked to prove the secret of the cddp_unique_id"
-                                                   : "when asked to prove the job's secret (" CDI_SECRET_ENV
-                                                     "): does it know it?",
-                          err);
+            return conn_retry_if_closed(st,
+                                        s->by == CDI_STORE_BY_ID
+                                            ? "when asked to prove the auth token of the cddp_unique_id"
+                                            : "when asked to prove the job's auth token (" CDI_SECRET_ENV
+                                              "): does it have the same one?",
+                                        err);
         st = cdi_hello_client_feed(&hello, &s->in, &s->out, &why);
         if (st == CDDP_OK)
             return st;
         if (st == CDDP_E_LIMIT)
-            return no_room(s, &why, err);
+            return conn_rejected(s, &why, err);
         if (st < 0)
-            return cdi_fail(err, st, "the store at %s and this rank do not trust each other: %.600s", s->where,
-                            why.msg);
+            return cdi_fail(err, st, "authentication with the store at %s failed: %.600s", s->where, why.msg);
     }
 }
 
-/* Something else than our nonce: does it say that there is no room? */
+/* Reads the answer that is not our nonce: a refusal because of too many connections, or not a store. */
 static cddp_status read_refusal(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
 {
     struct cdi_error why = {.msg = ""};
@@ -257,15 +255,15 @@ static cddp_status read_refusal(cddp_store *s, int64_t deadline_ms, struct cdi_e
     while ((st = cdi_hello_read_refusal(&s->in, &why)) == CDDP_IN_PROGRESS) {
         st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
         if (st != CDDP_OK)
-            return silent(st, "without an answer", err);
+            return conn_retry_if_closed(st, "without an answer", err);
     }
-    return st == CDDP_E_LIMIT ? no_room(s, &why, err) : cdi_store_nonsense(s, err);
+    return st == CDDP_E_LIMIT ? conn_rejected(s, &why, err) : cdi_store_nonsense(s, err);
 }
 
-static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status conn_handshake(cddp_store *s, const struct job *job, int64_t deadline_ms, struct cdi_error *err)
 {
     uint32_t nonce;
-    cddp_status st = job->secret != NULL ? prove(s, job, deadline_ms, err) : CDDP_OK;
+    cddp_status st = job->secret != NULL ? conn_authenticate(s, job, deadline_ms, err) : CDDP_OK;
 
     if (st != CDDP_OK)
         return st;
@@ -279,14 +277,14 @@ static cddp_status shake_hands(cddp_store *s, const struct job *job, int64_t dea
     if (st == CDDP_OK)
         st = cdi_store_need(s, 4, deadline_ms, err);
     if (st != CDDP_OK)
-        return silent(st, "without an answer", err);
+        return conn_retry_if_closed(st, "without an answer", err);
     if (cdi_c10d_get_u32(cdi_buf_data(&s->in)) != nonce)
         return read_refusal(s, deadline_ms, err);
     cdi_buf_consume(&s->in, 4);
     return CDDP_OK;
 }
 
-int64_t cdi_store_unknown_ms = 30000; /* as long as cddprun: a name may appear a little later than the program */
+int64_t cdi_store_unknown_ms = 30000; /* as for cddprun: a name may appear a little later than the program */
 
 void cdi_store_drop(cddp_store *s)
 {
@@ -296,42 +294,43 @@ void cdi_store_drop(cddp_store *s)
     cdi_buf_release(&s->out);
 }
 
-/* One attempt at every address of the list. CDDP_E_IO is worth another one. *nobody: nobody listens at any of them. */
-static cddp_status try_all(cddp_store *s, const struct addrinfo *list, const struct job *job, int64_t deadline_ms,
-                           bool *nobody, struct cdi_error *err)
+/* Tries every address of the list once. CDDP_E_IO is worth a retry. *refused: all of them refuse connections. */
+static cddp_status conn_try_all(cddp_store *s, const struct addrinfo *list, const struct job *job, int64_t deadline_ms,
+                                bool *refused, struct cdi_error *err)
 {
     cddp_status st = CDDP_E_IO;
 
-    *nobody = true;
+    *refused = true;
 
     for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
         int64_t until = cdi_deadline_ms(cdi_now_ms(), ONE_ADDRESS_MS);
 
         st = connect_one(s, a, a->ai_next != NULL && until < deadline_ms ? until : deadline_ms, err);
         if (st == CDDP_OK)
-            st = shake_hands(s, job, deadline_ms, err);
-        if (s->by == CDI_STORE_BY_ID && (st == CDDP_E_DENIED || st == CDDP_E_PROTOCOL)) /* its address elsewhere */
-            st = cdi_fail(err, CDDP_E_IO, "something else listens there");
+            st = conn_handshake(s, job, deadline_ms, err);
+        if (s->by == CDI_STORE_BY_ID &&
+            (st == CDDP_E_DENIED || st == CDDP_E_PROTOCOL)) /* the address is another host's, too */
+            st = cdi_fail(err, CDDP_E_IO, "another server listens there");
         if (st != CDDP_E_IO)
             break;
-        *nobody = *nobody && err != NULL && err->os_error == ECONNREFUSED;
+        *refused = *refused && err != NULL && err->os_error == ECONNREFUSED;
         cdi_store_drop(s);
     }
     return st;
 }
 
 /*
- * One attempt. CDDP_E_IO and CDDP_E_NOT_FOUND are worth another one. *unknown: the name service has answered that there
- * is no such name, which is most often a typing error.
+ * Tries once. CDDP_E_IO and CDDP_E_NOT_FOUND are worth a retry. *unknown: the name service has answered that there is
+ * no such name, which is most often a typing error.
  */
-static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, const struct job *job, int64_t deadline_ms,
-                            bool *unknown, struct cdi_error *err)
+static cddp_status conn_try_name(cddp_store *s, const struct cdi_store_way *way, const struct job *job,
+                                 int64_t deadline_ms, bool *unknown, struct cdi_error *err)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *list;
     char service[16];
     cddp_status st;
-    bool nobody;
+    bool refused;
     int rc;
 
     (void)snprintf(service, sizeof service, "%d", way->port);
@@ -341,17 +340,17 @@ static cddp_status try_once(cddp_store *s, const struct cdi_store_way *way, cons
         return cdi_fail_errno(err, rc == EAI_MEMORY ? ENOMEM : errno, "resolving '%.255s'", way->host);
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", gai_strerror(rc));
-    st = try_all(s, list, job, deadline_ms, &nobody, err); /* the store may come later than this rank */
+    st = conn_try_all(s, list, job, deadline_ms, &refused, err); /* the store may start later than this rank */
     freeaddrinfo(list);
     return st;
 }
 
 /*
- * The same at the addresses of an id. *gone: nobody listens there. Its store was there before the bytes were, so it has
+ * Tries the addresses of an id once. *gone: all of them refuse connections. The store existed before the id, so it has
  * ended.
  */
-static cddp_status try_id(cddp_store *s, const struct cdi_store_endpoint *id, const struct job *job,
-                          int64_t deadline_ms, bool *gone, struct cdi_error *err)
+static cddp_status conn_try_id(cddp_store *s, const struct cdi_store_endpoint *id, const struct job *job,
+                               int64_t deadline_ms, bool *gone, struct cdi_error *err)
 {
     struct addrinfo list[CDI_NET_ADDRESSES + 1];
     struct cdi_address at[CDI_NET_ADDRESSES + 1];
@@ -362,10 +361,10 @@ static cddp_status try_id(cddp_store *s, const struct cdi_store_endpoint *id, co
                                     .ai_addr = &at[i].u.any,
                                     .ai_addrlen = at[i].len,
                                     .ai_next = i + 1 < id->n ? &list[i + 1] : NULL};
-    return try_all(s, list, job, deadline_ms, gone, err);
+    return conn_try_all(s, list, job, deadline_ms, gone, err);
 }
 
-/* 50 to 150 % of ms: many ranks must not come in one wave. */
+/* Sleeps for 50 to 150 % of ms, so that many ranks do not connect at once. */
 static cddp_status pause_ms(const cddp_store *s, int64_t ms, int64_t deadline_ms, struct cdi_error *err)
 {
     uint32_t random = 0;
@@ -383,8 +382,8 @@ static cddp_status pause_ms(const cddp_store *s, int64_t ms, int64_t deadline_ms
     return st;
 }
 
-/* Did the deadline end this attempt before the server had time? Then the attempt before it tells the user more. */
-static bool cut_off(cddp_status st, int64_t tried_ms, int64_t deadline_ms)
+/* Returns whether the deadline ended this attempt before the server had time: the one before then shows more. */
+static bool is_cut_off(cddp_status st, int64_t tried_ms, int64_t deadline_ms)
 {
     return (st == CDDP_E_IO || st == CDDP_E_TIMEOUT) && cdi_now_ms() >= deadline_ms &&
            deadline_ms - tried_ms < SHORT_ATTEMPT_MS;
@@ -397,7 +396,7 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
 
     struct cdi_error why = {.msg = ""}, before;
     cddp_status st = CDDP_OK, st_before, st_pause;
-    bool unknown = false, unknown_before; /* where the store is: no such name, or nobody there any more */
+    bool unknown = false, unknown_before; /* no such host name, or the store of the id has ended */
 
     for (;;) {
         int64_t until_ms, tried_ms = cdi_now_ms();
@@ -405,12 +404,12 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
         st_before = st;
         unknown_before = unknown;
         before = why;
-        st = way->id != NULL ? try_id(s, way->id, job, deadline_ms, &unknown, &why)
-                             : try_once(s, way, job, deadline_ms, &unknown, &why);
+        st = way->id != NULL ? conn_try_id(s, way->id, job, deadline_ms, &unknown, &why)
+                             : conn_try_name(s, way, job, deadline_ms, &unknown, &why);
         if (st == CDDP_OK)
             return CDDP_OK;
         cdi_store_drop(s);
-        if (st_before != CDDP_OK && cut_off(st, tried_ms, deadline_ms)) {
+        if (st_before != CDDP_OK && is_cut_off(st, tried_ms, deadline_ms)) {
             st = st_before;
             unknown = unknown_before;
             why = before;
@@ -434,7 +433,7 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
             if (way->id != NULL)
                 return cdi_fail(err, st,
                                 "cannot reach the store of this cddp_unique_id at %s: %.200s (tried for %.4g s); the "
-                                "process that made it has to run, and it is good for one cddp_init of each rank",
+                                "process that made it must run, and each rank can use it for one cddp_init only",
                                 s->where, why.msg, seconds);
             if (way->given)
                 return cdi_fail(
@@ -448,8 +447,8 @@ static cddp_status connect_with_retries(cddp_store *s, const struct cdi_store_wa
     }
 }
 
-/* The secret, and with it the job's name, from the environment. */
-static cddp_status read_job(struct job *job, struct cdi_secret *secret, struct cdi_error *err)
+/* Reads the auth token, and with it the job's name, from the environment. */
+static cddp_status read_job_env(struct job *job, struct cdi_secret *secret, struct cdi_error *err)
 {
     const char *path = cdi_env_str(CDI_SECRET_ENV);
     int64_t round;
@@ -475,7 +474,7 @@ cddp_status cdi_store_open(cddp_store **out, const char *host, int port, int64_t
     return cdi_store_join(out, &way, timeout_ms, err);
 }
 
-static void name_place(cddp_store *s, const struct cdi_store_way *way)
+static void set_where(cddp_store *s, const struct cdi_store_way *way)
 {
     size_t used = 0;
 
@@ -511,11 +510,11 @@ cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, in
     s->flight = way->flight;
     cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
     cdi_buf_init(&s->in, CDI_C10D_VALUE_MAX + 65536);
-    name_place(s, way);
+    set_where(s, way);
     (void)pthread_mutex_init(&s->lock, NULL);
     if (way->id != NULL)
         job = (struct job){.secret = &way->id->secret, .round = CDI_HELLO_CURRENT_ROUND};
-    st = way->id == NULL ? read_job(&job, &secret, err) : CDDP_OK;
+    st = way->id == NULL ? read_job_env(&job, &secret, err) : CDDP_OK;
     if (st == CDDP_OK)
         st = connect_with_retries(s, way, &job, err);
     cdi_secret_release(&secret);

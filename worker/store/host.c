@@ -32,19 +32,19 @@
 #define RETRY_MS 10
 #define BACKLOG 1024
 #define READ_SIZE 65536
-#define OPENING_MS 5000              /* until a connection must have said what it is */
-#define YOUNG_MS 20                  /* of that time nobody is deprived, however many want its place */
-#define VISIT_MS 1000                /* the same for one that there is no room for */
-#define PAUSE_MS 100                 /* without accepting, when not even such a one can be taken */
+#define OPENING_MS 5000              /* for a connection to send its request and its auth token */
+#define YOUNG_MS 20                  /* the part of that time which every connection gets, however many wait */
+#define OVERFLOW_MS 1000             /* the same for one beyond the limit */
+#define PAUSE_MS 100                 /* without accepting, if not even such a one can be accepted */
 #define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
-#define OUT_ENOUGH (1024u * 1024)    /* from here on no further request of it is read */
+#define OUT_ENOUGH (1024u * 1024)    /* from here on its further requests are not read */
 #define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
 
 enum phase {
-    PHASE_SNIFF, /* which protocol is it? */
+    PHASE_SNIFF, /* its protocol is not known yet */
     PHASE_HELLO,
     PHASE_STORE,
-    PHASE_LAST_WORDS, /* what is in `out` is still written, then it is closed */
+    PHASE_CLOSING, /* closed once `out` is written */
 };
 
 /* One connection. All of it belongs to the thread. */
@@ -54,8 +54,8 @@ struct peer {
     int fd;
     enum phase phase;
     bool serving;
-    bool visitor;        /* there is no room for it: it is told so */
-    int64_t deadline_ms; /* before PHASE_STORE, and in PHASE_LAST_WORDS */
+    bool overflow;       /* beyond the limit of descriptors: accepted only to be rejected */
+    int64_t deadline_ms; /* before PHASE_STORE, and in PHASE_CLOSING */
     struct cdi_hello_server hello;
     struct cdi_buf in, out;
 };
@@ -63,11 +63,11 @@ struct peer {
 struct cdi_store_host {
     pthread_t thread;
     int listener, stop; /* stop: an eventfd */
-    int reserve;        /* a descriptor for a visitor, when all others are in use; -1: a visitor has it */
+    int reserve;        /* a descriptor for an overflow connection; -1: one has it */
     struct cdi_kv *kv;
-    int crowded; /* peers: from here on, those that are idle leave the rest of the descriptors to the program */
+    int crowded; /* peers: from here on idle ones are closed, to leave descriptors to the program */
     struct cdi_list peers;
-    struct pollfd *polls; /* room for PEERS_MAX at most: grows with n_peers */
+    struct pollfd *polls; /* grows with n_peers, to PEERS_MAX */
     size_t polls_cap;
     atomic_int n_peers;
     int64_t paused_until_ms;
@@ -86,7 +86,7 @@ static struct peer *peer_at(struct cdi_list *link)
 
 /* ------------------------------------------------------------------------------------------------- listening ---- */
 
-static bool is_loopback(const struct sockaddr *a)
+static bool host_is_loopback(const struct sockaddr *a)
 {
     if (a->sa_family == AF_INET6) {
         struct sockaddr_in6 six;
@@ -100,7 +100,7 @@ static bool is_loopback(const struct sockaddr *a)
     return ntohl(four.sin_addr.s_addr) >> 24 == 127;
 }
 
-/* -errno, or a listening socket. */
+/* Returns a listening socket, or -errno. */
 static int listen_on(const struct sockaddr *a, socklen_t len)
 {
     int fd = cdi_fork_socket(a->sa_family), on = 1, off = 0;
@@ -108,7 +108,7 @@ static int listen_on(const struct sockaddr *a, socklen_t len)
     if (fd < 0)
         return -errno;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (a->sa_family == AF_INET6) /* [::] takes IPv4 as well */
+    if (a->sa_family == AF_INET6) /* [::] accepts IPv4 as well */
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0) {
         cdi_fork_close(fd);
@@ -117,7 +117,7 @@ static int listen_on(const struct sockaddr *a, socklen_t len)
     return fd;
 }
 
-/* On all addresses of this host; it reaches itself by loopback. */
+/* Listens on all addresses of this host, which reaches itself by loopback. */
 static int listen_everywhere(int port, char address[ADDRESS_MAX])
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
@@ -136,8 +136,8 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
     for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
         int fd;
 
-        /* A host whose own name means 127.0.1.1 to it: to the others the name means something else. */
-        if (is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
+        /* A name that resolves to 127.0.1.1 on its own host resolves to another address on the others. */
+        if (host_is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
             return listen_everywhere(port, address);
         fd = listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
@@ -149,8 +149,8 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
     return listen_everywhere(port, address);
 }
 
-/* It listens there from now on. */
-static cddp_status note_port(struct cdi_store_host *h, int listener, struct cdi_error *err)
+/* Stores the listener and its port. */
+static cddp_status host_note_port(struct cdi_store_host *h, int listener, struct cdi_error *err)
 {
     struct sockaddr_storage bound;
     struct sockaddr_in6 six;
@@ -159,7 +159,7 @@ static cddp_status note_port(struct cdi_store_host *h, int listener, struct cdi_
     h->listener = listener;
     if (getsockname(h->listener, (struct sockaddr *)&bound, &len) != 0)
         return cdi_fail_errno(err, errno, "getsockname");
-    memcpy(&six, &bound, sizeof six); /* the port is at one place in both families */
+    memcpy(&six, &bound, sizeof six); /* the port has the same offset in both families */
     h->port = ntohs(six.sin6_port);
     return CDDP_OK;
 }
@@ -168,33 +168,32 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
                                    struct cdi_error *err)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
-    const char *said_by = opt->said_by != NULL ? opt->said_by : "MASTER_ADDR";
+    const char *source = opt->host_source != NULL ? opt->host_source : "MASTER_ADDR";
     struct addrinfo *list;
     char service[16];
     int rc;
 
     if (opt->host == NULL) {
         rc = listen_everywhere(opt->port, h->address);
-        return rc >= 0 ? note_port(h, rc, err) : cdi_fail_errno(err, -rc, "this process cannot host a store");
+        return rc >= 0 ? host_note_port(h, rc, err) : cdi_fail_errno(err, -rc, "this process cannot host a store");
     }
     (void)snprintf(service, sizeof service, "%d", opt->port);
     rc = cdi_resolve(opt->host, service, &hints, &list);
     if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "rank 0 has to host the job's store, but '%.255s' (%s) does not resolve: %s", opt->host,
-                        said_by, gai_strerror(rc));
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "rank 0 hosts the job's store, but '%.255s' (%s) does not resolve: %s",
+                        opt->host, source, gai_strerror(rc));
     rc = listen_at(list, opt->host, opt->port, h->address, &h->foreign);
     freeaddrinfo(list);
     if (rc == -EADDRINUSE)
         return cdi_fail(
             err, CDDP_E_EXISTS,
             "rank 0 cannot host the job's store: port %d of '%.255s' is in use by another program; give all "
-            "ranks a %s that is free",
-            opt->port, opt->host, opt->said_by != NULL ? "port" : "MASTER_PORT");
+            "ranks a free %s",
+            opt->port, opt->host, opt->host_source != NULL ? "port" : "MASTER_PORT");
     if (rc < 0)
         return cdi_fail_errno(err, -rc, "rank 0 cannot host the job's store at '%.255s' (%s), port %d", opt->host,
-                              said_by, opt->port);
-    return note_port(h, rc, err);
+                              source, opt->port);
+    return host_note_port(h, rc, err);
 }
 
 /* ----------------------------------------------------------------------------------------------- connections ---- */
@@ -220,24 +219,24 @@ static void peer_close(struct cdi_store_host *h, struct peer *p)
 
 static void on_woken(struct cdi_serve *s)
 {
-    (void)s; /* the loop looks at every connection that has something to write */
+    (void)s; /* the loop writes to every connection that has output */
 }
 
-static void begin_store(struct cdi_store_host *h, struct peer *p)
+static void host_begin_store(struct cdi_store_host *h, struct peer *p)
 {
     cdi_serve_init(&p->serve, h->kv, &p->out, on_woken);
     p->phase = PHASE_STORE;
     p->serving = true;
 }
 
-static bool last_words(struct peer *p)
+static bool host_close_after_output(struct peer *p)
 {
-    p->phase = PHASE_LAST_WORDS;
+    p->phase = PHASE_CLOSING;
     p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), OPENING_MS);
     return true;
 }
 
-/* Others that have not said what they want keep their places not long: there may be room soon. */
+/* Returns whether a connection may close soon: one that has not sent its request yet. */
 static bool room_soon(struct cdi_store_host *h)
 {
     struct cdi_list *link, *next;
@@ -245,14 +244,14 @@ static bool room_soon(struct cdi_store_host *h)
     cdi_list_for_each (link, next, &h->peers) {
         const struct peer *p = peer_at(link);
 
-        if (!p->visitor && p->phase != PHASE_STORE)
+        if (!p->overflow && p->phase != PHASE_STORE)
             return true;
     }
     return false;
 }
 
-/* A visitor that understands it is told why there is no room; one that shall try again is closed (false). */
-static bool turn_away(struct cdi_store_host *h, struct peer *p)
+/* Rejects a connection with the reason. Returns false, to close it without one, if a retry may succeed soon. */
+static bool host_reject(struct cdi_store_host *h, struct peer *p)
 {
     struct rlimit files = {.rlim_cur = 0};
     char why[256];
@@ -260,24 +259,25 @@ static bool turn_away(struct cdi_store_host *h, struct peer *p)
     (void)getrlimit(RLIMIT_NOFILE, &files);
     (void)snprintf(why, sizeof why,
                    "rank 0, which hosts it, has %d connections, and may open %llu files in all; raise that limit "
-                   "where rank 0 runs (ulimit -n)",
+                   "on its node (ulimit -n)",
                    atomic_load(&h->n_peers) - 1, (unsigned long long)files.rlim_cur);
-    return !room_soon(h) && cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK && last_words(p);
+    return !room_soon(h) && cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK &&
+           host_close_after_output(p);
 }
 
-/* false: close it. */
-static bool turn_away_plain(struct cdi_store_host *h, struct peer *p)
+/* Rejects a connection without a handshake. Returns false to close it. */
+static bool reject_plain(struct cdi_store_host *h, struct peer *p)
 {
     bool own;
 
     if (cdi_c10d_sniff_ping(cdi_buf_data(&p->in), p->in.len, &own) == CDDP_IN_PROGRESS)
         return true;
     cdi_hello_server_init(&p->hello);
-    return own && turn_away(h, p);
+    return own && host_reject(h, p);
 }
 
-/* false: close it. */
-static bool sniff(struct cdi_store_host *h, struct peer *p)
+/* Detects the protocol from the first bytes. Returns false to close the connection. */
+static bool host_sniff(struct cdi_store_host *h, struct peer *p)
 {
     switch (cdi_sniff(cdi_buf_data(&p->in), p->in.len)) {
     case CDI_SNIFF_UNDECIDED:
@@ -285,9 +285,9 @@ static bool sniff(struct cdi_store_host *h, struct peer *p)
     case CDI_SNIFF_STORE:
         if (h->auth)
             return false;
-        if (p->visitor)
-            return turn_away_plain(h, p);
-        begin_store(h, p);
+        if (p->overflow)
+            return reject_plain(h, p);
+        host_begin_store(h, p);
         return true;
     case CDI_SNIFF_CONTROL:
         cdi_hello_server_init(&p->hello);
@@ -303,66 +303,66 @@ static bool sniff(struct cdi_store_host *h, struct peer *p)
 static const char *objection(const struct cdi_store_host *h, const struct cdi_hello *hello)
 {
     if (hello->kind != CDI_HELLO_STORE)
-        return "this is the store of a job whose rank 0 hosts it: agents have no business here";
+        return "rank 0 of a job hosts this store, which does not accept agents";
     if (h->run_id[0] != '\0' && hello->run_id[0] != '\0' && strcmp(h->run_id, hello->run_id) != 0)
         return "this is the store of another job (TORCHELASTIC_RUN_ID)";
     return NULL;
 }
 
-static bool hello(struct cdi_store_host *h, struct peer *p)
+static bool host_hello(struct cdi_store_host *h, struct peer *p)
 {
     while (p->phase == PHASE_HELLO) {
         cddp_status st = cdi_hello_server_feed(&p->hello, &p->in, &p->out, NULL);
         const char *why;
 
         if (st == CDDP_E_DENIED)
-            return last_words(p);
+            return host_close_after_output(p);
         if (st != CDDP_OK)
             return st == CDDP_IN_PROGRESS;
-        if (p->visitor)
-            return turn_away(h, p);
+        if (p->overflow)
+            return host_reject(h, p);
         if (p->hello.state == CDI_HELLO_S_ASKED) {
             if (cdi_hello_server_challenge(&p->hello, h->auth ? &h->secret : NULL, &p->out, NULL) != CDDP_OK)
                 return false;
             continue;
         }
-        why = objection(h, &p->hello.hello); /* only who has the secret hears it */
+        why = objection(h, &p->hello.hello); /* sent to a client that has the auth token */
         if (why != NULL)
-            return cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK && last_words(p);
+            return cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK && host_close_after_output(p);
         if (cdi_hello_server_welcome(&p->hello, &p->out, NULL) != CDDP_OK)
             return false;
-        begin_store(h, p);
+        host_begin_store(h, p);
     }
     return true;
 }
 
-/* What has come, as far as it is whole and there is room for answers. */
-static bool digest(struct cdi_store_host *h, struct peer *p)
+/* Processes complete requests, as long as there is room for replies. */
+static bool host_process(struct cdi_store_host *h, struct peer *p)
 {
-    if (p->phase == PHASE_SNIFF && !sniff(h, p))
+    if (p->phase == PHASE_SNIFF && !host_sniff(h, p))
         return false;
-    if (p->phase == PHASE_HELLO && !hello(h, p))
+    if (p->phase == PHASE_HELLO && !host_hello(h, p))
         return false;
     if (p->phase != PHASE_STORE)
         return true;
-    return cdi_serve_feed(&p->serve, &p->in, OUT_ENOUGH, NULL) >= 0 || (p->out.len > 0 && last_words(p));
+    return cdi_serve_feed(&p->serve, &p->in, OUT_ENOUGH, NULL) >= 0 || (p->out.len > 0 && host_close_after_output(p));
 }
 
-static bool receive(struct cdi_store_host *h, struct peer *p)
+static bool host_receive(struct cdi_store_host *h, struct peer *p)
 {
     uint8_t *to = cdi_buf_reserve(&p->in, READ_SIZE);
     ssize_t n = to == NULL ? 0 : recv(p->fd, to, READ_SIZE, 0);
 
     if (n > 0) {
         cdi_buf_commit(&p->in, (size_t)n);
-        if (p->phase == PHASE_LAST_WORDS)
+        if (p->phase == PHASE_CLOSING)
             cdi_buf_consume(&p->in, p->in.len);
-        return digest(h, p);
+        return host_process(h, p);
     }
     return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-static bool transmit(struct cdi_store_host *h, struct peer *p)
+static bool host_transmit(struct cdi_store_host *h, struct peer *p)
 {
     while (p->out.len > 0) {
         size_t before = p->out.len;
@@ -371,15 +371,15 @@ static bool transmit(struct cdi_store_host *h, struct peer *p)
         if (n < 0)
             return errno == EAGAIN || errno == EINTR;
         cdi_buf_consume(&p->out, (size_t)n);
-        /* Requests that had to wait for room. */
-        if (before >= OUT_ENOUGH && p->out.len < OUT_ENOUGH && !digest(h, p))
+        /* Processes requests that waited for room. */
+        if (before >= OUT_ENOUGH && p->out.len < OUT_ENOUGH && !host_process(h, p))
             return false;
     }
-    return p->phase != PHASE_LAST_WORDS;
+    return p->phase != PHASE_CLOSING;
 }
 
-/* No descriptor is left but the reserve, which is for one connection after the other. */
-static int accept_visitor(struct cdi_store_host *h)
+/* Accepts a connection on the reserve, the only descriptor that is left. */
+static int accept_overflow(struct cdi_store_host *h)
 {
     int fd, why;
 
@@ -397,18 +397,19 @@ static int accept_visitor(struct cdi_store_host *h)
     return fd;
 }
 
-/* Has it earned its place, or may another connection have it? */
+/* Returns whether another connection may have its place. */
 static bool is_idle(const struct peer *p, int64_t now_ms)
 {
-    if (p->visitor)
+    if (p->overflow)
         return false;
-    if (p->phase == PHASE_LAST_WORDS)
+    if (p->phase == PHASE_CLOSING)
         return p->out.len == 0;
     return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + OPENING_MS - YOUNG_MS;
 }
 
-/* There is no room: close the oldest connection that has not said, or proved, what it must. False: there is none. */
-static bool make_place(struct cdi_store_host *h)
+/* Closes the oldest connection that has not sent its request or proved its auth token. Returns false if there is none.
+ */
+static bool host_close_idle(struct cdi_store_host *h)
 {
     int64_t now = cdi_now_ms();
     struct cdi_list *link, *next;
@@ -426,19 +427,19 @@ static void accept_all(struct cdi_store_host *h)
 {
     for (;;) {
         int fd = cdi_fork_accept(h->listener), on = 1;
-        bool visitor = fd < 0 && (errno == EMFILE || errno == ENFILE);
+        bool overflow = fd < 0 && (errno == EMFILE || errno == ENFILE);
         struct peer *p;
 
-        if (visitor)
-            fd = accept_visitor(h);
+        if (overflow)
+            fd = accept_overflow(h);
         if (fd < 0) {
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
                 h->paused_until_ms = cdi_deadline_ms(cdi_now_ms(), PAUSE_MS);
             return;
         }
-        if (atomic_load(&h->n_peers) >= h->crowded || visitor)
-            visitor = !make_place(h) && visitor; /* else its descriptor was the reserve, which is filled again */
-        p = atomic_load(&h->n_peers) < PEERS_MAX || make_place(h) ? calloc(1, sizeof *p) : NULL;
+        if (atomic_load(&h->n_peers) >= h->crowded || overflow)
+            overflow = !host_close_idle(h) && overflow; /* closing one has refilled the reserve */
+        p = atomic_load(&h->n_peers) < PEERS_MAX || host_close_idle(h) ? calloc(1, sizeof *p) : NULL;
         if (p == NULL) {
             cdi_fork_close(fd);
             fill_reserve(h);
@@ -447,8 +448,8 @@ static void accept_all(struct cdi_store_host *h)
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
         p->fd = fd;
-        p->visitor = visitor;
-        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), visitor ? VISIT_MS : OPENING_MS);
+        p->overflow = overflow;
+        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), overflow ? OVERFLOW_MS : OPENING_MS);
         cdi_buf_init(&p->in, IN_MAX);
         cdi_buf_init(&p->out, OUT_MAX);
         cdi_list_push_back(&h->peers, &p->link);
@@ -468,8 +469,8 @@ static short events_of(const struct peer *p)
     return (short)((p->out.len < OUT_ENOUGH ? POLLIN : 0) | (p->out.len > 0 ? POLLOUT : 0));
 }
 
-/* Room for one more than there are connections, and two for our own; false: no memory. */
-static bool make_room(struct cdi_store_host *h)
+/* Makes room for all connections and two descriptors of the host. Returns false without memory. */
+static bool host_grow_polls(struct cdi_store_host *h)
 {
     size_t want = (size_t)atomic_load(&h->n_peers) + 2;
     struct pollfd *grown;
@@ -485,8 +486,8 @@ static bool make_room(struct cdi_store_host *h)
     return true;
 }
 
-/* How long poll may sleep; -1: as long as nothing happens. */
-static int fill(struct cdi_store_host *h, size_t *n)
+/* Fills h->polls, and returns how long poll may sleep; -1: without a limit. */
+static int host_fill_polls(struct cdi_store_host *h, size_t *n)
 {
     int64_t now = cdi_now_ms(), until = INT64_MAX;
     bool paused = now < h->paused_until_ms;
@@ -507,8 +508,8 @@ static int fill(struct cdi_store_host *h, size_t *n)
     return until == INT64_MAX ? -1 : until <= now ? 0 : until - now > 60000 ? 60000 : (int)(until - now);
 }
 
-/* Read from those who have sent, then write to all who have something to get: a request of one may wake another. */
-static void serve_all(struct cdi_store_host *h)
+/* Reads from all connections, then writes to all: a request of one may wake another. */
+static void host_serve_all(struct cdi_store_host *h)
 {
     int64_t now = cdi_now_ms();
     struct cdi_list *link, *next;
@@ -518,13 +519,13 @@ static void serve_all(struct cdi_store_host *h)
         struct peer *p = peer_at(link);
         short got = h->polls[i++].revents;
 
-        if (((got & ~POLLOUT) != 0 && !receive(h, p)) || (has_deadline(p) && p->deadline_ms <= now))
+        if (((got & ~POLLOUT) != 0 && !host_receive(h, p)) || (has_deadline(p) && p->deadline_ms <= now))
             peer_close(h, p);
     }
     cdi_list_for_each (link, next, &h->peers) {
         struct peer *p = peer_at(link);
 
-        if ((p->serving && p->serve.broken) || !transmit(h, p))
+        if ((p->serving && p->serve.broken) || !host_transmit(h, p))
             peer_close(h, p);
     }
 }
@@ -544,16 +545,16 @@ static void *serve_until_stopped(void *arg)
     for (;;) {
         int wait_ms;
 
-        if (!make_room(h)) { /* those for whom there is room are served on */
+        if (!host_grow_polls(h)) { /* the others are still served */
             peer_close(h, peer_at(h->peers.prev));
             continue;
         }
-        wait_ms = fill(h, &n);
+        wait_ms = host_fill_polls(h, &n);
         if (poll(h->polls, n, wait_ms) < 0)
-            (void)poll(NULL, 0, RETRY_MS); /* the kernel has no memory, or the limit of descriptors has shrunk */
+            (void)poll(NULL, 0, RETRY_MS); /* the kernel is out of memory, or the limit of descriptors has shrunk */
         if (is_stopped(h))
             break;
-        serve_all(h);
+        host_serve_all(h);
         if (h->polls[1].revents != 0)
             accept_all(h);
     }
@@ -605,7 +606,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     (void)snprintf(h->run_id, sizeof h->run_id, "%s", opt->run_id != NULL ? opt->run_id : "");
     h->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     st = h->stop < 0 ? cdi_fail_errno(err, errno, "eventfd") : start_listening(h, opt, err);
-    if (st == CDDP_OK && (cdi_kv_create(&h->kv, NULL) != CDDP_OK || !make_room(h)))
+    if (st == CDDP_OK && (cdi_kv_create(&h->kv, NULL) != CDDP_OK || !host_grow_polls(h)))
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     if (st == CDDP_OK) {
         fill_reserve(h);

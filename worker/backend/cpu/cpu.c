@@ -231,7 +231,7 @@ static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, 
     if (st == CDDP_OK && !there)
         return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not there", key);
     if (st == CDDP_OK)
-        st = (m->shared ? cdi_store_get_aside : cdi_store_get)(m->store, key, buf, cap - 1, &len,
+        st = (m->shared ? cdi_store_get_polling : cdi_store_get)(m->store, key, buf, cap - 1, &len,
                                                                timeout_ms > 0 ? timeout_ms : 10000, err);
     if (st == CDDP_OK)
         buf[len] = '\0';

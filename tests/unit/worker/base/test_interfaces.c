@@ -9,27 +9,27 @@ CDI_SUITE(net, .timeout = 20);
 
 Test(net, a_plain_list_means_names_that_begin_so)
 {
-    cr_assert(cdi_net_meant("eth,ib", "eth0"));
-    cr_assert(cdi_net_meant("eth,ib", "ib1"));
-    cr_assert(!cdi_net_meant("eth,ib", "lo"));
-    cr_assert(!cdi_net_meant("eth0", "eth"));
-    cr_assert(!cdi_net_meant("", "eth0"));
-    cr_assert(!cdi_net_meant(",", "eth0"), "an empty name is no prefix");
+    cr_assert(cdi_net_selects("eth,ib", "eth0"));
+    cr_assert(cdi_net_selects("eth,ib", "ib1"));
+    cr_assert(!cdi_net_selects("eth,ib", "lo"));
+    cr_assert(!cdi_net_selects("eth0", "eth"));
+    cr_assert(!cdi_net_selects("", "eth0"));
+    cr_assert(!cdi_net_selects(",", "eth0"), "an empty name is no prefix");
 }
 
 Test(net, an_equals_sign_means_whole_names)
 {
-    cr_assert(cdi_net_meant("=eth0,eth2", "eth2"));
-    cr_assert(!cdi_net_meant("=eth0", "eth01"));
-    cr_assert(!cdi_net_meant("=eth0", "eth"));
+    cr_assert(cdi_net_selects("=eth0,eth2", "eth2"));
+    cr_assert(!cdi_net_selects("=eth0", "eth01"));
+    cr_assert(!cdi_net_selects("=eth0", "eth"));
 }
 
 Test(net, a_caret_means_all_others)
 {
-    cr_assert(cdi_net_meant("^lo,docker", "eth0"));
-    cr_assert(!cdi_net_meant("^lo,docker", "docker0"));
-    cr_assert(!cdi_net_meant("^=eth0", "eth0"));
-    cr_assert(cdi_net_meant("^=eth0", "eth01"));
+    cr_assert(cdi_net_selects("^lo,docker", "eth0"));
+    cr_assert(!cdi_net_selects("^lo,docker", "docker0"));
+    cr_assert(!cdi_net_selects("^=eth0", "eth0"));
+    cr_assert(cdi_net_selects("^=eth0", "eth01"));
 }
 
 Test(net, the_address_that_reaches_the_endpoint_is_taken)

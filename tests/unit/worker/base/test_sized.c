@@ -72,8 +72,8 @@ Test(sized, what_a_newer_program_wants_is_refused_with_its_offset)
     cr_assert_eq(cdi_sized_get(&known, sizeof known, &said, "cddp_v", &err), CDDP_E_UNSUPPORTED);
     /* 1.0 is 00 00 00 00 00 00 f0 3f, and begins at 24. */
     cr_assert_str_eq(err.msg,
-                     "cddp_v is not zero at offset 30, and this libcddp knows its first 16 bytes: the program was "
-                     "built with a newer header, and uses what this version does not have");
+                     "cddp_v is not zero at offset 30, but this libcddp has only its first 16 bytes: the program was "
+                     "built with a newer header, and uses a member that this version does not have");
     cr_assert_str_eq(known.name, "as before");
 }
 
@@ -93,7 +93,7 @@ Test(sized, a_size_that_was_not_set_is_told)
     (void)cdi_sized_check(&said, "cddp_v", &err);
     cr_assert_str_eq(err.msg, "cddp_v.size is 0, so it is not set: write .size = sizeof(cddp_v)");
     cr_assert_eq(cdi_sized_get(&known, sizeof known, NULL, "cddp_v", &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "cddp_v: NULL in place of the struct");
+    cr_assert_str_eq(err.msg, "cddp_v is NULL");
     cr_assert_str_eq(known.name, "as before");
 }
 

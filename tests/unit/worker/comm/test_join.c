@@ -312,7 +312,7 @@ static int has_old_bytes(int rank)
     CHECK(rank == 0 && maker > 0 && waitpid(maker, NULL, 0) == maker);
     cdi_store_unknown_ms = 50;
     CHECK(cddp_init(&comm, &opt) == CDDP_E_IO);
-    CHECK(strstr(cddp_last_error(), "Connection refused (tried for 0.05 s); the process that made it has to run") !=
+    CHECK(strstr(cddp_last_error(), "Connection refused (tried for 0.05 s); the process that made it must run") !=
           NULL);
     return 0;
 }

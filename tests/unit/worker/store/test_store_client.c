@@ -433,7 +433,7 @@ Test(store_client, a_plain_server_behind_a_secret_gets_no_request)
     set_secret("hunter2");
     start(&s, as_torchrun);
     cr_assert_eq(open_status(&s, 2000), CDDP_E_IO);
-    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's secret") != NULL, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's auth token") != NULL, "%s", cddp_last_error());
     (void)shutdown(s.listener, SHUT_RDWR);
     stop(&s);
     forget_secret();
@@ -467,7 +467,7 @@ Test(store_client, an_attempt_that_the_deadline_cuts_off_does_not_hide_why_the_o
     set_secret("hunter2");
     start(&s, as_torchrun_then_silent);
     cr_assert_eq(open_status(&s, 2000), CDDP_E_IO, "%s", cddp_last_error());
-    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's secret") != NULL, "%s", cddp_last_error());
+    cr_assert(strstr(cddp_last_error(), "when asked to prove the job's auth token") != NULL, "%s", cddp_last_error());
     (void)shutdown(s.listener, SHUT_RDWR);
     stop(&s);
     forget_secret();
