@@ -18,9 +18,9 @@ struct cdi_buf {
     size_t limit; /* len never exceeds it; 0: SIZE_MAX / 4 */
 };
 
-/* No allocation; limit 0 means "as much as memory allows". */
+/* Initializes b without an allocation. limit 0: as much as memory allows. */
 void cdi_buf_init(struct cdi_buf *b, size_t limit);
-/* Free the contents; the buffer is as after cdi_buf_init with the same limit. NULL-safe. */
+/* Frees the contents. The buffer is then as after cdi_buf_init with the same limit. NULL-safe. */
 void cdi_buf_release(struct cdi_buf *b);
 
 static inline const uint8_t *cdi_buf_data(const struct cdi_buf *b)
@@ -28,18 +28,18 @@ static inline const uint8_t *cdi_buf_data(const struct cdi_buf *b)
     return b->mem == NULL ? (const uint8_t *)"" : b->mem + b->start;
 }
 
-/* Make room for `more` bytes behind the last one and return where they go; NULL: CDDP_E_LIMIT or no memory. */
+/* Returns room for `more` bytes after the last one; NULL: the limit is exceeded, or out of memory. */
 uint8_t *cdi_buf_reserve(struct cdi_buf *b, size_t more);
-/* Count `n` bytes, written behind the last one after cdi_buf_reserve, as part of the buffer. */
+/* Adds to the buffer n bytes that the caller has written to the room of cdi_buf_reserve. */
 void cdi_buf_commit(struct cdi_buf *b, size_t n);
-/* Append. CDDP_OK, CDDP_E_LIMIT, CDDP_E_NOMEM; on failure nothing was appended. `data` may be NULL if n is 0. */
+/* Appends n bytes. CDDP_OK, CDDP_E_LIMIT, CDDP_E_NOMEM; appends nothing on failure. data may be NULL if n is 0. */
 cddp_status cdi_buf_append(struct cdi_buf *b, const void *data, size_t n);
-/* Append formatted text, without its final NUL. */
+/* Appends formatted text, without its final NUL. */
 cddp_status cdi_buf_printf(struct cdi_buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Drop n bytes (at most len) from the front. */
+/* Drops n bytes (at most len) from the front. */
 void cdi_buf_consume(struct cdi_buf *b, size_t n);
 
-/* Little-endian integers. */
+/* Append little-endian integers. */
 cddp_status cdi_buf_put_u8(struct cdi_buf *b, uint8_t v);
 cddp_status cdi_buf_put_u32(struct cdi_buf *b, uint32_t v);
 cddp_status cdi_buf_put_u64(struct cdi_buf *b, uint64_t v);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scope-bound release of memory and descriptors, and handing them over. */
+/* Scope-bound release of memory and descriptors, and the transfer of ownership. */
 #ifndef CDI_CLEANUP_H
 #define CDI_CLEANUP_H
 
@@ -22,7 +22,7 @@ static inline void cdi_auto_close_(const int *fd)
 /* CDI_AUTOCLOSE int fd = open(...); closed when fd leaves its scope, unless negative. */
 #define CDI_AUTOCLOSE __attribute__((cleanup(cdi_auto_close_)))
 
-/* Take a pointer out of a CDI_AUTOFREE variable: return cdi_steal(&s). */
+/* Takes a pointer out of a CDI_AUTOFREE variable: return cdi_steal(&s). */
 #define cdi_steal(p)                         \
     __extension__({                          \
         __typeof__(*(p)) cdi_stolen_ = *(p); \

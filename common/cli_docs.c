@@ -45,7 +45,7 @@ void cdi_roff(FILE *to, const char *text)
 
 /* ------------------------------------------------------------------------------------------------------- bash ---- */
 
-/* The completing function's name: the program's, with _ for what a name must not hold. */
+/* Writes the name of the completing function: the program's, with _ for characters that are not allowed. */
 static void function_name(FILE *to, const char *program)
 {
     (void)fputc('_', to);
@@ -61,7 +61,7 @@ void cdi_bash_begin(FILE *to, const char *program)
                 "    local cur prev flag words\n    COMPREPLY=()\n"
                 "    _get_comp_words_by_ref -n = cur prev words 2>/dev/null || {\n"
                 "        cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
-                "        # Without bash-completion a '=' is a word of its own.\n"
+                "        # Without bash-completion a '=' is a separate word.\n"
                 "        [[ $prev == '=' ]] && prev=${COMP_WORDS[COMP_CWORD-2]}\n"
                 "        [[ $cur == '=' ]] && cur=''\n    }\n"
                 "    flag=$prev\n    [[ $cur == --*=* ]] && { flag=${cur%%=*} cur=${cur#*=}; }\n"

@@ -14,7 +14,7 @@ static inline int64_t cdi_now_ns(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* The same clock as of the kernel's last tick (1 to 10 ms ago): a quarter of the cost. */
+/* Returns the same clock at the kernel's last tick (1 to 10 ms ago), for a quarter of the cost. */
 static inline int64_t cdi_now_coarse_ns(void)
 {
     struct timespec ts;
@@ -28,10 +28,10 @@ static inline int64_t cdi_now_ms(void)
     return cdi_now_ns() / 1000000;
 }
 
-/* Never reached: a deadline for "no limit". */
+/* A deadline that is never reached: "no limit". */
 #define CDI_NEVER_MS INT64_MAX
 
-/* now + timeout, without overflow; a negative timeout means never. */
+/* Returns now + timeout, without overflow. A negative timeout means never. */
 static inline int64_t cdi_deadline_ms(int64_t now_ms, int64_t timeout_ms)
 {
     if (timeout_ms < 0 || timeout_ms > INT64_MAX - now_ms)

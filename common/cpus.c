@@ -13,10 +13,10 @@
 
 #define MAX_CPUS 65536
 
-/* This thread's affinity: how many processors, and the first n_words * 64 of them as bits. */
+/* Returns the number of processors in this thread's affinity mask, and the first n_words * 64 of them as bits. */
 static int affinity(uint64_t *words, int n_words)
 {
-    /* The kernel refuses a mask that is smaller than its own: try larger ones. */
+    /* The kernel rejects a mask that is smaller than its own: try larger ones. */
     for (int cpus = 1024; cpus <= MAX_CPUS; cpus *= 4) {
         cpu_set_t *set = CPU_ALLOC((size_t)cpus);
         size_t size = CPU_ALLOC_SIZE((size_t)cpus);
@@ -42,7 +42,7 @@ void cdi_cpus_affinity(uint64_t *words, int n_words)
     (void)affinity(words, n_words);
 }
 
-/* One small file's first line without its newline; false if it cannot be read. */
+/* Reads the first line of a small file without its newline. Returns false if it cannot be read. */
 static bool read_line(const char *path, char *buf, size_t cap)
 {
     FILE *f = fopen(path, "re");
@@ -66,7 +66,7 @@ static int whole_cpus(int64_t quota, int64_t period)
     return quota < period ? 1 : (int)(quota / period);
 }
 
-/* cpu.max of version 2: "max 100000" or "150000 100000". */
+/* Reads cpu.max of version 2: "max 100000" or "150000 100000". */
 static int quota_v2(const char *dir)
 {
     char path[4300], line[64], *space;
@@ -101,8 +101,9 @@ static int smaller(int a, int b)
 }
 
 /*
- * A parent's quota binds its children too, so walk from the group up to the mount. Inside a container the path may name
- * the host's hierarchy, which is not there: then only the mount's own files count, and these are the container's.
+ * Walks from the group up to the mount, since a parent's quota also limits its children. Inside a container the path
+ * may be of the host's hierarchy, which does not exist there: then only the mount's own files count, which are the
+ * container's.
  */
 static int walk_up(const char *mount, const char *group, int (*quota)(const char *dir))
 {
@@ -123,7 +124,7 @@ static int walk_up(const char *mount, const char *group, int (*quota)(const char
     }
 }
 
-/* One line of /proc/self/cgroup: "0::/group" (version 2) or "4:cpu,cpuacct:/group". */
+/* Returns the quota of a line of /proc/self/cgroup: "0::/group" (version 2) or "4:cpu,cpuacct:/group". */
 static int quota_of_line(const char *root, char *line)
 {
     char *controllers = strchr(line, ':'), *group, mount[256];
@@ -143,7 +144,8 @@ static int quota_of_line(const char *root, char *line)
         cpu = cpu || strcmp(c, "cpu") == 0;
     if (!cpu)
         return 0;
-    (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/cpu", root); /* a link where it is mounted with cpuacct */
+    (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/cpu",
+                   root); /* a link if it is mounted together with cpuacct */
     return walk_up(mount, group, quota_v1);
 }
 

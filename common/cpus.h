@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many processors may this process really use? Not nproc: a container or a batch system may give fewer, by affinity
- * or by a quota of time. Read anew at each call; any thread; never fails.
+ * The processors that this process can use. They may be fewer than the node's, since a container or a batch system
+ * limits them by affinity or by a quota of time. Read at each call; any thread; never fails.
  */
 #ifndef CDI_CPUS_H
 #define CDI_CPUS_H
 
 #include <stdint.h>
 
-/* Processors in the affinity mask, cut down to the cgroup's quota (v1 and v2; a part of a processor counts as none). At
- * least 1. Reads a few small files: milliseconds at worst, so not for a fast path. */
+/* Returns the number of processors in the affinity mask, or the cgroup's quota (v1 or v2, rounded down) if that is
+ * less. At least 1. Reads a few small files: milliseconds at worst, so not for a fast path. */
 int cdi_usable_cpus(void);
 
 /*
- * The scheduler's automatic group of this process, or 0 where there is none. Each session (setsid) is one; sched_yield
- * gives the processor to threads of the same group only. `root` as below.
+ * Returns the scheduler's autogroup of this process; 0: it has none. Each session (setsid) is one; sched_yield yields
+ * the processor to threads of the same group only. `root` as below.
  */
 uint64_t cdi_cpus_autogroup(const char *root);
 
-/* The calling thread's affinity mask: bit i of the words is processor i. No bit where it cannot be read. */
+/* Gets the calling thread's affinity mask: bit i of the words is processor i. All bits are 0 if it cannot be read. */
 void cdi_cpus_affinity(uint64_t *words, int n_words);
 
 /*
- * The smallest quota from this process's cgroup up to the root, in whole processors (at least 1), or 0 where there is
- * none. `root` is put in front of /proc and /sys ("" in production).
+ * Returns the smallest quota from this process's cgroup up to the root, in whole processors (at least 1); 0: no quota.
+ * `root` is put in front of /proc and /sys ("" in production).
  */
 int cdi_cpus_quota(const char *root);
 

@@ -34,7 +34,7 @@ uint64_t cdi_crc64(uint64_t crc, const void *data, size_t len)
     (void)pthread_once(&made, make_tables);
     crc = ~crc;
     for (; len >= 8; len -= 8, p += 8) {
-        for (int i = 0; i < 8; i++) /* the compiler makes one load of it where that is right */
+        for (int i = 0; i < 8; i++) /* the compiler makes one load of it on little-endian machines */
             crc ^= (uint64_t)p[i] << (8 * i);
         crc = table[7][crc & 0xff] ^ table[6][(crc >> 8) & 0xff] ^ table[5][(crc >> 16) & 0xff] ^
               table[4][(crc >> 24) & 0xff] ^ table[3][(crc >> 32) & 0xff] ^ table[2][(crc >> 40) & 0xff] ^

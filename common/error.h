@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A status with one sentence beside it. Functions that can fail take `struct cdi_error *err` last and return the
- * status; err may be NULL. The sentence names the object ("rank 3: exec '/x/y': permission denied") and has no final
- * newline.
+ * A status with an error message. Functions that can fail take `struct cdi_error *err` last and return the status; err
+ * may be NULL. The message names the object ("rank 3: exec '/x/y': permission denied"), and has no final newline.
  */
 #ifndef CDI_ERROR_H
 #define CDI_ERROR_H
@@ -14,29 +13,29 @@
 struct cdi_error {
     cddp_status status;
     char msg[CDI_ERROR_TEXT];
-    /* What programs ask for beside the text; 0: unknown, or there is none. */
+    /* Facts for programs; 0: unknown, or there is none. */
     int blamed;       /* the rank in the world that caused it, plus 1 */
     int os_error;     /* errno */
     int device_error; /* CUDA's or NCCL's code */
 };
 
-/* Fill err (if there is one) and return status. Text that is too long is cut. */
+/* Sets err, unless it is NULL, and returns status. Cuts a text that is too long. */
 cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* As cdi_fail, and that rank of the world has caused it; -1: it is not known which. */
+/* Does the same, and notes the rank of the world that has caused the error; -1: unknown. */
 cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* As cdi_fail with the status of *why, and with what it says of causes. The text says what it is to say of why->msg. */
+/* Does the same as cdi_fail with the status and the facts of *why. The text includes why->msg if it should. */
 cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* As cdi_fail with CDDP_E_SYSTEM and ": " strerror(errnum) after the text. */
+/* Does the same as cdi_fail with CDDP_E_SYSTEM, and appends ": " and strerror(errnum). */
 cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Put "text: " in front of what err already says, on the way up. Returns err's status. */
+/* Puts "text: " in front of err's message, and returns err's status. */
 cddp_status cdi_error_wrap(struct cdi_error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __clang_analyzer__ /* which sees one file at a time: these return what they are given, never CDDP_OK */

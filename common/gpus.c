@@ -49,8 +49,8 @@ static bool has_node(const char *root, int64_t minor)
     return stat(path, &sb) == 0;
 }
 
-/* Of a line "Key:   value", the value, if this is its key. */
-static bool take(char *line, const char *key, char *out, size_t cap)
+/* Reads the value of a line "Key:   value" if it has this key. */
+static bool read_value(char *line, const char *key, char *out, size_t cap)
 {
     size_t len = strlen(key);
 
@@ -63,7 +63,7 @@ static bool take(char *line, const char *key, char *out, size_t cap)
     return true;
 }
 
-/* What the driver says of the card at this address; its minor number, -1 if it says none. */
+/* Reads the driver's information on the card at this address. Returns its minor number; -1: unknown. */
 static int64_t read_information(const char *root, struct cdi_gpu *gpu, const char *folder)
 {
     char path[PATH_MAX], line[256], text[16];
@@ -75,12 +75,12 @@ static int64_t read_information(const char *root, struct cdi_gpu *gpu, const cha
     if (f == NULL)
         return -1;
     while (fgets(line, sizeof line, f) != NULL)
-        if (!take(line, "Model", gpu->model, sizeof gpu->model) &&
-            !take(line, "GPU UUID", gpu->uuid, sizeof gpu->uuid) && take(line, "Device Minor", text, sizeof text) &&
-            !cdi_parse_int(text, 0, 1 << 16, &minor))
+        if (!read_value(line, "Model", gpu->model, sizeof gpu->model) &&
+            !read_value(line, "GPU UUID", gpu->uuid, sizeof gpu->uuid) &&
+            read_value(line, "Device Minor", text, sizeof text) && !cdi_parse_int(text, 0, 1 << 16, &minor))
             minor = -1;
     (void)fclose(f);
-    /* A driver that has not started the card yet writes question marks. */
+    /* A driver that has not initialized the card yet writes question marks. */
     if (strchr(gpu->uuid, '?') != NULL)
         gpu->uuid[0] = '\0';
     return minor;
@@ -132,7 +132,7 @@ size_t cdi_gpus_read(const char *root, struct cdi_gpu *out, size_t cap)
         if (!cdi_gpu_pci(gpu.pci, entry->d_name))
             continue;
         minor = read_information(root, &gpu, entry->d_name);
-        /* Nodes are made on first use: where there is none at all, the driver's list is believed. */
+        /* Device files are made on first use: without any, the driver's list counts. */
         if (nodes > 0 && minor >= 0 && !has_node(root, minor))
             continue;
         unsure += minor < 0;
@@ -141,7 +141,7 @@ size_t cdi_gpus_read(const char *root, struct cdi_gpu *out, size_t cap)
     }
     if (d != NULL)
         (void)closedir(d);
-    /* More cards than nodes, and nobody says which: they are as good as unknown. */
+    /* More cards than device files, and no way to match them: the cards count as unknown. */
     if (unsure > 0 && nodes > 0 && n > nodes)
         n = 0;
     if (n > 0)
@@ -152,7 +152,7 @@ size_t cdi_gpus_read(const char *root, struct cdi_gpu *out, size_t cap)
     return n;
 }
 
-/* The only card whose UUID begins so; -1: none or several; -2: no card's is known. */
+/* Returns the only card whose UUID begins with these bytes; -1: none or several; -2: no card's UUID is known. */
 static int by_uuid(const struct cdi_gpu *all, size_t n_all, const char *begin, size_t len)
 {
     int found = -2;
@@ -171,7 +171,7 @@ static int by_uuid(const struct cdi_gpu *all, size_t n_all, const char *begin, s
     return found;
 }
 
-/* CUDA reads a number as strtoul does, so "1gpu" is 1. -1: none, or too large. */
+/* Reads a number as CUDA does, by strtoul, so "1gpu" is 1. -1: not a number, or too large. */
 static int by_index(const char *entry, size_t len, size_t n_all)
 {
     size_t index = 0, i = 0;

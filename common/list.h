@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Intrusive doubly linked lists: the node lies inside the thing that is listed. A head is a node that points to itself
+ * Intrusive doubly linked lists: the node is a member of the listed struct. The head is a node that points to itself
  * when the list is empty. No allocation; one thread at a time.
  */
 #ifndef CDI_LIST_H
@@ -13,7 +13,7 @@ struct cdi_list {
     struct cdi_list *next, *prev;
 };
 
-/* The thing around a node: cdi_list_of(node, struct conn, link). */
+/* Returns the struct around a node: cdi_list_of(node, struct conn, link). */
 #define cdi_list_of(node, type, member) ((type *)(void *)((char *)(node)-offsetof(type, member)))
 
 static inline void cdi_list_init(struct cdi_list *l)
@@ -34,7 +34,7 @@ static inline void cdi_list_push_back(struct cdi_list *head, struct cdi_list *no
     head->prev = node;
 }
 
-/* Take a node out of its list; it is then a list of its own, so that removing it again does no harm. */
+/* Removes a node from its list. It becomes an empty list, so removing it again is harmless. */
 static inline void cdi_list_remove(struct cdi_list *node)
 {
     node->prev->next = node->next;
@@ -42,7 +42,7 @@ static inline void cdi_list_remove(struct cdi_list *node)
     cdi_list_init(node);
 }
 
-/* Walk the nodes; the body may remove `node`, and nothing else. */
+/* Iterates over the nodes. The body may remove `node`, but no other. */
 #define cdi_list_for_each(node, safe, head) \
     for ((node) = (head)->next, (safe) = (node)->next; (node) != (head); (node) = (safe), (safe) = (node)->next)
 

@@ -18,7 +18,7 @@ static void make_seed(void)
 {
     if (getrandom(seed, sizeof seed, GRND_NONBLOCK) == (ssize_t)sizeof seed)
         return;
-    /* Early in a machine's life: weaker, but not the same for every process. */
+    /* Early at boot: weaker, but different in each process. */
     seed[0] = (uint64_t)cdi_now_ns() * 0x9e3779b97f4a7c15u;
     seed[1] = ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&seed;
 }
@@ -81,8 +81,8 @@ void cdi_map_release(struct cdi_map *m)
     *m = (struct cdi_map){0};
 }
 
-/* The slot of a key, or the free one where it belongs. The table must have a free slot. */
-static struct cdi_map_slot *find(const struct cdi_map *m, uint64_t hash, const void *key, size_t len)
+/* Returns the slot of a key, or the free slot for it. The table must have a free slot. */
+static struct cdi_map_slot *map_find(const struct cdi_map *m, uint64_t hash, const void *key, size_t len)
 {
     for (size_t i = hash & (m->cap - 1);; i = (i + 1) & (m->cap - 1)) {
         struct cdi_map_slot *s = &m->slots[i];
@@ -92,7 +92,7 @@ static struct cdi_map_slot *find(const struct cdi_map *m, uint64_t hash, const v
     }
 }
 
-static cddp_status resize(struct cdi_map *m, size_t cap)
+static cddp_status map_resize(struct cdi_map *m, size_t cap)
 {
     struct cdi_map bigger = {.slots = calloc(cap, sizeof *bigger.slots), .cap = cap, .count = m->count};
 
@@ -102,7 +102,7 @@ static cddp_status resize(struct cdi_map *m, size_t cap)
         const struct cdi_map_slot *s = &m->slots[i];
 
         if (s->value != NULL)
-            *find(&bigger, s->hash, s->key, s->len) = *s;
+            *map_find(&bigger, s->hash, s->key, s->len) = *s;
     }
     free(m->slots);
     *m = bigger;
@@ -111,16 +111,16 @@ static cddp_status resize(struct cdi_map *m, size_t cap)
 
 void *cdi_map_get(const struct cdi_map *m, const void *key, size_t len)
 {
-    return m->count == 0 ? NULL : find(m, hash_of(key, len), key, len)->value;
+    return m->count == 0 ? NULL : map_find(m, hash_of(key, len), key, len)->value;
 }
 
 cddp_status cdi_map_add(struct cdi_map *m, const void *key, size_t len, void *value)
 {
     uint64_t hash = hash_of(key, len);
 
-    if (m->count + 1 > m->cap / 4 * 3 && resize(m, m->cap == 0 ? MAP_MIN : m->cap * 2) != CDDP_OK)
+    if (m->count + 1 > m->cap / 4 * 3 && map_resize(m, m->cap == 0 ? MAP_MIN : m->cap * 2) != CDDP_OK)
         return CDDP_E_NOMEM;
-    *find(m, hash, key, len) = (struct cdi_map_slot){.hash = hash, .key = key, .len = len, .value = value};
+    *map_find(m, hash, key, len) = (struct cdi_map_slot){.hash = hash, .key = key, .len = len, .value = value};
     m->count++;
     return CDDP_OK;
 }
@@ -133,13 +133,13 @@ void *cdi_map_remove(struct cdi_map *m, const void *key, size_t len)
 
     if (m->count == 0)
         return NULL;
-    s = find(m, hash_of(key, len), key, len);
+    s = map_find(m, hash_of(key, len), key, len);
     value = s->value;
     if (value == NULL)
         return NULL;
     hole = (size_t)(s - m->slots);
     for (i = (hole + 1) & mask; m->slots[i].value != NULL; i = (i + 1) & mask) {
-        /* Move it into the hole unless its own place lies behind the hole. */
+        /* Move it into the hole, unless its own place is after the hole. */
         if (((i - (m->slots[i].hash & mask)) & mask) >= ((i - hole) & mask)) {
             m->slots[hole] = m->slots[i];
             hole = i;
@@ -148,7 +148,7 @@ void *cdi_map_remove(struct cdi_map *m, const void *key, size_t len)
     m->slots[hole] = (struct cdi_map_slot){0};
     m->count--;
     if (m->cap > MAP_MIN && m->count < m->cap / 8)
-        (void)resize(m, m->cap / 2); /* no memory: it stays as large as it is */
+        (void)map_resize(m, m->cap / 2); /* without memory it keeps its size */
     return value;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Byte strings -> pointers: a hash table that grows and shrinks, with a seed of its own per process, so that nobody
- * outside can choose keys that collide. The map owns neither keys nor values: a key's bytes must stay where they are as
- * long as it is in the map (usually they lie inside the value). One thread at a time.
+ * A hash table from byte strings to pointers, which grows and shrinks. Each process has its own seed, so that clients
+ * cannot choose keys that collide. The map owns neither keys nor values: the bytes of a key must stay in place while it
+ * is in the map (usually they are part of the value). One thread at a time.
  */
 #ifndef CDI_MAP_H
 #define CDI_MAP_H
@@ -24,18 +24,19 @@ struct cdi_map {
     size_t count;
 };
 
-/* No allocation. */
+/* Initializes m without an allocation. */
 void cdi_map_init(struct cdi_map *m);
-/* Free the table (not the values); the map is empty afterwards. NULL-safe. */
+/* Frees the table, but not the values. The map is empty afterwards. NULL-safe. */
 void cdi_map_release(struct cdi_map *m);
 
-/* The value under a key, or NULL. */
+/* Returns the value of a key; NULL: there is none. */
 void *cdi_map_get(const struct cdi_map *m, const void *key, size_t len);
-/* Add a key that is not in the map yet; value must not be NULL. CDDP_OK or CDDP_E_NOMEM (nothing changed). */
+/* Adds a key that is not in the map yet; value must not be NULL. CDDP_OK or CDDP_E_NOMEM (nothing changed). */
 cddp_status cdi_map_add(struct cdi_map *m, const void *key, size_t len, void *value);
-/* Take a key out and return its value; NULL if it is not there. */
+/* Removes a key and returns its value; NULL: there is none. */
 void *cdi_map_remove(struct cdi_map *m, const void *key, size_t len);
-/* Walk all values in no particular order: start with *at = 0, until NULL. The map must not change meanwhile. */
+/* Returns the next value, in no particular order; NULL: there is none. Start with *at = 0. The map must not change
+ * meanwhile. */
 void *cdi_map_next(const struct cdi_map *m, size_t *at);
 
 #endif

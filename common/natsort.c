@@ -18,7 +18,7 @@ static size_t digits(const char *s)
     return n;
 }
 
-/* Two runs of digits as numbers; both pointers move behind them. */
+/* Compares two runs of digits as numbers, and moves both pointers to their ends. */
 static int compare_numbers(const char **a, const char **b)
 {
     size_t n, m;

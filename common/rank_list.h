@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* "1, 3, 4 and 12 more": ranks for a sentence, at most 16 of them. Zero-initialise, add, read text. */
+/* A list of ranks for a message, such as "1, 3, 4 and 12 more": at most 16. Zero-initialize, add, read text. */
 #ifndef CDI_RANK_LIST_H
 #define CDI_RANK_LIST_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of hosts to addresses: getaddrinfo, which also knows localhost where the machine does not. Any thread. */
+/* Resolves host names: getaddrinfo, and localhost also on a node that does not know it. Any thread. */
 #ifndef CDI_RESOLVE_H
 #define CDI_RESOLVE_H
 
@@ -7,13 +7,13 @@
 
 struct addrinfo;
 
-/* True for the names that RFC 6761 (6.3) reserves for loopback: localhost, and all that end in .localhost. */
+/* Returns whether RFC 6761 (6.3) reserves the name for loopback: localhost, and all that end in .localhost. */
 bool cdi_is_localhost(const char *host);
 
 /*
- * Resolves host as getaddrinfo does, and blocks as it does. If the machine does not know a name of localhost (a
- * container without /etc/hosts, say), the result is the loopback addresses. service NULL: the ports are 0. Returns 0 or
- * an EAI_ code; errno says more of EAI_SYSTEM. *out is the caller's, for freeaddrinfo, only if the result is 0.
+ * Resolves host as getaddrinfo does, and blocks as it does. If the node does not know a name of localhost (such as a
+ * container without /etc/hosts), the result is the loopback addresses. service NULL: the ports are 0. Returns 0 or an
+ * EAI_ code, with errno for EAI_SYSTEM. If it returns 0, the caller frees *out by freeaddrinfo.
  */
 int cdi_resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out);
 

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 
 /*
- * Is this TCP connection one of a socket with itself? Where nobody listens at a port from which the kernel also takes
- * local ones, an attempt to connect may be given just that port, and then succeeds. Any thread.
+ * Returns whether this TCP socket is connected to itself. That happens if no process listens at the port and the kernel
+ * picks the same port as the local one. Any thread.
  */
 static inline bool cdi_is_self_connected(int fd)
 {

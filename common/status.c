@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names and texts of status.h. */
 #include "common/status.h"
 
-/* The compiler finds a status that is missing here. */
+/* The compiler reports a status that is missing here. */
 #define TEXTS(X)                                             \
     X(OK, "success")                                         \
     X(IN_PROGRESS, "in progress")                            \

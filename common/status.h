@@ -5,9 +5,9 @@
 
 #include <cddp/status.h>
 
-/* "timed out"; never NULL, also for numbers that are no status. */
+/* Returns a text such as "timed out"; never NULL, also for a number that is not a status. */
 const char *cdi_status_text(cddp_status status);
-/* "CDDP_E_TIMEOUT". */
+/* Returns a name such as "CDDP_E_TIMEOUT"; never NULL. */
 const char *cdi_status_name(cddp_status status);
 
 #endif

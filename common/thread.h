@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads of the library in a process that is the program's. */
+/* Threads of the library in the program's process. */
 #ifndef CDI_THREAD_H
 #define CDI_THREAD_H
 
@@ -8,8 +8,8 @@
 #include <stddef.h>
 
 /*
- * Starts a thread to which no signal is delivered: signals are the program's, which does not know the thread. stack:
- * bytes; 0: the system's choice. Returns 0 or an errno.
+ * Starts a thread that receives no signals: they are for the program, which does not know the thread. stack: in bytes;
+ * 0: the system's default. Returns 0 or an errno.
  */
 static inline int cdi_thread_create(pthread_t *thread, size_t stack, void *(*run)(void *arg), void *arg)
 {

@@ -8,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What an allocation costs beside its bytes, roughly, so that a million empty values are not free. */
+/* The rough cost of an allocation besides its bytes, so that a million empty values are not free. */
 #define OVERHEAD 32
 #define DEFAULT_BYTES ((size_t)1 << 30)
 #define DEFAULT_WAITS ((size_t)1 << 20)
 
-/* A name that has a value, a queue, or somebody who waits for it; a record with none of them is freed. */
+/* A name that has a value, a queue, or waiting clients; a record with none of them is freed. */
 struct key {
-    struct cdi_list waiting; /* struct entry: who waits for the key, or is parked at its barrier */
+    struct cdi_list waiting; /* struct entry: waits for the key, or at its barrier */
     struct cdi_list queue;   /* struct item */
     size_t queue_len;
-    uint8_t *value; /* NULL: has none */
+    uint8_t *value; /* NULL: none */
     size_t len, cap;
     size_t key_len;
     uint8_t name[];
@@ -30,11 +30,11 @@ struct item {
     uint8_t bytes[];
 };
 
-/* One request that waits, with an entry for each occurrence of a key that is not there yet. */
+/* One waiting request, with an entry for each occurrence of a key that does not exist yet. */
 struct entry {
     struct cdi_list link; /* in key->waiting */
     struct wait *wait;
-    struct key *key; /* NULL: it has come */
+    struct key *key; /* NULL: it was created */
 };
 
 struct wait {
@@ -55,29 +55,29 @@ struct cdi_kv {
 
 /* ---------------------------------------------------------------------------------------------- memory, keys ---- */
 
-static cddp_status full(const struct cdi_kv *kv, struct cdi_error *err)
+static cddp_status kv_fail_full(const struct cdi_kv *kv, struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_LIMIT, "the store is full: its keys, values and waits may take %zu bytes",
+    return cdi_fail(err, CDDP_E_LIMIT, "the store is full: the limit of its keys, values and waits is %zu bytes",
                     kv->limits.bytes);
 }
 
-static cddp_status no_memory(struct cdi_error *err)
+static cddp_status kv_fail_memory(struct cdi_error *err)
 {
-    return cdi_fail(err, CDDP_E_NOMEM, "the store has no memory left");
+    return cdi_fail(err, CDDP_E_NOMEM, "out of memory in the store");
 }
 
-/* malloc within the limit; NULL and *st otherwise. */
-static void *take(struct cdi_kv *kv, size_t n, cddp_status *st, struct cdi_error *err)
+/* Allocates within the limit; NULL and *st otherwise. */
+static void *kv_alloc(struct cdi_kv *kv, size_t n, cddp_status *st, struct cdi_error *err)
 {
     void *p;
 
     if (n > kv->limits.bytes - kv->bytes || OVERHEAD > kv->limits.bytes - kv->bytes - n) {
-        *st = full(kv, err);
+        *st = kv_fail_full(kv, err);
         return NULL;
     }
     p = malloc(n > 0 ? n : 1);
     if (p == NULL) {
-        *st = no_memory(err);
+        *st = kv_fail_memory(err);
         return NULL;
     }
     kv->bytes += n + OVERHEAD;
@@ -85,7 +85,7 @@ static void *take(struct cdi_kv *kv, size_t n, cddp_status *st, struct cdi_error
     return p;
 }
 
-static void give(struct cdi_kv *kv, void *p, size_t n)
+static void kv_free(struct cdi_kv *kv, void *p, size_t n)
 {
     if (p == NULL)
         return;
@@ -103,14 +103,14 @@ static size_t wait_size(size_t n)
     return sizeof(struct wait) + n * sizeof(struct entry);
 }
 
-static struct key *find(const struct cdi_kv *kv, struct cdi_c10d_bytes name)
+static struct key *kv_find(const struct cdi_kv *kv, struct cdi_c10d_bytes name)
 {
     return cdi_map_get(&kv->keys, name.data, name.len);
 }
 
-static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cddp_status *st, struct cdi_error *err)
+static struct key *kv_find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cddp_status *st, struct cdi_error *err)
 {
-    struct key *k = find(kv, name);
+    struct key *k = kv_find(kv, name);
 
     *st = CDDP_OK;
     if (k != NULL)
@@ -119,7 +119,7 @@ static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cd
         *st = cdi_fail(err, CDDP_E_LIMIT, "a key of %zu bytes; the limit is %zu", name.len, kv->limits.key);
         return NULL;
     }
-    k = take(kv, key_size(name.len), st, err);
+    k = kv_alloc(kv, key_size(name.len), st, err);
     if (k == NULL)
         return NULL;
     *k = (struct key){.key_len = name.len};
@@ -127,27 +127,27 @@ static struct key *find_or_add(struct cdi_kv *kv, struct cdi_c10d_bytes name, cd
     cdi_list_init(&k->queue);
     memcpy(k->name, name.data, name.len);
     if (cdi_map_add(&kv->keys, k->name, k->key_len, k) != CDDP_OK) {
-        give(kv, k, key_size(name.len));
-        *st = no_memory(err);
+        kv_free(kv, k, key_size(name.len));
+        *st = kv_fail_memory(err);
         return NULL;
     }
     return k;
 }
 
-/* Forget a key's record if nothing holds it any more. */
-static void tidy(struct cdi_kv *kv, struct key *k)
+/* Frees a key's record if nothing uses it any more. */
+static void kv_tidy(struct cdi_kv *kv, struct key *k)
 {
     if (k->value != NULL || k->queue_len > 0 || !cdi_list_empty(&k->waiting))
         return;
     (void)cdi_map_remove(&kv->keys, k->name, k->key_len);
-    give(kv, k, key_size(k->key_len));
+    kv_free(kv, k, key_size(k->key_len));
 }
 
 static void drop_value(struct cdi_kv *kv, struct key *k)
 {
     if (k->value == NULL)
         return;
-    give(kv, k->value, k->cap);
+    kv_free(kv, k->value, k->cap);
     k->value = NULL;
     k->len = k->cap = 0;
     kv->n_values--;
@@ -199,8 +199,8 @@ void cdi_kv_client_init(struct cdi_kv_client *client, void (*wake)(struct cdi_kv
     client->wake = wake;
 }
 
-/* Take a wait out of everything and free it. */
-static void end_wait(struct cdi_kv *kv, struct wait *w)
+/* Removes a wait from all lists and frees it. */
+static void kv_end_wait(struct cdi_kv *kv, struct wait *w)
 {
     for (size_t i = 0; w->missing > 0 && i < w->n; i++) {
         struct key *k = w->entries[i].key;
@@ -208,16 +208,16 @@ static void end_wait(struct cdi_kv *kv, struct wait *w)
         if (k == NULL)
             continue;
         cdi_list_remove(&w->entries[i].link);
-        tidy(kv, k);
+        kv_tidy(kv, k);
     }
     cdi_list_remove(&w->link);
     cdi_list_remove(&w->all);
     kv->n_waits--;
-    give(kv, w, wait_size(w->n));
+    kv_free(kv, w, wait_size(w->n));
 }
 
-/* The key of an entry has come. */
-static void arrive(struct cdi_kv *kv, struct entry *e)
+/* Counts an entry whose key was created; ends the wait with the last one. */
+static void kv_entry_created(struct cdi_kv *kv, struct entry *e)
 {
     struct wait *w = e->wait;
 
@@ -226,7 +226,7 @@ static void arrive(struct cdi_kv *kv, struct entry *e)
     if (--w->missing == 0) {
         struct cdi_kv_client *client = w->client;
 
-        end_wait(kv, w);
+        kv_end_wait(kv, w);
         client->wake(client);
     }
 }
@@ -234,13 +234,13 @@ static void arrive(struct cdi_kv *kv, struct entry *e)
 static void wake_all(struct cdi_kv *kv, struct key *k)
 {
     while (!cdi_list_empty(&k->waiting))
-        arrive(kv, cdi_list_of(k->waiting.next, struct entry, link));
+        kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
 }
 
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client)
 {
     while (!cdi_list_empty(&client->waits))
-        end_wait(kv, cdi_list_of(client->waits.next, struct wait, link));
+        kv_end_wait(kv, cdi_list_of(client->waits.next, struct wait, link));
 }
 
 static struct wait *new_wait(struct cdi_kv *kv, struct cdi_kv_client *client, size_t n, cddp_status *st,
@@ -249,10 +249,10 @@ static struct wait *new_wait(struct cdi_kv *kv, struct cdi_kv_client *client, si
     struct wait *w;
 
     if (kv->n_waits >= kv->limits.waits) {
-        *st = cdi_fail(err, CDDP_E_LIMIT, "%zu waits are pending already, as many as the store allows", kv->n_waits);
+        *st = cdi_fail(err, CDDP_E_LIMIT, "%zu waits are pending already, which is the store's limit", kv->n_waits);
         return NULL;
     }
-    w = take(kv, wait_size(n), st, err);
+    w = kv_alloc(kv, wait_size(n), st, err);
     if (w == NULL)
         return NULL;
     kv->n_waits++;
@@ -273,7 +273,7 @@ static void add_entry(struct wait *w, struct key *k)
     cdi_list_push_back(&k->waiting, &e->link);
 }
 
-static bool present(const struct key *k)
+static bool key_is_present(const struct key *k)
 {
     return k != NULL && (k->value != NULL || k->queue_len > 0);
 }
@@ -287,7 +287,7 @@ cddp_status cdi_kv_wait(struct cdi_kv *kv, struct cdi_kv_client *client, const s
     cddp_status st;
 
     while (cdi_c10d_next_item(keys, &at, &name))
-        missing += !present(find(kv, name));
+        missing += !key_is_present(kv_find(kv, name));
     *now = missing == 0;
     if (*now)
         return CDDP_OK;
@@ -297,13 +297,13 @@ cddp_status cdi_kv_wait(struct cdi_kv *kv, struct cdi_kv_client *client, const s
     for (at = 0; cdi_c10d_next_item(keys, &at, &name);) {
         struct key *k;
 
-        if (present(find(kv, name)))
+        if (key_is_present(kv_find(kv, name)))
             continue;
-        k = find_or_add(kv, name, &st, err);
+        k = kv_find_or_add(kv, name, &st, err);
         if (k == NULL) {
-            w->n = w->missing; /* those that were begun */
+            w->n = w->missing; /* those that were added */
             kv->bytes -= (missing - w->n) * sizeof(struct entry);
-            end_wait(kv, w);
+            kv_end_wait(kv, w);
             return st;
         }
         add_entry(w, k);
@@ -320,7 +320,7 @@ void cdi_kv_destroy(struct cdi_kv *kv)
     if (kv == NULL)
         return;
     while (!cdi_list_empty(&kv->waits))
-        end_wait(kv, cdi_list_of(kv->waits.next, struct wait, all));
+        kv_end_wait(kv, cdi_list_of(kv->waits.next, struct wait, all));
     while ((k = cdi_map_next(&kv->keys, &at)) != NULL) {
         cdi_list_for_each (node, safe, &k->queue)
             free(cdi_list_of(node, struct item, link));
@@ -333,12 +333,12 @@ void cdi_kv_destroy(struct cdi_kv *kv)
 
 /* ---------------------------------------------------------------------------------------------------- values ---- */
 
-/* Give the key a value of `len` bytes made of two parts, the first of which may be its old one. */
-static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes a, struct cdi_c10d_bytes b, size_t cap,
-                         struct cdi_error *err)
+/* Sets the key's value to a and b joined; a may be its old value. */
+static cddp_status kv_store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes a, struct cdi_c10d_bytes b,
+                            size_t cap, struct cdi_error *err)
 {
     cddp_status st;
-    uint8_t *p = take(kv, cap, &st, err);
+    uint8_t *p = kv_alloc(kv, cap, &st, err);
 
     if (p == NULL)
         return st;
@@ -355,22 +355,22 @@ static cddp_status store(struct cdi_kv *kv, struct key *k, struct cdi_c10d_bytes
     return CDDP_OK;
 }
 
-static cddp_status check_value(const struct cdi_kv *kv, struct cdi_c10d_bytes value, struct cdi_error *err)
+static cddp_status kv_check_value(const struct cdi_kv *kv, struct cdi_c10d_bytes value, struct cdi_error *err)
 {
     if (value.len <= kv->limits.value)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_LIMIT, "a value of %zu bytes; the limit is %zu", value.len, kv->limits.value);
 }
 
-/* Set a key's value without waking anybody; NULL and *st on failure. */
-static struct key *put(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, cddp_status *st,
-                       struct cdi_error *err)
+/* Sets a key's value without waking a client; NULL and *st on failure. */
+static struct key *kv_put(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, cddp_status *st,
+                          struct cdi_error *err)
 {
     struct key *k = NULL;
 
-    *st = check_value(kv, value, err);
+    *st = kv_check_value(kv, value, err);
     if (*st == CDDP_OK)
-        k = find_or_add(kv, key, st, err);
+        k = kv_find_or_add(kv, key, st, err);
     if (k == NULL)
         return NULL;
     if (k->value != NULL && k->cap == value.len && value.len > 0) {
@@ -378,17 +378,17 @@ static struct key *put(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_
         k->len = value.len;
         return k;
     }
-    *st = store(kv, k, value, (struct cdi_c10d_bytes){0}, value.len, err);
+    *st = kv_store(kv, k, value, (struct cdi_c10d_bytes){0}, value.len, err);
     if (*st == CDDP_OK)
         return k;
-    tidy(kv, k);
+    kv_tidy(kv, k);
     return NULL;
 }
 
 cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value, struct cdi_error *err)
 {
     cddp_status st;
-    struct key *k = put(kv, key, value, &st, err);
+    struct key *k = kv_put(kv, key, value, &st, err);
 
     if (k != NULL)
         wake_all(kv, k);
@@ -398,8 +398,8 @@ cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_
 cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                           struct cdi_error *err)
 {
-    cddp_status st = check_value(kv, value, err);
-    struct key *k = st == CDDP_OK ? find_or_add(kv, key, &st, err) : NULL;
+    cddp_status st = kv_check_value(kv, value, err);
+    struct key *k = st == CDDP_OK ? kv_find_or_add(kv, key, &st, err) : NULL;
 
     if (k == NULL)
         return st;
@@ -412,15 +412,15 @@ cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct c
         size_t need = k->len + value.len;
 
         /* Room to grow, so that many small pieces take linear time. */
-        st = store(kv, k, (struct cdi_c10d_bytes){k->value, k->len}, value, k->value == NULL ? need : need * 2, err);
+        st = kv_store(kv, k, (struct cdi_c10d_bytes){k->value, k->len}, value, k->value == NULL ? need : need * 2, err);
     }
     if (st == CDDP_OK)
         wake_all(kv, k);
-    tidy(kv, k);
+    kv_tidy(kv, k);
     return st;
 }
 
-/* What strtoll reads from the front of a value, which has no NUL at its end. */
+/* Reads a number as strtoll does from a value, which has no NUL at its end. */
 static cddp_status read_number(const struct key *k, int64_t *n, struct cdi_error *err)
 {
     const uint8_t *p = k->value, *end = k->value + k->len, *digits;
@@ -438,16 +438,16 @@ static cddp_status read_number(const struct key *k, int64_t *n, struct cdi_error
     }
     if (p > digits && fits)
         return CDDP_OK;
-    return cdi_fail(err, CDDP_E_INVALID, "the value of key '%.*s' %s, nothing can be added to it",
+    return cdi_fail(err, CDDP_E_INVALID, "cannot add to key '%.*s': its value %s",
                     (int)(k->key_len < 200 ? k->key_len : 200), (const char *)k->name,
                     fits ? "is not a number" : "does not fit a 64-bit number");
 }
 
-/* Add to a counter without waking anybody; NULL and *st on failure. */
-static struct key *count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, cddp_status *st,
-                         struct cdi_error *err)
+/* Adds to a counter without waking a client; NULL and *st on failure. */
+static struct key *kv_count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, cddp_status *st,
+                            struct cdi_error *err)
 {
-    struct key *k = find(kv, key);
+    struct key *k = kv_find(kv, key);
     int64_t n = 0;
     char text[24];
     int len;
@@ -457,7 +457,7 @@ static struct key *count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t d
         return NULL;
     n = (int64_t)((uint64_t)n + (uint64_t)delta);
     len = snprintf(text, sizeof text, "%" PRId64, n);
-    k = put(kv, key, (struct cdi_c10d_bytes){(const uint8_t *)text, (size_t)len}, st, err);
+    k = kv_put(kv, key, (struct cdi_c10d_bytes){(const uint8_t *)text, (size_t)len}, st, err);
     if (k != NULL)
         *sum = n;
     return k;
@@ -466,7 +466,7 @@ static struct key *count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t d
 cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum, struct cdi_error *err)
 {
     cddp_status st;
-    struct key *k = count(kv, key, delta, sum, &st, err);
+    struct key *k = kv_count(kv, key, delta, sum, &st, err);
 
     if (k != NULL)
         wake_all(kv, k);
@@ -476,7 +476,7 @@ cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t del
 cddp_status cdi_kv_compare_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes expected,
                                struct cdi_c10d_bytes desired, struct cdi_c10d_bytes *now, struct cdi_error *err)
 {
-    const struct key *k = find(kv, key);
+    const struct key *k = kv_find(kv, key);
     bool there = k != NULL && k->value != NULL;
     bool equal = there && k->len == expected.len && memcmp(k->value, expected.data, expected.len) == 0;
     cddp_status st = CDDP_OK;
@@ -494,7 +494,7 @@ cddp_status cdi_kv_compare_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, str
 
 void cdi_kv_get(const struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes *value)
 {
-    const struct key *k = find(kv, key);
+    const struct key *k = kv_find(kv, key);
 
     if (k == NULL || k->value == NULL)
         *value = (struct cdi_c10d_bytes){(const uint8_t *)"", 0};
@@ -504,17 +504,17 @@ void cdi_kv_get(const struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c
 
 bool cdi_kv_has(const struct cdi_kv *kv, struct cdi_c10d_bytes key)
 {
-    return present(find(kv, key));
+    return key_is_present(kv_find(kv, key));
 }
 
 bool cdi_kv_delete(struct cdi_kv *kv, struct cdi_c10d_bytes key)
 {
-    struct key *k = find(kv, key);
+    struct key *k = kv_find(kv, key);
 
     if (k == NULL || k->value == NULL)
         return false;
     drop_value(kv, k);
-    tidy(kv, k);
+    kv_tidy(kv, k);
     return true;
 }
 
@@ -541,15 +541,15 @@ bool cdi_kv_next(const struct cdi_kv *kv, size_t *at, struct cdi_c10d_bytes *key
 cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                         struct cdi_error *err)
 {
-    cddp_status st = check_value(kv, value, err);
-    struct key *k = st == CDDP_OK ? find_or_add(kv, key, &st, err) : NULL;
+    cddp_status st = kv_check_value(kv, value, err);
+    struct key *k = st == CDDP_OK ? kv_find_or_add(kv, key, &st, err) : NULL;
     struct item *item;
 
     if (k == NULL)
         return st;
-    item = take(kv, sizeof *item + value.len, &st, err);
+    item = kv_alloc(kv, sizeof *item + value.len, &st, err);
     if (item == NULL) {
-        tidy(kv, k);
+        kv_tidy(kv, k);
         return st;
     }
     item->len = value.len;
@@ -557,33 +557,33 @@ cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi
     cdi_list_push_back(&k->queue, &item->link);
     k->queue_len++;
     if (!cdi_list_empty(&k->waiting))
-        arrive(kv, cdi_list_of(k->waiting.next, struct entry, link));
+        kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
     return CDDP_OK;
 }
 
 size_t cdi_kv_queue_len(const struct cdi_kv *kv, struct cdi_c10d_bytes key)
 {
-    const struct key *k = find(kv, key);
+    const struct key *k = kv_find(kv, key);
 
     return k == NULL ? 0 : k->queue_len;
 }
 
 struct cdi_c10d_bytes cdi_kv_front(const struct cdi_kv *kv, struct cdi_c10d_bytes key)
 {
-    const struct item *item = cdi_list_of(find(kv, key)->queue.next, struct item, link);
+    const struct item *item = cdi_list_of(kv_find(kv, key)->queue.next, struct item, link);
 
     return (struct cdi_c10d_bytes){item->bytes, item->len};
 }
 
 void cdi_kv_pop(struct cdi_kv *kv, struct cdi_c10d_bytes key)
 {
-    struct key *k = find(kv, key);
+    struct key *k = kv_find(kv, key);
     struct item *item = cdi_list_of(k->queue.next, struct item, link);
 
     cdi_list_remove(&item->link);
     k->queue_len--;
-    give(kv, item, sizeof *item + item->len);
-    tidy(kv, k);
+    kv_free(kv, item, sizeof *item + item->len);
+    kv_tidy(kv, k);
 }
 
 cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, struct cdi_c10d_bytes key,
@@ -592,7 +592,7 @@ cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, stru
     int64_t here = 0;
     struct wait *w;
     cddp_status st;
-    struct key *k = count(kv, key, 1, &here, &st, err);
+    struct key *k = kv_count(kv, key, 1, &here, &st, err);
 
     if (k == NULL)
         return st;
@@ -603,6 +603,6 @@ cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, stru
     }
     w = new_wait(kv, client, 1, &st, err);
     if (w != NULL)
-        add_entry(w, k); /* it has a value: nothing frees it */
+        add_entry(w, k); /* it has a value, so it is not freed */
     return st;
 }

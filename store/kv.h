@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The keys of one round: values, queues, barriers, and who waits for what. The answers are those of PyTorch's TCPStore
- * (libuv backend), so that its client cannot tell the difference. Pure: no sockets, no clock. One thread at a time.
- * Used by store/serve.c, which speaks the wire format.
+ * The keys of one round: values, queues, barriers, and the clients that wait for them. The results are those of
+ * PyTorch's TCPStore (libuv backend), so that its client sees no difference. Pure: no sockets, no clock. One thread at
+ * a time. store/serve.c implements the wire format on top of it.
  */
 #ifndef CDI_KV_H
 #define CDI_KV_H
@@ -14,86 +14,85 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What the keys of one round may take. 0: the default. */
+/* The limits of one round's keys. 0: the default. */
 struct cdi_kv_limits {
     size_t bytes; /* of keys, values, queues and waits in sum; 1 GiB */
     size_t key;   /* bytes of a key; CDI_C10D_KEY_MAX */
-    size_t value; /* bytes of a value that is set; CDI_C10D_VALUE_MAX */
+    size_t value; /* bytes of a value in a set; CDI_C10D_VALUE_MAX */
     size_t waits; /* pending at once; a million */
 };
 
 struct cdi_kv;
 
-/* Somebody who can wait; lives inside its connection. */
+/* A client that can wait; a member of its connection. */
 struct cdi_kv_client {
     struct cdi_list waits;
     void (*wake)(struct cdi_kv_client *client); /* one wait has ended; must not call back into the kv */
 };
 
-/* limits NULL: the defaults. CDDP_OK, CDDP_E_NOMEM. */
+/* Creates an empty store. limits NULL: the defaults. CDDP_OK, CDDP_E_NOMEM. */
 cddp_status cdi_kv_create(struct cdi_kv **out, const struct cdi_kv_limits *limits);
-/* Free all keys. Waits that are pending end without a wake. NULL-safe. */
+/* Frees all keys. Pending waits end without a wake. NULL-safe. */
 void cdi_kv_destroy(struct cdi_kv *kv);
-/* Bytes in use, and waits that are pending, of the limits. */
+/* Return the bytes in use, the pending waits, and the limits. */
 size_t cdi_kv_bytes(const struct cdi_kv *kv);
 size_t cdi_kv_waits(const struct cdi_kv *kv);
 const struct cdi_kv_limits *cdi_kv_limits(const struct cdi_kv *kv);
 
 void cdi_kv_client_init(struct cdi_kv_client *client, void (*wake)(struct cdi_kv_client *client));
-/* End all of a client's waits without a wake: it cancelled, or it is gone. */
+/* Ends all waits of a client without a wake: it has cancelled them, or disconnected. */
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client);
 
 /*
- * All that store something: CDDP_OK, CDDP_E_LIMIT (a limit is reached), CDDP_E_NOMEM; on failure nothing changed. They
- * wake those who wait for the key. The bytes are copied.
+ * Functions that store something return CDDP_OK, CDDP_E_LIMIT (a limit is reached) or CDDP_E_NOMEM, and change nothing
+ * on failure. They copy the bytes, and wake the clients that wait for the key.
  */
 cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                        struct cdi_error *err);
 cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                           struct cdi_error *err);
 /*
- * Values of counters are decimal text, read by strtoll's rules (blanks in front and anything behind the number are
- * ignored); a missing key counts as 0; overflow wraps. CDDP_E_INVALID: the value does not start with a number, or with
- * one that an i64 cannot hold.
+ * Adds to a counter, whose value is decimal text. It is read by strtoll's rules, which ignore blanks before the number
+ * and anything after it; a missing key counts as 0; overflow wraps. CDDP_E_INVALID: the value does not start with a
+ * number, or the number does not fit an i64.
  */
 cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t delta, int64_t *sum,
                        struct cdi_error *err);
 /*
- * No such key: `desired` is stored if `expected` is empty, and *now is the value stored; else nothing is, and *now is
- * `expected`. Otherwise: replaced if equal to `expected`, *now is what is there afterwards. *now is valid until the
- * next change, or as long as `expected`.
+ * Replaces a value that is equal to `expected` by `desired`, and sets *now to the value that is there afterwards. If
+ * there is no such key, stores `desired` if `expected` is empty; otherwise stores nothing, and sets *now to `expected`.
+ * *now is valid until the next change, or as long as `expected`.
  */
 cddp_status cdi_kv_compare_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes expected,
                                struct cdi_c10d_bytes desired, struct cdi_c10d_bytes *now, struct cdi_error *err);
-/* *value is valid until the next change; empty where there is no such key. */
+/* Gets a value, which is valid until the next change; empty if there is no such key. */
 void cdi_kv_get(const struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes *value);
-/* Is there a value, or a queue that is not empty? */
+/* Returns whether the key has a value, or a queue that is not empty. */
 bool cdi_kv_has(const struct cdi_kv *kv, struct cdi_c10d_bytes key);
 bool cdi_kv_delete(struct cdi_kv *kv, struct cdi_c10d_bytes key);
-/* Keys with a value; queues do not count. */
+/* Returns the number of keys with a value; queues do not count. */
 size_t cdi_kv_count(const struct cdi_kv *kv);
-/* Walk them: *at = 0 first, false at the end. The kv must not change meanwhile. */
+/* Gets the next of them, from *at = 0 on; false: the end. The kv must not change meanwhile. */
 bool cdi_kv_next(const struct cdi_kv *kv, size_t *at, struct cdi_c10d_bytes *key);
 
-/* A push wakes one of those who wait for the key, not all. */
+/* Appends to a queue, and wakes one of the clients that wait for the key, not all. */
 cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_c10d_bytes value,
                         struct cdi_error *err);
 size_t cdi_kv_queue_len(const struct cdi_kv *kv, struct cdi_c10d_bytes key);
-/* The first value of a queue that is not empty; then drop it. */
+/* Return the first value of a queue that is not empty, and drop it. */
 struct cdi_c10d_bytes cdi_kv_front(const struct cdi_kv *kv, struct cdi_c10d_bytes key);
 void cdi_kv_pop(struct cdi_kv *kv, struct cdi_c10d_bytes key);
 
 /*
- * Wait until each key of the list has come into being once (a key that is deleted again still counts). *now is true if
- * all are there already; else client->wake() is called when the last one comes. CDDP_E_LIMIT, CDDP_E_NOMEM.
+ * Waits until each key of the list has been created once; a key that is deleted again still counts. Sets *now to true
+ * if all exist already; otherwise calls client->wake() when the last one is created. CDDP_E_LIMIT, CDDP_E_NOMEM.
  */
 cddp_status cdi_kv_wait(struct cdi_kv *kv, struct cdi_kv_client *client, const struct cdi_c10d_request *keys, bool *now,
                         struct cdi_error *err);
 /*
- * Count the caller in under the key (a counter like any other, which is never reset). *now is true if it is world_size
- * or more; then all who are parked at this barrier are woken. Else the client is parked. As in PyTorch, being parked is
- * a wait for the key like any other: what sets the key wakes the parked too, but counting somebody in wakes nobody.
- * Errors: as add and wait.
+ * Counts the client under the key, a plain counter that is never reset. If it reaches world_size, sets *now to true and
+ * wakes all clients that wait at this barrier; otherwise the client waits there. As in PyTorch, that is a plain wait
+ * for the key: a set of the key ends it, too, but the count of another client does not. Errors: as add and wait.
  */
 cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, struct cdi_c10d_bytes key,
                            int64_t world_size, bool *now, struct cdi_error *err);

@@ -116,7 +116,7 @@ static cddp_status do_wait(struct cdi_serve *s, const struct cdi_c10d_request *q
     return st == CDDP_OK && now ? cdi_buf_put_u8(s->out, CDI_C10D_STOP_WAITING) : st;
 }
 
-/* The first request must be VALIDATE with the right magic; no later one may be. */
+/* Checks that the first request, and no later one, is VALIDATE with the right magic. */
 static cddp_status check_order(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     bool validate = q->op == CDI_C10D_VALIDATE;
@@ -186,7 +186,7 @@ cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enoug
             return cdi_fail(err, CDDP_E_LIMIT, "replies of %zu bytes were not read", s->out->len);
         if (s->out->len >= enough_out)
             return CDDP_IN_PROGRESS;
-        /* The first operation is refused by its first byte: nothing else of a stranger is even read. */
+        /* A first operation other than VALIDATE is rejected by its first byte; no more of it is read. */
         if (!s->validated && in->len > 0 && cdi_buf_data(in)[0] != CDI_C10D_VALIDATE)
             return cdi_fail(err, CDDP_E_PROTOCOL, "%s before VALIDATE", cdi_c10d_op_name(cdi_buf_data(in)[0]));
         st = cdi_c10d_next(&s->reader, in, &q, err);
@@ -200,7 +200,7 @@ cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enoug
         if (st == CDDP_OK)
             st = carry_out(s, &q, err);
         cdi_buf_consume(in, q.size);
-        if (st != CDDP_OK && err != NULL && err->status == CDDP_OK) /* from a buffer, which has no sentence */
+        if (st != CDDP_OK && err != NULL && err->status == CDDP_OK) /* from a buffer, without a message */
             (void)cdi_fail(err, st, "the reply to %s is too large (%zu bytes are waiting already)",
                            cdi_c10d_op_name(q.op), s->out->len);
         if (st != CDDP_OK)

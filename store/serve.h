@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One store connection: bytes in, bytes out, no sockets. Whoever owns the socket (the rendezvous's libuv connections,
- * libcddp's poll loop) appends what it reads to a buffer, feeds it here, and writes what was appended to `out`. Replies
- * to a batch of requests are appended one after the other, so that they leave in one write. A request of one connection
- * may end the wait of another: then that one's woken() is called, to note that it has something to write.
+ * One store connection: bytes in, bytes out, no sockets. The owner of the socket (the rendezvous's libuv connections,
+ * libcddp's poll loop) appends received bytes to a buffer, feeds it here, and writes the bytes that were appended to
+ * `out`. Replies to a batch of requests follow one another, so that one write sends them. A request of one connection
+ * may end the wait of another, whose woken() is then called because it has bytes to write.
  */
 #ifndef CDI_SERVE_H
 #define CDI_SERVE_H
@@ -16,23 +16,23 @@ struct cdi_serve {
     struct cdi_c10d_reader reader;
     struct cdi_buf *out;
     void (*woken)(struct cdi_serve *s);
-    uint64_t *counts; /* CDI_C10D_N_OPS of them, of requests carried out; the owner may set it; NULL: not counted */
+    uint64_t *counts; /* CDI_C10D_N_OPS counters of requests; the owner may set it; NULL: not counted */
     bool validated;
-    bool broken; /* a wake-up could not be written down: close the connection */
+    bool broken; /* a wake-up could not be appended: close the connection */
 };
 
 /*
- * kv and out must outlive the connection; out->limit bounds the replies that wait unread. woken(s): something was
- * appended to s->out, or s->broken was set, outside of cdi_serve_feed(s); it must not call back into the store.
+ * Initializes a connection. kv and out must outlive it; out->limit bounds the unread replies. woken(s) is called when
+ * bytes were appended to s->out, or s->broken was set, outside of cdi_serve_feed(s). It must not call into the store.
  */
 void cdi_serve_init(struct cdi_serve *s, struct cdi_kv *kv, struct cdi_buf *out, void (*woken)(struct cdi_serve *s));
-/* End its waits. */
+/* Ends its waits. */
 void cdi_serve_release(struct cdi_serve *s);
 
 /*
- * Carry out the requests that are whole at the front of `in`, and consume them. CDDP_OK: more bytes are needed.
- * CDDP_IN_PROGRESS: it stopped because `out` holds enough_out bytes or more; call again when some were written. An
- * error: close the connection, the sentence says why; what is in `out` may still be written.
+ * Processes the complete requests at the front of `in`, and consumes them. CDDP_OK: more bytes are needed.
+ * CDDP_IN_PROGRESS: it stopped because `out` holds enough_out bytes or more; call again when some were written. After
+ * an error close the connection; the bytes in `out` may still be written.
  */
 cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enough_out, struct cdi_error *err);
 

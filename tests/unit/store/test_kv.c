@@ -320,7 +320,7 @@ Test(kv, limits_on_keys_values_and_waits)
     cr_assert(!wait_for(kv, &w, "a", NULL, NULL) && !wait_for(kv, &w, "b", NULL, NULL));
     cr_assert_eq(cdi_kv_waits(kv), 2);
     cr_assert_eq(cdi_kv_barrier(kv, &w.client, S("bar"), 9, &(bool){false}, &err), CDDP_E_LIMIT);
-    cr_assert_str_eq(err.msg, "2 waits are pending already, as many as the store allows");
+    cr_assert_str_eq(err.msg, "2 waits are pending already, which is the store's limit");
     cdi_kv_cancel(kv, &w.client);
     cr_assert_eq(cdi_kv_waits(kv), 0);
     cr_assert_eq(cdi_kv_limits(kv)->waits, 2);
