@@ -37,7 +37,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
         "init_sync": ("`CDDP_DDP_NO_BROADCAST` is `init_sync=False`; shapes are compared either way",
                       "tests/unit/worker/reducer/test_step.c", "broadcasts_parameters_unless_disabled"),
         "process_group": ("the communicator; a part of it by `cddp_comm_split`", "tests/unit/worker/comm/test_collectives.c",
-                          "parts_of_a_world_have_ranks_reducers_and_errors_of_their_own"),
+                          "parts_have_their_own_ranks_reducers_and_errors"),
         "bucket_cap_mb": ("`bucket_bytes`, `first_bucket_bytes`; 25 MiB and 1 MiB, too. A small last one (`DDP_SET_LAST_BUCKET_CAP`): "
                           "`last_bucket_bytes`; a gradient in several buckets: `CDDP_DDP_SPLIT`; found by trying: `CDDP_DDP_TUNE`", "tests/unit/worker/reducer/test_bucket.c",
                           "closes_bucket_at_or_above_cap"),

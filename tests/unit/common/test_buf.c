@@ -6,7 +6,7 @@
 
 CDI_SUITE(buf);
 
-Test(buf, bytes_come_out_in_the_order_they_went_in)
+Test(buf, returns_bytes_in_order)
 {
     struct cdi_buf b;
 
@@ -21,7 +21,7 @@ Test(buf, bytes_come_out_in_the_order_they_went_in)
     cdi_buf_release(&b);
 }
 
-Test(buf, more_than_the_limit_is_refused_and_changes_nothing)
+Test(buf, rejects_bytes_beyond_the_limit)
 {
     struct cdi_buf b;
 
@@ -36,7 +36,7 @@ Test(buf, more_than_the_limit_is_refused_and_changes_nothing)
     cdi_buf_release(&b);
 }
 
-Test(buf, a_long_queue_keeps_its_bytes_while_it_slides)
+Test(buf, long_queue_keeps_its_bytes)
 {
     struct cdi_buf b;
     uint32_t in = 0, out = 0;
@@ -72,7 +72,7 @@ Test(buf, integers_are_little_endian)
     cdi_buf_release(&b);
 }
 
-Test(buf, printf_appends_text_without_a_nul)
+Test(buf, printf_appends_no_nul)
 {
     struct cdi_buf b;
 

@@ -13,7 +13,7 @@ CDI_SUITE(cpus);
 
 static char root[64];
 
-/* Write text to root/path, making the folders on the way. */
+/* Writes text to root/path, and makes the folders above it. */
 static void put(const char *path, const char *text)
 {
     char full[512];
@@ -45,7 +45,7 @@ static void drop_root(void)
     cr_assert_eq(system(cmd), 0);
 }
 
-Test(cpus, the_smallest_quota_up_to_the_root_counts_in_version_2)
+Test(cpus, smallest_quota_counts_in_version_2)
 {
     make_root();
     put("/proc/self/cgroup", "0::/a/b\n");
@@ -61,7 +61,7 @@ Test(cpus, the_smallest_quota_up_to_the_root_counts_in_version_2)
     drop_root();
 }
 
-Test(cpus, version_1_is_read_from_the_cpu_controller)
+Test(cpus, reads_version_1_from_the_cpu_controller)
 {
     make_root();
     put("/proc/self/cgroup", "9:memory:/m\n4:cpu,cpuacct:/job\n1:cpuset:/x\n0::/\n");
@@ -73,7 +73,7 @@ Test(cpus, version_1_is_read_from_the_cpu_controller)
     drop_root();
 }
 
-Test(cpus, a_container_that_names_the_hosts_path_uses_its_own_mount)
+Test(cpus, container_with_the_hosts_path_uses_its_own_mount)
 {
     make_root();
     put("/proc/self/cgroup", "4:cpu:/docker/0123\n");
@@ -83,7 +83,7 @@ Test(cpus, a_container_that_names_the_hosts_path_uses_its_own_mount)
     drop_root();
 }
 
-Test(cpus, garbage_is_no_quota)
+Test(cpus, ignores_a_malformed_quota)
 {
     make_root();
     put("/proc/self/cgroup", "\n:\n0:\n0::/a\n0::/../../x\nx:cpu:\n");
@@ -96,7 +96,7 @@ Test(cpus, garbage_is_no_quota)
     drop_root();
 }
 
-Test(cpus, the_schedulers_group_is_known_where_it_counts)
+Test(cpus, reads_the_autogroup_if_enabled)
 {
     make_root();
     cr_assert_eq(cdi_cpus_autogroup(root), 0, "a kernel without them");
@@ -110,7 +110,7 @@ Test(cpus, the_schedulers_group_is_known_where_it_counts)
     drop_root();
 }
 
-Test(cpus, affinity_is_obeyed)
+Test(cpus, obeys_affinity)
 {
     uint64_t mask[16];
 

@@ -6,13 +6,13 @@
 
 CDI_SUITE(crc64);
 
-Test(crc64, the_published_check_value_comes_out)
+Test(crc64, gives_the_published_check_value)
 {
     cr_assert_eq(cdi_crc64(0, "123456789", 9), UINT64_C(0x995dc9bbdf1939fa));
     cr_assert_eq(cdi_crc64(0, "", 0), 0);
 }
 
-Test(crc64, pieces_give_what_the_whole_gives)
+Test(crc64, pieces_give_the_same_as_the_whole)
 {
     uint8_t data[1000];
     uint64_t whole;
@@ -24,7 +24,7 @@ Test(crc64, pieces_give_what_the_whole_gives)
         cr_assert_eq(cdi_crc64(cdi_crc64(0, data, cut), data + cut, sizeof data - cut), whole, "cut at %zu", cut);
 }
 
-Test(crc64, every_flipped_bit_changes_it)
+Test(crc64, detects_every_flipped_bit)
 {
     uint8_t data[64] = {1, 2, 3};
     uint64_t whole = cdi_crc64(0, data, sizeof data);

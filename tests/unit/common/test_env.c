@@ -7,7 +7,7 @@
 
 CDI_SUITE(env);
 
-Test(env, a_number_is_read_and_its_range_is_kept)
+Test(env, reads_a_number_within_its_range)
 {
     int64_t v = -1;
     struct cdi_error err;
@@ -19,7 +19,7 @@ Test(env, a_number_is_read_and_its_range_is_kept)
     cr_assert_str_eq(err.msg, "T_RANK='7' is not a whole number from 0 to 6");
 }
 
-Test(env, what_is_no_number_is_named)
+Test(env, names_a_value_that_is_not_a_number)
 {
     const char *const bad[] = {"x", "1x", " 1", "+1", "0x10", "1.5", "99999999999999999999", "-"};
     int64_t v;
@@ -32,7 +32,7 @@ Test(env, what_is_no_number_is_named)
     }
 }
 
-Test(env, unset_and_empty_are_the_same)
+Test(env, empty_counts_as_unset)
 {
     int64_t v;
 
@@ -44,7 +44,7 @@ Test(env, unset_and_empty_are_the_same)
     cr_assert_eq(v, 4);
 }
 
-Test(env, a_size_may_have_a_unit_and_nothing_else)
+Test(env, reads_a_size_with_an_optional_unit)
 {
     static const char *const bad[] = {
         "", "0", "-1", "+1", " 1", "1 ", "K", "1KB", "1k", "1KK", "1T", "9000000000G", "99999999999999999999"};

@@ -15,7 +15,7 @@ static const struct cdi_gpu four[] = {{.uuid = "GPU-aa110000-0000"},
                                       {.uuid = "GPU-bb330000-0000"},
                                       {.uuid = "GPU-cc440000-0000"}};
 
-/* "2 0": the devices that a value shows of the four. */
+/* Returns the devices that a value shows of the four, such as "2 0". */
 static const char *shows(const char *variable)
 {
     static char text[64];
@@ -28,7 +28,7 @@ static const char *shows(const char *variable)
     return text;
 }
 
-Test(gpus, numbers_choose_and_order_the_devices)
+Test(gpus, numbers_select_and_order_devices)
 {
     cr_assert_str_eq(shows(NULL), "0 1 2 3");
     cr_assert_str_eq(shows("2"), "2");
@@ -37,7 +37,7 @@ Test(gpus, numbers_choose_and_order_the_devices)
     cr_assert_str_eq(shows("1gpu,2"), "1 2");
 }
 
-Test(gpus, the_first_entry_that_is_no_device_ends_the_list)
+Test(gpus, invalid_entry_ends_the_list)
 {
     cr_assert_str_eq(shows(""), "");
     cr_assert_str_eq(shows("-1"), "");
@@ -49,13 +49,13 @@ Test(gpus, the_first_entry_that_is_no_device_ends_the_list)
     cr_assert_str_eq(shows("0,GPU-bb,1"), "0", "kinds do not mix");
 }
 
-Test(gpus, a_device_named_twice_empties_the_list)
+Test(gpus, device_named_twice_empties_the_list)
 {
     cr_assert_str_eq(shows("0,1,0"), "");
     cr_assert_str_eq(shows("GPU-bb,GPU-bb33"), "");
 }
 
-Test(gpus, the_beginning_of_one_uuid_is_enough)
+Test(gpus, accepts_the_beginning_of_one_uuid)
 {
     cr_assert_str_eq(shows("GPU-cc,GPU-aa2"), "3 1");
     cr_assert_str_eq(shows("GPU-CC44"), "3");
@@ -64,13 +64,13 @@ Test(gpus, the_beginning_of_one_uuid_is_enough)
     cr_assert_str_eq(shows("GPU-bb,1"), "2");
 }
 
-Test(gpus, of_mig_instances_the_first_is_shown)
+Test(gpus, shows_only_the_first_mig_instance)
 {
     cr_assert_str_eq(shows("MIG-5c89852c-d268-c3f3,MIG-22"), "-1");
     cr_assert_str_eq(shows("MIG-GPU-aa110000-0000/1/0"), "-1");
 }
 
-Test(gpus, uuids_are_believed_where_none_is_known_up_to_the_number_of_devices)
+Test(gpus, accepts_any_uuid_if_none_is_known)
 {
     const struct cdi_gpu unknown[2] = {{.numa_node = -1}, {.numa_node = -1}};
     int shown[4];
@@ -79,10 +79,10 @@ Test(gpus, uuids_are_believed_where_none_is_known_up_to_the_number_of_devices)
     cr_assert_eq(shown[0], -1);
     cr_assert_eq(cdi_gpus_visible("GPU-1", unknown, 0, shown, 4), 0);
     cr_assert_eq(cdi_gpus_visible("MIG-1", unknown, 0, shown, 4), 0);
-    cr_assert_eq(cdi_gpus_visible(NULL, unknown, 2, shown, 1), 1, "no more than there is room for");
+    cr_assert_eq(cdi_gpus_visible(NULL, unknown, 2, shown, 1), 1, "no more than the room allows");
 }
 
-Test(gpus, an_address_has_one_spelling)
+Test(gpus, normalizes_pci_addresses)
 {
     char pci[16];
 
@@ -103,7 +103,7 @@ static int remove_entry(const char *path, const struct stat *sb, int type, struc
     return remove(path);
 }
 
-/* Write a file of a made-up machine, with the folders above it. */
+/* Writes a file of an emulated node, with the folders above it. */
 static void put(const char *root, const char *path, const char *text)
 {
     char full[512];
@@ -137,7 +137,7 @@ static void put_card(const char *root, const char *pci, const char *uuid, int mi
     put(root, path, text);
 }
 
-Test(gpus, cards_are_read_from_the_drivers_files_in_the_order_of_their_addresses)
+Test(gpus, reads_cards_in_the_order_of_their_addresses)
 {
     char root[] = "/tmp/cdi-gpus-XXXXXX";
     struct cdi_gpu gpu[4];
@@ -148,7 +148,7 @@ Test(gpus, cards_are_read_from_the_drivers_files_in_the_order_of_their_addresses
     put_card(root, "0000:3b:00.0", "GPU-11", 1, -1);
     put_card(root, "0000:d8:00.0", "GPU-????????", 2, 1);
     cr_assert_eq(cdi_gpus_read(root, gpu, 4), 3, "no nodes yet: the driver is believed");
-    cr_assert_eq(cdi_gpus_read(root, gpu, 2), 2, "no more than there is room for");
+    cr_assert_eq(cdi_gpus_read(root, gpu, 2), 2, "no more than the room allows");
     cr_assert_eq(cdi_gpus_read(root, gpu, 4), 3);
     cr_assert_str_eq(gpu[0].pci, "0000:3b:00.0");
     cr_assert_str_eq(gpu[0].uuid, "GPU-11");
@@ -164,7 +164,7 @@ Test(gpus, cards_are_read_from_the_drivers_files_in_the_order_of_their_addresses
     cr_assert_eq(nftw(root, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
 
-Test(gpus, nodes_alone_are_counted)
+Test(gpus, counts_device_files_without_driver_information)
 {
     char root[] = "/tmp/cdi-gpus-XXXXXX";
     struct cdi_gpu gpu[4];

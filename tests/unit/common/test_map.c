@@ -21,7 +21,7 @@ static void name_things(void)
         things[i].len = (size_t)snprintf(things[i].key, sizeof things[i].key, "k%d", i);
 }
 
-Test(map, what_was_added_is_found_and_nothing_else)
+Test(map, finds_only_keys_that_were_added)
 {
     struct cdi_map m;
 
@@ -39,7 +39,7 @@ Test(map, what_was_added_is_found_and_nothing_else)
     cdi_map_release(&m);
 }
 
-Test(map, keys_are_bytes_of_any_kind_and_may_be_empty)
+Test(map, accepts_any_bytes_as_a_key)
 {
     struct cdi_map m;
     int empty, nul, nulnul;
@@ -54,7 +54,7 @@ Test(map, keys_are_bytes_of_any_kind_and_may_be_empty)
     cdi_map_release(&m);
 }
 
-Test(map, random_adding_and_removing_loses_nothing_and_shrinks_again)
+Test(map, survives_random_changes_and_shrinks)
 {
     struct cdi_map m;
     unsigned state = 1;
@@ -86,7 +86,7 @@ Test(map, random_adding_and_removing_loses_nothing_and_shrinks_again)
     cdi_map_release(&m);
 }
 
-Test(map, a_list_keeps_its_order_and_a_node_may_leave_twice)
+Test(map, list_keeps_its_order_and_allows_double_removal)
 {
     struct item {
         int n;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names in the order of people: pairs that say which comes first, and the laws of an order over all of them. */
+/* Natural sort order: ordered pairs, and the laws of an order over all of them. */
 #include "common/natsort.h"
 #include "hygiene.h"
 
@@ -37,7 +37,7 @@ static int sign(int n)
     return (n > 0) - (n < 0);
 }
 
-Test(natural, numbers_inside_names_count_as_numbers)
+Test(natural, compares_digits_as_numbers)
 {
     for (size_t i = 0; i < N; i++)
         for (size_t k = 0; k < N; k++)

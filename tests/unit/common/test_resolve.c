@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of localhost on a machine that does not know them: this program's getaddrinfo knows no name at all, unless
- * told. */
+/* Names of localhost on a node that does not know them: this program's getaddrinfo knows no name, unless a test sets
+ * one. */
 #include "common/resolve.h"
 #include "hygiene.h"
 
@@ -13,7 +13,7 @@ CDI_SUITE(resolve);
 
 typedef int getaddrinfo_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 
-static int answer = EAI_NONAME; /* of the machine, to any name; 0: that of address */
+static int answer = EAI_NONAME; /* of the node, to any name; 0: `address` */
 static const char *address = "192.0.2.7";
 static int asked;
 
@@ -26,7 +26,7 @@ static int real(const char *host, const char *service, const struct addrinfo *hi
     return libc(host, service, hints, out);
 }
 
-/* In place of libc's. */
+/* Replaces libc's. */
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out)
 {
     if (host == NULL)
@@ -37,7 +37,7 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
 
 static const struct addrinfo stream = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
 
-/* Every address of the list is loopback and has this port; the number of them. */
+/* Checks that every address of the list is loopback and has this port, and returns their number. */
 static int count_loopback(const struct addrinfo *list, uint16_t port)
 {
     int n = 0;
@@ -61,7 +61,7 @@ static int count_loopback(const struct addrinfo *list, uint16_t port)
     return n;
 }
 
-Test(resolve, names_of_localhost_are_known)
+Test(resolve, knows_names_of_localhost)
 {
     static const char *const yes[] = {"localhost", "LocalHost", "localhost.", "a.localhost", "a.b.localhost."};
     static const char *const no[] = {"",         ".",           "host",           "localhost.org", "notlocalhost",
@@ -74,7 +74,7 @@ Test(resolve, names_of_localhost_are_known)
         cr_assert_not(cdi_is_localhost(no[i]), "%s", no[i]);
 }
 
-Test(resolve, localhost_is_loopback_where_the_machine_does_not_know_it)
+Test(resolve, localhost_falls_back_to_loopback)
 {
     static const int failures[] = {EAI_NONAME, EAI_AGAIN, EAI_FAIL, EAI_NODATA};
     static const int flags[] = {0, AI_NUMERICSERV, AI_PASSIVE};
@@ -93,7 +93,7 @@ Test(resolve, localhost_is_loopback_where_the_machine_does_not_know_it)
         }
 }
 
-Test(resolve, what_the_machine_says_of_localhost_counts)
+Test(resolve, the_nodes_own_localhost_comes_first)
 {
     struct sockaddr_in found;
     struct addrinfo *list;
@@ -105,7 +105,7 @@ Test(resolve, what_the_machine_says_of_localhost_counts)
     freeaddrinfo(list);
 }
 
-Test(resolve, other_names_and_other_failures_are_passed_on)
+Test(resolve, passes_on_other_names_and_failures)
 {
     struct addrinfo *list;
 

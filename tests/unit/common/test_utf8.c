@@ -15,7 +15,7 @@ static const char *clean(const char *text)
     return out;
 }
 
-Test(utf8, characters_of_each_length_stay)
+Test(utf8, keeps_characters_of_each_length)
 {
     const char *text = "a\xc2\x80\xc3\xa9\xe0\xa0\x80\xed\x9f\xbf\xef\xbf\xbd\xf0\x90\x80\x80\xf4\x8f\xbf\xbf";
 
@@ -26,7 +26,7 @@ Test(utf8, characters_of_each_length_stay)
     cr_assert_eq(cdi_utf8_char("\xf0\x9f\x8d\xb7", 4), 4);
 }
 
-Test(utf8, every_byte_of_what_is_none_becomes_a_question_mark)
+Test(utf8, replaces_each_invalid_byte)
 {
     cr_assert_str_eq(clean("caf\xe9 au lait"), "caf? au lait");
     cr_assert_str_eq(clean("\xff\xfe"), "??");
@@ -39,14 +39,14 @@ Test(utf8, every_byte_of_what_is_none_becomes_a_question_mark)
     cr_assert_str_eq(clean("\xf5\x80\x80\x80"), "????");
 }
 
-Test(utf8, a_character_that_is_cut_off_is_none)
+Test(utf8, rejects_a_truncated_character)
 {
     cr_assert_str_eq(clean("x\xe2\x82"), "x??");
     cr_assert_eq(cdi_utf8_char("\xe2\x82\xac", 2), 0);
     cr_assert_str_eq(clean("\xe2(\xac"), "?(?");
 }
 
-Test(utf8, a_text_may_be_cleaned_where_it_lies)
+Test(utf8, cleans_in_place)
 {
     char text[] = "a\xff\xc3\xa9\xff";
 

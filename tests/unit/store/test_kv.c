@@ -34,7 +34,7 @@ static bool holds(struct cdi_kv *kv, struct cdi_c10d_bytes key, const char *text
     return value.len == strlen(text) && memcmp(value.data, text, value.len) == 0;
 }
 
-/* WAIT for up to three keys. */
+/* Waits for up to three keys. */
 static bool wait_for(struct cdi_kv *kv, struct waiter *w, const char *a, const char *b, const char *c)
 {
     const char *keys[] = {a, b, c};
@@ -53,7 +53,7 @@ static bool wait_for(struct cdi_kv *kv, struct waiter *w, const char *a, const c
     return now;
 }
 
-Test(kv, values_are_set_appended_counted_and_deleted)
+Test(kv, sets_appends_adds_and_deletes_values)
 {
     struct cdi_kv *kv = new_kv(0);
     size_t before = cdi_kv_bytes(kv), at = 0;
@@ -119,7 +119,7 @@ Test(kv, add_follows_the_rules_of_strtoll)
     cdi_kv_destroy(kv);
 }
 
-Test(kv, compare_set_answers_as_pytorch_does)
+Test(kv, compare_set_matches_pytorch)
 {
     struct cdi_kv *kv = new_kv(0);
     struct cdi_c10d_bytes now;
@@ -137,7 +137,7 @@ Test(kv, compare_set_answers_as_pytorch_does)
     cdi_kv_destroy(kv);
 }
 
-Test(kv, a_wait_ends_when_its_last_key_comes_whatever_sets_it)
+Test(kv, wait_ends_with_its_last_key)
 {
     struct cdi_kv *kv = new_kv(0);
     struct waiter w = {0};
@@ -148,7 +148,7 @@ Test(kv, a_wait_ends_when_its_last_key_comes_whatever_sets_it)
     cr_assert(wait_for(kv, &w, NULL, NULL, NULL), "nothing to wait for");
     cr_assert(!wait_for(kv, &w, "a", "b", "c"));
     (void)cdi_kv_set(kv, S("b"), S("1"), NULL);
-    (void)cdi_kv_delete(kv, S("b")); /* it was there once: that counts */
+    (void)cdi_kv_delete(kv, S("b")); /* it existed once, which counts */
     (void)cdi_kv_append(kv, S("c"), S("1"), NULL);
     cr_assert_eq(w.woken, 0);
     (void)cdi_kv_add(kv, S("a"), 1, &sum, NULL);
@@ -162,7 +162,7 @@ Test(kv, a_wait_ends_when_its_last_key_comes_whatever_sets_it)
     cdi_kv_destroy(kv);
 }
 
-Test(kv, a_cancelled_wait_leaves_nothing_behind)
+Test(kv, cancelled_wait_frees_everything)
 {
     struct cdi_kv *kv = new_kv(0);
     struct waiter w = {0}, other = {0};
@@ -182,11 +182,11 @@ Test(kv, a_cancelled_wait_leaves_nothing_behind)
     cr_assert_eq(other.woken, 1);
     (void)cdi_kv_delete(kv, S("a"));
     cr_assert_eq(cdi_kv_bytes(kv), before);
-    (void)wait_for(kv, &w, "x", "y", "z"); /* pending when the store goes */
+    (void)wait_for(kv, &w, "x", "y", "z"); /* pending when the store is destroyed */
     cdi_kv_destroy(kv);
 }
 
-Test(kv, a_push_wakes_one_waiter_and_a_queue_is_first_in_first_out)
+Test(kv, push_wakes_one_waiter_and_queues_are_fifo)
 {
     struct cdi_kv *kv = new_kv(0);
     struct waiter w[2] = {0};
@@ -216,7 +216,7 @@ Test(kv, a_push_wakes_one_waiter_and_a_queue_is_first_in_first_out)
     cdi_kv_destroy(kv);
 }
 
-Test(kv, a_barrier_opens_for_all_when_the_last_one_comes_and_stays_open)
+Test(kv, barrier_opens_with_the_last_client_and_stays_open)
 {
     struct cdi_kv *kv = new_kv(0);
     struct waiter w[3] = {0};
@@ -236,13 +236,13 @@ Test(kv, a_barrier_opens_for_all_when_the_last_one_comes_and_stays_open)
     cr_assert(now);
     cr_assert_eq(cdi_kv_barrier(kv, &w[0].client, S("c"), 2, &now, NULL), CDDP_OK);
     cdi_kv_cancel(kv, &w[0].client);
-    cr_assert(holds(kv, S("c"), "1"), "who goes is still counted");
+    cr_assert(holds(kv, S("c"), "1"), "a client that has left is still counted");
     (void)cdi_kv_set(kv, S("d"), S("text"), NULL);
     cr_assert_eq(cdi_kv_barrier(kv, &w[0].client, S("d"), 2, &now, NULL), CDDP_E_INVALID);
     cdi_kv_destroy(kv);
 }
 
-Test(kv, counting_in_wakes_nobody_and_setting_the_key_wakes_the_parked)
+Test(kv, barrier_count_wakes_no_waiter_but_a_set_does)
 {
     struct cdi_kv *kv = new_kv(0);
     struct waiter w = {0}, parked = {0};
@@ -258,7 +258,7 @@ Test(kv, counting_in_wakes_nobody_and_setting_the_key_wakes_the_parked)
     cdi_kv_destroy(kv);
 }
 
-Test(kv, a_full_store_refuses_and_keeps_what_it_has)
+Test(kv, full_store_rejects_and_keeps_its_values)
 {
     struct cdi_kv *kv = new_kv(20000);
     struct waiter w = {0};
@@ -313,7 +313,7 @@ Test(kv, limits_on_keys_values_and_waits)
     cr_assert_str_eq(err.msg, "a key of 5 bytes; the limit is 4");
     cr_assert_eq(cdi_kv_set(kv, S("four"), S("sevenxx"), &err), CDDP_E_LIMIT);
     cr_assert_str_eq(err.msg, "a value of 7 bytes; the limit is 6");
-    cr_assert(holds(kv, S("four"), "sixsix"), "what was there stays");
+    cr_assert(holds(kv, S("four"), "sixsix"), "existing values stay");
     cr_assert_eq(cdi_kv_push(kv, S("q"), S("sevenxx"), &err), CDDP_E_LIMIT);
     cr_assert_eq(cdi_kv_append(kv, S("p"), S("sevenxx"), &err), CDDP_E_LIMIT);
     cr_assert_eq(cdi_kv_count(kv), 1);

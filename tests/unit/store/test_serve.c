@@ -53,11 +53,11 @@ static cddp_status feed(struct client *c)
     struct cdi_error err = {0};
     cddp_status st = cdi_serve_feed(&c->serve, &c->in, SIZE_MAX, &err);
 
-    cr_assert(st >= 0 || err.msg[0] != '\0', "an error has a sentence");
+    cr_assert(st >= 0 || err.msg[0] != '\0', "an error has a message");
     return st;
 }
 
-/* The next bytes of the output, as n little-endian bytes or a string. */
+/* Check the next bytes of the output: n little-endian bytes, or a string. */
 static int64_t number(struct client *c, size_t n)
 {
     uint8_t le[8] = {0};
@@ -77,7 +77,7 @@ static bool string(struct client *c, const char *want)
     return same;
 }
 
-Test(serve, every_operation_is_answered_in_order)
+Test(serve, replies_in_order_to_every_operation)
 {
     struct cdi_kv *kv;
     struct client c;
@@ -135,7 +135,7 @@ Test(serve, every_operation_is_answered_in_order)
     cdi_kv_destroy(kv);
 }
 
-Test(serve, one_connection_ends_the_wait_of_another_and_is_not_blocked_by_it)
+Test(serve, one_connection_ends_the_wait_of_another)
 {
     struct cdi_kv *kv;
     struct client a, b;
@@ -164,7 +164,7 @@ Test(serve, one_connection_ends_the_wait_of_another_and_is_not_blocked_by_it)
     cdi_kv_destroy(kv);
 }
 
-Test(serve, who_does_not_validate_is_refused_at_once)
+Test(serve, rejects_client_without_validate)
 {
     static const struct {
         const char *bytes;
@@ -189,7 +189,7 @@ Test(serve, who_does_not_validate_is_refused_at_once)
     cdi_kv_destroy(kv);
 }
 
-Test(serve, replies_stop_at_the_mark_and_go_on_later)
+Test(serve, pauses_replies_at_the_limit)
 {
     struct cdi_kv *kv;
     struct client c;
@@ -210,7 +210,7 @@ Test(serve, replies_stop_at_the_mark_and_go_on_later)
     cdi_kv_destroy(kv);
 }
 
-Test(serve, an_answer_larger_than_the_limit_ends_the_connection)
+Test(serve, reply_beyond_the_limit_ends_the_connection)
 {
     struct cdi_kv *kv;
     struct client c;
@@ -228,7 +228,7 @@ Test(serve, an_answer_larger_than_the_limit_ends_the_connection)
     cdi_kv_destroy(kv);
 }
 
-Test(serve, a_wake_up_that_does_not_fit_marks_the_connection_as_broken)
+Test(serve, wake_up_beyond_the_limit_breaks_the_connection)
 {
     struct cdi_kv *kv;
     struct client a, b;

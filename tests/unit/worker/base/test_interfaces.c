@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Interfaces by name, and addresses. */
+/* Interfaces by name, and the choice of addresses. */
 #include "hygiene.h"
 #include "worker/base/interfaces.h"
 
@@ -7,24 +7,24 @@
 
 CDI_SUITE(net, .timeout = 20);
 
-Test(net, a_plain_list_means_names_that_begin_so)
+Test(net, plain_list_selects_prefixes)
 {
     cr_assert(cdi_net_selects("eth,ib", "eth0"));
     cr_assert(cdi_net_selects("eth,ib", "ib1"));
     cr_assert(!cdi_net_selects("eth,ib", "lo"));
     cr_assert(!cdi_net_selects("eth0", "eth"));
     cr_assert(!cdi_net_selects("", "eth0"));
-    cr_assert(!cdi_net_selects(",", "eth0"), "an empty name is no prefix");
+    cr_assert(!cdi_net_selects(",", "eth0"), "an empty name is not a prefix");
 }
 
-Test(net, an_equals_sign_means_whole_names)
+Test(net, equals_sign_selects_whole_names)
 {
     cr_assert(cdi_net_selects("=eth0,eth2", "eth2"));
     cr_assert(!cdi_net_selects("=eth0", "eth01"));
     cr_assert(!cdi_net_selects("=eth0", "eth"));
 }
 
-Test(net, a_caret_means_all_others)
+Test(net, caret_selects_all_others)
 {
     cr_assert(cdi_net_selects("^lo,docker", "eth0"));
     cr_assert(!cdi_net_selects("^lo,docker", "docker0"));
@@ -32,7 +32,7 @@ Test(net, a_caret_means_all_others)
     cr_assert(cdi_net_selects("^=eth0", "eth01"));
 }
 
-Test(net, the_address_that_reaches_the_endpoint_is_taken)
+Test(net, chooses_the_address_that_reaches_the_endpoint)
 {
     struct cdi_address reached, out[CDI_NET_ADDRESSES];
     struct cdi_error err;
@@ -44,7 +44,7 @@ Test(net, the_address_that_reaches_the_endpoint_is_taken)
     cr_assert_eq(memcmp(&out[0].u.v4.sin_addr, &reached.u.v4.sin_addr, 4), 0);
 }
 
-Test(net, a_loopback_address_comes_first_but_not_alone_where_there_are_others)
+Test(net, other_addresses_follow_a_loopback_address)
 {
     struct cdi_address reached, out[CDI_NET_ADDRESSES];
     struct cdi_error err;
@@ -58,7 +58,7 @@ Test(net, a_loopback_address_comes_first_but_not_alone_where_there_are_others)
         cr_assert_neq(ntohl(out[i].u.v4.sin_addr.s_addr) >> 24, 127);
 }
 
-Test(net, an_interface_that_is_named_is_taken_and_one_that_is_not_there_is_an_error)
+Test(net, rejects_a_missing_interface)
 {
     struct cdi_address reached = {.len = 0}, out[CDI_NET_ADDRESSES];
     struct cdi_error err;

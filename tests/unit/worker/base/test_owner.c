@@ -8,7 +8,7 @@
 
 CDI_SUITE(owner);
 
-/* The exit status of what runs in a child. */
+/* Runs fn in a child, and returns the exit status. */
 static int in_child(int (*what)(const struct cdi_owner *o), const struct cdi_owner *o)
 {
     int status;
@@ -33,7 +33,7 @@ static int is_refused(const struct cdi_owner *o)
     return cdi_owner_refuse(o, "f", "thing", &err) != CDDP_E_STATE || strcmp(err.msg, want) != 0;
 }
 
-Test(owner, a_child_is_refused_and_its_parent_is_not, .timeout = 60)
+Test(owner, rejects_a_child_but_not_its_parent, .timeout = 60)
 {
     const struct cdi_owner o = cdi_owner_here(3);
 
@@ -49,7 +49,7 @@ static int owns_nothing(const struct cdi_owner *o)
     return cdi_owner_is_here(o);
 }
 
-/* A child that owns something: neither its parent's things nor its own child's become one another's. */
+/* A child with its own objects: those of its parent, its own and those of its child stay separate. */
 static int owns_its_own(const struct cdi_owner *o)
 {
     const struct cdi_owner own = cdi_owner_here(-1);
@@ -59,7 +59,7 @@ static int owns_its_own(const struct cdi_owner *o)
     return in_child(owns_nothing, &own) != 0 || in_child(owns_nothing, o) != 0;
 }
 
-Test(owner, a_child_may_own_something_itself, .timeout = 60)
+Test(owner, child_can_own_its_own_objects, .timeout = 60)
 {
     const struct cdi_owner o = cdi_owner_here(0), again = cdi_owner_here(1);
 
@@ -68,7 +68,7 @@ Test(owner, a_child_may_own_something_itself, .timeout = 60)
     cr_assert(cdi_owner_is_here(&o));
 }
 
-Test(owner, a_child_of_vfork_is_known_by_the_kernel, .timeout = 60)
+Test(owner, detects_a_child_of_vfork, .timeout = 60)
 {
     const struct cdi_owner o = cdi_owner_here(0);
     volatile bool surely = true;

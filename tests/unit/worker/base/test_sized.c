@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Structs that grow, from both sides: each test is a program built with one header and a library built with another.
- * `struct v1` is what the first version of a struct was, and v2 and v3 are what came of it.
+ * `struct v1` is the first version of a struct, and v2 and v3 are later ones.
  */
 #include "hygiene.h"
 #include "worker/base/sized.h"
@@ -31,7 +31,7 @@ struct v3 {
 
 CDI_SUITE(sized, .timeout = 60);
 
-Test(sized, of_the_same_size_a_struct_is_copied)
+Test(sized, copies_a_struct_of_the_same_size)
 {
     const struct v2 said = {.size = sizeof said, .name = "a", .count = 7};
     struct v2 known;
@@ -40,7 +40,7 @@ Test(sized, of_the_same_size_a_struct_is_copied)
     cr_assert_eq(memcmp(&known, &said, sizeof said), 0);
 }
 
-Test(sized, what_an_older_program_does_not_have_is_zero)
+Test(sized, members_beyond_an_older_program_are_zero)
 {
     const struct v1 said = {.size = sizeof said, .name = "a"};
     struct v3 known = {.count = 9, .scale = 9};
@@ -52,18 +52,18 @@ Test(sized, what_an_older_program_does_not_have_is_zero)
     cr_assert(known.scale == 0);
 }
 
-Test(sized, a_newer_program_that_uses_nothing_new_is_served)
+Test(sized, accepts_a_newer_program_without_new_members)
 {
     const struct v3 said = {.size = sizeof said, .name = "a"};
-    struct v1 known[2] = {{0}, {.name = "behind"}};
+    struct v1 known[2] = {{0}, {.name = "after"}};
 
     cr_assert_eq(cdi_sized_get(&known[0], sizeof known[0], &said, "v1", NULL), CDDP_OK);
     cr_assert_eq(known[0].size, sizeof known[0]);
     cr_assert_str_eq(known[0].name, "a");
-    cr_assert_str_eq(known[1].name, "behind", "what lies after the struct is not touched");
+    cr_assert_str_eq(known[1].name, "after", "memory after the struct is not touched");
 }
 
-Test(sized, what_a_newer_program_wants_is_refused_with_its_offset)
+Test(sized, rejects_new_members_with_their_offset)
 {
     const struct v3 said = {.size = sizeof said, .name = "a", .scale = 1};
     struct v1 known = {.name = "as before"};
@@ -77,8 +77,8 @@ Test(sized, what_a_newer_program_wants_is_refused_with_its_offset)
     cr_assert_str_eq(known.name, "as before");
 }
 
-/* 0 is a size that nobody set; 8 that of a pointer, as in opt->size = sizeof opt; the others are what memory had. */
-Test(sized, a_size_that_was_not_set_is_told)
+/* 0 is a size that was not set; 8 is that of a pointer, as in opt->size = sizeof opt; the others are random bytes. */
+Test(sized, rejects_a_size_that_was_not_set)
 {
     const size_t bad[] = {0, 8, 15, 17, 20, 4097, 4104, SIZE_MAX};
     struct v2 said = {.name = "a"}, known = {.name = "as before"};
@@ -97,7 +97,7 @@ Test(sized, a_size_that_was_not_set_is_told)
     cr_assert_str_eq(known.name, "as before");
 }
 
-Test(sized, the_largest_struct_has_4096_bytes)
+Test(sized, accepts_up_to_4096_bytes)
 {
     static uint64_t said[512] = {4096};
     uint64_t known[2];
@@ -131,7 +131,7 @@ Test(sized, the_first_size_of_an_array_is_its_stride)
     free(known);
 }
 
-Test(sized, an_array_of_none_is_one_whose_address_is_not_looked_at)
+Test(sized, empty_array_needs_no_valid_address)
 {
     struct cdi_error err;
     void *known = cdi_sized_get_list(sizeof(struct v2), NULL, 0, "cddp_v", &err);
@@ -142,7 +142,7 @@ Test(sized, an_array_of_none_is_one_whose_address_is_not_looked_at)
     cr_assert_eq(err.status, CDDP_E_INVALID);
 }
 
-Test(sized, the_faulty_element_of_an_array_is_named)
+Test(sized, names_the_faulty_element_of_an_array)
 {
     struct v3 said[] = {{sizeof said[0], "a", 1, 0}, {sizeof said[0], "b", 2, 0.5}, {0, "c", 3, 0}};
     struct cdi_error err;
@@ -157,7 +157,7 @@ Test(sized, the_faulty_element_of_an_array_is_named)
                      "cddp_v: size is 0 in element 2, but 32 in element 0: write .size = sizeof(cddp_v) in each");
 }
 
-Test(sized, a_length_that_no_array_has_is_refused)
+Test(sized, rejects_an_impossible_array_length)
 {
     const struct v2 said = {.size = sizeof said};
     struct cdi_error err;
@@ -166,17 +166,17 @@ Test(sized, a_length_that_no_array_has_is_refused)
     cr_assert_eq(err.status, CDDP_E_INVALID);
 }
 
-Test(sized, what_the_library_fills_in_keeps_the_programs_size)
+Test(sized, filling_in_keeps_the_programs_size)
 {
     const struct v2 found = {.size = sizeof found, .name = "found", .count = 5};
-    struct v1 older[2] = {{sizeof older[0], NULL}, {0, "behind"}};
+    struct v1 older[2] = {{sizeof older[0], NULL}, {0, "after"}};
     struct v3 newer = {.size = sizeof newer, .count = 9, .scale = 9};
 
     cr_assert_eq(cdi_sized_check(&older[0], "cddp_v", NULL), CDDP_OK);
     cdi_sized_put(&older[0], &found, sizeof found);
     cr_assert_eq(older[0].size, sizeof older[0]);
     cr_assert_str_eq(older[0].name, "found");
-    cr_assert_str_eq(older[1].name, "behind");
+    cr_assert_str_eq(older[1].name, "after");
 
     cdi_sized_put(&newer, &found, sizeof found);
     cr_assert_eq(newer.size, sizeof newer);
@@ -194,7 +194,7 @@ static uint32_t draw(uint64_t *state, uint32_t below)
     return (uint32_t)(*state >> 33) % below;
 }
 
-/* A struct of any size, mostly legal, with zeros from `used` on, in memory of exactly that size. */
+/* Makes a struct of any size, mostly valid, with zeros from `used` on, in memory of exactly that size. */
 static unsigned char *make(uint64_t *seed, size_t n, size_t size, size_t used)
 {
     unsigned char *p = malloc(n * size);
@@ -208,7 +208,7 @@ static unsigned char *make(uint64_t *seed, size_t n, size_t size, size_t used)
     return p;
 }
 
-/* What the contract says, written once more, byte by byte. */
+/* The contract once more, byte by byte. */
 static void expect(const unsigned char *known, size_t bytes, const unsigned char *said, size_t size)
 {
     size_t now;
@@ -219,7 +219,7 @@ static void expect(const unsigned char *known, size_t bytes, const unsigned char
         cr_assert_eq(known[k], k < size ? said[k] : 0, "byte %zu of %zu and %zu", k, bytes, size);
 }
 
-Test(sized, structs_of_any_two_sizes)
+Test(sized, copies_between_any_two_sizes)
 {
     uint64_t seed = 1;
 
@@ -268,8 +268,8 @@ Test(sized, structs_of_any_two_sizes)
     }
 }
 
-/* Whatever the size's bytes are, no byte is read that a legal size does not give: the memory has 16. */
-Test(sized, sizes_that_are_noise)
+/* With any bytes as the size, no byte beyond a valid size is read: the memory has 16. */
+Test(sized, rejects_random_sizes)
 {
     uint64_t seed = 2, legal = 0;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of operations, the collectives that are made of others, and what is said where ranks disagree about them. */
+/* Groups of operations, the collectives that are made of others, and the errors of ranks that disagree about them. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -84,7 +84,7 @@ Test(coll_group, gather_and_scatter_move_blocks_to_and_from_every_root)
     cr_assert_eq(world(blocks), 0);
 }
 
-/* Rank r gives r + s elements to rank s. What is on the stack here is gone when the work is done. */
+/* Rank r sends r + s elements to rank s. The arrays on the stack are out of scope when the operation runs. */
 static __attribute__((noinline)) cddp_status start_uneven(cddp_comm *comm, const int64_t *in, int64_t *out, bool apart,
                                                           uint64_t *ticket)
 {
@@ -203,7 +203,7 @@ static int gather_apart(int rank)
     return 0;
 }
 
-Test(coll_group, all_gatherv_puts_parts_where_the_offsets_say)
+Test(coll_group, all_gatherv_stores_parts_at_the_offsets)
 {
     cr_assert_eq(world(gather_apart), 0);
 }
@@ -227,7 +227,7 @@ static int from_source(int rank)
     return 0;
 }
 
-Test(coll_group, a_broadcast_has_a_source_of_its_own_where_the_root_names_one)
+Test(coll_group, broadcast_sends_the_roots_separate_source)
 {
     cr_assert_eq(world(from_source), 0);
 }
@@ -249,7 +249,7 @@ static void order_of(int k, int order[4])
     }
 }
 
-/* Each rank has neighbours to its left and right, in a ring, and names the four messages in an order of its own. */
+/* Each rank has two neighbours in a ring, and posts the four messages in a different order. */
 static int halo(int rank)
 {
     static const size_t lens[] = {10, 1000, 100000, 1000000};
@@ -292,7 +292,7 @@ static int halo(int rank)
     return 0;
 }
 
-Test(coll_group, neighbours_exchange_their_borders_whatever_the_order_of_posting)
+Test(coll_group, neighbours_exchange_borders_in_any_order)
 {
     cr_assert_eq(world(halo), 0);
 }
@@ -315,7 +315,7 @@ static int pair(int rank)
     return 0;
 }
 
-Test(coll_group, messages_of_one_pair_match_in_order_and_a_rank_may_send_to_itself)
+Test(coll_group, messages_of_a_pair_match_in_order)
 {
     cr_assert_eq(run_world(2, pair), 0);
 }
@@ -355,7 +355,7 @@ Test(coll_group, collectives_of_one_group_have_one_ticket)
     cr_assert_eq(world(collectives), 0);
 }
 
-/* All ranks are here, and in no operation of comm. */
+/* Waits until all ranks are here, and in no operation of comm. */
 static bool meet(cddp_comm *comm, const char *key)
 {
     char last[40];
@@ -369,7 +369,7 @@ static bool meet(cddp_comm *comm, const char *key)
     return cddp_store_wait(cddp_comm_store(comm), keys, 1, 0) == CDDP_OK;
 }
 
-/* Rank 0 is not done before the others begin, and does not wait for them. */
+/* Rank 0 has not completed it before the others begin, and does not wait for them. */
 static int ask(int rank)
 {
     double x = rank;
@@ -392,7 +392,7 @@ static int ask(int rank)
     while (st == CDDP_IN_PROGRESS);
     CHECK(st == CDDP_OK && x == 6);
     CHECK(cddp_coll_test(comm, ticket + 1) == CDDP_E_INVALID);
-    CHECK(cddp_coll_start(comm, &a, 1, NULL) == CDDP_OK); /* nobody asks for it alone */
+    CHECK(cddp_coll_start(comm, &a, 1, NULL) == CDDP_OK); /* no wait for it alone follows */
     CHECK(cddp_barrier(comm) == CDDP_OK && x == 24);
     CHECK(meet(comm, "over"));
     cddp_abort(comm, "enough");
@@ -401,7 +401,7 @@ static int ask(int rank)
     return 0;
 }
 
-Test(coll_group, a_ticket_can_be_asked_for_without_a_wait)
+Test(coll_group, tests_a_ticket_without_a_wait)
 {
     cr_assert_eq(world(ask), 0);
 }
@@ -454,8 +454,8 @@ Test(coll_group, two_threads_exchange_groups_on_two_communicators)
 
 /* --------------------------------------------------------------------------------------------- disagreements ---- */
 
-/* All four ranks, those that are done with their own part, too, or at the barrier behind it. */
-static int told(cddp_comm *comm, const cddp_coll_args *a, const char *says)
+/* Expects the error on all four ranks, also on those that have completed their own part, or at the next barrier. */
+static int expect_mismatch(cddp_comm *comm, const cddp_coll_args *a, const char *says)
 {
     cddp_status st = cddp_coll_run(comm, a, 1);
 
@@ -476,7 +476,8 @@ static int other_root(int rank)
     cddp_comm *comm = NULL;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    return told(comm, &a, "rank 0 called gather of 1 float32 to rank 0, rank 1 called gather of 1 float32 to rank 1");
+    return expect_mismatch(comm, &a,
+                           "rank 0 called gather of 1 float32 to rank 0, rank 1 called gather of 1 float32 to rank 1");
 }
 
 static int other_count(int rank)
@@ -486,7 +487,8 @@ static int other_count(int rank)
     cddp_comm *comm = NULL;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    return told(comm, &a, "scatter of 1 float32 from rank 0, rank 3 called scatter of 2 float32 from rank 0");
+    return expect_mismatch(comm, &a,
+                           "scatter of 1 float32 from rank 0, rank 3 called scatter of 2 float32 from rank 0");
 }
 
 static int other_collective(int rank)
@@ -497,11 +499,11 @@ static int other_collective(int rank)
     cddp_comm *comm = NULL;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    return told(comm, &a,
-                "rank 0 called gather of 1 float32 to rank 0, rank 2 called scatter of 1 float32 from rank 0");
+    return expect_mismatch(
+        comm, &a, "rank 0 called gather of 1 float32 to rank 0, rank 2 called scatter of 1 float32 from rank 0");
 }
 
-/* Rank 1 takes one more from rank 2 than that gives, which is none. */
+/* Rank 1 receives one element more from rank 2 than that sends, which is none. */
 static int other_counts(int rank)
 {
     size_t give[N] = {1, 0, 1, 0}, take[N];
@@ -515,9 +517,10 @@ static int other_counts(int rank)
     a.in_counts = give;
     a.out_counts = take;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    return told(comm, &a,
-                "rank 2 called all_to_allv (send of 0 float32 to rank 1), rank 1 called all_to_allv (recv of 1 float32 "
-                "from rank 2)");
+    return expect_mismatch(
+        comm, &a,
+        "rank 2 called all_to_allv (send of 0 float32 to rank 1), rank 1 called all_to_allv (recv of 1 float32 "
+        "from rank 2)");
 }
 
 static int other_parts(int rank)
@@ -530,9 +533,10 @@ static int other_parts(int rank)
     counts[1] += rank == 2;
     a.in_counts = counts;
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    return told(comm, &a,
-                "rank 0 called reduce_scatterv (reduce(sum) of 1 float32 to rank 1), rank 2 called reduce_scatterv "
-                "(reduce(sum) of 2 float32 to rank 1)");
+    return expect_mismatch(
+        comm, &a,
+        "rank 0 called reduce_scatterv (reduce(sum) of 1 float32 to rank 1), rank 2 called reduce_scatterv "
+        "(reduce(sum) of 2 float32 to rank 1)");
 }
 
 static int other_length(int rank)
@@ -553,7 +557,7 @@ static int other_length(int rank)
     return 0;
 }
 
-Test(coll_group, ranks_that_disagree_are_told_so_and_which_two)
+Test(coll_group, names_two_ranks_that_disagree)
 {
     cr_expect_eq(world(other_root), 0);
     cr_expect_eq(world(other_count), 0);
@@ -565,7 +569,7 @@ Test(coll_group, ranks_that_disagree_are_told_so_and_which_two)
 
 /* ------------------------------------------------------------------------------------------------- bad input ---- */
 
-Test(coll_group, bad_groups_are_named_and_begin_nothing)
+Test(coll_group, rejects_bad_groups_before_they_start)
 {
     static const size_t one[1] = {1}, two[1] = {2}, huge[1] = {SIZE_MAX}, far[1] = {SIZE_MAX / 2};
     double x[8] = {1};
@@ -694,7 +698,7 @@ Test(coll_group, bad_groups_are_named_and_begin_nothing)
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
 }
 
-/* Parts of three ranks may lie in any order, but not on one another. Only the arguments of rank 0 are looked at. */
+/* Parts of three ranks may have any order, but must not overlap. Only rank 0's arguments are checked. */
 static int parts_apart(int rank)
 {
     static const size_t counts[3] = {2, 2, 2}, good[3] = {4, 0, 2}, bad[3] = {4, 0, 1}, empty[3] = {0, 2, 2};
@@ -709,7 +713,7 @@ static int parts_apart(int rank)
     CHECK(strcmp(cddp_last_error(), "cddp_all_gatherv: parts of out overlap") == 0);
     a.out_offsets = good;
     CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK && out[4] == 0 && out[0] == 1 && out[3] == 12);
-    /* in lies in a gap of out, where no part is. */
+    /* `in` is in a gap of out, without a part. */
     a.out_counts = empty;
     a.out_offsets = good;
     memset(out, 0, sizeof out);
@@ -723,7 +727,7 @@ static int parts_apart(int rank)
     return 0;
 }
 
-Test(coll_group, parts_lie_anywhere_but_not_on_one_another)
+Test(coll_group, rejects_overlapping_parts)
 {
     cr_assert_eq(run_world(3, parts_apart), 0);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every public collective, blocking and not, on parts of a world too; and what is said about bad arguments. */
+/* Every public collective, blocking and not, also on parts of a world; and the errors for bad arguments. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -50,7 +50,7 @@ static int use_each(int rank)
     return 0;
 }
 
-Test(collective, each_does_on_four_ranks_what_the_header_says)
+Test(collective, each_works_on_four_ranks_as_documented)
 {
     cr_assert_eq(world(use_each), 0);
 }
@@ -75,12 +75,12 @@ static int in_place(int rank)
     return 0;
 }
 
-Test(collective, they_work_in_place_where_the_header_says_so)
+Test(collective, works_in_place_as_documented)
 {
     cr_assert_eq(world(in_place), 0);
 }
 
-/* Who sends to who sends to it would wait for ever. */
+/* Two ranks that send to each other first would wait for ever. */
 static int send_first(int rank)
 {
     int32_t x[2] = {rank, rank};
@@ -97,7 +97,7 @@ static int send_first(int rank)
     return 0;
 }
 
-Test(collective, two_ranks_that_send_to_each_other_first_are_told_so)
+Test(collective, detects_two_ranks_that_send_to_each_other)
 {
     for (int i = 0; i < 5; i++)
         cr_assert_eq(world(send_first), 0);
@@ -138,13 +138,13 @@ static int several_at_once(int rank)
     return 0;
 }
 
-Test(collective, several_may_be_under_way_and_are_joined_in_any_order)
+Test(collective, several_run_and_complete_in_any_order)
 {
     cr_assert_eq(world(several_at_once), 0);
 }
 
-/* The others begin only after rank 0 has said that it is about to copy what they all reduce. */
-static int copy_behind(int rank)
+/* The others begin only after rank 0 has signalled that it is about to copy the result of the reduction. */
+static int copy_after(int rank)
 {
     double x = rank, y = -1;
     cddp_coll_args work = {.size = sizeof work,
@@ -174,9 +174,9 @@ static int copy_behind(int rank)
     return 0;
 }
 
-Test(collective, a_copy_comes_after_what_was_begun_before)
+Test(collective, copy_follows_operations_that_were_started_before)
 {
-    cr_assert_eq(world(copy_behind), 0);
+    cr_assert_eq(world(copy_after), 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
@@ -208,7 +208,7 @@ static int parts(int rank)
     CHECK((none == NULL) == (rank == 3));
     CHECK(none == NULL || cddp_world_size(none) == 3);
     CHECK(cddp_finalize(none) == CDDP_OK);
-    /* An error of one part is not the whole's. */
+    /* An error of one part is not an error of the whole. */
     if (rank == 0)
         cddp_abort(half, "enough");
     if (rank % 2 == 0)
@@ -220,14 +220,14 @@ static int parts(int rank)
     return 0;
 }
 
-Test(collective, parts_of_a_world_have_ranks_reducers_and_errors_of_their_own)
+Test(collective, parts_have_their_own_ranks_reducers_and_errors)
 {
     cr_assert_eq(world(parts), 0);
 }
 
 /* ------------------------------------------------------------------------------------------------- bad input ---- */
 
-Test(collective, bad_arguments_are_named_and_break_nothing)
+Test(collective, rejects_bad_arguments_by_name)
 {
     static const size_t one[1] = {1}, huge[1] = {SIZE_MAX};
     float x[8] = {1};
@@ -332,7 +332,7 @@ static int every_type(int rank)
     return cddp_finalize(comm) != CDDP_OK;
 }
 
-Test(collective, every_type_is_taken_or_refused_by_name)
+Test(collective, accepts_or_rejects_every_type_by_name)
 {
     cr_assert_eq(world(every_type), 0);
 }

@@ -16,7 +16,7 @@
 
 CDI_SUITE(comm, .timeout = 60);
 
-Test(comm, without_variables_the_program_is_a_world_of_one)
+Test(comm, is_a_world_of_one_without_variables)
 {
     cddp_comm *comm = NULL;
     float x[2] = {1, 2}, y[2] = {0};
@@ -51,7 +51,7 @@ Test(comm, without_variables_the_program_is_a_world_of_one)
     cr_assert_eq(cddp_finalize(NULL), CDDP_OK);
 }
 
-Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
+Test(comm, rejects_bad_arguments_without_damage)
 {
     cddp_comm *comm = NULL;
     float x[8] = {1};
@@ -95,7 +95,7 @@ Test(comm, bad_arguments_are_refused_and_nothing_is_broken_by_them)
     cr_assert_eq(cddp_finalize(comm), CDDP_E_ABORTED, "the sticky error");
 }
 
-Test(comm, what_is_asked_of_no_communicator_is_answered_and_breaks_nothing)
+Test(comm, getters_accept_null)
 {
     cr_assert_eq(cddp_rank(NULL), -1);
     cr_assert_eq(cddp_world_size(NULL), 0);
@@ -108,7 +108,7 @@ Test(comm, what_is_asked_of_no_communicator_is_answered_and_breaks_nothing)
     cr_assert_null(cddp_comm_store(NULL));
 }
 
-Test(comm, variables_that_are_missing_or_wrong_are_named)
+Test(comm, names_missing_or_wrong_variables)
 {
     static const struct {
         const char *name, *value, *word;
@@ -175,7 +175,7 @@ Test(comm, four_processes_join_and_reduce)
     cr_assert_eq(run_world(4, use_everything), 0);
 }
 
-Test(comm, a_status_has_a_name_and_a_text)
+Test(comm, each_status_has_a_name_and_a_text)
 {
     cr_assert_str_eq(cddp_status_name(CDDP_E_TIMEOUT), "CDDP_E_TIMEOUT");
     cr_assert_str_eq(cddp_strerror(CDDP_E_TIMEOUT), "timed out");
@@ -194,7 +194,7 @@ static int wait_for_more(int rank)
     return 0;
 }
 
-Test(comm, ranks_that_do_not_join_are_named)
+Test(comm, names_ranks_that_do_not_join)
 {
     struct rdzv_child server;
 
@@ -223,12 +223,12 @@ static int same_rank(int rank)
     return 0;
 }
 
-Test(comm, two_processes_with_one_rank_are_both_named)
+Test(comm, names_both_processes_with_one_rank)
 {
     struct rdzv_child server;
 
     rdzv_child_start(&server);
-    cr_assert_eq(run_ranks(server.port, 2, 2, same_rank), 1, "one of the two is told");
+    cr_assert_eq(run_ranks(server.port, 2, 2, same_rank), 1, "one of the two gets the error");
     rdzv_child_stop(&server);
 }
 
@@ -247,7 +247,7 @@ Test(comm, detects_different_world_sizes_at_once)
     cr_assert_eq(run_world(3, other_size), 0);
 }
 
-/* While the first communicator is there. */
+/* While the first communicator exists. */
 static int join_twice(int rank)
 {
     cddp_comm *comm = NULL, *again = NULL;
@@ -279,14 +279,14 @@ static int say_stop(int rank)
     return 0;
 }
 
-Test(comm, an_abort_is_heard_everywhere)
+Test(comm, abort_reaches_all_ranks)
 {
     cr_assert_eq(run_world(3, say_stop), 0);
 }
 
-/* A thread that is slow before each lock, which is where the scheduler may leave any thread. */
+/* A thread that is slow before each lock, where the scheduler may suspend any thread. */
 static _Thread_local bool slow;
-static _Atomic int at_a_lock /* 1: it waits there, 2: it went on */, has_finalized;
+static _Atomic int at_a_lock /* 1: it waits there, 2: it continued */, has_finalized;
 
 int pthread_mutex_lock(pthread_mutex_t *lock)
 {
@@ -330,22 +330,22 @@ static int poor(int rank)
 {
     const struct rlimit files = {.rlim_cur = 16, .rlim_max = 16};
 
-    for (int fd = 3; fd < 256; fd++) /* what the test runner holds is not the program's */
+    for (int fd = 3; fd < 256; fd++) /* the test runner's descriptors do not count */
         (void)close(fd);
     CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
     return use_everything(rank);
 }
 
-Test(comm, sixteen_descriptors_are_enough_for_four_ranks)
+Test(comm, four_ranks_need_at_most_sixteen_descriptors)
 {
     cr_assert_eq(run_world(4, poor), 0);
 }
 
-/* ------------------------------------------------------------------------------------ nobody hosts the store ---- */
+/* ------------------------------------------------------------------------------------ without an agent ---- */
 
 /*
- * One that was free a moment ago: rank 0 must be told its port, so it cannot choose one. It is below those that the
- * kernel gives to whoever asks for any port: they are soon gone on a busy machine.
+ * Returns a port that was free a moment ago, since rank 0 must know its port and cannot choose one. It is below the
+ * ephemeral ports, which are soon used on a busy node.
  */
 static int free_port(void)
 {
@@ -376,7 +376,7 @@ static int by_hand(int rank)
     return 0;
 }
 
-Test(comm, without_a_launcher_rank_0_hosts_the_store)
+Test(comm, rank_0_hosts_the_store_without_a_launcher)
 {
     cr_assert_eq(run_ranks(free_port(), 4, 4, by_hand), 0);
 }
@@ -400,7 +400,7 @@ static int under_mpirun(int rank)
     return 0;
 }
 
-Test(comm, open_mpis_variables_and_an_endpoint_make_a_world)
+Test(comm, joins_by_open_mpis_variables)
 {
     set_env("PORT", free_port());
     cr_assert_eq(run_ranks(1, 2, 2, under_mpirun), 0);
@@ -430,7 +430,7 @@ static int slow_to_leave(int rank)
     return 0;
 }
 
-Test(comm, rank_0_keeps_the_store_until_the_others_have_left)
+Test(comm, rank_0_keeps_the_store_until_all_have_left)
 {
     cr_assert_eq(run_ranks(free_port(), 3, 3, slow_to_leave), 0);
 }
@@ -448,7 +448,7 @@ static int join_again(int rank)
         CHECK(cddp_all_reduce(comm, sum, sum, 2, CDDP_INT32, CDDP_SUM) == CDDP_OK && sum[0] == 6 && sum[1] == 4 * join);
         CHECK(cddp_comm_split(&part, comm, rank % 2, 0, NULL) == CDDP_OK && cddp_barrier(part) == CDDP_OK);
         CHECK(cddp_finalize(part) == CDDP_OK);
-        if (rank == join) /* a key of the program's own */
+        if (rank == join) /* a key of the program */
             CHECK(cddp_store_set(cddp_comm_store(comm), "key", "value", 5) == CDDP_OK);
         CHECK(cddp_store_get(cddp_comm_store(comm), "key", was, sizeof was, &len, 0) == CDDP_OK && len == 5);
         CHECK(cddp_barrier(comm) == CDDP_OK);
@@ -474,13 +474,13 @@ static int join_again_by_hand(int rank)
     return join_again(rank);
 }
 
-Test(comm, ranks_that_have_all_finalized_may_join_again)
+Test(comm, all_ranks_can_join_again_after_finalize)
 {
     cr_assert_eq(run_world(4, join_again), 0);
     cr_assert_eq(run_world(4, join_again_across), 0);
 }
 
-Test(comm, and_so_they_may_where_rank_0_hosts_the_store)
+Test(comm, all_ranks_can_join_again_if_rank_0_hosts)
 {
     cr_assert_eq(run_ranks(free_port(), 4, 4, join_again_by_hand), 0);
 }
@@ -493,7 +493,7 @@ static int host_dies(int rank)
     (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     if (rank == 0) {
-        nap(100); /* they wait by now; if not, they find it gone, and must say the same */
+        nap(100); /* they wait by now; if not, they find it gone, and must report the same */
         _exit(0);
     }
     CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 20000) == CDDP_E_PEER);
@@ -504,7 +504,7 @@ static int host_dies(int rank)
     return 0;
 }
 
-Test(comm, the_death_of_the_host_is_told_by_name_to_who_waits_in_the_store)
+Test(comm, death_of_the_host_ends_a_wait_in_the_store)
 {
     cr_assert_eq(run_ranks(free_port(), 3, 3, host_dies), 0);
 }
@@ -525,7 +525,7 @@ static int dies_in_barrier(int rank)
     return 0;
 }
 
-Test(comm, the_death_of_the_host_is_told_by_name_to_who_waits_in_a_collective)
+Test(comm, death_of_the_host_ends_a_collective)
 {
     cr_assert_eq(run_ranks(free_port(), 3, 3, dies_in_barrier), 0);
 }
@@ -542,7 +542,7 @@ static int missing_host(int rank)
     return 0;
 }
 
-Test(comm, a_rank_0_that_does_not_come_is_named)
+Test(comm, names_a_missing_rank_0)
 {
     cr_assert_eq(run_ranks(free_port(), 1, 2, missing_host), 0);
 }
@@ -554,13 +554,13 @@ static int foreign_address(int rank)
 
     (void)rank;
     (void)unsetenv("TORCHELASTIC_USE_AGENT_STORE");
-    (void)setenv("MASTER_ADDR", "192.0.2.1", 1); /* for documentation: nobody has it */
+    (void)setenv("MASTER_ADDR", "192.0.2.1", 1); /* reserved for documentation: no host has it */
     CHECK(cddp_init(&comm, &opt) == CDDP_E_TIMEOUT);
     CHECK(strstr(cddp_last_error(), "1 of 2 ranks did not join within 2 s: 1; MASTER_ADDR='192.0.2.1' is no") != NULL);
     return 0;
 }
 
-Test(comm, an_address_that_is_not_rank_0s_is_named)
+Test(comm, names_an_address_of_another_host)
 {
     cr_assert_eq(run_ranks(free_port(), 1, 2, foreign_address), 0);
 }
@@ -577,7 +577,7 @@ static int one_is_missing(int rank)
     return 0;
 }
 
-Test(comm, the_host_stays_until_the_others_know_who_is_missing)
+Test(comm, host_stays_until_all_know_the_missing_rank)
 {
     cr_assert_eq(run_ranks(free_port(), 2, 3, one_is_missing), 0);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors as values: which rank caused them, what the system said, and what a communicator knows without a wait. */
+/* Errors as values: the rank that caused them, the system's code, and the errors that a communicator finds without a
+ * wait. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -11,7 +12,7 @@
 CDI_SUITE(error_info, .timeout = 60);
 
 #define RANKS 4
-#define AT_ONCE_MS 50 /* with room for a busy machine; a wait would take its time-out */
+#define AT_ONCE_MS 50 /* with room for a busy node; a wait would take its timeout */
 
 static int64_t now_ms(void)
 {
@@ -28,7 +29,7 @@ static void nap(long ms)
     (void)nanosleep(&t, NULL);
 }
 
-/* The last error is of this status, and of this rank. */
+/* Checks that the last error has this status and names this rank. */
 static bool blames(cddp_status status, int rank)
 {
     cddp_error_info info = {.size = sizeof info};
@@ -41,7 +42,7 @@ static bool blames(cddp_status status, int rank)
     return false;
 }
 
-/* Ask until the communicator has something to say; each question is answered at once. */
+/* Polls until the communicator reports an error; each call returns at once. */
 static cddp_status ask(cddp_comm *comm, cddp_error_info *info)
 {
     int64_t until_ms = now_ms() + 20000, longest_ms = 0;
@@ -60,7 +61,7 @@ static cddp_status ask(cddp_comm *comm, cddp_error_info *info)
     return longest_ms > 20 * AT_ONCE_MS ? CDDP_OK : st;
 }
 
-Test(error_info, misuse_is_nobodys_and_an_abort_is_its_callers)
+Test(error_info, misuse_blames_no_rank_and_an_abort_its_caller)
 {
     cddp_error_info info = {.size = sizeof info};
     cddp_comm *comm = NULL;
@@ -82,7 +83,7 @@ Test(error_info, misuse_is_nobodys_and_an_abort_is_its_callers)
     cr_assert_eq(cddp_finalize(comm), CDDP_E_ABORTED);
 }
 
-Test(error_info, no_more_is_written_than_the_caller_has_room_for)
+Test(error_info, writes_no_more_than_the_callers_size)
 {
     union {
         cddp_error_info info;
@@ -110,7 +111,8 @@ Test(error_info, no_more_is_written_than_the_caller_has_room_for)
     }
 }
 
-/* -------------------------------------------------------------------------------------------- whose fault it is ----
+/* -------------------------------------------------------------------------------------------- the rank that is blamed
+ * ----
  */
 
 static int cannot_save(int rank)
@@ -129,7 +131,7 @@ static int cannot_save(int rank)
     return 0;
 }
 
-Test(error_info, what_rank_0_could_not_write_all_know_with_its_errno)
+Test(error_info, all_ranks_get_the_errno_of_a_failed_save)
 {
     cr_assert_eq(run_world(2, cannot_save), 0);
 }
@@ -162,13 +164,13 @@ static int calls_another_across(int rank)
     return calls_another(rank);
 }
 
-Test(error_info, of_two_ranks_that_differ_the_higher_is_named)
+Test(error_info, names_the_higher_of_two_ranks_that_differ)
 {
     cr_assert_eq(run_world(RANKS, calls_another), 0);
     cr_assert_eq(run_world(RANKS, calls_another_across), 0);
 }
 
-/* Rank 2 comes long after the others have given up, and gets an error that names itself as late. */
+/* Rank 2 calls it long after the others have given up, and gets an error that names itself as late. */
 static int comes_late(int rank)
 {
     const cddp_init_options opt = {.size = sizeof opt, .timeout_ms = 700};
@@ -188,7 +190,7 @@ static int comes_late_across(int rank)
     return comes_late(rank);
 }
 
-Test(error_info, a_time_out_names_who_was_late)
+Test(error_info, timeout_names_the_late_rank)
 {
     cr_assert_eq(run_world(RANKS, comes_late), 0);
     cr_assert_eq(run_world(RANKS, comes_late_across), 0);
@@ -214,7 +216,7 @@ static int late_in_a_part(int rank)
     return 0;
 }
 
-Test(error_info, in_a_part_ranks_of_the_world_are_meant)
+Test(error_info, errors_of_a_part_name_ranks_of_the_world)
 {
     cr_assert_eq(run_world(RANKS, late_in_a_part), 0);
 }
@@ -236,15 +238,16 @@ static int one_fails_alone(int rank)
     return 0;
 }
 
-Test(error_info, a_remote_failure_names_its_rank_and_the_job_goes_on)
+Test(error_info, remote_failure_names_its_rank_and_the_job_continues)
 {
     cr_assert_eq(run_world(RANKS, one_fails_alone), 0);
 }
 
-/* ------------------------------------------------------------------------------------ what is known without a wait
+/* ------------------------------------------------------------------------------------ errors that are found without a
+ * wait
  * ---- */
 
-/* The others call nothing that waits. */
+/* The others call no function that waits. */
 static int one_aborts(int rank)
 {
     cddp_error_info info;
@@ -266,7 +269,7 @@ static int one_aborts_across(int rank)
     return one_aborts(rank);
 }
 
-Test(error_info, an_abort_by_a_peer_is_found_without_a_wait)
+Test(error_info, peers_abort_is_found_without_a_wait)
 {
     cr_assert_eq(run_world(RANKS, one_aborts), 0);
     cr_assert_eq(run_world(RANKS, one_aborts_across), 0);
@@ -287,7 +290,7 @@ static int one_dies(int rank)
     return 0;
 }
 
-Test(error_info, the_death_of_a_neighbour_is_found_without_a_wait)
+Test(error_info, neighbours_death_is_found_without_a_wait)
 {
     cr_assert_eq(run_world(RANKS, one_dies), 0);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How ranks come together where the program says more than the environment: when it gives up, and where they meet. */
+/* How ranks join if the program sets more than the environment: when it gives up, and the store's address. */
 #include "by_hand.h"
 #undef CHECK
 #include "hygiene.h"
@@ -20,9 +20,9 @@ CDI_SUITE(join, .timeout = 90);
 /* -------------------------------------------------------------------------------------------------- giving up ---- */
 
 struct patience {
-    int left; /* asks, before it gives up */
+    int left; /* calls before it gives up */
     pthread_t thread;
-    bool elsewhere; /* asked in another thread than that */
+    bool elsewhere; /* called in another thread than that */
     int64_t begun_ms;
     bool bored;
 };
@@ -40,7 +40,7 @@ static struct patience asked(int times)
     return (struct patience){.left = times, .thread = pthread_self(), .begun_ms = cdi_now_ms()};
 }
 
-/* Calls cddp_init, which gives up; 0: as it should. */
+/* Calls cddp_init, which gives up; returns 0 if it does so as expected. */
 static int gives_up(int times)
 {
     struct patience p = asked(times);
@@ -66,7 +66,7 @@ static int nobody_comes(int rank)
     return gives_up(6);
 }
 
-Test(join, a_program_gives_up_to_wait_for_ranks_that_do_not_come)
+Test(join, program_interrupts_the_wait_for_missing_ranks)
 {
     struct rdzv_child server;
 
@@ -82,7 +82,7 @@ static int hosts_for_nobody(int rank)
     return gives_up(4);
 }
 
-Test(join, a_program_gives_up_where_it_hosts_the_store_itself)
+Test(join, program_interrupts_while_it_hosts_the_store)
 {
     cr_assert_eq(run_ranks(by_hand_port(), 1, 2, hosts_for_nobody), 0);
 }
@@ -90,10 +90,10 @@ Test(join, a_program_gives_up_where_it_hosts_the_store_itself)
 static int finds_no_store(int rank)
 {
     (void)rank;
-    return gives_up(12); /* long enough for the pauses between two attempts to be longer than between two asks */
+    return gives_up(12); /* so long that the pauses between two attempts exceed those between two calls */
 }
 
-Test(join, a_program_gives_up_to_look_for_a_store_that_is_not_there)
+Test(join, program_interrupts_the_search_for_a_store)
 {
     cr_assert_eq(run_ranks(by_hand_port(), 1, 2, finds_no_store), 0);
 }
@@ -119,7 +119,7 @@ static int one_gives_up_by_hand(int rank)
     return one_gives_up(rank);
 }
 
-Test(join, the_others_hear_at_once_that_a_rank_has_given_up)
+Test(join, others_learn_at_once_that_a_rank_gave_up)
 {
     struct rdzv_child server;
 
@@ -129,16 +129,16 @@ Test(join, the_others_hear_at_once_that_a_rank_has_given_up)
     cr_assert_eq(run_ranks(by_hand_port(), 3, 4, one_gives_up_by_hand), 0);
 }
 
-/* A rank that has said that it is there, and does nothing more. */
+/* A rank that counts as joined, and does nothing more. */
 static cddp_status pretend_rank_1(int port)
 {
-    const char *who = "elsewhere:1:0.1";
+    const char *holder = "elsewhere:1:0.1";
     cddp_store *s;
     cddp_status st = cdi_store_open(&s, "127.0.0.1", port, 10000, NULL);
 
     if (st != CDDP_OK)
         return st;
-    st = cdi_store_set(s, "cddp/0/rank/1", who, strlen(who), NULL);
+    st = cdi_store_set(s, "cddp/0/rank/1", holder, strlen(holder), NULL);
     if (st == CDDP_OK)
         st = cdi_store_add(s, "cddp/0/joined", 1 | INT64_C(2) << 21, NULL, NULL);
     cddp_store_close(s);
@@ -156,7 +156,7 @@ static int connects_in_vain(int rank)
     return gives_up(5);
 }
 
-Test(join, a_program_gives_up_while_the_backend_connects)
+Test(join, program_interrupts_while_the_backend_connects)
 {
     for (n_nodes = 1; n_nodes <= 2; n_nodes++) {
         struct rdzv_child server;
@@ -168,7 +168,7 @@ Test(join, a_program_gives_up_while_the_backend_connects)
     }
 }
 
-/* Nothing is asked any more after cddp_init, and in a world that comes together at once hardly anything. */
+/* There are no calls after cddp_init, and hardly any in a world that joins at once. */
 static int goes_well(int rank)
 {
     struct patience p = asked(1000000);
@@ -185,12 +185,12 @@ static int goes_well(int rank)
     return 0;
 }
 
-Test(join, nothing_is_asked_once_all_have_joined)
+Test(join, calls_interrupted_only_until_all_have_joined)
 {
     cr_assert_eq(run_world(3, goes_well), 0);
 }
 
-/* ------------------------------------------------------------------------------------ said by the program itself ----
+/* ------------------------------------------------------------------------------------ set by the program itself ----
  */
 
 /* Shared by the ranks of a test. */
@@ -213,7 +213,7 @@ static void await_flag(_Atomic int *flag, int value)
         (void)nanosleep(&moment, NULL);
 }
 
-/* The maker's, for all ranks. */
+/* Gets the maker's id on all ranks. */
 static int get_id(bool makes)
 {
     if (makes) {
@@ -224,7 +224,7 @@ static int get_id(bool makes)
     return 0;
 }
 
-/* The sum of 10^(rank) over all ranks. */
+/* Returns the sum of 10^(rank) over all ranks. */
 static int64_t digits_of(cddp_comm *comm)
 {
     int64_t x = 1;
@@ -244,7 +244,7 @@ static int joins_by_id(int rank)
     cddp_comm *comm, *part;
     cddp_status again;
 
-    (void)setenv("RANK", "no number", 1); /* nobody looks */
+    (void)setenv("RANK", "no number", 1); /* it is not read */
     (void)setenv("MASTER_ADDR", "no.such.host.invalid", 1);
     (void)setenv("CDDP_AUTH_TOKEN_FILE", "/no/such/file", 1);
     (void)setenv("TORCHELASTIC_RUN_ID", "another", 1);
@@ -258,13 +258,13 @@ static int joins_by_id(int rank)
     CHECK(digits_of(comm) == (n_of_job == 1 ? 1 : n_of_job == 2 ? 11 : 11111));
     CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
     opt.join_timeout_ms = 600;
-    again = cddp_init(&comm, &opt); /* a second time: the store is gone, or about to be */
+    again = cddp_init(&comm, &opt); /* a second time: the store has ended, or is about to */
     CHECK(again == CDDP_E_PEER ||
           ((again == CDDP_E_IO || again == CDDP_E_EXISTS) && strstr(cddp_last_error(), "one cddp_init") != NULL));
     return 0;
 }
 
-Test(join, ranks_meet_by_the_bytes_that_any_of_them_has_made)
+Test(join, ranks_join_by_an_id_that_any_of_them_made)
 {
     for (n_of_job = 1; n_of_job <= 5; n_of_job += n_of_job == 2 ? 3 : 1)
         for (maker = 0; maker < n_of_job; maker += 2) {
@@ -292,14 +292,14 @@ static int meets_no_maker(int rank)
     return 0;
 }
 
-Test(join, the_end_of_the_process_that_made_the_bytes_is_told)
+Test(join, reports_the_death_of_the_ids_maker)
 {
     new_board();
     cr_assert_eq(run_ranks(1, 3, 99, meets_no_maker), 0);
     (void)munmap(board, sizeof *board);
 }
 
-/* As bytes that an earlier run has left in a file. */
+/* With bytes such as an earlier run may leave in a file. */
 static int has_old_bytes(int rank)
 {
     const cddp_init_options opt = {
@@ -317,14 +317,14 @@ static int has_old_bytes(int rank)
     return 0;
 }
 
-Test(join, the_bytes_of_a_process_that_is_gone_are_not_tried_for_long)
+Test(join, gives_up_early_on_an_id_of_a_dead_process)
 {
     new_board();
     cr_assert_eq(run_ranks(1, 1, 99, has_old_bytes), 0);
     (void)munmap(board, sizeof *board);
 }
 
-static int has_a_wrong_secret(int rank)
+static int has_wrong_auth_token(int rank)
 {
     cddp_unique_id id;
     const cddp_init_options opt = {
@@ -333,7 +333,7 @@ static int has_a_wrong_secret(int rank)
 
     CHECK(get_id(rank == 0) == 0);
     id = board->id;
-    id.bytes[8 + rank] ^= 1; /* of the secret */
+    id.bytes[8 + rank] ^= 1; /* of the auth token */
     CHECK(cddp_init(&comm, &opt) == CDDP_E_IO);
     CHECK(strstr(cddp_last_error(), "cannot reach the store of this cddp_unique_id") != NULL);
     id.bytes[4] = 9;
@@ -345,14 +345,14 @@ static int has_a_wrong_secret(int rank)
     return 0;
 }
 
-Test(join, whoever_has_not_the_secret_does_not_join)
+Test(join, rejects_ranks_without_the_auth_token)
 {
     new_board();
-    cr_assert_eq(run_ranks(1, 2, 99, has_a_wrong_secret), 0);
+    cr_assert_eq(run_ranks(1, 2, 99, has_wrong_auth_token), 0);
     (void)munmap(board, sizeof *board);
 }
 
-/* Three jobs at a time in each of four processes, with ranks of their own, at one store. */
+/* Three jobs at a time in each of four processes, with different ranks in each, at one store. */
 static int is_in_three_jobs(int rank)
 {
     cddp_init_options opt = {.size = sizeof opt, .host = "127.0.0.1", .port = atoi(getenv("MASTER_PORT"))};
@@ -385,12 +385,12 @@ static int is_in_three_jobs(int rank)
     return 0;
 }
 
-Test(join, jobs_at_one_store_are_told_apart_by_their_names)
+Test(join, jobs_at_one_store_differ_by_name)
 {
     cr_assert_eq(run_world(4, is_in_three_jobs), 0);
 }
 
-/* Rank 0 hosts: of a job after the other at one port, beside a job of the environment at another one. */
+/* Rank 0 hosts the stores of successive jobs at one port, beside a job of the environment at another one. */
 static int hosts_itself(int rank)
 {
     const cddp_init_options opt = {.size = sizeof opt,
@@ -411,7 +411,7 @@ static int hosts_itself(int rank)
     return 0;
 }
 
-Test(join, rank_0_hosts_the_store_of_one_job_after_the_other)
+Test(join, rank_0_hosts_the_stores_of_successive_jobs)
 {
     int port = by_hand_port(), other = port;
 
@@ -432,7 +432,7 @@ Test(join, rank_0_hosts_the_store_of_one_job_after_the_other)
 
 static char secrets[2][32];
 
-/* Rank 0 hosts where the program says, with the job's secret: whoever has another one stays outside. */
+/* Rank 0 hosts the store at the program's address, with the job's auth token: ranks with another one cannot join. */
 static int proves_its_secret(int rank)
 {
     cddp_init_options opt = {.size = sizeof opt,
@@ -456,7 +456,7 @@ static int proves_its_secret(int rank)
     return 0;
 }
 
-Test(join, a_store_that_rank_0_hosts_asks_for_the_jobs_secret)
+Test(join, rank_0s_store_demands_the_auth_token)
 {
     for (int i = 0; i < 2; i++) {
         int fd;
@@ -471,7 +471,7 @@ Test(join, a_store_that_rank_0_hosts_asks_for_the_jobs_secret)
         (void)unlink(secrets[i]);
 }
 
-Test(join, what_the_program_says_wrongly_is_named)
+Test(join, rejects_wrong_options_by_name)
 {
     static const cddp_unique_id no_id;
     static const struct {
@@ -516,12 +516,12 @@ Test(join, what_the_program_says_wrongly_is_named)
     cr_assert_eq(cddp_unique_id_create(NULL), CDDP_E_INVALID);
 }
 
-Test(join, a_world_of_one_needs_no_meeting_point)
+Test(join, world_of_one_needs_no_store)
 {
     const cddp_init_options opt = {.size = sizeof opt, .world_size = 1};
     cddp_comm *comm;
 
-    rank_env(1, 2, 1); /* which says something else */
+    rank_env(1, 2, 1); /* with other values */
     cr_assert_eq(cddp_init(&comm, &opt), CDDP_OK, "%s", cddp_last_error());
     cr_assert_eq(cddp_world_size(comm), 1);
     cr_assert_null(cddp_comm_store(comm));

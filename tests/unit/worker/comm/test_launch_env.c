@@ -37,7 +37,7 @@ static const struct one good[] = {
      {"RANK=3", "WORLD_SIZE=4", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
       "MASTER_ADDR=h", "MASTER_PORT=5", "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=2"},
      {.rank = 3, .size = 4, .place = {1, 2, 1, 2}, .restart_count = 2, .host = "h", .port = 5, .hosted = true}},
-    {"torchrun without a store of its own",
+    {"torchrun without its own store",
      {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h", "MASTER_PORT=5", "TORCHELASTIC_USE_AGENT_STORE=False"},
      {.size = 2, .place = {-1, -1, -1, -1}, .host = "h", .port = 5}},
     {"Open MPI",
@@ -64,7 +64,7 @@ static const struct one good[] = {
      {"SLURM_STEP_ID=1", "SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_NODEID=1", "SLURM_NNODES=2",
       "SLURM_STEP_TASKS_PER_NODE=2(x", "MASTER_ADDR=h", "MASTER_PORT=5"},
      {.rank = 1, .size = 2, .place = {-1, -1, 1, 2}, .host = "h", .port = 5}},
-    {"a batch script is no step",
+    {"a batch script is not a step",
      {"SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_NODEID=0"},
      {.alone = true, .size = 1, .place = {0, 1, 0, 1}}},
     {"one process under mpirun",
@@ -75,7 +75,7 @@ static const struct one good[] = {
      {.alone = true, .size = 1, .place = {0, 1, 0, 1}}},
 };
 
-Test(launch_env, each_launcher_is_understood)
+Test(launch_env, reads_the_variables_of_each_launcher)
 {
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const struct one *t = &good[i];
@@ -96,7 +96,7 @@ Test(launch_env, each_launcher_is_understood)
     }
 }
 
-Test(launch_env, what_is_missing_or_wrong_is_named_with_the_remedy)
+Test(launch_env, names_wrong_variables_with_the_remedy)
 {
     static const struct {
         const char *vars[10], *words[3];

@@ -10,7 +10,7 @@ CDI_SUITE(first, .timeout = 60);
 
 #define RANKS 4
 
-/* What all ranks see: how many went first on each node, and how many have begun after them. */
+/* Shared by all ranks: how many ran first on each node, and how many have begun after them. */
 static struct board {
     _Atomic int done[2], after[2];
 } * board;
@@ -31,7 +31,7 @@ static void on_two_nodes(int rank)
     set_env("GROUP_WORLD_SIZE", 2);
 }
 
-/* As a program does it that downloads a file once, twice over. */
+/* A program that downloads a file once, for two files. */
 static int download(cddp_scope of, int expect, int node)
 {
     cddp_comm *comm = NULL;
@@ -65,12 +65,12 @@ static int once_per_node(int rank)
     return download(CDDP_SCOPE_NODE, rank % 2 == 0, rank / 2);
 }
 
-Test(first, rank_0_goes_first_and_then_the_others)
+Test(first, rank_0_runs_first)
 {
     cr_assert_eq(world(once_per_job), 0);
 }
 
-Test(first, one_rank_of_each_node_goes_first)
+Test(first, one_rank_of_each_node_runs_first)
 {
     cr_assert_eq(world(once_per_node), 0);
 }
@@ -88,12 +88,12 @@ static int in_a_part(int rank)
     return 0;
 }
 
-Test(first, parts_of_a_world_have_firsts_of_their_own)
+Test(first, parts_have_their_own_leaders)
 {
     cr_assert_eq(world(in_a_part), 0);
 }
 
-/* One first fails: all are told, also the other first, and go on. */
+/* One leader fails: all ranks get its error, also the other leader, and continue. */
 static int one_fails(int rank)
 {
     cddp_comm *comm = NULL;
@@ -111,12 +111,12 @@ static int one_fails(int rank)
     return 0;
 }
 
-Test(first, its_failure_is_told_to_all_who_may_go_on)
+Test(first, failure_of_the_leader_reaches_all)
 {
     cr_assert_eq(world(one_fails), 0);
 }
 
-/* Rank 0, too, which would begin without a word from anybody. */
+/* Also rank 0, which would begin without a message from another rank. */
 static int broken_before(int rank)
 {
     cddp_comm *comm = NULL;
@@ -130,12 +130,12 @@ static int broken_before(int rank)
     return 0;
 }
 
-Test(first, nobody_goes_first_in_a_world_that_is_broken)
+Test(first, fails_in_a_broken_world)
 {
     cr_assert_eq(world(broken_before), 0);
 }
 
-/* The first one ends in between, by a crash or without a word. */
+/* The leader ends in between, by a crash or a plain exit. */
 static int leaves(bool crash)
 {
     cddp_comm *comm = NULL;
@@ -167,17 +167,17 @@ static int goes(int rank)
     return leaves(false);
 }
 
-Test(first, its_death_is_told_to_the_others)
+Test(first, death_of_the_leader_reaches_the_others)
 {
     cr_assert_eq(world(crashes), 0);
 }
 
-Test(first, its_leaving_without_a_word_too)
+Test(first, exit_of_the_leader_reaches_the_others)
 {
     cr_assert_eq(world(goes), 0);
 }
 
-Test(first, alone_a_rank_is_always_first_and_bad_arguments_are_refused)
+Test(first, single_rank_is_always_first)
 {
     cddp_comm *comm = NULL;
     int first = 0;

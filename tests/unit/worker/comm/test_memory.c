@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of all ranks: who gets it, and collectives in it, wherever each rank has its own. */
+/* Memory of all ranks: its allocation, and collectives in it, with any placement on each rank. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -38,7 +38,7 @@ static int give_and_take(int rank)
     CHECK(cddp_alloc(comm, 5, CDDP_MEM_COLLECTIVE | CDDP_MEM_HOST, (void **)&q) == CDDP_OK);
     mine[24] = host[24] = p[(1 << 18) - 1] = (float)rank;
     CHECK(cddp_barrier(comm) == CDDP_OK);
-    CHECK(mine[24] == (float)rank && p[(1 << 18) - 1] == (float)rank); /* nobody else writes there */
+    CHECK(mine[24] == (float)rank && p[(1 << 18) - 1] == (float)rank); /* no other rank writes there */
     cddp_free(comm, q);
     cddp_free(comm, host);
     cddp_free(comm, mine);
@@ -55,7 +55,7 @@ static int give_and_take(int rank)
     CHECK(strstr(cddp_last_error(), "from cddp_alloc with CDDP_MEM_COLLECTIVE") != NULL);
     CHECK(cddp_alloc(comm, 4096, CDDP_MEM_COLLECTIVE, (void **)&q) == CDDP_OK);
     cddp_free(comm, p);
-    CHECK(cddp_finalize(comm) == CDDP_OK); /* q goes with it */
+    CHECK(cddp_finalize(comm) == CDDP_OK); /* it frees q */
     return 0;
 }
 
@@ -88,16 +88,16 @@ static int register_it(int rank)
     CHECK(cddp_unregister(comm, own + 1) == CDDP_E_INVALID && cddp_unregister(comm, p) == CDDP_E_INVALID);
     CHECK(cddp_unregister(comm, own) == CDDP_OK && cddp_unregister(comm, own) == CDDP_E_INVALID);
     CHECK(cddp_register(comm, own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_OK);
-    CHECK(cddp_finalize(comm) == CDDP_OK); /* p and own go with it */
+    CHECK(cddp_finalize(comm) == CDDP_OK); /* it frees p, and unregisters own */
     return 0;
 }
 
-Test(memory, of_the_programs_own_is_registered_by_all_ranks_or_none)
+Test(memory, all_ranks_register_memory_or_none)
 {
     cr_assert_eq(world(register_it), 0);
 }
 
-Test(memory, all_ranks_get_it_or_none_and_each_error_names_its_cause)
+Test(memory, all_ranks_get_memory_or_none)
 {
     cr_assert_eq(world(give_and_take), 0);
 }
@@ -118,7 +118,7 @@ static int one_without(int rank)
     return 0;
 }
 
-Test(memory, a_rank_that_does_something_else_is_told_so_by_the_functions_name)
+Test(memory, mismatched_calls_name_the_function)
 {
     cr_assert_eq(world(one_without), 0);
 }
@@ -139,14 +139,14 @@ static int alone(int rank)
     return 0;
 }
 
-Test(memory, a_world_of_one_has_it_too)
+Test(memory, works_in_a_world_of_one)
 {
     cr_assert_eq(run_world(1, alone), 0);
 }
 
 /* ----------------------------------------------------------------------------------------------- collectives ---- */
 
-/* Where a rank has its memory in one collective. */
+/* The memory of a rank in one collective. */
 struct place {
     uint8_t *in, *out;
     bool is_private; /* to be freed */
@@ -156,7 +156,7 @@ enum { SAME, ELSEWHERE, OTHER_REGION, APART, PRIVATE, WAYS };
 
 /*
  * `whole` bytes of which `part` are this rank's own input (all_gather) or output (reduce_scatter); all_reduce has one
- * size. The place of SAME is shared; the others are drawn by each rank.
+ * size. All ranks share the place of SAME, and draw the others.
  */
 static struct place choose(uint8_t *const region[2], int way, size_t same_at, uint32_t *own, cddp_coll coll,
                            size_t whole, size_t part)
@@ -183,7 +183,7 @@ static int64_t value(int rank, size_t i, int round)
     return (int64_t)(rank + 1) * 1000 + (int64_t)(i % 97) * 7 + round;
 }
 
-/* One collective, of which each rank has its memory where it likes; the answer is computed anew. */
+/* Runs one collective with random placement on each rank, and compares it with a plain computation. */
 static int one(cddp_comm *comm, uint8_t *const region[2], uint32_t *state, uint32_t *own, int round)
 {
     static const cddp_coll colls[] = {CDDP_COLL_ALL_REDUCE, CDDP_COLL_ALL_GATHER, CDDP_COLL_REDUCE_SCATTER};
@@ -244,7 +244,7 @@ static int many(int rank)
     return 0;
 }
 
-Test(memory, collectives_are_right_wherever_each_rank_has_its_memory)
+Test(memory, collectives_work_with_any_placement)
 {
     cr_assert_eq(world(many), 0);
 }
@@ -258,12 +258,12 @@ static int many_on_two_nodes(int rank)
     return many(rank);
 }
 
-Test(memory, and_on_two_nodes)
+Test(memory, collectives_work_on_two_nodes)
 {
     cr_assert_eq(world(many_on_two_nodes), 0);
 }
 
-/* Two reducers whose steps come in another order on one rank are still told apart: their arenas may not differ. */
+/* Two reducers whose steps have another order on one rank are still detected: their arenas may not differ. */
 static int crossed(int rank)
 {
     static float w[2][4000];
@@ -292,7 +292,7 @@ static int crossed(int rank)
     return 0;
 }
 
-Test(memory, reducers_in_another_order_stay_an_error)
+Test(memory, detects_reducers_in_another_order)
 {
     cr_assert_eq(world(crossed), 0);
 }

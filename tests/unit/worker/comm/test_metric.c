@@ -6,7 +6,7 @@
 
 CDI_SUITE(metric, .timeout = 60);
 
-/* As an evaluation does it: each rank has its own samples, rank 3 has none. */
+/* Like an evaluation: each rank has its own samples, and rank 3 has none. */
 static int evaluate(int rank)
 {
     cddp_metric loss = {0}, right = {0}, of_all[2], of_ranks[4 * 2];
@@ -27,12 +27,12 @@ static int evaluate(int rank)
     return 0;
 }
 
-Test(metric, of_all_ranks_it_is_that_of_all_values)
+Test(metric, combines_the_values_of_all_ranks)
 {
     cr_assert_eq(run_world(4, evaluate), 0);
 }
 
-Test(metric, a_nan_stays_in_sum_minimum_and_maximum)
+Test(metric, nan_stays_in_sum_minimum_and_maximum)
 {
     cddp_metric m = {0};
 
@@ -43,7 +43,7 @@ Test(metric, a_nan_stays_in_sum_minimum_and_maximum)
     cr_assert_eq(m.n, 3);
 }
 
-Test(metric, negative_values_have_a_negative_maximum_and_none_has_no_mean)
+Test(metric, negative_values_have_a_negative_maximum)
 {
     cddp_metric m = {0}, none = {0};
 
@@ -54,7 +54,7 @@ Test(metric, negative_values_have_a_negative_maximum_and_none_has_no_mean)
     cddp_metric_add(NULL, 1, 1);
 }
 
-Test(metric, what_is_missing_is_said)
+Test(metric, rejects_missing_arguments_by_name)
 {
     cddp_metric m = {0}, all;
     cddp_comm *comm = NULL;
@@ -82,7 +82,7 @@ static int disagree(int rank)
     return 0;
 }
 
-Test(metric, ranks_that_give_different_numbers_of_them_are_told_by_name)
+Test(metric, names_ranks_with_different_numbers_of_metrics)
 {
     cr_assert_eq(run_world(2, disagree), 0);
 }

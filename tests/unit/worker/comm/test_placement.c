@@ -29,7 +29,7 @@ static void want(const char *hosts, int rank, struct cdi_node_layout by_host, st
                  r.local_size, r.node_rank, r.n_nodes);
 }
 
-Test(place, ranks_of_one_host_are_counted_together)
+Test(place, counts_ranks_of_one_host_together)
 {
     want("a", 0, (struct cdi_node_layout){0, 1, 0, 1}, (struct cdi_node_layout){0, 1, 0, 1});
     want("aaaa", 2, (struct cdi_node_layout){2, 4, 0, 1}, (struct cdi_node_layout){2, 4, 0, 1});
@@ -38,7 +38,7 @@ Test(place, ranks_of_one_host_are_counted_together)
     want("cab", 2, (struct cdi_node_layout){0, 1, 2, 3}, (struct cdi_node_layout){0, 1, 2, 3});
 }
 
-Test(place, ranks_dealt_out_in_turn_share_a_host_but_no_run)
+Test(place, interleaved_ranks_share_a_host_but_not_a_run)
 {
     want("abab", 2, (struct cdi_node_layout){1, 2, 0, 2}, (struct cdi_node_layout){0, 1, 2, 4});
     want("abab", 1, (struct cdi_node_layout){0, 2, 1, 2}, (struct cdi_node_layout){0, 1, 1, 4});

@@ -13,7 +13,7 @@
 
 CDI_SUITE(store_client);
 
-/* A server that does what its script says, with one connection after another, in a thread of its own. */
+/* A server that runs a script, with one connection after another, in a separate thread. */
 struct script {
     int listener;
     uint16_t port;
@@ -99,7 +99,7 @@ static cddp_store *open_at(const struct script *s)
     return store;
 }
 
-/* ----------------------------------------------------------------------------------------- bytes on the wire ---- */
+/* ----------------------------------------------------------------------------------------- protocol bytes ---- */
 
 static bool all_ops(int fd, int nth)
 {
@@ -121,7 +121,7 @@ static bool all_ops(int fd, int nth)
     return false;
 }
 
-Test(store_client, every_operation_is_said_as_pytorch_says_it)
+Test(store_client, sends_every_operation_as_pytorch_does)
 {
     struct script s;
     const char *const two[] = {"k", "m"};
@@ -158,7 +158,7 @@ static bool cancel_and_go_on(int fd, int nth)
     return false;
 }
 
-Test(store_client, a_wait_that_times_out_is_taken_back_and_the_store_goes_on)
+Test(store_client, cancels_a_wait_that_times_out)
 {
     struct script s;
     const char *const k = "k";
@@ -177,11 +177,11 @@ static bool cross(int fd, int nth)
 {
     (void)nth;
     if (greet(fd) && WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x0c"))
-        PUT(fd, "\0\x01"); /* the key came just before the cancellation */
+        PUT(fd, "\0\x01"); /* the key was set just before the cancellation */
     return false;
 }
 
-Test(store_client, a_wait_that_ends_while_it_is_taken_back_has_succeeded)
+Test(store_client, wait_that_ends_during_cancel_succeeds)
 {
     struct script s;
     const char *const k = "k";
@@ -206,7 +206,7 @@ static bool too_long(int fd, int nth)
     return false;
 }
 
-Test(store_client, a_value_that_does_not_fit_is_left_out_and_its_length_given)
+Test(store_client, returns_the_length_of_a_value_that_does_not_fit)
 {
     struct script s;
     cddp_store *store;
@@ -223,7 +223,7 @@ Test(store_client, a_value_that_does_not_fit_is_left_out_and_its_length_given)
     stop(&s);
 }
 
-/* ------------------------------------------------------------------------------------------------ servers gone wrong
+/* ------------------------------------------------------------------------------------------------ faulty servers
  */
 
 static bool close_after_greeting(int fd, int nth)
@@ -233,7 +233,7 @@ static bool close_after_greeting(int fd, int nth)
     return false;
 }
 
-Test(store_client, the_end_of_the_round_is_told_and_stays)
+Test(store_client, end_of_the_round_is_a_sticky_error)
 {
     struct script s;
     cddp_store *store;
@@ -255,7 +255,7 @@ static bool huge(int fd, int nth)
     return false;
 }
 
-Test(store_client, an_impossible_length_is_no_reason_to_allocate_it)
+Test(store_client, does_not_allocate_an_impossible_length)
 {
     struct script s;
     cddp_store *store;
@@ -278,7 +278,7 @@ static bool web_server(int fd, int nth)
     return false;
 }
 
-Test(store_client, something_else_on_that_port_is_recognised)
+Test(store_client, detects_a_server_that_is_not_a_store)
 {
     struct script s;
     cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 10000};
@@ -298,7 +298,7 @@ static bool second_time(int fd, int nth)
     return nth < 2;
 }
 
-Test(store_client, connecting_is_tried_again)
+Test(store_client, retries_to_connect)
 {
     struct script s;
 
@@ -307,7 +307,8 @@ Test(store_client, connecting_is_tried_again)
     stop(&s);
 }
 
-/* ------------------------------------------------------------------------------------------------ the secret ---- */
+/* ------------------------------------------------------------------------------------------------ the auth token ----
+ */
 
 static struct cdi_secret server_secret;
 static struct cdi_hello seen;
@@ -330,7 +331,7 @@ static void forget_secret(void)
     (void)unsetenv("CDDP_AUTH_TOKEN_FILE");
 }
 
-/* The opening as a server with server_secret (all zero: none) conducts it. */
+/* Runs the handshake of a server with server_secret (all zero: none). */
 static bool open_as_server(int fd)
 {
     const struct cdi_secret none = {.key = {0}};
@@ -377,7 +378,7 @@ static cddp_status open_status(const struct script *s, int timeout_ms)
     return st;
 }
 
-Test(store_client, with_a_secret_the_job_and_the_round_are_named_and_the_secret_proved)
+Test(store_client, sends_job_and_round_and_proves_the_token)
 {
     struct script s;
 
@@ -399,7 +400,7 @@ Test(store_client, with_a_secret_the_job_and_the_round_are_named_and_the_secret_
     forget_secret();
 }
 
-Test(store_client, a_server_that_does_not_prove_the_secret_is_refused_at_once)
+Test(store_client, rejects_a_server_that_does_not_prove_the_token)
 {
     struct script s;
 
@@ -426,7 +427,7 @@ static bool as_torchrun(int fd, int nth)
     return true;
 }
 
-Test(store_client, a_plain_server_behind_a_secret_gets_no_request)
+Test(store_client, sends_no_request_to_a_server_without_the_token)
 {
     struct script s;
 
@@ -460,7 +461,7 @@ static bool as_torchrun_then_silent(int fd, int nth)
     return nth == 0 ? as_torchrun(fd, nth) : silent(fd, nth);
 }
 
-Test(store_client, an_attempt_that_the_deadline_cuts_off_does_not_hide_why_the_one_before_it_failed)
+Test(store_client, reports_the_cause_of_the_last_full_attempt)
 {
     struct script s;
 
@@ -510,7 +511,7 @@ static bool no_room_before_the_proof(int fd, int nth)
     return false;
 }
 
-Test(store_client, a_rendezvous_without_room_says_so_and_is_not_asked_again)
+Test(store_client, does_not_retry_a_full_server)
 {
     struct script s;
 
@@ -526,7 +527,7 @@ Test(store_client, a_rendezvous_without_room_says_so_and_is_not_asked_again)
     forget_secret();
 }
 
-Test(store_client, a_server_that_says_nothing_is_left_at_the_deadline)
+Test(store_client, gives_up_on_a_silent_server_at_the_deadline)
 {
     struct script s;
     cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 1000};
@@ -538,11 +539,11 @@ Test(store_client, a_server_that_says_nothing_is_left_at_the_deadline)
     stop(&s);
 }
 
-Test(store_client, a_port_where_nobody_listens_is_named_with_the_cause)
+Test(store_client, names_a_port_without_a_listener_and_the_cause)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0); /* bound, so that nobody else gets it */
+    int fd = socket(AF_INET, SOCK_STREAM, 0); /* bound, so that no other process gets it */
     cddp_store_options opt = {.size = sizeof opt, .host = "127.0.0.1", .timeout_ms = 1000};
     cddp_store *store;
     char where[64];
@@ -556,7 +557,7 @@ Test(store_client, a_port_where_nobody_listens_is_named_with_the_cause)
     (void)close(fd);
 }
 
-Test(store_client, a_host_that_does_not_resolve_is_named)
+Test(store_client, names_a_host_that_does_not_resolve)
 {
     const cddp_store_options opt = {.size = sizeof opt, .host = "no-such-host.invalid", .port = 1, .timeout_ms = 100};
     cddp_store *store;
@@ -565,8 +566,8 @@ Test(store_client, a_host_that_does_not_resolve_is_named)
     cr_assert(strstr(cddp_last_error(), "'no-such-host.invalid'") != NULL);
 }
 
-/* A typing error is told long before the timeout, which is 300 s by default, if the name service says so at all. */
-Test(store_client, a_name_that_nobody_knows_is_not_tried_for_ever)
+/* A typing error is reported long before the timeout, 300 s by default, if the name service reports it at all. */
+Test(store_client, gives_up_early_on_an_unknown_name)
 {
     const cddp_store_options opt = {.size = sizeof opt, .host = "no-such-host.invalid", .port = 1, .timeout_ms = 60000};
     struct addrinfo *none = NULL;
@@ -580,7 +581,7 @@ Test(store_client, a_name_that_nobody_knows_is_not_tried_for_ever)
                                         "or service not known (tried for 0.05 s)");
 }
 
-Test(store_client, bad_arguments_are_refused_before_anything_is_sent)
+Test(store_client, rejects_bad_arguments_before_sending)
 {
     struct script s;
     cddp_store *store;
@@ -632,7 +633,7 @@ static void *count_up(void *arg)
     return NULL;
 }
 
-Test(store_client, threads_share_one_client_of_the_real_server)
+Test(store_client, threads_share_one_client)
 {
     struct rdzv_child server;
     struct script as_server = {0};

@@ -48,7 +48,7 @@ static int raw_connection(const struct cdi_store_host *h)
     return fd;
 }
 
-/* Does the server close it within the time? */
+/* Returns whether the server closes it within the time. */
 static bool is_closed(int fd, int ms)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -57,7 +57,7 @@ static bool is_closed(int fd, int ms)
     return poll(&p, 1, ms) == 1 && recv(fd, &byte, 1, 0) <= 0;
 }
 
-Test(store_host, clients_meet_in_it)
+Test(store_host, clients_share_keys)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     cddp_store *a = client_of(h), *b = client_of(h);
@@ -102,7 +102,7 @@ Test(store_host, a_wait_ends_when_another_client_sets_the_key)
     cdi_store_host_stop(h);
 }
 
-Test(store_host, a_client_that_does_not_read_holds_up_nobody)
+Test(store_host, client_that_does_not_read_delays_no_other)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     int fd = raw_connection(h);
@@ -112,10 +112,10 @@ Test(store_host, a_client_that_does_not_read_holds_up_nobody)
     int64_t before;
 
     cr_assert_eq(cddp_store_set(s, "k", megabyte, sizeof megabyte), CDDP_OK);
-    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* an answer: the value has arrived as well */
+    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* a reply: the value has arrived as well */
     cdi_buf_init(&b, 0);
     (void)cdi_buf_append(&b, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN);
-    for (int i = 0; i < 200; i++) { /* 200 MiB of answers, which are never read */
+    for (int i = 0; i < 200; i++) { /* 200 MiB of replies, which are never read */
         (void)cdi_c10d_put_op(&b, CDI_C10D_GET);
         (void)cdi_c10d_put_string(&b, "/k", 2);
     }
@@ -130,7 +130,7 @@ Test(store_host, a_client_that_does_not_read_holds_up_nobody)
     cdi_store_host_stop(h);
 }
 
-Test(store_host, all_answers_come_to_a_client_that_reads_late)
+Test(store_host, sends_all_replies_to_a_slow_reader)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     int fd = raw_connection(h);
@@ -140,7 +140,7 @@ Test(store_host, all_answers_come_to_a_client_that_reads_late)
     uint8_t head[8];
 
     cr_assert_eq(cddp_store_set(s, "k", half, sizeof half), CDDP_OK);
-    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* an answer: the value has arrived as well */
+    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* a reply: the value has arrived as well */
     cdi_buf_init(&b, 0);
     (void)cdi_buf_append(&b, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN);
     for (int i = 0; i < 40; i++) {
@@ -149,7 +149,7 @@ Test(store_host, all_answers_come_to_a_client_that_reads_late)
     }
     cr_assert_eq(send(fd, cdi_buf_data(&b), b.len, 0), (ssize_t)b.len);
     cdi_buf_release(&b);
-    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* the host is alive, and the other client behind */
+    cr_assert_eq(cddp_store_add(s, "n", 1, NULL), CDDP_OK); /* the host is alive, and the other client still waits */
     for (int i = 0; i < 40; i++) {
         cr_assert_eq(recv(fd, head, 8, MSG_WAITALL), 8, "answer %d", i);
         cr_assert_eq(cdi_c10d_get_u64(head), sizeof half);
@@ -160,7 +160,7 @@ Test(store_host, all_answers_come_to_a_client_that_reads_late)
     cdi_store_host_stop(h);
 }
 
-Test(store_host, strangers_are_closed_at_once_and_the_silent_after_a_while)
+Test(store_host, closes_other_protocols_at_once_and_silent_clients_later)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     int web = raw_connection(h), garbage = raw_connection(h), mute = raw_connection(h), bad = raw_connection(h);
@@ -190,7 +190,7 @@ static void set_token(const char *text, char path[64])
     (void)setenv("CDDP_AUTH_TOKEN_FILE", path, 1);
 }
 
-Test(store_host, with_a_secret_only_who_proves_it_gets_anything)
+Test(store_host, serves_only_clients_that_prove_the_token)
 {
     struct cdi_secret secret;
     char right[64], wrong[64];
@@ -222,7 +222,7 @@ Test(store_host, with_a_secret_only_who_proves_it_gets_anything)
     (void)unlink(wrong);
 }
 
-Test(store_host, a_client_of_another_job_is_sent_away)
+Test(store_host, rejects_a_client_of_another_job)
 {
     struct cdi_secret secret;
     const struct cdi_store_host_options opt = {.host = "127.0.0.1", .run_id = "job 1", .secret = &secret};
@@ -244,7 +244,7 @@ Test(store_host, a_client_of_another_job_is_sent_away)
     (void)unlink(path);
 }
 
-Test(store_host, a_port_that_is_taken_is_named_with_the_remedy)
+Test(store_host, names_a_used_port_with_the_remedy)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL), *second = NULL;
     const struct cdi_store_host_options opt = {.host = "127.0.0.1", .port = cdi_store_host_port(h)};
@@ -258,7 +258,7 @@ Test(store_host, a_port_that_is_taken_is_named_with_the_remedy)
     cdi_store_host_stop(h);
 }
 
-Test(store_host, a_name_that_does_not_resolve_is_named)
+Test(store_host, names_a_host_name_that_does_not_resolve)
 {
     const struct cdi_store_host_options opt = {.host = "no such host"};
     struct cdi_store_host *h = NULL;
@@ -268,9 +268,9 @@ Test(store_host, a_name_that_does_not_resolve_is_named)
     cr_assert_not_null(strstr(err.msg, "'no such host' (MASTER_ADDR)"), "%s", err.msg);
 }
 
-Test(store_host, an_address_of_somebody_else_makes_it_listen_everywhere)
+Test(store_host, listens_everywhere_for_an_address_of_another_host)
 {
-    struct cdi_store_host *h = host_at("192.0.2.1", NULL); /* for documentation: nobody has it */
+    struct cdi_store_host *h = host_at("192.0.2.1", NULL); /* reserved for documentation: no host has it */
     cddp_store *s = client_of(h);
 
     cr_assert_str_eq(cdi_store_host_address(h), "127.0.0.1");
@@ -278,7 +278,7 @@ Test(store_host, an_address_of_somebody_else_makes_it_listen_everywhere)
     cdi_store_host_stop(h);
 }
 
-Test(store_host, without_descriptors_newcomers_are_told_so_and_others_are_served)
+Test(store_host, rejects_new_clients_without_descriptors)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)cdi_store_host_port(h))};
@@ -299,7 +299,7 @@ Test(store_host, without_descriptors_newcomers_are_told_so_and_others_are_served
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
     for (size_t i = 0; i < 4; i++) {
         cr_assert_eq(connect(fds[i], (struct sockaddr *)&a, sizeof a), 0);
-        if (i % 2 == 0) { /* as PyTorch, which tries again */
+        if (i % 2 == 0) { /* like PyTorch, which retries */
             (void)send(fds[i], "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10, 0);
             cr_assert(is_closed(fds[i], 5000));
             continue;
@@ -322,7 +322,7 @@ Test(store_host, without_descriptors_newcomers_are_told_so_and_others_are_served
     cdi_store_host_stop(h);
 }
 
-Test(store_host, without_descriptors_it_waits_for_some_and_goes_on)
+Test(store_host, waits_for_descriptors)
 {
     struct cdi_store_host *h = host_at("127.0.0.1", NULL);
     cddp_store *s = client_of(h);
