@@ -10,10 +10,10 @@
 #undef cdi_fail_since
 #undef cdi_fail_errno
 
-static void fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
+static void error_fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
     __attribute__((format(printf, 3, 0)));
 
-static void fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
+static void error_fill(struct cdi_error *err, cddp_status status, const char *fmt, va_list ap)
 {
     if (err == NULL)
         return;
@@ -27,7 +27,7 @@ cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt,
     va_list ap;
 
     va_start(ap, fmt);
-    fill(err, status, fmt, ap);
+    error_fill(err, status, fmt, ap);
     va_end(ap);
     return status;
 }
@@ -37,7 +37,7 @@ cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, con
     va_list ap;
 
     va_start(ap, fmt);
-    fill(err, status, fmt, ap);
+    error_fill(err, status, fmt, ap);
     va_end(ap);
     if (err != NULL)
         err->blamed = rank + 1;
@@ -49,7 +49,7 @@ cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, c
     va_list ap;
 
     va_start(ap, fmt);
-    fill(err, why->status, fmt, ap);
+    error_fill(err, why->status, fmt, ap);
     va_end(ap);
     if (err != NULL) {
         err->blamed = why->blamed;
@@ -67,7 +67,7 @@ cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, .
         size_t len;
 
         va_start(ap, fmt);
-        fill(err, CDDP_E_SYSTEM, fmt, ap);
+        error_fill(err, CDDP_E_SYSTEM, fmt, ap);
         va_end(ap);
         err->os_error = errnum;
         len = strlen(err->msg);

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-static bool is_digit(char c)
+static bool natsort_is_digit(char c)
 {
     return c >= '0' && c <= '9';
 }
@@ -13,7 +13,7 @@ static size_t digits(const char *s)
 {
     size_t n = 0;
 
-    while (is_digit(s[n]))
+    while (natsort_is_digit(s[n]))
         n++;
     return n;
 }
@@ -41,7 +41,7 @@ int cdi_natsort_cmp(const char *a, const char *b)
     const char *x = a, *y = b;
 
     while (*x != '\0' && *y != '\0') {
-        if (is_digit(*x) && is_digit(*y)) {
+        if (natsort_is_digit(*x) && natsort_is_digit(*y)) {
             int order = compare_numbers(&x, &y);
 
             if (order != 0)

@@ -231,7 +231,7 @@ static void kv_entry_created(struct cdi_kv *kv, struct entry *e)
     }
 }
 
-static void wake_all(struct cdi_kv *kv, struct key *k)
+static void kv_wake_all(struct cdi_kv *kv, struct key *k)
 {
     while (!cdi_list_empty(&k->waiting))
         kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
@@ -391,7 +391,7 @@ cddp_status cdi_kv_set(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi_
     struct key *k = kv_put(kv, key, value, &st, err);
 
     if (k != NULL)
-        wake_all(kv, k);
+        kv_wake_all(kv, k);
     return st;
 }
 
@@ -415,13 +415,13 @@ cddp_status cdi_kv_append(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct c
         st = kv_store(kv, k, (struct cdi_c10d_bytes){k->value, k->len}, value, k->value == NULL ? need : need * 2, err);
     }
     if (st == CDDP_OK)
-        wake_all(kv, k);
+        kv_wake_all(kv, k);
     kv_tidy(kv, k);
     return st;
 }
 
 /* Reads a number as strtoll does from a value, which has no NUL at its end. */
-static cddp_status read_number(const struct key *k, int64_t *n, struct cdi_error *err)
+static cddp_status kv_read_number(const struct key *k, int64_t *n, struct cdi_error *err)
 {
     const uint8_t *p = k->value, *end = k->value + k->len, *digits;
     bool negative = false, fits = true;
@@ -452,7 +452,7 @@ static struct key *kv_count(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_
     char text[24];
     int len;
 
-    *st = k == NULL || k->value == NULL ? CDDP_OK : read_number(k, &n, err);
+    *st = k == NULL || k->value == NULL ? CDDP_OK : kv_read_number(k, &n, err);
     if (*st != CDDP_OK)
         return NULL;
     n = (int64_t)((uint64_t)n + (uint64_t)delta);
@@ -469,7 +469,7 @@ cddp_status cdi_kv_add(struct cdi_kv *kv, struct cdi_c10d_bytes key, int64_t del
     struct key *k = kv_count(kv, key, delta, sum, &st, err);
 
     if (k != NULL)
-        wake_all(kv, k);
+        kv_wake_all(kv, k);
     return st;
 }
 
@@ -598,7 +598,7 @@ cddp_status cdi_kv_barrier(struct cdi_kv *kv, struct cdi_kv_client *client, stru
         return st;
     *now = here >= world_size;
     if (*now) {
-        wake_all(kv, k);
+        kv_wake_all(kv, k);
         return CDDP_OK;
     }
     w = new_wait(kv, client, 1, &st, err);

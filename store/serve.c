@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/serve.h"
 
-static void on_wake(struct cdi_kv_client *client)
+static void serve_on_wake(struct cdi_kv_client *client)
 {
     struct cdi_serve *s = (struct cdi_serve *)client;
 
@@ -13,7 +13,7 @@ static void on_wake(struct cdi_kv_client *client)
 void cdi_serve_init(struct cdi_serve *s, struct cdi_kv *kv, struct cdi_buf *out, void (*woken)(struct cdi_serve *s))
 {
     *s = (struct cdi_serve){.kv = kv, .out = out, .woken = woken};
-    cdi_kv_client_init(&s->client, on_wake);
+    cdi_kv_client_init(&s->client, serve_on_wake);
 }
 
 void cdi_serve_release(struct cdi_serve *s)
@@ -21,7 +21,7 @@ void cdi_serve_release(struct cdi_serve *s)
     cdi_kv_cancel(s->kv, &s->client);
 }
 
-static cddp_status do_add(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+static cddp_status serve_add(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     int64_t sum;
     cddp_status st = cdi_kv_add(s->kv, q->key, q->number, &sum, err);
@@ -29,7 +29,7 @@ static cddp_status do_add(struct cdi_serve *s, const struct cdi_c10d_request *q,
     return st != CDDP_OK ? st : cdi_c10d_put_i64(s->out, sum);
 }
 
-static cddp_status do_compare_set(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+static cddp_status serve_compare_set(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     struct cdi_c10d_bytes now;
     cddp_status st = cdi_kv_compare_set(s->kv, q->key, q->value, q->desired, &now, err);
@@ -37,7 +37,7 @@ static cddp_status do_compare_set(struct cdi_serve *s, const struct cdi_c10d_req
     return st != CDDP_OK ? st : cdi_c10d_put_string(s->out, now.data, now.len);
 }
 
-static cddp_status do_get(struct cdi_serve *s, struct cdi_c10d_bytes key)
+static cddp_status serve_get(struct cdi_serve *s, struct cdi_c10d_bytes key)
 {
     struct cdi_c10d_bytes value;
 
@@ -45,7 +45,7 @@ static cddp_status do_get(struct cdi_serve *s, struct cdi_c10d_bytes key)
     return cdi_c10d_put_string(s->out, value.data, value.len);
 }
 
-static cddp_status do_check(struct cdi_serve *s, const struct cdi_c10d_request *q)
+static cddp_status serve_check(struct cdi_serve *s, const struct cdi_c10d_request *q)
 {
     struct cdi_c10d_bytes key;
     size_t at = 0;
@@ -56,18 +56,18 @@ static cddp_status do_check(struct cdi_serve *s, const struct cdi_c10d_request *
     return cdi_buf_put_u8(s->out, all ? CDI_C10D_READY : CDI_C10D_NOT_READY);
 }
 
-static cddp_status do_multi_get(struct cdi_serve *s, const struct cdi_c10d_request *q)
+static cddp_status serve_multi_get(struct cdi_serve *s, const struct cdi_c10d_request *q)
 {
     struct cdi_c10d_bytes key;
     size_t at = 0;
     cddp_status st = CDDP_OK;
 
     while (st == CDDP_OK && cdi_c10d_next_item(q, &at, &key))
-        st = do_get(s, key);
+        st = serve_get(s, key);
     return st;
 }
 
-static cddp_status do_multi_set(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+static cddp_status serve_multi_set(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     struct cdi_c10d_bytes key, value;
     size_t at = 0;
@@ -78,7 +78,7 @@ static cddp_status do_multi_set(struct cdi_serve *s, const struct cdi_c10d_reque
     return st;
 }
 
-static cddp_status do_queue_pop(struct cdi_serve *s, const struct cdi_c10d_request *q)
+static cddp_status serve_queue_pop(struct cdi_serve *s, const struct cdi_c10d_request *q)
 {
     size_t len = cdi_kv_queue_len(s->kv, q->key);
     struct cdi_c10d_bytes value;
@@ -93,7 +93,7 @@ static cddp_status do_queue_pop(struct cdi_serve *s, const struct cdi_c10d_reque
     return st;
 }
 
-static cddp_status do_list_keys(struct cdi_serve *s)
+static cddp_status serve_list_keys(struct cdi_serve *s)
 {
     struct cdi_c10d_bytes key;
     size_t at = 0;
@@ -104,7 +104,7 @@ static cddp_status do_list_keys(struct cdi_serve *s)
     return st;
 }
 
-static cddp_status do_wait(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+static cddp_status serve_wait(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     bool now = false;
     cddp_status st;
@@ -128,7 +128,7 @@ static cddp_status check_order(struct cdi_serve *s, const struct cdi_c10d_reques
     return CDDP_OK;
 }
 
-static cddp_status carry_out(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+static cddp_status serve_request(struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
 {
     switch (q->op) {
     case CDI_C10D_VALIDATE:
@@ -137,16 +137,16 @@ static cddp_status carry_out(struct cdi_serve *s, const struct cdi_c10d_request 
     case CDI_C10D_SET:
         return cdi_kv_set(s->kv, q->key, q->value, err);
     case CDI_C10D_COMPARE_SET:
-        return do_compare_set(s, q, err);
+        return serve_compare_set(s, q, err);
     case CDI_C10D_GET:
-        return do_get(s, q->key);
+        return serve_get(s, q->key);
     case CDI_C10D_ADD:
-        return do_add(s, q, err);
+        return serve_add(s, q, err);
     case CDI_C10D_CHECK:
-        return do_check(s, q);
+        return serve_check(s, q);
     case CDI_C10D_WAIT:
     case CDI_C10D_BARRIER:
-        return do_wait(s, q, err);
+        return serve_wait(s, q, err);
     case CDI_C10D_GETNUMKEYS:
         return cdi_c10d_put_i64(s->out, (int64_t)cdi_kv_count(s->kv));
     case CDI_C10D_DELETE_KEY:
@@ -154,9 +154,9 @@ static cddp_status carry_out(struct cdi_serve *s, const struct cdi_c10d_request 
     case CDI_C10D_APPEND:
         return cdi_kv_append(s->kv, q->key, q->value, err);
     case CDI_C10D_MULTI_GET:
-        return do_multi_get(s, q);
+        return serve_multi_get(s, q);
     case CDI_C10D_MULTI_SET:
-        return do_multi_set(s, q, err);
+        return serve_multi_set(s, q, err);
     case CDI_C10D_CANCEL_WAIT:
         cdi_kv_cancel(s->kv, &s->client);
         return cdi_buf_put_u8(s->out, CDI_C10D_WAIT_CANCELED);
@@ -165,11 +165,11 @@ static cddp_status carry_out(struct cdi_serve *s, const struct cdi_c10d_request 
     case CDI_C10D_QUEUE_PUSH:
         return cdi_kv_push(s->kv, q->key, q->value, err);
     case CDI_C10D_QUEUE_POP:
-        return do_queue_pop(s, q);
+        return serve_queue_pop(s, q);
     case CDI_C10D_QUEUE_LEN:
         return cdi_c10d_put_i64(s->out, (int64_t)cdi_kv_queue_len(s->kv, q->key));
     case CDI_C10D_LIST_KEYS:
-        return do_list_keys(s);
+        return serve_list_keys(s);
     case CDI_C10D_N_OPS:
         break;
     }
@@ -198,7 +198,7 @@ cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enoug
             s->counts[q.op]++;
         st = check_order(s, &q, err);
         if (st == CDDP_OK)
-            st = carry_out(s, &q, err);
+            st = serve_request(s, &q, err);
         cdi_buf_consume(in, q.size);
         if (st != CDDP_OK && err != NULL && err->status == CDDP_OK) /* from a buffer, without a message */
             (void)cdi_fail(err, st, "the reply to %s is too large (%zu bytes are waiting already)",

@@ -17,7 +17,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t *is_ours; /* one bit for each descriptor */
 static size_t words;
 
-static void before_fork(void)
+static void fork_prepare(void)
 {
     (void)pthread_mutex_lock(&lock);
 }
@@ -38,7 +38,7 @@ static void fork_in_child(void)
 
 static void fork_register_handlers(void)
 {
-    (void)pthread_atfork(before_fork, fork_in_parent, fork_in_child); /* without memory children keep the sockets */
+    (void)pthread_atfork(fork_prepare, fork_in_parent, fork_in_child); /* without memory children keep the sockets */
 }
 
 static void fork_lock(void)

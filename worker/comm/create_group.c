@@ -88,12 +88,12 @@ struct waits {
     uint32_t nth, n;
 };
 
-static void key_of(const struct gathering *m, const char *name, char key[KEY_BYTES])
+static void group_key(const struct gathering *m, const char *name, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/%s", m->g->prefix, m->list, m->nth, name);
 }
 
-static void here_key(const struct gathering *m, int i, char key[KEY_BYTES])
+static void group_here_key(const struct gathering *m, int i, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sg%016" PRIx64 ".%u/here/%d", m->g->prefix, m->list, m->nth, i);
 }
@@ -104,11 +104,11 @@ static cddp_status has_ended(const struct cdi_group *g, uint64_t list, uint32_t 
     const struct gathering m = {.g = g, .list = list, .nth = nth};
     char key[KEY_BYTES];
 
-    key_of(&m, "end", key);
+    group_key(&m, "end", key);
     return cdi_store_exists(g->store, key, ended, err);
 }
 
-static void waits_key(const struct gathering *m, int of_job, char key[KEY_BYTES])
+static void group_waits_key(const struct gathering *m, int of_job, char key[KEY_BYTES])
 {
     (void)snprintf(key, KEY_BYTES, "%sw%016" PRIx64 ".%d/%d", m->g->prefix, m->g->comm, m->g->tag, of_job);
 }
@@ -130,7 +130,7 @@ static cddp_status publish_waits(const struct gathering *m, struct cdi_error *er
 
         memcpy(value + sizeof head + (size_t)i * sizeof rank, &rank, sizeof rank);
     }
-    waits_key(m, g->of_job[g->self], key);
+    group_waits_key(m, g->of_job[g->self], key);
     return cdi_store_set(g->store, key, value, bytes, err);
 }
 
@@ -138,7 +138,7 @@ static cddp_status unpublish_waits(const struct gathering *m, struct cdi_error *
 {
     char key[KEY_BYTES];
 
-    waits_key(m, m->g->of_job[m->g->self], key);
+    group_waits_key(m, m->g->of_job[m->g->self], key);
     return cdi_store_delete(m->g->store, key, err);
 }
 
@@ -154,7 +154,7 @@ static cddp_status read_waits(const struct gathering *m, int of_job, uint8_t **v
     cddp_status st = CDDP_E_LIMIT;
     char key[KEY_BYTES];
 
-    waits_key(m, of_job, key);
+    group_waits_key(m, of_job, key);
     for (; st == CDDP_E_LIMIT; cap = *len) { /* it may be longer than this rank's, and may grow */
         free(*value);
         *value = malloc(cap);
@@ -199,7 +199,7 @@ static cddp_status end_gathering(const struct gathering *m, char *text, size_t c
 
     if (held == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    key_of(m, "end", key);
+    group_key(m, "end", key);
     st = cdi_store_compare_set(m->g->store, key, "", 0, text, strlen(text), held, cap - 1, &len, err);
     if (st == CDDP_OK) {
         memcpy(text, held, len);
@@ -277,7 +277,7 @@ static cddp_status find_missing(const struct gathering *m, struct cdi_rank_list 
         char key[KEY_BYTES];
         bool there;
 
-        here_key(m, i, key);
+        group_here_key(m, i, key);
         st = cdi_store_exists(g->store, key, &there, err);
         if (st != CDDP_OK || there)
             continue;
@@ -311,7 +311,7 @@ static cddp_status watch_members(const struct cdi_group *g, struct cdi_error *er
 }
 
 /* Waits until the call has ended. Polls the store, since a wait in it would block its other users. */
-static cddp_status await_end(const struct gathering *m, struct cdi_error *err)
+static cddp_status group_await_end(const struct gathering *m, struct cdi_error *err)
 {
     int64_t check_ms = cdi_now_ms() + CHECK_MS, nap_us = FIRST_NAP_US;
     struct cdi_rank_list missing;
@@ -348,7 +348,7 @@ static cddp_status collect_entries(const struct gathering *m, char *all, size_t 
     cddp_status st = CDDP_OK;
 
     for (int i = 0; i < m->g->n && st == CDDP_OK; i++) {
-        here_key(m, i, key);
+        group_here_key(m, i, key);
         st = get_text(m, key, one, sizeof one, err);
         if (st == CDDP_OK)
             used += (size_t)snprintf(all + used, cap - used, "%s ", one);
@@ -409,10 +409,10 @@ static cddp_status enter_gathering(const struct gathering *m, char *text, size_t
     cddp_status st = publish_waits(m, err);
 
     (void)snprintf(mine, sizeof mine, "%d %d", g->node, g->on_cpu);
-    here_key(m, g->self, key);
+    group_here_key(m, g->self, key);
     if (st == CDDP_OK)
         st = cdi_store_set(g->store, key, mine, strlen(mine), err);
-    key_of(m, "n", key);
+    group_key(m, "n", key);
     if (st == CDDP_OK)
         st = cdi_store_add(g->store, key, 1, &n_here, err);
     if (st != CDDP_OK)
@@ -421,8 +421,8 @@ static cddp_status enter_gathering(const struct gathering *m, char *text, size_t
         st = collect_entries(m, text, cap, err);
         return st == CDDP_OK ? end_gathering(m, text, cap, err) : st;
     }
-    st = await_end(m, err);
-    key_of(m, "end", key);
+    st = group_await_end(m, err);
+    group_key(m, "end", key);
     return st == CDDP_OK ? get_text(m, key, text, cap, err) : st;
 }
 
@@ -440,16 +440,16 @@ static void leave_gathering(const struct gathering *m, const char *text)
 
     if (st != CDDP_OK || !noted || strncmp(text, ALL_ARE_HERE, sizeof ALL_ARE_HERE - 1) != 0)
         return;
-    key_of(m, "left", key);
+    group_key(m, "left", key);
     st = cdi_store_add(m->g->store, key, 1, &n_left, NULL);
     if (n_left != m->g->n)
         return;
     for (int i = 0; i < m->g->n && st == CDDP_OK; i++) {
-        here_key(m, i, key);
+        group_here_key(m, i, key);
         st = cdi_store_delete(m->g->store, key, NULL);
     }
     for (size_t i = 0; i < sizeof names / sizeof names[0] && st == CDDP_OK; i++) {
-        key_of(m, names[i], key);
+        group_key(m, names[i], key);
         st = cdi_store_delete(m->g->store, key, NULL);
     }
 }

@@ -44,7 +44,7 @@ static bool joined_alike(const struct cdi_world *w, int64_t word)
     return word >> JOINED_BITS == joined_ranks(word) * w->size;
 }
 
-static cddp_status name_missing(const struct cddp_comm *c, struct cdi_error *err)
+static cddp_status join_fail_missing(const struct cddp_comm *c, struct cdi_error *err)
 {
     const struct cdi_world *w = &c->world;
     struct cdi_rank_list missing = {0};
@@ -108,7 +108,7 @@ static cddp_status wait_for_all(const struct cddp_comm *c, const char *go_key, c
         cddp_status st = cdi_store_get(w->store, go_key, text, cap, len, last ? left > 0 ? left : 1 : check_ms, err);
 
         if (st == CDDP_E_TIMEOUT && last)
-            return name_missing(c, err);
+            return join_fail_missing(c, err);
         if (st == CDDP_E_TIMEOUT)
             st = check_for_exited(w, err);
         else
@@ -269,8 +269,8 @@ static int known_or(int given, int found)
     return given >= 0 ? given : found;
 }
 
-static cddp_status find_place(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
-                              struct cdi_error *err)
+static cddp_status join_set_layout(struct cddp_comm *c, const struct cdi_launch *l, int64_t deadline_ms,
+                                   struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
     struct cdi_node_layout hosts = l->place, runs = l->place;
@@ -355,7 +355,7 @@ static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, 
     return cdi_claim_rank(c, is_old, err);
 }
 
-static bool is_over(cddp_status st)
+static bool join_is_store_over(cddp_status st)
 {
     return st == CDDP_E_CLOSED || st == CDDP_E_PEER || st == CDDP_E_IO;
 }
@@ -377,14 +377,14 @@ static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch 
 
         st = enter_store(c, l, id, left > 0 ? left : 1, &is_old, err);
         left = deadline_ms - cdi_now_ms();
-        if (!is_old && (!again || !is_over(st) || c->world.store == NULL || left <= 0))
+        if (!is_old && (!again || !join_is_store_over(st) || c->world.store == NULL || left <= 0))
             return st;
         cdi_comm_key(&c->world, "never", -1, key);
         if (is_old)
             st = cdi_store_get(c->world.store, key, none, sizeof none, &len, left > 0 ? left : 1, err);
         if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* the reason why it failed */
             return cdi_flight_check(c->world.flight, err);
-        if (is_old && !is_over(st))
+        if (is_old && !join_is_store_over(st))
             return st == CDDP_E_TIMEOUT
                        ? cdi_fail_by(err, 0, CDDP_E_TIMEOUT,
                                      "rank 0 did not finalize its communicator within %.4g s, which it "
@@ -397,8 +397,8 @@ static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch 
     }
 }
 
-static cddp_status join_others(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
-                               struct cdi_error *err)
+static cddp_status join_by_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
+                                 struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
@@ -419,7 +419,7 @@ static cddp_status join_others(struct cddp_comm *c, const struct cdi_launch *l, 
         return cdi_fail_since(err, &why, "%.700s; %s='%.255s' is not an address of this host, where rank 0 runs",
                               why.msg, l->given ? "cddp_init_options.host" : "MASTER_ADDR", l->host);
     }
-    return st == CDDP_OK ? find_place(c, l, deadline_ms, err) : st;
+    return st == CDDP_OK ? join_set_layout(c, l, deadline_ms, err) : st;
 }
 
 static cddp_status connect_ranks(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
@@ -431,7 +431,7 @@ static cddp_status connect_ranks(struct cddp_comm *c, const struct cdi_launch *l
         c->world.local_size = c->world.n_nodes = 1;
         c->place = l->place;
     } else if (st == CDDP_OK) {
-        st = join_others(c, l, id, err);
+        st = join_by_store(c, l, id, err);
     }
     if (st == CDDP_OK && (c->world.local_size == c->world.size) != (c->world.n_nodes == 1))
         return cdi_fail(err, CDDP_E_INVALID,

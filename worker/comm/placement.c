@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-static bool same_host(const uint8_t *ids, int a, int b)
+static bool placement_same_host(const uint8_t *ids, int a, int b)
 {
     return memcmp(ids + (size_t)a * CDI_HOST_ID, ids + (size_t)b * CDI_HOST_ID, CDI_HOST_ID) == 0;
 }
@@ -17,13 +17,13 @@ static void find_hosts(const uint8_t *ids, int size, int rank, struct cdi_node_l
     for (int r = 0; r < size; r++) {
         bool first = true;
 
-        if (same_host(ids, r, rank)) {
+        if (placement_same_host(ids, r, rank)) {
             p->local_size++;
             p->local_rank += r < rank;
         }
         for (int q = r - 1; q >= 0 && first; q--) /* neighbours mostly share a host: this ends at once */
-            first = !same_host(ids, q, r);
-        if (first && same_host(ids, r, rank))
+            first = !placement_same_host(ids, q, r);
+        if (first && placement_same_host(ids, r, rank))
             p->node_rank = p->n_nodes;
         p->n_nodes += first;
     }
@@ -33,7 +33,7 @@ static void find_runs(const uint8_t *ids, int size, int rank, struct cdi_node_la
 {
     *p = (struct cdi_node_layout){0};
     for (int r = 0, start = 0; r < size; r++) {
-        if (r + 1 < size && same_host(ids, r, r + 1))
+        if (r + 1 < size && placement_same_host(ids, r, r + 1))
             continue;
         if (start <= rank && rank <= r)
             *p = (struct cdi_node_layout){rank - start, r + 1 - start, p->n_nodes, p->n_nodes};

@@ -93,7 +93,7 @@ static void set_part_layout(struct cdi_world *w, const int *nodes)
 }
 
 /* Connects a part of `of` by itself, as a job with its own keys. `nodes`: those of its ranks, in its order. */
-static cddp_status connect_part(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
+static cddp_status split_connect(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
 {
     struct cdi_world *w = &part->world;
     const struct cdi_world *whole = &part->whole->world;
@@ -139,8 +139,8 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
     part->world.record = NULL;
 }
 
-static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
-                         struct cdi_error *err)
+static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
+                             struct cdi_error *err)
 {
     int rank = comm->world.rank, size = comm->world.size, other = find_other_backend(all, size, rank);
     bool on_cpu = all[rank].on_cpu != 0, takes_part = all[rank].color >= 0 && !on_cpu && other < 0;
@@ -171,7 +171,7 @@ static cddp_status split(struct cddp_comm *part, cddp_comm *comm, const struct c
     part->ops = &cdi_cpu_backend;
     for (int i = 0; i < part->world.size; i++) /* from ranks of comm to their nodes */
         members[i] = all[members[i]].node;
-    return connect_part(part, comm, members, err);
+    return split_connect(part, comm, members, err);
 }
 
 /* ----------------------------------------------------------------------------- ending the wait for members ---- */
@@ -272,7 +272,7 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
     (void)cdi_comm_ask(CDI_ASKED_ITSELF);
     if (st == CDDP_OK)
-        st = split(part, comm, all, &how, &err);
+        st = split_all(part, comm, all, &how, &err);
     part->world.watch.fn = NULL;
     if (st == CDDP_OK && color >= 0)
         cdi_comm_add_part(part);
@@ -357,7 +357,7 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
         return st;
     if (on_cpu)
         part->ops = &cdi_cpu_backend;
-    return connect_part(part, comm, nodes, err);
+    return split_connect(part, comm, nodes, err);
 }
 
 cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *ranks, size_t n, int tag,

@@ -176,7 +176,7 @@ static cddp_status client_end_wait(cddp_store *s, cddp_status st, const char *na
     return cdi_fail(err, CDDP_E_TIMEOUT, "key '%.128s' did not appear in the store within %.4g s", name, seconds);
 }
 
-static cddp_status do_set(cddp_store *s, struct key k, const void *value, size_t len, struct cdi_error *err)
+static cddp_status client_set(cddp_store *s, struct key k, const void *value, size_t len, struct cdi_error *err)
 {
     cddp_status st = check_key(k.name, err);
 
@@ -197,8 +197,8 @@ static cddp_status do_set(cddp_store *s, struct key k, const void *value, size_t
     return client_end(s, st);
 }
 
-static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
-                          struct cdi_error *err)
+static cddp_status client_get(cddp_store *s, struct key k, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                              struct cdi_error *err)
 {
     cddp_status st = check_key(k.name, err);
 
@@ -220,7 +220,7 @@ static cddp_status do_get(cddp_store *s, struct key k, void *buf, size_t cap, si
     return client_end_wait(s, st, k.name, timeout_ms, err);
 }
 
-static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *sum, struct cdi_error *err)
+static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_t *sum, struct cdi_error *err)
 {
     cddp_status st = check_key(k.name, err);
     uint64_t v = 0;
@@ -245,9 +245,9 @@ static cddp_status do_add(cddp_store *s, struct key k, int64_t delta, int64_t *s
     return client_end(s, st);
 }
 
-static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expected, size_t expected_len,
-                                  const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,
-                                  struct cdi_error *err)
+static cddp_status client_compare_set(cddp_store *s, struct key k, const void *expected, size_t expected_len,
+                                      const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,
+                                      struct cdi_error *err)
 {
     cddp_status st = check_key(k.name, err);
 
@@ -275,7 +275,7 @@ static cddp_status do_compare_set(cddp_store *s, struct key k, const void *expec
     return client_end(s, st);
 }
 
-static cddp_status do_delete(cddp_store *s, struct key k, uint64_t *n, struct cdi_error *err)
+static cddp_status client_delete(cddp_store *s, struct key k, uint64_t *n, struct cdi_error *err)
 {
     cddp_status st = check_key(k.name, err);
 
@@ -295,7 +295,7 @@ static cddp_status do_delete(cddp_store *s, struct key k, uint64_t *n, struct cd
     return client_end(s, st);
 }
 
-static cddp_status do_check(cddp_store *s, const struct key *keys, size_t n, bool *all, struct cdi_error *err)
+static cddp_status client_check_keys(cddp_store *s, const struct key *keys, size_t n, bool *all, struct cdi_error *err)
 {
     unsigned answer = CDI_C10D_NOT_READY;
     cddp_status st = client_begin(s, err);
@@ -327,39 +327,39 @@ void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *a
 
 cddp_status cdi_store_set(cddp_store *store, const char *key, const void *value, size_t len, struct cdi_error *err)
 {
-    return do_set(store, verbatim(key), value, len, err);
+    return client_set(store, verbatim(key), value, len, err);
 }
 
 cddp_status cdi_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                           struct cdi_error *err)
 {
-    return do_get(store, verbatim(key), buf, cap, len, timeout_ms, err);
+    return client_get(store, verbatim(key), buf, cap, len, timeout_ms, err);
 }
 
 cddp_status cdi_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum, struct cdi_error *err)
 {
-    return do_add(store, verbatim(key), delta, sum, err);
+    return client_add(store, verbatim(key), delta, sum, err);
 }
 
 cddp_status cdi_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
                                   const void *desired, size_t desired_len, void *buf, size_t cap, size_t *len,
                                   struct cdi_error *err)
 {
-    return do_compare_set(store, verbatim(key), expected, expected_len, desired, desired_len, buf, cap, len, err);
+    return client_compare_set(store, verbatim(key), expected, expected_len, desired, desired_len, buf, cap, len, err);
 }
 
 cddp_status cdi_store_delete(cddp_store *store, const char *key, struct cdi_error *err)
 {
     uint64_t n;
 
-    return do_delete(store, verbatim(key), &n, err);
+    return client_delete(store, verbatim(key), &n, err);
 }
 
 cddp_status cdi_store_exists(cddp_store *store, const char *key, bool *exists, struct cdi_error *err)
 {
     struct key k = verbatim(key);
 
-    return do_check(store, &k, 1, exists, err);
+    return client_check_keys(store, &k, 1, exists, err);
 }
 
 cddp_status cdi_store_get_polling(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
@@ -373,7 +373,7 @@ cddp_status cdi_store_get_polling(cddp_store *store, const char *key, void *buf,
         cddp_status st = cdi_store_exists(store, key, &there, err);
 
         if (st == CDDP_OK && there)
-            return do_get(store, verbatim(key), buf, cap, len, timeout_ms, err);
+            return client_get(store, verbatim(key), buf, cap, len, timeout_ms, err);
         if (st == CDDP_OK && store->flight != NULL)
             st = cdi_flight_check(store->flight, err);
         if (st == CDDP_OK && cdi_now_ms() >= deadline_ms)
@@ -440,7 +440,7 @@ cddp_status cddp_store_set(cddp_store *store, const char *key, const void *value
     cddp_status st = client_check("cddp_store_set", store);
     struct cdi_error err;
 
-    return st != CDDP_OK ? st : cdi_last_error_return(do_set(store, public_key(key), value, len, &err), &err);
+    return st != CDDP_OK ? st : cdi_last_error_return(client_set(store, public_key(key), value, len, &err), &err);
 }
 
 cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len, int timeout_ms)
@@ -453,7 +453,7 @@ cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t
         return st;
     if (buf == NULL && cap > 0)
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
-    return cdi_last_error_return(do_get(store, public_key(key), buf, cap, len != NULL ? len : &n, timeout_ms, &err),
+    return cdi_last_error_return(client_get(store, public_key(key), buf, cap, len != NULL ? len : &n, timeout_ms, &err),
                                  &err);
 }
 
@@ -462,7 +462,7 @@ cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, in
     cddp_status st = client_check("cddp_store_add", store);
     struct cdi_error err;
 
-    return st != CDDP_OK ? st : cdi_last_error_return(do_add(store, public_key(key), delta, sum, &err), &err);
+    return st != CDDP_OK ? st : cdi_last_error_return(client_add(store, public_key(key), delta, sum, &err), &err);
 }
 
 cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const void *expected, size_t expected_len,
@@ -476,8 +476,8 @@ cddp_status cddp_store_compare_set(cddp_store *store, const char *key, const voi
         return st;
     if (buf == NULL && cap > 0)
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "buf is NULL"), &err);
-    return cdi_last_error_return(do_compare_set(store, public_key(key), expected, expected_len, desired, desired_len,
-                                                buf, cap, len != NULL ? len : &n, &err),
+    return cdi_last_error_return(client_compare_set(store, public_key(key), expected, expected_len, desired,
+                                                    desired_len, buf, cap, len != NULL ? len : &n, &err),
                                  &err);
 }
 
@@ -535,7 +535,7 @@ cddp_status cddp_store_check(cddp_store *store, const char *const *keys, size_t 
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "all_exist is NULL"), &err);
     st = key_list(keys, n_keys, &list, &err);
     if (st == CDDP_OK)
-        st = do_check(store, list, n_keys, &all, &err);
+        st = client_check_keys(store, list, n_keys, &all, &err);
     if (st == CDDP_OK)
         *all_exist = all;
     return cdi_last_error_return(st, &err);
@@ -549,7 +549,7 @@ cddp_status cddp_store_delete(cddp_store *store, const char *key, int *deleted)
 
     if (st != CDDP_OK)
         return st;
-    st = do_delete(store, public_key(key), &n, &err);
+    st = client_delete(store, public_key(key), &n, &err);
     if (st == CDDP_OK && deleted != NULL)
         *deleted = n > 0;
     return cdi_last_error_return(st, &err);

@@ -101,7 +101,7 @@ static bool host_is_loopback(const struct sockaddr *a)
 }
 
 /* Returns a listening socket, or -errno. */
-static int listen_on(const struct sockaddr *a, socklen_t len)
+static int host_listen_on(const struct sockaddr *a, socklen_t len)
 {
     int fd = cdi_fork_socket(a->sa_family), on = 1, off = 0;
 
@@ -118,17 +118,17 @@ static int listen_on(const struct sockaddr *a, socklen_t len)
 }
 
 /* Listens on all addresses of this host, which reaches itself by loopback. */
-static int listen_everywhere(int port, char address[ADDRESS_MAX])
+static int host_listen_everywhere(int port, char address[ADDRESS_MAX])
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    int fd = listen_on((struct sockaddr *)&six, sizeof six);
+    int fd = host_listen_on((struct sockaddr *)&six, sizeof six);
 
     (void)snprintf(address, ADDRESS_MAX, "127.0.0.1");
-    return fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL ? listen_on((struct sockaddr *)&four, sizeof four) : fd;
+    return fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL ? host_listen_on((struct sockaddr *)&four, sizeof four) : fd;
 }
 
-static int listen_at(struct addrinfo *list, const char *host, int port, char address[ADDRESS_MAX], bool *foreign)
+static int host_listen_at(struct addrinfo *list, const char *host, int port, char address[ADDRESS_MAX], bool *foreign)
 {
     uint8_t bytes[16];
     bool literal = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
@@ -138,15 +138,15 @@ static int listen_at(struct addrinfo *list, const char *host, int port, char add
 
         /* A name that resolves to 127.0.1.1 on its own host resolves to another address on the others. */
         if (host_is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
-            return listen_everywhere(port, address);
-        fd = listen_on(a->ai_addr, a->ai_addrlen);
+            return host_listen_everywhere(port, address);
+        fd = host_listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
             (void)getnameinfo(a->ai_addr, a->ai_addrlen, address, ADDRESS_MAX, NULL, 0, NI_NUMERICHOST);
         if (fd != -EADDRNOTAVAIL && fd != -EAFNOSUPPORT)
             return fd;
     }
     *foreign = true;
-    return listen_everywhere(port, address);
+    return host_listen_everywhere(port, address);
 }
 
 /* Stores the listener and its port. */
@@ -174,7 +174,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
     int rc;
 
     if (opt->host == NULL) {
-        rc = listen_everywhere(opt->port, h->address);
+        rc = host_listen_everywhere(opt->port, h->address);
         return rc >= 0 ? host_note_port(h, rc, err) : cdi_fail_errno(err, -rc, "this process cannot host a store");
     }
     (void)snprintf(service, sizeof service, "%d", opt->port);
@@ -182,7 +182,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "rank 0 hosts the job's store, but '%.255s' (%s) does not resolve: %s",
                         opt->host, source, gai_strerror(rc));
-    rc = listen_at(list, opt->host, opt->port, h->address, &h->foreign);
+    rc = host_listen_at(list, opt->host, opt->port, h->address, &h->foreign);
     freeaddrinfo(list);
     if (rc == -EADDRINUSE)
         return cdi_fail(
@@ -198,7 +198,7 @@ static cddp_status start_listening(struct cdi_store_host *h, const struct cdi_st
 
 /* ----------------------------------------------------------------------------------------------- connections ---- */
 
-static void fill_reserve(struct cdi_store_host *h)
+static void host_fill_reserve(struct cdi_store_host *h)
 {
     if (h->reserve < 0)
         h->reserve = fcntl(h->stop, F_DUPFD_CLOEXEC, 0);
@@ -210,7 +210,7 @@ static void peer_close(struct cdi_store_host *h, struct peer *p)
         cdi_serve_release(&p->serve);
     cdi_list_remove(&p->link);
     cdi_fork_close(p->fd);
-    fill_reserve(h);
+    host_fill_reserve(h);
     cdi_buf_release(&p->in);
     cdi_buf_release(&p->out);
     free(p);
@@ -237,7 +237,7 @@ static bool host_close_after_output(struct peer *p)
 }
 
 /* Returns whether a connection may close soon: one that has not sent its request yet. */
-static bool room_soon(struct cdi_store_host *h)
+static bool host_has_room_soon(struct cdi_store_host *h)
 {
     struct cdi_list *link, *next;
 
@@ -261,7 +261,7 @@ static bool host_reject(struct cdi_store_host *h, struct peer *p)
                    "rank 0, which hosts it, has %d connections, and may open %llu files in all; raise that limit "
                    "on its node (ulimit -n)",
                    atomic_load(&h->n_peers) - 1, (unsigned long long)files.rlim_cur);
-    return !room_soon(h) && cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK &&
+    return !host_has_room_soon(h) && cdi_hello_server_refuse(&p->hello, why, &p->out, NULL) == CDDP_OK &&
            host_close_after_output(p);
 }
 
@@ -392,7 +392,7 @@ static int accept_overflow(struct cdi_store_host *h)
     fd = cdi_fork_accept(h->listener);
     why = errno;
     if (fd < 0)
-        fill_reserve(h);
+        host_fill_reserve(h);
     errno = why;
     return fd;
 }
@@ -423,7 +423,7 @@ static bool host_close_idle(struct cdi_store_host *h)
     return false;
 }
 
-static void accept_all(struct cdi_store_host *h)
+static void host_accept_all(struct cdi_store_host *h)
 {
     for (;;) {
         int fd = cdi_fork_accept(h->listener), on = 1;
@@ -442,7 +442,7 @@ static void accept_all(struct cdi_store_host *h)
         p = atomic_load(&h->n_peers) < PEERS_MAX || host_close_idle(h) ? calloc(1, sizeof *p) : NULL;
         if (p == NULL) {
             cdi_fork_close(fd);
-            fill_reserve(h);
+            host_fill_reserve(h);
             continue;
         }
         (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -530,7 +530,7 @@ static void host_serve_all(struct cdi_store_host *h)
     }
 }
 
-static bool is_stopped(const struct cdi_store_host *h)
+static bool host_is_stopped(const struct cdi_store_host *h)
 {
     uint64_t n;
 
@@ -552,11 +552,11 @@ static void *serve_until_stopped(void *arg)
         wait_ms = host_fill_polls(h, &n);
         if (poll(h->polls, n, wait_ms) < 0)
             (void)poll(NULL, 0, RETRY_MS); /* the kernel is out of memory, or the limit of descriptors has shrunk */
-        if (is_stopped(h))
+        if (host_is_stopped(h))
             break;
         host_serve_all(h);
         if (h->polls[1].revents != 0)
-            accept_all(h);
+            host_accept_all(h);
     }
     while (h->peers.next != &h->peers)
         peer_close(h, peer_at(h->peers.next));
@@ -578,7 +578,7 @@ static void host_free(struct cdi_store_host *h)
     free(h);
 }
 
-static int half_of_files(void)
+static int host_half_of_files(void)
 {
     struct rlimit files;
 
@@ -597,7 +597,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     if (h == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     h->listener = h->stop = h->reserve = -1;
-    h->crowded = half_of_files();
+    h->crowded = host_half_of_files();
     cdi_list_init(&h->peers);
     atomic_init(&h->n_peers, 0);
     h->auth = opt->secret != NULL;
@@ -609,7 +609,7 @@ cddp_status cdi_store_host_start(struct cdi_store_host **out, const struct cdi_s
     if (st == CDDP_OK && (cdi_kv_create(&h->kv, NULL) != CDDP_OK || !host_grow_polls(h)))
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     if (st == CDDP_OK) {
-        fill_reserve(h);
+        host_fill_reserve(h);
         rc = cdi_thread_create(&h->thread, 0, serve_until_stopped, h);
         if (rc != 0)
             st = cdi_fail_errno(err, rc, "rank 0 cannot start the thread of the job's store");
