@@ -9,23 +9,23 @@
 #include <unistd.h>
 
 static _Atomic uint64_t without_page;
-_Atomic uint64_t *cdi_owner_life = &without_page;
-/* Inherited, so that a child's life differs from those of all its ancestors. */
-static _Atomic uint64_t last_life;
+_Atomic uint64_t *cdi_owner_process = &without_page;
+/* Inherited, so that a child's number differs from those of all its ancestors. */
+static _Atomic uint64_t last_process;
 
 static void owner_in_child(void)
 {
-    atomic_store(cdi_owner_life, 0);
+    atomic_store(cdi_owner_process, 0);
     cdi_last_error_unlock();
 }
 
 static void owner_prepare(void)
 {
-    void *page = mmap(NULL, sizeof *cdi_owner_life, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *page = mmap(NULL, sizeof *cdi_owner_process, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (page != MAP_FAILED) {
-        (void)madvise(page, sizeof *cdi_owner_life, MADV_WIPEONFORK); /* the handler does it where this fails */
-        cdi_owner_life = page;
+        (void)madvise(page, sizeof *cdi_owner_process, MADV_WIPEONFORK); /* the handler does it where this fails */
+        cdi_owner_process = page;
     }
     (void)pthread_atfork(cdi_last_error_lock, cdi_last_error_unlock, owner_in_child);
 }
@@ -35,12 +35,12 @@ struct cdi_owner cdi_owner_here(int rank)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     (void)pthread_once(&once, owner_prepare);
-    if (atomic_load(cdi_owner_life) == 0) {
+    if (atomic_load(cdi_owner_process) == 0) {
         uint64_t none = 0;
 
-        (void)atomic_compare_exchange_strong(cdi_owner_life, &none, atomic_fetch_add(&last_life, 1) + 1);
+        (void)atomic_compare_exchange_strong(cdi_owner_process, &none, atomic_fetch_add(&last_process, 1) + 1);
     }
-    return (struct cdi_owner){.life = atomic_load(cdi_owner_life), .pid = getpid(), .rank = rank};
+    return (struct cdi_owner){.process = atomic_load(cdi_owner_process), .pid = getpid(), .rank = rank};
 }
 
 bool cdi_owner_is_surely_here(const struct cdi_owner *o)

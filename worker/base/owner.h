@@ -19,13 +19,13 @@
 #include <sys/types.h>
 
 struct cdi_owner {
-    uint64_t life; /* the number of the process in a line of forks; 0: no process */
+    uint64_t process; /* the number of the process in a line of forks; 0: no process */
     pid_t pid;
     int rank; /* for the message; -1: it has none */
 };
 
 /* The number of the current process, or 0. */
-extern _Atomic uint64_t *cdi_owner_life;
+extern _Atomic uint64_t *cdi_owner_process;
 
 /* Returns this process as an owner. Any thread. */
 struct cdi_owner cdi_owner_here(int rank);
@@ -35,7 +35,7 @@ cddp_status cdi_owner_refuse(const struct cdi_owner *o, const char *function, co
 /* Returns whether this process is the owner. Costs one load: for functions that are called often. */
 static inline bool cdi_owner_is_here(const struct cdi_owner *o)
 {
-    return atomic_load_explicit(cdi_owner_life, memory_order_relaxed) == o->life;
+    return atomic_load_explicit(cdi_owner_process, memory_order_relaxed) == o->process;
 }
 
 /* Does the same, and also returns false in a child of vfork(), at the price of a system call. */

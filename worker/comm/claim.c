@@ -70,17 +70,17 @@ static void hold_claim(struct claim *c, unsigned number)
 
 static void drop_claim(unsigned number)
 {
-    struct claim *gone = NULL;
+    struct claim *found = NULL;
 
     (void)pthread_mutex_lock(&lock);
-    for (struct claim **at = &held; *at != NULL && gone == NULL; at = *at != NULL ? &(*at)->next : at)
+    for (struct claim **at = &held; *at != NULL && found == NULL; at = *at != NULL ? &(*at)->next : at)
         if ((*at)->number == number) {
-            gone = *at;
-            *at = gone->next;
+            found = *at;
+            *at = found->next;
             break;
         }
     (void)pthread_mutex_unlock(&lock);
-    free(gone);
+    free(found);
 }
 
 /* Writes "host:pid:nonce.N" for the Nth claim of this process. Returns the length without N. */

@@ -82,7 +82,7 @@ struct gathering {
     int64_t deadline_ms;
 };
 
-/* The value that tells with which list a rank is waiting; the members' ranks of the job follow. */
+/* The list with which a rank is waiting, as a value; the members' ranks of the job follow. */
 struct waits {
     uint64_t list;
     uint32_t nth, n;

@@ -139,7 +139,7 @@ static void wait_for_peers_to_leave(const struct cddp_comm *c, bool broken)
     const struct cdi_world *w = &c->world;
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? BROKEN_GOODBYE_MS : w->timeout_ms);
     char key[CDI_COMM_KEY_BYTES];
-    int64_t gone = 0, pause_us = 200;
+    int64_t n_left = 0, pause_us = 200;
 
     cdi_comm_key(w, "goodbye", -1, key);
     while (cdi_now_ms() < deadline_ms && cdi_store_host_clients(c->host) > 1) {
@@ -149,7 +149,7 @@ static void wait_for_peers_to_leave(const struct cddp_comm *c, bool broken)
             broken = true;
             deadline_ms = cdi_deadline_ms(cdi_now_ms(), BROKEN_GOODBYE_MS);
         }
-        if (cdi_store_add(w->store, key, 0, &gone, NULL) != CDDP_OK || gone >= w->size - 1)
+        if (cdi_store_add(w->store, key, 0, &n_left, NULL) != CDDP_OK || n_left >= w->size - 1)
             return;
         (void)nanosleep(&ts, NULL);
         pause_us = pause_us * 2 > 20000 ? 20000 : pause_us * 2;
@@ -191,7 +191,7 @@ static void comm_leave(struct cddp_comm *c)
         cdi_claim_release(c);
     wait_for_aborts(c); /* an abort by this rank may have ended the wait above */
     c->over = true;
-    c->user.life = UINT64_MAX;
+    c->user.process = UINT64_MAX;
     if (!c->ops->keeps_store)
         c->ops->leave(c->backend);
     open_graves(c);

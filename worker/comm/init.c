@@ -39,10 +39,10 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
 static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp_init_options *opt,
                                   struct cdi_error *err)
 {
-    const char *said = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
-    const char *who = opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND";
-    bool is_there, any = said == NULL || strcmp(said, "auto") == 0;
-    const char *name = any ? "nccl" : said;
+    const char *choice = opt->backend != NULL ? opt->backend : cdi_env_str("CDDP_BACKEND");
+    const char *source = opt->backend != NULL ? "cddp_init_options.backend" : "CDDP_BACKEND";
+    bool is_there, any = choice == NULL || strcmp(choice, "auto") == 0;
+    const char *name = any ? "nccl" : choice;
     cddp_status st;
 
     *ops = &cdi_cpu_backend;
@@ -51,13 +51,13 @@ static cddp_status choose_backend(const struct cdi_backend_ops **ops, const cddp
     if (strcmp(name, "nccl") != 0 && strcmp(name, "mpi") != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "this libcddp has no backend '%.64s' (%s): use \"auto\", \"cpu\", \"nccl\" or \"mpi\"", name,
-                        who);
+                        source);
     st = cdi_module_open(name, ops, &is_there, err);
     if (st != CDDP_OK && any && (!is_there || st == CDDP_E_NOT_FOUND)) {
         *ops = &cdi_cpu_backend;
         return CDDP_OK;
     }
-    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"%s\"", who, name);
+    return st == CDDP_OK || any ? st : cdi_error_wrap(err, "%s is \"%s\"", source, name);
 }
 
 /* Reads the device number: 3 of "cuda:3". */
@@ -67,7 +67,8 @@ static cddp_status read_device(struct cdi_world *w, const cddp_init_options *opt
 
     if (opt->device != NULL &&
         (strncmp(opt->device, "cuda:", 5) != 0 || !cdi_parse_int(opt->device + 5, 0, INT_MAX, &n)))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.device is '%.64s' and not \"cuda:N\"", opt->device);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.device is '%.64s', but must be \"cuda:N\"",
+                        opt->device);
     w->device = (int)n;
     return CDDP_OK;
 }
@@ -92,10 +93,10 @@ static cddp_status read_launch(struct cdi_launch *l, const cddp_init_options *op
 
 /* Reads all of the environment and the options, which may be NULL. Does not communicate. */
 static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_init_options *opt,
-                              const cddp_init_options *said, struct cdi_error *err)
+                              const cddp_init_options *given, struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    cddp_status st = said == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, said, "cddp_init_options", err);
+    cddp_status st = given == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, given, "cddp_init_options", err);
 
     if (st == CDDP_OK)
         st = read_device(w, opt, err);

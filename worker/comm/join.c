@@ -34,14 +34,14 @@ static int64_t joined_delta(const struct cdi_world *w)
     return INT64_C(1) | (int64_t)w->size << JOINED_BITS;
 }
 
-static int64_t joined_ranks(int64_t word)
+static int64_t joined_ranks(int64_t sum)
 {
-    return word & ((INT64_C(1) << JOINED_BITS) - 1);
+    return sum & ((INT64_C(1) << JOINED_BITS) - 1);
 }
 
-static bool joined_alike(const struct cdi_world *w, int64_t word)
+static bool joined_alike(const struct cdi_world *w, int64_t sum)
 {
-    return word >> JOINED_BITS == joined_ranks(word) * w->size;
+    return sum >> JOINED_BITS == joined_ranks(sum) * w->size;
 }
 
 static cddp_status join_fail_missing(const struct cddp_comm *c, struct cdi_error *err)
@@ -119,7 +119,7 @@ static cddp_status wait_for_all(const struct cddp_comm *c, const char *go_key, c
 }
 
 /*
- * Returns this rank's part of a sum over all ranks, which tells how many use which backend: 0 for the CPU, 1 for a GPU,
+ * Returns this rank's part of a sum over all ranks, which counts the ranks of each backend: 0 for the CPU, 1 for a GPU,
  * and size + 1 for MPI. All ranks must use the same one.
  */
 static int64_t backend_weight(const struct cddp_comm *c)

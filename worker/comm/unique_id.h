@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The address of a store and the auth token that it demands, as plain bytes. The bytes, integers in
- * little-endian: "CDDU" | u8 format (1) | u8 addresses | u16 port | 32 bytes secret | 24 bytes host id | per address u8
- * family (4 or 6) and 16 bytes, of which IPv4 has the first four; the rest is zero.
+ * The addresses of a store and the auth token that it demands, as plain bytes. The bytes, integers in little-endian:
+ * "CDDU" | u8 format (1) | u8 addresses | u16 port | 32 bytes auth token | 24 bytes host id | per address u8 family (4
+ * or 6) and 16 bytes, of which IPv4 has the first four; the rest is zero.
  */
 #ifndef CDI_COMM_UNIQUE_ID_H
 #define CDI_COMM_UNIQUE_ID_H

@@ -346,11 +346,11 @@ static cddp_status conn_try_name(cddp_store *s, const struct cdi_store_way *way,
 }
 
 /*
- * Tries the addresses of an id once. *gone: all of them refuse connections. The store existed before the id, so it has
- * ended.
+ * Tries the addresses of an id once. *refused: all of them refuse connections. The store existed before the id, so it
+ * has ended.
  */
 static cddp_status conn_try_id(cddp_store *s, const struct cdi_store_endpoint *id, const struct job *job,
-                               int64_t deadline_ms, bool *gone, struct cdi_error *err)
+                               int64_t deadline_ms, bool *refused, struct cdi_error *err)
 {
     struct addrinfo list[CDI_NET_ADDRESSES + 1];
     struct cdi_address at[CDI_NET_ADDRESSES + 1];
@@ -361,7 +361,7 @@ static cddp_status conn_try_id(cddp_store *s, const struct cdi_store_endpoint *i
                                     .ai_addr = &at[i].u.any,
                                     .ai_addrlen = at[i].len,
                                     .ai_next = i + 1 < id->n ? &list[i + 1] : NULL};
-    return conn_try_all(s, list, job, deadline_ms, gone, err);
+    return conn_try_all(s, list, job, deadline_ms, refused, err);
 }
 
 /* Sleeps for 50 to 150 % of ms, so that many ranks do not connect at once. */
