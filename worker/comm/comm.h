@@ -43,7 +43,7 @@ struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
 struct cdi_memory *cdi_comm_memory(cddp_comm *comm);
 /*
  * What one module above keeps for comm. When this rank leaves comm, `fn` is called once with `arg`, before any peer
- * learns of it; cddp_finalize returns fn's error if it has none of its own. All NULL at first.
+ * learns of it; cddp_finalize returns fn's error unless it has another one. All NULL at first.
  */
 struct cdi_on_finalize {
     cddp_status (*fn)(void *arg, struct cdi_error *err);
