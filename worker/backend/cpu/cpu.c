@@ -3,6 +3,7 @@
 #include "worker/backend/cpu/cpu.h"
 
 #include "worker/backend/cpu/coll/collective.h"
+#include "worker/backend/cpu/coll/region.h"
 #include "worker/backend/cpu/net/tcp.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
@@ -340,7 +341,7 @@ static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct
 
 static void cpu_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 {
-    cdi_cpu_comm_region_destroy(&b->team, r);
+    cdi_cpu_region_destroy(&b->team, r);
 }
 
 static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)

@@ -5,16 +5,6 @@
 
 #include <string.h>
 
-cddp_status cdi_step_behind(struct cdi_run *run, struct cdi_error *err)
-{
-    cddp_status st;
-
-    run->t->wait.slack_ms = CDI_TCP_SLACK_NODE_MS;
-    st = cdi_step(run, err);
-    run->t->wait.slack_ms = 0;
-    return st;
-}
-
 static int links_of(struct cdi_tcp *tcp, struct cdi_link *links[2])
 {
     int n = 0;
@@ -81,9 +71,9 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
     int me = run->t->rank;
     cddp_status st;
 
-    if (run->across)
+    if (run->compared_nodes)
         return CDDP_OK;
-    run->across = true;
+    run->compared_nodes = true;
     g.n = links_of(run->t->tcp, g.links);
     for (int i = 0; i < g.n; i++)
         g.links[i]->begun = false;

@@ -27,9 +27,6 @@ struct cdi_chain_op {
     size_t staged;
 };
 
-/* Rank's part of n elements: whole cache lines, except at the end. */
-void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi);
-
 /* The pipeline: partial sums go forward, from node to node, results come back; both in pieces, at the same time. */
 struct cdi_pipeline {
     struct cdi_run *run;
@@ -75,8 +72,5 @@ cddp_status cdi_chain_relay(struct cdi_run *run, int from, const struct cdi_reac
                             struct cdi_error *err);
 /* send and recv with a rank of another node. */
 cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err);
-
-/* A step behind which others of the node wait for what came over the network. */
-cddp_status cdi_step_behind(struct cdi_run *run, struct cdi_error *err);
 
 #endif

@@ -2,409 +2,18 @@
 #include "worker/backend/cpu/coll/collective.h"
 
 #include "worker/backend/cpu/coll/chain.h"
-#include "worker/backend/cpu/node/fd_exchange.h"
-#include "worker/backend/describe.h"
-#include "worker/base/dtype.h"
+#include "worker/backend/cpu/coll/exchange.h"
+#include "worker/backend/cpu/coll/reduction.h"
+#include "worker/backend/cpu/coll/region.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-enum {
-    KIND_REGION = 100,
-    KIND_ANYWHERE = 0x10000 /* beside the kind of an operation: cdi_coll.anywhere */
-};
-
-cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err)
-{
-    t->in = calloc((size_t)t->size, sizeof *t->in);
-    t->out = calloc((size_t)t->size, sizeof *t->out);
-    t->place = calloc((size_t)t->size, sizeof *t->place);
-    t->len = calloc((size_t)t->size, sizeof *t->len);
-    t->at = calloc((size_t)t->size, sizeof *t->at);
-    if (t->in == NULL || t->out == NULL || t->place == NULL || t->len == NULL || t->at == NULL) {
-        cdi_cpu_comm_release(t);
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", t->size);
-    }
-    return CDDP_OK;
-}
-
-void cdi_cpu_comm_release(struct cdi_cpu_comm *t)
-{
-    free(t->in);
-    free(t->out);
-    free(t->place);
-    free(t->len);
-    free(t->at);
-    t->in = NULL;
-    t->out = NULL;
-    t->place = NULL;
-    t->len = NULL;
-    t->at = NULL;
-}
-
-/* ----------------------------------------------------------------------------------------------- descriptors ---- */
-
-static uint64_t hash_counts(const size_t *counts, int n)
-{
-    uint64_t h = 14695981039346656037u;
-
-    for (int i = 0; i < n; i++)
-        h = (h ^ counts[i]) * 1099511628211u;
-    return h;
-}
-
-/* In the region, the memory of the whole: what all ranks put in, or get out. */
-static void describe_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
-{
-    const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
-
-    if (op->region == NULL)
-        return;
-    d->region = ((const struct cdi_cpu_region *)op->region)->id;
-    d->offset = (uint64_t)(whole - (const uint8_t *)op->region->base);
-}
-
-static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct cdi_work *w)
-{
-    const struct cdi_coll *op = &w->op;
-    /* Beside the operation, what a message says of it: who asked, and for which bucket. */
-    uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
-    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
-
-    if (w->is_region)
-        return (struct cdi_shm_desc){.kind = KIND_REGION, .count = w->region_bytes};
-    d.count = op->count;
-    switch (op->kind) {
-    case CDI_ALL_REDUCE:
-    case CDI_REDUCE_SCATTER:
-        d.op |= (uint32_t)op->op;
-        describe_place(&d, op);
-        break;
-    case CDI_REDUCE:
-        d.op |= (uint32_t)op->op;
-        d.root = op->root;
-        break;
-    case CDI_BROADCAST:
-    case CDI_SEND:
-    case CDI_RECV:
-        d.root = op->root;
-        break;
-    case CDI_ALL_GATHERV:
-        d.count = 0;
-        for (int r = 0; r < t->size; r++)
-            d.count += op->counts[r];
-        d.offset = hash_counts(op->counts, t->size);
-        break;
-    case CDI_ALL_GATHER:
-        describe_place(&d, op);
-        break;
-    case CDI_ALL_TO_ALL:
-        break;
-    case CDI_BARRIER:
-        if (!cdi_asked_is_coll(op->asked))
-            return d;
-        d.root = op->root; /* of a gather or a scatter */
-        break;
-    }
-    d.dtype = (uint32_t)op->dtype;
-    return d;
-}
-
-static const struct {
-    const char *name;
-    bool has_op;
-    const char *root; /* "from rank" */
-} kinds[] = {
-    [CDI_ALL_REDUCE] = {"all_reduce", true, NULL},
-    [CDI_BROADCAST] = {"broadcast", false, "from"},
-    [CDI_ALL_GATHER] = {"all_gather", false, NULL},
-    [CDI_BARRIER] = {"barrier", false, NULL},
-    [CDI_REDUCE] = {"reduce", true, "to"},
-    [CDI_ALL_GATHERV] = {"all_gatherv", false, NULL},
-    [CDI_REDUCE_SCATTER] = {"reduce_scatter", true, NULL},
-    [CDI_ALL_TO_ALL] = {"all_to_all", false, NULL},
-    [CDI_SEND] = {"send", false, "to"},
-    [CDI_RECV] = {"recv", false, "from"},
-};
-
-/* The operation itself, without who asked for it. */
-static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
-{
-    char op[24] = "", tail[80] = "";
-    uint32_t kind = d->kind & ~(uint32_t)KIND_ANYWHERE;
-
-    if (d->kind == KIND_REGION) {
-        (void)snprintf(buf, cap, "shared memory of %" PRIu64 " bytes", d->count);
-        return;
-    }
-    if (kind == CDI_BARRIER || kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
-        (void)snprintf(buf, cap, "%s", kind == CDI_BARRIER ? "barrier" : "an unknown operation");
-        return;
-    }
-    if (kinds[kind].has_op)
-        (void)snprintf(op, sizeof op, "(%s)", cdi_redop_name((cddp_redop)(d->op & 0xff)));
-    if (kinds[kind].root != NULL)
-        (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[kind].root, (int)d->root);
-    else if (kind == CDI_ALL_GATHERV)
-        (void)snprintf(tail, sizeof tail, " in all (parts %08" PRIx32 ")", (uint32_t)d->offset);
-    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", kinds[kind].name, op, d->count,
-                   cdi_dtype_name((cddp_dtype)d->dtype), tail);
-}
-
-/* names: of the bucket's parameters, "" if they are not known. */
-static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
-{
-    const char *asked = cdi_asked_name(d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff);
-    char bucket[128] = "", plain[160];
-
-    if (d->kind == CDI_BARRIER && cdi_asked_is_coll(d->op >> 8 & 0xff)) {
-        const struct cdi_coll op = {.kind = CDI_BARRIER,
-                                    .count = d->count,
-                                    .dtype = (cddp_dtype)d->dtype,
-                                    .root = (int)d->root,
-                                    .bucket = -1,
-                                    .asked = (enum cdi_asked)(d->op >> 8 & 0xff)};
-
-        cdi_coll_text(&op, buf, cap);
-        return;
-    }
-    plain_text(d, plain, sizeof plain);
-    if (d->op >> 16 != 0)
-        (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
-                       names[0] != '\0' ? ": " : "", names);
-    if (asked != NULL)
-        (void)snprintf(buf, cap, "%s (%s)", asked, plain);
-    else
-        (void)snprintf(buf, cap, "%s%s", plain, bucket);
-}
-
-void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
-{
-    desc_text(d, "", buf, cap);
-}
-
-void cdi_run_what(const void *arg, char *buf, size_t cap)
-{
-    const struct cdi_run *run = arg;
-    const struct cdi_coll *op = &run->w->op;
-    char names[96] = "";
-
-    if (op->bucket >= 0 && op->name_bucket != NULL && !run->w->is_region)
-        op->name_bucket(op->ddp, op->bucket, names, sizeof names);
-    desc_text(&run->desc, names, buf, cap);
-}
-
-/*
- * Descriptors that differ in one word differ in their hash: to fold a word and to multiply by an odd number can both be
- * undone. The products do not wait for one another.
- */
-static uint64_t hash_desc(const struct cdi_shm_desc *d)
-{
-    static const uint64_t factors[] = {0x9e3779b97f4a7c15u, 0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu,
-                                       0xd6e8feb86659fd93u, 0xc2b2ae3d27d4eb4fu};
-    uint64_t words[sizeof *d / 8], h = 0;
-
-    _Static_assert(sizeof words == sizeof factors, "a factor for each word");
-    memcpy(words, d, sizeof words);
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        h += (words[i] ^ words[i] >> 32) * factors[i];
-    return h;
-}
-
-/* Equal, but for where the memory lies, which may differ? */
-static bool alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
-{
-    struct cdi_shm_desc x = *a, y = *b;
-
-    if ((x.kind & KIND_ANYWHERE) != 0) {
-        x.region = y.region;
-        x.offset = y.offset;
-    }
-    return memcmp(&x, &y, sizeof x) == 0;
-}
-
-/* Every rank looks at the same descriptors and so comes to the same sentence. */
-static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
-{
-    const struct cdi_cpu_comm *t = run->t;
-    const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
-    bool differ = false;
-
-    for (int r = 0; r < t->shm->size; r++)
-        differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != run->hash;
-    for (int r = 1; r < t->shm->size && differ; r++) {
-        const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
-        char a[160], b[160];
-
-        if (memcmp(first, other, sizeof *first) == 0)
-            continue;
-        if (alike(first, other)) {
-            run->region = NULL;
-            continue;
-        }
-        cdi_desc_text(first, a, sizeof a);
-        cdi_desc_text(other, b, sizeof b);
-        return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
-                           t->shm->first + r, b);
-    }
-    return CDDP_OK;
-}
-
-/* ----------------------------------------------------------------------------------------------------- steps ---- */
-
-cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    uint32_t s = t->step + 1;
-    struct cdi_counter *post = cdi_shm_post(t->shm, t->shm->rank, s);
-    cddp_status st;
-
-    if (!run->begun) {
-        t->shm->ranks[t->shm->rank].desc[s & 1u] = run->desc;
-        run->hash = post->hash = hash_desc(&run->desc);
-    }
-    (void)cdi_shm_tell_cpu(t->shm);
-    cdi_counter_set(post, s);
-    t->step = s;
-    st = cdi_wait_all(&t->wait, post, s, run->on_thread, cdi_run_what, run, err);
-    if (st == CDDP_OK && !run->begun) {
-        run->begun = true;
-        st = compare(run, err);
-    }
-    cdi_counter_fetch(cdi_shm_post(t->shm, t->shm->rank, s + 1));
-    return st;
-}
-
-/* --------------------------------------------------------------------------------------------------- regions ---- */
-
-static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
-{
-    struct cdi_cpu_region *region = calloc(1, sizeof *region);
-
-    if (region == NULL)
-        return NULL;
-    region->part = calloc(t->shm != NULL ? (size_t)t->shm->size : 1, sizeof *region->part);
-    if (region->part == NULL) {
-        free(region);
-        return NULL;
-    }
-    region->id = ++t->n_regions;
-    region->pub.bytes = bytes;
-    return region;
-}
-
-/* How a rank fared. */
-struct report {
-    int32_t status;
-    int32_t from;
-    char text[CDI_SHM_TEXT];
-};
-
-/* The first failure is everybody's. */
-static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t n)
-{
-    struct report *first = arg, other;
-
-    if (first->status != CDDP_OK || at != 0 || n != sizeof other)
-        return;
-    memcpy(&other, p, sizeof other);
-    other.text[sizeof other.text - 1] = '\0';
-    *first = other;
-    first->from = from;
-}
-
-/* Tell all ranks how it went here, and hear the same of them. */
-static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why, struct cdi_error *agreed,
-                         struct cdi_error *err)
-{
-    struct report own = {.status = mine}, first = {.status = CDDP_OK};
-    cddp_status st;
-
-    (void)snprintf(own.text, sizeof own.text, "%.500s", mine == CDDP_OK ? "" : why->msg);
-    for (int r = 0; r < run->t->size; r++)
-        run->t->len[r] = sizeof own;
-    st = cdi_exchange(run, &own, take_report, &first, err);
-    agreed->status = CDDP_OK;
-    if (st == CDDP_OK && first.status != CDDP_OK)
-        (void)cdi_fail_by(agreed, cdi_wait_rank_of_job(&run->t->wait, first.from), (cddp_status)first.status,
-                          "cannot share %zu bytes with each rank: %s", run->w->region_bytes, first.text);
-    return st;
-}
-
-static cddp_status region_create(struct cdi_run *run, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_work *w = run->w;
-    struct cdi_cpu_region *region;
-    struct cdi_error why;
-    bool broken = false;
-    cddp_status mine, st = cdi_step(run, err);
-
-    if (st != CDDP_OK)
-        return st;
-    region = region_alloc(t, w->region_bytes);
-    if (region == NULL) /* rare enough to end the communicator over it: peers are told by the abort word */
-        return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
-    mine = cdi_fd_exchange_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
-    if (broken)
-        st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
-    else
-        st = agree(run, mine, &why, w->region_err, err);
-    if (st == CDDP_OK && w->region_err->status == CDDP_OK) {
-        region->pub.base = region->part[t->shm->rank];
-        *w->region_out = &region->pub;
-        return CDDP_OK;
-    }
-    cdi_cpu_comm_region_destroy(t, &region->pub);
-    return st;
-}
-
-void cdi_cpu_comm_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *pub)
-{
-    struct cdi_cpu_region *region = (struct cdi_cpu_region *)pub;
-
-    if (region == NULL)
-        return;
-    if (t->shm == NULL)
-        free(region->part[0]);
-    else
-        for (int r = 0; r < t->shm->size; r++)
-            cdi_shm_unmap(&t->shm->mapper, region->part[r], region->pub.bytes);
-    free(region->part);
-    free(region);
-}
-
-/* -------------------------------------------------------------------------------------------- a world of one ---- */
-
-static cddp_status region_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
-{
-    struct cdi_cpu_region *region = region_alloc(t, w->region_bytes);
-    void *mem = region == NULL ? NULL : aligned_alloc(4096, w->region_bytes);
-
-    if (mem == NULL) {
-        if (region != NULL)
-            free(region->part);
-        free(region);
-        (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "out of memory for %zu bytes", w->region_bytes);
-        return CDDP_OK;
-    }
-    memset(mem, 0, w->region_bytes);
-    region->part[0] = mem;
-    region->pub.base = mem;
-    *w->region_out = &region->pub;
-    w->region_err->status = CDDP_OK;
-    return CDDP_OK;
-}
 
 static cddp_status run_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
     const struct cdi_coll *op = &w->op;
 
     if (w->is_region)
-        return region_alone(t, w);
+        return cdi_cpu_region_create_alone(t, w);
     if (op->kind != CDI_BARRIER && op->in != op->out) {
         size_t count = op->kind == CDI_ALL_GATHERV ? op->counts[0] : op->count;
 
@@ -424,12 +33,12 @@ static cddp_status barrier(struct cdi_run *run, struct cdi_error *err)
         return st;
     if (run->t->shm->rank == 0)
         st = cdi_chain_reduce(run, &nothing, err);
-    return st == CDDP_OK ? cdi_step_behind(run, err) : st;
+    return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 
 cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
-    struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
+    struct cdi_run run;
     cddp_status st;
 
     if (t->size == 1)
@@ -437,17 +46,9 @@ cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work
     st = cdi_wait_check(&t->wait, err);
     if (st != CDDP_OK)
         return st;
-    run.desc = describe(t, work);
-    run.region = (const struct cdi_cpu_region *)work->op.region;
-    if (work->op.anywhere && t->tcp != NULL) { /* nodes compare their operations with their neighbours' only */
-        run.region = NULL;
-        run.desc.region = run.desc.offset = 0;
-    } else if (work->op.anywhere && t->n_regions > 0) { /* in the order of operations this is equal on all ranks */
-        run.anywhere = true;
-        run.desc.kind |= KIND_ANYWHERE;
-    }
+    cdi_run_init(&run, t, work, on_thread);
     if (work->is_region)
-        return region_create(&run, err);
+        return cdi_cpu_region_create(&run, err);
     switch (work->op.kind) {
     case CDI_ALL_REDUCE:
     case CDI_REDUCE:
@@ -459,7 +60,7 @@ cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work
     case CDI_ALL_TO_ALL:
     case CDI_SEND:
     case CDI_RECV:
-        return cdi_run_move(&run, err);
+        return cdi_run_exchange(&run, err);
     case CDI_BARRIER:
         return barrier(&run, err);
     }

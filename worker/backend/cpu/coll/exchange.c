@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What only moves bytes: broadcast, all_gather(v) and all_to_all over the exchange; send and recv over mailboxes. */
+#include "worker/backend/cpu/coll/exchange.h"
+
 #include "worker/backend/cpu/coll/chain.h"
 
 #include <string.h>
@@ -93,8 +95,8 @@ static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t mo
  * The same pieces to and from the other nodes, in the order of the nodes: local rank 0 moves the blocks, its slot shows
  * them to the others.
  */
-static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, cdi_take_fn take, void *arg,
-                                   struct cdi_error *err)
+static cddp_status exchange_multinode(struct cdi_run *run, size_t at, size_t most, cdi_take_fn take, void *arg,
+                                      struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     struct cdi_tcp *tcp = t->tcp;
@@ -107,7 +109,7 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
         st = cdi_chain_begin(run, err);
     }
     if (st == CDDP_OK && at == 0) /* an operation ends nowhere before the nodes were compared */
-        st = cdi_step_behind(run, err);
+        st = cdi_step_after_network(run, err);
     for (int node = 0; node < tcp->n_nodes && st == CDDP_OK; node++) {
         size_t len = 0;
 
@@ -119,7 +121,7 @@ static cddp_status exchange_across(struct cdi_run *run, size_t at, size_t most, 
             st = cdi_chain_relay(run, node, &reach, node == tcp->node ? tcp->ring : cdi_next_slot(t), len, err);
         if (node == tcp->node || st != CDDP_OK)
             continue;
-        st = cdi_step_behind(run, err);
+        st = cdi_step_after_network(run, err);
         if (st == CDDP_OK)
             take_all(t, tcp->first[node], tcp->first[node + 1], at, most, cdi_slot_of(t, 0), take, arg);
     }
@@ -139,7 +141,7 @@ cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take
         cddp_status st = exchange_here(run, mine, at, most, take, arg, err);
 
         if (st == CDDP_OK && t->tcp != NULL)
-            st = exchange_across(run, at, most, take, arg, err);
+            st = exchange_multinode(run, at, most, take, arg, err);
         if (st != CDDP_OK)
             return st;
         at += most;
@@ -179,7 +181,7 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
     const struct cdi_coll *op = &run->w->op;
     const struct cdi_cpu_region *region = run->region;
     size_t bytes = op->count * cddp_dtype_size(op->dtype);
-    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
+    cddp_status st = run->compared_here ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -376,7 +378,7 @@ static cddp_status message(struct cdi_run *run, struct cdi_error *err)
     return run->w->op.kind == CDI_SEND ? mail_send(run, err) : mail_recv(run, err);
 }
 
-cddp_status cdi_run_move(struct cdi_run *run, struct cdi_error *err)
+cddp_status cdi_run_exchange(struct cdi_run *run, struct cdi_error *err)
 {
     switch (run->w->op.kind) {
     case CDI_BROADCAST:

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce, reduce and reduce_scatter: the same sums, of which a rank wants all, nothing, or its block. */
+#include "worker/backend/cpu/coll/reduction.h"
+
 #include "worker/backend/cpu/coll/chain.h"
 #include "worker/math/reduce.h"
 
@@ -33,15 +35,6 @@ static void keep(const struct want *w, size_t at, size_t n, const void *p)
 
     if (lo < hi)
         memcpy(w->out + (lo - w->lo) * w->size, (const uint8_t *)p + (lo - at) * w->size, (hi - lo) * w->size);
-}
-
-void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
-{
-    size_t line = 64 / size, per = (n + (size_t)n_ranks - 1) / (size_t)n_ranks;
-
-    per = (per + line - 1) / line * line;
-    *lo = per * (size_t)rank < n ? per * (size_t)rank : n;
-    *hi = n - *lo < per ? n : *lo + per;
 }
 
 /* A stretch of private data that fits a slot; in elements. */
@@ -163,7 +156,7 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
     size_t lo, hi;
-    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
+    cddp_status st = run->compared_here ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -179,7 +172,7 @@ static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, str
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
     void *out = w->out;
-    cddp_status st = run->begun ? CDDP_OK : cdi_step(run, err);
+    cddp_status st = run->compared_here ? CDDP_OK : cdi_step(run, err);
 
     if (st != CDDP_OK)
         return st;
@@ -200,7 +193,7 @@ static bool chain_share(const struct cdi_cpu_comm *t, size_t n, size_t size, siz
 }
 
 /* Each chain passes its share of all arenas along the nodes, and writes the result into all arenas of the node. */
-static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+static cddp_status reduce_direct_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_cpu_region *region = run->region;
@@ -216,11 +209,11 @@ static cddp_status reduce_direct_across(struct cdi_run *run, const struct want *
         a.out = t->place;
         st = cdi_chain_reduce(run, &a, err);
     }
-    return st == CDDP_OK ? cdi_step_behind(run, err) : st;
+    return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 
 /* One rank on each node: nothing is to be shown to others of the node, so the whole goes along the chain at once. */
-static cddp_status reduce_alone_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+static cddp_status reduce_alone_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     const void *in = run->w->op.in;
     void *out = w->out;
@@ -230,7 +223,7 @@ static cddp_status reduce_alone_across(struct cdi_run *run, const struct want *w
 }
 
 /* Private data that fits a slot: in through the slots of one step, out through those of the next. */
-static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     size_t lo, hi;
@@ -255,7 +248,7 @@ static cddp_status reduce_slot_across(struct cdi_run *run, const struct want *w,
         st = cdi_chain_reduce(run, &a, err);
     }
     if (st == CDDP_OK)
-        st = cdi_step_behind(run, err);
+        st = cdi_step_after_network(run, err);
     for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
         cdi_share(w->count, w->size, c, t->tcp->n_chains, &lo, &hi);
         keep(w, lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
@@ -289,7 +282,7 @@ static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t
  * step k and was reduced by all chains before step k + delay + 1; its result is there by then, and is read before step
  * k + delay + 2. So both places are free again for piece k + CDI_SHM_STAGES.
  */
-static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+static cddp_status reduce_stream_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
@@ -308,7 +301,7 @@ static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *
     for (size_t k = 0; k <= n + delay && st == CDDP_OK; k++) {
         if (k < n)
             stage_in(t, op, w, most, k);
-        st = k == 0 ? cdi_step(run, err) : cdi_step_behind(run, err);
+        st = k == 0 ? cdi_step(run, err) : cdi_step_after_network(run, err);
         if (st == CDDP_OK && k > delay)
             stage_out(t, w, most, k - delay - 1);
         if (st == CDDP_OK && has_chain && k < n + delay)
@@ -317,14 +310,14 @@ static cddp_status reduce_stream_across(struct cdi_run *run, const struct want *
     return st;
 }
 
-static cddp_status reduce_across(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
-        return reduce_direct_across(run, w, err);
+        return reduce_direct_multinode(run, w, err);
     if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)
-        return reduce_alone_across(run, w, err);
-    return w->count * w->size > CDI_SHM_PIECE_BYTES ? reduce_stream_across(run, w, err)
-                                                    : reduce_slot_across(run, w, err);
+        return reduce_alone_multinode(run, w, err);
+    return w->count * w->size > CDI_SHM_PIECE_BYTES ? reduce_stream_multinode(run, w, err)
+                                                    : reduce_slot_multinode(run, w, err);
 }
 
 cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
@@ -332,7 +325,7 @@ cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
     const struct want w = want_of(run);
 
     if (run->t->tcp != NULL)
-        return reduce_across(run, &w, err);
+        return reduce_multinode(run, &w, err);
     if (w.count * w.size <= CDI_SMALL_BYTES)
         return reduce_small(run, &w, err);
     if (run->anywhere) {

@@ -1,10 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One operation under way, and the step that all of them are made of: between the files of the collectives. */
+/*
+ * The communicator on the CPU, one operation under way, and the step that all operations are made of: every rank makes
+ * its input visible and waits for that of all others (shm.h).
+ *
+ * Each file of this folder calls only those before it: step, chain, exchange and reduction, region, collective.
+ */
 #ifndef CDI_COLL_STEP_H
 #define CDI_COLL_STEP_H
 
-#include "worker/backend/cpu/coll/collective.h"
+#include "worker/backend/cpu/node/wait.h"
+#include "worker/backend/queue.h"
 
+struct cdi_tcp;
+
+/* Up to this size every rank reduces everything itself: one step instead of two. */
+#define CDI_SMALL_BYTES 8192
+
+struct cdi_cpu_comm {
+    int rank, size;      /* in the world */
+    struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
+    struct cdi_tcp *tcp; /* to the other nodes; NULL where there is one node */
+    struct cdi_wait wait;
+    uint32_t step; /* the last one posted */
+    uint64_t n_regions;
+    const void **in; /* scratch, `size` of each */
+    void **out;
+    void **place;
+    size_t *len, *at;
+};
+
+/* A region as the backend sees it. */
+struct cdi_cpu_region {
+    struct cdi_region pub; /* first: a cdi_region is one of these */
+    uint64_t id;           /* 1, 2, ..., equal on all ranks */
+    void **part;           /* by local rank */
+};
+
+/* One operation under way. */
 struct cdi_run {
     struct cdi_cpu_comm *t;
     const struct cdi_work *w;
@@ -12,30 +44,55 @@ struct cdi_run {
     struct cdi_shm_desc desc;
     uint64_t hash;                       /* of desc */
     const struct cdi_cpu_region *region; /* of the operation, while all ranks have their memory at one place of it */
-    bool anywhere; /* ranks may have it at different places, and there are regions: all look before they begin */
-    bool begun;    /* descriptors were compared within the node */
-    bool across;   /* and between nodes */
+    bool anywhere;       /* ranks may have it at different places, and there are regions: all look before they begin */
+    bool compared_here;  /* descriptors were compared within the node */
+    bool compared_nodes; /* and between nodes */
 };
 
-/* What this rank wrote becomes visible; on return what all ranks wrote is. The first step compares the operations. */
+/* Allocates the scratch memory of *t, which is zeroed except for rank, size, shm and wait. CDDP_E_NOMEM. */
+cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err);
+/* Frees the scratch memory. */
+void cdi_cpu_comm_release(struct cdi_cpu_comm *t);
+
+/* Prepares *run for `work`, which must outlive it, and describes the operation for the comparison between ranks. */
+void cdi_run_init(struct cdi_run *run, struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread);
+
+/*
+ * Publishes what this rank wrote, and returns when what all ranks of the node wrote is visible. The first step of an
+ * operation compares the operations of the ranks. CDDP_E_MISMATCH, or as cdi_wait_all.
+ */
 cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err);
-/* The operation's name for a sentence; arg is the run. */
+/* The same, with a longer deadline: some ranks of the node first wait for the network. */
+cddp_status cdi_step_after_network(struct cdi_run *run, struct cdi_error *err);
+
+/* Writes the operation's name for an error message; arg is the run. */
 void cdi_run_what(const void *arg, char *buf, size_t cap);
-/* The name of any operation: "all_reduce(sum) of 10 float32". */
+/* Writes the name of any operation: "all_reduce(sum) of 10 float32". */
 void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap);
 
-/* This rank's slot in the step that comes next, and that of a local rank in the last one. */
+/* Sets [*lo, *hi) to a rank's share of n elements of `size` bytes: whole cache lines, except at the end. */
+static inline void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
+{
+    size_t line = 64 / size, per = (n + (size_t)n_ranks - 1) / (size_t)n_ranks;
+
+    per = (per + line - 1) / line * line;
+    *lo = per * (size_t)rank < n ? per * (size_t)rank : n;
+    *hi = n - *lo < per ? n : *lo + per;
+}
+
+/* Returns this rank's slot in the next step. */
 static inline uint8_t *cdi_next_slot(const struct cdi_cpu_comm *t)
 {
     return cdi_shm_slot(t->shm, t->shm->rank, t->step + 1);
 }
 
+/* Returns the slot of a local rank in the last step. */
 static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local_rank)
 {
     return cdi_shm_slot(t->shm, local_rank, t->step);
 }
 
-/* The same for at most `most` bytes, which all ranks know alike: where that fits, in the post itself. */
+/* The same for at most `most` bytes, a number that is equal on all ranks: few bytes go into the post itself. */
 static inline uint8_t *cdi_next_room(const struct cdi_cpu_comm *t, size_t most)
 {
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, t->shm->rank, t->step + 1)->data : cdi_next_slot(t);
@@ -45,18 +102,5 @@ static inline const uint8_t *cdi_room_of(const struct cdi_cpu_comm *t, int local
 {
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, local_rank, t->step)->data : cdi_slot_of(t, local_rank);
 }
-
-/* all_reduce, reduce, reduce_scatter (reduction.c). */
-cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err);
-/* broadcast, all_gather(v), all_to_all, send, recv (move.c). */
-cddp_status cdi_run_move(struct cdi_run *run, struct cdi_error *err);
-
-/*
- * Bytes from every rank to every rank, in pieces: rank r gives t->len[r] bytes (known to all), this one those at
- * `mine`; take is called for each stretch: n bytes at offset `at` of what `from` gives, this rank's own included. At
- * least one step.
- */
-typedef void (*cdi_take_fn)(void *arg, int from, size_t at, const uint8_t *p, size_t n);
-cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err);
 
 #endif

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/backend/cpu/coll/region.h"
+
+#include "worker/backend/cpu/coll/exchange.h"
+#include "worker/backend/cpu/node/fd_exchange.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
+{
+    struct cdi_cpu_region *region = calloc(1, sizeof *region);
+
+    if (region == NULL)
+        return NULL;
+    region->part = calloc(t->shm != NULL ? (size_t)t->shm->size : 1, sizeof *region->part);
+    if (region->part == NULL) {
+        free(region);
+        return NULL;
+    }
+    region->id = ++t->n_regions;
+    region->pub.bytes = bytes;
+    return region;
+}
+
+/* How a rank fared. */
+struct report {
+    int32_t status;
+    int32_t from;
+    char text[CDI_SHM_TEXT];
+};
+
+/* The first failure is everybody's. */
+static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t n)
+{
+    struct report *first = arg, other;
+
+    if (first->status != CDDP_OK || at != 0 || n != sizeof other)
+        return;
+    memcpy(&other, p, sizeof other);
+    other.text[sizeof other.text - 1] = '\0';
+    *first = other;
+    first->from = from;
+}
+
+/* Tell all ranks how it went here, and hear the same of them. */
+static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why, struct cdi_error *agreed,
+                         struct cdi_error *err)
+{
+    struct report own = {.status = mine}, first = {.status = CDDP_OK};
+    cddp_status st;
+
+    (void)snprintf(own.text, sizeof own.text, "%.500s", mine == CDDP_OK ? "" : why->msg);
+    for (int r = 0; r < run->t->size; r++)
+        run->t->len[r] = sizeof own;
+    st = cdi_exchange(run, &own, take_report, &first, err);
+    agreed->status = CDDP_OK;
+    if (st == CDDP_OK && first.status != CDDP_OK)
+        (void)cdi_fail_by(agreed, cdi_wait_rank_of_job(&run->t->wait, first.from), (cddp_status)first.status,
+                          "cannot share %zu bytes with each rank: %s", run->w->region_bytes, first.text);
+    return st;
+}
+
+cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err)
+{
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_work *w = run->w;
+    struct cdi_cpu_region *region;
+    struct cdi_error why;
+    bool broken = false;
+    cddp_status mine, st = cdi_step(run, err);
+
+    if (st != CDDP_OK)
+        return st;
+    region = region_alloc(t, w->region_bytes);
+    if (region == NULL) /* rare enough to end the communicator over it: peers are told by the abort word */
+        return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
+    mine = cdi_fd_exchange_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
+    if (broken)
+        st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
+    else
+        st = agree(run, mine, &why, w->region_err, err);
+    if (st == CDDP_OK && w->region_err->status == CDDP_OK) {
+        region->pub.base = region->part[t->shm->rank];
+        *w->region_out = &region->pub;
+        return CDDP_OK;
+    }
+    cdi_cpu_region_destroy(t, &region->pub);
+    return st;
+}
+
+void cdi_cpu_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *pub)
+{
+    struct cdi_cpu_region *region = (struct cdi_cpu_region *)pub;
+
+    if (region == NULL)
+        return;
+    if (t->shm == NULL)
+        free(region->part[0]);
+    else
+        for (int r = 0; r < t->shm->size; r++)
+            cdi_shm_unmap(&t->shm->mapper, region->part[r], region->pub.bytes);
+    free(region->part);
+    free(region);
+}
+
+cddp_status cdi_cpu_region_create_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
+{
+    struct cdi_cpu_region *region = region_alloc(t, w->region_bytes);
+    void *mem = region == NULL ? NULL : aligned_alloc(4096, w->region_bytes);
+
+    if (mem == NULL) {
+        if (region != NULL)
+            free(region->part);
+        free(region);
+        (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "out of memory for %zu bytes", w->region_bytes);
+        return CDDP_OK;
+    }
+    memset(mem, 0, w->region_bytes);
+    region->part[0] = mem;
+    region->pub.base = mem;
+    *w->region_out = &region->pub;
+    w->region_err->status = CDDP_OK;
+    return CDDP_OK;
+}
