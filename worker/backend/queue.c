@@ -3,8 +3,8 @@
 
 #include "common/clock.h"
 #include "common/thread.h"
-#include "worker/backend/cpu/node/wait.h"
 #include "worker/backend/describe.h"
+#include "worker/backend/spin.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -397,7 +397,7 @@ static void spin_until(struct cdi_queue *q, uint64_t ticket, uint32_t seen)
             return;
         cdi_pause();
     }
-    until = cdi_now_ns() + CDI_WAIT_YIELD_US * 1000;
+    until = cdi_now_ns() + CDI_SPIN_YIELD_US * 1000;
     while (atomic_load(&q->done) < ticket && atomic_load(&q->ended) == seen && cdi_now_ns() < until)
         (void)sched_yield();
 }

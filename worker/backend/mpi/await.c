@@ -5,9 +5,9 @@
  * kernel's word on processes of this host, and, every now and then, the job's store, where ranks tell of failures.
  */
 #include "common/clock.h"
-#include "worker/backend/cpu/node/wait.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/mpi/state.h"
+#include "worker/backend/spin.h"
 
 #include <inttypes.h>
 #include <poll.h>

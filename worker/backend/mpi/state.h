@@ -182,7 +182,7 @@ void cdi_mpi_give_up(struct cdi_backend *b);
 void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap);
 struct cdi_peer_error cdi_mpi_word(const struct cdi_backend *b);
 
-/* ------------------------------------------------------------------------ the operations (exchange.c, reduction.c) */
+/* ------------------------------------------------- operations: exchange.c, then reduction.c, then operation.c ---- */
 
 /*
  * Begin a collective: every rank learns what every other one calls, and n bytes of its data (at most CDI_OPENING_DATA).
@@ -207,9 +207,11 @@ cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_coll *op
  * and peer are those that are waited for.
  */
 cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_coll *ops, size_t n, struct cdi_error *err);
-/* One operation, region included, from its beginning to its end. */
-cddp_status cdi_mpi_run(struct cdi_mpi_run *run, struct cdi_error *err);
-/* all_reduce, reduce, reduce_scatter, after their opening. */
+/* Runs an operation that only moves data: broadcast, all_gather(v), all_to_all, send or recv. */
+cddp_status cdi_mpi_exchange(struct cdi_mpi_run *run, struct cdi_error *err);
+/* Runs all_reduce, reduce or reduce_scatter, their opening included. */
 cddp_status cdi_mpi_reduction(struct cdi_mpi_run *run, struct cdi_error *err);
+/* Runs one operation or creates a region, from the opening to the end (operation.c). */
+cddp_status cdi_mpi_run(struct cdi_mpi_run *run, struct cdi_error *err);
 
 #endif

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/rank_list.h"
 #include "worker/backend/describe.h"
+#include "worker/backend/spin.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,7 +103,7 @@ static bool spin(const struct cdi_wait *w, int rank, struct cdi_counter *c, uint
 
 static bool yield(struct cdi_counter *c, uint32_t step)
 {
-    int64_t until = cdi_now_ns() + CDI_WAIT_YIELD_US * 1000;
+    int64_t until = cdi_now_ns() + CDI_SPIN_YIELD_US * 1000;
 
     do {
         (void)sched_yield();

@@ -9,8 +9,6 @@
 #include "protocol/flight.h"
 #include "worker/backend/cpu/node/shm.h"
 
-#define CDI_WAIT_YIELD_US 100
-
 struct cdi_wait {
     struct cdi_shm *shm;
     struct cdi_flight *flight;
@@ -80,14 +78,5 @@ cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *
 
 /* The local rank that hung up without a goodbye, or -1; then err is as from cdi_wait_died. */
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err);
-
-static inline void cdi_pause(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 #endif
