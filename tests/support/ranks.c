@@ -26,46 +26,6 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-static cddp_status board_set(void *arg, const char *name, const char *text, struct cdi_error *err)
-{
-    struct ranks_board *b = arg;
-
-    (void)err;
-    for (size_t i = 0; i < sizeof b->entry / sizeof b->entry[0]; i++) {
-        int none = 0;
-
-        if (!atomic_compare_exchange_strong(&b->entry[i].ready, &none, 1))
-            continue;
-        (void)snprintf(b->entry[i].name, sizeof b->entry[i].name, "%s", name);
-        (void)snprintf(b->entry[i].text, sizeof b->entry[i].text, "%s", text);
-        atomic_store(&b->entry[i].ready, 2);
-        return CDDP_OK;
-    }
-    return CDDP_E_LIMIT;
-}
-
-static cddp_status board_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
-                             struct cdi_error *err)
-{
-    struct ranks_board *b = arg;
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
-    const struct timespec ms = {.tv_nsec = 1000000};
-
-    for (;;) {
-        for (size_t i = 0; i < sizeof b->entry / sizeof b->entry[0]; i++) {
-            if (atomic_load(&b->entry[i].ready) != 2 || strcmp(b->entry[i].name, name) != 0)
-                continue;
-            (void)snprintf(buf, cap, "%s", b->entry[i].text);
-            return CDDP_OK;
-        }
-        if (cdi_now_ms() >= deadline_ms)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not on the board", name);
-        (void)nanosleep(&ms, NULL);
-    }
-}
-
-/* --------------------------------------------------------------------------- the board as a store, for devices ---- */
-
 static void board_lock(struct ranks_board *b)
 {
     if (pthread_mutex_lock(&b->lock) == EOWNERDEAD)
@@ -84,7 +44,7 @@ static int key_at(struct ranks_board *b, const char *name)
     abort(); /* a test with more keys needs a larger board */
 }
 
-static cddp_status keys_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+static cddp_status board_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
 {
     struct ranks_board *b = arg;
     int i;
@@ -101,8 +61,8 @@ static cddp_status keys_set(void *arg, const char *name, const void *value, size
     return CDDP_OK;
 }
 
-static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
-                            struct cdi_error *err)
+static cddp_status board_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                             struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
     struct ranks_board *b = arg;
@@ -128,7 +88,7 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
     }
 }
 
-static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+static cddp_status board_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
 {
     struct ranks_board *b = arg;
     int64_t n;
@@ -153,14 +113,13 @@ void ranks_board_init(struct ranks_board *b)
     (void)pthread_mutexattr_destroy(&attr);
 }
 
-struct cdi_oob rank_meet(struct rank *r)
+struct cdi_oob rank_oob(struct rank *r)
 {
-    return (struct cdi_oob){.set = board_set, .get = board_get, .arg = r->board};
+    return (struct cdi_oob){.set = board_set, .get = board_get, .add = board_add, .arg = r->board};
 }
 
 cddp_status rank_open(struct rank *r)
 {
-    const struct cdi_oob meet = rank_meet(r);
     struct cdi_address loopback;
     bool is_there;
     cddp_status st;
@@ -170,11 +129,12 @@ cddp_status rank_open(struct rank *r)
         if (st != CDDP_OK)
             return st;
         r->on_device = r->ops->on_device;
-        r->world.keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = r->board};
+        r->world.keys = rank_oob(r);
         return r->ops->create(&r->b, &r->world, &r->err);
     }
+    r->world.keys = rank_oob(r);
     (void)cdi_address_parse("127.0.0.1:1", &loopback);
-    return cdi_cpu_create_at(&r->b, &r->world, &meet, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
+    return cdi_cpu_create_at(&r->b, &r->world, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
 }
 
 void rank_close(struct rank *r)

@@ -17,13 +17,9 @@
 
 /* Shared by all ranks of a test, also by processes. */
 struct ranks_board {
-    struct {
-        _Atomic int ready; /* 0, 1: being written, 2 */
-        char name[96], text[512];
-    } entry[64];
     _Atomic int flag[8]; /* the test's own */
-    /* The store of device backends. */
-    pthread_mutex_t lock; /* survives who dies with it */
+    /* In place of the job's store. */
+    pthread_mutex_t lock; /* robust: a rank may die while it holds it */
     struct {
         char name[128];
         uint8_t value[1200];
@@ -56,8 +52,8 @@ struct rank {
 
 typedef int (*rank_fn)(struct rank *r); /* 0: all was as it should be */
 
-/* Where the ranks of the test meet. */
-struct cdi_oob rank_meet(struct rank *r);
+/* Returns the out-of-band exchange of the ranks of the test: the board. rank_open() puts it into r->world. */
+struct cdi_oob rank_oob(struct rank *r);
 /* Make r->b; its status. */
 cddp_status rank_open(struct rank *r);
 void rank_close(struct rank *r);

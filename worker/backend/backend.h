@@ -19,16 +19,41 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* The job's store, with names that belong to this round; any thread. Values are bytes. NULL functions: a world of one.
+/*
+ * Out-of-band exchange: how ranks find each other before they are connected, and report errors when a connection no
+ * longer works. In production it is the job's store, with names of this round and communicator; in tests shared memory.
+ * Values are bytes. Any thread. NULL functions: a world of one.
  */
-struct cdi_oob_store {
+struct cdi_oob {
     cddp_status (*set)(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err);
-    /* Waits until it is there. CDDP_E_TIMEOUT; CDDP_E_LIMIT: it is longer than cap. */
+    /*
+     * Waits until the value exists; with timeout_ms 0 it only looks. CDDP_E_TIMEOUT: there is no such value;
+     * CDDP_E_LIMIT: it is longer than cap.
+     */
     cddp_status (*get)(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                        struct cdi_error *err);
     cddp_status (*add)(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err);
     void *arg;
 };
+
+/* Stores a text. */
+static inline cddp_status cdi_oob_set_text(const struct cdi_oob *oob, const char *name, const char *text,
+                                           struct cdi_error *err)
+{
+    return oob->set(oob->arg, name, text, strlen(text), err);
+}
+
+/* Reads a value as a text, which fits buf with a byte of 0 after it. Otherwise as get. */
+static inline cddp_status cdi_oob_get_text(const struct cdi_oob *oob, const char *name, char *buf, size_t cap,
+                                           int64_t timeout_ms, struct cdi_error *err)
+{
+    size_t len = 0;
+    cddp_status st = oob->get(oob->arg, name, buf, cap - 1, &len, timeout_ms, err);
+
+    if (st == CDDP_OK)
+        buf[len] = '\0';
+    return st;
+}
 
 #define CDI_PREFIX_BYTES 96
 #define CDI_COMM_NAME_BYTES 48
@@ -53,7 +78,7 @@ struct cdi_world {
     int64_t timeout_ms;             /* of every wait for a peer */
     cddp_store *store;              /* NULL in a world of one without a store */
     bool shares_store;              /* other threads of this process may wait in it for other communicators meanwhile */
-    struct cdi_oob_store keys;
+    struct cdi_oob keys;
     struct cdi_flight *flight; /* what the agent says */
     struct cdi_flight *record; /* where operations are noted; NULL: there, too */
     int device_rank;           /* which of this host's devices: the local rank as the launcher says it */

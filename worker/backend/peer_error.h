@@ -13,7 +13,7 @@
 #define CDI_WORD_PREFIX_MAX 48
 
 struct cdi_peer_error {
-    const struct cdi_oob_store *keys;
+    const struct cdi_oob *keys;
     const char *prefix; /* before each key: "nccl/", with what tells a part from the whole; below CDI_WORD_PREFIX_MAX */
     int rank, size;
     int of_job; /* rank as a rank of the job */

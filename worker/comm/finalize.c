@@ -33,7 +33,7 @@ static void close_store(struct cddp_comm *c)
     cdi_store_host_stop(c->host);
     c->world.store = NULL;
     c->host = NULL;
-    c->world.keys = (struct cdi_oob_store){.set = NULL};
+    c->world.keys = (struct cdi_oob){.set = NULL};
 }
 
 void cdi_comm_destroy(struct cddp_comm *c)

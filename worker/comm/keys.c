@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define KEY_BYTES 320
+#define PRESENT_MS 10000 /* to read a value that exists */
 
 /*
  * A store may outlive a restart, and also a communicator whose ranks all finalize it and join again: each round and
@@ -49,9 +50,18 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
 {
     const struct cdi_world *w = arg;
     char key[KEY_BYTES];
+    bool exists = true;
+    cddp_status st = CDDP_OK;
 
     (void)snprintf(key, sizeof key, "%s%s", w->prefix, name);
-    return (w->shares_store ? cdi_store_get_polling : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
+    if (timeout_ms == 0)
+        st = cdi_store_exists(w->store, key, &exists, err);
+    if (st == CDDP_OK && !exists)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not in the store", key);
+    if (st != CDDP_OK)
+        return st;
+    return (w->shares_store ? cdi_store_get_polling : cdi_store_get)(w->store, key, buf, cap, len,
+                                                                     timeout_ms > 0 ? timeout_ms : PRESENT_MS, err);
 }
 
 static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
@@ -65,5 +75,5 @@ static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t 
 
 void cdi_comm_set_keys(struct cdi_world *w)
 {
-    w->keys = (struct cdi_oob_store){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
+    w->keys = (struct cdi_oob){.set = keys_set, .get = keys_get, .add = keys_add, .arg = w};
 }

@@ -134,7 +134,7 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
                                .world = comm->world,
                                .place = comm->place,
                                .ops = comm->ops};
-    part->world.keys = (struct cdi_oob_store){.set = NULL};
+    part->world.keys = (struct cdi_oob){.set = NULL};
     part->world.flight = NULL; /* the page has one writer, which is the whole */
     part->world.record = NULL;
 }

@@ -20,15 +20,13 @@ struct cdi_backend {
     struct cdi_cpu_comm team;
     struct cdi_queue *queue;
     /* What a split needs to do it all again. */
-    struct cdi_world world;
-    struct cdi_oob meet;
-    struct cdi_oob named; /* the same with the prefix */
+    struct cdi_world world; /* world.keys puts the prefix before each name */
+    struct cdi_oob oob;     /* the same without the prefix */
     struct cdi_address reached;
     struct cdi_mapper mapper;
-    char prefix[PREFIX_MAX]; /* before each name in the meeting place */
+    char prefix[PREFIX_MAX]; /* of a part; "": none */
     _Atomic uint32_t n_splits;
     struct cdi_flight *own_flight; /* of a part: the world's page has one writer, which is the whole */
-    void *owned;                   /* what meet.arg points to, where it is ours */
     int *ranks;                    /* of a part: world.ranks */
 };
 
@@ -84,37 +82,45 @@ static void cpu_destroy(struct cdi_backend *b)
     cdi_shm_destroy(b->team.shm);
     cdi_cpu_comm_release(&b->team);
     cdi_flight_release(b->own_flight);
-    free(b->owned);
     free(b->ranks);
     free(b);
 }
 
 /* ------------------------------------------------------------------------------ names with a prefix in front ---- */
 
-static cddp_status prefix_set(void *arg, const char *name, const char *text, struct cdi_error *err)
+static cddp_status prefix_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
     char full[PREFIX_MAX + 64];
 
     (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
-    return b->meet.set(b->meet.arg, full, text, err);
+    return b->oob.set(b->oob.arg, full, value, len, err);
 }
 
-static cddp_status prefix_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+static cddp_status prefix_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                               struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
     char full[PREFIX_MAX + 64];
 
     (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
-    return b->meet.get(b->meet.arg, full, buf, cap, timeout_ms, err);
+    return b->oob.get(b->oob.arg, full, buf, cap, len, timeout_ms, err);
+}
+
+static cddp_status prefix_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    struct cdi_backend *b = arg;
+    char full[PREFIX_MAX + 64];
+
+    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
+    return b->oob.add(b->oob.arg, full, delta, sum, err);
 }
 
 /* Between the nodes; ends with a barrier, so that nobody begins while somebody may still fail to join. */
 static cddp_status connect_nodes(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
-    cddp_status st = cdi_tcp_create(&b->team.tcp, &b->world, &b->team.wait, &b->named, &b->reached, err);
+    cddp_status st = cdi_tcp_create(&b->team.tcp, &b->world, &b->team.wait, &b->reached, err);
 
     if (st == CDDP_OK) {
         b->team.wait.timeout_ms = b->world.join_timeout_ms;
@@ -136,16 +142,16 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     cddp_status st = cdi_cpu_comm_init(&b->team, &why);
 
     if (st != CDDP_OK)
-        cdi_fd_exchange_refuse(world, &b->named, &why);
+        cdi_fd_exchange_refuse(world, &why);
     if (st == CDDP_OK && world->size > 1)
-        st = cdi_fd_exchange_control(&b->team.shm, world, &b->named, &b->mapper, &why);
+        st = cdi_fd_exchange_control(&b->team.shm, world, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms);
     b->team.wait.ranks = world->ranks;
     if (st == CDDP_OK && world->n_nodes > 1)
         st = connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
-        cdi_tcp_tell_broken(&b->named, &why);
+        cdi_tcp_tell_broken(&world->keys, &why);
     b->world.watch = (struct cdi_watch){.fn = NULL};
     if (st == CDDP_OK) {
         st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
@@ -158,12 +164,13 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     return st;
 }
 
-static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_oob *meet,
-                    const struct cdi_mapper *mapper, const struct cdi_address *reached, const char *prefix)
+static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_mapper *mapper,
+                    const struct cdi_address *reached, const char *prefix)
 {
     b->world = *world;
-    b->meet = *meet;
-    b->named = (struct cdi_oob){.set = prefix_set, .get = prefix_get, .arg = b};
+    b->oob = world->keys;
+    if (prefix[0] != '\0')
+        b->world.keys = (struct cdi_oob){.set = prefix_set, .get = prefix_get, .add = prefix_add, .arg = b};
     if (mapper != NULL)
         b->mapper = *mapper;
     (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
@@ -173,17 +180,17 @@ static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const 
     b->team.size = world->size;
 }
 
-cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_oob *meet,
-                              const struct cdi_mapper *mapper, const struct cdi_address *reached, struct cdi_error *err)
+cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
+                              const struct cdi_address *reached, struct cdi_error *err)
 {
     struct cdi_backend *b = calloc(1, sizeof *b);
     cddp_status st;
 
     if (b == NULL) {
-        cdi_fd_exchange_refuse(world, meet, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
+        cdi_fd_exchange_refuse(world, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
-    fill_in(b, world, meet, mapper, reached, "");
+    fill_in(b, world, mapper, reached, "");
     st = connect_all(b, cdi_world_record(world), err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
@@ -193,71 +200,13 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
     return CDDP_OK;
 }
 
-/* ---------------------------------------------------------------------- the job's store as the meeting place ---- */
-
-struct store_meet {
-    cddp_store *store;
-    bool shared;
-    char prefix[sizeof(((struct cdi_world *)0)->prefix)];
-};
-
-#define MEET_KEY_BYTES 256
-
-static void meet_key(const struct store_meet *m, const char *name, char key[MEET_KEY_BYTES])
-{
-    (void)snprintf(key, MEET_KEY_BYTES, "%s%s", m->prefix, name);
-}
-
-static cddp_status meet_set(void *arg, const char *name, const char *text, struct cdi_error *err)
-{
-    struct store_meet *m = arg;
-    char key[MEET_KEY_BYTES];
-
-    meet_key(m, name, key);
-    return cdi_store_set(m->store, key, text, strlen(text), err);
-}
-
-static cddp_status meet_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
-                            struct cdi_error *err)
-{
-    struct store_meet *m = arg;
-    char key[MEET_KEY_BYTES];
-    size_t len;
-    bool there = true;
-    cddp_status st = CDDP_OK;
-
-    meet_key(m, name, key);
-    if (timeout_ms == 0)
-        st = cdi_store_exists(m->store, key, &there, err);
-    if (st == CDDP_OK && !there)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not there", key);
-    if (st == CDDP_OK)
-        st = (m->shared ? cdi_store_get_polling : cdi_store_get)(m->store, key, buf, cap - 1, &len,
-                                                               timeout_ms > 0 ? timeout_ms : 10000, err);
-    if (st == CDDP_OK)
-        buf[len] = '\0';
-    return st;
-}
-
 static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
-    struct store_meet *m = malloc(sizeof *m);
-    const struct cdi_oob meet = {.set = meet_set, .get = meet_get, .arg = m};
     struct cdi_address reached = {.len = 0};
-    cddp_status st;
 
-    if (m == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    *m = (struct store_meet){.store = world->store, .shared = world->shares_store};
-    memcpy(m->prefix, world->prefix, sizeof m->prefix);
     if (world->store != NULL)
         cdi_store_local_address(world->store, &reached.u.room, &reached.len);
-    st = cdi_cpu_create_at(out, world, &meet, NULL, &reached, err);
-    if (st == CDDP_OK)
-        (*out)->owned = m;
-    else
-        free(m);
-    return st;
+    return cdi_cpu_create_at(out, world, NULL, &reached, err);
 }
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
@@ -427,7 +376,8 @@ static cddp_status connect_part(struct cdi_backend *part, const struct cdi_backe
         part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
     world.ranks = part->ranks;
     cdi_split_adopt(&world, how);
-    fill_in(part, &world, &b->meet, &b->mapper, &b->reached, prefix);
+    world.keys = b->oob;
+    fill_in(part, &world, &b->mapper, &b->reached, prefix);
     return connect_all(part, part->own_flight, err);
 }
 

@@ -8,11 +8,10 @@
 #include "worker/base/interfaces.h"
 
 /*
- * As cdi_cpu_backend.create, but ranks meet through `meet` and map memory through `mapper` (may be NULL). Both are
- * copied; their arguments must outlive the backend.
+ * As cdi_cpu_backend.create, but maps memory through `mapper`, which is copied and may be NULL, and takes the address
+ * of this host on the way to the job's endpoint from the caller.
  */
-cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_oob *meet,
-                              const struct cdi_mapper *mapper, const struct cdi_address *reached,
-                              struct cdi_error *err);
+cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
+                              const struct cdi_address *reached, struct cdi_error *err);
 
 #endif

@@ -122,8 +122,8 @@ struct cdi_backend {
     struct cdi_flight *own_flight; /* of a part */
     char prefix[CDI_WORD_PREFIX_MAX];
     _Atomic uint32_t n_splits;
-    struct cdi_oob_store numbers; /* the whole's: there its parts are counted */
-    int64_t number;               /* of the whole communicator, in this process */
+    struct cdi_oob numbers; /* the whole's: there its parts are counted */
+    int64_t number;         /* of the whole communicator, in this process */
     int first_tag;
     int *world_rank; /* by rank here */
     struct cdi_neighbour *neighbours;

@@ -168,7 +168,7 @@ static int64_t unpack_count(int64_t n, int64_t unit)
 static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_error *mine, int64_t deadline_ms,
                                       struct cdi_error *err)
 {
-    const struct cdi_oob_store *k = &b->world.keys;
+    const struct cdi_oob *k = &b->world.keys;
     char broken[CDI_KEY_BYTES], go[CDI_KEY_BYTES], ready[CDI_KEY_BYTES], text[CDI_ERROR_TEXT + 64] = "";
     int64_t n, mark = 1 + (b->device.capability < CDI_FLOAT8_CAPABILITY ? OLD_GPU : 0);
     size_t len = 0;

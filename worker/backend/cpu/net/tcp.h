@@ -89,7 +89,7 @@ struct cdi_tcp {
     struct cdi_abort_fd bell;
     struct cdi_ear ear;
     struct pollfd *polled; /* scratch: two links, the bell, the node's other ranks */
-    struct cdi_oob meet;
+    struct cdi_oob oob;
     struct cdi_door door;
     struct cdi_link prev, next;
     struct cdi_link **pair; /* by rank, NULL: none yet */
@@ -101,19 +101,19 @@ struct cdi_tcp {
 /*
  * Learn where all nodes are and connect with the neighbours. A collective of all ranks; blocks until the links of this
  * rank are made, at most for world->join_timeout_ms. `reached`: this host's address on the way to the job's endpoint.
- * meet and wait must outlive *out. *out on success only. CDDP_E_TIMEOUT, CDDP_E_PEER, CDDP_E_INVALID (the ranks' nodes
- * do not fit together; CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM, CDDP_E_NOMEM, what another rank failed with.
+ * world->keys and wait must outlive *out. *out on success only. CDDP_E_TIMEOUT, CDDP_E_PEER, CDDP_E_INVALID (the ranks'
+ * nodes do not fit together; CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM, CDDP_E_NOMEM, what another rank failed with.
  */
 cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
-                           const struct cdi_oob *meet, const struct cdi_address *reached, struct cdi_error *err);
+                           const struct cdi_address *reached, struct cdi_error *err);
 /* Say goodbye, or pass on why the node has aborted; close everything; free. NULL-safe. */
 void cdi_tcp_destroy(struct cdi_tcp *tcp);
 /* Tell all neighbours what cdi_shm_aborted() says. Any thread, repeatable. */
 void cdi_tcp_pass_abort(struct cdi_tcp *tcp);
 /* The goodbye alone. */
 void cdi_tcp_say_bye(struct cdi_tcp *tcp);
-/* In the meeting place: this rank could not join, and why. */
-void cdi_tcp_tell_broken(const struct cdi_oob *meet, const struct cdi_error *why);
+/* Reports to the ranks of all nodes why this rank could not connect. */
+void cdi_tcp_tell_broken(const struct cdi_oob *oob, const struct cdi_error *why);
 
 /*
  * Starts the thread that listens to all control sockets. Without a thread or a descriptor there is none: no error.

@@ -27,12 +27,9 @@
 
 /* ----------------------------------------------------------------------------------------- the meeting place ---- */
 
-void cdi_tcp_tell_broken(const struct cdi_oob *meet, const struct cdi_error *why)
+void cdi_tcp_tell_broken(const struct cdi_oob *oob, const struct cdi_error *why)
 {
-    char text[CDI_SHM_TEXT];
-
-    (void)snprintf(text, sizeof text, "%d %d %.480s", (int)why->status, why->blamed, why->msg);
-    (void)meet->set(meet->arg, BROKEN, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
+    cdi_oob_tell_cause(oob, BROKEN, why);
 }
 
 /* Has anybody failed to join? */
@@ -43,7 +40,7 @@ static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
 
     if (st == CDDP_OK && tcp->making != NULL)
         st = cdi_world_watch(tcp->making, err);
-    if (st != CDDP_OK || tcp->meet.get(tcp->meet.arg, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
+    if (st != CDDP_OK || cdi_oob_get_text(&tcp->oob, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
         return st;
     return cdi_oob_cause(text, err);
 }
@@ -56,11 +53,7 @@ static cddp_status await(const struct cdi_tcp *tcp, const char *name, const char
 
     for (;;) {
         int64_t left = deadline_ms - cdi_now_ms();
-        cddp_status st = tcp->meet.get(tcp->meet.arg, name, buf, cap,
-                                       left < 1        ? 1
-                                       : left < ASK_MS ? left
-                                                       : ASK_MS,
-                                       err);
+        cddp_status st = cdi_oob_get_text(&tcp->oob, name, buf, cap, left < 1 ? 1 : left < ASK_MS ? left : ASK_MS, err);
 
         if (st != CDDP_E_TIMEOUT)
             return st;
@@ -122,7 +115,7 @@ static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int
     if (next != tcp->size)
         return cdi_fail(err, CDDP_E_INVALID, "%d nodes have %d ranks in all, but WORLD_SIZE is %d", tcp->n_nodes, next,
                         tcp->size);
-    return tcp->meet.set(tcp->meet.arg, "nodes", text, err);
+    return cdi_oob_set_text(&tcp->oob, "nodes", text, err);
 }
 
 static cddp_status parse_nodes(struct cdi_tcp *tcp, const char *text, struct cdi_error *err)
@@ -162,7 +155,7 @@ static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, i
     if (w->local_rank == 0) {
         (void)snprintf(name, sizeof name, "node/%d", w->node_rank);
         (void)snprintf(value, sizeof value, "%d %d", w->rank, w->local_size);
-        st = tcp->meet.set(tcp->meet.arg, name, value, err);
+        st = cdi_oob_set_text(&tcp->oob, name, value, err);
     }
     if (st == CDDP_OK && w->rank == 0)
         st = gather_nodes(tcp, text, cap, deadline_ms, err);
@@ -448,7 +441,7 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     free(tcp);
 }
 
-static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait, const struct cdi_oob *meet)
+static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
 {
     struct cdi_tcp *tcp = calloc(1, sizeof *tcp);
 
@@ -460,7 +453,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait,
     tcp->node = w->node_rank;
     tcp->n_nodes = w->n_nodes;
     tcp->wait = wait;
-    tcp->meet = *meet;
+    tcp->oob = w->keys;
     tcp->prev.rank = tcp->prev.data = tcp->prev.control = -1;
     tcp->next.rank = tcp->next.data = tcp->next.control = -1;
     for (int i = 0; i < CDI_TCP_WAITING; i++)
@@ -503,10 +496,10 @@ static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadl
 }
 
 cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
-                           const struct cdi_oob *meet, const struct cdi_address *reached, struct cdi_error *err)
+                           const struct cdi_address *reached, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms);
-    struct cdi_tcp *tcp = new_tcp(world, wait, meet);
+    struct cdi_tcp *tcp = new_tcp(world, wait);
     cddp_status st;
 
     if (tcp == NULL)

@@ -55,7 +55,7 @@ cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
     }
     (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);
-    return st == CDDP_OK ? tcp->meet.set(tcp->meet.arg, name, text, err) : st;
+    return st == CDDP_OK ? cdi_oob_set_text(&tcp->oob, name, text, err) : st;
 }
 
 void cdi_tcp_hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,

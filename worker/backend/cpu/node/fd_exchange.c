@@ -186,12 +186,12 @@ static socklen_t abstract_address(struct sockaddr_un *a, const char *name)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + len);
 }
 
-static void tell_cause(const struct cdi_oob *meet, const char *name, const struct cdi_error *why)
+void cdi_oob_tell_cause(const struct cdi_oob *oob, const char *name, const struct cdi_error *why)
 {
     char text[CDI_SHM_TEXT];
 
     (void)snprintf(text, sizeof text, "%d %d %.480s", (int)why->status, why->blamed, why->msg);
-    (void)meet->set(meet->arg, name, text, NULL); /* a courtesy: who cannot be told runs into its deadline */
+    (void)cdi_oob_set_text(oob, name, text, NULL); /* best effort: without it the others run into their deadline */
 }
 
 /* The names of one node. */
@@ -277,7 +277,7 @@ static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_worl
 }
 
 static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
-                              const struct cdi_oob *meet, const struct patience *p, struct cdi_error *err)
+                              const struct patience *p, struct cdi_error *err)
 {
     for (int n = 1; n < s->size;) {
         struct patience slice = *p;
@@ -291,7 +291,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
             slice.deadline_ms = p->deadline_ms;
         st = wait_fd(listener, POLLIN, &slice, err);
         if (st == CDDP_E_TIMEOUT) {
-            if (meet->get(meet->arg, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
+            if (cdi_oob_get_text(&world->keys, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
                 return cdi_oob_cause(cause, err);
             if (cdi_now_ms() >= p->deadline_ms)
                 return who_is_missing(s, world, err);
@@ -344,8 +344,8 @@ static void tell_all(struct cdi_shm *s, const struct patience *p, cddp_status st
             (void)give(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
 }
 
-static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_oob *meet,
-                        const struct patience *p, struct cdi_error *err)
+static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
+                        struct cdi_error *err)
 {
     CDI_AUTOCLOSE int memfd = -1;
     CDI_AUTOCLOSE int listener = -1;
@@ -363,19 +363,19 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
     }
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
-        tell_cause(meet, names.socket, err);
+        cdi_oob_tell_cause(&world->keys, names.socket, err);
         return st;
     }
     (void)snprintf(text, sizeof text, "+%s", name);
-    st = meet->set(meet->arg, names.socket, text, err);
+    st = cdi_oob_set_text(&world->keys, names.socket, text, err);
     if (st != CDDP_OK)
         return st;
-    st = accept_all(s, listener, s->life, world, meet, p, err);
+    st = accept_all(s, listener, s->life, world, p, err);
     if (st == CDDP_OK)
         st = agree(s, world, p, err);
     tell_all(s, p, st, err);
     if (st != CDDP_OK)
-        tell_cause(meet, names.cause, err);
+        cdi_oob_tell_cause(&world->keys, names.cause, err);
     return st;
 }
 
@@ -448,7 +448,7 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
 }
 
 /* Where the first rank's socket is. A part's members are looked after meanwhile. */
-static cddp_status find_socket(const struct cdi_oob *meet, const char *name, char *where, size_t cap,
+static cddp_status find_socket(const struct cdi_oob *oob, const char *name, char *where, size_t cap,
                                const struct patience *p, struct cdi_error *err)
 {
     for (;;) {
@@ -459,7 +459,7 @@ static cddp_status find_socket(const struct cdi_oob *meet, const char *name, cha
             left = 1;
         if (left > ASK_MS && p->making->watch.fn != NULL)
             left = ASK_MS;
-        st = meet->get(meet->arg, name, where, cap, left, err);
+        st = cdi_oob_get_text(oob, name, where, cap, left, err);
         if (st == CDDP_E_TIMEOUT)
             st = look(p, err);
         else
@@ -469,12 +469,12 @@ static cddp_status find_socket(const struct cdi_oob *meet, const char *name, cha
     }
 }
 
-static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct cdi_oob *meet,
-                          const struct patience *p, struct cdi_error *err)
+static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
+                          struct cdi_error *err)
 {
     const struct names names = names_of(world);
     char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
-    cddp_status st = find_socket(meet, names.socket, where, sizeof where, p, err);
+    cddp_status st = find_socket(&world->keys, names.socket, where, sizeof where, p, err);
 
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
@@ -487,7 +487,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     st = connect_to(where + 1, s->first, &s->socks[0], err);
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
-        tell_cause(meet, names.cause, err); /* rank 0 waits for us */
+        cdi_oob_tell_cause(&world->keys, names.cause, err); /* rank 0 waits for us */
         return st;
     }
     st = follow_over(s, p, err);
@@ -495,7 +495,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
         return st;
     /* The first rank knows who did not come, and may have begun to wait a moment later. */
     if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) &&
-        meet->get(meet->arg, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
+        cdi_oob_get_text(&world->keys, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
         return cdi_oob_cause(text, err);
     if (st == CDDP_E_PEER)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died while memory was shared", s->first);
@@ -505,7 +505,7 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
     return st;
 }
 
-void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_oob *meet, const struct cdi_error *why)
+void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_error *why)
 {
     const struct names names = names_of(world);
     struct cdi_error told;
@@ -514,11 +514,11 @@ void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_oob 
         return;
     (void)cdi_fail_by(&told, cdi_rank_of_job(world, world->rank), why->status, "rank %d: %.400s", world->rank,
                       why->msg);
-    tell_cause(meet, world->local_rank == 0 ? names.socket : names.cause, &told);
+    cdi_oob_tell_cause(&world->keys, world->local_rank == 0 ? names.socket : names.cause, &told);
 }
 
-cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_oob *meet,
-                                    const struct cdi_mapper *m, struct cdi_error *err)
+cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
+                                    struct cdi_error *err)
 {
     const struct patience p = {
         .deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms), .flight = world->flight, .making = world};
@@ -530,10 +530,10 @@ cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world
     st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, world->n_nodes > 1,
                         m, err);
     if (st != CDDP_OK) {
-        cdi_fd_exchange_refuse(world, meet, err);
+        cdi_fd_exchange_refuse(world, err);
         return st;
     }
-    st = world->local_rank == 0 ? lead(s, world, meet, &p, err) : follow(s, world, meet, &p, err);
+    st = world->local_rank == 0 ? lead(s, world, &p, err) : follow(s, world, &p, err);
     if (st != CDDP_OK) {
         cdi_shm_destroy(s);
         return st;

@@ -11,16 +11,9 @@
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/node/wait.h"
 
-/* Where ranks find each other: texts under short names. In production the job's store, in tests shared memory. */
-struct cdi_oob {
-    cddp_status (*set)(void *arg, const char *name, const char *text, struct cdi_error *err);
-    /* The text under name, once it is there; timeout 0 only looks. CDDP_E_TIMEOUT: it is not. */
-    cddp_status (*get)(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms, struct cdi_error *err);
-    void *arg;
-};
-
-/* What a rank has put there that cannot go on: "-3 2 the text", the status, struct cdi_error's `blamed` and the text.
- */
+/* Stores under `name` why this rank cannot go on: "-3 2 the text", the status, `blamed` and the text of *why. */
+void cdi_oob_tell_cause(const struct cdi_oob *oob, const char *name, const struct cdi_error *why);
+/* Sets *err to such a text of another rank. Returns its status, never CDDP_OK. */
 cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
 
 /*
@@ -28,11 +21,11 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
  * most for world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come),
  * CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM, CDDP_E_VERSION.
  */
-cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_oob *meet,
-                                    const struct cdi_mapper *m, struct cdi_error *err);
+cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
+                                    struct cdi_error *err);
 
-/* This rank cannot come to that: the ranks of its node need not wait for it. */
-void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_oob *meet, const struct cdi_error *why);
+/* Reports that this rank cannot take part in that: the other ranks of its node need not wait for it. */
+void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_error *why);
 
 /*
  * Every rank of the node makes `bytes` bytes of memory and maps everybody's: part[r] is local rank r's. A collective of

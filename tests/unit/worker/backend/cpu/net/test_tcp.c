@@ -84,13 +84,13 @@ Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_e
 /* Connect to where rank 1 listens, say something else, and wait to be thrown out. */
 static int stranger(struct rank *r, const void *said, size_t len)
 {
-    const struct cdi_oob meet = rank_meet(r);
+    const struct cdi_oob oob = rank_oob(r);
     const struct timeval patience = {.tv_sec = 10};
     char text[512];
     struct cdi_address a;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-    RANK_CHECK(meet.get(meet.arg, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
+    RANK_CHECK(cdi_oob_get_text(&oob, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
     text[strcspn(text, " ")] = '\0';
     RANK_CHECK(cdi_address_parse(text, &a));
     RANK_CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
@@ -102,22 +102,22 @@ static int stranger(struct rank *r, const void *said, size_t len)
 }
 
 /* Rank 0 learns where rank 1 is when the strangers have been there. */
-static cddp_status late_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+static cddp_status late_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                             struct cdi_error *err)
 {
     struct rank *r = arg;
-    const struct cdi_oob meet = rank_meet(r);
+    const struct cdi_oob oob = rank_oob(r);
 
     while (strcmp(name, "addr/1") == 0 && atomic_load(&r->board->flag[0]) == 0)
         (void)usleep(1000);
-    return meet.get(meet.arg, name, buf, cap, timeout_ms, err);
+    return oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
 }
 
-static cddp_status late_set(void *arg, const char *name, const char *text, struct cdi_error *err)
+static cddp_status late_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
 {
-    const struct cdi_oob meet = rank_meet(arg);
+    const struct cdi_oob oob = rank_oob(arg);
 
-    return meet.set(meet.arg, name, text, err);
+    return oob.set(oob.arg, name, value, len, err);
 }
 
 static int be_strangers(struct rank *r)
@@ -143,10 +143,12 @@ static int besieged(struct rank *r)
     if (r->rank == 2)
         return be_strangers(r);
     r->world.size = r->world.n_nodes = r->size = 2;
-    if (r->rank == 0)
-        RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, &late, NULL, NULL, &r->err) == CDDP_OK);
-    else
+    if (r->rank == 0) {
+        r->world.keys = late;
+        RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err) == CDDP_OK);
+    } else {
         RANK_CHECK(rank_open(r) == CDDP_OK);
+    }
     return rank_do(r, &barrier) != CDDP_OK;
 }
 
@@ -158,26 +160,26 @@ Test(tcp, strangers_are_refused_and_do_no_harm)
 }
 
 /* The store is far away: what rank 1 asks of it takes a while, and it asks all the time. */
-static cddp_status far_get(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+static cddp_status far_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                            struct cdi_error *err)
 {
     struct rank *r = arg;
-    const struct cdi_oob meet = rank_meet(r);
+    const struct cdi_oob oob = rank_oob(r);
 
     (void)usleep(300000);
     atomic_fetch_add(&r->board->flag[2], strcmp(name, "broken") == 0);
-    return meet.get(meet.arg, name, buf, cap, timeout_ms, err);
+    return oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
 }
 
 /* Connections that say nothing, until the ranks have met: at first more than a queue holds. */
 static int crowd(struct rank *r)
 {
-    const struct cdi_oob meet = rank_meet(r);
+    const struct cdi_oob oob = rank_oob(r);
     int fd[200], n = 0;
     char text[512];
     struct cdi_address a;
 
-    RANK_CHECK(meet.get(meet.arg, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
+    RANK_CHECK(cdi_oob_get_text(&oob, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
     text[strcspn(text, " ")] = '\0';
     RANK_CHECK(cdi_address_parse(text, &a));
     for (int i = 0; i < 200; i++)
@@ -201,13 +203,16 @@ static int crowd(struct rank *r)
 }
 
 /* Rank 0 knows no other door than the one where the crowd is. */
-static cddp_status one_door(void *arg, const char *name, char *buf, size_t cap, int64_t timeout_ms,
+static cddp_status one_door(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                             struct cdi_error *err)
 {
-    cddp_status st = late_get(arg, name, buf, cap, timeout_ms, err);
+    cddp_status st = late_get(arg, name, buf, cap, len, timeout_ms, err);
 
-    if (st == CDDP_OK && strcmp(name, "addr/1") == 0)
-        buf[strcspn(buf, " ")] = '\0';
+    if (st == CDDP_OK && strcmp(name, "addr/1") == 0) {
+        const char *end = memchr(buf, ' ', *len);
+
+        *len = end != NULL ? (size_t)(end - (const char *)buf) : *len;
+    }
     return st;
 }
 
@@ -222,7 +227,8 @@ static int crowded(struct rank *r)
         return crowd(r);
     (void)cdi_address_parse("127.0.0.1:1", &loopback);
     r->world.size = r->world.n_nodes = r->size = 2;
-    st = cdi_cpu_create_at(&r->b, &r->world, r->rank == 0 ? &late : &far, NULL, &loopback, &r->err);
+    r->world.keys = r->rank == 0 ? late : far;
+    st = cdi_cpu_create_at(&r->b, &r->world, NULL, &loopback, &r->err);
     atomic_fetch_add(&r->board->flag[1], 1);
     RANK_CHECK(st == CDDP_OK);
     return 0;
