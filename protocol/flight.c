@@ -89,12 +89,14 @@ struct cdi_flight {
     struct cdi_flight_question *question; /* of that thread */
 };
 
+#define NAME_OF(NAME, number, name, ...) [number] = name,
+
 const char *cdi_flight_op_name(uint32_t op)
 {
-    static const char *const names[] = {
-        "none",   "all_reduce",  "broadcast",      "all_gather",      "barrier", "make_region",
-        "reduce", "all_gatherv", "reduce_scatter", "all_to_all",      "send",    "recv",
-        "gather", "scatter",     "all_to_allv",    "reduce_scatterv", "group"};
+    static const char *const names[] = {[CDI_FLIGHT_NONE] = "none",
+                                        [CDI_FLIGHT_REGION] = "make_region",
+                                        [CDI_FLIGHT_GROUP] = "group",
+                                        CDI_COLLECTIVES(NAME_OF, NAME_OF)};
 
     return op < sizeof names / sizeof names[0] ? names[op] : "?";
 }

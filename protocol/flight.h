@@ -23,27 +23,40 @@
 #define CDI_FLIGHT_ABSENT "exited with status 0 before cddp_init"
 #define CDI_FLIGHT_TEXT 256 /* bytes of the sentence about a death, NUL included */
 
-/* What a collective was; the numbers are part of the page's version. */
+/*
+ * Every collective, once: the enumerations and the tables of names are made from this list.
+ * BASIC(NAME, number, name, reduces, root) is an operation of the backends, in the order of enum cdi_coll_kind.
+ * MADE(NAME, number, name, reduces, root) is a collective that is made of others, in the order of enum cdi_asked.
+ * number: in the flight page, a part of its version. root: the word before the rank of the root; NULL: it has no root.
+ */
+#define CDI_COLLECTIVES(BASIC, MADE)                       \
+    BASIC(ALL_REDUCE, 1, "all_reduce", true, NULL)         \
+    BASIC(BROADCAST, 2, "broadcast", false, "from")        \
+    BASIC(ALL_GATHER, 3, "all_gather", false, NULL)        \
+    BASIC(BARRIER, 4, "barrier", false, NULL)              \
+    BASIC(REDUCE, 6, "reduce", true, "to")                 \
+    BASIC(ALL_GATHERV, 7, "all_gatherv", false, NULL)      \
+    BASIC(REDUCE_SCATTER, 8, "reduce_scatter", true, NULL) \
+    BASIC(ALL_TO_ALL, 9, "all_to_all", false, NULL)        \
+    BASIC(SEND, 10, "send", false, "to")                   \
+    BASIC(RECV, 11, "recv", false, "from")                 \
+    MADE(GATHER, 12, "gather", false, "to")                \
+    MADE(SCATTER, 13, "scatter", false, "from")            \
+    MADE(ALL_TO_ALLV, 14, "all_to_allv", false, NULL)      \
+    MADE(REDUCE_SCATTERV, 15, "reduce_scatterv", true, NULL)
+
+#define CDI_NO_COLLECTIVE(...) /* leaves one of the two out */
+
+#define CDI_FLIGHT_NUMBER(NAME, number, ...) CDI_FLIGHT_##NAME = (number),
 enum cdi_flight_op {
     CDI_FLIGHT_NONE = 0,
-    CDI_FLIGHT_ALL_REDUCE = 1,
-    CDI_FLIGHT_BROADCAST = 2,
-    CDI_FLIGHT_ALL_GATHER = 3,
-    CDI_FLIGHT_BARRIER = 4,
-    CDI_FLIGHT_REGION = 5, /* making shared memory together */
-    CDI_FLIGHT_REDUCE = 6,
-    CDI_FLIGHT_ALL_GATHERV = 7,
-    CDI_FLIGHT_REDUCE_SCATTER = 8,
-    CDI_FLIGHT_ALL_TO_ALL = 9,
-    CDI_FLIGHT_SEND = 10,
-    CDI_FLIGHT_RECV = 11,
-    CDI_FLIGHT_GATHER = 12,
-    CDI_FLIGHT_SCATTER = 13,
-    CDI_FLIGHT_ALL_TO_ALLV = 14,
-    CDI_FLIGHT_REDUCE_SCATTERV = 15,
+    CDI_FLIGHT_REGION = 5, /* the creation of shared memory */
     CDI_FLIGHT_GROUP = 16, /* several operations that were enqueued as one */
+    CDI_COLLECTIVES(CDI_FLIGHT_NUMBER, CDI_FLIGHT_NUMBER)
 };
-const char *cdi_flight_op_name(uint32_t op); /* "all_reduce"; "?" for a number that is none */
+#undef CDI_FLIGHT_NUMBER
+/* Returns the name of an operation, such as "all_reduce", or "?" for an unknown number. */
+const char *cdi_flight_op_name(uint32_t op);
 
 struct cdi_flight; /* a mapped page */
 

@@ -107,21 +107,23 @@ static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
 /*
  * What an operation does, with `count` elements of `dtype`. All but SEND and RECV are collectives of all ranks, called
  * with equal arguments (SEND and RECV: of the two ranks, which call them with each other as root). Sums are made in
- * rank order, ((r0+r1)+r2)+..., whatever the path; out never overlaps in, except where the table says "in place".
+ * rank order, ((r0+r1)+r2)+..., whatever the path; out never overlaps in, except as "in place" below allows.
+ *
+ * ALL_REDUCE      in, out: count. In place: in == out
+ * BROADCAST       out: count; root's in goes to out of all. in == out; on root they may also be apart
+ * ALL_GATHER      in: count, out: size * count, by rank. In place: in is this rank's part of out
+ * BARRIER         no memory: ends after all ranks have begun it
+ * REDUCE          in: count; out: count, written on root only (elsewhere it may be NULL). In place: in == out
+ * ALL_GATHERV     like ALL_GATHER, but rank r gives counts[r] elements (count is not used)
+ * REDUCE_SCATTER  in: size * count, out: count: block r of the reduction goes to rank r. In place: out is this rank's
+ *                 block of in, whose other blocks keep their values
+ * ALL_TO_ALL      in, out: size * count: block s of in goes to rank s, block r of out is from rank r
+ * SEND            in: count, to rank root. Returns when in may be used again
+ * RECV            out: count, from rank root. Messages of one rank to another arrive in the order of sending
  */
-enum cdi_coll_kind {
-    CDI_ALL_REDUCE,  /* in, out: count. In place: in == out */
-    CDI_BROADCAST,   /* out: count; root's in goes to out of all. in == out; on root they may also be apart */
-    CDI_ALL_GATHER,  /* in: count, out: size * count, by rank. In place: in is this rank's part of out */
-    CDI_BARRIER,     /* no memory: ends after all ranks have begun it */
-    CDI_REDUCE,      /* in: count; out: count, written on root only (elsewhere it may be NULL). In place: in == out */
-    CDI_ALL_GATHERV, /* as ALL_GATHER, but rank r gives counts[r] elements (count is not used) */
-    CDI_REDUCE_SCATTER, /* in: size * count, out: count: block r of the reduction goes to rank r. In place: out is this
-                           rank's block of in, whose other blocks stay as they were */
-    CDI_ALL_TO_ALL,     /* in, out: size * count: block s of in goes to rank s, block r of out comes from rank r */
-    CDI_SEND,           /* in: count, to rank root. Returns when in may be used again */
-    CDI_RECV,           /* out: count, from rank root. Messages of one rank to another arrive in the order of sending */
-};
+#define CDI_COLL_ENUMERATOR(NAME, ...) CDI_##NAME,
+enum cdi_coll_kind { CDI_COLLECTIVES(CDI_COLL_ENUMERATOR, CDI_NO_COLLECTIVE) };
+#undef CDI_COLL_ENUMERATOR
 
 /* Memory of equal size on every rank that the backend can reduce in place: on the CPU, shared with the node's ranks. */
 struct cdi_region {
@@ -129,27 +131,31 @@ struct cdi_region {
     size_t bytes;
 };
 
-/* The public function that uses a collective of its own; 0: the program has called the collective itself. */
+/* Public functions that communicate by collectives of their own. */
+#define CDI_ASKING_FUNCTIONS(X)                \
+    X(DDP_CREATE, "cddp_ddp_create")           \
+    X(OPTIM_CREATE, "cddp_optim_create")       \
+    X(SET_POWERSGD, "cddp_ddp_set_powersgd")   \
+    X(COMM_SPLIT, "cddp_comm_split")           \
+    X(CHECKPOINT_SAVE, "cddp_checkpoint_save") \
+    X(CHECKPOINT_LOAD, "cddp_checkpoint_load") \
+    X(CHECKPOINT_WAIT, "cddp_checkpoint_wait") \
+    X(ALLOC, "cddp_alloc")                     \
+    X(REGISTER, "cddp_register")               \
+    X(METRIC_REDUCE, "cddp_metric_reduce")     \
+    X(GRAD_NORM, "norm of the gradients")
+
+/*
+ * The caller of a collective: the program itself, one of these functions, or a collective that is made of others, which
+ * the program has called (see enqueue_group).
+ */
+#define CDI_ASKED_ENUMERATOR(NAME, ...) CDI_ASKED_##NAME,
 enum cdi_asked {
     CDI_ASKED_ITSELF = 0,
-    CDI_ASKED_DDP_CREATE,
-    CDI_ASKED_OPTIM_CREATE,
-    CDI_ASKED_SET_POWERSGD,
-    CDI_ASKED_COMM_SPLIT,
-    CDI_ASKED_CHECKPOINT_SAVE,
-    CDI_ASKED_CHECKPOINT_LOAD,
-    CDI_ASKED_CHECKPOINT_WAIT,
-    CDI_ASKED_ALLOC,
-    CDI_ASKED_REGISTER,
-    CDI_ASKED_METRIC_REDUCE,
-    CDI_ASKED_GRAD_NORM,
-    /* Not functions: collectives that are made of others, and what the program has called. See enqueue_group. */
-    CDI_ASKED_GATHER,
-    CDI_ASKED_SCATTER,
-    CDI_ASKED_ALL_TO_ALLV,
-    CDI_ASKED_REDUCE_SCATTERV,
-    CDI_ASKED_ALL_GATHERV, /* whose parts do not lie one after another */
+    CDI_ASKING_FUNCTIONS(CDI_ASKED_ENUMERATOR) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, CDI_ASKED_ENUMERATOR)
+        CDI_ASKED_ALL_GATHERV, /* whose parts do not lie one after another */
 };
+#undef CDI_ASKED_ENUMERATOR
 
 /* One collective. Memory behind in and out stays the caller's and must live until the ticket is joined. */
 struct cdi_coll {

@@ -5,71 +5,56 @@
 
 #include <stdio.h>
 
+#define KIND(NAME, number, text, is_reduction, root_word) [CDI_##NAME] = {text, number, is_reduction, root_word},
+#define MADE(NAME, number, text, is_reduction, root_word) [CDI_ASKED_##NAME] = {text, number, is_reduction, root_word},
+#define FUNCTION(NAME, text) [CDI_ASKED_##NAME] = {.name = (text)},
+
+struct described {
+    const char *name;
+    enum cdi_flight_op flight;
+    bool reduces;
+    const char *root; /* the word before the rank of the root; NULL: there is no root */
+};
+
+static const struct described kinds[] = {CDI_COLLECTIVES(KIND, CDI_NO_COLLECTIVE)};
+static const struct described asking[] = {
+    [CDI_ASKED_ALL_GATHERV] = {"all_gatherv", CDI_FLIGHT_ALL_GATHERV, false, NULL},
+    CDI_ASKING_FUNCTIONS(FUNCTION) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, MADE)};
+
 enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind)
 {
-    switch (kind) {
-    case CDI_ALL_REDUCE:
-        return CDI_FLIGHT_ALL_REDUCE;
-    case CDI_BROADCAST:
-        return CDI_FLIGHT_BROADCAST;
-    case CDI_ALL_GATHER:
-        return CDI_FLIGHT_ALL_GATHER;
-    case CDI_BARRIER:
-        return CDI_FLIGHT_BARRIER;
-    case CDI_REDUCE:
-        return CDI_FLIGHT_REDUCE;
-    case CDI_ALL_GATHERV:
-        return CDI_FLIGHT_ALL_GATHERV;
-    case CDI_REDUCE_SCATTER:
-        return CDI_FLIGHT_REDUCE_SCATTER;
-    case CDI_ALL_TO_ALL:
-        return CDI_FLIGHT_ALL_TO_ALL;
-    case CDI_SEND:
-        return CDI_FLIGHT_SEND;
-    case CDI_RECV:
-        return CDI_FLIGHT_RECV;
-    }
-    return CDI_FLIGHT_NONE;
+    return kinds[kind].flight;
+}
+
+const char *cdi_coll_name(uint32_t kind)
+{
+    return kind < sizeof kinds / sizeof kinds[0] ? kinds[kind].name : NULL;
+}
+
+const char *cdi_coll_root_word(enum cdi_coll_kind kind)
+{
+    return kinds[kind].root;
+}
+
+bool cdi_coll_reduces(enum cdi_coll_kind kind)
+{
+    return kinds[kind].reduces;
 }
 
 enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n)
 {
-    static const enum cdi_flight_op made[] = {
-        [CDI_ASKED_GATHER] = CDI_FLIGHT_GATHER,           [CDI_ASKED_SCATTER] = CDI_FLIGHT_SCATTER,
-        [CDI_ASKED_ALL_TO_ALLV] = CDI_FLIGHT_ALL_TO_ALLV, [CDI_ASKED_REDUCE_SCATTERV] = CDI_FLIGHT_REDUCE_SCATTERV,
-        [CDI_ASKED_ALL_GATHERV] = CDI_FLIGHT_ALL_GATHERV,
-    };
     bool one = cdi_asked_is_coll(ops[0].asked);
 
     for (size_t i = 1; i < n; i++)
         one = one && ops[i].asked == ops[0].asked;
     if (one)
-        return made[ops[0].asked];
+        return asking[ops[0].asked].flight;
     return n == 1 ? cdi_flight_op_of(ops[0].kind) : CDI_FLIGHT_GROUP;
 }
 
 const char *cdi_asked_name(uint32_t asked)
 {
-    static const char *const names[] = {
-        [CDI_ASKED_DDP_CREATE] = "cddp_ddp_create",
-        [CDI_ASKED_OPTIM_CREATE] = "cddp_optim_create",
-        [CDI_ASKED_SET_POWERSGD] = "cddp_ddp_set_powersgd",
-        [CDI_ASKED_COMM_SPLIT] = "cddp_comm_split",
-        [CDI_ASKED_CHECKPOINT_SAVE] = "cddp_checkpoint_save",
-        [CDI_ASKED_CHECKPOINT_LOAD] = "cddp_checkpoint_load",
-        [CDI_ASKED_CHECKPOINT_WAIT] = "cddp_checkpoint_wait",
-        [CDI_ASKED_ALLOC] = "cddp_alloc",
-        [CDI_ASKED_REGISTER] = "cddp_register",
-        [CDI_ASKED_METRIC_REDUCE] = "cddp_metric_reduce",
-        [CDI_ASKED_GRAD_NORM] = "norm of the gradients",
-        [CDI_ASKED_GATHER] = "gather",
-        [CDI_ASKED_SCATTER] = "scatter",
-        [CDI_ASKED_ALL_TO_ALLV] = "all_to_allv",
-        [CDI_ASKED_REDUCE_SCATTERV] = "reduce_scatterv",
-        [CDI_ASKED_ALL_GATHERV] = "all_gatherv",
-    };
-
-    return asked < sizeof names / sizeof names[0] ? names[asked] : NULL;
+    return asked < sizeof asking / sizeof asking[0] ? asking[asked].name : NULL;
 }
 
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
@@ -84,22 +69,13 @@ void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
     (void)snprintf(buf, cap, " (bucket %d%s%s)", op->bucket, names[0] != '\0' ? ": " : "", names);
 }
 
-/* How the root is called; NULL: there is none. */
-static const char *root_word(enum cdi_coll_kind kind)
-{
-    if (kind == CDI_REDUCE || kind == CDI_SEND)
-        return "to";
-    return kind == CDI_BROADCAST || kind == CDI_RECV ? "from" : NULL;
-}
-
 /* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */
 static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     const char *name = cdi_asked_name(op->asked), *dtype = cdi_dtype_name(op->dtype);
 
-    if (op->asked == CDI_ASKED_GATHER || op->asked == CDI_ASKED_SCATTER)
-        (void)snprintf(buf, cap, "%s of %zu %s %s rank %d", name, op->count, dtype,
-                       op->asked == CDI_ASKED_GATHER ? "to" : "from", op->root);
+    if (asking[op->asked].root != NULL)
+        (void)snprintf(buf, cap, "%s of %zu %s %s rank %d", name, op->count, dtype, asking[op->asked].root, op->root);
     else
         (void)snprintf(buf, cap, "%s of parts of %s", name, dtype);
 }
@@ -107,16 +83,14 @@ static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 /* The names are those of the flight page, so that both reports speak of the same thing. */
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
-    bool reduces = op->kind == CDI_ALL_REDUCE || op->kind == CDI_REDUCE || op->kind == CDI_REDUCE_SCATTER;
-    const char *name = cdi_flight_op_name((uint32_t)cdi_flight_op_of(op->kind)), *root = root_word(op->kind);
-    const char *asked = cdi_asked_name(op->asked);
+    const char *name = kinds[op->kind].name, *root = kinds[op->kind].root, *asked = cdi_asked_name(op->asked);
     char how[24] = "", what[64] = "", tail[128] = "";
 
     if (op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked)) {
         opening_text(op, buf, cap);
         return;
     }
-    if (reduces)
+    if (kinds[op->kind].reduces)
         (void)snprintf(how, sizeof how, "(%s)", cdi_redop_name(op->op));
     if (op->kind == CDI_ALL_GATHERV)
         (void)snprintf(what, sizeof what, " of parts of %s", cdi_dtype_name(op->dtype));

@@ -5,14 +5,22 @@
 
 #include "worker/backend/backend.h"
 
+/* Returns the number of an operation in the flight page. */
 enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind);
-/* The same of what is enqueued as one: what the program has called. */
+/* Returns the same for operations that are enqueued as one: the collective that the program has called. */
 enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n);
 /* Is it no function, but a collective that is made of others? */
 static inline bool cdi_asked_is_coll(uint32_t asked)
 {
     return asked >= CDI_ASKED_GATHER && asked <= CDI_ASKED_ALL_GATHERV;
 }
+/* Returns the name of an operation, such as "all_reduce"; NULL for an unknown number, which another process may send.
+ */
+const char *cdi_coll_name(uint32_t kind);
+/* Returns the word between the operation and the rank of its root, "to" or "from"; NULL: it has no root. */
+const char *cdi_coll_root_word(enum cdi_coll_kind kind);
+/* Does the operation use cdi_coll.op? */
+bool cdi_coll_reduces(enum cdi_coll_kind kind);
 /* "cddp_ddp_create", "gather"; NULL: the program itself, or a number that is none. */
 const char *cdi_asked_name(uint32_t asked);
 /* " (bucket 2: 'fc1.weight' and 3 more)"; "" for what is no bucket's. */

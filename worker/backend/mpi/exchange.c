@@ -41,8 +41,9 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
                                 .bucket = -1,
                                 .asked = (enum cdi_asked)o->asked};
     if (o->kind == CDI_ALL_GATHERV)
-        (void)snprintf(buf, cap, "all_gatherv of %s in parts %08" PRIx32, cdi_dtype_name(work.op.dtype), o->parts);
-    else if (o->kind > CDI_RECV && o->kind != CDI_KIND_REGION) /* it comes from another process */
+        (void)snprintf(buf, cap, "%s of %s in parts %08" PRIx32, cdi_coll_name(o->kind), cdi_dtype_name(work.op.dtype),
+                       o->parts);
+    else if (cdi_coll_name(o->kind) == NULL && o->kind != CDI_KIND_REGION) /* another process may send any number */
         (void)snprintf(buf, cap, "an unknown operation");
     else
         cdi_mpi_what(&work, buf, cap);

@@ -111,45 +111,31 @@ static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct c
     return d;
 }
 
-static const struct {
-    const char *name;
-    bool has_op;
-    const char *root; /* "from rank" */
-} kinds[] = {
-    [CDI_ALL_REDUCE] = {"all_reduce", true, NULL},
-    [CDI_BROADCAST] = {"broadcast", false, "from"},
-    [CDI_ALL_GATHER] = {"all_gather", false, NULL},
-    [CDI_BARRIER] = {"barrier", false, NULL},
-    [CDI_REDUCE] = {"reduce", true, "to"},
-    [CDI_ALL_GATHERV] = {"all_gatherv", false, NULL},
-    [CDI_REDUCE_SCATTER] = {"reduce_scatter", true, NULL},
-    [CDI_ALL_TO_ALL] = {"all_to_all", false, NULL},
-    [CDI_SEND] = {"send", false, "to"},
-    [CDI_RECV] = {"recv", false, "from"},
-};
-
 /* The operation itself, without who asked for it. */
 static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
+    const char *name, *root;
     uint32_t kind = d->kind & ~(uint32_t)KIND_ANYWHERE;
 
     if (d->kind == KIND_REGION) {
         (void)snprintf(buf, cap, "shared memory of %" PRIu64 " bytes", d->count);
         return;
     }
-    if (kind == CDI_BARRIER || kind >= sizeof kinds / sizeof kinds[0]) { /* it may come from another process */
-        (void)snprintf(buf, cap, "%s", kind == CDI_BARRIER ? "barrier" : "an unknown operation");
+    name = cdi_coll_name(kind);
+    if (kind == CDI_BARRIER || name == NULL) {
+        (void)snprintf(buf, cap, "%s", name != NULL ? name : "an unknown operation");
         return;
     }
-    if (kinds[kind].has_op)
+    root = cdi_coll_root_word((enum cdi_coll_kind)kind);
+    if (cdi_coll_reduces((enum cdi_coll_kind)kind))
         (void)snprintf(op, sizeof op, "(%s)", cdi_redop_name((cddp_redop)(d->op & 0xff)));
-    if (kinds[kind].root != NULL)
-        (void)snprintf(tail, sizeof tail, " %s rank %d", kinds[kind].root, (int)d->root);
+    if (root != NULL)
+        (void)snprintf(tail, sizeof tail, " %s rank %d", root, (int)d->root);
     else if (kind == CDI_ALL_GATHERV)
         (void)snprintf(tail, sizeof tail, " in all (parts %08" PRIx32 ")", (uint32_t)d->offset);
-    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", kinds[kind].name, op, d->count,
-                   cdi_dtype_name((cddp_dtype)d->dtype), tail);
+    (void)snprintf(buf, cap, "%s%s of %" PRIu64 " %s%s", name, op, d->count, cdi_dtype_name((cddp_dtype)d->dtype),
+                   tail);
 }
 
 /* names: of the bucket's parameters, "" if they are not known. */
