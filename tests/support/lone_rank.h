@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 struct lone_rank {
-    struct cdi_cpu_comm team;
+    struct cdi_cpu_comm comm;
     struct cdi_flight *flight;
     struct cdi_error err;
 };
@@ -26,22 +26,22 @@ static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int6
     void *mem;
     int fd;
 
-    *l = (struct lone_rank){.team = {.rank = rank, .size = size}};
-    cr_assert_eq(cdi_cpu_comm_init(&l->team, &l->err), CDDP_OK);
+    *l = (struct lone_rank){.comm = {.rank = rank, .size = size}};
+    cr_assert_eq(cdi_cpu_comm_init(&l->comm, &l->err), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&shm, rank, size, 0, false, NULL, &l->err), CDDP_OK);
     cr_assert_eq(cdi_shm_memfd("test", shm->bytes, &fd, &l->err), CDDP_OK, "%s", l->err.msg);
     cr_assert_eq(cdi_shm_map(&plain, fd, shm->bytes, &mem, &l->err), CDDP_OK, "%s", l->err.msg);
     (void)close(fd);
     cdi_shm_format(shm, mem);
     cr_assert_eq(cdi_flight_attach(&l->flight, NULL, &l->err), CDDP_OK);
-    l->team.shm = shm;
-    cdi_wait_init(&l->team.wait, shm, l->flight, timeout_ms);
+    l->comm.shm = shm;
+    cdi_wait_init(&l->comm.wait, shm, l->flight, timeout_ms);
 }
 
 static inline void lone_rank_end(struct lone_rank *l)
 {
-    cdi_shm_destroy(l->team.shm);
-    cdi_cpu_comm_release(&l->team);
+    cdi_shm_destroy(l->comm.shm);
+    cdi_cpu_comm_release(&l->comm);
     cdi_flight_release(l->flight);
 }
 
@@ -50,7 +50,7 @@ static inline cddp_status lone_rank_do(struct lone_rank *l, const struct cdi_col
 {
     const struct cdi_work work = {.op = *op};
 
-    return cdi_cpu_comm_run(&l->team, &work, false, &l->err);
+    return cdi_cpu_comm_run(&l->comm, &work, false, &l->err);
 }
 
 #endif

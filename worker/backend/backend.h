@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a backend is: a table of functions below the communicator and the reducer, which know nothing else of it.
- * Internal for now; it becomes the public plug-in contract once it is complete.
+ * The interface of a backend: a table of functions. The communicator and the reducer know nothing else of a backend.
+ * It is internal for now, and becomes the public plug-in contract once it is complete.
  *
- * Work is enqueued and joined, so that one reducer serves streams on a GPU and a communication thread on a CPU. A
- * backend runs operations strictly in the order of their tickets, which is the program order and so the same on every
- * rank. Arguments were checked by the caller (comm.c): backends do not check them again.
+ * Operations are enqueued and joined, so that one reducer serves streams on a GPU and a communication thread on a CPU.
+ * A backend runs operations strictly in the order of their tickets. That is the program order, so it is the same on
+ * every rank. The caller (coll_args.c) has checked the arguments: backends do not check them again.
  */
 #ifndef CDI_BACKEND_H
 #define CDI_BACKEND_H
@@ -58,33 +58,36 @@ static inline cddp_status cdi_oob_get_text(const struct cdi_oob *oob, const char
 #define CDI_PREFIX_BYTES 96
 #define CDI_COMM_NAME_BYTES 48
 
-/* Ends the wait for the members of a part that is being made: one of them died, or the whole was aborted. */
+/*
+ * Checks the n members of a part while it is created. An error ends the wait for them: one of them has died, or the
+ * parent communicator was aborted.
+ */
 struct cdi_watch {
-    cddp_status (*fn)(void *arg, const int *of_job, int n, struct cdi_error *err); /* of the n members; NULL: nothing */
+    cddp_status (*fn)(void *arg, const int *of_job, int n, struct cdi_error *err); /* NULL: no check */
     void *arg;
 };
 
-/* Who and where this rank is: filled by comm.c from the environment, read by all. */
+/* The rank of this process and its surroundings. comm.c fills it from the environment. */
 struct cdi_world {
     int rank, size;
-    const int *ranks; /* of a part, by its ranks: the ranks of the job; NULL: they are the same */
+    const int *ranks; /* of a part: the rank of the job for each of its ranks; NULL: they are the same */
     int local_rank, local_size;
     int node_rank, n_nodes;
     int restart_count;
-    /* Of keys in the store: of this life of the job, of this join among those of the process, and of a part. */
+    /* Before keys in the store: it tells apart rounds of the job, communicators of a process, and parts. */
     char prefix[CDI_PREFIX_BYTES];
-    char name[CDI_COMM_NAME_BYTES]; /* in front of error messages; "": none */
-    int64_t join_timeout_ms;        /* for what happens while the communicator is made */
+    char name[CDI_COMM_NAME_BYTES]; /* before error messages; "": none */
+    int64_t join_timeout_ms;        /* of the creation of the communicator */
     int64_t timeout_ms;             /* of every wait for a peer */
     cddp_store *store;              /* NULL in a world of one without a store */
-    bool shares_store;              /* other threads of this process may wait in it for other communicators meanwhile */
+    bool shares_store;              /* other threads of this process may wait in it for other communicators */
     struct cdi_oob keys;
-    struct cdi_flight *flight; /* what the agent says */
-    struct cdi_flight *record; /* where operations are noted; NULL: there, too */
-    int device_rank;           /* which of this host's devices: the local rank as the launcher says it */
-    const void *mpi_comm;      /* the MPI_Comm whose ranks are the job\'s; NULL: MPI_COMM_WORLD */
-    int device;                /* the device that the program asked for by number; -1: by device_rank */
-    struct cdi_watch watch;    /* of a part, until it is made */
+    struct cdi_flight *flight; /* the page that the agent writes to */
+    struct cdi_flight *record; /* of the operations; NULL: `flight` */
+    int device_rank;           /* which device of this node: the local rank as the launcher sets it */
+    const void *mpi_comm;      /* the MPI_Comm whose ranks are those of the job; NULL: MPI_COMM_WORLD */
+    int device;                /* the device number that the program requested; -1: device_rank decides */
+    struct cdi_watch watch;    /* of a part, while it is created */
 };
 
 static inline struct cdi_flight *cdi_world_record(const struct cdi_world *w)
@@ -92,13 +95,13 @@ static inline struct cdi_flight *cdi_world_record(const struct cdi_world *w)
     return w->record != NULL ? w->record : w->flight;
 }
 
-/* CDDP_OK, or what ends the wait for the ranks of w. Any thread. */
+/* Returns CDDP_OK, or the error that ends the wait for the ranks of w. Any thread. */
 static inline cddp_status cdi_world_watch(const struct cdi_world *w, struct cdi_error *err)
 {
     return w->watch.fn != NULL ? w->watch.fn(w->watch.arg, w->ranks, w->size, err) : CDDP_OK;
 }
 
-/* A rank of w as the rank of the job that it is, for errors. */
+/* Returns the rank of the job that a rank of w is, for errors. */
 static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
 {
     return rank >= 0 && w->ranks != NULL ? w->ranks[rank] : rank;
@@ -125,7 +128,7 @@ static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
 enum cdi_coll_kind { CDI_COLLECTIVES(CDI_COLL_ENUMERATOR, CDI_NO_COLLECTIVE) };
 #undef CDI_COLL_ENUMERATOR
 
-/* Memory of equal size on every rank that the backend can reduce in place: on the CPU, shared with the node's ranks. */
+/* Memory of equal size on every rank, in which the backend can reduce. On the CPU the ranks of a node share it. */
 struct cdi_region {
     void *base; /* this rank's own part, 4096-byte aligned, zeroed */
     size_t bytes;
@@ -157,7 +160,7 @@ enum cdi_asked {
 };
 #undef CDI_ASKED_ENUMERATOR
 
-/* One collective. Memory behind in and out stays the caller's and must live until the ticket is joined. */
+/* One operation. in and out stay the caller's, and must live until the ticket is joined. */
 struct cdi_coll {
     enum cdi_coll_kind kind;
     const void *in;
@@ -169,60 +172,60 @@ struct cdi_coll {
     int root;                  /* broadcast, reduce; send, recv: the other rank, never this one */
     struct cdi_region *region; /* all_reduce, all_gather, reduce_scatter in place inside it, or NULL: private memory */
     bool anywhere;             /* equal on all ranks: another rank may have its memory at another place of the region,
-                                  or outside of it. On the host the backend looks, else `region` is everyone's */
-    bool known;                /* in and out are known to be the backend's own memory, if it is a device */
+                                  or outside of it. A backend on the host compares the places */
+    bool known;                /* in and out are known to be memory of the backend, if that is a device */
     int bucket;                /* for the flight page and for messages; -1: none */
     enum cdi_asked asked;      /* compared between ranks */
-    /* For messages: the parameters in `bucket` of `ddp`, as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
+    /* Writes the parameters in `bucket` of `ddp`, such as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;
-    bool spare;    /* a rank that leaves needs it no more: it goes without a word to those who may wait in it */
-    bool lazy;     /* may be left to the thread that joins it, which comes soon: no other is woken for it */
-    bool streamed; /* nobody joins it, and streams alone wait for it: on a device, host memory is CDDP_E_INVALID */
-    bool grace;    /* with lazy: nobody knows how soon; after a moment another thread takes it */
-    bool more;     /* another operation follows at once, on all ranks: both start together; what waits for
-                      it is started by join and lead */
-    bool unmarked; /* nobody is going to wait for it alone: join and lead of its ticket wait for all that was enqueued.
-                   Spares a device a mark behind it */
+    bool spare;    /* a rank that leaves does not need its result: ranks that wait in it get no error */
+    bool lazy;     /* the thread that joins it soon may run it: no other thread is woken for it */
+    bool streamed; /* no thread joins it, only streams wait for it: on a device, host memory is CDDP_E_INVALID */
+    bool grace;    /* with lazy: the join may be late; after a moment another thread runs it */
+    bool more;     /* another operation follows at once, on all ranks: both start together; join and stream_wait start
+                      an operation that waits for the next one */
+    bool unmarked; /* no caller waits for it alone: join and stream_wait of its ticket wait for all that was enqueued.
+                      Saves a device an event after it */
 };
 
 /* A stretch of memory, for pack and unpack. */
 struct cdi_slice {
-    void *data; /* pack only reads it. NULL: a gap in what lies together, which is neither read nor written */
+    void *data; /* pack only reads it. NULL: a gap in the packed memory, which is neither read nor written */
     size_t bytes;
 };
 
-/* Elements of one type, for tally and clip. */
+/* Elements of one type, for norm and clip. */
 struct cdi_span {
-    void *x; /* tally only reads it */
+    void *x; /* norm only reads it */
     size_t count;
     cddp_dtype dtype; /* a floating-point type */
 };
 
-/* How clip makes a factor of what tally left. */
+/* How clip computes a factor from the result of norm. */
 struct cdi_clip {
     double max_norm;
-    double factor; /* the norm is that of the elements times this */
-    bool largest;  /* as tally was told */
+    double factor; /* the norm is that of the elements times this factor */
+    bool largest;  /* as in the call of norm */
 };
 
-/* What scan found. */
+/* The result of scan. */
 struct cdi_scan {
     uint64_t n_nan, n_inf;
 };
 
-/* What a rank says to a split. */
+/* The arguments of a split. */
 struct cdi_split {
     int color, key;
-    const int *ranks; /* the part's n ranks, in its order, as ranks of the job; copied. NULL: they are not known, so
-                         that its errors may not say which rank caused them */
+    const int *ranks; /* the n ranks of the part, in its order, as ranks of the job; copied. NULL: they are not known,
+                         and its errors may lack the rank that caused them */
     int n;
-    int64_t timeout_ms; /* 0: as the whole's */
+    int64_t timeout_ms; /* 0: that of the parent */
     const char *name;   /* of the part, copied; NULL: none */
     struct cdi_watch watch;
 };
 
-/* A part's world, from that of the whole: what it is called and how long it waits. */
+/* Sets name, timeout and watch of a part, whose world begins as a copy of its parent's. */
 static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *how)
 {
     const char *name = how->name != NULL ? how->name : "";
@@ -237,249 +240,251 @@ static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *
 struct cdi_backend; /* each backend's own */
 
 /*
- * Two kinds of backend. On the host, operations work on host memory and the caller waits for them by join. On a device,
- * memory is the device's (operations also take host memory, at the price of copies), work is ordered by the device's
- * streams (void *: a cudaStream_t, NULL is CUDA's legacy stream), and follow and lead order the two without a wait of
- * the host.
+ * There are two kinds of backends. On the host, operations work on host memory, and the caller waits for them by join.
+ * On a device, operations work on device memory (host memory costs copies). Streams of the device order the work; a
+ * stream is a void *: a cudaStream_t, where NULL is the legacy stream of CUDA. wait_stream and stream_wait order a
+ * stream and the operations without a wait of the host.
  */
 struct cdi_backend_ops {
     const char *name;
     bool on_device;
-    bool keeps_store; /* it uses the job's store until it is destroyed: that comes before the store's goodbye */
+    bool keeps_store; /* it uses the job's store until `leave`, which then precedes the goodbye in the store */
 
-    /* Connect to all ranks of the world; a collective. *out on success only. */
+    /* Connects this rank with all ranks of the world; a collective. *out is set on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);
     /*
-     * This rank leaves: it abandons work that was not joined, and tells its peers. Never blocks on them.
-     * Regions and other memory stay. Afterwards only region_destroy, release, give_back and destroy are called. Once.
+     * Ends the membership of this rank: it drops work that was not joined, and notifies its peers. Never blocks on
+     * them. Regions and other memory stay. Afterwards only region_destroy, release, give_back and destroy are called.
+     * Called once.
      */
     void (*leave)(struct cdi_backend *b);
-    /* Free; also leaves where that has not been done. NULL-safe. */
+    /* Frees *b; calls leave first if that was not done. NULL-safe. */
     void (*destroy)(struct cdi_backend *b);
 
-    /* A collective of all ranks with equal `bytes`: either all get their region or all an error (CDDP_E_NOMEM). */
+    /* Creates a region; a collective of all ranks with equal `bytes`. All succeed or all get an error (CDDP_E_NOMEM).
+     */
     cddp_status (*region_create)(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);
     /*
-     * Local; no operation on the region may be in flight on this rank. Element functions may: on a device it waits for
-     * what was enqueued. Peers may still have it mapped. NULL-safe.
+     * Frees a region; local. No operation on the region may be in flight on this rank; element functions may be: on a
+     * device it waits for everything that was enqueued. Peers may still have it mapped. NULL-safe.
      */
     void (*region_destroy)(struct cdi_backend *b, struct cdi_region *r);
 
     /*
-     * A communicator of its own for the ranks that give the same color (>= 0), in the order of key, then of rank here.
-     * A collective of all ranks, behind all that was enqueued; blocks, at most for the join timeout. A negative color:
-     * no part in any, and *out = NULL. The caller destroys *out, at any time, before b or after it; errors of one do
+     * Creates a separate communicator for the ranks with the same color (>= 0), in the order of key, then of rank in b.
+     * A collective of all ranks, after everything that was enqueued; blocks, at most for the join timeout. A negative
+     * color: this rank is in no part, and *out = NULL. The caller destroys *out, before or after b; errors of one do
      * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create.
      */
     cddp_status (*split)(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                          struct cdi_error *err);
 
     /*
-     * A communicator for some ranks of b, which alone call this: `world` describes it as for create, with its members
-     * in world->ranks and keys of its own. The caller destroys it, before b or after it. NULL: create does it. Any
-     * thread.
+     * Creates a communicator for some ranks of b; only these call it. `world` describes it as for create, with its
+     * members in world->ranks and with separate keys. The caller destroys it, before or after b. NULL: create is used.
+     * Any thread.
      */
     cddp_status (*group)(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
                          struct cdi_error *err);
 
     /*
-     * Queue one operation and give its ticket (1, 2, ...). Never blocks on peers; but on a device, the first operation
-     * on more than 64 KiB of host memory, and a fifth at once, get memory from the driver, which may wait for what runs
-     * there. Any thread. Sticky errors come here; CDDP_E_INVALID (memory of another device, see check_memory).
+     * Enqueues one operation and sets *ticket (1, 2, ...). Never blocks on peers. On a device, the first operation on
+     * more than 64 KiB of host memory, and a fifth such operation at once, allocate memory, and the driver may wait for
+     * running work. Any thread. CDDP_OK, the sticky error, CDDP_E_INVALID (memory of another device, see check_memory).
      */
     cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
     /*
-     * Queue n > 0 operations as one, with one ticket: no other thread's operation gets between them. ops and counts are
-     * copied. All are collectives, or all are SEND and RECV. In a group:
+     * Enqueues n > 0 operations as one, with one ticket: no operation of another thread runs between them. ops and
+     * counts are copied. All are collectives, or all are SEND and RECV. In a group:
      * - SENDs and RECVs cannot block each other. Those between the same two ranks match in the order of the array.
-     * - root may be this rank: the k-th SEND to it and the k-th RECV from it are a copy. The caller has made sure that
-     *   there are as many of both, of equal count and type.
-     * - A BARRIER may stand before SENDs and RECVs, with asked, count, dtype and root of the collective that they are
-     *   parts of. All ranks have it. A backend that compares what ranks call compares them there; others leave it out.
-     * lazy and asked are those of the first one for all. NULL: the backend has no groups. Otherwise as enqueue.
+     * - root may be this rank: the k-th SEND to it and the k-th RECV from it are a copy. The caller guarantees equal
+     *   numbers of both, with equal counts and types.
+     * - A BARRIER may precede SENDs and RECVs, with asked, count, dtype and root of the collective that they implement.
+     *   All ranks have it. A backend that compares the calls of the ranks does so there; other backends skip it.
+     * lazy and asked of the first operation hold for all. NULL: the backend has no groups. Otherwise as enqueue.
      */
     cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                  struct cdi_error *err);
     /*
-     * Does the backend reduce elements of this type by this operation? CDDP_OK; CDDP_E_UNSUPPORTED: the message says
-     * what to do instead. The same on every rank. enqueue is given nothing else. Any thread. NULL: it reduces all.
+     * Does the backend reduce elements of this type by this operation? CDDP_OK; CDDP_E_UNSUPPORTED, and the message
+     * names an alternative. The same on every rank. enqueue gets only what passes here. Any thread. NULL: all pass.
      */
     cddp_status (*check_reduction)(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
-    /* enqueue of a lazy operation, and join. Any thread. NULL: it gains nothing by both at once. */
+    /* Enqueues a lazy operation and joins it. Any thread. NULL: both calls separately are as fast. */
     cddp_status (*run)(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
-    /* Return when every operation up to ticket is done: CDDP_OK, or the backend's sticky error. Any thread. */
+    /* Waits until every operation up to ticket is done. CDDP_OK, the sticky error. Any thread. */
     cddp_status (*join)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
     /*
-     * CDDP_IN_PROGRESS, CDDP_OK (every operation up to ticket is done) or the sticky error; CDDP_E_INVALID (no such
-     * ticket). Never blocks; but where no thread but the callers' can run operations, it is join. Any thread. NULL: the
-     * backend cannot tell.
+     * Returns CDDP_IN_PROGRESS, CDDP_OK (every operation up to ticket is done), the sticky error, or CDDP_E_INVALID (no
+     * such ticket). Never blocks, except where only threads of callers can run operations: there it is join. Any
+     * thread. NULL: the backend does not support it.
      */
     cddp_status (*test)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 
     /*
-     * Operations and element functions that are called from now on begin after all work that is now on `stream`. Never
-     * blocks. On the host: nothing to do. Any thread. CDDP_OK, CDDP_E_UNSUPPORTED (the stream captures a graph; nothing
-     * has happened), the sticky error.
+     * Makes operations and element functions that are called later begin after all work that is now on `stream`. Never
+     * blocks. On the host it has no effect. Any thread. CDDP_OK, CDDP_E_UNSUPPORTED (the stream captures a graph;
+     * nothing was done), the sticky error.
      */
     cddp_status (*wait_stream)(struct cdi_backend *b, void *stream, struct cdi_error *err);
     /*
-     * Work that comes on `stream` from now on begins after every operation up to ticket is done; ticket 0: after all
-     * that was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.
-     * CDDP_OK, CDDP_E_UNSUPPORTED (as follow), the sticky error (what an operation does wrong later is told by the
-     * calls after it).
+     * Makes later work on `stream` begin after every operation up to ticket is done; ticket 0: after everything that
+     * was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.
+     * CDDP_OK, CDDP_E_UNSUPPORTED (as wait_stream), the sticky error (later calls report later failures).
      */
     cddp_status (*stream_wait)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
     /*
-     * Graphs of the program's; NULL on the host. Which capture is the stream part of? *id is 0 where it is in none.
-     * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one). Asking ends no capture. Any
+     * For graphs of the program; NULL on the host. Sets *id to the capture that the stream is part of; 0: none.
+     * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one). Does not end the capture. Any
      * thread.
      */
     cddp_status (*capture_of)(struct cdi_backend *b, void *stream, uint64_t *id, struct cdi_error *err);
-    /* Is a capture under way that has a part of capture_enter's in it? Any thread. */
+    /* Is there an unfinished capture that contains work after capture_enter? Any thread. */
     bool (*capture_lives)(struct cdi_backend *b);
     /*
-     * From now on, until capture_leave, what this thread does with b becomes part of capture `id`, behind what `stream`
-     * of it has now, and nothing is waited for, but that NCCL has taken it: enqueue and enqueue_group (of the device's
-     * memory; the ticket is 0), follow and lead (with streams of that capture; behind all that was enqueued), pack,
-     * unpack, cast, scale. Before the capture ends, the last call is a lead. CDDP_OK; CDDP_E_STATE (another capture has
-     * such a part), the sticky error: then there is nothing to leave. What these calls return beside the sticky error
-     * says that the capture is of no use.
+     * Makes the calls of this thread with b part of capture `id`, after the present work of its `stream`, until
+     * capture_leave. The calls are enqueue and enqueue_group (of device memory; the ticket is 0), wait_stream and
+     * stream_wait (with streams of that capture; after everything that was enqueued), pack, unpack, cast, scale. They
+     * wait for nothing, except until NCCL has accepted the work. The last call before the end of the capture is
+     * stream_wait. CDDP_OK; CDDP_E_STATE (another capture has such a part) or the sticky error: then do not call
+     * capture_leave. Any other error of these calls means that the capture is unusable.
      */
     cddp_status (*capture_enter)(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
     void (*capture_leave)(struct cdi_backend *b);
     /*
-     * On a device: the stream of operations and element functions, for others' work, which comes behind all that was
-     * enqueued and before what is enqueued afterwards. The device is the calling thread's until take_back, which is
-     * called by the same thread, and only where lend was successful; in between the backend may be used as ever. Never
-     * blocks on peers. Any thread. CDDP_OK, the sticky error. NULL on the host.
+     * On a device: sets *stream to the stream of operations and element functions, for work of the caller, which runs
+     * after everything that was enqueued and before everything that is enqueued later. The device is current in the
+     * calling thread until it calls stream_release, which must follow a success; in between the backend may be used as
+     * usual. Never blocks on peers. Any thread. CDDP_OK, the sticky error. NULL on the host.
      */
     cddp_status (*stream_acquire)(struct cdi_backend *b, void **stream, struct cdi_error *err);
     void (*stream_release)(struct cdi_backend *b);
 
     /*
-     * On a device: around several calls of one thread, which then cost less. The thread runs nothing of the program's
-     * in between, and nests no hold in another. Any thread. CDDP_OK: let_go must follow. CDDP_E_SYSTEM: nothing has
-     * happened. NULL on the host.
+     * On a device: makes several calls of one thread cheaper, until let_go. The thread runs no code of the program in
+     * between, and calls are not nested. Any thread. CDDP_OK: let_go must follow. CDDP_E_SYSTEM: nothing was done. NULL
+     * on the host.
      */
     cddp_status (*hold)(struct cdi_backend *b, struct cdi_error *err);
     void (*let_go)(struct cdi_backend *b);
 
-    /* Memory where the backend works: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
+    /* Allocates memory of the backend: at least 64-byte aligned, not cleared. release is NULL-safe. Any thread. */
     cddp_status (*alloc)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release)(struct cdi_backend *b, void *p);
-    /* Do operations on memory that is in no region cost copies? The same on all ranks. NULL: they do not. */
+    /* Do operations on memory outside regions cost copies? The same on all ranks. NULL: they do not. */
     bool (*copies_private)(const struct cdi_backend *b);
-    /* On a device: memory of the host that copies are fastest with. NULL on the host. As alloc and release. */
+    /* On a device: the same for host memory that copies are fastest with. NULL on the host. */
     cddp_status (*alloc_host)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release_host)(struct cdi_backend *b, void *p);
-    /* Is this memory of the backend's device? False on the host, and for host memory. Any thread. */
+    /* Is this memory of the device of the backend? False on the host, and for host memory. Any thread. */
     bool (*is_device)(struct cdi_backend *b, const void *p);
     /*
-     * May the backend be given this memory? CDDP_OK, for host memory, too; CDDP_E_INVALID (another device's: the
-     * sentence names both); CDDP_E_SYSTEM. is_device calls memory that is refused here the device's, so that nobody
-     * takes it for the host's; enqueue and copy refuse it themselves. Any thread. NULL: it may.
+     * Can the backend use this memory? CDDP_OK, also for host memory; CDDP_E_INVALID (memory of another device: the
+     * message names both); CDDP_E_SYSTEM. is_device is true for memory that is rejected here, so that no caller treats
+     * it as host memory; enqueue and copy reject it themselves. Any thread. NULL: it can.
      */
     cddp_status (*check_memory)(struct cdi_backend *b, const void *p, struct cdi_error *err);
     /*
-     * Copy between any two of host and device, behind what was enqueued; done on return, and so is what was enqueued,
-     * also where bytes is 0. Other streams that use the memory were waited for. Any thread.
+     * Copies between any two of host and device, after everything that was enqueued. On return the copy and all earlier
+     * work are done, also where bytes is 0. The caller has waited for other streams that use the memory. Any thread.
      */
     cddp_status (*copy)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
     /*
-     * For a thread that writes or reads a file meanwhile: the same copy, but behind nothing and without starting
-     * anything, also after the communicator has failed. Nothing in flight may use the memory. Any thread. NULL on the
-     * host.
+     * Copies likewise, but waits for no other work and starts none, also after the communicator has failed: for a
+     * thread that reads or writes a file. No work in flight may use the memory. Any thread. NULL on the host.
      */
     cddp_status (*move)(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err);
     /*
-     * Memory of the device for a while, 256-byte aligned; neither call waits for what runs there, which is nothing that
-     * release promises. NULL: less than twice as much is free, as the program may want the rest, or it cannot be had.
-     * give_back takes NULL, too. Any thread. NULL on the host.
+     * Allocates memory of the device for a while, 256-byte aligned. Unlike release, neither call waits for running
+     * work. Returns NULL if less than twice as much is free, since the program may need the rest, or if the allocation
+     * fails. give_back is NULL-safe. Any thread. NULL on the host.
      */
     void *(*borrow)(struct cdi_backend *b, size_t bytes);
     void (*give_back)(struct cdi_backend *b, void *p);
-    /* Where memory and work are. Never fails. Any thread. */
+    /* Describes the device. Never fails. Any thread. */
     void (*describe)(struct cdi_backend *b, cddp_device_info *out);
 
-    /* CDDP_OK or the sticky error. Any thread. */
+    /* Returns CDDP_OK or the sticky error. Any thread. */
     cddp_status (*health)(struct cdi_backend *b, struct cdi_error *err);
     /*
-     * The same, but never waits, not even for an abort that is under way, and also tells of what this rank would only
-     * find in its next wait: that a peer has aborted, or died. Any thread. NULL: health does.
+     * Returns the same, but never waits, not even for an abort in progress. It also reports what this rank would only
+     * find in its next wait: that a peer has aborted or died. Any thread. NULL: use health.
      */
     cddp_status (*peek)(struct cdi_backend *b, struct cdi_error *err);
     /*
-     * CDDP_E_PEER if one of these n ranks of the job is known to have died, whatever else has happened to b; else
-     * CDDP_OK. Any thread. NULL: it cannot tell.
+     * Returns CDDP_E_PEER if one of these n ranks of the job is known to have died, whatever other error b has;
+     * otherwise CDDP_OK. Any thread. NULL: the backend does not know.
      */
     cddp_status (*lost)(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err);
-    /* Make every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this sentence. Any thread, repeatable.
+    /* Makes every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this message. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);
-    /* Has any rank aborted, as far as this one can see without waiting? NULL where keeps_store. Any thread. */
+    /* Has any rank aborted, as far as this rank knows without a wait? NULL where keeps_store. Any thread. */
     bool (*is_aborted)(struct cdi_backend *b);
 
     /*
-     * Element functions: local, on the backend's memory, ordered before operations that are enqueued later. On the CPU
-     * the calling thread does the work and it is done on return; on a device the work is behind what was enqueued, and
-     * `lead` with ticket 0 orders a stream behind it (scan alone waits for its result). Any thread; slices and arrays
-     * do not overlap, except that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does not
-     * take); on a device also the sticky error.
+     * Element functions: local, on memory of the backend, ordered before operations that are enqueued later. On the CPU
+     * the calling thread does the work before it returns. On a device the work runs after everything that was enqueued,
+     * and stream_wait with ticket 0 orders a stream after it; only scan waits for its result. Any thread. Slices and
+     * arrays do not overlap, except that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does
+     * not support); on a device also the sticky error.
      */
-    /* Put n slices behind one another into `to`, or take them from there again. */
+    /* Copy n slices one after another into `to`, or back. */
     cddp_status (*pack)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n, struct cdi_error *err);
     cddp_status (*unpack)(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,
                           struct cdi_error *err);
     /*
-     * pack of elements of a floating-point type, each of which is multiplied by factor on its way, as scale does it.
-     * All slices begin and end with whole elements.
+     * Packs elements of a floating-point type, each multiplied by factor as scale does it. All slices begin and end
+     * with whole elements.
      */
     cddp_status (*pack_scaled)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                cddp_dtype dtype, double factor, struct cdi_error *err);
     /*
-     * On a device: pack, but slice i, unless it is a gap, is left out where flags[of[i]] is not 0 when the work is
-     * done; flags are the device's memory. NULL on the host.
+     * On a device: packs, but skips slice i, unless it is a gap, if flags[of[i]] is not 0 when the work runs; flags is
+     * memory of the device. NULL on the host.
      */
     cddp_status (*pack_unless)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                                const uint8_t *flags, const uint32_t *of, struct cdi_error *err);
     /*
-     * Between float32 and float16 or bfloat16, in both directions: multiplied by factor in float32, then rounded to
-     * nearest, ties to even. A NaN stays one.
+     * Converts between float32 and float16 or bfloat16, in both directions: multiplies by factor in float32, then
+     * rounds to nearest, ties to even. A NaN stays a NaN.
      */
     cddp_status (*cast)(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from, cddp_dtype from_type,
                         size_t count, float factor, struct cdi_error *err);
-    /* x[i] *= factor; a factor of float32 precision for all but float64. Floating-point types. */
+    /* Multiplies each x[i] by factor, which has float32 precision except for float64. Floating-point types. */
     cddp_status (*scale)(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                          struct cdi_error *err);
-    /* Count NaNs and infinities. Floating-point types. */
+    /* Counts NaNs and infinities. Floating-point types. */
     cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                         struct cdi_error *err);
     /*
-     * Of all n spans together, in float64: the sum of their squares, or with `largest` the largest magnitude, a NaN
-     * above infinity. It goes into *out, memory of the backend; add: together with what is there. The order of the sum
-     * depends on the counts and types alone.
+     * Computes, over all n spans and in float64, the sum of the squares, or with `largest` the largest magnitude, where
+     * a NaN counts as more than infinity. Stores it in *out, memory of the backend; with `add` it includes the value
+     * there. The order of the sum depends only on counts and types.
      */
-    cddp_status (*tally)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add, double *out,
-                         struct cdi_error *err);
+    cddp_status (*norm)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add, double *out,
+                        struct cdi_error *err);
     /*
-     * Scale n spans by max_norm / (norm + 1e-6) where that is below 1 or a NaN; the norm is made of *sum, memory of the
-     * backend, which tally wrote, when the work is done.
+     * Scales n spans by max_norm / (norm + 1e-6) if that is below 1 or a NaN. The norm is computed from *sum, the
+     * result of norm in memory of the backend, when the work runs.
      */
     cddp_status (*clip)(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                         const double *sum, struct cdi_error *err);
-    /* On a device; NULL on the host, where the caller does it. Zeros. */
+    /* On a device: sets memory to zeros. NULL on the host, where the caller uses memset. */
     cddp_status (*clear)(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
-    /* A step of the optimizer: first its rows are counted, then each piece is updated by them (optim_row.h). */
+    /* Run a step of the optimizer: the first counts its rows, the second updates the pieces with them (optim_row.h). */
     cddp_status (*optim_count)(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
     cddp_status (*optim_update)(struct cdi_backend *b, const struct cdi_optim_step *s,
                                 const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err);
-    /* cdi_lowrank_do with the device's memory, to the same bits where numbers are finite. */
+    /* Does what cdi_lowrank_do() does on memory of the device, with equal bits where numbers are finite. */
     cddp_status (*lowrank)(struct cdi_backend *b, enum cdi_lowrank_step step, const struct cdi_lowrank_matrix *m,
                            size_t n, double epsilon, struct cdi_error *err);
 };
 
-/* alloc, and zeros in it; on a device in the stream's order, so that the host waits for nothing. With an error *out may
- * be memory that is the caller's all the same. */
+/*
+ * Allocates zeroed memory; on a device in the order of the stream, so that the host does not wait. After an error *out
+ * may still be memory, which the caller releases.
+ */
 static inline cddp_status cdi_backend_zeros(const struct cdi_backend_ops *ops, struct cdi_backend *b, size_t bytes,
                                             void **out, struct cdi_error *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an operation is called: in the flight page and in sentences. Pure. */
+/* Names of operations, in the flight page and in messages. Pure. */
 #ifndef CDI_BACKEND_DESCRIBE_H
 #define CDI_BACKEND_DESCRIBE_H
 
@@ -9,7 +9,7 @@
 enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind);
 /* Returns the same for operations that are enqueued as one: the collective that the program has called. */
 enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n);
-/* Is it no function, but a collective that is made of others? */
+/* Is it a collective that is made of others, and not a function? */
 static inline bool cdi_asked_is_coll(uint32_t asked)
 {
     return asked >= CDI_ASKED_GATHER && asked <= CDI_ASKED_ALL_GATHERV;
@@ -21,18 +21,18 @@ const char *cdi_coll_name(uint32_t kind);
 const char *cdi_coll_root_word(enum cdi_coll_kind kind);
 /* Does the operation use cdi_coll.op? */
 bool cdi_coll_reduces(enum cdi_coll_kind kind);
-/* "cddp_ddp_create", "gather"; NULL: the program itself, or a number that is none. */
+/* Returns the name of a caller, "cddp_ddp_create" or "gather"; NULL: the program itself, or an unknown number. */
 const char *cdi_asked_name(uint32_t asked);
-/* " (bucket 2: 'fc1.weight' and 3 more)"; "" for what is no bucket's. */
+/* Writes " (bucket 2: 'fc1.weight' and 3 more)"; "" for an operation without a bucket. */
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 /*
- * "all_reduce(mean) of 10 float32 (bucket 2: 'fc1.weight' and 3 more)", "send of 3 float32 to rank 1",
- * "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)", "gather of 3 float32 to rank 1" (the BARRIER before its
- * messages), "gather (recv of 3 float32 from rank 2)".
+ * Describes an operation: "all_reduce(mean) of 10 float32 (bucket 2: 'fc1.weight' and 3 more)", "send of 3 float32 to
+ * rank 1", "cddp_checkpoint_save (broadcast of 3 uint8 from rank 0)", "gather of 3 float32 to rank 1" (the BARRIER
+ * before its messages), "gather (recv of 3 float32 from rank 2)".
  */
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 
-/* Behind "rank N ", of a peer that is missed since it has called cddp_finalize. */
+/* Follows "rank N " in the error of a rank that waits for a peer which has called cddp_finalize. */
 #define CDI_HAS_LEFT                                                                                          \
     "has left the job (cddp_finalize); if it had fewer batches than others, CDDP_DDP_JOIN and cddp_ddp_join " \
     "let them go on"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The element functions of the table (worker/backend/backend.h) on host memory. Pure; any thread; the backend is not
- * used. */
+/*
+ * The element functions of the table (worker/backend/backend.h) on host memory. Pure; any thread; b is not used.
+ */
 #ifndef CDI_BACKEND_HOST_ELEMENTWISE_H
 #define CDI_BACKEND_HOST_ELEMENTWISE_H
 
@@ -19,12 +20,12 @@ cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp
 cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                              struct cdi_error *err);
 
-cddp_status cdi_element_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                              double *out, struct cdi_error *err);
+cddp_status cdi_element_norm(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
+                             double *out, struct cdi_error *err);
 cddp_status cdi_element_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                              const double *sum, struct cdi_error *err);
 
-/* Of a backend on the host: what reduce.h can. */
+/* Is check_reduction of a backend on the host: accepts what reduce.h supports. */
 cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
 
 #endif

@@ -80,7 +80,7 @@ static bool exists(const char *folder, const char *sub, const char *name, char p
 }
 
 /* Where the module is; false: nowhere, and err says where it was looked for. */
-static bool find(const char *name, char path[PATH_MAX], struct cdi_error *err)
+static bool module_find(const char *name, char path[PATH_MAX], struct cdi_error *err)
 {
     const char *said = cdi_env_str(MODULE_DIR_ENV);
     char own[PATH_MAX];
@@ -108,7 +108,7 @@ static bool find(const char *name, char path[PATH_MAX], struct cdi_error *err)
 }
 
 /* NULL: err says why. */
-static const struct cdi_module *load(const char *path, struct cdi_error *err)
+static const struct cdi_module *module_load(const char *path, struct cdi_error *err)
 {
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const struct cdi_module *m = lib != NULL ? dlsym(lib, CDI_MODULE_SYMBOL) : NULL;
@@ -135,10 +135,10 @@ cddp_status cdi_module_open(const char *name, const struct cdi_backend_ops **ops
     const struct cdi_module *m;
     char path[PATH_MAX];
 
-    *is_there = find(name, path, &why);
+    *is_there = module_find(name, path, &why);
     if (*is_there) {
         (void)pthread_mutex_lock(&lock);
-        m = load(path, &why);
+        m = module_load(path, &why);
         if (m != NULL)
             why.status = m->open(&host, ops, &why);
         (void)pthread_mutex_unlock(&lock);

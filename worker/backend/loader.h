@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A module: a backend in a shared library of its own, cddp_NAME.so, which libcddp opens where it is wanted, so that one
- * build serves machines with and without a GPU. A module's undefined symbols are libc's only: what it needs of libcddp
- * comes in the host table. Both sides are of one build; the ABI number and the version say so.
+ * A module is a backend in a separate shared library, cddp_NAME.so, which libcddp opens on demand, so that one build
+ * serves nodes with and without a GPU. Undefined symbols of a module are those of libc only: it gets the functions of
+ * libcddp from the host table. Both sides are of one build; the ABI number and the version are compared.
  */
 #ifndef CDI_BACKEND_LOADER_H
 #define CDI_BACKEND_LOADER_H
@@ -13,7 +13,8 @@
 #define CDI_MODULE_SYMBOL "cddp_module" /* the one symbol of a module: a const struct cdi_module */
 #define CDI_MODULE_HOST_ID 24           /* bytes that are equal in processes of one host */
 
-/* What a module may use of libcddp. The flight page is the communicator's, by the rules of protocol/flight.h. */
+/* The functions of libcddp for modules. The flight page is that of the communicator; protocol/flight.h has the rules.
+ */
 struct cdi_host {
     size_t size;
     void (*debug)(const char *id, const char *text); /* one log line at debug level */
@@ -34,19 +35,19 @@ struct cdi_module {
     uint32_t abi;
     const char *version; /* CDDP_VERSION of its build */
     /*
-     * Look for what the backend needs of this machine. CDDP_OK and *ops, which live as long as the process;
-     * CDDP_E_NOT_FOUND: the machine has no such device, so that a program which did not insist takes another backend;
-     * CDDP_E_VERSION, CDDP_E_SYSTEM, CDDP_E_INVALID: it has one, and something is missing to use it. The sentence says
-     * what. May be called again after a failure. One thread at a time.
+     * Finds the device and the libraries that the backend needs. CDDP_OK and *ops, which live as long as the process;
+     * CDDP_E_NOT_FOUND: this node has no such device, and a program that did not request it gets another backend;
+     * CDDP_E_VERSION, CDDP_E_SYSTEM, CDDP_E_INVALID: there is a device, but it cannot be used; the message names the
+     * reason. May be called again after a failure. One thread at a time.
      */
     cddp_status (*open)(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err);
 };
 
 /*
- * Open cddp_NAME.so, once per process, and the backend in it. It is looked for in CDDP_MODULE_DIR alone if that is set,
- * else in the folder `cddp` beside this libcddp, then in that of the configured library folder. *is_there tells whether
- * there is such a file at all. CDDP_E_NOT_FOUND (the sentence names the folders), CDDP_E_VERSION (another
- * build's), CDDP_E_SYSTEM (it cannot be loaded), or what the module's open returns. Any thread; may be repeated.
+ * Opens cddp_NAME.so, once per process, and the backend in it. Searches only CDDP_MODULE_DIR if that is set, otherwise
+ * the folder `cddp` beside this libcddp, then that of the configured library folder. Sets *is_there to whether the file
+ * exists. CDDP_E_NOT_FOUND (the message names the folders), CDDP_E_VERSION (of another build), CDDP_E_SYSTEM (it cannot
+ * be loaded), or the result of the module's open. Any thread; may be repeated.
  */
 cddp_status cdi_module_open(const char *name, const struct cdi_backend_ops **ops, bool *is_there,
                             struct cdi_error *err);

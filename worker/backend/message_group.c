@@ -13,7 +13,7 @@ struct place {
     size_t at;
 };
 
-static struct place place_of(const struct cdi_coll *op, size_t at, int rank, int size)
+static struct place group_place_of(const struct cdi_coll *op, size_t at, int rank, int size)
 {
     bool sends = op->kind == CDI_SEND;
 
@@ -25,7 +25,7 @@ static struct place place_of(const struct cdi_coll *op, size_t at, int rank, int
         .round = (uint32_t)((rank + op->root) % size) + 1, .second = sends != (rank < op->root), .at = at};
 }
 
-static int compare(const void *a, const void *b)
+static int group_compare(const void *a, const void *b)
 {
     const struct place *x = a, *y = b;
 
@@ -43,8 +43,8 @@ static bool put_in_order(struct cdi_coll *to, const struct cdi_coll *ops, size_t
     if (places == NULL)
         return false;
     for (size_t i = 0; i < n; i++)
-        places[i] = place_of(&ops[i], i, rank, size);
-    qsort(places, n, sizeof *places, compare);
+        places[i] = group_place_of(&ops[i], i, rank, size);
+    qsort(places, n, sizeof *places, group_compare);
     for (size_t i = 0; i < n; i++)
         to[i] = ops[places[i].at];
     free(places);

@@ -10,9 +10,9 @@
 #define NAMED_RANKS_MAX 512
 #define NAME_BYTES 64
 
-void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_WORD_KEY_BYTES])
+void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_PEER_ERROR_KEY_BYTES])
 {
-    (void)snprintf(key, CDI_WORD_KEY_BYTES, "%s%s", w->prefix, name);
+    (void)snprintf(key, CDI_PEER_ERROR_KEY_BYTES, "%s%s", w->prefix, name);
 }
 
 bool cdi_peer_error_has_peers(const struct cdi_peer_error *w)
@@ -20,10 +20,10 @@ bool cdi_peer_error_has_peers(const struct cdi_peer_error *w)
     return w->size > 1 && w->keys->add != NULL;
 }
 
-static cddp_status add(const struct cdi_peer_error *w, const char *name, int64_t delta, int64_t *n,
-                       struct cdi_error *err)
+static cddp_status peer_error_add(const struct cdi_peer_error *w, const char *name, int64_t delta, int64_t *n,
+                                  struct cdi_error *err)
 {
-    char key[CDI_WORD_KEY_BYTES];
+    char key[CDI_PEER_ERROR_KEY_BYTES];
 
     cdi_peer_error_key(w, name, key);
     return w->keys->add(w->keys->arg, key, delta, n, err);
@@ -32,7 +32,7 @@ static cddp_status add(const struct cdi_peer_error *w, const char *name, int64_t
 /* "STATUS BLAMED text". */
 void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error *why)
 {
-    char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    char key[CDI_PEER_ERROR_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
     int blamed = why->blamed != 0 ? why->blamed : w->of_job + 1;
     int64_t n = 0;
 
@@ -42,7 +42,7 @@ void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error 
         (void)snprintf(text, sizeof text, "%d %d %s", (int)why->status, blamed, why->msg);
     else
         (void)snprintf(text, sizeof text, "%d %d rank %d gave up: %.960s", (int)why->status, blamed, w->rank, why->msg);
-    if (add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
+    if (peer_error_add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
         return;
     cdi_peer_error_key(w, "failed/why", key);
     (void)w->keys->set(w->keys->arg, key, text, strlen(text), NULL);
@@ -50,7 +50,7 @@ void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error 
 
 cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_error *err)
 {
-    char key[CDI_WORD_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
+    char key[CDI_PEER_ERROR_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
     int status = CDDP_E_ABORTED, blamed = 0, at = 0;
     int64_t n = 0;
     size_t len = 0;
@@ -58,7 +58,7 @@ cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_erro
 
     if (!cdi_peer_error_has_peers(w))
         return CDDP_OK;
-    st = add(w, "failed", 0, &n, err);
+    st = peer_error_add(w, "failed", 0, &n, err);
     if (st != CDDP_OK || n == 0)
         return st;
     cdi_peer_error_key(w, "failed/why", key);
@@ -80,12 +80,12 @@ void cdi_peer_error_late(const struct cdi_peer_error *w, uint64_t number, struct
     if (!cdi_peer_error_has_peers(w) || w->size > NAMED_RANKS_MAX)
         return;
     (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, w->rank);
-    if (add(w, name, 1, &n, NULL) != CDDP_OK)
+    if (peer_error_add(w, name, 1, &n, NULL) != CDDP_OK)
         return;
     (void)nanosleep(&moment, NULL);
     for (int r = 0; r < w->size; r++) {
         (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, r);
-        if (add(w, name, 0, &n, NULL) != CDDP_OK)
+        if (peer_error_add(w, name, 0, &n, NULL) != CDDP_OK)
             return;
         if (n == 0)
             cdi_rank_list_add(late, r);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ranks tell one another through the job's store when something has gone wrong, for backends whose library leaves
- * a rank waiting: who failed first and why, and who came to an operation that did not end. Any thread; each call is one
- * or more exchanges with the store, so not for a hot loop.
+ * Errors that ranks exchange through the job's store, for backends whose library lets a rank wait forever: the first
+ * failure with its reason, and the ranks that reached an operation that did not end. Any thread. Each call makes one or
+ * more requests to the store, so it is not for a hot loop.
  */
 #ifndef CDI_BACKEND_PEER_ERROR_H
 #define CDI_BACKEND_PEER_ERROR_H
@@ -10,28 +10,32 @@
 #include "common/rank_list.h"
 #include "worker/backend/backend.h"
 
-#define CDI_WORD_PREFIX_MAX 48
+#define CDI_PEER_ERROR_PREFIX_MAX 48
 
 struct cdi_peer_error {
     const struct cdi_oob *keys;
-    const char *prefix; /* before each key: "nccl/", with what tells a part from the whole; below CDI_WORD_PREFIX_MAX */
+    const char
+        *prefix; /* before each key: "nccl/" and the part, if it is one; shorter than CDI_PEER_ERROR_PREFIX_MAX */
     int rank, size;
     int of_job; /* rank as a rank of the job */
 };
 
-/* "PREFIX" followed by name. */
-#define CDI_WORD_KEY_BYTES 192
-void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_WORD_KEY_BYTES]);
-/* Is there anybody to tell, and a store? */
+#define CDI_PEER_ERROR_KEY_BYTES 192
+/* Writes the key of `name`: the prefix, then the name. */
+void cdi_peer_error_key(const struct cdi_peer_error *w, const char *name, char key[CDI_PEER_ERROR_KEY_BYTES]);
+/* Are there other ranks, and a store? */
 bool cdi_peer_error_has_peers(const struct cdi_peer_error *w);
-/* Tell why this rank has failed; only the first rank's word is kept. What cannot be told is not. */
+/* Reports why this rank has failed; only the report of the first rank counts. Best effort. */
 void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error *why);
-/* CDDP_OK: nobody has said so. Else what the first rank to fail said, or the store's own error: its host may be gone.
+/*
+ * Returns CDDP_OK if no rank has reported a failure; otherwise the error of the first rank that did, or that of the
+ * store itself, whose host may be gone.
  */
 cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_error *err);
 /*
- * Say that this rank waits in operation `number`, wait half a second for the others to say so too, and list who did
- * not: those the others wait for. Empty where all did, and in worlds too large to be asked one by one.
+ * Reports that this rank waits in operation `number`, gives the others half a second to do the same, and lists the
+ * ranks that did not: the others wait for those. The list is empty if all did, and in worlds with too many ranks to
+ * check one by one.
  */
 void cdi_peer_error_late(const struct cdi_peer_error *w, uint64_t number, struct cdi_rank_list *late);
 

@@ -128,7 +128,7 @@ static bool must_wake(const struct cdi_queue *q, bool eager, bool grace)
 }
 
 /* Called with the lock held: the one operation that was running has ended. */
-static void note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st, const struct cdi_error *err)
+static void queue_note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st, const struct cdi_error *err)
 {
     q->running = false;
     if (st == CDDP_OK)
@@ -154,7 +154,7 @@ static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, bool o
         cdi_flight_done(q->flight, w->flight_seq);
 
     (void)pthread_mutex_lock(&q->lock);
-    note_end(q, w->ticket, st, err);
+    queue_note_end(q, w->ticket, st, err);
     return st;
 }
 
@@ -226,7 +226,7 @@ bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg)
     return cdi_thread_create(thread, STACK_BYTES, main, arg) == 0;
 }
 
-static void start_thread(struct cdi_queue *q)
+static void queue_start_thread(struct cdi_queue *q)
 {
     q->has_thread = cdi_thread_start(&q->thread, thread_main, q);
     q->thread_refused = !q->has_thread;
@@ -319,14 +319,14 @@ static enum cdi_flight_op flight_op_of(const struct cdi_work *w)
 }
 
 /* Its ticket, and its record in the flight page. */
-static void number(struct cdi_queue *q, struct cdi_work *w)
+static void queue_number(struct cdi_queue *q, struct cdi_work *w)
 {
     w->ticket = ++q->given;
     w->flight_seq = cdi_flight_enqueue(q->flight, flight_op_of(w), w->op.dtype,
                                        w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
 }
 
-static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
+static cddp_status queue_append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_work *w;
 
@@ -337,7 +337,7 @@ static cddp_status append(struct cdi_queue *q, const struct cdi_work *work, stru
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
     *w = *work;
     w->next = NULL;
-    number(q, w);
+    queue_number(q, w);
     if (q->last != NULL)
         q->last->next = w;
     else
@@ -361,14 +361,14 @@ cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, 
         st = q->error.status;
         tell_locked(q, err);
     } else {
-        st = append(q, work, err);
+        st = queue_append(q, work, err);
     }
     if (st == CDDP_OK) {
         bool eager = !q->last->op.lazy, grace = has_grace(q->last);
 
         *ticket = q->given;
         if ((eager || grace) && !q->has_thread && !q->thread_refused)
-            start_thread(q);
+            queue_start_thread(q);
         wake = must_wake(q, eager, grace);
     }
     (void)pthread_mutex_unlock(&q->lock);
@@ -452,7 +452,7 @@ cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi
         st = cdi_queue_enqueue(q, work, &ticket, err);
         return st == CDDP_OK ? cdi_queue_join(q, ticket, err) : st;
     }
-    number(q, work);
+    queue_number(q, work);
     end_grace(q, work->ticket);
     st = run_now(q, work, false, &why);
     if (q->failed) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The queue of operations and who runs them: strictly in ticket order, one at a time, either the communication thread
- * or a thread that waits for them. A caller whose queue is not being worked on runs the work itself, so a blocking
- * collective costs no wake-up. A lazy operation is left to the thread that joins it. The communication thread takes one
- * with grace after 50 us if nobody has joined it, or at once if the one before was joined that late. While such
- * operations keep coming, the thread looks for them once a millisecond, so that nobody has to wake it; a joiner that is
- * late for the first time may hold up its peers for that long.
+ * The queue of operations. They run strictly in ticket order, one at a time, in the communication thread or in a
+ * thread that waits for them. A caller that finds the queue idle runs the work itself, so a blocking collective costs
+ * no wake-up. A lazy operation is left to the thread that joins it. The communication thread runs one with grace after
+ * 50 us without a join, or at once if the previous one was joined that late. While such operations arrive, the thread
+ * checks for them once a millisecond, so that no caller has to wake it; a joiner that is late for the first time may
+ * delay its peers for that long.
  *
- * The thread is started when the first operation comes that it may have to run; where it cannot be started, joining
- * threads do all the work.
+ * The thread starts with the first operation that it may have to run. If it cannot be started, joining threads do all
+ * the work.
  */
 #ifndef CDI_BACKEND_QUEUE_H
 #define CDI_BACKEND_QUEUE_H
@@ -23,61 +23,65 @@ struct cdi_work {
     struct cdi_coll op;
     bool is_region; /* make a region of `region_bytes` bytes instead of op */
     size_t region_bytes;
-    struct cdi_region **region_out; /* written where all ranks have theirs */
-    struct cdi_error *region_err;   /* else why not: that is agreed, and so does not break the communicator */
-    struct cdi_coll *group;         /* several operations as one (group.h), of which op is the first: the queue's */
-    size_t n_group;                 /* also where op is one of a group, and group is NULL */
+    struct cdi_region **region_out; /* set if all ranks have theirs */
+    struct cdi_error *region_err;   /* otherwise the reason: all ranks agree on it, so the communicator stays usable */
+    struct cdi_coll *group; /* operations that run as one (message_group.h); op is the first. The queue frees it */
+    size_t n_group;         /* also set where op is one of a group, and group is NULL */
     uint64_t flight_seq;
     uint64_t ticket;
     struct cdi_work *next;
 };
 
-/* Run one operation, or a group, to its end. */
+/* Runs one operation, or a group, to its end. */
 typedef cddp_status (*cdi_run_fn)(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err);
 
 struct cdi_queue;
 
 /*
- * A thread of the backend's own, with a small stack. Signals are the program's: none is delivered to a thread that it
- * does not know. false: there is none to be had.
+ * Starts a thread of the backend, with a small stack. It blocks all signals, since they belong to the program. Returns
+ * false if no thread can be created.
  */
 bool cdi_thread_start(pthread_t *thread, void *(*main)(void *arg), void *arg);
 
-/* spins: pauses before a joiner yields and then sleeps. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
+/* Creates a queue. spins: pauses before a joiner yields and then sleeps. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, struct cdi_flight *flight, int spins,
                              struct cdi_error *err);
-/* Of the communicator, for error messages; before the first operation. It must outlive the queue. */
+/* Sets the communicator's name for error messages, before the first operation. It must outlive the queue. */
 void cdi_queue_set_name(struct cdi_queue *q, const char *name);
-/* Was everything that was enqueued also run? */
+/* Have all operations run? */
 bool cdi_queue_idle(struct cdi_queue *q);
-/* Drop what has not started, wait for what has (the caller has aborted it), end the thread, free. NULL-safe. */
+/*
+ * Drops operations that have not started, waits for those that have (the caller has aborted them), ends the thread,
+ * frees. NULL-safe.
+ */
 void cdi_queue_destroy(struct cdi_queue *q);
 
 /*
- * Copy *work, note it in the flight page, give its ticket. On success its group is the queue's to free. The sticky
- * error; CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread.
+ * Copies *work, records it in the flight page, sets *ticket. On success the queue owns its group. CDDP_OK, the sticky
+ * error, CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread.
  */
 cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket,
                               struct cdi_error *err);
-/* The ticket given last; 0: none yet. Any thread. */
+/* Returns the last ticket; 0: none yet. Any thread. */
 uint64_t cdi_queue_last(struct cdi_queue *q);
 /*
- * Until the operation of `ticket`, and all before it, are done; helps. After an error: once nothing runs any more. Any
- * thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).
+ * Waits until the operation of `ticket` and all before it are done; runs them if no other thread does. After an error
+ * it returns once nothing runs. Any thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).
  */
 cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
 /*
- * Both at once, for one operation that is lazy, no group and no region: where nothing is queued or runs, it is not
- * copied. *work gets its numbers.
+ * Enqueues and joins one operation that is lazy, not a group and not a region. If the queue is idle, the operation is
+ * not copied. Sets the numbers of *work.
  */
 cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi_error *err);
 /*
- * cdi_queue_join without a wait: CDDP_IN_PROGRESS where they are not done. Helps, and so waits, where it is refused a
- * thread.
+ * Does the same as cdi_queue_join without a wait: CDDP_IN_PROGRESS if they are not done. Where the queue has no thread,
+ * it runs them, and so waits.
  */
 cddp_status cdi_queue_test(struct cdi_queue *q, uint64_t ticket, struct cdi_error *err);
-/* The sticky error; the first one stays. What is running must be ended by other means. */
+/* Sets the sticky error, unless there is one. It does not end the running operation. */
 void cdi_queue_fail(struct cdi_queue *q, const struct cdi_error *err);
+/* Returns CDDP_OK or the sticky error. Any thread. */
 cddp_status cdi_queue_health(struct cdi_queue *q, struct cdi_error *err);
 
 #endif

@@ -64,7 +64,7 @@ static bool bytes_of(size_t count, cddp_dtype dtype, size_t *bytes)
 }
 
 /* NULL stays so: there is nothing behind it. */
-static void *behind(const void *p, size_t bytes)
+static void *offset_by(const void *p, size_t bytes)
 {
     return p == NULL ? NULL : (uint8_t *)(uintptr_t)p + bytes;
 }
@@ -163,22 +163,22 @@ struct parts {
 };
 
 /* Where part r begins, if those before it end at `at`. */
-static size_t begin_of(const struct parts *b, size_t r, size_t at)
+static size_t part_begin(const struct parts *b, size_t r, size_t at)
 {
     return b->offsets != NULL ? b->offsets[r] : at;
 }
 
 /* Of one part, in bytes. */
-static size_t place_of(const struct parts *b, size_t part)
+static size_t part_place(const struct parts *b, size_t part)
 {
     size_t at = 0;
 
     for (size_t r = 0; r < part && b->offsets == NULL; r++)
         at += b->counts[r];
-    return begin_of(b, part, at) * b->size;
+    return part_begin(b, part, at) * b->size;
 }
 
-static cddp_status measure(struct parts *b, const cddp_coll_args *a, struct cdi_error *err)
+static cddp_status parts_measure(struct parts *b, const cddp_coll_args *a, struct cdi_error *err)
 {
     size_t at = 0, bytes;
 
@@ -187,7 +187,7 @@ static cddp_status measure(struct parts *b, const cddp_coll_args *a, struct cdi_
                         kinds[a->coll].name, b->name);
     b->end = 0;
     for (size_t r = 0; r < b->n; r++) {
-        if (__builtin_add_overflow(begin_of(b, r, at), b->counts[r], &at))
+        if (__builtin_add_overflow(part_begin(b, r, at), b->counts[r], &at))
             return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds all parts of %s", kinds[a->coll].name, b->name);
         if (b->counts[r] > 0 && at > b->end)
             b->end = at;
@@ -205,8 +205,8 @@ static bool part_overlaps(const struct parts *a, size_t at, size_t elements, con
     size_t begin = 0;
 
     for (size_t j = 0; j < b->n; j++) {
-        begin = begin_of(b, j, begin);
-        if (overlap(behind(a->p, at * a->size), elements * a->size, behind(b->p, begin * b->size),
+        begin = part_begin(b, j, begin);
+        if (overlap(offset_by(a->p, at * a->size), elements * a->size, offset_by(b->p, begin * b->size),
                     b->counts[j] * b->size))
             return true;
         begin += b->counts[j];
@@ -221,7 +221,7 @@ static bool share_memory(const struct parts *a, const struct parts *b)
     if (!overlap(a->p, a->end * a->size, b->p, b->end * b->size))
         return false;
     for (size_t i = 0; i < a->n; i++) {
-        at = begin_of(a, i, at);
+        at = part_begin(a, i, at);
         if (part_overlaps(a, at, a->counts[i], b))
             return true;
         at += a->counts[i];
@@ -258,7 +258,7 @@ static cddp_status check_parts(const struct cdi_world *world, const cddp_coll_ar
         to = {.name = "out", .p = a->out, .counts = a->out_counts, .offsets = a->out_offsets, .n = n, .size = size};
     bool both = kinds[a->coll].needs == (IN_COUNTS | OUT_COUNTS), gathers = kinds[a->coll].needs == OUT_COUNTS;
     struct parts *whole = gathers ? &to : &in, *own = gathers ? &in : &to;
-    cddp_status st = measure(whole, a, err);
+    cddp_status st = parts_measure(whole, a, err);
 
     if (st == CDDP_OK && !both) { /* its own part of the whole */
         own->counts = whole->counts + rank;
@@ -266,12 +266,12 @@ static cddp_status check_parts(const struct cdi_world *world, const cddp_coll_ar
         own->n = 1;
     }
     if (st == CDDP_OK)
-        st = measure(own, a, err);
+        st = parts_measure(own, a, err);
     if (st != CDDP_OK)
         return st;
     if (!are_apart(both ? &to : whole))
         return cdi_fail(err, CDDP_E_INVALID, "%s: parts of %s overlap", name, both ? "out" : whole->name);
-    if ((!both && own->p == behind(whole->p, place_of(whole, rank))) ||
+    if ((!both && own->p == offset_by(whole->p, part_place(whole, rank))) ||
         !share_memory(&in, &to)) /* in place, or apart */
         return CDDP_OK;
     if (both)
@@ -300,7 +300,7 @@ cddp_status cdi_coll_check_unused(const cddp_coll_args *a, struct cdi_error *err
 }
 
 /* alone: it is not one of a group. */
-static cddp_status check(const struct cdi_world *w, const cddp_coll_args *a, bool alone, struct cdi_error *err)
+static cddp_status args_check(const struct cdi_world *w, const cddp_coll_args *a, bool alone, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     unsigned needs;
@@ -346,7 +346,7 @@ bool cdi_coll_is_made(const cddp_coll_args *a)
 
 cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll *op, struct cdi_error *err)
 {
-    cddp_status st = check(w, a, true, err);
+    cddp_status st = args_check(w, a, true, err);
 
     if (st == CDDP_OK)
         *op = plain(w, a);
@@ -355,7 +355,7 @@ cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, stru
 
 /* ---------------------------------------------------------------------------------------------------- groups ---- */
 
-static void add(struct cdi_coll_ops *to, const struct cdi_coll *op)
+static void ops_add(struct cdi_coll_ops *to, const struct cdi_coll *op)
 {
     to->ops[to->n++] = *op;
 }
@@ -371,7 +371,7 @@ static void add_message(struct cdi_coll_ops *to, const struct cdi_coll *like, en
     op.out = kind == CDI_RECV ? (void *)(uintptr_t)p : NULL;
     op.count = count;
     op.root = peer;
-    add(to, &op);
+    ops_add(to, &op);
 }
 
 /* gather: the root receives the blocks of all; scatter: it sends them. */
@@ -384,7 +384,7 @@ static void add_blocks(const struct cdi_world *w, const cddp_coll_args *a, const
     size_t bytes = a->count * cddp_dtype_size(a->dtype);
 
     for (int r = 0; r < w->size && w->rank == a->root; r++) {
-        const void *block = behind(all, (size_t)r * bytes);
+        const void *block = offset_by(all, (size_t)r * bytes);
         bool copies = r == w->rank && block != own;
 
         if (r != w->rank || copies)
@@ -408,8 +408,8 @@ static cddp_status add_all_to_allv(const struct cdi_world *w, const cddp_coll_ar
     for (int r = 0; r < w->size; r++) {
         in = a->in_offsets != NULL ? a->in_offsets[r] : in;
         out = a->out_offsets != NULL ? a->out_offsets[r] : out;
-        add_message(to, like, CDI_SEND, behind(a->in, in * size), a->in_counts[r], r);
-        add_message(to, like, CDI_RECV, behind(a->out, out * size), a->out_counts[r], r);
+        add_message(to, like, CDI_SEND, offset_by(a->in, in * size), a->in_counts[r], r);
+        add_message(to, like, CDI_RECV, offset_by(a->out, out * size), a->out_counts[r], r);
         in += a->in_counts[r];
         out += a->out_counts[r];
     }
@@ -432,13 +432,13 @@ static void add_of_each_rank(const struct cdi_world *w, const cddp_coll_args *a,
         op.count = counts[r];
         op.root = r;
         if (reduces) {
-            op.in = behind(whole, at * cddp_dtype_size(a->dtype));
+            op.in = offset_by(whole, at * cddp_dtype_size(a->dtype));
             op.out = r == w->rank ? a->out : NULL;
         } else {
-            op.out = behind(whole, at * cddp_dtype_size(a->dtype));
+            op.out = offset_by(whole, at * cddp_dtype_size(a->dtype));
             op.in = r == w->rank ? a->in : op.out;
         }
-        add(to, &op);
+        ops_add(to, &op);
         at += counts[r];
     }
 }
@@ -467,13 +467,13 @@ static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, 
                                .root = uneven ? 0 : a->root,
                                .bucket = -1,
                                .asked = op.asked};
-        add(to, &op);
+        ops_add(to, &op);
         if (uneven)
             return add_all_to_allv(w, a, &op, to, err);
         add_blocks(w, a, &op, to);
         return CDDP_OK;
     }
-    add(to, &op);
+    ops_add(to, &op);
     return CDDP_OK;
 }
 
@@ -509,7 +509,7 @@ static cddp_status add_all(const struct cdi_world *w, const cddp_coll_args *args
     for (size_t i = 0; i < n && st == CDDP_OK; i++) {
         st = cdi_coll_check_unused(&args[i], err);
         if (st == CDDP_OK)
-            st = check(w, &args[i], n == 1, err);
+            st = args_check(w, &args[i], n == 1, err);
         if (st == CDDP_OK && ((kinds[args[i].coll].needs & PEER) != 0) != ((kinds[args[0].coll].needs & PEER) != 0))
             st = cdi_fail(err, CDDP_E_INVALID,
                           "%s, but args[0] is %s: a group has either collectives, or sends and receives",

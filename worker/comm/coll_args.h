@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From what the program says (cddp_coll_args) to what the backend does (cdi_coll). Arguments are checked here and
- * nowhere else. Pure.
+ * From the arguments of the program (cddp_coll_args) to operations of the backend (cdi_coll). Arguments are checked
+ * here and nowhere else. Pure.
  */
 #ifndef CDI_COMM_COLL_ARGS_H
 #define CDI_COMM_COLL_ARGS_H
@@ -9,33 +9,34 @@
 #include "worker/backend/backend.h"
 
 /*
- * What an operation does not use is zero: it may get a meaning in a later version. For what a program has written;
- * cdi_coll_ops asks by itself. CDDP_E_INVALID.
+ * Checks that members which the operation does not use are zero, since a later version may give them a meaning. For the
+ * arguments of a program; cdi_coll_ops() calls it itself. CDDP_E_INVALID.
  */
 cddp_status cdi_coll_check_unused(const cddp_coll_args *a, struct cdi_error *err);
-/* Is it made of others? Of what is no collective: no. */
+/* Is the collective made of others? False for an unknown collective. */
 bool cdi_coll_is_made(const cddp_coll_args *a);
 /*
- * The operation of a collective that is not made of others, outside of a group. Neither lazy nor asked is set.
+ * Sets *op to the operation of a collective that is not made of others, outside a group. Sets neither lazy nor asked.
  * CDDP_E_INVALID.
  */
 cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll *op, struct cdi_error *err);
 
-/* What a group becomes. Zeroed by its owner; cdi_coll_release frees it, also after an error. */
+/* The operations of a group. Its owner zeroes it; cdi_coll_release() frees it, also after an error. */
 struct cdi_coll_ops {
     struct cdi_coll *ops;
     size_t n; /* may be 0 */
 };
 
 /*
- * Any group; counts stay the caller's. gather, scatter and all_to_allv become messages after a BARRIER, reduce_scatterv
- * reductions, one for each rank, and an all_gatherv with offsets broadcasts. CDDP_E_INVALID (of several, "args[2]"
- * stands before the reason), CDDP_E_NOMEM.
+ * Makes the operations of any group; counts stay the caller's. gather, scatter and all_to_allv become messages after a
+ * BARRIER; reduce_scatterv becomes one reduction for each rank; an all_gatherv with offsets becomes broadcasts.
+ * CDDP_E_INVALID (with several arguments the message begins with "args[2]"), CDDP_E_NOMEM.
  */
 cddp_status cdi_coll_ops(const struct cdi_world *w, const cddp_coll_args *args, size_t n, struct cdi_coll_ops *out,
                          struct cdi_error *err);
+/* Frees the operations, not *ops itself. */
 void cdi_coll_release(struct cdi_coll_ops *ops);
-/* How many of n > 0 operations, from the first one on, enqueue_group takes as one: collectives, or messages. */
+/* Returns how many of n > 0 operations, from the first one on, form one group: either collectives or messages. */
 size_t cdi_coll_part(const struct cdi_coll *ops, size_t n);
 
 #endif

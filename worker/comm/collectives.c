@@ -38,7 +38,7 @@ static cddp_status check_reductions(cddp_comm *comm, const struct cdi_coll *ops,
     return CDDP_OK;
 }
 
-static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *w, struct cdi_error *err)
+static cddp_status coll_run(cddp_comm *comm, const char *name, const cddp_coll_args *w, struct cdi_error *err)
 {
     struct cdi_coll op;
     uint64_t ticket;
@@ -59,7 +59,7 @@ static cddp_status run(cddp_comm *comm, const char *name, const cddp_coll_args *
     return st == CDDP_OK ? cdi_comm_ops(comm)->join(cdi_comm_backend(comm), ticket, err) : st;
 }
 
-static cddp_status told(cddp_status st, struct cdi_error *err)
+static cddp_status coll_result(cddp_status st, struct cdi_error *err)
 {
     if (st == CDDP_OK)
         return st;
@@ -67,17 +67,17 @@ static cddp_status told(cddp_status st, struct cdi_error *err)
     return cdi_last_error_set(err);
 }
 
-static cddp_status run_aloud(cddp_comm *comm, const char *name, const cddp_coll_args *w)
+static cddp_status coll_run_public(cddp_comm *comm, const char *name, const cddp_coll_args *w)
 {
     struct cdi_error err;
 
-    return told(run(comm, name, w, &err), &err);
+    return coll_result(coll_run(comm, name, w, &err), &err);
 }
 
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
                                 cddp_redop op, struct cdi_error *err)
 {
-    return run(
+    return coll_run(
         comm, "cddp_all_reduce",
         &(cddp_coll_args){.coll = CDDP_COLL_ALL_REDUCE, .in = in, .out = to, .count = count, .dtype = dtype, .op = op},
         err);
@@ -86,43 +86,43 @@ cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *to, size_
 cddp_status cdi_comm_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root,
                                struct cdi_error *err)
 {
-    return run(comm, "cddp_broadcast",
-               &(cddp_coll_args){.coll = CDDP_COLL_BROADCAST, .out = buf, .count = count, .dtype = dtype, .root = root},
-               err);
+    return coll_run(
+        comm, "cddp_broadcast",
+        &(cddp_coll_args){.coll = CDDP_COLL_BROADCAST, .out = buf, .count = count, .dtype = dtype, .root = root}, err);
 }
 
 cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
                                 struct cdi_error *err)
 {
-    return run(comm, "cddp_all_gather",
-               &(cddp_coll_args){.coll = CDDP_COLL_ALL_GATHER, .in = in, .out = to, .count = count, .dtype = dtype},
-               err);
+    return coll_run(
+        comm, "cddp_all_gather",
+        &(cddp_coll_args){.coll = CDDP_COLL_ALL_GATHER, .in = in, .out = to, .count = count, .dtype = dtype}, err);
 }
 
 cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_redop op)
 {
     struct cdi_error err;
 
-    return told(cdi_comm_all_reduce(comm, in, to, count, dtype, op, &err), &err);
+    return coll_result(cdi_comm_all_reduce(comm, in, to, count, dtype, op, &err), &err);
 }
 
 cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root)
 {
     struct cdi_error err;
 
-    return told(cdi_comm_broadcast(comm, buf, count, dtype, root, &err), &err);
+    return coll_result(cdi_comm_broadcast(comm, buf, count, dtype, root, &err), &err);
 }
 
 cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
 {
     struct cdi_error err;
 
-    return told(cdi_comm_all_gather(comm, in, to, count, dtype, &err), &err);
+    return coll_result(cdi_comm_all_gather(comm, in, to, count, dtype, &err), &err);
 }
 
 cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *to, const size_t *counts, cddp_dtype dtype)
 {
-    return run_aloud(
+    return coll_run_public(
         comm, "cddp_all_gatherv",
         &(cddp_coll_args){.coll = CDDP_COLL_ALL_GATHERV, .in = in, .out = to, .out_counts = counts, .dtype = dtype});
 }
@@ -130,7 +130,7 @@ cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *to, const si
 cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_redop op,
                         int root)
 {
-    return run_aloud(
+    return coll_run_public(
         comm, "cddp_reduce",
         &(cddp_coll_args){
             .coll = CDDP_COLL_REDUCE, .in = in, .out = to, .count = count, .dtype = dtype, .op = op, .root = root});
@@ -139,7 +139,7 @@ cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *to, size_t count,
 cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
                                 cddp_redop op)
 {
-    return run_aloud(
+    return coll_run_public(
         comm, "cddp_reduce_scatter",
         &(cddp_coll_args){
             .coll = CDDP_COLL_REDUCE_SCATTER, .in = in, .out = to, .count = count, .dtype = dtype, .op = op});
@@ -147,27 +147,28 @@ cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *to, size_
 
 cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
 {
-    return run_aloud(
+    return coll_run_public(
         comm, "cddp_all_to_all",
         &(cddp_coll_args){.coll = CDDP_COLL_ALL_TO_ALL, .in = in, .out = to, .count = count, .dtype = dtype});
 }
 
 cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to)
 {
-    return run_aloud(comm, "cddp_send",
-                     &(cddp_coll_args){.coll = CDDP_COLL_SEND, .in = buf, .count = count, .dtype = dtype, .root = to});
+    return coll_run_public(
+        comm, "cddp_send",
+        &(cddp_coll_args){.coll = CDDP_COLL_SEND, .in = buf, .count = count, .dtype = dtype, .root = to});
 }
 
 cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from)
 {
-    return run_aloud(
+    return coll_run_public(
         comm, "cddp_recv",
         &(cddp_coll_args){.coll = CDDP_COLL_RECV, .out = buf, .count = count, .dtype = dtype, .root = from});
 }
 
 cddp_status cddp_barrier(cddp_comm *comm)
 {
-    return run_aloud(comm, "cddp_barrier", &(cddp_coll_args){.coll = CDDP_COLL_BARRIER});
+    return coll_run_public(comm, "cddp_barrier", &(cddp_coll_args){.coll = CDDP_COLL_BARRIER});
 }
 
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
@@ -191,7 +192,7 @@ struct how {
 };
 
 /* Nobody is left waiting for what this rank could not begin. */
-static cddp_status broken(cddp_comm *comm, struct cdi_error *err)
+static cddp_status coll_abort(cddp_comm *comm, struct cdi_error *err)
 {
     cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), err->status, err->msg);
     return err->status;
@@ -215,7 +216,7 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
         n = cdi_coll_part(ops->ops + at, ops->n - at);
         st = enqueue(comm, ops->ops + at, n, ticket, err);
         if (st != CDDP_OK && at > 0)
-            st = broken(comm, err);
+            st = coll_abort(comm, err);
     }
     return st;
 }
@@ -269,8 +270,8 @@ static cddp_status start_list(cddp_comm *comm, const cddp_coll_args *args, size_
 }
 
 /* name: the function that was called. *ticket is 0 where there is nothing to wait for. */
-static cddp_status start(cddp_comm *comm, const char *name, const cddp_coll_args *args, size_t n, struct how how,
-                         uint64_t *ticket, struct cdi_error *err)
+static cddp_status coll_start(cddp_comm *comm, const char *name, const cddp_coll_args *args, size_t n, struct how how,
+                              uint64_t *ticket, struct cdi_error *err)
 {
     cddp_coll_args one;
     cddp_status st = check_comm(name, comm, err);
@@ -295,14 +296,14 @@ cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t 
 {
     struct cdi_error err;
     uint64_t given;
-    cddp_status st = start(comm, "cddp_coll_start", args, n, (struct how){.lazy = false}, &given, &err);
+    cddp_status st = coll_start(comm, "cddp_coll_start", args, n, (struct how){.lazy = false}, &given, &err);
 
     if (st == CDDP_OK && ticket != NULL)
         *ticket = given;
-    return told(st, &err);
+    return coll_result(st, &err);
 }
 
-static cddp_status join(cddp_comm *comm, uint64_t ticket, struct cdi_error *err)
+static cddp_status coll_wait(cddp_comm *comm, uint64_t ticket, struct cdi_error *err)
 {
     if (ticket == 0)
         return cdi_comm_ops(comm)->health(cdi_comm_backend(comm), err);
@@ -314,7 +315,7 @@ cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket)
     struct cdi_error err;
     cddp_status st = check_comm("cddp_coll_wait", comm, &err);
 
-    return told(st == CDDP_OK ? join(comm, ticket, &err) : st, &err);
+    return coll_result(st == CDDP_OK ? coll_wait(comm, ticket, &err) : st, &err);
 }
 
 cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
@@ -323,26 +324,26 @@ cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
     cddp_status st = check_comm("cddp_coll_test", comm, &err);
 
     if (st == CDDP_OK && ticket == 0)
-        st = join(comm, 0, &err);
+        st = coll_wait(comm, 0, &err);
     else if (st == CDDP_OK && cdi_comm_ops(comm)->test == NULL)
         st = cdi_fail(&err, CDDP_E_UNSUPPORTED, "the backend %s cannot tell without a wait", cdi_comm_ops(comm)->name);
     else if (st == CDDP_OK)
         st = cdi_comm_ops(comm)->test(cdi_comm_backend(comm), ticket, &err);
-    return st == CDDP_IN_PROGRESS ? st : told(st, &err);
+    return st == CDDP_IN_PROGRESS ? st : coll_result(st, &err);
 }
 
 cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n)
 {
     struct cdi_error err;
     uint64_t ticket;
-    cddp_status st = start(comm, "cddp_coll_run", args, n, (struct how){.lazy = true}, &ticket, &err);
+    cddp_status st = coll_start(comm, "cddp_coll_run", args, n, (struct how){.lazy = true}, &ticket, &err);
 
-    return told(st == CDDP_OK ? join(comm, ticket, &err) : st, &err);
+    return coll_result(st == CDDP_OK ? coll_wait(comm, ticket, &err) : st, &err);
 }
 
 /* The stream captures graph `id`, of which the group becomes a part. */
-static cddp_status capture(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream, uint64_t id,
-                           struct cdi_error *err)
+static cddp_status coll_capture(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream, uint64_t id,
+                                struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
     struct cdi_backend *b = cdi_comm_backend(comm);
@@ -353,7 +354,7 @@ static cddp_status capture(cddp_comm *comm, const cddp_coll_args *args, size_t n
         return st;
     st = ops->wait_stream(b, stream, err);
     if (st == CDDP_OK)
-        st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
+        st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
     led = ops->stream_wait(b, 0, stream, st == CDDP_OK ? err : NULL); /* or the capture could not be ended */
     ops->capture_leave(b);
     return st == CDDP_OK ? led : st;
@@ -368,11 +369,11 @@ static cddp_status enqueue_on_device(cddp_comm *comm, const cddp_coll_args *args
     cddp_status st = ops->capture_of != NULL ? ops->capture_of(b, stream, &id, err) : CDDP_OK;
 
     if (st == CDDP_OK && id != 0)
-        return capture(comm, args, n, stream, id, err);
+        return coll_capture(comm, args, n, stream, id, err);
     if (st == CDDP_OK)
         st = ops->wait_stream(b, stream, err);
     if (st == CDDP_OK)
-        st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
+        st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
     return st == CDDP_OK && ticket != 0 ? ops->stream_wait(b, ticket, stream, err) : st;
 }
 
@@ -386,13 +387,13 @@ static cddp_status enqueue_on(cddp_comm *comm, const cddp_coll_args *args, size_
         return st;
     if (cdi_comm_ops(comm)->on_device)
         return enqueue_on_device(comm, args, n, stream, err);
-    st = start(comm, "cddp_coll_enqueue", args, n, (struct how){.lazy = true}, &ticket, err);
-    return st == CDDP_OK && ticket != 0 ? join(comm, ticket, err) : st;
+    st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.lazy = true}, &ticket, err);
+    return st == CDDP_OK && ticket != 0 ? coll_wait(comm, ticket, err) : st;
 }
 
 cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream)
 {
     struct cdi_error err;
 
-    return told(enqueue_on(comm, args, n, stream, &err), &err);
+    return coll_result(enqueue_on(comm, args, n, stream, &err), &err);
 }

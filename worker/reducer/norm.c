@@ -65,7 +65,7 @@ static cddp_status count_part(cddp_ddp *d, int rank, bool largest, bool add, str
 {
     for (size_t i = 0; i < d->n_params; i++)
         d->spans[i] = norm_part_of(d, i, (size_t)rank);
-    return d->ops->tally(d->b, d->spans, d->n_params, largest, add, d->norm, err);
+    return d->ops->norm(d->b, d->spans, d->n_params, largest, add, d->norm, err);
 }
 
 /* Combines the ranks' numbers: on a device after everything enqueued, otherwise before it returns. */

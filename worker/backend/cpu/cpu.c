@@ -17,7 +17,7 @@
 #define PREFIX_MAX 48
 
 struct cdi_backend {
-    struct cdi_cpu_comm team;
+    struct cdi_cpu_comm comm;
     struct cdi_queue *queue;
     /* What a split needs to do it all again. */
     struct cdi_world world; /* world.keys puts the prefix before each name */
@@ -30,29 +30,29 @@ struct cdi_backend {
     int *ranks;                    /* of a part: world.ranks */
 };
 
-static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
+static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
     struct cdi_error why;
     cddp_status st;
 
     if (work->group != NULL)
-        return cdi_group_run(run_work, b, work, b->team.rank, on_thread, err);
-    st = cdi_cpu_comm_run(&b->team, work, on_thread, &why);
+        return cdi_group_run(cpu_run_work, b, work, b->comm.rank, on_thread, err);
+    st = cdi_cpu_comm_run(&b->comm, work, on_thread, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
     /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
-    if (st != CDDP_E_MISMATCH || b->team.tcp != NULL || work->op.kind == CDI_RECV || work->op.kind == CDI_SEND) {
+    if (st != CDDP_E_MISMATCH || b->comm.tcp != NULL || work->op.kind == CDI_RECV || work->op.kind == CDI_SEND) {
         struct cdi_error told = why;
 
         if (st != CDDP_E_MISMATCH)
-            (void)cdi_fail_since(&told, &why, "rank %d gave up: %.480s", b->team.rank, why.msg);
+            (void)cdi_fail_since(&told, &why, "rank %d gave up: %.480s", b->comm.rank, why.msg);
         if (told.blamed == 0)
-            told.blamed = cdi_rank_of_job(&b->world, b->team.rank) + 1;
-        cdi_shm_abort(b->team.shm, &told);
+            told.blamed = cdi_rank_of_job(&b->world, b->comm.rank) + 1;
+        cdi_shm_abort(b->comm.shm, &told);
     }
-    if (b->team.tcp != NULL)
-        cdi_tcp_pass_abort(b->team.tcp);
+    if (b->comm.tcp != NULL)
+        cdi_tcp_pass_abort(b->comm.tcp);
     if (err != NULL)
         *err = why;
     return st;
@@ -60,18 +60,18 @@ static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thre
 
 static void cpu_leave(struct cdi_backend *b)
 {
-    if (b->queue != NULL && b->team.shm != NULL && !cdi_queue_idle(b->queue)) {
+    if (b->queue != NULL && b->comm.shm != NULL && !cdi_queue_idle(b->queue)) {
         struct cdi_error why;
 
-        (void)cdi_fail_by(&why, cdi_rank_of_job(&b->world, b->team.rank), CDDP_E_ABORTED,
-                          "rank %d left the job while collectives were in flight", b->team.rank);
-        cdi_shm_abort(b->team.shm, &why);
+        (void)cdi_fail_by(&why, cdi_rank_of_job(&b->world, b->comm.rank), CDDP_E_ABORTED,
+                          "rank %d left the job while collectives were in flight", b->comm.rank);
+        cdi_shm_abort(b->comm.shm, &why);
     }
     cdi_queue_destroy(b->queue);
     b->queue = NULL;
-    cdi_tcp_destroy(b->team.tcp);
-    b->team.tcp = NULL;
-    cdi_shm_leave(b->team.shm);
+    cdi_tcp_destroy(b->comm.tcp);
+    b->comm.tcp = NULL;
+    cdi_shm_leave(b->comm.shm);
 }
 
 static void cpu_destroy(struct cdi_backend *b)
@@ -79,8 +79,8 @@ static void cpu_destroy(struct cdi_backend *b)
     if (b == NULL)
         return;
     cpu_leave(b);
-    cdi_shm_destroy(b->team.shm);
-    cdi_cpu_comm_release(&b->team);
+    cdi_shm_destroy(b->comm.shm);
+    cdi_cpu_comm_release(&b->comm);
     cdi_flight_release(b->own_flight);
     free(b->ranks);
     free(b);
@@ -117,44 +117,44 @@ static cddp_status prefix_add(void *arg, const char *name, int64_t delta, int64_
 }
 
 /* Between the nodes; ends with a barrier, so that nobody begins while somebody may still fail to join. */
-static cddp_status connect_nodes(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status cpu_connect_nodes(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
-    cddp_status st = cdi_tcp_create(&b->team.tcp, &b->world, &b->team.wait, &b->reached, err);
+    cddp_status st = cdi_tcp_create(&b->comm.tcp, &b->world, &b->comm.wait, &b->reached, err);
 
     if (st == CDDP_OK) {
-        b->team.wait.timeout_ms = b->world.join_timeout_ms;
-        st = cdi_cpu_comm_run(&b->team, &barrier, false, err);
-        b->team.wait.timeout_ms = b->world.timeout_ms;
+        b->comm.wait.timeout_ms = b->world.join_timeout_ms;
+        st = cdi_cpu_comm_run(&b->comm, &barrier, false, err);
+        b->comm.wait.timeout_ms = b->world.timeout_ms;
     }
     if (st != CDDP_OK) {
-        cdi_shm_abort(b->team.shm, err);
-        if (b->team.tcp != NULL)
-            cdi_tcp_pass_abort(b->team.tcp);
+        cdi_shm_abort(b->comm.shm, err);
+        if (b->comm.tcp != NULL)
+            cdi_tcp_pass_abort(b->comm.tcp);
     }
     return st;
 }
 
-static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record, struct cdi_error *err)
+static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *record, struct cdi_error *err)
 {
     const struct cdi_world *world = &b->world;
     struct cdi_error why;
-    cddp_status st = cdi_cpu_comm_init(&b->team, &why);
+    cddp_status st = cdi_cpu_comm_init(&b->comm, &why);
 
     if (st != CDDP_OK)
         cdi_fd_exchange_refuse(world, &why);
     if (st == CDDP_OK && world->size > 1)
-        st = cdi_fd_exchange_control(&b->team.shm, world, &b->mapper, &why);
+        st = cdi_fd_exchange_control(&b->comm.shm, world, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
-        cdi_wait_init(&b->team.wait, b->team.shm, world->flight, world->timeout_ms);
-    b->team.wait.ranks = world->ranks;
+        cdi_wait_init(&b->comm.wait, b->comm.shm, world->flight, world->timeout_ms);
+    b->comm.wait.ranks = world->ranks;
     if (st == CDDP_OK && world->n_nodes > 1)
-        st = connect_nodes(b, &why);
+        st = cpu_connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
-        cdi_tcp_tell_broken(&world->keys, &why);
+        cdi_tcp_report_failure(&world->keys, &why);
     b->world.watch = (struct cdi_watch){.fn = NULL};
     if (st == CDDP_OK) {
-        st = cdi_queue_create(&b->queue, run_work, b, record, b->team.wait.spins_thread, err);
+        st = cdi_queue_create(&b->queue, cpu_run_work, b, record, b->comm.wait.spins_thread, err);
         if (st == CDDP_OK)
             cdi_queue_set_name(b->queue, b->world.name);
         return st;
@@ -164,8 +164,8 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_flight *record,
     return st;
 }
 
-static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_mapper *mapper,
-                    const struct cdi_address *reached, const char *prefix)
+static void cpu_set_up(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_mapper *mapper,
+                       const struct cdi_address *reached, const char *prefix)
 {
     b->world = *world;
     b->oob = world->keys;
@@ -176,8 +176,8 @@ static void fill_in(struct cdi_backend *b, const struct cdi_world *world, const 
     (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
     if (reached != NULL)
         b->reached = *reached;
-    b->team.rank = world->rank;
-    b->team.size = world->size;
+    b->comm.rank = world->rank;
+    b->comm.size = world->size;
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
@@ -190,8 +190,8 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
         cdi_fd_exchange_refuse(world, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
-    fill_in(b, world, mapper, reached, "");
-    st = connect_all(b, cdi_world_record(world), err);
+    cpu_set_up(b, world, mapper, reached, "");
+    st = cpu_connect_all(b, cdi_world_record(world), err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
         return st;
@@ -215,7 +215,7 @@ static cddp_status cpu_enqueue_group(struct cdi_backend *b, const struct cdi_col
                                      struct cdi_error *err)
 {
     struct cdi_work work;
-    cddp_status st = cdi_group_make(&work, ops, n, b->team.rank, b->team.size, err);
+    cddp_status st = cdi_group_make(&work, ops, n, b->comm.rank, b->comm.size, err);
 
     if (st != CDDP_OK)
         return st;
@@ -260,7 +260,7 @@ static cddp_status cpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_e
 /* Between nodes with a rank each it goes straight into the network. */
 static bool cpu_copies_private(const struct cdi_backend *b)
 {
-    return b->team.size > 1 && (b->team.tcp == NULL || b->team.tcp->largest > 1);
+    return b->comm.size > 1 && (b->comm.tcp == NULL || b->comm.tcp->largest > 1);
 }
 
 static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out,
@@ -290,7 +290,7 @@ static cddp_status cpu_region_create(struct cdi_backend *b, size_t bytes, struct
 
 static void cpu_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 {
-    cdi_cpu_region_destroy(&b->team, r);
+    cdi_cpu_region_destroy(&b->comm, r);
 }
 
 static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
@@ -305,7 +305,7 @@ struct choice {
 };
 
 /* Where `rank`, of those that chose `color`, comes: by key, then by rank. */
-static bool comes_before(const struct choice *all, int a, int b)
+static bool choice_before(const struct choice *all, int a, int b)
 {
     return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
 }
@@ -320,7 +320,7 @@ static int find_members(const struct choice *all, int size, int32_t color, int *
 
         if (all[r].color != color)
             continue;
-        for (; at > 0 && comes_before(all, r, who[at - 1]); at--)
+        for (; at > 0 && choice_before(all, r, who[at - 1]); at--)
             who[at] = who[at - 1];
         who[at] = r;
         n++;
@@ -330,7 +330,7 @@ static int find_members(const struct choice *all, int size, int32_t color, int *
 
 static int node_of(const struct cdi_backend *b, int rank)
 {
-    return b->team.tcp != NULL ? cdi_tcp_node_of(b->team.tcp, rank) : 0;
+    return b->comm.tcp != NULL ? cdi_tcp_node_of(b->comm.tcp, rank) : 0;
 }
 
 /*
@@ -349,7 +349,7 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
             first = i;
             w.n_nodes++;
         }
-        if (who[i] == b->team.rank) {
+        if (who[i] == b->comm.rank) {
             w.rank = i;
             w.node_rank = mine = w.n_nodes - 1;
             w.local_rank = i - first;
@@ -361,8 +361,8 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
 }
 
 /* part: empty, but with room for its ranks and with its record. */
-static cddp_status connect_part(struct cdi_backend *part, const struct cdi_backend *b, const struct choice *all,
-                                const struct cdi_split *how, uint32_t number, struct cdi_error *err)
+static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_backend *b, const struct choice *all,
+                                    const struct cdi_split *how, uint32_t number, struct cdi_error *err)
 {
     char prefix[PREFIX_MAX];
     struct cdi_world world;
@@ -370,24 +370,24 @@ static cddp_status connect_part(struct cdi_backend *part, const struct cdi_backe
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)how->color) >= (int)sizeof prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
-    n = find_members(all, b->team.size, how->color, part->ranks);
+    n = find_members(all, b->comm.size, how->color, part->ranks);
     world = world_of_part(b, part->ranks, n);
     for (int i = 0; i < n; i++)
         part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
     world.ranks = part->ranks;
     cdi_split_adopt(&world, how);
     world.keys = b->oob;
-    fill_in(part, &world, &b->mapper, &b->reached, prefix);
-    return connect_all(part, part->own_flight, err);
+    cpu_set_up(part, &world, &b->mapper, &b->reached, prefix);
+    return cpu_connect_all(part, part->own_flight, err);
 }
 
-static cddp_status new_part(const struct cdi_backend *b, struct cdi_backend **out, struct cdi_error *err)
+static cddp_status cpu_new_part(const struct cdi_backend *b, struct cdi_backend **out, struct cdi_error *err)
 {
     struct cdi_backend *part = calloc(1, sizeof *part);
     cddp_status st;
 
     if (part != NULL)
-        part->ranks = calloc((size_t)b->team.size, sizeof *part->ranks);
+        part->ranks = calloc((size_t)b->comm.size, sizeof *part->ranks);
     if (part == NULL || part->ranks == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     else
@@ -408,7 +408,7 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
                              struct cdi_error *err)
 {
     struct choice mine = {.color = how->color, .key = how->key};
-    struct choice *all = calloc((size_t)b->team.size, sizeof *all);
+    struct choice *all = calloc((size_t)b->comm.size, sizeof *all);
     struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
                                    .in = &mine,
                                    .out = all,
@@ -423,15 +423,15 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
     cddp_status st = CDDP_OK;
 
     if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->team.size);
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->comm.size);
     if (how->color >= 0)
-        st = new_part(b, &part, err);
+        st = cpu_new_part(b, &part, err);
     if (st == CDDP_OK)
         st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
     if (st == CDDP_OK)
         st = cdi_queue_join(b->queue, ticket, err);
     if (st == CDDP_OK && part != NULL)
-        st = connect_part(part, b, all, how, number, err);
+        st = cpu_connect_part(part, b, all, how, number, err);
     if (st == CDDP_OK)
         *out = part;
     else
@@ -499,11 +499,11 @@ static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why
 {
     struct cdi_error err;
 
-    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->team.rank), status, "%s", why);
-    if (b->team.shm != NULL)
-        cdi_shm_abort(b->team.shm, &err);
-    if (b->team.tcp != NULL)
-        cdi_tcp_pass_abort(b->team.tcp);
+    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->comm.rank), status, "%s", why);
+    if (b->comm.shm != NULL)
+        cdi_shm_abort(b->comm.shm, &err);
+    if (b->comm.tcp != NULL)
+        cdi_tcp_pass_abort(b->comm.tcp);
     cdi_queue_fail(b->queue, &err);
 }
 
@@ -511,19 +511,19 @@ static cddp_status cpu_peek(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = cdi_queue_health(b->queue, err);
 
-    if (st != CDDP_OK || b->team.shm == NULL)
+    if (st != CDDP_OK || b->comm.shm == NULL)
         return st;
-    return cdi_wait_peek(&b->team.wait, err);
+    return cdi_wait_peek(&b->comm.wait, err);
 }
 
 static cddp_status cpu_lost(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err)
 {
-    return b->team.shm != NULL ? cdi_wait_lost(&b->team.wait, of_job, n, err) : CDDP_OK;
+    return b->comm.shm != NULL ? cdi_wait_lost(&b->comm.wait, of_job, n, err) : CDDP_OK;
 }
 
 static bool cpu_is_aborted(struct cdi_backend *b)
 {
-    return b->team.shm != NULL && cdi_shm_aborted(b->team.shm, NULL) != CDDP_OK;
+    return b->comm.shm != NULL && cdi_shm_aborted(b->comm.shm, NULL) != CDDP_OK;
 }
 
 const struct cdi_backend_ops cdi_cpu_backend = {
@@ -559,6 +559,6 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
-    .tally = cdi_element_tally,
+    .norm = cdi_element_norm,
     .clip = cdi_element_clip,
 };

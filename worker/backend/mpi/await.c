@@ -25,7 +25,7 @@
 #define CANCEL_MS 100
 #define LEFT_MS 1000 /* for what a rank sent before it left */
 
-struct cdi_peer_error cdi_mpi_word(const struct cdi_backend *b)
+struct cdi_peer_error cdi_mpi_peer_error(const struct cdi_backend *b)
 {
     return (struct cdi_peer_error){.keys = &b->world.keys,
                                    .prefix = b->prefix,
@@ -62,8 +62,8 @@ static cddp_status post(struct cdi_backend *b, struct cdi_requests *q, void *p, 
     return CDDP_OK;
 }
 
-static cddp_status transfer(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t bytes, bool receives,
-                            int peer, enum cdi_mpi_tag tag, struct cdi_error *err)
+static cddp_status await_transfer(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t bytes, bool receives,
+                                  int peer, enum cdi_mpi_tag tag, struct cdi_error *err)
 {
     size_t whole = bytes > INT32_MAX ? bytes / MEGA : 0;
     cddp_status st = CDDP_OK;
@@ -78,13 +78,13 @@ static cddp_status transfer(struct cdi_backend *b, struct cdi_requests *q, void 
 cddp_status cdi_mpi_send(struct cdi_backend *b, struct cdi_requests *q, const void *p, size_t bytes, int to,
                          enum cdi_mpi_tag tag, struct cdi_error *err)
 {
-    return transfer(b, q, (void *)(uintptr_t)p, bytes, false, to, tag, err);
+    return await_transfer(b, q, (void *)(uintptr_t)p, bytes, false, to, tag, err);
 }
 
 cddp_status cdi_mpi_receive(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t bytes, int from,
                             enum cdi_mpi_tag tag, struct cdi_error *err)
 {
-    return transfer(b, q, p, bytes, true, from, tag, err);
+    return await_transfer(b, q, p, bytes, true, from, tag, err);
 }
 
 /* ---------------------------------------------------------------------------------------- what ends a wait ---- */
@@ -98,8 +98,8 @@ struct watch {
 /* How many collectives a rank had begun when it left; -1: it has not left. Also if the store does not say. */
 static int64_t left_after(const struct cdi_mpi_run *run, int rank)
 {
-    const struct cdi_peer_error w = cdi_mpi_word(run->b);
-    char name[32], key[CDI_WORD_KEY_BYTES];
+    const struct cdi_peer_error w = cdi_mpi_peer_error(run->b);
+    char name[32], key[CDI_PEER_ERROR_KEY_BYTES];
     int64_t n = 0;
 
     (void)snprintf(name, sizeof name, "left/%d", rank);
@@ -113,7 +113,7 @@ static cddp_status has_left(const struct cdi_backend *b, int rank, struct cdi_er
 }
 
 /* Of those who have left, the one that did so first: it will miss first. */
-static void find_leaver(struct cdi_mpi_run *run, int64_t n)
+static void find_left(struct cdi_mpi_run *run, int64_t n)
 {
     struct cdi_backend *b = run->b;
 
@@ -121,7 +121,7 @@ static void find_leaver(struct cdi_mpi_run *run, int64_t n)
         int64_t after = r != b->world.rank ? left_after(run, r) : -1;
 
         if (after >= 0 && (b->n_left == 0 || after < b->left_after)) {
-            b->leaver = r;
+            b->left_rank = r;
             b->left_after = after;
         }
     }
@@ -129,15 +129,15 @@ static void find_leaver(struct cdi_mpi_run *run, int64_t n)
 }
 
 /* A rank that left after it did its part of what runs here is no reason to end it. */
-static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+static cddp_status await_check_left(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
-    const struct cdi_peer_error word = cdi_mpi_word(b);
-    char key[CDI_WORD_KEY_BYTES];
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
+    char key[CDI_PEER_ERROR_KEY_BYTES];
     int64_t n = 0;
 
-    cdi_peer_error_key(&word, "left", key);
-    if (!cdi_peer_error_has_peers(&word) || word.keys->add(word.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
+    cdi_peer_error_key(&peer, "left", key);
+    if (!cdi_peer_error_has_peers(&peer) || peer.keys->add(peer.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
         return CDDP_OK;
     if (run->peer >= 0) { /* its last message may still be on the way */
         if (left_after(run, run->peer) < 0)
@@ -146,15 +146,15 @@ static cddp_status look_at_leavers(struct cdi_mpi_run *run, struct watch *w, str
         return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : has_left(b, run->peer, err);
     }
     if (n > b->n_left)
-        find_leaver(run, n);
-    return b->left_after < (int64_t)run->number ? has_left(b, b->leaver, err) : CDDP_OK;
+        find_left(run, n);
+    return b->left_after < (int64_t)run->number ? has_left(b, b->left_rank, err) : CDDP_OK;
 }
 
 /* The kernel tells of the end of a process of this host; one that has left the job may end. */
-static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     cddp_status st;
 
     for (int r = 0; r < b->world.size; r++) {
@@ -164,9 +164,9 @@ static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error 
         if (p.fd < 0 || poll(&p, 1, 0) != 1 || left_after(run, r) >= 0)
             continue;
         /* It may have ended because of another one's failure, and has then said so; unless it was the store's host. */
-        st = cdi_peer_error_heard(&word, err);
+        st = cdi_peer_error_heard(&peer, err);
         if (st != CDDP_OK && st != CDDP_E_IO && st != CDDP_E_CLOSED) {
-            atomic_store(&b->told, true);
+            atomic_store(&b->failure_sent, true);
             return st;
         }
         cdi_mpi_what(run->work, what, sizeof what);
@@ -178,11 +178,11 @@ static cddp_status look_at_neighbours(struct cdi_mpi_run *run, struct cdi_error 
 
 void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
 {
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
 
-    if (atomic_exchange(&b->told, true))
+    if (atomic_exchange(&b->failure_sent, true))
         return;
-    cdi_peer_error_tell(&word, why);
+    cdi_peer_error_tell(&peer, why);
     /* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): nobody waits for it; freed, it ends by itself. */
     for (int r = 0; r < b->world.size && b->process->own_threads; r++) {
         MPI_Request request;
@@ -194,9 +194,9 @@ void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
     /* NOLINTEND(clang-analyzer-optin.mpi.MPI-Checker) */
 }
 
-cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_mpi_peer_failure(struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     int there = 0, rc = MPI_SUCCESS;
     cddp_status st = CDDP_OK;
 
@@ -205,28 +205,28 @@ cddp_status cdi_mpi_heard_failure(struct cdi_backend *b, struct cdi_error *err)
         rc = CDI_MPI(
             MPI_Iprobe(MPI_ANY_SOURCE, b->first_tag + CDI_TAG_FAILED, b->process->comm, &there, MPI_STATUS_IGNORE));
     if (rc == MPI_SUCCESS && there)
-        st = cdi_peer_error_heard(&word, err);
+        st = cdi_peer_error_heard(&peer, err);
     if (st != CDDP_OK)
-        atomic_store(&b->told, true);
+        atomic_store(&b->failure_sent, true);
     return st;
 }
 
-static cddp_status listen_to_peers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+static cddp_status await_check_peers(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
-    const struct cdi_peer_error word = cdi_mpi_word(run->b);
-    cddp_status st = cdi_peer_error_heard(&word, err);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(run->b);
+    cddp_status st = cdi_peer_error_heard(&peer, err);
 
     /* Who aborts has connected: what it owes to those who are still at it is on the way. */
     if (st == CDDP_E_ABORTED && run->b->queue == NULL)
         return CDDP_OK;
     if (st != CDDP_OK)
-        atomic_store(&run->b->told, true);
-    return st == CDDP_OK ? look_at_leavers(run, w, err) : st;
+        atomic_store(&run->b->failure_sent, true);
+    return st == CDDP_OK ? await_check_left(run, w, err) : st;
 }
 
-static cddp_status too_late(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status await_timed_out(struct cdi_mpi_run *run, struct cdi_error *err)
 {
-    const struct cdi_peer_error w = cdi_mpi_word(run->b);
+    const struct cdi_peer_error w = cdi_mpi_peer_error(run->b);
     struct cdi_rank_list late = {0};
     char what[160];
     int of_job;
@@ -253,7 +253,7 @@ static cddp_status stopped(struct cdi_backend *b, struct cdi_error *err)
     return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_ABORTED, "the communicator is being destroyed");
 }
 
-static cddp_status look(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
+static cddp_status await_check(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
     cddp_status st = atomic_load(&b->stopped) ? stopped(b, err) : cdi_flight_check(b->world.flight, err);
@@ -261,17 +261,17 @@ static cddp_status look(struct cdi_mpi_run *run, struct watch *w, struct cdi_err
     w->now_ns = cdi_now_ns();
     if (st == CDDP_OK && w->now_ns >= w->neighbours_ns) {
         w->neighbours_ns = w->now_ns + NEIGHBOURS_EVERY_MS * 1000000;
-        st = cdi_mpi_heard_failure(b, err);
+        st = cdi_mpi_peer_failure(b, err);
         if (st == CDDP_OK)
-            st = look_at_neighbours(run, err);
+            st = await_check_host(run, err);
     }
     if (st == CDDP_OK && w->now_ns >= w->store_ns) {
-        st = listen_to_peers(run, w, err);
+        st = await_check_peers(run, w, err);
         w->store_ns = cdi_now_ns() + w->store_step_ns;
         w->store_step_ns *= w->store_step_ns < STORE_EVERY_MS * 1000000 / 2 ? 2 : 1;
     }
     if (st == CDDP_OK && w->now_ns - w->since_ns > run->timeout_ms * 1000000)
-        st = too_late(run, err);
+        st = await_timed_out(run, err);
     return st;
 }
 
@@ -319,7 +319,7 @@ cddp_status cdi_mpi_poll(struct cdi_mpi_run *run, cdi_mpi_step step, void *arg, 
         st = step(arg, &got, err);
         if (st != CDDP_OK || got == CDI_MPI_DONE)
             return st;
-        st = look(run, &w, err);
+        st = await_check(run, &w, err);
         if (got == CDI_MPI_MOVED) { /* the next wait begins */
             w.since_ns = w.now_ns;
             polls = 0;
@@ -346,7 +346,7 @@ cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struc
 
 /* -------------------------------------------------------------------------------------------------- the end ---- */
 
-static void cancel(struct cdi_requests *q)
+static void await_cancel(struct cdi_requests *q)
 {
     for (int i = 0; i < q->n; i++)
         if (q->receives[i] && q->req[i] != MPI_REQUEST_NULL)
@@ -385,7 +385,7 @@ void cdi_mpi_give_up(struct cdi_backend *b)
 
     cdi_mpi_process_broken();
     for (int i = 0; i < n_sets; i++)
-        cancel(set_of(b, i));
+        await_cancel(set_of(b, i));
     while (!ended && cdi_now_ms() < until_ms) {
         ended = true;
         for (int i = 0; i < n_sets; i++)
@@ -393,5 +393,5 @@ void cdi_mpi_give_up(struct cdi_backend *b)
         if (!ended)
             (void)nanosleep(&nap, NULL);
     }
-    b->entangled = true; /* at least a send may still be under way */
+    b->in_use_by_mpi = true; /* at least a send may still be under way */
 }

@@ -16,7 +16,7 @@ _Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "what is compare
 
 /* ------------------------------------------------------------------------------------------------- openings ---- */
 
-static void describe(const struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_opening *o)
+static void opening_make(const struct cdi_mpi_run *run, const struct cdi_coll *op, struct cdi_opening *o)
 {
     *o = (struct cdi_opening){.number = run->number, .count = op->count, .root = op->root};
     o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
@@ -49,8 +49,9 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
         cdi_mpi_what(&work, buf, cap);
 }
 
-static cddp_status differ(const struct cdi_backend *backend, const char *what, int a, const struct cdi_opening *first,
-                          int b, const struct cdi_opening *other, struct cdi_error *err)
+static cddp_status opening_mismatch(const struct cdi_backend *backend, const char *what, int a,
+                                    const struct cdi_opening *first, int b, const struct cdi_opening *other,
+                                    struct cdi_error *err)
 {
     char first_text[160], other_text[160];
 
@@ -92,14 +93,14 @@ cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, st
     const struct cdi_opening *first;
     cddp_status st;
 
-    describe(run, run->op, &b->openings[0]);
+    opening_make(run, run->op, &b->openings[0]);
     if (n > 0)
         memcpy(b->openings[0].data, data, n);
     st = cdi_mpi_gather(run, b->openings, sizeof *b->openings, err);
     first = cdi_mpi_opening(b, 0);
     for (int r = 1; r < b->world.size && st == CDDP_OK; r++)
         if (memcmp(first, cdi_mpi_opening(b, r), offsetof(struct cdi_opening, data)) != 0)
-            st = differ(run->b, "collectives", 0, first, r, cdi_mpi_opening(b, r), err);
+            st = opening_mismatch(run->b, "collectives", 0, first, r, cdi_mpi_opening(b, r), err);
     return st;
 }
 
@@ -124,7 +125,7 @@ static size_t parts(const struct cdi_mpi_run *run, int r)
     return run->op->counts[r] * cddp_dtype_size(run->op->dtype);
 }
 
-static cddp_status move(struct cdi_mpi_run *run, const struct moves *m, struct cdi_error *err)
+static cddp_status move_blocks(struct cdi_mpi_run *run, const struct moves *m, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
     struct cdi_requests *q = &b->parts[0];
@@ -150,7 +151,7 @@ static cddp_status move(struct cdi_mpi_run *run, const struct moves *m, struct c
     return st == CDDP_OK ? cdi_mpi_await(run, q, err) : st;
 }
 
-static cddp_status all_gather(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status run_all_gather(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
     size_t bytes = equal_blocks(run, 0);
@@ -161,7 +162,7 @@ static cddp_status all_gather(struct cdi_mpi_run *run, struct cdi_error *err)
     if (st != CDDP_OK || bytes == 0)
         return st;
     if (bytes > SMALL_BYTES)
-        return move(run, &m, err);
+        return move_blocks(run, &m, err);
     if (!inside) {
         memcpy(b->scratch, run->op->in, bytes);
         st = cdi_mpi_gather(run, b->scratch, bytes, err);
@@ -175,20 +176,20 @@ static cddp_status all_gather(struct cdi_mpi_run *run, struct cdi_error *err)
     return st;
 }
 
-static cddp_status all_gatherv(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status run_all_gatherv(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     const struct moves m = {.in = run->op->in, .out = run->op->out, .same = true, .bytes = parts};
     cddp_status st = cdi_mpi_open(run, NULL, 0, err);
 
-    return st == CDDP_OK ? move(run, &m, err) : st;
+    return st == CDDP_OK ? move_blocks(run, &m, err) : st;
 }
 
-static cddp_status all_to_all(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status run_all_to_all(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     const struct moves m = {.in = run->op->in, .out = run->op->out, .bytes = equal_blocks};
     cddp_status st = cdi_mpi_open(run, NULL, 0, err);
 
-    return st == CDDP_OK ? move(run, &m, err) : st;
+    return st == CDDP_OK ? move_blocks(run, &m, err) : st;
 }
 
 /* Down a binomial tree whose root is `root`, piece by piece: the next one comes while this one is passed on. */
@@ -204,50 +205,50 @@ static int rank_at(const struct cdi_mpi_run *run, int place)
     return (place + run->op->root) % run->b->world.size;
 }
 
-static size_t piece_bytes(const struct tree *t, size_t k)
+static size_t tree_piece_bytes(const struct tree *t, size_t k)
 {
     size_t at = k * BROADCAST_PIECE;
 
     return at >= t->bytes ? 0 : t->bytes - at < BROADCAST_PIECE ? t->bytes - at : BROADCAST_PIECE;
 }
 
-static cddp_status fetch(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
+static cddp_status tree_receive(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
 {
     if (t->place == 0)
         return CDDP_OK;
-    return cdi_mpi_receive(run->b, &run->b->parts[k % CDI_SETS], t->data + k * BROADCAST_PIECE, piece_bytes(t, k),
+    return cdi_mpi_receive(run->b, &run->b->parts[k % CDI_SETS], t->data + k * BROADCAST_PIECE, tree_piece_bytes(t, k),
                            rank_at(run, t->place - t->low), CDI_TAG_MOVE, err);
 }
 
-static cddp_status pass_on(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
+static cddp_status tree_pass_on(struct cdi_mpi_run *run, const struct tree *t, size_t k, struct cdi_error *err)
 {
     struct cdi_requests *q = &run->b->results[k % CDI_SETS];
     cddp_status st = cdi_mpi_await(run, q, err);
 
     for (int bit = t->low / 2; bit > 0 && st == CDDP_OK; bit /= 2)
         if (t->place + bit < run->b->world.size)
-            st = cdi_mpi_send(run->b, q, t->data + k * BROADCAST_PIECE, piece_bytes(t, k), rank_at(run, t->place + bit),
-                              CDI_TAG_MOVE, err);
+            st = cdi_mpi_send(run->b, q, t->data + k * BROADCAST_PIECE, tree_piece_bytes(t, k),
+                              rank_at(run, t->place + bit), CDI_TAG_MOVE, err);
     return st;
 }
 
-static cddp_status down_the_tree(struct cdi_mpi_run *run, const struct tree *t, struct cdi_error *err)
+static cddp_status tree_broadcast(struct cdi_mpi_run *run, const struct tree *t, struct cdi_error *err)
 {
-    cddp_status st = fetch(run, t, 0, err);
+    cddp_status st = tree_receive(run, t, 0, err);
 
     for (size_t k = 0; k * BROADCAST_PIECE < t->bytes && st == CDDP_OK; k++) {
-        st = fetch(run, t, k + 1, err);
+        st = tree_receive(run, t, k + 1, err);
         if (st == CDDP_OK)
             st = cdi_mpi_await(run, &run->b->parts[k % CDI_SETS], err);
         if (st == CDDP_OK)
-            st = pass_on(run, t, k, err);
+            st = tree_pass_on(run, t, k, err);
     }
     for (int i = 0; i < CDI_SETS && st == CDDP_OK; i++)
         st = cdi_mpi_await(run, &run->b->results[i], err);
     return st;
 }
 
-static cddp_status broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status run_broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     const struct cdi_coll *op = run->op;
     int size = run->b->world.size;
@@ -263,7 +264,7 @@ static cddp_status broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
     while (t.low < size && (t.place & t.low) == 0)
         t.low *= 2;
     if (st != CDDP_OK || !inside)
-        return st == CDDP_OK ? down_the_tree(run, &t, err) : st;
+        return st == CDDP_OK ? tree_broadcast(run, &t, err) : st;
     if (t.place != 0 && t.bytes > 0)
         memcpy(op->out, cdi_mpi_opening(run->b, op->root)->data, t.bytes);
     return CDDP_OK;
@@ -282,7 +283,7 @@ cddp_status cdi_mpi_open_pair(struct cdi_mpi_run *run, const struct cdi_coll *op
 {
     cddp_status st;
 
-    describe(run, op, mine);
+    opening_make(run, op, mine);
     mine->number = 0;
     st = cdi_mpi_receive(run->b, q, theirs, sizeof *theirs, op->root, CDI_TAG_PAIR, err);
     return st == CDDP_OK ? cdi_mpi_send(run->b, q, mine, sizeof *mine, op->root, CDI_TAG_PAIR, err) : st;
@@ -296,14 +297,14 @@ cddp_status cdi_mpi_move_pair(struct cdi_mpi_run *run, const struct cdi_coll *op
     bool sends = op->kind == CDI_SEND;
 
     if (!is_pair(mine, theirs))
-        return sends ? differ(b, "operations", b->world.rank, mine, op->root, theirs, err)
-                     : differ(b, "operations", op->root, theirs, b->world.rank, mine, err);
+        return sends ? opening_mismatch(b, "operations", b->world.rank, mine, op->root, theirs, err)
+                     : opening_mismatch(b, "operations", op->root, theirs, b->world.rank, mine, err);
     if (sends)
         return cdi_mpi_send(b, q, op->in, bytes, op->root, CDI_TAG_PAIR, err);
     return cdi_mpi_receive(b, q, op->out, bytes, op->root, CDI_TAG_PAIR, err);
 }
 
-static cddp_status message(struct cdi_mpi_run *run, struct cdi_error *err)
+static cddp_status run_message(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     struct cdi_requests *q = &run->b->parts[0];
     struct cdi_opening *mine = &run->b->openings[run->b->world.size], *theirs = mine + 1;
@@ -320,16 +321,16 @@ cddp_status cdi_mpi_exchange(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     switch (run->op->kind) {
     case CDI_BROADCAST:
-        return broadcast(run, err);
+        return run_broadcast(run, err);
     case CDI_ALL_GATHER:
-        return all_gather(run, err);
+        return run_all_gather(run, err);
     case CDI_ALL_GATHERV:
-        return all_gatherv(run, err);
+        return run_all_gatherv(run, err);
     case CDI_ALL_TO_ALL:
-        return all_to_all(run, err);
+        return run_all_to_all(run, err);
     case CDI_SEND:
     case CDI_RECV:
-        return message(run, err);
+        return run_message(run, err);
     case CDI_ALL_REDUCE:
     case CDI_BARRIER:
     case CDI_REDUCE:

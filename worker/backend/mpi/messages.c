@@ -11,7 +11,7 @@ struct exchange {
 };
 
 /* Partner p turns to its next message, if there is one. */
-static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cdi_coll *op, struct cdi_error *err)
+static cddp_status pair_begin(struct exchange *x, struct cdi_pair *p, const struct cdi_coll *op, struct cdi_error *err)
 {
     p->op = op < p->end ? op : NULL;
     p->opens = p->op != NULL;
@@ -19,7 +19,8 @@ static cddp_status begin(struct exchange *x, struct cdi_pair *p, const struct cd
 }
 
 /* As far as the messages of one partner are by now. */
-static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_progress *got, struct cdi_error *err)
+static cddp_status pair_advance(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_progress *got,
+                                struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -34,19 +35,19 @@ static cddp_status go_on(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_pr
             p->opens = false;
             st = cdi_mpi_move_pair(&x->run, p->op, &p->q, &p->mine, &p->theirs, err);
         } else {
-            st = begin(x, p, p->op + 1, err);
+            st = pair_begin(x, p, p->op + 1, err);
         }
     }
     return st;
 }
 
-static void show(struct exchange *x, const struct cdi_coll *op)
+static void pairs_show(struct exchange *x, const struct cdi_coll *op)
 {
     x->shown.op = *op;
     x->run.peer = op->root;
 }
 
-static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err)
+static cddp_status pairs_advance(void *arg, enum cdi_mpi_progress *got, struct cdi_error *err)
 {
     struct exchange *x = arg;
     const struct cdi_backend *b = x->run.b;
@@ -55,12 +56,12 @@ static cddp_status go_on_with_all(void *arg, enum cdi_mpi_progress *got, struct 
     x->turn = (x->turn + 1) % size;
     for (int i = 0; i < size; i++) {
         struct cdi_pair *p = &b->pairs[(x->turn + i) % size];
-        cddp_status st = go_on(x, p, got, err);
+        cddp_status st = pair_advance(x, p, got, err);
 
         if (st != CDDP_OK)
             return st;
         if (p->op != NULL && left++ == 0)
-            show(x, p->op);
+            pairs_show(x, p->op);
     }
     if (left == 0)
         *got = CDI_MPI_DONE;
@@ -80,8 +81,8 @@ cddp_status cdi_mpi_messages(struct cdi_mpi_run *run, const struct cdi_coll *ops
         for (end = i; end < n && ops[end].root == ops[i].root;)
             end++;
         p->end = ops + end;
-        show(&x, &ops[i]);
-        st = begin(&x, p, ops + i, err);
+        pairs_show(&x, &ops[i]);
+        st = pair_begin(&x, p, ops + i, err);
     }
-    return st == CDDP_OK ? cdi_mpi_poll(&x.run, go_on_with_all, &x, err) : st;
+    return st == CDDP_OK ? cdi_mpi_poll(&x.run, pairs_advance, &x, err) : st;
 }

@@ -22,7 +22,7 @@
 
 /* ------------------------------------------------------------------------------------------------ operations ---- */
 
-static cddp_status broken(struct cdi_backend *b, const struct cdi_error *why)
+static cddp_status mpi_broken(struct cdi_backend *b, const struct cdi_error *why)
 {
     cdi_mpi_give_up(b);
     cdi_mpi_tell_peers(b, why);
@@ -33,12 +33,12 @@ static cddp_status broken(struct cdi_backend *b, const struct cdi_error *why)
 static cddp_status ended(struct cdi_backend *b, cddp_status st, struct cdi_error *why, struct cdi_error *err)
 {
     if (st == CDDP_OK) /* all came; but one may have given up before the last one did */
-        st = cdi_mpi_heard_failure(b, why);
+        st = cdi_mpi_peer_failure(b, why);
     if (st == CDDP_OK)
         return CDDP_OK;
     if (err != NULL)
         *err = *why;
-    return broken(b, why);
+    return mpi_broken(b, why);
 }
 
 static cddp_status run_for(struct cdi_backend *b, const struct cdi_work *work, int64_t timeout_ms,
@@ -69,7 +69,7 @@ static cddp_status run_group(struct cdi_backend *b, const struct cdi_work *work,
     return ended(b, cdi_mpi_messages(&run, work->group + i, n - i, &why), &why, err);
 }
 
-static cddp_status run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
+static cddp_status mpi_run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
 
@@ -155,7 +155,7 @@ static bool room_for_messages(struct cdi_requests *q, int transfers)
     return q->req != NULL && q->receives != NULL;
 }
 
-static void release(struct cdi_backend *b)
+static void mpi_release_all(struct cdi_backend *b)
 {
     struct cdi_requests *sets[] = {&b->parts[0], &b->parts[1], &b->results[0], &b->results[1]};
 
@@ -170,7 +170,7 @@ static void release(struct cdi_backend *b)
         free(b->pairs[r].q.req);
         free(b->pairs[r].q.receives);
     }
-    if (!b->entangled) {
+    if (!b->in_use_by_mpi) {
         free(b->pairs);
         free(b->openings);
         free(b->scratch);
@@ -181,8 +181,8 @@ static void release(struct cdi_backend *b)
     free(b);
 }
 
-static struct cdi_backend *new_backend(const struct cdi_world *world, struct cdi_mpi_process *process,
-                                       const char *prefix)
+static struct cdi_backend *mpi_new_backend(const struct cdi_world *world, struct cdi_mpi_process *process,
+                                           const char *prefix)
 {
     size_t n = world->size > 0 ? (size_t)world->size : 1,
            piece = SCRATCH_BYTES / (CDI_SETS * (n + 1)) / PIECE_MIN * PIECE_MIN;
@@ -212,7 +212,7 @@ static struct cdi_backend *new_backend(const struct cdi_world *world, struct cdi
         ok = room_for_messages(&b->pairs[r].q, 1);
     if (ok && b->scratch != NULL)
         return b;
-    release(b);
+    mpi_release_all(b);
     return NULL;
 }
 
@@ -226,8 +226,8 @@ static cddp_status count_parts(const struct cdi_backend *b, int delta, int64_t *
 /* Peers that wait for this rank are told that it will not come. */
 static void say_left(struct cdi_backend *b)
 {
-    const struct cdi_peer_error w = cdi_mpi_word(b);
-    char name[32], key[CDI_WORD_KEY_BYTES];
+    const struct cdi_peer_error w = cdi_mpi_peer_error(b);
+    char name[32], key[CDI_PEER_ERROR_KEY_BYTES];
 
     if (!cdi_peer_error_has_peers(&w) || b->queue == NULL || cdi_queue_health(b->queue, NULL) != CDDP_OK)
         return;
@@ -265,7 +265,7 @@ static void mpi_destroy(struct cdi_backend *b)
         return;
     if (!b->left)
         mpi_leave(b);
-    release(b);
+    mpi_release_all(b);
 }
 
 /* ----------------------------------------------------------------------------------------------- connecting ---- */
@@ -303,7 +303,7 @@ static void watch_neighbours(struct cdi_backend *b, const struct card *cards)
 }
 
 /* The first exchange: on return all ranks are there, and know one another. */
-static cddp_status connect_all(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status mpi_connect_all(struct cdi_backend *b, struct cdi_error *err)
 {
     struct card mine, *cards = calloc((size_t)b->world.size, sizeof *cards);
     struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
@@ -324,7 +324,7 @@ static cddp_status connect_all(struct cdi_backend *b, struct cdi_error *err)
         (void)cdi_error_wrap(err, "connecting over MPI");
     free(cards);
     if (st == CDDP_OK)
-        st = cdi_queue_create(&b->queue, run_work, b,
+        st = cdi_queue_create(&b->queue, mpi_run_work, b,
                               b->own_flight != NULL ? b->own_flight : cdi_world_record(&b->world), JOIN_SPINS, err);
     if (st == CDDP_OK)
         cdi_queue_set_name(b->queue, b->world.name);
@@ -348,7 +348,7 @@ static cddp_status set_tag(struct cdi_backend *b, int64_t number, struct cdi_err
 static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     char text[48] = "failed";
     cddp_status st;
 
@@ -360,7 +360,7 @@ static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *be
     if (w->size == 1)
         return CDDP_OK;
     if (begun->status != CDDP_OK)
-        cdi_peer_error_tell(&word, begun);
+        cdi_peer_error_tell(&peer, begun);
     st = w->keys.set(w->keys.arg, "mpi/world", text, strlen(text), err);
     return begun->status == CDDP_OK ? st : CDDP_OK;
 }
@@ -368,21 +368,21 @@ static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *be
 static cddp_status take_number(struct cdi_backend *b, int *index, struct cdi_error *err)
 {
     const struct cdi_world *w = &b->world;
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     char text[48] = "";
     size_t len = 0;
     cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->join_timeout_ms, err);
 
     if (st != CDDP_OK || sscanf(text, "%" SCNd64 " %d", &b->number, index) == 2)
         return st;
-    st = cdi_peer_error_heard(&word, err);
+    st = cdi_peer_error_heard(&peer, err);
     return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not begin MPI, and did not say why");
 }
 
 /* What a rank can fail in alone, then the number, then the duplicate. */
-static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
+static cddp_status mpi_begin(struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_peer_error word = cdi_mpi_word(b);
+    const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     struct cdi_error begun = {.status = CDDP_OK};
     cddp_status st = CDDP_OK;
     int index = 0;
@@ -395,7 +395,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
     else if (begun.status == CDDP_OK)
         st = take_number(b, &index, err);
     else
-        cdi_peer_error_tell(&word, &begun);
+        cdi_peer_error_tell(&peer, &begun);
     if (begun.status != CDDP_OK)
         return cdi_fail_since(err, &begun, "%s", begun.msg);
     if (st == CDDP_OK)
@@ -405,7 +405,7 @@ static cddp_status begin(struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
-    struct cdi_backend *b = new_backend(world, NULL, "mpi/");
+    struct cdi_backend *b = mpi_new_backend(world, NULL, "mpi/");
     cddp_status st;
 
     if (b == NULL)
@@ -413,13 +413,13 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
     b->numbers = world->keys;
     for (int r = 0; r < world->size; r++)
         b->world_rank[r] = r;
-    st = begin(b, err);
+    st = mpi_begin(b, err);
     if (st == CDDP_OK)
-        st = connect_all(b, err);
+        st = mpi_connect_all(b, err);
     if (st != CDDP_OK) {
         if (b->process != NULL)
             cdi_mpi_process_close(b->process, b->number);
-        release(b);
+        mpi_release_all(b);
         return st;
     }
     *out = b;
@@ -433,7 +433,7 @@ struct choice {
     int64_t nth; /* rank 0's: of all parts; those that come of one split have one number, as they share no rank */
 };
 
-static bool comes_before(const struct choice *all, int a, int b)
+static bool choice_before(const struct choice *all, int a, int b)
 {
     return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
 }
@@ -448,7 +448,7 @@ static int members_of(const struct choice *all, int size, int32_t color, int *wh
 
         if (all[r].color != color)
             continue;
-        for (; at > 0 && comes_before(all, r, who[at - 1]); at--)
+        for (; at > 0 && choice_before(all, r, who[at - 1]); at--)
             who[at] = who[at - 1];
         who[at] = r;
         n++;
@@ -465,9 +465,9 @@ static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_stat
     if (st == CDDP_OK)
         st = cdi_flight_attach(&part->own_flight, NULL, err);
     if (st == CDDP_OK)
-        st = connect_all(part, err);
+        st = mpi_connect_all(part, err);
     if (st != CDDP_OK) {
-        release(part);
+        mpi_release_all(part);
         return st;
     }
     *out = part;
@@ -479,7 +479,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
 {
     int32_t color = all[b->world.rank].color;
     struct cdi_world w = b->world;
-    char prefix[CDI_WORD_PREFIX_MAX];
+    char prefix[CDI_PEER_ERROR_PREFIX_MAX];
     struct cdi_backend *part;
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
@@ -489,7 +489,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
         if (who[i] == b->world.rank)
             w.rank = i;
     cdi_split_adopt(&w, how);
-    part = new_backend(&w, b->process, prefix);
+    part = mpi_new_backend(&w, b->process, prefix);
     if (part == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     part->number = b->number;
@@ -557,7 +557,7 @@ static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct c
 static cddp_status mpi_group(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
                              struct cdi_error *err)
 {
-    struct cdi_backend *part = new_backend(world, b->process, "mpi/");
+    struct cdi_backend *part = mpi_new_backend(world, b->process, "mpi/");
     int64_t nth = 0;
     cddp_status st = may_call(b->process->main_only, err);
 
@@ -706,11 +706,12 @@ static const struct cdi_backend_ops mpi_ops = {
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
-    .tally = cdi_element_tally,
+    .norm = cdi_element_norm,
     .clip = cdi_element_clip,
 };
 
-static cddp_status open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops, struct cdi_error *err)
+static cddp_status mpi_open_backend(const struct cdi_host *host, const struct cdi_backend_ops **ops,
+                                    struct cdi_error *err)
 {
     if (host->size != sizeof *host)
         return cdi_fail(err, CDDP_E_VERSION, "cddp_mpi.so and libcddp are of different builds");
@@ -723,5 +724,5 @@ extern const struct cdi_module cddp_module;
 __attribute__((visibility("default"))) const struct cdi_module cddp_module = {
     .abi = CDI_MODULE_ABI,
     .version = CDDP_VERSION,
-    .open = open_backend,
+    .open = mpi_open_backend,
 };

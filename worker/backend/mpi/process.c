@@ -105,7 +105,7 @@ static const char *name_base(const struct cdi_world *w)
     return w->mpi_comm != NULL ? "cddp_init_options.mpi_comm" : "MPI_COMM_WORLD";
 }
 
-static cddp_status compare_ranks(const struct cdi_world *w, struct cdi_error *err)
+static cddp_status process_compare_ranks(const struct cdi_world *w, struct cdi_error *err)
 {
     int rank = -1, size = -1, rc;
 
@@ -150,7 +150,7 @@ static void name_library(char *buf, size_t cap)
     buf[n] = '\0';
 }
 
-static cddp_status start(int *level, struct cdi_error *err)
+static cddp_status process_start_mpi(int *level, struct cdi_error *err)
 {
     int begun = 0, finalised = 0, rc;
 
@@ -209,7 +209,7 @@ static cddp_status count_tags(struct cdi_error *err)
 }
 
 /* Once per process; with `opening`. */
-static cddp_status begin(const struct cdi_world *w, struct cdi_error *err)
+static cddp_status process_begin(const struct cdi_world *w, struct cdi_error *err)
 {
     int level = MPI_THREAD_SINGLE, begun = 0, rc;
     cddp_status st;
@@ -217,7 +217,7 @@ static cddp_status begin(const struct cdi_world *w, struct cdi_error *err)
     if (w->mpi_comm != NULL && (MPI_Initialized(&begun) != MPI_SUCCESS || !begun))
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_init_options.mpi_comm is given, but this program has not begun MPI: nothing was done");
-    st = start(&level, err);
+    st = process_start_mpi(&level, err);
     if (st != CDDP_OK)
         return st;
     name_library(process.library, sizeof process.library);
@@ -245,11 +245,11 @@ cddp_status cdi_mpi_process_begin(const struct cdi_world *world, struct cdi_erro
         return st;
     (void)pthread_mutex_lock(&opening);
     if (!is_begun)
-        st = begin(world, err);
+        st = process_begin(world, err);
     if (st == CDDP_OK && !cdi_mpi_process_lives())
         st = cdi_fail(err, CDDP_E_INVALID, "this program has finalised MPI, which cannot be begun again");
     if (st == CDDP_OK)
-        st = compare_ranks(world, err);
+        st = process_compare_ranks(world, err);
     (void)pthread_mutex_unlock(&opening);
     return st;
 }
@@ -283,7 +283,7 @@ int cdi_mpi_process_choose(const struct cdi_world *world)
     return index;
 }
 
-static struct cdi_mpi_process *find(MPI_Comm base, int index)
+static struct cdi_mpi_process *process_find(MPI_Comm base, int index)
 {
     for (struct cdi_mpi_process *p = duplicates; p != NULL; p = p->next)
         if (serves(p, base) && index-- == 0)
@@ -291,7 +291,7 @@ static struct cdi_mpi_process *find(MPI_Comm base, int index)
     return NULL;
 }
 
-static cddp_status make(struct cdi_mpi_process **out, const struct cdi_world *world, struct cdi_error *err)
+static cddp_status process_make(struct cdi_mpi_process **out, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_mpi_process *p, **at = &duplicates;
     cddp_status st;
@@ -323,12 +323,12 @@ cddp_status cdi_mpi_process_open(struct cdi_mpi_process **out, const struct cdi_
     struct cdi_mpi_process *p;
 
     (void)pthread_mutex_lock(&opening);
-    p = find(base_of(world), index);
+    p = process_find(base_of(world), index);
     if (p != NULL)
         p->in_use = true;
     (void)pthread_mutex_unlock(&opening);
     *out = p;
-    return p != NULL ? CDDP_OK : make(out, world, err);
+    return p != NULL ? CDDP_OK : process_make(out, world, err);
 }
 
 int64_t cdi_mpi_process_number(const struct cdi_world *world, int index)
@@ -337,7 +337,7 @@ int64_t cdi_mpi_process_number(const struct cdi_world *world, int index)
     int64_t number;
 
     (void)pthread_mutex_lock(&opening);
-    p = find(base_of(world), index);
+    p = process_find(base_of(world), index);
     number = p != NULL ? p->n_used : 0;
     (void)pthread_mutex_unlock(&opening);
     return number;

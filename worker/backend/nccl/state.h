@@ -44,7 +44,7 @@
 #define CDI_TOKEN_BYTES 64
 #define CDI_TOKEN_COUNT_AT 32 /* in the token: see cdi_completion_done_by_kernel */
 #define CDI_DRAIN_MS 2000     /* for the rest of a stream, when nothing on it waits for peers any more */
-#define CDI_KEY_BYTES CDI_WORD_KEY_BYTES
+#define CDI_KEY_BYTES CDI_PEER_ERROR_KEY_BYTES
 #define CDI_NAME_BYTES 128 /* of a key without its prefix */
 
 /* Host memory on its way to the device and back: one block of each. */
@@ -155,7 +155,7 @@ struct cdi_backend {
     int *ranks;                    /* of a subcommunicator: world.ranks */
     struct cdi_flight *record;     /* the flight page in which operations are recorded */
     struct cdi_device device;
-    char prefix[CDI_WORD_PREFIX_MAX];    /* of each key, and of the communicator's name */
+    char prefix[CDI_PEER_ERROR_PREFIX_MAX];    /* of each key, and of the communicator's name */
     struct cdi_teardown *teardown;       /* for comm's end. NULL: it is in use */
     ncclComm_t comm;                     /* NULL: none, or aborted */
     struct cdi_call_thread *call_thread; /* makes the calls on a blocking comm that may wait. NULL: non-blocking */

@@ -13,7 +13,7 @@
 
 /* The arguments of such a call; allocated with the communicator, so that its end needs no memory. */
 struct cdi_teardown {
-    char name[CDI_WORD_PREFIX_MAX]; /* of the communicator: NCCL keeps the pointer */
+    char name[CDI_PEER_ERROR_PREFIX_MAX]; /* of the communicator: NCCL keeps the pointer */
     ncclComm_t comm;
     CUcontext context;
     CUdevice device;

@@ -24,17 +24,17 @@ static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int 
 
 /* ----------------------------------------------------------------------------------- what are the others in? ---- */
 
-struct greeting {
+struct opening {
     struct cdi_link *links[2]; /* n of them */
     int n;
-    bool sent[2], heard[2];
+    bool sent[2], received[2];
     uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
 };
 
 /* Nothing is compared before all that was awaited is there: then both neighbours say the same. */
-static cddp_status greet(void *arg, bool *moved, struct cdi_error *err)
+static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
 {
-    struct greeting *g = arg;
+    struct opening *g = arg;
     bool all = true;
 
     for (int i = 0; i < 2 && g->links[i] != NULL; i++) {
@@ -44,18 +44,19 @@ static cddp_status greet(void *arg, bool *moved, struct cdi_error *err)
         if (st < 0)
             return st;
         g->sent[i] = st == CDDP_OK;
-        st = g->heard[i] ? CDDP_OK : cdi_link_recv(g->links[i], CDI_TCP_IS_OP, g->in[i], sizeof g->in[i], moved, err);
+        st =
+            g->received[i] ? CDDP_OK : cdi_link_recv(g->links[i], CDI_TCP_IS_OP, g->in[i], sizeof g->in[i], moved, err);
         if (st < 0)
             return st;
-        g->heard[i] = g->links[i]->begun = st == CDDP_OK;
-        all = all && g->sent[i] && g->heard[i];
+        g->received[i] = g->links[i]->begun = st == CDDP_OK;
+        all = all && g->sent[i] && g->received[i];
     }
     return all ? CDDP_OK : CDDP_IN_PROGRESS;
 }
 
 /* "ranks called different collectives", the lower rank first. */
-static cddp_status differ(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
-                          const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
+static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
+                                  const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
 {
     char ta[160], tb[160];
 
@@ -67,7 +68,7 @@ static cddp_status differ(const struct cdi_run *run, int a, const struct cdi_shm
 
 cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 {
-    struct greeting g = {0};
+    struct opening g = {0};
     int me = run->t->rank;
     cddp_status st;
 
@@ -78,7 +79,7 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
     for (int i = 0; i < g.n; i++)
         g.links[i]->begun = false;
     cdi_tcp_put_op(g.out, &run->desc);
-    st = pump(run, g.links, g.n, greet, &g, err);
+    st = pump(run, g.links, g.n, exchange_descs, &g, err);
     for (int i = 0; i < g.n && st == CDDP_OK; i++) {
         struct cdi_shm_desc other;
         int rank = g.links[i]->rank;
@@ -86,8 +87,8 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
         cdi_tcp_get_op(g.in[i], &other);
         if (memcmp(&other, &run->desc, sizeof other) == 0)
             continue;
-        return rank < me ? differ(run, rank, &other, me, &run->desc, "collectives", err)
-                         : differ(run, me, &run->desc, rank, &other, "collectives", err);
+        return rank < me ? chain_mismatch(run, rank, &other, me, &run->desc, "collectives", err)
+                         : chain_mismatch(run, me, &run->desc, rank, &other, "collectives", err);
     }
     return st;
 }
@@ -106,7 +107,7 @@ static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, siz
 }
 
 /* Where piece k begins in the whole of the operation, and its elements. */
-static size_t begin_of(const struct cdi_pipeline *p, size_t k, size_t *n)
+static size_t piece_begin(const struct cdi_pipeline *p, size_t k, size_t *n)
 {
     size_t lo = 0, hi = p->a->count - k * p->most;
 
@@ -122,7 +123,7 @@ static size_t elements(const struct cdi_pipeline *p, size_t k)
 {
     size_t n;
 
-    (void)begin_of(p, k, &n);
+    (void)piece_begin(p, k, &n);
     return n;
 }
 
@@ -153,9 +154,9 @@ static uint8_t *result(const struct cdi_pipeline *p, int k_out, size_t k)
 }
 
 /* The lowest node that wants some of piece k: before it, nobody does. */
-static int home(const struct cdi_pipeline *p, size_t k)
+static int home_of(const struct cdi_pipeline *p, size_t k)
 {
-    size_t n, at = begin_of(p, k, &n);
+    size_t n, at = piece_begin(p, k, &n);
 
     return p->a->per_rank == 0 ? p->a->home : cdi_tcp_node_of(p->tcp, (int)(at / p->a->per_rank));
 }
@@ -213,7 +214,7 @@ static cddp_status take_result(struct cdi_pipeline *p, bool *moved, struct cdi_e
     while (p->has_next && st == CDDP_OK && p->returned < p->forwarded) {
         size_t bytes = elements(p, p->returned) * p->size;
 
-        if (p->tcp->node < home(p, p->returned)) {
+        if (p->tcp->node < home_of(p, p->returned)) {
             p->returned++;
             continue;
         }
@@ -233,7 +234,7 @@ static cddp_status pass_result(struct cdi_pipeline *p, bool *moved, struct cdi_e
     while (p->has_prev && st == CDDP_OK && p->passed < (p->has_next ? p->returned : p->reduced)) {
         size_t bytes = elements(p, p->passed) * p->size;
 
-        if (p->tcp->node <= home(p, p->passed)) {
+        if (p->tcp->node <= home_of(p, p->passed)) {
             p->passed++;
             continue;
         }
@@ -244,7 +245,7 @@ static cddp_status pass_result(struct cdi_pipeline *p, bool *moved, struct cdi_e
     return st;
 }
 
-static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
+static cddp_status pipeline_advance(void *arg, bool *moved, struct cdi_error *err)
 {
     struct cdi_pipeline *p = arg;
     cddp_status st = take_partial(p, moved, err);
@@ -265,7 +266,7 @@ static cddp_status advance(void *arg, bool *moved, struct cdi_error *err)
                : CDDP_IN_PROGRESS;
 }
 
-static size_t piece_bytes(size_t bytes)
+static size_t chain_piece_bytes(size_t bytes)
 {
     size_t part = bytes / PIECES / 64 * 64;
 
@@ -285,7 +286,7 @@ void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct
         p->size = cddp_dtype_size(run->w->op.dtype);
         p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
     }
-    p->most = a->staged > 0 ? a->staged : piece_bytes(a->count * p->acc_size) / p->acc_size;
+    p->most = a->staged > 0 ? a->staged : chain_piece_bytes(a->count * p->acc_size) / p->acc_size;
     p->n_pieces = a->count == 0 ? 1 : (a->count + p->most - 1) / p->most;
 }
 
@@ -297,7 +298,7 @@ cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t unti
 
     p->offered = offered;
     p->until = until;
-    return st == CDDP_OK ? pump(p->run, links, n, advance, p, err) : st;
+    return st == CDDP_OK ? pump(p->run, links, n, pipeline_advance, p, err) : st;
 }
 
 cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err)
@@ -318,7 +319,7 @@ struct transfer {
     size_t len;
 };
 
-static cddp_status transfer(void *arg, bool *moved, struct cdi_error *err)
+static cddp_status chain_transfer(void *arg, bool *moved, struct cdi_error *err)
 {
     struct transfer *x = arg;
 
@@ -326,12 +327,12 @@ static cddp_status transfer(void *arg, bool *moved, struct cdi_error *err)
                   : cdi_link_recv(x->link, x->type, x->body, x->len, moved, err);
 }
 
-static cddp_status move(struct cdi_run *run, struct cdi_link *link, bool out, enum cdi_tcp_type type, void *body,
-                        size_t len, struct cdi_error *err)
+static cddp_status chain_move(struct cdi_run *run, struct cdi_link *link, bool out, enum cdi_tcp_type type, void *body,
+                              size_t len, struct cdi_error *err)
 {
     struct transfer x = {.link = link, .out = out, .type = type, .body = body, .len = len};
 
-    return pump(run, &link, 1, transfer, &x, err);
+    return pump(run, &link, 1, chain_transfer, &x, err);
 }
 
 /*
@@ -346,11 +347,11 @@ cddp_status cdi_chain_relay(struct cdi_run *run, int from, const struct cdi_reac
     cddp_status st = cdi_chain_begin(run, err);
 
     if (st == CDDP_OK && from != tcp->node)
-        st = move(run, from < tcp->node ? prev : next, false, CDI_TCP_IS_DATA, block, len, err);
+        st = chain_move(run, from < tcp->node ? prev : next, false, CDI_TCP_IS_DATA, block, len, err);
     if (st == CDDP_OK && next != NULL && from <= tcp->node && tcp->node < reach->last)
-        st = move(run, next, true, CDI_TCP_IS_DATA, block, len, err);
+        st = chain_move(run, next, true, CDI_TCP_IS_DATA, block, len, err);
     if (st == CDDP_OK && prev != NULL && from >= tcp->node && tcp->node > reach->first)
-        st = move(run, prev, true, CDI_TCP_IS_DATA, block, len, err);
+        st = chain_move(run, prev, true, CDI_TCP_IS_DATA, block, len, err);
     return st;
 }
 
@@ -362,7 +363,7 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     bool out = op->kind == CDI_SEND;
     uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
     size_t left = op->count * cddp_dtype_size(op->dtype);
-    struct greeting g = {.n = 1};
+    struct opening g = {.n = 1};
     struct cdi_link *link = NULL;
     struct cdi_shm_desc other;
     cddp_status st = cdi_tcp_pair(run->t->tcp, op->root, &link, err);
@@ -372,18 +373,18 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     link->begun = false;
     g.links[0] = link;
     cdi_tcp_put_op(g.out, &run->desc);
-    st = pump(run, g.links, 1, greet, &g, err);
+    st = pump(run, g.links, 1, exchange_descs, &g, err);
     if (st != CDDP_OK)
         return st;
     cdi_tcp_get_op(g.in[0], &other);
     if (other.count != run->desc.count || other.dtype != run->desc.dtype ||
         other.kind != (uint32_t)(out ? CDI_RECV : CDI_SEND))
-        return out ? differ(run, run->t->rank, &run->desc, op->root, &other, "operations", err)
-                   : differ(run, op->root, &other, run->t->rank, &run->desc, "operations", err);
+        return out ? chain_mismatch(run, run->t->rank, &run->desc, op->root, &other, "operations", err)
+                   : chain_mismatch(run, op->root, &other, run->t->rank, &run->desc, "operations", err);
     while (left > 0 && st == CDDP_OK) {
         size_t n = left < CDI_TCP_PAYLOAD_MAX ? left : CDI_TCP_PAYLOAD_MAX;
 
-        st = move(run, link, out, CDI_TCP_IS_DATA, p, n, err);
+        st = chain_move(run, link, out, CDI_TCP_IS_DATA, p, n, err);
         p += n;
         left -= n;
     }

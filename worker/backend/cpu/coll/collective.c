@@ -24,7 +24,7 @@ static cddp_status run_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
 }
 
 /* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
-static cddp_status barrier(struct cdi_run *run, struct cdi_error *err)
+static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_chain_op nothing = {.count = 0};
     cddp_status st = cdi_step(run, err);
@@ -62,7 +62,7 @@ cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work
     case CDI_RECV:
         return cdi_run_exchange(&run, err);
     case CDI_BARRIER:
-        return barrier(&run, err);
+        return run_barrier(&run, err);
     }
     return cdi_fail(err, CDDP_E_INVALID, "no such collective");
 }

@@ -160,7 +160,7 @@ static void take_part(void *arg, int from, size_t at, const uint8_t *p, size_t n
         memcpy((uint8_t *)run->w->op.out + run->t->at[from] + at, p, n);
 }
 
-static cddp_status broadcast(struct cdi_run *run, struct cdi_error *err)
+static cddp_status run_broadcast(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
@@ -192,7 +192,7 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
     return cdi_step(run, err);
 }
 
-static cddp_status all_gather(struct cdi_run *run, struct cdi_error *err)
+static cddp_status run_all_gather(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
@@ -229,7 +229,7 @@ static void take_block(void *arg, int from, size_t at, const uint8_t *p, size_t 
         memcpy((uint8_t *)run->w->op.out + bytes * (size_t)from + (lo - block), p + (lo - at), hi - lo);
 }
 
-static cddp_status all_to_all(struct cdi_run *run, struct cdi_error *err)
+static cddp_status run_all_to_all(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
@@ -241,7 +241,8 @@ static cddp_status all_to_all(struct cdi_run *run, struct cdi_error *err)
 
 /* ------------------------------------------------------------------------------------------------- mailboxes ---- */
 
-static cddp_status wait_for(struct cdi_run *run, int local, struct cdi_counter *c, uint32_t step, struct cdi_error *err)
+static cddp_status mail_wait(struct cdi_run *run, int local, struct cdi_counter *c, uint32_t step,
+                             struct cdi_error *err)
 {
     return cdi_wait_counter(&run->t->wait, local, c, step, run->on_thread, cdi_run_what, run, err);
 }
@@ -301,21 +302,21 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
         cdi_counter_post(&m->sent, piece);
         st = check_crossed(run, to, piece, err);
         if (st == CDDP_OK)
-            st = wait_for(run, to, &m->taken, piece, err);
+            st = mail_wait(run, to, &m->taken, piece, err);
         at += n;
     } while (st == CDDP_OK && at < bytes);
     return st;
 }
 
 /* Until there is a piece in rank `from`'s mailbox that is for this rank. */
-static cddp_status await_mail(struct cdi_run *run, int from, uint32_t *piece, struct cdi_error *err)
+static cddp_status mail_await(struct cdi_run *run, int from, uint32_t *piece, struct cdi_error *err)
 {
     struct cdi_shm *s = run->t->shm;
     struct cdi_shm_mail *m = &s->ranks[from].mail;
 
     for (;;) {
         uint32_t taken = atomic_load(&m->taken.value);
-        cddp_status st = wait_for(run, from, &m->sent, taken + 1, err);
+        cddp_status st = mail_wait(run, from, &m->sent, taken + 1, err);
 
         if (st != CDDP_OK)
             return st;
@@ -323,13 +324,13 @@ static cddp_status await_mail(struct cdi_run *run, int from, uint32_t *piece, st
             *piece = taken + 1;
             return CDDP_OK;
         }
-        st = wait_for(run, from, &m->taken, taken + 1, err); /* it is for somebody else: until they have it */
+        st = mail_wait(run, from, &m->taken, taken + 1, err); /* it is for somebody else: until they have it */
         if (st != CDDP_OK)
             return st;
     }
 }
 
-static cddp_status compare_mail(const struct cdi_run *run, const struct cdi_shm_desc *sent, struct cdi_error *err)
+static cddp_status mail_compare(const struct cdi_run *run, const struct cdi_shm_desc *sent, struct cdi_error *err)
 {
     int higher = run->w->op.root > run->t->rank ? run->w->op.root : run->t->rank;
     char a[160], b[160];
@@ -354,10 +355,10 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
     do {
         size_t n = smaller(bytes - at, sizeof m->data);
         uint32_t piece;
-        cddp_status st = await_mail(run, from, &piece, err);
+        cddp_status st = mail_await(run, from, &piece, err);
 
         if (st == CDDP_OK)
-            st = compare_mail(run, &m->desc, err);
+            st = mail_compare(run, &m->desc, err);
         if (st != CDDP_OK)
             return st;
         if (n > 0)
@@ -368,7 +369,7 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
     return CDDP_OK;
 }
 
-static cddp_status message(struct cdi_run *run, struct cdi_error *err)
+static cddp_status run_message(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_shm *s = run->t->shm;
     int peer = run->w->op.root;
@@ -382,15 +383,15 @@ cddp_status cdi_run_exchange(struct cdi_run *run, struct cdi_error *err)
 {
     switch (run->w->op.kind) {
     case CDI_BROADCAST:
-        return broadcast(run, err);
+        return run_broadcast(run, err);
     case CDI_ALL_GATHER:
     case CDI_ALL_GATHERV:
-        return all_gather(run, err);
+        return run_all_gather(run, err);
     case CDI_ALL_TO_ALL:
-        return all_to_all(run, err);
+        return run_all_to_all(run, err);
     case CDI_SEND:
     case CDI_RECV:
-        return message(run, err);
+        return run_message(run, err);
     case CDI_ALL_REDUCE:
     case CDI_BARRIER:
     case CDI_REDUCE:

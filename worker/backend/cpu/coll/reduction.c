@@ -29,7 +29,7 @@ static struct want want_of(const struct cdi_run *run)
 }
 
 /* Elements [at, at + n) of the result are at p: keep what is wanted of them. */
-static void keep(const struct want *w, size_t at, size_t n, const void *p)
+static void keep_wanted(const struct want *w, size_t at, size_t n, const void *p)
 {
     size_t lo = at > w->lo ? at : w->lo, hi = at + n < w->hi ? at + n : w->hi;
 
@@ -49,7 +49,7 @@ static size_t pieces_of(const struct want *w)
     return (w->count + most - 1) / most;
 }
 
-static struct piece piece_of(const struct want *w, size_t k)
+static struct piece want_piece(const struct want *w, size_t k)
 {
     size_t most = CDI_SHM_PIECE_BYTES / w->size, at = k * most;
 
@@ -101,7 +101,7 @@ static void reduce_share(const struct cdi_cpu_comm *t, const struct cdi_coll *op
     to[1] = all_mine ? w->out + (p.at + lo - w->lo) * size : NULL;
     cdi_reduce(to, all_mine ? 2 : 1, t->in, t->shm->size, hi - lo, op->dtype, op->op);
     if (!all_mine)
-        keep(w, p.at + lo, hi - lo, to[0]);
+        keep_wanted(w, p.at + lo, hi - lo, to[0]);
 }
 
 static void collect_shares(const struct cdi_cpu_comm *t, const struct want *w, struct piece p)
@@ -111,7 +111,7 @@ static void collect_shares(const struct cdi_cpu_comm *t, const struct want *w, s
     for (int r = 0; r < t->shm->size; r++) {
         cdi_share(p.n, w->size, r, t->shm->size, &lo, &hi);
         if (r != t->shm->rank)
-            keep(w, p.at + lo, hi - lo, cdi_slot_of(t, r) + CDI_SHM_PIECE_BYTES);
+            keep_wanted(w, p.at + lo, hi - lo, cdi_slot_of(t, r) + CDI_SHM_PIECE_BYTES);
     }
 }
 
@@ -126,14 +126,14 @@ static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, stru
         cddp_status st;
 
         if (k < n_pieces)
-            offer_piece(t, op, w, piece_of(w, k));
+            offer_piece(t, op, w, want_piece(w, k));
         st = cdi_step(run, err);
         if (st != CDDP_OK)
             return st;
         if (k > 0)
-            collect_shares(t, w, piece_of(w, k - 1));
+            collect_shares(t, w, want_piece(w, k - 1));
         if (k < n_pieces)
-            reduce_share(t, op, w, piece_of(w, k));
+            reduce_share(t, op, w, want_piece(w, k));
     }
     return CDDP_OK;
 }
@@ -251,7 +251,7 @@ static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want 
         st = cdi_step_after_network(run, err);
     for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
         cdi_share(w->count, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep(w, lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
+        keep_wanted(w, lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
     }
     return st;
 }
@@ -272,7 +272,7 @@ static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t
 
     for (int c = 0; c < t->tcp->n_chains; c++) {
         cdi_share(n, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep(w, at + lo, hi - lo, cdi_shm_stage_out(t->shm, c, k) + lo * w->size);
+        keep_wanted(w, at + lo, hi - lo, cdi_shm_stage_out(t->shm, c, k) + lo * w->size);
     }
 }
 

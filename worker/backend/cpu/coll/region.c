@@ -25,16 +25,16 @@ static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
 }
 
 /* How a rank fared. */
-struct report {
+struct outcome {
     int32_t status;
     int32_t from;
     char text[CDI_SHM_TEXT];
 };
 
 /* The first failure is everybody's. */
-static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t n)
+static void take_outcome(void *arg, int from, size_t at, const uint8_t *p, size_t n)
 {
-    struct report *first = arg, other;
+    struct outcome *first = arg, other;
 
     if (first->status != CDDP_OK || at != 0 || n != sizeof other)
         return;
@@ -45,16 +45,16 @@ static void take_report(void *arg, int from, size_t at, const uint8_t *p, size_t
 }
 
 /* Tell all ranks how it went here, and hear the same of them. */
-static cddp_status agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why, struct cdi_error *agreed,
-                         struct cdi_error *err)
+static cddp_status region_agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why,
+                                struct cdi_error *agreed, struct cdi_error *err)
 {
-    struct report own = {.status = mine}, first = {.status = CDDP_OK};
+    struct outcome own = {.status = mine}, first = {.status = CDDP_OK};
     cddp_status st;
 
     (void)snprintf(own.text, sizeof own.text, "%.500s", mine == CDDP_OK ? "" : why->msg);
     for (int r = 0; r < run->t->size; r++)
         run->t->len[r] = sizeof own;
-    st = cdi_exchange(run, &own, take_report, &first, err);
+    st = cdi_exchange(run, &own, take_outcome, &first, err);
     agreed->status = CDDP_OK;
     if (st == CDDP_OK && first.status != CDDP_OK)
         (void)cdi_fail_by(agreed, cdi_wait_rank_of_job(&run->t->wait, first.from), (cddp_status)first.status,
@@ -80,7 +80,7 @@ cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err)
     if (broken)
         st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
     else
-        st = agree(run, mine, &why, w->region_err, err);
+        st = region_agree(run, mine, &why, w->region_err, err);
     if (st == CDDP_OK && w->region_err->status == CDDP_OK) {
         region->pub.base = region->part[t->shm->rank];
         *w->region_out = &region->pub;

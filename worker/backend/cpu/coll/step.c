@@ -55,7 +55,7 @@ static uint64_t hash_counts(const size_t *counts, int n)
 }
 
 /* In the region, the memory of the whole: what all ranks put in, or get out. */
-static void describe_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
+static void desc_set_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
 {
     const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
 
@@ -65,7 +65,7 @@ static void describe_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
     d->offset = (uint64_t)(whole - (const uint8_t *)op->region->base);
 }
 
-static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct cdi_work *w)
+static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
     const struct cdi_coll *op = &w->op;
     /* Beside the operation, what a message says of it: who asked, and for which bucket. */
@@ -79,7 +79,7 @@ static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct c
     case CDI_ALL_REDUCE:
     case CDI_REDUCE_SCATTER:
         d.op |= (uint32_t)op->op;
-        describe_place(&d, op);
+        desc_set_place(&d, op);
         break;
     case CDI_REDUCE:
         d.op |= (uint32_t)op->op;
@@ -97,7 +97,7 @@ static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct c
         d.offset = hash_counts(op->counts, t->size);
         break;
     case CDI_ALL_GATHER:
-        describe_place(&d, op);
+        desc_set_place(&d, op);
         break;
     case CDI_ALL_TO_ALL:
         break;
@@ -112,7 +112,7 @@ static struct cdi_shm_desc describe(const struct cdi_cpu_comm *t, const struct c
 }
 
 /* The operation itself, without who asked for it. */
-static void plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
+static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
     const char *name, *root;
@@ -155,7 +155,7 @@ static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf
         cdi_coll_text(&op, buf, cap);
         return;
     }
-    plain_text(d, plain, sizeof plain);
+    desc_plain_text(d, plain, sizeof plain);
     if (d->op >> 16 != 0)
         (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
                        names[0] != '\0' ? ": " : "", names);
@@ -199,7 +199,7 @@ static uint64_t hash_desc(const struct cdi_shm_desc *d)
 }
 
 /* Equal, but for where the memory lies, which may differ? */
-static bool alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
+static bool desc_alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
 {
     struct cdi_shm_desc x = *a, y = *b;
 
@@ -211,7 +211,7 @@ static bool alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
 }
 
 /* Every rank looks at the same descriptors and so comes to the same sentence. */
-static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
+static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_cpu_comm *t = run->t;
     const struct cdi_shm_desc *first = &t->shm->ranks[0].desc[t->step & 1u];
@@ -225,7 +225,7 @@ static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
 
         if (memcmp(first, other, sizeof *first) == 0)
             continue;
-        if (alike(first, other)) {
+        if (desc_alike(first, other)) {
             run->region = NULL;
             continue;
         }
@@ -240,7 +240,7 @@ static cddp_status compare(struct cdi_run *run, struct cdi_error *err)
 
 void cdi_run_init(struct cdi_run *run, struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread)
 {
-    *run = (struct cdi_run){.t = t, .w = work, .on_thread = on_thread, .desc = describe(t, work)};
+    *run = (struct cdi_run){.t = t, .w = work, .on_thread = on_thread, .desc = desc_make(t, work)};
     run->region = (const struct cdi_cpu_region *)work->op.region;
     if (work->op.anywhere && t->tcp != NULL) { /* nodes compare their operations with their neighbours' only */
         run->region = NULL;
@@ -270,7 +270,7 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
     st = cdi_wait_all(&t->wait, post, s, run->on_thread, cdi_run_what, run, err);
     if (st == CDDP_OK && !run->compared_here) {
         run->compared_here = true;
-        st = compare(run, err);
+        st = desc_compare(run, err);
     }
     cdi_counter_fetch(cdi_shm_post(t->shm, t->shm->rank, s + 1));
     return st;

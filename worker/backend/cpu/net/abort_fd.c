@@ -16,66 +16,66 @@
 #ifdef SYS_futex_waitv
 
 /* Until one of the words is no longer what it was; false: that cannot be waited for. */
-static bool sleep_on(struct futex_waitv *v, unsigned n)
+static bool abort_fd_sleep(struct futex_waitv *v, unsigned n)
 {
     return syscall(SYS_futex_waitv, v, n, 0, NULL, 0) >= 0 || errno == EAGAIN || errno == EINTR;
 }
 
-static void *listen(void *arg)
+static void *abort_fd_main(void *arg)
 {
-    struct cdi_abort_fd *bell = arg;
-    _Atomic uint32_t *agent = cdi_flight_wake_word(bell->wait->flight);
+    struct cdi_abort_fd *a = arg;
+    _Atomic uint32_t *agent = cdi_flight_wake_word(a->wait->flight);
     const struct timespec slice = {.tv_nsec = SLICE_MS * 1000000};
 
-    while (atomic_load(&bell->stop) == 0) {
+    while (atomic_load(&a->stop) == 0) {
         struct futex_waitv v[] = {
             {.uaddr = (uintptr_t)agent, .val = atomic_load(agent), .flags = FUTEX_32},
-            {.uaddr = (uintptr_t)cdi_shm_abort_word(bell->wait->shm), .val = 0, .flags = FUTEX_32},
-            {.uaddr = (uintptr_t)&bell->stop, .val = 0, .flags = FUTEX_32},
+            {.uaddr = (uintptr_t)cdi_shm_abort_word(a->wait->shm), .val = 0, .flags = FUTEX_32},
+            {.uaddr = (uintptr_t)&a->stop, .val = 0, .flags = FUTEX_32},
         };
         const uint64_t one = 1;
 
-        if (cdi_wait_check(bell->wait, NULL) != CDDP_OK) {
-            (void)!write(bell->fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
+        if (cdi_wait_check(a->wait, NULL) != CDDP_OK) {
+            (void)!write(a->fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
             break;
         }
-        if (!sleep_on(v, 3))
+        if (!abort_fd_sleep(v, 3))
             (void)nanosleep(&slice, NULL);
     }
     return NULL;
 }
 
-void cdi_abort_fd_start(struct cdi_abort_fd *bell, const struct cdi_wait *wait)
+void cdi_abort_fd_start(struct cdi_abort_fd *a, const struct cdi_wait *wait)
 {
     /* A word that is not what it should be: there is an answer at once, and it tells whether there ever is one. */
-    struct futex_waitv other = {.uaddr = (uintptr_t)&bell->stop, .val = 1, .flags = FUTEX_32};
+    struct futex_waitv other = {.uaddr = (uintptr_t)&a->stop, .val = 1, .flags = FUTEX_32};
 
-    bell->wait = wait;
-    atomic_init(&bell->stop, 0);
-    bell->fd = sleep_on(&other, 1) ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
-    if (bell->fd < 0 || cdi_thread_start(&bell->thread, listen, bell))
+    a->wait = wait;
+    atomic_init(&a->stop, 0);
+    a->fd = abort_fd_sleep(&other, 1) ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+    if (a->fd < 0 || cdi_thread_start(&a->thread, abort_fd_main, a))
         return;
-    (void)close(bell->fd);
-    bell->fd = -1;
+    (void)close(a->fd);
+    a->fd = -1;
 }
 
 #else
 
-void cdi_abort_fd_start(struct cdi_abort_fd *bell, const struct cdi_wait *wait)
+void cdi_abort_fd_start(struct cdi_abort_fd *a, const struct cdi_wait *wait)
 {
-    bell->wait = wait;
-    bell->fd = -1;
+    a->wait = wait;
+    a->fd = -1;
 }
 
 #endif
 
-void cdi_abort_fd_stop(struct cdi_abort_fd *bell)
+void cdi_abort_fd_stop(struct cdi_abort_fd *a)
 {
-    if (bell->fd < 0)
+    if (a->fd < 0)
         return;
-    atomic_store(&bell->stop, 1);
-    (void)syscall(SYS_futex, &bell->stop, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-    (void)pthread_join(bell->thread, NULL);
-    (void)close(bell->fd);
-    bell->fd = -1;
+    atomic_store(&a->stop, 1);
+    (void)syscall(SYS_futex, &a->stop, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    (void)pthread_join(a->thread, NULL);
+    (void)close(a->fd);
+    a->fd = -1;
 }

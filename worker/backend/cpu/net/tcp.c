@@ -57,7 +57,8 @@ cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void
 }
 
 /* At most `want` bytes; CDDP_OK: some came. */
-static cddp_status receive(struct cdi_link *l, void *to, size_t want, size_t *got, bool *moved, struct cdi_error *err)
+static cddp_status link_receive(struct cdi_link *l, void *to, size_t want, size_t *got, bool *moved,
+                                struct cdi_error *err)
 {
     ssize_t n;
 
@@ -83,7 +84,7 @@ cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body
     while (f->head_done < CDI_TCP_HEADER && st == CDDP_OK) {
         struct cdi_tcp_header h;
 
-        st = receive(l, f->head + f->head_done, CDI_TCP_HEADER - f->head_done, &f->head_done, moved, err);
+        st = link_receive(l, f->head + f->head_done, CDI_TCP_HEADER - f->head_done, &f->head_done, moved, err);
         if (st != CDDP_OK || f->head_done < CDI_TCP_HEADER)
             continue;
         st = cdi_tcp_get_header(f->head, &h, err);
@@ -92,7 +93,7 @@ cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body
         f->body_done = 0;
     }
     while (st == CDDP_OK && f->body_done < len)
-        st = receive(l, (uint8_t *)body + f->body_done, len - f->body_done, &f->body_done, moved, err);
+        st = link_receive(l, (uint8_t *)body + f->body_done, len - f->body_done, &f->body_done, moved, err);
     if (st != CDDP_OK)
         return st;
     f->head_done = 0;
@@ -116,7 +117,7 @@ struct pumping {
  * Has anything ended all waits? An abort overtakes data that were sent before it, and an operation of which all has
  * come is done: so there is one more attempt, and further ones for a moment while they move anything.
  */
-static cddp_status check(struct pumping *g, bool moved, struct cdi_error *err)
+static cddp_status pump_check(struct pumping *g, bool moved, struct cdi_error *err)
 {
     cddp_status st = cdi_wait_check(g->tcp->wait, err);
     int64_t now = cdi_now_ms();
@@ -128,7 +129,7 @@ static cddp_status check(struct pumping *g, bool moved, struct cdi_error *err)
     return CDDP_OK;
 }
 
-static void set_deadline(struct pumping *g)
+static void pump_set_deadline(struct pumping *g)
 {
     bool begun = true;
 
@@ -141,7 +142,7 @@ static void set_deadline(struct pumping *g)
 }
 
 /* Who keeps us waiting: first whoever has not even begun. */
-static const struct cdi_link *culprit(const struct pumping *g)
+static const struct cdi_link *pump_slowest(const struct pumping *g)
 {
     const struct cdi_link *who = NULL;
 
@@ -151,9 +152,9 @@ static const struct cdi_link *culprit(const struct pumping *g)
     return who;
 }
 
-static cddp_status late(const struct pumping *g, struct cdi_error *err)
+static cddp_status pump_timed_out(const struct pumping *g, struct cdi_error *err)
 {
-    const struct cdi_link *who = culprit(g);
+    const struct cdi_link *who = pump_slowest(g);
     double seconds = (double)g->tcp->wait->timeout_ms / 1000;
 
     if (who == NULL)
@@ -177,13 +178,13 @@ static nfds_t watch_node(const struct cdi_shm *shm, struct pollfd *p)
  * Until something may move, something has ended all waits, or the deadline. Of the node's sockets, of which its first
  * rank has many, only a long sleep makes part.
  */
-static void sleep_on(struct pumping *g, struct pollfd *p, nfds_t n)
+static void pump_sleep(struct pumping *g, struct pollfd *p, nfds_t n)
 {
     const struct cdi_tcp *tcp = g->tcp;
     int64_t left_ms = g->deadline_ms - cdi_now_ms();
 
-    p[n++] = (struct pollfd){.fd = tcp->bell.fd, .events = POLLIN};
-    if (poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->bell.fd < 0)
+    p[n++] = (struct pollfd){.fd = tcp->abort_fd.fd, .events = POLLIN};
+    if (poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->abort_fd.fd < 0)
         return;
     n += watch_node(tcp->wait->shm, p + n);
     left_ms -= LOOK_MS;
@@ -192,7 +193,7 @@ static void sleep_on(struct pumping *g, struct pollfd *p, nfds_t n)
 }
 
 /* Nothing could move: sleep, and see what else there is to know. */
-static cddp_status idle(struct pumping *g, struct cdi_error *err)
+static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
 {
     struct pollfd *p = g->tcp->polled;
     const struct cdi_link *who;
@@ -206,11 +207,11 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         p[2 * i] = (struct pollfd){.fd = events != 0 ? l->data : -1, .events = (short)events};
         p[2 * i + 1] = (struct pollfd){.fd = events != 0 && !cdi_link_gone(l) ? l->control : -1, .events = POLLIN};
     }
-    who = culprit(g);
-    cdi_wait_tell(g->tcp->wait, who != NULL ? who->rank : -1);
-    sleep_on(g, p, (nfds_t)g->n * 2);
-    cdi_wait_tell(g->tcp->wait, -1);
-    st = check(g, false, err);
+    who = pump_slowest(g);
+    cdi_wait_note_peer(g->tcp->wait, who != NULL ? who->rank : -1);
+    pump_sleep(g, p, (nfds_t)g->n * 2);
+    cdi_wait_note_peer(g->tcp->wait, -1);
+    st = pump_check(g, false, err);
     if (g->over_ms != 0)
         return st;
     for (int i = 0; i < g->n && st == CDDP_OK; i++) {
@@ -219,7 +220,7 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
         if (p[2 * i + 1].revents == 0)
             continue;
         if (l->suspect) /* there was another round of attempts since, and it moved nothing */
-            st = cdi_link_hear(g->tcp, l, err);
+            st = cdi_link_read_control(g->tcp, l, err);
         st = st == CDDP_IN_PROGRESS ? CDDP_OK : st;
         l->suspect = true;
     }
@@ -233,19 +234,19 @@ static cddp_status idle(struct pumping *g, struct cdi_error *err)
     if (st != CDDP_OK || now < g->deadline_ms)
         return st;
     if (g->last_try)
-        return late(g, err);
+        return pump_timed_out(g, err);
     g->last_try = true; /* what came since the last attempt is not late */
     return CDDP_OK;
 }
 
 /* An attempt failed: if it was a socket that ended, why. */
-static cddp_status explain(struct pumping *g, struct cdi_error *err)
+static cddp_status pump_explain(struct pumping *g, struct cdi_error *err)
 {
     for (int i = 0; i < g->n && err->status == CDDP_E_PEER; i++) {
         struct pollfd p = {.fd = g->links[i]->data, .events = POLLRDHUP};
 
         if (poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
-            return cdi_link_last_words(g->tcp, g->links[i], err);
+            return cdi_link_end_cause(g->tcp, g->links[i], err);
     }
     return err->status;
 }
@@ -260,7 +261,7 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
     char name[320];
     cddp_status st;
 
-    set_deadline(&g);
+    pump_set_deadline(&g);
     for (int i = 0; i < n; i++)
         links[i]->suspect = false;
     for (;;) {
@@ -272,17 +273,17 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
         if (st == CDDP_OK)
             return CDDP_OK;
         if (st != CDDP_IN_PROGRESS) {
-            st = explain(&g, &why);
+            st = pump_explain(&g, &why);
             break;
         }
         if (moved) {
             (void)atomic_fetch_add_explicit(&shm->ranks[shm->rank].moved, 1, memory_order_relaxed);
-            set_deadline(&g);
+            pump_set_deadline(&g);
             for (int i = 0; i < n; i++)
                 links[i]->suspect = false;
-            st = check(&g, true, &why);
+            st = pump_check(&g, true, &why);
         } else {
-            st = g.over_ms != 0 ? check(&g, false, &why) : idle(&g, &why);
+            st = g.over_ms != 0 ? pump_check(&g, false, &why) : pump_idle(&g, &why);
         }
         if (st != CDDP_OK)
             break;

@@ -27,27 +27,27 @@
 
 /* ----------------------------------------------------------------------------------------- the meeting place ---- */
 
-void cdi_tcp_tell_broken(const struct cdi_oob *oob, const struct cdi_error *why)
+void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *why)
 {
     cdi_oob_tell_cause(oob, BROKEN, why);
 }
 
 /* Has anybody failed to join? */
-static cddp_status look(const struct cdi_tcp *tcp, struct cdi_error *err)
+static cddp_status tcp_check_peers(const struct cdi_tcp *tcp, struct cdi_error *err)
 {
     char text[CDI_SHM_TEXT];
     cddp_status st = cdi_wait_check(tcp->wait, err);
 
-    if (st == CDDP_OK && tcp->making != NULL)
-        st = cdi_world_watch(tcp->making, err);
+    if (st == CDDP_OK && tcp->connecting != NULL)
+        st = cdi_world_watch(tcp->connecting, err);
     if (st != CDDP_OK || cdi_oob_get_text(&tcp->oob, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
         return st;
     return cdi_oob_cause(text, err);
 }
 
 /* The text under `name`, once it is there; whose it is, for the sentence. */
-static cddp_status await(const struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
-                         size_t cap, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status tcp_get_text(const struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
+                                size_t cap, int64_t deadline_ms, struct cdi_error *err)
 {
     int64_t begin_ms = cdi_now_ms();
 
@@ -57,7 +57,7 @@ static cddp_status await(const struct cdi_tcp *tcp, const char *name, const char
 
         if (st != CDDP_E_TIMEOUT)
             return st;
-        st = look(tcp, err);
+        st = tcp_check_peers(tcp, err);
         if (st != CDDP_OK)
             return st;
         if (left <= ASK_MS)
@@ -101,7 +101,7 @@ static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int
         cddp_status st;
 
         (void)snprintf(name, sizeof name, "node/%d", n);
-        st = await(tcp, name, "node", n, value, sizeof value, deadline_ms, err);
+        st = tcp_get_text(tcp, name, "node", n, value, sizeof value, deadline_ms, err);
         if (st != CDDP_OK)
             return st;
         if (sscanf(value, "%d %d", &first, &ranks) != 2 || ranks < 1 || first != next || ranks > tcp->size - next)
@@ -160,7 +160,8 @@ static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, i
     if (st == CDDP_OK && w->rank == 0)
         st = gather_nodes(tcp, text, cap, deadline_ms, err);
     else if (st == CDDP_OK)
-        st = await(tcp, "nodes", "rank", 0, text, cap, deadline_ms + CDI_TCP_SLACK_OP_MS, err); /* it may wait, too */
+        st = tcp_get_text(tcp, "nodes", "rank", 0, text, cap, deadline_ms + CDI_TCP_SLACK_OP_MS,
+                          err); /* it may wait, too */
     return st == CDDP_OK ? parse_nodes(tcp, text, err) : st;
 }
 
@@ -190,14 +191,14 @@ static double seconds(int64_t begin_ms, int64_t deadline_ms)
 }
 
 /* How far an attempt came: the further, the more it tells. */
-enum how_far { NOT_CONNECTED, STRANGER, HUNG_UP, NO_ANSWER, CONNECTED };
+enum how_far { NOT_CONNECTED, NOT_OURS, HUNG_UP, NO_ANSWER, CONNECTED };
 
 struct attempt {
     enum how_far how_far;
     int errnum; /* of NOT_CONNECTED */
 };
 
-static bool wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
+static bool tcp_wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
 {
     while (cdi_now_ms() < deadline_ms && cdi_wait_check(tcp->wait, NULL) == CDDP_OK) {
         struct pollfd p = {.fd = fd, .events = events};
@@ -216,21 +217,21 @@ static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, e
     struct cdi_tcp_hello h;
     size_t got = 0;
 
-    cdi_tcp_hello_of(tcp, l->rank, channel, hello);
+    cdi_tcp_make_hello(tcp, l->rank, channel, hello);
     if (send(fd, hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof hello)
         return HUNG_UP;
     while (got < sizeof hello) {
         ssize_t n;
 
-        if (!wait_fd(tcp, fd, POLLIN, deadline_ms))
+        if (!tcp_wait_fd(tcp, fd, POLLIN, deadline_ms))
             return NO_ANSWER;
         n = recv(fd, hello + got, sizeof hello - got, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
             return HUNG_UP;
         got += n > 0 ? (size_t)n : 0;
     }
-    if (!cdi_tcp_believe(tcp, hello, &h) || h.from != l->rank || h.channel != channel)
-        return STRANGER;
+    if (!cdi_tcp_check_hello(tcp, hello, &h) || h.from != l->rank || h.channel != channel)
+        return NOT_OURS;
     cdi_tcp_name_link(tcp, l, &h);
     return CONNECTED;
 }
@@ -248,7 +249,7 @@ static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, i
     *errnum = connect(fd, &a->u.any, a->len) == 0 ? 0 : errno;
     if (*errnum == EINPROGRESS) {
         *errnum = ETIMEDOUT;
-        if (wait_fd(tcp, fd, POLLOUT, deadline_ms))
+        if (tcp_wait_fd(tcp, fd, POLLOUT, deadline_ms))
             (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, errnum, &len);
     }
     return *errnum == 0 ? cdi_steal_fd(&fd) : -1;
@@ -266,14 +267,14 @@ static struct attempt connect_at(struct cdi_tcp *tcp, const struct cdi_address *
 
         try.how_far = fd < 0 ? NOT_CONNECTED : introduce(tcp, fd, l, channel, deadline_ms);
         if (try.how_far == CONNECTED)
-            cdi_tcp_set_place(tcp, k == 0 ? &l->data : &l->control, fd);
+            cdi_tcp_set_socket(tcp, k == 0 ? &l->data : &l->control, fd);
         else if (fd >= 0)
             (void)close(fd);
     }
     if (try.how_far != CONNECTED && l->data >= 0) {
         int dead = l->data;
 
-        cdi_tcp_set_place(tcp, &l->data, -1); /* first: a child that is forked now closes what stands there */
+        cdi_tcp_set_socket(tcp, &l->data, -1); /* first: a child that is forked now closes what stands there */
         (void)close(dead);
     }
     return try;
@@ -307,7 +308,7 @@ static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_lin
                                  const struct attempt *best, double waited_s, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(tcp->wait, l->rank);
-    const char *why = best->how_far == STRANGER ? "something else answers there" : strerror(best->errnum);
+    const char *why = best->how_far == NOT_OURS ? "something else answers there" : strerror(best->errnum);
 
     if (best->how_far == NO_ANSWER)
         return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT,
@@ -332,8 +333,8 @@ static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_lin
  * A rank that is still busy answers late. So all addresses are tried again and again, for twice as long where one
  * connects and nobody answers: the right address gets its answer in the end.
  */
-static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
-                              struct cdi_error *err)
+static cddp_status tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
+                               struct cdi_error *err)
 {
     char name[32], text[CDI_TCP_ADDRESS_TEXT];
     int64_t begin_ms = cdi_now_ms(), patience_ms = CONNECT_MS;
@@ -341,12 +342,12 @@ static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair
     cddp_status st;
 
     (void)snprintf(name, sizeof name, "addr/%d", l->rank);
-    st = await(tcp, name, "rank", l->rank, text, sizeof text, deadline_ms, err);
+    st = tcp_get_text(tcp, name, "rank", l->rank, text, sizeof text, deadline_ms, err);
     while (st == CDDP_OK) {
         connect_round(tcp, text, l, pair, patience_ms, deadline_ms, &best);
         if (best.how_far == CONNECTED)
             return CDDP_OK;
-        st = look(tcp, err);
+        st = tcp_check_peers(tcp, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
             return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
         if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
@@ -356,8 +357,8 @@ static cddp_status connect_to(struct cdi_tcp *tcp, struct cdi_link *l, bool pair
     return st;
 }
 
-static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
-                                struct cdi_error *err)
+static cddp_status tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
+                                        struct cdi_error *err)
 {
     int64_t look_at_ms = cdi_now_ms() + ASK_MS, begin_ms = cdi_now_ms();
 
@@ -366,7 +367,7 @@ static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, i
         cddp_status st = cdi_wait_check(tcp->wait, err);
 
         if (st == CDDP_OK && now >= look_at_ms) {
-            st = look(tcp, err);
+            st = tcp_check_peers(tcp, err);
             /* Far from the meeting place a look takes long, and meanwhile nobody is let in. */
             look_at_ms = cdi_now_ms() + ASK_MS + 4 * (cdi_now_ms() - now);
         }
@@ -376,7 +377,7 @@ static cddp_status be_connected(struct cdi_tcp *tcp, const struct cdi_link *l, i
             return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,
                                "rank %d did not come within %.4g s: it has not connected yet", l->rank,
                                seconds(begin_ms, deadline_ms));
-        cdi_door_tend(tcp);
+        cdi_listener_accept(tcp);
     }
     return CDDP_OK;
 }
@@ -390,11 +391,12 @@ cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, s
     if (l == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a connection");
     if (l->data < 0 || l->control < 0) {
-        cdi_wait_tell(tcp->wait, rank);
-        st = tcp->rank < rank ? connect_to(tcp, l, true, deadline_ms, err) : be_connected(tcp, l, deadline_ms, err);
-        cdi_wait_tell(tcp->wait, -1);
+        cdi_wait_note_peer(tcp->wait, rank);
+        st = tcp->rank < rank ? tcp_connect(tcp, l, true, deadline_ms, err)
+                              : tcp_await_connection(tcp, l, deadline_ms, err);
+        cdi_wait_note_peer(tcp->wait, -1);
         if (st == CDDP_OK)
-            cdi_ear_add(tcp, l);
+            cdi_control_add(tcp, l);
     }
     if (st == CDDP_OK)
         *out = l;
@@ -416,10 +418,10 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
 {
     if (tcp == NULL)
         return;
-    cdi_heir_end(tcp);
-    cdi_ear_stop(tcp);
+    cdi_tcp_fork_unregister(tcp);
+    cdi_control_stop(tcp);
     if (tcp->pair != NULL)
-        cdi_tcp_say_bye(tcp);
+        cdi_tcp_send_goodbye(tcp);
     close_link(&tcp->prev);
     close_link(&tcp->next);
     for (int r = 0; r < tcp->size && tcp->pair != NULL; r++)
@@ -427,12 +429,12 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
             close_link(tcp->pair[r]);
             free(tcp->pair[r]);
         }
-    for (int i = 0; i < tcp->door.n_listeners; i++)
-        (void)close(tcp->door.listener[i]);
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        if (tcp->door.waiting[i].fd >= 0)
-            (void)close(tcp->door.waiting[i].fd);
-    cdi_abort_fd_stop(&tcp->bell);
+    for (int i = 0; i < tcp->listener.n_fds; i++)
+        (void)close(tcp->listener.fd[i]);
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        if (tcp->listener.pending[i].fd >= 0)
+            (void)close(tcp->listener.pending[i].fd);
+    cdi_abort_fd_stop(&tcp->abort_fd);
     (void)pthread_mutex_destroy(&tcp->lock);
     free(tcp->polled);
     free(tcp->pair);
@@ -456,9 +458,9 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     tcp->oob = w->keys;
     tcp->prev.rank = tcp->prev.data = tcp->prev.control = -1;
     tcp->next.rank = tcp->next.data = tcp->next.control = -1;
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        tcp->door.waiting[i].fd = -1;
-    tcp->bell.fd = tcp->ear.epoll = tcp->ear.nudge = -1;
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        tcp->listener.pending[i].fd = -1;
+    tcp->abort_fd.fd = tcp->control.epoll = tcp->control.wake_fd = -1;
     tcp->polled = calloc((size_t)w->local_size + 2 * CDI_TCP_LINKS + 1, sizeof *tcp->polled);
     tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
     tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
@@ -470,7 +472,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
 }
 
 /* Links exist for the local ranks that every node has. */
-static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadline_ms, struct cdi_error *err)
+static cddp_status tcp_make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadline_ms, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -483,14 +485,14 @@ static cddp_status make_links(struct cdi_tcp *tcp, int local_rank, int64_t deadl
         tcp->prev.rank = tcp->first[tcp->node - 1] + local_rank;
     if (tcp->node + 1 < tcp->n_nodes) {
         tcp->next.rank = tcp->first[tcp->node + 1] + local_rank;
-        st = connect_to(tcp, &tcp->next, false, deadline_ms, err);
+        st = tcp_connect(tcp, &tcp->next, false, deadline_ms, err);
         if (st == CDDP_OK)
-            cdi_ear_add(tcp, &tcp->next);
+            cdi_control_add(tcp, &tcp->next);
     }
     if (st == CDDP_OK && tcp->node > 0) {
-        st = be_connected(tcp, &tcp->prev, deadline_ms, err);
+        st = tcp_await_connection(tcp, &tcp->prev, deadline_ms, err);
         if (st == CDDP_OK)
-            cdi_ear_add(tcp, &tcp->prev);
+            cdi_control_add(tcp, &tcp->prev);
     }
     return st;
 }
@@ -504,16 +506,16 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
 
     if (tcp == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world->size);
-    tcp->making = world;
-    cdi_heir_begin(tcp);
-    cdi_abort_fd_start(&tcp->bell, wait);
-    cdi_ear_start(tcp);
+    tcp->connecting = world;
+    cdi_tcp_fork_register(tcp);
+    cdi_abort_fd_start(&tcp->abort_fd, wait);
+    cdi_control_start(tcp);
     st = learn_nodes(tcp, world, deadline_ms, err);
     if (st == CDDP_OK && tcp->node > 0)
-        st = cdi_door_open(tcp, reached, err);
+        st = cdi_listener_open(tcp, reached, err);
     if (st == CDDP_OK)
-        st = make_links(tcp, world->local_rank, deadline_ms, err);
-    tcp->making = NULL;
+        st = tcp_make_links(tcp, world->local_rank, deadline_ms, err);
+    tcp->connecting = NULL;
     if (st != CDDP_OK) {
         cdi_tcp_destroy(tcp);
         return st;

@@ -19,8 +19,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LAST_WORDS_MS 300 /* a data socket ended: its control socket says why */
-#define EAR_SLICE_MS 50   /* how often the ear looks at shared memory where no bell rings for that */
+#define END_CAUSE_MS 300    /* a data socket ended: its control socket says why */
+#define CONTROL_SLICE_MS 50 /* how often the ear looks at shared memory where no bell rings for that */
 /*
  * The ear reads only when nothing has come in over the network for a while. An abort may overtake data that were sent
  * before it, and an operation whose data are all there must succeed. The same holds for a rank that ends without a
@@ -33,7 +33,7 @@
 /* --------------------------------------------------------------------------------------------------- hearing ---- */
 
 /* A whole frame is there, or something else than a frame. */
-static void take_frame(struct cdi_tcp *tcp, struct cdi_link *l, cddp_status header, const struct cdi_tcp_header *h)
+static void handle_frame(struct cdi_tcp *tcp, struct cdi_link *l, cddp_status header, const struct cdi_tcp_header *h)
 {
     struct cdi_error why;
 
@@ -42,18 +42,18 @@ static void take_frame(struct cdi_tcp *tcp, struct cdi_link *l, cddp_status head
         cdi_shm_abort(tcp->wait->shm, &why); /* the text is whole, as it is */
         atomic_store(&l->fate, CDI_LINK_LEFT);
     } else {
-        atomic_store(&l->fate, header == CDDP_OK && h->type == CDI_TCP_IS_BYE ? CDI_LINK_LEFT : CDI_LINK_BABBLES);
+        atomic_store(&l->fate, header == CDDP_OK && h->type == CDI_TCP_IS_BYE ? CDI_LINK_LEFT : CDI_LINK_BROKEN);
     }
 }
 
 /* Read what there is; tcp->lock is held. */
-static void hear_locked(struct cdi_tcp *tcp, struct cdi_link *l)
+static void read_control_locked(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     struct cdi_tcp_header h = {.len = 0};
     cddp_status st;
     ssize_t n;
 
-    if (l->control < 0 || atomic_load(&l->fate) != CDI_LINK_LIVES)
+    if (l->control < 0 || atomic_load(&l->fate) != CDI_LINK_ALIVE)
         return;
     n = recv(l->control, l->control_in + l->control_got, sizeof l->control_in - l->control_got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -67,27 +67,27 @@ static void hear_locked(struct cdi_tcp *tcp, struct cdi_link *l)
         return;
     st = cdi_tcp_get_header(l->control_in, &h, NULL);
     if (st != CDDP_OK || l->control_got >= CDI_TCP_HEADER + (size_t)h.len)
-        take_frame(tcp, l, st, &h);
+        handle_frame(tcp, l, st, &h);
 }
 
-static enum cdi_link_fate hear(struct cdi_tcp *tcp, struct cdi_link *l)
+static enum cdi_link_fate read_control(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     (void)pthread_mutex_lock(&tcp->lock);
-    hear_locked(tcp, l);
+    read_control_locked(tcp, l);
     (void)pthread_mutex_unlock(&tcp->lock);
     return (enum cdi_link_fate)atomic_load(&l->fate);
 }
 
-cddp_status cdi_link_hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
+cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
 {
-    enum cdi_link_fate fate = hear(tcp, l);
+    enum cdi_link_fate fate = read_control(tcp, l);
     cddp_status st = cdi_shm_aborted(tcp->wait->shm, err);
 
     if (st != CDDP_OK)
         return st;
     if (fate == CDI_LINK_DIED)
         return cdi_wait_died(tcp->wait, l->rank, l->who, err);
-    if (fate == CDI_LINK_BABBLES)
+    if (fate == CDI_LINK_BROKEN)
         return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL,
                            "rank %d sent something else than expected", l->rank);
     return CDDP_IN_PROGRESS;
@@ -95,21 +95,21 @@ cddp_status cdi_link_hear(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_er
 
 int cdi_tcp_poll_ms(const struct cdi_tcp *tcp, int64_t left_ms)
 {
-    int64_t most = tcp->bell.fd >= 0 ? INT_MAX : CDI_TCP_SLICE_MS;
+    int64_t most = tcp->abort_fd.fd >= 0 ? INT_MAX : CDI_TCP_SLICE_MS;
 
     return (int)(left_ms < 0 ? 0 : left_ms < most ? left_ms : most);
 }
 
-cddp_status cdi_link_last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
+cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
 {
-    int64_t until_ms = cdi_now_ms() + LAST_WORDS_MS;
+    int64_t until_ms = cdi_now_ms() + END_CAUSE_MS;
     cddp_status st = cdi_wait_check(tcp->wait, err);
 
     while (st == CDDP_OK && !cdi_link_gone(l) && cdi_now_ms() < until_ms) {
-        struct pollfd p[] = {{.fd = l->control, .events = POLLIN}, {.fd = tcp->bell.fd, .events = POLLIN}};
+        struct pollfd p[] = {{.fd = l->control, .events = POLLIN}, {.fd = tcp->abort_fd.fd, .events = POLLIN}};
 
         (void)poll(p, 2, cdi_tcp_poll_ms(tcp, until_ms - cdi_now_ms()));
-        st = cdi_link_hear(tcp, l, err);
+        st = cdi_link_read_control(tcp, l, err);
         if (st != CDDP_IN_PROGRESS)
             return st;
         st = cdi_wait_check(tcp->wait, err);
@@ -127,14 +127,14 @@ cddp_status cdi_link_last_words(struct cdi_tcp *tcp, struct cdi_link *l, struct 
 /* ---------------------------------------------------------------------------------------------------- saying ---- */
 
 /* tcp->lock is held, also while the frame goes out: a thread that closes the socket comes after it. */
-static void say_locked(struct cdi_link *l, enum cdi_tcp_type type, const void *body, uint32_t len)
+static void send_control_locked(struct cdi_link *l, enum cdi_tcp_type type, const void *body, uint32_t len)
 {
     uint8_t out[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX];
     const struct cdi_tcp_header h = {.type = type, .len = len};
 
-    if (l->control < 0 || l->said)
+    if (l->control < 0 || l->last_sent)
         return;
-    l->said = true;
+    l->last_sent = true;
     cdi_tcp_put_header(out, &h);
     if (len > 0)
         memcpy(out + CDI_TCP_HEADER, body, len);
@@ -142,14 +142,14 @@ static void say_locked(struct cdi_link *l, enum cdi_tcp_type type, const void *b
     (void)send(l->control, out, CDI_TCP_HEADER + len, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void say_to_all(struct cdi_tcp *tcp, enum cdi_tcp_type type, const void *body, uint32_t len)
+static void send_control_all(struct cdi_tcp *tcp, enum cdi_tcp_type type, const void *body, uint32_t len)
 {
     (void)pthread_mutex_lock(&tcp->lock);
-    say_locked(&tcp->prev, type, body, len);
-    say_locked(&tcp->next, type, body, len);
+    send_control_locked(&tcp->prev, type, body, len);
+    send_control_locked(&tcp->next, type, body, len);
     for (int r = 0; r < tcp->size; r++)
         if (tcp->pair[r] != NULL)
-            say_locked(tcp->pair[r], type, body, len);
+            send_control_locked(tcp->pair[r], type, body, len);
     (void)pthread_mutex_unlock(&tcp->lock);
 }
 
@@ -159,31 +159,31 @@ void cdi_tcp_pass_abort(struct cdi_tcp *tcp)
     struct cdi_error why;
 
     if (cdi_shm_aborted(tcp->wait->shm, &why) != CDDP_OK)
-        say_to_all(tcp, CDI_TCP_IS_ABORT, body, cdi_tcp_put_abort(body, &why));
+        send_control_all(tcp, CDI_TCP_IS_ABORT, body, cdi_tcp_put_abort(body, &why));
 }
 
-void cdi_tcp_say_bye(struct cdi_tcp *tcp)
+void cdi_tcp_send_goodbye(struct cdi_tcp *tcp)
 {
     cdi_tcp_pass_abort(tcp);
-    say_to_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
+    send_control_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
 }
 
 /* --------------------------------------------------------------------------------------------------- the ear ---- */
 
 /* A wait until the network is quiet: before the ear reads, and before it takes a rank for dead. */
-struct vigil {
+struct quiet {
     bool is_on;
     uint32_t moved; /* as it was when this stretch of quiet began */
     int64_t quiet_ms, quiet_at_ms, last_ms;
 };
 
-static void begin_vigil(const struct cdi_tcp *tcp, struct vigil *v, int64_t quiet_ms)
+static void quiet_begin(const struct cdi_tcp *tcp, struct quiet *v, int64_t quiet_ms)
 {
     int64_t now = cdi_now_ms();
 
     if (v->is_on)
         return;
-    *v = (struct vigil){.is_on = true,
+    *v = (struct quiet){.is_on = true,
                         .moved = cdi_wait_moved(tcp->wait),
                         .quiet_ms = quiet_ms,
                         .quiet_at_ms = now + quiet_ms,
@@ -191,7 +191,7 @@ static void begin_vigil(const struct cdi_tcp *tcp, struct vigil *v, int64_t quie
 }
 
 /* True once, when the network has been quiet for long enough. */
-static bool is_quiet(const struct cdi_tcp *tcp, struct vigil *v)
+static bool is_quiet(const struct cdi_tcp *tcp, struct quiet *v)
 {
     uint32_t moved = cdi_wait_moved(tcp->wait);
     int64_t now = cdi_now_ms();
@@ -208,7 +208,7 @@ static bool is_quiet(const struct cdi_tcp *tcp, struct vigil *v)
 }
 
 /* The first link whose end is a failure, or NULL. All links are heard. */
-static struct cdi_link *hear_all(struct cdi_tcp *tcp)
+static struct cdi_link *read_all_control(struct cdi_tcp *tcp)
 {
     struct cdi_link *failed = NULL;
 
@@ -218,8 +218,8 @@ static struct cdi_link *hear_all(struct cdi_tcp *tcp)
 
         if (l == NULL || !l->made)
             continue;
-        hear_locked(tcp, l);
-        if (failed == NULL && atomic_load(&l->fate) != CDI_LINK_LIVES && !cdi_link_gone(l))
+        read_control_locked(tcp, l);
+        if (failed == NULL && atomic_load(&l->fate) != CDI_LINK_ALIVE && !cdi_link_gone(l))
             failed = l;
     }
     (void)pthread_mutex_unlock(&tcp->lock);
@@ -227,38 +227,38 @@ static struct cdi_link *hear_all(struct cdi_tcp *tcp)
 }
 
 /* What was heard ends the waits of the node. */
-static void raise_alarm(struct cdi_tcp *tcp, struct cdi_link *l)
+static void abort_node(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     struct cdi_error why;
 
-    if (cdi_link_hear(tcp, l, &why) < 0)
+    if (cdi_link_read_control(tcp, l, &why) < 0)
         cdi_shm_abort(tcp->wait->shm, &why);
 }
 
-static void *listen_all(void *arg)
+static void *control_main(void *arg)
 {
     struct cdi_tcp *tcp = arg;
-    struct vigil news = {.is_on = false}, death = {.is_on = false};
+    struct quiet news = {.is_on = false}, death = {.is_on = false};
     struct cdi_link *failed = NULL;
 
-    while (atomic_load(&tcp->ear.stop) == 0) {
+    while (atomic_load(&tcp->control.stop) == 0) {
         struct epoll_event e[4];
-        bool slices = news.is_on || death.is_on || tcp->bell.fd < 0;
-        int n = epoll_wait(tcp->ear.epoll, e, 4, slices ? EAR_SLICE_MS : -1);
+        bool slices = news.is_on || death.is_on || tcp->abort_fd.fd < 0;
+        int n = epoll_wait(tcp->control.epoll, e, 4, slices ? CONTROL_SLICE_MS : -1);
 
         for (int i = 0; i < n; i++)
             if (e[i].data.ptr != NULL)
-                begin_vigil(tcp, &news, NEWS_QUIET_MS);
+                quiet_begin(tcp, &news, NEWS_QUIET_MS);
         if (is_quiet(tcp, &news)) {
-            struct cdi_link *l = hear_all(tcp);
+            struct cdi_link *l = read_all_control(tcp);
 
             if (l != NULL && failed == NULL) {
                 failed = l;
-                begin_vigil(tcp, &death, DEATH_QUIET_MS);
+                quiet_begin(tcp, &death, DEATH_QUIET_MS);
             }
         }
         if (is_quiet(tcp, &death))
-            raise_alarm(tcp, failed);
+            abort_node(tcp, failed);
         if (cdi_wait_check(tcp->wait, NULL) != CDDP_OK) {
             cdi_tcp_pass_abort(tcp); /* also of other ranks of this node, which may have no link */
             break;
@@ -267,50 +267,51 @@ static void *listen_all(void *arg)
     return NULL;
 }
 
-static bool add_to_ear(struct cdi_ear *ear, int fd, struct cdi_link *l)
+static bool control_watch(struct cdi_control_thread *c, int fd, struct cdi_link *l)
 {
     struct epoll_event e = {.events = l != NULL ? EPOLLIN | EPOLLET : EPOLLIN, .data.ptr = l};
 
-    return epoll_ctl(ear->epoll, EPOLL_CTL_ADD, fd, &e) == 0;
+    return epoll_ctl(c->epoll, EPOLL_CTL_ADD, fd, &e) == 0;
 }
 
-void cdi_ear_start(struct cdi_tcp *tcp)
+void cdi_control_start(struct cdi_tcp *tcp)
 {
-    struct cdi_ear *ear = &tcp->ear;
+    struct cdi_control_thread *c = &tcp->control;
 
-    atomic_init(&ear->stop, 0);
-    ear->nudge = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    ear->epoll = ear->nudge < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
-    if (ear->epoll >= 0 && add_to_ear(ear, ear->nudge, NULL) &&
-        (tcp->bell.fd < 0 || add_to_ear(ear, tcp->bell.fd, NULL)) && cdi_thread_start(&ear->thread, listen_all, tcp))
+    atomic_init(&c->stop, 0);
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    c->epoll = c->wake_fd < 0 ? -1 : epoll_create1(EPOLL_CLOEXEC);
+    if (c->epoll >= 0 && control_watch(c, c->wake_fd, NULL) &&
+        (tcp->abort_fd.fd < 0 || control_watch(c, tcp->abort_fd.fd, NULL)) &&
+        cdi_thread_start(&c->thread, control_main, tcp))
         return;
-    if (ear->epoll >= 0)
-        (void)close(ear->epoll);
-    if (ear->nudge >= 0)
-        (void)close(ear->nudge);
-    ear->epoll = ear->nudge = -1;
+    if (c->epoll >= 0)
+        (void)close(c->epoll);
+    if (c->wake_fd >= 0)
+        (void)close(c->wake_fd);
+    c->epoll = c->wake_fd = -1;
 }
 
-void cdi_ear_stop(struct cdi_tcp *tcp)
+void cdi_control_stop(struct cdi_tcp *tcp)
 {
-    struct cdi_ear *ear = &tcp->ear;
+    struct cdi_control_thread *c = &tcp->control;
     const uint64_t one = 1;
 
-    if (ear->epoll < 0)
+    if (c->epoll < 0)
         return;
-    atomic_store(&ear->stop, 1);
-    (void)!write(ear->nudge, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
-    (void)pthread_join(ear->thread, NULL);
-    (void)close(ear->epoll);
-    (void)close(ear->nudge);
-    ear->epoll = ear->nudge = -1;
+    atomic_store(&c->stop, 1);
+    (void)!write(c->wake_fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
+    (void)pthread_join(c->thread, NULL);
+    (void)close(c->epoll);
+    (void)close(c->wake_fd);
+    c->epoll = c->wake_fd = -1;
 }
 
-void cdi_ear_add(struct cdi_tcp *tcp, struct cdi_link *l)
+void cdi_control_add(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     (void)pthread_mutex_lock(&tcp->lock);
     l->made = true;
     (void)pthread_mutex_unlock(&tcp->lock);
-    if (tcp->ear.epoll >= 0)
-        (void)add_to_ear(&tcp->ear, l->control, l); /* out of memory: a rank that waits for its data hears it */
+    if (tcp->control.epoll >= 0)
+        (void)control_watch(&tcp->control, l->control, l); /* out of memory: a rank that waits for its data hears it */
 }

@@ -16,10 +16,10 @@
 #include <unistd.h>
 
 #define SLICE_MS 20
-#define INTRODUCE_MS 5000 /* a connection that has not said by then who it is, is closed */
+#define HELLO_MS 5000 /* a connection that has not said by then who it is, is closed */
 #define BACKLOG 64
 
-static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_error *err)
+static cddp_status tcp_listen(const struct cdi_address *a, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     char text[CDI_ADDRESS_TEXT];
@@ -31,7 +31,7 @@ static cddp_status listen_at(const struct cdi_address *a, int *out, struct cdi_e
     return CDDP_OK;
 }
 
-cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
+cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
 {
     struct cdi_address at[CDI_NET_ADDRESSES];
     char name[32], text[CDI_TCP_ADDRESS_TEXT] = "";
@@ -45,10 +45,10 @@ cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached
         int fd = -1;
 
         at[i].u.v4.sin_port = 0; /* at the same place in both families */
-        st = listen_at(&at[i], &fd, err);
+        st = tcp_listen(&at[i], &fd, err);
         if (st != CDDP_OK)
             break;
-        tcp->door.listener[tcp->door.n_listeners++] = fd;
+        tcp->listener.fd[tcp->listener.n_fds++] = fd;
         if (getsockname(fd, &bound.u.any, &bound.len) != 0)
             return cdi_fail_errno(err, errno, "getsockname");
         cdi_address_text(&bound.u.any, one);
@@ -58,8 +58,8 @@ cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached
     return st == CDDP_OK ? cdi_oob_set_text(&tcp->oob, name, text, err) : st;
 }
 
-void cdi_tcp_hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
-                      uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
+void cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
 {
     struct cdi_tcp_hello h = {.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
     const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
@@ -71,8 +71,8 @@ void cdi_tcp_hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel ch
     cdi_tcp_put_hello(out + CDI_TCP_HEADER, &h);
 }
 
-bool cdi_tcp_believe(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
-                     struct cdi_tcp_hello *h)
+bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
+                         struct cdi_tcp_hello *h)
 {
     struct cdi_tcp_header head;
     uint8_t differ = 0;
@@ -108,10 +108,10 @@ static bool is_dead(int fd)
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-void cdi_tcp_set_place(struct cdi_tcp *tcp, int *place, int fd)
+void cdi_tcp_set_socket(struct cdi_tcp *tcp, int *slot, int fd)
 {
     (void)pthread_mutex_lock(&tcp->lock);
-    *place = fd;
+    *slot = fd;
     (void)pthread_mutex_unlock(&tcp->lock);
 }
 
@@ -123,10 +123,10 @@ void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi
 }
 
 /* The place of a connection that `h` opens, or NULL: it has none, or it is taken. */
-static int *place_of(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
+static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
 {
     struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
-    int *place;
+    int *slot;
 
     if (h->channel >= CDI_TCP_PAIR_DATA) {
         l = tcp->pair[h->from];
@@ -135,31 +135,31 @@ static int *place_of(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct 
     }
     if (l == NULL)
         return NULL;
-    place = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
+    slot = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
     *link = l;
-    if ((l->data < 0 || l->control < 0) && *place >= 0 && is_dead(*place)) {
-        int dead = *place;
+    if ((l->data < 0 || l->control < 0) && *slot >= 0 && is_dead(*slot)) {
+        int dead = *slot;
 
-        cdi_tcp_set_place(tcp, place, -1);
+        cdi_tcp_set_socket(tcp, slot, -1);
         (void)close(dead);
     }
-    return *place < 0 ? place : NULL;
+    return *slot < 0 ? slot : NULL;
 }
 
 /* Adopt a connection whose hello is complete, or close it. */
-static void let_in(struct cdi_tcp *tcp, struct cdi_stranger *s)
+static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
     uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
     struct cdi_tcp_hello h;
     struct cdi_link *l;
-    int *place = cdi_tcp_believe(tcp, s->in, &h) ? place_of(tcp, &h, &l) : NULL;
+    int *slot = cdi_tcp_check_hello(tcp, s->in, &h) ? socket_for(tcp, &h, &l) : NULL;
     int fd = cdi_steal_fd(&s->fd);
 
-    if (place != NULL && !is_dead(fd)) {
-        cdi_tcp_hello_of(tcp, h.from, h.channel, answer);
+    if (slot != NULL && !is_dead(fd)) {
+        cdi_tcp_make_hello(tcp, h.from, h.channel, answer);
         if (send(fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
             cdi_tcp_name_link(tcp, l, &h);
-            cdi_tcp_set_place(tcp, place, fd);
+            cdi_tcp_set_socket(tcp, slot, fd);
             return;
         }
     }
@@ -174,7 +174,7 @@ void cdi_tcp_set_options(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-static void listen_to(struct cdi_tcp *tcp, struct cdi_stranger *s)
+static void read_hello(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
     ssize_t n = recv(s->fd, s->in + s->got, sizeof s->in - s->got, MSG_DONTWAIT);
 
@@ -187,10 +187,10 @@ static void listen_to(struct cdi_tcp *tcp, struct cdi_stranger *s)
     }
     s->got += (size_t)n;
     if (s->got == sizeof s->in)
-        let_in(tcp, s);
+        admit(tcp, s);
 }
 
-static bool same_host(const struct cdi_address *a, const struct cdi_address *b)
+static bool same_address(const struct cdi_address *a, const struct cdi_address *b)
 {
     if (a->u.any.sa_family != b->u.any.sa_family)
         return false;
@@ -199,25 +199,25 @@ static bool same_host(const struct cdi_address *a, const struct cdi_address *b)
     return a->u.v4.sin_addr.s_addr == b->u.v4.sin_addr.s_addr;
 }
 
-static int n_from(const struct cdi_door *d, const struct cdi_address *from)
+static int n_from(const struct cdi_listener *d, const struct cdi_address *from)
 {
     int n = 0;
 
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        n += d->waiting[i].fd >= 0 && same_host(&d->waiting[i].from, from);
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        n += d->pending[i].fd >= 0 && same_address(&d->pending[i].from, from);
     return n;
 }
 
-int cdi_door_place(const struct cdi_door *d)
+int cdi_listener_slot(const struct cdi_listener *d)
 {
     int best = 0, most = 0;
 
-    for (int i = 0; i < CDI_TCP_WAITING; i++) {
-        int n = d->waiting[i].fd < 0 ? 0 : n_from(d, &d->waiting[i].from);
+    for (int i = 0; i < CDI_TCP_PENDING; i++) {
+        int n = d->pending[i].fd < 0 ? 0 : n_from(d, &d->pending[i].from);
 
-        if (d->waiting[i].fd < 0)
+        if (d->pending[i].fd < 0)
             return i;
-        if (n > most || (n == most && d->waiting[i].until_ms < d->waiting[best].until_ms)) {
+        if (n > most || (n == most && d->pending[i].until_ms < d->pending[best].until_ms)) {
             best = i;
             most = n;
         }
@@ -230,33 +230,33 @@ static bool accept_from(struct cdi_tcp *tcp, int listener)
 {
     struct cdi_address from = {.len = sizeof from.u};
     int fd = accept4(listener, &from.u.any, &from.len, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    struct cdi_stranger *s;
+    struct cdi_pending_conn *s;
 
     if (fd < 0)
         return errno == ECONNABORTED || errno == EINTR;
     cdi_tcp_set_options(fd);
-    s = &tcp->door.waiting[cdi_door_place(&tcp->door)];
+    s = &tcp->listener.pending[cdi_listener_slot(&tcp->listener)];
     if (s->fd >= 0)
         (void)close(s->fd);
-    *s = (struct cdi_stranger){.fd = fd, .until_ms = cdi_now_ms() + INTRODUCE_MS, .from = from};
-    listen_to(tcp, s); /* a rank introduces itself at once, and then needs no place */
+    *s = (struct cdi_pending_conn){.fd = fd, .until_ms = cdi_now_ms() + HELLO_MS, .from = from};
+    read_hello(tcp, s); /* a rank introduces itself at once, and then needs no place */
     return true;
 }
 
-void cdi_door_tend(struct cdi_tcp *tcp)
+void cdi_listener_accept(struct cdi_tcp *tcp)
 {
-    struct cdi_door *d = &tcp->door;
-    struct pollfd p[CDI_TCP_WAITING + CDI_NET_ADDRESSES];
+    struct cdi_listener *d = &tcp->listener;
+    struct pollfd p[CDI_TCP_PENDING + CDI_NET_ADDRESSES];
 
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        p[i] = (struct pollfd){.fd = d->waiting[i].fd, .events = POLLIN};
-    for (int i = 0; i < d->n_listeners; i++)
-        p[CDI_TCP_WAITING + i] = (struct pollfd){.fd = d->listener[i], .events = POLLIN};
-    (void)poll(p, (nfds_t)(CDI_TCP_WAITING + d->n_listeners), SLICE_MS);
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        if (d->waiting[i].fd >= 0)
-            listen_to(tcp, &d->waiting[i]);
-    for (int i = 0; i < d->n_listeners; i++)
-        for (int n = 0; p[CDI_TCP_WAITING + i].revents != 0 && n < BACKLOG && accept_from(tcp, d->listener[i]); n++)
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        p[i] = (struct pollfd){.fd = d->pending[i].fd, .events = POLLIN};
+    for (int i = 0; i < d->n_fds; i++)
+        p[CDI_TCP_PENDING + i] = (struct pollfd){.fd = d->fd[i], .events = POLLIN};
+    (void)poll(p, (nfds_t)(CDI_TCP_PENDING + d->n_fds), SLICE_MS);
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        if (d->pending[i].fd >= 0)
+            read_hello(tcp, &d->pending[i]);
+    for (int i = 0; i < d->n_fds; i++)
+        for (int n = 0; p[CDI_TCP_PENDING + i].revents != 0 && n < BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;
 }

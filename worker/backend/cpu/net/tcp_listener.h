@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How connections between nodes begin: listening, letting in, what both sides say first. For tcp_*.c. */
+/* How connections between nodes begin: listening, accepting, the first frame of both sides. For tcp_*.c. */
 #ifndef CDI_NET_TCP_LISTENER_H
 #define CDI_NET_TCP_LISTENER_H
 
@@ -7,29 +7,30 @@
 
 #define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_ADDRESS_TEXT)
 
-/* Listen, and tell the meeting place where. CDDP_E_INVALID (CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM. */
-cddp_status cdi_door_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err);
-/* Accepts connections, and lets in those of this job. Blocks for 20 ms at most. */
-void cdi_door_tend(struct cdi_tcp *tcp);
+/* Listens, and publishes the addresses. CDDP_E_INVALID (CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM. */
+cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err);
+/* Accepts connections, and admits those of this job. Blocks for 20 ms at most. */
+void cdi_listener_accept(struct cdi_tcp *tcp);
 /*
- * Returns the place for one more connection: a vacant one, else the oldest of the host that has the most. So a stranger
- * pushes out only its own connections. Pure.
+ * Returns the slot for one more pending connection: a free one, otherwise the oldest connection of the address that has
+ * the most. So a foreign host replaces only its own connections. Pure.
  */
-int cdi_door_place(const struct cdi_door *d);
+int cdi_listener_slot(const struct cdi_listener *l);
 
-/* The first frame, both ways. */
-void cdi_tcp_hello_of(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
-                      uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO]);
-/* A hello of this job, for this rank; nothing of it is believed before the token was. */
-bool cdi_tcp_believe(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
-                     struct cdi_tcp_hello *h);
+/* Makes the first frame, both ways. */
+void cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO]);
+/* Is it a hello of this job, for this rank? The token is compared before anything else is used. */
+bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
+                         struct cdi_tcp_hello *h);
 
-/* Changes a socket of a link, to which another thread may be about to send. */
-void cdi_tcp_set_place(struct cdi_tcp *tcp, int *place, int fd);
-/* Notes the process on the other side, for errors. */
+/* Sets a socket of a link, to which another thread may be about to send. */
+void cdi_tcp_set_socket(struct cdi_tcp *tcp, int *socket, int fd);
+/* Records the process of the peer, for errors. */
 void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi_tcp_hello *h);
-/* A link for messages with `rank`, without sockets. NULL: out of memory. */
+/* Creates a link for messages with `rank`, without sockets. NULL: out of memory. */
 struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank);
+/* Sets the options that all these sockets have. */
 void cdi_tcp_set_options(int fd);
 
 #endif

@@ -23,7 +23,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define HANDOVER_MAGIC 0x43444448u
+#define FD_EXCHANGE_MAGIC 0x43444448u
 #define SOCKET_NAME                                                                                                    \
     "shm"                   /* in the meeting place, by node: "+name of the first rank's socket", or why there is none \
                              */
@@ -41,25 +41,25 @@ struct message {
 };
 
 /* Until when, and what else ends the wait. */
-struct patience {
+struct deadline {
     int64_t deadline_ms;
     const struct cdi_flight *flight;
-    const struct cdi_wait *wait;    /* NULL before there is a segment */
-    const struct cdi_world *making; /* then: whose segment it is */
+    const struct cdi_wait *wait;        /* NULL before there is a segment */
+    const struct cdi_world *connecting; /* then: whose segment it is */
 };
 
-static cddp_status look(const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_check(const struct deadline *p, struct cdi_error *err)
 {
     cddp_status st = p->wait != NULL ? cdi_wait_check(p->wait, err) : cdi_flight_check(p->flight, err);
 
-    if (st == CDDP_OK && p->making != NULL)
-        st = cdi_world_watch(p->making, err);
+    if (st == CDDP_OK && p->connecting != NULL)
+        st = cdi_world_watch(p->connecting, err);
     if (st == CDDP_OK && cdi_now_ms() >= p->deadline_ms)
         return cdi_fail(err, CDDP_E_TIMEOUT, "timed out");
     return st;
 }
 
-static cddp_status wait_fd(int fd, short events, const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_wait_fd(int fd, short events, const struct deadline *p, struct cdi_error *err)
 {
     for (;;) {
         struct pollfd pfd = {.fd = fd, .events = events};
@@ -70,14 +70,14 @@ static cddp_status wait_fd(int fd, short events, const struct patience *p, struc
             return CDDP_OK;
         if (n < 0 && errno != EINTR)
             return cdi_fail_errno(err, errno, "poll");
-        st = look(p, err);
+        st = fdx_check(p, err);
         if (st != CDDP_OK)
             return st;
     }
 }
 
 /* Send m, and fd unless it is negative. */
-static cddp_status give(int sock, const struct message *m, int fd, const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_send(int sock, const struct message *m, int fd, const struct deadline *p, struct cdi_error *err)
 {
     struct iovec iov = {.iov_base = (void *)(uintptr_t)m, .iov_len = sizeof *m};
     union {
@@ -112,9 +112,9 @@ static cddp_status give(int sock, const struct message *m, int fd, const struct 
             const struct timespec ms = {.tv_nsec = 1000000};
 
             (void)nanosleep(&ms, NULL);
-            st = look(p, err);
+            st = fdx_check(p, err);
         } else {
-            st = wait_fd(sock, POLLOUT, p, err);
+            st = fdx_wait_fd(sock, POLLOUT, p, err);
         }
         if (st != CDDP_OK)
             return st;
@@ -125,7 +125,7 @@ static cddp_status give(int sock, const struct message *m, int fd, const struct 
  * Receive m; *fd (may be NULL) is the descriptor that came with it, or -1 with *lost = errno where this process could
  * not take it.
  */
-static cddp_status take(int sock, struct message *m, int *fd, const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_recv(int sock, struct message *m, int *fd, const struct deadline *p, struct cdi_error *err)
 {
     struct iovec iov = {.iov_base = m, .iov_len = sizeof *m};
     union {
@@ -138,7 +138,7 @@ static cddp_status take(int sock, struct message *m, int *fd, const struct patie
     ssize_t n;
 
     do {
-        cddp_status st = wait_fd(sock, POLLIN, p, err);
+        cddp_status st = fdx_wait_fd(sock, POLLIN, p, err);
 
         if (st != CDDP_OK)
             return st;
@@ -151,7 +151,7 @@ static cddp_status take(int sock, struct message *m, int *fd, const struct patie
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c != NULL; c = CMSG_NXTHDR(&msg, c))
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
             memcpy(&got, CMSG_DATA(c), sizeof got);
-    if ((size_t)n != sizeof *m || m->magic != HANDOVER_MAGIC)
+    if ((size_t)n != sizeof *m || m->magic != FD_EXCHANGE_MAGIC)
         return cdi_fail(err, CDDP_E_PROTOCOL, "a rank of this node sent something else than expected");
     m->text[sizeof m->text - 1] = '\0';
     if (fd != NULL)
@@ -159,9 +159,9 @@ static cddp_status take(int sock, struct message *m, int *fd, const struct patie
     return CDDP_OK;
 }
 
-static struct message message(int rank, int size, cddp_status st, const struct cdi_error *err)
+static struct message fdx_message(int rank, int size, cddp_status st, const struct cdi_error *err)
 {
-    struct message m = {.magic = HANDOVER_MAGIC, .rank = rank, .size = size, .status = st};
+    struct message m = {.magic = FD_EXCHANGE_MAGIC, .rank = rank, .size = size, .status = st};
 
     if (st != CDDP_OK)
         (void)snprintf(m.text, sizeof m.text, "%.500s", err->msg);
@@ -221,7 +221,7 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err)
  * ---------
  */
 
-static cddp_status listen_on(char name[64], int *out, int backlog, struct cdi_error *err)
+static cddp_status fdx_listen(char name[64], int *out, int backlog, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct sockaddr_un a;
@@ -240,28 +240,29 @@ static cddp_status listen_on(char name[64], int *out, int backlog, struct cdi_er
     return CDDP_OK;
 }
 
-static cddp_status greet(struct cdi_shm *s, int sock, int memfd, const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_welcome(struct cdi_shm *s, int sock, int memfd, const struct deadline *p, struct cdi_error *err)
 {
     struct message m;
-    struct patience soon = *p;
+    struct deadline soon = *p;
     cddp_status st;
 
     if (!same_user(sock))
         return CDDP_E_PROTOCOL;
     soon.deadline_ms = cdi_now_ms() + 5000;
-    st = take(sock, &m, NULL, soon.deadline_ms < p->deadline_ms ? &soon : p, err);
+    st = fdx_recv(sock, &m, NULL, soon.deadline_ms < p->deadline_ms ? &soon : p, err);
     if (st != CDDP_OK)
         return st;
     if (m.size != s->size || m.rank <= 0 || m.rank >= s->size || s->socks[m.rank] >= 0)
         return CDDP_E_PROTOCOL;
-    st = give(sock, &(struct message){.magic = HANDOVER_MAGIC, .size = s->size, .bytes = s->bytes}, memfd, p, err);
+    st = fdx_send(sock, &(struct message){.magic = FD_EXCHANGE_MAGIC, .size = s->size, .bytes = s->bytes}, memfd, p,
+                  err);
     if (st == CDDP_OK)
         s->socks[m.rank] = sock;
     return st;
 }
 
 /* The sentence for "not everybody came", unless a rank has said why. */
-static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_world *world, struct cdi_error *err)
+static cddp_status fdx_missing(const struct cdi_shm *s, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
     int first = 0;
@@ -276,11 +277,11 @@ static cddp_status who_is_missing(const struct cdi_shm *s, const struct cdi_worl
                        (double)world->join_timeout_ms / 1000, missing.text);
 }
 
-static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
-                              const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
+                                  const struct deadline *p, struct cdi_error *err)
 {
     for (int n = 1; n < s->size;) {
-        struct patience slice = *p;
+        struct deadline slice = *p;
         const struct names names = names_of(world);
         char cause[CDI_SHM_TEXT];
         cddp_status st;
@@ -289,12 +290,12 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
         slice.deadline_ms = cdi_now_ms() + 5 * SLICE_MS;
         if (slice.deadline_ms > p->deadline_ms)
             slice.deadline_ms = p->deadline_ms;
-        st = wait_fd(listener, POLLIN, &slice, err);
+        st = fdx_wait_fd(listener, POLLIN, &slice, err);
         if (st == CDDP_E_TIMEOUT) {
             if (cdi_oob_get_text(&world->keys, names.cause, cause, sizeof cause, 0, err) == CDDP_OK)
                 return cdi_oob_cause(cause, err);
             if (cdi_now_ms() >= p->deadline_ms)
-                return who_is_missing(s, world, err);
+                return fdx_missing(s, world, err);
             continue;
         }
         if (st != CDDP_OK)
@@ -304,7 +305,7 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
             continue;
         if (sock < 0)
             return cdi_fail_errno(err, errno, "cannot accept the connection of a rank of this node");
-        if (greet(s, sock, memfd, p, err) == CDDP_OK)
+        if (fdx_welcome(s, sock, memfd, p, err) == CDDP_OK)
             n++;
         else
             (void)close(sock); /* not one of ours, or it died: if it was a rank, the deadline will tell */
@@ -313,8 +314,8 @@ static cddp_status accept_all(struct cdi_shm *s, int listener, int memfd, const 
 }
 
 /* Collect "mapped" from all, and tell all whether everybody could. */
-static cddp_status agree(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
-                         struct cdi_error *err)
+static cddp_status fdx_agree(struct cdi_shm *s, const struct cdi_world *world, const struct deadline *p,
+                             struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -323,7 +324,7 @@ static cddp_status agree(struct cdi_shm *s, const struct cdi_world *world, const
         struct message m;
         struct cdi_error why;
 
-        st = take(s->socks[r], &m, NULL, p, &why);
+        st = fdx_recv(s->socks[r], &m, NULL, p, &why);
         if (st != CDDP_OK && why.blamed > 0) /* what else has ended the wait */
             *err = why;
         else if (st != CDDP_OK)
@@ -335,17 +336,17 @@ static cddp_status agree(struct cdi_shm *s, const struct cdi_world *world, const
     return st;
 }
 
-static void tell_all(struct cdi_shm *s, const struct patience *p, cddp_status st, const struct cdi_error *err)
+static void fdx_tell_all(struct cdi_shm *s, const struct deadline *p, cddp_status st, const struct cdi_error *err)
 {
-    struct message m = message(0, s->size, st, err);
+    struct message m = fdx_message(0, s->size, st, err);
 
     for (int r = 1; r < s->size; r++)
         if (s->socks[r] >= 0)
-            (void)give(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
+            (void)fdx_send(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
 }
 
-static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
-                        struct cdi_error *err)
+static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *world, const struct deadline *p,
+                                  struct cdi_error *err)
 {
     CDI_AUTOCLOSE int memfd = -1;
     CDI_AUTOCLOSE int listener = -1;
@@ -359,7 +360,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
     if (st == CDDP_OK) {
         cdi_shm_format(s, segment);
         cdi_shm_hold(s, cdi_steal_fd(&memfd));
-        st = listen_on(name, &listener, s->size, err);
+        st = fdx_listen(name, &listener, s->size, err);
     }
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
@@ -370,10 +371,10 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
     st = cdi_oob_set_text(&world->keys, names.socket, text, err);
     if (st != CDDP_OK)
         return st;
-    st = accept_all(s, listener, s->life, world, p, err);
+    st = fdx_accept_all(s, listener, s->life, world, p, err);
     if (st == CDDP_OK)
-        st = agree(s, world, p, err);
-    tell_all(s, p, st, err);
+        st = fdx_agree(s, world, p, err);
+    fdx_tell_all(s, p, st, err);
     if (st != CDDP_OK)
         cdi_oob_tell_cause(&world->keys, names.cause, err);
     return st;
@@ -381,7 +382,7 @@ static cddp_status lead(struct cdi_shm *s, const struct cdi_world *world, const 
 
 /* ------------------------------------------------------------------------------------------ the others' side ---- */
 
-static cddp_status connect_to(const char *name, int first, int *out, struct cdi_error *err)
+static cddp_status fdx_connect(const char *name, int first, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un a;
@@ -423,14 +424,14 @@ static cddp_status map_control(struct cdi_shm *s, int memfd, struct cdi_error *e
     return st;
 }
 
-static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, struct cdi_error *err)
+static cddp_status fdx_map_over(struct cdi_shm *s, const struct deadline *p, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int memfd = -1;
-    struct message m = message(s->rank, s->size, CDDP_OK, NULL);
-    cddp_status st = give(s->socks[0], &m, -1, p, err);
+    struct message m = fdx_message(s->rank, s->size, CDDP_OK, NULL);
+    cddp_status st = fdx_send(s->socks[0], &m, -1, p, err);
 
     if (st == CDDP_OK)
-        st = take(s->socks[0], &m, &memfd, p, err);
+        st = fdx_recv(s->socks[0], &m, &memfd, p, err);
     if (st != CDDP_OK)
         return st;
     if (m.status != CDDP_OK) /* it did not come to our turn */
@@ -438,10 +439,10 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
     st = map_control(s, memfd, err);
     if (st == CDDP_OK)
         cdi_shm_hold(s, cdi_steal_fd(&memfd));
-    m = message(s->rank, s->size, st, err);
-    st = give(s->socks[0], &m, -1, p, err);
+    m = fdx_message(s->rank, s->size, st, err);
+    st = fdx_send(s->socks[0], &m, -1, p, err);
     if (st == CDDP_OK)
-        st = take(s->socks[0], &m, NULL, p, err);
+        st = fdx_recv(s->socks[0], &m, NULL, p, err);
     if (st == CDDP_OK && m.status != CDDP_OK)
         return cdi_fail(err, (cddp_status)m.status, "%s", m.text);
     return st;
@@ -449,7 +450,7 @@ static cddp_status follow_over(struct cdi_shm *s, const struct patience *p, stru
 
 /* Where the first rank's socket is. A part's members are looked after meanwhile. */
 static cddp_status find_socket(const struct cdi_oob *oob, const char *name, char *where, size_t cap,
-                               const struct patience *p, struct cdi_error *err)
+                               const struct deadline *p, struct cdi_error *err)
 {
     for (;;) {
         int64_t left = p->deadline_ms - cdi_now_ms();
@@ -457,11 +458,11 @@ static cddp_status find_socket(const struct cdi_oob *oob, const char *name, char
 
         if (left < 1)
             left = 1;
-        if (left > ASK_MS && p->making->watch.fn != NULL)
+        if (left > ASK_MS && p->connecting->watch.fn != NULL)
             left = ASK_MS;
         st = cdi_oob_get_text(oob, name, where, cap, left, err);
         if (st == CDDP_E_TIMEOUT)
-            st = look(p, err);
+            st = fdx_check(p, err);
         else
             return st;
         if (st != CDDP_OK)
@@ -469,8 +470,8 @@ static cddp_status find_socket(const struct cdi_oob *oob, const char *name, char
     }
 }
 
-static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, const struct patience *p,
-                          struct cdi_error *err)
+static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *world, const struct deadline *p,
+                                  struct cdi_error *err)
 {
     const struct names names = names_of(world);
     char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
@@ -484,13 +485,13 @@ static cddp_status follow(struct cdi_shm *s, const struct cdi_world *world, cons
         return st;
     if (where[0] != '+')
         return cdi_oob_cause(where, err);
-    st = connect_to(where + 1, s->first, &s->socks[0], err);
+    st = fdx_connect(where + 1, s->first, &s->socks[0], err);
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
         cdi_oob_tell_cause(&world->keys, names.cause, err); /* rank 0 waits for us */
         return st;
     }
-    st = follow_over(s, p, err);
+    st = fdx_map_over(s, p, err);
     if (st == CDDP_E_PEER && err->blamed > 0) /* the agent, or the whole of this part, knows who died */
         return st;
     /* The first rank knows who did not come, and may have begun to wait a moment later. */
@@ -520,8 +521,9 @@ void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_erro
 cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
                                     struct cdi_error *err)
 {
-    const struct patience p = {
-        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms), .flight = world->flight, .making = world};
+    const struct deadline p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
+                               .flight = world->flight,
+                               .connecting = world};
     struct cdi_error local = {.status = CDDP_OK};
     struct cdi_shm *s;
     cddp_status st;
@@ -533,7 +535,7 @@ cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world
         cdi_fd_exchange_refuse(world, err);
         return st;
     }
-    st = world->local_rank == 0 ? lead(s, world, &p, err) : follow(s, world, &p, err);
+    st = world->local_rank == 0 ? fdx_first_rank(s, world, &p, err) : fdx_other_rank(s, world, &p, err);
     if (st != CDDP_OK) {
         cdi_shm_destroy(s);
         return st;
@@ -560,7 +562,7 @@ static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m
 }
 
 /* Between two ranks of a communicator that is there: whose connection it was, for the sentence. */
-static cddp_status name_peer(const struct patience *p, int rank, cddp_status st, struct cdi_error *err)
+static cddp_status name_peer(const struct deadline *p, int rank, cddp_status st, struct cdi_error *err)
 {
     const struct cdi_wait *w = p->wait;
 
@@ -575,27 +577,27 @@ static cddp_status name_peer(const struct patience *p, int rank, cddp_status st,
     return st;
 }
 
-static cddp_status give_to(struct cdi_shm *s, int rank, const struct message *m, int fd, const struct patience *p,
-                           struct cdi_error *err)
+static cddp_status fdx_send_to(struct cdi_shm *s, int rank, const struct message *m, int fd, const struct deadline *p,
+                               struct cdi_error *err)
 {
-    cddp_status st = give(s->socks[rank], m, fd, p, err);
+    cddp_status st = fdx_send(s->socks[rank], m, fd, p, err);
 
     return st == CDDP_OK ? st : name_peer(p, rank, st, err);
 }
 
-static cddp_status take_from(struct cdi_shm *s, int rank, struct message *m, int *fd, const struct patience *p,
-                             struct cdi_error *err)
+static cddp_status fdx_recv_from(struct cdi_shm *s, int rank, struct message *m, int *fd, const struct deadline *p,
+                                 struct cdi_error *err)
 {
-    cddp_status st = take(s->socks[rank], m, fd, p, err);
+    cddp_status st = fdx_recv(s->socks[rank], m, fd, p, err);
 
     return st == CDDP_OK ? st : name_peer(p, rank, st, err);
 }
 
 /* Rank 0: get r's message (its own is there already) and hand it to all but r. */
-static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, const struct patience *p,
-                         struct cdi_error *err)
+static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *fd, const struct deadline *p,
+                             struct cdi_error *err)
 {
-    cddp_status st = r == 0 ? CDDP_OK : take_from(s, r, m, fd, p, err);
+    cddp_status st = r == 0 ? CDDP_OK : fdx_recv_from(s, r, m, fd, p, err);
 
     if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
         m->status = CDDP_E_SYSTEM;
@@ -604,7 +606,7 @@ static cddp_status relay(struct cdi_shm *s, int r, struct message *m, int *fd, c
     }
     for (int to = 1; to < s->size && st == CDDP_OK; to++)
         if (to != r)
-            st = give_to(s, to, m, *fd, p, err);
+            st = fdx_send_to(s, to, m, *fd, p, err);
     return st;
 }
 
@@ -612,20 +614,20 @@ cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part,
 {
     struct cdi_shm *s = w->shm;
     /* Rank 0 knows who keeps all waiting: the others leave it the time to say so. */
-    int64_t patience_ms = w->timeout_ms + (s->rank == 0 ? 0 : SLACK_MS);
-    const struct patience p = {
-        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), patience_ms), .flight = w->flight, .wait = w};
+    int64_t timeout_ms = w->timeout_ms + (s->rank == 0 ? 0 : SLACK_MS);
+    const struct deadline p = {
+        .deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms), .flight = w->flight, .wait = w};
     CDI_AUTOCLOSE int own = -1;
     cddp_status outcome = cdi_shm_memfd("cddp-region", bytes, &own, err), io = CDDP_OK;
     struct message mine;
 
     if (outcome != CDDP_OK)
         (void)cdi_error_wrap(err, "rank %d", s->first + s->rank);
-    mine = message(s->rank, s->size, outcome, err);
+    mine = fdx_message(s->rank, s->size, outcome, err);
     mine.bytes = bytes;
     memset(part, 0, (size_t)s->size * sizeof *part);
     if (s->rank != 0)
-        io = give_to(s, 0, &mine, own, &p, err);
+        io = fdx_send_to(s, 0, &mine, own, &p, err);
     for (int r = 0; r < s->size && io == CDDP_OK; r++) {
         CDI_AUTOCLOSE int fd = r == s->rank ? cdi_steal_fd(&own) : -1;
         struct message m = mine;
@@ -633,9 +635,9 @@ cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part,
         cddp_status st;
 
         if (s->rank == 0)
-            io = relay(s, r, &m, &fd, &p, err);
+            io = fdx_relay(s, r, &m, &fd, &p, err);
         else if (r != s->rank)
-            io = take_from(s, 0, &m, &fd, &p, err);
+            io = fdx_recv_from(s, 0, &m, &fd, &p, err);
         st = io != CDDP_OK ? io : map_part(s, r, &m, fd, bytes, &part[r], &why);
         if (io == CDDP_OK && st != CDDP_OK && outcome == CDDP_OK)
             outcome = cdi_fail_since(err, &why, "%.900s", why.msg);

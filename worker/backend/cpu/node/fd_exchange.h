@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the ranks of a node come to share memory: descriptors of memfds travel over abstract unix sockets (SCM_RIGHTS)
- * between the node's first rank and every other one. The uid of the other side is checked on both. No name ever appears
- * in /dev/shm. Every step is agreed: either it worked on all ranks, or all get an error that names a rank and its
- * cause.
+ * How the ranks of a node set up shared memory: descriptors of memfds pass over abstract unix sockets (SCM_RIGHTS)
+ * between the node's first rank and every other one. Both sides check the uid of the peer. No name ever appears in
+ * /dev/shm. The ranks agree on every step: it succeeds on all, or all get an error that names a rank and its cause.
  */
 #ifndef CDI_NODE_FD_EXCHANGE_H
 #define CDI_NODE_FD_EXCHANGE_H
@@ -17,9 +16,10 @@ void cdi_oob_tell_cause(const struct cdi_oob *oob, const char *name, const struc
 cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
 
 /*
- * Share a control segment between all ranks of this rank's node. A collective of the node; blocks until all have it, at
- * most for world->join_timeout_ms. m may be NULL. *out on success only. CDDP_E_TIMEOUT (names who did not come),
- * CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM, CDDP_E_VERSION.
+ * Creates a control segment that all ranks of the node share. A collective of the node; blocks until all have it, at
+ * most for world->join_timeout_ms. m may be NULL. *out is set on success only. CDDP_E_TIMEOUT (names the missing
+ * ranks), CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM,
+ * CDDP_E_VERSION.
  */
 cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
                                     struct cdi_error *err);
@@ -28,10 +28,10 @@ cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world
 void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_error *why);
 
 /*
- * Every rank of the node makes `bytes` bytes of memory and maps everybody's: part[r] is local rank r's. A collective of
- * the node, between two steps.
- * Returns this rank's own outcome: the caller compares it with the other ranks'. On failure nothing stays mapped.
- * Errors of the sockets themselves (*broken is set) mean that there is no common state left to go on from.
+ * Allocates `bytes` bytes of memory on every rank of the node and maps those of all: part[r] is that of local rank r. A
+ * collective of the node, between two steps. Returns the outcome on this rank, which the caller compares with that of
+ * the others. On failure nothing stays mapped. *broken is set for an error of the sockets themselves: then the ranks
+ * have no common state, and the communicator has failed.
  */
 cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err);
 

@@ -89,7 +89,7 @@ static void *map_memfd(int fd, size_t bytes)
     return NULL;
 }
 
-static int allocate(int fd, size_t at, size_t bytes)
+static int shm_allocate(int fd, size_t at, size_t bytes)
 {
     int rc;
 
@@ -112,7 +112,8 @@ static void try_huge(int fd, size_t bytes)
         return;
     p = map_memfd(fd, bytes);
     for (size_t at = 0; p != NULL && at + HUGE_PAGE <= bytes; at += HUGE_PAGE)
-        if (allocate(fd, at, 1) != 0 || madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0) /* of a hole there is nothing */
+        if (shm_allocate(fd, at, 1) != 0 ||
+            madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0) /* of a hole there is nothing */
             break;
     if (p != NULL)
         (void)munmap(p, bytes);
@@ -126,7 +127,7 @@ cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *out, struct cdi_e
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot make shared memory");
     try_huge(fd, bytes);
-    rc = allocate(fd, 0, bytes);
+    rc = shm_allocate(fd, 0, bytes);
     if (rc != 0) {
         (void)cdi_fail_errno(err, rc, "cannot get %zu bytes of shared memory", bytes);
         if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
@@ -274,7 +275,7 @@ bool cdi_shm_has_died(const struct cdi_shm *s, int rank)
            fcntl(s->life, F_GETLK, &theirs) == 0 && theirs.l_type == F_UNLCK && !cdi_shm_left(s, rank);
 }
 
-static void wake_all(_Atomic uint32_t *word)
+static void shm_wake_all(_Atomic uint32_t *word)
 {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
@@ -288,10 +289,10 @@ void cdi_shm_leave(struct cdi_shm *s)
 
         atomic_store(&me->left, 1);
         for (uint32_t parity = 0; parity < 2; parity++) /* not changed, but who sleeps on it must look at `left` */
-            wake_all(&me->post[parity].value);
-        wake_all(&me->mail.sent.value);
+            shm_wake_all(&me->post[parity].value);
+        shm_wake_all(&me->mail.sent.value);
         for (int r = 0; r < s->size; r++)
-            wake_all(&s->ranks[r].mail.taken.value);
+            shm_wake_all(&s->ranks[r].mail.taken.value);
         cdi_shm_unmap(&s->mapper, s->header, s->bytes);
         s->header = NULL;
     }
@@ -321,7 +322,7 @@ void cdi_counter_wake(struct cdi_counter *c)
      * one that comes after it sees everything before it, so the new value, and does not sleep.
      */
     if (atomic_fetch_add_explicit(&c->sleepers, 0, memory_order_acq_rel) != 0)
-        wake_all(&c->value);
+        shm_wake_all(&c->value);
 }
 
 void cdi_counter_post(struct cdi_counter *c, uint32_t step)
@@ -339,16 +340,16 @@ void cdi_shm_abort(struct cdi_shm *s, const struct cdi_error *why)
     if (h == NULL)
         return;
     if (!atomic_compare_exchange_strong(&h->abort, &none, ABORT_WRITING)) {
-        wake_all(&h->abort); /* the rank that was first may have died before it did so */
+        shm_wake_all(&h->abort); /* the rank that was first may have died before it did so */
         return;
     }
-    wake_all(&h->abort); /* a rank that wakes up here waits for the text, but not for long */
+    shm_wake_all(&h->abort); /* a rank that wakes up here waits for the text, but not for long */
     atomic_store(&h->status, (int32_t)why->status);
     atomic_store(&h->blamed, why->blamed);
     for (size_t i = 0; i + 1 < sizeof h->text && text[i] != '\0'; i++)
         atomic_store_explicit(&h->text[i], text[i], memory_order_relaxed);
     atomic_store_explicit(&h->abort, ABORT_TOLD, memory_order_release);
-    wake_all(&h->abort);
+    shm_wake_all(&h->abort);
 }
 
 /* The abort has been told. */

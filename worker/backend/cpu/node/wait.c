@@ -217,7 +217,7 @@ uint32_t cdi_wait_moved(const struct cdi_wait *w)
     return sum;
 }
 
-void cdi_wait_tell(const struct cdi_wait *w, int rank)
+void cdi_wait_note_peer(const struct cdi_wait *w, int rank)
 {
     atomic_store_explicit(&w->shm->ranks[w->shm->rank].waits_for, (uint32_t)(rank + 1), memory_order_relaxed);
 }
@@ -230,7 +230,7 @@ int64_t cdi_wait_stopped_ms(int64_t *looked_ms, int64_t now, int64_t slice_ms)
     return lost > STOPPED_MS ? lost : 0;
 }
 
-static void set_deadline(const struct cdi_wait *w, struct waiting *g)
+static void wait_set_deadline(const struct cdi_wait *w, struct waiting *g)
 {
     g->looked_ms = cdi_now_ms();
     g->moved = cdi_wait_moved(w);
@@ -279,7 +279,7 @@ static int next_in_chain(const struct cdi_shm *s, int rank, int *world)
  * clock fires first speaks for all. ": it waits for rank 2, which waits for rank 3 (pid 77, which is stopped)".
  * Returns the rank at the end; where ranks wait in a circle, the one that did not come.
  */
-static int say_why(const struct cdi_wait *w, int rank, char *buf, size_t cap)
+static int wait_explain(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
     const struct cdi_shm *s = w->shm;
     size_t used = 0;
@@ -320,14 +320,14 @@ static void say_who_waits(const struct cdi_wait *w, const struct waiting *g, cha
 }
 
 /* The time is over, unless something has moved since it began, or somebody came meanwhile. */
-static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
+static cddp_status wait_timed_out(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
     char why[320];
     int last = 0, first = -1;
 
     if (w->slack_ms > 0 && cdi_wait_moved(w) != g->moved) {
-        set_deadline(w, g);
+        wait_set_deadline(w, g);
         return CDDP_OK;
     }
     if (cdi_counter_reached(g->c, g->step)) /* while this rank looked at all else */
@@ -342,7 +342,7 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
         return CDDP_OK;
     first += w->shm->first;
     if (missing.n == 1)
-        first = say_why(w, last, why, sizeof why);
+        first = wait_explain(w, last, why, sizeof why);
     else
         say_who_waits(w, g, why, sizeof why);
     return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s",
@@ -350,7 +350,7 @@ static cddp_status late(const struct cdi_wait *w, struct waiting *g, struct cdi_
 }
 
 /* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
-static void sleep_on(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen, uint32_t agent_seen, int64_t until_ms)
+static void wait_sleep(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen, uint32_t agent_seen, int64_t until_ms)
 {
     _Atomic uint32_t *agent = cdi_flight_wake_word(w->flight);
     struct futex_waitv v[3] = {
@@ -394,7 +394,7 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     }
     if (gone >= 0 && !cdi_counter_reached(g->c, g->step))
         return died(w, gone, err);
-    return now >= g->deadline_ms ? late(w, g, err) : CDDP_OK;
+    return now >= g->deadline_ms ? wait_timed_out(w, g, err) : CDDP_OK;
 }
 
 static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
@@ -402,7 +402,7 @@ static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_e
     cddp_status st = CDDP_OK;
 
     g->look_at_ms = cdi_now_ms() + SLICE_MS;
-    cdi_wait_tell(w, w->shm->first + g->rank);
+    cdi_wait_note_peer(w, w->shm->first + g->rank);
     (void)atomic_fetch_add_explicit(&g->c->sleepers, 1, memory_order_seq_cst);
     for (;;) {
         uint32_t agent_seen = atomic_load(cdi_flight_wake_word(w->flight));
@@ -413,10 +413,10 @@ static cddp_status sleep_for(struct cdi_wait *w, struct waiting *g, struct cdi_e
         st = look_around(w, g, err);
         if (st != CDDP_OK)
             break;
-        sleep_on(w, g->c, seen, agent_seen, g->look_at_ms < g->deadline_ms ? g->look_at_ms : g->deadline_ms);
+        wait_sleep(w, g->c, seen, agent_seen, g->look_at_ms < g->deadline_ms ? g->look_at_ms : g->deadline_ms);
     }
     (void)atomic_fetch_sub_explicit(&g->c->sleepers, 1, memory_order_relaxed);
-    cdi_wait_tell(w, -1);
+    cdi_wait_note_peer(w, -1);
     return st;
 }
 
@@ -436,7 +436,7 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     if (w->yields && yield(g->c, g->step))
         return CDDP_OK;
     if (g->deadline_ms == 0)
-        set_deadline(w, g);
+        wait_set_deadline(w, g);
     st = sleep_for(w, g, &why);
     if (st == CDDP_OK)
         return CDDP_OK;

@@ -39,7 +39,7 @@ static double tally(const struct cdi_span *x, size_t n, bool largest, bool add, 
 
 static double tally_on_cpu(const struct cdi_span *x, size_t n, bool largest, bool add, double out)
 {
-    cr_assert_eq(cdi_element_tally(NULL, x, n, largest, add, &out, NULL), CDDP_OK);
+    cr_assert_eq(cdi_element_norm(NULL, x, n, largest, add, &out, NULL), CDDP_OK);
     return out;
 }
 

@@ -21,7 +21,7 @@ static cddp_status send_to(struct lone_rank *l, int to)
 /* What `rank` did before: it has sent `piece` to rank `to`. */
 static void has_sent(struct lone_rank *l, int rank, uint32_t piece, int to)
 {
-    struct cdi_shm_mail *m = &l->team.shm->ranks[rank].mail;
+    struct cdi_shm_mail *m = &l->comm.shm->ranks[rank].mail;
 
     atomic_store(&m->address, (uint64_t)piece << 32 | (uint32_t)to);
     cdi_counter_post(&m->sent, piece);
@@ -29,7 +29,7 @@ static void has_sent(struct lone_rank *l, int rank, uint32_t piece, int to)
 
 static void was_taken(struct lone_rank *l, int rank, uint32_t piece)
 {
-    cdi_counter_post(&l->team.shm->ranks[rank].mail.taken, piece);
+    cdi_counter_post(&l->comm.shm->ranks[rank].mail.taken, piece);
 }
 
 /* Takes the first piece of rank 0 as soon as it is there. */
@@ -37,7 +37,7 @@ static void *take_first(void *arg)
 {
     struct lone_rank *l = arg;
 
-    while (!cdi_counter_reached(&l->team.shm->ranks[0].mail.sent, 1))
+    while (!cdi_counter_reached(&l->comm.shm->ranks[0].mail.sent, 1))
         (void)usleep(100);
     was_taken(l, 0, 1);
     return NULL;

@@ -241,29 +241,29 @@ Test(tcp, strangers_do_not_keep_a_rank_out_where_the_store_is_far_away)
     cr_assert_eq(ranks_fork_on(&l, 60, crowded, NULL, NULL), 0);
 }
 
-static void come_from(struct cdi_door *d, const char *host, int64_t when_ms)
+static void come_from(struct cdi_listener *d, const char *host, int64_t when_ms)
 {
-    struct cdi_stranger *s = &d->waiting[cdi_door_place(d)];
+    struct cdi_pending_conn *s = &d->pending[cdi_listener_slot(d)];
 
-    *s = (struct cdi_stranger){.fd = 1, .until_ms = when_ms};
+    *s = (struct cdi_pending_conn){.fd = 1, .until_ms = when_ms};
     cr_assert(cdi_address_parse(host, &s->from));
 }
 
 Test(tcp, a_stranger_pushes_out_only_those_from_its_own_host)
 {
-    static struct cdi_door d;
+    static struct cdi_listener d;
     int left = 0;
 
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        d.waiting[i].fd = -1;
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        d.pending[i].fd = -1;
     come_from(&d, "[fd00::1]:1", 0);
     come_from(&d, "10.0.0.1:1", 1);
     come_from(&d, "10.0.0.1:2", 2);
-    for (int i = 0; i < 10 * CDI_TCP_WAITING; i++)
+    for (int i = 0; i < 10 * CDI_TCP_PENDING; i++)
         come_from(&d, "10.0.0.2:1", 3 + i);
-    for (int i = 0; i < CDI_TCP_WAITING; i++) {
-        left += d.waiting[i].until_ms < 3;
-        cr_assert(d.waiting[i].until_ms < 3 || d.waiting[i].until_ms > 8 * CDI_TCP_WAITING, "the oldest goes");
+    for (int i = 0; i < CDI_TCP_PENDING; i++) {
+        left += d.pending[i].until_ms < 3;
+        cr_assert(d.pending[i].until_ms < 3 || d.pending[i].until_ms > 8 * CDI_TCP_PENDING, "the oldest goes");
     }
     cr_assert_eq(left, 3);
 }

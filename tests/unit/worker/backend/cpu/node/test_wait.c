@@ -54,12 +54,12 @@ static int64_t deadline_ms;
 /* Rank 1 comes to the barrier after rank 0 has looked for it, and before rank 0 looks at the clock. */
 static void come_now(struct timespec *now)
 {
-    struct cdi_counter *theirs = cdi_shm_post(lone.team.shm, 1, 1), *mine = cdi_shm_post(lone.team.shm, 0, 1);
+    struct cdi_counter *theirs = cdi_shm_post(lone.comm.shm, 1, 1), *mine = cdi_shm_post(lone.comm.shm, 0, 1);
 
     if (ms_of(now) < deadline_ms)
         return;
     theirs->hash = mine->hash;
-    lone.team.shm->ranks[1].desc[1] = lone.team.shm->ranks[0].desc[1];
+    lone.comm.shm->ranks[1].desc[1] = lone.comm.shm->ranks[0].desc[1];
     cdi_counter_set(theirs, 1);
 }
 
@@ -76,7 +76,7 @@ Test(wait, a_rank_that_comes_while_the_clock_is_read_is_not_late)
 /* A message that comes so. */
 static void send_now(struct timespec *now)
 {
-    struct cdi_shm_mail *m = &lone.team.shm->ranks[1].mail;
+    struct cdi_shm_mail *m = &lone.comm.shm->ranks[1].mail;
 
     if (ms_of(now) < deadline_ms)
         return;
@@ -106,7 +106,7 @@ static void lose_a_minute(struct timespec *now)
 
 static void *come_later(void *arg)
 {
-    struct cdi_shm_mail *m = &lone.team.shm->ranks[1].mail;
+    struct cdi_shm_mail *m = &lone.comm.shm->ranks[1].mail;
 
     (void)arg;
     while (cdi_now_ms() < deadline_ms + 60000)
@@ -172,7 +172,7 @@ Test(wait, ranks_that_were_all_stopped_go_on_together)
 
 static void waits_for(int rank, int other)
 {
-    atomic_store(&lone.team.shm->ranks[rank].waits_for, (uint32_t)other + 1);
+    atomic_store(&lone.comm.shm->ranks[rank].waits_for, (uint32_t)other + 1);
 }
 
 static void expect_late(const struct cdi_coll *op, const char *text)
@@ -184,7 +184,7 @@ static void expect_late(const struct cdi_coll *op, const char *text)
 Test(wait, the_end_of_a_chain_of_waits_is_named)
 {
     lone_rank_start(&lone, 0, 4, 50);
-    atomic_store(&lone.team.shm->ranks[3].pid, 1);
+    atomic_store(&lone.comm.shm->ranks[3].pid, 1);
     waits_for(1, 2);
     waits_for(2, 3);
     expect_late(&from_1, "rank 1 did not come within 0.05 s: it waits for rank 2, which waits for rank 3 (pid 1)");
@@ -304,9 +304,9 @@ Test(wait, what_the_program_binds_a_thread_to_while_it_steps_aside_stays)
     while (!CPU_ISSET(chosen, &may))
         chosen++;
     lone_rank_start(&lone, 1, 2, 50);
-    atomic_store(&lone.team.shm->ranks[0].cpu, (uint32_t)chosen);
+    atomic_store(&lone.comm.shm->ranks[0].cpu, (uint32_t)chosen);
     for (int i = 0; i < CDI_SHM_CPU_WORDS; i++)
-        atomic_store(&lone.team.shm->ranks[0].cpus[i], atomic_load(&lone.team.shm->ranks[1].cpus[i]));
+        atomic_store(&lone.comm.shm->ranks[0].cpus[i], atomic_load(&lone.comm.shm->ranks[1].cpus[i]));
     meddle = true;
     cr_assert_eq(lone_rank_do(&lone, &from_0), CDDP_E_TIMEOUT);
     cr_assert_not(meddle, "it did not step aside");

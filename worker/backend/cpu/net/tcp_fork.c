@@ -16,7 +16,7 @@ static void close_one(int *fd)
     *fd = -1;
 }
 
-static void close_link(struct cdi_link *l)
+static void close_both(struct cdi_link *l)
 {
     close_one(&l->data);
     close_one(&l->control);
@@ -24,57 +24,57 @@ static void close_link(struct cdi_link *l)
 
 static void close_sockets(struct cdi_tcp *tcp)
 {
-    close_link(&tcp->prev);
-    close_link(&tcp->next);
+    close_both(&tcp->prev);
+    close_both(&tcp->next);
     for (int r = 0; r < tcp->size; r++)
         if (tcp->pair[r] != NULL)
-            close_link(tcp->pair[r]);
-    for (int i = 0; i < CDI_TCP_WAITING; i++)
-        close_one(&tcp->door.waiting[i].fd);
-    for (int i = 0; i < tcp->door.n_listeners; i++)
-        close_one(&tcp->door.listener[i]);
-    tcp->door.n_listeners = 0;
+            close_both(tcp->pair[r]);
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        close_one(&tcp->listener.pending[i].fd);
+    for (int i = 0; i < tcp->listener.n_fds; i++)
+        close_one(&tcp->listener.fd[i]);
+    tcp->listener.n_fds = 0;
 }
 
 /* All locks are held over the fork: the child finds everything whole, and can use the locks. */
-static void before_fork(void)
+static void tcp_fork_prepare(void)
 {
     (void)pthread_mutex_lock(&lock);
     for (struct cdi_tcp *tcp = first; tcp != NULL; tcp = tcp->other)
         (void)pthread_mutex_lock(&tcp->lock);
 }
 
-static void in_parent(void)
+static void tcp_fork_parent(void)
 {
     for (struct cdi_tcp *tcp = first; tcp != NULL; tcp = tcp->other)
         (void)pthread_mutex_unlock(&tcp->lock);
     (void)pthread_mutex_unlock(&lock);
 }
 
-static void in_child(void)
+static void tcp_fork_child(void)
 {
     for (struct cdi_tcp *tcp = first; tcp != NULL; tcp = tcp->other)
         close_sockets(tcp);
-    in_parent();
+    tcp_fork_parent();
 }
 
-static void ask_to_be_told(void)
+static void register_handlers(void)
 {
-    (void)pthread_atfork(before_fork, in_parent, in_child); /* out of memory: as without it */
+    (void)pthread_atfork(tcp_fork_prepare, tcp_fork_parent, tcp_fork_child); /* out of memory: as without it */
 }
 
-void cdi_heir_begin(struct cdi_tcp *tcp)
+void cdi_tcp_fork_register(struct cdi_tcp *tcp)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-    (void)pthread_once(&once, ask_to_be_told);
+    (void)pthread_once(&once, register_handlers);
     (void)pthread_mutex_lock(&lock);
     tcp->other = first;
     first = tcp;
     (void)pthread_mutex_unlock(&lock);
 }
 
-void cdi_heir_end(struct cdi_tcp *tcp)
+void cdi_tcp_fork_unregister(struct cdi_tcp *tcp)
 {
     (void)pthread_mutex_lock(&lock);
     for (struct cdi_tcp **p = &first; *p != NULL; p = &(*p)->other)

@@ -32,7 +32,7 @@ struct tally {
     uint64_t most;
 };
 
-static void load(double *to, const void *from, cddp_dtype dtype, size_t n)
+static void norm_load(double *to, const void *from, cddp_dtype dtype, size_t n)
 {
     if (dtype == CDDP_FLOAT64)
         memcpy(to, from, n * sizeof *to);
@@ -47,14 +47,14 @@ static void load(double *to, const void *from, cddp_dtype dtype, size_t n)
             to[k] = (double)cdi_float_of_bf16(((const uint16_t *)from)[k]);
 }
 
-static void count_in(struct tally *t, const void *x, cddp_dtype dtype, size_t count)
+static void norm_add(struct tally *t, const void *x, cddp_dtype dtype, size_t count)
 {
     double v[BLOCK];
 
     for (size_t at = 0; at < count; at += BLOCK) {
         size_t n = count - at < BLOCK ? count - at : BLOCK, k = 0;
 
-        load(v, (const char *)x + at * cddp_dtype_size(dtype), dtype, n);
+        norm_load(v, (const char *)x + at * cddp_dtype_size(dtype), dtype, n);
         for (; t->largest && k < n; k++)
             t->most = magnitude(v[k]) > t->most ? magnitude(v[k]) : t->most;
         for (; k + LANES <= n; k += LANES)
@@ -65,15 +65,15 @@ static void count_in(struct tally *t, const void *x, cddp_dtype dtype, size_t co
     }
 }
 
-cddp_status cdi_element_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                              double *out, struct cdi_error *err)
+cddp_status cdi_element_norm(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
+                             double *out, struct cdi_error *err)
 {
     struct tally t = {.largest = largest};
     double sum = 0;
 
     (void)b, (void)err;
     for (size_t i = 0; i < n; i++)
-        count_in(&t, x[i].x, x[i].dtype, x[i].count);
+        norm_add(&t, x[i].x, x[i].dtype, x[i].count);
     for (size_t l = 0; l < LANES; l++)
         sum += t.squares[l];
     if (largest)
