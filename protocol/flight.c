@@ -25,7 +25,7 @@
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
 #define FLIGHT_VERSION 3u
-#define KEPT 65536 /* records of a worker that waits for more collectives than the ring holds; a power of two */
+#define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
 enum { SAID_DEATH = 1, SAID_ROUND_OVER = 2, SAID_STOP = 4 };
@@ -42,7 +42,7 @@ struct record {
 #define ENDED_MAX 64
 
 struct page {
-    /* Written once, before anyone else can see it. */
+    /* Written once, before the page is shared. */
     uint64_t magic;
     uint32_t version, size;
     uint64_t nonce;
@@ -69,23 +69,23 @@ struct page {
     _Atomic int32_t replay_bucket;
     uint8_t pad3[64 - 60];
     struct record ring[CDI_FLIGHT_RING];
-    struct record running; /* the collective that started last: the ring may have forgotten it */
+    struct record running; /* the collective that started last: the ring may have lost it */
 };
 
-_Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on a page of its own");
-_Static_assert(offsetof(struct page, ring) == 8192 + 64, "nothing is between them that the compiler chose");
-_Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on a page of its own");
+_Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on its own page");
+_Static_assert(offsetof(struct page, ring) == 8192 + 64, "the compiler has inserted no padding");
+_Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on its own page");
 _Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is indexed by seq modulo its size");
 
 struct cdi_flight {
     struct page *page;
-    bool agent; /* somebody else holds the other half */
+    bool agent; /* another process has the other half */
     /*
-     * The worker's own, NULL until it is needed: what the ring has forgotten and is not done, at seq % KEPT. A record
-     * goes there before its place in the ring is cleared.
+     * Only of the worker, NULL until it is needed: pending records that the ring has no room for, at seq % KEPT. A
+     * record is copied there before its place in the ring is cleared.
      */
     _Atomic(struct record *) kept;
-    _Atomic uintptr_t asker;              /* the thread that asks the program as it waits; 0: none */
+    _Atomic uintptr_t asker;              /* the thread that calls the program while it waits; 0: none */
     struct cdi_flight_question *question; /* of that thread */
 };
 
@@ -136,7 +136,7 @@ cddp_status cdi_flight_create(struct cdi_flight **out, uint32_t epoch, int *fd_o
 
     if (fd < 0)
         return cdi_fail_errno(err, errno, "flight page: memfd_create");
-    /* Reserve the memory now: a full machine is an error here, not a SIGBUS in the worker. */
+    /* Reserve the memory now: lack of memory is an error here, not a SIGBUS in the worker. */
     rc = posix_fallocate(fd, 0, (off_t)sizeof(struct page));
     if (rc != 0)
         return cdi_fail_errno(err, rc, "flight page: reserving %zu bytes", sizeof(struct page));
@@ -204,7 +204,7 @@ void cdi_flight_tell_stop_wanted(struct cdi_flight *f)
     say(f, SAID_STOP);
 }
 
-/* Copy the record of seq; false if it is being rewritten or already holds another one. */
+/* Copies the record of seq. Returns false while it is rewritten, or if it has another seq. */
 static bool read_record(const struct record *r, uint64_t seq, struct cdi_flight_entry *e)
 {
     if (seq == 0 || atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
@@ -250,7 +250,7 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
         if (e.done_ns == 0 && view->oldest_unfinished.seq == 0)
             view->oldest_unfinished = e;
     }
-    /* More may have been begun than the ring holds: then it has forgotten the oldest. */
+    /* More may be pending than the ring holds: then it has lost the oldest. */
     if (has_running && running.done_ns == 0 &&
         (view->oldest_unfinished.seq == 0 || running.seq < view->oldest_unfinished.seq))
         view->oldest_unfinished = running;
@@ -279,7 +279,7 @@ static bool parse_env(const char *env, int *fd, char *path, size_t path_cap, uin
     return sscanf(comma2 + 1, "%16" SCNx64 "%n", nonce, &used) == 1 && comma2[1 + used] == '\0';
 }
 
-/* Is fd a flight page with this nonce? Anything may have taken its number, so look before mapping. */
+/* Maps fd if it is a flight page with this nonce. Another file may have its number, so check before mapping. */
 static cddp_status map_checked(struct cdi_flight **out, int fd, uint64_t nonce, struct cdi_error *err)
 {
     struct stat sb;
@@ -293,7 +293,7 @@ static cddp_status map_checked(struct cdi_flight **out, int fd, uint64_t nonce, 
     if ((uint32_t)head[1] != FLIGHT_VERSION || (head[1] >> 32) != sizeof(struct page) ||
         sb.st_size < (off_t)sizeof(struct page))
         return cdi_fail(err, CDDP_E_VERSION,
-                        "%s: the launcher's flight page has layout %u, this libcddp speaks %u; use cddprun and libcddp "
+                        "%s: the launcher's flight page has layout %u, this libcddp has %u; use cddprun and libcddp "
                         "of one version",
                         CDI_FLIGHT_ENV, (unsigned)head[1], FLIGHT_VERSION);
     st = map_new(&f, fd, err);
@@ -317,13 +317,13 @@ cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct c
 
     if (env != NULL && *env != '\0') {
         if (!parse_env(env, &fd, path, sizeof path, &nonce))
-            return cdi_fail(err, CDDP_E_INVALID, "%s='%.200s' has not the form fd:N,/proc/PID/fd/N,NONCE",
+            return cdi_fail(err, CDDP_E_INVALID, "%s='%.200s' does not have the form fd:N,/proc/PID/fd/N,NONCE",
                             CDI_FLIGHT_ENV, env);
         st = map_checked(&f, fd, nonce, err);
         if (st == CDDP_E_NOT_FOUND) {
             CDI_AUTOCLOSE int opened = open(path, O_RDWR | O_CLOEXEC);
 
-            fd = -1; /* its number is somebody else's */
+            fd = -1; /* another file has its number */
             st = opened < 0 ? CDDP_E_NOT_FOUND : map_checked(&f, opened, nonce, err);
         }
         if (st != CDDP_OK && st != CDDP_E_NOT_FOUND)
@@ -333,7 +333,7 @@ cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct c
 
             if (atomic_compare_exchange_strong(&f->page->claimed, &nobody, me) || nobody == me) {
                 f->agent = true;
-                (void)fcntl(fd, F_SETFD, FD_CLOEXEC); /* not our children's; EBADF where the path was used */
+                (void)fcntl(fd, F_SETFD, FD_CLOEXEC); /* children must not inherit it; EBADF where the path was used */
                 *out = f;
                 return CDDP_OK;
             }
@@ -362,7 +362,7 @@ void cdi_flight_release(struct cdi_flight *f)
     free(f);
 }
 
-/* Readers see either this record or none. Release on each field: none may become visible before seq was cleared. */
+/* Readers see either this record or none. Release on each field: none may become visible before seq is cleared. */
 static void write_record(struct record *r, const struct cdi_flight_entry *e)
 {
     atomic_store_explicit(&r->seq, 0, memory_order_release);
@@ -376,7 +376,7 @@ static void write_record(struct record *r, const struct cdi_flight_entry *e)
     atomic_store_explicit(&r->seq, e->seq, memory_order_release);
 }
 
-/* The ring is about to forget seq. Without memory for it, only its name is lost. */
+/* Keeps the record of seq, which the ring is about to overwrite. Without memory, only its name is lost. */
 static void keep(struct cdi_flight *f, uint64_t seq)
 {
     struct record *kept = atomic_load_explicit(&f->kept, memory_order_relaxed);
@@ -385,7 +385,7 @@ static void keep(struct cdi_flight *f, uint64_t seq)
     if (!read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &e) || e.done_ns != 0)
         return;
     if (kept == NULL) {
-        kept = calloc(KEPT, sizeof *kept); /* pages that are not used stay untouched */
+        kept = calloc(KEPT, sizeof *kept); /* unused pages stay unallocated */
         if (kept == NULL)
             return;
         atomic_store_explicit(&f->kept, kept, memory_order_release);
@@ -397,7 +397,7 @@ uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_
 {
     struct page *p = f->page;
     uint64_t seq = atomic_load_explicit(&p->last_seq, memory_order_relaxed) + 1;
-    /* A coarse clock, here and below, which a small collective can afford. */
+    /* A coarse clock, here and below: it is cheap enough for small collectives. */
     const struct cdi_flight_entry e = {.seq = seq,
                                        .op = (uint32_t)op,
                                        .dtype = dtype,
@@ -437,8 +437,8 @@ void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
         return;
     atomic_store_explicit(&r->done_ns, now_ns, memory_order_release);
     /*
-     * Did a later collective take its place meanwhile? Then this is not its end, which this thread tells later. A fence
-     * would close the last nanoseconds, too, but each collective would pay for what spoils a report at most.
+     * Has a later collective taken its place meanwhile? Then this is not its end, which this thread records later. A
+     * fence would close the remaining nanoseconds, but would cost every collective to prevent at most a wrong report.
      */
     if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
         atomic_store_explicit(&r->done_ns, 0, memory_order_release);
@@ -490,7 +490,7 @@ static cddp_status ask(struct cdi_flight_question *q, struct cdi_error *err)
         q->next_ns = cdi_now_coarse_ns() + CDI_FLIGHT_ASK_MS * INT64_C(1000000);
     }
     return q->answer == 0 ? CDDP_OK
-                          : cdi_fail(err, CDDP_E_ABORTED, "%s: the program gave it up (its `interrupted` returned %d)",
+                          : cdi_fail(err, CDDP_E_ABORTED, "%s: given up by the program (its `interrupted` returned %d)",
                                      q->what, q->answer);
 }
 

@@ -17,18 +17,18 @@
 
 static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define N_COUNTS (sizeof counts / sizeof counts[0])
-#define DEATH_MS 3000    /* how long a death may take to be known on a calm machine; far more than it takes */
+#define DEATH_MS 3000    /* limit for the detection of a death on an idle node; far more than it takes */
 #define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/health.c */
 
 static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 
-/* 0 or 1, of whose sums, products and extremes every float of 8 bits holds all. */
+/* 0 or 1: every 8-bit float holds their sums, products and extremes. */
 static uint8_t small_float(cddp_dtype dtype, bool one)
 {
     return !one ? 0 : dtype == CDDP_FLOAT8_E4M3 ? 0x38 : 0x3c;
 }
 
-/* Element i of rank r's input: anything, but the same whoever computes it. */
+/* Returns element i of the input of rank r: arbitrary, but equal on all ranks. */
 static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)
 {
     size_t size = cddp_dtype_size(dtype);
@@ -54,10 +54,7 @@ static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned sal
     }
 }
 
-/*
- * Floats of 8 bits, each of which is what `fill` gives: how many of n are 1 decides. The numbers 0 to 8 in both types,
- * written down.
- */
+/* Results for 8-bit floats of `fill`, by how many of n are 1: the numbers 0 to 8 in both types. */
 static uint8_t reduce_small(const void *const *in, int n, size_t i, cddp_dtype dtype, cddp_redop op)
 {
     static const uint8_t e4m3[] = {0, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50};
@@ -73,7 +70,7 @@ static uint8_t reduce_small(const void *const *in, int n, size_t i, cddp_dtype d
     return dtype == CDDP_FLOAT8_E4M3 ? e4m3[ones] : e5m2[ones];
 }
 
-/* The reduction of all ranks' inputs, computed here. who: the ranks in their order, or NULL: all. */
+/* Computes the reduction of the inputs of all ranks. who: the ranks in their order, or NULL: all. */
 static void expect_of(void *want, const int *who, int n, size_t count, cddp_dtype dtype, cddp_redop op, unsigned salt)
 {
     const void *in[RANKS_MAX] = {NULL};
@@ -97,7 +94,7 @@ static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_re
     expect_of(want, NULL, size, count, dtype, op, salt);
 }
 
-/* One element as a number. */
+/* Returns one element as a number. */
 static double number(const void *p, size_t i, cddp_dtype dtype)
 {
     if (dtype == CDDP_FLOAT32)
@@ -110,8 +107,8 @@ static double number(const void *p, size_t i, cddp_dtype dtype)
 }
 
 /*
- * Is it what was expected? On the CPU to the last bit. A device's library sums in an order of its own, and may round
- * narrow types in between.
+ * Is the result as expected? On the CPU to the last bit. The library of a device has its own order of sums, and may
+ * round narrow types in between.
  */
 static bool agrees(const struct rank *r, const void *got, const void *want, size_t count, cddp_dtype dtype)
 {
@@ -136,7 +133,7 @@ static struct cdi_coll an_op(enum cdi_coll_kind kind, const void *in, void *out,
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
-/* One of the three, of n elements in all, of which this rank wants `hi - lo` from lo on. */
+/* Runs one of the three reductions of n elements, of which this rank gets `hi - lo` from lo on. */
 static int reduce_once(struct rank *r, struct cdi_coll op, size_t n, size_t lo, size_t hi, bool in_place, unsigned salt)
 {
     size_t size = cddp_dtype_size(op.dtype), bytes = (hi - lo) * size;
@@ -197,7 +194,7 @@ static int reduce_all(struct rank *r, enum cdi_coll_kind kind)
                 if (!type_takes(dtype, op) || !reduces(r, dtype, op))
                     continue;
                 if (counts[c] > 10000 && (op == CDDP_PROD || op == CDDP_MIN || dtype == CDDP_UINT32))
-                    continue; /* the small ones have shown them */
+                    continue; /* small ones cover them */
                 if (counts[c] > 3 && (op == CDDP_BAND || op == CDDP_BOR || (op == CDDP_PROD && dtype == CDDP_UINT16)))
                     continue;
                 salt++;
@@ -224,8 +221,8 @@ static int reduce_scatter_all(struct rank *r)
 }
 
 /*
- * What a backend does not reduce it says before anything is communicated, with a word about what to do; every rank of
- * it alike, since those that went on would hang. On the host that is what nobody computes with.
+ * A backend rejects an unsupported reduction before any communication, with a remedy, equally on every rank, since a
+ * rank that continued would hang. On the host these are types without arithmetic.
  */
 static int refuses_reductions(struct rank *r)
 {
@@ -255,7 +252,7 @@ static int refuses_reductions(struct rank *r)
     return 0;
 }
 
-/* Floats of 8 bits need new GPUs at all ranks. Rank 1 has an old one, where it can be told to (the stand-in's). */
+/* 8-bit floats need new GPUs on all ranks. Rank 1 has an old one, which only the stand-in can simulate. */
 static int one_has_an_old_gpu(struct rank *r)
 {
     int32_t offered;
@@ -274,7 +271,7 @@ static int one_has_an_old_gpu(struct rank *r)
     return 0;
 }
 
-/* What rounding in between, or another order, would change. */
+/* Inputs whose sum depends on rounding in between and on the order. */
 static int order_matters(struct rank *r)
 {
     float x = r->rank == 0 ? 1e8f : r->rank == r->size - 1 ? -1e8f : 3.0f, want = 1e8f;
@@ -316,7 +313,7 @@ static int broadcast_all(struct rank *r)
     return 0;
 }
 
-/* Rank i gives len[i] elements. */
+/* Rank i has len[i] elements. */
 static int gather_once(struct rank *r, bool v, const size_t *len, bool in_place, unsigned salt)
 {
     size_t total = 0, at = 0, size = v ? 4 : 1;
@@ -401,7 +398,7 @@ static int all_to_all_all(struct rank *r)
     return 0;
 }
 
-/* Every type goes wherever data goes, also where the backend does not compute with it. */
+/* Every type can be moved, even if the backend does not compute with it. */
 static int moves_every_type(struct rank *r)
 {
     enum { COUNT = 1237 };
@@ -479,7 +476,7 @@ static cddp_status message(struct rank *r, enum cdi_coll_kind kind, void *buf, s
     return rank_do(r, &op);
 }
 
-/* Each pair in turn, in both directions; others go ahead. */
+/* Each pair in turn, in both directions; other ranks continue. */
 static int pairs(struct rank *r)
 {
     static const size_t lens[] = {0, 1, 1000, 16384, 16385, 300001};
@@ -507,7 +504,7 @@ static int pairs(struct rank *r)
     return rank_do(r, &barrier) != CDDP_OK;
 }
 
-/* A token goes round, between collectives. */
+/* A token goes around the ring, between collectives. */
 static int ring(struct rank *r)
 {
     int next = (r->rank + 1) % r->size, before = (r->rank + r->size - 1) % r->size;
@@ -555,7 +552,7 @@ static int message_differs(struct rank *r)
 
 #define BUCKETS 5
 
-/* Buckets, enqueued while a blocking call comes in between, joined in another order. */
+/* Buckets, with a blocking call in between, joined in another order. */
 static int buckets(struct rank *r, struct cdi_region *where, int n, int round)
 {
     static const size_t at[BUCKETS] = {0, 64, 4096, 70000 / 4 * 4, 1000000};
@@ -617,7 +614,7 @@ static int regions(struct rank *r)
     return 0;
 }
 
-/* A reducer that one rank keeps for longer, or a language that frees when it likes. */
+/* One rank keeps a reducer for longer, or a garbage collector frees it late. */
 static int regions_in_any_order(struct rank *r)
 {
     struct cdi_region *first, *second, *third;
@@ -643,8 +640,8 @@ static int regions_in_any_order(struct rank *r)
 }
 
 /*
- * Each rank's block of the mean, then all blocks of all ranks again: together the bits of an all-reduce. Blocks of
- * others are free for the taking in between.
+ * Each rank's block of the mean, then all blocks of all ranks: together the bits of an all-reduce. In between, the
+ * blocks of other ranks may be overwritten.
  */
 static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_dtype dtype)
 {
@@ -674,7 +671,7 @@ static int shards(struct rank *r, struct cdi_region *region, size_t block, cddp_
     return 0;
 }
 
-/* A bucket whose mean a half holds, and whose sum none does. */
+/* A bucket whose mean fits float16, and whose sum does not. */
 static int large_halves(struct rank *r, struct cdi_region *region)
 {
     enum { BLOCK = 100 };
@@ -698,7 +695,7 @@ static int large_halves(struct rank *r, struct cdi_region *region)
     return 0;
 }
 
-/* The program itself may ask for a mean of what lies in a region, in place or not. */
+/* The program itself may reduce memory of a region to its mean, in place or not. */
 static int halves_of_the_programs(struct rank *r, struct cdi_region *region)
 {
     uint16_t *at = region->base, *to[] = {at, at + 500};
@@ -719,7 +716,7 @@ static int halves_of_the_programs(struct rank *r, struct cdi_region *region)
         for (size_t k = 0; k < 100; k++)
             RANK_CHECK(fabs((double)cdi_float_of_f16(got[k]) - 60000) <= 64, "%f", (double)cdi_float_of_f16(got[k]));
         RANK_CHECK(r->ops->copy(r->b, got, at, sizeof got, &r->err) == CDDP_OK);
-        RANK_CHECK(i == 0 || memcmp(got, x, sizeof x) == 0, "what was given is as it was");
+        RANK_CHECK(i == 0 || memcmp(got, x, sizeof x) == 0, "the input is unchanged");
     }
     return 0;
 }
@@ -741,7 +738,7 @@ static int region_shards(struct rank *r)
     return 0;
 }
 
-/* What a stream sees behind `lead`; on the host the caller itself. */
+/* Work on a stream after stream_wait; on the host that of the caller. */
 static int leads(struct rank *r)
 {
     RANK_CHECK(rank_open(r) == CDDP_OK);
@@ -754,7 +751,7 @@ static int leads(struct rank *r)
         RANK_CHECK(r->ops->wait_stream(r->b, NULL, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->stream_wait(r->b, i == 0 ? ticket : 0, NULL, &r->err) == CDDP_OK);
-        if (r->on_device) /* a copy of ours is on no stream that was led */
+        if (r->on_device) /* the copy is not on that stream */
             RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
         rank_return(r, &x, there, sizeof x);
         RANK_CHECK(x == (float)(r->size * (r->size + 1) / 2));
@@ -762,7 +759,7 @@ static int leads(struct rank *r)
     return 0;
 }
 
-/* Every type in a region, at offsets that are aligned to nothing but the type. */
+/* Every type in a region, at offsets that are aligned only to the type. */
 static int region_types(struct rank *r)
 {
     struct cdi_region *region;
@@ -799,7 +796,7 @@ static int region_types(struct rank *r)
 
 /* -------------------------------------------------------------------------------------------------- elements ---- */
 
-/* What was put on the stream is done. */
+/* Waits until the work on the stream is done. */
 static cddp_status settle(struct rank *r)
 {
     return rank_do(r, &barrier);
@@ -858,7 +855,7 @@ static int casts(struct rank *r)
     return 0;
 }
 
-/* What is multiplied on its way: three elements and a gap, in float16 and as a cast of bfloat16. */
+/* Packing and casting with a factor: three elements and a gap, in float16 and as a cast of bfloat16. */
 static int scaled_on_the_way(struct rank *r)
 {
     const uint16_t half[] = {0x3c00, 0x4000, 0x7bff};  /* 1, 2, 65504 */
@@ -889,7 +886,7 @@ static int scaled_on_the_way(struct rank *r)
     return 0;
 }
 
-/* Scale p by a factor where it is, and count what is in it then. */
+/* Scales p in place, and counts NaNs and infinities. */
 static int scale_and_scan(struct rank *r, void *p, size_t count, cddp_dtype dtype, double factor, uint64_t n_nan,
                           uint64_t n_inf)
 {
@@ -924,7 +921,7 @@ static int scales_and_scans(struct rank *r)
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
 
-/* The sum over a part, whose ranks are who[0..n) of the whole, in that order. */
+/* Checks the sum over a part, whose ranks are who[0..n) of the parent, in that order. */
 static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who, int n, size_t count, unsigned salt)
 {
     float *x = malloc(count * 4), *want = malloc(count * 4);
@@ -941,7 +938,7 @@ static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who,
     return 0;
 }
 
-/* Odd and even ranks, each in reverse; then all in another order; one stays away. */
+/* Odd and even ranks, each in reverse; then all in another order; one is in no part. */
 static int splits(struct rank *r)
 {
     const struct cdi_split halves = {.color = r->rank % 2, .key = -r->rank},
@@ -1006,8 +1003,8 @@ static int parts_differ(struct rank *r)
 }
 
 /*
- * All ranks but the victim hear of its death and of nobody else's. Where the stand-in's abort never returns, the first
- * that asks waits for it until it is given up, and nobody waits a second time.
+ * All ranks except the victim get an error about its death and of no other rank's. If the stand-in's abort never
+ * returns, the first caller waits until it is given up, and no caller waits again.
  */
 static int mourn(struct rank *r, int victim)
 {
@@ -1039,7 +1036,7 @@ static int mourn(struct rank *r, int victim)
 static int die(struct rank *r, int victim)
 {
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    /* On a device the victim may have passed it, and be dead, before the others have. */
+    /* On a device the victim may have passed it and died before the others have. */
     RANK_CHECK(rank_do(r, &barrier) == CDDP_OK || r->on_device);
     if (r->rank == victim)
         (void)raise(SIGKILL);
@@ -1072,7 +1069,7 @@ static int dies_at_work(struct rank *r)
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(rank_do(r, &op) == CDDP_OK);
-    atomic_fetch_add(&r->board->flag[1], 1); /* a rank may be long in getting its result on a busy machine */
+    atomic_fetch_add(&r->board->flag[1], 1); /* a rank may get its result late on a busy node */
     while (atomic_load(&r->board->flag[1]) < r->size)
         (void)usleep(1000);
     if (r->rank == 1 && fork() == 0) {
@@ -1090,7 +1087,7 @@ static int dies_at_work(struct rank *r)
     return 0;
 }
 
-/* While the others reduce a bucket, which may be the work of a kernel that looks at the network alone. */
+/* While the others reduce a bucket, perhaps in a kernel that checks only the network. */
 static int dies_beside_a_bucket(struct rank *r)
 {
     struct cdi_region *region;
@@ -1119,7 +1116,7 @@ static int dies_beside_a_bucket(struct rank *r)
     return 0;
 }
 
-/* A barrier without the last rank; before it rank 0 may send that one a message. */
+/* A barrier without the last rank, perhaps after a message of rank 0 to it. */
 static int stay_away_after(struct rank *r, bool message)
 {
     uint32_t x = 7;
@@ -1143,7 +1140,7 @@ static int stay_away_after(struct rank *r, bool message)
     }
     while (message && atomic_load(&r->board->flag[1]) < 2) /* the others' deadlines begin with theirs */
         (void)usleep(1000);
-    if (r->rank == late) /* comes only when the others have given up */
+    if (r->rank == late) /* arrives only after the others have timed out */
         while (atomic_load(&r->board->flag[0]) < r->size - 1)
             (void)usleep(1000);
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_TIMEOUT);
@@ -1163,7 +1160,7 @@ static int stay_away_after_a_message(struct rank *r)
     return stay_away_after(r, true);
 }
 
-/* Rank 0 waits for a message of the last rank, which waits with all others in a barrier. Who speaks first is heard. */
+/* Rank 0 waits for a message of the last rank, which waits with all others in a barrier. The first error counts. */
 static int message_beside_a_barrier(struct rank *r)
 {
     uint32_t x[4];
@@ -1175,7 +1172,7 @@ static int message_beside_a_barrier(struct rank *r)
     r->world.timeout_ms = 2000;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(rank_do(r, r->rank == 0 ? &recv : &barrier) == CDDP_E_TIMEOUT);
-    /* NCCL: "ranks 0, 1", where rank 1 was late in saying that it waits, too. */
+    /* NCCL: "ranks 0, 1" if rank 1 was late in reporting that it waits, too. */
     RANK_CHECK(strstr(r->err.msg, last) != NULL || strstr(r->err.msg, "barrier: rank 0 did not ") != NULL ||
                    strstr(r->err.msg, "barrier: ranks 0, ") != NULL,
                "%s", r->err.msg);
@@ -1217,7 +1214,7 @@ static int abandon(struct rank *r)
     cddp_status st = rank_open(r);
     uint64_t ticket;
 
-    /* Another rank may have opened, abandoned its work and said so before this one has opened, or begun its own. */
+    /* Another rank may have opened and aborted before this one has opened, or begun its own operation. */
     RANK_CHECK(st == CDDP_OK || st == CDDP_E_ABORTED);
     if (st != CDDP_OK)
         return 0;
@@ -1240,54 +1237,54 @@ static int never_starts(struct rank *r)
 
 const struct conformance_case conformance_cases[] = {
     {"all_reduce gives the sum in rank order, for every type and operation", all_reduce_all, 1, -1},
-    {"reduce gives it to the root alone", reduce_to_root, 1, -1},
+    {"reduce gives it to the root only", reduce_to_root, 1, -1},
     {"reduce_scatter gives each rank its block of it", reduce_scatter_all, 1, -1},
     {"sums are made in rank order and rounded once", order_matters, 2, -1, true},
-    {"broadcast brings the root's data to all", broadcast_all, 1, -1},
-    {"all_gather puts all parts together", all_gather_all, 1, -1},
-    {"all_gatherv takes parts of different length", all_gatherv_all, 1, -1},
+    {"broadcast sends the data of the root to all", broadcast_all, 1, -1},
+    {"all_gather collects the parts of all ranks", all_gather_all, 1, -1},
+    {"all_gatherv collects parts of different lengths", all_gatherv_all, 1, -1},
     {"all_to_all gives every rank a block of every other", all_to_all_all, 1, -1},
-    {"data of every type is moved as it is", moves_every_type, 1, -1},
-    {"reductions that are not offered are refused on every rank, and all goes on", refuses_reductions, 1, -1},
-    {"what one rank's device cannot reduce no rank begins", one_has_an_old_gpu, 2, -1},
+    {"data of every type is moved unchanged", moves_every_type, 1, -1},
+    {"unsupported reductions are rejected on every rank without harm", refuses_reductions, 1, -1},
+    {"no rank begins a reduction that one device does not support", one_has_an_old_gpu, 2, -1},
     {"barrier ends only after all have begun it", barrier_holds, 1, -1},
     {"send and recv work between all pairs", pairs, 2, -1},
     {"send and recv can be mixed with collectives", ring, 2, -1},
-    {"a message of another length is told to both ranks", message_differs, 2, -1, true},
+    {"messages of different lengths are a mismatch on both ranks", message_differs, 2, -1, true},
     {"messages of a group do not block one another", group_of_messages, 1, -1},
     {"a group of collectives has one ticket", group_of_collectives, 1, -1},
     {"gather, scatter, all_to_allv and reduce_scatterv are made of others", group_made, 1, -1},
-    {"a ticket can be asked for without a wait", group_asked_for, 2, -1},
-    {"ranks that gather to different roots are told both", group_differs, 2, -1, true},
-    {"a message of a group of another length is told to both ranks", group_length_differs, 2, -1, true},
-    {"other counts of an all_to_allv are told to both ranks", group_counts_differ, 2, -1, true},
-    {"a rank whose message is missed in a group is named at the deadline", group_stay_away, 2, -1},
-    {"whose messages of a group are missed is told at the deadline", group_half_stays_away, 3, -1},
+    {"a ticket is tested without a wait", group_asked_for, 2, -1},
+    {"gathers to different roots are a mismatch that names both ranks", group_differs, 2, -1, true},
+    {"messages of different lengths in a group are a mismatch on both ranks", group_length_differs, 2, -1, true},
+    {"different counts of an all_to_allv are a mismatch on both ranks", group_counts_differ, 2, -1, true},
+    {"a rank whose message is missing in a group is named at the deadline", group_stay_away, 2, -1},
+    {"two ranks whose messages of a group are missing are named at the deadline", group_half_stays_away, 3, -1},
     {"a death in the middle of a group is noticed and named", group_dies, 2, 1},
     {"an abort in the middle of a group reaches every rank", group_aborted, 2, -1},
     {"buckets of a region are reduced in place, several in flight", regions, 1, -1},
-    {"regions come and go in an order of each rank's own", regions_in_any_order, 2, -1},
-    {"what is behind lead finds every operation done", leads, 1, -1},
+    {"regions are destroyed in a different order on each rank", regions_in_any_order, 2, -1},
+    {"work after stream_wait finds every operation done", leads, 1, -1},
     {"a region holds every type at every offset", region_types, 1, -1},
     {"shards of a region are reduced and gathered in place", region_shards, 1, -1},
-    {"what is packed or cast is multiplied on its way", scaled_on_the_way, 1, -1},
+    {"pack and cast multiply by a factor", scaled_on_the_way, 1, -1},
     {"pack and unpack are each other's inverse", pack_and_unpack, 1, -1},
     {"cast rounds to nearest and keeps NaN and infinity", casts, 1, -1},
     {"scale and scan take every floating-point type", scales_and_scans, 1, -1},
     {"split makes communicators in the order of the keys", splits, 3, -1},
-    {"ranks that call different collectives are told both", differ, 2, -1, true},
-    {"parts of different length on two ranks are a mismatch", parts_differ, 2, -1, true},
+    {"different collectives are a mismatch that names both ranks", differ, 2, -1, true},
+    {"parts of different lengths on two ranks are a mismatch", parts_differ, 2, -1, true},
     {"the death of rank 0 is noticed and named", first_dies, 2, 0},
     {"the death of rank 1 is noticed and named", second_dies, 2, 1},
     {"the death of rank 2 is noticed and named", third_dies, 3, 2},
     {"a death in the middle of moving data is noticed and named", dies_at_work, 2, 1},
     {"a death beside a bucket is noticed and named", dies_beside_a_bucket, 2, 1},
-    {"a rank that never comes is named at the deadline", stay_away, 2, -1},
-    {"messages before a barrier do not blur who never comes to it", stay_away_after_a_message, 3, -1},
+    {"a missing rank is named at the deadline", stay_away, 2, -1},
+    {"messages before a barrier do not hide the rank that is missing in it", stay_away_after_a_message, 3, -1},
     {"a message and a barrier that wait for each other name each other's rank", message_beside_a_barrier, 2, -1},
     {"a rank that has left is named as such", leave, 2, -1, true},
     {"an abort reaches every rank with its reason, and stays", stop_all, 2, -1},
     {"work that was not joined is abandoned", abandon, 2, -1},
-    {"a rank that does not come to connect ends the wait at the deadline", never_starts, 2, -1},
+    {"a rank that does not connect ends the wait at the deadline", never_starts, 2, -1},
 };
 const size_t conformance_n_cases = sizeof conformance_cases / sizeof conformance_cases[0];

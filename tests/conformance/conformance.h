@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every backend must do, as a list of cases over nothing but its table (worker/backend/backend.h). Results are
+ * The contract of all backends, as a list of cases that use only their table (worker/backend/backend.h). Results are
  * compared, bit for bit, with a serial reference.
  */
 #ifndef CDI_CONFORMANCE_H
@@ -9,11 +9,11 @@
 #include "ranks.h"
 
 struct conformance_case {
-    const char *name; /* a sentence */
+    const char *name; /* the name in the TAP output */
     rank_fn fn;
     int min_ranks;
-    int dies;       /* this rank is killed by SIGKILL in it; -1: none */
-    bool host_only; /* what a device's library does not promise: an order of sums, a word about ranks that disagree */
+    int dies;       /* the rank that SIGKILL ends in it; -1: none */
+    bool host_only; /* libraries of devices do not guarantee it: an order of sums, errors about ranks that disagree */
 };
 
 extern const struct conformance_case conformance_cases[];

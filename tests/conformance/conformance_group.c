@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations that are queued as one, and the collectives that are made of others. */
+/* Operations that are enqueued as one, and collectives that are made of others. */
 #include "conformance_group.h"
 
 #include "common/clock.h"
@@ -34,7 +34,7 @@ static cddp_status run(struct rank *r, const struct cdi_coll *ops, size_t n)
     return st == CDDP_OK ? r->ops->join(r->b, ticket, &r->err) : st;
 }
 
-/* Memory of the backend; every other time that of the host, on a device. */
+/* Returns memory of the backend; on a device every other time host memory. */
 static uint32_t *room(struct rank *r, const uint32_t *from, size_t count)
 {
     uint32_t *p;
@@ -73,7 +73,7 @@ static void write_letter(const struct letter *x, uint32_t *to)
         to[i] = x->salt + (uint32_t)i;
 }
 
-/* What all ranks know alike: who sends how much to whom; letters of one pair are in order. */
+/* The messages, equal on all ranks: sender, receiver and length; those of one pair are in order. */
 static size_t draw(uint64_t *state, int size, struct letter *all, size_t most)
 {
     size_t n = 1 + (size_t)(next(state) % most);
@@ -101,7 +101,7 @@ static struct cdi_coll op_of(const struct letter *x, bool sends)
                              .lazy = x->salt % 2 == 0};
 }
 
-/* In any order, but for those from one rank to another. own: this rank's dice. */
+/* Shuffles them, except those from one rank to another. own: random state of this rank. */
 static bool list(struct letter *x, size_t n, int rank, bool sends, uint64_t *own, struct cdi_coll *to)
 {
     size_t left = 0, at;
@@ -192,7 +192,7 @@ static cddp_coll_args args_of(cddp_coll coll, const uint32_t *in, uint32_t *out,
                             .count = count};
 }
 
-/* The collectives of the program, as collective.c has them queued. */
+/* The collectives of the program, as collectives.c enqueues them. */
 static cddp_status run_args(struct rank *r, const cddp_coll_args *a, size_t n)
 {
     struct cdi_coll_ops ops = {0};
@@ -206,7 +206,7 @@ static cddp_status run_args(struct rank *r, const cddp_coll_args *a, size_t n)
     return st;
 }
 
-/* How much rank `from` gives to rank `to`. */
+/* Returns how much rank `from` sends to rank `to`. */
 static size_t share(int from, int to, size_t count)
 {
     return (from + to) % 3 == 1 ? 0 : count + (size_t)(5 * from + 3 * to);
@@ -221,7 +221,7 @@ struct uneven {
     size_t counts[RANKS_MAX], begin[RANKS_MAX], end;
 };
 
-/* apart: the parts lie in another order, with gaps. */
+/* apart: the parts are in another order, with gaps. */
 static struct uneven uneven_of(const struct rank *r, size_t count, bool gives, bool apart)
 {
     struct uneven u = {.end = 0};
@@ -340,7 +340,7 @@ int group_made(struct rank *r)
     return 0;
 }
 
-/* Their counts are gone when they are run. */
+/* Their counts are freed before they run. */
 int group_of_collectives(struct rank *r)
 {
     size_t counts[RANKS_MAX] = {0}, at = 0;
@@ -386,7 +386,7 @@ int group_of_collectives(struct rank *r)
     return 0;
 }
 
-/* The last rank comes when the others have asked. */
+/* The last rank arrives after the others have tested. */
 int group_asked_for(struct rank *r)
 {
     uint32_t x = 1, *p;
@@ -413,7 +413,7 @@ int group_asked_for(struct rank *r)
     give_back(r, &x, p, 1);
     RANK_CHECK(x == (uint32_t)r->size);
     (void)atomic_fetch_add(&r->board->flag[2], 1);
-    while (atomic_load(&r->board->flag[2]) < r->size) /* or others would hear of the abort while they ask */
+    while (atomic_load(&r->board->flag[2]) < r->size) /* otherwise the others would get the abort in their test */
         (void)usleep(100);
     r->ops->abort(r->b, CDDP_E_ABORTED, "enough");
     RANK_CHECK(r->ops->test(r->b, ticket, &r->err) == CDDP_E_ABORTED);
@@ -458,7 +458,7 @@ int group_length_differs(struct rank *r)
     return 0;
 }
 
-/* The last rank does not come; to itself rank 0 sends all the same. */
+/* The last rank is missing; rank 0 still sends to itself. */
 int group_stay_away(struct rank *r)
 {
     uint32_t x[4] = {0};
@@ -486,7 +486,9 @@ int group_stay_away(struct rank *r)
     return 0;
 }
 
-/* Of the two that rank 0 receives from only rank 1 sends. A library that runs a group as one cannot tell who is missed.
+/*
+ * Rank 0 receives from two ranks, of which only rank 1 sends. A library that runs a group as one does not know which
+ * one is missing.
  */
 int group_half_stays_away(struct rank *r)
 {
@@ -520,7 +522,7 @@ int group_half_stays_away(struct rank *r)
     return 0;
 }
 
-/* The last rank takes one more from rank 0 than that gives. The others may be done before the two have met. */
+/* The last rank expects one element more than rank 0 sends. The others may be done before. */
 int group_counts_differ(struct rank *r)
 {
     static uint32_t in[2 * RANKS_MAX], out[2 * RANKS_MAX + 1];
@@ -551,9 +553,9 @@ int group_counts_differ(struct rank *r)
  */
 
 #define EDGE 300000
-#define KNOWN_MS 6000 /* how long a death may take to be known on a calm machine; far more than it takes */
+#define KNOWN_MS 6000 /* limit for the detection of a death on an idle node; far more than it takes */
 
-/* Both edges of this rank to its neighbours, and theirs: in this order two ranks match, too. */
+/* Exchanges both edges of this rank with its neighbours, in an order that also fits two ranks. */
 static void halo(const struct rank *r, uint32_t *field, struct cdi_coll ops[4])
 {
     int left = (r->rank + r->size - 1) % r->size, right = (r->rank + 1) % r->size;
@@ -568,7 +570,7 @@ static void halo(const struct rank *r, uint32_t *field, struct cdi_coll ops[4])
     ops[3] = op_of(&of_left, false);
 }
 
-/* Rank 1 is killed while all exchange what takes a while. */
+/* Rank 1 is killed during long exchanges. */
 int group_dies(struct rank *r)
 {
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
@@ -596,7 +598,7 @@ int group_dies(struct rank *r)
     return 0;
 }
 
-/* Rank 1 does not come: it says why not, when the others are in the middle of it. */
+/* Rank 1 aborts with a reason while the others exchange data. */
 int group_aborted(struct rank *r)
 {
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
@@ -612,7 +614,7 @@ int group_aborted(struct rank *r)
         r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: no grid");
     }
     for (int64_t t0 = cdi_now_ms(); st == CDDP_OK && cdi_now_ms() - t0 < cdi_within_ms(KNOWN_MS);)
-        st = run(r, ops, 4); /* who is no neighbour of rank 1 may come through the first */
+        st = run(r, ops, 4); /* a rank that is not a neighbour of rank 1 may pass the first */
     RANK_CHECK(st == CDDP_E_ABORTED && strstr(r->err.msg, "rank 1 aborted the job: no grid") != NULL, "%s", r->err.msg);
     RANK_CHECK(r->err.blamed == 2 || r->rank == 1, "%d", r->err.blamed);
     give_back(r, NULL, field, 4 * (size_t)EDGE);

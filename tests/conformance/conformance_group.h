@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cases of the conformance suite about operations that are queued as one (conformance_group.c). */
+/* Cases of the conformance suite about operations that are enqueued as one (conformance_group.c). */
 #ifndef CDI_CONFORMANCE_CONFORMANCE_GROUP_H
 #define CDI_CONFORMANCE_CONFORMANCE_GROUP_H
 
 #include "ranks.h"
 
 /*
- * One group of up to `most` messages between all ranks, also to themselves, which the seed chooses; each rank names
- * its own ones in an order of `own`, dice that are not 0. The backend is open.
+ * Runs one group of up to `most` messages between all ranks, also to themselves, which the seed chooses; each rank has
+ * them in an order that its random state `own`, not 0, chooses. The backend is open.
  */
 int group_exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank is killed at random moments of work, without a launcher: every other rank must return an error that names it,
- * within a second. The seed is printed; argv gives another one.
+ * A rank is killed at random moments of work, without a launcher: every other rank must return an error that names it
+ * within a second. The seed is printed; argv sets another one.
  */
 #include "common/clock.h"
 #include "ranks.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How the GPU's backend waits, on the stand-in: it ends no graph capture of the program's, refuses what would be
- * captured, hears of a death while another thread is in a driver call that does not return, and knows a fault of the
- * GPU from work that is not done.
+ * How the GPU backend waits, on the stand-in: it ends no graph capture of the program, rejects work that would be
+ * captured, notices a death while another thread is in a driver call that does not return, and distinguishes a fault of
+ * the GPU from pending work.
  */
 #include "common/clock.h"
 #include "ranks.h"
@@ -290,8 +290,8 @@ static void *join_it(void *arg)
 }
 
 /*
- * Rank 1 does not come; whether it has failed, and who is late, rank 0 would hear from the store, which does not
- * answer. connects: the collective has yet to be put on the stream, which a thread of NCCL's or the one aside waits in.
+ * Rank 1 is missing. Rank 0 would learn from the store which rank failed or is late, but the store does not answer.
+ * connects: the collective is not on the stream yet; a thread of NCCL or a separate one waits for that.
  */
 static int time_out_beside_a_slow_store(struct rank *r, const char *connects)
 {
@@ -428,7 +428,7 @@ static int time_out(struct rank *r, bool compute)
     while (atomic_load(&r->board->flag[1]) == 0)
         moment();
     rank_close(r);
-    _exit(0); /* what was lent is left */
+    _exit(0); /* borrowed memory is not freed */
 }
 
 static int time_out_in_a_full_stream(struct rank *r)
@@ -489,7 +489,7 @@ static int fail_in_a_kernel(struct rank *r)
         RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_SYSTEM && strstr(r->err.msg, "all_reduce") != NULL);
         RANK_CHECK(strstr(r->err.msg, "CUDA_ERROR_ILLEGAL_ADDRESS") != NULL);
         rank_close(r);
-        _exit(0); /* after a fault the driver frees nothing, so what is left is not our leak */
+        _exit(0); /* after a fault the driver frees nothing, so remaining memory is not a leak of the backend */
     } else {
         st = r->ops->enqueue(r->b, &op, &ticket, &r->err); /* rank 0 may have given up by now */
         if (st == CDDP_OK)
@@ -531,7 +531,7 @@ static int lose_the_context(struct rank *r)
     return 0;
 }
 
-/* Peers hear why before the abort, which frees what theirs may be reading: here it never returns. */
+/* Peers get the reason before the abort, which frees memory that theirs may read: here it never returns. */
 static int tell_before_the_abort(struct rank *r)
 {
     static float x[COUNT];
@@ -549,7 +549,7 @@ static int tell_before_the_abort(struct rank *r)
         there = rank_lend(r, x, sizeof x);
         op = all_reduce(there);
         st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
-        if (st == CDDP_OK) /* it may have been heard by then */
+        if (st == CDDP_OK) /* it may have been noticed by then */
             st = r->ops->join(r->b, ticket, &r->err);
         RANK_CHECK(st == CDDP_E_ABORTED && strstr(r->err.msg, "rank 0 has had enough") != NULL);
         atomic_store(&r->board->flag[0], 1);
@@ -557,7 +557,7 @@ static int tell_before_the_abort(struct rank *r)
     while (atomic_load(&r->board->flag[0]) == 0)
         moment();
     rank_close(r);
-    _exit(0); /* what the abort that does not return uses stays */
+    _exit(0); /* memory of the abort that does not return stays */
 }
 
 /* Rank 1 cannot register: the communicator is at its end on all, and all hear what does without windows. */
@@ -599,7 +599,9 @@ static int leave_in_the_middle(struct rank *r)
     return 0;
 }
 
-/* What has no mark of its own is waited for with all the rest: nobody comes before its mean is there. */
+/*
+ * An operation without a separate event is waited for with all others: no rank continues before its mean is complete.
+ */
 static int wait_without_a_mark(struct rank *r)
 {
     static float x[COUNT];
@@ -668,17 +670,17 @@ int main(int argc, char **argv)
         int killed; /* a rank; -1: none */
     } tests[] = {
         {"a graph is captured while the backend works", stay_out_of_captures, -1},
-        {"a captured stream is refused, and nothing is broken", refuse_to_be_captured, -1},
-        {"a death is heard while a driver call does not return", die_while_it_frees, 1},
+        {"a captured stream is rejected without harm", refuse_to_be_captured, -1},
+        {"a death is noticed while a driver call does not return", die_while_it_frees, 1},
         {"a call that fails waits for no collective", fail_beside_a_collective, -1},
         {"a timeout in a launch, beside a store that does not answer", time_out_in_a_launch, -1},
         {"a timeout on the stream, beside a store that does not answer", time_out_on_the_stream, -1},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1},
         {"calls do not go on in another context", lose_the_context, -1},
-        {"peers hear why before the abort", tell_before_the_abort, -1},
-        {"a window that fails ends the job with a word of help", fail_to_register, -1},
-        {"collectives are left behind", leave_in_the_middle, -1},
-        {"what has no mark is waited for", wait_without_a_mark, -1},
+        {"peers get the reason before the abort", tell_before_the_abort, -1},
+        {"a window that fails ends the job with a remedy", fail_to_register, -1},
+        {"pending collectives are abandoned", leave_in_the_middle, -1},
+        {"operations without an event are waited for", wait_without_a_mark, -1},
         {"time in which the process was stopped is not counted", be_suspended, -1},
         {"a timeout while a launch waits for room", time_out_in_a_full_stream, -1},
         {"a timeout while an event waits for room in the compute stream", time_out_in_a_full_compute_stream, -1},

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The conformance suite over MPI, in TAP: test_mpi RANKS LAUNCHER... starts this program again by LAUNCHER (which is
- * told how many ranks), as the ranks. They go through all cases in one job; one in which a rank dies has a job of its
- * own. Ranks and starter share the board, which is a memfd of the starter.
+ * The conformance suite over MPI, in TAP. test_mpi RANKS LAUNCHER... starts this program again by LAUNCHER, with the
+ * number of ranks, as the ranks. They run all cases in one job, except that each case with a death has a separate job.
+ * Ranks and parent share the board, which is a memfd of the parent.
  */
 #include "common/clock.h"
 #include "conformance.h"
@@ -37,7 +37,7 @@ static void meet(struct job *j, int n)
     int generation = atomic_load(&j->generation);
 
     if (atomic_fetch_add(&j->arrived, 1) + 1 == n) {
-        memset(&j->board, 0, sizeof j->board); /* nobody else looks at it now */
+        memset(&j->board, 0, sizeof j->board); /* no other process uses it now */
         ranks_board_init(&j->board);
         atomic_store(&j->arrived, 0);
         atomic_store(&j->generation, generation + 1);
@@ -64,7 +64,7 @@ static void go_through_cases(struct job *j, int rank, int n, int only)
     }
 }
 
-/* Hydra kills the groups of its other processes when one dies: the rank is a child with a group of its own. */
+/* Hydra kills the process groups of its other processes when one dies: the rank is a child in a separate group. */
 static void step_aside(void)
 {
     pid_t pid = fork();
@@ -81,7 +81,7 @@ static void step_aside(void)
     _exit(WEXITSTATUS(status));
 }
 
-/* argv: the board's path, the number of ranks, the one case or -1 for all in which nobody dies */
+/* argv: the path of the board, the number of ranks, the case or -1 for all cases without a death */
 static int be_a_rank(char **argv)
 {
     const char *open_mpi = getenv("OMPI_COMM_WORLD_RANK"), *text = open_mpi != NULL ? open_mpi : getenv("PMI_RANK");
@@ -99,7 +99,7 @@ static int be_a_rank(char **argv)
 
 /* ----------------------------------------------------------------------------------------------- the starter ---- */
 
-/* One job of the launcher; killed, with all that it started, when it takes too long. */
+/* Runs one job of the launcher; kills it, with all its processes, if it takes too long. */
 static void run_job(char **launcher, int n_words, int fd, char *ranks, int only)
 {
     char board[64], which[16], self[PATH_MAX], mark[] = "--rank";
@@ -117,7 +117,7 @@ static void run_job(char **launcher, int n_words, int fd, char *ranks, int only)
     pid = fork();
     if (pid == 0) {
         (void)setpgid(0, 0);
-        (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* ours is TAP */
+        (void)dup2(STDERR_FILENO, STDOUT_FILENO); /* stdout of this program is TAP */
         (void)execvp(argv[0], argv);
         _exit(127);
     }

@@ -110,10 +110,10 @@ def cases(cddprun, probe, tmp):
     yield Case("a rank saves alone", [*two, str(probe), "save"],
                r"rank 0 called cddp_checkpoint_save \(all_gather of \d+ uint8\), rank 1 called barrier")
     yield Case("a rank does not come to a step", [*two, "--shutdown_timeout=1", str(probe), "lag"],
-               r"E_TIMEOUT: all_reduce\(mean\) of \d+ float32 \(bucket 0: 'fc\.weight' and 1 more\): rank 1 did not come",
+               r"E_TIMEOUT: all_reduce\(mean\) of \d+ float32 \(bucket 0: 'fc\.weight' and 1 more\): rank 1 did not arrive",
                env={"CDDP_TIMEOUT": "3"})
     yield Case("a rank is stopped", [*two, str(probe), "freeze"],
-               r"E_TIMEOUT: all_reduce.*: rank 1 did not come within 3 s \(pid \d+, which is stopped by a signal\)",
+               r"E_TIMEOUT: all_reduce.*: rank 1 did not arrive within 3 s \(pid \d+, which is stopped by a signal\)",
                env={"CDDP_TIMEOUT": "3"})
     yield Case("a rank dies in a collective", [*two, str(probe), "die"], r"rank 1\b.*SIGKILL", status=137)
     yield Case("port in use", [cddprun, "--master_port", str(port), "--nproc_per_node=2", str(probe)],

@@ -34,7 +34,7 @@ static void *from_a_thread(void *arg)
     cddp_status st = cddp_all_reduce(arg, &x, &x, 1, CDDP_FLOAT32, CDDP_SUM);
 
     if (st != CDDP_OK)
-        NEED(st == CDDP_E_INVALID && strstr(cddp_last_error(), "begun MPI for one thread alone") != NULL);
+        NEED(st == CDDP_E_INVALID && strstr(cddp_last_error(), "MPI for one thread only") != NULL);
     return (void *)(size_t)(st == CDDP_OK);
 }
 

@@ -127,7 +127,7 @@ def test_restart_line_has_its_cause(cddprun):
     probe = os.environ['CDDP_PROBE']
     with Job(cddprun, '--nproc_per_node=2', '--max_restarts=1', '--shutdown_timeout=1', probe, 'freeze', env={'CDDP_TIMEOUT': '1'}) as job:
         assert job.finish() == 3, job.err
-        assert re.search(r'(?m)^cddprun: rank 0 \(pid \d+ on \S+\) exited with status 3: CDDP_E_TIMEOUT: all_reduce.*: rank 1 did not come '
+        assert re.search(r'(?m)^cddprun: rank 0 \(pid \d+ on \S+\) exited with status 3: CDDP_E_TIMEOUT: all_reduce.*: rank 1 did not arrive '
                          r'within 1 s .*; restarting all workers \(restart 1 of 1\)$', job.err), job.err
     script = '[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo first >&2; echo "ValueError: bad batch" >&2; exit 4'
     status, _, err = run(cddprun, '--max_restarts=1', *sh(script))

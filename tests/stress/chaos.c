@@ -19,7 +19,7 @@ void chaos_begin(unsigned one_in, uint64_t seed)
 
 static uint64_t draw(void)
 {
-    if (state == 0) /* each thread goes its own way */
+    if (state == 0) /* each thread has its own sequence */
         state = atomic_fetch_add(&next_seed, UINT64_C(0xd1342543de82ef95)) | 1;
     state ^= state << 13;
     state ^= state >> 7;

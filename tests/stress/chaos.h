@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Disturbed scheduling, for a test's own build of the library: the compiler includes this first in each of its files,
- * and every access of an atomic may then be preceded by a yield or by a sleep. Windows of a few instructions, which
- * need a thread to be stopped in the middle, so open within seconds and not within months.
+ * Disturbed scheduling, for a separate build of the library: the compiler includes this first in each of its files, and
+ * every access of an atomic may then follow a yield or a sleep. Races with windows of a few instructions then show
+ * within seconds and not within months.
  */
 #ifndef CDI_TEST_CHAOS_H
 #define CDI_TEST_CHAOS_H
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* From now on one access in `one_in` is disturbed, in an order that depends on the seed; 0: none. */
+/* Disturbs one access in `one_in` from now on, in an order that depends on the seed; 0: none. */
 void chaos_begin(unsigned one_in, uint64_t seed);
 void chaos_point(void);
 

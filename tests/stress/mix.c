@@ -36,7 +36,7 @@ static const char *const layouts[] = {"2", "3", "4", "1+1", "3", "2+1", "4", "1+
 static const char *const modes[] = {
     [MIX_ALL] = "all", [MIX_EDGE] = "edge", [MIX_CROSSED] = "crossed", [MIX_ENDS] = "ends"};
 static const char *const kinds[] = {"p", "p", "cp", "cpsrt"};
-/* How often the library is disturbed: once in so many accesses. */
+/* The library is disturbed once in so many accesses. */
 static const unsigned frequencies[] = {71, 5, 137, 20, 400, 71, 174, 2000};
 
 struct options {
@@ -145,7 +145,7 @@ static bool start_rank(const struct options *o, int rank, int port, pid_t *pid)
     return ok;
 }
 
-/* Does a rank's end belong to the run? */
+/* Is this end of a rank expected in the run? */
 static bool ended_well(const struct options *o, int status)
 {
     if (o->mix.mode == MIX_ENDS && ((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) ||
@@ -161,7 +161,7 @@ static void kill_all(const struct job *j)
             (void)kill(j->pid[r], SIGKILL);
 }
 
-/* Until all ranks have ended. SIGCHLD is blocked. */
+/* Waits until all ranks have ended. SIGCHLD is blocked. */
 static bool await(const struct options *o, struct job *j)
 {
     int64_t deadline_ms = now_ms() + RUN_S * 1000;
@@ -218,7 +218,7 @@ static bool run(const struct options *o)
     return ok;
 }
 
-/* What the command line leaves open, the seed decides. */
+/* Chooses by the seed what the command line leaves open. */
 static struct options choose(const struct options *o)
 {
     struct options chosen = *o;

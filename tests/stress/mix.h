@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the launcher of the mix (mix.c) and its ranks (mix_rank.c, mix_lane.c) tell each other. */
+/* Types that the launcher of the mix (mix.c) and its ranks (mix_rank.c, mix_lane.c) share. */
 #ifndef CDI_TEST_MIX_H
 #define CDI_TEST_MIX_H
 
@@ -9,14 +9,14 @@
 #include <stdio.h>
 
 #define MIX_RANKS 4
-#define MIX_LEFT 77 /* exit status of a rank that left without a word */
+#define MIX_LEFT 77 /* exit status of a rank that left without an error */
 
-/* What a run is about. */
+/* The mode of a run. */
 enum mix_mode {
     MIX_ALL,     /* everything succeeds, and every result is right */
-    MIX_EDGE,    /* ranks are late by about the timeout: whoever times out names a rank */
-    MIX_CROSSED, /* two ranks both send first: both are told */
-    MIX_ENDS,    /* one rank aborts, leaves or dies: the others' messages name it */
+    MIX_EDGE,    /* ranks are late by about the timeout: a rank that times out names another one */
+    MIX_CROSSED, /* two ranks both send first: both get an error */
+    MIX_ENDS,    /* one rank aborts, leaves or dies: the errors of the others name it */
 };
 
 /* A run of one rank. */
@@ -29,8 +29,8 @@ struct mix {
 };
 
 /*
- * Operations on one communicator, in an order that all of its ranks know. One thread uses a lane, but what it has begun
- * may be waited for by others.
+ * Operations on one communicator, in an order that is equal on all of its ranks. One thread uses a lane, but other
+ * threads may wait for its operations.
  */
 struct mix_lane {
     const struct mix *mix;
@@ -43,10 +43,10 @@ struct mix_lane {
 /* 0 .. n-1: the same on all ranks of the lane, or this rank's own. */
 size_t mix_dice(const struct mix_lane *l, uint64_t what, size_t n);
 size_t mix_own_dice(const struct mix_lane *l, uint64_t what, size_t n);
-/* Print where and what went wrong. false. */
+/* Prints the place and the error. Returns false. */
 bool mix_failed(const struct mix_lane *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* A few operations, chosen by the dice. false: one was wrong, and that was printed. */
+/* Runs a few random operations. Returns false if one was wrong, and prints it. */
 bool mix_collective(struct mix_lane *l);
 bool mix_messages(struct mix_lane *l);
 bool mix_group(struct mix_lane *l);
@@ -55,7 +55,7 @@ bool mix_reducer(struct mix_lane *l);
 /* A message from one rank to another; other ranks do nothing. */
 bool mix_message(struct mix_lane *l, int from, int to, size_t count);
 
-/* What a rank does in a run; its exit status. */
+/* Runs a rank; returns its exit status. */
 int mix_be_rank(const struct mix *m);
 
 /* Of chaos.c, in the build that is disturbed. */

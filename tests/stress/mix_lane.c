@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on one communicator: made up by the dice, run, and compared with what this rank computes alone. */
+/* Random operations on one communicator, compared with what this rank computes alone. */
 #include "mix.h"
 #include "mix_value.h"
 #include "types.h"
@@ -128,7 +128,7 @@ static size_t before_mine(const struct mix_lane *l, const struct call *c)
     return n;
 }
 
-/* Where this rank's data goes in and comes out is one place, on all ranks or on some. */
+/* Makes the operation in place, on all ranks or on some. */
 static void share_memory(const struct mix_lane *l, struct call *c, size_t in)
 {
     size_t size = cddp_dtype_size(c->work.dtype), at = before_mine(l, c) * size;
@@ -280,7 +280,7 @@ static void release(struct call *c)
     free(c->out);
 }
 
-/* Run it now, and compare. */
+/* Runs it now, and compares. */
 static bool complete(struct mix_lane *l, struct call *c)
 {
     cddp_status status = do_it(l->comm, &c->work);
@@ -308,14 +308,16 @@ bool mix_message(struct mix_lane *l, int from, int to, size_t count)
     return make_message(l, &c, from, to, count) && complete(l, &c);
 }
 
-/* Who exchanges the next message. */
+/* The two ranks of the next message. */
 static void choose_pair(const struct mix_lane *l, int *from, int *to)
 {
     *from = (int)mix_dice(l, 30, (size_t)l->size);
     *to = (*from + 1 + (int)mix_dice(l, 31, (size_t)l->size - 1)) % l->size;
 }
 
-/* Messages in a row: chains, exchanges, several to one. Each rank comes to its own in the order that all know. */
+/*
+ * Messages one after another: chains, exchanges, several to one rank. Each rank runs its own ones in the common order.
+ */
 bool mix_messages(struct mix_lane *l)
 {
     size_t n = 1 + mix_dice(l, 32, 30);
@@ -330,7 +332,7 @@ bool mix_messages(struct mix_lane *l)
     return ok;
 }
 
-/* A place for each, in an order of this rank's own; those from one rank to another stay in theirs. */
+/* Shuffles them for this rank; those from one rank to another stay in order. */
 static void list_group(const struct mix_lane *l, const struct call *calls, size_t n, size_t order[])
 {
     bool listed[GROUP_MAX] = {false};
@@ -425,7 +427,7 @@ static bool have_common_factor(size_t a, size_t b)
     return a > 1;
 }
 
-/* Join all of them, each thread in an order of its own. */
+/* Joins all of them, each thread in a different order. */
 static void *join_all(void *arg)
 {
     struct joiner *j = arg;
@@ -478,7 +480,7 @@ static bool begin(struct mix_lane *l, struct call *c, bool *mine)
     return mix_failed(l, "cddp_coll_start of %s: %s", names[c->work.coll], cddp_last_error());
 }
 
-/* Several at once; sometimes blocking ones come between them. */
+/* Several at once, sometimes with blocking ones in between. */
 bool mix_begun(struct mix_lane *l, bool by_threads)
 {
     size_t n = 1 + mix_dice(l, 41, BEGUN_MAX), made = 0;
@@ -497,7 +499,7 @@ bool mix_begun(struct mix_lane *l, bool by_threads)
     if (ok && made > 0)
         ok = join_by_threads(l, calls, made, threads);
     if (!ok)
-        return false; /* they may still be under way, so their memory stays */
+        return false; /* they may still run, so their memory stays */
     for (size_t i = 0; i < made; i++)
         release(&calls[i]);
     return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one rank of the mix does, by mode (mix.h). */
+/* One rank of the mix, by mode (mix.h). */
 #include "mix.h"
 #include "mix_value.h"
 
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TIMEOUT_MS 60000 /* where nobody is meant to be late */
+#define TIMEOUT_MS 60000 /* for modes without late ranks */
 #define LANES 3
 #define EDGES 12 /* each takes as long as the timeout */
 
@@ -134,7 +134,7 @@ static bool operation(struct mix_lane *l)
 static int leave(struct mix_lane *l, bool ok)
 {
     if (!ok)
-        _exit(1); /* others would wait for what this rank has left open */
+        _exit(1); /* other ranks would wait for operations that this rank did not finish */
     if (cddp_finalize(l->comm) == CDDP_OK)
         return 0;
     (void)mix_failed(l, "cddp_finalize: %s", cddp_last_error());
@@ -164,7 +164,7 @@ static bool names_a_rank(const char *text)
     return false;
 }
 
-/* The text says "rank 2" and not only "rank 21". */
+/* Does the text contain "rank 2", and not only "rank 21"? */
 static bool names_rank(const char *text, int rank)
 {
     char name[16];
@@ -177,8 +177,8 @@ static bool names_rank(const char *text, int rank)
 }
 
 /*
- * Ranks come to the same barrier, or message, at about the moment when the timeout ends. Whoever gives up says for
- * whom; and a rank that found everyone there is right to go on.
+ * Ranks arrive at the same barrier, or message, at about the end of the timeout. A rank that times out names another
+ * one; a rank that found all others continues.
  */
 static int edge(struct mix_lane *l, int64_t timeout_ms)
 {
@@ -211,7 +211,7 @@ static int edge(struct mix_lane *l, int64_t timeout_ms)
     return 0;
 }
 
-/* Two ranks that both send first are told so, after a time in which all was well. */
+/* Two ranks that both send first get an error, after some time without errors. */
 static int crossed(struct mix_lane *l)
 {
     int a = (int)mix_dice(l, 73, (size_t)l->size), b = (a + 1) % l->size;
@@ -224,7 +224,7 @@ static int crossed(struct mix_lane *l)
         ok = mix_messages(l);
     if (!ok)
         return leave(l, false);
-    status = cddp_barrier(l->comm); /* who comes out of it late may hear already of what others did after it */
+    status = cddp_barrier(l->comm); /* a rank that returns late may already see later errors of others */
     if (status == CDDP_OK && (l->rank == a || l->rank == b))
         status = cddp_send(l->comm, x, sizeof x, CDDP_INT8, l->rank == a ? b : a);
     else if (status == CDDP_OK)
@@ -248,7 +248,7 @@ static cddp_status end_all(struct mix_lane *l, size_t how)
     return cddp_barrier(l->comm);
 }
 
-/* One rank ends it while all others exchange data. Results are right until then, and afterwards messages name it. */
+/* One rank fails while all others exchange data. Results are right until then, and afterwards errors name it. */
 static int ends(struct mix_lane *l)
 {
     int who = (int)mix_dice(l, 75, (size_t)l->size);

@@ -18,7 +18,7 @@ struct model {
     cddp_ddp *ddp;
     cddp_param params[PARAMS];
     char names[PARAMS][24];
-    double data[COUNT]; /* of all of them: nobody looks at it */
+    double data[COUNT]; /* of all of them: not used */
     size_t n;
     _Atomic size_t next;
     _Atomic bool failed;

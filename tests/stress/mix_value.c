@@ -13,7 +13,7 @@ uint64_t mix_hash(uint64_t a, uint64_t b, uint64_t c)
     return h ^ h >> 31;
 }
 
-/* Of products of four the largest is 16, of sums 60: every type that is reduced holds them. */
+/* The largest product of four is 16, the largest sum 60: every reduced type holds them. */
 static double given(const struct mix_source *s, uint64_t base, size_t i)
 {
     uint64_t h = (base + i) * UINT64_C(0x9e3779b97f4a7c15) >> 40;
@@ -44,7 +44,7 @@ static double from_half(uint16_t h)
     return (h & 0x8000) != 0 ? -v : v;
 }
 
-/* Floats of 8 bits: an exponent from the bias on, behind it the rest of the bits. Whole numbers up to 15 only. */
+/* 8-bit floats: an exponent with a bias, then the other bits. Whole numbers up to 15 only. */
 static int rest_bits(cddp_dtype dtype)
 {
     return dtype == CDDP_FLOAT8_E4M3 ? 3 : 2;

@@ -9,16 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A number that depends on all of these and nothing else. */
+/* Returns a number that depends only on these arguments. */
 uint64_t mix_hash(uint64_t a, uint64_t b, uint64_t c);
 
-/* What `rank` gives as element i of operation `nr`. */
+/* Returns element i of the input of `rank` in operation `nr`. */
 struct mix_source {
     uint64_t seed, nr;
     cddp_dtype dtype;
     cddp_redop op;
 };
-/* Fill n elements with those of rank from number `first` on. */
+/* Fills n elements with those of rank from number `first` on. */
 void mix_fill(const struct mix_source *s, int rank, size_t first, void *to, size_t n);
 /* Are n elements those of rank, or (rank < 0) the reduction over `ranks` ranks? *at: the first that is not. */
 bool mix_is(const struct mix_source *s, int rank, int ranks, size_t first, const void *p, size_t n, size_t *at);

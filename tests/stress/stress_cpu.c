@@ -23,7 +23,7 @@
         }                                                                                     \
     } while (0)
 
-/* Private memory: every rank knows what all others put in. */
+/* Private memory: every rank knows the inputs of all others. */
 static int reduce_private(struct rank *r)
 {
     static const size_t counts[] = {1, 100, 5000, 100000};
@@ -149,7 +149,7 @@ static void *abort_soon(void *arg)
     return NULL;
 }
 
-/* One thread of rank 1 ends what all threads of all ranks are doing. */
+/* One thread of rank 1 aborts the operations of all threads of all ranks. */
 static int abort_from_elsewhere(struct rank *r)
 {
     const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = false};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random groups of messages on 2 to 7 ranks of one to four nodes, each rank with an order of its own; between them
- * collectives; and the same by two threads, each with a communicator of its own. Ranks are threads, so that
- * ThreadSanitizer sees them, and then processes. More of it: stress_group FIRST_SEED SEEDS
+ * Random groups of messages on 2 to 7 ranks of one to four nodes, in a different order on each rank, with collectives
+ * in between; and the same with two threads that have separate communicators. Ranks are threads, so that
+ * ThreadSanitizer sees them, and then processes. For more: stress_group FIRST_SEED SEEDS
  */
 #include "../conformance/conformance_group.h"
 
@@ -23,7 +23,7 @@ static const struct ranks_layout layouts[] = {
 };
 #define LAYOUTS (sizeof layouts / sizeof layouts[0])
 
-/* A collective finds all ranks at the same place. */
+/* A collective checks that all ranks are at the same place. */
 static int sum(struct rank *r, uint64_t seed)
 {
     int64_t x = r->rank + (int64_t)seed;

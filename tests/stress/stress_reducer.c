@@ -29,18 +29,18 @@ struct job {
     cddp_ddp *ddp;
     uint64_t seed;
     int rank, size, step, micros;
-    bool unused; /* some gradients do not come */
+    bool unused; /* some gradients are not ready */
     size_t n, count[MAX_PARAMS], order[MAX_PARAMS];
     cddp_dtype dtype[MAX_PARAMS];
-    double data[MAX_COUNT]; /* of all parameters: nobody looks at it */
+    double data[MAX_COUNT]; /* of all parameters: not used */
     double *own[MAX_PARAMS], *want[MAX_PARAMS];
-    bool placed; /* in memory of all ranks, side by side in an order of its own: */
+    bool placed; /* in memory of all ranks, next to each other in another order: */
     double *block;
     _Atomic size_t next;
     _Atomic int failed;
 };
 
-/* A number that depends on all of these and nothing else. */
+/* Returns a number that depends only on these arguments. */
 static uint64_t hash(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
 {
     uint64_t h = a * UINT64_C(0x9e3779b97f4a7c15) ^ b * UINT64_C(0xd1342543de82ef95) ^
@@ -58,13 +58,13 @@ static size_t dice(struct job *j, uint64_t what, uint64_t which, size_t n)
 
 static bool comes(const struct job *j, int rank, size_t i)
 {
-    /* Some come nowhere for two steps and more. */
+    /* Some are ready on no rank for two steps or more. */
     if (j->unused && hash(j->seed, (uint64_t)j->step / 3, 0, 2000 + i) % 3 == 0)
         return false;
     return !j->unused || hash(j->seed, (uint64_t)j->step, (uint64_t)rank, 1000 + i) % 3 != 0;
 }
 
-/* What a rank adds to element k of gradient i in one pass. Sevenths, so that every sum is rounded. */
+/* Returns what a rank adds to element k of gradient i in one pass: sevenths, so that every sum is rounded. */
 static double part(const struct job *j, int rank, int micro, size_t i, size_t k)
 {
     uint64_t h = hash(j->seed * 64 + (uint64_t)j->step, (uint64_t)(rank * 8 + micro), i, k);
@@ -178,7 +178,7 @@ static int one_step(struct job *j)
     return compare(j);
 }
 
-/* Where own gradients lie: in memory of their own, or in one block. */
+/* Allocates the program's gradients: separately, or in one block. */
 static int lay_own(struct job *j)
 {
     size_t order[MAX_PARAMS], at = 0;
@@ -223,7 +223,7 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
                 (dice(j, 3, 0, 2) == 0 ? CDDP_DDP_SPLIT : 0);
     automatic = dice(j, 12, 0, 8) == 0;
     opt.flags |= automatic ? CDDP_DDP_TUNE : 0;
-    j->placed = dice(j, 14, 0, 3) == 0; /* then larger ones, that there are stretches worth it */
+    j->placed = dice(j, 14, 0, 3) == 0; /* then larger ones, for long contiguous ranges */
     j->n = j->placed ? MAX_PARAMS : j->n;
     opt.bucket_bytes = automatic ? 0 : 64 + dice(j, 4, 0, j->placed ? 400000 : 12000);
     opt.first_bucket_bytes = 64 + dice(j, 5, 0, automatic ? 400 : 4000);

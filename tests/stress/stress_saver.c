@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Saves in the background, under ThreadSanitizer: several threads, each with a communicator and a directory of its own,
- * save memory, a sampler, an optimizer and a reducer, go on with all of it at once, wait, load, fail, and leave while a
- * save is under way.
+ * Background saves under ThreadSanitizer: several threads, each with a separate communicator and directory, save
+ * memory, a sampler, an optimizer and a reducer. They continue to use all of it, wait, load, fail, and leave during a
+ * save.
  */
 #include <cddp/cddp.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ struct trainer {
     cddp_sampler *sampler;
     cddp_ddp *ddp;
     cddp_optim *optim;
-    float p[PARAM], momentum; /* of each of p, as it should be */
+    float p[PARAM], momentum; /* the expected value of each element of p */
 };
 
 static _Atomic int failures;

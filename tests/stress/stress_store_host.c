@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The store that rank 0 hosts, under ThreadSanitizer: its thread serves clients in other threads, which count, wait for
- * each other's keys, come and go; while the number of clients is asked for; and it is stopped under a client's hands.
+ * each other's keys, connect and disconnect while another thread reads the number of clients; it is stopped while a
+ * client uses it.
  */
 #include "worker/store/client.h"
 #include "worker/store/host.h"
@@ -23,7 +24,7 @@ static cddp_store *connect_to_host(struct cdi_error *err)
     return s;
 }
 
-/* One round: count in, the last sets the key that all wait for; then everybody reads what everybody wrote. */
+/* One round: each client counts, the last one sets the key that all wait for; then all read the values of all. */
 static cddp_status meet(cddp_store *s, int round, int me, struct cdi_error *err)
 {
     char key[64], value[64];
@@ -59,7 +60,7 @@ static void *client(void *arg)
 
     for (int round = 0; round < ROUNDS && st == CDDP_OK; round++) {
         st = meet(s, round, me, &err);
-        if (st == CDDP_OK && round % 16 == me) { /* leave, and come again */
+        if (st == CDDP_OK && round % 16 == me) { /* disconnect, and connect again */
             cddp_store_close(s);
             s = connect_to_host(&err);
             st = s != NULL ? CDDP_OK : CDDP_E_IO;
@@ -73,7 +74,7 @@ static void *client(void *arg)
     return st == CDDP_OK ? NULL : &host;
 }
 
-/* Waits for what never comes, until the host stops. */
+/* Waits for a key that is never set, until the host stops. */
 static void *left_behind(void *arg)
 {
     struct cdi_error err;

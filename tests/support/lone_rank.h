@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One rank of a node whose peers do not exist: the test sets the words that they would have set. So a test can put the
- * protocol into a state that real ranks come through within nanoseconds.
+ * One rank of a node whose peers do not exist: the test sets the words that they would have set. So it can create
+ * states of the protocol that real ranks pass within nanoseconds.
  */
 #ifndef CDI_TEST_LONE_RANK_H
 #define CDI_TEST_LONE_RANK_H
@@ -18,7 +18,7 @@ struct lone_rank {
     struct cdi_error err;
 };
 
-/* Rank `rank` of a node of `size` ranks; every wait takes timeout_ms at most. */
+/* Starts rank `rank` of a node of `size` ranks; every wait takes at most timeout_ms. */
 static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int64_t timeout_ms)
 {
     static const struct cdi_mapper plain = {.map = NULL};
@@ -45,7 +45,7 @@ static inline void lone_rank_end(struct lone_rank *l)
     cdi_flight_release(l->flight);
 }
 
-/* Run one operation on this thread. */
+/* Runs one operation on this thread. */
 static inline cddp_status lone_rank_do(struct lone_rank *l, const struct cdi_coll *op)
 {
     const struct cdi_work work = {.op = *op};

@@ -32,7 +32,7 @@ static void board_lock(struct ranks_board *b)
         (void)pthread_mutex_consistent(&b->lock);
 }
 
-/* The key, made if need be. Locked. */
+/* Returns the index of a key, which it creates if needed. Locked. */
 static int key_at(struct ranks_board *b, const char *name)
 {
     for (int i = 0; i < (int)(sizeof b->key / sizeof b->key[0]); i++) {
@@ -175,7 +175,7 @@ void rank_return(struct rank *r, void *p, void *lent, size_t bytes)
     r->ops->release(r->b, lent);
 }
 
-/* What the operation's buffers hold on this rank. */
+/* Sets the bytes of the operation's buffers on this rank. */
 static void extents(const struct rank *r, const struct cdi_coll *op, size_t *in, size_t *out)
 {
     size_t size = cddp_dtype_size(op->dtype), one = op->count * size, all = one * (size_t)r->size;
@@ -193,7 +193,7 @@ static void extents(const struct rank *r, const struct cdi_coll *op, size_t *in,
     }
 }
 
-/* The same over memory of the device; what is in place stays so. */
+/* The same on memory of the device; in place stays in place. */
 static cddp_status run_on_device(struct rank *r, const struct cdi_coll *op)
 {
     struct cdi_coll there = *op;
@@ -378,7 +378,7 @@ int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, 
         left -= pid[i] < 0;
         bad += pid[i] < 0;
     }
-    while (left > 0) { /* as they end, so that a death is told when it happens */
+    while (left > 0) { /* in the order of their ends, so that a death is reported when it happens */
         int st = -1;
         pid_t who = waitpid(-1, &st, 0);
         int i = rank_of(pid, n, who);

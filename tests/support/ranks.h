@@ -15,9 +15,9 @@
 
 #define RANKS_MAX 8
 
-/* Shared by all ranks of a test, also by processes. */
+/* Shared by all ranks of a test, including processes. */
 struct ranks_board {
-    _Atomic int flag[8]; /* the test's own */
+    _Atomic int flag[8]; /* for the test */
     /* In place of the job's store. */
     pthread_mutex_t lock; /* robust: a rank may die while it holds it */
     struct {
@@ -29,7 +29,7 @@ struct ranks_board {
     } key[256];
 };
 
-/* Ranks by node: how many each has. Ended by 0. Nodes are emulated on this host: they share no memory. */
+/* The number of ranks of each node, ended by 0. Nodes are emulated on this host: they share no memory. */
 struct ranks_layout {
     const char *name;
     int node_size[RANKS_MAX + 1];
@@ -50,31 +50,32 @@ struct rank {
     unsigned n_done; /* operations; every other one on a device is over host memory */
 };
 
-typedef int (*rank_fn)(struct rank *r); /* 0: all was as it should be */
+typedef int (*rank_fn)(struct rank *r); /* 0: success */
 
 /* Returns the out-of-band exchange of the ranks of the test: the board. rank_open() puts it into r->world. */
 struct cdi_oob rank_oob(struct rank *r);
-/* Make r->b; its status. */
+/* Creates r->b; returns the status. */
 cddp_status rank_open(struct rank *r);
 void rank_close(struct rank *r);
 
 /*
- * Run fn in n child processes, each with a timeout in seconds. status[] (n, may be NULL) gets what waitpid said.
- * Returns the number of children that did not end with exit status 0. In a child fd and memory leaks are failures too.
+ * Runs fn in n child processes, each with a timeout in seconds. Sets status[] (n, may be NULL) to the values of
+ * waitpid. Returns the number of children that did not end with exit status 0. In a child fd and memory leaks are
+ * failures, too.
  */
 int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
-/* The same for a layout. */
+/* Runs fn likewise for a layout. */
 int ranks_fork_on(const struct ranks_layout *l, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
 int ranks_total(const struct ranks_layout *l);
-/* A board in memory that its maker cleared. */
+/* Initialises a board in zeroed memory. */
 void ranks_board_init(struct ranks_board *b);
-/* Run fn in this process, which another one started as this rank; what ranks_fork_on does in a child. */
+/* Runs fn in this process, which another one started as this rank, like a child of ranks_fork_on(). */
 int ranks_run_here(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn);
-/* Run fn in n threads. Returns the number of them that did not return 0. */
+/* Runs fn in n threads. Returns the number of them that did not return 0. */
 int ranks_threads(int n, rank_fn fn, const void *arg);
 int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
 
-/* For bodies: unless cond holds, say where and return 1. */
+/* For bodies: unless cond holds, prints the place and returns 1. */
 #define RANK_CHECK(cond, ...)                                                           \
     do {                                                                                \
         if (!(cond)) {                                                                  \
@@ -85,9 +86,9 @@ int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
         }                                                                               \
     } while (0)
 
-/* An operation over host memory, and its end; on a device every other one is done over a copy there. */
+/* Runs an operation on host memory; on a device every other one runs on a copy there. */
 cddp_status rank_do(struct rank *r, const struct cdi_coll *op);
-/* Copies of memory where the backend works, and from there; a failure ends the process. */
+/* Copy memory to the backend and back; a failure ends the process. */
 void *rank_lend(struct rank *r, const void *p, size_t bytes);
 void rank_return(struct rank *r, void *p, void *lent, size_t bytes); /* p NULL: only free it */
 

@@ -134,7 +134,7 @@ struct cdi_region {
     size_t bytes;
 };
 
-/* Public functions that communicate by collectives of their own. */
+/* Public functions that use collectives internally. */
 #define CDI_ASKING_FUNCTIONS(X)                \
     X(DDP_CREATE, "cddp_ddp_create")           \
     X(OPTIM_CREATE, "cddp_optim_create")       \

@@ -80,7 +80,7 @@ static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
         (void)snprintf(buf, cap, "%s of parts of %s", name, dtype);
 }
 
-/* The names are those of the flight page, so that both reports speak of the same thing. */
+/* The names are those of the flight page, so that both reports use the same ones. */
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     const char *name = kinds[op->kind].name, *root = kinds[op->kind].root, *asked = cdi_asked_name(op->asked);

@@ -35,6 +35,6 @@ void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 /* Follows "rank N " in the error of a rank that waits for a peer which has called cddp_finalize. */
 #define CDI_HAS_LEFT                                                                                          \
     "has left the job (cddp_finalize); if it had fewer batches than others, CDDP_DDP_JOIN and cddp_ddp_join " \
-    "let them go on"
+    "let the others continue"
 
 #endif

@@ -43,7 +43,8 @@ cddp_status cdi_element_unpack(struct cdi_backend *b, const struct cdi_slice *to
 }
 
 /*
- * float16 by the processor, with the bits of float16.h: how many of the first elements were done.
+ * Converts float16 with instructions of the processor, with the bits of float16.h. Returns how many of the first
+ * elements are done.
  */
 #if defined(__x86_64__)
 
@@ -68,7 +69,7 @@ F16C static size_t widen_f16c(float *to, const uint16_t *from, size_t count)
     return i;
 }
 
-/* Asked once, since the question is slow on a virtual machine. */
+/* Checked once, since CPUID is slow on a virtual machine. */
 static bool has_f16c(void)
 {
     static _Atomic int known = -1;
@@ -215,7 +216,7 @@ cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp
     return CDDP_OK;
 }
 
-/* The bits of a float's magnitude say it: above those of infinity is NaN. */
+/* A NaN is a float whose magnitude has larger bits than infinity. */
 static void scan_narrow(const uint16_t *x, size_t count, uint16_t inf, struct cdi_scan *out)
 {
     for (size_t i = 0; i < count; i++) {

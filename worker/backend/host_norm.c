@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The norm of what lies in host memory, and scaling by it. Sums are made in float64. */
+/* The norm of elements in host memory, and scaling by it. Sums are in float64. */
 #include "worker/backend/host_elementwise.h"
 #include "worker/math/float16.h"
 
 #include <math.h>
 #include <string.h>
 
-#define BLOCK ((size_t)512) /* elements that are brought to float64 at once */
+#define BLOCK ((size_t)512) /* elements that are converted to float64 at once */
 #define LANES 8             /* sums side by side */
 
-/* Of the magnitudes of numbers, so that a NaN is above infinity: larger bits are a larger number. */
+/* Compares the bits of magnitudes: larger bits are a larger number, and a NaN is above infinity. */
 static uint64_t magnitude(double v)
 {
     uint64_t bits;
@@ -27,7 +27,7 @@ static double of_magnitude(uint64_t bits)
 }
 
 struct tally {
-    bool largest; /* the norm of type infinity; else the Euclidean one */
+    bool largest; /* the infinity norm; otherwise the Euclidean norm */
     double squares[LANES];
     uint64_t most;
 };
@@ -90,6 +90,6 @@ cddp_status cdi_element_clip(struct cdi_backend *b, const struct cdi_span *x, si
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < n && !(factor >= 1) && st == CDDP_OK; i++)
-        st = cdi_element_scale(b, x[i].x, x[i].count, x[i].dtype, factor, err); /* a NaN goes into all of them */
+        st = cdi_element_scale(b, x[i].x, x[i].count, x[i].dtype, factor, err); /* a NaN makes all of them NaN */
     return st;
 }

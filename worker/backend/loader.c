@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The only place of libcddp that opens shared libraries. What was opened stays: other threads may be in it. */
+/* The only place of libcddp that opens shared libraries. They are never closed: other threads may run in them. */
 #include "worker/backend/loader.h"
 
 #include "common/env.h"
@@ -16,7 +16,7 @@
 
 #define MODULE_DIR_ENV "CDDP_MODULE_DIR"
 
-_Static_assert(CDI_MODULE_HOST_ID == CDI_HOST_ID, "one and the same id");
+_Static_assert(CDI_MODULE_HOST_ID == CDI_HOST_ID, "both sizes are equal");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -51,7 +51,7 @@ static const struct cdi_host host = {
     .flight_check = cdi_flight_check,
 };
 
-/* The folder that holds this libcddp, or the program that it is linked into. "" if that cannot be told. */
+/* Writes the folder of this libcddp, or of the program that it is linked into; "" if it is unknown. */
 static void own_folder(char *buf, size_t cap)
 {
     Dl_info info;
@@ -79,7 +79,7 @@ static bool exists(const char *folder, const char *sub, const char *name, char p
     return *folder != '\0' && n > 0 && n < PATH_MAX && access(path, F_OK) == 0;
 }
 
-/* Where the module is; false: nowhere, and err says where it was looked for. */
+/* Writes the path of the module. Returns false if there is none; *err names the folders. */
 static bool module_find(const char *name, char path[PATH_MAX], struct cdi_error *err)
 {
     const char *said = cdi_env_str(MODULE_DIR_ENV);
@@ -107,7 +107,7 @@ static bool module_find(const char *name, char path[PATH_MAX], struct cdi_error 
     return false;
 }
 
-/* NULL: err says why. */
+/* Returns NULL on failure, and sets *err. */
 static const struct cdi_module *module_load(const char *path, struct cdi_error *err)
 {
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);

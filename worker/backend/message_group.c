@@ -4,12 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------------------------------------- the order ---- */
+/* ------------------------------------------------------------------------------------------------------- order ---- */
 
-/* Where an operation comes: what is compared first stands highest. The place in the array is the rest. */
+/*
+ * Returns the sort key of an operation: the first criterion is in the highest bits, the place in the array in the
+ * lowest.
+ */
 struct place {
     uint32_t round;  /* 0: before all messages; UINT32_MAX: of this rank to itself */
-    uint32_t second; /* of the two directions of a pair */
+    uint32_t second; /* the order of the two directions of a pair */
     size_t at;
 };
 
@@ -51,7 +54,7 @@ static bool put_in_order(struct cdi_coll *to, const struct cdi_coll *ops, size_t
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------- making ---- */
+/* ---------------------------------------------------------------------------------------------------- creation ---- */
 
 static size_t n_with_counts(const struct cdi_coll *ops, size_t n)
 {
@@ -90,7 +93,7 @@ cddp_status cdi_group_make(struct cdi_work *w, const struct cdi_coll *ops, size_
 
 /* --------------------------------------------------------------------------------------------------- running ---- */
 
-/* The k-th message from this rank to itself is taken by the k-th one that it receives of itself. */
+/* Matches the k-th send of this rank to itself with its k-th receive. */
 size_t cdi_group_copy_own(const struct cdi_work *w, int rank)
 {
     const struct cdi_coll *ops = w->group;

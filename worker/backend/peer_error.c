@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#define WHY_MS 1000 /* between a rank's word that it failed and its reason */
+#define WHY_MS 1000 /* between the count of a failure and its reason */
 #define NAMED_RANKS_MAX 512
 #define NAME_BYTES 64
 

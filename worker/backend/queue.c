@@ -11,9 +11,9 @@
 
 #define STACK_BYTES (512u * 1024) /* the default of 8 MiB counts against RLIMIT_AS */
 #define SPARE_MAX 64
-/* So long an operation with grace is left to its joiner; to hand one over to the thread costs 14 to 18 us. */
+/* An operation with grace is left to its joiner for so long; handing one over to the thread costs 14 to 18 us. */
 #define GRACE_NS 50000
-/* While such operations keep coming, the thread looks this often, and nobody has to wake it. */
+/* While such operations arrive, the thread checks this often, and no caller has to wake it. */
 #define LOOK_NS 1000000
 #define FOREVER INT64_MAX
 
@@ -21,7 +21,7 @@ struct cdi_queue {
     cdi_run_fn run;
     void *arg;
     struct cdi_flight *flight;
-    const char *name; /* in front of the error's text; NULL: none */
+    const char *name; /* before the text of errors; NULL: none */
     int spins;
 
     pthread_mutex_t lock;
@@ -34,20 +34,22 @@ struct cdi_queue {
 
     struct cdi_work *first, *last; /* not started, in order of tickets */
     struct cdi_work *spare;
-    size_t n_queued, n_eager /* of them not lazy */, n_grace /* of them lazy, with grace */, n_spare;
+    size_t n_queued, n_eager /* those that are not lazy */, n_grace /* those that are lazy, with grace */, n_spare;
     bool running;
 
-    uint64_t grace_given, grace_seen; /* the last operation with grace that came, and the last that the thread saw */
-    uint64_t grace_open;              /* the last one, until it is joined or the thread takes it; 0: none */
-    int64_t grace_since_ns;           /* when it came, if it was not left to its joiner; else 0 */
-    bool joined_late;                 /* it was joined after its grace: probably the next one will be, too */
+    uint64_t grace_given,
+        grace_seen;         /* the last operation with grace that was enqueued, and the last that the thread has seen */
+    uint64_t grace_open;    /* the last one, until it is joined or the thread runs it; 0: none */
+    int64_t grace_since_ns; /* when it was enqueued, unless its joiner runs it; otherwise 0 */
+    bool joined_late;       /* it was joined after its grace: the next one probably will be, too */
 
     uint64_t given; /* the last ticket */
     bool failed;
     struct cdi_error error;
 
-    _Atomic uint64_t done;  /* every ticket up to it; written under the lock, read without it by who spins */
-    _Atomic uint32_t ended; /* changes with every end and failure, for who spins */
+    _Atomic uint64_t
+        done; /* every ticket up to it is done; written under the lock, read by spinning threads without it */
+    _Atomic uint32_t ended; /* changes with every end and failure, for spinning threads */
 };
 
 static struct cdi_work *get_node(struct cdi_queue *q)
@@ -64,7 +66,7 @@ static struct cdi_work *get_node(struct cdi_queue *q)
 static void put_node(struct cdi_queue *q, struct cdi_work *w)
 {
     if (w->group != NULL)
-        free(w->group); /* seldom: so most operations do not call it */
+        free(w->group); /* rare: most operations do not call it */
     w->group = NULL;
     if (q->n_spare >= SPARE_MAX) {
         free(w);
@@ -96,7 +98,7 @@ static void tell_locked(const struct cdi_queue *q, struct cdi_error *err)
         return;
     *err = q->error;
     if (q->name != NULL && *q->name != '\0' &&
-        strncmp(err->msg, "communicator '", 14) != 0) /* a peer's word may have it */
+        strncmp(err->msg, "communicator '", 14) != 0) /* the message of a peer may contain it */
         (void)cdi_error_wrap(err, "communicator '%s'", q->name);
 }
 
@@ -121,13 +123,13 @@ static bool has_grace(const struct cdi_work *w)
     return w->op.lazy && w->op.grace;
 }
 
-/* Must the thread be woken for an operation? For one with grace it is enough that it looks by itself. */
+/* Must the thread be woken for an operation? It finds one with grace by itself. */
 static bool must_wake(const struct cdi_queue *q, bool eager, bool grace)
 {
     return (eager && (q->thread_asleep || q->thread_dozing)) || (grace && q->thread_asleep);
 }
 
-/* Called with the lock held: the one operation that was running has ended. */
+/* Records the end of the running operation; the lock is held. */
 static void queue_note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st, const struct cdi_error *err)
 {
     q->running = false;
@@ -136,11 +138,12 @@ static void queue_note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st,
     else
         fail_locked(q, err);
     tell_ended(q);
-    if (must_wake(q, q->n_eager > 0, q->n_grace > 0)) /* it woke up while we ran, and went to sleep again */
+    if (must_wake(q, q->n_eager > 0,
+                  q->n_grace > 0)) /* it woke up while this thread ran the operation, and slept again */
         (void)pthread_cond_signal(&q->wanted);
 }
 
-/* Called with the lock held and nothing running; the lock is given up while the operation runs. */
+/* Runs an operation; the lock is held, and released while the operation runs. */
 static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, bool on_thread, struct cdi_error *err)
 {
     cddp_status st;
@@ -158,7 +161,7 @@ static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, bool o
     return st;
 }
 
-/* The same with the first one that waits. */
+/* Runs the first operation in the queue likewise. */
 static void run_first(struct cdi_queue *q, bool on_thread)
 {
     struct cdi_work *w = q->first;
@@ -178,11 +181,11 @@ static void run_first(struct cdi_queue *q, bool on_thread)
     put_node(q, w);
 }
 
-/* For how long the thread has nothing to do. 0: there is work for it; FOREVER: until it is woken. */
+/* Returns for how long the thread is idle. 0: there is work for it; FOREVER: until it is woken. */
 static int64_t idle_ns(struct cdi_queue *q)
 {
     if (q->n_eager > 0)
-        return q->running ? FOREVER : 0; /* whoever runs something wakes it afterwards */
+        return q->running ? FOREVER : 0; /* the running thread wakes it afterwards */
     if (q->grace_seen == q->grace_given)
         return q->n_grace > 0 && !q->running ? 0 : FOREVER;
     q->grace_seen = q->grace_given;
@@ -296,13 +299,13 @@ void cdi_queue_destroy(struct cdi_queue *q)
 
 static void begin_grace(struct cdi_queue *q, struct cdi_work *w)
 {
-    /* If nobody joined the one before in time, this one is probably not joined soon either. */
+    /* If the previous one was not joined in time, this one is probably not joined soon either. */
     w->op.lazy = !q->joined_late && q->n_grace == 0;
     q->grace_given = q->grace_open = w->ticket;
     q->grace_since_ns = w->op.lazy ? 0 : cdi_now_ns();
 }
 
-/* Somebody joins every operation up to `ticket`: was it soon? */
+/* Records that every operation up to `ticket` is joined, and whether that was in time. */
 static void end_grace(struct cdi_queue *q, uint64_t ticket)
 {
     if (q->grace_open == 0 || ticket < q->grace_open)
@@ -318,7 +321,7 @@ static enum cdi_flight_op flight_op_of(const struct cdi_work *w)
     return w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind);
 }
 
-/* Its ticket, and its record in the flight page. */
+/* Sets its ticket, and makes its record in the flight page. */
 static void queue_number(struct cdi_queue *q, struct cdi_work *w)
 {
     w->ticket = ++q->given;
@@ -331,7 +334,7 @@ static cddp_status queue_append(struct cdi_queue *q, const struct cdi_work *work
     struct cdi_work *w;
 
     if (q->n_queued >= CDI_QUEUE_LIMIT)
-        return cdi_fail(err, CDDP_E_LIMIT, "%d collectives are waiting to be run: join some of them", CDI_QUEUE_LIMIT);
+        return cdi_fail(err, CDDP_E_LIMIT, "%d collectives are pending: wait for some of them first", CDI_QUEUE_LIMIT);
     w = get_node(q);
     if (w == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
@@ -387,7 +390,7 @@ uint64_t cdi_queue_last(struct cdi_queue *q)
     return last;
 }
 
-/* Somebody else runs the work: look for its end for a moment without sleeping. */
+/* Another thread runs the work: spins for its end for a moment. */
 static void spin_until(struct cdi_queue *q, uint64_t ticket, uint32_t seen)
 {
     int64_t until;

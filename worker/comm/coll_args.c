@@ -7,15 +7,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* How many times `count` elements a buffer holds. */
+/* The elements of a buffer, as multiples of `count`. */
 enum extent { NONE, ONE, ALL, PARTS }; /* ALL: one for each rank; PARTS: counts, or this rank's own of them */
 
 enum needs {
     REDUCES = 1,      /* op is used */
     ROOTED = 2,       /* root is a rank */
     PEER = 4,         /* root is another rank; in a group it may be this one */
-    OUT_ON_ROOT = 8,  /* out is written on root alone */
-    IN_ON_ROOT = 16,  /* in is read on root alone */
+    OUT_ON_ROOT = 8,  /* out is written on root only */
+    IN_ON_ROOT = 16,  /* in is read on root only */
     IN_COUNTS = 32,   /* in_counts and in_offsets are used */
     OUT_COUNTS = 64,  /* out_counts and out_offsets are used */
     MAY_LACK_IN = 128 /* NULL: in is out */
@@ -23,8 +23,8 @@ enum needs {
 
 static const struct kind {
     const char *name;
-    enum cdi_coll_kind kind; /* of those that are made of others: what they are made of */
-    enum cdi_asked asked;    /* CDI_ASKED_ITSELF: the backend has it as such */
+    enum cdi_coll_kind kind; /* of a collective that is made of others: their kind */
+    enum cdi_asked asked;    /* CDI_ASKED_ITSELF: an operation of the backend */
     enum extent in, out;
     unsigned needs;
 } kinds[] = {
@@ -57,13 +57,13 @@ static bool is_message(const struct cdi_coll *op)
 
 /* ----------------------------------------------------------------------------------------- checking arguments ---- */
 
-/* Bytes of so many elements; false: no memory is that large. */
+/* Sets *bytes to the size of `count` elements. Returns false if no memory is that large. */
 static bool bytes_of(size_t count, cddp_dtype dtype, size_t *bytes)
 {
     return !__builtin_mul_overflow(count, cddp_dtype_size(dtype), bytes) && *bytes <= PTRDIFF_MAX;
 }
 
-/* NULL stays so: there is nothing behind it. */
+/* Returns p + bytes; NULL stays NULL. */
 static void *offset_by(const void *p, size_t bytes)
 {
     return p == NULL ? NULL : (uint8_t *)(uintptr_t)p + bytes;
@@ -76,7 +76,7 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
     return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
 }
 
-/* Buffers that overlap: allowed exactly in place. bytes: of one block. */
+/* Checks buffers that overlap: only exactly in place. bytes: of one block. */
 static cddp_status check_place(const struct cdi_world *world, const cddp_coll_args *w, size_t bytes,
                                struct cdi_error *err)
 {
@@ -94,7 +94,7 @@ static cddp_status check_place(const struct cdi_world *world, const cddp_coll_ar
     return CDDP_OK;
 }
 
-/* Buffers: there, of a size that memory has, apart from one another or exactly in place. */
+/* Checks that buffers exist, fit the address space, and are disjoint or exactly in place. */
 static cddp_status check_buffers(const struct cdi_world *world, const cddp_coll_args *w, struct cdi_error *err)
 {
     const struct kind *k = &kinds[w->coll];
@@ -105,7 +105,7 @@ static cddp_status check_buffers(const struct cdi_world *world, const cddp_coll_
     if (!bytes_of(w->count, w->dtype, &block) ||
         ((k->in == ALL || k->out == ALL) && (__builtin_mul_overflow(block, size, &all) || all > PTRDIFF_MAX)))
         return cdi_fail(err, CDDP_E_INVALID, "%s: no memory holds %zu elements", k->name, w->count);
-    if (w->in == w->out && w->in != NULL && k->in == ONE && k->out == ONE) /* in place: the most frequent */
+    if (w->in == w->out && w->in != NULL && k->in == ONE && k->out == ONE) /* in place: the most frequent case */
         return CDDP_OK;
     in_bytes = k->in == NONE ? 0 : k->in == ALL ? all : block;
     to_bytes = k->out == NONE ? 0 : k->out == ALL ? all : block;
@@ -125,7 +125,7 @@ static cddp_status check_reduction(const cddp_coll_args *w, struct cdi_error *er
     const char *name = kinds[w->coll].name;
 
     if (!cdi_redop_valid(w->op))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_redop", name, (int)w->op);
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is not a cddp_redop", name, (int)w->op);
     if (w->op == CDDP_AVG && cdi_dtype_is_integer(w->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s: a mean of %s is not defined, use a floating-point type", name,
                         cdi_dtype_name(w->dtype));
@@ -145,7 +145,7 @@ static cddp_status check_root(const struct cdi_world *world, const cddp_coll_arg
                         w->root, world->size);
     if (peer && alone && w->root == world->rank)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "%s: rank %d is this rank: what it sends to itself it receives in the same group", name,
+                        "%s: rank %d is this rank: a message to itself needs its receive in the same group", name,
                         w->root);
     return CDDP_OK;
 }
@@ -159,16 +159,16 @@ struct parts {
     const size_t *counts, *offsets; /* offsets NULL: one after another */
     size_t n;
     size_t size; /* of an element */
-    size_t end;  /* behind the last one */
+    size_t end;  /* after the last one */
 };
 
-/* Where part r begins, if those before it end at `at`. */
+/* Returns where part r begins, if the previous parts end at `at`. */
 static size_t part_begin(const struct parts *b, size_t r, size_t at)
 {
     return b->offsets != NULL ? b->offsets[r] : at;
 }
 
-/* Of one part, in bytes. */
+/* Returns the offset of one part in bytes. */
 static size_t part_place(const struct parts *b, size_t part)
 {
     size_t at = 0;
@@ -183,7 +183,7 @@ static cddp_status parts_measure(struct parts *b, const cddp_coll_args *a, struc
     size_t at = 0, bytes;
 
     if (b->counts == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: %s_counts is NULL, but says how many elements each rank has",
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %s_counts is NULL, but must have the number of elements of each rank",
                         kinds[a->coll].name, b->name);
     b->end = 0;
     for (size_t r = 0; r < b->n; r++) {
@@ -229,7 +229,7 @@ static bool share_memory(const struct parts *a, const struct parts *b)
     return false;
 }
 
-/* Parts with offsets may lie anywhere; in rising order, as nearly always, they are looked at once. */
+/* Parts with offsets may be in any order; in rising order, the usual case, one pass suffices. */
 static bool are_apart(const struct parts *b)
 {
     struct parts before = *b;
@@ -260,7 +260,7 @@ static cddp_status check_parts(const struct cdi_world *world, const cddp_coll_ar
     struct parts *whole = gathers ? &to : &in, *own = gathers ? &in : &to;
     cddp_status st = parts_measure(whole, a, err);
 
-    if (st == CDDP_OK && !both) { /* its own part of the whole */
+    if (st == CDDP_OK && !both) { /* this rank's part of the whole */
         own->counts = whole->counts + rank;
         own->offsets = NULL;
         own->n = 1;
@@ -272,7 +272,7 @@ static cddp_status check_parts(const struct cdi_world *world, const cddp_coll_ar
     if (!are_apart(both ? &to : whole))
         return cdi_fail(err, CDDP_E_INVALID, "%s: parts of %s overlap", name, both ? "out" : whole->name);
     if ((!both && own->p == offset_by(whole->p, part_place(whole, rank))) ||
-        !share_memory(&in, &to)) /* in place, or apart */
+        !share_memory(&in, &to)) /* in place, or disjoint */
         return CDDP_OK;
     if (both)
         return cdi_fail(err, CDDP_E_INVALID, "%s: in and out overlap", name);
@@ -294,24 +294,24 @@ cddp_status cdi_coll_check_unused(const cddp_coll_args *a, struct cdi_error *err
     if ((needs & IN_COUNTS) == 0 && (a->in_counts != NULL || a->in_offsets != NULL))
         none = "in";
     if (none != NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "%s: it uses no %s_counts and %s_offsets: they must be NULL",
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %s_counts and %s_offsets are not used: they must be NULL",
                         kinds[a->coll].name, none, none);
     return CDDP_OK;
 }
 
-/* alone: it is not one of a group. */
+/* alone: it is not in a group. */
 static cddp_status args_check(const struct cdi_world *w, const cddp_coll_args *a, bool alone, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
     unsigned needs;
 
     if (!is_kind(a))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_coll_args.coll is %d, which is no collective", (int)a->coll);
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_coll_args.coll is %d, which is not a collective", (int)a->coll);
     needs = kinds[a->coll].needs;
     if (a->coll == CDDP_COLL_BARRIER)
         return CDDP_OK;
     if (!cdi_dtype_valid(a->dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is no cddp_dtype", kinds[a->coll].name, (int)a->dtype);
+        return cdi_fail(err, CDDP_E_INVALID, "%s: %d is not a cddp_dtype", kinds[a->coll].name, (int)a->dtype);
     if ((needs & ROOTED) != 0)
         st = check_root(w, a, alone, err);
     if (st == CDDP_OK && (needs & REDUCES) != 0)
@@ -396,15 +396,15 @@ static void add_blocks(const struct cdi_world *w, const cddp_coll_args *a, const
         add_message(to, like, elsewhere, own, a->count, a->root);
 }
 
-/* Also what has no elements goes, so that ranks whose counts differ are told. */
+/* Sends messages without elements, too, so that ranks with different counts get an error. */
 static cddp_status add_all_to_allv(const struct cdi_world *w, const cddp_coll_args *a, const struct cdi_coll *like,
                                    struct cdi_coll_ops *to, struct cdi_error *err)
 {
     size_t size = cddp_dtype_size(a->dtype), in = 0, out = 0;
 
     if (a->in_counts[w->rank] != a->out_counts[w->rank])
-        return cdi_fail(err, CDDP_E_INVALID, "all_to_allv: rank %d gives itself %zu elements, but takes %zu", w->rank,
-                        a->in_counts[w->rank], a->out_counts[w->rank]);
+        return cdi_fail(err, CDDP_E_INVALID, "all_to_allv: rank %d sends itself %zu elements, but receives %zu",
+                        w->rank, a->in_counts[w->rank], a->out_counts[w->rank]);
     for (int r = 0; r < w->size; r++) {
         in = a->in_offsets != NULL ? a->in_offsets[r] : in;
         out = a->out_offsets != NULL ? a->out_offsets[r] : out;
@@ -477,7 +477,7 @@ static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, 
     return CDDP_OK;
 }
 
-/* Each message to itself is received, by one of the same count and type. */
+/* Checks that each message of this rank to itself has a receive of equal count and type. */
 static cddp_status match_own(const struct cdi_world *w, const struct cdi_coll *ops, size_t n, struct cdi_error *err)
 {
     size_t s = 0, d = 0;
@@ -528,7 +528,7 @@ cddp_status cdi_coll_ops(const struct cdi_world *w, const cddp_coll_args *args, 
     size_t most = 0, bytes;
     cddp_status st;
 
-    for (size_t i = 0; i < n; i++) /* of what is no kind, one */
+    for (size_t i = 0; i < n; i++) /* an unknown kind counts as one */
         most += !is_kind(&args[i]) || kinds[args[i].coll].asked == 0 ? args[i].out_offsets != NULL ? (size_t)w->size : 1
                                                                      : 2 * (size_t)w->size + 1;
     if (!__builtin_mul_overflow(most, sizeof *out->ops, &bytes) && bytes <= PTRDIFF_MAX)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Collectives for users. Each is described by a cddp_coll_args, becomes operations of the backend (coll_args.c), and is
- * enqueued and joined at once, or by cddp_coll_wait.
+ * Public collectives. Each cddp_coll_args becomes operations of the backend (coll_args.c), which are enqueued and
+ * joined at once, or joined by cddp_coll_wait.
  */
 #include "worker/backend/describe.h"
 #include "worker/base/sized.h"
@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------------------------------------------- blocking ---- */
 
-/* name: the function that was called. */
+/* name: the public function. */
 static cddp_status check_comm(const char *name, const cddp_comm *comm, struct cdi_error *err)
 {
     if (comm == NULL)
@@ -21,7 +21,7 @@ static cddp_status check_comm(const char *name, const cddp_comm *comm, struct cd
     return cdi_comm_own(name, comm, err);
 }
 
-/* Before one of them begins: what the backend does not reduce no rank begins. */
+/* Checks all reductions before the first operation, so that no rank begins one that the backend does not support. */
 static cddp_status check_reductions(cddp_comm *comm, const struct cdi_coll *ops, size_t n, struct cdi_error *err)
 {
     const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
@@ -173,7 +173,7 @@ cddp_status cddp_barrier(cddp_comm *comm)
 
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
 
-/* Enqueue what enqueue_group takes at once. */
+/* Enqueues operations that form one group. */
 static cddp_status enqueue(cddp_comm *comm, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                            struct cdi_error *err)
 {
@@ -182,16 +182,16 @@ static cddp_status enqueue(cddp_comm *comm, const struct cdi_coll *ops, size_t n
     if (n == 1)
         return backend->enqueue(cdi_comm_backend(comm), ops, ticket, err);
     if (backend->enqueue_group == NULL)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "the backend %s has no groups of operations", backend->name);
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "the backend %s does not support groups of operations", backend->name);
     return backend->enqueue_group(cdi_comm_backend(comm), ops, n, ticket, err);
 }
 
-/* How it will be waited for: see struct cdi_coll. */
+/* How the caller waits: see struct cdi_coll. */
 struct how {
     bool lazy, streamed;
 };
 
-/* Nobody is left waiting for what this rank could not begin. */
+/* Aborts, so that no peer waits for the operations that this rank could not begin. */
 static cddp_status coll_abort(cddp_comm *comm, struct cdi_error *err)
 {
     cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), err->status, err->msg);
@@ -221,7 +221,7 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
     return st;
 }
 
-/* One operation that the backend has as such: nothing is allocated. */
+/* Starts one operation of the backend, without an allocation. */
 static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
@@ -269,7 +269,7 @@ static cddp_status start_list(cddp_comm *comm, const cddp_coll_args *args, size_
     return st;
 }
 
-/* name: the function that was called. *ticket is 0 where there is nothing to wait for. */
+/* name: the public function. *ticket is 0 if there is nothing to wait for. */
 static cddp_status coll_start(cddp_comm *comm, const char *name, const cddp_coll_args *args, size_t n, struct how how,
                               uint64_t *ticket, struct cdi_error *err)
 {
@@ -326,7 +326,8 @@ cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
     if (st == CDDP_OK && ticket == 0)
         st = coll_wait(comm, 0, &err);
     else if (st == CDDP_OK && cdi_comm_ops(comm)->test == NULL)
-        st = cdi_fail(&err, CDDP_E_UNSUPPORTED, "the backend %s cannot tell without a wait", cdi_comm_ops(comm)->name);
+        st = cdi_fail(&err, CDDP_E_UNSUPPORTED, "the backend %s does not support cddp_coll_test",
+                      cdi_comm_ops(comm)->name);
     else if (st == CDDP_OK)
         st = cdi_comm_ops(comm)->test(cdi_comm_backend(comm), ticket, &err);
     return st == CDDP_IN_PROGRESS ? st : coll_result(st, &err);
@@ -341,7 +342,7 @@ cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n)
     return coll_result(st == CDDP_OK ? coll_wait(comm, ticket, &err) : st, &err);
 }
 
-/* The stream captures graph `id`, of which the group becomes a part. */
+/* The stream captures graph `id`: adds the group to it. */
 static cddp_status coll_capture(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream, uint64_t id,
                                 struct cdi_error *err)
 {
@@ -355,7 +356,7 @@ static cddp_status coll_capture(cddp_comm *comm, const cddp_coll_args *args, siz
     st = ops->wait_stream(b, stream, err);
     if (st == CDDP_OK)
         st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
-    led = ops->stream_wait(b, 0, stream, st == CDDP_OK ? err : NULL); /* or the capture could not be ended */
+    led = ops->stream_wait(b, 0, stream, st == CDDP_OK ? err : NULL); /* otherwise the capture could not end */
     ops->capture_leave(b);
     return st == CDDP_OK ? led : st;
 }

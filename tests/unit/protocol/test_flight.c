@@ -18,7 +18,7 @@ static struct cdi_flight *agent_page(int *fd, char env[128])
     return f;
 }
 
-Test(flight, the_agent_sees_what_the_worker_does)
+Test(flight, agent_reads_records_of_worker)
 {
     char env[128];
     int fd;
@@ -54,7 +54,7 @@ Test(flight, the_agent_sees_what_the_worker_does)
     close(fd);
 }
 
-Test(flight, the_running_collective_keeps_its_name_when_many_wait_behind_it)
+Test(flight, running_collective_keeps_name_with_many_pending_ones)
 {
     const uint64_t begun = 40 * CDI_FLIGHT_RING + 7;
     char env[128];
@@ -84,7 +84,7 @@ Test(flight, the_running_collective_keeps_its_name_when_many_wait_behind_it)
 }
 
 /* It runs while others are begun: the ring forgets it then. */
-Test(flight, a_collective_that_runs_stays_on_the_page)
+Test(flight, running_collective_stays_on_page)
 {
     char env[128];
     int fd;
@@ -109,7 +109,7 @@ Test(flight, a_collective_that_runs_stays_on_the_page)
     close(fd);
 }
 
-Test(flight, the_worker_hears_of_a_death_and_only_of_the_first)
+Test(flight, worker_gets_only_the_first_death)
 {
     char env[128];
     int fd;
@@ -134,7 +134,7 @@ Test(flight, the_worker_hears_of_a_death_and_only_of_the_first)
     close(fd);
 }
 
-Test(flight, a_rank_that_ended_ends_no_wait_but_who_misses_it_can_say_so)
+Test(flight, ended_rank_ends_no_wait_but_is_reported_as_missing)
 {
     char env[128];
     int fd;
@@ -186,7 +186,7 @@ Test(flight, a_page_is_claimed_once)
     close(fd);
 }
 
-Test(flight, the_path_serves_where_the_descriptor_was_closed)
+Test(flight, uses_path_if_descriptor_is_closed)
 {
     char env[128], other[160];
     int fd;
@@ -200,7 +200,7 @@ Test(flight, the_path_serves_where_the_descriptor_was_closed)
     close(fd);
 }
 
-Test(flight, a_wrong_nonce_or_a_page_that_is_gone_gives_a_private_page)
+Test(flight, wrong_nonce_or_missing_page_gives_private_page)
 {
     char env[128];
     int fd;
@@ -219,7 +219,7 @@ Test(flight, a_wrong_nonce_or_a_page_that_is_gone_gives_a_private_page)
     close(fd);
 }
 
-Test(flight, a_value_of_another_form_is_an_error_that_shows_it)
+Test(flight, rejects_malformed_value_and_shows_it)
 {
     struct cdi_flight *worker;
     struct cdi_error err;
@@ -229,7 +229,7 @@ Test(flight, a_value_of_another_form_is_an_error_that_shows_it)
         cr_assert_eq(cdi_flight_attach(&worker, bad[i], &err), CDDP_E_INVALID, "'%s' was accepted", bad[i]);
 }
 
-Test(flight, how_far_replays_are)
+Test(flight, records_progress_of_replays)
 {
     const struct cdi_flight_replay r = {.begun = 7, .ended = 6, .number = 3, .op = CDI_FLIGHT_ALL_REDUCE, .bucket = 2};
     struct cdi_flight_view v;

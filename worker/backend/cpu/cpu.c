@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the CPU backend: it ties the queue (thread.c) to the collectives (collective.c). */
+/* The table of the CPU backend: it connects the queue (queue.c) with the collectives (collective.c). */
 #include "worker/backend/cpu/cpu.h"
 
 #include "worker/backend/cpu/coll/collective.h"
@@ -19,14 +19,14 @@
 struct cdi_backend {
     struct cdi_cpu_comm comm;
     struct cdi_queue *queue;
-    /* What a split needs to do it all again. */
+    /* For splits, which connect again. */
     struct cdi_world world; /* world.keys puts the prefix before each name */
     struct cdi_oob oob;     /* the same without the prefix */
     struct cdi_address reached;
     struct cdi_mapper mapper;
     char prefix[PREFIX_MAX]; /* of a part; "": none */
     _Atomic uint32_t n_splits;
-    struct cdi_flight *own_flight; /* of a part: the world's page has one writer, which is the whole */
+    struct cdi_flight *own_flight; /* of a part: only the parent writes to the page of the world */
     int *ranks;                    /* of a part: world.ranks */
 };
 
@@ -41,7 +41,9 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
     st = cdi_cpu_comm_run(&b->comm, work, on_thread, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
-    /* A mismatch of collectives all ranks of a node find by themselves; that of a message only one of the two. */
+    /*
+     * All ranks of a node detect a mismatch of collectives themselves; only one of two ranks detects that of a message.
+     */
     if (st != CDDP_E_MISMATCH || b->comm.tcp != NULL || work->op.kind == CDI_RECV || work->op.kind == CDI_SEND) {
         struct cdi_error told = why;
 
@@ -86,7 +88,7 @@ static void cpu_destroy(struct cdi_backend *b)
     free(b);
 }
 
-/* ------------------------------------------------------------------------------ names with a prefix in front ---- */
+/* ----------------------------------------------------------------------------------------- names with a prefix ---- */
 
 static cddp_status prefix_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
 {
@@ -116,7 +118,7 @@ static cddp_status prefix_add(void *arg, const char *name, int64_t delta, int64_
     return b->oob.add(b->oob.arg, full, delta, sum, err);
 }
 
-/* Between the nodes; ends with a barrier, so that nobody begins while somebody may still fail to join. */
+/* Connects the nodes. Ends with a barrier, so that no rank begins while another may still fail to connect. */
 static cddp_status cpu_connect_nodes(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
@@ -257,7 +259,7 @@ static cddp_status cpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_e
     return cdi_queue_join(b->queue, ticket, err);
 }
 
-/* Between nodes with a rank each it goes straight into the network. */
+/* Between nodes with one rank each, data go directly to the network. */
 static bool cpu_copies_private(const struct cdi_backend *b)
 {
     return b->comm.size > 1 && (b->comm.tcp == NULL || b->comm.tcp->largest > 1);
@@ -304,13 +306,13 @@ struct choice {
     int32_t color, key;
 };
 
-/* Where `rank`, of those that chose `color`, comes: by key, then by rank. */
+/* Orders ranks by key, then by rank. */
 static bool choice_before(const struct choice *all, int a, int b)
 {
     return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
 }
 
-/* The members in their new order; how many. */
+/* Sets who[] to the members in their new order. Returns their number. */
 static int find_members(const struct choice *all, int size, int32_t color, int *who)
 {
     int n = 0;
@@ -334,8 +336,8 @@ static int node_of(const struct cdi_backend *b, int rank)
 }
 
 /*
- * The part as a world of its own. Its nodes are runs of neighbours that share a node here, so that its ranks are in the
- * order of its nodes whatever the keys say.
+ * Returns the world of a part. Each run of neighbours on one node of b is a node of the part, so that its ranks are in
+ * the order of its nodes for any keys.
  */
 static struct cdi_world world_of_part(const struct cdi_backend *b, const int *who, int n)
 {
@@ -360,7 +362,7 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
     return w;
 }
 
-/* part: empty, but with room for its ranks and with its record. */
+/* part has memory for its ranks and its flight record, and nothing else. */
 static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_backend *b, const struct choice *all,
                                     const struct cdi_split *how, uint32_t number, struct cdi_error *err)
 {
@@ -369,7 +371,7 @@ static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_b
     int n;
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)how->color) >= (int)sizeof prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
     n = find_members(all, b->comm.size, how->color, part->ranks);
     world = world_of_part(b, part->ranks, n);
     for (int i = 0; i < n; i++)
@@ -401,8 +403,8 @@ static cddp_status cpu_new_part(const struct cdi_backend *b, struct cdi_backend 
 }
 
 /*
- * All memory is there before the others are told: they would wait for this rank's part of the work. The ranks of the
- * job are found from the choices, which also a rank that fails here has.
+ * Allocates everything before the exchange: later the others would wait for this rank. The ranks of the job follow from
+ * the choices, which a rank that fails here also has.
  */
 static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
@@ -442,7 +444,7 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
 
 /* ------------------------------------------------------------------------------------------- memory, streams ---- */
 
-/* Work of the caller's own is done when it comes here. */
+/* Work of the caller is done before this call. */
 static cddp_status cpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)stream;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages, and waiting for them. MPI itself waits for ever, and does not say that a rank is gone: so what is under way
- * is polled, and in between this rank looks at what can end the wait: the deadline, an abort, the agent's page, the
- * kernel's word on processes of this host, and, every now and then, the job's store, where ranks tell of failures.
+ * Messages, and waits for them. MPI itself waits forever, and does not report that a rank is gone. So messages in
+ * transit are polled, and in between this rank checks the events that can end the wait: the deadline, an abort, the
+ * agent's page, the state of processes of this node, and, from time to time, the job's store, where ranks report
+ * failures.
  */
 #include "common/clock.h"
 #include "worker/backend/describe.h"
@@ -16,14 +17,14 @@
 #include <string.h>
 
 #define MEGA ((size_t)1 << 20)
-#define SPIN_POLLS 200 /* before the core is offered to another thread */
+#define SPIN_POLLS 200 /* before the thread yields */
 #define NAP_AFTER_US 5000
 #define NAP_US_MAX 500
 #define NEIGHBOURS_EVERY_MS 20
-#define STORE_AFTER_MS 50 /* then at twice the time, up to: */
+#define STORE_AFTER_MS 50 /* then doubled, up to: */
 #define STORE_EVERY_MS 1000
 #define CANCEL_MS 100
-#define LEFT_MS 1000 /* for what a rank sent before it left */
+#define LEFT_MS 1000 /* for messages that a rank sent before it left */
 
 struct cdi_peer_error cdi_mpi_peer_error(const struct cdi_backend *b)
 {
@@ -44,7 +45,7 @@ void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
 
 /* ------------------------------------------------------------------------------------------------- messages ---- */
 
-/* One message of `count` elements; the sets have room for two per transfer. */
+/* Starts one message of `count` elements; the sets have room for two per transfer. */
 static cddp_status post(struct cdi_backend *b, struct cdi_requests *q, void *p, size_t count, MPI_Datatype type,
                         bool receives, int peer, enum cdi_mpi_tag tag, struct cdi_error *err)
 {
@@ -87,15 +88,15 @@ cddp_status cdi_mpi_receive(struct cdi_backend *b, struct cdi_requests *q, void 
     return await_transfer(b, q, p, bytes, true, from, tag, err);
 }
 
-/* ---------------------------------------------------------------------------------------- what ends a wait ---- */
+/* -------------------------------------------------------------------------------------- events that end a wait ---- */
 
 struct watch {
     int64_t since_ns, now_ns;
     int64_t neighbours_ns, store_ns, store_step_ns;
-    int64_t left_ns; /* when a rank was seen to have left in whose message we are; 0: none */
+    int64_t left_ns; /* when a rank that this rank waits for was found to have left; 0: none */
 };
 
-/* How many collectives a rank had begun when it left; -1: it has not left. Also if the store does not say. */
+/* Returns how many collectives a rank had begun when it left; -1: it has not left, or the store does not know. */
 static int64_t left_after(const struct cdi_mpi_run *run, int rank)
 {
     const struct cdi_peer_error w = cdi_mpi_peer_error(run->b);
@@ -112,7 +113,7 @@ static cddp_status has_left(const struct cdi_backend *b, int rank, struct cdi_er
     return cdi_fail_by(err, b->world_rank[rank], CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
 }
 
-/* Of those who have left, the one that did so first: it will miss first. */
+/* Finds the first of the ranks that have left: the others miss it first. */
 static void find_left(struct cdi_mpi_run *run, int64_t n)
 {
     struct cdi_backend *b = run->b;
@@ -128,7 +129,7 @@ static void find_left(struct cdi_mpi_run *run, int64_t n)
     b->n_left = n;
 }
 
-/* A rank that left after it did its part of what runs here is no reason to end it. */
+/* A rank that left after its part of the running operation does not end it. */
 static cddp_status await_check_left(struct cdi_mpi_run *run, struct watch *w, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
@@ -139,7 +140,7 @@ static cddp_status await_check_left(struct cdi_mpi_run *run, struct watch *w, st
     cdi_peer_error_key(&peer, "left", key);
     if (!cdi_peer_error_has_peers(&peer) || peer.keys->add(peer.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
         return CDDP_OK;
-    if (run->peer >= 0) { /* its last message may still be on the way */
+    if (run->peer >= 0) { /* its last message may still be in transit */
         if (left_after(run, run->peer) < 0)
             return CDDP_OK;
         w->left_ns = w->left_ns == 0 ? w->now_ns : w->left_ns;
@@ -150,7 +151,7 @@ static cddp_status await_check_left(struct cdi_mpi_run *run, struct watch *w, st
     return b->left_after < (int64_t)run->number ? has_left(b, b->left_rank, err) : CDDP_OK;
 }
 
-/* The kernel tells of the end of a process of this host; one that has left the job may end. */
+/* The kernel reports the end of a process of this node; one that has left the job may end. */
 static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
@@ -163,7 +164,7 @@ static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *e
 
         if (p.fd < 0 || poll(&p, 1, 0) != 1 || left_after(run, r) >= 0)
             continue;
-        /* It may have ended because of another one's failure, and has then said so; unless it was the store's host. */
+        /* It may have ended because of another rank's failure, and has then reported it, unless it hosted the store. */
         st = cdi_peer_error_heard(&peer, err);
         if (st != CDDP_OK && st != CDDP_E_IO && st != CDDP_E_CLOSED) {
             atomic_store(&b->failure_sent, true);
@@ -183,7 +184,7 @@ void cdi_mpi_tell_peers(struct cdi_backend *b, const struct cdi_error *why)
     if (atomic_exchange(&b->failure_sent, true))
         return;
     cdi_peer_error_tell(&peer, why);
-    /* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): nobody waits for it; freed, it ends by itself. */
+    /* NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker): no thread waits for it; once freed, it ends by itself. */
     for (int r = 0; r < b->world.size && b->process->own_threads; r++) {
         MPI_Request request;
 
@@ -200,7 +201,7 @@ cddp_status cdi_mpi_peer_failure(struct cdi_backend *b, struct cdi_error *err)
     int there = 0, rc = MPI_SUCCESS;
     cddp_status st = CDDP_OK;
 
-    /* The first call may do no more than take the message in. */
+    /* The first call may only receive the message. */
     for (int i = 0; i < 2 && rc == MPI_SUCCESS && !there && b->world.size > 1 && b->queue != NULL; i++)
         rc = CDI_MPI(
             MPI_Iprobe(MPI_ANY_SOURCE, b->first_tag + CDI_TAG_FAILED, b->process->comm, &there, MPI_STATUS_IGNORE));
@@ -216,7 +217,7 @@ static cddp_status await_check_peers(struct cdi_mpi_run *run, struct watch *w, s
     const struct cdi_peer_error peer = cdi_mpi_peer_error(run->b);
     cddp_status st = cdi_peer_error_heard(&peer, err);
 
-    /* Who aborts has connected: what it owes to those who are still at it is on the way. */
+    /* An aborting rank has connected: its messages to ranks that still connect are in transit. */
     if (st == CDDP_E_ABORTED && run->b->queue == NULL)
         return CDDP_OK;
     if (st != CDDP_OK)
@@ -238,14 +239,14 @@ static cddp_status await_timed_out(struct cdi_mpi_run *run, struct cdi_error *er
         cdi_peer_error_late(&w, run->number, &late);
     of_job = late.n > 0 ? run->b->world_rank[late.first] : -1;
     if (late.n > 0)
-        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not come within %.4g s", what,
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not arrive within %.4g s", what,
                            late.n == 1 ? "" : "s", late.text, (double)run->timeout_ms / 1000);
     return cdi_fail(err, CDDP_E_TIMEOUT,
                     "%s: not done within %.4g s, though every rank has come to it: the network may be stuck", what,
                     (double)run->timeout_ms / 1000);
 }
 
-/* Stopped by abort, which has left its reason in the queue, or by destroy, for which nobody will hear it. */
+/* Stopped by abort, whose reason is in the queue, or by destroy, where no caller reads it. */
 static cddp_status stopped(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = b->queue != NULL ? cdi_queue_health(b->queue, err) : CDDP_OK;
@@ -275,7 +276,7 @@ static cddp_status await_check(struct cdi_mpi_run *run, struct watch *w, struct 
     return st;
 }
 
-/* MPI moves data only while it is called: the longer a wait, the longer the naps. */
+/* MPI moves data only during calls: the longer a wait, the longer the sleeps. */
 static void rest(const struct watch *w, int polls)
 {
     int64_t waited_us = (w->now_ns - w->since_ns) / 1000;
@@ -344,7 +345,7 @@ cddp_status cdi_mpi_await(struct cdi_mpi_run *run, struct cdi_requests *q, struc
     return q->n > 0 ? cdi_mpi_poll(run, until_all, q, err) : CDDP_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------- the end ---- */
+/* ----------------------------------------------------------------------------------------------------- failure ---- */
 
 static void await_cancel(struct cdi_requests *q)
 {
@@ -353,7 +354,7 @@ static void await_cancel(struct cdi_requests *q)
             (void)CDI_MPI(MPI_Cancel(&q->req[i]));
 }
 
-/* Sends cannot be taken back; they only read. */
+/* Sends cannot be cancelled; they only read. */
 static bool receives_ended(struct cdi_requests *q)
 {
     bool ended = true;
@@ -368,7 +369,7 @@ static bool receives_ended(struct cdi_requests *q)
     return ended;
 }
 
-/* The i-th set of those that the backend has. */
+/* Returns the i-th set of requests of the backend. */
 static struct cdi_requests *set_of(struct cdi_backend *b, int i)
 {
     if (i < CDI_SETS)
@@ -393,5 +394,5 @@ void cdi_mpi_give_up(struct cdi_backend *b)
         if (!ended)
             (void)nanosleep(&nap, NULL);
     }
-    b->in_use_by_mpi = true; /* at least a send may still be under way */
+    b->in_use_by_mpi = true; /* a send may still be in transit */
 }

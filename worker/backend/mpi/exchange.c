@@ -9,10 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SMALL_BYTES 4096 /* blocks up to it go in few steps, and twice through memory; larger ones directly */
+#define SMALL_BYTES 4096 /* blocks up to this size take few steps and an extra copy; larger ones go directly */
 #define BROADCAST_PIECE ((size_t)1 << 20)
 
-_Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "what is compared has no gaps");
+_Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "the compared struct has no padding");
 
 /* ------------------------------------------------------------------------------------------------- openings ---- */
 
@@ -67,7 +67,7 @@ const struct cdi_opening *cdi_mpi_opening(const struct cdi_backend *b, int r)
     return &b->openings[cdi_mpi_block_of(b, r)];
 }
 
-/* In step s each rank passes on the 2^s blocks that it has, to the rank that many before it. */
+/* In step s each rank sends its 2^s blocks to the rank that is so many before it. */
 cddp_status cdi_mpi_gather(struct cdi_mpi_run *run, void *all, size_t block, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
@@ -106,11 +106,11 @@ cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, st
 
 /* --------------------------------------------------------------------------------------------------- moving ---- */
 
-/* A block for every other rank and one of every other rank, straight between the callers' memories. */
+/* One block to and one from every other rank, directly between the memory of the callers. */
 struct moves {
     const uint8_t *in;
     uint8_t *out;
-    bool same; /* the whole of in goes to all */
+    bool same; /* all of in goes to every rank */
     size_t (*bytes)(const struct cdi_mpi_run *run, int r);
 };
 
@@ -143,7 +143,7 @@ static cddp_status move_blocks(struct cdi_mpi_run *run, const struct moves *m, s
         at_out += theirs;
         at_in += m->same ? 0 : theirs;
     }
-    for (int i = 1; i < b->world.size && st == CDDP_OK; i++) { /* each rank begins with another one */
+    for (int i = 1; i < b->world.size && st == CDDP_OK; i++) { /* each rank begins with a different one */
         int to = (rank + i) % b->world.size;
 
         st = cdi_mpi_send(b, q, m->in + (m->same ? 0 : (size_t)to * own), own, to, CDI_TAG_MOVE, err);
@@ -192,10 +192,10 @@ static cddp_status run_all_to_all(struct cdi_mpi_run *run, struct cdi_error *err
     return st == CDDP_OK ? move_blocks(run, &m, err) : st;
 }
 
-/* Down a binomial tree whose root is `root`, piece by piece: the next one comes while this one is passed on. */
+/* A broadcast down a binomial tree, piece by piece: a rank receives the next piece while it passes this one on. */
 struct tree {
     int place;    /* of this rank: 0 is the root */
-    int low;      /* its lowest bit; of the root: one beyond all places */
+    int low;      /* its lowest bit; for the root: one beyond all places */
     size_t bytes; /* in all */
     uint8_t *data;
 };

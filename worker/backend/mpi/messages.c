@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends and receives of a group: with all partners at once, and with each of them one after another. */
+/* Sends and receives of a group: with all peers in parallel, and one after another with each of them. */
 #include "worker/backend/mpi/state.h"
 
 #include <string.h>
 
 struct exchange {
-    struct cdi_mpi_run run; /* of the group, with the message that is shown */
-    struct cdi_work shown;  /* the message that errors name: of each partner in turn */
+    struct cdi_mpi_run run; /* of the group, with the message for errors */
+    struct cdi_work shown;  /* the message for errors: of each peer in turn */
     int turn;
 };
 
-/* Partner p turns to its next message, if there is one. */
+/* Starts the next message with peer p, if there is one. */
 static cddp_status pair_begin(struct exchange *x, struct cdi_pair *p, const struct cdi_coll *op, struct cdi_error *err)
 {
     p->op = op < p->end ? op : NULL;
@@ -18,7 +18,7 @@ static cddp_status pair_begin(struct exchange *x, struct cdi_pair *p, const stru
     return p->opens ? cdi_mpi_open_pair(&x->run, op, &p->q, &p->mine, &p->theirs, err) : CDDP_OK;
 }
 
-/* As far as the messages of one partner are by now. */
+/* Continues the messages with one peer. */
 static cddp_status pair_advance(struct exchange *x, struct cdi_pair *p, enum cdi_mpi_progress *got,
                                 struct cdi_error *err)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the MPI backend, how one comes and goes, and the module's one symbol. */
+/* The table of the MPI backend, its creation and end, and the symbol of the module. */
 #include "common/env.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SCRATCH_BYTES ((size_t)16 << 20) /* for all pieces; the smallest size of one comes first */
+#define SCRATCH_BYTES ((size_t)16 << 20) /* for all pieces; the smallest size of a piece has priority */
 #define PIECE_MAX ((size_t)256 << 10)
 #define PIECE_MIN 4096
 #define PER_TRANSFER 2 /* messages */
@@ -29,10 +29,10 @@ static cddp_status mpi_broken(struct cdi_backend *b, const struct cdi_error *why
     return why->status;
 }
 
-/* How an operation has ended. */
+/* Handles the end of an operation. */
 static cddp_status ended(struct cdi_backend *b, cddp_status st, struct cdi_error *why, struct cdi_error *err)
 {
-    if (st == CDDP_OK) /* all came; but one may have given up before the last one did */
+    if (st == CDDP_OK) /* all have arrived; but one may have failed before the last one arrived */
         st = cdi_mpi_peer_failure(b, why);
     if (st == CDDP_OK)
         return CDDP_OK;
@@ -53,7 +53,7 @@ static cddp_status run_for(struct cdi_backend *b, const struct cdi_work *work, i
     return ended(b, cdi_mpi_run(&run, &why), &why, err);
 }
 
-/* Collectives one after another; messages, which come behind a barrier at most, all at once. */
+/* Runs collectives one after another; messages, after at most one barrier, all at once. */
 static cddp_status run_group(struct cdi_backend *b, const struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_mpi_run run = {.b = b, .timeout_ms = b->world.timeout_ms};
@@ -77,21 +77,21 @@ static cddp_status mpi_run_work(void *arg, const struct cdi_work *work, bool on_
     return work->group != NULL ? run_group(b, work, err) : run_for(b, work, b->world.timeout_ms, err);
 }
 
-/* Where MPI takes calls of one thread alone, it is that of MPI_Init who has to wait. */
+/* If MPI allows calls of one thread only, the thread of MPI_Init has to wait. */
 static cddp_status may_call(bool main_only, struct cdi_error *err)
 {
     int is_main = 1;
 
     if (main_only && (MPI_Is_thread_main(&is_main) != MPI_SUCCESS || !is_main))
         return cdi_fail(err, CDDP_E_INVALID,
-                        "this program has begun MPI for one thread alone, and this is another one: begin it by "
-                        "MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave that to cddp_init");
+                        "this program has initialised MPI for one thread only, and this is another thread: call "
+                        "MPI_Init_thread with MPI_THREAD_MULTIPLE, or let cddp_init initialise MPI");
     return CDDP_OK;
 }
 
 static cddp_status enqueue_work(struct cdi_backend *b, struct cdi_work *work, uint64_t *ticket, struct cdi_error *err)
 {
-    if (!b->process->own_threads) { /* and so the queue never starts a thread */
+    if (!b->process->own_threads) { /* so the queue never starts a thread */
         work->op.lazy = true;
         work->op.grace = false;
     }
@@ -129,7 +129,7 @@ static cddp_status mpi_join(struct cdi_backend *b, uint64_t ticket, struct cdi_e
     return st == CDDP_OK ? cdi_queue_join(b->queue, ticket, err) : st;
 }
 
-/* Where no thread of its own may call MPI, only a caller gets on with what was begun. */
+/* If threads of libcddp may not call MPI, only callers continue pending operations. */
 static cddp_status mpi_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     cddp_status st = cdi_queue_test(b->queue, ticket, err);
@@ -145,7 +145,7 @@ static cddp_status do_now(struct cdi_backend *b, struct cdi_work *work, struct c
     return st == CDDP_OK ? mpi_join(b, ticket, err) : st;
 }
 
-/* ------------------------------------------------------------------------------------------ coming and going ---- */
+/* ------------------------------------------------------------------------------------------ create and destroy ---- */
 
 static bool room_for_messages(struct cdi_requests *q, int transfers)
 {
@@ -216,14 +216,14 @@ static struct cdi_backend *mpi_new_backend(const struct cdi_world *world, struct
     return NULL;
 }
 
-/* Parts of this job so far, and delta more of them. */
+/* Adds delta to the number of parts of this job. Sets *n to the sum. */
 static cddp_status count_parts(const struct cdi_backend *b, int delta, int64_t *n, struct cdi_error *err)
 {
     *n = 0;
     return b->numbers.add != NULL ? b->numbers.add(b->numbers.arg, "mpi/parts", delta, n, err) : CDDP_OK;
 }
 
-/* Peers that wait for this rank are told that it will not come. */
+/* Notifies peers that wait for this rank. */
 static void say_left(struct cdi_backend *b)
 {
     const struct cdi_peer_error w = cdi_mpi_peer_error(b);
@@ -270,10 +270,10 @@ static void mpi_destroy(struct cdi_backend *b)
 
 /* ----------------------------------------------------------------------------------------------- connecting ---- */
 
-/* What a rank tells the others of itself. */
+/* What each rank sends to the others when it connects. */
 struct card {
     uint8_t host[CDI_MODULE_HOST_ID];
-    uint32_t pid, pids; /* and among whose numbers it is one */
+    uint32_t pid, pids; /* and whose numbers these are */
 };
 _Static_assert(sizeof(struct card) == CDI_OPENING_DATA, "it comes with the opening");
 
@@ -288,7 +288,7 @@ static void fill_card(struct card *c)
         c->pids = (uint32_t)sb.st_ino;
 }
 
-/* Kernels before 5.3 have no such descriptor: then a death is noticed by the deadline, or by mpirun. */
+/* Kernels before 5.3 have no such descriptor: then the deadline or mpirun notices a death. */
 static void watch_neighbours(struct cdi_backend *b, const struct card *cards)
 {
     const struct card *mine = &cards[b->world.rank];
@@ -302,7 +302,7 @@ static void watch_neighbours(struct cdi_backend *b, const struct card *cards)
     }
 }
 
-/* The first exchange: on return all ranks are there, and know one another. */
+/* The first exchange: on return all ranks have arrived, and know one another. */
 static cddp_status mpi_connect_all(struct cdi_backend *b, struct cdi_error *err)
 {
     struct card mine, *cards = calloc((size_t)b->world.size, sizeof *cards);
@@ -331,19 +331,19 @@ static cddp_status mpi_connect_all(struct cdi_backend *b, struct cdi_error *err)
     return st;
 }
 
-/* Numbers of communicators are not used again, so that what a failed one left under way meets nobody. */
+/* Numbers of communicators are not reused, so that messages of a failed one never match. */
 static cddp_status set_tag(struct cdi_backend *b, int64_t number, struct cdi_error *err)
 {
     if (number < 0 || number >= b->process->n_communicators)
-        return cdi_fail(err, CDDP_E_LIMIT, "MPI has tags for %d communicators, and this program has made more",
+        return cdi_fail(err, CDDP_E_LIMIT, "MPI has tags for %d communicators, and this program has created more",
                         b->process->n_communicators);
     b->first_tag = (int)number * CDI_MPI_TAGS;
     return CDDP_OK;
 }
 
 /*
- * Rank 0 hands out the number of the whole, and which duplicate it is on; parts have the numbers after it. Where it
- * could not begin, the others hear why.
+ * Rank 0 publishes the number of the communicator and its duplicate; parts have the numbers after it. If rank 0 could
+ * not begin, the others receive the reason.
  */
 static cddp_status give_number(struct cdi_backend *b, const struct cdi_error *begun, int *index, struct cdi_error *err)
 {
@@ -376,10 +376,10 @@ static cddp_status take_number(struct cdi_backend *b, int *index, struct cdi_err
     if (st != CDDP_OK || sscanf(text, "%" SCNd64 " %d", &b->number, index) == 2)
         return st;
     st = cdi_peer_error_heard(&peer, err);
-    return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not begin MPI, and did not say why");
+    return st != CDDP_OK ? st : cdi_fail(err, CDDP_E_PEER, "rank 0 could not initialise MPI, and reported no reason");
 }
 
-/* What a rank can fail in alone, then the number, then the duplicate. */
+/* First the steps that may fail on one rank, then the number, then the duplicate. */
 static cddp_status mpi_begin(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
@@ -430,7 +430,7 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
 
 struct choice {
     int32_t color, key;
-    int64_t nth; /* rank 0's: of all parts; those that come of one split have one number, as they share no rank */
+    int64_t nth; /* of rank 0, for all parts; parts of one split have the same number, since they share no rank */
 };
 
 static bool choice_before(const struct choice *all, int a, int b)
@@ -438,7 +438,7 @@ static bool choice_before(const struct choice *all, int a, int b)
     return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
 }
 
-/* The ranks of `color` in their new order, as ranks of b; returns how many. */
+/* Sets the ranks of `color` in their new order, as ranks of b. Returns their number. */
 static int members_of(const struct choice *all, int size, int32_t color, int *who)
 {
     int n = 0;
@@ -456,7 +456,7 @@ static int members_of(const struct choice *all, int size, int32_t color, int *wh
     return n;
 }
 
-/* The end of making a part: st is what came before it. A part that cannot be opened is released. */
+/* Ends the creation of a part: st is the status so far. Releases a part that cannot be opened. */
 static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_status st, struct cdi_backend **out,
                              struct cdi_error *err)
 {
@@ -483,7 +483,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     struct cdi_backend *part;
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators were split too often, one from another");
+        return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
     w.size = members_of(all, b->world.size, color, who);
     for (int i = 0; i < w.size; i++)
         if (who[i] == b->world.rank)
@@ -499,7 +499,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
     return open_part(part, b->number + all[0].nth, CDDP_OK, out, err);
 }
 
-/* The ranks of the job are those of MPI_COMM_WORLD, which it knows. */
+/* The ranks of the job are those of MPI_COMM_WORLD. */
 static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
 {
@@ -532,7 +532,7 @@ static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how,
     return st;
 }
 
-/* Its rank 0 gets the number for all. */
+/* Rank 0 of the part gets the number for all. */
 static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct cdi_error *err)
 {
     const struct cdi_world *w = &part->world;
@@ -602,7 +602,7 @@ static void mpi_region_destroy(struct cdi_backend *b, struct cdi_region *r)
     free(r);
 }
 
-/* Work of the caller's own is done when it comes here. */
+/* Work of the caller is done before this call. */
 static cddp_status mpi_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
 {
     (void)stream;
@@ -656,7 +656,7 @@ static cddp_status mpi_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_queue_health(b->queue, err);
 }
 
-/* What MPI itself would tell only threads of MPI's may ask, so this knows what this rank and the agent know. */
+/* Not every thread may call MPI, so this reports only what this rank and the agent know. */
 static cddp_status mpi_peek(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st = cdi_queue_health(b->queue, err);

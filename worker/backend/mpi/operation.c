@@ -7,7 +7,7 @@
 
 #define REGION_ALIGN 4096
 
-/* A region is memory of this rank alone: what it needs of the others is that all have theirs. */
+/* A region is memory of this rank only: the ranks agree that all have theirs. */
 static cddp_status region_create(struct cdi_mpi_run *run, struct cdi_error *err)
 {
     const struct cdi_work *w = run->work;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MPI in this process: begun once, whoever needs it first; ended at the process's end by who has begun it. */
+/*
+ * MPI in this process. The first user initialises it once; the library finalises it at exit if it has initialised it.
+ */
 #include "common/clock.h"
 #include "common/env.h"
 #include "worker/backend/mpi/state.h"
@@ -15,12 +17,12 @@
 
 const struct cdi_host *cdi_mpi_host;
 
-/* What is true of all duplicates; and these, in the order in which they were made. */
+/* State of the process, and the duplicates in the order of their creation. */
 static struct cdi_mpi_process process;
 static struct cdi_mpi_process *duplicates;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER, calls = PTHREAD_MUTEX_INITIALIZER;
 static bool is_begun, one_at_a_time;
-static pid_t initialised_by; /* 0: not by us */
+static pid_t initialised_by; /* 0: not by libcddp */
 static atomic_bool broken;
 
 void cdi_mpi_enter(void)
@@ -43,7 +45,7 @@ cddp_status cdi_mpi_fail(int rc, const char *text, struct cdi_error *err)
 
     if (MPI_Error_string(rc, why, &len) != MPI_SUCCESS)
         (void)snprintf(why, sizeof why, "error %d", rc);
-    return cdi_fail(err, CDDP_E_SYSTEM, "%s: MPI says %.300s", text, why);
+    return cdi_fail(err, CDDP_E_SYSTEM, "%s: MPI reports %.300s", text, why);
 }
 
 void cdi_mpi_process_broken(void)
@@ -58,7 +60,10 @@ bool cdi_mpi_process_lives(void)
     return MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised;
 }
 
-/* Without it, mpirun takes the end of a process for a failure. After one it would wait for ranks that may be gone. */
+/*
+ * Without it, mpirun reports the end of a process as a failure. After a failure it would wait for ranks that may be
+ * gone.
+ */
 static void finalise(void)
 {
     if (getpid() != initialised_by || atomic_load(&broken) || !cdi_mpi_process_lives())
@@ -70,9 +75,9 @@ static void finalise(void)
     (void)MPI_Finalize();
 }
 
-/* ----------------------------------------------------------------------------------------------- who we are ---- */
+/* ----------------------------------------------------------------------------------------------- rank and size ---- */
 
-/* Each launcher's own word, before MPI is asked: a process that is not its child could hang in MPI_Init. */
+/* Checks the variables of each launcher before MPI_Init, which could hang in a process of another launcher. */
 static cddp_status compare_launcher(const struct cdi_world *w, struct cdi_error *err)
 {
     static const char *const names[][2] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}, {"PMI_RANK", "PMI_SIZE"}};
@@ -94,7 +99,7 @@ static cddp_status compare_launcher(const struct cdi_world *w, struct cdi_error 
     return CDDP_OK;
 }
 
-/* What the ranks of w are the ranks of. */
+/* Returns the communicator whose ranks those of w are. */
 static MPI_Comm base_of(const struct cdi_world *w)
 {
     return w->mpi_comm != NULL ? *(const MPI_Comm *)w->mpi_comm : MPI_COMM_WORLD;
@@ -124,14 +129,15 @@ static cddp_status process_compare_ranks(const struct cdi_world *w, struct cdi_e
             "this process is rank %d of %d of the job, but rank %d of %d of cddp_init_options.mpi_comm: give "
             "world_size and rank as that communicator has them",
             w->rank, w->size, rank, size);
-    return cdi_fail(err, CDDP_E_INVALID,
-                    "this process is rank %d of %d as its launcher says (RANK and WORLD_SIZE, or the launcher's own), "
-                    "but rank %d of %d to %s: start the program with the mpirun or mpiexec of that MPI (cddprun and "
-                    "torchrun do not start MPI), or take CDDP_BACKEND=cpu",
-                    w->rank, w->size, rank, size, process.library);
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "this process is rank %d of %d according to its launcher (RANK and WORLD_SIZE, or the launcher's own "
+        "variables), but rank %d of %d in %s: start the program with the mpirun or mpiexec of that MPI "
+        "(cddprun and torchrun do not start MPI), or set CDDP_BACKEND=cpu",
+        w->rank, w->size, rank, size, process.library);
 }
 
-/* ------------------------------------------------------------------------------------------------ beginning ---- */
+/* ---------------------------------------------------------------------------------------------- initialisation ---- */
 
 /* "MPICH Version:   4.0.2\n..." */
 static void name_library(char *buf, size_t cap)
@@ -156,7 +162,7 @@ static cddp_status process_start_mpi(int *level, struct cdi_error *err)
 
     if (MPI_Initialized(&begun) != MPI_SUCCESS || MPI_Finalized(&finalised) != MPI_SUCCESS || finalised)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "this program has finalised MPI, which cannot be begun again: call "
+                        "this program has finalised MPI, which cannot be initialised again: call "
                         "cddp_init before MPI_Finalize");
     if (begun) {
         rc = MPI_Query_thread(level);
@@ -171,7 +177,7 @@ static cddp_status process_start_mpi(int *level, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Nobody else's messages are on it, and its errors come back to us. All ranks call it; who does not is waited for. */
+/* Only libcddp sends on it, and its errors are returned. All ranks call this; it waits for missing ones. */
 static cddp_status duplicate(struct cdi_mpi_process *p, MPI_Comm base, const struct cdi_world *w, struct cdi_error *err)
 {
     int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
@@ -190,7 +196,7 @@ static cddp_status duplicate(struct cdi_mpi_process *p, MPI_Comm base, const str
     if (rc == MPI_SUCCESS && !done) {
         atomic_store(&broken, true);
         return st != CDDP_OK ? st
-                             : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks came to duplicate %s within %.4g s",
+                             : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks arrived to duplicate %s within %.4g s",
                                         name_base(w), (double)w->join_timeout_ms / 1000);
     }
     if (rc == MPI_SUCCESS)
@@ -215,15 +221,16 @@ static cddp_status process_begin(const struct cdi_world *w, struct cdi_error *er
     cddp_status st;
 
     if (w->mpi_comm != NULL && (MPI_Initialized(&begun) != MPI_SUCCESS || !begun))
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "cddp_init_options.mpi_comm is given, but this program has not begun MPI: nothing was done");
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "cddp_init_options.mpi_comm is given, but this program has not initialised MPI: nothing was done");
     st = process_start_mpi(&level, err);
     if (st != CDDP_OK)
         return st;
     name_library(process.library, sizeof process.library);
     one_at_a_time = level < MPI_THREAD_MULTIPLE;
     process.main_only = level < MPI_THREAD_SERIALIZED;
-    /* At this level calls must not meet, and of the program's own calls we do not know when they are. */
+    /* At this level calls must not overlap, and libcddp does not know when the program calls MPI. */
     process.own_threads = level == MPI_THREAD_MULTIPLE || (level == MPI_THREAD_SERIALIZED && initialised_by != 0);
     st = count_tags(err);
     if (st != CDDP_OK)
@@ -247,7 +254,7 @@ cddp_status cdi_mpi_process_begin(const struct cdi_world *world, struct cdi_erro
     if (!is_begun)
         st = process_begin(world, err);
     if (st == CDDP_OK && !cdi_mpi_process_lives())
-        st = cdi_fail(err, CDDP_E_INVALID, "this program has finalised MPI, which cannot be begun again");
+        st = cdi_fail(err, CDDP_E_INVALID, "this program has finalised MPI, which cannot be initialised again");
     if (st == CDDP_OK)
         st = process_compare_ranks(world, err);
     (void)pthread_mutex_unlock(&opening);
@@ -297,14 +304,15 @@ static cddp_status process_make(struct cdi_mpi_process **out, const struct cdi_w
     cddp_status st;
 
     if (atomic_load(&broken))
-        return cdi_fail(err, CDDP_E_INVALID, "MPI was left in the middle of an earlier failure: restart the program");
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "an earlier failure has left MPI in an undefined state: restart the program");
     p = calloc(1, sizeof *p);
     if (p == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     *p = process;
-    st = duplicate(p, base_of(world), world, err); /* without the lock: others may leave meanwhile */
+    st = duplicate(p, base_of(world), world, err); /* without the lock: other communicators may leave meanwhile */
     if (st != CDDP_OK) {
-        if (!atomic_load(&broken)) /* else MPI may still write to it */
+        if (!atomic_load(&broken)) /* otherwise MPI may still write to it */
             free(p);
         return st;
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reductions, the same bits on every rank and in every run: each rank owns a shard, gets that shard of every other
- * rank, sums them in rank order (cdi_reduce), and gives the result to who wants it. A shard goes in pieces, so that one
- * is summed while the next one is under way. As many bytes move as in the best algorithms, 2 (n-1)/n of the buffer for
- * an all-reduce, in 2 (n-1) messages per piece and rank. Small ones go whole to all ranks, which all sum them.
+ * Reductions with the same bits on every rank and in every run. Each rank owns a shard: it receives that shard from
+ * every other rank, sums them in rank order (cdi_reduce), and sends the result to the ranks that need it. A shard is
+ * sent in pieces, so that one is summed while the next is in transit. As many bytes move as in the best algorithms: 2
+ * (n-1)/n of the buffer for an all-reduce, in 2 (n-1) messages per piece and rank. Small inputs go to all ranks, which
+ * all sum them.
  */
 #include "worker/backend/mpi/state.h"
 #include "worker/math/reduce.h"
@@ -27,7 +28,7 @@ static size_t all_elements(const struct reduction *d)
     return d->op->kind == CDI_REDUCE_SCATTER ? d->op->count * (size_t)d->run->b->world.size : d->op->count;
 }
 
-/* Where shard r begins; that of `size` is the end. */
+/* Returns where shard r begins; for r == size, the end. */
 static size_t shard(const struct reduction *d, int r)
 {
     size_t n = (size_t)d->run->b->world.size, k = (size_t)r;
@@ -37,7 +38,7 @@ static size_t shard(const struct reduction *d, int r)
     return d->op->count / n * k + (d->op->count % n < k ? d->op->count % n : k);
 }
 
-/* Elements of piece k of shard r: from *at on, that many. */
+/* Sets *at to the begin of piece k of shard r. Returns its number of elements. */
 static size_t piece_of(const struct reduction *d, int r, size_t k, size_t *at)
 {
     size_t lo = shard(d, r), hi = shard(d, r + 1), from = lo + k * d->piece;
@@ -63,7 +64,7 @@ static uint8_t *slot(const struct reduction *d, size_t k, int r)
     return b->scratch + (k % CDI_SETS * (size_t)b->world.size + (size_t)r) * b->piece;
 }
 
-/* Where the sum of this rank's piece k goes. Who reduces for another one keeps it until it is sent. */
+/* Returns where the sum of this rank's piece k goes: to scratch memory if only another rank needs it. */
 static uint8_t *sum_at(const struct reduction *d, size_t k, size_t at)
 {
     const struct cdi_backend *b = d->run->b;
@@ -73,7 +74,7 @@ static uint8_t *sum_at(const struct reduction *d, size_t k, size_t at)
     return d->op->kind == CDI_REDUCE_SCATTER ? out_at(d, at - shard(d, b->world.rank)) : out_at(d, at);
 }
 
-/* Piece k of every shard to its owner. */
+/* Sends piece k of every shard to its owner. */
 static cddp_status send_parts(struct reduction *d, size_t k, struct cdi_error *err)
 {
     struct cdi_backend *b = d->run->b;
@@ -111,7 +112,10 @@ static bool wants(const struct reduction *d, int r)
     return d->op->kind == CDI_ALL_REDUCE || (d->op->kind == CDI_REDUCE && d->op->root == r);
 }
 
-/* The sum of this rank's piece k to who wants it, and theirs to this one. What is overwritten here was sent before. */
+/*
+ * Sends the sum of this rank's piece k to the ranks that need it, and receives theirs. Overwritten input was sent
+ * before.
+ */
 static cddp_status send_results(struct reduction *d, size_t k, struct cdi_error *err)
 {
     struct cdi_backend *b = d->run->b;
@@ -157,7 +161,7 @@ static cddp_status in_pieces(struct reduction *d, struct cdi_error *err)
     return st;
 }
 
-/* All inputs came to this rank; it sums what it wants of them. */
+/* This rank has received all inputs; it sums what it needs of them. */
 static cddp_status of_small(struct reduction *d, size_t bytes, struct cdi_error *err)
 {
     struct cdi_backend *b = d->run->b;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What operations are called, also those that are made of others. */
+/* Names of operations, including those that are made of others. */
 #include "hygiene.h"
 #include "worker/backend/describe.h"
 
@@ -19,7 +19,7 @@ static void is_called(enum cdi_coll_kind kind, enum cdi_asked asked, const char 
     cr_expect_str_eq(buf, text);
 }
 
-Test(op_text, an_operation_names_what_the_program_has_called)
+Test(describe, operation_names_the_public_call)
 {
     is_called(CDI_SEND, CDI_ASKED_ITSELF, "send of 3 float32 to rank 1");
     is_called(CDI_BARRIER, CDI_ASKED_ITSELF, "barrier");
@@ -32,7 +32,7 @@ Test(op_text, an_operation_names_what_the_program_has_called)
     is_called(CDI_BROADCAST, CDI_ASKED_ALL_GATHERV, "all_gatherv (broadcast of 3 float32 from rank 1)");
 }
 
-Test(op_text, the_flight_page_has_a_group_by_what_was_called)
+Test(describe, flight_page_names_group_by_public_call)
 {
     static const struct {
         enum cdi_coll_kind kind;
@@ -52,7 +52,7 @@ Test(op_text, the_flight_page_has_a_group_by_what_was_called)
                                   op_of(CDI_RECV, made[i].asked)};
 
         cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), made[i].name);
-        ops[2].asked = CDI_ASKED_ITSELF; /* the program has begun something else with it */
+        ops[2].asked = CDI_ASKED_ITSELF; /* the program has started other operations with it */
         cr_expect_str_eq(cdi_flight_op_name(cdi_flight_op_of_group(ops, 3)), "group");
     }
     cr_expect_eq(cdi_flight_op_of_group(&(struct cdi_coll){.kind = CDI_RECV}, 1), CDI_FLIGHT_RECV);

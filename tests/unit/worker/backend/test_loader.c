@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening the NCCL module on machines that lack something: each time the sentence says what. */
+/* Opening the NCCL module on nodes with a missing part: each error message names it. */
 #include "worker/backend/loader.h"
 
 #include "hygiene.h"
@@ -24,7 +24,7 @@ static cddp_status open_from(const char *dir, bool *is_there, struct cdi_error *
     return st;
 }
 
-Test(module, a_folder_without_the_module_is_named)
+Test(module, names_folder_without_module)
 {
     struct cdi_error err;
     bool is_there = true;
@@ -34,7 +34,7 @@ Test(module, a_folder_without_the_module_is_named)
     cr_assert_str_eq(err.msg, "there is no cddp_nccl.so in CDDP_MODULE_DIR='/nowhere'");
 }
 
-Test(module, without_the_variable_the_folders_are_named_that_were_searched)
+Test(module, names_searched_folders_without_variable)
 {
     const struct cdi_backend_ops *ops;
     struct cdi_error err;
@@ -47,7 +47,7 @@ Test(module, without_the_variable_the_folders_are_named_that_were_searched)
     NEED("(CDDP_MODULE_DIR names another folder)");
 }
 
-Test(module, a_file_that_is_no_library_is_told)
+Test(module, reports_file_that_is_not_a_library)
 {
     char dir[] = "cdi-module-XXXXXX", path[64];
     struct cdi_error err;
@@ -67,7 +67,7 @@ Test(module, a_file_that_is_no_library_is_told)
     (void)rmdir(dir);
 }
 
-Test(module, a_module_of_another_build_is_refused)
+Test(module, rejects_module_of_another_build)
 {
     struct cdi_error err;
     bool is_there;
@@ -91,7 +91,7 @@ static cddp_status open_with(const char *cuda, const char *nccl, struct cdi_erro
     return st;
 }
 
-Test(module, without_a_driver_there_is_no_gpu)
+Test(module, no_driver_means_no_gpu)
 {
     struct cdi_error err;
 
@@ -99,7 +99,7 @@ Test(module, without_a_driver_there_is_no_gpu)
     NEED("there is no NVIDIA driver on this node: /nowhere/libcuda.so.1");
 }
 
-Test(module, a_driver_without_devices_is_no_gpu_either)
+Test(module, driver_without_devices_counts_as_no_gpu)
 {
     struct cdi_error err;
 
@@ -108,7 +108,7 @@ Test(module, a_driver_without_devices_is_no_gpu_either)
     NEED("the NVIDIA driver finds no GPU");
 }
 
-Test(module, a_library_that_is_no_driver_is_too_old)
+Test(module, library_without_driver_symbols_is_too_old)
 {
     struct cdi_error err;
 
@@ -116,7 +116,7 @@ Test(module, a_library_that_is_no_driver_is_too_old)
     NEED("older than CUDA 12");
 }
 
-Test(module, a_gpu_without_nccl_is_an_error_that_says_how_to_get_it)
+Test(module, gpu_without_nccl_error_has_remedy)
 {
     struct cdi_error err;
 
@@ -125,7 +125,7 @@ Test(module, a_gpu_without_nccl_is_an_error_that_says_how_to_get_it)
     NEED("CDDP_BACKEND=cpu");
 }
 
-Test(module, a_library_that_is_not_nccl_is_told)
+Test(module, reports_library_that_is_not_nccl)
 {
     struct cdi_error err;
 

@@ -237,14 +237,14 @@ Test(collective, rejects_bad_arguments_by_name)
         cddp_coll_args work;
         const char *says;
     } cases[] = {
-        {{.coll = 0}, "cddp_coll_args.coll is 0, which is no collective"},
-        {{.coll = CDDP_COLL_REDUCE_SCATTERV + 1}, "cddp_coll_args.coll is 15, which is no collective"},
+        {{.coll = 0}, "cddp_coll_args.coll is 0, which is not a collective"},
+        {{.coll = CDDP_COLL_REDUCE_SCATTERV + 1}, "cddp_coll_args.coll is 15, which is not a collective"},
         {{.coll = CDDP_COLL_REDUCE, .dtype = CDDP_FLOAT32, .root = 1, .in = x, .out = x, .count = 1},
          "cddp_reduce: root 1 is not a rank of a world of 1"},
         {{.coll = CDDP_COLL_SEND, .dtype = CDDP_FLOAT32, .root = -1, .in = x, .count = 1},
          "cddp_send: peer -1 is not a rank of a world of 1"},
         {{.coll = CDDP_COLL_RECV, .dtype = CDDP_FLOAT32, .root = 0, .out = x, .count = 1},
-         "cddp_recv: rank 0 is this rank: what it sends to itself it receives in the same group"},
+         "cddp_recv: rank 0 is this rank: a message to itself needs its receive in the same group"},
         {{.coll = CDDP_COLL_ALL_TO_ALL, .dtype = CDDP_FLOAT32, .in = x, .out = x, .count = 1},
          "cddp_all_to_all: in and out overlap"},
         {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_INT32, .op = CDDP_AVG, .in = x, .out = x, .count = 1},
@@ -252,7 +252,7 @@ Test(collective, rejects_bad_arguments_by_name)
         {{.coll = CDDP_COLL_REDUCE_SCATTER, .dtype = CDDP_FLOAT32, .op = CDDP_SUM, .in = x, .out = x + 1, .count = 2},
          "cddp_reduce_scatter: out overlaps in, but is not this rank's part of it"},
         {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x},
-         "cddp_all_gatherv: out_counts is NULL, but says how many elements each rank has"},
+         "cddp_all_gatherv: out_counts is NULL, but must have the number of elements of each rank"},
         {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = x, .out = x, .out_counts = huge},
          "cddp_all_gatherv: no memory holds 18446744073709551615 elements"},
         {{.coll = CDDP_COLL_ALL_GATHERV, .dtype = CDDP_FLOAT32, .in = NULL, .out = x, .out_counts = one},
@@ -292,13 +292,13 @@ static int every_type(int rank)
         cddp_status status;
         const char *says;
     } cases[] = {
-        {CDDP_DTYPE_NONE, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 0 is no cddp_dtype"},
-        {(cddp_dtype)13, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 13 is no cddp_dtype"},
-        {(cddp_dtype)63, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 63 is no cddp_dtype"},
-        {(cddp_dtype)66, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 66 is no cddp_dtype"},
-        {CDDP_INT16, (cddp_redop)5, CDDP_E_INVALID, "cddp_all_reduce: 5 is no cddp_redop"},
-        {CDDP_INT16, (cddp_redop)63, CDDP_E_INVALID, "cddp_all_reduce: 63 is no cddp_redop"},
-        {CDDP_INT16, (cddp_redop)67, CDDP_E_INVALID, "cddp_all_reduce: 67 is no cddp_redop"},
+        {CDDP_DTYPE_NONE, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 0 is not a cddp_dtype"},
+        {(cddp_dtype)13, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 13 is not a cddp_dtype"},
+        {(cddp_dtype)63, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 63 is not a cddp_dtype"},
+        {(cddp_dtype)66, CDDP_SUM, CDDP_E_INVALID, "cddp_all_reduce: 66 is not a cddp_dtype"},
+        {CDDP_INT16, (cddp_redop)5, CDDP_E_INVALID, "cddp_all_reduce: 5 is not a cddp_redop"},
+        {CDDP_INT16, (cddp_redop)63, CDDP_E_INVALID, "cddp_all_reduce: 63 is not a cddp_redop"},
+        {CDDP_INT16, (cddp_redop)67, CDDP_E_INVALID, "cddp_all_reduce: 67 is not a cddp_redop"},
         {CDDP_INT16, CDDP_AVG, CDDP_E_INVALID,
          "cddp_all_reduce: a mean of int16 is not defined, use a floating-point type"},
         {CDDP_FLOAT64, CDDP_BOR, CDDP_E_INVALID,

@@ -22,7 +22,7 @@ static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int 
     return cdi_tcp_pump(run->t->tcp, links, n, fn, arg, cdi_run_what, run, err);
 }
 
-/* ----------------------------------------------------------------------------------- what are the others in? ---- */
+/* ----------------------------------------------------------------------------------------------------- opening ---- */
 
 struct opening {
     struct cdi_link *links[2]; /* n of them */
@@ -31,7 +31,7 @@ struct opening {
     uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
 };
 
-/* Nothing is compared before all that was awaited is there: then both neighbours say the same. */
+/* Compares only after all openings have arrived, so that both neighbours report the same error. */
 static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
 {
     struct opening *g = arg;
@@ -95,8 +95,8 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
-#define PIECES 8                       /* of a stretch, at least: so many that both directions are under way together */
-#define PIECE_LEAST_BYTES (16u * 1024) /* but not for less than this */
+#define PIECES 8                       /* at least so many, so that both directions are busy at the same time */
+#define PIECE_LEAST_BYTES (16u * 1024) /* the smallest piece */
 
 /* This chain's share of a staged piece. */
 static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, size_t *hi)
@@ -106,7 +106,7 @@ static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, siz
     cdi_share(left < p->most ? left : p->most, p->size, p->run->t->shm->rank, p->tcp->n_chains, lo, hi);
 }
 
-/* Where piece k begins in the whole of the operation, and its elements. */
+/* Returns where piece k begins in the whole operation, and sets *n to its number of elements. */
 static size_t piece_begin(const struct cdi_pipeline *p, size_t k, size_t *n)
 {
     size_t lo = 0, hi = p->a->count - k * p->most;
@@ -153,7 +153,7 @@ static uint8_t *result(const struct cdi_pipeline *p, int k_out, size_t k)
     return cdi_shm_stage_out(shm, shm->rank, k) + lo * p->size;
 }
 
-/* The lowest node that wants some of piece k: before it, nobody does. */
+/* Returns the lowest node that needs a part of piece k. */
 static int home_of(const struct cdi_pipeline *p, size_t k)
 {
     size_t n, at = piece_begin(p, k, &n);
@@ -174,7 +174,7 @@ static cddp_status take_partial(struct cdi_pipeline *p, bool *moved, struct cdi_
     return st;
 }
 
-/* Add the node's inputs to one piece. */
+/* Adds the inputs of the node to one piece. */
 static void reduce_piece(struct cdi_pipeline *p, bool *moved)
 {
     const struct cdi_coll *op = &p->run->w->op;
@@ -336,7 +336,7 @@ static cddp_status chain_move(struct cdi_run *run, struct cdi_link *link, bool o
 }
 
 /*
- * One direction at a time, without deadlock: all nodes handle the blocks in one order, and nobody turns to the next
+ * One direction at a time, without deadlock: all nodes handle the blocks in the same order, and no node begins the next
  * block before it has passed this one on.
  */
 cddp_status cdi_chain_relay(struct cdi_run *run, int from, const struct cdi_reach *reach, uint8_t *block, size_t len,

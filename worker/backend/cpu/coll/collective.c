@@ -23,7 +23,7 @@ static cddp_status run_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
     return CDDP_OK;
 }
 
-/* Within the node a barrier is a step; between nodes an empty stretch goes there and back. */
+/* Within the node a barrier is a step; between nodes it is a reduction of 0 elements. */
 static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_chain_op nothing = {.count = 0};

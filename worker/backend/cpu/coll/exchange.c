@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What only moves bytes: broadcast, all_gather(v) and all_to_all over the exchange; send and recv over mailboxes. */
+/*
+ * Operations that only move bytes: broadcast, all_gather(v) and all_to_all by an exchange, send and recv by mailboxes.
+ */
 #include "worker/backend/cpu/coll/exchange.h"
 
 #include "worker/backend/cpu/coll/chain.h"
@@ -11,13 +13,13 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Bytes of the piece at `at` of what rank gives. */
+/* Returns the bytes of the piece at `at` of a rank's data. */
 static size_t stretch(const struct cdi_cpu_comm *t, int rank, size_t at, size_t most)
 {
     return at < t->len[rank] ? smaller(most, t->len[rank] - at) : 0;
 }
 
-/* The longest of the node's pieces at `at`: all of its ranks find room for theirs alike. */
+/* Returns the longest piece at `at` of the node's ranks: all of them choose the same place for their pieces. */
 static size_t longest_here(const struct cdi_cpu_comm *t, size_t at, size_t most)
 {
     size_t longest = 0;
@@ -30,7 +32,7 @@ static size_t longest_here(const struct cdi_cpu_comm *t, size_t at, size_t most)
     return longest;
 }
 
-/* What the ranks [first, end) give from `at` on, behind one another at p. */
+/* Passes on the pieces of the ranks [first, end), which lie one after another at p. */
 static void take_all(const struct cdi_cpu_comm *t, int first, int end, size_t at, size_t most, const uint8_t *p,
                      cdi_take_fn take, void *arg)
 {
@@ -43,7 +45,7 @@ static void take_all(const struct cdi_cpu_comm *t, int first, int end, size_t at
     }
 }
 
-/* One step: every rank's piece at `at` to all ranks of the node. */
+/* One step: moves the piece at `at` of every rank to all ranks of the node. */
 static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_t at, size_t most, cdi_take_fn take,
                                  void *arg, struct cdi_error *err)
 {
@@ -64,7 +66,7 @@ static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_
     return st;
 }
 
-/* All that the node offered in the last step, in one block. */
+/* Copies all pieces of the node's last step into one block. */
 static void collect_block(const struct cdi_cpu_comm *t, size_t at, size_t most, uint8_t *block)
 {
     size_t longest = longest_here(t, at, most);
@@ -78,7 +80,7 @@ static void collect_block(const struct cdi_cpu_comm *t, size_t at, size_t most, 
     }
 }
 
-/* The nodes for which the pieces at `at` are. Of all_to_all they are a few ranks' blocks, else everybody's. */
+/* Returns the nodes that need the pieces at `at`: those of a few ranks for all_to_all, otherwise all. */
 static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t most)
 {
     const struct cdi_tcp *tcp = run->t->tcp;
@@ -92,8 +94,8 @@ static struct cdi_reach reach_of(const struct cdi_run *run, size_t at, size_t mo
 }
 
 /*
- * The same pieces to and from the other nodes, in the order of the nodes: local rank 0 moves the blocks, its slot shows
- * them to the others.
+ * Moves the same pieces to and from the other nodes, in the order of the nodes: local rank 0 moves the blocks, and the
+ * other ranks read them in its slot.
  */
 static cddp_status exchange_multinode(struct cdi_run *run, size_t at, size_t most, cdi_take_fn take, void *arg,
                                       struct cdi_error *err)
@@ -108,7 +110,7 @@ static cddp_status exchange_multinode(struct cdi_run *run, size_t at, size_t mos
         collect_block(t, at, most, tcp->ring);
         st = cdi_chain_begin(run, err);
     }
-    if (st == CDDP_OK && at == 0) /* an operation ends nowhere before the nodes were compared */
+    if (st == CDDP_OK && at == 0) /* no rank ends the operation before the nodes have compared it */
         st = cdi_step_after_network(run, err);
     for (int node = 0; node < tcp->n_nodes && st == CDDP_OK; node++) {
         size_t len = 0;
@@ -174,7 +176,7 @@ static cddp_status run_broadcast(struct cdi_run *run, struct cdi_error *err)
     return cdi_exchange(run, op->out, take_part, run, err);
 }
 
-/* In shared memory: each rank takes the others' blocks out of their arenas. */
+/* In shared memory: each rank copies the blocks of the others out of their arenas. */
 static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -218,7 +220,7 @@ static cddp_status run_all_gather(struct cdi_run *run, struct cdi_error *err)
     return cdi_exchange(run, mine, take_part, run, err);
 }
 
-/* Every rank gives all its blocks; each takes the one that is for it. */
+/* Every rank offers all its blocks; each rank takes its own ones. */
 static void take_block(void *arg, int from, size_t at, const uint8_t *p, size_t n)
 {
     const struct cdi_run *run = arg;
@@ -308,7 +310,7 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
     return st;
 }
 
-/* Until there is a piece in rank `from`'s mailbox that is for this rank. */
+/* Waits until the mailbox of rank `from` has a piece for this rank. */
 static cddp_status mail_await(struct cdi_run *run, int from, uint32_t *piece, struct cdi_error *err)
 {
     struct cdi_shm *s = run->t->shm;
@@ -324,7 +326,8 @@ static cddp_status mail_await(struct cdi_run *run, int from, uint32_t *piece, st
             *piece = taken + 1;
             return CDDP_OK;
         }
-        st = mail_wait(run, from, &m->taken, taken + 1, err); /* it is for somebody else: until they have it */
+        st = mail_wait(run, from, &m->taken, taken + 1,
+                       err); /* it is for another rank: wait until that rank has taken it */
         if (st != CDDP_OK)
             return st;
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* all_reduce, reduce and reduce_scatter: the same sums, of which a rank wants all, nothing, or its block. */
+/* all_reduce, reduce and reduce_scatter: the same sums, of which a rank needs all, nothing, or its block. */
 #include "worker/backend/cpu/coll/reduction.h"
 
 #include "worker/backend/cpu/coll/chain.h"
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* `count` elements are summed; this rank wants those in [lo, hi), at out. */
+/* `count` elements are summed; this rank needs those in [lo, hi), at out. */
 struct want {
     size_t count, size /* bytes of an element */, lo, hi;
     uint8_t *out;
@@ -28,7 +28,7 @@ static struct want want_of(const struct cdi_run *run)
     return w;
 }
 
-/* Elements [at, at + n) of the result are at p: keep what is wanted of them. */
+/* Copies what this rank needs of elements [at, at + n) of the result, which are at p. */
 static void keep_wanted(const struct want *w, size_t at, size_t n, const void *p)
 {
     size_t lo = at > w->lo ? at : w->lo, hi = at + n < w->hi ? at + n : w->hi;
@@ -37,7 +37,7 @@ static void keep_wanted(const struct want *w, size_t at, size_t n, const void *p
         memcpy(w->out + (lo - w->lo) * w->size, (const uint8_t *)p + (lo - at) * w->size, (hi - lo) * w->size);
 }
 
-/* A stretch of private data that fits a slot; in elements. */
+/* A piece of private data that fits a slot; in elements. */
 struct piece {
     size_t at, n;
 };
@@ -75,7 +75,7 @@ static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struc
     return CDDP_OK;
 }
 
-/* Offer everything but what this rank reduces itself. */
+/* Writes the input of this rank to its slot, except the share that it reduces itself. */
 static void offer_piece(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
 {
     size_t lo, hi;
@@ -86,7 +86,7 @@ static void offer_piece(const struct cdi_cpu_comm *t, const struct cdi_coll *op,
     memcpy(cdi_next_slot(t) + hi * w->size, in + hi * w->size, (p.n - hi) * w->size);
 }
 
-/* Reduce this rank's share of what all have offered in this step; others find it in the next. */
+/* Reduces this rank's share of the inputs of this step; the others read it in the next step. */
 static void reduce_share(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
 {
     size_t size = w->size, lo, hi;
@@ -138,7 +138,7 @@ static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, stru
     return CDDP_OK;
 }
 
-/* The parts of a region, from element lo on, as inputs and as outputs. */
+/* Sets inputs and outputs to the parts of a region, from element lo on. */
 static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -183,7 +183,7 @@ static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, str
 
 /* --------------------------------------------------------------------------------------------- several nodes ---- */
 
-/* Does this rank have a chain? Then which part of n elements is it to pass along? */
+/* Does this rank have a chain? If so, sets [*lo, *hi) to its share of n elements. */
 static bool chain_share(const struct cdi_cpu_comm *t, size_t n, size_t size, size_t *lo, size_t *hi)
 {
     if (t->shm->rank >= t->tcp->n_chains)
@@ -212,7 +212,7 @@ static cddp_status reduce_direct_multinode(struct cdi_run *run, const struct wan
     return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 
-/* One rank on each node: nothing is to be shown to others of the node, so the whole goes along the chain at once. */
+/* One rank on each node: there are no other ranks to share with, so all elements pass along the chain at once. */
 static cddp_status reduce_alone_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     const void *in = run->w->op.in;
@@ -222,7 +222,7 @@ static cddp_status reduce_alone_multinode(struct cdi_run *run, const struct want
     return cdi_chain_reduce(run, &a, err);
 }
 
-/* Private data that fits a slot: in through the slots of one step, out through those of the next. */
+/* Private data that fits a slot: inputs pass through the slots of one step, results through those of the next. */
 static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -256,7 +256,7 @@ static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want 
     return st;
 }
 
-/* Offer piece k of private data to all chains of the node. */
+/* Writes piece k of private data to the stage, for all chains of the node. */
 static void stage_in(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, size_t most,
                      size_t k)
 {
@@ -265,7 +265,7 @@ static void stage_in(const struct cdi_cpu_comm *t, const struct cdi_coll *op, co
     memcpy(cdi_shm_stage_in(t->shm, t->shm->rank, k), (const uint8_t *)op->in + at * w->size, n * w->size);
 }
 
-/* Take piece k of the result from all of them. */
+/* Copies piece k of the result from the stages of all of them. */
 static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t most, size_t k)
 {
     size_t at = k * most, n = w->count - at < most ? w->count - at : most, lo, hi;
@@ -277,10 +277,10 @@ static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t
 }
 
 /*
- * Private data, as a stream: between two steps of the node each chain goes on with all pieces that were offered so far,
- * but waits only for the one that was offered `delay` steps before. Why the stages suffice: piece k is offered before
- * step k and was reduced by all chains before step k + delay + 1; its result is there by then, and is read before step
- * k + delay + 2. So both places are free again for piece k + CDI_SHM_STAGES.
+ * Private data, as a stream: between two steps of the node each chain continues with all pieces that were staged so
+ * far, but waits only for the one that was staged `delay` steps earlier. Why the stages suffice: piece k is staged
+ * before step k, and all chains have reduced it before step k + delay + 1. Its result is complete by then, and is read
+ * before step k + delay + 2. So both places are free again for piece k + CDI_SHM_STAGES.
  */
 static cddp_status reduce_stream_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {

@@ -24,14 +24,14 @@ static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
     return region;
 }
 
-/* How a rank fared. */
+/* The outcome of a rank. */
 struct outcome {
     int32_t status;
     int32_t from;
     char text[CDI_SHM_TEXT];
 };
 
-/* The first failure is everybody's. */
+/* The first failure counts for all. */
 static void take_outcome(void *arg, int from, size_t at, const uint8_t *p, size_t n)
 {
     struct outcome *first = arg, other;
@@ -44,7 +44,7 @@ static void take_outcome(void *arg, int from, size_t at, const uint8_t *p, size_
     first->from = from;
 }
 
-/* Tell all ranks how it went here, and hear the same of them. */
+/* Exchanges the outcomes of all ranks. Sets *agreed to the first failure. */
 static cddp_status region_agree(struct cdi_run *run, cddp_status mine, const struct cdi_error *why,
                                 struct cdi_error *agreed, struct cdi_error *err)
 {
@@ -74,11 +74,11 @@ cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     region = region_alloc(t, w->region_bytes);
-    if (region == NULL) /* rare enough to end the communicator over it: peers are told by the abort word */
+    if (region == NULL) /* rare enough to abort the communicator, which the peers see */
         return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
     mine = cdi_fd_exchange_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
     if (broken)
-        st = cdi_fail_since(err, &why, "making shared memory: %.900s", why.msg);
+        st = cdi_fail_since(err, &why, "creating shared memory: %.900s", why.msg);
     else
         st = region_agree(run, mine, &why, w->region_err, err);
     if (st == CDDP_OK && w->region_err->status == CDDP_OK) {

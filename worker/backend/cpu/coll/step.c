@@ -54,7 +54,7 @@ static uint64_t hash_counts(const size_t *counts, int n)
     return h;
 }
 
-/* In the region, the memory of the whole: what all ranks put in, or get out. */
+/* Describes the place in the region of the whole: the input or output of all ranks. */
 static void desc_set_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
 {
     const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
@@ -68,7 +68,7 @@ static void desc_set_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
 static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
     const struct cdi_coll *op = &w->op;
-    /* Beside the operation, what a message says of it: who asked, and for which bucket. */
+    /* Next to the operation, for messages: the function that called it, and the bucket. */
     uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
     struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
 
@@ -111,7 +111,7 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
     return d;
 }
 
-/* The operation itself, without who asked for it. */
+/* Writes the operation itself, without the function that called it. */
 static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
@@ -138,7 +138,7 @@ static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
                    tail);
 }
 
-/* names: of the bucket's parameters, "" if they are not known. */
+/* names: of the parameters in the bucket, "" if they are not known. */
 static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
 {
     const char *asked = cdi_asked_name(d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff);
@@ -182,8 +182,8 @@ void cdi_run_what(const void *arg, char *buf, size_t cap)
 }
 
 /*
- * Descriptors that differ in one word differ in their hash: to fold a word and to multiply by an odd number can both be
- * undone. The products do not wait for one another.
+ * Descriptors that differ in one word have different hashes: folding a word and multiplying by an odd number are both
+ * invertible. The products do not depend on one another.
  */
 static uint64_t hash_desc(const struct cdi_shm_desc *d)
 {
@@ -198,7 +198,7 @@ static uint64_t hash_desc(const struct cdi_shm_desc *d)
     return h;
 }
 
-/* Equal, but for where the memory lies, which may differ? */
+/* Are both equal, except for the place of the memory, which may differ? */
 static bool desc_alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
 {
     struct cdi_shm_desc x = *a, y = *b;
@@ -210,7 +210,7 @@ static bool desc_alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *
     return memcmp(&x, &y, sizeof x) == 0;
 }
 
-/* Every rank looks at the same descriptors and so comes to the same sentence. */
+/* Every rank compares the same descriptors, and so returns the same error message. */
 static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
 {
     const struct cdi_cpu_comm *t = run->t;
@@ -242,10 +242,10 @@ void cdi_run_init(struct cdi_run *run, struct cdi_cpu_comm *t, const struct cdi_
 {
     *run = (struct cdi_run){.t = t, .w = work, .on_thread = on_thread, .desc = desc_make(t, work)};
     run->region = (const struct cdi_cpu_region *)work->op.region;
-    if (work->op.anywhere && t->tcp != NULL) { /* nodes compare their operations with their neighbours' only */
+    if (work->op.anywhere && t->tcp != NULL) { /* nodes compare operations only with their neighbours */
         run->region = NULL;
         run->desc.region = run->desc.offset = 0;
-    } else if (work->op.anywhere && t->n_regions > 0) { /* in the order of operations this is equal on all ranks */
+    } else if (work->op.anywhere && t->n_regions > 0) { /* equal on all ranks, since operations have one order */
         run->anywhere = true;
         run->desc.kind |= KIND_ANYWHERE;
     }

@@ -11,11 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLICE_MS 10 /* should sleeping ever fail */
+#define SLICE_MS 10 /* in case the sleep fails */
 
 #ifdef SYS_futex_waitv
 
-/* Until one of the words is no longer what it was; false: that cannot be waited for. */
+/* Sleeps until one of the words changes. Returns false if the kernel does not support that. */
 static bool abort_fd_sleep(struct futex_waitv *v, unsigned n)
 {
     return syscall(SYS_futex_waitv, v, n, 0, NULL, 0) >= 0 || errno == EAGAIN || errno == EINTR;
@@ -36,7 +36,7 @@ static void *abort_fd_main(void *arg)
         const uint64_t one = 1;
 
         if (cdi_wait_check(a->wait, NULL) != CDDP_OK) {
-            (void)!write(a->fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
+            (void)!write(a->fd, &one, sizeof one); /* cannot fail on an eventfd that was never written to */
             break;
         }
         if (!abort_fd_sleep(v, 3))
@@ -47,7 +47,7 @@ static void *abort_fd_main(void *arg)
 
 void cdi_abort_fd_start(struct cdi_abort_fd *a, const struct cdi_wait *wait)
 {
-    /* A word that is not what it should be: there is an answer at once, and it tells whether there ever is one. */
+    /* The word has another value, so the call returns at once: it shows whether the kernel supports it. */
     struct futex_waitv other = {.uaddr = (uintptr_t)&a->stop, .val = 1, .flags = FUTEX_32};
 
     a->wait = wait;

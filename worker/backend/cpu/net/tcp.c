@@ -11,9 +11,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define OVER_MS 300 /* how long data that are there are still taken after all waits have ended */
-#define NAP_MS 500  /* the longest sleep: so that it is seen when this process was stopped meanwhile */
-#define LOOK_MS 50  /* and for hang-ups within the node, and how long who sleeps does so without the node's sockets */
+#define OVER_MS 300 /* how long received data are still processed after all waits have ended */
+#define NAP_MS 500  /* the longest sleep, to notice that this process was stopped */
+#define LOOK_MS \
+    50 /* between two checks for hang-ups within the node; a sleep begins for so long without the node's sockets */
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
@@ -56,7 +57,7 @@ cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void
     return CDDP_OK;
 }
 
-/* At most `want` bytes; CDDP_OK: some came. */
+/* Receives at most `want` bytes. CDDP_OK: at least one was received. */
 static cddp_status link_receive(struct cdi_link *l, void *to, size_t want, size_t *got, bool *moved,
                                 struct cdi_error *err)
 {
@@ -89,7 +90,7 @@ cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body
             continue;
         st = cdi_tcp_get_header(f->head, &h, err);
         if (st == CDDP_OK && (h.type != type || h.len != len || h.seq != f->seq))
-            st = cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent something else than expected", l->rank);
+            st = cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent unexpected data", l->rank);
         f->body_done = 0;
     }
     while (st == CDDP_OK && f->body_done < len)
@@ -109,13 +110,13 @@ struct pumping {
     struct cdi_link *const *links;
     int n;
     int64_t deadline_ms, look_at_ms, looked_ms;
-    int64_t over_ms; /* all waits have ended; data that have come may be taken until then; 0: they have not */
-    bool last_try;   /* the deadline is over, and what came meanwhile has had its attempt */
+    int64_t over_ms; /* all waits have ended, and received data are processed until then; 0: they have not */
+    bool last_try;   /* the deadline is over, and data that arrived before it have had their attempt */
 };
 
 /*
- * Has anything ended all waits? An abort overtakes data that were sent before it, and an operation of which all has
- * come is done: so there is one more attempt, and further ones for a moment while they move anything.
+ * Has an event ended all waits? An abort overtakes data that were sent before it, and an operation whose data have all
+ * arrived succeeds. So there is one more attempt, and there are further ones for a moment while they move data.
  */
 static cddp_status pump_check(struct pumping *g, bool moved, struct cdi_error *err)
 {
@@ -141,7 +142,7 @@ static void pump_set_deadline(struct pumping *g)
         cdi_deadline_ms(g->looked_ms, g->tcp->wait->timeout_ms + (begun ? CDI_TCP_SLACK_DATA_MS : CDI_TCP_SLACK_OP_MS));
 }
 
-/* Who keeps us waiting: first whoever has not even begun. */
+/* Returns the link that this rank waits for; one that has not begun comes first. */
 static const struct cdi_link *pump_slowest(const struct pumping *g)
 {
     const struct cdi_link *who = NULL;
@@ -160,10 +161,10 @@ static cddp_status pump_timed_out(const struct pumping *g, struct cdi_error *err
     if (who == NULL)
         return cdi_fail(err, CDDP_E_TIMEOUT, "not done within %.4g s", seconds);
     return cdi_fail_by(err, cdi_wait_rank_of_job(g->tcp->wait, who->rank), CDDP_E_TIMEOUT,
-                       "rank %d did not %s within %.4g s", who->rank, who->begun ? "go on" : "come", seconds);
+                       "rank %d did not %s within %.4g s", who->rank, who->begun ? "continue" : "arrive", seconds);
 }
 
-/* The sockets of the node's other ranks, which hang up when those die; so many. */
+/* Adds the sockets of the node's other ranks, which hang up when those die. Returns their number. */
 static nfds_t watch_node(const struct cdi_shm *shm, struct pollfd *p)
 {
     nfds_t n = 0;
@@ -175,8 +176,8 @@ static nfds_t watch_node(const struct cdi_shm *shm, struct pollfd *p)
 }
 
 /*
- * Until something may move, something has ended all waits, or the deadline. Of the node's sockets, of which its first
- * rank has many, only a long sleep makes part.
+ * Sleeps until data may move, an event has ended all waits, or the deadline. Only a long sleep includes the sockets of
+ * the node, of which its first rank has many.
  */
 static void pump_sleep(struct pumping *g, struct pollfd *p, nfds_t n)
 {
@@ -192,7 +193,7 @@ static void pump_sleep(struct pumping *g, struct pollfd *p, nfds_t n)
     g->look_at_ms = 0;
 }
 
-/* Nothing could move: sleep, and see what else there is to know. */
+/* No data could move: sleeps, then checks for other events. */
 static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
 {
     struct pollfd *p = g->tcp->polled;
@@ -219,7 +220,7 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
 
         if (p[2 * i + 1].revents == 0)
             continue;
-        if (l->suspect) /* there was another round of attempts since, and it moved nothing */
+        if (l->suspect) /* there was another round of attempts since then, without progress */
             st = cdi_link_read_control(g->tcp, l, err);
         st = st == CDDP_IN_PROGRESS ? CDDP_OK : st;
         l->suspect = true;
@@ -235,11 +236,11 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
         return st;
     if (g->last_try)
         return pump_timed_out(g, err);
-    g->last_try = true; /* what came since the last attempt is not late */
+    g->last_try = true; /* data that arrived since the last attempt are in time */
     return CDDP_OK;
 }
 
-/* An attempt failed: if it was a socket that ended, why. */
+/* Finds out why an attempt failed, if a socket ended. */
 static cddp_status pump_explain(struct pumping *g, struct cdi_error *err)
 {
     for (int i = 0; i < g->n && err->status == CDDP_E_PEER; i++) {
@@ -289,7 +290,7 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
             break;
     }
     if (cdi_shm_aborted(shm, err) == st)
-        return st; /* another rank's sentence is whole */
+        return st; /* the message of another rank is complete */
     what(what_arg, name, sizeof name);
     return cdi_fail_since(err, &why, "%s: %.800s", name, why.msg);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How links come about. In the meeting place:
- *   node/N = "first rank, ranks" (by node N's first rank)   nodes = "token, ranks of each node" (by rank 0)
- *   addr/R = where rank R listens                           broken = "status sentence" of who could not join
- * The rank on the lower node connects, so that nobody needs an address of node 0, which often is the endpoint's host
- * and knows itself by a loopback address only.
+ * How links are made. Names in the out-of-band exchange:
+ *   node/N = "first rank, ranks" (by the first rank of node N)   nodes = "token, ranks of each node" (by rank 0)
+ *   addr/R = addresses of rank R                                 broken = "status message" of a rank that failed
+ * The rank on the lower node connects, so that no rank needs an address of node 0, which is often the endpoint's host
+ * and may know only a loopback address of itself.
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -21,18 +21,18 @@
 
 #define BROKEN "broken"
 #define SLICE_MS 20
-#define ASK_MS 300             /* how often who waits in the meeting place looks whether somebody has failed */
-#define CONNECT_MS 3000        /* to one of several addresses, at first */
-#define PATIENCE_MOST_MS 60000 /* the same, where one connects and nobody answers */
+#define ASK_MS 300             /* between two checks for failed ranks while this rank waits for a name */
+#define CONNECT_MS 3000        /* for one of several addresses, at first */
+#define PATIENCE_MOST_MS 60000 /* the same, where a connection gets no answer */
 
-/* ----------------------------------------------------------------------------------------- the meeting place ---- */
+/* ---------------------------------------------------------------------------------------- out-of-band exchange ---- */
 
 void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *why)
 {
     cdi_oob_tell_cause(oob, BROKEN, why);
 }
 
-/* Has anybody failed to join? */
+/* Has a rank failed to connect? */
 static cddp_status tcp_check_peers(const struct cdi_tcp *tcp, struct cdi_error *err)
 {
     char text[CDI_SHM_TEXT];
@@ -45,7 +45,7 @@ static cddp_status tcp_check_peers(const struct cdi_tcp *tcp, struct cdi_error *
     return cdi_oob_cause(text, err);
 }
 
-/* The text under `name`, once it is there; whose it is, for the sentence. */
+/* Waits for the text under `name`. whose, number: its owner, for the error message. */
 static cddp_status tcp_get_text(const struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
                                 size_t cap, int64_t deadline_ms, struct cdi_error *err)
 {
@@ -61,7 +61,7 @@ static cddp_status tcp_get_text(const struct cdi_tcp *tcp, const char *name, con
         if (st != CDDP_OK)
             return st;
         if (left <= ASK_MS)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "%s %d did not come to connect within %.4g s", whose, number,
+            return cdi_fail(err, CDDP_E_TIMEOUT, "%s %d did not connect within %.4g s", whose, number,
                             (double)(cdi_now_ms() - begin_ms) / 1000);
     }
 }
@@ -84,7 +84,7 @@ static bool parse_token(struct cdi_tcp *tcp, const char *hex)
     return true;
 }
 
-/* Rank 0: hear of all nodes, check that their ranks follow one another, tell everybody. */
+/* Rank 0: collects the nodes, checks that their ranks are in order, publishes the list. */
 static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int64_t deadline_ms, struct cdi_error *err)
 {
     char hex[2 * CDI_TCP_TOKEN + 1];
@@ -124,14 +124,14 @@ static cddp_status parse_nodes(struct cdi_tcp *tcp, const char *text, struct cdi
     int at = 0;
 
     if (strlen(text) < (size_t)2 * CDI_TCP_TOKEN || !parse_token(tcp, text))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "what rank 0 says of the nodes cannot be read");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "cannot parse the list of nodes that rank 0 has sent");
     tcp->n_chains = tcp->size;
     for (int n = 0; n < tcp->n_nodes; n++) {
         char *end;
         long ranks = strtol(p, &end, 10);
 
         if (end == p || ranks < 1 || ranks > tcp->size - at)
-            return cdi_fail(err, CDDP_E_PROTOCOL, "what rank 0 says of the nodes cannot be read");
+            return cdi_fail(err, CDDP_E_PROTOCOL, "cannot parse the list of nodes that rank 0 has sent");
         p = end;
         tcp->first[n] = at;
         at += (int)ranks;
@@ -161,7 +161,7 @@ static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, i
         st = gather_nodes(tcp, text, cap, deadline_ms, err);
     else if (st == CDDP_OK)
         st = tcp_get_text(tcp, "nodes", "rank", 0, text, cap, deadline_ms + CDI_TCP_SLACK_OP_MS,
-                          err); /* it may wait, too */
+                          err); /* rank 0 may wait, too */
     return st == CDDP_OK ? parse_nodes(tcp, text, err) : st;
 }
 
@@ -182,7 +182,7 @@ int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank)
 
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
 
-/* The timeout, for errors: the deadline was set a moment before it began to count. */
+/* Returns the timeout for error messages; the deadline was set a moment before the wait. */
 static double seconds(int64_t begin_ms, int64_t deadline_ms)
 {
     int64_t hundredths = (deadline_ms - begin_ms + 5) / 10;
@@ -190,7 +190,7 @@ static double seconds(int64_t begin_ms, int64_t deadline_ms)
     return (double)hundredths / 100;
 }
 
-/* How far an attempt came: the further, the more it tells. */
+/* The progress of an attempt; the most advanced one gives the best error message. */
 enum how_far { NOT_CONNECTED, NOT_OURS, HUNG_UP, NO_ANSWER, CONNECTED };
 
 struct attempt {
@@ -209,7 +209,7 @@ static bool tcp_wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t
     return false;
 }
 
-/* Introduce ourselves, and hear from the other side that it is who we mean. */
+/* Sends a hello, and checks that of the peer. */
 static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, enum cdi_tcp_channel channel,
                               int64_t deadline_ms)
 {
@@ -274,13 +274,14 @@ static struct attempt connect_at(struct cdi_tcp *tcp, const struct cdi_address *
     if (try.how_far != CONNECTED && l->data >= 0) {
         int dead = l->data;
 
-        cdi_tcp_set_socket(tcp, &l->data, -1); /* first: a child that is forked now closes what stands there */
+        cdi_tcp_set_socket(tcp, &l->data,
+                           -1); /* before the close: a child that is forked now closes the socket in the link */
         (void)close(dead);
     }
     return try;
 }
 
-/* All addresses of the rank in turn, each for patience_ms at most; *best is the attempt that came furthest. */
+/* Tries all addresses of the rank in turn, each for at most patience_ms; *best is the most advanced attempt. */
 static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link *l, bool pair, int64_t patience_ms,
                           int64_t deadline_ms, struct attempt *best)
 {
@@ -303,35 +304,34 @@ static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link
     }
 }
 
-/* The time is over. */
+/* Reports that the time is over. */
 static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_link *l, const char *text,
                                  const struct attempt *best, double waited_s, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(tcp->wait, l->rank);
-    const char *why = best->how_far == NOT_OURS ? "something else answers there" : strerror(best->errnum);
+    const char *why = best->how_far == NOT_OURS ? "another program answers there" : strerror(best->errnum);
 
     if (best->how_far == NO_ANSWER)
-        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT,
-                           "rank %d did not come within %.4g s: it does not answer yet at %.200s", l->rank, waited_s,
-                           text);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "rank %d did not arrive within %.4g s: no answer yet at %.200s",
+                           l->rank, waited_s, text);
     if (best->how_far == HUNG_UP)
-        return cdi_fail_by(
-            err, of_job, CDDP_E_TIMEOUT,
-            "cannot connect to rank %d at %.200s: it hangs up before it answers; see whether it has failed, "
-            "and whether something else connects to its port",
-            l->rank, text);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT,
+                           "cannot connect to rank %d at %.200s: it closes the connection without an answer; check "
+                           "whether it has failed, "
+                           "and whether another program connects to its port",
+                           l->rank, text);
     return cdi_fail_by(
         err, of_job, CDDP_E_TIMEOUT,
         "cannot connect to rank %d at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
         " on its node",
         l->rank, text, why,
-        best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED ? ", so the rank is not there, or no longer"
+        best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED ? ", so the rank has not started or has exited"
                                                                        : "");
 }
 
 /*
- * A rank that is still busy answers late. So all addresses are tried again and again, for twice as long where one
- * connects and nobody answers: the right address gets its answer in the end.
+ * A rank that is still busy answers late. So all addresses are tried repeatedly, for twice as long where a connection
+ * gets no answer, until the right address answers.
  */
 static cddp_status tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
                                struct cdi_error *err)
@@ -368,14 +368,14 @@ static cddp_status tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_li
 
         if (st == CDDP_OK && now >= look_at_ms) {
             st = tcp_check_peers(tcp, err);
-            /* Far from the meeting place a look takes long, and meanwhile nobody is let in. */
+            /* With a slow store a check takes long, and no connection is accepted meanwhile. */
             look_at_ms = cdi_now_ms() + ASK_MS + 4 * (cdi_now_ms() - now);
         }
         if (st != CDDP_OK)
             return st;
         if (now >= deadline_ms)
             return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,
-                               "rank %d did not come within %.4g s: it has not connected yet", l->rank,
+                               "rank %d did not arrive within %.4g s: it has not connected yet", l->rank,
                                seconds(begin_ms, deadline_ms));
         cdi_listener_accept(tcp);
     }
@@ -403,7 +403,7 @@ cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, s
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------------------ life ---- */
+/* ------------------------------------------------------------------------------------------ create and destroy ---- */
 
 static void close_link(struct cdi_link *l)
 {
@@ -480,7 +480,7 @@ static cddp_status tcp_make_links(struct cdi_tcp *tcp, int local_rank, int64_t d
         return CDDP_OK;
     tcp->ring = malloc((size_t)CDI_TCP_RING * CDI_SHM_PIECE_BYTES);
     if (tcp->ring == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for pieces on their way");
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for pieces in transit");
     if (tcp->node > 0)
         tcp->prev.rank = tcp->first[tcp->node - 1] + local_rank;
     if (tcp->node + 1 < tcp->n_nodes) {

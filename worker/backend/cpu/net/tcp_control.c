@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The control sockets: what ranks of different nodes say to each other beside the data. A thread of this rank's own,
- * the ear, reads them at all times, also while the program computes: it ends the waits of the whole node and passes on
- * what it hears, so that an abort comes through nodes that wait for nobody. Where there is no such thread (no
- * descriptor, no thread to be had), a rank that waits for a link's data reads its control socket.
+ * The control sockets, on which ranks of different nodes send aborts and goodbyes. A separate thread reads them at all
+ * times, also while the program computes. It ends the waits of the whole node and passes an abort on, also through
+ * nodes where no rank waits. Without such a thread (no descriptor, no thread available), a rank that waits for the data
+ * of a link reads its control socket.
  */
 #include "common/clock.h"
 #include "worker/backend/cpu/net/tcp.h"
@@ -19,34 +19,34 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define END_CAUSE_MS 300    /* a data socket ended: its control socket says why */
-#define CONTROL_SLICE_MS 50 /* how often the ear looks at shared memory where no bell rings for that */
+#define END_CAUSE_MS 300    /* after the end of a data socket, for its control socket to report why */
+#define CONTROL_SLICE_MS 50 /* between two checks of shared memory, where there is no abort fd */
 /*
- * The ear reads only when nothing has come in over the network for a while. An abort may overtake data that were sent
- * before it, and an operation whose data are all there must succeed. The same holds for a rank that ends without a
- * goodbye because it had nothing more to do. A rank that waits for the data of this link reads at once.
+ * The thread reads only after the network has been quiet for a while. An abort may overtake data that were sent before
+ * it, and an operation whose data have all arrived must succeed. The same holds for a rank that ends without a goodbye
+ * after its last operation. A rank that waits for the data of this link reads at once.
  */
 #define NEWS_QUIET_MS 150
 #define DEATH_QUIET_MS 1000
-#define QUIET_AT_LAST_MS 3000 /* then even if something still moves */
+#define QUIET_AT_LAST_MS 3000 /* after this time even if data still move */
 
-/* --------------------------------------------------------------------------------------------------- hearing ---- */
+/* --------------------------------------------------------------------------------------------------- receiving ---- */
 
-/* A whole frame is there, or something else than a frame. */
+/* Handles a complete frame, or bytes that are not a frame. */
 static void handle_frame(struct cdi_tcp *tcp, struct cdi_link *l, cddp_status header, const struct cdi_tcp_header *h)
 {
     struct cdi_error why;
 
     if (header == CDDP_OK && h->type == CDI_TCP_IS_ABORT) {
         (void)cdi_tcp_get_abort(l->control_in + CDI_TCP_HEADER, h->len, &why);
-        cdi_shm_abort(tcp->wait->shm, &why); /* the text is whole, as it is */
+        cdi_shm_abort(tcp->wait->shm, &why); /* the text is complete */
         atomic_store(&l->fate, CDI_LINK_LEFT);
     } else {
         atomic_store(&l->fate, header == CDDP_OK && h->type == CDI_TCP_IS_BYE ? CDI_LINK_LEFT : CDI_LINK_BROKEN);
     }
 }
 
-/* Read what there is; tcp->lock is held. */
+/* Reads available bytes; tcp->lock is held. */
 static void read_control_locked(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     struct cdi_tcp_header h = {.len = 0};
@@ -89,7 +89,7 @@ cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struc
         return cdi_wait_died(tcp->wait, l->rank, l->who, err);
     if (fate == CDI_LINK_BROKEN)
         return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL,
-                           "rank %d sent something else than expected", l->rank);
+                           "rank %d sent unexpected data", l->rank);
     return CDDP_IN_PROGRESS;
 }
 
@@ -114,7 +114,7 @@ cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct c
             return st;
         st = cdi_wait_check(tcp->wait, err);
     }
-    if (st == CDDP_OK) /* the link's fate is set only after what it had to say */
+    if (st == CDDP_OK) /* the fate of a link is set after its message */
         st = cdi_wait_check(tcp->wait, err);
     if (st != CDDP_OK)
         return st;
@@ -124,9 +124,9 @@ cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct c
     return cdi_wait_died(tcp->wait, l->rank, l->who, err);
 }
 
-/* ---------------------------------------------------------------------------------------------------- saying ---- */
+/* ----------------------------------------------------------------------------------------------------- sending ---- */
 
-/* tcp->lock is held, also while the frame goes out: a thread that closes the socket comes after it. */
+/* tcp->lock is held until the frame is sent, so that no other thread closes the socket before. */
 static void send_control_locked(struct cdi_link *l, enum cdi_tcp_type type, const void *body, uint32_t len)
 {
     uint8_t out[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX];
@@ -138,7 +138,7 @@ static void send_control_locked(struct cdi_link *l, enum cdi_tcp_type type, cons
     cdi_tcp_put_header(out, &h);
     if (len > 0)
         memcpy(out + CDI_TCP_HEADER, body, len);
-    /* The only frame that ever goes this way: an empty socket buffer takes it. */
+    /* The only frame in this direction: it fits the empty socket buffer. */
     (void)send(l->control, out, CDI_TCP_HEADER + len, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -168,12 +168,12 @@ void cdi_tcp_send_goodbye(struct cdi_tcp *tcp)
     send_control_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
 }
 
-/* --------------------------------------------------------------------------------------------------- the ear ---- */
+/* -------------------------------------------------------------------------------------------------- the thread ---- */
 
-/* A wait until the network is quiet: before the ear reads, and before it takes a rank for dead. */
+/* A wait until the network is quiet: before the thread reads, and before it reports a death. */
 struct quiet {
     bool is_on;
-    uint32_t moved; /* as it was when this stretch of quiet began */
+    uint32_t moved; /* its value when the network became quiet */
     int64_t quiet_ms, quiet_at_ms, last_ms;
 };
 
@@ -190,7 +190,7 @@ static void quiet_begin(const struct cdi_tcp *tcp, struct quiet *v, int64_t quie
                         .last_ms = now + QUIET_AT_LAST_MS};
 }
 
-/* True once, when the network has been quiet for long enough. */
+/* Returns true once, after the network has been quiet for long enough. */
 static bool is_quiet(const struct cdi_tcp *tcp, struct quiet *v)
 {
     uint32_t moved = cdi_wait_moved(tcp->wait);
@@ -207,7 +207,7 @@ static bool is_quiet(const struct cdi_tcp *tcp, struct quiet *v)
     return true;
 }
 
-/* The first link whose end is a failure, or NULL. All links are heard. */
+/* Reads all links. Returns the first one that ended by a failure, or NULL. */
 static struct cdi_link *read_all_control(struct cdi_tcp *tcp)
 {
     struct cdi_link *failed = NULL;
@@ -226,7 +226,7 @@ static struct cdi_link *read_all_control(struct cdi_tcp *tcp)
     return failed;
 }
 
-/* What was heard ends the waits of the node. */
+/* Ends the waits of the node with the error of a link. */
 static void abort_node(struct cdi_tcp *tcp, struct cdi_link *l)
 {
     struct cdi_error why;
@@ -260,7 +260,7 @@ static void *control_main(void *arg)
         if (is_quiet(tcp, &death))
             abort_node(tcp, failed);
         if (cdi_wait_check(tcp->wait, NULL) != CDDP_OK) {
-            cdi_tcp_pass_abort(tcp); /* also of other ranks of this node, which may have no link */
+            cdi_tcp_pass_abort(tcp); /* also an abort of other ranks of this node, which may have no link */
             break;
         }
     }
@@ -300,7 +300,7 @@ void cdi_control_stop(struct cdi_tcp *tcp)
     if (c->epoll < 0)
         return;
     atomic_store(&c->stop, 1);
-    (void)!write(c->wake_fd, &one, sizeof one); /* of an eventfd that was never written to it cannot fail */
+    (void)!write(c->wake_fd, &one, sizeof one); /* cannot fail on an eventfd that was never written to */
     (void)pthread_join(c->thread, NULL);
     (void)close(c->epoll);
     (void)close(c->wake_fd);
@@ -313,5 +313,5 @@ void cdi_control_add(struct cdi_tcp *tcp, struct cdi_link *l)
     l->made = true;
     (void)pthread_mutex_unlock(&tcp->lock);
     if (tcp->control.epoll >= 0)
-        (void)control_watch(&tcp->control, l->control, l); /* out of memory: a rank that waits for its data hears it */
+        (void)control_watch(&tcp->control, l->control, l); /* out of memory: a rank that waits for its data reads it */
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a forked child does with the sockets that it inherits. One that only execs loses them anyway (O_CLOEXEC). */
+/* Closes inherited sockets in a forked child. A child that only calls exec loses them anyway (O_CLOEXEC). */
 #include "worker/backend/cpu/net/tcp.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-/* The connections of this process: of its communicator, and of parts of it. */
+/* The connections of this process: of its communicators and their parts. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cdi_tcp *first;
 
@@ -36,7 +36,7 @@ static void close_sockets(struct cdi_tcp *tcp)
     tcp->listener.n_fds = 0;
 }
 
-/* All locks are held over the fork: the child finds everything whole, and can use the locks. */
+/* All locks are held during the fork: the child has a consistent state, and can use the locks. */
 static void tcp_fork_prepare(void)
 {
     (void)pthread_mutex_lock(&lock);
@@ -60,7 +60,8 @@ static void tcp_fork_child(void)
 
 static void register_handlers(void)
 {
-    (void)pthread_atfork(tcp_fork_prepare, tcp_fork_parent, tcp_fork_child); /* out of memory: as without it */
+    (void)pthread_atfork(tcp_fork_prepare, tcp_fork_parent,
+                         tcp_fork_child); /* out of memory: the child keeps the sockets */
 }
 
 void cdi_tcp_fork_register(struct cdi_tcp *tcp)

@@ -61,7 +61,7 @@ cddp_status cdi_tcp_get_header(const uint8_t in[CDI_TCP_HEADER], struct cdi_tcp_
     uint32_t type = get32(in + 4), len = get32(in + 12);
 
     if (get32(in) != MAGIC || !length_fits(type, len))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "something else than a frame of this libcddp arrived");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "received data that is not a frame of this libcddp");
     h->type = (enum cdi_tcp_type)type;
     h->seq = get32(in + 8);
     h->len = len;
@@ -74,7 +74,7 @@ void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h
     uint8_t *p = out + CDI_TCP_TOKEN;
 
     memcpy(out, h->token, CDI_TCP_TOKEN);
-    memcpy(p, &mark, 4); /* as this machine has it: data travel in its order */
+    memcpy(p, &mark, 4); /* in the byte order of this node, which the data have */
     put32(p + 4, (uint32_t)h->from);
     put32(p + 8, (uint32_t)h->to);
     put32(p + 12, (uint32_t)h->pid);
@@ -89,9 +89,9 @@ cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_he
 
     memcpy(&mark, p, 4);
     if (mark != BYTE_ORDER_MARK)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "the other machine has another byte order");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the other node has another byte order");
     if (channel >= CDI_TCP_CHANNELS)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "something else than a rank of this libcddp has connected");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the peer is not a rank of this libcddp");
     memcpy(h->token, in, CDI_TCP_TOKEN);
     h->from = (int32_t)get32(p + 4);
     h->to = (int32_t)get32(p + 8);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the ranks of other nodes connect to, and which connections are let in. */
+/* The sockets that the ranks of other nodes connect to, and the connections that are admitted. */
 #include "worker/backend/cpu/net/tcp_listener.h"
 
 #include "common/cleanup.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define SLICE_MS 20
-#define HELLO_MS 5000 /* a connection that has not said by then who it is, is closed */
+#define HELLO_MS 5000 /* for the hello of a pending connection, which is closed then */
 #define BACKLOG 64
 
 static cddp_status tcp_listen(const struct cdi_address *a, int *out, struct cdi_error *err)
@@ -44,7 +44,7 @@ cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *rea
         char one[CDI_ADDRESS_TEXT];
         int fd = -1;
 
-        at[i].u.v4.sin_port = 0; /* at the same place in both families */
+        at[i].u.v4.sin_port = 0; /* at the same offset in both families */
         st = tcp_listen(&at[i], &fd, err);
         if (st != CDDP_OK)
             break;
@@ -99,7 +99,7 @@ struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank)
     return l;
 }
 
-/* Was it closed by the other side, which then has tried again? */
+/* Has the peer closed it? Then it has tried again. */
 static bool is_dead(int fd)
 {
     char c;
@@ -122,7 +122,7 @@ void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi
     (void)pthread_mutex_unlock(&tcp->lock);
 }
 
-/* The place of a connection that `h` opens, or NULL: it has none, or it is taken. */
+/* Returns the socket of a link that `h` opens, or NULL: there is none, or it is in use. */
 static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
 {
     struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
@@ -146,7 +146,7 @@ static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struc
     return *slot < 0 ? slot : NULL;
 }
 
-/* Adopt a connection whose hello is complete, or close it. */
+/* Admits a connection whose hello is complete, or closes it. */
 static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
     uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
@@ -225,7 +225,7 @@ int cdi_listener_slot(const struct cdi_listener *d)
     return best;
 }
 
-/* False: there is nobody more at the door. */
+/* Accepts one connection. Returns false if there is none. */
 static bool accept_from(struct cdi_tcp *tcp, int listener)
 {
     struct cdi_address from = {.len = sizeof from.u};
@@ -239,7 +239,7 @@ static bool accept_from(struct cdi_tcp *tcp, int listener)
     if (s->fd >= 0)
         (void)close(s->fd);
     *s = (struct cdi_pending_conn){.fd = fd, .until_ms = cdi_now_ms() + HELLO_MS, .from = from};
-    read_hello(tcp, s); /* a rank introduces itself at once, and then needs no place */
+    read_hello(tcp, s); /* a rank sends its hello at once, and then needs no slot */
     return true;
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages are of one fixed size over SOCK_SEQPACKET, so that none is ever partial. Bringing the control segment:
- * (ranks are those within the node)
+ * All messages have one size and use SOCK_SEQPACKET, so that none is ever partial. The control segment (ranks are local
+ * ranks):
  *     rank r -> 0: hello    0 -> r: segment (descriptor)    r -> 0: mapped?    0 -> r: all mapped?
- * and the parts of a region: each rank sends its descriptor to rank 0, which hands one after another to everybody, so
- * that nobody holds more than one descriptor at a time, whatever the number of ranks.
+ * The parts of a region: each rank sends its descriptor to rank 0, which passes one after another to all, so that no
+ * rank holds more than one descriptor at a time, for any number of ranks.
  */
 #include "worker/backend/cpu/node/fd_exchange.h"
 
@@ -24,13 +24,11 @@
 #include <unistd.h>
 
 #define FD_EXCHANGE_MAGIC 0x43444448u
-#define SOCKET_NAME                                                                                                    \
-    "shm"                   /* in the meeting place, by node: "+name of the first rank's socket", or why there is none \
-                             */
-#define CAUSE_NAME "broken" /* the same: why it failed, for those whose connection just ends */
+#define SOCKET_NAME "shm"   /* by node: "+name of the first rank's socket", or why there is none */
+#define CAUSE_NAME "broken" /* the same: why it failed, for ranks whose connection ends */
 #define SLICE_MS 20
 #define SLACK_MS 1000
-#define ASK_MS 200 /* between two looks at the members of a part while the first one's socket is not there */
+#define ASK_MS 200 /* between two checks of the members of a part, before the first one's socket exists */
 
 struct message {
     uint32_t magic;
@@ -40,12 +38,12 @@ struct message {
     char text[CDI_SHM_TEXT];
 };
 
-/* Until when, and what else ends the wait. */
+/* The deadline, and the other events that end the wait. */
 struct deadline {
     int64_t deadline_ms;
     const struct cdi_flight *flight;
     const struct cdi_wait *wait;        /* NULL before there is a segment */
-    const struct cdi_world *connecting; /* then: whose segment it is */
+    const struct cdi_world *connecting; /* then: the world that connects */
 };
 
 static cddp_status fdx_check(const struct deadline *p, struct cdi_error *err)
@@ -76,7 +74,7 @@ static cddp_status fdx_wait_fd(int fd, short events, const struct deadline *p, s
     }
 }
 
-/* Send m, and fd unless it is negative. */
+/* Sends m, and fd unless it is negative. */
 static cddp_status fdx_send(int sock, const struct message *m, int fd, const struct deadline *p, struct cdi_error *err)
 {
     struct iovec iov = {.iov_base = (void *)(uintptr_t)m, .iov_len = sizeof *m};
@@ -108,7 +106,7 @@ static cddp_status fdx_send(int sock, const struct message *m, int fd, const str
             return cdi_fail(err, CDDP_E_PEER, "the connection ended");
         if (errno != EAGAIN && errno != ETOOMANYREFS)
             return cdi_fail_errno(err, errno, "cannot send to a rank of this node");
-        if (errno == ETOOMANYREFS) { /* too many descriptors are under way; they will arrive */
+        if (errno == ETOOMANYREFS) { /* too many descriptors are in transit; they will arrive */
             const struct timespec ms = {.tv_nsec = 1000000};
 
             (void)nanosleep(&ms, NULL);
@@ -121,10 +119,7 @@ static cddp_status fdx_send(int sock, const struct message *m, int fd, const str
     }
 }
 
-/*
- * Receive m; *fd (may be NULL) is the descriptor that came with it, or -1 with *lost = errno where this process could
- * not take it.
- */
+/* Receives m. *fd (may be NULL) is its descriptor, or -1: there is none, or this process has no free descriptor. */
 static cddp_status fdx_recv(int sock, struct message *m, int *fd, const struct deadline *p, struct cdi_error *err)
 {
     struct iovec iov = {.iov_base = m, .iov_len = sizeof *m};
@@ -152,7 +147,7 @@ static cddp_status fdx_recv(int sock, struct message *m, int *fd, const struct d
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
             memcpy(&got, CMSG_DATA(c), sizeof got);
     if ((size_t)n != sizeof *m || m->magic != FD_EXCHANGE_MAGIC)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "a rank of this node sent something else than expected");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "a rank of this node sent unexpected data");
     m->text[sizeof m->text - 1] = '\0';
     if (fd != NULL)
         *fd = cdi_steal_fd(&got);
@@ -217,9 +212,7 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err)
     return cdi_fail_by(err, blamed - 1, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", text + at);
 }
 
-/* ------------------------------------------------------------------------------------------- the first rank's side
- * ---------
- */
+/* ---------------------------------------------------------------------------------------------- the first rank ---- */
 
 static cddp_status fdx_listen(char name[64], int *out, int backlog, struct cdi_error *err)
 {
@@ -229,7 +222,7 @@ static cddp_status fdx_listen(char name[64], int *out, int backlog, struct cdi_e
     socklen_t len;
 
     if (fd < 0)
-        return cdi_fail_errno(err, errno, "cannot make a socket");
+        return cdi_fail_errno(err, errno, "cannot create a socket");
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return cdi_fail_errno(err, errno, "cannot get random bytes");
     (void)snprintf(name, 64, "cddp-%016" PRIx64 "%016" PRIx64, random[0], random[1]);
@@ -261,7 +254,7 @@ static cddp_status fdx_welcome(struct cdi_shm *s, int sock, int memfd, const str
     return st;
 }
 
-/* The sentence for "not everybody came", unless a rank has said why. */
+/* Reports the ranks that are missing. */
 static cddp_status fdx_missing(const struct cdi_shm *s, const struct cdi_world *world, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
@@ -273,8 +266,8 @@ static cddp_status fdx_missing(const struct cdi_shm *s, const struct cdi_world *
             first = first == 0 ? r : first;
         }
     return cdi_fail_by(err, cdi_rank_of_job(world, s->first + first), CDDP_E_TIMEOUT,
-                       "%d of %d ranks did not come to share memory within %.4g s: %s", missing.n, s->size,
-                       (double)world->join_timeout_ms / 1000, missing.text);
+                       "%d of %d ranks did not take part in the shared-memory setup within %.4g s: %s", missing.n,
+                       s->size, (double)world->join_timeout_ms / 1000, missing.text);
 }
 
 static cddp_status fdx_accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
@@ -308,12 +301,12 @@ static cddp_status fdx_accept_all(struct cdi_shm *s, int listener, int memfd, co
         if (fdx_welcome(s, sock, memfd, p, err) == CDDP_OK)
             n++;
         else
-            (void)close(sock); /* not one of ours, or it died: if it was a rank, the deadline will tell */
+            (void)close(sock); /* not a rank of this node, or it died: then the deadline reports it */
     }
     return CDDP_OK;
 }
 
-/* Collect "mapped" from all, and tell all whether everybody could. */
+/* Collects "mapped" from all ranks. Returns the first failure. */
 static cddp_status fdx_agree(struct cdi_shm *s, const struct cdi_world *world, const struct deadline *p,
                              struct cdi_error *err)
 {
@@ -325,10 +318,10 @@ static cddp_status fdx_agree(struct cdi_shm *s, const struct cdi_world *world, c
         struct cdi_error why;
 
         st = fdx_recv(s->socks[r], &m, NULL, p, &why);
-        if (st != CDDP_OK && why.blamed > 0) /* what else has ended the wait */
+        if (st != CDDP_OK && why.blamed > 0) /* another event has ended the wait */
             *err = why;
         else if (st != CDDP_OK)
-            (void)cdi_fail_by(err, of_job, st, "rank %d went away while memory was shared: %.800s", s->first + r,
+            (void)cdi_fail_by(err, of_job, st, "rank %d exited during the shared-memory setup: %.800s", s->first + r,
                               why.msg);
         else if (m.status != CDDP_OK)
             st = cdi_fail_by(err, of_job, (cddp_status)m.status, "rank %d: %s", s->first + r, m.text);
@@ -342,7 +335,7 @@ static void fdx_tell_all(struct cdi_shm *s, const struct deadline *p, cddp_statu
 
     for (int r = 1; r < s->size; r++)
         if (s->socks[r] >= 0)
-            (void)fdx_send(s->socks[r], &m, -1, p, NULL); /* who died meanwhile is noticed at the next wait */
+            (void)fdx_send(s->socks[r], &m, -1, p, NULL); /* the next wait notices a rank that died meanwhile */
 }
 
 static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *world, const struct deadline *p,
@@ -380,7 +373,7 @@ static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *wor
     return st;
 }
 
-/* ------------------------------------------------------------------------------------------ the others' side ---- */
+/* --------------------------------------------------------------------------------------------- the other ranks ---- */
 
 static cddp_status fdx_connect(const char *name, int first, int *out, struct cdi_error *err)
 {
@@ -389,9 +382,9 @@ static cddp_status fdx_connect(const char *name, int first, int *out, struct cdi
     int rc;
 
     if (fd < 0)
-        return cdi_fail_errno(err, errno, "cannot make a socket");
+        return cdi_fail_errno(err, errno, "cannot create a socket");
     if (strlen(name) + 2 > sizeof a.sun_path)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d's socket has an impossible name", first);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the socket of rank %d has an invalid name", first);
     do
         rc = connect(fd, (struct sockaddr *)&a, abstract_address(&a, name)); /* blocks only while the backlog is full */
     while (rc != 0 && errno == EINTR);
@@ -414,7 +407,7 @@ static cddp_status map_control(struct cdi_shm *s, int memfd, struct cdi_error *e
     cddp_status st;
 
     if (memfd < 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "cannot take over shared memory: too many open files");
+        return cdi_fail(err, CDDP_E_SYSTEM, "cannot receive shared memory: too many open files");
     st = cdi_shm_map(&s->mapper, memfd, s->bytes, &segment, err);
     if (st == CDDP_OK) {
         st = cdi_shm_adopt(s, segment, err);
@@ -434,7 +427,7 @@ static cddp_status fdx_map_over(struct cdi_shm *s, const struct deadline *p, str
         st = fdx_recv(s->socks[0], &m, &memfd, p, err);
     if (st != CDDP_OK)
         return st;
-    if (m.status != CDDP_OK) /* it did not come to our turn */
+    if (m.status != CDDP_OK) /* another rank failed first */
         return cdi_fail(err, (cddp_status)m.status, "%s", m.text);
     st = map_control(s, memfd, err);
     if (st == CDDP_OK)
@@ -448,7 +441,7 @@ static cddp_status fdx_map_over(struct cdi_shm *s, const struct deadline *p, str
     return st;
 }
 
-/* Where the first rank's socket is. A part's members are looked after meanwhile. */
+/* Waits for the socket of the first rank, and checks the members of a part meanwhile. */
 static cddp_status find_socket(const struct cdi_oob *oob, const char *name, char *where, size_t cap,
                                const struct deadline *p, struct cdi_error *err)
 {
@@ -479,7 +472,7 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
 
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
-                           "rank %d did not offer its shared memory within %.4g s", s->first,
+                           "rank %d did not begin the shared-memory setup within %.4g s", s->first,
                            (double)world->join_timeout_ms / 1000);
     if (st != CDDP_OK)
         return st;
@@ -492,16 +485,17 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
         return st;
     }
     st = fdx_map_over(s, p, err);
-    if (st == CDDP_E_PEER && err->blamed > 0) /* the agent, or the whole of this part, knows who died */
+    if (st == CDDP_E_PEER && err->blamed > 0) /* the agent or the parent communicator knows the rank that died */
         return st;
-    /* The first rank knows who did not come, and may have begun to wait a moment later. */
+    /* The first rank knows the missing ranks, and may have begun its wait a moment later. */
     if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) &&
         cdi_oob_get_text(&world->keys, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
         return cdi_oob_cause(text, err);
     if (st == CDDP_E_PEER)
-        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died while memory was shared", s->first);
+        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died during the shared-memory setup",
+                           s->first);
     if (st == CDDP_E_TIMEOUT)
-        return cdi_fail(err, st, "not all ranks came to share memory within %.4g s",
+        return cdi_fail(err, st, "the shared-memory setup timed out after %.4g s",
                         (double)world->join_timeout_ms / 1000);
     return st;
 }
@@ -552,27 +546,27 @@ static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m
     if (m->status != CDDP_OK) /* the text names the rank */
         return cdi_fail(err, (cddp_status)m->status, "%s", m->text);
     if (m->bytes != bytes)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d made a region of another size", s->first + rank);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d created a region of another size", s->first + rank);
     if (fd < 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot take over shared memory: too many open files",
+        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot receive shared memory: too many open files",
                         s->first + s->rank);
     if (cdi_shm_map(&s->mapper, fd, bytes, part, err) != CDDP_OK)
         return cdi_error_wrap(err, "rank %d", s->first + s->rank);
     return CDDP_OK;
 }
 
-/* Between two ranks of a communicator that is there: whose connection it was, for the sentence. */
+/* Adds the peer of a connection to the error, in a communicator that exists. */
 static cddp_status name_peer(const struct deadline *p, int rank, cddp_status st, struct cdi_error *err)
 {
     const struct cdi_wait *w = p->wait;
 
-    if (err->blamed > 0) /* an abort, or the agent, names who it was */
+    if (err->blamed > 0) /* an abort or the agent names the rank */
         return st;
     if (st == CDDP_E_PEER)
         return cdi_wait_gone(w, rank, err);
     rank += w->shm->first;
     if (st == CDDP_E_TIMEOUT)
-        return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "rank %d did not come within %.4g s", rank,
+        return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "rank %d did not arrive within %.4g s", rank,
                            (double)w->timeout_ms / 1000);
     return st;
 }
@@ -593,7 +587,7 @@ static cddp_status fdx_recv_from(struct cdi_shm *s, int rank, struct message *m,
     return st == CDDP_OK ? st : name_peer(p, rank, st, err);
 }
 
-/* Rank 0: get r's message (its own is there already) and hand it to all but r. */
+/* Rank 0: receives the message of r (its own is in *m) and passes it to all ranks except r. */
 static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *fd, const struct deadline *p,
                              struct cdi_error *err)
 {
@@ -601,8 +595,7 @@ static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *f
 
     if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
         m->status = CDDP_E_SYSTEM;
-        (void)snprintf(m->text, sizeof m->text, "rank %d cannot take over shared memory: too many open files",
-                       s->first);
+        (void)snprintf(m->text, sizeof m->text, "rank %d cannot receive shared memory: too many open files", s->first);
     }
     for (int to = 1; to < s->size && st == CDDP_OK; to++)
         if (to != r)
@@ -613,7 +606,7 @@ static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *f
 cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
 {
     struct cdi_shm *s = w->shm;
-    /* Rank 0 knows who keeps all waiting: the others leave it the time to say so. */
+    /* Rank 0 knows the rank that delays all: the others give it the time to report that. */
     int64_t timeout_ms = w->timeout_ms + (s->rank == 0 ? 0 : SLACK_MS);
     const struct deadline p = {
         .deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms), .flight = w->flight, .wait = w};

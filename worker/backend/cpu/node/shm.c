@@ -19,7 +19,7 @@
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
 #define SHM_VERSION 7u
-#define HUGE_PAGE ((size_t)2 << 20) /* where it is another size, asking for them fails, and no more */
+#define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
@@ -58,7 +58,7 @@ size_t cdi_shm_bytes(int size, bool staged)
     return head_bytes(size) + slots_bytes(size) + stages;
 }
 
-/* Address space for `bytes` bytes, whole pages, that begins where a huge page can lie; NULL with errno set. */
+/* Reserves address space for `bytes` bytes, whole pages, aligned for huge pages. Returns NULL with errno set. */
 static void *reserve(size_t bytes)
 {
     uint8_t *p = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -100,9 +100,9 @@ static int shm_allocate(int fd, size_t at, size_t bytes)
 }
 
 /*
- * Ask for huge pages, one for each that is whole: sums over large arenas gain a seventh, and making them is faster than
- * making 512 small ones. Collapsing works whatever the system's setting for shared memory is. Where it does not (an old
- * kernel, no huge page free), the page stays a hole here, and small pages fill it.
+ * Requests a huge page for each complete one: sums over large arenas are a seventh faster, and allocating them is
+ * faster than allocating 512 small ones. Collapsing works for any system setting for shared memory. Where it fails (an
+ * old kernel, no free huge page), the page stays a hole here, and small pages fill it.
  */
 static void try_huge(int fd, size_t bytes)
 {
@@ -112,8 +112,7 @@ static void try_huge(int fd, size_t bytes)
         return;
     p = map_memfd(fd, bytes);
     for (size_t at = 0; p != NULL && at + HUGE_PAGE <= bytes; at += HUGE_PAGE)
-        if (shm_allocate(fd, at, 1) != 0 ||
-            madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0) /* of a hole there is nothing */
+        if (shm_allocate(fd, at, 1) != 0 || madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0) /* a hole has no pages */
             break;
     if (p != NULL)
         (void)munmap(p, bytes);
@@ -125,11 +124,11 @@ cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *out, struct cdi_e
     int rc;
 
     if (fd < 0)
-        return cdi_fail_errno(err, errno, "cannot make shared memory");
+        return cdi_fail_errno(err, errno, "cannot create shared memory");
     try_huge(fd, bytes);
     rc = shm_allocate(fd, 0, bytes);
     if (rc != 0) {
-        (void)cdi_fail_errno(err, rc, "cannot get %zu bytes of shared memory", bytes);
+        (void)cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
         if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
             err->status = CDDP_E_NOMEM;
         return rc == ENOMEM || rc == ENOSPC || rc == EFBIG ? CDDP_E_NOMEM : CDDP_E_SYSTEM;
@@ -145,7 +144,7 @@ cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void *
     void *p;
 
     if (fstat(fd, &sb) != 0 || (uint64_t)sb.st_size < bytes || (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "a peer's shared memory is not what it should be");
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the shared memory of a peer is invalid");
     p = m->map != NULL ? m->map(m->arg, fd, bytes) : map_memfd(fd, bytes);
     if (p == NULL) {
         (void)cdi_fail_errno(err, errno, "cannot map %zu bytes of shared memory", bytes);
@@ -237,7 +236,7 @@ void cdi_shm_format(struct cdi_shm *s, void *segment)
 {
     struct cdi_shm_header *h = segment;
 
-    /* A new memfd is all zero, which is the right start for everything else. */
+    /* A new memfd is all zero, which is the right initial value of everything else. */
     h->magic = SHM_MAGIC;
     h->version = SHM_VERSION;
     h->size = (uint32_t)s->size;
@@ -265,7 +264,7 @@ void cdi_shm_hold(struct cdi_shm *s, int fd)
         atomic_store(&s->ranks[s->rank].holds, 1);
 }
 
-/* Ranks that may be threads of this process (tests) pass for alive: a process does not see its own locks. */
+/* Ranks that may be threads of this process (tests) count as alive: a process does not see its own locks. */
 bool cdi_shm_has_died(const struct cdi_shm *s, int rank)
 {
     struct flock theirs = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
@@ -288,7 +287,7 @@ void cdi_shm_leave(struct cdi_shm *s)
         struct cdi_shm_rank *me = &s->ranks[s->rank];
 
         atomic_store(&me->left, 1);
-        for (uint32_t parity = 0; parity < 2; parity++) /* not changed, but who sleeps on it must look at `left` */
+        for (uint32_t parity = 0; parity < 2; parity++) /* unchanged, but sleepers must check `left` */
             shm_wake_all(&me->post[parity].value);
         shm_wake_all(&me->mail.sent.value);
         for (int r = 0; r < s->size; r++)
@@ -318,8 +317,8 @@ void cdi_shm_destroy(struct cdi_shm *s)
 void cdi_counter_wake(struct cdi_counter *c)
 {
     /*
-     * Changes of sleepers, this one included, have one order. A sleeper that comes before it is seen here and woken;
-     * one that comes after it sees everything before it, so the new value, and does not sleep.
+     * Changes of `sleepers`, including this one, have one order. This call sees and wakes a sleeper before it; a
+     * sleeper after it sees the new value and does not sleep.
      */
     if (atomic_fetch_add_explicit(&c->sleepers, 0, memory_order_acq_rel) != 0)
         shm_wake_all(&c->value);
@@ -340,7 +339,7 @@ void cdi_shm_abort(struct cdi_shm *s, const struct cdi_error *why)
     if (h == NULL)
         return;
     if (!atomic_compare_exchange_strong(&h->abort, &none, ABORT_WRITING)) {
-        shm_wake_all(&h->abort); /* the rank that was first may have died before it did so */
+        shm_wake_all(&h->abort); /* the first rank may have died before it stored the text */
         return;
     }
     shm_wake_all(&h->abort); /* a rank that wakes up here waits for the text, but not for long */
@@ -352,7 +351,7 @@ void cdi_shm_abort(struct cdi_shm *s, const struct cdi_error *why)
     shm_wake_all(&h->abort);
 }
 
-/* The abort has been told. */
+/* The abort has a text. */
 static cddp_status read_abort(struct cdi_shm_header *h, struct cdi_error *err)
 {
     char text[CDI_SHM_TEXT];
@@ -377,7 +376,7 @@ cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
 
     if (state == ABORT_NONE)
         return CDDP_OK;
-    /* The writer needs a microsecond, unless it was killed in it. */
+    /* The writer needs a microsecond, unless it was killed. */
     for (int i = 0; i < 100 && state != ABORT_TOLD; i++) {
         const struct timespec ms = {.tv_nsec = 1000000};
 
@@ -385,7 +384,7 @@ cddp_status cdi_shm_aborted(const struct cdi_shm *s, struct cdi_error *err)
         state = atomic_load_explicit(&h->abort, memory_order_acquire);
     }
     if (state != ABORT_TOLD)
-        return cdi_fail(err, CDDP_E_ABORTED, "another rank gave up, and died or was stopped before it could say why");
+        return cdi_fail(err, CDDP_E_ABORTED, "another rank failed, and died or was stopped before it could report why");
     return read_abort(h, err);
 }
 
@@ -411,7 +410,7 @@ int cdi_shm_hung_up(struct cdi_shm *s)
             continue;
         if (!cdi_shm_left(s, r))
             return r;
-        (void)close(s->socks[r]); /* it left as it should */
+        (void)close(s->socks[r]); /* it left with a goodbye */
         s->socks[r] = -1;
     }
     return cdi_shm_died(s);

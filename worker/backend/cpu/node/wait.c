@@ -19,13 +19,13 @@
 #define SPINS 2000
 #define SPINS_AT_ONCE 40
 #define ASIDE_MS 20           /* at least, between two moves to another processor */
-#define SPINS_A_LOOK 100      /* pauses between looks at where the peer runs */
-#define SLICE_MS 50           /* how often a sleeper looks for hang-ups */
-#define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must look at the others */
-#define STOPPED_MS 1000       /* a sleep that took so much longer than it should was not a sleep */
-#define CHAIN_SHOWN 4         /* ranks of a chain of waits */
+#define SPINS_A_LOOK 100      /* pauses between checks of the peer's processor */
+#define SLICE_MS 50           /* between two checks of a sleeper for hang-ups */
+#define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must poll the others */
+#define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
+#define CHAIN_SHOWN 4         /* ranks in a chain of waits */
 #define DIED "rank %d (%s) died, or exited without cddp_finalize"
-#define AGENT_GRACE_MS 100 /* a hang-up was seen: the agent's sentence about the death is on its way */
+#define AGENT_GRACE_MS 100 /* after a hang-up, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
 {
@@ -42,12 +42,12 @@ void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *f
 
 cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err)
 {
-    cddp_status st = cdi_flight_check(w->flight, err); /* first: its sentence knows more */
+    cddp_status st = cdi_flight_check(w->flight, err); /* first: its message has the cause */
 
     return st != CDDP_OK ? st : cdi_shm_aborted(w->shm, err);
 }
 
-/* Do we sit on the processor that local rank `rank` needs to get on? */
+/* Does this thread occupy the processor that local rank `rank` needs? */
 static bool in_its_way(const struct cdi_wait *w, int rank)
 {
     return rank != w->shm->rank &&
@@ -63,9 +63,9 @@ static bool has_rank(const struct cdi_wait *w, int cpu)
 }
 
 /*
- * The scheduler has put this rank and `rank` onto one processor though there are enough: the higher one moves to one
- * where no rank was seen. Only a push: the thread may run afterwards where it might before. Seldom, since it costs some
- * 20 us and the scheduler may have its reasons.
+ * The scheduler has put this rank and `rank` onto one processor although there are enough: the higher rank moves to a
+ * processor without a rank. The affinity of the thread is then restored. This is rare, since it costs about 20 us and
+ * the scheduler may have its reasons.
  */
 static void step_aside(struct cdi_wait *w, int rank)
 {
@@ -82,7 +82,7 @@ static void step_aside(struct cdi_wait *w, int rank)
         CPU_ZERO(&one);
         CPU_SET(cpu, &one);
         if (sched_setaffinity(0, sizeof one, &one) == 0 && sched_getaffinity(0, sizeof now_may, &now_may) == 0 &&
-            CPU_EQUAL(&now_may, &one)) /* else the program has changed it meanwhile */
+            CPU_EQUAL(&now_may, &one)) /* otherwise the program has changed it meanwhile */
             (void)sched_setaffinity(0, sizeof may, &may);
         (void)cdi_shm_tell_cpu(w->shm);
         return;
@@ -129,7 +129,7 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
         }
         (void)nanosleep(&ms, NULL);
     }
-    cdi_flight_miss(w->flight, of_job); /* of another node our agent knows nothing: that node's does */
+    cdi_flight_miss(w->flight, of_job); /* the agent of this node knows nothing of other nodes */
     return cdi_fail_by(err, of_job, CDDP_E_PEER, DIED, rank, how);
 }
 
@@ -198,14 +198,14 @@ int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
     return gone;
 }
 
-/* A wait under way. */
+/* A wait in progress. */
 struct waiting {
     int rank;
     struct cdi_counter *c;
-    bool one; /* only this rank is waited for */
+    bool one; /* the only rank to wait for */
     uint32_t step;
     int64_t deadline_ms, look_at_ms, looked_ms;
-    uint32_t moved; /* what `moved` of all ranks summed up to */
+    uint32_t moved; /* the last sum of `moved` of all ranks */
 };
 
 uint32_t cdi_wait_moved(const struct cdi_wait *w)
@@ -237,7 +237,7 @@ static void wait_set_deadline(const struct cdi_wait *w, struct waiting *g)
     g->deadline_ms = cdi_deadline_ms(g->looked_ms, w->timeout_ms + w->slack_ms);
 }
 
-/* "T": what /proc/PID/stat says of a process; "?": it cannot be read. */
+/* Returns the state of a process in /proc/PID/stat, such as 'T'; '?': it cannot be read. */
 static char state_of(int pid)
 {
     char path[32], text[512] = "";
@@ -249,11 +249,11 @@ static char state_of(int pid)
     fd = open(path, O_RDONLY | O_CLOEXEC);
     n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
     text[n > 0 ? n : 0] = '\0';
-    name_end = strrchr(text, ')'); /* the name may hold anything */
+    name_end = strrchr(text, ')'); /* the name may contain any character */
     return name_end != NULL && name_end[1] == ' ' ? name_end[2] : '?';
 }
 
-/* Where to look: " (pid 77, which is stopped)". */
+/* Writes the process of a rank and its state: " (pid 77, which is stopped)". */
 static void say_where(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
     int pid = (int)atomic_load(&w->shm->ranks[rank].pid);
@@ -265,7 +265,10 @@ static void say_where(const struct cdi_wait *w, int rank, char *buf, size_t cap)
                                   : "");
 }
 
-/* The local rank that local rank `rank` waits for; -1: none; size of the node or more: *world is of another node. */
+/*
+ * Returns the local rank that local rank `rank` waits for; -1: none; size of the node or more: *world is on another
+ * node.
+ */
 static int next_in_chain(const struct cdi_shm *s, int rank, int *world)
 {
     *world = (int)atomic_load_explicit(&s->ranks[rank].waits_for, memory_order_relaxed) - 1;
@@ -275,9 +278,9 @@ static int next_in_chain(const struct cdi_shm *s, int rank, int *world)
 }
 
 /*
- * Local rank `rank` did not come, perhaps because it waits for another one itself: follow that to its end. Whoever's
- * clock fires first speaks for all. ": it waits for rank 2, which waits for rank 3 (pid 77, which is stopped)".
- * Returns the rank at the end; where ranks wait in a circle, the one that did not come.
+ * Local rank `rank` is missing, perhaps because it waits for another rank itself. Follows that chain to its end: ": it
+ * waits for rank 2, which waits for rank 3 (pid 77, which is stopped)". The first rank that times out reports for all.
+ * Returns the rank at the end, or `rank` where ranks wait in a circle.
  */
 static int wait_explain(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
@@ -305,7 +308,7 @@ static int wait_explain(const struct cdi_wait *w, int rank, char *buf, size_t ca
     return s->first + rank;
 }
 
-/* The first of several that did not come which waits for another one itself. */
+/* Returns the first of several missing ranks that waits for another rank itself. */
 static void say_who_waits(const struct cdi_wait *w, const struct waiting *g, char *buf, size_t cap)
 {
     buf[0] = '\0';
@@ -319,7 +322,7 @@ static void say_who_waits(const struct cdi_wait *w, const struct waiting *g, cha
     }
 }
 
-/* The time is over, unless something has moved since it began, or somebody came meanwhile. */
+/* Reports a timeout, unless data have moved since it began, or a rank has arrived meanwhile. */
 static cddp_status wait_timed_out(const struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     struct cdi_rank_list missing = {0};
@@ -330,7 +333,7 @@ static cddp_status wait_timed_out(const struct cdi_wait *w, struct waiting *g, s
         wait_set_deadline(w, g);
         return CDDP_OK;
     }
-    if (cdi_counter_reached(g->c, g->step)) /* while this rank looked at all else */
+    if (cdi_counter_reached(g->c, g->step)) /* while this rank checked other events */
         return CDDP_OK;
     for (int r = 0; r < w->shm->size; r++)
         if (g->one ? r == g->rank : !cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step)) {
@@ -345,11 +348,11 @@ static cddp_status wait_timed_out(const struct cdi_wait *w, struct waiting *g, s
         first = wait_explain(w, last, why, sizeof why);
     else
         say_who_waits(w, g, why, sizeof why);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "rank%s %s did not come within %.4g s%s",
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "rank%s %s did not arrive within %.4g s%s",
                        missing.n > 1 ? "s" : "", missing.text, (double)w->timeout_ms / 1000, why);
 }
 
-/* Sleep until the counter, the agent's word or the abort word changes, at the latest at until_ms. */
+/* Sleeps until the counter, the agent's word or the abort word changes, until until_ms at the latest. */
 static void wait_sleep(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen, uint32_t agent_seen, int64_t until_ms)
 {
     _Atomic uint32_t *agent = cdi_flight_wake_word(w->flight);
@@ -367,7 +370,7 @@ static void wait_sleep(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen,
 
         if (rc >= 0 || errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT)
             return;
-        w->no_waitv = true; /* an old kernel, or a filter of system calls */
+        w->no_waitv = true; /* an old kernel, or a system call filter */
     }
 #else
     (void)v;
@@ -376,7 +379,7 @@ static void wait_sleep(struct cdi_wait *w, struct cdi_counter *c, uint32_t seen,
     (void)syscall(SYS_futex, &c->value, FUTEX_WAIT, seen, &slice, NULL, 0);
 }
 
-/* Everything but the counter that can end the wait. */
+/* Checks all events that can end the wait, except the counter. */
 static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi_error *err)
 {
     cddp_status st = cdi_wait_check(w, err);
@@ -441,12 +444,12 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
     if (st == CDDP_OK)
         return CDDP_OK;
     if (cdi_shm_aborted(w->shm, err) == st)
-        return st; /* a peer's sentence is whole */
+        return st; /* the message of a peer is complete */
     what(arg, name, sizeof name);
     return cdi_fail_since(err, &why, "%s: %.800s", name, why.msg);
 }
 
-/* Are all there within a moment? */
+/* Do all arrive within a moment? */
 static bool all_at_once(const struct cdi_wait *w, uint32_t step, int spins)
 {
     int r = 0;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is the CPU backend's own, between real processes; what every backend must do is in tests/conformance.
- */
+/* The CPU backend between real processes. Tests for all backends are in tests/conformance. */
 #include "common/clock.h"
 #include "common/cpus.h"
 #include "hygiene.h"
@@ -24,7 +22,7 @@
 
 CDI_SUITE(cpu, .timeout = 100);
 
-/* Element i of rank r's input: anything, but the same whoever computes it. */
+/* Returns element i of the input of rank r: arbitrary, but equal on all ranks. */
 static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)
 {
     size_t size = cddp_dtype_size(dtype);
@@ -48,7 +46,7 @@ static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned sal
     }
 }
 
-/* What every rank must hold after an all-reduce: computed here from all inputs. */
+/* Computes the result of an all-reduce from all inputs. */
 static void expect(void *want, int size, size_t count, cddp_dtype dtype, cddp_redop op, unsigned salt)
 {
     const void *in[RANKS_MAX] = {NULL};
@@ -99,25 +97,25 @@ static int stay_away(struct rank *r)
 {
     r->world.timeout_ms = r->rank == 1 ? 60000 : 2000;
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1) { /* comes only when the others have given up */
+    if (r->rank == 1) { /* arrives only after the others have timed out */
         while (atomic_load(&r->board->flag[0]) < 2)
             (void)usleep(1000);
         RANK_CHECK(rank_do(r, &barrier) == CDDP_E_TIMEOUT);
-        RANK_CHECK(strstr(r->err.msg, "gave up: barrier: rank 1 did not come within 2 s") != NULL);
+        RANK_CHECK(strstr(r->err.msg, "gave up: barrier: rank 1 did not arrive within 2 s") != NULL);
         return 0;
     }
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_TIMEOUT);
-    RANK_CHECK(strstr(r->err.msg, "barrier: rank 1 did not come within 2 s") != NULL);
+    RANK_CHECK(strstr(r->err.msg, "barrier: rank 1 did not arrive within 2 s") != NULL);
     atomic_fetch_add(&r->board->flag[0], 1);
     return 0;
 }
 
-Test(cpu, a_rank_that_never_comes_is_named_at_the_deadline)
+Test(cpu, names_missing_rank_at_deadline)
 {
     cr_assert_eq(ranks_fork(3, 20, stay_away, NULL, NULL), 0);
 }
 
-/* Else who sleeps has to look around now and then. */
+/* Otherwise a sleeping rank has to check from time to time. */
 static bool can_wait_for_several_words(void)
 {
 #ifdef SYS_futex_waitv
@@ -150,7 +148,7 @@ static int told_by_the_agent(struct rank *r)
         pid_t teller = fork();
 
         if (teller == 0) {
-            (void)usleep(500000); /* until the rank sleeps; it must be told also where it is slower than this */
+            (void)usleep(500000); /* until the rank sleeps; a rank that is slower must notice it, too */
             cdi_flight_tell_death(agent, 7, "rank 7 was killed by signal 9 (SIGKILL)");
             _exit(0);
         }
@@ -171,12 +169,12 @@ static int told_by_the_agent(struct rank *r)
     return 0;
 }
 
-Test(cpu, what_the_agent_says_ends_a_wait)
+Test(cpu, agent_report_ends_wait)
 {
     cr_assert_eq(ranks_fork(2, 20, told_by_the_agent, NULL, NULL), 0);
 }
 
-Test(cpu, what_the_agent_says_ends_a_wait_for_sockets)
+Test(cpu, agent_report_ends_socket_wait)
 {
     static const struct ranks_layout two_nodes = {.name = "1+1", .node_size = {1, 1}};
 
@@ -184,8 +182,8 @@ Test(cpu, what_the_agent_says_ends_a_wait_for_sockets)
 }
 
 /*
- * Both ranks begin on one processor, though they may use two. The scheduler may part them too; what only this library
- * could do wrong is to leave a rank bound.
+ * Both ranks begin on one processor, although they may use two. The scheduler may separate them, too; only this library
+ * could leave a rank bound.
  */
 static int together(struct rank *r)
 {
@@ -213,7 +211,7 @@ static int together(struct rank *r)
     do {
         RANK_CHECK(rank_do(r, &op) == CDDP_OK);
         here = sched_getcpu();
-        same = r->rank == 0 ? -here : here; /* together 0 where both are on one processor */
+        same = r->rank == 0 ? -here : here; /* their sum is 0 if both are on one processor */
         RANK_CHECK(rank_do(r, &sum) == CDDP_OK);
         apart = same;
         same = cdi_now_ms() < until;
@@ -226,7 +224,7 @@ static int together(struct rank *r)
     return 0;
 }
 
-Test(cpu, ranks_on_one_processor_part_where_there_are_two)
+Test(cpu, ranks_on_one_processor_separate_if_two_are_free)
 {
     if (cdi_usable_cpus() < 2)
         cr_skip("this test may use one processor only");
@@ -240,16 +238,17 @@ static int never_starts(struct rank *r)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
     if (r->rank == 0)
-        RANK_CHECK(strstr(r->err.msg, "1 of 3 ranks did not come to share memory within 2 s: 1") != NULL);
+        RANK_CHECK(strstr(r->err.msg, "1 of 3 ranks did not take part in the shared-memory setup within 2 s: 1") !=
+                   NULL);
     return 0;
 }
 
-Test(cpu, a_rank_that_does_not_come_to_share_memory_is_named)
+Test(cpu, names_rank_missing_in_shared_memory_setup)
 {
     cr_assert_eq(ranks_fork(3, 20, never_starts, NULL, NULL), 0);
 }
 
-/* Rank 1 of 3 is given too little; everybody must hear of it in the same words, and nobody may hang. */
+/* Rank 1 of 3 has too little memory or too few descriptors; all ranks get the same message, and none hangs. */
 static int poor(struct rank *r)
 {
     const struct rlimit files = {.rlim_cur = 16, .rlim_max = 16};
@@ -259,7 +258,7 @@ static int poor(struct rank *r)
     return reduce_once(r, 100000, CDDP_FLOAT32, CDDP_SUM, false, 1);
 }
 
-Test(cpu, sixteen_descriptors_are_enough_for_a_few_ranks)
+Test(cpu, sixteen_descriptors_suffice_for_few_ranks)
 {
     cr_assert_eq(ranks_fork(3, 20, poor, NULL, NULL), 0);
 }
@@ -285,12 +284,12 @@ static int no_files(struct rank *r)
     _exit(0); /* the filled gaps are not leaks */
 }
 
-Test(cpu, a_rank_without_descriptors_is_named_on_every_rank)
+Test(cpu, names_rank_without_descriptors_on_all_ranks)
 {
     cr_assert_eq(ranks_fork(3, 20, no_files, NULL, NULL), 0);
 }
 
-/* Rank 1 dies once it has rank 0's part of a region. Rank 0 notices when it has something more for it. */
+/* Rank 1 dies after it has received rank 0's part of a region. Rank 0 notices when it sends more. */
 static void *map_or_die(void *arg, int fd, size_t bytes)
 {
     const struct rank *r = arg;
@@ -324,16 +323,16 @@ static int loses_one(struct rank *r)
     return 0;
 }
 
-Test(cpu, a_rank_that_dies_while_a_region_is_made_is_named)
+Test(cpu, names_rank_that_dies_during_region_create)
 {
     cr_assert_eq(ranks_fork(3, 20, loses_one, NULL, NULL), 0);
 }
 
-/* Rank 2 of 3 stays away from a part, and the first one hears that it died: from the whole, of which it is one. */
+/* Rank 2 of 3 is missing in a part, and the first rank learns from the parent communicator that it died. */
 static cddp_status rank_2_died(void *arg, const int *of_job, int n, struct cdi_error *err)
 {
     (void)arg;
-    return n == 3 && of_job[2] == 9 ? cdi_fail_by(err, 9, CDDP_E_PEER, "rank 2 is no more") : CDDP_E_INVALID;
+    return n == 3 && of_job[2] == 9 ? cdi_fail_by(err, 9, CDDP_E_PEER, "rank 2 is dead") : CDDP_E_INVALID;
 }
 
 static int makes_a_part(struct rank *r)
@@ -345,14 +344,14 @@ static int makes_a_part(struct rank *r)
     r->world.watch = (struct cdi_watch){.fn = rank_2_died};
     if (r->rank == 2)
         return 0;
-    if (r->rank == 1) /* it comes to a first rank that has not failed yet, or looks by itself */
+    if (r->rank == 1) /* the first rank may not have failed yet; otherwise this one checks by itself */
         (void)usleep(10000);
     RANK_CHECK(rank_open(r) == CDDP_E_PEER);
-    RANK_CHECK(r->err.blamed == 10 && strcmp(r->err.msg, "rank 2 is no more") == 0);
+    RANK_CHECK(r->err.blamed == 10 && strcmp(r->err.msg, "rank 2 is dead") == 0);
     return 0;
 }
 
-Test(cpu, a_member_that_is_known_to_be_dead_is_not_waited_for)
+Test(cpu, does_not_wait_for_dead_member)
 {
     cr_assert_eq(ranks_fork(3, 20, makes_a_part, NULL, NULL), 0);
 }
@@ -367,11 +366,11 @@ static int small_memory(struct rank *r)
         RANK_CHECK(setrlimit(RLIMIT_AS, &memory) == 0);
     RANK_CHECK(cdi_cpu_backend.region_create(r->b, 40u << 20, &region, &r->err) == CDDP_E_NOMEM);
     RANK_CHECK(strstr(r->err.msg, "rank 2: cannot map") != NULL);
-    return reduce_once(r, 1000, CDDP_FLOAT32, CDDP_SUM, false, 1); /* nothing is broken by that */
+    return reduce_once(r, 1000, CDDP_FLOAT32, CDDP_SUM, false, 1); /* the parent stays usable */
 }
 
 #ifndef CDI_TEST_ASAN
-Test(cpu, a_region_that_one_rank_cannot_hold_is_refused_on_all)
+Test(cpu, region_too_large_for_one_rank_fails_on_all)
 {
     cr_assert_eq(ranks_fork(3, 20, small_memory, NULL, NULL), 0);
 }

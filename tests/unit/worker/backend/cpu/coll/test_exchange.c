@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages within a node: when two ranks that send to each other are a mistake, and when they are not. */
+/* Messages within a node: sends that cross are a mismatch; other orders are not. */
 #include "hygiene.h"
 #include "lone_rank.h"
 #include "ranks.h"
@@ -18,7 +18,7 @@ static cddp_status send_to(struct lone_rank *l, int to)
     return lone_rank_do(l, &op);
 }
 
-/* What `rank` did before: it has sent `piece` to rank `to`. */
+/* Sets the state after `rank` has sent `piece` to rank `to`. */
 static void has_sent(struct lone_rank *l, int rank, uint32_t piece, int to)
 {
     struct cdi_shm_mail *m = &l->comm.shm->ranks[rank].mail;
@@ -32,7 +32,7 @@ static void was_taken(struct lone_rank *l, int rank, uint32_t piece)
     cdi_counter_post(&l->comm.shm->ranks[rank].mail.taken, piece);
 }
 
-/* Takes the first piece of rank 0 as soon as it is there. */
+/* Takes the first piece of rank 0 as soon as it is posted. */
 static void *take_first(void *arg)
 {
     struct lone_rank *l = arg;
@@ -43,7 +43,7 @@ static void *take_first(void *arg)
     return NULL;
 }
 
-Test(move, a_receiver_that_answers_before_the_sender_looks_has_not_crossed_it)
+Test(exchange, early_answer_is_not_a_crossing)
 {
     struct lone_rank l;
 
@@ -55,7 +55,7 @@ Test(move, a_receiver_that_answers_before_the_sender_looks_has_not_crossed_it)
 }
 
 /* Rank 1 sent piece 1 to rank 0 and later piece 2 to rank 2: rank 0 has the old address and the new `taken`. */
-Test(move, a_receiver_that_sends_to_a_third_rank_meanwhile_has_not_crossed_the_sender)
+Test(exchange, send_to_third_rank_is_not_a_crossing)
 {
     struct lone_rank l;
     pthread_t thread;
@@ -69,8 +69,8 @@ Test(move, a_receiver_that_sends_to_a_third_rank_meanwhile_has_not_crossed_the_s
     lone_rank_end(&l);
 }
 
-/* The same where the numbers of pieces wrap around. */
-Test(move, what_was_taken_is_compared_in_the_order_of_numbers_that_wrap_around)
+/* The same when the numbers of pieces wrap around. */
+Test(exchange, piece_numbers_compare_across_wraparound)
 {
     struct lone_rank l;
     pthread_t thread;
@@ -84,7 +84,7 @@ Test(move, what_was_taken_is_compared_in_the_order_of_numbers_that_wrap_around)
     lone_rank_end(&l);
 }
 
-Test(move, two_ranks_that_send_to_each_other_are_told_so)
+Test(exchange, crossing_sends_fail_on_both_ranks)
 {
     struct lone_rank l;
 
@@ -113,7 +113,7 @@ static int ping_pong(struct rank *r)
     return 0;
 }
 
-Test(move, messages_to_and_fro_are_never_taken_for_a_mistake)
+Test(exchange, alternating_messages_are_never_a_mismatch)
 {
     cr_assert_eq(ranks_fork(2, 90, ping_pong, NULL, NULL), 0);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames between nodes, and strangers at the door. What collectives do over TCP is in tests/conformance. */
+/* Frames between nodes, and foreign connections. Collectives over TCP are tested in tests/conformance. */
 #include "common/clock.h"
 #include "hygiene.h"
 #include "ranks.h"
@@ -20,7 +20,7 @@
 
 CDI_SUITE(tcp, .timeout = 240);
 
-Test(tcp, headers_survive_and_limits_hold)
+Test(tcp, headers_round_trip_and_limits_hold)
 {
     static const struct {
         struct cdi_tcp_header h;
@@ -50,7 +50,7 @@ Test(tcp, headers_survive_and_limits_hold)
     }
 }
 
-Test(tcp, a_hello_of_another_byte_order_is_refused_and_its_text_is_cleaned)
+Test(tcp, rejects_hello_of_another_byte_order_and_cleans_its_text)
 {
     struct cdi_tcp_hello h = {.from = 3, .to = 7, .pid = 42, .channel = CDI_TCP_PAIR_CONTROL, .host = "node\x1b[1m"}, g;
     uint8_t wire[CDI_TCP_HELLO];
@@ -64,7 +64,7 @@ Test(tcp, a_hello_of_another_byte_order_is_refused_and_its_text_is_cleaned)
     cr_assert_eq(cdi_tcp_get_hello(wire, &g, NULL), CDDP_E_PROTOCOL);
 }
 
-Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_error)
+Test(tcp, abort_keeps_message_and_unknown_status_is_protocol_error)
 {
     uint8_t wire[CDI_TCP_ABORT_MAX];
     struct cdi_error err;
@@ -79,10 +79,10 @@ Test(tcp, an_abort_brings_its_sentence_and_a_status_that_is_none_is_a_protocol_e
     cr_assert_eq(cdi_tcp_get_abort(wire, len, &err), CDDP_E_PROTOCOL);
 }
 
-/* ------------------------------------------------------------------------------------------------- strangers ---- */
+/* ----------------------------------------------------------------------------------------- foreign connections ---- */
 
-/* Connect to where rank 1 listens, say something else, and wait to be thrown out. */
-static int stranger(struct rank *r, const void *said, size_t len)
+/* Connects to rank 1, sends other bytes than a hello, and waits until rank 1 closes the connection. */
+static int foreign_connection(struct rank *r, const void *said, size_t len)
 {
     const struct cdi_oob oob = rank_oob(r);
     const struct timeval patience = {.tv_sec = 10};
@@ -96,13 +96,13 @@ static int stranger(struct rank *r, const void *said, size_t len)
     RANK_CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
     RANK_CHECK(connect(fd, &a.u.any, a.len) == 0);
     RANK_CHECK(send(fd, said, len, MSG_NOSIGNAL) == (ssize_t)len);
-    RANK_CHECK(recv(fd, text, sizeof text, 0) <= 0 && errno != EAGAIN, "the stranger got an answer");
+    RANK_CHECK(recv(fd, text, sizeof text, 0) <= 0 && errno != EAGAIN, "a foreign connection got an answer");
     (void)close(fd);
     return 0;
 }
 
-/* Rank 0 learns where rank 1 is when the strangers have been there. */
-static cddp_status late_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+/* Rank 0 gets the address of rank 1 after the foreign connections. */
+static cddp_status get_late(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
                             struct cdi_error *err)
 {
     struct rank *r = arg;
@@ -113,14 +113,14 @@ static cddp_status late_get(void *arg, const char *name, void *buf, size_t cap, 
     return oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
 }
 
-static cddp_status late_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+static cddp_status set_late(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
 {
     const struct cdi_oob oob = rank_oob(arg);
 
     return oob.set(oob.arg, name, value, len, err);
 }
 
-static int be_strangers(struct rank *r)
+static int connect_foreign(struct rank *r)
 {
     uint8_t junk[CDI_TCP_HEADER + CDI_TCP_HELLO], hello[CDI_TCP_HEADER + CDI_TCP_HELLO];
     const struct cdi_tcp_hello h = {.from = 0, .to = 1, .channel = CDI_TCP_DATA, .host = "liar"};
@@ -128,20 +128,20 @@ static int be_strangers(struct rank *r)
 
     memset(junk, 'x', sizeof junk);
     cdi_tcp_put_header(hello, &head);
-    cdi_tcp_put_hello(hello + CDI_TCP_HEADER, &h); /* all right but for the token */
-    if (stranger(r, junk, sizeof junk) != 0 || stranger(r, hello, sizeof hello) != 0)
+    cdi_tcp_put_hello(hello + CDI_TCP_HEADER, &h); /* correct except for the token */
+    if (foreign_connection(r, junk, sizeof junk) != 0 || foreign_connection(r, hello, sizeof hello) != 0)
         return 1;
     atomic_store(&r->board->flag[0], 1);
     return 0;
 }
 
-static int besieged(struct rank *r)
+static int with_foreign_connections(struct rank *r)
 {
     static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
-    const struct cdi_oob late = {.set = late_set, .get = late_get, .arg = r};
+    const struct cdi_oob late = {.set = set_late, .get = get_late, .arg = r};
 
     if (r->rank == 2)
-        return be_strangers(r);
+        return connect_foreign(r);
     r->world.size = r->world.n_nodes = r->size = 2;
     if (r->rank == 0) {
         r->world.keys = late;
@@ -152,16 +152,16 @@ static int besieged(struct rank *r)
     return rank_do(r, &barrier) != CDDP_OK;
 }
 
-Test(tcp, strangers_are_refused_and_do_no_harm)
+Test(tcp, rejects_foreign_connections_without_harm)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&l, 30, besieged, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 30, with_foreign_connections, NULL, NULL), 0);
 }
 
-/* The store is far away: what rank 1 asks of it takes a while, and it asks all the time. */
-static cddp_status far_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
-                           struct cdi_error *err)
+/* The store is slow: each request of rank 1 takes a while, and rank 1 makes one after another. */
+static cddp_status slow_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                            struct cdi_error *err)
 {
     struct rank *r = arg;
     const struct cdi_oob oob = rank_oob(r);
@@ -171,8 +171,8 @@ static cddp_status far_get(void *arg, const char *name, void *buf, size_t cap, s
     return oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
 }
 
-/* Connections that say nothing, until the ranks have met: at first more than a queue holds. */
-static int crowd(struct rank *r)
+/* Silent connections, until the ranks are connected: at first more than a listen queue holds. */
+static int connect_silently(struct rank *r)
 {
     const struct cdi_oob oob = rank_oob(r);
     int fd[200], n = 0;
@@ -191,7 +191,8 @@ static int crowd(struct rank *r)
             (void)close(*one);
         *one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         (void)connect(*one, &a.u.any, a.len);
-        if (n >= 100 && atomic_load(&r->board->flag[2]) >= 2) /* the crowd is there, and rank 1 in its routine */
+        if (n >= 100 &&
+            atomic_load(&r->board->flag[2]) >= 2) /* the connections are open, and rank 1 waits for rank 0 */
             atomic_store(&r->board->flag[0], 1);
         if (n >= 100)
             (void)usleep(10000);
@@ -202,11 +203,11 @@ static int crowd(struct rank *r)
     return 0;
 }
 
-/* Rank 0 knows no other door than the one where the crowd is. */
-static cddp_status one_door(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
-                            struct cdi_error *err)
+/* Rank 0 gets only the address with the silent connections. */
+static cddp_status get_one_address(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                                   struct cdi_error *err)
 {
-    cddp_status st = late_get(arg, name, buf, cap, len, timeout_ms, err);
+    cddp_status st = get_late(arg, name, buf, cap, len, timeout_ms, err);
 
     if (st == CDDP_OK && strcmp(name, "addr/1") == 0) {
         const char *end = memchr(buf, ' ', *len);
@@ -216,32 +217,32 @@ static cddp_status one_door(void *arg, const char *name, void *buf, size_t cap, 
     return st;
 }
 
-static int crowded(struct rank *r)
+static int with_silent_connections(struct rank *r)
 {
-    const struct cdi_oob late = {.set = late_set, .get = one_door, .arg = r};
-    const struct cdi_oob far = {.set = late_set, .get = far_get, .arg = r};
+    const struct cdi_oob late = {.set = set_late, .get = get_one_address, .arg = r};
+    const struct cdi_oob slow = {.set = set_late, .get = slow_get, .arg = r};
     struct cdi_address loopback;
     cddp_status st;
 
     if (r->rank == 2)
-        return crowd(r);
+        return connect_silently(r);
     (void)cdi_address_parse("127.0.0.1:1", &loopback);
     r->world.size = r->world.n_nodes = r->size = 2;
-    r->world.keys = r->rank == 0 ? late : far;
+    r->world.keys = r->rank == 0 ? late : slow;
     st = cdi_cpu_create_at(&r->b, &r->world, NULL, &loopback, &r->err);
     atomic_fetch_add(&r->board->flag[1], 1);
     RANK_CHECK(st == CDDP_OK);
     return 0;
 }
 
-Test(tcp, strangers_do_not_keep_a_rank_out_where_the_store_is_far_away)
+Test(tcp, foreign_connections_do_not_block_a_rank_with_a_slow_store)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&l, 60, crowded, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, with_silent_connections, NULL, NULL), 0);
 }
 
-static void come_from(struct cdi_listener *d, const char *host, int64_t when_ms)
+static void accept_from_host(struct cdi_listener *d, const char *host, int64_t when_ms)
 {
     struct cdi_pending_conn *s = &d->pending[cdi_listener_slot(d)];
 
@@ -249,18 +250,18 @@ static void come_from(struct cdi_listener *d, const char *host, int64_t when_ms)
     cr_assert(cdi_address_parse(host, &s->from));
 }
 
-Test(tcp, a_stranger_pushes_out_only_those_from_its_own_host)
+Test(tcp, foreign_connection_replaces_only_those_of_its_host)
 {
     static struct cdi_listener d;
     int left = 0;
 
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         d.pending[i].fd = -1;
-    come_from(&d, "[fd00::1]:1", 0);
-    come_from(&d, "10.0.0.1:1", 1);
-    come_from(&d, "10.0.0.1:2", 2);
+    accept_from_host(&d, "[fd00::1]:1", 0);
+    accept_from_host(&d, "10.0.0.1:1", 1);
+    accept_from_host(&d, "10.0.0.1:2", 2);
     for (int i = 0; i < 10 * CDI_TCP_PENDING; i++)
-        come_from(&d, "10.0.0.2:1", 3 + i);
+        accept_from_host(&d, "10.0.0.2:1", 3 + i);
     for (int i = 0; i < CDI_TCP_PENDING; i++) {
         left += d.pending[i].until_ms < 3;
         cr_assert(d.pending[i].until_ms < 3 || d.pending[i].until_ms > 8 * CDI_TCP_PENDING, "the oldest goes");
@@ -274,18 +275,18 @@ static int never_connects(struct rank *r)
     if (r->rank == 1)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
-    RANK_CHECK(strstr(r->err.msg, "node 1 did not come to connect within ") != NULL);
+    RANK_CHECK(strstr(r->err.msg, "node 1 did not connect within ") != NULL);
     return 0;
 }
 
-Test(tcp, a_node_that_does_not_come_is_named_on_all_others)
+Test(tcp, names_missing_node_on_all_others)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
     cr_assert_eq(ranks_fork_on(&l, 20, never_connects, NULL, NULL), 0);
 }
 
-/* Nodes that do not follow one another. */
+/* Nodes out of order. */
 static int wrong_order(struct rank *r)
 {
     r->world.node_rank = 1 - r->rank;
@@ -294,16 +295,16 @@ static int wrong_order(struct rank *r)
     return 0;
 }
 
-Test(tcp, ranks_that_are_not_in_the_order_of_the_nodes_are_refused)
+Test(tcp, rejects_ranks_out_of_node_order)
 {
     const struct ranks_layout l = {.node_size = {1, 1}};
 
     cr_assert_eq(ranks_fork_on(&l, 20, wrong_order, NULL, NULL), 0);
 }
 
-/* --------------------------------------------------------------------------------------------------- the bell ---- */
+/* ---------------------------------------------------------------------------------------------------- abort fd ---- */
 
-/* A rank's part of a segment with nobody else in it, and a page without an agent. */
+/* A segment with one rank, and a flight page without an agent. */
 static void make_wait(struct cdi_wait *w, struct cdi_shm **shm, struct cdi_flight **flight)
 {
     static const struct cdi_mapper plain = {.map = NULL};
@@ -319,32 +320,32 @@ static void make_wait(struct cdi_wait *w, struct cdi_shm **shm, struct cdi_fligh
     (void)close(fd);
 }
 
-static bool rings(const struct cdi_abort_fd *bell, int within_ms)
+static bool is_readable(const struct cdi_abort_fd *a, int within_ms)
 {
-    struct pollfd p = {.fd = bell->fd, .events = POLLIN};
+    struct pollfd p = {.fd = a->fd, .events = POLLIN};
 
     return poll(&p, 1, within_ms) == 1;
 }
 
-/* Start a bell, let `what` happen, and see whether it rings, and stays so. */
+/* Starts an abort fd, calls `what`, and checks whether it becomes readable and stays so. */
 static void ring(void (*what)(struct cdi_wait *w), bool must)
 {
     struct cdi_flight *flight;
-    struct cdi_abort_fd bell;
+    struct cdi_abort_fd a;
     struct cdi_wait wait;
     struct cdi_shm *shm;
 
     make_wait(&wait, &shm, &flight);
-    cdi_abort_fd_start(&bell, &wait);
-    if (bell.fd >= 0) { /* else this kernel has no futex_waitv */
-        cr_assert_not(rings(&bell, 0));
+    cdi_abort_fd_start(&a, &wait);
+    if (a.fd >= 0) { /* otherwise this kernel has no futex_waitv */
+        cr_assert_not(is_readable(&a, 0));
         what(&wait);
-        cr_assert_eq(rings(&bell, must ? 10000 : 50), must);
-        cr_assert_eq(rings(&bell, 0), must);
+        cr_assert_eq(is_readable(&a, must ? 10000 : 50), must);
+        cr_assert_eq(is_readable(&a, 0), must);
     }
-    cdi_abort_fd_stop(&bell);
-    cdi_abort_fd_stop(&bell);
-    cr_assert_eq(bell.fd, -1);
+    cdi_abort_fd_stop(&a);
+    cdi_abort_fd_stop(&a);
+    cr_assert_eq(a.fd, -1);
     cdi_shm_destroy(shm);
     cdi_flight_release(flight);
 }
@@ -371,7 +372,7 @@ static void a_stop_is_wanted(struct cdi_wait *w)
     cdi_flight_tell_stop_wanted(w->flight);
 }
 
-/* It must not fall asleep for good over what ends no wait. */
+/* Other wake-ups must not make it sleep forever. */
 static void a_stop_is_wanted_and_then_a_rank_dies(struct cdi_wait *w)
 {
     a_stop_is_wanted(w);
@@ -379,15 +380,15 @@ static void a_stop_is_wanted_and_then_a_rank_dies(struct cdi_wait *w)
     a_rank_dies(w);
 }
 
-/* It died after it had begun, and before it woke anybody; then another rank gives up. */
+/* A rank died after it had begun an abort, before it woke any other; then another rank aborts. */
 static void the_first_to_give_up_dies_of_it(struct cdi_wait *w)
 {
-    (void)poll(NULL, 0, 50); /* now the bell sleeps; else it rings anyway */
+    (void)poll(NULL, 0, 50); /* now the thread sleeps; otherwise the fd becomes readable anyway */
     atomic_store(cdi_shm_abort_word(w->shm), 1);
     a_peer_gives_up(w);
 }
 
-Test(tcp, the_bell_rings_for_what_ends_all_waits_and_for_nothing_else)
+Test(tcp, abort_fd_is_readable_only_after_an_end_of_all_waits)
 {
     ring(the_first_to_give_up_dies_of_it, true);
     ring(a_rank_dies, true);
@@ -401,15 +402,15 @@ Test(tcp, the_bell_rings_for_what_ends_all_waits_and_for_nothing_else)
 
 /* ---------------------------------------------------------------------------------- failures on another node ---- */
 
-#define DEAF_MS 20000 /* the timeout, which must not be what ends the wait */
+#define DEAF_MS 20000 /* the timeout, which must not end the wait */
 #define SOON_MS 10000 /* on a busy machine */
 
-/* Until rank `of` waits in the operation that it has begun. */
+/* Waits until rank `of` waits in the operation that it has begun. */
 static void begin_to_wait(struct rank *r, int of)
 {
     while (atomic_load(&r->board->flag[of]) == 0)
         (void)usleep(1000);
-    (void)usleep(200000); /* so that it sleeps; what comes sooner has to be heard as well */
+    (void)usleep(200000); /* so that it sleeps; an earlier event must end the wait, too */
 }
 
 /* The last rank aborts, rank 0 is in `op`, and all others compute. */
@@ -425,7 +426,7 @@ static int abort_far_away(struct rank *r)
         begin_to_wait(r, 0);
         r->ops->abort(r->b, CDDP_E_ABORTED, "the last rank aborted the job");
     }
-    if (r->rank != 0) { /* computes until rank 0 has heard of it */
+    if (r->rank != 0) { /* computes until rank 0 has noticed it */
         while (atomic_load(&r->board->flag[1]) == 0)
             (void)usleep(1000);
         return 0;
@@ -450,7 +451,7 @@ static const struct cdi_coll sum_of_all = {.kind = CDI_ALL_REDUCE,
                                            .bucket = -1,
                                            .lazy = true};
 
-Test(tcp, a_rank_that_waits_within_its_node_hears_an_abort_on_another_node)
+Test(tcp, wait_within_node_ends_with_abort_on_another_node)
 {
     const struct ranks_layout l = {.node_size = {2, 1}};
 
@@ -458,8 +459,8 @@ Test(tcp, a_rank_that_waits_within_its_node_hears_an_abort_on_another_node)
     cr_assert_eq(ranks_fork_on(&l, 60, abort_far_away, &sum_of_all, NULL), 0);
 }
 
-/* Rank 2 has no link to rank 0: rank 1, which computes, has to pass it on. */
-Test(tcp, an_abort_passes_a_node_that_computes)
+/* Rank 2 has no link to rank 0: rank 1, which computes, has to pass the abort on. */
+Test(tcp, abort_passes_computing_node)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}}, two_by_two = {.node_size = {2, 2, 2}};
 
@@ -468,7 +469,7 @@ Test(tcp, an_abort_passes_a_node_that_computes)
     cr_assert_eq(ranks_fork_on(&two_by_two, 60, abort_far_away, &from_rank_1, NULL), 0);
 }
 
-/* The last rank dies, and there is no agent to say so. */
+/* The last rank dies, and there is no agent to report it. */
 static int die_far_away(struct rank *r)
 {
     int64_t t0 = cdi_now_ms();
@@ -494,7 +495,7 @@ static int die_far_away(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_rank_that_waits_within_its_node_hears_of_a_death_on_another_node)
+Test(tcp, wait_within_node_ends_with_death_on_another_node)
 {
     const struct ranks_layout l = {.node_size = {2, 1}}, chain = {.node_size = {1, 1, 1}};
 
@@ -502,7 +503,7 @@ Test(tcp, a_rank_that_waits_within_its_node_hears_of_a_death_on_another_node)
     cr_assert_eq(ranks_fork_on(&chain, 60, die_far_away, NULL, NULL), 1);
 }
 
-/* A rank that has done all there was to do leaves without cddp_finalize; the others go on for a while. */
+/* A rank exits after its last operation without cddp_finalize; the others continue for a while. */
 static int leave_early(struct rank *r)
 {
     RANK_CHECK(rank_open(r) == CDDP_OK);
@@ -514,7 +515,7 @@ static int leave_early(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_rank_that_ends_after_the_last_operation_does_no_harm)
+Test(tcp, rank_may_end_after_last_operation)
 {
     const struct ranks_layout l = {.node_size = {2, 1}};
 
@@ -523,7 +524,7 @@ Test(tcp, a_rank_that_ends_after_the_last_operation_does_no_harm)
 
 /* ------------------------------------------------------------------------------------------- late receivers ---- */
 
-/* The rank of the other node computes: neither it nor the network is broken. */
+/* The rank of the other node computes: neither the rank nor the network has failed. */
 static int alone_with_a_message(struct rank *r)
 {
     int waits = *(const int *)r->arg, other = 1 - waits;
@@ -537,7 +538,7 @@ static int alone_with_a_message(struct rank *r)
         cddp_status st = rank_do(r, &op);
 
         atomic_store(&r->board->flag[0], 1);
-        (void)snprintf(want, sizeof want, "rank %d did not come within 2 s", other);
+        (void)snprintf(want, sizeof want, "rank %d did not arrive within 2 s", other);
         RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, want) != NULL, "want %s", want);
         RANK_CHECK(strstr(r->err.msg, "wrong network") == NULL);
         return 0;
@@ -547,7 +548,7 @@ static int alone_with_a_message(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_rank_that_does_not_come_for_a_message_is_no_broken_network)
+Test(tcp, missing_receiver_is_not_reported_as_broken_network)
 {
     static const struct ranks_layout l = {.node_size = {1, 1}};
     static const int lower = 0, higher = 1;
@@ -556,7 +557,7 @@ Test(tcp, a_rank_that_does_not_come_for_a_message_is_no_broken_network)
     cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &higher, NULL), 0);
 }
 
-/* Called in place of the first look at the clock that finds `due_ms` over. */
+/* Called in place of the first clock read after `due_ms`. */
 static void (*_Atomic when_due)(void);
 static _Atomic int64_t due_ms;
 
@@ -580,7 +581,7 @@ int clock_gettime(clockid_t id, struct timespec *now)
 
 static struct ranks_board *last_moment;
 
-/* Rank 1 sends, and what it sends has arrived, while rank 0 looks at the clock. */
+/* Rank 1 sends, and the message arrives, while rank 0 reads the clock. */
 static void let_rank_1_send(void)
 {
     atomic_store(&last_moment->flag[0], 1);
@@ -596,7 +597,7 @@ static int come_while_the_clock_is_read(struct rank *r)
     r->world.timeout_ms = 2000;
     last_moment = r->board;
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(rank_do(r, r->rank == 0 ? &from_rank_1 : &to_rank_0) == CDDP_OK); /* they know each other */
+    RANK_CHECK(rank_do(r, r->rank == 0 ? &from_rank_1 : &to_rank_0) == CDDP_OK); /* they are connected */
     if (r->rank == 0) {
         atomic_store(&due_ms, cdi_now_ms() + r->world.timeout_ms + CDI_TCP_SLACK_OP_MS);
         atomic_store(&when_due, let_rank_1_send);
@@ -610,14 +611,14 @@ static int come_while_the_clock_is_read(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_message_that_comes_while_the_clock_is_read_is_not_late)
+Test(tcp, message_that_arrives_during_clock_read_is_in_time)
 {
     static const struct ranks_layout l = {.node_size = {1, 1}};
 
     cr_assert_eq(ranks_fork_on(&l, 60, come_while_the_clock_is_read, NULL, NULL), 0);
 }
 
-/* A rank that comes after the other one gave up hears so, and does not try to connect. */
+/* A rank that arrives after the other one timed out gets its error, and does not try to connect. */
 static int come_too_late(struct rank *r)
 {
     const struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
@@ -637,7 +638,7 @@ static int come_too_late(struct rank *r)
         (void)usleep(1000);
     t0 = cdi_now_ms();
     st = rank_do(r, &op);
-    RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "rank 0 did not come within 2 s") != NULL);
+    RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "rank 0 did not arrive within 2 s") != NULL);
     RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
     if (r->rank == 1)
         rank_close(r);
@@ -645,7 +646,7 @@ static int come_too_late(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_rank_that_comes_after_the_other_one_gave_up_is_told_so)
+Test(tcp, late_rank_gets_error_of_rank_that_timed_out)
 {
     static const struct ranks_layout l = {.node_size = {1, 1}};
 
@@ -654,7 +655,7 @@ Test(tcp, a_rank_that_comes_after_the_other_one_gave_up_is_told_so)
 
 /* ------------------------------------------------------------------------------------------- hidden deaths ---- */
 
-/* Rank 1 has a child, as a data loader is, that lives on when it is killed. There is no agent. */
+/* Rank 1 has a child, such as a data loader, that survives when rank 1 is killed. There is no agent. */
 static int leave_an_heir(struct rank *r)
 {
     int64_t t0 = cdi_now_ms();
@@ -680,7 +681,7 @@ static int leave_an_heir(struct rank *r)
     return 0;
 }
 
-Test(tcp, a_forked_child_does_not_hide_the_death_of_its_parent)
+Test(tcp, forked_child_does_not_hide_death_of_parent)
 {
     const struct ranks_layout one = {.node_size = {2}}, two = {.node_size = {1, 1}};
 
@@ -688,7 +689,7 @@ Test(tcp, a_forked_child_does_not_hide_the_death_of_its_parent)
     cr_assert_eq(ranks_fork_on(&two, 60, leave_an_heir, NULL, NULL), 1);
 }
 
-/* Rank 2 dies while rank 1 waits for it and rank 0, to which alone it has a socket, computes. */
+/* Rank 2 dies while rank 1 waits for it; rank 0, the only rank with a socket to it, computes. */
 static int die_beside(struct rank *r)
 {
     const struct cdi_coll from_2 = {.kind = CDI_RECV, .root = 2, .bucket = -1, .lazy = true};
@@ -714,7 +715,7 @@ static int die_beside(struct rank *r)
     return 0;
 }
 
-Test(tcp, every_rank_of_a_node_sees_each_other_one_die)
+Test(tcp, every_rank_of_node_notices_each_death)
 {
     const struct ranks_layout l = {.node_size = {3}};
 

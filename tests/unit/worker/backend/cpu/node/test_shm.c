@@ -17,7 +17,7 @@ CDI_SUITE(shm, .timeout = 30);
 
 static const struct cdi_mapper plain_mmap = {.map = NULL};
 
-/* KiB of the mapping that begins at p which are mapped as huge pages. */
+/* Returns the KiB of the mapping at p that are mapped as huge pages. */
 static long huge_kib(const void *p)
 {
     FILE *f = fopen("/proc/self/smaps", "r");
@@ -38,7 +38,7 @@ static long huge_kib(const void *p)
     return kib;
 }
 
-/* Can this kernel, now, make a huge page of shared memory? Found out without the code under test. */
+/* Can this kernel make a huge page of shared memory now? Checked without the code under test. */
 static bool huge_pages_work(void)
 {
     int fd = memfd_create("probe", MFD_CLOEXEC);
@@ -46,7 +46,7 @@ static bool huge_pages_work(void)
     bool works = false;
 
     cr_assert(fd >= 0 && p != MAP_FAILED && ftruncate(fd, 4 * MIB) == 0);
-    at = p + -(uintptr_t)p % (2 * MIB); /* the file's offset must fit too */
+    at = p + -(uintptr_t)p % (2 * MIB); /* the offset in the file must be aligned, too */
     if (mmap(at, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at) {
         memset(at, 1, 2 * MIB);
         works = madvise(at, 2 * MIB, 25 /* MADV_COLLAPSE */) == 0;
@@ -56,7 +56,7 @@ static bool huge_pages_work(void)
     return works;
 }
 
-Test(shm, memory_is_there_zeroed_and_of_the_size_asked_for)
+Test(shm, memory_is_allocated_zeroed_with_requested_size)
 {
     const size_t sizes[] = {4096, 2 * MIB - 4096, 2 * MIB, 2 * MIB + 4096, 5 * MIB};
 
@@ -80,7 +80,7 @@ Test(shm, memory_is_there_zeroed_and_of_the_size_asked_for)
     }
 }
 
-Test(shm, large_memory_lies_in_huge_pages)
+Test(shm, large_memory_uses_huge_pages)
 {
     void *p, *second;
     int fd;
@@ -99,7 +99,7 @@ Test(shm, large_memory_lies_in_huge_pages)
     (void)close(fd);
 }
 
-Test(shm, what_can_still_shrink_is_not_mapped)
+Test(shm, rejects_memfd_that_can_shrink)
 {
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct cdi_error err;
@@ -110,7 +110,7 @@ Test(shm, what_can_still_shrink_is_not_mapped)
     (void)close(fd);
 }
 
-/* The first two processors that this test may use; both the same where there is but one. */
+/* Returns the first two processors that this test may use; both are equal if there is only one. */
 static void two_processors(int cpu[2])
 {
     uint64_t mask[CDI_SHM_CPU_WORDS];
@@ -134,7 +134,7 @@ static void bind_to(int cpu)
     cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
-/* Two ranks of one segment, each bound to a processor: how many do they have? */
+/* Two ranks of one segment, each bound to a processor: returns how many processors they have. */
 static int usable_by(int first, int second)
 {
     struct cdi_shm *a, *b;
@@ -158,7 +158,7 @@ static int usable_by(int first, int second)
     return n;
 }
 
-Test(shm, ranks_that_are_bound_to_one_processor_each_have_two)
+Test(shm, ranks_bound_to_one_processor_each_have_two)
 {
     int cpu[2], quota = cdi_cpus_quota("");
 
@@ -169,7 +169,7 @@ Test(shm, ranks_that_are_bound_to_one_processor_each_have_two)
     cr_assert_eq(usable_by(cpu[0], cpu[1]), 2);
 }
 
-Test(shm, ranks_in_groups_of_the_scheduler_of_their_own_do_not_yield)
+Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
 {
     struct cdi_shm *s;
     void *mem;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ends a wait at its deadline, and whom the error names. The clock is the test's. */
+/* The end of a wait at its deadline, and the ranks that the error names. The test provides the clock. */
 #include "common/clock.h"
 #include "common/cpus.h"
 #include "hygiene.h"
@@ -17,7 +17,7 @@
 
 CDI_SUITE(wait, .timeout = 120);
 
-/* What happens when somebody looks at the clock; NULL: nothing. */
+/* Called at each clock read; NULL: not called. */
 static void (*_Atomic on_look)(struct timespec *now);
 static _Thread_local bool looking;
 
@@ -51,7 +51,7 @@ static const struct cdi_coll from_1 = {.kind = CDI_RECV, .root = 1, .bucket = -1
 static struct lone_rank lone;
 static int64_t deadline_ms;
 
-/* Rank 1 comes to the barrier after rank 0 has looked for it, and before rank 0 looks at the clock. */
+/* Rank 1 arrives at the barrier after rank 0 has checked for it, and before rank 0 reads the clock. */
 static void come_now(struct timespec *now)
 {
     struct cdi_counter *theirs = cdi_shm_post(lone.comm.shm, 1, 1), *mine = cdi_shm_post(lone.comm.shm, 0, 1);
@@ -63,7 +63,7 @@ static void come_now(struct timespec *now)
     cdi_counter_set(theirs, 1);
 }
 
-Test(wait, a_rank_that_comes_while_the_clock_is_read_is_not_late)
+Test(wait, rank_that_arrives_during_clock_read_is_in_time)
 {
     lone_rank_start(&lone, 0, 2, 100);
     deadline_ms = cdi_now_ms() + 100;
@@ -73,7 +73,7 @@ Test(wait, a_rank_that_comes_while_the_clock_is_read_is_not_late)
     lone_rank_end(&lone);
 }
 
-/* A message that comes so. */
+/* A message that arrives so. */
 static void send_now(struct timespec *now)
 {
     struct cdi_shm_mail *m = &lone.comm.shm->ranks[1].mail;
@@ -85,7 +85,7 @@ static void send_now(struct timespec *now)
     cdi_counter_set(&m->sent, 1);
 }
 
-Test(wait, a_message_that_comes_while_the_clock_is_read_is_not_late)
+Test(wait, message_that_arrives_during_clock_read_is_in_time)
 {
     lone_rank_start(&lone, 0, 2, 100);
     deadline_ms = cdi_now_ms() + 100;
@@ -111,14 +111,14 @@ static void *come_later(void *arg)
     (void)arg;
     while (cdi_now_ms() < deadline_ms + 60000)
         (void)usleep(1000);
-    (void)usleep(200000); /* rank 0 has looked meanwhile */
+    (void)usleep(200000); /* rank 0 has checked meanwhile */
     m->desc = (struct cdi_shm_desc){.kind = CDI_SEND};
     atomic_store(&m->address, (uint64_t)1 << 32);
     cdi_counter_post(&m->sent, 1);
     return NULL;
 }
 
-Test(wait, time_in_which_this_process_was_stopped_does_not_count)
+Test(wait, stopped_time_does_not_count)
 {
     pthread_t thread;
 
@@ -135,7 +135,7 @@ Test(wait, time_in_which_this_process_was_stopped_does_not_count)
 #define STOP_TIMEOUT_MS 3000
 #define STOPPED_MS 5000
 
-/* Both ranks are stopped for longer than the timeout; rank 0, which waits, goes on first. */
+/* Both ranks are stopped for longer than the timeout; rank 0, which waits, continues first. */
 static int be_stopped(struct rank *r)
 {
     pid_t parent = getpid(), stopper;
@@ -159,7 +159,7 @@ static int be_stopped(struct rank *r)
     return 0;
 }
 
-Test(wait, ranks_that_were_all_stopped_go_on_together)
+Test(wait, ranks_continue_after_all_were_stopped)
 {
     const struct ranks_layout one = {.node_size = {2}}, two = {.node_size = {1, 1}};
 
@@ -181,46 +181,46 @@ static void expect_late(const struct cdi_coll *op, const char *text)
     cr_assert_not_null(strstr(lone.err.msg, text), "%s", lone.err.msg);
 }
 
-Test(wait, the_end_of_a_chain_of_waits_is_named)
+Test(wait, names_end_of_chain_of_waits)
 {
     lone_rank_start(&lone, 0, 4, 50);
     atomic_store(&lone.comm.shm->ranks[3].pid, 1);
     waits_for(1, 2);
     waits_for(2, 3);
-    expect_late(&from_1, "rank 1 did not come within 0.05 s: it waits for rank 2, which waits for rank 3 (pid 1)");
+    expect_late(&from_1, "rank 1 did not arrive within 0.05 s: it waits for rank 2, which waits for rank 3 (pid 1)");
     lone_rank_end(&lone);
 }
 
-Test(wait, ranks_that_wait_for_each_other_are_shown_so)
+Test(wait, shows_ranks_that_wait_for_each_other)
 {
     lone_rank_start(&lone, 0, 2, 50);
     waits_for(1, 0);
-    expect_late(&from_1, "rank 1 did not come within 0.05 s: it waits for rank 0");
+    expect_late(&from_1, "rank 1 did not arrive within 0.05 s: it waits for rank 0");
     lone_rank_end(&lone);
     lone_rank_start(&lone, 0, 4, 50);
     waits_for(1, 2);
     waits_for(2, 1);
-    expect_late(&from_1, "rank 1 did not come within 0.05 s: it waits for rank 2, which waits for rank 1");
+    expect_late(&from_1, "rank 1 did not arrive within 0.05 s: it waits for rank 2, which waits for rank 1");
     lone_rank_end(&lone);
 }
 
-Test(wait, a_rank_of_another_node_at_the_end_is_named_too)
+Test(wait, names_rank_of_another_node_at_end_of_chain)
 {
     lone_rank_start(&lone, 0, 2, 50);
     waits_for(1, 7);
-    expect_late(&from_1, "rank 1 did not come within 0.05 s: it waits for rank 7 on another node");
+    expect_late(&from_1, "rank 1 did not arrive within 0.05 s: it waits for rank 7 on another node");
     lone_rank_end(&lone);
 }
 
-Test(wait, of_several_that_did_not_come_one_that_waits_is_followed)
+Test(wait, follows_a_waiting_rank_among_missing_ones)
 {
     lone_rank_start(&lone, 0, 4, 50);
     waits_for(2, 3);
-    expect_late(&barrier, "ranks 1, 2, 3 did not come within 0.05 s; rank 2 waits for rank 3");
+    expect_late(&barrier, "ranks 1, 2, 3 did not arrive within 0.05 s; rank 2 waits for rank 3");
     lone_rank_end(&lone);
 }
 
-/* A CONT that comes before the stop would be lost. */
+/* A SIGCONT before the stop would be lost. */
 static bool is_stopped(pid_t pid)
 {
     char path[64], text[256] = "";
@@ -236,7 +236,7 @@ static bool is_stopped(pid_t pid)
     return end != NULL && end[1] == ' ' && end[2] == 'T';
 }
 
-/* Rank 0 waits for 1, which waits for 2, which is stopped: the first clock that fires is that of rank 0. */
+/* Rank 0 waits for 1, which waits for 2, which is stopped: rank 0 times out first. */
 static int chain_of_waits(struct rank *r)
 {
     const struct cdi_coll next = {.kind = CDI_RECV, .root = r->rank + 1, .bucket = -1, .lazy = true};
@@ -255,14 +255,14 @@ static int chain_of_waits(struct rank *r)
         (void)usleep(1000);
     st = rank_do(r, &next);
     (void)snprintf(want, sizeof want, "rank 2 (pid %d, which is stopped by a signal)", atomic_load(&r->board->flag[2]));
-    /* Once: a second one would take back the stop by which a leak checker attaches when rank 2 ends. */
+    /* Once: a second one would undo the stop by which a leak checker attaches when rank 2 ends. */
     if (r->rank == 0)
         (void)kill(atomic_load(&r->board->flag[2]), SIGCONT);
     RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, want) != NULL, "want %s", want);
     return 0;
 }
 
-Test(wait, the_rank_that_all_others_wait_for_is_named)
+Test(wait, names_rank_that_all_others_wait_for)
 {
     cr_assert_eq(ranks_fork(3, 60, chain_of_waits, NULL, NULL), 0);
 }
@@ -293,7 +293,7 @@ int sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
     return real(pid, size, &mine);
 }
 
-Test(wait, what_the_program_binds_a_thread_to_while_it_steps_aside_stays)
+Test(wait, keeps_affinity_that_program_sets_during_move)
 {
     const struct cdi_coll from_0 = {.kind = CDI_RECV, .root = 0, .bucket = -1, .lazy = true};
     cpu_set_t may, now;
