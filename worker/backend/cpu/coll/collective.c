@@ -38,7 +38,7 @@ static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
 
 cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
-    struct cdi_run run;
+    struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
     cddp_status st;
 
     if (t->size == 1)
@@ -46,7 +46,7 @@ cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work
     st = cdi_wait_check(&t->wait, err);
     if (st != CDDP_OK)
         return st;
-    cdi_run_init(&run, t, work, on_thread);
+    cdi_run_describe(&run);
     if (work->is_region)
         return cdi_cpu_region_create(&run, err);
     switch (work->op.kind) {

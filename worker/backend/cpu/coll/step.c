@@ -238,9 +238,12 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
     return CDDP_OK;
 }
 
-void cdi_run_init(struct cdi_run *run, struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread)
+void cdi_run_describe(struct cdi_run *run)
 {
-    *run = (struct cdi_run){.t = t, .w = work, .on_thread = on_thread, .desc = desc_make(t, work)};
+    const struct cdi_cpu_comm *t = run->t;
+    const struct cdi_work *work = run->w;
+
+    run->desc = desc_make(t, work);
     run->region = (const struct cdi_cpu_region *)work->op.region;
     if (work->op.anywhere && t->tcp != NULL) { /* nodes compare operations only with their neighbours */
         run->region = NULL;

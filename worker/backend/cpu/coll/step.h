@@ -54,8 +54,8 @@ cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err);
 /* Frees the scratch memory. */
 void cdi_cpu_comm_release(struct cdi_cpu_comm *t);
 
-/* Prepares *run for `work`, which must outlive it, and describes the operation for the comparison between ranks. */
-void cdi_run_init(struct cdi_run *run, struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread);
+/* Describes the operation run->w for the comparison between ranks: sets desc, region and anywhere. */
+void cdi_run_describe(struct cdi_run *run);
 
 /*
  * Publishes what this rank wrote, and returns when what all ranks of the node wrote is visible. The first step of an
