@@ -17,7 +17,7 @@
 
 static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define N_COUNTS (sizeof counts / sizeof counts[0])
-#define DEATH_MS 3000    /* limit for the detection of a death on an idle node; far more than it takes */
+#define DEATH_MS 3000    /* how long a death may take to be known on a calm machine; far more than it takes */
 #define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/health.c */
 
 static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
@@ -1172,7 +1172,7 @@ static int message_beside_a_barrier(struct rank *r)
     r->world.timeout_ms = 2000;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(rank_do(r, r->rank == 0 ? &recv : &barrier) == CDDP_E_TIMEOUT);
-    /* NCCL: "ranks 0, 1" if rank 1 was late in reporting that it waits, too. */
+    /* NCCL: "ranks 0, 1", where rank 1 was late in saying that it waits, too. */
     RANK_CHECK(strstr(r->err.msg, last) != NULL || strstr(r->err.msg, "barrier: rank 0 did not ") != NULL ||
                    strstr(r->err.msg, "barrier: ranks 0, ") != NULL,
                "%s", r->err.msg);

@@ -7,6 +7,7 @@
 #include "worker/backend/cpu/net/tcp.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
+#include "worker/backend/split.h"
 #include "worker/store/client.h"
 
 #include <inttypes.h>
@@ -302,34 +303,6 @@ static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
 
-struct choice {
-    int32_t color, key;
-};
-
-/* Orders ranks by key, then by rank. */
-static bool choice_before(const struct choice *all, int a, int b)
-{
-    return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
-}
-
-/* Sets who[] to the members in their new order. Returns their number. */
-static int find_members(const struct choice *all, int size, int32_t color, int *who)
-{
-    int n = 0;
-
-    for (int r = 0; r < size; r++) {
-        int at = n;
-
-        if (all[r].color != color)
-            continue;
-        for (; at > 0 && choice_before(all, r, who[at - 1]); at--)
-            who[at] = who[at - 1];
-        who[at] = r;
-        n++;
-    }
-    return n;
-}
-
 static int node_of(const struct cdi_backend *b, int rank)
 {
     return b->comm.tcp != NULL ? cdi_tcp_node_of(b->comm.tcp, rank) : 0;
@@ -363,8 +336,9 @@ static struct cdi_world world_of_part(const struct cdi_backend *b, const int *wh
 }
 
 /* part has memory for its ranks and its flight record, and nothing else. */
-static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_backend *b, const struct choice *all,
-                                    const struct cdi_split *how, uint32_t number, struct cdi_error *err)
+static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_backend *b,
+                                    const struct cdi_split_choice *all, const struct cdi_split *how, uint32_t number,
+                                    struct cdi_error *err)
 {
     char prefix[PREFIX_MAX];
     struct cdi_world world;
@@ -372,7 +346,7 @@ static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_b
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)how->color) >= (int)sizeof prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
-    n = find_members(all, b->comm.size, how->color, part->ranks);
+    n = cdi_split_members(all, sizeof *all, b->comm.size, how->color, part->ranks);
     world = world_of_part(b, part->ranks, n);
     for (int i = 0; i < n; i++)
         part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
@@ -409,8 +383,8 @@ static cddp_status cpu_new_part(const struct cdi_backend *b, struct cdi_backend 
 static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
 {
-    struct choice mine = {.color = how->color, .key = how->key};
-    struct choice *all = calloc((size_t)b->comm.size, sizeof *all);
+    struct cdi_split_choice mine = {.color = how->color, .key = how->key};
+    struct cdi_split_choice *all = calloc((size_t)b->comm.size, sizeof *all);
     struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
                                    .in = &mine,
                                    .out = all,

@@ -4,6 +4,7 @@
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
 #include "worker/backend/mpi/state.h"
+#include "worker/backend/split.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -429,32 +430,9 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
 
 struct choice {
-    int32_t color, key;
+    struct cdi_split_choice it; /* first: see cdi_split_members() */
     int64_t nth; /* of rank 0, for all parts; parts of one split have the same number, since they share no rank */
 };
-
-static bool choice_before(const struct choice *all, int a, int b)
-{
-    return all[a].key != all[b].key ? all[a].key < all[b].key : a < b;
-}
-
-/* Sets the ranks of `color` in their new order, as ranks of b. Returns their number. */
-static int members_of(const struct choice *all, int size, int32_t color, int *who)
-{
-    int n = 0;
-
-    for (int r = 0; r < size; r++) {
-        int at = n;
-
-        if (all[r].color != color)
-            continue;
-        for (; at > 0 && choice_before(all, r, who[at - 1]); at--)
-            who[at] = who[at - 1];
-        who[at] = r;
-        n++;
-    }
-    return n;
-}
 
 /* Ends the creation of a part: st is the status so far. Releases a part that cannot be opened. */
 static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_status st, struct cdi_backend **out,
@@ -477,14 +455,14 @@ static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_stat
 static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how, int *who,
                                uint32_t nth, struct cdi_backend **out, struct cdi_error *err)
 {
-    int32_t color = all[b->world.rank].color;
+    int32_t color = all[b->world.rank].it.color;
     struct cdi_world w = b->world;
     char prefix[CDI_PEER_ERROR_PREFIX_MAX];
     struct cdi_backend *part;
 
     if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
-    w.size = members_of(all, b->world.size, color, who);
+    w.size = cdi_split_members(all, sizeof *all, b->world.size, color, who);
     for (int i = 0; i < w.size; i++)
         if (who[i] == b->world.rank)
             w.rank = i;
@@ -503,7 +481,7 @@ static cddp_status create_part(struct cdi_backend *b, const struct choice *all, 
 static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
 {
-    struct choice mine = {.color = how->color, .key = how->key};
+    struct choice mine = {.it = {.color = how->color, .key = how->key}};
     size_t n = (size_t)b->world.size;
     struct choice *all = calloc(n, sizeof *all);
     int *who = calloc(n, sizeof *who);
