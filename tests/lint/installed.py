@@ -18,7 +18,7 @@ EXPECTED = [
     'usr/bin/cddprun',
     'usr/bin/cddp-bench',
     'usr/bin/cddp-rendezvous',
-    'usr/lib/systemd/system/cddp-rendezvous.service',
+    '**/lib/systemd/system/cddp-rendezvous.service',
     'usr/share/man/man1/cddprun.1',
     'usr/share/man/man1/cddp-bench.1',
     'usr/share/man/man7/libcddp.7',
