@@ -2,6 +2,7 @@
 #include "launcher/cli/flag_values.h"
 
 #include "common/env.h"
+#include "common/signal_abbrev.h"
 #include "launcher/cli/rankmap.h"
 
 #include <inttypes.h>
@@ -170,7 +171,7 @@ static int signal_of(const char *name, size_t len)
         len -= 3;
     }
     for (int s = 1; s <= SIGNAL_MAX; s++) {
-        const char *abbrev = sigabbrev_np(s);
+        const char *abbrev = cdi_signal_abbrev(s);
 
         if (abbrev != NULL && strlen(abbrev) == len && memcmp(abbrev, name, len) == 0)
             return s;

@@ -3,12 +3,14 @@
 #ifndef SIGNAME_H
 #define SIGNAME_H
 
+#include "common/signal_abbrev.h"
+
 #include <stdio.h>
 #include <string.h>
 
 static inline const char *signame(int number, char *buf, size_t cap)
 {
-    const char *abbrev = sigabbrev_np(number);
+    const char *abbrev = cdi_signal_abbrev(number);
 
     if (abbrev != NULL)
         (void)snprintf(buf, cap, "SIG%s", abbrev);
