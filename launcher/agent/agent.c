@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <uv.h>
 
 #define SWEEP_TICK_MS 1 /* between two scans for remaining descendants */
