@@ -59,6 +59,16 @@ cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, c
     return why->status;
 }
 
+/* Returns the text of an errno value; thread-safe. GNU's strerror_r returns it, and POSIX's writes it to buf. */
+static const char *errno_text(int errnum, char *buf, size_t cap)
+{
+#ifdef __GLIBC__
+    return strerror_r(errnum, buf, cap);
+#else
+    return strerror_r(errnum, buf, cap) == 0 ? buf : "unknown error";
+#endif
+}
+
 cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
 {
     if (err != NULL) {
@@ -71,8 +81,7 @@ cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, .
         va_end(ap);
         err->os_error = errnum;
         len = strlen(err->msg);
-        /* strerror_r's GNU form may return a static string: it is thread-safe either way. */
-        (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s", strerror_r(errnum, why, sizeof why));
+        (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s", errno_text(errnum, why, sizeof why));
     }
     return CDDP_E_SYSTEM;
 }
