@@ -19,6 +19,9 @@ from cddp._ddp import DDP
 
 __all__ = ['Comm', 'DDP', 'Error', 'Status', 'init', 'unique_id', 'version']
 
+for _public in (Comm, DDP, Error, Status, init, unique_id):  # as tracebacks and help() show them
+    _public.__module__ = __name__
+
 
 def version():
     """The version of libcddp, such as '0.1.0'."""

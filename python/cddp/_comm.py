@@ -10,7 +10,7 @@ from cddp._arrays import View, like
 
 _OPS = {'sum': Redop.SUM, 'avg': Redop.AVG, 'mean': Redop.AVG, 'max': Redop.MAX, 'min': Redop.MIN, 'prod': Redop.PROD,
         'band': Redop.BAND, 'bor': Redop.BOR, 'bxor': Redop.BXOR}
-_OF_COMPLEX = (Redop.SUM, Redop.AVG)  # what may be done to the two parts each for itself
+_OF_COMPLEX = (Redop.SUM, Redop.AVG)  # each part for itself gives the result
 _OF_BOOL = (Redop.MAX, Redop.MIN, Redop.BAND, Redop.BOR, Redop.BXOR)
 
 
@@ -56,6 +56,22 @@ def unique_id():
     return bytes(made.bytes)
 
 
+def _signals(raised):
+    """Python runs the handlers of signals between two of its instructions: here, about ten times a second.
+
+    A generator, since a function could not catch what a handler raises before its first instruction.
+    """
+    value = 0
+    while True:
+        try:
+            yield value
+        except GeneratorExit:
+            return
+        except BaseException as error:  # pylint: disable=broad-except
+            raised.append(error)
+            value = 1
+
+
 def init(backend=None, *, timeout=None, join_timeout=None, name=None, world_size=None, rank=None, host=None, port=None,
          host_store=False, id=None):
     """Joins the job and returns its Comm, once every rank has joined.
@@ -84,16 +100,10 @@ def init(backend=None, *, timeout=None, join_timeout=None, name=None, world_size
             raise ValueError(f'init: id has {len(id)} bytes; unique_id() returns {sizeof(UniqueId)}')
         options.id = ctypes.pointer(UniqueId.from_buffer_copy(id))
     raised = []
-
-    def interrupted(_):
-        try:  # Python runs the handlers of signals between two of its instructions: here
-            return int(bool(raised))
-        except BaseException as error:  # pylint: disable=broad-except
-            raised.append(error)
-            return 1
-
     if threading.current_thread() is threading.main_thread():
-        options.interrupted = INTERRUPTED(interrupted)
+        watch = _signals(raised)
+        next(watch)
+        options.interrupted = INTERRUPTED(watch.send)
     handle = c_void_p()
     status = lib().cddp_init(byref(handle), byref(options))
     if raised:

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a job that uses the module cddp.
+
+ranks.py MODE    each function below is a mode; it ends with an exception if something is wrong
+"""
+import array
+import os
+import signal
+import sys
+import time
+
+import cddp
+
+
+def say(*words):
+    os.write(1, (' '.join(map(str, words)) + '\n').encode())
+
+
+def raises(kind, parts, call, *args, **named):
+    """The call raises exactly this, and the message has all the parts."""
+    try:
+        call(*args, **named)
+    except Exception as error:
+        assert type(error) is kind, (type(error), error)
+        for part in parts:
+            assert part in str(error), (part, str(error))
+        return error
+    raise AssertionError(f'no {kind.__name__} with {parts}')
+
+
+def plain():
+    """Without numpy: arrays of the standard library."""
+    with cddp.init() as comm:
+        a = array.array('f', [comm.rank, 1.5])
+        assert comm.all_reduce(a) is a and list(a) == [1.0, 3.0], a
+        out = comm.all_gather(array.array('q', [comm.rank, 7]))
+        assert out.tolist() == [[0, 7], [1, 7]] and out.format == 'q', out.tolist()
+        b = bytearray([comm.rank + 1] * 3)
+        assert comm.broadcast(b, root=1) == bytearray([2] * 3)
+        part = comm.reduce_scatter(array.array('d', [1, 2, 3, 4]))
+        assert part.tolist() == ([2.0, 4.0] if comm.rank == 0 else [6.0, 8.0]), part.tolist()
+        memory = memoryview(bytearray(8)).cast('i')
+        memory[1] = comm.rank
+        comm.all_reduce(memory, 'max')
+        assert memory.tolist() == [0, 1]
+        comm.all_reduce(array.array('f'))  # nothing at all
+        w = array.array('f', [0.0] * 4)
+        with cddp.DDP(comm, [w]) as ddp:
+            ddp.grad(0)[0] = comm.rank + 1.0
+            ddp.ready(0)
+            ddp.wait()
+            assert ddp.grad(0).tolist() == [1.5, 0.0, 0.0, 0.0], ddp.grad(0).tolist()
+        comm.barrier()
+        raises(TypeError, ['all_reduce: array is a list', 'buffer protocol'], comm.all_reduce, [1.0])
+    raises(RuntimeError, ['finalized'], comm.barrier)
+    assert repr(comm) == '<cddp.Comm, finalized>'
+    assert not {'numpy', 'torch'} & set(sys.modules)
+
+
+def mean():
+    """The mean of numpy gradients is numpy's, bit for bit."""
+    import numpy as np
+    with cddp.init() as comm:
+        grads = [np.random.default_rng(rank).standard_normal((64, 33)).astype(np.float32) for rank in range(comm.size)]
+        mine = grads[comm.rank].copy()
+        address = mine.ctypes.data
+        assert comm.all_reduce(mine, 'avg') is mine and mine.ctypes.data == address
+        assert np.array_equal(mine, np.mean(grads, axis=0))
+        out = np.empty_like(mine)
+        before = grads[comm.rank].copy()
+        assert comm.all_reduce(grads[comm.rank], 'mean', out=out) is out and np.array_equal(out, mine)
+        assert np.array_equal(grads[comm.rank], before)
+        say(f'rank {comm.rank}: the mean is numpy\'s')
+
+
+def kinds():
+    """Every type, with what the collectives make of it."""
+    import numpy as np
+    with cddp.init() as comm:
+        n = comm.size
+        for name in ('int8', 'uint8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64', 'float16', 'float32', 'float64',
+                     'complex64', 'complex128'):
+            a = np.arange(6).astype(name).reshape(2, 3)
+            assert np.array_equal(comm.all_reduce(a.copy()), a * n), name
+            gathered = comm.all_gather(a)
+            assert gathered.shape == (n, 2, 3) and gathered.dtype == a.dtype and np.array_equal(gathered[n - 1], a), name
+            part = comm.reduce_scatter(a)
+            assert part.shape == (1, 3) and np.array_equal(part[0], a[comm.rank] * n), (name, part)
+            b = a + comm.rank if name[0] != 'c' else a + comm.rank * 1j
+            assert np.array_equal(comm.broadcast(b.astype(name)), a), name
+        flags = np.array([comm.rank == 1, False])
+        assert comm.all_reduce(flags.copy(), 'max').tolist() == [True, False]
+        assert comm.all_reduce(flags, 'min').tolist() == [False, False]
+        assert comm.all_reduce(np.array(comm.rank + 1), 'prod') == 2  # no dimension at all
+        assert comm.all_reduce(np.array([1 << comm.rank]), 'bor').tolist() == [3]
+        column = np.asfortranarray(np.zeros((3, 1)))  # contiguous in both orders
+        comm.all_reduce(column)
+        within = np.zeros((n, 4), np.float32)
+        within[comm.rank] = comm.rank
+        assert comm.all_gather(within[comm.rank], out=within)[:, 0].tolist() == list(range(n))
+
+
+def wrong():
+    """Arrays that cannot be used: an error before anything is sent, so that the ranks stay together."""
+    import numpy as np
+    with cddp.init() as comm:
+        grid = np.zeros((4, 4))
+        fixed = np.zeros(3)
+        fixed.flags.writeable = False
+        raises(ValueError, ['all_reduce: array is not contiguous', 'strides of (32, 16)', 'ascontiguousarray'], comm.all_reduce, grid[:, ::2])
+        raises(ValueError, ['not contiguous'], comm.broadcast, grid.T[:2])
+        raises(ValueError, ['all_reduce: array is read-only'], comm.all_reduce, fixed)
+        raises(ValueError, ['all_gather: out is read-only'], comm.all_gather, np.zeros(1), out=fixed)
+        raises(TypeError, ['type float128' if np.longdouble(0).itemsize == 16 else 'type'], comm.all_reduce, np.zeros(2, np.longdouble))
+        raises(TypeError, ['type >f4'], comm.all_reduce, np.zeros(2, '>f4'))
+        raises(TypeError, ['type object'], comm.all_reduce, np.array([None]))
+        raises(TypeError, ['type <U1'], comm.all_reduce, np.array(['a']))
+        raises(TypeError, ['all_reduce: array'], comm.all_reduce, np.zeros(2, 'M8[s]'))
+        raises(TypeError, ["op 'max' of complex"], comm.all_reduce, np.zeros(2, complex), 'max')
+        raises(TypeError, ["op 'sum' of bool"], comm.all_reduce, np.zeros(2, bool))
+        raises(ValueError, ["op 'plus' is unknown", 'sum, avg'], comm.all_reduce, np.zeros(2), 'plus')
+        raises(TypeError, ['different types (float64, float32)'], comm.all_reduce, np.zeros(2), out=np.zeros(2, np.float32))
+        raises(ValueError, ['out has 3 elements, 4 are needed'], comm.all_gather, np.zeros(2), out=np.zeros(3))
+        raises(ValueError, ['3 elements cannot be divided among 2 ranks'], comm.reduce_scatter, np.zeros(3))
+        raises(TypeError, ["parameter 'w' is not of a floating-point type"], cddp.DDP, comm, {'w': np.zeros(2, int)})
+        raises(ValueError, ["parameter 'w' is read-only"], cddp.DDP, comm, {'w': fixed})
+        raises(ValueError, ['comm_dtype'], cddp.DDP, comm, [np.zeros(2)], comm_dtype='int8')
+        error = raises(cddp.Error, ['int64'], comm.all_reduce, np.zeros(2, int), 'avg')
+        assert error.status == cddp.Status.INVALID and error.rank is None, (error.status, error.rank)
+        error = raises(cddp.Error, ['root'], comm.broadcast, np.zeros(2), 5)
+        assert error.status == cddp.Status.INVALID
+        assert comm.error is None
+        assert comm.all_reduce(np.ones(1)).tolist() == [2.0]  # nothing of it was sent
+        with cddp.DDP(comm, {'w': np.zeros(2), 'b': np.zeros(1)}) as ddp:
+            raises(ValueError, ["no parameter 'v'"], ddp.ready, 'v')
+            raises(ValueError, ['no parameter 2'], ddp.grad, 2)
+        raises(RuntimeError, ['closed'], ddp.wait)
+
+
+def dies():
+    """Rank 1 dies; the others' exception names it."""
+    import pickle
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cddprun ends the others: they say first what they saw
+    comm = cddp.init()
+    a = array.array('f', [1.0])
+    comm.all_reduce(a)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(a)
+    except cddp.Error as error:
+        assert comm.error.status == error.status
+        copy = pickle.loads(pickle.dumps(error))
+        assert (copy.status, copy.message, copy.rank) == (error.status, error.message, error.rank)
+        say(f'rank {comm.rank}: {error.status.name} by rank {error.rank}: {error.message}')
+    sys.exit(3)
+
+
+def fails():
+    """An exception inside `with` ends the others' waits, with its text."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with cddp.init() as comm:
+            if comm.rank == 1:
+                raise KeyError('a bad batch')
+            comm.barrier()
+    except cddp.Error as error:
+        say(f'rank 0: {error.status.name} by rank {error.rank}: {error.message}')
+    except KeyError:
+        time.sleep(0.01)
+        raise
+
+
+def parts():
+    """Parts of a communicator."""
+    import numpy as np
+    with cddp.init() as comm:
+        half = comm.split(comm.rank % 2, name='half', timeout=60)
+        assert half.size == 1 and half.rank == 0, repr(half)
+        assert half.all_reduce(np.ones(2)).tolist() == [1.0, 1.0]
+        assert comm.split(-1) is None
+        half.finalize()
+        half.finalize()
+        assert comm.local_size == 2 and comm.local_rank == comm.rank and comm.node_rank == 0
+        assert comm.backend == 'cpu' and comm.restart_count == 0 and comm.stop_requested is False
+
+
+def reducer():
+    """Gradients in buckets, by name, in any order; the memory of a gradient outlives the reducer."""
+    import numpy as np
+    with cddp.init() as comm:
+        w = np.full((3, 5), comm.rank + 1.0)
+        b = np.zeros(7)
+        ddp = cddp.DDP(comm, {'w': w, 'b': b}, bucket_bytes=64, first_bucket_bytes=1)
+        assert (w == 1.0).all() and len(ddp) == 2  # rank 0's
+        for step in range(3):
+            ddp.grad('b')[:] = comm.rank + step
+            ddp.ready('b')
+            ddp.grad('w')[:] = np.arange(15).reshape(3, 5) * comm.rank
+            ddp.ready(0)
+            ddp.wait_param('b')
+            ddp.wait()
+            assert (ddp.grad('b') == step + 0.5).all() and ddp.grad('w')[2, 4] == 7.0
+        whole = np.concatenate([ddp.grad(0).ravel(), ddp.grad(1)])
+        assert abs(ddp.grad_norm() - np.linalg.norm(whole)) < 1e-12
+        assert abs(ddp.clip_grad_norm(1.0) - np.linalg.norm(whole)) < 1e-12 and abs(ddp.grad_norm() - 1) < 1e-5
+        kept = ddp.grad('w')
+        value = kept.copy()
+        ddp.close()
+        ddp.close()
+    del ddp
+    assert np.array_equal(kept, value)
+    with cddp.init() as comm:  # again
+        ddp = cddp.DDP(comm, {'w': w}, average=False)
+        ddp.grad('w')[:] = 1
+        ddp.ready('w')
+        ddp.wait()
+        assert (ddp.grad('w') == 2).all()
+        error = raises(cddp.Error, ['w'], ddp.wait)
+        assert error.status == cddp.Status.STATE
+        raised = comm.error
+        assert raised is not None
+        comm._handle, handle = None, comm._handle
+        cddp._comm.lib().cddp_finalize(handle)
+
+
+def tensors():
+    """PyTorch: tensors of every type, tensors that cannot be used, and a model that trains as one process would."""
+    import torch
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with cddp.init() as comm:
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.complex64):
+            t = torch.full((5,), comm.rank + 1, dtype=dtype)
+            at = t.data_ptr()
+            assert comm.all_reduce(t) is t and t.data_ptr() == at and (t == 3).all(), t
+            assert comm.all_gather(t).shape == (2, 5)
+        parameter = torch.nn.Parameter(torch.full((3,), float(comm.rank)))
+        comm.broadcast(parameter, root=1)
+        assert (parameter == 1).all()
+        raises(ValueError, ['all_reduce: array is not contiguous', 'strides of (4, 16)'], comm.all_reduce, torch.zeros(4, 4).t())
+        raises(TypeError, ['all_reduce: array'], comm.all_reduce, torch.zeros(2, dtype=torch.float32).to_sparse())
+        model, alone = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)) for _ in range(2))
+        x, y = torch.randn(8, 4), torch.randn(8, 1)
+        with cddp.DDP(comm, model.named_parameters()).attach() as ddp:
+            alone.load_state_dict(model.state_dict())
+            for step in range(5):
+                torch.nn.functional.mse_loss(model(x[comm.rank::2]), y[comm.rank::2]).backward()
+                ddp.wait()
+                torch.nn.functional.mse_loss(alone(x), y).backward()
+                for p in (*model.parameters(), *alone.parameters()):  # what torch.optim.SGD does, whose import takes seconds
+                    p.data -= 0.1 * p.grad
+                    p.grad = None if step % 2 == 0 else p.grad.zero_()
+            assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(model.parameters(), alone.parameters()))
+        assert not model[0].weight._post_accumulate_grad_hooks
+        say(f'rank {comm.rank}: PyTorch agrees')
+
+
+if __name__ == '__main__':
+    globals()[sys.argv[1]]()
