@@ -6,6 +6,7 @@
 """
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,14 @@ def test_line_example(cddprun):
     status, out, err = launch.run(cddprun, '--standalone', '--nproc_per_node=2', python_with('numpy'),
                                   ROOT / 'python/examples/line.py', env=ENV)
     assert status == 0 and all(f'w[{d}] = {d + 1}.00' in out for d in range(8)), out + err
+
+
+def test_first_program_of_the_page(cddprun):
+    page = (ROOT / 'docs/python.md').read_text(encoding='utf-8')
+    program = re.search(r'(?ms)^```python\n(import cddp.*?)^```', page)[1]
+    program += '    assert (gradient == 0.5).all() and rows.shape == (2, 1000) and part.shape == (1, 1000) and (part == 1).all()\n'
+    status, out, err = launch.run(cddprun, '--standalone', '--nproc_per_node=2', python_with('numpy'), '-c', program, env=ENV)
+    assert status == 0, out + err
 
 
 def test_world_of_one(_):

@@ -86,6 +86,8 @@ def needs(module):
 def test_version_is_that_of_meson_build(_):
     version = re.search(r"\n  version: '([^']+)'", (ROOT / 'meson.build').read_text())[1]
     assert wheel().name.startswith(f'cddprun-{version}-py3-none-'), wheel()
+    page = (ROOT / 'docs/install.md').read_text(encoding='utf-8')
+    assert set(re.findall(r'cddprun-(\d[^-/`]*)-(?:py3|linux)', page)) == {version}, 'docs/install.md names another version'
     assert version in inside('cddprun', '--version').split()
     assert version in inside('cddp-rendezvous', '--version').split()
     assert inside('python', '-c', 'import cddp; print(cddp.__version__)').strip() == version
