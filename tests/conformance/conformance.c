@@ -18,7 +18,7 @@
 static const size_t counts[] = {0, 1, 3, 1000, 2049, 65537};
 #define N_COUNTS (sizeof counts / sizeof counts[0])
 #define DEATH_MS 3000    /* how long a death may take to be known on a calm machine; far more than it takes */
-#define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/health.c */
+#define GIVEN_UP_MS 5000 /* END_MS of worker/backend/nccl/state/health.c */
 
 static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
 

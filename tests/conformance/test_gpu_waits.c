@@ -8,7 +8,7 @@
 #include "ranks.h"
 #include "standin.h"
 #include "within.h"
-#include "worker/backend/nccl/ticket.h"
+#include "worker/backend/nccl/device/ticket.h"
 
 #include <cuda.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two ranks' lists of parameters from a peer: no read beyond them, and the same result on both sides. */
-#include "worker/reducer/verify.h"
+#include "worker/reducer/state/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

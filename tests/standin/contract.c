@@ -5,8 +5,8 @@
  *
  * contract STANDIN [LIBNCCL]: without LIBNCCL, or with an empty one, all is skipped.
  */
-#include "version.h"
-#include "worker/backend/nccl/library.h"
+#include "library/version.h"
+#include "worker/backend/nccl/device/library.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

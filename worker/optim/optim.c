@@ -8,8 +8,8 @@
 #include "worker/optim/optim.h"
 
 #include "common/crc64.h"
-#include "worker/reducer/captured.h"
-#include "worker/reducer/in_place.h"
+#include "worker/reducer/grads/in_place.h"
+#include "worker/reducer/state/captured.h"
 #include "worker/reducer/step.h"
 
 #include <math.h>

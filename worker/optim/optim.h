@@ -8,8 +8,8 @@
 #define CDI_OPTIM_H
 
 #include "worker/math/optim_update.h"
-#include "worker/reducer/shard.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/layout/shard.h"
+#include "worker/reducer/state/state.h"
 
 /* The values of a parameter's group. */
 struct cdi_optim_own {

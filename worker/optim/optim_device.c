@@ -6,8 +6,8 @@
  */
 #include "worker/optim/optim.h"
 
-#include "worker/reducer/arena.h"
 #include "worker/reducer/norm.h"
+#include "worker/reducer/state/arena.h"
 #include "worker/reducer/step.h"
 
 #include <stdlib.h>

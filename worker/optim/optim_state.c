@@ -2,7 +2,7 @@
 /* Primitives that the optimizer's other files share. */
 #include "worker/optim/optim.h"
 
-#include "worker/reducer/used.h"
+#include "worker/reducer/state/used.h"
 
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err)
 {

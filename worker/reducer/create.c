@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation and destruction of a reducer: cddp_ddp_create and cddp_ddp_destroy. */
-#include "worker/reducer/arena.h"
-#include "worker/reducer/check.h"
-#include "worker/reducer/compress.h"
-#include "worker/reducer/debug.h"
+#include "worker/reducer/grads/compress.h"
+#include "worker/reducer/grads/in_place.h"
+#include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
-#include "worker/reducer/in_place.h"
 #include "worker/reducer/norm.h"
-#include "worker/reducer/own.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
-#include "worker/reducer/replicate.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/check.h"
+#include "worker/reducer/state/debug.h"
+#include "worker/reducer/state/replicate.h"
+#include "worker/reducer/state/verify.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"
-#include "worker/reducer/verify.h"
 
 #include <stdlib.h>
 #include <string.h>

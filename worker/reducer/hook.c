@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 #include "worker/base/sized.h"
-#include "worker/reducer/in_place.h"
+#include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 

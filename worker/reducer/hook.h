@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_HOOK_H
 #define CDI_REDUCER_HOOK_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Initializes the reducer's lock, which a hook's thread may already hold. */
 void cdi_hook_init_lock(cddp_ddp *d);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddp_ddp_join: a rank whose samples are used up takes part in the steps of the others. */
-#include "worker/reducer/arena.h"
-#include "worker/reducer/buffers.h"
+#include "worker/reducer/grads/buffers.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/plan.h"
-#include "worker/reducer/replicate.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/replicate.h"
 #include "worker/reducer/step.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/launch.h"
 
-#include "worker/reducer/arena.h"
-#include "worker/reducer/compress.h"
+#include "worker/reducer/grads/compress.h"
+#include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
-#include "worker/reducer/own.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
+#include "worker/reducer/state/arena.h"
 
 /*
  * Prepares bucket i, on a device, before it starts: waits for the streams that made its gradients, and gathers the

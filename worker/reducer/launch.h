@@ -6,7 +6,7 @@
 #ifndef CDI_REDUCER_LAUNCH_H
 #define CDI_REDUCER_LAUNCH_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Counts gradient i, which is claimed and in the arena, and launches what may be launched. Sets the sticky error. */
 cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i);

@@ -8,10 +8,10 @@
  */
 #include "worker/reducer/norm.h"
 
-#include "worker/reducer/arena.h"
-#include "worker/reducer/shard.h"
+#include "worker/reducer/layout/shard.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/used.h"
 #include "worker/reducer/step.h"
-#include "worker/reducer/used.h"
 
 #include <math.h>
 #include <stdlib.h>

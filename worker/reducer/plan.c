@@ -7,11 +7,11 @@
 #include "worker/reducer/plan.h"
 
 #include "common/clock.h"
-#include "worker/reducer/active_ranks.h"
-#include "worker/reducer/compress.h"
-#include "worker/reducer/in_place.h"
-#include "worker/reducer/own.h"
-#include "worker/reducer/used.h"
+#include "worker/reducer/grads/compress.h"
+#include "worker/reducer/grads/in_place.h"
+#include "worker/reducer/grads/own.h"
+#include "worker/reducer/layout/active_ranks.h"
+#include "worker/reducer/state/used.h"
 
 #include <stdlib.h>
 #include <string.h>

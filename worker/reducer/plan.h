@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_PLAN_H
 #define CDI_REDUCER_PLAN_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Assigns, at creation, each gradient to a bucket. Returns CDDP_OK or CDDP_E_NOMEM. */
 cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err);

@@ -4,10 +4,10 @@
 #include "common/status.h"
 #include "worker/base/sized.h"
 #include "worker/math/randn.h"
-#include "worker/reducer/arena.h"
-#include "worker/reducer/in_place.h"
+#include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/plan.h"
-#include "worker/reducer/used.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/used.h"
 
 #include <math.h>
 #include <stdlib.h>

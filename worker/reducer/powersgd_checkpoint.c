@@ -7,7 +7,7 @@
 #include "common/crc64.h"
 #include "worker/checkpoint/item.h"
 #include "worker/reducer/powersgd.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,14 +9,14 @@
  */
 #include "worker/reducer/step.h"
 
-#include "worker/reducer/arena.h"
-#include "worker/reducer/captured.h"
-#include "worker/reducer/check.h"
-#include "worker/reducer/debug.h"
+#include "worker/reducer/grads/own.h"
 #include "worker/reducer/launch.h"
-#include "worker/reducer/own.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/captured.h"
+#include "worker/reducer/state/check.h"
+#include "worker/reducer/state/debug.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"
 

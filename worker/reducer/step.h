@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_STEP_H
 #define CDI_REDUCER_STEP_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /*
  * Ends the input of a step: fills in the gradients that may be missing, and rejects a step with any other missing. Sets

@@ -6,11 +6,11 @@
  */
 #include "worker/reducer/uneven.h"
 
-#include "worker/reducer/active_ranks.h"
-#include "worker/reducer/arena.h"
-#include "worker/reducer/buffers.h"
-#include "worker/reducer/compress.h"
+#include "worker/reducer/grads/buffers.h"
+#include "worker/reducer/grads/compress.h"
 #include "worker/reducer/launch.h"
+#include "worker/reducer/layout/active_ranks.h"
+#include "worker/reducer/state/arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_UNEVEN_H
 #define CDI_REDUCER_UNEVEN_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_uneven_release(cddp_ddp *d);

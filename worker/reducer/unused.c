@@ -15,10 +15,10 @@
  */
 #include "worker/reducer/unused.h"
 
-#include "worker/reducer/arena.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/plan.h"
-#include "worker/reducer/used.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/used.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #ifndef CDI_REDUCER_UNUSED_H
 #define CDI_REDUCER_UNUSED_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_unused_release(cddp_ddp *d);

@@ -40,7 +40,7 @@ static char last_fault[512];
 /* A setting that cannot be read must not pass for one that was not given. */
 static void bad_setting(const char *name)
 {
-    fprintf(stderr, "standin: %s=%s: cannot be read; tests/standin/standin.h has the settings\n", name,
+    fprintf(stderr, "standin: %s=%s: cannot be read; tests/standin/library/standin.h has the settings\n", name,
             cdi_env_str(name));
     _exit(STANDIN_EXIT);
 }

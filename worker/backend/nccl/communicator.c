@@ -7,9 +7,9 @@
 #include "worker/backend/nccl/communicator.h"
 
 #include "common/clock.h"
-#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/device/reduction_support.h"
 #include "worker/backend/nccl/issue.h"
-#include "worker/backend/nccl/reduction_support.h"
+#include "worker/backend/nccl/state/health.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_COMMUNICATOR_H
 #define CDI_NCCL_COMMUNICATOR_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /*
  * Connects all ranks. local: the result of the steps in which a rank can fail alone. All ranks agree whether to go on;

@@ -2,10 +2,10 @@
 /* Element functions as kernels on the communication stream, after the enqueued operations. */
 #include "worker/backend/nccl/element_ops.h"
 
-#include "worker/backend/nccl/failure.h"
 #include "worker/backend/nccl/graph_capture.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/wait.h"
 #include "worker/base/dtype.h"
 

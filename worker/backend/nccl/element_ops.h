@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_ELEMENT_OPS_H
 #define CDI_NCCL_ELEMENT_OPS_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 cddp_status cdi_gpu_pack(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
                          struct cdi_error *err);

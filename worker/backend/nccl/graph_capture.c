@@ -3,12 +3,12 @@
 
 #include "common/clock.h"
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/failure.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
-#include "worker/backend/nccl/nccl_call.h"
-#include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/nccl_call.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 #ifndef CDI_NCCL_GRAPH_CAPTURE_H
 #define CDI_NCCL_GRAPH_CAPTURE_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 cddp_status cdi_capture_open(struct cdi_backend *b, struct cdi_error *err);
 /* Frees everything. None of it runs any more. */

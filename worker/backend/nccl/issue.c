@@ -2,12 +2,12 @@
 #include "worker/backend/nccl/issue.h"
 
 #include "common/clock.h"
-#include "worker/backend/nccl/completion.h"
-#include "worker/backend/nccl/failure.h"
-#include "worker/backend/nccl/health.h"
-#include "worker/backend/nccl/nccl_call.h"
-#include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
+#include "worker/backend/nccl/state/completion.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/nccl_call.h"
+#include "worker/backend/nccl/state/ring.h"
 
 static cddp_status issue_record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
 {

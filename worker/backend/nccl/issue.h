@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_ISSUE_H
 #define CDI_NCCL_ISSUE_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Calls NCCL for every ticket, if the communicator is healthy. */
 cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);

@@ -2,12 +2,12 @@
 #include "worker/backend/nccl/operation.h"
 
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/failure.h"
 #include "worker/backend/nccl/graph_capture.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
-#include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/ring.h"
 
 /* Returns whether the program has called send or recv; not whether a collective consists of them. */
 static bool op_is_message(const struct cdi_coll *op)

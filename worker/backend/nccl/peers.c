@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/peers.h"
 
-#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/state/health.h"
 
 static struct cdi_peer_error peers_channel(const struct cdi_backend *b)
 {

@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_PEERS_H
 #define CDI_NCCL_PEERS_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Checks the store for the failure of a peer, which is then this communicator's, too. */
 void cdi_peers_listen(struct cdi_backend *b);

@@ -9,11 +9,11 @@
 
 #include "common/clock.h"
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/failure.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/peers.h"
-#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include <time.h>
 

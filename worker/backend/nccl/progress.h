@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_PROGRESS_H
 #define CDI_NCCL_PROGRESS_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Runs until the communicator fails or ends. b: the backend. */
 void *cdi_progress_main(void *b);

@@ -27,9 +27,9 @@
 #include "worker/backend/nccl/region.h"
 
 #include "common/clock.h"
-#include "worker/backend/nccl/failure.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/wait.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_REGION_H
 #define CDI_NCCL_REGION_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* The functions of the same names in struct cdi_backend_ops. */
 cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cdi_region **out, struct cdi_error *err);

@@ -10,7 +10,7 @@
  */
 #include "worker/backend/nccl/stage.h"
 
-#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_STAGE_H
 #define CDI_NCCL_STAGE_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Allocates blocks for small operations, which then need no memory from the driver. The context is current. */
 cddp_status cdi_stage_open(struct cdi_backend *b, struct cdi_error *err);

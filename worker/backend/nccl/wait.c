@@ -3,14 +3,14 @@
 #include "worker/backend/nccl/wait.h"
 
 #include "common/clock.h"
-#include "worker/backend/nccl/completion.h"
-#include "worker/backend/nccl/failure.h"
 #include "worker/backend/nccl/graph_capture.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/operation.h"
-#include "worker/backend/nccl/ring.h"
 #include "worker/backend/nccl/stage.h"
+#include "worker/backend/nccl/state/completion.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include <sched.h>
 #include <time.h>

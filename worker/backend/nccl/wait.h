@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_WAIT_H
 #define CDI_NCCL_WAIT_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* The functions of the same names in struct cdi_backend_ops. */
 cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);

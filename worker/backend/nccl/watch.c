@@ -10,13 +10,13 @@
 
 #include "common/clock.h"
 #include "common/thread.h"
-#include "worker/backend/nccl/completion.h"
-#include "worker/backend/nccl/failure.h"
 #include "worker/backend/nccl/graph_capture.h"
-#include "worker/backend/nccl/health.h"
 #include "worker/backend/nccl/peers.h"
 #include "worker/backend/nccl/progress.h"
-#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/state/completion.h"
+#include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include <errno.h>
 #include <stdio.h>

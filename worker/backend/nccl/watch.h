@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_WATCH_H
 #define CDI_NCCL_WATCH_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Starts the watch thread and the progress thread. */
 cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err);

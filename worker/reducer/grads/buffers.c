@@ -4,10 +4,10 @@
  * with copying one rank's buffers to all: rank 0's, or with CDDP_DDP_JOIN, as in PyTorch, those of the highest rank
  * that still trains.
  */
-#include "worker/reducer/buffers.h"
+#include "worker/reducer/grads/buffers.h"
 
-#include "worker/reducer/captured.h"
-#include "worker/reducer/replicate.h"
+#include "worker/reducer/state/captured.h"
+#include "worker/reducer/state/replicate.h"
 
 #include <stdlib.h>
 

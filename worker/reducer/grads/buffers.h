@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_BUFFERS_H
 #define CDI_REDUCER_BUFFERS_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Copies the root's buffers to all ranks before a step. Releases the lock meanwhile. Sets the sticky error. */
 cddp_status cdi_buffers_sync(cddp_ddp *d, bool trains);

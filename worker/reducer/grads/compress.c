@@ -8,9 +8,9 @@
  * ends at 65504, it is applied before the sum; for the other two, with float32's range, after it. On the host the
  * reduction multiplies before it rounds, at no cost.
  */
-#include "worker/reducer/compress.h"
+#include "worker/reducer/grads/compress.h"
 
-#include "worker/reducer/arena.h"
+#include "worker/reducer/state/arena.h"
 
 static bool is_short(cddp_dtype dtype)
 {

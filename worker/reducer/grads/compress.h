@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_COMPRESS_H
 #define CDI_REDUCER_COMPRESS_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /*
  * Places each bucket of a new plan in the communication region. The region's size is what the largest of all plans

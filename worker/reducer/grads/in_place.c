@@ -10,11 +10,11 @@
  * stretch; so do those that are sent in another type. If a feature needs buckets in one piece (hooks, PowerSGD, an
  * optimizer), the whole arena is allocated then, and all gradients are copied.
  */
-#include "worker/reducer/in_place.h"
+#include "worker/reducer/grads/in_place.h"
 
 #include "worker/comm/memory.h"
-#include "worker/reducer/arena.h"
-#include "worker/reducer/own.h"
+#include "worker/reducer/grads/own.h"
+#include "worker/reducer/state/arena.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_IN_PLACE_H
 #define CDI_REDUCER_IN_PLACE_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Finds the gradients that could be reduced in place, at creation, after cdi_own_init and the plan. */
 cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err);

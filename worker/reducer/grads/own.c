@@ -7,10 +7,10 @@
  * A device scales them on the way in for the mean, if that is exact (by a power of two), or in float16, whose sum must
  * not overflow. Then the network only adds, and no further kernel touches the bucket.
  */
-#include "worker/reducer/own.h"
+#include "worker/reducer/grads/own.h"
 
-#include "worker/reducer/arena.h"
-#include "worker/reducer/used.h"
+#include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/used.h"
 
 #include <stdlib.h>
 

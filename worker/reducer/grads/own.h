@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_OWN_H
 #define CDI_REDUCER_OWN_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_own_release(cddp_ddp *d);

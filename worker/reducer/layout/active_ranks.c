@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/active_ranks.h"
+#include "worker/reducer/layout/active_ranks.h"
 
 #include "worker/math/float16.h"
 

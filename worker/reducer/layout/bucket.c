@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/bucket.h"
+#include "worker/reducer/layout/bucket.h"
 
 #include "worker/base/dtype.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/shard.h"
+#include "worker/reducer/layout/shard.h"
 
 size_t cdi_shard_state_size(cddp_dtype dtype)
 {

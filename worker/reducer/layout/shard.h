@@ -6,7 +6,7 @@
 #ifndef CDI_REDUCER_SHARD_H
 #define CDI_REDUCER_SHARD_H
 
-#include "worker/reducer/bucket.h"
+#include "worker/reducer/layout/bucket.h"
 
 struct cdi_shard {
     size_t lo, count; /* elements of the parameter: [lo, lo + count) */

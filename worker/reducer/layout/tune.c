@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/tune.h"
+#include "worker/reducer/layout/tune.h"
 
 #include <assert.h>
 #include <stdbool.h>

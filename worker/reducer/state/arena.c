@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/arena.h"
+#include "worker/reducer/state/arena.h"
 
 bool cdi_arena_excludes(const cddp_ddp *d, size_t i)
 {

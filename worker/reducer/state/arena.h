@@ -5,7 +5,7 @@
 #ifndef CDI_REDUCER_ARENA_H
 #define CDI_REDUCER_ARENA_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Returns true if gradient i of the parameters is reduced in place, outside the arena. */
 bool cdi_arena_excludes(const cddp_ddp *d, size_t i);

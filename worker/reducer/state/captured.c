@@ -7,7 +7,7 @@
  *
  * An error in a capture belongs to the capture: the reducer forgets its step as soon as the capture is over.
  */
-#include "worker/reducer/captured.h"
+#include "worker/reducer/state/captured.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_CAPTURED_H
 #define CDI_REDUCER_CAPTURED_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /*
  * Decides, with the lock held, whether this call, with this stream, becomes part of a graph. If *captured is set, the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of the arguments of cddp_ddp_create, before anything is made of them. Every error message names the member. */
-#include "worker/reducer/check.h"
+#include "worker/reducer/state/check.h"
 
 #include "worker/base/dtype.h"
 #include "worker/base/sized.h"

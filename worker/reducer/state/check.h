@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_CHECK_H
 #define CDI_REDUCER_CHECK_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* The program's arguments in this library's structs, with defaults. */
 struct cdi_ddp_input {

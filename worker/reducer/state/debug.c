@@ -4,13 +4,13 @@
  * same. Each is reported once, on stderr, by the rank that detects it. Nothing is communicated, so ranks may differ in
  * the variable.
  */
-#include "worker/reducer/debug.h"
+#include "worker/reducer/state/debug.h"
 
 #include "common/crc64.h"
 #include "common/env.h"
 #include "common/log.h"
 #include "worker/math/float16.h"
-#include "worker/reducer/arena.h"
+#include "worker/reducer/state/arena.h"
 
 #include <math.h>
 #include <stdatomic.h>

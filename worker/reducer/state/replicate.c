@@ -3,7 +3,7 @@
  * Copies one rank's parameters to all ranks. Small neighbours are sent together, packed into a staging buffer, since a
  * collective costs more than their bytes. Larger ones, and single ones, are sent from their own memory.
  */
-#include "worker/reducer/replicate.h"
+#include "worker/reducer/state/replicate.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
 #ifndef CDI_REDUCER_REPLICATE_H
 #define CDI_REDUCER_REPLICATE_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /* Lists the parameters and buffers, and allocates the staging buffer for small ones. */
 cddp_status cdi_replicate_init(cddp_ddp *d, const cddp_param *buffers, struct cdi_error *err);

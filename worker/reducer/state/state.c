@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The primitives of the reducer that all of its parts use: errors, tickets and names. */
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 #include <stdio.h>
 

@@ -23,8 +23,8 @@
 #define CDI_REDUCER_STATE_H
 
 #include "worker/comm/comm.h"
-#include "worker/reducer/bucket.h"
-#include "worker/reducer/tune.h"
+#include "worker/reducer/layout/bucket.h"
+#include "worker/reducer/layout/tune.h"
 
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/used.h"
+#include "worker/reducer/state/used.h"
 
 bool cdi_used_stays_on_device(const cddp_ddp *d)
 {

@@ -6,7 +6,7 @@
 #ifndef CDI_REDUCER_USED_H
 #define CDI_REDUCER_USED_H
 
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 /*
  * Returns true if the map of used parameters stays on the device in this step, so that the host does not know it. With

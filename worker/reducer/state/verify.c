@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/reducer/verify.h"
+#include "worker/reducer/state/verify.h"
 
 #include "common/cleanup.h"
 #include "worker/base/dtype.h"

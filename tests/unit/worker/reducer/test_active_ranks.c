@@ -2,7 +2,7 @@
 /* The number of ranks that take part, after reductions in types of few bits. */
 #include "hygiene.h"
 #include "worker/math/float16.h"
-#include "worker/reducer/active_ranks.h"
+#include "worker/reducer/layout/active_ranks.h"
 
 #include <stdint.h>
 #include <string.h>

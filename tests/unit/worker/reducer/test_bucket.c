@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/reducer/bucket.h"
+#include "worker/reducer/layout/bucket.h"
 
 #include <stdint.h>
 #include <string.h>

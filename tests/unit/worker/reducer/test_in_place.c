@@ -2,7 +2,7 @@
 /* Gradients that are reduced in place: the same bits as in the arena, in all layouts, orders and modes of a reducer. */
 #include "hygiene.h"
 #include "mean_hook.h"
-#include "worker/reducer/arena.h"
+#include "worker/reducer/state/arena.h"
 #include "world.h"
 
 #include <stdint.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "worker/reducer/shard.h"
+#include "worker/reducer/layout/shard.h"
 
 #include <stdlib.h>
 

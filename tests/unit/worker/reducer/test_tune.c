@@ -3,7 +3,7 @@
 #include "comm_ranks.h"
 #include "hygiene.h"
 #include "rdzv_child.h"
-#include "worker/reducer/state.h"
+#include "worker/reducer/state/state.h"
 
 CDI_SUITE(tune, .timeout = 90);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_backend.h"
 #include "hygiene.h"
-#include "worker/reducer/verify.h"
+#include "worker/reducer/state/verify.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
 #ifndef CDI_NCCL_CALL_THREAD_H
 #define CDI_NCCL_CALL_THREAD_H
 
-#include "worker/backend/nccl/library.h"
+#include "worker/backend/nccl/device/library.h"
 
 struct cdi_call_thread;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* While one of the two blocks is being copied, the host fills or empties the other. */
-#include "worker/backend/nccl/copy.h"
+#include "worker/backend/nccl/device/copy.h"
 
 #include <string.h>
 

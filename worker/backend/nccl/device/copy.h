@@ -5,7 +5,7 @@
 #ifndef CDI_NCCL_COPY_H
 #define CDI_NCCL_COPY_H
 
-#include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/device/device.h"
 
 /*
  * Copies `bytes` bytes between any two of host and device, and returns when they are there. Earlier work on the memory

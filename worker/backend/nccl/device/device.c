@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/device/device.h"
 
 #include "common/gpus.h"
 

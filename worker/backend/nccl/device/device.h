@@ -6,9 +6,9 @@
 #ifndef CDI_NCCL_DEVICE_H
 #define CDI_NCCL_DEVICE_H
 
+#include "worker/backend/nccl/device/library.h"
+#include "worker/backend/nccl/device/pinned_blocks.h"
 #include "worker/backend/nccl/kernels/kernel.h"
-#include "worker/backend/nccl/library.h"
-#include "worker/backend/nccl/pinned_blocks.h"
 
 struct cdi_device {
     cddp_device_info info;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/launch_shape.h"
+#include "worker/backend/nccl/device/launch_shape.h"
 
 /* The finalizer of splitmix64: each bit of x reaches all of the result. */
 static uint64_t mix(uint64_t h, uint64_t x)

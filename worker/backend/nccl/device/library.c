@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/library.h"
+#include "worker/backend/nccl/device/library.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

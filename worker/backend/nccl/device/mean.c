@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/mean.h"
+#include "worker/backend/nccl/device/mean.h"
 
 static bool reduces(const struct cdi_coll *op)
 {

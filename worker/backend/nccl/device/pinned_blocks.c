@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/pinned_blocks.h"
+#include "worker/backend/nccl/device/pinned_blocks.h"
 
 cddp_status cdi_blocks_create(struct cdi_blocks **out, struct cdi_error *err)
 {

@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_PINNED_BLOCKS_H
 #define CDI_NCCL_PINNED_BLOCKS_H
 
-#include "worker/backend/nccl/library.h"
+#include "worker/backend/nccl/device/library.h"
 
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/teardown.h"
+#include "worker/backend/nccl/device/teardown.h"
 
 #include "common/clock.h"
 #include "common/thread.h"

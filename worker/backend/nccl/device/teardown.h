@@ -8,7 +8,7 @@
 #ifndef CDI_NCCL_TEARDOWN_H
 #define CDI_NCCL_TEARDOWN_H
 
-#include "worker/backend/nccl/device.h"
+#include "worker/backend/nccl/device/device.h"
 #include "worker/backend/peer_error.h"
 
 /* The arguments of such a call; allocated with the communicator, so that its end needs no memory. */

@@ -8,7 +8,7 @@
  * platforms" (CUDA Driver API 11.8, Stream Memory Operations). The attribute CAN_USE_STREAM_MEM_OPS_V1 is about version
  * 1. A driver that rejects the write anyway is rejected at creation: the alternative has all of the drawbacks above.
  */
-#include "worker/backend/nccl/completion.h"
+#include "worker/backend/nccl/state/completion.h"
 
 #include "common/clock.h"
 

@@ -6,8 +6,8 @@
 #ifndef CDI_NCCL_COMPLETION_H
 #define CDI_NCCL_COMPLETION_H
 
-#include "worker/backend/nccl/state.h"
-#include "worker/backend/nccl/ticket.h"
+#include "worker/backend/nccl/device/ticket.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Allocates the words, and finds out whether the driver's streams can write. The context is current. */
 cddp_status cdi_completion_create(struct cdi_backend *b, struct cdi_error *err);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/failure.h"
+#include "worker/backend/nccl/state/failure.h"
 
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/health.h"
-#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/state/health.h"
+#include "worker/backend/nccl/state/ring.h"
 
 cddp_status cdi_gpu_fail_in(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {

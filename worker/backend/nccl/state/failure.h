@@ -3,7 +3,7 @@
 #ifndef CDI_NCCL_FAILURE_H
 #define CDI_NCCL_FAILURE_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Sets the sticky error to err, with op in front of its message. Returns the sticky error's status. */
 cddp_status cdi_gpu_fail_in(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/health.h"
+#include "worker/backend/nccl/state/health.h"
 
 #include "common/clock.h"
 

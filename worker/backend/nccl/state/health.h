@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_HEALTH_H
 #define CDI_NCCL_HEALTH_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 #include <time.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/nccl_call.h"
+#include "worker/backend/nccl/state/nccl_call.h"
 
-#include "worker/backend/nccl/mean.h"
-#include "worker/backend/nccl/reduction_support.h"
+#include "worker/backend/nccl/device/mean.h"
+#include "worker/backend/nccl/device/reduction_support.h"
 
 static ncclDataType_t nccl_type(cddp_dtype dtype)
 {

@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_NCCL_CALL_H
 #define CDI_NCCL_NCCL_CALL_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Returns CDDP_OK if the communicator can reduce this type, otherwise CDDP_E_UNSUPPORTED. Any thread. */
 cddp_status cdi_gpu_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);

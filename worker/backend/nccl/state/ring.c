@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/ring.h"
+#include "worker/backend/nccl/state/ring.h"
 
 #include "common/clock.h"
 #include "worker/backend/describe.h"
-#include "worker/backend/nccl/ticket.h"
+#include "worker/backend/nccl/device/ticket.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #ifndef CDI_NCCL_RING_H
 #define CDI_NCCL_RING_H
 
-#include "worker/backend/nccl/state.h"
+#include "worker/backend/nccl/state/state.h"
 
 /* Returns the slot of the next ticket, with its event. With `lock`. CDDP_E_LIMIT, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err);

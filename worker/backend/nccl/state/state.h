@@ -27,10 +27,10 @@
 #ifndef CDI_NCCL_STATE_H
 #define CDI_NCCL_STATE_H
 
-#include "worker/backend/nccl/call_thread.h"
-#include "worker/backend/nccl/device.h"
-#include "worker/backend/nccl/launch_shape.h"
-#include "worker/backend/nccl/teardown.h"
+#include "worker/backend/nccl/device/call_thread.h"
+#include "worker/backend/nccl/device/device.h"
+#include "worker/backend/nccl/device/launch_shape.h"
+#include "worker/backend/nccl/device/teardown.h"
 #include "worker/backend/peer_error.h"
 
 #include <pthread.h>
@@ -155,14 +155,14 @@ struct cdi_backend {
     int *ranks;                    /* of a subcommunicator: world.ranks */
     struct cdi_flight *record;     /* the flight page in which operations are recorded */
     struct cdi_device device;
-    char prefix[CDI_PEER_ERROR_PREFIX_MAX];    /* of each key, and of the communicator's name */
-    struct cdi_teardown *teardown;       /* for comm's end. NULL: it is in use */
-    ncclComm_t comm;                     /* NULL: none, or aborted */
-    struct cdi_call_thread *call_thread; /* makes the calls on a blocking comm that may wait. NULL: non-blocking */
-    struct cdi_call call;                /* with `lock` */
-    struct cdi_launch_shapes shapes;     /* of operations; with `lock` */
-    ncclComm_t child;                    /* NCCL writes a subcommunicator to it; with `lock` */
-    ncclResult_t nccl_error;             /* the last one that cdi_nccl_wait_ready got; with `lock` */
+    char prefix[CDI_PEER_ERROR_PREFIX_MAX]; /* of each key, and of the communicator's name */
+    struct cdi_teardown *teardown;          /* for comm's end. NULL: it is in use */
+    ncclComm_t comm;                        /* NULL: none, or aborted */
+    struct cdi_call_thread *call_thread;    /* makes the calls on a blocking comm that may wait. NULL: non-blocking */
+    struct cdi_call call;                   /* with `lock` */
+    struct cdi_launch_shapes shapes;        /* of operations; with `lock` */
+    ncclComm_t child;                       /* NCCL writes a subcommunicator to it; with `lock` */
+    ncclResult_t nccl_error;                /* the last one that cdi_nccl_wait_ready got; with `lock` */
     uint32_t n_splits;
     bool old_gpu; /* of some rank of the job: see reduction_support.h */
     struct {

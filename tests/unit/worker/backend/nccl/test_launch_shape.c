@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/launch_shape.h"
+#include "worker/backend/nccl/device/launch_shape.h"
 
 #include "hygiene.h"
 

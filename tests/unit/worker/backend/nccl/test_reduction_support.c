@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/reduction_support.h"
+#include "worker/backend/nccl/device/reduction_support.h"
 
 #include "hygiene.h"
 #include "types.h"
