@@ -81,7 +81,7 @@ static void open_nccl(struct nccl *n)
 #undef GET
 }
 
-/* A communicator of our own, beside libcddp's. */
+/* Our own communicator, beside libcddp's. */
 static void join_bare(struct bench *b)
 {
     ncclUniqueId id;
@@ -276,7 +276,7 @@ static void measure(struct bench *b, const char *op, int work, bool first)
     printf("}");
 }
 
-/* What clipping takes behind a step, of the GPU and of the host, which is not to wait: by a norm that clips nothing. */
+/* The cost of clipping after a step, of the GPU and of the host, which is not to wait: by a norm that clips nothing. */
 static void measure_clip(struct bench *b)
 {
     static struct times t;

@@ -124,7 +124,7 @@ static void save_and_load(struct job *j, struct times *during, struct saved *too
     if (memcmp(before, after, j->param_bytes) == 0)
         card_die("gpu_train: the steps during the save have changed nothing, so it shows nothing");
     if (memcmp(before, loaded, j->param_bytes) != 0)
-        card_die("gpu_train: what was loaded is not what the parameters were when the save was begun");
+        card_die("gpu_train: the loaded parameters differ from the saved ones when the save was begun");
     free(before);
     free(after);
     free(loaded);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which share of the communication a step hides, on a machine without the wire: behind the all-reduce of each bucket,
+ * Which share of the communication a step hides, on a machine without the wire: after the all-reduce of each bucket,
  * on libcddp's communication stream, a kernel takes the time that a ring of N ranks with links of B GB/s would take for
  * it, 2 (N - 1) / N * bytes / B. The kernel holds one thread of the GPU, so that what real communication takes of
  * memory and multiprocessors is not in the figure.
@@ -44,7 +44,7 @@ struct wire {
 
 /* ---------------------------------------------------------------------------------------------------- the wire ---- */
 
-/* The hook's begin: the mean, and behind it on the same stream the modelled wire. */
+/* The hook's begin: the mean, and after it on the same stream the modelled wire. */
 static cddp_status send_bucket(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
 {
     struct wire *w = arg;

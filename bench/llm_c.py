@@ -4,8 +4,8 @@
 
     llm_c.py LLM_C_DIR --build BUILD [--size small|medium] [--runs N]
 
-LLM_C_DIR is a checkout of github.com/karpathy/llm.c. Nothing of it is changed: both programs are compiled in a folder of
-their own, on a model and on tokens made here. The losses of 1, 2 and 4 ranks, and of two nodes of two, must be those of
+LLM_C_DIR is a checkout of github.com/karpathy/llm.c. Nothing of it is changed: both programs are compiled in a separate
+folder, on a model and on tokens made here. The losses of 1, 2 and 4 ranks, and of two nodes of two, must be those of
 the unmodified program to 1e-5; then the time of a step is compared.
 """
 import argparse
@@ -25,7 +25,7 @@ EOT, VOCABULARY, MAX_T = 0, 256, 64
 SIZES = {'small': (4, 4, 128), 'medium': (6, 6, 384)}  # layers, heads, channels
 TOLERANCE = 1e-5
 
-# What is put after a line of llm.c's that contains the first text ('+'), or in its place ('=').
+# Text to insert after a line of llm.c's that contains the first text ('+'), or to replace it ('=').
 HEAD = '''
 #include <cddp/cddp.h>
 static cddp_comm *comm;

@@ -15,7 +15,7 @@ def line_of(output):
 
 
 def trainers(args, names):
-    """{name: run(mode, ranks, batch, steps)}; those that cannot run here are left out, and that is said."""
+    """{name: run(mode, ranks, batch, steps)}; those that cannot run here are left out, which is printed."""
     program = os.path.join(args.build, 'bench', 'mlp_train')
     if not os.access(program, os.X_OK):
         sys.exit(f'{program} is missing: scripts/setup --bench installs OpenBLAS, then build again')

@@ -5,7 +5,7 @@
  * "restart worker FILE" appends "LIFE RANK PID NANOSECONDS" to FILE, then waits to be killed.
  *
  * "restart bare N SHIM WORKER FILE" starts N workers through cddprun's shim and does nothing else: no pipe, no page, no
- * environment of their own. It prints nanoseconds at the start, and ends them all when it can read a byte.
+ * environment for each. It prints nanoseconds at the start, and ends them all when it can read a byte.
  *
  * Nanoseconds are CLOCK_MONOTONIC, which all processes of a machine share.
  */

@@ -19,8 +19,8 @@ README = os.path.join(os.path.dirname(HERE), 'README.md')
 SHORT = r'(?<=<!-- bench/summary.py writes this table -->\n).*?(?=<!-- until here -->\n)'
 HEAD = """# Figures
 
-Made by `bench/summary.py` from the newest file of each kind in [bench/results](../bench/results); how each was measured,
-and what is not fair, is in [bench/README.md](../bench/README.md). "Times as long" is the other's time (or processor
+Made by `bench/summary.py` from the newest file of each kind in [bench/results](../bench/results); [bench/README.md](../bench/README.md)
+describes how each was measured, and its unfair sides. "Times as long" is the other's time (or processor
 time) divided by ours, taken round by round: the median, and in brackets the smallest and the largest. Below 1 the other was
 faster.
 

@@ -137,7 +137,7 @@ int main(void)
     socklen_t len = sizeof a;
 
     take_all_descriptors();
-    (void)setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* what is accepted inherits it */
+    (void)setsockopt(listener, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* accepted sockets inherit it */
     if (ep < 0 || bind(listener, (struct sockaddr *)&a, len) != 0 || listen(listener, 4096) != 0 ||
         getsockname(listener, (struct sockaddr *)&a, &len) != 0)
         die("listen");

@@ -44,7 +44,7 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
  * Where --resume asks for it, load the newest whole checkpoint into *s, also one from the middle of an epoch; none at
  * all leaves *s as it is. Rank 0 says
  * where the run goes on, and names damaged checkpoints on stderr. The metrics file is cut to what was done. A
- * collective. Errors are in cddp_last_error(), or (of a cause of our own) in `why`.
+ * collective. Errors are in cddp_last_error(), or (of a local cause) in `why`.
  */
 cddp_status state_resume(const struct job *job, struct state *s, char *why, size_t cap);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Training, written once in train_real.h and compiled twice, for float and double; and what does not depend on the
- * type: the loss over all ranks, its record, and the comparison of the final weights.
+ * Training, written once in train_real.h and compiled twice, for float and double; and the code that does not depend
+ * on the type: the loss over all ranks, its record, and the comparison of the final weights.
  */
 #include "train.h"
 

@@ -26,7 +26,7 @@ struct result {
     bool left; /* the job was to stop: the state is saved, and the other members but epochs and steps say nothing */
 };
 
-/* CDDP_OK, or a status whose error message is in cddp_last_error(), or (of a cause of our own) in `why`. */
+/* CDDP_OK, or a status whose error message is in cddp_last_error(), or (of a local cause) in `why`. */
 cddp_status train_f32(const struct job *job, struct result *result, char *why, size_t cap);
 cddp_status train_f64(const struct job *job, struct result *result, char *why, size_t cap);
 

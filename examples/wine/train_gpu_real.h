@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The same training step on a GPU, in the type REAL; train.c includes it behind train_real.h's types. Weights,
+ * The same training step on a GPU, in the type REAL; train.c includes it after train_real.h's types. Weights,
  * averages, data and gradients live on the device; in a step the host only launches. After each epoch the trainer's own
  * arrays get what the device has, for checkpoints, the test and the files.
  */
 
-/* A failure of our own on the GPU stops the peers too: they would wait for this rank. */
+/* A local failure on the GPU stops the peers too: they would wait for this rank. */
 static cddp_status NAME(gpu_failed)(const struct NAME(trainer) * t, char *why, size_t cap)
 {
     cddp_abort(t->job->comm, gpu_why(t->gpu));
@@ -85,7 +85,7 @@ static cddp_status NAME(gpu_fetch)(struct NAME(trainer) * t, struct epoch_loss *
     return status == CDDP_OK ? cddp_copy(comm, t->v, t->args.v, sizeof t->v) : status;
 }
 
-/* One step on the n rows from args.row on. Nothing waits for the GPU: a norm that is no number shows in the loss. */
+/* One step on the n rows from args.row on. Nothing waits for the GPU: a NaN in the norm shows in the loss. */
 static cddp_status NAME(gpu_step)(struct NAME(trainer) * t, int n, char *why, size_t cap)
 {
     struct NAME(wine_args) *a = &t->args;

@@ -63,7 +63,7 @@ TEXTS = [
         f'{k} {v:.1e}' for k, v in d['largest_difference'].items()) +
         (f'; with PowerSGD, clipping and sharding, to the CPU {d["powersgd_differs_from_cpu"]:.1e}' if 'powersgd_differs_from_cpu' in d else '')),
     ('met', lambda d: f'{d["buckets"]} buckets: host {d["host_us"]:.0f} us per step, {d["host_us_more"]:.0f} more than bare, '
-                      f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU of its own; '
+                      f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU to itself; '
                       f'non-blocking {d["host_us_non_blocking"]:.0f} us'),
     ('captured', lambda d: f'{d["captured"]} modes of capture, {d["launches"]} launches of {d["buckets"]} buckets each'),
     ('hooks', lambda d: f'{d["hooks"]} hooks, {d["steps"]} steps of {d["buckets"]} buckets each'),

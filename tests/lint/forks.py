@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each public function that takes a communicator, or what was made of one, is called in a forked child by fork_ranks.c.
+"""Each public function that takes a communicator, or an object made from one, is called in a forked child by fork_ranks.c.
 
 forks.py ROOT         names those that are not
 forks.py --self-test  a function that nobody calls must be found

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What 'meson install' leaves must serve a stranger: everything is there, and pkg-config is all that he needs.
+"""What 'meson install' leaves must serve a stranger: everything is there, and pkg-config is all that a user needs.
 
 installed.py STAGE CC CXX   STAGE is the DESTDIR of an installation with --prefix=/usr
 """

@@ -14,7 +14,7 @@ VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "CUDA_VISIBLE_DEVICES"]
 
 
-# --- what is looked at ----------------------------------------------------------------------------------------------
+# --- subjects --------------------------------------------------------------------------------------------------------
 
 def squeeze(values):
     """One value if all are the same."""
@@ -268,7 +268,7 @@ PUSHED = "All nodes learn of a failure at once; torchrun's other node does not, 
 PREFIX = "Lines of workers have the rank in front; TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE makes another prefix."
 ADDRESS = "The address itself, so that no worker has to resolve a name."
 
-# (key of a case, layout or what is looked at), a key, (name of a case, layout or what is looked at), or a name
+# (key of a case, layout or subject), a key, (name of a case, layout or subject), or a name
 WHY = {
     ("variable MASTER_ADDR", "1x4"): ADDRESS,
     ("variable MASTER_ADDR: --rdzv_backend=c10d", "2x2"): ADDRESS,

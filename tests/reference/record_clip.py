@@ -11,7 +11,7 @@ import sys
 import torch
 
 SIZES = [1, 7, 24, 50]
-CASES = [  # name, type, scale of the gradients, norm type, max_norm, error_if_nonfinite, what is put at [2][5]
+CASES = [  # name, type, scale of the gradients, norm type, max_norm, error_if_nonfinite, the value at [2][5]
     ("below", "f64", 0.01, 2.0, 1.0, False, None),
     ("above", "f64", 3.0, 2.0, 1.0, False, None),
     ("to nothing", "f64", 3.0, 2.0, 0.0, False, None),

@@ -95,7 +95,7 @@ Test(bench_values, sums_are_those_of_floats)
         sum[i] = (buf[0][i] + buf[1][i] + buf[2][i]) / 3;
     cr_expect(bench_wrong_reduced(sum, N, type_of("float"), op_of("avg"), 3, 10, 2) == 0);
     wrong = bench_wrong_reduced(sum, N, type_of("float"), op_of("sum"), 3, 10, 2);
-    cr_expect(wrong == N, "a mean is no sum: %zu", wrong);
+    cr_expect(wrong == N, "a mean is not a sum: %zu", wrong);
 }
 
 Test(bench_values, products_of_whole_numbers_wrap_and_those_of_half_are_infinite)
