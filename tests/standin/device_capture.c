@@ -311,7 +311,7 @@ static void refuse(struct job *j, const cddp_param *params)
         make_gradient(j, i, j->compute);
         DO(cddp_ddp_grad_ready(j->ddp, i));
         REFUSED(cddp_ddp_grad_ready(j->ddp, i), CDDP_E_STATE, "ready already");
-        REFUSED(cddp_ddp_grad_ready_on(j->ddp, 0, j->other), CDDP_E_STATE, "no part");
+        REFUSED(cddp_ddp_grad_ready_on(j->ddp, 0, j->other), CDDP_E_STATE, "not part");
         if (i > 0)
             REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "missing");
     }
