@@ -7,7 +7,7 @@
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
  * beside that of the environment; group: communicators that their members alone make; leave: two that each rank leaves
- * in its own order; threads: groups in two threads at a time.
+ * in its own order; outlive: a part of a part that is gone; threads: groups in two threads at a time.
  */
 #include "by_hand.h"
 
@@ -274,6 +274,47 @@ static void leave(void)
     CHECK(cddp_finalize(control) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
 }
 
+/* --------------------------------------------------------------------------------------------------- outlive ---- */
+
+/* Messages whose links are made when the communicator of which this one is a part is gone. */
+static void outlive(void)
+{
+    cddp_comm *comm, *group, *part;
+    int rank, size, all[8];
+    int64_t mine, got = -1, *there;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_world_size(comm) <= 8);
+    rank = cddp_rank(comm);
+    size = cddp_world_size(comm);
+    for (int r = 0; r < size; r++)
+        all[r] = r;
+    CHECK(cddp_comm_create_group(&group, comm, all, (size_t)size, 1, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&part, group, 0, rank, NULL) == CDDP_OK);
+    CHECK(cddp_finalize(group) == CDDP_OK);
+    CHECK(cddp_alloc(part, 2 * sizeof *there, 0, (void **)&there) == CDDP_OK);
+    mine = 100 + rank;
+    CHECK(cddp_copy(part, there, &mine, sizeof mine) == CDDP_OK);
+    CHECK(cddp_coll_run(part,
+                        (cddp_coll_args[]){{.size = sizeof(cddp_coll_args),
+                                            .coll = CDDP_COLL_SEND,
+                                            .dtype = CDDP_INT64,
+                                            .in = there,
+                                            .count = 1,
+                                            .root = (rank + 1) % size},
+                                           {.size = sizeof(cddp_coll_args),
+                                            .coll = CDDP_COLL_RECV,
+                                            .dtype = CDDP_INT64,
+                                            .out = there + 1,
+                                            .count = 1,
+                                            .root = (rank + size - 1) % size}},
+                        2) == CDDP_OK);
+    CHECK(cddp_copy(part, &got, there + 1, sizeof got) == CDDP_OK && got == 100 + (rank + size - 1) % size);
+    cddp_free(part, there);
+    CHECK(cddp_comm_split(&group, part, 0, rank, NULL) == CDDP_OK && cddp_finalize(part) == CDDP_OK);
+    CHECK(digits_of(group) == ones(size));
+    CHECK(cddp_finalize(group) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
+}
+
 /* ------------------------------------------------------------------------------------------------------ main ---- */
 
 static int as_a_rank(int rank)
@@ -288,6 +329,8 @@ static int as_a_rank(int rank)
         group();
     else if (strcmp(mode, "leave") == 0)
         leave();
+    else if (strcmp(mode, "outlive") == 0)
+        outlive();
     else if (strcmp(mode, "threads") == 0)
         threads();
     else

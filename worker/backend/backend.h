@@ -220,12 +220,13 @@ struct cdi_split {
     const int *ranks; /* the n ranks of the part, in its order, as ranks of the job; copied. NULL: they are not known,
                          and its errors may lack the rank that caused them */
     int n;
-    int64_t timeout_ms; /* 0: that of the parent */
-    const char *name;   /* of the part, copied; NULL: none */
+    int64_t timeout_ms;  /* 0: that of the parent */
+    const char *name;    /* of the part, copied; NULL: none */
+    struct cdi_oob keys; /* of the part, which may outlive its parent. NULL: those of its parent */
     struct cdi_watch watch;
 };
 
-/* Sets name, timeout and watch of a part, whose world begins as a copy of its parent's. */
+/* Sets name, timeout, watch and keys of a part, whose world begins as a copy of its parent's. */
 static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *how)
 {
     const char *name = how->name != NULL ? how->name : "";
@@ -235,6 +236,8 @@ static inline void cdi_split_adopt(struct cdi_world *w, const struct cdi_split *
     w->name[len] = '\0';
     w->timeout_ms = how->timeout_ms > 0 ? how->timeout_ms : w->timeout_ms;
     w->watch = how->watch;
+    if (how->keys.set != NULL)
+        w->keys = how->keys;
 }
 
 struct cdi_backend; /* each backend's own */

@@ -154,6 +154,10 @@ static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const stru
     if (mine == CDDP_OK && members == NULL)
         mine = cdi_fail(&why, CDDP_E_NOMEM, "out of memory for a communicator");
     cdi_split_adopt(&part->world, how);
+    if (comm->world.keys.set != NULL) {
+        cdi_comm_set_keys(&part->world); /* comm's would be freed with it */
+        how->keys = part->world.keys;
+    }
     how->color = takes_part ? how->color : -1;
     how->ranks = part->ranks;
     how->n = part->ranks != NULL ? part->world.size : 0;

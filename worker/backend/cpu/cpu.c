@@ -351,8 +351,8 @@ static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_b
     for (int i = 0; i < n; i++)
         part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
     world.ranks = part->ranks;
-    cdi_split_adopt(&world, how);
     world.keys = b->oob;
+    cdi_split_adopt(&world, how);
     cpu_set_up(part, &world, &b->mapper, &b->reached, prefix);
     return cpu_connect_all(part, part->own_flight, err);
 }
