@@ -98,7 +98,7 @@ def check_files(wine, tmp):
     broken("split_test_idx.csv", lambda p: p.write_text("1\n" * 179), "more than 178")
     broken("init.f32", cut, "shorter than 1091")
     broken("init.f32", lambda p: p.write_bytes(p.read_bytes() + b"\0"), "longer than 1091")
-    broken("init.f32", lambda p: p.write_bytes(b"\xff" * 4364), "no number")
+    broken("init.f32", lambda p: p.write_bytes(b"\xff" * 4364), "not a number")
     expect("wine --data of nothing", run([wine, "--data", "/nonexistent"]), 1,
            err=["/nonexistent/wine.csv: No such file or directory"])
 

@@ -53,6 +53,11 @@ UP = 'exec 2>/dev/null; trap "rm -f $TMPDIR/up$RANK; exit 143" TERM; touch "$TMP
 WAIT = 'while :; do sleep 0.02; done'
 
 
+def test_a_part_outlives_the_part_that_it_was_split_from(cddprun):
+    with Nodes(cddprun, [1, 2], f'exec {shlex.quote(os.environ["CDDP_COMMUNICATORS"])} outlive', env={'CDDP_BACKEND': 'cpu'}) as nodes:
+        assert nodes.finish() == [0, 0], [job.err for job in nodes.jobs]
+
+
 # --- a world --------------------------------------------------------------------------------------------------------
 
 def test_nodes_of_different_size_form_one_job(cddprun):
@@ -602,8 +607,8 @@ def test_auth_token_admits_only_its_agents(cddprun):
     with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
             Job(cddprun, *where, '--node_rank=0', f'--auth_token_file={good}', *sh('cat $CDDP_AUTH_TOKEN_FILE')) as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'secret')
-        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'auth token')
+        one_sentence(run(cddprun, *where, '--node_rank=1', 'true'), 1, 'auth token')
         assert host.process.poll() is None
         with Job(cddprun, *where, '--node_rank=1', 'true', env={'CDDP_AUTH_TOKEN_FILE': good}) as guest:
             assert (guest.finish(), host.finish()) == (0, 0), (guest.err, host.err)
@@ -615,7 +620,7 @@ def test_agent_with_auth_token_rejects_host_without(cddprun):
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
     with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
-        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'secret')
+        one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'auth token')
         host.process.send_signal(signal.SIGTERM)
         assert host.finish() == 143, host.err
 
