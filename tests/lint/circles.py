@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""No circles: source files of the product call one another in one direction only.
+"""No circles: source files of the product call one another in one direction only, along the rooms of include_rule.py.
 
-circles.py BUILD         check the objects of a build: one block per circle of files or of rooms, exit 1 if there is any
+circles.py BUILD         check the objects of a build: circles of files and of rooms, calls of a room above; exit 1 if any
 circles.py --arrows BUILD  print every arrow between files, with the symbols
-circles.py --self-test CC  compile a circle of two files and of two rooms; both must be found
+circles.py --self-test CC  compile a circle of two files, one of two rooms, and a call upwards; each must be found
 """
 import collections
 import json
@@ -13,6 +13,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+
+import include_rule
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 TOPS = ('common/', 'protocol/', 'store/', 'worker/', 'launcher/', 'rendezvous/')
@@ -96,8 +98,16 @@ def by_room(arrows):
     return rooms
 
 
+def upwards(arrows):
+    return [(source, other) for source in sorted(arrows) for other in sorted(arrows[source])
+            if not include_rule.allows(source, other)]
+
+
 def check(arrows):
     bad = 0
+    for source, other in upwards(arrows):
+        bad += 1
+        print(f'{source} must not use {other}: {", ".join(sorted(arrows[source][other])[:6])}')
     for what, graph in (('files', arrows), ('rooms', by_room(arrows))):
         for circle in circles(graph):
             bad += 1
@@ -111,9 +121,9 @@ def check(arrows):
 SELF_TEST = {
     'common/a.c': 'int b(void); int a(void); int a(void) { return b(); }',
     'common/b.c': 'int a(void); int b(void); int b(void) { return a(); }',
-    'worker/x/c.c': 'int d(void); int c(void); int e(void); int c(void) { return d(); }',
-    'worker/y/d.c': 'int d(void); int d(void) { return 0; } int f(void); int e(void); int f(void) { return e(); }',
-    'worker/x/e.c': 'int e(void); int e(void) { return 0; }',
+    'worker/comm/c.c': 'int d(void); int c(void); int e(void); int c(void) { return d(); }',
+    'worker/base/d.c': 'int d(void); int d(void) { return 0; } int f(void); int e(void); int f(void) { return e(); }',
+    'worker/comm/e.c': 'int e(void); int e(void) { return 0; }',
 }
 
 
@@ -127,9 +137,9 @@ def self_test(compiler):
             objects[path] = source.with_suffix('.o')
             subprocess.run([compiler, '-c', source, '-o', objects[path]], check=True)
         arrows = arrows_of(objects)
-        files, rooms = circles(arrows), circles(by_room(arrows))
-    print(files, rooms)
-    return files != [['common/a.c', 'common/b.c']] or rooms != [['worker/x', 'worker/y']]
+        found = circles(arrows), circles(by_room(arrows)), upwards(arrows)
+    print(*found)
+    return found != ([['common/a.c', 'common/b.c']], [['worker/base', 'worker/comm']], [('worker/base/d.c', 'worker/comm/e.c')])
 
 
 def main():

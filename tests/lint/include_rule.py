@@ -32,7 +32,7 @@ ALLOWED = {
     'worker/backend/mpi': [*BASE, 'protocol', 'worker/math', 'worker/backend'],
     'worker/backend/nccl/kernels': [*BASE, 'worker/math', 'worker/backend'],
     'worker/backend/nccl/device': [*BASE, 'protocol', 'worker/math', 'worker/backend', 'worker/backend/nccl/kernels'],
-    'worker/backend/nccl/state': [*BASE, 'protocol', 'worker/backend', 'worker/backend/nccl/device'],
+    'worker/backend/nccl/state': [*BASE, 'protocol', 'worker/backend', 'worker/backend/nccl/kernels', 'worker/backend/nccl/device'],
     'worker/backend/nccl': [*BASE, 'protocol', 'worker/math', 'worker/backend', 'worker/backend/nccl/kernels', 'worker/backend/nccl/device',
                             'worker/backend/nccl/state'],
     'worker/comm': [*BASE, 'protocol', 'worker/store', 'worker/backend', 'worker/backend/cpu'],
@@ -56,7 +56,7 @@ ALLOWED = {
     'launcher/output': ['common', 'protocol', 'launcher/cli', 'launcher/plan'],
     'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output'],
     'launcher/remote': ['common', 'launcher/cli', 'launcher/cluster'],
-    'launcher': ['common', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/remote'],
+    'launcher': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/remote'],
     'examples': [],
 }
 # Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is
@@ -127,6 +127,14 @@ def above(room, path, header):
     """Within a room: only a header of the file's own floor or one below."""
     mine, other = floor_of(room, path), floor_of(room, header)
     return None if mine is None or other <= mine else f'{header} is above {path} in {room}'
+
+
+def allows(path, other):
+    """Whether a file may use another one, a header or a source, by their rooms and floors."""
+    room, its = room_of(path), room_of(other)
+    if room == its:
+        return above(room, path, other) is None
+    return its in ALLOWED[room] or (room, os.path.splitext(other)[0] + '.h') in SIDEWAYS
 
 
 def check_include(path, quote, header):
