@@ -73,7 +73,7 @@ static cddp_status agree_on_entry(cddp_comm *comm, const char *function, uint32_
     st = memory_agree(comm, function, flags, bytes, st, err);
     if (st != CDDP_OK || e == NULL) {
         free(e);
-        return st;
+        return st != CDDP_OK ? st : CDDP_E_NOMEM; /* an analyzer cannot know that without e the ranks never agree */
     }
     *out = e;
     return CDDP_OK;
