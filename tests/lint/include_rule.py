@@ -153,10 +153,9 @@ def check_include(path, quote, header):
     for start, refused in FORBIDDEN:
         if path.startswith(start) and header == refused:
             return f'{start} must not include {header}: libcddp needs libc only'
-    other = room_of(header)
-    if other is not None and (other == room or other in ALLOWED[room] or (room, header) in SIDEWAYS):
-        return above(room, path, header) if other == room else None
-    return f'{room} must not include {header}'
+    if room_of(header) == room:
+        return above(room, path, header)
+    return None if allows(path, header) else f'{room} must not include {header}'
 
 
 def check_text(path, text):
