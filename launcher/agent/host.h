@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rendezvous server of a job whose agent hosts it: who hosts is decided by trying to bind the address. */
+/* The rendezvous server in an agent. The agent that can bind the endpoint's address hosts it. */
 #ifndef HOST_H
 #define HOST_H
 

@@ -51,7 +51,7 @@ void worker_group_continue(struct worker_group *c);
 void worker_group_end(struct worker_group *c, int signal);
 /* Lists the running workers: "rank 1 (pid 77)", "rank 1 (pid 77), rank 3 (pid 79) and 2 more"; "": none. */
 void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap);
-void worker_group_publish_failure(struct worker_group *c, int rank, const char *sentence);
+void worker_group_publish_failure(struct worker_group *c, int rank, const char *headline);
 void worker_group_publish_end(struct worker_group *c);
 /*
  * Notes that this failure of another node has ended the round. If a worker here had exited with status 0 and was still

@@ -67,7 +67,7 @@ struct ranklog_out {
 const char *ranklog_prefix(char buf[RANKLOG_PREFIX_MAX], const char *template, const char *role, uint32_t rank,
                            uint32_t local_rank);
 
-/* Initializes a log. The prefix is copied, filter.words is not. Without memory there is no prefix. */
+/* Initializes a log. It copies the prefix, but not filter.words. Without memory it has no prefix. */
 void ranklog_init(struct ranklog *log, const struct ranklog_options *opt);
 void ranklog_release(struct ranklog *log);
 /* Appends the lines that these bytes complete. CDDP_E_NOMEM or CDDP_E_LIMIT (a buffer's): some text is lost. */

@@ -3,21 +3,16 @@
  * The state of a reducer, which its parts share, and the primitives that all of them use. Except for creation
  * (create.c, check.c, verify.c), cddp_ddp_join (join.c) and norm.c, the parts run with the lock held.
  *
- * The parts form floors. A file calls, and includes, only files of the floors below its own:
+ * The parts form floors. A file calls, and includes, only files of the floors below its own. tests/lint/include_rule.py
+ * has their order and checks it; from the ground up, by rooms:
  *
- *     bucket tune shard active_ranks verify    arithmetic of plans and shares; the comparison at creation
- *     state                                    this file
- *     arena used check replicate               where gradients are, which of them were used; input; copies to all ranks
- *     compress own captured debug              gradients in another type or in the user's memory; CUDA graphs; warnings
- *     in_place buffers                         gradients reduced in the user's memory; the model's buffers
- *     plan                                     which gradient is in which bucket
- *     powersgd                                 PowerSGD
- *     hook                                     communication hooks
- *     launch                                   counts gradients down, and hands buckets to the backend
- *     unused uneven                            gradients that are missing; ranks with fewer samples
- *     step                                     grad_ready and wait
- *     join norm powersgd_checkpoint            cddp_ddp_join; norms and clipping; PowerSGD's state in checkpoints
- *     create                                   cddp_ddp_create and cddp_ddp_destroy
+ * - layout: bucket, tune, shard, active_ranks. Arithmetic of plans and shares.
+ * - state: verify (the comparison at creation), this file; arena, used, check, replicate (where gradients are, which of
+ *   them were used, input, copies to all ranks); captured (CUDA graphs), debug (warnings).
+ * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers.
+ * - reducer: plan (which gradient is in which bucket), powersgd, hook; launch (counts gradients down, and hands buckets
+ *   to the backend); unused, uneven (missing gradients, ranks with fewer samples); step (grad_ready and wait); join,
+ *   norm, powersgd_checkpoint; create.
  */
 #ifndef CDI_REDUCER_STATE_H
 #define CDI_REDUCER_STATE_H

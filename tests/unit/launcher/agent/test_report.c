@@ -16,7 +16,7 @@ static struct cdi_failure failure(enum cdi_end_kind kind, int code)
         .kind = kind, .code = code, .rank = 3, .local_rank = 1, .node_rank = 0, .pid = 77, .host = "node1"};
 }
 
-static const char *sentence(struct cdi_failure f)
+static const char *headline_of(struct cdi_failure f)
 {
     static char text[600];
 
@@ -43,14 +43,14 @@ Test(report, headline_names_rank_pid_host_and_cause)
 {
     struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
 
-    cr_assert_str_eq(sentence(failure(CDI_END_EXIT, 7)), "rank 3 (pid 77 on node1) exited with status 7");
-    cr_assert_str_eq(sentence(failure(CDI_END_SIGNAL, SIGKILL)),
+    cr_assert_str_eq(headline_of(failure(CDI_END_EXIT, 7)), "rank 3 (pid 77 on node1) exited with status 7");
+    cr_assert_str_eq(headline_of(failure(CDI_END_SIGNAL, SIGKILL)),
                      "rank 3 (pid 77 on node1) was killed by signal 9 (SIGKILL)");
     f.core_dumped = 1;
-    cr_assert_str_eq(sentence(f), "rank 3 (pid 77 on node1) was killed by signal 11 (SIGSEGV), core dumped");
-    cr_assert_str_eq(sentence(failure(CDI_END_SPAWN, ENOENT)),
+    cr_assert_str_eq(headline_of(f), "rank 3 (pid 77 on node1) was killed by signal 11 (SIGSEGV), core dumped");
+    cr_assert_str_eq(headline_of(failure(CDI_END_SPAWN, ENOENT)),
                      "rank 3 on node1 could not be started: No such file or directory");
-    cr_assert_str_eq(sentence(failure(CDI_END_NODE, 0)), "node 0 (node1) was lost");
+    cr_assert_str_eq(headline_of(failure(CDI_END_NODE, 0)), "node 0 (node1) was lost");
 }
 
 Test(report, long_host_name_does_not_overflow)
@@ -211,14 +211,14 @@ Test(report, details_fit_field_and_keep_newest_lines)
     cr_assert_eq(strcspn(f.text, "\n"), strlen("rank 3 (pid 77 on node1) exited with status 7"));
     cr_assert_not_null(strstr(f.text, "\nits message:\n| yyy"));
     cr_assert_not_null(strstr(f.text, "| the newest\n"));
-    cr_assert_str_eq(sentence(f), "rank 3 (pid 77 on node1) exited with status 7");
+    cr_assert_str_eq(headline_of(f), "rank 3 (pid 77 on node1) exited with status 7");
     (void)close(fd);
     (void)unlink(path);
 }
 
 Test(report, status_0_is_failure_only_during_job)
 {
-    cr_assert_str_eq(sentence(failure(CDI_END_EXIT, 0)),
+    cr_assert_str_eq(headline_of(failure(CDI_END_EXIT, 0)),
                      "rank 3 (pid 77 on node1) exited with status 0 in the middle of the job, without cddp_finalize");
 }
 
