@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 3u
+#define FLIGHT_VERSION 4u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -34,9 +34,16 @@ struct record {
     _Atomic uint64_t seq;
     _Atomic uint32_t op, dtype;
     _Atomic uint64_t count;
-    _Atomic int32_t bucket;
-    uint32_t pad;
-    _Atomic int64_t enqueued_ns, started_ns, done_ns;
+    _Atomic int32_t bucket, late_rank;
+    _Atomic int64_t enqueued_ns, started_ns, done_ns, ready_ns, arrived_ns;
+};
+
+/* A completed step: `number` is step + 1, and is cleared while the fields change. */
+struct step_record {
+    _Atomic uint64_t number;
+    _Atomic int64_t begun_ns, end_ns, comm_ns, exposed_ns, late_ns;
+    _Atomic int32_t late_rank;
+    _Atomic uint32_t n_buckets;
 };
 
 #define ENDED_MAX 64
@@ -70,12 +77,15 @@ struct page {
     uint8_t pad3[64 - 60];
     struct record ring[CDI_FLIGHT_RING];
     struct record running; /* the collective that started last: the ring may have lost it */
+    struct step_record steps[CDI_FLIGHT_STEPS];
+    _Atomic char names[CDI_FLIGHT_BUCKETS][CDI_FLIGHT_NAMES];
 };
 
 _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on its own page");
 _Static_assert(offsetof(struct page, ring) == 8192 + 64, "the compiler has inserted no padding");
 _Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on its own page");
 _Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is indexed by seq modulo its size");
+_Static_assert((CDI_FLIGHT_STEPS & (CDI_FLIGHT_STEPS - 1)) == 0, "the steps are indexed by number modulo their count");
 
 struct cdi_flight {
     struct page *page;
@@ -218,6 +228,9 @@ static bool read_record(const struct record *r, uint64_t seq, struct cdi_flight_
         .enqueued_ns = atomic_load_explicit(&r->enqueued_ns, memory_order_acquire),
         .started_ns = atomic_load_explicit(&r->started_ns, memory_order_acquire),
         .done_ns = atomic_load_explicit(&r->done_ns, memory_order_acquire),
+        .ready_ns = atomic_load_explicit(&r->ready_ns, memory_order_acquire),
+        .arrived_ns = atomic_load_explicit(&r->arrived_ns, memory_order_acquire),
+        .late_rank = atomic_load_explicit(&r->late_rank, memory_order_acquire),
     };
     return atomic_load_explicit(&r->seq, memory_order_acquire) == seq;
 }
@@ -254,6 +267,56 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
     if (has_running && running.done_ns == 0 &&
         (view->oldest_unfinished.seq == 0 || running.seq < view->oldest_unfinished.seq))
         view->oldest_unfinished = running;
+}
+
+size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap)
+{
+    uint64_t last = atomic_load_explicit(&f->page->last_seq, memory_order_acquire);
+    uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
+    size_t n = 0;
+
+    for (uint64_t seq = first > after ? first : after + 1; seq <= last && seq > after && n < cap; seq++)
+        n += read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &out[n]);
+    return n;
+}
+
+/* Copies the record of step `number` - 1. Returns false while it is rewritten, or if it has another number. */
+static bool read_step(const struct step_record *r, uint64_t number, struct cdi_flight_step *s)
+{
+    if (atomic_load_explicit(&r->number, memory_order_acquire) != number)
+        return false;
+    *s = (struct cdi_flight_step){
+        .step = number - 1,
+        .begun_ns = atomic_load_explicit(&r->begun_ns, memory_order_acquire),
+        .end_ns = atomic_load_explicit(&r->end_ns, memory_order_acquire),
+        .comm_ns = atomic_load_explicit(&r->comm_ns, memory_order_acquire),
+        .exposed_ns = atomic_load_explicit(&r->exposed_ns, memory_order_acquire),
+        .late_ns = atomic_load_explicit(&r->late_ns, memory_order_acquire),
+        .late_rank = atomic_load_explicit(&r->late_rank, memory_order_acquire),
+        .n_buckets = atomic_load_explicit(&r->n_buckets, memory_order_acquire),
+    };
+    return atomic_load_explicit(&r->number, memory_order_acquire) == number;
+}
+
+size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_flight_step *out, size_t cap)
+{
+    uint64_t done = atomic_load_explicit(&f->page->step, memory_order_acquire);
+    uint64_t first = done > CDI_FLIGHT_STEPS ? done - CDI_FLIGHT_STEPS : 0;
+    size_t n = 0;
+
+    for (uint64_t i = first > from ? first : from; i < done && n < cap; i++)
+        n += read_step(&f->page->steps[i % CDI_FLIGHT_STEPS], i + 1, &out[n]);
+    return n;
+}
+
+void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES])
+{
+    buf[0] = '\0';
+    if (bucket < 0 || bucket >= CDI_FLIGHT_BUCKETS)
+        return;
+    for (size_t i = 0; i < CDI_FLIGHT_NAMES; i++)
+        buf[i] = atomic_load_explicit(&f->page->names[bucket][i], memory_order_relaxed);
+    buf[CDI_FLIGHT_NAMES - 1] = '\0';
 }
 
 /* fd:N,/path,nonce in hex. */
@@ -373,6 +436,9 @@ static void write_record(struct record *r, const struct cdi_flight_entry *e)
     atomic_store_explicit(&r->enqueued_ns, e->enqueued_ns, memory_order_release);
     atomic_store_explicit(&r->started_ns, e->started_ns, memory_order_release);
     atomic_store_explicit(&r->done_ns, e->done_ns, memory_order_release);
+    atomic_store_explicit(&r->ready_ns, e->ready_ns, memory_order_release);
+    atomic_store_explicit(&r->arrived_ns, e->arrived_ns, memory_order_release);
+    atomic_store_explicit(&r->late_rank, e->late_rank, memory_order_release);
     atomic_store_explicit(&r->seq, e->seq, memory_order_release);
 }
 
@@ -403,6 +469,7 @@ uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_
                                        .dtype = dtype,
                                        .count = count,
                                        .bucket = bucket,
+                                       .late_rank = -1,
                                        .enqueued_ns = cdi_now_coarse_ns()};
 
     if (seq > CDI_FLIGHT_RING)
@@ -420,7 +487,7 @@ void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
         const struct record *kept = atomic_load_explicit(&f->kept, memory_order_acquire);
 
         if (kept == NULL || !read_record(&kept[seq % KEPT], seq, &e))
-            e = (struct cdi_flight_entry){.seq = seq, .op = OP_UNKNOWN, .bucket = -1};
+            e = (struct cdi_flight_entry){.seq = seq, .op = OP_UNKNOWN, .bucket = -1, .late_rank = -1};
     }
     e.started_ns = cdi_now_coarse_ns();
     write_record(&f->page->running, &e);
@@ -442,6 +509,50 @@ void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
      */
     if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
         atomic_store_explicit(&r->done_ns, 0, memory_order_release);
+}
+
+void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns)
+{
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
+
+    if (atomic_load_explicit(&r->seq, memory_order_relaxed) == seq)
+        atomic_store_explicit(&r->ready_ns, ready_ns, memory_order_release);
+}
+
+void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns)
+{
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
+
+    if (atomic_load_explicit(&r->seq, memory_order_relaxed) != seq)
+        return;
+    atomic_store_explicit(&r->late_rank, rank, memory_order_release);
+    atomic_store_explicit(&r->arrived_ns, arrived_ns, memory_order_release);
+}
+
+void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step)
+{
+    struct step_record *r = &f->page->steps[step->step % CDI_FLIGHT_STEPS];
+
+    atomic_store_explicit(&r->number, 0, memory_order_release);
+    atomic_store_explicit(&r->begun_ns, step->begun_ns, memory_order_release);
+    atomic_store_explicit(&r->end_ns, step->end_ns, memory_order_release);
+    atomic_store_explicit(&r->comm_ns, step->comm_ns, memory_order_release);
+    atomic_store_explicit(&r->exposed_ns, step->exposed_ns, memory_order_release);
+    atomic_store_explicit(&r->late_ns, step->late_ns, memory_order_release);
+    atomic_store_explicit(&r->late_rank, step->late_rank, memory_order_release);
+    atomic_store_explicit(&r->n_buckets, step->n_buckets, memory_order_release);
+    atomic_store_explicit(&r->number, step->step + 1, memory_order_release);
+    cdi_flight_step(f, step->step + 1);
+}
+
+void cdi_flight_set_names(struct cdi_flight *f, int bucket, const char *names)
+{
+    size_t n = strnlen(names, CDI_FLIGHT_NAMES - 1);
+
+    if (bucket < 0 || bucket >= CDI_FLIGHT_BUCKETS)
+        return;
+    for (size_t i = 0; i < CDI_FLIGHT_NAMES; i++)
+        atomic_store_explicit(&f->page->names[bucket][i], i < n ? names[i] : '\0', memory_order_relaxed);
 }
 
 void cdi_flight_step(struct cdi_flight *f, uint64_t step)

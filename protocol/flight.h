@@ -22,7 +22,10 @@
 #define CDI_FLIGHT_RING 256 /* recorded collectives; a power of two */
 #define CDI_FLIGHT_DESERTED "exited with status 0 in the middle of the job, without cddp_finalize"
 #define CDI_FLIGHT_ABSENT "exited with status 0 before cddp_init"
-#define CDI_FLIGHT_TEXT 256 /* bytes of the message about a death, NUL included */
+#define CDI_FLIGHT_TEXT 256   /* bytes of the message about a death, NUL included */
+#define CDI_FLIGHT_STEPS 64   /* recorded steps of the reducer; a power of two */
+#define CDI_FLIGHT_BUCKETS 64 /* buckets with names */
+#define CDI_FLIGHT_NAMES 128  /* bytes of the parameters' names of a bucket, NUL included */
 
 /*
  * Every collective, once: the enumerations and the tables of names are made from this list.
@@ -71,7 +74,21 @@ struct cdi_flight_entry {
     uint32_t dtype;
     uint64_t count;                           /* elements */
     int32_t bucket;                           /* -1: none */
+    int32_t late_rank;                        /* the peer that arrived last, of the world; -1: not known */
     int64_t enqueued_ns, started_ns, done_ns; /* queued until started_ns, running until done_ns */
+    int64_t ready_ns;                         /* the last gradient of the bucket was reported; 0: no bucket */
+    int64_t arrived_ns;                       /* the last peer had arrived; 0: not known */
+};
+
+/* A completed step of the reducer; times as above. */
+struct cdi_flight_step {
+    uint64_t step;            /* from 0 */
+    int64_t begun_ns, end_ns; /* end_ns of the step before it, or its first gradient; end of its wait */
+    int64_t comm_ns;          /* with a bucket between launch and end: the union of these times */
+    int64_t exposed_ns;       /* of it: while the program waited */
+    int64_t late_ns;          /* of it: waiting for the last peer to arrive */
+    int32_t late_rank;        /* the peer that this rank waited for longest, of the world; -1: none, or not known */
+    uint32_t n_buckets;
 };
 
 /*
@@ -122,6 +139,15 @@ struct cdi_flight_view {
 };
 /* Reads the worker's half of the page. */
 void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
+/*
+ * Copies the records of collectives with a seq above `after`, oldest first, at most cap of them. Records that the ring
+ * has lost are skipped. Returns their number.
+ */
+size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap);
+/* The same for completed steps with a number of at least `from`. */
+size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_flight_step *out, size_t cap);
+/* Copies the names of the parameters in a bucket, such as "layer1.weight, layer1.bias and 3 more"; "": not known. */
+void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES]);
 
 /* --------------------------------------------------------------------------------------------- worker's side ---- */
 
@@ -144,8 +170,16 @@ void cdi_flight_release(struct cdi_flight *f);
 uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq);
+/* Records when the last gradient of this collective's bucket was reported. After enqueue, before start. */
+void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns);
+/* Records that the last peer, `rank` of the world (-1: not known), has arrived in the running collective. */
+void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns);
 /* Records the number of completed steps. */
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);
+/* Records a completed step, and their number. */
+void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step);
+/* Records the names of a bucket's parameters. */
+void cdi_flight_set_names(struct cdi_flight *f, int bucket, const char *names);
 /* Records the progress of replays; since_ns is not used. One caller at a time. */
 void cdi_flight_replays(struct cdi_flight *f, const struct cdi_flight_replay *r);
 /* Records that a wait fails because this rank is gone without cddp_finalize; the first call wins. Any thread. */

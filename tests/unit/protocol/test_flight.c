@@ -247,3 +247,41 @@ Test(flight, records_progress_of_replays)
     cr_assert_eq(v.last.seq, 0);
     cdi_flight_release(f);
 }
+
+Test(flight, lists_newest_collectives_and_steps)
+{
+    struct cdi_flight_entry e[CDI_FLIGHT_RING];
+    struct cdi_flight_step s[CDI_FLIGHT_STEPS];
+    char names[CDI_FLIGHT_NAMES];
+    struct cdi_flight *f;
+    struct cdi_error err;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, &err), CDDP_OK);
+    cr_assert_eq(cdi_flight_records(f, 0, e, CDI_FLIGHT_RING), 0);
+    cr_assert_eq(cdi_flight_steps(f, 0, s, CDI_FLIGHT_STEPS), 0);
+    for (uint64_t i = 0; i < CDI_FLIGHT_RING + 10; i++) {
+        uint64_t seq = cdi_flight_enqueue(f, CDI_FLIGHT_ALL_REDUCE, 1, 100 + i, 2);
+
+        cdi_flight_ready(f, seq, 5 + (int64_t)i);
+        cdi_flight_start(f, seq);
+        cdi_flight_arrived(f, seq, 3, 7 + (int64_t)i);
+        cdi_flight_done(f, seq);
+    }
+    cr_assert_eq(cdi_flight_records(f, 0, e, CDI_FLIGHT_RING), CDI_FLIGHT_RING);
+    cr_assert(e[0].seq == 11 && e[0].count == 110 && e[0].ready_ns == 15 && e[0].arrived_ns == 17);
+    cr_assert(e[0].late_rank == 3 && e[CDI_FLIGHT_RING - 1].seq == CDI_FLIGHT_RING + 10);
+    cr_assert(cdi_flight_records(f, CDI_FLIGHT_RING + 8, e, CDI_FLIGHT_RING) == 2 && e[0].seq == CDI_FLIGHT_RING + 9);
+    cr_assert(cdi_flight_records(f, 0, e, 1) == 1 && e[0].seq == 11);
+    cr_assert_eq(cdi_flight_records(f, UINT64_MAX, e, CDI_FLIGHT_RING), 0);
+    for (uint64_t i = 0; i < CDI_FLIGHT_STEPS + 3; i++)
+        cdi_flight_step_done(f, &(struct cdi_flight_step){.step = i, .comm_ns = 10 + (int64_t)i, .late_rank = -1});
+    cr_assert(cdi_flight_steps(f, 0, s, CDI_FLIGHT_STEPS) == CDI_FLIGHT_STEPS && s[0].step == 3 && s[0].comm_ns == 13);
+    cr_assert(cdi_flight_steps(f, CDI_FLIGHT_STEPS + 2, s, CDI_FLIGHT_STEPS) == 1 && s[0].late_rank == -1);
+    cdi_flight_set_names(f, 1, "layer1.weight");
+    cdi_flight_set_names(f, CDI_FLIGHT_BUCKETS, "none");
+    cdi_flight_names(f, 1, names);
+    cr_assert_str_eq(names, "layer1.weight");
+    cdi_flight_names(f, CDI_FLIGHT_BUCKETS, names);
+    cr_assert_str_eq(names, "");
+    cdi_flight_release(f);
+}
