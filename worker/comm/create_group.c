@@ -18,6 +18,7 @@
 #define FIRST_NAP_US 100
 #define LAST_NAP_US 20000
 #define CHECK_MS 200 /* between two checks of missing members and their lists */
+#define NEWS_MS 2000 /* an abort that another member knows of reaches this rank within this time */
 #define ENTRY_BYTES 24
 #define ALL_ARE_HERE "all "
 #define TEXT_BYTES (CDI_ERROR_TEXT + 64)
@@ -356,6 +357,19 @@ static cddp_status collect_entries(const struct gathering *m, char *all, size_t 
     return st;
 }
 
+/*
+ * Another member may know of an abort before this rank's own connection brings it. Waits for it, so that
+ * cddp_comm_error() agrees with the error that this call returns.
+ */
+static void await_abort(const struct cdi_group *g)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    int64_t until_ms = cdi_now_ms() + NEWS_MS;
+
+    while (watch_members(g, NULL) == CDDP_OK && cdi_now_ms() < until_ms)
+        (void)nanosleep(&nap, NULL);
+}
+
 /* Reads how the call has ended. */
 static cddp_status read_end(const struct gathering *m, const char *all, int *nodes, struct cdi_error *err)
 {
@@ -365,6 +379,8 @@ static cddp_status read_end(const struct gathering *m, const char *all, int *nod
     if (strncmp(all, ALL_ARE_HERE, sizeof ALL_ARE_HERE - 1) != 0) {
         if (sscanf(all, "%d %d %n", &status, &blamed, &at) != 2 || status >= 0)
             status = CDDP_E_ABORTED;
+        if (status == CDDP_E_ABORTED && blamed > 0 && g->watch.fn != NULL)
+            await_abort(g);
         return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", all + at);
     }
     all += sizeof ALL_ARE_HERE - 1;
