@@ -33,6 +33,7 @@
 #define CONN_KEEP 16384 /* bytes; an empty buffer larger than this is freed */
 
 struct session;
+struct view;
 
 enum conn_state {
     CONN_SNIFFING,
@@ -66,6 +67,7 @@ struct conn_job {
     struct cdi_list link; /* in ctx->jobs */
     char run_id[256];
     struct session *session;
+    struct view *view;                   /* reports about its ranks */
     uint16_t port;                       /* for the job's ranks */
     size_t n_conns;                      /* not closed yet */
     uint64_t operations[CDI_C10D_N_OPS]; /* requests to its store, by kind */

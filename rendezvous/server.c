@@ -6,6 +6,7 @@
 #include "rendezvous/listen.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
+#include "rendezvous/view/view.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -114,6 +115,13 @@ static void end_job_keys(void *arg)
     }
 }
 
+static void on_bulk(void *arg, uint32_t peer, uint16_t type, const void *payload, size_t len)
+{
+    struct job *job = arg;
+
+    view_on_bulk(job->conn.view, peer, type, payload, len, (int64_t)uv_now(job->server->ctx.loop));
+}
+
 static void get_random(void *bytes, size_t len)
 {
     if (getrandom(bytes, len, 0) != (ssize_t)len)
@@ -126,6 +134,7 @@ static void destroy_job(struct job *job)
 {
     cdi_list_remove(&job->conn.link);
     job->server->n_jobs--;
+    view_destroy(job->conn.view);
     session_destroy(job->conn.session);
     free(job);
 }
@@ -571,6 +580,7 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
                                     .renumber = rename_peer,
                                     .end_keys = end_job_keys,
                                     .random = get_random,
+                                    .bulk = on_bulk,
                                     .arg = job};
     cddp_status st;
 
@@ -582,6 +592,10 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     job->close_ms = s->over_ms;
     (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", run_id);
     st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->ctx.loop), err);
+    if (st == CDDP_OK && (st = view_create(&job->conn.view, job->conn.session)) != CDDP_OK) {
+        (void)cdi_fail(err, st, "the rendezvous server is out of memory for another job");
+        session_destroy(job->conn.session);
+    }
     if (st != CDDP_OK) {
         free(job);
         return st;

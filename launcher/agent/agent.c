@@ -11,6 +11,8 @@
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/process/signame.h"
+#include "protocol/bulk.h"
+#include "protocol/node_report.h"
 #include "rendezvous/server.h"
 
 #include <cddp/version.h>
@@ -690,6 +692,40 @@ static void on_message(void *arg, const struct cdi_msg *msg)
     }
 }
 
+/* Sends where this node's ranks are; asked: the ASK that it answers. */
+static void send_report(struct agent *a, uint32_t asked)
+{
+    struct cdi_node_report r = {.round = a->sup.assign.round, .asked = asked, .node_rank = a->sup.assign.node_rank};
+    json_t *json = NULL;
+    char *text = NULL;
+
+    if (a->group == NULL)
+        return;
+    (void)snprintf(r.host, sizeof r.host, "%s", a->plan->host);
+    if (worker_group_ranks(a->group, &r, NULL) == CDDP_OK)
+        json = cdi_node_report_encode(&r);
+    if (json != NULL)
+        text = json_dumps(json, JSON_COMPACT);
+    if (text != NULL)
+        (void)rdzv_client_send_bulk(a->client, CDI_BULK_REPORT, text, strlen(text));
+    free(text);
+    json_decref(json);
+    cdi_node_report_release(&r);
+}
+
+static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
+{
+    json_t *root = json_loadb(payload, len, 0, NULL);
+    const char *text = json_string_value(json_object_get(root, "text"));
+    struct agent *a = arg;
+
+    if (type == CDI_BULK_ASK)
+        send_report(a, (uint32_t)json_integer_value(json_object_get(root, "id")));
+    else if (type == CDI_BULK_NOTICE && text != NULL)
+        cdi_log(CDI_LOG_WARN, "AGENT-NOTICE", "%s", text);
+    json_decref(root);
+}
+
 static void on_waiting(void *arg, const char *text)
 {
     (void)arg;
@@ -825,6 +861,7 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
 {
     static const struct rdzv_client_events on = {.connected = on_connected,
                                                  .message = on_message,
+                                                 .bulk = on_bulk,
                                                  .waiting = on_waiting,
                                                  .lost = agent_on_lost,
                                                  .fenced = agent_on_fenced,

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/self_connect.h"
 #include "launcher/agent/lease.h"
+#include "protocol/bulk.h"
 #include "protocol/frame.h"
 #include "protocol/hello.h"
 
@@ -24,8 +25,8 @@
 #define RETURN_ATTEMPT_MS 1000
 #define RETURN_ANSWER_MS 2000
 #define CLOSE_WAIT_MS 1000
-#define FOREIGN_MS 60000         /* for the job's own rendezvous to start on a node with another job's */
-#define QUEUE_MAX (1024u * 1024) /* queued bytes; with more, the server does not read */
+#define FOREIGN_MS 60000             /* for the job's own rendezvous to start on a node with another job's */
+#define QUEUE_MAX (4u * 1024 * 1024) /* queued bytes; with more, the server does not read */
 
 struct rdzv_client {
     uv_loop_t *loop;
@@ -222,6 +223,24 @@ void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg)
         send_bytes(j, o);
     else
         client_on_written(&o->req, 0);
+}
+
+bool rdzv_client_send_bulk(struct rdzv_client *j, uint16_t type, const void *payload, size_t len)
+{
+    struct out *o;
+
+    if (j == NULL || !j->connected || !j->known || j->opening.state != CDI_HELLO_C_READY || j->closing ||
+        uv_stream_get_write_queue_size((uv_stream_t *)&j->tcp) + len > RDZV_CLIENT_BULK_MAX)
+        return false;
+    o = new_out();
+    if (o == NULL)
+        return false;
+    if (cdi_frame_put(&o->bytes, type, payload, len) == CDDP_OK) {
+        send_bytes(j, o);
+        return true;
+    }
+    client_on_written(&o->req, 0);
+    return false;
 }
 
 static void send_or_drop(struct rdzv_client *j, struct out *o)
@@ -663,6 +682,12 @@ static void client_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         st = cdi_frame_next(&j->in, &f, &err);
         if (st != CDDP_OK)
             break;
+        if (cdi_bulk_is(f.type)) {
+            if (j->on.bulk != NULL)
+                j->on.bulk(j->arg, f.type, f.payload, f.len);
+            cdi_buf_consume(&j->in, f.size);
+            continue;
+        }
         st = cdi_msg_decode(f.type, f.payload, f.len, &msg, &err);
         cdi_buf_consume(&j->in, f.size);
         if (st == CDDP_OK)

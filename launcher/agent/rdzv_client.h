@@ -18,6 +18,8 @@
 
 struct rdzv_client;
 
+#define RDZV_CLIENT_BULK_MAX (2u * 1024 * 1024) /* bytes */
+
 struct rdzv_client_events {
     /*
      * Connected, maybe again; the numeric address and port of the other end. Called before any message. Other processes
@@ -25,6 +27,8 @@ struct rdzv_client_events {
      */
     void (*connected)(void *arg, const char *addr, uint16_t port, int fd);
     void (*message)(void *arg, const struct cdi_msg *msg);
+    /* A frame of bulk.h has arrived; the payload is valid during the call. NULL: they are ignored. */
+    void (*bulk)(void *arg, uint16_t type, const void *payload, size_t len);
     /* Not joined yet: text is the reason. Called every 10 s, and immediately if the user may have to act. */
     void (*waiting)(void *arg, const char *text);
     /*
@@ -73,6 +77,11 @@ cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const s
                               const struct rdzv_client_events *on, void *arg, struct cdi_error *err);
 /* Queues a message. It is dropped before the connection is open, and after it is lost. */
 void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg);
+/*
+ * Queues a frame of bulk.h, copied. It is dropped as above, and if more than RDZV_CLIENT_BULK_MAX bytes of such frames
+ * wait to be written: messages must not wait for them. Returns false if it was dropped.
+ */
+bool rdzv_client_send_bulk(struct rdzv_client *j, uint16_t type, const void *payload, size_t len);
 /*
  * Connects again after fenced(), until the deadline: as the same node if the rendezvous still knows it, otherwise as a
  * new one.

@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "launcher/agent/node_watch.h"
 #include "launcher/agent/progress.h"
 #include "launcher/process/oom.h"
 #include "launcher/process/procs.h"
@@ -599,6 +600,27 @@ static unsigned describe_others(const struct worker_group *c, const struct worke
         n++;
     }
     return n;
+}
+
+cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_report *r, struct cdi_error *err)
+{
+    int64_t now_ns = cdi_now_coarse_ns();
+
+    r->ranks = calloc(c->n, sizeof *r->ranks);
+    if (r->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a report of %u ranks", c->n);
+    r->n_ranks = c->n;
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+        struct cdi_rank_report *rank = &r->ranks[i];
+
+        *rank = (struct cdi_rank_report){.rank = w->rank, .pid = w->pid, .bucket = -1, .late_rank = -1};
+        if (w->flight != NULL)
+            node_watch_page(w->flight, now_ns, rank);
+        if (w->exited)
+            rank->place = CDI_PLACE_EXITED;
+    }
+    return CDDP_OK;
 }
 
 void worker_group_describe(struct worker_group *c, struct report *r)

@@ -10,6 +10,7 @@
 #include "launcher/agent/report.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
+#include "protocol/node_report.h"
 
 struct worker_group;
 
@@ -67,6 +68,11 @@ bool worker_group_waits_for_room(const struct worker_group *c);
 void worker_group_on_child(struct worker_group *c);
 /* Returns the progress (progress.h) when the first rank failed, or all were to end; "": not known. */
 const char *worker_group_progress(const struct worker_group *c);
+/*
+ * Fills in the ranks of a report, from their flight pages: cdi_node_report_release() frees it. The rest of *r stays.
+ * CDDP_E_NOMEM.
+ */
+cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_report *r, struct cdi_error *err);
 /* Fills in the facts known here about r->first's worker and the others. The strings are the group's. */
 void worker_group_describe(struct worker_group *c, struct report *r);
 /* Closes everything and frees c, later, from the loop. No event follows. NULL-safe. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/round/session.h"
 #include "common/map.h"
+#include "protocol/bulk.h"
 #include "protocol/frame.h"
 
 #include <cddp/version.h>
@@ -565,6 +566,37 @@ static cddp_status session_on_message(struct session *s, uint32_t *peer, const s
     return CDDP_OK;
 }
 
+void session_send_bulk(struct session *s, uint32_t peer, uint16_t type, const void *payload, size_t len)
+{
+    const struct peer *p = peer < s->n_peers ? &s->peers[peer] : NULL;
+
+    if (p == NULL || p->conn == NULL || !p->joined || p->ended)
+        return;
+    cdi_buf_consume(&s->line, s->line.len);
+    if (cdi_frame_put(&s->line, type, payload, len) == CDDP_OK)
+        s->ops.send(p->conn, cdi_buf_data(&s->line), s->line.len);
+}
+
+bool session_next_agent(const struct session *s, uint32_t *peer, struct cdi_msg_assign *assign)
+{
+    for (uint32_t p = *peer + 1; p < s->n_peers; p++)
+        if (s->peers[p].conn != NULL && s->peers[p].joined && !s->peers[p].ended &&
+            round_assignment(s->round, p, assign)) {
+            *peer = p;
+            return true;
+        }
+    return false;
+}
+
+static void session_on_bulk(struct session *s, uint32_t peer, const struct cdi_frame *f, int64_t now_ms)
+{
+    if (!s->peers[peer].joined)
+        return;
+    s->peers[peer].heard_ms = now_ms;
+    if (s->ops.bulk != NULL)
+        s->ops.bulk(s->ops.arg, peer, f->type, f->payload, f->len);
+}
+
 cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, int64_t now_ms, int64_t wall_ms,
                          struct cdi_error *err)
 {
@@ -576,6 +608,11 @@ cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, i
         st = cdi_frame_next(in, &f, err);
         if (st != CDDP_OK)
             break;
+        if (cdi_bulk_is(f.type)) {
+            session_on_bulk(s, peer, &f, now_ms);
+            cdi_buf_consume(in, f.size);
+            continue;
+        }
         st = cdi_msg_decode(f.type, f.payload, f.len, &m, err);
         cdi_buf_consume(in, f.size);
         /* Only JOIN extends the time of an agent that has not joined. */

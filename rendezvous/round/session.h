@@ -15,7 +15,7 @@ struct session;
 /* Length of a job's id in hexadecimal digits. Each job has a different one, even with the same name. */
 #define SESSION_ID_LEN 16
 
-/* Operations that a session needs. They must not call the session. */
+/* Operations that a session needs. They must not call the session, except for `bulk`. */
 struct session_ops {
     /* Queues bytes for an agent; conn is the one of session_attach(). */
     void (*send)(void *conn, const void *bytes, size_t len);
@@ -28,6 +28,11 @@ struct session_ops {
     /* Fills with unpredictable bytes. */
     void (*random)(void *bytes, size_t len);
     void *arg;
+    /*
+     * An agent that has joined sent a frame of bulk.h. The payload is valid during the call, which may use
+     * session_send_bulk(). NULL: such frames are ignored.
+     */
+    void (*bulk)(void *arg, uint32_t peer, uint16_t type, const void *payload, size_t len);
 };
 
 struct session_options {
@@ -67,6 +72,13 @@ void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms);
 /* Processes and consumes the complete frames in `in`. After an error close the connection, then detach. */
 cddp_status session_feed(struct session *s, uint32_t peer, struct cdi_buf *in, int64_t now_ms, int64_t wall_ms,
                          struct cdi_error *err);
+/* Queues a frame of bulk.h for an agent; without effect if it is not connected. */
+void session_send_bulk(struct session *s, uint32_t peer, uint16_t type, const void *payload, size_t len);
+/*
+ * Sets *peer to the next agent that is connected and in the running round, and *assign to its assignment. Begin with
+ * *peer UINT32_MAX. Returns false after the last one.
+ */
+bool session_next_agent(const struct session *s, uint32_t *peer, struct cdi_msg_assign *assign);
 /* Checks leases and join timeouts. Call it several times per second. */
 void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms);
 

@@ -46,8 +46,9 @@ ALLOWED = {
 
     'rendezvous/round': ['common', 'protocol', 'store'],
     'rendezvous/http': ['common', 'protocol'],
+    'rendezvous/view': ['common', 'protocol', 'store', 'rendezvous/round'],
     'rendezvous/daemon': ['common', 'protocol', 'store', 'rendezvous'],
-    'rendezvous': ['common', 'protocol', 'store', 'rendezvous/round', 'rendezvous/http'],
+    'rendezvous': ['common', 'protocol', 'store', 'rendezvous/round', 'rendezvous/http', 'rendezvous/view'],
 
     'launcher/cli': ['common'],
     'launcher/cluster': ['common', 'launcher/cli'],
@@ -78,7 +79,7 @@ FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
-    'jansson.h': ['protocol/message.c', 'rendezvous/http/pages.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
+    'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'rendezvous/http/pages.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
                   'launcher/plan/dry_run.c'],
     'sodium.h': ['protocol/auth.c'],
     'dlfcn.h': ['launcher/plan/topology.c', 'worker/backend/loader.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c'],

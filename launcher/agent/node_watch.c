@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent/node_watch.h"
+
+#define NS_PER_MS 1000000
+#define NS_PER_US 1000
+
+static void take_entry(const struct cdi_flight_entry *e, struct cdi_rank_report *r)
+{
+    r->op = e->op;
+    r->dtype = e->dtype;
+    r->seq = e->seq;
+    r->count = e->count;
+    r->bucket = e->bucket;
+}
+
+void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cdi_rank_report *r)
+{
+    const struct cdi_flight_entry *inside = &v->oldest_unfinished;
+    int64_t since_ns = 0;
+
+    r->step = v->step;
+    r->bucket = -1;
+    if (v->claimed_pid == 0) {
+        r->place = CDI_PLACE_OUTSIDE;
+        return;
+    }
+    if (inside->seq != 0) {
+        take_entry(inside, r);
+        r->place = inside->started_ns != 0 ? CDI_PLACE_IN : CDI_PLACE_BEFORE;
+        since_ns = inside->started_ns != 0 ? inside->started_ns : inside->enqueued_ns;
+    } else if (v->replay.begun > v->replay.ended || (v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns)) {
+        r->place = v->replay.begun > v->replay.ended ? CDI_PLACE_IN_REPLAY : CDI_PLACE_AFTER_REPLAY;
+        r->seq = v->last.seq;
+        r->op = v->replay.op;
+        r->bucket = v->replay.bucket;
+        r->replay = v->replay.number;
+        since_ns = v->replay.since_ns;
+    } else if (v->last.seq != 0) {
+        take_entry(&v->last, r);
+        r->place = CDI_PLACE_AFTER;
+        since_ns = v->last.done_ns;
+    } else {
+        r->place = CDI_PLACE_START;
+    }
+    r->for_ms = since_ns > 0 && since_ns <= now_ns ? (now_ns - since_ns) / NS_PER_MS : 0;
+}
+
+void node_watch_steps(const struct cdi_flight_step *steps, size_t n, struct cdi_rank_report *r)
+{
+    int64_t period = 0, comm = 0, exposed = 0, late = 0;
+
+    r->late_rank = -1;
+    r->late_count = 0;
+    r->n_steps = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t count = 0;
+
+        period += steps[i].end_ns - steps[i].begun_ns;
+        comm += steps[i].comm_ns;
+        exposed += steps[i].exposed_ns;
+        late += steps[i].late_ns;
+        for (size_t k = 0; k < n; k++)
+            count += steps[k].late_rank == steps[i].late_rank;
+        if (steps[i].late_rank >= 0 && count > r->late_count) {
+            r->late_rank = steps[i].late_rank;
+            r->late_count = count;
+        }
+    }
+    if (n == 0)
+        return;
+    r->step_us = (uint64_t)(period > 0 ? period : 0) / n / NS_PER_US;
+    r->comm_us = (uint64_t)(comm > 0 ? comm : 0) / n / NS_PER_US;
+    r->exposed_us = (uint64_t)(exposed > 0 ? exposed : 0) / n / NS_PER_US;
+    r->late_us = (uint64_t)(late > 0 ? late : 0) / n / NS_PER_US;
+}
+
+void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
+{
+    struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
+    struct cdi_flight_view view;
+
+    cdi_flight_read(f, &view);
+    node_watch_place(&view, now_ns, r);
+    node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), r);
+    cdi_flight_names(f, r->bucket, r->names);
+}
