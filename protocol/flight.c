@@ -90,6 +90,8 @@ _Static_assert((CDI_FLIGHT_STEPS & (CDI_FLIGHT_STEPS - 1)) == 0, "the steps are 
 struct cdi_flight {
     struct page *page;
     bool agent; /* another process has the other half */
+    bool timed; /* times are exact */
+    bool mute;  /* no records */
     /*
      * Only of the worker, NULL until it is needed: pending records that the ring has no room for, at seq % KEPT. A
      * record is copied there before its place in the ring is cleared.
@@ -271,12 +273,20 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
 
 size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap)
 {
-    uint64_t last = atomic_load_explicit(&f->page->last_seq, memory_order_acquire);
+    const struct page *p = f->page;
+    uint64_t last = atomic_load_explicit(&p->last_seq, memory_order_acquire);
     uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
+    struct cdi_flight_entry running;
+    bool has_running = read_record(&p->running, atomic_load_explicit(&p->running.seq, memory_order_acquire), &running);
     size_t n = 0;
 
-    for (uint64_t seq = first > after ? first : after + 1; seq <= last && seq > after && n < cap; seq++)
-        n += read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &out[n]);
+    for (uint64_t seq = first > after ? first : after + 1; seq <= last && seq > after && n < cap; seq++) {
+        if (!read_record(&p->ring[seq % CDI_FLIGHT_RING], seq, &out[n]))
+            continue;
+        if (has_running && running.seq == seq)
+            out[n].started_ns = running.started_ns;
+        n++;
+    }
     return n;
 }
 
@@ -370,7 +380,19 @@ static cddp_status map_checked(struct cdi_flight **out, int fd, uint64_t nonce, 
     return CDDP_OK;
 }
 
-cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err)
+/* Reads CDDP_TIMING. */
+static cddp_status read_timing(struct cdi_flight *f, struct cdi_error *err)
+{
+    const char *how = cdi_env_str(CDI_TIMING_ENV);
+
+    if (how != NULL && strcmp(how, "on") != 0 && strcmp(how, "off") != 0 && strcmp(how, "none") != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is none of on, off, none", CDI_TIMING_ENV, how);
+    f->timed = how == NULL || strcmp(how, "on") == 0;
+    f->mute = how != NULL && strcmp(how, "none") == 0;
+    return CDDP_OK;
+}
+
+static cddp_status attach_any(struct cdi_flight **out, const char *env, struct cdi_error *err)
 {
     struct cdi_flight *f = NULL;
     char path[128];
@@ -409,6 +431,27 @@ cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct c
     init_page(f->page, 0, 0);
     *out = f;
     return CDDP_OK;
+}
+
+cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err)
+{
+    struct cdi_flight *f = NULL;
+    cddp_status st = attach_any(&f, env, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = read_timing(f, err);
+    if (st != CDDP_OK) {
+        cdi_flight_release(f);
+        return st;
+    }
+    *out = f;
+    return CDDP_OK;
+}
+
+bool cdi_flight_is_timed(const struct cdi_flight *f)
+{
+    return f->timed;
 }
 
 bool cdi_flight_has_agent(const struct cdi_flight *f)
@@ -459,56 +502,97 @@ static void keep(struct cdi_flight *f, uint64_t seq)
     write_record(&kept[seq % KEPT], &e);
 }
 
-uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket)
+int64_t cdi_flight_now(const struct cdi_flight *f)
 {
-    struct page *p = f->page;
-    uint64_t seq = atomic_load_explicit(&p->last_seq, memory_order_relaxed) + 1;
-    /* A coarse clock, here and below: it is cheap enough for small collectives. */
-    const struct cdi_flight_entry e = {.seq = seq,
-                                       .op = (uint32_t)op,
-                                       .dtype = dtype,
-                                       .count = count,
-                                       .bucket = bucket,
-                                       .late_rank = -1,
-                                       .enqueued_ns = cdi_now_coarse_ns()};
-
-    if (seq > CDI_FLIGHT_RING)
-        keep(f, seq - CDI_FLIGHT_RING);
-    write_record(&p->ring[seq % CDI_FLIGHT_RING], &e);
-    atomic_store_explicit(&p->last_seq, seq, memory_order_release);
-    return seq;
+    return f->timed ? cdi_now_ticks_ns() : cdi_now_coarse_ns();
 }
 
-void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
+uint64_t cdi_flight_add(struct cdi_flight *f, struct cdi_flight_entry *e, bool start)
+{
+    struct page *p = f->page;
+
+    e->seq = atomic_load_explicit(&p->last_seq, memory_order_relaxed) + 1;
+    e->late_rank = -1;
+    e->started_ns = e->done_ns = e->arrived_ns = 0;
+    if (!f->mute) {
+        if (e->enqueued_ns == 0)
+            e->enqueued_ns = cdi_flight_now(f);
+        if (e->seq > CDI_FLIGHT_RING)
+            keep(f, e->seq - CDI_FLIGHT_RING);
+        e->started_ns = start ? e->enqueued_ns : 0;
+        write_record(&p->ring[e->seq % CDI_FLIGHT_RING], e);
+        if (start)
+            write_record(&p->running, e);
+    }
+    atomic_store_explicit(&p->last_seq, e->seq, memory_order_release);
+    return e->seq;
+}
+
+uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket)
+{
+    struct cdi_flight_entry e = {.op = (uint32_t)op, .dtype = dtype, .count = count, .bucket = bucket};
+
+    return cdi_flight_add(f, &e, false);
+}
+
+int64_t cdi_flight_begin(struct cdi_flight *f, uint64_t seq)
 {
     struct cdi_flight_entry e;
 
+    if (f->mute)
+        return 0;
     if (!read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &e)) {
         const struct record *kept = atomic_load_explicit(&f->kept, memory_order_acquire);
 
         if (kept == NULL || !read_record(&kept[seq % KEPT], seq, &e))
             e = (struct cdi_flight_entry){.seq = seq, .op = OP_UNKNOWN, .bucket = -1, .late_rank = -1};
     }
-    e.started_ns = cdi_now_coarse_ns();
+    e.started_ns = cdi_flight_now(f);
     write_record(&f->page->running, &e);
+    return e.started_ns;
+}
+
+void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
+{
+    (void)cdi_flight_begin(f, seq);
+}
+
+int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns)
+{
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
+    int64_t now_ns, started_ns = 0;
+
+    if (f->mute)
+        return 0;
+    now_ns = cdi_flight_now(f);
+    if (atomic_load_explicit(&running->seq, memory_order_relaxed) == seq) {
+        started_ns = atomic_load_explicit(&running->started_ns, memory_order_relaxed);
+        atomic_store_explicit(&running->done_ns, now_ns, memory_order_release);
+    }
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+        return now_ns;
+    atomic_store_explicit(&r->started_ns, started_ns, memory_order_release);
+    if (rank >= 0) {
+        atomic_store_explicit(&r->late_rank, rank, memory_order_release);
+        atomic_store_explicit(&r->arrived_ns, arrived_ns != 0 ? arrived_ns : now_ns, memory_order_release);
+    }
+    atomic_store_explicit(&r->done_ns, now_ns, memory_order_release);
+    /*
+     * Has a later collective taken its place meanwhile? Then these are not its times, which this thread records later.
+     * A fence would close the remaining nanoseconds, but would cost every collective to prevent at most a wrong report.
+     */
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq) {
+        atomic_store_explicit(&r->done_ns, 0, memory_order_release);
+        atomic_store_explicit(&r->started_ns, 0, memory_order_release);
+        atomic_store_explicit(&r->arrived_ns, 0, memory_order_release);
+        atomic_store_explicit(&r->late_rank, -1, memory_order_release);
+    }
+    return now_ns;
 }
 
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
-    int64_t now_ns = cdi_now_coarse_ns();
-
-    if (atomic_load_explicit(&running->seq, memory_order_relaxed) == seq)
-        atomic_store_explicit(&running->done_ns, now_ns, memory_order_release);
-    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
-        return;
-    atomic_store_explicit(&r->done_ns, now_ns, memory_order_release);
-    /*
-     * Has a later collective taken its place meanwhile? Then this is not its end, which this thread records later. A
-     * fence would close the remaining nanoseconds, but would cost every collective to prevent at most a wrong report.
-     */
-    if (atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
-        atomic_store_explicit(&r->done_ns, 0, memory_order_release);
+    (void)cdi_flight_end(f, seq, -1, 0);
 }
 
 void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns)

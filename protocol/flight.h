@@ -19,7 +19,8 @@
 #include <stdint.h>
 
 #define CDI_FLIGHT_ENV "CDDP_FLIGHT"
-#define CDI_FLIGHT_RING 256 /* recorded collectives; a power of two */
+#define CDI_TIMING_ENV "CDDP_TIMING" /* on: times in ns; off: the kernel's ticks; none: no records */
+#define CDI_FLIGHT_RING 256          /* recorded collectives; a power of two */
 #define CDI_FLIGHT_DESERTED "exited with status 0 in the middle of the job, without cddp_finalize"
 #define CDI_FLIGHT_ABSENT "exited with status 0 before cddp_init"
 #define CDI_FLIGHT_TEXT 256   /* bytes of the message about a death, NUL included */
@@ -65,8 +66,12 @@ const char *cdi_flight_op_name(uint32_t op);
 struct cdi_flight; /* a mapped page */
 
 /*
- * A copy of the record of one collective. Times are CLOCK_MONOTONIC ns with the resolution of the kernel's tick (1 to
- * 10 ms), 0 if the event has not happened yet. The page has only the last started_ns: it is 0 in older records.
+ * A copy of the record of one collective. Times are CLOCK_MONOTONIC ns, 0 if the event has not happened yet. They are
+ * exact to a microsecond, with CDDP_TIMING=off to the kernel's tick (1 to 10 ms), and may contradict each other by that
+ * much. A pending record has started_ns only while it is the running one.
+ *
+ * late_rank is the last rank that this one has seen arriving; itself, if it has waited for none. On the CPU, a rank of
+ * several nodes sees its own node and the two beside it. For a collective of at most 48 bytes arrived_ns is done_ns.
  */
 struct cdi_flight_entry {
     uint64_t seq; /* 1, 2, ... per worker; 0: none */
@@ -74,7 +79,7 @@ struct cdi_flight_entry {
     uint32_t dtype;
     uint64_t count;                           /* elements */
     int32_t bucket;                           /* -1: none */
-    int32_t late_rank;                        /* the peer that arrived last, of the world; -1: not known */
+    int32_t late_rank;                        /* the rank that arrived last, of the world; -1: not known */
     int64_t enqueued_ns, started_ns, done_ns; /* queued until started_ns, running until done_ns */
     int64_t ready_ns;                         /* the last gradient of the bucket was reported; 0: no bucket */
     int64_t arrived_ns;                       /* the last peer had arrived; 0: not known */
@@ -84,9 +89,9 @@ struct cdi_flight_entry {
 struct cdi_flight_step {
     uint64_t step;            /* from 0 */
     int64_t begun_ns, end_ns; /* end_ns of the step before it, or its first gradient; end of its wait */
-    int64_t comm_ns;          /* with a bucket between launch and end: the union of these times */
+    int64_t comm_ns;          /* with a bucket between start and end: the union of these times */
     int64_t exposed_ns;       /* of it: while the program waited */
-    int64_t late_ns;          /* of it: waiting for the last peer to arrive */
+    int64_t late_ns;          /* of exposed_ns: until the last peer had arrived */
     int32_t late_rank;        /* the peer that this rank waited for longest, of the world; -1: none, or not known */
     uint32_t n_buckets;
 };
@@ -154,11 +159,14 @@ void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGH
 /*
  * Maps the page that `env` (the value of CDDP_FLIGHT) names and claims it for this process. If env is NULL, or another
  * process has claimed the page, or it is gone (the agent is dead, the value is from an outer job), it maps a private
- * page: CDDP_OK. CDDP_E_VERSION: the page has another layout. CDDP_E_INVALID: the value does not have the form above.
+ * page: CDDP_OK. CDDP_E_VERSION: the page has another layout. CDDP_E_INVALID: the value does not have the form above,
+ * or that of CDDP_TIMING is unknown.
  */
 cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err);
 /* Does an agent write to this page? */
 bool cdi_flight_has_agent(const struct cdi_flight *f);
+/* Are its times exact (CDDP_TIMING=on, which is the default)? */
+bool cdi_flight_is_timed(const struct cdi_flight *f);
 /* Unmaps the page; NULL-safe. The worker's claim stays, so that no later process writes into its records. */
 void cdi_flight_release(struct cdi_flight *f);
 
@@ -170,6 +178,20 @@ void cdi_flight_release(struct cdi_flight *f);
 uint64_t cdi_flight_enqueue(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
 void cdi_flight_start(struct cdi_flight *f, uint64_t seq);
 void cdi_flight_done(struct cdi_flight *f, uint64_t seq);
+/*
+ * Does the same as cdi_flight_enqueue for op, dtype, count, bucket, ready_ns and enqueued_ns of *e. enqueued_ns 0: now.
+ * With `start`, it also does what cdi_flight_start does. Sets the other members of *e. Returns its seq.
+ */
+uint64_t cdi_flight_add(struct cdi_flight *f, struct cdi_flight_entry *e, bool start);
+/* Does the same as cdi_flight_start. Returns the time. */
+int64_t cdi_flight_begin(struct cdi_flight *f, uint64_t seq);
+/*
+ * Does the same as cdi_flight_done, with the last peer: `rank` of the world (-1: not known); arrived_ns 0: now. Returns
+ * the time.
+ */
+int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns);
+/* Returns the time with the resolution of the page. */
+int64_t cdi_flight_now(const struct cdi_flight *f);
 /* Records when the last gradient of this collective's bucket was reported. After enqueue, before start. */
 void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns);
 /* Records that the last peer, `rank` of the world (-1: not known), has arrived in the running collective. */

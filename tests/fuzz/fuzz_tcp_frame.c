@@ -25,9 +25,10 @@ static void check_op(const uint8_t *payload)
 {
     struct cdi_shm_desc d;
     uint8_t back[CDI_TCP_OP];
+    int32_t late;
 
-    cdi_tcp_get_op(payload, &d);
-    cdi_tcp_put_op(back, &d);
+    cdi_tcp_get_op(payload, &d, &late);
+    cdi_tcp_put_op(back, &d, late);
     if (memcmp(back, payload, sizeof back) != 0)
         abort();
 }

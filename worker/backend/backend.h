@@ -160,6 +160,12 @@ enum cdi_asked {
 };
 #undef CDI_ASKED_ENUMERATOR
 
+/* When the operations of a bucket ran: as in struct cdi_flight_entry, 0 for what is not known. */
+struct cdi_coll_times {
+    int64_t started_ns, arrived_ns, done_ns;
+    int late_rank; /* of the job; -1: not known */
+};
+
 /* One operation. in and out stay the caller's, and must live until the ticket is joined. */
 struct cdi_coll {
     enum cdi_coll_kind kind;
@@ -185,6 +191,9 @@ struct cdi_coll {
     bool grace;    /* with lazy: the join may be late; after a moment another thread runs it */
     bool more;     /* another operation follows at once, on all ranks: both start together; join and stream_wait start
                       an operation that waits for the next one */
+    int64_t ready_ns, enqueued_ns; /* for the flight page: when its bucket was ready, and now. 0: not known */
+    struct cdi_coll_times *times;  /* set before the operation is done, on the host; lives as long as in and out. NULL:
+                                      not wanted. Zeroed before the first operation of a bucket */
     bool unmarked; /* no caller waits for it alone: join and stream_wait of its ticket wait for all that was enqueued.
                       Saves a device an event after it */
 };

@@ -36,6 +36,10 @@ struct cdi_queue {
     struct cdi_work *spare;
     size_t n_queued, n_eager /* those that are not lazy */, n_grace /* those that are lazy, with grace */, n_spare;
     bool running;
+    /* Of the running operation, whose thread writes it. */
+    uint64_t running_seq;
+    int late_rank;
+    int64_t arrived_ns;
 
     uint64_t grace_given,
         grace_seen;         /* the last operation with grace that was enqueued, and the last that the thread has seen */
@@ -143,18 +147,54 @@ static void queue_note_end(struct cdi_queue *q, uint64_t ticket, cddp_status st,
         (void)pthread_cond_signal(&q->wanted);
 }
 
-/* Runs an operation; the lock is held, and released while the operation runs. */
-static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, bool on_thread, struct cdi_error *err)
+void cdi_queue_arrived(struct cdi_queue *q, int rank, int64_t arrived_ns)
 {
+    q->late_rank = rank;
+    q->arrived_ns = arrived_ns;
+    if (arrived_ns != 0)
+        cdi_flight_arrived(q->flight, q->running_seq, rank, arrived_ns);
+}
+
+int64_t cdi_queue_now(const struct cdi_queue *q)
+{
+    return cdi_flight_now(q->flight);
+}
+
+/* Adds the times of an operation to those of its bucket. */
+static void note_times(const struct cdi_queue *q, struct cdi_coll_times *t, int64_t started_ns, int64_t done_ns)
+{
+    if (t->started_ns == 0) { /* a bucket may be several operations: the first one waits for the peers */
+        t->started_ns = started_ns;
+        t->arrived_ns = q->late_rank < 0 ? 0 : q->arrived_ns != 0 ? q->arrived_ns : done_ns;
+        t->late_rank = q->late_rank;
+    }
+    t->done_ns = done_ns;
+}
+
+/*
+ * Runs an operation; the lock is held, and released while the operation runs. started_ns: what the flight page has as
+ * its start; 0: nothing yet.
+ */
+static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, int64_t started_ns, bool on_thread,
+                           struct cdi_error *err)
+{
+    int64_t done_ns;
     cddp_status st;
 
     q->running = true;
     (void)pthread_mutex_unlock(&q->lock);
 
-    cdi_flight_start(q->flight, w->flight_seq);
+    if (started_ns == 0)
+        started_ns = cdi_flight_begin(q->flight, w->flight_seq);
+    q->running_seq = w->flight_seq;
+    q->late_rank = -1;
+    q->arrived_ns = 0;
     st = q->run(q->arg, w, on_thread, err);
-    if (st == CDDP_OK)
-        cdi_flight_done(q->flight, w->flight_seq);
+    if (st == CDDP_OK) {
+        done_ns = cdi_flight_end(q->flight, w->flight_seq, q->late_rank, q->arrived_ns);
+        if (w->op.times != NULL)
+            note_times(q, w->op.times, started_ns, done_ns);
+    }
 
     (void)pthread_mutex_lock(&q->lock);
     queue_note_end(q, w->ticket, st, err);
@@ -177,7 +217,7 @@ static void run_first(struct cdi_queue *q, bool on_thread)
         q->joined_late = on_thread;
         q->grace_open = 0;
     }
-    (void)run_now(q, w, on_thread, &err);
+    (void)run_now(q, w, 0, on_thread, &err);
     put_node(q, w);
 }
 
@@ -321,12 +361,19 @@ static enum cdi_flight_op flight_op_of(const struct cdi_work *w)
     return w->is_region ? CDI_FLIGHT_REGION : cdi_flight_op_of(w->op.kind);
 }
 
-/* Sets its ticket, and makes its record in the flight page. */
-static void queue_number(struct cdi_queue *q, struct cdi_work *w)
+/* Sets its ticket, and makes its record in the flight page. Returns when it was enqueued. */
+static int64_t queue_number(struct cdi_queue *q, struct cdi_work *w, bool start)
 {
+    struct cdi_flight_entry e = {.op = (uint32_t)flight_op_of(w),
+                                 .dtype = (uint32_t)w->op.dtype,
+                                 .count = w->is_region ? w->region_bytes : w->op.count,
+                                 .bucket = w->op.bucket,
+                                 .ready_ns = w->op.ready_ns,
+                                 .enqueued_ns = w->op.enqueued_ns};
+
     w->ticket = ++q->given;
-    w->flight_seq = cdi_flight_enqueue(q->flight, flight_op_of(w), w->op.dtype,
-                                       w->is_region ? w->region_bytes : w->op.count, w->op.bucket);
+    w->flight_seq = cdi_flight_add(q->flight, &e, start);
+    return e.enqueued_ns;
 }
 
 static cddp_status queue_append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
@@ -340,7 +387,7 @@ static cddp_status queue_append(struct cdi_queue *q, const struct cdi_work *work
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
     *w = *work;
     w->next = NULL;
-    queue_number(q, w);
+    (void)queue_number(q, w, false);
     if (q->last != NULL)
         q->last->next = w;
     else
@@ -446,6 +493,7 @@ cddp_status cdi_queue_join(struct cdi_queue *q, uint64_t ticket, struct cdi_erro
 cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi_error *err)
 {
     struct cdi_error why;
+    int64_t started_ns;
     uint64_t ticket;
     cddp_status st;
 
@@ -455,9 +503,9 @@ cddp_status cdi_queue_run(struct cdi_queue *q, struct cdi_work *work, struct cdi
         st = cdi_queue_enqueue(q, work, &ticket, err);
         return st == CDDP_OK ? cdi_queue_join(q, ticket, err) : st;
     }
-    queue_number(q, work);
+    started_ns = queue_number(q, work, true);
     end_grace(q, work->ticket);
-    st = run_now(q, work, false, &why);
+    st = run_now(q, work, started_ns, false, &why);
     if (q->failed) {
         st = q->error.status;
         tell_locked(q, err);

@@ -48,6 +48,13 @@ cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, 
                              struct cdi_error *err);
 /* Sets the communicator's name for error messages, before the first operation. It must outlive the queue. */
 void cdi_queue_set_name(struct cdi_queue *q, const char *name);
+/*
+ * Records that the last rank of the running operation has arrived: `rank` of the job, at arrived_ns of
+ * cdi_queue_now(); 0: the operation is short, and its end will do. The last call counts. Called by the run function.
+ */
+void cdi_queue_arrived(struct cdi_queue *q, int rank, int64_t arrived_ns);
+/* Returns the time with the resolution of the flight page. */
+int64_t cdi_queue_now(const struct cdi_queue *q);
 /* Have all operations run? */
 bool cdi_queue_idle(struct cdi_queue *q);
 /*

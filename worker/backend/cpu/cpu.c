@@ -160,6 +160,7 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
         st = cdi_queue_create(&b->queue, cpu_run_work, b, record, b->comm.wait.spins_thread, err);
         if (st == CDDP_OK)
             cdi_queue_set_name(b->queue, b->world.name);
+        b->comm.queue = st == CDDP_OK ? b->queue : NULL;
         return st;
     }
     if (err != NULL)

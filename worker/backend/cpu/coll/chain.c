@@ -28,6 +28,8 @@ struct opening {
     struct cdi_link *links[2]; /* n of them */
     int n;
     bool sent[2], received[2];
+    int waited_for; /* the link whose opening came last, after the first attempt; -1: none */
+    bool again;     /* this is not the first attempt */
     uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
 };
 
@@ -48,10 +50,36 @@ static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
             g->received[i] ? CDDP_OK : cdi_link_recv(g->links[i], CDI_TCP_IS_OP, g->in[i], sizeof g->in[i], moved, err);
         if (st < 0)
             return st;
+        if (st == CDDP_OK && !g->received[i] && g->again)
+            g->waited_for = i;
         g->received[i] = g->links[i]->begun = st == CDDP_OK;
         all = all && g->sent[i] && g->received[i];
     }
+    g->again = true;
     return all ? CDDP_OK : CDDP_IN_PROGRESS;
+}
+
+/*
+ * Records who arrived last: of this node, as the first step has found, or of the node whose opening this rank has
+ * waited for, as it says. Ranks without a link read it after the next step of the node.
+ */
+static void note_late(struct cdi_run *run, const struct opening *g)
+{
+    const struct cdi_cpu_comm *t = run->t;
+    struct cdi_shm_rank *mine = &t->shm->ranks[t->shm->rank];
+    struct cdi_shm_desc unused;
+    int32_t late = run->late;
+    int64_t ns = 0;
+
+    if (g->waited_for >= 0) {
+        cdi_tcp_get_op(g->in[g->waited_for], &unused, &late);
+        if (late < 0 || late >= t->size)
+            late = g->links[g->waited_for]->rank;
+    }
+    if (g->waited_for >= 0 || !run->compared_here)
+        ns = cdi_run_arrived(run, late, false);
+    atomic_store_explicit(&mine->late, run->late, memory_order_relaxed);
+    atomic_store_explicit(&mine->arrived_ns, ns, memory_order_relaxed);
 }
 
 /* "ranks called different collectives", the lower rank first. */
@@ -68,7 +96,7 @@ static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct
 
 cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 {
-    struct opening g = {0};
+    struct opening g = {.waited_for = -1};
     int me = run->t->rank;
     cddp_status st;
 
@@ -78,13 +106,16 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
     g.n = links_of(run->t->tcp, g.links);
     for (int i = 0; i < g.n; i++)
         g.links[i]->begun = false;
-    cdi_tcp_put_op(g.out, &run->desc);
+    cdi_tcp_put_op(g.out, &run->desc, run->late);
     st = pump(run, g.links, g.n, exchange_descs, &g, err);
+    if (st == CDDP_OK)
+        note_late(run, &g);
     for (int i = 0; i < g.n && st == CDDP_OK; i++) {
         struct cdi_shm_desc other;
         int rank = g.links[i]->rank;
+        int32_t late;
 
-        cdi_tcp_get_op(g.in[i], &other);
+        cdi_tcp_get_op(g.in[i], &other, &late);
         if (memcmp(&other, &run->desc, sizeof other) == 0)
             continue;
         return rank < me ? chain_mismatch(run, rank, &other, me, &run->desc, "collectives", err)
@@ -363,20 +394,22 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     bool out = op->kind == CDI_SEND;
     uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
     size_t left = op->count * cddp_dtype_size(op->dtype);
-    struct opening g = {.n = 1};
+    struct opening g = {.n = 1, .waited_for = -1};
     struct cdi_link *link = NULL;
     struct cdi_shm_desc other;
+    int32_t late;
     cddp_status st = cdi_tcp_pair(run->t->tcp, op->root, &link, err);
 
     if (st != CDDP_OK || link == NULL)
         return st;
     link->begun = false;
     g.links[0] = link;
-    cdi_tcp_put_op(g.out, &run->desc);
+    cdi_tcp_put_op(g.out, &run->desc, run->late);
     st = pump(run, g.links, 1, exchange_descs, &g, err);
     if (st != CDDP_OK)
         return st;
-    cdi_tcp_get_op(g.in[0], &other);
+    (void)cdi_run_arrived(run, g.waited_for < 0 ? run->t->rank : op->root, false);
+    cdi_tcp_get_op(g.in[0], &other, &late);
     if (other.count != run->desc.count || other.dtype != run->desc.dtype ||
         other.kind != (uint32_t)(out ? CDI_RECV : CDI_SEND))
         return out ? chain_mismatch(run, run->t->rank, &run->desc, op->root, &other, "operations", err)

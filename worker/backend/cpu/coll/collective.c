@@ -38,7 +38,7 @@ static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
 
 cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
-    struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread};
+    struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread, .late = t->rank};
     cddp_status st;
 
     if (t->size == 1)

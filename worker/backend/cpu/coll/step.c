@@ -256,6 +256,34 @@ void cdi_run_describe(struct cdi_run *run)
 
 /* ----------------------------------------------------------------------------------------------------- steps ---- */
 
+static void tell_queue(struct cdi_run *run, int rank, int64_t ns)
+{
+    run->late = rank;
+    cdi_queue_arrived(run->t->queue, cdi_wait_rank_of_job(&run->t->wait, rank), ns);
+}
+
+int64_t cdi_run_arrived(struct cdi_run *run, int rank, bool is_short)
+{
+    int64_t ns = 0;
+
+    if (run->t->queue == NULL)
+        return 0;
+    if (!is_short)
+        ns = cdi_queue_now(run->t->queue);
+    tell_queue(run, rank, ns);
+    return ns;
+}
+
+/* After the first step of an operation: who of the node arrived last? The network may follow, which decides then. */
+static void step_note_late(struct cdi_run *run)
+{
+    const struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
+
+    (void)cdi_run_arrived(run, t->shm->first + t->wait.late,
+                          t->tcp == NULL && op->count * cddp_dtype_size(op->dtype) <= CDI_SHM_INLINE_BYTES);
+}
+
 cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -273,10 +301,22 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
     st = cdi_wait_all(&t->wait, post, s, run->on_thread, cdi_run_what, run, err);
     if (st == CDDP_OK && !run->compared_here) {
         run->compared_here = true;
+        step_note_late(run);
         st = desc_compare(run, err);
     }
     cdi_counter_fetch(cdi_shm_post(t->shm, t->shm->rank, s + 1));
     return st;
+}
+
+/* A rank without a link to other nodes takes what the first rank of its node has seen there. */
+static void take_late(struct cdi_run *run)
+{
+    const struct cdi_cpu_comm *t = run->t;
+    const struct cdi_shm_rank *first = &t->shm->ranks[0];
+    int64_t ns = atomic_load_explicit(&first->arrived_ns, memory_order_relaxed);
+
+    if (ns != 0 && t->queue != NULL && t->shm->rank >= t->tcp->n_chains)
+        tell_queue(run, atomic_load_explicit(&first->late, memory_order_relaxed), ns);
 }
 
 cddp_status cdi_step_after_network(struct cdi_run *run, struct cdi_error *err)
@@ -286,5 +326,7 @@ cddp_status cdi_step_after_network(struct cdi_run *run, struct cdi_error *err)
     run->t->wait.slack_ms = CDI_TCP_SLACK_NODE_MS;
     st = cdi_step(run, err);
     run->t->wait.slack_ms = 0;
+    if (st == CDDP_OK)
+        take_late(run);
     return st;
 }

@@ -21,7 +21,8 @@ struct cdi_cpu_comm {
     struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
     struct cdi_tcp *tcp; /* to the other nodes; NULL where there is one node */
     struct cdi_wait wait;
-    uint32_t step; /* the last one posted */
+    struct cdi_queue *queue; /* it is told who arrived last; NULL: there is none yet */
+    uint32_t step;           /* the last one posted */
     uint64_t n_regions;
     const void **in; /* scratch, `size` of each */
     void **out;
@@ -47,6 +48,7 @@ struct cdi_run {
     bool anywhere;       /* ranks may have it at different places, and there are regions: all look before they begin */
     bool compared_here;  /* descriptors were compared within the node */
     bool compared_nodes; /* and between nodes */
+    int late;            /* the rank that was seen arriving last, in the first step or between nodes */
 };
 
 /* Allocates the scratch memory of *t, which is zeroed except for rank, size, shm and wait. CDDP_E_NOMEM. */
@@ -64,6 +66,12 @@ void cdi_run_describe(struct cdi_run *run);
 cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err);
 /* The same, with a longer deadline: some ranks of the node first wait for the network. */
 cddp_status cdi_step_after_network(struct cdi_run *run, struct cdi_error *err);
+
+/*
+ * Records that `rank` was seen arriving last, now. is_short: the operation is so short that its end will do as the
+ * time. Returns the time; 0: is_short.
+ */
+int64_t cdi_run_arrived(struct cdi_run *run, int rank, bool is_short);
 
 /* Writes the operation's name for an error message; arg is the run. */
 void cdi_run_what(const void *arg, char *buf, size_t cap);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define MAGIC 0x32544443u /* "CDT2" */
+#define MAGIC 0x33544443u /* "CDT3" */
 #define BYTE_ORDER_MARK 0x01020304u
 
 static void put32(uint8_t *p, uint32_t v)
@@ -105,7 +105,7 @@ cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_he
     return CDDP_OK;
 }
 
-void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d)
+void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d, int32_t late)
 {
     put32(out, d->kind);
     put32(out + 4, d->dtype);
@@ -114,9 +114,10 @@ void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d)
     put64(out + 16, d->count);
     put64(out + 24, d->region);
     put64(out + 32, d->offset);
+    put32(out + 40, (uint32_t)late);
 }
 
-void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d)
+void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d, int32_t *late)
 {
     *d = (struct cdi_shm_desc){.kind = get32(in),
                                .dtype = get32(in + 4),
@@ -125,6 +126,7 @@ void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d)
                                .count = get64(in + 16),
                                .region = get64(in + 24),
                                .offset = get64(in + 32)};
+    *late = (int32_t)get32(in + 40);
 }
 
 uint32_t cdi_tcp_put_abort(uint8_t out[CDI_TCP_ABORT_MAX], const struct cdi_error *why)

@@ -12,7 +12,7 @@
 #define CDI_TCP_TOKEN 32
 #define CDI_TCP_HOST 32
 #define CDI_TCP_HELLO (CDI_TCP_TOKEN + 5 * 4 + CDI_TCP_HOST)
-#define CDI_TCP_OP 40
+#define CDI_TCP_OP 44
 #define CDI_TCP_ABORT_MAX (8 + CDI_SHM_TEXT)
 #define CDI_TCP_PAYLOAD_MAX CDI_SHM_PIECE_BYTES
 
@@ -51,9 +51,9 @@ void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h
 /* Reads a hello. CDDP_E_PROTOCOL: another byte order, an unknown channel. The caller compares token and ranks. */
 cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_hello *h, struct cdi_error *err);
 
-/* Write and read the payload that describes an operation. */
-void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d);
-void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d);
+/* Write and read the payload that describes an operation. late: the rank of the sender's node that arrived last. */
+void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d, int32_t late);
+void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d, int32_t *late);
 
 /* Writes the payload of an abort. Returns its length. */
 uint32_t cdi_tcp_put_abort(uint8_t out[CDI_TCP_ABORT_MAX], const struct cdi_error *why);

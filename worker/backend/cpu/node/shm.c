@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 7u
+#define SHM_VERSION 8u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 
 #ifndef MADV_COLLAPSE

@@ -69,6 +69,9 @@ struct cdi_shm_rank {
     _Atomic uint32_t moved; /* changes while this rank moves data over the network for which others wait */
     _Atomic uint32_t
         waits_for; /* a rank in the world, plus 1, while this rank sleeps until that rank arrives; for errors */
+    _Atomic int32_t
+        late; /* between nodes: which rank in the world this rank saw arriving last, for ranks without a link */
+    _Atomic int64_t arrived_ns; /* and when, on the clock of all; 0: it waited for none */
     struct cdi_shm_desc desc[2];
     struct cdi_shm_mail mail;
 };

@@ -450,15 +450,17 @@ static cddp_status wait_one(struct cdi_wait *w, struct waiting *g, bool on_threa
 }
 
 /* Do all arrive within a moment? */
-static bool all_at_once(const struct cdi_wait *w, uint32_t step, int spins)
+static bool all_at_once(struct cdi_wait *w, uint32_t step, int spins)
 {
     int r = 0;
 
+    w->late = w->shm->rank;
     for (int i = 0;; i++) {
         while (r < w->shm->size && cdi_counter_reached(cdi_shm_post(w->shm, r, step), step))
             r++;
         if (r == w->shm->size || i >= spins || i >= SPINS_AT_ONCE)
             return r == w->shm->size;
+        w->late = r; /* those before it have arrived, and those after it are looked at when it has */
         cdi_pause();
     }
 }
@@ -475,6 +477,9 @@ cddp_status cdi_wait_all(struct cdi_wait *w, struct cdi_counter *mine, uint32_t 
         return CDDP_OK;
     for (g.rank = 0; g.rank < w->shm->size && st == CDDP_OK; g.rank++) {
         g.c = cdi_shm_post(w->shm, g.rank, step);
+        if (cdi_counter_reached(g.c, step))
+            continue;
+        w->late = g.rank;
         st = wait_one(w, &g, on_thread, what, arg, err);
     }
     return st;

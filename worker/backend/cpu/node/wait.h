@@ -17,6 +17,7 @@ struct cdi_wait {
     int spins_inline; /* pauses before the caller's own thread yields; fewer if the peer has to run on its processor */
     int spins_thread; /* the same for the communication thread, beside which the caller's thread computes */
     bool yields;      /* yielding lets a peer run */
+    int late; /* the local rank that the last cdi_wait_all() has seen arriving last; itself: it waited for none */
     int64_t aside_ms; /* the earliest time at which this rank may move to another processor again */
     bool no_waitv;    /* this kernel has no futex_waitv */
     int64_t slack_ms; /* added to the timeout where another rank waits first and knows the cause; the timeout then
