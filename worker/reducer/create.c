@@ -4,6 +4,7 @@
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
+#include "worker/reducer/metrics.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
@@ -12,6 +13,7 @@
 #include "worker/reducer/state/debug.h"
 #include "worker/reducer/state/replicate.h"
 #include "worker/reducer/state/verify.h"
+#include "worker/reducer/stats.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"
 
@@ -82,6 +84,8 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
     if (status == CDDP_OK)
         status = cdi_plan_create(d, opt, err);
     if (status == CDDP_OK)
+        status = cdi_stats_create(d, err);
+    if (status == CDDP_OK)
         status = cdi_in_place_init(d, err);
     if (status == CDDP_OK)
         status = cdi_in_place_reserve(d, err);
@@ -98,6 +102,7 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
 static void strip_ddp(cddp_ddp *d)
 {
     cdi_debug_release(d);
+    cdi_stats_release(d);
     cdi_unused_release(d);
     cdi_uneven_release(d);
     cdi_replicate_release(d);
@@ -187,6 +192,8 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         status = cdi_compress_init(d, err);
     if (status == CDDP_OK)
         status = cdi_uneven_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_metrics_start(d, err);
     if (status != CDDP_OK && given.opt.name != NULL)
         (void)cdi_error_wrap(err, "model '%.64s'", given.opt.name);
     cdi_ddp_release_input(&given);
@@ -194,6 +201,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         free_ddp(d);
         return status;
     }
+    cdi_stats_planned(d);
     *out = d;
     return CDDP_OK;
 }
@@ -225,6 +233,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     if (ddp == NULL || cdi_comm_is_others("cddp_ddp_destroy", ddp->comm))
         return;
     comm = ddp->comm;
+    cdi_metrics_stop(ddp);
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;

@@ -7,6 +7,7 @@
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/stats.h"
 
 /*
  * Prepares bucket i, on a device, before it starts: waits for the streams that made its gradients, and gathers the
@@ -58,8 +59,9 @@ static cddp_status complete_early(cddp_ddp *d, struct cdi_error *err)
     return status;
 }
 
-/* Hands a stretch of bucket i to the backend. more: another one follows at once. */
-static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more)
+/* Hands a stretch of bucket i to the backend. more: another one follows at once. now_ns: 0: not known. */
+static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_stretch *s, bool lazy, bool more,
+                                   int64_t now_ns)
 {
     const struct cdi_bucket *b = &d->plan.b[i];
     void *at = s->at;
@@ -79,6 +81,9 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         .lazy = lazy,
         .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,
         .more = more,
+        .ready_ns = d->flight[i].ready_ns,
+        .enqueued_ns = now_ns,
+        .times = d->stats != NULL && !d->ops->on_device ? &d->flight[i].times : NULL,
         /*
          * Until the program waits for one parameter, it always waits for all: the first such wait is longer than
          * necessary.
@@ -101,7 +106,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
 }
 
 /* Hands bucket i to the backend. more: another one is launched at once. lazy: nothing is left to overlap with. */
-static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
+static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more, int64_t now_ns)
 {
     size_t n = cdi_arena_n_stretches(d, i);
     cddp_status status = CDDP_OK;
@@ -109,13 +114,13 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more)
     for (size_t k = 0; k < n && status == CDDP_OK; k++) {
         const struct cdi_ddp_stretch s = cdi_arena_stretch(d, i, k);
 
-        status = enqueue_stretch(d, i, &s, lazy, more || (d->ops->on_device && k + 1 < n));
+        status = enqueue_stretch(d, i, &s, lazy, more || (d->ops->on_device && k + 1 < n), now_ns);
     }
     return status;
 }
 
 /* Launches the next bucket: by PowerSGD, by a hook, or as an all-reduce. */
-static cddp_status launch_next(cddp_ddp *d, bool more)
+static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
 {
     size_t i = d->plan.next;
     cddp_status status;
@@ -128,7 +133,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more)
             d->enqueued = d->flight[i].ticket;
     } else {
         /* The last one: cddp_ddp_wait is called next, usually at once, and runs it. */
-        status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more);
+        status = enqueue_bucket(d, i, i + 1 == d->plan.ahead, more, now_ns);
     }
     if (status == CDDP_OK)
         cdi_bucket_launched(&d->plan);
@@ -142,7 +147,7 @@ cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
 
     if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    status = enqueue_bucket(d, b, true, false);
+    status = enqueue_bucket(d, b, true, false, 0);
     if (status == CDDP_OK)
         cdi_bucket_launched_late(&d->plan, b);
     return status;
@@ -152,7 +157,7 @@ cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
  * Starts buckets next to next + k together; all of them are ready. The plan decides which start together, not the time
  * at which they become ready, since NCCL requires the same groups on all ranks.
  */
-static cddp_status launch_group(cddp_ddp *d, size_t k)
+static cddp_status launch_group(cddp_ddp *d, size_t k, int64_t now_ns)
 {
     /* Calls the backend without interruption, except for a hook, which may do anything in its thread. */
     bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
@@ -167,7 +172,7 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
             status = cdi_ddp_set_error(d, &err);
     for (size_t j = 0; j <= k && status == CDDP_OK; j++)
-        status = launch_next(d, j < k);
+        status = launch_next(d, j < k, now_ns);
     if (hold)
         d->ops->let_go(d->b);
     return status;
@@ -176,11 +181,14 @@ static cddp_status launch_group(cddp_ddp *d, size_t k)
 cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i)
 {
     cddp_status status = CDDP_OK;
-    size_t k = 0;
+    int64_t now_ns;
+    size_t n, k = 0;
 
     if (i < d->n_params && (d->flags & CDDP_DDP_STATIC_GRAPH) == 0)
         cdi_plan_note_order(d, i);
-    if (cdi_bucket_grad_ready(&d->plan, i) == 0)
+    n = cdi_bucket_grad_ready(&d->plan, i);
+    now_ns = cdi_stats_ready(d, i);
+    if (n == 0)
         return CDDP_OK;
     while (status == CDDP_OK && d->plan.next + k < d->plan.ahead &&
            d->plan.b[d->plan.next + k].state == CDI_BUCKET_READY) {
@@ -188,7 +196,7 @@ cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i)
             k++;
             continue;
         }
-        status = launch_group(d, k);
+        status = launch_group(d, k, now_ns);
         k = 0;
     }
     return status;

@@ -12,6 +12,7 @@
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/layout/active_ranks.h"
 #include "worker/reducer/state/used.h"
+#include "worker/reducer/stats.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -169,6 +170,7 @@ static cddp_status plan_sort_buckets(cddp_ddp *d, const int32_t *order, struct c
     if (status == CDDP_OK) {
         memcpy(d->flight, moved, d->plan.n * sizeof *moved);
         group_small(d);
+        cdi_stats_planned(d);
     }
     free(moved);
     free(to);
@@ -227,6 +229,8 @@ static cddp_status plan_use_size(cddp_ddp *d, size_t k, struct cdi_error *err)
     status = cdi_bucket_recut(&d->plan, &d->caps, NULL, err);
     if (status == CDDP_OK)
         status = make_flights(d, err);
+    if (status == CDDP_OK && d->order == NULL)
+        cdi_stats_planned(d);
     return status == CDDP_OK && d->order != NULL ? plan_sort_buckets(d, d->order, err) : status;
 }
 

@@ -17,6 +17,7 @@
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/check.h"
 #include "worker/reducer/state/debug.h"
+#include "worker/reducer/stats.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"
 
@@ -64,6 +65,7 @@ static cddp_status step_claim(cddp_ddp *d, size_t i, bool *now)
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
+        cdi_stats_first(d);
         cdi_plan_trial_begin(d);
         status = cdi_plan_sort_idle(d);
         if (status == CDDP_OK)
@@ -231,6 +233,7 @@ cddp_status cdi_step_complete(cddp_ddp *d)
 
 cddp_status cdi_step_next(cddp_ddp *d)
 {
+    cdi_stats_step(d);
     cdi_bucket_next_step(&d->plan);
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].unpacked = d->flight[b].skipped = false;
@@ -240,8 +243,6 @@ cddp_status cdi_step_next(cddp_ddp *d)
     d->synced = false;
     d->share_complete = false;
     d->step++;
-    if (cdi_comm_world(d->comm)->flight != NULL)
-        cdi_flight_step(cdi_comm_world(d->comm)->flight, d->step);
     return cdi_plan_update(d);
 }
 

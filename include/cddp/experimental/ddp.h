@@ -52,6 +52,49 @@ CDDP_API size_t cddp_ddp_bucket_cap(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_count(const cddp_ddp *ddp);
 CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
+/*
+ * The times of a reducer's steps on this rank: sums over `steps` steps, and those of the last one. A step lasts from
+ * the end of the one before to its own end, so the first one does not count. On the CPU and over MPI a bucket counts as
+ * communicated from the start of its all-reduce to its end; buckets of a hook or of PowerSGD, and all buckets on a GPU,
+ * whose work the host does not wait for, do not count, and the times of a GPU's steps are those of the host's calls.
+ */
+typedef struct cddp_ddp_stats {
+    size_t size; /* sizeof(cddp_ddp_stats) */
+    uint64_t steps;
+    int64_t step_ns;     /* the next four are parts of it */
+    int64_t forward_ns;  /* until the first gradient is ready: optimizer, next batch, forward pass */
+    int64_t backward_ns; /* from there until the last bucket is ready */
+    int64_t comm_ns;     /* some bucket is communicated */
+    int64_t exposed_ns;  /* of comm_ns: while the program waits for it */
+    int64_t hidden_ns;   /* of comm_ns: while it does not */
+    int64_t late_ns;     /* of exposed_ns: until the last rank has arrived */
+    uint64_t bytes;      /* of gradients that were averaged */
+    /* The same of the last step. */
+    int64_t last_step_ns, last_forward_ns, last_backward_ns, last_comm_ns, last_exposed_ns, last_hidden_ns,
+        last_late_ns;
+    uint64_t last_bytes;
+    /*
+     * As this rank has seen it, without a word from the others: the rank of the job that it has waited for longest in
+     * all steps, and in how many steps it waited for that one longest; -1: none. The slowest rank itself waits for
+     * nobody, and so may name any other, with a small late_ns. Over several nodes, a rank sees its own node and the two
+     * beside it. Over MPI and on a GPU it is not known.
+     */
+    uint64_t slowest_steps;
+    int32_t slowest_rank;
+    int32_t last_slowest_rank; /* in the last step */
+    size_t n_buckets;
+    size_t bucket_bytes; /* of all buckets together */
+    size_t largest_bucket_bytes;
+    uint64_t rebuilds; /* how often the buckets were cut or ordered anew */
+} cddp_ddp_stats;
+
+/*
+ * Fills in *stats, whose size the caller has set. With CDDP_TIMING=off in the environment only the buckets are known,
+ * and the rest is 0. Never blocks on peers. Any thread. Returns CDDP_OK; CDDP_E_INVALID (NULL, or a size that was not
+ * set); CDDP_E_STATE (in a child of the process that made ddp).
+ */
+CDDP_API cddp_status cddp_ddp_get_stats(cddp_ddp *ddp, cddp_ddp_stats *stats);
+
 #ifdef __cplusplus
 }
 #endif

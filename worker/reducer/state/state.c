@@ -2,6 +2,8 @@
 /* The primitives of the reducer that all of its parts use: errors, tickets and names. */
 #include "worker/reducer/state/state.h"
 
+#include "common/clock.h"
+
 #include <stdio.h>
 
 cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err)
@@ -43,14 +45,27 @@ cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ti
     return CDDP_OK;
 }
 
+/* Notes that the program has waited from begin_ns until now. */
+static void note_wait(struct cdi_ddp_waits *w, int64_t begin_ns)
+{
+    if (w->n < CDI_DDP_WAITS)
+        w->of[w->n++].begin_ns = begin_ns;
+    w->of[w->n - 1].end_ns = cdi_now_ticks_ns();
+}
+
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
 {
+    int64_t begin_ns = 0;
     struct cdi_error err;
     cddp_status status;
 
     (void)pthread_mutex_unlock(&d->lock);
+    if (d->stats != NULL)
+        begin_ns = cdi_now_ticks_ns();
     status = d->ops->join(d->b, ticket, &err);
     (void)pthread_mutex_lock(&d->lock);
+    if (d->stats != NULL)
+        note_wait(&d->waits, begin_ns);
     if (d->joined < ticket)
         d->joined = ticket;
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, &err);

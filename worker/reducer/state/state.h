@@ -30,6 +30,8 @@
 /* The state of a bucket beside the plan. */
 struct cdi_ddp_flight {
     uint64_t ticket;               /* of its all-reduce in this step */
+    int64_t ready_ns;              /* its last gradient was reported; 0: not in this step, or nothing is measured */
+    struct cdi_coll_times times;   /* of its operations in this step */
     void *stream[CDI_DDP_STREAMS]; /* on a device: where its gradients were made */
     int n_streams;
     bool more;         /* on a device: starts together with the next bucket; equal on all ranks */
@@ -120,6 +122,18 @@ struct cdi_ddp_captured {
     struct cdi_error why; /* why the capture is no longer usable */
 };
 
+#define CDI_DDP_WAITS 32 /* of one step that are measured each; a later one prolongs the last */
+
+/* When the program waited in this step. */
+struct cdi_ddp_waits {
+    size_t n;
+    struct {
+        int64_t begin_ns, end_ns;
+    } of[CDI_DDP_WAITS];
+};
+
+struct cdi_ddp_stats; /* private to reducer/stats.c */
+struct cdi_metrics;   /* private to reducer/metrics.c */
 struct cdi_ddp_debug; /* private to debug.c */
 struct cdi_item_ops;
 
@@ -142,8 +156,11 @@ struct cddp_ddp {
     size_t *hook_params;           /* buffer for the list of a bucket's parameters */
     struct cdi_powersgd *powersgd; /* NULL: none */
     struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
-    bool has_own;                  /* some gradients are in the user's memory */
-    struct cdi_ddp_own own;        /* the lock covers its list */
+    struct cdi_ddp_stats *stats;   /* NULL: nothing is measured; the lock covers what it points to, and waits */
+    struct cdi_ddp_waits waits;
+    struct cdi_metrics *metrics; /* NULL: CDDP_METRICS_FILE is not set */
+    bool has_own;                /* some gradients are in the user's memory */
+    struct cdi_ddp_own own;      /* the lock covers its list */
     struct cdi_ddp_in_place in_place;
     size_t n_buffers;
     struct cdi_slice *slices; /* the parameters, then the buffers */

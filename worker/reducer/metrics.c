@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/reducer/metrics.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/env.h"
+#include "common/thread.h"
+#include "worker/reducer/stats_text.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define METRICS_ENV "CDDP_METRICS_FILE"
+#define EVERY_MS 10000
+#define STACK_BYTES (256u * 1024)
+
+struct cdi_metrics {
+    cddp_ddp *ddp;
+    int rank;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stopping;
+    char path[PATH_MAX], fresh[PATH_MAX]; /* the second one becomes the first one */
+    char text[CDI_STATS_TEXT];
+};
+
+static bool write_all(int fd, const char *text, size_t n)
+{
+    while (n > 0) {
+        ssize_t written = write(fd, text, n);
+
+        if (written <= 0)
+            return false;
+        text += written;
+        n -= (size_t)written;
+    }
+    return true;
+}
+
+static void write_file(struct cdi_metrics *m)
+{
+    cddp_ddp_stats stats = {.size = sizeof stats};
+    CDI_AUTOCLOSE int fd = -1;
+    size_t n;
+
+    if (cddp_ddp_get_stats(m->ddp, &stats) != CDDP_OK)
+        return;
+    n = cdi_stats_text(&stats, m->rank, m->ddp->name, m->text);
+    fd = open(m->fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd >= 0 && (!write_all(fd, m->text, n) || rename(m->fresh, m->path) != 0))
+        (void)unlink(m->fresh);
+}
+
+static void *metrics_main(void *arg)
+{
+    struct cdi_metrics *m = arg;
+    bool stopping = false;
+
+    while (!stopping) {
+        int64_t until = cdi_now_ms() + EVERY_MS;
+        const struct timespec at = {.tv_sec = until / 1000, .tv_nsec = until % 1000 * 1000000};
+        int rc = 0;
+
+        (void)pthread_mutex_lock(&m->lock);
+        while (!m->stopping && rc == 0)
+            rc = pthread_cond_timedwait(&m->changed, &m->lock, &at);
+        stopping = m->stopping;
+        (void)pthread_mutex_unlock(&m->lock);
+        write_file(m);
+    }
+    return NULL;
+}
+
+static cddp_status start_thread(struct cdi_metrics *m, struct cdi_error *err)
+{
+    pthread_condattr_t monotonic;
+    int rc;
+
+    (void)pthread_mutex_init(&m->lock, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&m->changed, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+    rc = cdi_thread_create(&m->thread, STACK_BYTES, metrics_main, m);
+    return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "%s: cannot start a thread", METRICS_ENV);
+}
+
+cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
+{
+    const char *pattern = cdi_env_str(METRICS_ENV);
+    struct cdi_metrics *m;
+    cddp_status st;
+
+    if (pattern == NULL || d->stats == NULL)
+        return CDDP_OK;
+    m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %s", METRICS_ENV);
+    m->ddp = d;
+    m->rank = cdi_rank_of_job(cdi_comm_world(d->comm), cdi_comm_world(d->comm)->rank);
+    if (!cdi_stats_file_name(pattern, m->rank, d->name, m->path, sizeof m->path - 24)) {
+        free(m);
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "%s='%.200s' is not a file's name, in which %%r stands for the rank, %%m for the model, and %%%% "
+            "for a percent sign",
+            METRICS_ENV, pattern);
+    }
+    (void)snprintf(m->fresh, sizeof m->fresh, "%.*s.%d.tmp", PATH_MAX - 24, m->path, (int)getpid());
+    st = start_thread(m, err);
+    if (st != CDDP_OK)
+        free(m);
+    else
+        d->metrics = m;
+    return st;
+}
+
+void cdi_metrics_stop(cddp_ddp *d)
+{
+    struct cdi_metrics *m = d->metrics;
+
+    if (m == NULL)
+        return;
+    (void)pthread_mutex_lock(&m->lock);
+    m->stopping = true;
+    (void)pthread_cond_signal(&m->changed);
+    (void)pthread_mutex_unlock(&m->lock);
+    (void)pthread_join(m->thread, NULL);
+    (void)pthread_cond_destroy(&m->changed);
+    (void)pthread_mutex_destroy(&m->lock);
+    free(m);
+    d->metrics = NULL;
+}
