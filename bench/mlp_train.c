@@ -113,6 +113,8 @@ static void sgd(struct trainer *t, float rate)
 /* By step, of the slowest: until gradients are there, and until parameters are. */
 struct times {
     double grads[MAX_STEPS], step[MAX_STEPS];
+    /* What cddp_ddp_get_stats() says of it, of the rank that it says least of: the others have waited for that one. */
+    double comm[MAX_STEPS], exposed[MAX_STEPS];
     long n;
     size_t bucket_bytes; /* 0: there are no buckets */
 };
@@ -145,7 +147,8 @@ static void print(const char *mode, int ranks, size_t batch, const struct times 
         mode, ranks, batch, t->n, median(t->grads, t->n, 0, alternate ? 2 : 1),
         median(t->step, t->n, 0, alternate ? 2 : 1));
     if (alternate)
-        (void)printf("\"alone_ms\": %.3f, ", median(t->grads, t->n, 1, 2));
+        (void)printf("\"alone_ms\": %.3f, \"library_comm_ms\": %.3f, \"library_exposed_ms\": %.3f, ",
+                     median(t->grads, t->n, 1, 2), median(t->comm, t->n, 0, 2), median(t->exposed, t->n, 0, 2));
     if (t->bucket_bytes > 0)
         (void)printf("\"bucket_mib\": %zu, ", t->bucket_bytes >> 20);
     (void)printf("\"loss\": %.6f}\n", loss);
@@ -154,13 +157,20 @@ static void print(const char *mode, int ranks, size_t batch, const struct times 
 
 /* ---------------------------------------------------------------------------------------------- many processes ---- */
 
-static void note(cddp_comm *comm, struct times *t, double began, double grads, double ended)
+static void note(cddp_comm *comm, struct times *t, cddp_ddp *ddp, double began, double grads, double ended)
 {
-    double two[2] = {grads - began, ended - began};
+    cddp_ddp_stats stats = {.size = sizeof stats};
+    double four[4] = {grads - began, ended - began};
 
-    must(cddp_all_reduce(comm, two, two, 2, CDDP_FLOAT64, CDDP_MAX));
-    t->grads[t->n] = two[0];
-    t->step[t->n++] = two[1];
+    if (ddp != NULL)
+        must(cddp_ddp_get_stats(ddp, &stats));
+    four[2] = -(double)stats.last_comm_ns;
+    four[3] = -(double)stats.last_exposed_ns;
+    must(cddp_all_reduce(comm, four, four, 4, CDDP_FLOAT64, CDDP_MAX));
+    t->grads[t->n] = four[0];
+    t->step[t->n] = four[1];
+    t->comm[t->n] = -four[2] * 1e-6;
+    t->exposed[t->n++] = -four[3] * 1e-6;
 }
 
 static void ready(void *ddp, size_t i)
@@ -224,7 +234,7 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
         grads = now_ms();
         if (sync && optim == NULL)
             sgd(&t, RATE);
-        note(comm, times, began, grads, now_ms());
+        note(comm, times, ddp, began, grads, now_ms());
     }
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
@@ -270,7 +280,7 @@ static double train_server(cddp_comm *comm, size_t batch, long steps, struct tim
             if (rank != 0)
                 must(cddp_recv(comm, t.params[i], mlp_param_count(i), CDDP_FLOAT32, 0));
         }
-        note(comm, times, began, grads, now_ms());
+        note(comm, times, NULL, began, grads, now_ms());
     }
     return loss;
 }

@@ -10,7 +10,7 @@
 
 /*
  * Starts the thread, if the variable is set. CDDP_E_INVALID: it is not a file's name; CDDP_E_NOMEM, CDDP_E_SYSTEM:
- * there is no thread. A file that cannot be written is no error.
+ * there is no thread. A file that cannot be written is not an error.
  */
 cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err);
 /* Writes the file once more, and ends the thread. The lock is not held. Does nothing the second time. */

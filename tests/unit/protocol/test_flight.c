@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/clock.h"
 #include "hygiene.h"
 #include "protocol/flight.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -284,4 +286,84 @@ Test(flight, lists_newest_collectives_and_steps)
     cdi_flight_names(f, CDI_FLIGHT_BUCKETS, names);
     cr_assert_str_eq(names, "");
     cdi_flight_release(f);
+}
+
+Test(flight, records_the_times_of_a_collective)
+{
+    struct cdi_flight_entry e = {.op = CDI_FLIGHT_ALL_REDUCE, .count = 7, .bucket = 2, .ready_ns = 5, .enqueued_ns = 9};
+    struct cdi_flight_entry seen[4];
+    int64_t before, after;
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    cr_assert(cdi_flight_is_timed(f));
+    cr_assert(cdi_flight_add(f, &e, false) == 1 && e.seq == 1 && e.enqueued_ns == 9 && e.started_ns == 0);
+    before = cdi_now_ns();
+    e.started_ns = cdi_flight_begin(f, 1);
+    cr_assert(e.started_ns > before - 1000000 && e.started_ns < cdi_now_ns() + 1000000, "it is the clock of all");
+    cr_assert_eq(cdi_flight_records(f, 0, seen, 4), 1);
+    cr_assert(seen[0].started_ns == e.started_ns && seen[0].late_rank == -1 && seen[0].done_ns == 0, "it is running");
+    e.done_ns = cdi_flight_end(f, 1, 3, 11);
+    cr_assert_eq(cdi_flight_records(f, 0, seen, 4), 1);
+    cr_assert(seen[0].ready_ns == 5 && seen[0].enqueued_ns == 9 && seen[0].started_ns == e.started_ns);
+    cr_assert(seen[0].arrived_ns == 11 && seen[0].late_rank == 3 && seen[0].done_ns == e.done_ns);
+
+    /* One that starts at once, and is so short that its end is the arrival of the last rank. */
+    e = (struct cdi_flight_entry){.op = CDI_FLIGHT_BARRIER, .bucket = -1};
+    cr_assert(cdi_flight_add(f, &e, true) == 2 && e.started_ns == e.enqueued_ns && e.enqueued_ns != 0);
+    after = cdi_flight_end(f, 2, 1, 0);
+    cr_assert_eq(cdi_flight_records(f, 1, seen, 4), 1);
+    cr_assert(seen[0].arrived_ns == after && seen[0].late_rank == 1 && seen[0].started_ns == seen[0].enqueued_ns);
+
+    /* Nobody knows who was last. */
+    (void)cdi_flight_enqueue(f, CDI_FLIGHT_BARRIER, 0, 0, -1);
+    cdi_flight_start(f, 3);
+    cdi_flight_done(f, 3);
+    cr_assert_eq(cdi_flight_records(f, 2, seen, 4), 1);
+    cr_assert(seen[0].arrived_ns == 0 && seen[0].late_rank == -1 && seen[0].started_ns != 0 && seen[0].done_ns != 0);
+    cdi_flight_release(f);
+}
+
+Test(flight, a_lost_record_gets_no_times)
+{
+    struct cdi_flight_entry seen[CDI_FLIGHT_RING];
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    for (uint64_t i = 0; i < CDI_FLIGHT_RING + 1; i++)
+        (void)cdi_flight_enqueue(f, CDI_FLIGHT_BARRIER, 0, 0, -1);
+    (void)cdi_flight_begin(f, 1);
+    (void)cdi_flight_end(f, 1, 4, 5); /* its place in the ring is that of the last one, which has not started */
+    cr_assert_eq(cdi_flight_records(f, CDI_FLIGHT_RING, seen, CDI_FLIGHT_RING), 1);
+    cr_assert(seen[0].seq == CDI_FLIGHT_RING + 1 && seen[0].started_ns == 0 && seen[0].late_rank == -1 &&
+              seen[0].arrived_ns == 0 && seen[0].done_ns == 0);
+    cdi_flight_release(f);
+}
+
+Test(flight, timing_can_be_switched_off)
+{
+    struct cdi_flight_entry seen[2];
+    struct cdi_flight_view v;
+    struct cdi_error err;
+    struct cdi_flight *f;
+
+    cr_assert_eq(setenv("CDDP_TIMING", "off", 1), 0);
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    cr_assert_not(cdi_flight_is_timed(f));
+    (void)cdi_flight_enqueue(f, CDI_FLIGHT_BARRIER, 0, 0, -1);
+    cr_assert(cdi_flight_records(f, 0, seen, 2) == 1 && seen[0].enqueued_ns <= cdi_now_coarse_ns());
+    cdi_flight_release(f);
+
+    cr_assert_eq(setenv("CDDP_TIMING", "none", 1), 0);
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    cr_assert_eq(cdi_flight_enqueue(f, CDI_FLIGHT_BARRIER, 0, 0, -1), 1);
+    cr_assert(cdi_flight_begin(f, 1) == 0 && cdi_flight_end(f, 1, 0, 0) == 0);
+    cdi_flight_read(f, &v);
+    cr_assert(v.last.seq == 0 && v.oldest_unfinished.seq == 0 && cdi_flight_records(f, 0, seen, 2) == 0);
+    cdi_flight_release(f);
+
+    cr_assert_eq(setenv("CDDP_TIMING", "sometimes", 1), 0);
+    cr_assert_eq(cdi_flight_attach(&f, NULL, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "CDDP_TIMING='sometimes' is none of on, off, none");
+    cr_assert_eq(unsetenv("CDDP_TIMING"), 0);
 }

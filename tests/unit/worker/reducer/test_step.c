@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/clock.h"
 #include "fake_backend.h"
 #include "hygiene.h"
 
@@ -289,6 +290,99 @@ Test(reducer, flight_page_counts_steps)
     }
     cdi_flight_read(comm.world.flight, &v);
     cr_assert_eq(v.step, 5);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+/* One whole step. */
+static void take_step(cddp_ddp *d)
+{
+    for (size_t i = 4; i-- > 0;)
+        cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+}
+
+Test(reducer, flight_page_has_steps_and_names)
+{
+    struct cdi_flight_step s[8];
+    char names[CDI_FLIGHT_NAMES];
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    for (int step = 0; step < 3; step++)
+        take_step(d);
+    cr_assert_eq(cdi_flight_steps(comm.world.flight, 0, s, 8), 3);
+    for (size_t i = 0; i < 3; i++)
+        cr_expect(s[i].step == i && s[i].n_buckets == 2 && s[i].end_ns > 0 && s[i].end_ns >= s[i].begun_ns &&
+                  s[i].late_rank == -1);
+    cr_expect(s[1].begun_ns == s[0].end_ns && s[2].begun_ns == s[1].end_ns);
+    cdi_flight_names(comm.world.flight, 0, names);
+    cr_expect_str_eq(names, "fc2.weight, fc2.bias");
+    cdi_flight_names(comm.world.flight, 1, names);
+    cr_expect_str_eq(names, "fc1.weight, fc1.bias");
+    cdi_flight_names(comm.world.flight, 2, names);
+    cr_expect_str_eq(names, "");
+    cddp_ddp_destroy(d);
+    d = open_with(&comm, model, 4, NULL);
+    cdi_flight_names(comm.world.flight, 0, names);
+    cr_expect_str_eq(names, "fc1.weight, fc1.bias and 2 more");
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, stats_of_operations_that_the_backend_has_timed)
+{
+    cddp_ddp_stats s = {.size = sizeof s};
+    int64_t begin;
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, &small);
+    cr_assert_eq(cddp_ddp_get_stats(d, &s), CDDP_OK);
+    cr_assert(s.size == sizeof s && s.steps == 0 && s.n_buckets == 2 && s.slowest_rank == -1);
+    cr_assert(s.bucket_bytes >= 4 * (832 + 64 + 192 + 3) && s.largest_bucket_bytes == 4 * (832 + 64));
+    take_step(d);
+    begin = cdi_now_ns();
+    for (size_t i = 4; i-- > 0;)
+        cr_assert_eq(cddp_ddp_grad_ready(d, i), CDDP_OK);
+    for (size_t k = 2; k < 4; k++) { /* the fake backend leaves the times to the test */
+        cr_assert_not_null(comm.ops[k].times);
+        cr_assert(comm.ops[k].ready_ns > 0 && comm.ops[k].enqueued_ns >= comm.ops[k].ready_ns);
+        *comm.ops[k].times =
+            (struct cdi_coll_times){.started_ns = begin, .done_ns = begin + (int64_t)k * 1000, .late_rank = -1};
+    }
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert_eq(cddp_ddp_get_stats(d, &s), CDDP_OK);
+    cr_assert(s.steps == 1 && s.comm_ns == 3000 && s.last_comm_ns == 3000 && s.late_ns == 0);
+    cr_assert(s.exposed_ns + s.hidden_ns == 3000 && s.bytes == s.bucket_bytes);
+    take_step(d);
+    cr_assert_eq(cddp_ddp_get_stats(d, &s), CDDP_OK);
+    cr_assert(s.steps == 2 && s.comm_ns == 3000 && s.last_comm_ns == 0 && s.last_step_ns <= s.step_ns);
+    cddp_ddp_destroy(d);
+    fake_close(&comm, 1);
+}
+
+Test(reducer, stats_are_filled_as_far_as_both_know)
+{
+    struct {
+        cddp_ddp_stats s;
+        uint64_t later;
+    } larger = {.s.size = sizeof larger, .later = 5};
+    cddp_ddp_stats s = {.size = offsetof(cddp_ddp_stats, bytes), .bytes = 77};
+    cddp_comm comm;
+    cddp_ddp *d;
+
+    fake_open(&comm, 1);
+    d = open_with(&comm, model, 4, NULL);
+    cr_assert(cddp_ddp_get_stats(d, &s) == CDDP_OK && s.bytes == 77);
+    cr_assert(cddp_ddp_get_stats(d, &larger.s) == CDDP_OK && larger.s.n_buckets == 1);
+    s.size = 0;
+    cr_assert_eq(cddp_ddp_get_stats(d, &s), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_get_stats(d, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cddp_ddp_get_stats(NULL, &s), CDDP_E_INVALID);
     cddp_ddp_destroy(d);
     fake_close(&comm, 1);
 }

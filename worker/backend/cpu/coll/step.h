@@ -21,7 +21,7 @@ struct cdi_cpu_comm {
     struct cdi_shm *shm; /* of the node's ranks; NULL in a world of one */
     struct cdi_tcp *tcp; /* to the other nodes; NULL where there is one node */
     struct cdi_wait wait;
-    struct cdi_queue *queue; /* it is told who arrived last; NULL: there is none yet */
+    struct cdi_queue *queue; /* it records who arrived last; NULL: there is none yet */
     uint32_t step;           /* the last one posted */
     uint64_t n_regions;
     const void **in; /* scratch, `size` of each */

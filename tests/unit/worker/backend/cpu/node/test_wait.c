@@ -70,6 +70,17 @@ Test(wait, rank_that_arrives_during_clock_read_is_in_time)
     atomic_store(&on_look, come_now);
     cr_assert_eq(lone_rank_do(&lone, &barrier), CDDP_OK, "%s", lone.err.msg);
     atomic_store(&on_look, NULL);
+    cr_assert_eq(lone.comm.wait.late, 1, "it was waited for");
+    lone_rank_end(&lone);
+}
+
+Test(wait, rank_that_comes_last_has_waited_for_none)
+{
+    lone_rank_start(&lone, 0, 2, 100);
+    lone.comm.wait.late = 7;
+    cdi_counter_set(cdi_shm_post(lone.comm.shm, 1, 1), 1); /* of another operation */
+    cr_assert_eq(lone_rank_do(&lone, &barrier), CDDP_E_MISMATCH);
+    cr_assert_eq(lone.comm.wait.late, 0);
     lone_rank_end(&lone);
 }
 
