@@ -660,6 +660,9 @@ bool spawn_reap(struct worker *workers, uint32_t n, struct worker **worker)
     *worker = NULL;
     if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG) != 0 || info.si_pid == 0)
         return false;
+    /* Also the stop of a thread that another thread here traces, for its stack (stack.h): not an end. */
+    if (info.si_code == CLD_TRAPPED || info.si_code == CLD_STOPPED)
+        return true;
     for (uint32_t i = 0; i < n && *worker == NULL; i++)
         if (workers[i].pid == info.si_pid && !workers[i].exited)
             *worker = &workers[i];

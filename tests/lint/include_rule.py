@@ -82,11 +82,12 @@ EXTERNAL = {
     'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'rendezvous/http/pages.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
                   'launcher/plan/dry_run.c'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': ['launcher/plan/topology.c', 'worker/backend/loader.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c'],
+    'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'worker/backend/loader.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
     'nccl.h': ['worker/backend/nccl/'],
     'mpi.h': ['worker/backend/mpi/'],
     'hwloc.h': ['launcher/plan/topology.c'],
+    'elfutils/libdwfl.h': ['launcher/process/libdw.h'],
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/process/libdw.h"
+
+#ifdef CDI_LIBDW
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#define LIBRARY "libdw.so.1"
+
+static bool libdw_resolve(struct libdw *dw)
+{
+    static const char *const names[] = {
+        "dwfl_begin",
+        "dwfl_end",
+        "dwfl_linux_proc_report",
+        "dwfl_report_end",
+        "dwfl_linux_proc_find_elf",
+        "dwfl_attach_state",
+        "dwfl_thread_state_registers",
+        "dwfl_thread_state_register_pc",
+        "dwfl_getthread_frames",
+        "dwfl_frame_pc",
+        "dwfl_addrmodule",
+        "dwfl_module_addrname",
+        "dwfl_module_info",
+        "dwfl_module_getsrc",
+        "dwfl_lineinfo",
+        "dwfl_errmsg",
+    };
+    void *found[sizeof names / sizeof names[0]];
+
+    _Static_assert(sizeof found == sizeof *dw - offsetof(struct libdw, begin), "a name for each function");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if ((found[i] = dlsym(dw->library, names[i])) == NULL)
+            return false;
+    memcpy((char *)dw + offsetof(struct libdw, begin), found, sizeof found);
+    return true;
+}
+
+cddp_status libdw_open(struct libdw *dw, struct cdi_error *err)
+{
+    dw->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (dw->library == NULL)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "%s is missing: install elfutils' library (Debian: libdw1, Fedora: elfutils-libs)", LIBRARY);
+    if (!libdw_resolve(dw))
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s is too old: install elfutils 0.170 or newer", LIBRARY);
+    return CDDP_OK;
+}
+
+#else
+
+typedef int libdw_is_not_used; /* C has no empty sources */
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* elfutils' libdw, opened by name: cddprun runs without it. */
+#ifndef LIBDW_H
+#define LIBDW_H
+
+#include "common/error.h"
+
+#ifdef CDI_LIBDW
+
+#include <elfutils/libdwfl.h>
+
+/* Its functions. */
+struct libdw {
+    void *library;
+    __typeof__(&dwfl_begin) begin;
+    __typeof__(&dwfl_end) end;
+    __typeof__(&dwfl_linux_proc_report) report;
+    __typeof__(&dwfl_report_end) report_end;
+    __typeof__(&dwfl_linux_proc_find_elf) find_elf;
+    __typeof__(&dwfl_attach_state) attach;
+    __typeof__(&dwfl_thread_state_registers) set_registers;
+    __typeof__(&dwfl_thread_state_register_pc) set_pc;
+    __typeof__(&dwfl_getthread_frames) thread_frames;
+    __typeof__(&dwfl_frame_pc) frame_pc;
+    __typeof__(&dwfl_addrmodule) module_of;
+    __typeof__(&dwfl_module_addrname) name_of;
+    __typeof__(&dwfl_module_info) module_info;
+    __typeof__(&dwfl_module_getsrc) line_at;
+    __typeof__(&dwfl_lineinfo) line_info;
+    __typeof__(&dwfl_errmsg) error_text;
+};
+
+/*
+ * Opens the library, which then stays open for the life of the process: its caches do not expect to be unloaded. Any
+ * thread. CDDP_E_UNSUPPORTED: it is missing, or too old.
+ */
+cddp_status libdw_open(struct libdw *dw, struct cdi_error *err);
+
+#endif
+
+#endif

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two phases: the addresses of all frames are read first, while a thread is stopped, and turned into names afterwards,
+ * when all go on. Both run on a thread of their own: the kernel lets go of everything that a thread traces when it
+ * ends, also of what could not be stopped, and a caller need not wait for one that hangs in the kernel.
+ */
+#include "launcher/process/stack.h"
+
+#include "launcher/process/stack_text.h"
+#include "launcher/process/unwind.h"
+
+#ifdef CDI_LIBDW
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define THREADS_MAX 1024
+#define FRAMES_MAX 256
+#define TEXT_MAX (4 << 20)         /* bytes of all stacks */
+#define HOLD_NS INT64_C(300000000) /* for one thread to stop; the others follow */
+#define ABANDONED_MAX 4            /* readings that hang in the kernel */
+#define MS_NS INT64_C(1000000)
+
+/* One call: shared by the caller and the thread that reads. Who is last frees it. */
+struct reading {
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool is_over, is_abandoned;
+    pid_t pid;
+    struct stack_limits limits;
+    int64_t deadline_ns;
+    bool is_waiting; /* stack_read_waiting(): tid and regs are given */
+    struct task_registers regs;
+    pid_t tid;
+    void (*done)(void *arg);
+    void *arg;
+    struct unwind unwind;
+    struct stack_thread *threads;
+    int n_threads, n_unread;
+    uint64_t *addresses; /* of all threads: limits.frames for each */
+    struct cdi_buf out;
+    cddp_status status;
+    struct cdi_error err;
+};
+
+static atomic_int n_abandoned;
+
+/* --------------------------------------------------------------------------------------------------- threads ---- */
+
+static void read_stopped(struct reading *r, struct stack_thread *t)
+{
+    int64_t until = cdi_now_ns() + HOLD_NS;
+    int signal, rc;
+
+    if (t->state == 'D' || t->state == 'Z' || t->state == 'X') {
+        t->why_none = t->state == 'D' ? "it waits in the kernel and cannot be stopped" : "it has ended";
+        return;
+    }
+    rc = task_hold(r->pid, t->tid, until < r->deadline_ns ? until : r->deadline_ns, &r->regs, &signal);
+    if (rc == 0) {
+        unwind_thread(&r->unwind, t, &r->regs);
+        task_let_go(t->tid, signal);
+        return;
+    }
+    if (rc == EPERM && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'Z' || t->state == 'X'))
+        rc = ESRCH; /* the kernel's answer for an ending thread, too */
+    t->why_none = rc == ETIMEDOUT ? "it waits in the kernel and cannot be stopped"
+                  : rc == ESRCH   ? "it has ended"
+                  : rc == EPERM   ? "it may not be traced"
+                                  : "its registers cannot be read";
+    if (rc == EPERM && r->n_threads == 1)
+        r->status = unwind_denied(r->pid, &r->err);
+}
+
+static cddp_status allocate(struct reading *r, size_t n)
+{
+    r->threads = calloc(n, sizeof *r->threads);
+    r->addresses = calloc(n * (size_t)r->limits.frames, sizeof *r->addresses);
+    if (r->threads == NULL || r->addresses == NULL)
+        return cdi_fail(&r->err, CDDP_E_NOMEM, "out of memory (the stacks of process %d)", (int)r->pid);
+    return CDDP_OK;
+}
+
+static struct stack_thread *add_thread(struct reading *r, pid_t tid)
+{
+    struct stack_thread *t = &r->threads[r->n_threads];
+
+    *t = (struct stack_thread){.tid = tid, .pc = r->addresses + (size_t)r->n_threads * (size_t)r->limits.frames};
+    if (!task_look(r->pid, tid, t->name, &t->state))
+        return NULL; /* it has ended meanwhile */
+    r->n_threads++;
+    return t;
+}
+
+static cddp_status read_threads(struct reading *r)
+{
+    CDI_AUTOFREE pid_t *task = calloc((size_t)r->limits.threads, sizeof *task);
+    cddp_status st = allocate(r, (size_t)r->limits.threads);
+    int n, shown;
+
+    if (st != CDDP_OK || task == NULL)
+        return cdi_fail(&r->err, CDDP_E_NOMEM, "out of memory (the threads of process %d)", (int)r->pid);
+    n = tasks_list(r->pid, task, r->limits.threads);
+    if (n <= 0)
+        return cdi_fail(&r->err, CDDP_E_NOT_FOUND, "process %d is gone", (int)r->pid);
+    shown = n < r->limits.threads ? n : r->limits.threads;
+    r->n_unread = n - shown;
+    for (int i = 0; r->status == CDDP_OK && i < shown; i++) {
+        struct stack_thread *t;
+
+        if (cdi_now_ns() >= r->deadline_ns) {
+            r->n_unread += shown - i;
+            break;
+        }
+        t = add_thread(r, task[i]);
+        if (t != NULL)
+            read_stopped(r, t);
+    }
+    return r->status;
+}
+
+static cddp_status read_waiting(struct reading *r)
+{
+    struct stack_thread *t;
+    cddp_status st = allocate(r, 1);
+
+    if (st != CDDP_OK)
+        return st;
+    t = add_thread(r, r->tid);
+    if (t == NULL)
+        return cdi_fail(&r->err, CDDP_E_NOT_FOUND, "process %d is gone", (int)r->pid);
+    unwind_thread(&r->unwind, t, &r->regs);
+    return CDDP_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------ the thread ---- */
+
+static cddp_status collect(struct reading *r)
+{
+    const pid_t tracer = r->is_waiting ? 0 : task_tracer(r->pid);
+    cddp_status st;
+
+    if (tracer != 0) /* asked first: the kernel would give no cause */
+        return cdi_fail(&r->err, CDDP_E_DENIED, "process %d has a debugger (pid %d), so its stacks cannot be read",
+                        (int)r->pid, (int)tracer);
+    st = unwind_open(&r->unwind, &r->err);
+    if (st == CDDP_OK)
+        st = r->is_waiting ? read_waiting(r) : read_threads(r);
+    return st;
+}
+
+static cddp_status write_text(struct reading *r)
+{
+    cddp_status st;
+
+    if (!r->is_waiting)
+        st = stack_text(r->threads, r->n_threads, r->n_unread, unwind_name, &r->unwind, &r->out);
+    else if ((st = cdi_buf_printf(&r->out, "thread '%s':\n", r->threads[0].name)) == CDDP_OK)
+        st = stack_text_frames(&r->threads[0], unwind_name, &r->unwind, &r->out);
+    return st == CDDP_OK ? st : cdi_fail(&r->err, st, "no room for the stacks of process %d", (int)r->pid);
+}
+
+static void free_reading(struct reading *r)
+{
+    unwind_close(&r->unwind);
+    cdi_buf_release(&r->out);
+    (void)pthread_cond_destroy(&r->ended);
+    (void)pthread_mutex_destroy(&r->lock);
+    free(r->threads);
+    free(r->addresses);
+    free(r);
+}
+
+static void *reading_main(void *arg)
+{
+    struct reading *r = arg;
+    bool abandoned;
+
+    r->status = collect(r);
+    (void)pthread_mutex_lock(&r->lock);
+    if (r->done != NULL)
+        r->done(r->arg);
+    r->done = NULL;
+    (void)pthread_mutex_unlock(&r->lock);
+    if (r->status == CDDP_OK)
+        r->status = write_text(r);
+    (void)pthread_mutex_lock(&r->lock);
+    r->is_over = true;
+    abandoned = r->is_abandoned;
+    (void)pthread_cond_signal(&r->ended);
+    (void)pthread_mutex_unlock(&r->lock);
+    if (abandoned) {
+        free_reading(r);
+        (void)atomic_fetch_sub(&n_abandoned, 1);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------- the calls ---- */
+
+static int at_most(int value, int most)
+{
+    return value < 1 ? 1 : value > most ? most : value;
+}
+
+static struct reading *new_reading(pid_t pid, const struct stack_limits *limits)
+{
+    struct reading *r = calloc(1, sizeof *r);
+    pthread_condattr_t attr;
+
+    if (r == NULL)
+        return NULL;
+    r->pid = pid;
+    r->limits.threads = at_most(limits->threads, THREADS_MAX);
+    r->limits.frames = at_most(limits->frames, FRAMES_MAX);
+    r->limits.timeout_ms = limits->timeout_ms > 0 ? limits->timeout_ms : STACK_TIMEOUT_MS;
+    r->deadline_ns = cdi_now_ns() + r->limits.timeout_ms * MS_NS;
+    r->unwind.pid = pid;
+    r->unwind.frames = r->limits.frames;
+    r->unwind.deadline_ns = r->deadline_ns;
+    cdi_buf_init(&r->out, TEXT_MAX);
+    (void)pthread_mutex_init(&r->lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&r->ended, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    return r;
+}
+
+/* Waits for the thread's end, and half as long again as the limit, which it keeps itself wherever it can. */
+static bool wait_for_reading(struct reading *r)
+{
+    const int64_t until = r->deadline_ns + r->limits.timeout_ms * (MS_NS / 2);
+    const struct timespec ts = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    bool over;
+
+    (void)pthread_mutex_lock(&r->lock);
+    while (!r->is_over && pthread_cond_timedwait(&r->ended, &r->lock, &ts) != ETIMEDOUT)
+        ;
+    over = r->is_over;
+    r->is_abandoned = !over;
+    if (!over && r->done != NULL)
+        r->done(r->arg);
+    r->done = over ? r->done : NULL;
+    (void)pthread_mutex_unlock(&r->lock);
+    return over;
+}
+
+static cddp_status run_reading(struct reading *r, struct cdi_buf *out, struct cdi_error *err)
+{
+    const pid_t pid = r->pid;
+    cddp_status st;
+    pthread_t thread;
+    int rc = cdi_thread_create(&thread, 0, reading_main, r);
+
+    if (rc != 0) {
+        if (r->done != NULL)
+            r->done(r->arg);
+        free_reading(r);
+        return cdi_fail_errno(err, rc, "cannot start a thread for the stacks of process %d", (int)pid);
+    }
+    if (!wait_for_reading(r)) {
+        (void)atomic_fetch_add(&n_abandoned, 1);
+        (void)pthread_detach(thread);
+        return cdi_fail(err, CDDP_E_TIMEOUT, "the stacks of process %d could not be read in time", (int)pid);
+    }
+    (void)pthread_join(thread, NULL);
+    st = r->status;
+    if (st != CDDP_OK && err != NULL)
+        *err = r->err;
+    if (st == CDDP_OK && (st = cdi_buf_append(out, cdi_buf_data(&r->out), r->out.len)) != CDDP_OK)
+        (void)cdi_fail(err, st, "no room for the stacks of process %d", (int)pid);
+    free_reading(r);
+    return st;
+}
+
+static cddp_status prepare(struct reading **out, pid_t pid, const struct stack_limits *limits, struct cdi_error *err)
+{
+    struct reading *r;
+    cddp_status st;
+
+    if (!task_has_registers())
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "no native stacks: cddprun does not know this machine's registers");
+    if (atomic_load(&n_abandoned) >= ABANDONED_MAX)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "no stack of process %d: earlier readings still hang", (int)pid);
+    r = new_reading(pid, limits);
+    if (r == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory (the stacks of process %d)", (int)pid);
+    st = libdw_open(&r->unwind.dw, err);
+    if (st != CDDP_OK) {
+        free_reading(r);
+        return st;
+    }
+    *out = r;
+    return CDDP_OK;
+}
+
+cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
+{
+    struct reading *r = NULL;
+    cddp_status st = prepare(&r, pid, limits, err);
+
+    return st == CDDP_OK ? run_reading(r, out, err) : st;
+}
+
+cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
+                               const struct stack_limits *limits, void (*done)(void *arg), void *arg,
+                               struct cdi_buf *out, struct cdi_error *err)
+{
+    struct reading *r = NULL;
+    cddp_status st = prepare(&r, pid, limits, err);
+
+    if (st != CDDP_OK) {
+        done(arg);
+        return st;
+    }
+    r->is_waiting = true;
+    r->tid = tid;
+    r->regs = *regs;
+    r->done = done;
+    r->arg = arg;
+    return run_reading(r, out, err);
+}
+
+#else
+
+cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
+{
+    (void)limits, (void)out;
+    return cdi_fail(err, CDDP_E_UNSUPPORTED, "no native stack of process %d: this cddprun was built without libdw",
+                    (int)pid);
+}
+
+cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
+                               const struct stack_limits *limits, void (*done)(void *arg), void *arg,
+                               struct cdi_buf *out, struct cdi_error *err)
+{
+    (void)tid, (void)regs;
+    done(arg);
+    return stack_read(pid, limits, out, err);
+}
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stacks as text: threads in equal stacks are put together. Pure but for looking up names of functions. */
+#ifndef STACK_TEXT_H
+#define STACK_TEXT_H
+
+#include "common/buf.h"
+#include "launcher/process/tasks.h"
+
+/* The stack of one thread, as it was read. */
+struct stack_thread {
+    pid_t tid;
+    char name[TASK_NAME];
+    char state;
+    const char *why_none; /* in place of frames; NULL: it has frames */
+    int n;
+    bool cut;     /* there are more frames */
+    uint64_t *pc; /* n addresses, each in the instruction that is executed or that has called */
+};
+
+/* Appends " FUNCTION() at FILE:LINE" or the like, without a line's end. */
+typedef cddp_status stack_name_fn(void *arg, uint64_t pc, struct cdi_buf *out);
+
+/* Appends a thread's frames, a line for each. CDDP_E_NOMEM, CDDP_E_LIMIT. */
+cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name, void *arg, struct cdi_buf *out);
+/* Appends all n threads, and the number of those that were not read. Reorders nothing. */
+cddp_status stack_text(const struct stack_thread *threads, int n, int unread, stack_name_fn *name, void *arg,
+                       struct cdi_buf *out);
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/process/tasks.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+
+#include <dirent.h>
+#include <elf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <unistd.h>
+
+#define FIRST_PAUSE_NS 50000     /* between two looks whether it has stopped; */
+#define LONGEST_PAUSE_NS 2000000 /* doubled up to this */
+
+static bool tasks_read(const char *path, char *text, size_t cap)
+{
+    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, cap - 1);
+
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    return true;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const pid_t x = *(const pid_t *)a, y = *(const pid_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+int tasks_list(pid_t pid, pid_t *task, int most)
+{
+    char path[64];
+    int n = 0;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    dir = opendir(path);
+    if (dir == NULL)
+        return -1;
+    for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
+        const long tid = strtol(e->d_name, NULL, 10);
+
+        if (tid > 0 && n < most)
+            task[n] = (pid_t)tid;
+        n += tid > 0;
+    }
+    (void)closedir(dir);
+    qsort(task, (size_t)(n < most ? n : most), sizeof task[0], by_number);
+    return n;
+}
+
+bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state)
+{
+    char path[64], line[512], *open_mark, *close_mark;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, (int)tid);
+    if (!tasks_read(path, line, sizeof line))
+        return false;
+    open_mark = strchr(line, '(');
+    close_mark = strrchr(line, ')'); /* a name may have brackets */
+    if (open_mark == NULL || close_mark == NULL || close_mark < open_mark || close_mark[1] != ' ')
+        return false;
+    *close_mark = '\0';
+    *state = close_mark[2];
+    (void)snprintf(name, TASK_NAME, "%s", open_mark + 1);
+    for (char *p = name; *p != '\0'; p++)
+        if (*p < ' ' || *p > '~')
+            *p = '?';
+    return true;
+}
+
+pid_t task_tracer(pid_t pid)
+{
+    char path[64], text[4096];
+    const char *at;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    if (!tasks_read(path, text, sizeof text))
+        return 0;
+    at = strstr(text, "\nTracerPid:");
+    return at == NULL ? 0 : (pid_t)strtol(at + strlen("\nTracerPid:"), NULL, 10);
+}
+
+/* The order of DWARF's numbers: System V ABI, AMD64 supplement, figure 3.36. */
+#if defined __x86_64__
+static void take_registers(const struct user_regs_struct *u, struct task_registers *regs)
+{
+    *regs = (struct task_registers){.n = 17,
+                                    .pc = u->rip,
+                                    .value = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
+                                              u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip}};
+}
+#elif defined __aarch64__ /* DWARF for the Arm 64-bit architecture, "DWARF register names": x0 to x30, sp */
+static void take_registers(const struct user_regs_struct *u, struct task_registers *regs)
+{
+    *regs = (struct task_registers){.n = 32, .pc = u->pc};
+    for (int i = 0; i < 31; i++)
+        regs->value[i] = u->regs[i];
+    regs->value[31] = u->sp;
+}
+#endif
+
+bool task_has_registers(void)
+{
+#if defined __x86_64__ || defined __aarch64__
+    return true;
+#else
+    return false;
+#endif
+}
+
+static int read_registers(pid_t tid, struct task_registers *regs)
+{
+#if defined __x86_64__ || defined __aarch64__
+    struct user_regs_struct user;
+    struct iovec io = {.iov_base = &user, .iov_len = sizeof user};
+
+    if (ptrace(PTRACE_GETREGSET, tid, (void *)(uintptr_t)NT_PRSTATUS, &io) != 0)
+        return errno;
+    if (io.iov_len != sizeof user)
+        return EINVAL; /* a 32-bit program */
+    take_registers(&user, regs);
+    return 0;
+#else
+    (void)tid;
+    *regs = (struct task_registers){.n = 0};
+    return ENOSYS;
+#endif
+}
+
+/*
+ * Waits for the thread to stop, by its state: a wait(2) could take the end of the process from its parent, or lose the
+ * stop to it, if that is a thread of this process.
+ */
+static int wait_for_stop(pid_t pid, pid_t tid, int64_t deadline_ns)
+{
+    struct timespec pause = {.tv_nsec = FIRST_PAUSE_NS};
+    char name[TASK_NAME], state;
+
+    for (;;) {
+        if (!task_look(pid, tid, name, &state) || state == 'Z' || state == 'X')
+            return ESRCH;
+        if (state == 't')
+            return 0;
+        if (cdi_now_ns() >= deadline_ns)
+            return ETIMEDOUT;
+        (void)nanosleep(&pause, NULL);
+        pause.tv_nsec = pause.tv_nsec * 2 > LONGEST_PAUSE_NS ? LONGEST_PAUSE_NS : pause.tv_nsec * 2;
+    }
+}
+
+/* The signal that the stop has kept from the thread; 0: it has stopped for us, or was stopped already. */
+static int kept_signal(pid_t tid)
+{
+    siginfo_t info = {.si_signo = 0};
+
+    if (ptrace(PTRACE_GETSIGINFO, tid, NULL, &info) != 0 || info.si_code >> 8 == PTRACE_EVENT_STOP)
+        return 0;
+    return info.si_signo;
+}
+
+/* PTRACE_SEIZE, and not PTRACE_ATTACH: no SIGSTOP that the process could see, and a stopped process stays stopped. */
+int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, struct task_registers *regs, int *signal)
+{
+    int rc = 0;
+
+    *signal = 0;
+    if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0)
+        return errno;
+    if (ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) != 0)
+        return errno;
+    rc = wait_for_stop(pid, tid, deadline_ns);
+    if (rc != 0)
+        return rc;
+    *signal = kept_signal(tid);
+    rc = read_registers(tid, regs);
+    if (rc != 0)
+        task_let_go(tid, *signal);
+    return rc;
+}
+
+void task_let_go(pid_t tid, int signal)
+{
+    (void)ptrace(PTRACE_DETACH, tid, NULL, (void *)(uintptr_t)signal);
+}
