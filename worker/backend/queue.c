@@ -246,6 +246,7 @@ static void *thread_main(void *arg)
 {
     struct cdi_queue *q = arg;
 
+    cdi_thread_name("cddp-comm");
     (void)pthread_mutex_lock(&q->lock);
     while (!q->stopping) {
         int64_t ns = idle_ns(q);

@@ -40,6 +40,7 @@ static void *save_thread(void *arg)
     struct cdi_saver *s = arg;
     struct cdi_save *w = &s->save;
 
+    cdi_thread_name("cddp-save");
     s->result.status = cdi_checkpoint_write(w->dir, w->step, w->items, w->n_items, w->keep, &w->mover, &s->result);
     release_snapshot(w); /* at once, not only when a thread waits for the save */
     return NULL;

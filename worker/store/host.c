@@ -542,6 +542,7 @@ static void *serve_until_stopped(void *arg)
     struct cdi_store_host *h = arg;
     size_t n;
 
+    cdi_thread_name("cddp-store");
     for (;;) {
         int wait_ms;
 

@@ -8,6 +8,7 @@
 #include "worker/backend/nccl/progress.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/peers.h"
@@ -69,6 +70,7 @@ void *cdi_progress_main(void *arg)
     struct cdi_backend *b = arg;
     unsigned round = 0;
 
+    cdi_thread_name("cddp-progress");
     (void)cdi_device_enter(&b->device, NULL); /* functions that call the driver enter the device themselves */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         progress_check_nccl(b);

@@ -199,6 +199,7 @@ static void *watch_main(void *arg)
     struct cdi_backend *b = arg;
     int64_t next_store_ms = 0, looked_ms = cdi_now_ms();
 
+    cdi_thread_name("cddp-nccl-watch");
     while (cdi_gpu_pause(b, LOOK_MS, &looked_ms))
         watch_check(b, &looked_ms, &next_store_ms);
     if (atomic_load(&b->failed))

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/thread.h"
 #include "worker/backend/cpu/net/abort_fd.h"
 
 #include "worker/backend/queue.h"
@@ -27,6 +28,7 @@ static void *abort_fd_main(void *arg)
     _Atomic uint32_t *agent = cdi_flight_wake_word(a->wait->flight);
     const struct timespec slice = {.tv_nsec = SLICE_MS * 1000000};
 
+    cdi_thread_name("cddp-abort");
     while (atomic_load(&a->stop) == 0) {
         struct futex_waitv v[] = {
             {.uaddr = (uintptr_t)agent, .val = atomic_load(agent), .flags = FUTEX_32},

@@ -6,6 +6,7 @@
  * of a link reads its control socket.
  */
 #include "common/clock.h"
+#include "common/thread.h"
 #include "worker/backend/cpu/net/tcp.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/queue.h"
@@ -241,6 +242,7 @@ static void *control_main(void *arg)
     struct quiet news = {.is_on = false}, death = {.is_on = false};
     struct cdi_link *failed = NULL;
 
+    cdi_thread_name("cddp-control");
     while (atomic_load(&tcp->control.stop) == 0) {
         struct epoll_event e[4];
         bool slices = news.is_on || death.is_on || tcp->abort_fd.fd < 0;
