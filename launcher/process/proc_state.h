@@ -36,8 +36,8 @@ struct proc_sample {
 };
 
 /*
- * Looks at a process. Returns 0, or the errno of why there is no sample: ESRCH (it is gone; *out says so, and
- * proc_state_text() takes it). What may not be read without permission stays unknown, without an error.
+ * Looks at a process. Returns 0, or ESRCH: it is gone, and *out is a sample of that. Facts that need a permission stay
+ * unknown, without an error.
  */
 int proc_sample_take(pid_t pid, struct proc_sample *out);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two phases: the addresses of all frames are read first, while a thread is stopped, and turned into names afterwards,
- * when all go on. Both run on a thread of their own: the kernel lets go of everything that a thread traces when it
- * ends, also of what could not be stopped, and a caller need not wait for one that hangs in the kernel.
+ * when all go on. Both run in a separate thread: the kernel lets go of all that a thread traces when it ends, also of
+ * threads that could not be stopped, and a caller need not wait for one that hangs in the kernel.
  */
 #include "launcher/process/stack.h"
 
@@ -28,7 +28,7 @@
 #define ABANDONED_MAX 4            /* readings that hang in the kernel */
 #define MS_NS INT64_C(1000000)
 
-/* One call: shared by the caller and the thread that reads. Who is last frees it. */
+/* One call: shared by the caller and the thread that reads. The last one frees it. */
 struct reading {
     pthread_mutex_t lock;
     pthread_cond_t ended;

@@ -5,7 +5,7 @@
  * its own debugging information; separate files of debugging information are not looked up.
  *
  * A function here blocks for its time limit at most, even if the process cannot be stopped or its memory cannot be
- * read: call it on a thread of its own, such as libuv's workers, and never on a loop. Several calls at once need
+ * read: call it in a separate thread, such as libuv's workers, and never on a loop. Several calls at once need
  * different pids. The kernel may restrict tracing (Yama) to ancestors of the process.
  */
 #ifndef STACK_H

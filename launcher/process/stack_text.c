@@ -69,14 +69,16 @@ cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name,
 
     if (t->why_none != NULL)
         return cdi_buf_printf(out, "  no stack: %s\n", t->why_none);
-    for (int i = 0; st == CDDP_OK && i < t->n; i++) {
-        st = cdi_buf_printf(out, "  #%d", i);
+    for (int i = 0, last; st == CDDP_OK && i < t->n; i = last + 1) {
+        for (last = i; last + 1 < t->n && t->pc[last + 1] == t->pc[i];)
+            last++;
+        st = last == i ? cdi_buf_printf(out, "  #%d", i) : cdi_buf_printf(out, "  #%d to #%d", i, last);
         if (st == CDDP_OK)
             st = name(arg, t->pc[i], out);
         if (st == CDDP_OK)
             st = cdi_buf_append(out, "\n", 1);
     }
-    return st == CDDP_OK && t->cut ? cdi_buf_printf(out, "  (its outer frames are left out)\n") : st;
+    return st == CDDP_OK && t->cut ? cdi_buf_printf(out, "  " STACK_CUT "\n") : st;
 }
 
 cddp_status stack_text(const struct stack_thread *threads, int n, int unread, stack_name_fn *name, void *arg,

@@ -6,6 +6,8 @@
 #include "common/buf.h"
 #include "launcher/process/tasks.h"
 
+#define STACK_CUT "(its outer frames are left out)" /* the last line of a stack that has more */
+
 /* The stack of one thread, as it was read. */
 struct stack_thread {
     pid_t tid;
@@ -20,7 +22,7 @@ struct stack_thread {
 /* Appends " FUNCTION() at FILE:LINE" or the like, without a line's end. */
 typedef cddp_status stack_name_fn(void *arg, uint64_t pc, struct cdi_buf *out);
 
-/* Appends a thread's frames, a line for each. CDDP_E_NOMEM, CDDP_E_LIMIT. */
+/* Appends a thread's frames: a line for each, or `  #M to #N` for a recursion. CDDP_E_NOMEM, CDDP_E_LIMIT. */
 cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name, void *arg, struct cdi_buf *out);
 /* Appends all n threads, and the number of those that were not read. Reorders nothing. */
 cddp_status stack_text(const struct stack_thread *threads, int n, int unread, stack_name_fn *name, void *arg,

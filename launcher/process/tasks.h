@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The threads of another process: their names and states, and stopping one for a moment, by ptrace(2). Nothing here
- * waits longer than it is told to, and the end of a process is left for its parent to see.
+ * waits beyond its deadline, or takes the end of a process from its parent.
  */
 #ifndef TASKS_H
 #define TASKS_H

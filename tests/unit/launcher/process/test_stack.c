@@ -270,7 +270,7 @@ static void *read_again(void *arg)
     return NULL;
 }
 
-/* Whoever waits for the process must get its end, at whatever moment of a reading it comes. */
+/* Its parent must get the end of the process, at any moment of a reading. */
 Test(stack, leaves_the_end_of_a_process_to_its_parent)
 {
     for (int i = 0; i < 20; i++) {
@@ -281,7 +281,7 @@ Test(stack, leaves_the_end_of_a_process_to_its_parent)
         cr_assert_eq(pthread_create(&thread, NULL, read_again, &r), 0);
         (void)usleep((unsigned)i * 997);
         cr_assert_eq(kill(r.pid, i % 2 == 0 ? SIGKILL : SIGTERM), 0);
-        do /* the kernel gives this process the stops of its own tracing, too */
+        do /* a wait here also gets the stops that the reading causes */
             cr_assert_eq(waitpid(r.pid, &status, 0), r.pid);
         while (WIFSTOPPED(status));
         cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == (i % 2 == 0 ? SIGKILL : SIGTERM), "%x", (unsigned)status);
@@ -388,6 +388,10 @@ Test(stack, puts_threads_in_equal_stacks_together)
                "threads 10 (w), 11 (w), 14 (w), 15 (w), 16 (w), 17 (w) and 4 more, sleeping:\n  #0 f1()\n  #1 f2()\n"
                "thread 12 (w), running:\n  #0 f1()\n  #1 f2()\nthread 13 (w), sleeping:\n  #0 f1()\n  #1 f2()\n"
                "  (its outer frames are left out)\nand 7 more threads\n");
+    threads[0] = (struct stack_thread){
+        .tid = 10, .name = "w", .state = 'R', .n = 5, .cut = true, .pc = (uint64_t[]){9, 4, 4, 4, 5}};
+    check_text(threads, 1, 0,
+               "thread 10 (w), running:\n  #0 f9()\n  #1 to #3 f4()\n  #4 f5()\n  (its outer frames are left out)\n");
     threads[0] = (struct stack_thread){.tid = 10, .name = "w", .state = 'D', .why_none = "it waits"};
     threads[1] = (struct stack_thread){.tid = 11, .name = "v", .state = 'D', .why_none = "it waits"};
     check_text(threads, 2, 0, "threads 10 (w), 11 (v), in D state:\n  no stack: it waits\n");
