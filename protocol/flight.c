@@ -8,6 +8,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "protocol/flight_crash.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -79,6 +80,8 @@ struct page {
     struct record running; /* the collective that started last: the ring may have lost it */
     struct step_record steps[CDI_FLIGHT_STEPS];
     _Atomic char names[CDI_FLIGHT_BUCKETS][CDI_FLIGHT_NAMES];
+
+    struct cdi_flight_crash crash; /* both directions */
 };
 
 _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on its own page");
@@ -737,4 +740,9 @@ bool cdi_flight_stop_wanted(const struct cdi_flight *f)
 _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f)
 {
     return &f->page->wake;
+}
+
+struct cdi_flight_crash *cdi_flight_crash(struct cdi_flight *f)
+{
+    return &f->page->crash;
 }

@@ -237,4 +237,7 @@ int cdi_flight_ended(const struct cdi_flight *f, uint32_t i);
 /* Returns the futex word (shared between processes) that changes, with a wake-up, at every report of the agent. */
 _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f);
 
+/* Returns the part of the page for a worker's crash (flight_crash.h), of either side. */
+struct cdi_flight_crash *cdi_flight_crash(struct cdi_flight *f);
+
 #endif

@@ -8,6 +8,7 @@
 #include "common/rank_list.h"
 #include "worker/base/host_id.h"
 #include "worker/comm/claim.h"
+#include "worker/comm/crash.h"
 #include "worker/comm/keys.h"
 #include "worker/comm/placement.h"
 #include "worker/comm/unique_id.h"
@@ -466,6 +467,8 @@ cddp_status cdi_join(struct cddp_comm *c, const struct cdi_launch *l, const cddp
 
     if (st == CDDP_OK)
         st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
+    if (st == CDDP_OK)
+        st = cdi_crash_arm(c->world.flight, err);
     if (st == CDDP_OK)
         st = cdi_page_acquire(c, err);
     if (st != CDDP_OK)

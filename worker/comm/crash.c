@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/comm/crash.h"
+
+#include "common/env.h"
+#include "protocol/flight_crash.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define PAGES_MAX 8         /* of worlds that one process has at a time */
+#define HANDLER_STACK 32768 /* bytes for the handler, beside the kernel's frame */
+#define GUARD_BYTES 65536   /* below that stack; a multiple of every page size */
+#define STATUS_BYTES 4096   /* read of /proc/self/status: TracerPid is near its beginning */
+#define OTHERS_PAUSE_NS 5000000
+
+#ifndef AT_MINSIGSTKSZ
+#define AT_MINSIGSTKSZ 51
+#endif
+
+static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+#define N_SIGNALS (sizeof signals / sizeof signals[0])
+
+/* Read by the handler, which takes no lock. */
+static _Atomic(struct cdi_flight_crash *) page; /* NULL: not armed */
+static char path[CDI_CRASH_PATH];               /* of the agent's pipe */
+static pid_t process;
+static atomic_int first_tid; /* the thread that has crashed first */
+static atomic_bool is_noted; /* and has done what can be done about it */
+
+/* The rest, under the lock. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct cdi_flight *pages[PAGES_MAX];
+static size_t n_pages;
+static stack_t given; /* to a thread; ss_sp NULL: none */
+static long given_to;
+
+/* --------------------------------------------------------------------------------------------- in the handler ---- */
+
+static long crash_tid(void)
+{
+    return syscall(SYS_gettid);
+}
+
+/* Does a debugger have this process? It has seen the signal already. */
+static bool is_traced(void)
+{
+    static const char name[] = "\nTracerPid:\t";
+    char text[STATUS_BYTES];
+    const int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    const char *at;
+
+    if (fd >= 0)
+        (void)close(fd);
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    at = strstr(text, name);
+    return at != NULL && at[sizeof name - 1] >= '1' && at[sizeof name - 1] <= '9';
+}
+
+/* The order of DWARF's numbers: System V ABI, AMD64 supplement, figure 3.36; DWARF for the Arm 64-bit architecture. */
+static void note_registers(struct cdi_flight_crash *c, const ucontext_t *context)
+{
+#if defined __x86_64__
+    static const int order[] = {REG_RAX, REG_RDX, REG_RCX, REG_RBX, REG_RSI, REG_RDI, REG_RBP, REG_RSP, REG_R8,
+                                REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15, REG_RIP};
+
+    c->n_registers = sizeof order / sizeof order[0];
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        c->registers[i] = (uint64_t)context->uc_mcontext.gregs[order[i]];
+    c->pc = (uint64_t)context->uc_mcontext.gregs[REG_RIP];
+#elif defined __aarch64__
+    c->n_registers = 32;
+    for (int i = 0; i < 31; i++)
+        c->registers[i] = context->uc_mcontext.regs[i];
+    c->registers[31] = context->uc_mcontext.sp;
+    c->pc = context->uc_mcontext.pc;
+#else
+    (void)context;
+    c->n_registers = 0;
+#endif
+}
+
+static void note_crash(struct cdi_flight_crash *c, const siginfo_t *info, const ucontext_t *context)
+{
+    enum cdi_crash_state state = CDI_CRASH_WAITS;
+
+    c->signal = info->si_signo;
+    c->code = info->si_code;
+    c->pid = (int32_t)process;
+    c->tid = (int32_t)crash_tid();
+    c->address = (uint64_t)(uintptr_t)info->si_addr;
+    note_registers(c, context);
+    if (is_traced())
+        state = CDI_CRASH_TRACED;
+    /* Where Yama lets only ancestors trace, a worker that has left its agent still shows itself. */
+    (void)prctl(PR_SET_PTRACER, (unsigned long)atomic_load(&c->reader_pid), 0, 0, 0);
+    atomic_store_explicit(&c->state, state, memory_order_release);
+    if (state != CDI_CRASH_WAITS)
+        return;
+    if (cdi_crash_tell(path))
+        cdi_crash_wait_read(c);
+    else
+        atomic_store_explicit(&c->state, CDI_CRASH_UNREACHED, memory_order_release);
+}
+
+/* Another thread has crashed first, and its stack is being read. */
+static void wait_for_first(void)
+{
+    const struct timespec pause = {.tv_nsec = OTHERS_PAUSE_NS};
+
+    for (int64_t ns = 0; !atomic_load(&is_noted) && ns < CDI_CRASH_WAIT_MS * INT64_C(1000000); ns += OTHERS_PAUSE_NS)
+        (void)nanosleep(&pause, NULL);
+}
+
+/*
+ * The default action, and the same signal once more with the same information. It is blocked until the handler returns,
+ * and then precedes all others that may be pending: the process dies as if it had met no handler. (Returning alone
+ * would not do: an abort() or a kill() is not repeated, and a pending SIGTERM would come first.)
+ */
+static void crash_again(int number, siginfo_t *info)
+{
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+
+    (void)sigemptyset(&standard.sa_mask);
+    (void)sigaction(number, &standard, NULL);
+    if (syscall(SYS_rt_tgsigqueueinfo, getpid(), crash_tid(), number, info) != 0)
+        (void)syscall(SYS_tgkill, getpid(), crash_tid(), number);
+}
+
+static void on_crash(int number, siginfo_t *info, void *context)
+{
+    struct cdi_flight_crash *c = atomic_load(&page);
+    const int error = errno;
+    int none = 0;
+
+    if (c != NULL && getpid() == process) {
+        if (atomic_compare_exchange_strong(&first_tid, &none, (int)crash_tid())) {
+            note_crash(c, info, context);
+            atomic_store(&is_noted, true);
+        } else if (none != (int)crash_tid()) {
+            wait_for_first();
+        }
+    }
+    crash_again(number, info);
+    errno = error;
+}
+
+/* ------------------------------------------------------------------------------------------------- the stack ---- */
+
+/* A thread that has used up its stack has no room for a handler, either. */
+static void give_stack(void)
+{
+    const unsigned long least = getauxval(AT_MINSIGSTKSZ);
+    const size_t size = (HANDLER_STACK + least + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
+    stack_t now, mine = {.ss_size = size};
+    char *memory;
+
+    if (given.ss_sp != NULL || sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0)
+        return;
+    memory = mmap(NULL, GUARD_BYTES + size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return;
+    mine.ss_sp = memory + GUARD_BYTES;
+    if (mprotect(mine.ss_sp, size, PROT_READ | PROT_WRITE) != 0 || sigaltstack(&mine, NULL) != 0) {
+        (void)munmap(memory, GUARD_BYTES + size);
+        return;
+    }
+    given = mine;
+    given_to = crash_tid();
+}
+
+/* Another thread's stack stays: it may be in use, and only that thread can give it back. */
+static void take_stack(void)
+{
+    const stack_t none = {.ss_flags = SS_DISABLE};
+    stack_t now;
+
+    if (given.ss_sp == NULL || given_to != crash_tid() || sigaltstack(NULL, &now) != 0)
+        return;
+    if (now.ss_sp == given.ss_sp && sigaltstack(&none, NULL) != 0)
+        return;
+    (void)munmap((char *)given.ss_sp - GUARD_BYTES, GUARD_BYTES + given.ss_size);
+    given.ss_sp = NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------- the handlers ---- */
+
+static bool is_ours(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == on_crash;
+}
+
+static bool is_free(const struct sigaction *action)
+{
+    return (action->sa_flags & SA_SIGINFO) == 0 && action->sa_handler == SIG_DFL;
+}
+
+/* Returns the value of `armed`. */
+static uint32_t install(void)
+{
+    struct sigaction mine = {.sa_sigaction = on_crash, .sa_flags = SA_SIGINFO | SA_ONSTACK}, now;
+    uint32_t armed = CDI_CRASH_LOOKED;
+
+    (void)sigfillset(&mine.sa_mask);
+    for (size_t i = 0; i < N_SIGNALS; i++) {
+        if (sigaction(signals[i], NULL, &now) != 0)
+            continue;
+        if (is_ours(&now) || (is_free(&now) && sigaction(signals[i], &mine, NULL) == 0))
+            armed |= CDI_CRASH_BIT(signals[i]);
+    }
+    return armed;
+}
+
+static void uninstall(void)
+{
+    struct sigaction standard = {.sa_handler = SIG_DFL}, now;
+
+    (void)sigemptyset(&standard.sa_mask);
+    for (size_t i = 0; i < N_SIGNALS; i++)
+        if (sigaction(signals[i], NULL, &now) == 0 && is_ours(&now))
+            (void)sigaction(signals[i], &standard, NULL);
+}
+
+static void crash_arm_first(struct cdi_flight_crash *c)
+{
+    if (!cdi_crash_path(c, path))
+        return;
+    process = getpid();
+    if (is_traced()) {
+        atomic_store(&c->armed, CDI_CRASH_LOOKED);
+        atomic_store(&c->state, CDI_CRASH_TRACED);
+        return;
+    }
+    atomic_store(&first_tid, 0); /* a child of fork() may have inherited its parent's */
+    atomic_store(&is_noted, false);
+    give_stack();
+    atomic_store(&page, c);
+    atomic_store(&c->armed, install());
+}
+
+static bool is_wanted(bool *wanted, struct cdi_error *err)
+{
+    const char *text = cdi_env_str(CDI_CRASH_ENV);
+
+    *wanted = text == NULL || strcmp(text, "on") == 0;
+    if (*wanted || strcmp(text, "off") == 0)
+        return true;
+    (void)cdi_fail(err, CDDP_E_INVALID, CDI_CRASH_ENV "='%.64s' is neither on nor off", text);
+    return false;
+}
+
+cddp_status cdi_crash_arm(struct cdi_flight *f, struct cdi_error *err)
+{
+    bool wanted;
+
+    if (!is_wanted(&wanted, err))
+        return CDDP_E_INVALID;
+    if (!wanted || !cdi_flight_has_agent(f))
+        return CDDP_OK;
+    (void)pthread_mutex_lock(&lock);
+    if (n_pages > 0 && process != getpid())
+        n_pages = 0; /* inherited by fork() */
+    if (n_pages < PAGES_MAX) {
+        pages[n_pages++] = f;
+        if (n_pages == 1)
+            crash_arm_first(cdi_flight_crash(f));
+    }
+    (void)pthread_mutex_unlock(&lock);
+    return CDDP_OK;
+}
+
+void cdi_crash_disarm(struct cdi_flight *f)
+{
+    struct cdi_flight_crash *c = f == NULL ? NULL : cdi_flight_crash(f);
+
+    (void)pthread_mutex_lock(&lock);
+    for (size_t i = 0; f != NULL && i < n_pages; i++) {
+        if (pages[i] != f)
+            continue;
+        pages[i] = pages[--n_pages];
+        if (process != getpid())
+            break; /* a child of fork(), whose page is its parent's */
+        if (n_pages == 0) {
+            uninstall();
+            take_stack();
+            atomic_store(&c->armed, 0);
+        }
+        if (atomic_load(&page) == c)
+            atomic_store(&page, n_pages > 0 ? cdi_flight_crash(pages[0]) : NULL);
+        break;
+    }
+    (void)pthread_mutex_unlock(&lock);
+}
