@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "launcher/agent/crash.h"
 #include "launcher/agent/host.h"
 #include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
@@ -39,6 +40,7 @@
 struct agent {
     uv_loop_t loop;
     struct spawn_watch child;
+    struct crash_watch crash;
     uv_pipe_t link;
     uv_timer_t grace, sweep;
     const struct plan *plan;
@@ -268,6 +270,14 @@ static void on_child(void *arg)
             ;
 }
 
+static void on_crash_call(void *arg)
+{
+    struct agent *a = arg;
+
+    if (a->group != NULL)
+        worker_group_on_crash(a->group);
+}
+
 /*
  * A full disk costs the output, but not the training. A closed pipe ends both, just as SIGPIPE would end a worker that
  * wrote to the pipe itself.
@@ -329,6 +339,7 @@ static void on_flushed(void *arg, bool flushed)
     close_handle((uv_handle_t *)&a->sweep);
     close_handle((uv_handle_t *)&a->link);
     close_handle((uv_handle_t *)&a->child.handle);
+    crash_watch_close(&a->crash);
 }
 
 static void on_logs_closed(void *arg, bool flushed)
@@ -951,6 +962,19 @@ static void lead_session(const struct agent *a)
         (void)setsid();
 }
 
+static cddp_status start_crash_watch(struct agent *a, struct cdi_error *err)
+{
+    cddp_status st;
+
+    if (a->plan->options->crash_stack == OPTIONS_OFF)
+        return CDDP_OK;
+    a->crash = (struct crash_watch){.called = on_crash_call, .arg = a};
+    st = crash_watch_start(&a->crash, &a->loop, err);
+    if (st == CDDP_OK)
+        a->spawn.crash_fd = a->crash.ends[1];
+    return st;
+}
+
 static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
 {
     cddp_status st;
@@ -970,6 +994,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = start_logs(a, err);
     lead_session(a);
+    if (st == CDDP_OK)
+        st = start_crash_watch(a, err);
     if (st == CDDP_OK)
         st = start_meeting(a, err);
     if (st == CDDP_OK)

@@ -47,6 +47,12 @@ void report_cause(const struct cdi_failure *f, char *buf, size_t cap);
  */
 void report_note(struct cdi_failure *f, const char *note);
 /*
+ * Appends a stack, or the reason why there is none, to f->text: a first line, and frames, of which those that fit into
+ * REPORT_STACK_ROWS are shown. Call it before report_details().
+ */
+#define REPORT_STACK_ROWS 11
+void report_stack(struct cdi_failure *f, const char *text);
+/*
  * Appends to f->text, as further lines, the message of the worker's error file (NULL: none) and the last n lines of its
  * stderr, oldest first. If they do not all fit, the oldest lines are dropped. Lines that repeat the message are
  * skipped.

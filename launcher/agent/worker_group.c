@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "launcher/agent/crash.h"
 #include "launcher/agent/node_watch.h"
 #include "launcher/agent/progress.h"
 #include "launcher/process/oom.h"
@@ -25,6 +26,7 @@
 struct output {
     struct logs_stream streams[2];
     bool paused;
+    struct crash_read *crash; /* NULL: the worker has not crashed */
 };
 
 struct worker_group {
@@ -68,6 +70,8 @@ static cddp_status group_start_one(struct worker_group *c, struct worker *w, str
     (void)unlink(path); /* an older one */
     if (st != CDDP_OK)
         return st;
+    if (c->opt.spawn->crash_fd > 0)
+        cdi_crash_offer(cdi_flight_crash(w->flight), c->opt.spawn->crash_fd);
     words->env = plan_env(c->opt.plan, &r, environ);
     words->args = plan_args(c->opt.plan, w->local_rank);
     if (words->env == NULL || words->args == NULL)
@@ -226,6 +230,16 @@ static void note_logs(const struct output *o, struct cdi_failure *f)
         report_note(f, note);
 }
 
+/* Of a process that a signal has killed, or of one whose shell has turned that into a status. */
+static void add_stack(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
+{
+    const struct crash_read *crash = c->outputs[w->local_rank].crash;
+    char text[CRASH_TEXT];
+
+    if (w->flight != NULL && crash_text(cdi_flight_crash(w->flight), crash, w->exit_signal, text, sizeof text))
+        report_stack(f, text);
+}
+
 /* Appends the worker's own messages to the first failure; other nodes show them, too. */
 static void add_details(struct worker_group *c, struct worker *w, struct cdi_failure *f)
 {
@@ -242,6 +256,7 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
         report_note(f, "its stdout was a pipe: unflushed output is lost; --pty=always, stdbuf -oL or fflush(stdout) "
                        "would keep it");
     note_logs(&c->outputs[w->local_rank], f);
+    add_stack(c, w, f);
     n = ranklog_tail_count(log);
     for (unsigned i = 0; i < n; i++)
         tail[i] = ranklog_tail_line(log, i);
@@ -401,6 +416,33 @@ void worker_group_note_missed(struct worker_group *c, const struct cdi_failure *
         report_cause_worker(c, cause, NULL);
 }
 
+/* Its end is reported when the reading of its stack has ended. */
+static bool waits_for_stack(const struct worker_group *c, const struct worker *w)
+{
+    const struct crash_read *crash = c->outputs[w->local_rank].crash;
+
+    return crash != NULL && !crash_read_is_over(crash);
+}
+
+static void on_stack_read(void *arg)
+{
+    worker_group_on_child(arg);
+}
+
+void worker_group_on_crash(struct worker_group *c)
+{
+    struct cdi_flight_crash note;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+
+        if (w->flight == NULL || w->reported || c->outputs[i].crash != NULL ||
+            cdi_crash_look(cdi_flight_crash(w->flight), &note) != CDI_CRASH_WAITS)
+            continue;
+        c->outputs[i].crash = crash_read_start(c->opt.spawn->loop, cdi_flight_crash(w->flight), on_stack_read, c);
+    }
+}
+
 void worker_group_on_child(struct worker_group *c)
 {
     struct worker *w;
@@ -410,7 +452,7 @@ void worker_group_on_child(struct worker_group *c)
     /* A killed worker is reported first: if both are found at the same time, the other exited because of it. */
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
-            if (c->workers[i].exited && !c->workers[i].reported &&
+            if (c->workers[i].exited && !c->workers[i].reported && !waits_for_stack(c, &c->workers[i]) &&
                 (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
                 report_exit(c, &c->workers[i]);
 }
@@ -659,9 +701,11 @@ void worker_group_destroy(struct worker_group *c)
         return;
     c->destroyed = true;
     c->n_open = c->n;
-    for (uint32_t i = 0; i < c->n; i++)
+    for (uint32_t i = 0; i < c->n; i++) {
+        crash_read_drop(c->outputs[i].crash);
         for (int k = 0; k < 2; k++)
             logs_release(&c->outputs[i].streams[k]);
+    }
     for (uint32_t i = 0, n = c->n; i < n; i++)
         worker_close(&c->workers[i], on_worker_closed); /* the last one may free c */
 }

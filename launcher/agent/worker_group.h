@@ -66,6 +66,8 @@ bool worker_group_has_output(const struct worker_group *c);
 bool worker_group_waits_for_room(const struct worker_group *c);
 /* Handles SIGCHLD: reaps all dead children, orphans included, and reports workers by exited(). */
 void worker_group_on_child(struct worker_group *c);
+/* A worker has crashed, and waits for its stack to be read (crash.h). */
+void worker_group_on_crash(struct worker_group *c);
 /* Returns the progress (progress.h) when the first rank failed, or all were to end; "": not known. */
 const char *worker_group_progress(const struct worker_group *c);
 /*

@@ -99,6 +99,10 @@ const struct flag flags[] = {
      .value = "stop|wait", .ours = true,
      .help = "after a failure of a worker: stop ends the others; wait leaves them running, and "
              "libcddp reports to them which rank died"},
+    {.name = "crash_stack", .env = "CDDP_CRASH_STACK", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(crash_stack),
+     .fallback = "on", .value = "on|off", .ours = true,
+     .help = "the report about a worker that uses libcddp and dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT shows "
+             "its native stack, unless the program handles the signal itself"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},

@@ -19,6 +19,7 @@
 enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
+enum options_on_off { OPTIONS_ON, OPTIONS_OFF };
 enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 
 struct options {
@@ -40,6 +41,7 @@ struct options {
     bool report_bindings;
     bool dry_run;
     int on_failure;                                                    /* enum options_on_failure */
+    int crash_stack;                                                   /* enum options_on_off */
     const char *master_addr;                                           /* NULL: not given */
     const char *run_id;                                                /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */

@@ -208,6 +208,15 @@ static void set_exports(struct strings *s, const struct options *o)
             strings_set(s, "%s", o->exports[i]);
 }
 
+/* The flag precedes the variable, which the worker would read, too. */
+static void set_crash_stack(struct strings *s, const struct options *o)
+{
+    if (o->crash_stack == OPTIONS_OFF)
+        strings_set(s, "CDDP_CRASH_STACK=off");
+    else if (strings_have(s, "CDDP_CRASH_STACK"))
+        strings_set(s, "CDDP_CRASH_STACK=on");
+}
+
 /* The worker's entry in the list of visible devices, or its local rank if there is no list. */
 static void set_one_device(struct strings *s, const char *visible, uint32_t local_rank)
 {
@@ -274,6 +283,7 @@ char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *ba
         return NULL;
     for (size_t i = 0; base[i] != NULL; i++)
         strings_add(&s, strdup(base[i]));
+    set_crash_stack(&s, p->options);
     set_exports(&s, p->options);
     set_ranks(&s, p, r);
     set_job(&s, p, r);

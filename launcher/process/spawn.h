@@ -61,6 +61,7 @@ struct spawn_context {
     char shim[PATH_MAX];
     char program[PATH_MAX]; /* the file that is executed */
     int null_fd;            /* /dev/null; -1: not open */
+    int crash_fd;           /* by which workers that crash call this process; 0: they do not */
     uint64_t mask, ignored; /* guard_link's */
     int64_t nofile;         /* RLIMIT_NOFILE to restore in workers; -1: unchanged */
     char *read_buf;         /* of SPAWN_READ bytes, for all pipes in turn; the caller's */
