@@ -3,7 +3,6 @@
 
 #include "launcher/output/ranklog.h"
 #include "launcher/process/signame.h"
-#include "launcher/process/stack_text.h"
 #include "protocol/flight.h"
 #include "protocol/json_text.h"
 
@@ -26,7 +25,6 @@
 #define MESSAGE_ROWS 5                          /* of the message */
 #define INDENT 4                                /* of the lines after the headline */
 #define ERROR_FILE_MAX (1024 * 1024)            /* bytes read of an error file */
-#define STACK_SPARES 300                        /* bytes of a failure's text, for what follows a stack */
 #define REPEAT_MIN 20                           /* a shorter line does not count as a repetition; */
 #define REPEAT_MORE 60 /* a repetition may have this many more bytes, such as a program's name and the rank */
 
@@ -240,38 +238,6 @@ void report_note(struct cdi_failure *f, const char *note)
     size_t at = strlen(f->text);
 
     (void)snprintf(f->text + at, sizeof f->text - at, "\n%s", note);
-}
-
-/* Returns the lines of text. */
-static int count_lines(const char *text)
-{
-    int n = 0;
-
-    for (; *text != '\0'; text += line_len(text), text += *text == '\n')
-        n++;
-    return n;
-}
-
-/* Each frame takes one row of the report, and the rest of the failure's text is for the worker's own words. */
-void report_stack(struct cdi_failure *f, const char *text)
-{
-    const size_t cap = sizeof f->text - STACK_SPARES;
-    const int rows = count_lines(text);
-    size_t at = strlen(f->text);
-
-    for (int row = 0; row < rows && at < cap; row++, text += line_len(text), text += *text == '\n') {
-        const bool is_last = row + 1 == REPORT_STACK_ROWS && row + 1 < rows;
-        const size_t skipped = row > 0 ? strspn(text, " ") : 0, len = line_len(text) - skipped;
-        const size_t most = row > 0 ? COLUMNS - INDENT - strlen(LINE_FRAME) : COLUMNS - INDENT;
-        const bool fits = at + 2 + strlen(LINE_FRAME) + (len < most ? len : most) < cap;
-
-        if (is_last || !fits) {
-            (void)snprintf(f->text + at, sizeof f->text - at, "\n" LINE_FRAME STACK_CUT);
-            return;
-        }
-        at += (size_t)snprintf(f->text + at, cap - at, "\n%s%.*s", row > 0 ? LINE_FRAME : "",
-                               (int)(row == 0 || len < most ? len : most), text + skipped);
-    }
 }
 
 void report_details(struct cdi_failure *f, const char *error_file, const char *const *lines, unsigned n)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define LIBRARY "libdw.so.1"
+#define LIBRARY_CXX "libstdc++.so.6" /* its __cxa_demangle is part of the C++ ABI of Itanium */
 
 static bool libdw_resolve(struct libdw *dw)
 {
@@ -40,6 +41,15 @@ static bool libdw_resolve(struct libdw *dw)
     return true;
 }
 
+static void find_demangle(struct libdw *dw)
+{
+    void *library = dlopen(LIBRARY_CXX, RTLD_LAZY | RTLD_LOCAL), *found = NULL;
+
+    if (library != NULL)
+        found = dlsym(library, "__cxa_demangle");
+    memcpy((char *)dw + offsetof(struct libdw, demangle), &found, sizeof found);
+}
+
 cddp_status libdw_open(struct libdw *dw, struct cdi_error *err)
 {
     dw->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
@@ -48,6 +58,7 @@ cddp_status libdw_open(struct libdw *dw, struct cdi_error *err)
                         "%s is missing: install elfutils' library (Debian: libdw1, Fedora: elfutils-libs)", LIBRARY);
     if (!libdw_resolve(dw))
         return cdi_fail(err, CDDP_E_UNSUPPORTED, "%s is too old: install elfutils 0.170 or newer", LIBRARY);
+    find_demangle(dw);
     return CDDP_OK;
 }
 

@@ -8,10 +8,12 @@
 #ifdef CDI_LIBDW
 
 #include <elfutils/libdwfl.h>
+#include <stddef.h>
 
 /* Its functions. */
 struct libdw {
     void *library;
+    char *(*demangle)(const char *name, char *buf, size_t *size, int *status); /* of C++; NULL: no libstdc++ here */
     __typeof__(&dwfl_begin) begin;
     __typeof__(&dwfl_end) end;
     __typeof__(&dwfl_linux_proc_report) report;

@@ -3,6 +3,7 @@
 
 #ifdef CDI_LIBDW
 
+#include "common/cleanup.h"
 #include "common/clock.h"
 
 #include <errno.h>
@@ -138,6 +139,21 @@ static cddp_status append_name(struct cdi_buf *out, const char *before, const ch
     return cdi_buf_append(out, text, strlen(text));
 }
 
+/* FUNCTION(), or FUNCTION(TYPES) of C++. */
+static cddp_status append_function(const struct unwind *u, const char *function, struct cdi_buf *out)
+{
+    CDI_AUTOFREE char *plain = NULL;
+    cddp_status st;
+    int result;
+
+    if (u->dw.demangle != NULL && strncmp(function, "_Z", 2) == 0)
+        plain = u->dw.demangle(function, NULL, NULL, &result);
+    st = append_name(out, " ", plain != NULL ? plain : function);
+    if (st == CDDP_OK && (plain == NULL || strchr(plain, '(') == NULL))
+        st = cdi_buf_append(out, "()", 2);
+    return st;
+}
+
 /* The line of the source, if the program has them and there is time to look for it. */
 static const char *source_of(const struct unwind *u, Dwfl_Module *module, uint64_t pc, int *number)
 {
@@ -159,9 +175,7 @@ cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out)
         return cdi_buf_printf(out, " 0x%" PRIx64, pc);
     file = source_of(u, module, pc, &number);
     mapped = u->dw.module_info(module, NULL, &start, NULL, NULL, NULL, NULL, NULL);
-    st = function == NULL ? cdi_buf_printf(out, " 0x%" PRIx64, pc) : append_name(out, " ", function);
-    if (st == CDDP_OK && function != NULL)
-        st = cdi_buf_append(out, "()", 2);
+    st = function == NULL ? cdi_buf_printf(out, " 0x%" PRIx64, pc) : append_function(u, function, out);
     if (st == CDDP_OK && file != NULL)
         st = append_name(out, " at ", base_name(file));
     else if (st == CDDP_OK && mapped != NULL)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A worker whose rank 1 (the only rank of one) dies of a signal, for the integration tests: crasher SIGNAL [HOW...]
+ * A worker whose last rank dies of a signal, for the integration tests: crasher SIGNAL [HOW...]
  *   SIGNAL   segv, bus, fpe, ill, abrt
  *   overflow SIGSEGV, since the stack is full
  *   null     a call of address 0
@@ -13,6 +13,8 @@
  *   two      two threads crash at once
  *   child    a forked child crashes; the worker goes on and exits with status 7
  *   after    after cddp_finalize
+ *   traced   when a debugger has attached to it
+ *   hidden   after prctl(PR_SET_DUMPABLE, 0), so that only root may trace it
  *   handled  check that the handlers are the default again after cddp_finalize, then exit with 0
 
  */
@@ -24,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -166,9 +169,33 @@ static bool has(int argc, char **argv, const char *how)
     return false;
 }
 
+/* Prints a line, and waits until TracerPid is not 0. */
+static void wait_for_tracer(void)
+{
+    char line[256];
+    int tracer = 0;
+
+    printf("waiting\n");
+    (void)fflush(stdout);
+    while (tracer == 0) {
+        FILE *f = fopen("/proc/self/status", "re");
+
+        while (f != NULL && tracer == 0 && fgets(line, sizeof line, f) != NULL)
+            (void)sscanf(line, "TracerPid: %d", &tracer);
+        if (f != NULL)
+            (void)fclose(f);
+        (void)usleep(10000);
+    }
+}
+
 static void crash(int argc, char **argv)
 {
     pthread_t thread, second;
+
+    if (has(argc, argv, "traced"))
+        wait_for_tracer();
+    if (has(argc, argv, "hidden"))
+        (void)prctl(PR_SET_DUMPABLE, 0);
 
     if (!has(argc, argv, "thread") && !has(argc, argv, "two"))
         planted_crash();
@@ -183,6 +210,7 @@ int main(int argc, char **argv)
     cddp_comm *comm;
     cddp_status st;
     int number;
+    bool is_last;
 
     mode = argc > 1 ? argv[1] : "";
     number = number_of(mode);
@@ -200,11 +228,12 @@ int main(int argc, char **argv)
         handle(number, has(argc, argv, "chain"));
     if (has(argc, argv, "child"))
         return crash_in_child();
+    is_last = cddp_rank(comm) == cddp_world_size(comm) - 1;
     if (has(argc, argv, "after") || has(argc, argv, "handled"))
         (void)cddp_finalize(comm);
     if (has(argc, argv, "handled"))
         return check_handlers();
-    if (cddp_rank(comm) == cddp_world_size(comm) - 1)
+    if (is_last)
         crash(argc, argv);
     else
         (void)cddp_barrier(comm);

@@ -403,3 +403,62 @@ Test(report, copies_workers_error_file_with_status)
     (void)unlink(from);
     (void)unlink(to);
 }
+
+/* A stack of n frames with names of this length. */
+static void make_stack(char *text, size_t cap, int n, int length)
+{
+    size_t at = (size_t)snprintf(text, cap, "its stack (thread 'w'):\n");
+
+    for (int i = 0; i < n; i++)
+        at += (size_t)snprintf(text + at, cap - at, "  #%d %0*d() at file.c:%d\n", i, length, i, i);
+}
+
+Test(report, shows_a_stack_in_few_rows_before_the_stderr)
+{
+    static const char *const lines[] = {"last words"};
+    struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
+    char text[8192];
+
+    report_headline(&f, f.text, sizeof f.text);
+    make_stack(text, sizeof text, 3, 4);
+    report_stack(&f, text);
+    report_details(&f, NULL, lines, 1);
+    cr_assert_not_null(strstr(f.text,
+                              "(SIGSEGV)\nits stack (thread 'w'):\n| #0 0000() at file.c:0\n| #1 0001() at file.c:1\n"
+                              "| #2 0002() at file.c:2\nthe last of its stderr:\n| last words\n"),
+                       "%s", f.text);
+}
+
+Test(report, cuts_a_stack_that_is_too_deep_or_too_wide)
+{
+    static const char *const lines[] = {"last words"};
+
+    for (int length = 1; length < 150; length++) {
+        struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
+        char text[16384];
+        int rows = 0;
+
+        report_headline(&f, f.text, sizeof f.text);
+        make_stack(text, sizeof text, 40, length);
+        report_stack(&f, text);
+        report_details(&f, NULL, lines, 1);
+        cr_assert_not_null(strstr(f.text, "| (its outer frames are left out)\nthe last of its stderr:\n| last words\n"),
+                           "%s", f.text);
+        cr_assert_not_null(strstr(f.text, " at file.c:0\n"), "the place stays: %s", f.text);
+        for (const char *p = f.text; (p = strchr(p, '\n')) != NULL; p++, rows++)
+            cr_assert_leq(strcspn(p + 1, "\n"), 76, "%s", f.text);
+        cr_assert_leq(rows, REPORT_STACK_ROWS + 4, "%s", f.text);
+    }
+}
+
+Test(report, has_one_line_for_a_stack_that_could_not_be_read)
+{
+    struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
+
+    report_headline(&f, f.text, sizeof f.text);
+    report_stack(&f, "no stack: a debugger had the process");
+    cr_assert_not_null(strstr(f.text, "(SIGSEGV)\nno stack: a debugger had the process"), "%s", f.text);
+    memset(f.text, 'x', sizeof f.text - 1); /* no room: it stays as it is */
+    report_stack(&f, "no stack: a debugger had the process");
+    cr_assert_eq(strlen(f.text), sizeof f.text - 1);
+}
