@@ -18,7 +18,7 @@
 #define CDI_CRASH_PATH 64
 
 /* Bits of `armed` beside those of the signals. */
-#define CDI_CRASH_LOOKED 1u /* libcddp has looked at the signals: without it nothing is said about a stack */
+#define CDI_CRASH_LOOKED 1u /* libcddp has looked at the signals: without it the report has nothing about a stack */
 #define CDI_CRASH_BIT(signal) (1u << (signal)) /* this signal's handler is libcddp's */
 
 /* Why the handler has waited for the agent, or not. */
@@ -42,7 +42,7 @@ struct cdi_flight_crash {
 
 /* --------------------------------------------------------------------------------------------- agent's side ---- */
 
-/* Tells the worker that this process reads stacks, and is told by a byte in the pipe with the end fd. */
+/* Tells the worker that this process reads stacks when a byte arrives in the pipe with the end fd. */
 void cdi_crash_offer(struct cdi_flight_crash *c, int fd);
 /* Copies what the worker has noted, checked for sizes. Returns its state; CDI_CRASH_NONE: nothing yet. */
 enum cdi_crash_state cdi_crash_look(const struct cdi_flight_crash *c, struct cdi_flight_crash *copy);
