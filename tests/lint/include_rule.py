@@ -91,7 +91,7 @@ EXTERNAL = {
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
-PROCESS_FILES = ['launcher/process/spawn.c', 'launcher/process/guard.c', 'launcher/process/shim.c', 'launcher/remote/ssh.c', 'launcher/remote/remote_end.c', 'launcher/main.c', 'rendezvous/daemon/main.c']
+PROCESS_FILES = ['launcher/process/spawn.c', 'launcher/process/py_spy.c', 'launcher/process/guard.c', 'launcher/process/shim.c', 'launcher/remote/ssh.c', 'launcher/remote/remote_end.c', 'launcher/main.c', 'rendezvous/daemon/main.c']
 CALLS = [
     (r'(?:secure_)?getenv', ['common/env.c', 'launcher/cli/parse.c', 'examples/wine/gpu.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
