@@ -192,7 +192,7 @@ cddp_status python_stack_collect(pid_t pid, const struct python_stack_limits *li
     struct live p = {.pid = pid};
     const struct python_memory memory = {.read = live_read, .arg = &p};
     struct python_layout layout;
-    uint64_t runtime;
+    uint64_t runtime = 0;
     cddp_status st;
 
     *out = (struct python_stacks){0};
