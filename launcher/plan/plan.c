@@ -93,6 +93,14 @@ const char *plan_program(const struct plan *p)
     return p->interpreter[0] != NULL ? p->interpreter[0] : p->command[0];
 }
 
+bool plan_runs_python(const struct plan *p)
+{
+    const char *slash = strrchr(p->command[0], '/');
+    const char *name = slash == NULL ? p->command[0] : slash + 1;
+
+    return p->interpreter[0] != NULL || strncmp(name, "python", strlen("python")) == 0;
+}
+
 cddp_status plan_make(struct plan *out, const struct options *o, const struct endpoint *endpoint,
                       const struct machine *m, const char *random_id, struct cdi_error *err)
 {
@@ -266,6 +274,9 @@ static void set_job(struct strings *s, const struct plan *p, const struct plan_r
         strings_set(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
     if (p->n_procs > 1 && !strings_have(s, "OMP_NUM_THREADS"))
         strings_set(s, "OMP_NUM_THREADS=1");
+    /* A worker that dies of SIGSEGV or SIGABRT then prints its Python stack, which the report shows. */
+    if (plan_runs_python(p) && !strings_have(s, "PYTHONFAULTHANDLER"))
+        strings_set(s, "PYTHONFAULTHANDLER=1");
     strings_set(s, "CDDP_FLIGHT=%s", r->flight);
     if (p->auth_token_file != NULL)
         strings_set(s, CDI_SECRET_ENV "=%s", p->auth_token_file);

@@ -48,10 +48,12 @@ struct plan_rank {
 
 /*
  * Returns the environment of one worker: base (NULL-terminated) with --export's and torchrun's variables set.
- * OMP_NUM_THREADS and TORCH_NCCL_ASYNC_ERROR_HANDLING keep their values. Free it with plan_free_strings. NULL: out of
- * memory.
+ * OMP_NUM_THREADS, TORCH_NCCL_ASYNC_ERROR_HANDLING and PYTHONFAULTHANDLER keep their values. Free it with
+ * plan_free_strings. NULL: out of memory.
  */
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base);
+/* Returns whether the workers run Python: as the interpreter of the program, or as the program itself. */
+bool plan_runs_python(const struct plan *p);
 /* Returns the program to execute: Python, or the command itself. */
 const char *plan_program(const struct plan *p);
 /*

@@ -181,6 +181,31 @@ Test(plan, keeps_users_thread_count)
     plan_free_strings(env);
 }
 
+Test(plan, python_prints_its_stack_when_it_crashes)
+{
+    static char *base[] = {(char *)"PYTHONFAULTHANDLER=", NULL}, *none[] = {NULL};
+    struct plan p = make(OPTIONS_NPROC_COUNT, 1);
+    struct cdi_msg_assign a = {.world_size = 1};
+    struct plan_rank r = {.assign = &a, .error_file = "", .flight = ""};
+    static char *commands[][2] = {{(char *)"/opt/venv/bin/python3.11", NULL}, {(char *)"./python_like/train", NULL}};
+    char **env;
+
+    p.interpreter[0] = "python3";
+    env = plan_env(&p, &r, none);
+    cr_assert_str_eq(get(env, "PYTHONFAULTHANDLER"), "1");
+    plan_free_strings(env);
+    env = plan_env(&p, &r, base);
+    cr_assert_str_eq(get(env, "PYTHONFAULTHANDLER"), "", "the user's value stays");
+    plan_free_strings(env);
+    p.interpreter[0] = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        p.command = commands[i];
+        env = plan_env(&p, &r, none);
+        cr_assert_eq(get(env, "PYTHONFAULTHANDLER") != NULL, i == 0);
+        plan_free_strings(env);
+    }
+}
+
 Test(plan, replaces_local_rank_in_arguments_only)
 {
     struct plan p = make(OPTIONS_NPROC_COUNT, 2);
