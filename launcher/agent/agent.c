@@ -48,6 +48,7 @@ struct agent {
     struct spawn_context spawn;
     struct supervise sup;
     struct worker_group *group;
+    struct torch_look *look; /* NULL: off */
     struct writer *console;
     struct logs *logs;
     struct event_log *events; /* NULL: none */
@@ -218,6 +219,39 @@ static void log_bindings(const struct agent *a)
         bind_text(&b[i], a->sup.assign.rank_base + i, text, sizeof text);
         cdi_log(CDI_LOG_WARN, "AGENT-BINDING", "%s", text);
     }
+}
+
+/* ------------------------------------------------------------------------------------------------- standstill ---- */
+
+static size_t on_list_workers(void *arg, struct torch_worker *out, size_t cap)
+{
+    const struct agent *a = arg;
+
+    if (a->group == NULL || a->held || a->over || a->sup.state != SUPERVISE_RUNNING)
+        return 0;
+    return worker_group_foreign(a->group, out, cap);
+}
+
+static void on_standstill(void *arg, const char *text, size_t n)
+{
+    struct agent *a = arg;
+    struct cdi_buf line;
+
+    cdi_buf_init(&line, 0);
+    if (cdi_buf_printf(&line, "cddprun: %.*s\n", (int)n, text) == CDDP_OK)
+        agent_push(a, cdi_buf_data(&line), line.len);
+    cdi_buf_release(&line);
+}
+
+static cddp_status start_look(struct agent *a, struct cdi_error *err)
+{
+    const struct torch_look_options opt = {.warning_ms = a->plan->options->hang_warning_ms,
+                                           .host = a->plan->host,
+                                           .workers = on_list_workers,
+                                           .say = on_standstill,
+                                           .arg = a};
+
+    return opt.warning_ms > 0 ? torch_look_start(&a->look, &a->loop, &opt, err) : CDDP_OK;
 }
 
 static void agent_start_workers(struct agent *a)
@@ -445,6 +479,8 @@ static void agent_log_cause(struct agent *a)
 static void agent_end_job(struct agent *a)
 {
     a->over = true;
+    torch_look_stop(a->look);
+    a->look = NULL;
     agent_log_cause(a);
     if (a->sup.first.kind != CDI_END_NONE)
         event_log_failure(a->events, &a->sup.first);
@@ -1000,6 +1036,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
         st = start_meeting(a, err);
     if (st == CDDP_OK)
         st = start_link(a, err);
+    if (st == CDDP_OK)
+        st = start_look(a, err);
     return st;
 }
 

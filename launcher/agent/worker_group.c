@@ -709,3 +709,21 @@ void worker_group_destroy(struct worker_group *c)
     for (uint32_t i = 0, n = c->n; i < n; i++)
         worker_close(&c->workers[i], on_worker_closed); /* the last one may free c */
 }
+
+size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+
+        if (c->stopped || c->destroyed || w->exited || w->pid <= 0)
+            return 0;
+        if (uses_libcddp(w))
+            continue;
+        if (n == cap)
+            return 0;
+        out[n++] = (struct torch_worker){.rank = w->rank, .pid = w->pid};
+    }
+    return n;
+}

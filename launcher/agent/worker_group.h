@@ -8,6 +8,7 @@
 
 #include "launcher/agent/events.h"
 #include "launcher/agent/report.h"
+#include "launcher/agent/torch_look.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
 #include "protocol/node_report.h"
@@ -79,5 +80,10 @@ cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_rep
 void worker_group_describe(struct worker_group *c, struct report *r);
 /* Closes everything and frees c, later, from the loop. No event follows. NULL-safe. */
 void worker_group_destroy(struct worker_group *c);
+/*
+ * Lists the workers that do not use libcddp; 0: there are none, or more than cap, or a worker has ended, or all are
+ * stopped.
+ */
+size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *out, size_t cap);
 
 #endif

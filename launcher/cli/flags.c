@@ -103,6 +103,10 @@ const struct flag flags[] = {
      .fallback = "on", .value = "on|off", .ours = true,
      .help = "the report about a worker that uses libcddp and dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT shows "
              "its native stack, unless the program handles the signal itself"},
+    {.name = "hang_warning", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_warning_ms), RANGE(0, 86400000),
+     .fallback = "30", .value = "SECONDS", .ours = true,
+     .help = "report which ranks the others wait for, and where those are, when the job has stood still for this long; "
+             "0: never"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},

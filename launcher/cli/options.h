@@ -62,6 +62,7 @@ struct options {
     const char *python_exec; /* PYTHON_EXEC; NULL: not set, or empty */
 
     /* The end of the job. */
+    int64_t hang_warning_ms;     /* 0: off */
     int64_t shutdown_timeout_ms; /* from the flag or TORCH_ELASTIC_SHUTDOWN_TIMEOUT; -1: not given */
     int64_t monitor_interval_ms; /* accepted and ignored */
     const char *signals_to_handle;

@@ -47,3 +47,17 @@ bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg)
     (void)closedir(proc);
     return true;
 }
+
+bool procs_each(void (*found)(void *arg, pid_t pid), void *arg)
+{
+    DIR *proc = opendir("/proc");
+    struct dirent *entry;
+
+    if (proc == NULL)
+        return false;
+    while ((entry = readdir(proc)) != NULL)
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9')
+            found(arg, (pid_t)strtol(entry->d_name, NULL, 10));
+    (void)closedir(proc);
+    return true;
+}

@@ -20,4 +20,7 @@ const char *procs_stat(int dir, const char *path, char text[PROCS_STAT]);
  */
 bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg);
 
+/* Calls found for each process. Returns false if /proc cannot be read. */
+bool procs_each(void (*found)(void *arg, pid_t pid), void *arg);
+
 #endif

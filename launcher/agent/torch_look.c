@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent/torch_look.h"
+
+#include "common/clock.h"
+#include "launcher/process/procs.h"
+#include "launcher/process/python_stack.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TICK_MS 1000
+#define STALLED_MS 5000
+#define STACK_MS 1000   /* for the stack of one rank */
+#define STACKS_MS 8000  /* for all of them */
+#define CHILDREN_MS 300 /* between two looks at the processes that a worker has started */
+#define CHILDREN_BUSY_MS 60
+#define TEXT_MAX 32768
+#define FIELDS_TO_CPU 11 /* of /proc/PID/stat, from the state on: utime is the next but these */
+
+struct torch_look {
+    struct torch_look_options opt;
+    uv_timer_t timer;
+    uv_work_t work;
+    bool working, told, closed;
+    int64_t last_ms; /* of the last tick */
+    atomic_bool stopping;
+    size_t n; /* of the workers below */
+    struct torch_worker workers[TORCH_WORKERS_MAX];
+    struct torch_pulse pulses[TORCH_WORKERS_MAX];
+
+    /* Of the thread that reads the stacks. */
+    struct torch_rank *found;
+    size_t n_found;
+    enum torch_standstill kind;
+    int64_t quiet_ms;
+    bool refuted; /* the workers' children are busy, or no worker runs Python */
+};
+
+/* ------------------------------------------------------------------------------------------------------ /proc ---- */
+
+/* Reads the processor time of a process and its state; false: it is gone. */
+static bool look_at_process(int pid, uint64_t *cpu_ms, char *state, long *group)
+{
+    char path[64], text[PROCS_STAT], *end;
+    const char *at;
+    uint64_t ticks;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    at = procs_stat(AT_FDCWD, path, text);
+    if (at == NULL)
+        return false;
+    *state = *at;
+    (void)strtol(at + 1, &end, 10); /* its parent */
+    *group = strtol(end, &end, 10);
+    for (int i = 3; i < FIELDS_TO_CPU; i++)
+        (void)strtoull(end, &end, 10);
+    ticks = strtoull(end, &end, 10);
+    ticks += strtoull(end, &end, 10);
+    *cpu_ms = ticks * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+    return true;
+}
+
+/* Is this the group of a worker? */
+static bool is_workers_group(const struct torch_look *l, long group)
+{
+    for (size_t i = 0; i < l->n_found; i++)
+        if (l->found[i].pid == group)
+            return true;
+    return false;
+}
+
+struct sum {
+    const struct torch_look *l;
+    uint64_t cpu_ms;
+};
+
+static void add_child(void *arg, pid_t pid)
+{
+    struct sum *s = arg;
+    uint64_t cpu_ms;
+    char state;
+    long group;
+
+    if (look_at_process(pid, &cpu_ms, &state, &group) && group != pid && is_workers_group(s->l, group))
+        s->cpu_ms += cpu_ms;
+}
+
+/* Do processes that the workers have started burn a processor? Then the workers wait for those, and not for a rank. */
+static bool children_are_busy(const struct torch_look *l)
+{
+    struct sum before = {.l = l}, after = {.l = l};
+    const struct timespec pause = {.tv_nsec = CHILDREN_MS * 1000000};
+
+    procs_each(add_child, &before);
+    (void)nanosleep(&pause, NULL);
+    procs_each(add_child, &after);
+    return after.cpu_ms >= before.cpu_ms + CHILDREN_BUSY_MS;
+}
+
+/* ----------------------------------------------------------------------------------------------------- stacks ---- */
+
+static void read_stack(struct torch_rank *r)
+{
+    const struct python_stack_limits limits = {.timeout_ms = STACK_MS, .max_frames = TORCH_FRAMES};
+    struct python_stacks s;
+    struct cdi_error err = {.status = CDDP_OK};
+    uint64_t cpu_ms;
+    long group;
+
+    if (!look_at_process(r->pid, &cpu_ms, &r->state, &group))
+        r->state = 'X';
+    if (python_stack_collect(r->pid, &limits, &s, &err) != CDDP_OK) {
+        (void)snprintf(r->why, sizeof r->why, "its Python stack cannot be read: %.150s", err.msg);
+    } else if (s.n > 0) {
+        const struct python_thread *t = &s.threads[0]; /* the main thread */
+
+        r->cut = t->cut;
+        r->n_frames = t->n_frames;
+        if (t->n_frames > 0)
+            memcpy(r->frames, t->frames, t->n_frames * sizeof t->frames[0]);
+    }
+    python_stacks_release(&s);
+}
+
+static void look_work(uv_work_t *w)
+{
+    struct torch_look *l = w->data;
+    int64_t deadline_ms = cdi_now_ms() + STACKS_MS;
+    size_t n_python = 0;
+
+    for (size_t i = 0; i < l->n_found; i++)
+        n_python += python_stack_is_python(l->found[i].pid);
+    l->refuted = n_python == 0 || children_are_busy(l);
+    for (size_t i = 0; i < l->n_found && !l->refuted && !atomic_load(&l->stopping); i++) {
+        if (cdi_now_ms() < deadline_ms)
+            read_stack(&l->found[i]);
+        else
+            (void)snprintf(l->found[i].why, sizeof l->found[i].why, "not looked at: there was no time");
+    }
+}
+
+static void look_say(struct torch_look *l)
+{
+    struct cdi_buf text;
+
+    cdi_buf_init(&text, TEXT_MAX);
+    /* A text that is too long is shown as far as it goes. */
+    (void)torch_watch_text(l->found, l->n_found, l->kind, l->quiet_ms, l->opt.host, &text);
+    l->opt.say(l->opt.arg, (const char *)cdi_buf_data(&text), text.len);
+    cdi_buf_release(&text);
+}
+
+static void look_free(struct torch_look *l)
+{
+    free(l->found);
+    free(l);
+}
+
+static void look_after_work(uv_work_t *w, int status)
+{
+    struct torch_look *l = w->data;
+    struct torch_worker now[TORCH_WORKERS_MAX];
+
+    l->working = false;
+    if (l->closed) {
+        look_free(l);
+        return;
+    }
+    if (atomic_load(&l->stopping) || status != 0)
+        return;
+    /* A worker may have ended while the stacks were read; then this was no standstill. */
+    if (!l->refuted && l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX) == l->n)
+        look_say(l);
+    free(l->found);
+    l->found = NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------- timer ---- */
+
+/* Reads the stacks in another thread. */
+static void look_begin(struct torch_look *l, enum torch_standstill kind, int64_t now_ms)
+{
+    l->found = calloc(l->n, sizeof *l->found);
+    if (l->found == NULL)
+        return;
+    l->n_found = l->n;
+    l->kind = kind;
+    l->quiet_ms = INT64_MAX;
+    for (size_t i = 0; i < l->n; i++) {
+        int64_t quiet_ms = torch_pulse_quiet_ms(&l->pulses[i], now_ms);
+
+        l->found[i].rank = l->workers[i].rank;
+        l->found[i].pid = l->workers[i].pid;
+        l->found[i].quiet = quiet_ms >= l->opt.warning_ms;
+        if (l->found[i].quiet && quiet_ms < l->quiet_ms)
+            l->quiet_ms = quiet_ms;
+    }
+    if (l->opt.more != NULL)
+        l->opt.more(l->opt.arg, l->found, l->n_found);
+    l->work.data = l;
+    l->working = uv_queue_work(l->timer.loop, &l->work, look_work, look_after_work) == 0;
+    if (!l->working) {
+        free(l->found);
+        l->found = NULL;
+    }
+}
+
+/* Lists the workers anew; if they are others than before, all of them begin anew. */
+static void look_list(struct torch_look *l)
+{
+    struct torch_worker now[TORCH_WORKERS_MAX];
+    size_t n = l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX);
+
+    if (n == l->n && memcmp(now, l->workers, n * sizeof now[0]) == 0)
+        return;
+    l->n = n;
+    l->told = false;
+    if (n > 0)
+        memcpy(l->workers, now, n * sizeof now[0]);
+    memset(l->pulses, 0, sizeof l->pulses);
+}
+
+static void on_look(uv_timer_t *t)
+{
+    struct torch_look *l = t->data;
+    int64_t now_ms = cdi_now_ms();
+    enum torch_standstill kind;
+
+    if (l->working)
+        return;
+    if (now_ms - l->last_ms > STALLED_MS) /* this process was stopped, and so were the workers */
+        l->n = 0;
+    l->last_ms = now_ms;
+    look_list(l);
+    for (size_t i = 0; i < l->n; i++) {
+        uint64_t cpu_ms;
+        char state;
+        long group;
+
+        if (look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
+            torch_pulse_note(&l->pulses[i], cpu_ms, now_ms);
+    }
+    if (l->told && !torch_has_moved(l->pulses, l->n))
+        return;
+    kind = torch_decide(l->pulses, l->n, l->opt.warning_ms, now_ms);
+    l->told = kind != TORCH_RUNS;
+    if (l->told) {
+        torch_note_told(l->pulses, l->n, l->opt.warning_ms, now_ms);
+        look_begin(l, kind, now_ms);
+    }
+}
+
+cddp_status torch_look_start(struct torch_look **out, uv_loop_t *loop, const struct torch_look_options *opt,
+                             struct cdi_error *err)
+{
+    struct torch_look *l = calloc(1, sizeof *l);
+    uint64_t tick_ms = opt->warning_ms / 3 < TICK_MS ? (uint64_t)opt->warning_ms / 3 + 1 : TICK_MS;
+
+    if (l == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    l->opt = *opt;
+    l->last_ms = cdi_now_ms();
+    l->timer.data = l;
+    (void)uv_timer_init(loop, &l->timer);
+    (void)uv_timer_start(&l->timer, on_look, tick_ms, tick_ms);
+    uv_unref((uv_handle_t *)&l->timer);
+    *out = l;
+    return CDDP_OK;
+}
+
+static void look_on_closed(uv_handle_t *h)
+{
+    struct torch_look *l = h->data;
+
+    l->closed = true;
+    if (!l->working)
+        look_free(l);
+}
+
+void torch_look_stop(struct torch_look *l)
+{
+    if (l == NULL)
+        return;
+    atomic_store(&l->stopping, true);
+    if (l->working)
+        (void)uv_cancel((uv_req_t *)&l->work);
+    uv_close((uv_handle_t *)&l->timer, look_on_closed);
+}
