@@ -242,7 +242,7 @@ static void on_look(uv_timer_t *t)
         long group;
 
         if (look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
-            torch_pulse_note(&l->pulses[i], cpu_ms, now_ms);
+            torch_pulse_note(&l->pulses[i], cpu_ms, state == 'R', now_ms);
     }
     if (l->told && !torch_has_moved(l->pulses, l->n))
         return;

@@ -10,19 +10,24 @@
 #define GROUPS_SHOWN 8
 #define QUIET_MS 30 /* less says nothing: a tick of the kernel's clock is 10 ms */
 #define QUIET_PERCENT 1
+#define MEASURE_MS 10000
 #define FEW_PART 8
 
 /* --------------------------------------------------------------------------------------------------- deciding ---- */
 
-void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, int64_t now_ms)
+void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, bool runs, int64_t now_ms)
 {
     uint64_t used = cpu_ms - p->cpu_ms;
     bool first = p->since_ms == 0 || cpu_ms < p->cpu_ms;
+    bool quiet = !first && !runs && (used <= QUIET_MS || used * 100 <= (uint64_t)(now_ms - p->base_ms) * QUIET_PERCENT);
 
-    if (!first && (used <= QUIET_MS || used * 100 <= (uint64_t)(now_ms - p->since_ms) * QUIET_PERCENT))
-        return;
-    p->since_ms = now_ms;
-    p->cpu_ms = cpu_ms;
+    if (!quiet)
+        p->since_ms = now_ms;
+    /* Measured over a short time, so that work after a long standstill counts at once. */
+    if (!quiet || now_ms - p->base_ms >= MEASURE_MS) {
+        p->base_ms = now_ms;
+        p->cpu_ms = cpu_ms;
+    }
 }
 
 int64_t torch_pulse_quiet_ms(const struct torch_pulse *p, int64_t now_ms)

@@ -15,15 +15,16 @@
 /* The processor time of one worker. Zero-initialize. */
 struct torch_pulse {
     int64_t since_ms; /* it has used next to none since then; 0: not looked at yet */
-    uint64_t cpu_ms;  /* that it had used then */
+    int64_t base_ms;  /* the beginning of the time over which it is measured now, */
+    uint64_t cpu_ms;  /* and what it had used then */
     int64_t told_ms;  /* when a standstill was reported in which it was quiet; 0: never */
 };
 
 /*
- * Notes the processor time that a worker has used so far. It is quiet while it uses less than 1 % of a core (and less
- * than 30 ms in all, which any program may use now and then).
+ * Notes the processor time that a worker has used so far. It is quiet while it uses less than 1 % of a core (or less
+ * than 30 ms in all, which any program may use now and then). One that runs, or would if a processor were free, is not.
  */
-void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, int64_t now_ms);
+void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, bool runs, int64_t now_ms);
 /* Returns for how long it has been quiet. */
 int64_t torch_pulse_quiet_ms(const struct torch_pulse *p, int64_t now_ms);
 

@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Python job in which one rank stops in a function of its own, while the others wait: cddprun names it."""
+import os
+import re
+import shutil
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, Skip, wait_for
+
+# Rank 2 is in a planted function; the others wait for it in a read of a pipe.
+ONE_STOPS = '''
+import os, sys, time
+reader, writer = os.pipe()
+def planted_sleep():
+    time.sleep(1000)
+def planted_spin():
+    x = 0
+    while True:
+        x += 1
+def wait_for_others():
+    os.read(reader, 1)
+def main():
+    if os.environ["RANK"] == "2":
+        globals()["planted_" + sys.argv[1]]()
+    wait_for_others()
+main()
+'''
+# All sleep, work for a while, sleep again; then all end.
+TWICE = '''
+import time
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+for i in range(2):
+    work(0.2)
+    time.sleep(float(__import__("os").environ["PAUSE"]))
+work(0.2)
+'''
+# The worker waits for a process that it has started, and that works.
+CHILD_WORKS = '''
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time; end = time.monotonic() + 6\\nwhile time.monotonic() < end: pass"])
+'''
+
+
+def stderr_of(job):
+    with open(job.error_file, encoding='utf-8') as f:
+        return f.read()
+
+
+def start(cddprun, program, *args, n=4, warning='1', before=(), env=None):
+    """The job; its stderr is in a file, so that it can be read while it runs."""
+    path = os.path.join(launch.tempfile.gettempdir(), f'cddp-test-standstill-{os.getpid()}-{time.monotonic_ns()}')
+    with open(path, 'w', encoding='utf-8') as f:
+        command = [*before, cddprun, f'--nproc_per_node={n}', f'--hang_warning={warning}', '--shutdown_timeout=0.1',
+                   sys.executable, '-c', program, *args]
+        job = Job(*command, stderr=f, env=env)
+    job.error_file = path
+    return job
+
+
+def end(job):
+    job.process.terminate()
+    job.finish()
+    text = stderr_of(job)
+    os.unlink(job.error_file)
+    return text
+
+
+def check_named(text, how):
+    name = re.search(rf'\n    rank 2 \(pid \d+ on \S+, (.*?)\): in planted_{how} \(<string>:\d+\), called from main \(<string>:\d+\), <module>', text)
+    assert name, text
+    assert name[1] == ('burning its processor' if how == 'spin' else 'asleep'), text
+    assert re.search(r'\n    ranks 0, 1, 3: in wait_for_others \(<string>:\d+\), called from main \(<string>:\d+\)\n', text), text
+    assert text.count('none has ended') == 1, text
+
+
+def test_names_rank_that_sleeps(cddprun):
+    with start(cddprun, ONE_STOPS, 'sleep') as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        text = end(job)
+    check_named(text, 'sleep')
+    assert 'cddprun: no worker of this node has used its processor for ' in text, text
+
+
+def test_names_rank_that_spins(cddprun):
+    with start(cddprun, ONE_STOPS, 'spin') as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        text = end(job)
+    check_named(text, 'spin')
+    assert 'cddprun: 3 of the 4 workers of this node have not used their processors for ' in text, text
+
+
+def test_needs_no_privileges(cddprun):
+    if os.getuid() != 0:
+        raise Skip('this user has none anyway')
+    setpriv = shutil.which('setpriv')
+    if setpriv is None:
+        raise Skip('there is no setpriv')
+    with start(cddprun, ONE_STOPS, 'sleep', before=(setpriv, '--bounding-set=-all', '--inh-caps=-all', '--')) as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job) or job.process.poll() is not None)
+        text = end(job)
+    if 'setpriv:' in text:
+        raise Skip(text.strip())
+    check_named(text, 'sleep')
+
+
+def test_says_it_once_for_each_standstill(cddprun):
+    with start(cddprun, TWICE, n=3, env={'PAUSE': '4'}) as job:
+        assert job.finish() == 0
+        text = stderr_of(job)
+        os.unlink(job.error_file)
+    assert text.count('no worker of this node has used its processor') == 2, text
+    assert text.count('    ranks 0, 1, 2: in <module> (<string>:8)') == 2, text
+
+
+def test_is_silent_when_all_is_well(cddprun):
+    with start(cddprun, TWICE, n=2, warning='0', env={'PAUSE': '2'}) as job:
+        assert job.finish() == 0
+        assert stderr_of(job) == ''
+        os.unlink(job.error_file)
+    with start(cddprun, TWICE, n=2, warning='60', env={'PAUSE': '1'}) as job:
+        assert job.finish() == 0
+        assert stderr_of(job) == ''
+        os.unlink(job.error_file)
+
+
+def test_is_silent_while_children_work(cddprun):
+    with start(cddprun, CHILD_WORKS, n=2) as job:
+        assert job.finish() == 0
+        assert stderr_of(job) == ''
+        os.unlink(job.error_file)
+
+
+def test_is_silent_about_programs_that_are_not_python(cddprun):
+    status, out, err = launch.run(cddprun, '--nproc_per_node=2', '--hang_warning=1', 'sleep', '4')
+    assert (status, out, err) == (0, '', '')
+
+
+if __name__ == '__main__':
+    launch.main()
