@@ -782,6 +782,11 @@ size_t rdzv_server_jobs(const struct rdzv_server *s)
     return s->n_jobs;
 }
 
+size_t rdzv_server_waits(struct rdzv_server *s, struct page_wait *out, size_t cap)
+{
+    return snapshot_waits(&s->ctx, NULL, out, cap);
+}
+
 uint16_t rdzv_server_port(const struct rdzv_server *s)
 {
     return s->listen_port.port;

@@ -9,6 +9,7 @@
 #include "common/error.h"
 #include "protocol/auth.h"
 #include "rendezvous/access.h"
+#include "rendezvous/http/pages.h"
 #include "store/kv.h"
 
 #include <stdint.h>
@@ -64,6 +65,8 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
 void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
 /* Returns the number of jobs. */
 size_t rdzv_server_jobs(const struct rdzv_server *s);
+/* Lists the clients of the stores that wait for keys, the longest first; returns their number, at most cap. */
+size_t rdzv_server_waits(struct rdzv_server *s, struct page_wait *out, size_t cap);
 /* Replaces the auth token, for new connections. Copied. */
 void rdzv_server_set_secret(struct rdzv_server *s, const struct cdi_secret *secret);
 

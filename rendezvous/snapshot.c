@@ -142,10 +142,71 @@ static cddp_status fill_agents(struct conn_ctx *ctx, struct page_data *out)
     return CDDP_OK;
 }
 
+static int by_time(const void *a, const void *b)
+{
+    const struct page_wait *x = a, *y = b;
+
+    return (x->for_ms < y->for_ms) - (x->for_ms > y->for_ms);
+}
+
+static bool fill_wait(struct page_wait *out, struct conn_ctx *ctx, const struct conn *c)
+{
+    struct cdi_c10d_bytes key;
+    size_t n;
+
+    if (c->state != CONN_STORE || !cdi_kv_waits_for(&c->serve.client, &key, &out->missing))
+        return false;
+    cdi_address_text((const struct sockaddr *)&c->addr, out->address);
+    n = key.len < sizeof out->key - 1 ? key.len : sizeof out->key - 1;
+    for (size_t i = 0; i < n; i++)
+        out->key[i] = key.data[i] >= 0x20 && key.data[i] < 0x7F ? (char)key.data[i] : '?';
+    out->key[n] = '\0';
+    out->for_ms = (int64_t)uv_now(ctx->loop) - c->begun_ms;
+    return true;
+}
+
+size_t snapshot_waits(struct conn_ctx *ctx, const struct conn_job *job, struct page_wait *out, size_t cap)
+{
+    struct cdi_list *node, *safe;
+    size_t n = 0;
+
+    cdi_list_for_each (node, safe, &ctx->conns) {
+        const struct conn *c = cdi_list_of(node, struct conn, link);
+        struct page_wait wait;
+
+        if ((job != NULL && c->job != job) || !fill_wait(&wait, ctx, c))
+            continue;
+        if (n == cap && (cap == 0 || out[cap - 1].for_ms >= wait.for_ms))
+            continue;
+        out[n < cap ? n++ : cap - 1] = wait;
+        if (n == cap)
+            qsort(out, n, sizeof *out, by_time);
+    }
+    qsort(out, n, sizeof *out, by_time);
+    return n;
+}
+
+static cddp_status fill_waits(struct conn_ctx *ctx, struct page_data *out)
+{
+    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
+        struct page_job *j = &out->jobs[job->number];
+        size_t cap = j->waits < PAGE_WAITS_MAX ? j->waits : PAGE_WAITS_MAX;
+
+        j->clients = calloc(cap + 1, sizeof *j->clients);
+        if (j->clients == NULL)
+            return CDDP_E_NOMEM;
+        if (cap > 0)
+            j->n_clients = snapshot_waits(ctx, job, j->clients, cap);
+    }
+    return CDDP_OK;
+}
+
 void snapshot_release(struct page_data *s)
 {
-    for (size_t i = 0; i < s->n_jobs; i++)
+    for (size_t i = 0; i < s->n_jobs; i++) {
         free(s->jobs[i].agents);
+        free(s->jobs[i].clients);
+    }
     free(s->jobs);
     *s = (struct page_data){0};
 }
@@ -173,7 +234,7 @@ cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
     for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;)
         fill_job(&out->jobs[job->number], job);
     count_conns(ctx, out);
-    if (fill_agents(ctx, out) == CDDP_OK)
+    if (fill_agents(ctx, out) == CDDP_OK && fill_waits(ctx, out) == CDDP_OK)
         return CDDP_OK;
     snapshot_release(out);
     return CDDP_E_NOMEM;

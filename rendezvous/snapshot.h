@@ -11,6 +11,11 @@
  */
 cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out);
 void snapshot_release(struct page_data *s);
+/*
+ * Lists the clients of a job's store (NULL: of all jobs) that wait for keys, the longest first; returns their number,
+ * at most cap.
+ */
+size_t snapshot_waits(struct conn_ctx *ctx, const struct conn_job *job, struct page_wait *out, size_t cap);
 /* Updates the request rate of each job's store. Call it at every tick. */
 void snapshot_measure(struct conn_ctx *ctx);
 

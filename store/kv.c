@@ -237,6 +237,25 @@ static void kv_wake_all(struct cdi_kv *kv, struct key *k)
         kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
 }
 
+bool cdi_kv_waits_for(const struct cdi_kv_client *client, struct cdi_c10d_bytes *key, size_t *missing)
+{
+    const struct wait *w;
+
+    if (cdi_list_empty(&client->waits))
+        return false;
+    w = cdi_list_of(client->waits.next, struct wait, link);
+    for (size_t i = 0; i < w->n; i++) {
+        const struct key *k = w->entries[i].key;
+
+        if (k == NULL)
+            continue;
+        *key = (struct cdi_c10d_bytes){.data = k->name, .len = k->key_len};
+        *missing = w->missing;
+        return true;
+    }
+    return false;
+}
+
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client)
 {
     while (!cdi_list_empty(&client->waits))

@@ -40,6 +40,11 @@ size_t cdi_kv_waits(const struct cdi_kv *kv);
 const struct cdi_kv_limits *cdi_kv_limits(const struct cdi_kv *kv);
 
 void cdi_kv_client_init(struct cdi_kv_client *client, void (*wake)(struct cdi_kv_client *client));
+/*
+ * Gets a key for which a client waits, valid until the next change, and the number of keys that it still lacks. Returns
+ * false if it does not wait.
+ */
+bool cdi_kv_waits_for(const struct cdi_kv_client *client, struct cdi_c10d_bytes *key, size_t *missing);
 /* Ends all waits of a client without a wake: it has cancelled them, or disconnected. */
 void cdi_kv_cancel(struct cdi_kv *kv, struct cdi_kv_client *client);
 

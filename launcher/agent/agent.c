@@ -232,6 +232,13 @@ static size_t on_list_workers(void *arg, struct torch_worker *out, size_t cap)
     return worker_group_foreign(a->group, out, cap);
 }
 
+static size_t on_list_waits(void *arg, struct page_wait *out, size_t cap)
+{
+    const struct agent *a = arg;
+
+    return a->server == NULL ? 0 : rdzv_server_waits(a->server, out, cap);
+}
+
 static void on_standstill(void *arg, const char *text, size_t n)
 {
     struct agent *a = arg;
@@ -248,6 +255,7 @@ static cddp_status start_look(struct agent *a, struct cdi_error *err)
     const struct torch_look_options opt = {.warning_ms = a->plan->options->hang_warning_ms,
                                            .host = a->plan->host,
                                            .workers = on_list_workers,
+                                           .waits = on_list_waits,
                                            .say = on_standstill,
                                            .arg = a};
 

@@ -4,8 +4,10 @@
 #include "common/clock.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/python_stack.h"
+#include "launcher/process/sockets.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +39,8 @@ struct torch_look {
     size_t n_found;
     enum torch_standstill kind;
     int64_t quiet_ms;
+    struct page_wait waits[TORCH_WAITS_MAX];
+    size_t n_waits;
     bool refuted; /* the workers' children are busy, or no worker runs Python */
 };
 
@@ -126,6 +130,27 @@ static void read_stack(struct torch_rank *r)
     python_stacks_release(&s);
 }
 
+/* Finds the workers that have the store's connections that wait. */
+static void find_waits(struct torch_look *l)
+{
+    for (size_t i = 0; i < l->n_waits; i++) {
+        const struct page_wait *w = &l->waits[i];
+        struct cdi_address address;
+        uint64_t inode;
+
+        if (!cdi_address_parse(w->address, &address) || !sockets_find(&address, &inode))
+            continue; /* it may be on another node */
+        for (size_t k = 0; k < l->n_found; k++) {
+            struct torch_rank *r = &l->found[k];
+
+            if (r->key[0] != '\0' || !sockets_has(r->pid, inode))
+                continue;
+            (void)snprintf(r->key, sizeof r->key, "%s", w->key);
+            r->key_ms = w->for_ms;
+        }
+    }
+}
+
 static void look_work(uv_work_t *w)
 {
     struct torch_look *l = w->data;
@@ -141,6 +166,8 @@ static void look_work(uv_work_t *w)
         else
             (void)snprintf(l->found[i].why, sizeof l->found[i].why, "not looked at: there was no time");
     }
+    if (!l->refuted && !atomic_load(&l->stopping))
+        find_waits(l);
 }
 
 static void look_say(struct torch_look *l)
@@ -199,8 +226,7 @@ static void look_begin(struct torch_look *l, enum torch_standstill kind, int64_t
         if (l->found[i].quiet && quiet_ms < l->quiet_ms)
             l->quiet_ms = quiet_ms;
     }
-    if (l->opt.more != NULL)
-        l->opt.more(l->opt.arg, l->found, l->n_found);
+    l->n_waits = l->opt.waits == NULL ? 0 : l->opt.waits(l->opt.arg, l->waits, TORCH_WAITS_MAX);
     l->work.data = l;
     l->working = uv_queue_work(l->timer.loop, &l->work, look_work, look_after_work) == 0;
     if (!l->working) {

@@ -7,9 +7,11 @@
 #define TORCH_LOOK_H
 
 #include "launcher/agent/torch_watch.h"
+#include "rendezvous/server.h"
 
 #include <uv.h>
 
+#define TORCH_WAITS_MAX 256
 #define TORCH_WORKERS_MAX 1024 /* of a node; further ones are not watched */
 
 /* A worker that runs and does not use libcddp. */
@@ -26,8 +28,8 @@ struct torch_look_options {
      * loop.
      */
     size_t (*workers)(void *arg, struct torch_worker *out, size_t cap);
-    /* Adds what else is known of these ranks, before their stacks are read; NULL: nothing. From the loop. */
-    void (*more)(void *arg, struct torch_rank *v, size_t n);
+    /* Lists clients of the store that wait for keys, at most cap; NULL: it is not known. From the loop. */
+    size_t (*waits)(void *arg, struct page_wait *out, size_t cap);
     /* A message of n bytes, without a newline at its end. From the loop. */
     void (*say)(void *arg, const char *text, size_t n);
     void *arg;

@@ -88,7 +88,7 @@ static bool is_waiting_frame(const struct python_frame *f)
 /* The innermost frame decides: a function that a backward pass or a hook calls is not PyTorch's. */
 static bool is_waiting(const struct torch_rank *r)
 {
-    return r->n_frames > 0 && is_waiting_frame(&r->frames[0]);
+    return r->key[0] != '\0' || (r->n_frames > 0 && is_waiting_frame(&r->frames[0]));
 }
 
 /* The innermost frame of the program itself, outside of PyTorch; NULL: none is known. */
@@ -124,6 +124,8 @@ static int compare_places(const struct torch_rank *a, const struct torch_rank *b
         by = compare_frames(own_frame(a), own_frame(b));
     if (by == 0)
         by = strcmp(a->last, b->last);
+    if (by == 0)
+        by = strcmp(a->key, b->key);
     return by;
 }
 
@@ -224,6 +226,17 @@ static cddp_status put_names(const struct torch_rank *v, size_t n, const char *h
     return cdi_buf_printf(out, "\n    ranks %s: ", ranks.text);
 }
 
+/* Of ranks that wait for the same key: the shortest time is true for all. */
+static cddp_status put_key(const struct torch_rank *v, size_t n, struct cdi_buf *out)
+{
+    int64_t shortest_ms = v->key_ms;
+
+    for (size_t i = 1; i < n; i++)
+        if (v[i].key_ms < shortest_ms)
+            shortest_ms = v[i].key_ms;
+    return cdi_buf_printf(out, "; waiting for the store's key '%s' for %" PRId64 " s", v->key, shortest_ms / 1000);
+}
+
 /* Writes one line for ranks at one place. */
 static cddp_status put_group(const struct torch_rank *v, size_t n, const char *host, struct cdi_buf *out)
 {
@@ -233,11 +246,7 @@ static cddp_status put_group(const struct torch_rank *v, size_t n, const char *h
         st = put_place(v, out);
     if (st == CDDP_OK && v->last[0] != '\0')
         st = cdi_buf_printf(out, "; %s", v->last);
-    for (size_t i = 0; st == CDDP_OK && i < n && i < GROUPS_SHOWN; i++)
-        if (v[i].waits[0] != '\0')
-            st = n == 1 ? cdi_buf_printf(out, "; waits for %s", v[i].waits)
-                        : cdi_buf_printf(out, "; rank %d waits for %s", v[i].rank, v[i].waits);
-    return st;
+    return st == CDDP_OK && v->key[0] != '\0' ? put_key(v, n, out) : st;
 }
 
 cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standstill kind, int64_t quiet_ms,

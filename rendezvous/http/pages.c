@@ -59,6 +59,23 @@ static json_t *agents_of(const struct page_job *j)
     return all;
 }
 
+static json_t *waits_of(const struct page_job *j)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; all != NULL && i < j->n_clients; i++) {
+        const struct page_wait *w = &j->clients[i];
+        json_t *one = json_pack("{s:s, s:s, s:I, s:f}", "address", w->address, "key", w->key, "missing",
+                                (json_int_t)w->missing, "for_s", (double)w->for_ms / 1e3);
+
+        if (one == NULL || json_array_append_new(all, one) != 0) {
+            json_decref(all);
+            return NULL;
+        }
+    }
+    return all;
+}
+
 static json_t *operations_of(const struct page_job *j)
 {
     json_t *all = json_object();
@@ -82,12 +99,12 @@ static json_t *store_of(const struct page_job *j)
 
 static json_t *job_of(const struct page_job *j)
 {
-    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "run_id",
+    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "run_id",
                      text_of(j->run_id), "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round",
                      (json_int_t)j->round, "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size,
                      "nodes", "present", (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed",
                      (json_int_t)j->needed, "min", (json_int_t)j->min_nodes, "max", (json_int_t)j->max_nodes, "agents",
-                     agents_of(j), "store", store_of(j));
+                     agents_of(j), "store", store_of(j), "waits", waits_of(j));
 }
 
 cddp_status page_json(const struct page_data *s, struct cdi_buf *out)

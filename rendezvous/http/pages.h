@@ -20,6 +20,17 @@ struct page_agent {
     const char *host; /* its name; NULL: unknown */
 };
 
+#define PAGE_WAITS_MAX 64 /* that a page shows of a job */
+#define PAGE_KEY 128
+
+/* A client of the store that waits for keys. */
+struct page_wait {
+    char address[CDI_ADDRESS_TEXT]; /* the client's */
+    char key[PAGE_KEY];             /* the first that is missing; cut; bytes that are no ASCII text are '?' */
+    size_t missing;                 /* keys in all */
+    int64_t for_ms;                 /* since its last request */
+};
+
 struct page_job {
     const char *run_id;
     const char *state; /* one of page_job_states */
@@ -33,6 +44,8 @@ struct page_job {
     uint32_t min_nodes, max_nodes;
     struct page_agent *agents; /* in the order of their ranks */
     size_t n_agents;
+    struct page_wait *clients; /* that wait, the longest first, at most PAGE_WAITS_MAX */
+    size_t n_clients;
     size_t store_connections;
     size_t keys, bytes, bytes_limit, waits, waits_limit;
     uint64_t operations[CDI_C10D_N_OPS]; /* since the job began */

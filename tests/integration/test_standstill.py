@@ -29,6 +29,18 @@ def main():
     wait_for_others()
 main()
 '''
+# The others wait for a key of the store, which rank 2 never sets: a WAIT in PyTorch's protocol.
+KEY = '''
+import os, socket, struct, time
+def planted_sleep():
+    time.sleep(1000)
+def wait_for_key():
+    s = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+    text = lambda b: struct.pack("<Q", len(b)) + b
+    s.sendall(struct.pack("<BI", 0, 0x3C85F7CE) + struct.pack("<BQ", 6, 2) + text(b"planted key") + text(b"other"))
+    s.recv(1)
+planted_sleep() if os.environ["RANK"] == "2" else wait_for_key()
+'''
 # All sleep, work for a while, sleep again; then all end.
 TWICE = '''
 import time
@@ -107,6 +119,14 @@ def test_needs_no_privileges(cddprun):
     if 'setpriv:' in text:
         raise Skip(text.strip())
     check_named(text, 'sleep')
+
+
+def test_names_key_of_the_store(cddprun):
+    with start(cddprun, KEY) as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        text = end(job)
+    assert re.search(r'\n    rank 2 \(pid \d+ on \S+, asleep\): in planted_sleep \(<string>:4\), called from <module>', text), text
+    assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for \d+ s\n", text), text
 
 
 def test_says_it_once_for_each_standstill(cddprun):

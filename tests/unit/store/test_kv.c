@@ -162,6 +162,24 @@ Test(kv, wait_ends_with_its_last_key)
     cdi_kv_destroy(kv);
 }
 
+Test(kv, tells_for_which_key_a_client_waits)
+{
+    struct cdi_kv *kv = new_kv(0);
+    struct waiter w = {0};
+    struct cdi_c10d_bytes key;
+    size_t missing;
+
+    cdi_kv_client_init(&w.client, on_wake);
+    cr_assert_not(cdi_kv_waits_for(&w.client, &key, &missing));
+    (void)wait_for(kv, &w, "a", "b", "c");
+    cr_assert(cdi_kv_waits_for(&w.client, &key, &missing) && missing == 3 && key.len == 1 && *key.data == 'a');
+    (void)cdi_kv_set(kv, S("a"), S("1"), NULL);
+    cr_assert(cdi_kv_waits_for(&w.client, &key, &missing) && missing == 2 && *key.data == 'b');
+    cdi_kv_cancel(kv, &w.client);
+    cr_assert_not(cdi_kv_waits_for(&w.client, &key, &missing));
+    cdi_kv_destroy(kv);
+}
+
 Test(kv, cancelled_wait_frees_everything)
 {
     struct cdi_kv *kv = new_kv(0);

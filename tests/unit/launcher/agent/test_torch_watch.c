@@ -95,7 +95,7 @@ Test(torch_watch, is_over_when_half_of_the_quiet_ones_have_worked)
     cr_assert_not(torch_has_moved(pulses, 4));
     now = go(now, 100, 4, one);
     cr_assert_not(torch_has_moved(pulses, 4));
-    (void)go(now, 1, 4, two);
+    (void)go(now, 3, 4, two);
     cr_assert(torch_has_moved(pulses, 4));
 }
 
@@ -161,13 +161,27 @@ Test(torch_watch, without_a_majority_all_places_are_shown)
     struct torch_rank v[] = {at(0, "b", "x.py", 2), at(1, "a", "x.py", 1)};
 
     v[0].state = 'T';
-    (void)snprintf(v[1].waits, sizeof v[1].waits, "the store's key 'X' for 31 s");
     (void)snprintf(v[1].last, sizeof v[1].last, "last started all_reduce #7");
     cr_assert_str_eq(text_of(v, 2, TORCH_IDLE),
                      "no worker of this node has used its processor for 30 s, and none has ended:\n"
                      "    rank 1 (pid 71 on box, asleep): in a (x.py:1), called from main (train.py:40); last started "
-                     "all_reduce #7; waits for the store's key 'X' for 31 s\n"
+                     "all_reduce #7\n"
                      "    rank 0 (pid 70 on box, stopped by a signal): in b (x.py:2), called from main (train.py:40)");
+}
+
+Test(torch_watch, ranks_that_wait_for_a_key_wait_for_the_others)
+{
+    struct torch_rank v[] = {at(0, "f", "x.py", 2), at(1, "f", "x.py", 2), at(2, "f", "x.py", 2)};
+
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(v[i].key, sizeof v[i].key, "/X");
+        v[i].key_ms = 31999 + i;
+    }
+    cr_assert_str_eq(text_of(v, 3, TORCH_IDLE),
+                     "no worker of this node has used its processor for 30 s, and none has ended:\n"
+                     "    rank 2 (pid 72 on box, asleep): in f (x.py:2), called from main (train.py:40)\n"
+                     "    ranks 0, 1: in f (x.py:2), called from main (train.py:40); waiting for the store's key '/X' "
+                     "for 31 s");
 }
 
 Test(torch_watch, says_why_there_is_no_stack_and_bounds_the_text)

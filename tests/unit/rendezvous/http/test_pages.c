@@ -9,6 +9,7 @@ CDI_SUITE(status);
 
 static struct page_agent agents[] = {
     {"10.0.0.1:40000", 0, 0, 8, "node<1>"}, {"10.0.0.2:40001", 1, 8, 4, "node2"}, {"[::1]:3", -1, 0, 0, NULL}};
+static struct page_wait clients[] = {{"10.0.0.2:40777", "/default_pg/0//X", 2, 31500}};
 static struct page_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
                                   .state = "running",
                                   .why = "",
@@ -23,6 +24,8 @@ static struct page_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
                                   .max_nodes = 4,
                                   .agents = agents,
                                   .n_agents = 3,
+                                  .clients = clients,
+                                  .n_clients = 1,
                                   .store_connections = 12,
                                   .keys = 100,
                                   .bytes = 20000,
@@ -85,7 +88,13 @@ Test(pages, json_has_every_value)
     cr_assert(min == 2 && max == 4);
     agent = json_array_get(json_object_get(job, "agents"), 2);
     cr_assert_null(json_object_get(agent, "node_rank"), "an agent outside the round has no rank");
+    agent = json_array_get(json_object_get(job, "waits"), 0);
+    cr_assert_str_eq(json_string_value(json_object_get(agent, "address")), "10.0.0.2:40777");
+    cr_assert_str_eq(json_string_value(json_object_get(agent, "key")), "/default_pg/0//X");
+    cr_assert_eq(json_integer_value(json_object_get(agent, "missing")), 2);
+    cr_assert_float_eq(json_real_value(json_object_get(agent, "for_s")), 31.5, 1e-6);
     job = json_array_get(json_object_get(root, "jobs"), 1);
+    cr_assert_eq(json_array_size(json_object_get(job, "waits")), 0);
     cr_assert_str_eq(json_string_value(json_object_get(job, "run_id")), "bad ?");
     json_decref(root);
 }
