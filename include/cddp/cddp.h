@@ -75,6 +75,7 @@
 #include <cddp/data.h>
 #include <cddp/checkpoint.h>
 #include <cddp/store.h>
+#include <cddp/log.h>
 
 #ifdef CDDP_EXPERIMENTAL
 #include <cddp/experimental/ddp.h>

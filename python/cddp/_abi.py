@@ -120,6 +120,7 @@ _FUNCTIONS = {
     'cddp_comm_error': (c_int, [c_void_p, POINTER(ErrorInfo)]),
     'cddp_comm_split': (c_int, [POINTER(c_void_p), c_void_p, c_int, c_int, POINTER(SplitOptions)]),
     'cddp_abort': (None, [c_void_p, c_char_p]),
+    'cddp_log': (None, [c_void_p, c_int, c_int, c_char_p]),
     'cddp_rank': (c_int, [c_void_p]),
     'cddp_world_size': (c_int, [c_void_p]),
     'cddp_local_rank': (c_int, [c_void_p]),

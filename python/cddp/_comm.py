@@ -10,6 +10,8 @@ from cddp._arrays import View, like
 
 _OPS = {'sum': Redop.SUM, 'avg': Redop.AVG, 'mean': Redop.AVG, 'max': Redop.MAX, 'min': Redop.MIN, 'prod': Redop.PROD,
         'band': Redop.BAND, 'bor': Redop.BOR, 'bxor': Redop.BXOR}
+_SCOPES = {'rank0': 0, 'node': 1, 'all': 2}
+_LEVELS = {'debug': 0, 'info': 1, 'warning': 2, 'error': 3}
 _OF_COMPLEX = (Redop.SUM, Redop.AVG)  # each part for itself gives the result
 _OF_BOOL = (Redop.MAX, Redop.MIN, Redop.BAND, Redop.BOR, Redop.BXOR)
 
@@ -272,6 +274,17 @@ class Comm:
     def abort(self, why=None):
         """Ends the waits of all ranks on this communicator, with Status.ABORTED; why becomes part of their messages."""
         lib().cddp_abort(self.handle, _text(why))
+
+    def log(self, text, level='info', scope='rank0'):
+        """Prints a line "[rank 3, step 17] text" on stderr, whole, with control characters escaped.
+
+        level          'debug', 'info', 'warning' or 'error'; lines below $CDDP_LOG_LEVEL are dropped
+        scope          'rank0', 'node' (one rank of each node) or 'all': the ranks that print it
+        """
+        if level not in _LEVELS or scope not in _SCOPES:
+            raise ValueError(f'log: level {level!r}, scope {scope!r}; levels are {", ".join(_LEVELS)}; scopes are '
+                             f'{", ".join(_SCOPES)}')
+        lib().cddp_log(self.handle, _SCOPES[scope], _LEVELS[level], str(text).encode(errors='backslashreplace'))
 
     def finalize(self):
         """Leaves the job. Raises the communicator's error if there is one. Does nothing when called again."""

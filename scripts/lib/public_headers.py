@@ -18,5 +18,5 @@ def whole(root, experimental=True):
     inside = ''.join(INSIDE.search((root / 'include' / one[1]).read_text(encoding='utf-8'))[1] for one in INCLUDE.finditer(text))
     rest = FORMAT.sub('', INCLUDE.sub('', text[first.start():]))
     head = FORMAT.sub('', text[:first.start()])
-    return (head + '#include <stddef.h>\n#include <stdint.h>\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n' + inside
+    return (head + '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n' + inside
             + '#ifdef __cplusplus\n}\n#endif\n' + rest)

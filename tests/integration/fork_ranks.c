@@ -90,6 +90,15 @@ static void refuse_collectives(cddp_comm *comm)
     REFUSED(cddp_coll_enqueue, comm, &work, 1, NULL);
 }
 
+static void count_line(void *arg, cddp_log_level level, const char *line)
+{
+    char head[32];
+
+    (void)snprintf(head, sizeof head, "[rank %d", job.rank);
+    if (level == CDDP_LOG_ERROR && strncmp(line, head, strlen(head)) == 0)
+        ++*(int *)arg;
+}
+
 static void refuse_comm(void)
 {
     cddp_checkpoint_item item = {
@@ -100,7 +109,7 @@ static void refuse_comm(void)
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;
     void *p = NULL;
-    int first;
+    int first, n_lines = 0;
 
     REFUSED(cddp_comm_split, &comm, job.comm, 0, 0, NULL);
     REFUSED(cddp_comm_create_group, &comm, job.comm, &job.rank, 1, 0, NULL);
@@ -118,6 +127,11 @@ static void refuse_comm(void)
     REFUSED(cddp_checkpoint_load, job.comm, "/nonexistent", &item, 1, NULL);
     REFUSED(cddp_ddp_create, &ddp, job.comm, &param, 1, NULL);
     CHECK(comm == NULL && ddp == NULL && p == NULL);
+    /* It may log in the name of its parent. */
+    cddp_set_log_callback(count_line, &n_lines);
+    cddp_log(job.comm, CDDP_LOG_ALL, CDDP_LOG_ERROR, "a child");
+    cddp_set_log_callback(NULL, NULL);
+    CHECK(n_lines == 1);
     /* A child may ask who its parent is. */
     CHECK(cddp_rank(job.comm) == job.rank && cddp_world_size(job.comm) == 2 && cddp_world_rank(job.comm, 1) == 1);
 }

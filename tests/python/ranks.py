@@ -185,6 +185,22 @@ def parts():
         assert comm.backend == 'cpu' and comm.restart_count == 0 and comm.stop_requested is False
 
 
+def logs():
+    """Lines with the rank; texts that are not UTF-8, and names that do not exist."""
+    with cddp.init() as comm:
+        comm.log('once\x1b', scope='rank0')
+        comm.log('each', level='error', scope='all')
+        comm.log('dropped', level='debug', scope='all')
+        comm.log(f'odd \udc80 {comm.size}', scope='node')
+        for wrong in ({'level': 'loud'}, {'scope': 'some'}):
+            try:
+                comm.log('x', **wrong)
+            except ValueError as error:
+                assert 'rank0, node, all' in str(error), error
+            else:
+                raise AssertionError(wrong)
+
+
 def reducer():
     """Gradients in buckets, by name, in any order; the memory of a gradient outlives the reducer."""
     import numpy as np

@@ -70,6 +70,13 @@ def test_parts(cddprun):
     passes(cddprun, python_with('numpy'), 'parts')
 
 
+def test_log(cddprun):
+    status, out, err = job(cddprun, sys.executable, 'logs')
+    assert status == 0, out + err
+    assert sorted(line.split('] ', 1)[1] for line in err.splitlines()) == sorted(
+        ['[rank 0] once\\x1b', '[rank 0] each', '[rank 1] each', '[rank 0] odd \\udc80 2']), err
+
+
 def test_reducer(cddprun):
     passes(cddprun, python_with('numpy'), 'reducer')
 

@@ -305,6 +305,21 @@ const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
     return &comm->world;
 }
 
+int cddp_local_rank(const cddp_comm *comm)
+{
+    return comm->world.local_rank;
+}
+
+void cdi_comm_set_step(cddp_comm *comm, uint64_t step)
+{
+    comm->step = step + 1;
+}
+
+uint64_t cdi_comm_step(const cddp_comm *comm)
+{
+    return comm->step;
+}
+
 /* No test forks. */
 cddp_status cdi_comm_own(const char *function, const cddp_comm *comm, struct cdi_error *err)
 {

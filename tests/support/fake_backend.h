@@ -23,6 +23,7 @@ struct cddp_comm {
     struct cdi_memory memory;
     pthread_mutex_t lock;
     pthread_cond_t changed;
+    uint64_t step; /* for cddp_log */
     /* The record. */
     struct cdi_coll ops[FAKE_OPS];
     size_t n_ops; /* enqueued so far: the last ticket */

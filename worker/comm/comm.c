@@ -146,6 +146,16 @@ cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
     return cdi_last_error_return(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }
 
+void cdi_comm_set_step(cddp_comm *comm, uint64_t step)
+{
+    atomic_store_explicit(&comm->step, step + 1, memory_order_relaxed);
+}
+
+uint64_t cdi_comm_step(const cddp_comm *comm)
+{
+    return atomic_load_explicit(&comm->step, memory_order_relaxed);
+}
+
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
 {
     return &comm->world;

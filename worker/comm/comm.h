@@ -36,6 +36,11 @@ struct cdi_grave {
 };
 void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave);
 
+/* The step for the messages of cddp_log: that of the last reducer that has begun one. Any thread. */
+void cdi_comm_set_step(cddp_comm *comm, uint64_t step);
+/* Returns that step plus 1; 0: there is no reducer yet. Any thread. */
+uint64_t cdi_comm_step(const cddp_comm *comm);
+
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);

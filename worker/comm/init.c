@@ -7,6 +7,7 @@
 #include "worker/comm/finalize.h"
 #include "worker/comm/join.h"
 #include "worker/comm/keys.h"
+#include "worker/comm/log.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -21,6 +22,8 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
     int64_t join_s, wait_s;
     cddp_status st = cdi_env_int_or("CDDP_JOIN_TIMEOUT", 1, INT_MAX / 1000, JOIN_TIMEOUT_S, &join_s, err);
 
+    if (st == CDDP_OK)
+        st = cdi_log_check_level(err);
     if (st == CDDP_OK)
         st = cdi_env_int_or("CDDP_TIMEOUT", 1, INT_MAX / 1000, TIMEOUT_S, &wait_s, err);
     if (st != CDDP_OK)

@@ -202,6 +202,8 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         return status;
     }
     cdi_stats_planned(d);
+    if (cdi_comm_step(comm) == 0)
+        cdi_comm_set_step(comm, 0);
     *out = d;
     return CDDP_OK;
 }

@@ -243,6 +243,7 @@ cddp_status cdi_step_next(cddp_ddp *d)
     d->synced = false;
     d->share_complete = false;
     d->step++;
+    cdi_comm_set_step(d->comm, d->step);
     return cdi_plan_update(d);
 }
 
