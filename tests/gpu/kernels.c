@@ -224,6 +224,34 @@ static void check_scans(struct check *c)
     }
 }
 
+/* With the limit of infinity, with one that many numbers exceed, and with one that none does. */
+static void check_finds(struct check *c)
+{
+    static const uint64_t word_of[1] = {0x4200}, infinity_of[] = {0x7c00, 0x7f80, 0x7f800000, 0x7ff0000000000000};
+    struct cdi_launch l;
+
+    fill(c, &c->in, 5);
+    fill(c, &c->out, 6);
+    EACH(t, floats)
+    EACH(n, counts)
+    EACH(a, shifts)
+    for (int k = 0; k < 3; k++) {
+        size_t at = shifts[a] * cddp_dtype_size(floats[t]);
+        uint64_t inf = infinity_of[t], limit = k == 0 ? inf : k == 1 ? inf / 2 : UINT64_MAX;
+        struct cdi_span there = {c->in.card + at, counts[n], floats[t]}, here = {c->in.host + at, counts[n], floats[t]};
+
+        if (counts[n] > c->most || counts[n] == 0)
+            continue;
+        memset(c->out.host, 0, sizeof word_of);
+        CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, sizeof word_of, c->card.stream);
+        (void)cdi_launch_find(&l, c->card.n_sm, &there, word_of, 1, limit, (uint64_t *)(void *)c->out.card);
+        card_launch(&c->card, c->card.stream, &l);
+        (void)cdi_launch_find(&l, c->card.n_sm, &here, word_of, 1, limit, (uint64_t *)(void *)c->out.host);
+        cdi_launch_on_host(&l);
+        compare(c, &c->out, "find", cdi_dtype_name(floats[t]), "", counts[n]);
+    }
+}
+
 /* Slices of many sizes, some empty, with gaps of `odd` bytes. Returns the bytes that they hold. */
 static size_t make_slices(const struct check *c, struct cdi_slice *slice, uint8_t *memory, size_t odd)
 {
@@ -556,6 +584,7 @@ int main(int argc, char **argv)
     check_telling(&c);
     check_scales(&c);
     check_scans(&c);
+    check_finds(&c);
     check_packs(&c);
     check_tallies(&c);
     check_optims(&c);

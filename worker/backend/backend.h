@@ -470,6 +470,14 @@ struct cdi_backend_ops {
     cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                         struct cdi_error *err);
     /*
+     * On a device: *word, memory of the device, becomes the largest of its value and word_of[k] | kind of each span k
+     * that has an element whose magnitude has bits of at least `limit` (math/nonfinite.h), and `kind` is enum
+     * cdi_nonfinite of the worst one. All spans have the same type. Arrays are copied. Nothing waits for the result.
+     * NULL on the host.
+     */
+    cddp_status (*find_nonfinite)(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
+                                  uint64_t limit, uint64_t *word, struct cdi_error *err);
+    /*
      * Computes, over all n spans and in float64, the sum of the squares, or with `largest` the largest magnitude, where
      * a NaN counts as more than infinity. Stores it in *out, memory of the backend; with `add` it includes the value
      * there. The order of the sum depends only on counts and types.

@@ -17,6 +17,7 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_count_args *count = args;
     struct cdi_update_args *update = args;
     struct cdi_lowrank_args *lowrank = args;
+    struct cdi_find_args *find = args;
     struct cdi_signal_args *tell = args;
 
     switch (kernel) {
@@ -44,6 +45,11 @@ static void usable(enum cdi_kernel kernel, void *args)
         tally->partial = standin_host(tally->partial);
         for (uint32_t i = 0; i < tally->n; i++)
             tally->span[i].x = standin_host(tally->span[i].x);
+        break;
+    case CDI_KERNEL_FIND:
+        find->word = standin_host(find->word);
+        for (uint32_t i = 0; i < find->n; i++)
+            find->span[i].x = standin_host(find->span[i].x);
         break;
     case CDI_KERNEL_FOLD:
         fold->partial = standin_host(fold->partial);

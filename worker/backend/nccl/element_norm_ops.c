@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norms and clipping as kernels on the communication stream. */
+/* Norms, clipping, and the search for numbers that are not finite, as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
@@ -37,6 +37,26 @@ cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t
 
         st = cdi_device_launch(&b->device, &l, err);
         x += taken;
+        n -= taken;
+    }
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
+                         uint64_t limit, uint64_t *word, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    while (n > 0 && st == CDDP_OK) {
+        struct cdi_launch l;
+        size_t taken = cdi_launch_find(&l, b->device.n_sm, x, word_of, n, limit, word);
+
+        st = cdi_device_launch(&b->device, &l, err);
+        x += taken;
+        word_of += taken;
         n -= taken;
     }
     cdi_gpu_element_end(b);

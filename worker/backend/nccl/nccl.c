@@ -582,6 +582,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .cast = cdi_gpu_cast,
     .scale = cdi_gpu_scale,
     .scan = cdi_gpu_scan,
+    .find_nonfinite = cdi_gpu_find,
     .norm = cdi_gpu_tally,
     .clip = cdi_gpu_clip,
     .clear = cdi_gpu_clear,

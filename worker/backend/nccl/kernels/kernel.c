@@ -25,6 +25,7 @@ _Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_pi
 _Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_lowrank_args, piece) == 24 &&
                    sizeof(struct cdi_lowrank_args) <= 4000,
                "as above");
+_Static_assert(offsetof(struct cdi_find_args, span) == 24 && sizeof(struct cdi_find_args) <= 4000, "as above");
 
 static uint32_t grid(uint32_t n_sm, uint64_t blocks)
 {
@@ -80,6 +81,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
     case CDI_KERNEL_RIGHT:
     case CDI_KERNEL_PRODUCT:
         return sizeof(struct cdi_lowrank_args);
+    case CDI_KERNEL_FIND:
+        return sizeof(struct cdi_find_args);
     case CDI_KERNEL_SIGNAL:
         return sizeof(struct cdi_signal_args);
     case CDI_N_KERNELS:
@@ -192,15 +195,15 @@ cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x
     return CDDP_OK;
 }
 
-/* Stores as many spans as fit, and returns how many of x they were. */
-static size_t take_spans(struct cdi_kernel_span *span, uint32_t *n_spans, uint32_t *n_chunks, const struct cdi_span *x,
-                         size_t n)
+/* Stores as many spans as fit, `cap` at most, and returns how many of x they were. */
+static size_t take_spans(struct cdi_kernel_span *span, size_t cap, uint32_t *n_spans, uint32_t *n_chunks,
+                         const struct cdi_span *x, size_t n)
 {
     uint64_t chunks = 0;
     size_t i;
 
     *n_spans = 0;
-    for (i = 0; i < n && *n_spans < CDI_KERNEL_SPANS; i++) {
+    for (i = 0; i < n && *n_spans < cap; i++) {
         uint64_t more = x[i].count / CDI_SPAN_CHUNK + (x[i].count % CDI_SPAN_CHUNK != 0);
 
         if (more == 0)
@@ -218,7 +221,7 @@ static size_t take_spans(struct cdi_kernel_span *span, uint32_t *n_spans, uint32
 size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial)
 {
     struct cdi_tally_args *args = &out->args.tally;
-    size_t taken = take_spans(args->span, &args->n, &args->n_chunks, x, n);
+    size_t taken = take_spans(args->span, CDI_KERNEL_SPANS, &args->n, &args->n_chunks, x, n);
 
     args->partial = partial;
     args->largest = largest;
@@ -238,7 +241,7 @@ size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_s
                        const struct cdi_clip *how, const double *sum)
 {
     struct cdi_clip_args *args = &out->args.clip;
-    size_t taken = take_spans(args->span, &args->n, &args->n_chunks, x, n);
+    size_t taken = take_spans(args->span, CDI_KERNEL_SPANS, &args->n, &args->n_chunks, x, n);
 
     args->sum = sum;
     args->max_norm = how->max_norm;
@@ -374,6 +377,22 @@ size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowran
     out->kernel = kernels[step];
     out->grid = grid(n_sm, chunks);
     return i;
+}
+
+size_t cdi_launch_find(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, const uint64_t *word_of,
+                       size_t n, uint64_t limit, uint64_t *word)
+{
+    struct cdi_find_args *args = &out->args.find;
+    size_t taken = take_spans(args->span, CDI_KERNEL_FINDS, &args->n, &args->n_chunks, x, n);
+
+    for (size_t i = 0, k = 0; i < taken; i++)
+        if (x[i].count > 0)
+            args->word_of[k++] = word_of[i];
+    args->word = word;
+    args->limit = limit;
+    out->kernel = CDI_KERNEL_FIND;
+    out->grid = grid(n_sm, args->n_chunks);
+    return taken;
 }
 
 void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word)

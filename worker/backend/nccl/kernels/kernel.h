@@ -26,6 +26,7 @@
 #define CDI_KERNEL_SLICES 120
 /* Per launch of tally or clip, likewise. */
 #define CDI_KERNEL_SPANS 160
+#define CDI_KERNEL_FINDS 120  /* spans per launch of find, likewise */
 #define CDI_SPAN_CHUNK 8192   /* elements of a span that one block takes at a time */
 #define CDI_KERNEL_PIECES 50  /* per launch of update */
 #define CDI_KERNEL_ROWS 16384 /* per launch of count */
@@ -51,6 +52,7 @@
     X(CDI_KERNEL_BASIS, cdi_basis)     \
     X(CDI_KERNEL_RIGHT, cdi_right)     \
     X(CDI_KERNEL_PRODUCT, cdi_product) \
+    X(CDI_KERNEL_FIND, cdi_find)       \
     X(CDI_KERNEL_SIGNAL, cdi_signal)
 
 enum cdi_kernel {
@@ -217,6 +219,18 @@ struct cdi_lowrank_args {
     struct cdi_lowrank_piece piece[CDI_KERNEL_PIECES];
 };
 
+/*
+ * cdi_find: *word becomes the largest of its value and word_of[k] | kind of each span k with an element whose
+ * magnitude has bits of at least `limit` (worker/math/nonfinite.h).
+ */
+struct cdi_find_args {
+    uint64_t *word;
+    uint64_t limit;
+    uint32_t n, n_chunks;
+    struct cdi_kernel_span span[CDI_KERNEL_FINDS]; /* none is empty */
+    uint64_t word_of[CDI_KERNEL_FINDS];
+};
+
 /* cdi_signal, one thread: increments *count, on the device, and copies it to *word, which the host reads. */
 struct cdi_signal_args {
     uint32_t *count, *word;
@@ -237,6 +251,7 @@ struct cdi_launch {
         struct cdi_count_args count;
         struct cdi_update_args update;
         struct cdi_lowrank_args lowrank;
+        struct cdi_find_args find;
         struct cdi_signal_args signal;
     } args;
 };
@@ -295,6 +310,10 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
 /* Fills one step for the first of n matrices: see tally. */
 size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowrank_step step,
                           const struct cdi_lowrank_matrix *m, size_t n, double epsilon);
+
+/* Fills FIND of the first spans, with the words of the same numbers: see tally. */
+size_t cdi_launch_find(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, const uint64_t *word_of,
+                       size_t n, uint64_t limit, uint64_t *word);
 
 /* Fills SIGNAL. */
 void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word);

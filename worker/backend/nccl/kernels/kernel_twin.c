@@ -311,6 +311,25 @@ static size_t product_ranges(const void *args, struct cdi_kernel_range *out, siz
                           cap);
 }
 
+static void run_find(const struct cdi_kernel_thread *t, const void *args)
+{
+    const struct cdi_find_args *a = args;
+    uint64_t most = cdi_find_body(t, a), before = __atomic_load_n(a->word, __ATOMIC_RELAXED);
+
+    while (before < most &&
+           !__atomic_compare_exchange_n(a->word, &before, most, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+static size_t find_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_find_args *a = args;
+
+    put(out, cap, 0, a->word, sizeof *a->word, true);
+    put_spans(out, cap, a->span, a->n, false);
+    return (size_t)a->n + 1;
+}
+
 static void run_tell(const struct cdi_kernel_thread *t, const void *args)
 {
     cdi_signal_body(t, args);
@@ -341,6 +360,7 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_BASIS] = {"cdi_basis", sizeof(struct cdi_lowrank_args), NULL, block_basis, basis_ranges},
     [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
+    [CDI_KERNEL_FIND] = {"cdi_find", sizeof(struct cdi_find_args), run_find, NULL, find_ranges},
     [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, signal_ranges},
 };
 

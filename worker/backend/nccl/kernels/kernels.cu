@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for GPUs alone, without host code. */
+#include "worker/backend/nccl/kernels/element_find.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"
@@ -112,6 +113,18 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     struct cdi_kernel_thread t = this_thread();
 
     cdi_clip_body(&t, &args);
+}
+
+/* --- Numbers that are not finite ---------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_find(const __grid_constant__ struct cdi_find_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+    uint64_t most = cdi_find_body(&t, &args);
+
+    if (most > 0) /* healthy gradients have none */
+        atomicMax((unsigned long long *)args.word, (unsigned long long)most);
 }
 
 /* --- The optimizer ------------------------------------------------------------------------------------------------ */
