@@ -30,7 +30,8 @@
  * never installs a signal handler. One exception: with CDDP_DEBUG=1 in the environment it prints warnings about likely
  * mistakes to stderr (gradients of the first step that are all zero, or the same on every rank; parameters that never
  * change; gradients in `grad` that are written too late). This works on the CPU only, and takes the memory of the
- * gradients once more during the first step.
+ * gradients once more during the first step. With CDDP_NAN_CHECK=warn it logs, as cddp_log() does, which rank has
+ * brought a NaN or an infinity.
  *
  * Processes. What a process has joined, opened or created with libcddp is its own. A child made by fork() may hold
  * copies of it (a data loader, a program that calls exec), and may exit as it likes. Its calls on them disturb nobody:

@@ -156,7 +156,10 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  *
  * Returns CDDP_OK; CDDP_E_STATE (gradients are missing: the error message names them, and the error is sticky, since
  * peers now wait for them. Or another thread is in this function: then the call does nothing); or what a collective may
- * return, also for calls of this step whose status was ignored.
+ * return, also for calls of this step whose status was ignored. With CDDP_NAN_CHECK=error also CDDP_E_NONFINITE: a rank
+ * had a NaN or an infinity in its gradients. With CDDP_CHECK_REPLICAS=N also CDDP_E_MISMATCH, every N steps: parameters
+ * differ between ranks. Every rank gets these two with the same message, which names parameter and rank; the step is
+ * over, and the next one may begin.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 

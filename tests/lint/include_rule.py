@@ -69,7 +69,7 @@ FLOORS = {
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
     'worker/reducer/state': ['verify state', 'arena used check replicate', 'captured debug'],
     'worker/reducer/grads': ['compress own', 'in_place buffers'],
-    'worker/reducer': ['stats stats_text', 'metrics', 'plan', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
+    'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
 }
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.
 SIDEWAYS = {('launcher/agent', 'rendezvous/server.h')}

@@ -92,7 +92,7 @@ static bool close_to(double got, double want, double tolerance)
     return fabs(got - want) <= tolerance * fmax(1, fabs(want));
 }
 
-static void open_ddp(struct job *j, uint32_t flags)
+__attribute__((unused)) static void open_ddp(struct job *j, uint32_t flags)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .stream = j->compute, .flags = flags, .bucket_bytes = 8000};
     cddp_param params[N_PARAMS];

@@ -146,7 +146,9 @@ struct cdi_region {
     X(ALLOC, "cddp_alloc")                     \
     X(REGISTER, "cddp_register")               \
     X(METRIC_REDUCE, "cddp_metric_reduce")     \
-    X(GRAD_NORM, "norm of the gradients")
+    X(GRAD_NORM, "norm of the gradients")      \
+    X(NAN_CHECK, "CDDP_NAN_CHECK")             \
+    X(CHECK_REPLICAS, "CDDP_CHECK_REPLICAS")
 
 /*
  * The caller of a collective: the program itself, one of these functions, or a collective that is made of others, which

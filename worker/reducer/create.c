@@ -5,9 +5,11 @@
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
 #include "worker/reducer/metrics.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
+#include "worker/reducer/replicas.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/check.h"
 #include "worker/reducer/state/debug.h"
@@ -92,6 +94,10 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
     if (status == CDDP_OK)
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
+        status = cdi_nan_init(d, err);
+    if (status == CDDP_OK)
+        status = cdi_replicas_init(d, err);
+    if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
     if (status == CDDP_OK)
         status = cdi_norm_init(d, err);
@@ -103,6 +109,8 @@ static void strip_ddp(cddp_ddp *d)
 {
     cdi_debug_release(d);
     cdi_stats_release(d);
+    cdi_nan_release(d);
+    cdi_replicas_release(d);
     cdi_unused_release(d);
     cdi_uneven_release(d);
     cdi_replicate_release(d);
@@ -129,6 +137,7 @@ static void free_rest(void *ddp)
 {
     cddp_ddp *d = ddp;
 
+    cdi_nan_free(d);
     free(d->order);
     free(d->trial);
     (void)pthread_mutex_destroy(&d->lock);
@@ -176,6 +185,8 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     in.own_everywhere = &own_everywhere;
     in.places = alone == CDDP_OK ? d->in_place.hash : 0;
     in.same_places = &same_places;
+    in.nan_check = alone == CDDP_OK ? (uint64_t)cdi_nan_mode(d) : 0;
+    in.check_replicas = alone == CDDP_OK ? cdi_replicas_period(d) : 0;
     status = cdi_verify(comm, &in, alone == CDDP_OK ? NULL : &local, err);
 
     if (alone != CDDP_OK)

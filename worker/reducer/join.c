@@ -2,6 +2,7 @@
 /* cddp_ddp_join: a rank whose samples are used up takes part in the steps of the others. */
 #include "worker/reducer/grads/buffers.h"
 #include "worker/reducer/launch.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/replicate.h"
@@ -15,7 +16,7 @@
 static cddp_status shadow_step(cddp_ddp *d, int *active)
 {
     cddp_status st = cdi_buffers_sync(d, false);
-    struct cdi_error err;
+    struct cdi_error err, bad;
 
     if (st == CDDP_OK)
         st = cdi_plan_sort_idle(d);
@@ -29,6 +30,10 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
     }
     if (st == CDDP_OK)
         st = cdi_unused_fill(d);
+    if (st == CDDP_OK)
+        st = cdi_nan_send(d);
+    if (st == CDDP_OK)
+        st = cdi_step_check(d, &bad); /* the ranks that train return it; this one goes on with them */
     if (st == CDDP_OK)
         st = cdi_step_complete(d);
     if (st == CDDP_OK && cdi_uneven_count(d, active, &err) != CDDP_OK)

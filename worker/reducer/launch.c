@@ -4,6 +4,7 @@
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 #include "worker/reducer/state/arena.h"
@@ -21,7 +22,9 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
     for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
         status = d->ops->wait_stream(d->b, f->stream[s], err);
     f->n_streams = 0;
-    return status == CDDP_OK ? cdi_own_gather(d, i, err) : status;
+    if (status == CDDP_OK)
+        status = cdi_own_gather(d, i, err);
+    return status == CDDP_OK ? cdi_nan_look_there(d, i, err) : status;
 }
 
 cddp_status cdi_launch_finish(cddp_ddp *d, size_t b, struct cdi_error *err)

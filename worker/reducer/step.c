@@ -11,8 +11,10 @@
 
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/launch.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
+#include "worker/reducer/replicas.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/check.h"
@@ -132,9 +134,11 @@ static cddp_status step_ready(cddp_ddp *ddp, size_t i, void *stream)
 
     if (status == CDDP_OK && ddp->ops->on_device) {
         status = note_stream(ddp, i, stream);
-    } else if (status == CDDP_OK && now && ddp->params[i].grad != NULL) {
+    } else if (status == CDDP_OK && now && (ddp->params[i].grad != NULL || ddp->nan != NULL)) {
         (void)pthread_mutex_unlock(&ddp->lock);
-        memcpy(cdi_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
+        if (ddp->params[i].grad != NULL)
+            memcpy(cdi_arena_grad(ddp, i), ddp->params[i].grad, ddp->plan.grads[i].bytes);
+        cdi_nan_look(ddp, i);
         (void)pthread_mutex_lock(&ddp->lock);
     }
     if (status == CDDP_OK && now) {
@@ -264,6 +268,32 @@ cddp_status cdi_step_close(cddp_ddp *d)
         (void)step_name_missing(d, &err);
         status = cdi_ddp_fail_misuse(d, &err);
     }
+    return status == CDDP_OK ? cdi_nan_send(d) : status;
+}
+
+cddp_status cdi_step_check(cddp_ddp *d, struct cdi_error *bad)
+{
+    cddp_status status;
+
+    bad->status = CDDP_OK;
+    status = cdi_nan_verdict(d, bad);
+    return status == CDDP_OK && bad->status == CDDP_OK ? cdi_replicas_check(d, bad) : status;
+}
+
+/* Completes a step with bad numbers: an optimizer must not use them. */
+static cddp_status complete_bad(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg)
+{
+    cddp_status status = CDDP_OK;
+    struct cdi_error err;
+
+    if (!d->sharded)
+        return complete(d, arg);
+    if (!d->ops->on_device)
+        status = cdi_ddp_join_ticket(d, d->enqueued);
+    if (status == CDDP_OK)
+        status = cdi_step_complete_share(d);
+    if (status == CDDP_OK && d->ops->on_device && d->ops->stream_wait(d->b, 0, d->stream, &err) != CDDP_OK)
+        status = cdi_ddp_set_error(d, &err);
     return status;
 }
 
@@ -284,6 +314,7 @@ static cddp_status refuse_second(const cddp_ddp *d)
 
 cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg)
 {
+    struct cdi_error bad = {.status = CDDP_OK};
     cddp_status status;
 
     (void)pthread_mutex_lock(&ddp->lock);
@@ -294,9 +325,11 @@ cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*complete)(cddp_ddp *d, 
     }
     ddp->finishing = true;
     status = cdi_step_close(ddp);
+    if (status == CDDP_OK)
+        status = cdi_step_check(ddp, &bad);
     if (status == CDDP_OK) {
         cdi_debug_complete(ddp);
-        status = complete(ddp, arg);
+        status = bad.status == CDDP_OK ? complete(ddp, arg) : complete_bad(ddp, complete, arg);
     }
     if (status == CDDP_OK) {
         cdi_debug_completed(ddp);
@@ -304,6 +337,8 @@ cddp_status cdi_step_finish(cddp_ddp *ddp, cddp_status (*complete)(cddp_ddp *d, 
     }
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&ddp->sticky);
+    else if (bad.status != CDDP_OK)
+        status = cdi_last_error_set(&bad);
     ddp->finishing = false;
     (void)pthread_mutex_unlock(&ddp->lock);
     return status;

@@ -11,8 +11,14 @@
  */
 cddp_status cdi_step_close(cddp_ddp *d);
 /*
- * Ends a step, without the lock: cdi_step_close, then `complete` with the lock held, which brings the means to where
- * they belong, then cdi_step_next. Sets the thread's last error.
+ * Waits for what the ranks have found out about the step's numbers, after cdi_step_close: sets *bad if they are bad,
+ * on every rank alike; its status is CDDP_OK otherwise. Sets the sticky error.
+ */
+cddp_status cdi_step_check(cddp_ddp *d, struct cdi_error *bad);
+/*
+ * Ends a step, without the lock: cdi_step_close, cdi_step_check, then `complete` with the lock held, which brings the
+ * means to where they belong, then cdi_step_next. Bad numbers do not keep the step from its end. Sets the thread's last
+ * error.
  */
 cddp_status cdi_step_finish(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg);
 /* Waits until the means are in the arena (on a device: enqueues it); every bucket was launched. Sets the sticky error.

@@ -16,6 +16,7 @@
 #include "worker/reducer/unused.h"
 
 #include "worker/reducer/launch.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/used.h"
@@ -190,6 +191,8 @@ static cddp_status unused_close_param(cddp_ddp *d, size_t i)
     }
     if (st != CDDP_OK)
         return cdi_ddp_fail_misuse(d, &err);
+    if (!u->missing[i])
+        cdi_nan_look(d, i);
     return cdi_launch_count_down(d, i);
 }
 

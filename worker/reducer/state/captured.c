@@ -27,6 +27,10 @@ static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
         return refuse(err, "a communication hook cannot be captured");
     if (d->powersgd != NULL)
         return refuse(err, "PowerSGD cannot be captured");
+    if (d->nan != NULL)
+        return refuse(err,
+                      "with CDDP_NAN_CHECK the host learns at the end of each step what the ranks have found, which "
+                      "cannot be captured: unset it");
     if ((d->flags & NEVER) != 0)
         return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks exchange in each "
                            "step which gradients they used, which cannot be captured");

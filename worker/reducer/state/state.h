@@ -10,9 +10,9 @@
  * - state: verify (the comparison at creation), this file; arena, used, check, replicate (where gradients are, which of
  *   them were used, input, copies to all ranks); captured (CUDA graphs), debug (warnings).
  * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers.
- * - reducer: plan (which gradient is in which bucket), powersgd, hook; launch (counts gradients down, and hands buckets
- *   to the backend); unused, uneven (missing gradients, ranks with fewer samples); step (grad_ready and wait); join,
- *   norm, powersgd_checkpoint; create.
+ * - reducer: plan (which gradient is in which bucket), nan_check, replicas (wrong numbers), powersgd, hook; launch
+ * (counts gradients down, and hands buckets to the backend); unused, uneven (missing gradients, ranks with fewer
+ * samples); step (grad_ready and wait); join, norm, powersgd_checkpoint; create.
  */
 #ifndef CDI_REDUCER_STATE_H
 #define CDI_REDUCER_STATE_H
@@ -135,6 +135,8 @@ struct cdi_ddp_waits {
 struct cdi_ddp_stats; /* private to reducer/stats.c */
 struct cdi_metrics;   /* private to reducer/metrics.c */
 struct cdi_ddp_debug; /* private to debug.c */
+struct cdi_nan_check; /* private to nan_check.c */
+struct cdi_replicas;  /* private to replicas.c */
 struct cdi_item_ops;
 
 struct cddp_ddp {
@@ -158,9 +160,11 @@ struct cddp_ddp {
     struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
     struct cdi_ddp_stats *stats;   /* NULL: nothing is measured; the lock covers what it points to, and waits */
     struct cdi_ddp_waits waits;
-    struct cdi_metrics *metrics; /* NULL: CDDP_METRICS_FILE is not set */
-    bool has_own;                /* some gradients are in the user's memory */
-    struct cdi_ddp_own own;      /* the lock covers its list */
+    struct cdi_metrics *metrics;   /* NULL: CDDP_METRICS_FILE is not set */
+    struct cdi_nan_check *nan;     /* NULL: CDDP_NAN_CHECK is off */
+    struct cdi_replicas *replicas; /* NULL: CDDP_CHECK_REPLICAS is not set */
+    bool has_own;                  /* some gradients are in the user's memory */
+    struct cdi_ddp_own own;        /* the lock covers its list */
     struct cdi_ddp_in_place in_place;
     size_t n_buffers;
     struct cdi_slice *slices; /* the parameters, then the buffers */

@@ -25,6 +25,8 @@ enum {
     F_LAST_BUCKET_BYTES,
     F_FLAGS,
     F_COMM_DTYPE,
+    F_NAN_CHECK,
+    F_CHECK_REPLICAS,
     F_ALL_OWN,
     F_PLACES,
     N_FIELDS
@@ -325,6 +327,23 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
     return CDDP_OK;
 }
 
+/* Compares the variables of the environment by which the ranks check each other's numbers. */
+static cddp_status compare_checks(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
+{
+    static const char *const modes[] = {"off", "warn", "error"};
+
+    if (a[F_NAN_CHECK] != b[F_NAN_CHECK] && a[F_NAN_CHECK] < 3 && b[F_NAN_CHECK] < 3)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "CDDP_NAN_CHECK is %s on rank 0 but %s on rank %d: it must be the same on every rank",
+                        modes[a[F_NAN_CHECK]], modes[b[F_NAN_CHECK]], other);
+    if (a[F_CHECK_REPLICAS] != b[F_CHECK_REPLICAS])
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "CDDP_CHECK_REPLICAS is %" PRIu64 " on rank 0 but %" PRIu64
+                        " on rank %d: it must be the same on every rank",
+                        a[F_CHECK_REPLICAS], b[F_CHECK_REPLICAS], other);
+    return CDDP_OK;
+}
+
 static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records,
                                    const struct cdi_error *local, struct cdi_error *err)
 {
@@ -343,7 +362,7 @@ static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, 
         if (record[F_N_PARAMS] != records[F_N_PARAMS] || record[F_HASH] != records[F_HASH] ||
             record[F_LIST_BYTES] != records[F_LIST_BYTES])
             return find_difference(comm, mine, records, r, err);
-        if (compare_options(records, record, r, err) != CDDP_OK) {
+        if (compare_options(records, record, r, err) != CDDP_OK || compare_checks(records, record, r, err) != CDDP_OK) {
             if (err != NULL)
                 err->blamed = cdi_rank_of_job(cdi_comm_world(comm), r) + 1;
             return CDDP_E_MISMATCH;
@@ -383,6 +402,8 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_LAST_BUCKET_BYTES] = in->last_bucket_bytes;
         mine[F_FLAGS] = in->flags;
         mine[F_COMM_DTYPE] = in->comm_dtype;
+        mine[F_NAN_CHECK] = in->nan_check;
+        mine[F_CHECK_REPLICAS] = in->check_replicas;
         mine[F_ALL_OWN] = in->all_own;
         mine[F_PLACES] = in->places;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checks that all ranks describe the same model. Before a reducer is made, ranks compare their arguments: one
- * all-gather of 88 bytes if they agree, and two more broadcasts if not, so that every rank can name the difference.
+ * all-gather of 104 bytes if they agree, and two more broadcasts if not, so that every rank can name the difference.
  */
 #ifndef CDI_REDUCER_VERIFY_H
 #define CDI_REDUCER_VERIFY_H
@@ -21,7 +21,8 @@ struct cdi_verify_input {
     bool all_own;         /* this rank's gradients are all in the user's memory; may differ between ranks */
     bool *own_everywhere; /* set to true if it is so on every rank; written on success. May be NULL */
     uint64_t places;      /* the addresses of the gradients, as one number; 0: nowhere in particular. May differ */
-    bool *same_places;    /* set to true if it is equal on every rank, and not 0. Otherwise like own_everywhere */
+    uint64_t nan_check, check_replicas; /* of the environment: nan_check.h, replicas.h */
+    bool *same_places; /* set to true if it is equal on every rank, and not 0. Otherwise like own_everywhere */
 };
 
 /*

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/reducer/nan_check.h"
+
+#include "common/env.h"
+#include "common/rank_list.h"
+#include "worker/base/dtype.h"
+#include "worker/math/nonfinite.h"
+#include "worker/reducer/state/arena.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#define MODE_ENV "CDDP_NAN_CHECK"
+#define LINES 8 /* warnings in one step, before one that says that there are more */
+
+/* A word, from the highest bit: the parameter plus 1, since a backward pass makes the last one first; the highest rank
+ * minus the rank; the kind. */
+#define PARAM_SHIFT 32
+#define RANK_SHIFT 8
+#define RANK_MAX 0xffffff
+
+/* One step's exchange. */
+struct round {
+    uint64_t word;   /* of all ranks, once ticket is complete */
+    uint64_t ticket; /* 0: none */
+    uint64_t step;
+};
+
+struct cdi_nan_check {
+    enum cdi_nan_mode mode;
+    uint64_t limit;         /* for float32 */
+    _Atomic uint64_t found; /* on the host: this rank's first finding in this step */
+    _Atomic int n_lines;    /* warnings in this step */
+    uint64_t mine;          /* `found`, while it is being reduced */
+    uint64_t *there;        /* on a device: two words, of even and of odd steps. NULL: on the host */
+    struct cdi_span *spans; /* of one bucket, with their words */
+    uint64_t *words;
+    struct round round[2]; /* of even and of odd steps */
+    bool sent;             /* in this step */
+};
+
+/* ---------------------------------------------------------------------------------------------------- creation -- */
+
+static cddp_status read_mode(enum cdi_nan_mode *mode, struct cdi_error *err)
+{
+    static const char *const names[] = {[CDI_NAN_OFF] = "off", [CDI_NAN_WARN] = "warn", [CDI_NAN_ERROR] = "error"};
+    const char *text = cdi_env_str(MODE_ENV);
+
+    *mode = CDI_NAN_OFF;
+    for (size_t k = 0; text != NULL && k < sizeof names / sizeof names[0]; k++)
+        if (strcasecmp(text, names[k]) == 0) {
+            *mode = (enum cdi_nan_mode)k;
+            text = NULL;
+        }
+    if (text == NULL)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, MODE_ENV "='%.64s' is not off, warn or error", text);
+}
+
+static cddp_status init_there(cddp_ddp *d, struct cdi_nan_check *n, struct cdi_error *err)
+{
+    void *words = NULL;
+    cddp_status st;
+
+    n->spans = calloc(d->n_params, sizeof *n->spans);
+    n->words = calloc(d->n_params, sizeof *n->words);
+    if (n->spans == NULL || n->words == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
+    st = cdi_backend_zeros(d->ops, d->b, 2 * sizeof *n->there, &words, err);
+    n->there = words;
+    return st;
+}
+
+cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err)
+{
+    enum cdi_nan_mode mode;
+    cddp_status st = read_mode(&mode, err);
+    double factor = 1;
+
+    if (st != CDDP_OK || mode == CDI_NAN_OFF)
+        return st;
+    if (d->n_params >= UINT32_MAX || cdi_comm_world(d->comm)->size > RANK_MAX)
+        return cdi_fail(err, CDDP_E_LIMIT, MODE_ENV " is possible for %u parameters and %d ranks", UINT32_MAX - 1,
+                        RANK_MAX);
+    d->nan = calloc(1, sizeof *d->nan);
+    if (d->nan == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
+    d->nan->mode = mode;
+    if (d->ops->on_device && d->comm_dtype == CDDP_FLOAT16 && (d->flags & CDDP_DDP_SUM) == 0)
+        factor = 1.0 / cdi_comm_world(d->comm)->size; /* see compress.c */
+    d->nan->limit = cdi_nonfinite_limit(CDDP_FLOAT32, d->comm_dtype, factor);
+    return d->ops->on_device ? init_there(d, d->nan, err) : CDDP_OK;
+}
+
+enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d)
+{
+    return d->nan != NULL ? d->nan->mode : CDI_NAN_OFF;
+}
+
+/* ------------------------------------------------------------------------------------------------- the messages -- */
+
+uint64_t cdi_nan_word(size_t param, int rank, int kind)
+{
+    return ((uint64_t)param + 1) << PARAM_SHIFT | (uint64_t)(RANK_MAX - rank) << RANK_SHIFT | (uint64_t)kind;
+}
+
+static size_t param_of(uint64_t word)
+{
+    return (size_t)(word >> PARAM_SHIFT) - 1;
+}
+
+static int rank_of(uint64_t word)
+{
+    return RANK_MAX - (int)(word >> RANK_SHIFT & RANK_MAX);
+}
+
+/* Writes "the gradient of 'x' (bucket 1) has NaN". */
+static void describe_one(const cddp_ddp *d, uint64_t word, char *buf, size_t cap)
+{
+    enum cdi_nonfinite kind = (enum cdi_nonfinite)(word & 0xff);
+    size_t i = param_of(word);
+    char large[64];
+
+    (void)snprintf(large, sizeof large, "a number that %s cannot hold", cdi_dtype_name(d->comm_dtype));
+    (void)snprintf(buf, cap, "the gradient of '%.200s' (bucket %zu) has %s", d->params[i].name, d->plan.grads[i].bucket,
+                   kind == CDI_NAN   ? "NaN"
+                   : kind == CDI_INF ? "an infinity"
+                                     : large);
+}
+
+void cdi_nan_describe(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err)
+{
+    struct cdi_rank_list same = {.n = 0}, others = {.n = 0};
+    uint64_t first = 0, kind = 0;
+    char what[320], also[CDI_RANK_LIST_SHOWN * 12 + 96] = "";
+
+    for (int r = 0; r < n; r++)
+        first = words[r] > first ? words[r] : first;
+    for (int r = 0; r < n; r++) {
+        bool has = words[r] != 0, it = has && param_of(words[r]) == param_of(first);
+
+        if (has)
+            cdi_rank_list_add(it ? &same : &others, r);
+        if (it && (words[r] & 0xff) > kind)
+            kind = words[r] & 0xff;
+    }
+    describe_one(d, (first & ~(uint64_t)0xff) | kind, what, sizeof what);
+    if (others.n > 0)
+        (void)snprintf(also, sizeof also, "; such numbers in other gradients come from rank%s %s",
+                       others.n == 1 ? "" : "s", others.text);
+    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), same.first), CDDP_E_NONFINITE,
+                      "step %" PRIu64 ": %s; rank%s %s brought it%s", step, what, same.n == 1 ? "" : "s", same.text,
+                      also);
+    if (d->name != NULL)
+        (void)cdi_error_wrap(err, "model '%.64s'", d->name);
+}
+
+/* Logs a finding of this rank. */
+static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
+{
+    char what[320], text[480];
+    int line = atomic_fetch_add(&d->nan->n_lines, 1);
+
+    if (line > LINES)
+        return;
+    describe_one(d, word, what, sizeof what);
+    if (line == LINES)
+        (void)snprintf(text, sizeof text, "more gradients of step %" PRIu64 " have NaN or an infinity", step);
+    else
+        (void)snprintf(text, sizeof text, "%s%.64s%sstep %" PRIu64 ": %s", d->name != NULL ? "model '" : "",
+                       d->name != NULL ? d->name : "", d->name != NULL ? "': " : "", step, what);
+    cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
+}
+
+/* ------------------------------------------------------------------------------------------------- the search ---- */
+
+static uint64_t limit_of(const cddp_ddp *d, cddp_dtype dtype)
+{
+    return dtype == CDDP_FLOAT32 ? d->nan->limit : cdi_nonfinite_inf(dtype);
+}
+
+void cdi_nan_look(cddp_ddp *d, size_t i)
+{
+    const void *x;
+    uint64_t word, before;
+    cddp_dtype dtype;
+    enum cdi_nonfinite kind;
+
+    if (d->nan == NULL || d->ops->on_device || i >= d->n_params)
+        return;
+    x = cdi_arena_grad(d, i);
+    dtype = d->params[i].grad_dtype;
+    kind = cdi_nonfinite_worst(x, d->params[i].count, dtype, limit_of(d, dtype));
+    if (kind == CDI_FINITE)
+        return;
+    word = cdi_nan_word(i, cdi_comm_world(d->comm)->rank, (int)kind);
+    before = atomic_load(&d->nan->found);
+    while (before < word && !atomic_compare_exchange_weak(&d->nan->found, &before, word))
+        ;
+    if (d->nan->mode == CDI_NAN_WARN)
+        warn(d, word, d->step);
+}
+
+/* Returns the part of gradient i that bucket b holds. */
+static struct cdi_span part_in_bucket(cddp_ddp *d, size_t i, size_t b)
+{
+    const struct cdi_grad *g = &d->plan.grads[i];
+    size_t at = (b - g->bucket) * g->piece, bytes = g->bytes - at;
+
+    if (b + 1 < g->bucket + g->n_parts)
+        bytes = g->piece;
+    return (struct cdi_span){(char *)cdi_arena_grad(d, i) + at, bytes / cddp_dtype_size(g->dtype), g->dtype};
+}
+
+cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err)
+{
+    struct cdi_nan_check *n = d->nan;
+    size_t k = 0;
+
+    if (n == NULL || n->there == NULL || d->shadow)
+        return CDDP_OK;
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        if (b < g->bucket || b >= g->bucket + g->n_parts || (d->unused.missing != NULL && d->unused.missing[i]))
+            continue;
+        n->spans[k] = part_in_bucket(d, i, b);
+        n->words[k++] = cdi_nan_word(i, cdi_comm_world(d->comm)->rank, CDI_FINITE);
+    }
+    if (k == 0)
+        return CDDP_OK;
+    return d->ops->find_nonfinite(d->b, n->spans, n->words, k, limit_of(d, d->plan.b[b].dtype), &n->there[d->step % 2],
+                                  err);
+}
+
+/* ---------------------------------------------------------------------------------------- the end of a step ------ */
+
+cddp_status cdi_nan_send(cddp_ddp *d)
+{
+    struct cdi_nan_check *n = d->nan;
+    struct cdi_error err;
+    struct cdi_coll op;
+    struct round *r;
+    cddp_status st;
+
+    if (n == NULL || n->sent || (n->mode == CDI_NAN_WARN && n->there == NULL))
+        return CDDP_OK;
+    r = &n->round[d->step % 2];
+    n->mine = atomic_load(&n->found);
+    *r = (struct round){.step = d->step};
+    op = (struct cdi_coll){.kind = CDI_ALL_REDUCE,
+                           .in = n->there != NULL ? &n->there[d->step % 2] : &n->mine,
+                           .out = &r->word,
+                           .count = 1,
+                           .dtype = CDDP_UINT64,
+                           .op = CDDP_MAX,
+                           .bucket = -1,
+                           .asked = CDI_ASKED_NAN_CHECK,
+                           .lazy = true};
+    st = cdi_ddp_enqueue(d, &op, &r->ticket);
+    n->sent = st == CDDP_OK;
+    if (st == CDDP_OK && n->there != NULL && /* that of the next step */
+        d->ops->clear(d->b, &n->there[(d->step + 1) % 2], sizeof *n->there, &err) != CDDP_OK)
+        st = cdi_ddp_set_error(d, &err);
+    return st;
+}
+
+/* Exchanges what each rank has found, after all ranks have learned that there is something. */
+static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
+{
+    int size = cdi_comm_world(d->comm)->size;
+    uint64_t *words = calloc((size_t)size, sizeof *words);
+    const void *mine = d->nan->there != NULL ? &d->nan->there[d->step % 2] : &d->nan->mine;
+    enum cdi_asked before;
+    struct cdi_error err;
+    cddp_status st;
+
+    if (words == NULL) {
+        (void)cdi_fail(&err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+        return cdi_ddp_fail_misuse(d, &err); /* the others wait for this rank */
+    }
+    before = cdi_comm_ask(CDI_ASKED_NAN_CHECK);
+    (void)pthread_mutex_unlock(&d->lock);
+    st = cdi_comm_all_gather(d->comm, mine, words, 1, CDDP_UINT64, &err);
+    (void)pthread_mutex_lock(&d->lock);
+    (void)cdi_comm_ask(before);
+    if (st == CDDP_OK)
+        cdi_nan_describe(d, d->step, words, size, bad);
+    else
+        st = cdi_ddp_set_error(d, &err);
+    free(words);
+    return st;
+}
+
+/* Logs a finding on the rank that brought it, on a device, once its round is complete. */
+static void report_late(cddp_ddp *d, struct round *r)
+{
+    if (r->word != 0 && rank_of(r->word) == cdi_comm_world(d->comm)->rank)
+        warn(d, r->word, r->step);
+    *r = (struct round){.ticket = 0};
+}
+
+cddp_status cdi_nan_verdict(cddp_ddp *d, struct cdi_error *bad)
+{
+    struct cdi_nan_check *n = d->nan;
+    cddp_status st = CDDP_OK;
+    struct round *r;
+
+    if (n == NULL)
+        return CDDP_OK;
+    r = &n->round[(d->step + (n->mode == CDI_NAN_WARN)) % 2]; /* "warn": the previous step's */
+    if (r->ticket > 0)
+        st = cdi_ddp_join_ticket(d, r->ticket);
+    if (st == CDDP_OK && n->mode == CDI_NAN_WARN)
+        report_late(d, r);
+    else if (st == CDDP_OK && r->word != 0)
+        st = ask_all(d, bad);
+    atomic_store(&n->found, 0);
+    atomic_store(&n->n_lines, 0);
+    n->sent = false;
+    return st;
+}
+
+void cdi_nan_release(cddp_ddp *d)
+{
+    struct cdi_nan_check *n = d->nan;
+
+    if (n == NULL)
+        return;
+    for (int k = 0; k < 2 && n->mode == CDI_NAN_WARN && n->there != NULL; k++)
+        if (n->round[k].ticket > 0 && n->round[k].ticket <= d->joined)
+            report_late(d, &n->round[k]);
+    if (n->there != NULL)
+        d->ops->release(d->b, n->there);
+    n->there = NULL;
+}
+
+void cdi_nan_free(cddp_ddp *d)
+{
+    if (d->nan == NULL)
+        return;
+    free(d->nan->spans);
+    free(d->nan->words);
+    free(d->nan);
+}

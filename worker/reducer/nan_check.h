@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CDDP_NAN_CHECK: each rank looks for NaN and infinities in its own gradients before they are reduced. Without the
+ * variable these functions do nothing.
+ *
+ * "warn" needs no agreement: the rank that brings the number logs it. With "error" all ranks must end the step alike,
+ * so they reduce one word at its end, which holds the first bad gradient; only if there is one, they exchange who
+ * brought what. The sum itself is not searched: that would be a second pass over all gradients, and a communication
+ * hook or PowerSGD may hide the number there.
+ *
+ * On a device a kernel looks at each bucket before it starts, and the word stays there until it is reduced. "error"
+ * then makes the host wait at the end of each step; "warn" reports one step later, so that the host does not wait.
+ */
+#ifndef CDI_REDUCER_NAN_CHECK_H
+#define CDI_REDUCER_NAN_CHECK_H
+
+#include "worker/reducer/state/state.h"
+
+enum cdi_nan_mode { CDI_NAN_OFF, CDI_NAN_WARN, CDI_NAN_ERROR };
+
+/* Reads the variable. CDDP_OK, CDDP_E_INVALID, CDDP_E_NOMEM, errors of the device. */
+cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err);
+/* Logs what is still to be logged, if the last step is over, and frees memory of the backend. */
+void cdi_nan_release(cddp_ddp *d);
+/* Frees the rest, which operations in flight may use. */
+void cdi_nan_free(cddp_ddp *d);
+enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d);
+
+/* On the host: looks at gradient i of this step, where it is reduced. Any thread, without the lock or with it. */
+void cdi_nan_look(cddp_ddp *d, size_t i);
+/* On a device: enqueues the same for the gradients of bucket b, except for those that this rank has not made. */
+cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err);
+/* Enqueues, with the lock held and after all buckets, the reduction of the finding. Sets the sticky error. */
+cddp_status cdi_nan_send(cddp_ddp *d);
+/*
+ * Ends the check of this step, with the lock held: sets *bad to CDDP_E_NONFINITE if there is a finding and the mode is
+ * "error", on every rank alike. Waits for the ranks. Returns CDDP_OK, or the sticky error.
+ */
+cddp_status cdi_nan_verdict(cddp_ddp *d, struct cdi_error *bad);
+
+/* For tests. One finding as a number: of several the largest one counts. 0: none. */
+uint64_t cdi_nan_word(size_t param, int rank, int kind);
+/* Describes, in err, what the ranks of `world` found: n words, one of them not 0. */
+void cdi_nan_describe(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err);
+
+#endif
