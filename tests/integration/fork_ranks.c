@@ -150,6 +150,7 @@ static void refuse_reducer(void)
     REFUSED(cddp_ddp_wait, job.ddp);
     REFUSED(cddp_ddp_sync_buffers, job.ddp);
     REFUSED(cddp_ddp_join, job.ddp);
+    REFUSED(cddp_ddp_get_stats, job.ddp, NULL);
     REFUSED(cddp_ddp_set_hook, job.ddp, NULL);
     REFUSED(cddp_ddp_set_powersgd, job.ddp, NULL);
     REFUSED(cddp_ddp_grad_norm, job.ddp, 2, &norm);
