@@ -11,6 +11,7 @@ import os
 import resource
 import shlex
 import statistics
+import time
 
 import common
 
@@ -61,9 +62,11 @@ def all_reduce(args):
 
 
 def training(args):
-    seen = {mode: [] for mode in MODES}
+    modes = ('on', 'off')
+    seen = {mode: [] for mode in modes}
     for k in range(args.steps_rounds):
-        for mode in in_turn(k):
+        for mode in modes if k % 2 else reversed(modes):
+            time.sleep(args.pause)
             lines, cpu_s = run(args, mode, 2, os.path.join(args.build, 'bench', 'mlp_train'), 'alternate', '64', str(args.steps))
             line = {**lines[-1], 'cpu_s': cpu_s}
             line['exposed'] = line['grads_ms'] / line['alone_ms'] - 1
@@ -73,11 +76,10 @@ def training(args):
                   f'{cpu_s:6.2f} s of processors; exposed {100 * line["exposed"]:6.1f} %, the library says {100 * line["library_exposed"]:5.1f} %', flush=True)
     found = {'rounds': seen, 'exposed': spread([line['exposed'] for line in seen['on']]),
              'library_exposed': spread([line['library_exposed'] for line in seen['on']])}
-    for other in 'off', 'none':
-        for name in 'grads_ms', 'cpu_s':
-            found[f'{name}_on_to_{other}'] = spread([on[name] / one[name] for on, one in zip(seen['on'], seen[other])])
+    for name in 'grads_ms', 'cpu_s':
+        found[f'{name}_on_to_off'] = spread([on[name] / off[name] for on, off in zip(seen['on'], seen['off'])])
     found['apart_points'] = 100 * abs(found['exposed']['median'] - found['library_exposed']['median'])
-    for name in ('grads_ms_on_to_off', 'grads_ms_on_to_none', 'cpu_s_on_to_off', 'cpu_s_on_to_none'):
+    for name in 'grads_ms_on_to_off', 'cpu_s_on_to_off':
         one = found[name]
         print(f'{name:24}{one["median"]:8.4f}  ({one["min"]:.3f} to {one["max"]:.3f})')
     print(f'exposed: {100 * found["exposed"]["median"]:.1f} % of a step without communication, the library says '
@@ -87,15 +89,16 @@ def training(args):
 
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=21, help='of the all-reduce')
-    words.add_argument('--steps-rounds', type=int, default=9, help='of the training')
+    words.add_argument('--rounds', type=int, default=21, help='of the all-reduce; 0: none')
+    words.add_argument('--steps-rounds', type=int, default=9, help='of the training; 0: none')
     words.add_argument('--steps', type=int, default=22, help='of one training, of which the first two warm up')
+    words.add_argument('--pause', type=float, default=0, help='seconds before each training, for others on the machine')
     words.add_argument('--prefix', type=shlex.split, default=[], help="before each command, such as 'chrt -f 1'")
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
-    result = {'machine': common.machine(args), 'prefix': args.prefix, 'all_reduce_4_bytes': all_reduce(args), 'ddp_step': training(args)}
-    result['machine']['load_after'] = os.getloadavg()[0]
-    common.write(args, 'timing', result)
+    for name, rounds, measure in ('timing_4_bytes', args.rounds, all_reduce), ('timing_step', args.steps_rounds, training):
+        if rounds > 0:
+            common.write(args, name, {'machine': common.machine(args), 'prefix': args.prefix, 'result': measure(args)})
 
 
 if __name__ == '__main__':

@@ -494,6 +494,8 @@ static void keep(struct cdi_flight *f, uint64_t seq)
     struct record *kept = atomic_load_explicit(&f->kept, memory_order_relaxed);
     struct cdi_flight_entry e;
 
+    if (atomic_load_explicit(&f->page->ring[seq % CDI_FLIGHT_RING].done_ns, memory_order_relaxed) != 0)
+        return;
     if (!read_record(&f->page->ring[seq % CDI_FLIGHT_RING], seq, &e) || e.done_ns != 0)
         return;
     if (kept == NULL) {

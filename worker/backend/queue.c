@@ -161,7 +161,8 @@ int64_t cdi_queue_now(const struct cdi_queue *q)
 }
 
 /* Adds the times of an operation to those of its bucket. */
-static void note_times(const struct cdi_queue *q, struct cdi_coll_times *t, int64_t started_ns, int64_t done_ns)
+static void note_times(const struct cdi_queue *q, struct cdi_coll_times *t, int64_t started_ns, int64_t done_ns,
+                       bool on_thread)
 {
     if (t->started_ns == 0) { /* a bucket may be several operations: the first one waits for the peers */
         t->started_ns = started_ns;
@@ -169,6 +170,7 @@ static void note_times(const struct cdi_queue *q, struct cdi_coll_times *t, int6
         t->late_rank = q->late_rank;
     }
     t->done_ns = done_ns;
+    t->by_joiner = !on_thread;
 }
 
 /*
@@ -193,7 +195,7 @@ static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, int64_
     if (st == CDDP_OK) {
         done_ns = cdi_flight_end(q->flight, w->flight_seq, q->late_rank, q->arrived_ns);
         if (w->op.times != NULL)
-            note_times(q, w->op.times, started_ns, done_ns);
+            note_times(q, w->op.times, started_ns, done_ns, on_thread);
     }
 
     (void)pthread_mutex_lock(&q->lock);
