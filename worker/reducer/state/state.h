@@ -10,9 +10,9 @@
  * - state: verify (the comparison at creation), this file; arena, used, check, replicate (where gradients are, which of
  *   them were used, input, copies to all ranks); captured (CUDA graphs), debug (warnings).
  * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers.
- * - reducer: plan (which gradient is in which bucket), nan_check, replicas (wrong numbers), powersgd, hook; launch
- * (counts gradients down, and hands buckets to the backend); unused, uneven (missing gradients, ranks with fewer
- * samples); step (grad_ready and wait); join, norm, powersgd_checkpoint; create.
+ * - reducer: stats, metrics (times of steps); plan (which gradient is in which bucket), nan_check, replicas (wrong
+ *   numbers), powersgd, hook; launch (counts gradients down, and hands buckets to the backend); unused, uneven (missing
+ *   gradients, ranks with fewer samples); step (grad_ready and wait); join, norm, powersgd_checkpoint; create.
  */
 #ifndef CDI_REDUCER_STATE_H
 #define CDI_REDUCER_STATE_H
