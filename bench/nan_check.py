@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks for NaN and for replicas that differ cost: steps with and without them, by turns, on 2 ranks.
+
+The ratio to a step without a check is taken round by round; the table has its median, smallest and largest.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+import common
+
+MODES = ('warn', 'error', 'replicas_10')
+
+
+def main():
+    words = common.parser(__doc__.splitlines()[0])
+    words.add_argument('--rounds', type=int, default=21, help='interleaved rounds of each model')
+    words.add_argument('--ranks', type=int, default=2)
+    args = words.parse_args()
+    args.build = os.path.abspath(args.build)
+    machine = common.machine(args)
+    done = subprocess.run([common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}',
+                           os.path.join(args.build, 'bench', 'nan_check'), str(args.rounds)],
+                          stdout=subprocess.PIPE, text=True, timeout=1000, check=False)
+    if done.returncode != 0:
+        sys.exit(f'nan_check ended with status {done.returncode}')
+    rounds = [json.loads(line.removeprefix('[0] ')) for line in done.stdout.splitlines()]
+    summary = []
+    print(f'{"gradients":>12}{"off":>12}' + ''.join(f'{mode:>30}' for mode in MODES))
+    for size in sorted({line['bytes'] for line in rounds}):
+        lines = [line for line in rounds if line['bytes'] == size]
+        one = {'bytes': size, 'off_us': 1e6 * statistics.median(line['off'] for line in lines)}
+        for mode in MODES:
+            ratios = [line[mode] / line['off'] for line in lines]
+            one[mode] = {'median': statistics.median(ratios), 'min': min(ratios), 'max': max(ratios),
+                         'more_us': 1e6 * statistics.median(line[mode] - line['off'] for line in lines)}
+        summary.append(one)
+        print(f'{size / 1024:8.0f} KiB{one["off_us"]:9.1f} us' + ''.join(
+            f'{one[mode]["median"]:8.3f} ({one[mode]["min"]:.2f} to {one[mode]["max"]:.2f}){one[mode]["more_us"]:+9.1f}'
+            for mode in MODES))
+    common.write(args, 'nan_check', {'machine': machine, 'ranks': args.ranks, 'summary': summary, 'rounds': rounds})
+
+
+if __name__ == '__main__':
+    main()
