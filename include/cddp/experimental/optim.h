@@ -144,7 +144,8 @@ typedef struct cddp_optim_step_args {
  * nothing was done, and the step has not ended. CDDP_E_NONFINITE (on the CPU, with CDDP_OPTIM_SKIP_NONFINITE): the step
  * was left out and has ended, the next one may begin, and nothing is broken. On a GPU the host does not know that, and
  * CDDP_OK is returned: cddp_optim_skipped() tells on both. The errors of CDDP_NAN_CHECK and CDDP_CHECK_REPLICAS
- * (cddp_ddp_wait): the step was left out as well, also on a GPU. CDDP_E_UNSUPPORTED (a newer header's struct).
+ * (cddp_ddp_wait; cddp_optim_skip() returns them, too): the step was left out as well, also on a GPU.
+ * CDDP_E_UNSUPPORTED (a newer header's struct).
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args);
 

@@ -21,7 +21,7 @@ static struct {
         float value;
     } plant[3];
     int n_plants;
-    bool two_nodes, own, optimizer, collective;
+    bool two_nodes, own, optimizer, collective, hook, powersgd;
     uint32_t flags;
     cddp_dtype dtype, comm_dtype;
     int n_given; /* with unused gradients: the first ones are not made on odd ranks */
@@ -66,6 +66,16 @@ static double get(const void *g, int k)
                                        : (double)((const float *)g)[k];
 }
 
+/* A hook that makes all numbers finite before they are sent. */
+static cddp_status hide(void *arg, cddp_comm *comm, const cddp_bucket *bucket, uint64_t *ticket)
+{
+    (void)arg;
+    (void)comm;
+    (void)ticket;
+    memset(bucket->data, 0, bucket->count * cddp_dtype_size(bucket->dtype));
+    return CDDP_OK;
+}
+
 struct job {
     cddp_comm *comm;
     cddp_ddp *ddp;
@@ -84,7 +94,12 @@ static int job_open(struct job *j)
                             .comm_dtype = run.comm_dtype};
     cddp_param p[DDP_PARAMS];
 
+    static const size_t shape[2] = {10, 10};
+    const cddp_hook hook = {.size = sizeof hook, .begin = hide};
+    const cddp_powersgd_options powersgd = {.size = sizeof powersgd, .start_step = 2};
+
     CHECK(cddp_init(&j->comm, NULL) == CDDP_OK);
+    CHECK(cddp_node_rank(j->comm) == (run.two_nodes ? cddp_rank(j->comm) / 2 : 0));
     if (run.collective)
         CHECK(cddp_alloc(j->comm, 1 << 20, CDDP_MEM_COLLECTIVE, &j->collective) == CDDP_OK);
     for (int i = 0; i < DDP_PARAMS; i++)
@@ -93,10 +108,14 @@ static int job_open(struct job *j)
                             .data = j->w[i],
                             .count = DDP_COUNT,
                             .dtype = run.dtype,
+                            .shape = shape,
+                            .n_dims = 2,
                             .grad = run.collective      ? (char *)j->collective + i * DDP_COUNT * 8
                                     : run.own && i == 1 ? (void *)j->own
                                                         : NULL};
     CHECK(cddp_ddp_create(&j->ddp, j->comm, p, DDP_PARAMS, &opt) == CDDP_OK);
+    CHECK(!run.hook || cddp_ddp_set_hook(j->ddp, &hook) == CDDP_OK);
+    CHECK(!run.powersgd || cddp_ddp_set_powersgd(j->ddp, &powersgd) == CDDP_OK);
     if (run.optimizer) {
         const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.5};
 
@@ -146,7 +165,7 @@ static int same(const char *got, const char *want, int rank)
 
 static int is_the_mean(struct job *j)
 {
-    for (size_t i = 0; i < DDP_PARAMS && !run.optimizer; i++)
+    for (size_t i = 0; i < DDP_PARAMS && !run.optimizer && !run.hook && !run.powersgd; i++)
         for (int k = 0; k < DDP_COUNT; k++)
             CHECK(get(cddp_ddp_grad(j->ddp, i), k) == ((int)i < run.n_given ? 0.5 : 1.5));
     return 0;
@@ -291,6 +310,27 @@ Test(nan_check, optimizer_does_not_use_bad_gradients)
     expect("step 7: the gradient of 'layer1.weight' (bucket 2) has NaN; rank 2 brought it");
     run.two_nodes = true;
     expect("step 7: the gradient of 'layer1.weight' (bucket 2) has NaN; rank 2 brought it");
+}
+
+Test(nan_check, error_finds_what_a_hook_hides)
+{
+    run.hook = true;
+    plant(2, 0, 3, NAN);
+    expect("step 7: the gradient of 'layer1.weight' (bucket 2) has NaN; rank 2 brought it");
+}
+
+Test(nan_check, error_finds_gradient_that_powersgd_sends)
+{
+    run.powersgd = true;
+    plant(3, 1, 3, INFINITY);
+    expect("step 7: the gradient of 'layer1.bias' (bucket 1) has an infinity; rank 3 brought it");
+}
+
+Test(nan_check, error_finds_gradient_in_several_buckets)
+{
+    run.flags = CDDP_DDP_SPLIT;
+    plant(1, 1, 99, NAN);
+    expect("step 7: the gradient of 'layer1.bias' (bucket 7) has NaN; rank 1 brought it");
 }
 
 Test(nan_check, error_finds_gradient_beside_unused_ones)
