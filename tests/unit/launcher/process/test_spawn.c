@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/clock.h"
 #include "hygiene.h"
 #include "launcher/process/spawn.h"
+#include "launcher/process/tasks.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -146,4 +151,51 @@ Test(spawn, rejects_too_long_name)
     set_path(in_dir("a"), in_dir("b"));
     cr_assert_neq(find(name + 1), CDDP_OK);
     cr_assert_eq(status, 127, "%s", err.msg);
+}
+
+/* What holds a thread of a worker for its stack is another thread of the agent, whose waits then see the stop. */
+struct hold {
+    pid_t pid;
+    int failed;
+    _Atomic int state; /* 1: held; 2: let go */
+};
+
+static void *hold_worker(void *arg)
+{
+    struct task_registers regs;
+    struct hold *h = arg;
+    int signal = 0;
+
+    h->failed = task_hold(h->pid, h->pid, cdi_now_ns() + INT64_C(60000000000), &regs, &signal);
+    atomic_store(&h->state, 1);
+    while (atomic_load(&h->state) != 2)
+        (void)usleep(1000);
+    task_let_go(h->pid, signal);
+    return NULL;
+}
+
+Test(spawn, does_not_take_a_worker_whose_stack_is_read_for_one_that_has_ended)
+{
+    struct worker w = {.exec_fd = -1}, *found;
+    struct hold h = {.pid = fork()};
+    pthread_t thread;
+
+    if (h.pid == 0)
+        for (;;)
+            (void)pause();
+    w.pid = (int)h.pid;
+    cr_assert_eq(pthread_create(&thread, NULL, hold_worker, &h), 0);
+    while (atomic_load(&h.state) != 1)
+        (void)usleep(1000);
+    while (spawn_reap(&w, 1, &found))
+        cr_assert_null(found);
+    cr_assert_not(w.exited);
+    atomic_store(&h.state, 2);
+    (void)pthread_join(thread, NULL);
+    cr_assert_eq(kill(h.pid, SIGKILL), 0);
+    while (!w.exited)
+        (void)spawn_reap(&w, 1, &found);
+    cr_assert(w.exit_signal == SIGKILL);
+    if (h.failed != 0)
+        cr_skip_test("the kernel allows no tracing");
 }
