@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define FRAMES 200      /* read; the report shows those that fit */
-#define TIMEOUT_MS 3000 /* of a reading, names included */
+#define TIMEOUT_MS 1500 /* of a reading, names included: less than the worker waits */
 #define STACK_MAX 65536
 
 struct crash_read {
@@ -72,10 +72,10 @@ void crash_watch_close(struct crash_watch *w)
 
 /* ----------------------------------------------------------------------------------------------- the reading ---- */
 
-static void let_go(void *arg)
+/* Only now, with the report's text complete: nobody must learn of the worker's death before this agent can report it.
+ */
+static void let_go(struct crash_read *r)
 {
-    struct crash_read *r = arg;
-
     (void)pthread_mutex_lock(&r->lock);
     if (r->page != NULL)
         cdi_crash_tell_read(r->page);
@@ -93,12 +93,13 @@ static void read_stack(uv_work_t *work)
     _Static_assert(sizeof regs.value == sizeof r->note.registers, "the same registers");
     memcpy(regs.value, r->note.registers, sizeof regs.value);
     cdi_buf_init(&out, STACK_MAX);
-    r->has_stack = stack_read_waiting(r->note.pid, r->note.tid, &regs, &limits, let_go, r, &out, &why) == CDDP_OK;
+    r->has_stack = stack_read_waiting(r->note.pid, r->note.tid, &regs, &limits, &out, &why) == CDDP_OK;
     if (r->has_stack)
         (void)snprintf(r->text, sizeof r->text, "%.*s", (int)out.len, (const char *)cdi_buf_data(&out));
     else
         (void)snprintf(r->text, sizeof r->text, "%s", why.msg);
     cdi_buf_release(&out);
+    let_go(r);
 }
 
 static void crash_free(struct crash_read *r)

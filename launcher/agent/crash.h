@@ -30,7 +30,7 @@ void crash_watch_close(struct crash_watch *w);
 struct crash_read;
 
 /*
- * Begins to read the stack of a worker that has noted its crash and waits. It lets the worker go on as soon as it can.
+ * Begins to read the stack of a worker that has noted its crash and waits, and lets it go on when that is done.
  * ended(arg) follows from the loop, within a few seconds. NULL: it cannot be read; the worker goes on.
  */
 struct crash_read *crash_read_start(uv_loop_t *loop, struct cdi_flight_crash *page, void (*ended)(void *arg),

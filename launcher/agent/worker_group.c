@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #define ALIVE_SHOWN 4
+#define CRASHES_READ 4
 #define LOGS_NOTE_MAX 500 /* the message and the end of stderr follow it in the failure's text */
 
 struct output {
@@ -40,6 +41,7 @@ struct worker_group {
     bool failed;  /* the first failure was reported */
     bool stopped; /* by worker_group_kill(), until it continues them */
     bool looked;  /* progress was read */
+    uint32_t n_crashes;
     char progress[PROGRESS_TEXT];
     char error_file[PATH_MAX];
     struct worker workers[];
@@ -416,12 +418,16 @@ void worker_group_note_missed(struct worker_group *c, const struct cdi_failure *
         report_cause_worker(c, cause, NULL);
 }
 
-/* Its end is reported when the reading of its stack has ended. */
-static bool waits_for_stack(const struct worker_group *c, const struct worker *w)
+/*
+ * Ends are reported when the stacks of crashes have been read: a worker that exits meanwhile may do so because of one
+ * that has crashed, and is not the first failure.
+ */
+static bool waits_for_stack(const struct worker_group *c)
 {
-    const struct crash_read *crash = c->outputs[w->local_rank].crash;
-
-    return crash != NULL && !crash_read_is_over(crash);
+    for (uint32_t i = 0; i < c->n && !c->failed; i++)
+        if (c->outputs[i].crash != NULL && !crash_read_is_over(c->outputs[i].crash))
+            return true;
+    return false;
 }
 
 static void on_stack_read(void *arg)
@@ -429,17 +435,21 @@ static void on_stack_read(void *arg)
     worker_group_on_child(arg);
 }
 
+/* The stack of the first failure is shown, and of many that crash at once a few are enough. */
 void worker_group_on_crash(struct worker_group *c)
 {
     struct cdi_flight_crash note;
+    struct cdi_flight_crash *page;
 
     for (uint32_t i = 0; i < c->n; i++) {
-        const struct worker *w = &c->workers[i];
-
-        if (w->flight == NULL || w->reported || c->outputs[i].crash != NULL ||
-            cdi_crash_look(cdi_flight_crash(w->flight), &note) != CDI_CRASH_WAITS)
+        page = c->workers[i].flight == NULL ? NULL : cdi_flight_crash(c->workers[i].flight);
+        if (page == NULL || c->workers[i].reported || c->outputs[i].crash != NULL ||
+            cdi_crash_look(page, &note) != CDI_CRASH_WAITS)
             continue;
-        c->outputs[i].crash = crash_read_start(c->opt.spawn->loop, cdi_flight_crash(w->flight), on_stack_read, c);
+        if (c->failed || c->n_crashes++ >= CRASHES_READ)
+            cdi_crash_tell_read(page);
+        else
+            c->outputs[i].crash = crash_read_start(c->opt.spawn->loop, page, on_stack_read, c);
     }
 }
 
@@ -449,10 +459,12 @@ void worker_group_on_child(struct worker_group *c)
 
     while (spawn_reap(c->workers, c->n, &w))
         ;
+    if (waits_for_stack(c))
+        return;
     /* A killed worker is reported first: if both are found at the same time, the other exited because of it. */
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
-            if (c->workers[i].exited && !c->workers[i].reported && !waits_for_stack(c, &c->workers[i]) &&
+            if (c->workers[i].exited && !c->workers[i].reported &&
                 (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
                 report_exit(c, &c->workers[i]);
 }

@@ -39,8 +39,6 @@ struct reading {
     bool is_waiting; /* stack_read_waiting(): tid and regs are given */
     struct task_registers regs;
     pid_t tid;
-    void (*done)(void *arg);
-    void *arg;
     struct unwind unwind;
     struct stack_thread *threads;
     int n_threads, n_unread;
@@ -184,11 +182,6 @@ static void *reading_main(void *arg)
     bool abandoned;
 
     r->status = collect(r);
-    (void)pthread_mutex_lock(&r->lock);
-    if (r->done != NULL)
-        r->done(r->arg);
-    r->done = NULL;
-    (void)pthread_mutex_unlock(&r->lock);
     if (r->status == CDDP_OK)
         r->status = write_text(r);
     (void)pthread_mutex_lock(&r->lock);
@@ -246,9 +239,6 @@ static bool wait_for_reading(struct reading *r)
         ;
     over = r->is_over;
     r->is_abandoned = !over;
-    if (!over && r->done != NULL)
-        r->done(r->arg);
-    r->done = over ? r->done : NULL;
     (void)pthread_mutex_unlock(&r->lock);
     return over;
 }
@@ -261,8 +251,6 @@ static cddp_status run_reading(struct reading *r, struct cdi_buf *out, struct cd
     int rc = cdi_thread_create(&thread, 0, reading_main, r);
 
     if (rc != 0) {
-        if (r->done != NULL)
-            r->done(r->arg);
         free_reading(r);
         return cdi_fail_errno(err, rc, "cannot start a thread for the stacks of process %d", (int)pid);
     }
@@ -311,21 +299,16 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
 }
 
 cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
-                               const struct stack_limits *limits, void (*done)(void *arg), void *arg,
-                               struct cdi_buf *out, struct cdi_error *err)
+                               const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
     struct reading *r = NULL;
     cddp_status st = prepare(&r, pid, limits, err);
 
-    if (st != CDDP_OK) {
-        done(arg);
+    if (st != CDDP_OK)
         return st;
-    }
     r->is_waiting = true;
     r->tid = tid;
     r->regs = *regs;
-    r->done = done;
-    r->arg = arg;
     return run_reading(r, out, err);
 }
 
@@ -339,11 +322,9 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
 }
 
 cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
-                               const struct stack_limits *limits, void (*done)(void *arg), void *arg,
-                               struct cdi_buf *out, struct cdi_error *err)
+                               const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
     (void)tid, (void)regs;
-    done(arg);
     return stack_read(pid, limits, out, err);
 }
 

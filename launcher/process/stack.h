@@ -42,11 +42,9 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
 
 /*
  * Appends the frames of one thread that itself waits and has passed its registers: that of a crash. Nothing is stopped,
- * and only the frames' lines are written, after a line `thread 'NAME':`. Calls done(arg), on another thread, as soon as
- * the process is not needed any more: also after a failure, and before this returns. Otherwise as stack_read().
+ * and only the frames' lines are written, after a line `thread 'NAME':`. Otherwise as stack_read().
  */
 cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
-                               const struct stack_limits *limits, void (*done)(void *arg), void *arg,
-                               struct cdi_buf *out, struct cdi_error *err);
+                               const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err);
 
 #endif

@@ -153,7 +153,7 @@ Test(spawn, rejects_too_long_name)
     cr_assert_eq(status, 127, "%s", err.msg);
 }
 
-/* What holds a thread of a worker for its stack is another thread of the agent, whose waits then see the stop. */
+/* Another thread of the agent holds a thread of a worker for its stack, and the agent's waits then see the stop. */
 struct hold {
     pid_t pid;
     int failed;
