@@ -2,6 +2,7 @@
 #include "launcher/agent/torch_look.h"
 
 #include "common/clock.h"
+#include "launcher/agent/torch_files.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/python_stack.h"
 #include "launcher/process/sockets.h"
@@ -18,6 +19,7 @@
 #define STALLED_MS 5000
 #define STACK_MS 1000   /* for the stack of one rank */
 #define STACKS_MS 8000  /* for all of them */
+#define DUMPS_MS 3000   /* for the dumps of PyTorch's flight recorder */
 #define CHILDREN_MS 300 /* between two looks at the processes that a worker has started */
 #define CHILDREN_BUSY_MS 60
 #define TEXT_MAX 32768
@@ -168,6 +170,8 @@ static void look_work(uv_work_t *w)
     }
     if (!l->refuted && !atomic_load(&l->stopping))
         find_waits(l);
+    if (!l->refuted && !atomic_load(&l->stopping))
+        torch_files_read(l->found, l->n_found, DUMPS_MS);
 }
 
 static void look_say(struct torch_look *l)

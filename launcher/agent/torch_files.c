@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent/torch_files.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "launcher/agent/torch_dump.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ENVIRON_MAX (1u << 20)
+#define LOOK_MS 50 /* between two looks whether a dump is there */
+
+struct dump_file {
+    char path[PATH_MAX]; /* as this process sees it; "": the worker has none */
+    struct timespec before;
+    bool asked;
+};
+
+/* Reads a whole file of at most max bytes; a 0 follows them. NULL: it cannot be read, or is larger. */
+static uint8_t *read_whole(int fd, size_t max, size_t *n)
+{
+    uint8_t *bytes = NULL;
+    size_t cap = 0;
+    ssize_t got;
+
+    *n = 0;
+    do {
+        if (*n + 1 >= cap) {
+            uint8_t *more;
+
+            cap = cap == 0 ? 65536 : 2 * cap;
+            more = *n > max ? NULL : realloc(bytes, cap);
+            if (more == NULL) {
+                free(bytes);
+                return NULL;
+            }
+            bytes = more;
+        }
+        got = read(fd, bytes + *n, cap - 1 - *n);
+        if (got > 0)
+            *n += (size_t)got;
+    } while (got > 0);
+    bytes[*n] = 0;
+    return bytes;
+}
+
+/* Finds NAME=value in the text of /proc/PID/environ; "": not set. */
+static const char *find_variable(const char *environ_text, size_t n, const char *name)
+{
+    size_t len = strlen(name);
+
+    for (const char *at = environ_text; at < environ_text + n; at += strlen(at) + 1)
+        if (strncmp(at, name, len) == 0 && at[len] == '=')
+            return at + len + 1;
+    return "";
+}
+
+/* Writes the path of PREFIX + rank + end, as the worker sees it. */
+static void make_path(const struct torch_rank *r, const char *prefix, const char *end, char *path, size_t cap)
+{
+    int n = snprintf(path, cap, "/proc/%d/%s%s%d%s", r->pid, prefix[0] == '/' ? "root" : "cwd/", prefix, r->rank, end);
+
+    if (prefix[0] == '\0' || n < 0 || (size_t)n >= cap)
+        path[0] = '\0';
+}
+
+/* Writes into the pipe of a worker that has one. */
+static bool ask(const char *path)
+{
+    CDI_AUTOCLOSE int fd = path[0] == '\0' ? -1 : open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat st;
+
+    return fd >= 0 && fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode) && write(fd, "1\n", 2) == 2;
+}
+
+static void begin_dump(const struct torch_rank *r, struct dump_file *f)
+{
+    char path[PATH_MAX];
+    CDI_AUTOFREE uint8_t *text = NULL;
+    CDI_AUTOCLOSE int fd = -1;
+    const char *variables, *file, *pipe;
+    struct stat st;
+    size_t n;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/environ", r->pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    text = fd < 0 ? NULL : read_whole(fd, ENVIRON_MAX, &n);
+    if (text == NULL)
+        return;
+    variables = (const char *)text;
+    file = find_variable(variables, n, "TORCH_FR_DUMP_TEMP_FILE");
+    if (*file == '\0')
+        file = find_variable(variables, n, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE");
+    pipe = find_variable(variables, n, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE");
+    if (*pipe == '\0')
+        pipe = find_variable(variables, n, "TORCH_FR_DEBUG_INFO_PIPE_FILE");
+    make_path(r, file, "", f->path, sizeof f->path);
+    if (f->path[0] == '\0')
+        return;
+    if (stat(f->path, &st) == 0)
+        f->before = st.st_mtim;
+    make_path(r, pipe, ".pipe", path, sizeof path);
+    f->asked = ask(path);
+}
+
+static bool is_before(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+}
+
+/* Reads a worker's dump; false: it is not there yet. */
+static bool read_dump(struct torch_rank *r, const struct dump_file *f)
+{
+    char process[64];
+    struct stat st, born;
+    struct torch_dump dump;
+    CDI_AUTOFREE uint8_t *bytes = NULL;
+    CDI_AUTOCLOSE int fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    size_t n;
+
+    (void)snprintf(process, sizeof process, "/proc/%d", r->pid);
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || stat(process, &born) != 0 ||
+        is_before(&st.st_mtim, &born.st_ctim))
+        return false;
+    bytes = read_whole(fd, TORCH_DUMP_MAX, &n);
+    if (bytes == NULL || torch_dump_read(bytes, n, &dump, NULL) != CDDP_OK)
+        return false;
+    torch_dump_text(&dump, r->last, sizeof r->last);
+    return true;
+}
+
+static bool is_new(const struct dump_file *f)
+{
+    struct stat st;
+
+    return stat(f->path, &st) == 0 && is_before(&f->before, &st.st_mtim);
+}
+
+void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms)
+{
+    const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
+    int64_t deadline_ms = cdi_now_ms() + wait_ms;
+    CDI_AUTOFREE struct dump_file *files = calloc(n, sizeof *files);
+
+    if (files == NULL)
+        return;
+    for (size_t i = 0; i < n; i++)
+        begin_dump(&v[i], &files[i]);
+    for (size_t i = 0; i < n; i++) {
+        if (files[i].path[0] == '\0')
+            continue;
+        while (files[i].asked && !is_new(&files[i]) && cdi_now_ms() < deadline_ms)
+            (void)nanosleep(&pause, NULL);
+        /* A new file may still be incomplete. */
+        while (!read_dump(&v[i], &files[i]) && files[i].asked && cdi_now_ms() < deadline_ms)
+            (void)nanosleep(&pause, NULL);
+    }
+}

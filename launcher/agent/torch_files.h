@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The files of PyTorch's flight recorder, where a worker has switched it on: TORCH_FR_DUMP_TEMP_FILE or
+ * TORCH_NCCL_DEBUG_INFO_TEMP_FILE name them, and TORCH_NCCL_DEBUG_INFO_PIPE_FILE a pipe that asks for a dump (struct
+ * DumpPipe in torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp).
+ */
+#ifndef TORCH_FILES_H
+#define TORCH_FILES_H
+
+#include "launcher/agent/torch_watch.h"
+
+/*
+ * Asks all workers for a dump that can be asked, waits for it for at most wait_ms, and sets `last` of each rank whose
+ * dump can be read and is not older than its process. Blocks, so call it from a thread that may wait.
+ */
+void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms);
+
+#endif
