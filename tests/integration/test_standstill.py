@@ -41,6 +41,20 @@ def wait_for_key():
     s.recv(1)
 planted_sleep() if os.environ["RANK"] == "2" else wait_for_key()
 '''
+# Does what PyTorch's NCCL backend does: a byte in its pipe makes it write a dump. Rank 1 writes none.
+RECORDER = '''
+import os, shutil, sys, threading, time
+prefix, rank = os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["RANK"]
+pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+os.mkfifo(pipe)
+def dump():
+    fd = os.open(pipe, os.O_RDONLY)
+    os.read(fd, 128)
+    shutil.copy(sys.argv[1], prefix + rank)
+if rank != "1":
+    threading.Thread(target=dump, daemon=True).start()
+time.sleep(1000)
+'''
 # All sleep, work for a while, sleep again; then all end.
 TWICE = '''
 import time
@@ -127,6 +141,18 @@ def test_names_key_of_the_store(cddprun):
         text = end(job)
     assert re.search(r'\n    rank 2 \(pid \d+ on \S+, asleep\): in planted_sleep \(<string>:4\), called from <module>', text), text
     assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for \d+ s\n", text), text
+
+
+def test_reads_dumps_of_pytorchs_recorder(cddprun):
+    dump = os.path.join(os.path.dirname(__file__), '..', 'data', 'torch-recorder-2.13.pickle')
+    with launch.tempfile.TemporaryDirectory() as folder:
+        env = {'TORCH_FR_DUMP_TEMP_FILE': folder + '/trace_', 'TORCH_NCCL_DEBUG_INFO_PIPE_FILE': folder + '/pipe_'}
+        with start(cddprun, RECORDER, dump, n=3, env=env) as job:
+            wait_for('the message', lambda: 'none has ended' in stderr_of(job))
+            text = end(job)
+    said = "; PyTorch's recorder: in gloo:all_reduce #4 of default_pg ([[8]], scheduled)\n"
+    assert re.search(r'\n    rank 1 \(pid \d+ on \S+, asleep\): in <module> \(<string>:12\)\n', text), text
+    assert '\n    ranks 0, 2: in <module> (<string>:12)' + said in text, text
 
 
 def test_says_it_once_for_each_standstill(cddprun):

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""An unmodified PyTorch DDP program (gloo, 4 ranks) that hangs in one rank: cddprun names rank, host and function.
+
+    check_hang.py CDDPRUN PYTHON     PYTHON has torch; exits 77 (skipped) if it is empty
+
+Neither py-spy nor privileges are used: cddprun and its workers run without any capability, if setpriv can take them away.
+"""
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIMIT_S = 150  # four Pythons import torch on a busy machine
+
+
+def without_privileges():
+    setpriv = shutil.which("setpriv")
+    if os.getuid() != 0 or setpriv is None:
+        return []
+    drop = [setpriv, "--bounding-set=-all", "--inh-caps=-all", "--"]
+    return drop if subprocess.run([*drop, "true"], check=False, capture_output=True).returncode == 0 else []
+
+
+def path_without_py_spy(folder):
+    """A PATH in which no py-spy is."""
+    return os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if not os.path.exists(os.path.join(p, "py-spy"))) or folder
+
+
+def stderr_of_hang(cddprun, python, how):
+    """What cddprun prints within a second after its message."""
+    with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "err"), "w+", encoding="utf-8") as err:
+        command = [*without_privileges(), cddprun, "--standalone", "--nproc_per_node=4", "--hang_warning=3", "--shutdown_timeout=1",
+                   python, "-u", str(HERE / "ddp_hang.py"), how]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
+                                   env={**os.environ, "PATH": path_without_py_spy(folder), "TMPDIR": folder})
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            text = ""
+            while "none has ended" not in text and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+                err.seek(0)
+                text = err.read()
+            time.sleep(1)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        err.seek(0)
+        return err.read()
+
+
+def check(text, how):
+    state = "burning its processor" if how == "spin" else "asleep"
+    late = rf"\n    rank 2 \(pid \d+ on {re.escape(socket.gethostname())}, {state}\): in planted_function \([^)]*ddp_hang\.py:\d+\), called from "
+    others = r"\n    ranks 0, 1, 3: in .*; waiting for the store's key '[^']*planted key'" if how == "key" \
+        else r"\n    ranks 0, 1, 3: in \w+ \(torch/.*\), called from train \("
+    return [f"{how}: no line like {pattern}" for pattern in (late, others) if not re.search(pattern, text)]
+
+
+def main():
+    if len(sys.argv) < 3 or not sys.argv[2]:
+        print("skipped: no python with torch was given (meson option torch_python)")
+        return 77
+    bad = []
+    for how in "sleep", "spin", "key":
+        text = stderr_of_hang(*sys.argv[1:3], how)
+        found = check(text, how)
+        print(f"--- {how}\n{text}")
+        bad += found
+    print("\n".join(bad))
+    return 1 if bad else 0
+
+
+sys.exit(main())
