@@ -24,7 +24,7 @@ struct field {
 #define PORT_MAX 65535
 
 static const struct field failure_fields[] = {
-    {"kind", ENUM, FAIL(kind), CDI_END_NONE, CDI_END_NODE},
+    {"kind", ENUM, FAIL(kind), CDI_END_NONE, CDI_END_HANG},
     {"code", I32, FAIL(code), INT32_MIN, INT32_MAX},
     {"rank", I32, FAIL(rank), -1, INT32_MAX},
     {"local_rank", I32, FAIL(local_rank), -1, INT32_MAX},
@@ -59,6 +59,9 @@ static const struct field join_fields[] = {
     {"round", I64, MSG(join.round), -1, UINT32_MAX},
     {"nonce", TEXT, MSG(join.nonce), 0, 0},
     {"restart_count", U32, MSG(join.restart_count), 0, UINT32_MAX},
+    {"hang_warning_ms", I64, MSG(join.hang_warning_ms), 0, CDI_JOIN_TIME_MAX_MS},
+    {"hang_timeout_ms", I64, MSG(join.hang_timeout_ms), 0, CDI_JOIN_TIME_MAX_MS},
+    {"on_hang", ENUM, MSG(join.on_hang), CDI_ON_HANG_NONE, CDI_ON_HANG_STOP},
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field failed_fields[] = {
@@ -130,7 +133,8 @@ static const struct added {
 } added_members[] = {
     {CDI_MSG_JOIN, "nonce"},        {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
     {CDI_MSG_CLOSED, "retry"},      {CDI_MSG_CLOSED, "gone"},        {CDI_MSG_FAILED, "misses"},
-    {CDI_MSG_ROUND_OVER, "misses"}, {CDI_MSG_CLOSED, "misses"},
+    {CDI_MSG_ROUND_OVER, "misses"}, {CDI_MSG_CLOSED, "misses"},      {CDI_MSG_JOIN, "hang_warning_ms"},
+    {CDI_MSG_JOIN, "hang_timeout_ms"}, {CDI_MSG_JOIN, "on_hang"},
 };
 
 static const struct message {
@@ -148,6 +152,7 @@ static const struct message {
 
 /* All enums here are as wide as an int; the table's ENUM reads and writes them as such. */
 _Static_assert(sizeof(enum cdi_end_kind) == sizeof(uint32_t), "an enum is 32 bits wide");
+_Static_assert(sizeof(enum cdi_on_hang) == sizeof(uint32_t), "an enum is 32 bits wide");
 _Static_assert(sizeof(enum cdi_close_status) == sizeof(uint32_t), "an enum is 32 bits wide");
 
 static const struct message *message_of(unsigned type)

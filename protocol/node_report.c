@@ -46,6 +46,7 @@ static const struct member {
     NUMBER(for_ms, I64, 0),
     STRING(names),
     STRING(doing),
+    NUMBER(halted, U32, 0),
     NUMBER(cpu_permille, U32, 0),
     NUMBER(resident_bytes, U64, 0),
     NUMBER(n_steps, U32, 0),

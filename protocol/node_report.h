@@ -31,6 +31,7 @@ enum cdi_place {
 struct cdi_rank_report {
     int32_t rank;
     int64_t pid;
+    int64_t process; /* the process that uses libcddp, a descendant of pid or pid itself; 0: not known. Not in JSON */
     enum cdi_place place;
     uint32_t op, dtype;
     uint64_t seq, count, step, replay;
@@ -38,6 +39,7 @@ struct cdi_rank_report {
     int64_t for_ms;               /* since the rank came to this place */
     char names[CDI_FLIGHT_NAMES]; /* parameters of the bucket; "": none, or not known */
     char doing[128];              /* what the process does, such as "running, 99 % of a core"; "": not known */
+    uint32_t halted;              /* 1: it cannot run, being stopped, frozen, swapping, ... */
     uint32_t cpu_permille;        /* processor time since the last report, in 1/1000 of a core */
     uint64_t resident_bytes;
     /* Means of the last steps in the flight page; step_us 0: none. */

@@ -945,7 +945,10 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
                                        .last_call_ms = m->last_call_ms,
                                        .close_timeout_ms = m->close_timeout_ms,
                                        .lease_ms = m->lease_ms > 0 ? m->lease_ms : -1,
-                                       .round = -1};
+                                       .round = -1,
+                                       .hang_warning_ms = a->plan->options->hang_warning_ms,
+                                       .hang_timeout_ms = a->plan->options->hang_timeout_ms,
+                                       .on_hang = (enum cdi_on_hang)(a->plan->options->on_hang + 1)};
     (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
                    a->server != NULL ? rdzv_server_port(a->server) : m->port);
     make_nonce(opt->hello.nonce, sizeof opt->hello.nonce);

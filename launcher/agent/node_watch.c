@@ -18,6 +18,7 @@ void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cd
     const struct cdi_flight_entry *inside = &v->oldest_unfinished;
     int64_t since_ns = 0;
 
+    r->process = v->claimed_pid;
     r->step = v->step;
     r->bucket = -1;
     if (v->claimed_pid == 0) {

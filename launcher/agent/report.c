@@ -55,6 +55,9 @@ void report_headline(const struct cdi_failure *f, char *buf, size_t cap)
         else
             (void)snprintf(buf, cap, "rank %d on %.200s could not be started: %s", f->rank, f->host, strerror(f->code));
         return;
+    case CDI_END_HANG:
+        (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
+        return;
     case CDI_END_NODE:
         if (f->text[0] != '\0')
             (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
@@ -283,7 +286,7 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
 
     report_headline(&r->first, text, sizeof text);
     st = cdi_buf_printf(out, "cddprun: %s", text);
-    if (st == CDDP_OK && r->after_ms >= 0 && r->first.kind != CDI_END_SPAWN)
+    if (st == CDDP_OK && r->after_ms >= 0 && r->first.kind != CDI_END_SPAWN && r->first.kind != CDI_END_HANG)
         st = cdi_buf_printf(out, "%s after %lld.%01lld s",
                             r->first.kind == CDI_END_EXIT && r->first.code == 0 ? "," : "",
                             (long long)(r->after_ms / 1000), (long long)(r->after_ms % 1000 / 100));

@@ -602,6 +602,7 @@ int supervise_failure_status(const struct cdi_failure *f)
     switch (f->kind) {
     case CDI_END_NONE:
     case CDI_END_NODE:
+    case CDI_END_HANG:
         return 1;
     case CDI_END_EXIT:
         return f->code > 0 && f->code < 256 ? f->code : 1;

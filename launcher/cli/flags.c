@@ -105,8 +105,14 @@ const struct flag flags[] = {
              "its native stack, unless the program handles the signal itself"},
     {.name = "hang_warning", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_warning_ms), RANGE(0, 86400000),
      .fallback = "30", .value = "SECONDS", .ours = true,
-     .help = "report which ranks the others wait for, and where those are, when the job has stood still for this long; "
-             "0: never"},
+     .help = "when ranks have waited this long in a collective, print which ranks are behind, and where; 0: never"},
+    {.name = "hang_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_timeout_ms), RANGE(0, 86400000),
+     .fallback = "600", .value = "SECONDS", .ours = true,
+     .help = "when they have waited this long, do what --on_hang says; 0: never"},
+    {.name = "on_hang", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_hang), .fallback = "stop",
+     .value = "report|restart|stop", .ours = true,
+     .help = "after --hang_timeout: report prints where the ranks are; restart is a failure, which --max_restarts "
+             "counts; stop ends the job"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
      RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},

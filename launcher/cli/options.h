@@ -20,6 +20,7 @@ enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
 enum options_on_off { OPTIONS_ON, OPTIONS_OFF };
+enum options_on_hang { OPTIONS_HANG_REPORT, OPTIONS_HANG_RESTART, OPTIONS_HANG_STOP };
 enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 
 struct options {
@@ -42,6 +43,8 @@ struct options {
     bool dry_run;
     int on_failure;                                                    /* enum options_on_failure */
     int crash_stack;                                                   /* enum options_on_off */
+    int on_hang;                                                       /* enum options_on_hang */
+    int64_t hang_warning_ms, hang_timeout_ms;                          /* 0: off */
     const char *master_addr;                                           /* NULL: not given */
     const char *run_id;                                                /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
@@ -62,7 +65,6 @@ struct options {
     const char *python_exec; /* PYTHON_EXEC; NULL: not set, or empty */
 
     /* The end of the job. */
-    int64_t hang_warning_ms;     /* 0: off */
     int64_t shutdown_timeout_ms; /* from the flag or TORCH_ELASTIC_SHUTDOWN_TIMEOUT; -1: not given */
     int64_t monitor_interval_ms; /* accepted and ignored */
     const char *signals_to_handle;

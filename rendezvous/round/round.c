@@ -148,7 +148,7 @@ static void round_try_start(struct round *r, int64_t now_ms)
 
 bool round_counts(const struct round *r)
 {
-    return r->verdict == OVER_FAILED && r->restart_count < r->opt.max_restarts;
+    return r->verdict == OVER_FAILED && !r->gives_up && r->restart_count < r->opt.max_restarts;
 }
 
 bool round_restarts(const struct round *r)
@@ -280,7 +280,7 @@ static void round_blame_node(struct round *r)
  */
 static bool was_consequence(const struct round *r, const struct round_event *ev)
 {
-    if (r->verdict != OVER_FAILED || r->failure.kind == CDI_END_NODE || r->ending)
+    if (r->verdict != OVER_FAILED || r->failure.kind == CDI_END_NODE || r->ending || r->gives_up)
         return false;
     return is_elastic(r) || (ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms);
 }
@@ -369,7 +369,7 @@ static bool was_earlier(const struct round *r, const struct node *n, const struc
     int64_t before = r->failure.time_ms - f->time_ms;
 
     if (r->state != ROUND_STOPPING || r->verdict != OVER_FAILED || n->node_rank == r->failure.node_rank ||
-        r->failure.kind == CDI_END_NODE || f->kind == CDI_END_NONE || f->time_ms <= 0 || r->failure.time_ms <= 0)
+        r->failure.kind == CDI_END_NODE || r->gives_up || f->kind == CDI_END_NONE || f->time_ms <= 0 || r->failure.time_ms <= 0)
         return false;
     if (f->kind == CDI_END_NODE)
         return before > -CONSEQUENCE_MS;
@@ -416,6 +416,17 @@ static void round_on_failed(struct round *r, const struct node *n, const struct 
         round_describe_failure(r, false);
         round_resend_over(r);
     }
+}
+
+/* The workers of all nodes have stood still for too long. A node's own end was reported if there was one. */
+static void round_on_hang(struct round *r, const struct round_event *ev, int64_t now_ms)
+{
+    if (r->state != ROUND_RUNNING || ev->round != r->number)
+        return;
+    r->failure = *ev->failure;
+    r->failure.kind = CDI_END_HANG;
+    r->gives_up = ev->final;
+    round_fail(r, now_ms);
 }
 
 static void round_release(struct round *r, uint32_t peer, struct node *n)
@@ -611,6 +622,9 @@ const struct round_action *round_step(struct round *r, const struct round_event 
         break;
     case ROUND_EV_TICK:
         round_on_tick(r, now_ms);
+        break;
+    case ROUND_EV_HANG:
+        round_on_hang(r, ev, now_ms);
         break;
     }
     *n = r->n_actions;

@@ -56,6 +56,7 @@ enum round_event_kind {
     ROUND_EV_AWAY, /* its connection broke; present until BACK or LOST. Requires round_may_return(), otherwise LOST */
     ROUND_EV_BACK, /* join, with the round of its last assignment; it gets the messages that it missed */
     ROUND_EV_TICK, /* time has passed; peer is ignored */
+    ROUND_EV_HANG, /* round, failure, final: no restart follows; the workers stand still. peer is ignored */
 };
 
 struct round_event {
@@ -65,7 +66,7 @@ struct round_event {
     const struct cdi_msg_join *join;
     const struct cdi_failure *failure;
     const char *text;
-    bool final;      /* the node hosts the rendezvous server: the job ends, elastic or not */
+    bool final;      /* the node hosts the rendezvous server: the job ends, elastic or not; or as for HANG */
     int64_t wall_ms; /* Unix time, for the failure of a lost node */
     /* LOST after silence: time (of round_step's clock) from which its agent may have killed its workers; otherwise 0 */
     int64_t fence_ms;

@@ -29,6 +29,7 @@ struct peer {
     bool away;
     bool joined;
     bool ended; /* its connection is being closed; further messages are ignored */
+    bool old;   /* it does not know CDI_END_HANG */
     int64_t heard_ms;
     uint32_t next_free;
     struct known *known; /* NULL: its JOIN had no nonce */
@@ -42,6 +43,8 @@ struct session {
     struct session_ops ops;
     int64_t lease_ms, hello_ms;
     bool hosted;
+    bool hang_is_set; /* an agent has joined */
+    struct session_hang hang;
     struct cdi_map known; /* struct known by nonce */
     uint16_t port;        /* 0: the port that agents connected to */
     struct cdi_kv *keys;
@@ -516,6 +519,18 @@ static bool session_try_resume(struct session *s, uint32_t *peer, const struct c
     return p != NO_PEER || shows_token;
 }
 
+/* After the JOIN of a new agent. */
+static void note_hang(struct session *s, uint32_t peer, const struct cdi_msg_join *join)
+{
+    if (round_host(s->round, peer) == NULL)
+        return; /* it was rejected */
+    s->peers[peer].old = join->on_hang == CDI_ON_HANG_NONE;
+    if (s->hang_is_set)
+        return;
+    s->hang_is_set = true;
+    s->hang = (struct session_hang){join->hang_warning_ms, join->hang_timeout_ms, join->on_hang};
+}
+
 /* Processes one message. *peer changes when an agent returns. */
 static cddp_status session_on_message(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms,
                                       int64_t wall_ms, struct cdi_error *err)
@@ -563,7 +578,30 @@ static cddp_status session_on_message(struct session *s, uint32_t *peer, const s
         return cdi_fail(err, CDDP_E_PROTOCOL, "an agent must not send %s", cdi_msg_name(m->type));
     }
     session_step(s, &ev, now_ms);
+    if (m->type == CDI_MSG_JOIN)
+        note_hang(s, *peer, &m->u.join);
     return CDDP_OK;
+}
+
+struct session_hang session_hang(const struct session *s)
+{
+    struct session_hang h = s->hang;
+
+    for (uint32_t p = 0; p < s->n_peers; p++)
+        if ((s->peers[p].conn != NULL || s->peers[p].away) && s->peers[p].old)
+            h.on_hang = CDI_ON_HANG_REPORT;
+    return h;
+}
+
+void session_end_hung(struct session *s, const struct cdi_failure *failure, bool stop, int64_t now_ms)
+{
+    session_step(s,
+                 &(struct round_event){.kind = ROUND_EV_HANG,
+                                       .peer = NO_PEER,
+                                       .round = round_number(s->round),
+                                       .failure = failure,
+                                       .final = stop},
+                 now_ms);
 }
 
 void session_send_bulk(struct session *s, uint32_t peer, uint16_t type, const void *payload, size_t len)

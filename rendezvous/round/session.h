@@ -79,6 +79,17 @@ void session_send_bulk(struct session *s, uint32_t peer, uint16_t type, const vo
  * *peer UINT32_MAX. Returns false after the last one.
  */
 bool session_next_agent(const struct session *s, uint32_t *peer, struct cdi_msg_assign *assign);
+/* What the job's first agent wants after a standstill; 0: off. */
+struct session_hang {
+    int64_t warning_ms, timeout_ms;
+    enum cdi_on_hang on_hang; /* REPORT if an agent is too old to know CDI_END_HANG */
+};
+struct session_hang session_hang(const struct session *s);
+/*
+ * Ends the running round, whose workers stand still, by this failure (kind HANG); stop: no other round follows. Without
+ * effect if no round runs. Not from within ops.bulk.
+ */
+void session_end_hung(struct session *s, const struct cdi_failure *failure, bool stop, int64_t now_ms);
 /* Checks leases and join timeouts. Call it several times per second. */
 void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms);
 

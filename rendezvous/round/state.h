@@ -48,6 +48,7 @@ struct round {
     uint32_t number, restart_count;
     enum verdict verdict; /* STOPPING and later */
     bool ending;          /* the rendezvous server is shutting down: no round follows */
+    bool gives_up;        /* the workers stood still, and the job is to end for that */
     enum cdi_close_status close_status;
     int64_t deadline_ms, next_waiting_ms;
     int64_t enough_ms; /* JOINING: time since which min_nodes are present; INT64_MAX: fewer are */
