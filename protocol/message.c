@@ -131,9 +131,9 @@ static const struct added {
     enum cdi_msg_type type;
     const char *name;
 } added_members[] = {
-    {CDI_MSG_JOIN, "nonce"},        {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
-    {CDI_MSG_CLOSED, "retry"},      {CDI_MSG_CLOSED, "gone"},        {CDI_MSG_FAILED, "misses"},
-    {CDI_MSG_ROUND_OVER, "misses"}, {CDI_MSG_CLOSED, "misses"},      {CDI_MSG_JOIN, "hang_warning_ms"},
+    {CDI_MSG_JOIN, "nonce"},           {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
+    {CDI_MSG_CLOSED, "retry"},         {CDI_MSG_CLOSED, "gone"},        {CDI_MSG_FAILED, "misses"},
+    {CDI_MSG_ROUND_OVER, "misses"},    {CDI_MSG_CLOSED, "misses"},      {CDI_MSG_JOIN, "hang_warning_ms"},
     {CDI_MSG_JOIN, "hang_timeout_ms"}, {CDI_MSG_JOIN, "on_hang"},
 };
 

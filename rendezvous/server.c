@@ -6,6 +6,7 @@
 #include "rendezvous/listen.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
+#include "rendezvous/view/hang_watch.h"
 #include "rendezvous/view/view.h"
 
 #include <errno.h>
@@ -49,6 +50,7 @@ struct listen_port {
 struct job {
     struct conn_job conn; /* first */
     struct rdzv_server *server;
+    struct hang_watch *hang_watch;
     struct listen_port listen_port; /* empty if the job uses the shared port */
     int64_t over_ms;                /* time at which it was found to be over or without agents; -1: neither */
     int64_t close_ms;               /* time that its last connections then have */
@@ -117,9 +119,12 @@ static void end_job_keys(void *arg)
 
 static void on_bulk(void *arg, uint32_t peer, uint16_t type, const void *payload, size_t len)
 {
+    int64_t now_ms = (int64_t)uv_now(((struct job *)arg)->server->ctx.loop);
     struct job *job = arg;
+    const struct view_node *node = view_on_bulk(job->conn.view, peer, type, payload, len, now_ms);
 
-    view_on_bulk(job->conn.view, peer, type, payload, len, (int64_t)uv_now(job->server->ctx.loop));
+    if (node != NULL)
+        hang_watch_on_report(job->hang_watch, node->report.node_rank, node->report.asked, now_ms);
 }
 
 static void get_random(void *bytes, size_t len)
@@ -134,6 +139,7 @@ static void destroy_job(struct job *job)
 {
     cdi_list_remove(&job->conn.link);
     job->server->n_jobs--;
+    hang_watch_destroy(job->hang_watch);
     view_destroy(job->conn.view);
     session_destroy(job->conn.session);
     free(job);
@@ -444,6 +450,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
     const struct round *round = session_round(job->conn.session);
 
     session_tick(job->conn.session, now_ms, wall_ms);
+    hang_watch_tick(job->hang_watch, now_ms, wall_ms);
     warn_of_few_files(job, round);
     if (s->ctx.only == &job->conn || job->ending)
         return;
@@ -592,7 +599,9 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     job->close_ms = s->over_ms;
     (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", run_id);
     st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->ctx.loop), err);
-    if (st == CDDP_OK && (st = view_create(&job->conn.view, job->conn.session)) != CDDP_OK) {
+    if (st == CDDP_OK && ((st = view_create(&job->conn.view, job->conn.session)) != CDDP_OK ||
+                          (st = hang_watch_create(&job->hang_watch, job->conn.session, job->conn.view)) != CDDP_OK)) {
+        view_destroy(job->conn.view);
         (void)cdi_fail(err, st, "the rendezvous server is out of memory for another job");
         session_destroy(job->conn.session);
     }

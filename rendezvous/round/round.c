@@ -369,7 +369,8 @@ static bool was_earlier(const struct round *r, const struct node *n, const struc
     int64_t before = r->failure.time_ms - f->time_ms;
 
     if (r->state != ROUND_STOPPING || r->verdict != OVER_FAILED || n->node_rank == r->failure.node_rank ||
-        r->failure.kind == CDI_END_NODE || r->gives_up || f->kind == CDI_END_NONE || f->time_ms <= 0 || r->failure.time_ms <= 0)
+        r->failure.kind == CDI_END_NODE || r->gives_up || f->kind == CDI_END_NONE || f->time_ms <= 0 ||
+        r->failure.time_ms <= 0)
         return false;
     if (f->kind == CDI_END_NODE)
         return before > -CONSEQUENCE_MS;

@@ -595,13 +595,11 @@ struct session_hang session_hang(const struct session *s)
 
 void session_end_hung(struct session *s, const struct cdi_failure *failure, bool stop, int64_t now_ms)
 {
-    session_step(s,
-                 &(struct round_event){.kind = ROUND_EV_HANG,
-                                       .peer = NO_PEER,
-                                       .round = round_number(s->round),
-                                       .failure = failure,
-                                       .final = stop},
-                 now_ms);
+    session_step(
+        s,
+        &(struct round_event){
+            .kind = ROUND_EV_HANG, .peer = NO_PEER, .round = round_number(s->round), .failure = failure, .final = stop},
+        now_ms);
 }
 
 void session_send_bulk(struct session *s, uint32_t peer, uint16_t type, const void *payload, size_t len)

@@ -74,6 +74,9 @@ uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n)
 
 static const struct view_node *find_node(const struct view *v, int32_t node_rank)
 {
+    /* Mostly all nodes are there. */
+    if (node_rank >= 0 && (size_t)node_rank < v->n && v->nodes[node_rank].report.node_rank == node_rank)
+        return &v->nodes[node_rank];
     for (size_t i = 0; i < v->n; i++)
         if (v->nodes[i].report.node_rank == node_rank)
             return &v->nodes[i];
@@ -122,7 +125,8 @@ static struct view_node *node_for(struct view *v, int32_t node_rank)
 }
 
 /* Takes a report of the running round, whose node rank is the agent's own. */
-static void take_report(struct view *v, uint32_t peer, const void *payload, size_t len, int64_t now_ms)
+static const struct view_node *take_report(struct view *v, uint32_t peer, const void *payload, size_t len,
+                                           int64_t now_ms)
 {
     json_t *root = json_loadb(payload, len, 0, NULL);
     struct cdi_msg_assign assign;
@@ -132,23 +136,25 @@ static void take_report(struct view *v, uint32_t peer, const void *payload, size
     if (root == NULL || !round_assignment(session_round(v->session), peer, &assign) ||
         cdi_node_report_decode(root, &r, NULL) != CDDP_OK) {
         json_decref(root);
-        return;
+        return NULL;
     }
     json_decref(root);
     node = r.round == assign.round && r.node_rank == assign.node_rank ? node_for(v, r.node_rank) : NULL;
     if (node == NULL) {
         cdi_node_report_release(&r);
-        return;
+        return NULL;
     }
     *node = (struct view_node){.peer = peer, .received_ms = now_ms, .report = r};
-    qsort(v->nodes, v->n, sizeof *v->nodes, by_node_rank);
+    if (node > v->nodes && by_node_rank(node - 1, node) > 0)
+        qsort(v->nodes, v->n, sizeof *v->nodes, by_node_rank);
+    return find_node(v, r.node_rank);
 }
 
-void view_on_bulk(struct view *v, uint32_t peer, uint16_t type, const void *payload, size_t len, int64_t now_ms)
+const struct view_node *view_on_bulk(struct view *v, uint32_t peer, uint16_t type, const void *payload, size_t len,
+                                     int64_t now_ms)
 {
     drop_old_rounds(v);
-    if (type == CDI_BULK_REPORT)
-        take_report(v, peer, payload, len, now_ms);
+    return type == CDI_BULK_REPORT ? take_report(v, peer, payload, len, now_ms) : NULL;
 }
 
 const struct view_node *view_nodes(struct view *v, size_t *n)

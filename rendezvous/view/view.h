@@ -28,8 +28,12 @@ void view_destroy(struct view *v); /* NULL-safe */
 uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n);
 /* Returns the number of agents in the running round that have not answered this ASK, or a later one. */
 size_t view_unanswered(const struct view *v, uint32_t id);
-/* Handles a frame of bulk.h from an agent. Frames that it does not know, or that are malformed, are ignored. */
-void view_on_bulk(struct view *v, uint32_t peer, uint16_t type, const void *payload, size_t len, int64_t now_ms);
+/*
+ * Handles a frame of bulk.h from an agent. Frames that it does not know, or that are malformed, are ignored. Returns
+ * the new report of a node, valid until the next call with v; NULL: it was none.
+ */
+const struct view_node *view_on_bulk(struct view *v, uint32_t peer, uint16_t type, const void *payload, size_t len,
+                                     int64_t now_ms);
 /* Returns the newest reports of the running round, in the order of node ranks; valid until the next call with v. */
 const struct view_node *view_nodes(struct view *v, size_t *n);
 /* Makes the agent of node rank 0 print these lines on stderr. Returns false if no such agent is connected. */

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/view/hang.h"
+
+#include <cddp/types.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define GROUPS_MAX 5 /* lines about ranks in equal places; the last one has all others */
+#define RANGES_MAX 8
+#define LINE_MAX_BYTES 400 /* of a stack's line */
+#define INDENT "    "
+
+static const struct {
+    const char *name;
+    unsigned size;
+} dtypes[] = {
+    [CDDP_INT8] = {"int8", 1},
+    [CDDP_UINT8] = {"uint8", 1},
+    [CDDP_INT32] = {"int32", 4},
+    [CDDP_UINT32] = {"uint32", 4},
+    [CDDP_INT64] = {"int64", 8},
+    [CDDP_UINT64] = {"uint64", 8},
+    [CDDP_FLOAT16] = {"float16", 2},
+    [CDDP_FLOAT32] = {"float32", 4},
+    [CDDP_FLOAT64] = {"float64", 8},
+    [CDDP_BFLOAT16] = {"bfloat16", 2},
+    [CDDP_FLOAT8_E4M3] = {"float8_e4m3", 1},
+    [CDDP_FLOAT8_E5M2] = {"float8_e5m2", 1},
+    [CDDP_INT16] = {"int16", 2},
+    [CDDP_UINT16] = {"uint16", 2},
+};
+
+/* Appends text of a worker or an agent: it must not move the cursor. */
+static cddp_status put_clean(struct cdi_buf *out, const char *text, size_t n)
+{
+    size_t at = out->len;
+    cddp_status st = cdi_buf_append(out, text, n);
+    uint8_t *bytes = st == CDDP_OK ? (uint8_t *)(uintptr_t)cdi_buf_data(out) + at : NULL;
+
+    for (size_t i = 0; st == CDDP_OK && i < n; i++)
+        if (bytes[i] < ' ' || bytes[i] == 0x7f || (i > 0 && bytes[i - 1] == 0xc2 && bytes[i] < 0xa0))
+            bytes[i] = '?';
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------- one rank ---- */
+
+static cddp_status put_size(struct cdi_buf *out, const struct cdi_rank_report *r)
+{
+    const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    bool known = r->dtype < sizeof dtypes / sizeof dtypes[0] && dtypes[r->dtype].name != NULL;
+    double bytes;
+    unsigned unit = 0;
+
+    if (r->count == 0 || !known || r->op == CDI_FLIGHT_BARRIER)
+        return CDDP_OK;
+    bytes = (double)r->count * dtypes[r->dtype].size;
+    for (; bytes >= 1024 && unit < 4; unit++)
+        bytes /= 1024;
+    return cdi_buf_printf(out, " of %.*f %s %s", unit > 0, bytes, units[unit], dtypes[r->dtype].name);
+}
+
+/* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)" */
+static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r, bool whole)
+{
+    bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
+    cddp_status st;
+
+    if (replay)
+        st = cdi_buf_printf(out, "captured %s, replay %" PRIu64, cdi_flight_op_name(r->op), r->replay);
+    else
+        st = cdi_buf_printf(out, "%s #%" PRIu64, cdi_flight_op_name(r->op), r->seq);
+    if (st == CDDP_OK && whole && !replay)
+        st = put_size(out, r);
+    if (st == CDDP_OK && r->bucket >= 0)
+        st = cdi_buf_printf(out, " (bucket %d", r->bucket);
+    if (st == CDDP_OK && r->bucket >= 0 && whole && r->names[0] != '\0')
+        st = cdi_buf_append(out, ": ", 2);
+    if (st == CDDP_OK && r->bucket >= 0 && whole)
+        st = put_clean(out, r->names, strnlen(r->names, sizeof r->names));
+    if (st == CDDP_OK && (r->bucket >= 0 || r->step > 0))
+        st = cdi_buf_printf(out, "%sstep %" PRIu64 ")", r->bucket >= 0 ? ", " : " (", r->step);
+    return st;
+}
+
+/* Where it is, since when, and what it does. */
+static cddp_status put_place(struct cdi_buf *out, const struct hang_rank *rank, bool whole)
+{
+    const struct cdi_rank_report *r = rank->report;
+    bool exited = r->place == CDI_PLACE_EXITED;
+    long long s = rank->for_ms / 1000;
+    cddp_status st = CDDP_OK;
+
+    if (r->place == CDI_PLACE_OUTSIDE)
+        return cdi_buf_printf(out, "outside libcddp");
+    if (r->place == CDI_PLACE_START || r->seq == 0)
+        st = cdi_buf_printf(out, exited ? "exited" : "before its first collective");
+    else
+        st = cdi_buf_printf(out, "%s ",
+                            exited                         ? "exited after"
+                            : r->place == CDI_PLACE_BEFORE ? "before"
+                            : rank->waits                  ? "in"
+                                                           : "after");
+    if (st == CDDP_OK && r->place != CDI_PLACE_START && r->seq != 0)
+        st = put_call(out, r, whole);
+    if (st == CDDP_OK && !exited && s > 0)
+        st = cdi_buf_printf(out,
+                            r->place == CDI_PLACE_BEFORE ? ", queued for %lld s"
+                            : rank->waits                ? ", for %lld s"
+                                                         : ", %lld s ago",
+                            s);
+    return st;
+}
+
+static cddp_status put_doing(struct cdi_buf *out, const struct hang_rank *rank)
+{
+    const char *doing = rank->report->doing;
+    cddp_status st = doing[0] == '\0' ? CDDP_OK : cdi_buf_append(out, ", ", 2);
+
+    return st == CDDP_OK ? put_clean(out, doing, strnlen(doing, sizeof rank->report->doing)) : st;
+}
+
+static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
+{
+    cddp_status st = cdi_buf_printf(out, "rank %d (pid %" PRId64 " on ", rank->report->rank, rank->report->pid);
+
+    if (st == CDDP_OK)
+        st = put_clean(out, rank->host, strnlen(rank->host, 255));
+    return st == CDDP_OK ? cdi_buf_append(out, ")", 1) : st;
+}
+
+/* ------------------------------------------------------------------------------------- ranks in equal places ---- */
+
+/* Appends "rank 5" or "ranks 0-6, 8-999 and 12 more"; member: whether the i-th rank of h belongs to them. */
+struct ranges {
+    struct cdi_buf *out;
+    size_t n_ranges, n_more;
+    int32_t first, last;
+};
+
+static cddp_status flush_range(struct ranges *g)
+{
+    const char *comma = g->n_ranges > 0 ? ", " : "";
+
+    if (g->first < 0)
+        return CDDP_OK;
+    if (g->n_ranges == RANGES_MAX) {
+        g->n_more += (size_t)(g->last - g->first) + 1;
+        return CDDP_OK;
+    }
+    g->n_ranges++;
+    if (g->first == g->last)
+        return cdi_buf_printf(g->out, "%s%d", comma, g->first);
+    return cdi_buf_printf(g->out, g->last == g->first + 1 ? "%s%d, %d" : "%s%d-%d", comma, g->first, g->last);
+}
+
+static cddp_status add_rank(struct ranges *g, int32_t rank)
+{
+    cddp_status st;
+
+    if (g->first >= 0 && rank == g->last + 1) {
+        g->last = rank;
+        return CDDP_OK;
+    }
+    st = flush_range(g);
+    g->first = g->last = rank;
+    return st;
+}
+
+static cddp_status put_group(struct cdi_buf *out, const struct hang *h, uint8_t group, size_t n)
+{
+    struct ranges g = {.out = out, .first = -1};
+    cddp_status st = cdi_buf_printf(out, n == 1 ? "rank " : "ranks ");
+
+    for (size_t i = 0; i < h->n && st == CDDP_OK; i++)
+        if (h->ranks[i].group == group)
+            st = add_rank(&g, h->ranks[i].report->rank);
+    if (st == CDDP_OK)
+        st = flush_range(&g);
+    if (st == CDDP_OK && g.n_more > 0)
+        st = cdi_buf_printf(out, " and %zu more", g.n_more);
+    return st;
+}
+
+/* Ranks without a report. */
+static cddp_status put_silent(struct cdi_buf *out, const struct hang *h)
+{
+    struct ranges g = {.out = out, .first = -1};
+    cddp_status st = cdi_buf_printf(out, h->n_silent == 1 ? "rank " : "ranks ");
+    size_t at = 0;
+
+    for (uint32_t rank = 0; rank < h->world_size && st == CDDP_OK; rank++) {
+        while (at < h->n && h->ranks[at].report->rank < (int32_t)rank)
+            at++;
+        if (at == h->n || h->ranks[at].report->rank != (int32_t)rank)
+            st = add_rank(&g, (int32_t)rank);
+    }
+    if (st == CDDP_OK)
+        st = flush_range(&g);
+    if (st == CDDP_OK && g.n_more > 0)
+        st = cdi_buf_printf(out, " and %zu more", g.n_more);
+    return st;
+}
+
+static bool same_place(const struct hang_rank *a, const struct hang_rank *b)
+{
+    const struct cdi_rank_report *x = a->report, *y = b->report;
+
+    return a->late == b->late && x->place == y->place && x->op == y->op && x->seq == y->seq && x->count == y->count &&
+           x->dtype == y->dtype && x->bucket == y->bucket && x->replay == y->replay && x->step == y->step &&
+           (!a->late || strcmp(x->doing, y->doing) == 0);
+}
+
+/* Numbers the groups from 1: of the late ranks, or of the others. The last number is for all that are left. */
+static unsigned group_ranks(const struct hang *h, bool late)
+{
+    const struct hang_rank *first[GROUPS_MAX];
+    unsigned n = 0;
+
+    for (size_t i = 0; i < h->n; i++) {
+        struct hang_rank *r = &h->ranks[i];
+        unsigned g = 0;
+
+        r->group = 0;
+        if (r->late != late)
+            continue;
+        while (g < n && !same_place(first[g], r))
+            g++;
+        if (g == n && n < GROUPS_MAX)
+            first[n++] = r;
+        r->group = (uint8_t)(g < GROUPS_MAX - 1 ? g + 1 : GROUPS_MAX);
+    }
+    return n;
+}
+
+/* Sets *n to the size of a group, and *least to its rank with the shortest time: what is said is true for all. */
+static void measure_group(const struct hang *h, uint8_t group, size_t *n, const struct hang_rank **least)
+{
+    *n = 0;
+    *least = NULL;
+    for (size_t i = 0; i < h->n; i++) {
+        if (h->ranks[i].group != group)
+            continue;
+        ++*n;
+        if (*least == NULL || h->ranks[i].for_ms < (*least)->for_ms)
+            *least = &h->ranks[i];
+    }
+}
+
+static bool is_mixed(const struct hang *h, uint8_t group, const struct hang_rank *like)
+{
+    for (size_t i = 0; i < h->n; i++)
+        if (h->ranks[i].group == group && !same_place(&h->ranks[i], like))
+            return true;
+    return false;
+}
+
+static cddp_status put_line_of_group(struct cdi_buf *out, const struct hang *h, uint8_t group)
+{
+    const struct hang_rank *r;
+    cddp_status st;
+    size_t n;
+
+    measure_group(h, group, &n, &r);
+    if (r == NULL)
+        return CDDP_OK;
+    st = cdi_buf_printf(out, "\n" INDENT);
+    if (st == CDDP_OK)
+        st = n == 1 && r->late ? put_who(out, r) : put_group(out, h, group, n);
+    if (st == CDDP_OK && is_mixed(h, group, r))
+        return cdi_buf_printf(out, r->late ? ": elsewhere" : " are elsewhere");
+    if (st == CDDP_OK)
+        st = cdi_buf_printf(out, r->late    ? ": "
+                                 : r->waits ? (n == 1 ? " waits " : " wait ")
+                                            : (n == 1 ? " is " : " are "));
+    if (st == CDDP_OK)
+        st = put_place(out, r, r->waits);
+    return st == CDDP_OK && r->late ? put_doing(out, r) : st;
+}
+
+static cddp_status put_groups(struct cdi_buf *out, const struct hang *h, bool late)
+{
+    unsigned n = group_ranks(h, late);
+    cddp_status st = CDDP_OK;
+
+    for (unsigned g = 1; g <= n && st == CDDP_OK; g++)
+        st = put_line_of_group(out, h, (uint8_t)g);
+    return st;
+}
+
+/* -------------------------------------------------------------------------------------------------- stacks ---- */
+
+static int count_rows(const struct cdi_buf *b, size_t from)
+{
+    const uint8_t *bytes = cdi_buf_data(b);
+    int rows = 1;
+
+    for (size_t i = from; i < b->len; i++)
+        rows += bytes[i] == '\n';
+    return rows;
+}
+
+/* Appends at most `rows` lines of a stack. */
+static cddp_status put_stack(struct cdi_buf *out, const struct hang_rank *r, int rows)
+{
+    const char *line = r->report->stack;
+    cddp_status st;
+
+    if (rows < 2)
+        return CDDP_OK;
+    st = cdi_buf_printf(out, "\n" INDENT "rank %d's stack:", r->report->rank);
+    for (int i = 1; i < rows && *line != '\0' && st == CDDP_OK; i++) {
+        size_t n = strcspn(line, "\n");
+
+        if (i == rows - 1 && line[n] == '\n' && line[n + 1] != '\0')
+            return cdi_buf_printf(out, "\n" INDENT INDENT "...");
+        st = cdi_buf_printf(out, "\n" INDENT INDENT);
+        if (st == CDDP_OK)
+            st = put_clean(out, line, n < LINE_MAX_BYTES ? n : LINE_MAX_BYTES);
+        line += n + (line[n] == '\n');
+    }
+    return st;
+}
+
+cddp_status hang_stacks(const struct hang *h, int rows, struct cdi_buf *out)
+{
+    cddp_status st = CDDP_OK;
+    int n = 0;
+
+    for (size_t i = 0; i < h->n; i++)
+        n += h->ranks[i].late && h->ranks[i].report->stack != NULL;
+    for (size_t i = 0; i < h->n && n > 0 && rows >= 2 && st == CDDP_OK; i++) {
+        size_t from = out->len;
+
+        if (!h->ranks[i].late || h->ranks[i].report->stack == NULL)
+            continue;
+        st = put_stack(out, &h->ranks[i], rows / n > 4 ? rows / n : 4 < rows ? 4 : rows);
+        rows -= count_rows(out, from) - 1;
+        n--;
+    }
+    return st;
+}
+
+/* ----------------------------------------------------------------------------------------------- the message ---- */
+
+static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
+{
+    static const char *const one[] = {
+        [HANG_BEHIND] = " is behind: ", [HANG_HALTED] = " cannot go on: ", [HANG_ELSEWHERE] = " is elsewhere: "};
+    static const char *const many[] = {[HANG_BEHIND] = "behind",
+                                       [HANG_HALTED] = "in a collective and cannot go on",
+                                       [HANG_ELSEWHERE] = "in other collectives than most"};
+    cddp_status st = cdi_buf_printf(out, "no progress for %lld s: ", (long long)(h->waited_ms + HANG_SLACK_MS) / 1000);
+
+    if (st != CDDP_OK)
+        return st;
+    if (h->kind == HANG_ALL)
+        return cdi_buf_printf(out, "all %zu ranks wait in one collective", h->n);
+    if (h->kind == HANG_SPLIT)
+        return cdi_buf_printf(out, "the ranks wait in different collectives");
+    if (h->kind == HANG_SILENT || h->kind == HANG_NONE) {
+        st = put_silent(out, h);
+        return st == CDDP_OK ? cdi_buf_printf(out, " cannot be seen: their node does not answer") : st;
+    }
+    if (h->n_late > 1)
+        return cdi_buf_printf(out, "%zu ranks are %s", h->n_late, many[h->kind]);
+    st = put_who(out, hang_first(h));
+    if (st == CDDP_OK)
+        st = cdi_buf_append(out, one[h->kind], strlen(one[h->kind]));
+    if (st == CDDP_OK)
+        st = put_place(out, hang_first(h), h->kind == HANG_ELSEWHERE);
+    return st == CDDP_OK ? put_doing(out, hang_first(h)) : st;
+}
+
+cddp_status hang_text(const struct hang *h, struct cdi_buf *out)
+{
+    size_t from = out->len;
+    cddp_status st = put_headline(out, h);
+
+    if (st == CDDP_OK && h->n_late > 1)
+        st = put_groups(out, h, true);
+    if (st == CDDP_OK)
+        st = put_groups(out, h, false);
+    if (st == CDDP_OK && h->n_silent > 0 && h->kind != HANG_SILENT) {
+        st = cdi_buf_printf(out, "\n" INDENT);
+        if (st == CDDP_OK)
+            st = put_silent(out, h);
+        if (st == CDDP_OK)
+            st = cdi_buf_printf(out, ": no answer from their node");
+    }
+    return st == CDDP_OK ? hang_stacks(h, HANG_ROWS - count_rows(out, from), out) : st;
+}
