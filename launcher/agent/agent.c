@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "launcher/agent/crash.h"
+#include "launcher/agent/hang_report.h"
 #include "launcher/agent/host.h"
 #include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
@@ -36,6 +37,7 @@
 #define FLUSH_REST_MS 1000 /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
 #define GUARD_GONE_SWEEP_MS 10000
+#define AGENT_LINE_MAX (128 * 1024) /* bytes of a message */
 
 struct agent {
     uv_loop_t loop;
@@ -53,6 +55,7 @@ struct agent {
     struct logs *logs;
     struct event_log *events; /* NULL: none */
     struct rdzv_client *client;
+    struct hang_report *hang_report;
     struct rdzv_server *server;
     char master_addr[64];
     uint16_t master_port;
@@ -430,7 +433,7 @@ static void agent_log_line(struct agent *a, const char *text)
 {
     struct cdi_buf line;
 
-    cdi_buf_init(&line, 8192);
+    cdi_buf_init(&line, AGENT_LINE_MAX);
     if (cdi_buf_printf(&line, "cddprun: %s\n", text) == CDDP_OK)
         agent_push(a, cdi_buf_data(&line), line.len);
     cdi_buf_release(&line);
@@ -498,6 +501,8 @@ static void agent_end_job(struct agent *a)
     cdi_log_set_sink(NULL, NULL);
     worker_group_destroy(a->group);
     a->group = NULL;
+    hang_report_close(a->hang_report);
+    a->hang_report = NULL;
     rdzv_client_close(a->client);
     a->client = NULL;
     if (a->server != NULL)
@@ -747,25 +752,53 @@ static void on_message(void *arg, const struct cdi_msg *msg)
     }
 }
 
-/* Sends where this node's ranks are; asked: the ASK that it answers. */
-static void send_report(struct agent *a, uint32_t asked)
+/* Where this node's ranks are, for hang_report.c. */
+static cddp_status report_ranks(void *arg, struct cdi_node_report *r)
 {
-    struct cdi_node_report r = {.round = a->sup.assign.round, .asked = asked, .node_rank = a->sup.assign.node_rank};
-    json_t *json = NULL;
-    char *text = NULL;
+    const struct agent *a = arg;
 
     if (a->group == NULL)
-        return;
-    (void)snprintf(r.host, sizeof r.host, "%s", a->plan->host);
-    if (worker_group_ranks(a->group, &r, NULL) == CDDP_OK)
-        json = cdi_node_report_encode(&r);
-    if (json != NULL)
-        text = json_dumps(json, JSON_COMPACT);
-    if (text != NULL)
-        (void)rdzv_client_send_bulk(a->client, CDI_BULK_REPORT, text, strlen(text));
-    free(text);
-    json_decref(json);
-    cdi_node_report_release(&r);
+        return CDDP_E_NOT_FOUND;
+    r->round = a->sup.assign.round;
+    r->node_rank = a->sup.assign.node_rank;
+    (void)snprintf(r->host, sizeof r->host, "%s", a->plan->host);
+    return worker_group_ranks(a->group, r, NULL);
+}
+
+static void send_bulk_report(void *arg, const char *text, size_t n)
+{
+    const struct agent *a = arg;
+
+    (void)rdzv_client_send_bulk(a->client, CDI_BULK_REPORT, text, n);
+}
+
+static cddp_status start_hang_report(struct agent *a, struct cdi_error *err)
+{
+    int64_t warning_ms = a->plan->options->hang_warning_ms, timeout_ms = a->plan->options->hang_timeout_ms;
+    struct hang_report_options opt = {
+        .loop = &a->loop,
+        .n_ranks = a->plan->n_procs,
+        .wait_ms = warning_ms == 0 || (timeout_ms > 0 && timeout_ms < warning_ms) ? timeout_ms : warning_ms,
+        .ranks = report_ranks,
+        .send = send_bulk_report,
+        .arg = a};
+
+    if (hang_report_start(&a->hang_report, &opt) == CDDP_OK)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_NOMEM, "out of memory for the reports of %u workers", a->plan->n_procs);
+}
+
+/* Lines for people, from the rendezvous: with nothing that moves the cursor. */
+static void print_notice(struct agent *a, const char *text)
+{
+    char *copy = strdup(text);
+
+    for (char *c = copy; c != NULL && *c != '\0'; c++)
+        if (((unsigned char)*c < ' ' && *c != '\n') || *c == 0x7f)
+            *c = '?';
+    if (copy != NULL)
+        agent_log_line(a, copy);
+    free(copy);
 }
 
 static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
@@ -775,9 +808,9 @@ static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
     struct agent *a = arg;
 
     if (type == CDI_BULK_ASK)
-        send_report(a, (uint32_t)json_integer_value(json_object_get(root, "id")));
+        hang_report_on_ask(a->hang_report, root);
     else if (type == CDI_BULK_NOTICE && text != NULL)
-        cdi_log(CDI_LOG_WARN, "AGENT-NOTICE", "%s", text);
+        print_notice(a, text);
     json_decref(root);
 }
 
@@ -1044,6 +1077,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = start_crash_watch(a, err);
     if (st == CDDP_OK)
+        st = start_hang_report(a, err);
+    if (st == CDDP_OK)
         st = start_meeting(a, err);
     if (st == CDDP_OK)
         st = start_link(a, err);
@@ -1067,6 +1102,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         err->msg[0] = '\0';
     } else {
         event_log_free(a->events);
+        hang_report_close(a->hang_report);
         rdzv_client_close(a->client);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);

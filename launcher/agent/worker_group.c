@@ -688,6 +688,8 @@ void worker_group_describe(struct worker_group *c, struct report *r)
     r->elsewhere = w == NULL;
     r->n_other_failures = describe_others(c, w, r->others);
     r->n_others = w != NULL ? c->n - 1 : c->n;
+    if (r->first.kind == CDI_END_HANG && w != NULL && r->n_ended_after > 0)
+        r->n_ended_after--; /* its own end */
     r->restart_count = c->opt.assign.restart_count;
     r->max_restarts = c->opt.plan->max_restarts;
     if (w == NULL || w->started_ms == 0)

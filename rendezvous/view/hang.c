@@ -34,7 +34,7 @@ static cddp_status take_ranks(const struct view_node *nodes, size_t n, int64_t n
             if (r->rank < 0 || (uint32_t)r->rank >= h->world_size)
                 continue;
             h->ranks[h->n++] = (struct hang_rank){
-                .report = r, .host = node->host, .for_ms = r->for_ms + age_ms, .waits = is_in_collective(r)};
+                .report = r, .node = node, .for_ms = r->for_ms + age_ms, .waits = is_in_collective(r)};
         }
     }
     h->n_silent = h->n < h->world_size ? h->world_size - h->n : 0;

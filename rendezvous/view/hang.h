@@ -27,7 +27,7 @@ enum hang_kind {
 
 struct hang_rank {
     const struct cdi_rank_report *report;
-    const char *host;
+    const struct cdi_node_report *node;
     int64_t for_ms; /* until now */
     bool waits, late;
     uint8_t group; /* scratch */

@@ -126,7 +126,7 @@ static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
     cddp_status st = cdi_buf_printf(out, "rank %d (pid %" PRId64 " on ", rank->report->rank, rank->report->pid);
 
     if (st == CDDP_OK)
-        st = put_clean(out, rank->host, strnlen(rank->host, 255));
+        st = put_clean(out, rank->node->host, strnlen(rank->node->host, sizeof rank->node->host));
     return st == CDDP_OK ? cdi_buf_append(out, ")", 1) : st;
 }
 

@@ -101,8 +101,10 @@ static void set_failure(struct hang_watch *w, const struct hang *h, const struct
     *f = (struct cdi_failure){.kind = CDI_END_HANG, .rank = -1, .local_rank = -1, .node_rank = -1};
     if (first != NULL) {
         f->rank = first->report->rank;
+        f->local_rank = (int32_t)(first->report - first->node->ranks);
+        f->node_rank = first->node->node_rank;
         f->pid = first->report->pid;
-        (void)snprintf(f->host, sizeof f->host, "%s", first->host);
+        (void)snprintf(f->host, sizeof f->host, "%s", first->node->host);
     }
     fill_text(f->text, sizeof f->text, (const char *)cdi_buf_data(text), text->len);
 }
@@ -250,18 +252,13 @@ static void proceed(struct hang_watch *w, int64_t now_ms)
 static void print_late_stacks(struct hang_watch *w, int32_t node_rank, int64_t now_ms)
 {
     struct session_hang opt = session_hang(w->session);
-    size_t n;
-    const struct view_node *nodes = view_nodes(w->view, &n);
     struct cdi_buf text;
     struct hang h;
 
     if (judge(w, &opt, now_ms, &h) != CDDP_OK)
         return;
-    for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < h.n && nodes[i].report.node_rank != node_rank; k++)
-            if (h.ranks[k].report >= nodes[i].report.ranks &&
-                h.ranks[k].report < nodes[i].report.ranks + nodes[i].report.n_ranks)
-                h.ranks[k].late = false;
+    for (size_t i = 0; i < h.n; i++)
+        h.ranks[i].late = h.ranks[i].late && h.ranks[i].node->node_rank == node_rank;
     cdi_buf_init(&text, HANG_TEXT);
     if (h.mark == w->mark && cdi_buf_printf(&text, "more about the standstill:") == CDDP_OK &&
         hang_stacks(&h, HANG_ROWS - 1, &text) == CDDP_OK && memchr(cdi_buf_data(&text), '\n', text.len) != NULL) {

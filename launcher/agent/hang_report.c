@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent/hang_report.h"
+
+#include "common/clock.h"
+#include "launcher/agent/rank_details.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SOONEST_MS 20 /* between two looks */
+
+struct hang_report {
+    struct hang_report_options opt;
+    uv_timer_t timer;
+    uv_work_t work;
+    struct rank_details *details; /* the thread's while `busy` */
+    struct cdi_node_report report;
+    int32_t stacks_of[RANK_DETAILS_STACKS_MAX];
+    size_t n_stacks;
+    bool busy, closing, timer_open;
+    bool waits; /* a long wait was reported */
+    int64_t again_ms;
+};
+
+int64_t hang_report_longest_ms(const struct cdi_node_report *r)
+{
+    int64_t longest = 0;
+
+    for (size_t i = 0; i < r->n_ranks; i++) {
+        const struct cdi_rank_report *rank = &r->ranks[i];
+
+        if ((rank->place == CDI_PLACE_IN || rank->place == CDI_PLACE_BEFORE || rank->place == CDI_PLACE_IN_REPLAY) &&
+            rank->for_ms > longest)
+            longest = rank->for_ms;
+    }
+    return longest;
+}
+
+static void send_report(const struct hang_report *h, const struct cdi_node_report *r)
+{
+    json_t *json = cdi_node_report_encode(r);
+    char *text = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
+
+    if (text != NULL)
+        h->opt.send(h->opt.arg, text, strlen(text));
+    free(text);
+    json_decref(json);
+}
+
+/* ---------------------------------------------------------------------------------------------------- by itself ----
+ */
+
+static void on_hang_tick(uv_timer_t *timer);
+
+static void look_again_in(struct hang_report *h, int64_t ms)
+{
+    (void)uv_timer_start(&h->timer, on_hang_tick, (uint64_t)ms, 0);
+}
+
+static void on_hang_tick(uv_timer_t *timer)
+{
+    struct cdi_node_report r = {.asked = 0};
+    struct hang_report *h = timer->data;
+    int64_t now_ms = cdi_now_ms(), longest_ms, left_ms;
+
+    if (h->opt.ranks(h->opt.arg, &r) != CDDP_OK) {
+        h->waits = false;
+        look_again_in(h, HANG_REPORT_TICK_MS);
+        return;
+    }
+    if (!h->busy)
+        rank_details_note(h->details, &r);
+    longest_ms = hang_report_longest_ms(&r);
+    if (longest_ms >= h->opt.wait_ms ? !h->waits || now_ms >= h->again_ms : h->waits) {
+        send_report(h, &r);
+        h->again_ms = now_ms + HANG_REPORT_AGAIN_MS;
+    }
+    h->waits = longest_ms >= h->opt.wait_ms;
+    left_ms = h->opt.wait_ms - longest_ms;
+    cdi_node_report_release(&r);
+    look_again_in(h, h->waits || left_ms > HANG_REPORT_TICK_MS ? HANG_REPORT_TICK_MS
+                     : left_ms > SOONEST_MS                    ? left_ms
+                                                               : SOONEST_MS);
+}
+
+/* ------------------------------------------------------------------------------------------------------ answers ----
+ */
+
+static void free_if_over(struct hang_report *h)
+{
+    if (!h->closing || h->busy || h->timer_open)
+        return;
+    rank_details_destroy(h->details);
+    free(h);
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    struct hang_report *h = handle->data;
+
+    h->timer_open = false;
+    free_if_over(h);
+}
+
+static void work_on_details(uv_work_t *work)
+{
+    struct hang_report *h = work->data;
+
+    rank_details_look(h->details, &h->report, h->stacks_of, h->n_stacks);
+}
+
+static void on_details(uv_work_t *work, int status)
+{
+    struct hang_report *h = work->data;
+
+    (void)status;
+    h->busy = false;
+    if (!h->closing)
+        send_report(h, &h->report);
+    cdi_node_report_release(&h->report);
+    free_if_over(h);
+}
+
+static void take_stacks_of(struct hang_report *h, const json_t *list)
+{
+    h->n_stacks = 0;
+    for (size_t i = 0; i < json_array_size(list) && h->n_stacks < RANK_DETAILS_STACKS_MAX; i++) {
+        json_int_t rank = json_integer_value(json_array_get(list, i));
+
+        if (json_is_integer(json_array_get(list, i)) && rank >= 0 && rank <= INT32_MAX)
+            h->stacks_of[h->n_stacks++] = (int32_t)rank;
+    }
+}
+
+void hang_report_on_ask(struct hang_report *h, json_t *ask)
+{
+    json_int_t id = json_integer_value(json_object_get(ask, "id"));
+    struct cdi_node_report r = {.asked = 0};
+
+    if (id <= 0 || id > UINT32_MAX || h->opt.ranks(h->opt.arg, &r) != CDDP_OK)
+        return;
+    r.asked = (uint32_t)id;
+    if (h->busy) { /* the pages alone, since the processes may not answer */
+        send_report(h, &r);
+        cdi_node_report_release(&r);
+        return;
+    }
+    take_stacks_of(h, json_object_get(ask, "stacks_of"));
+    h->report = r;
+    h->busy = uv_queue_work(h->opt.loop, &h->work, work_on_details, on_details) == 0;
+    if (!h->busy) {
+        send_report(h, &h->report);
+        cdi_node_report_release(&h->report);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- start and end ---- */
+
+cddp_status hang_report_start(struct hang_report **out, const struct hang_report_options *opt)
+{
+    struct hang_report *h = calloc(1, sizeof *h);
+
+    if (h == NULL || rank_details_create(&h->details, opt->n_ranks) != CDDP_OK) {
+        free(h);
+        return CDDP_E_NOMEM;
+    }
+    h->opt = *opt;
+    h->work.data = h;
+    h->timer.data = h;
+    h->timer_open = uv_timer_init(opt->loop, &h->timer) == 0;
+    if (opt->wait_ms > 0)
+        look_again_in(h, HANG_REPORT_TICK_MS);
+    *out = h;
+    return CDDP_OK;
+}
+
+void hang_report_close(struct hang_report *h)
+{
+    if (h == NULL || h->closing)
+        return;
+    h->closing = true;
+    (void)uv_timer_stop(&h->timer);
+    uv_close((uv_handle_t *)&h->timer, on_timer_closed);
+    if (h->busy)
+        (void)uv_cancel((uv_req_t *)&h->work);
+}

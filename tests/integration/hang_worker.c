@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A training loop that comes to a stop: `hang_worker MODE RANK STEP` makes that rank do what MODE says in that step, in
+ * planted_function(). The others wait for it in a collective.
+ */
+#include <cddp/cddp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WEIGHTS (1 << 20)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static volatile unsigned long counter;
+static float data[1024];
+
+static void sleep_for(double s)
+{
+    struct timespec t = {.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)};
+
+    while (nanosleep(&t, &t) != 0)
+        ;
+}
+
+static void read_pipe(void)
+{
+    int ends[2];
+    char c;
+
+    if (pipe(ends) == 0)
+        (void)!read(ends[0], &c, 1);
+}
+
+/* Returns 1 if the rank is to leave out the step's own collective. */
+__attribute__((noinline)) static int planted_function(const char *mode, cddp_comm *comm)
+{
+    int left_out = 0;
+
+    if (strcmp(mode, "skip") == 0)
+        left_out = 1;
+    else if (strcmp(mode, "sleep") == 0 || strcmp(mode, "freeze") == 0)
+        sleep_for(3600);
+    else if (strncmp(mode, "pause:", 6) == 0)
+        sleep_for(atof(mode + 6));
+    else if (strcmp(mode, "spin") == 0)
+        for (;;)
+            counter++;
+    else if (strcmp(mode, "stop") == 0)
+        (void)raise(SIGSTOP);
+    else if (strcmp(mode, "mutex") == 0)
+        left_out = pthread_mutex_lock(&lock) != 0 || pthread_mutex_lock(&lock) != 0;
+    else if (strcmp(mode, "pipe") == 0)
+        read_pipe();
+    else if (strcmp(mode, "die") == 0)
+        (void)raise(SIGKILL);
+    else if (strcmp(mode, "other") == 0)
+        left_out = cddp_broadcast(comm, data, 1024, CDDP_FLOAT32, 0) == CDDP_OK;
+    else if (strcmp(mode, "size") == 0)
+        left_out = cddp_all_reduce(comm, data, data, 512, CDDP_FLOAT32, CDDP_SUM) == CDDP_OK;
+    counter++; /* no tail call: the function stays on the stack */
+    return left_out;
+}
+
+static int complain(void)
+{
+    fprintf(stderr, "hang_worker: %s\n", cddp_last_error());
+    return 1;
+}
+
+static int train(cddp_comm *comm, cddp_ddp *ddp, const char *mode, int rank, long at)
+{
+    for (long step = 0; step < 100000; step++) {
+        int left_out = 0;
+
+        for (size_t i = 2; i-- > 0;)
+            if (cddp_ddp_grad_ready(ddp, i) != CDDP_OK)
+                return complain();
+        if (cddp_ddp_wait(ddp) != CDDP_OK)
+            return complain();
+        if (step == at && cddp_rank(comm) == rank)
+            left_out = planted_function(mode, comm);
+        if (!left_out && cddp_all_reduce(comm, data, data, 1024, CDDP_FLOAT32, CDDP_SUM) != CDDP_OK)
+            return complain();
+        if (step == at + 3 && strncmp(mode, "pause:", 6) == 0)
+            return 0;
+        sleep_for(0.02);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static float weight[WEIGHTS], bias[16];
+    cddp_param params[] = {
+        {.size = sizeof(cddp_param), .name = "layer1.weight", .data = weight, .count = WEIGHTS, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "layer1.bias", .data = bias, .count = 16, .dtype = CDDP_FLOAT32},
+    };
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    int rc;
+
+    if (argc != 4) {
+        fprintf(stderr, "usage: hang_worker MODE RANK STEP\n");
+        return 2;
+    }
+    if (cddp_init(&comm, NULL) != CDDP_OK || cddp_ddp_create(&ddp, comm, params, 2, NULL) != CDDP_OK)
+        return complain();
+    rc = train(comm, ddp, argv[1], atoi(argv[2]), atol(argv[3]));
+    if (rc != 0)
+        return rc;
+    cddp_ddp_destroy(ddp);
+    return cddp_finalize(comm) == CDDP_OK ? 0 : complain();
+}
