@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A training loop that comes to a stop: `hang_worker MODE RANK STEP` makes that rank do what MODE says in that step, in
- * planted_function(). The others wait for it in a collective.
+ * planted_function(). The others wait for it in a collective. HANG_STAMP is a file for the time of it, HANG_CGROUP a
+ * folder whose file cgroup.procs it enters, for `grow` and `freeze`.
  */
 #include <cddp/cddp.h>
 #include <pthread.h>
@@ -35,14 +36,66 @@ static void read_pipe(void)
         (void)!read(ends[0], &c, 1);
 }
 
+static void put(const char *folder, const char *name, const char *text)
+{
+    char path[4096];
+    FILE *f;
+
+    (void)snprintf(path, sizeof path, "%s%s%s", folder, *name != '\0' ? "/" : "", name);
+    f = fopen(path, "w");
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0)
+        perror(path);
+}
+
+static void stamp(void)
+{
+    const char *path = getenv("HANG_STAMP"), *group = getenv("HANG_CGROUP");
+    struct timespec now;
+    char text[64];
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    (void)snprintf(text, sizeof text, "%ld.%09ld", (long)now.tv_sec, now.tv_nsec);
+    if (path != NULL)
+        put(path, "", text);
+    (void)snprintf(text, sizeof text, "%ld", (long)getpid());
+    if (group != NULL)
+        put(group, "cgroup.procs", text);
+}
+
+/* Until the limit of its memory cgroup stops it. */
+static void grow(void)
+{
+    for (;;) {
+        char *block = malloc(1 << 20);
+
+        if (block == NULL)
+            sleep_for(1);
+        else
+            memset(block, 1, 1 << 20);
+        counter++;
+    }
+}
+
+static void freeze(const char *group)
+{
+    put(group, access("/sys/fs/cgroup/freezer", F_OK) == 0 ? "freezer.state" : "cgroup.freeze",
+        access("/sys/fs/cgroup/freezer", F_OK) == 0 ? "FROZEN" : "1");
+    sleep_for(3600);
+}
+
 /* Returns 1 if the rank is to leave out the step's own collective. */
 __attribute__((noinline)) static int planted_function(const char *mode, cddp_comm *comm)
 {
     int left_out = 0;
 
+    stamp();
     if (strcmp(mode, "skip") == 0)
         left_out = 1;
-    else if (strcmp(mode, "sleep") == 0 || strcmp(mode, "freeze") == 0)
+    else if (strcmp(mode, "freeze") == 0 && getenv("HANG_CGROUP") != NULL)
+        freeze(getenv("HANG_CGROUP"));
+    else if (strcmp(mode, "grow") == 0)
+        grow();
+    else if (strcmp(mode, "sleep") == 0)
         sleep_for(3600);
     else if (strncmp(mode, "pause:", 6) == 0)
         sleep_for(atof(mode + 6));
@@ -85,7 +138,7 @@ static int train(cddp_comm *comm, cddp_ddp *ddp, const char *mode, int rank, lon
             left_out = planted_function(mode, comm);
         if (!left_out && cddp_all_reduce(comm, data, data, 1024, CDDP_FLOAT32, CDDP_SUM) != CDDP_OK)
             return complain();
-        if (step == at + 3 && strncmp(mode, "pause:", 6) == 0)
+        if (step == at + 100 && strncmp(mode, "pause:", 6) == 0)
             return 0;
         sleep_for(0.02);
     }

@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of 8 ranks on 2 nodes that come to a stop: which rank, which collective and which state cddprun names, and when.
+
+    hangs.py CDDPRUN [--slow] [--all] [TEST...]     without --all, the tests whose names begin with test_ci_
+    hangs.py CDDPRUN --write                        all, and docs/hangs.md is written from the results
+"""
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
+import launch
+from launch import Job, Skip, wait_for
+
+WARNING = 2.0
+LATE = 5  # the rank that comes to a stop, on node 1
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORKER = os.environ.get('CDDP_HANG_WORKER', '')
+WRAPPED = f'if [ $RANK = {LATE} ]; then "$@"; sleep 1000; else exec "$@"; fi'
+seen = []  # for docs/hangs.md
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+class Hang(contextlib.ExitStack):
+    """Two agents on this machine with 4 ranks each, and the time at which one of them came to a stop."""
+
+    def __init__(self, cddprun, mode, *flags, script=None, group=None):
+        super().__init__()
+        self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory(prefix='cddp-test-')))
+        port, self.jobs = free_port(), []
+        env = {'HANG_STAMP': str(self.folder / 'stamp'), 'CDDP_BACKEND': 'cpu', **({'HANG_CGROUP': str(group)} if group else {})}
+        for node in 0, 1:
+            err = self.enter_context(open(self.folder / f'err.{node}', 'w', encoding='utf-8'))
+            self.jobs.append(self.enter_context(Job(
+                cddprun, '--nnodes=2', f'--node_rank={node}', '--master_addr=127.0.0.1', f'--master_port={port}',
+                f'--local_addr=node{node}', '--nproc_per_node=4', f'--hang_warning={WARNING}', '--shutdown_timeout=1', *flags,
+                *(['sh', '-c', script, 'sh'] if script else []), WORKER, mode, str(LATE), '5', env=env, stdout=err, stderr=err)))
+
+    def err(self, node=0):
+        return (self.folder / f'err.{node}').read_text(encoding='utf-8')
+
+    def stopped_at(self):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return float((self.folder / 'stamp').read_text(encoding='ascii'))
+        return None
+
+    def ended(self):
+        return [job.process.poll() for job in self.jobs]
+
+    def hear(self, pattern):
+        """Until a node prints it; returns the seconds since the rank stopped, and what was printed."""
+        wait_for('the stop', self.stopped_at, more=lambda: self.err(0) + self.err(1))
+        found = wait_for(pattern, lambda: re.search(pattern, self.err(0), re.M) or re.search(pattern, self.err(1), re.M),
+                         more=lambda: self.err(0) + self.err(1))
+        return time.monotonic() - self.stopped_at(), found
+
+    def finish(self):
+        """The exit statuses of jobs that end by themselves."""
+        wait_for('the end', lambda: None not in self.ended(), more=lambda: self.err(0) + self.err(1))
+        return self.ended()
+
+    def end(self):
+        for job in self.jobs:
+            if job.process.poll() is None:
+                job.process.send_signal(signal.SIGTERM)
+        self.finish()
+
+
+def message(text):
+    """The first message about a standstill: its first line, and the lines that are indented after it."""
+    lines = text[text.index('cddprun: no progress'):].splitlines()
+    n = next((i for i, line in enumerate(lines[1:], 1) if not line.startswith('    ')), len(lines))
+    return lines[:n]
+
+
+def stands(cddprun, title, done, mode, state, stack='planted_function', **how):
+    """The job comes to a stop, and rank LATE is named with its collective, its state, and the planted function."""
+    with Hang(cddprun, mode, '--hang_timeout=0', **how) as job:
+        try:
+            took, _ = job.hear(r'no progress for')
+            wait_for('the stack', lambda: f"rank {LATE}'s stack" in job.err() or not stack, more=job.err)
+            lines = message(job.err())
+            assert took <= launch.within(WARNING + 1), (took, lines)
+            assert re.search(rf'no progress for [2-9] s: rank {LATE} \(pid \d+ on node1\) (is behind|cannot go on): '
+                             rf'\w+ ?\w* all_reduce #\d+ .*step 6\).*{state}', lines[0]), lines
+            assert re.search(r'^    ranks 0-4, 6, 7 wait in all_reduce #\d+ of 4\.0 KiB float32 \(step 6\), for \d s$', '\n'.join(lines), re.M), lines
+            assert not stack or any(stack in line for line in lines), lines
+            assert len(lines) <= 24, lines
+            seen.append((title, done, f'{took:.1f} s', lines))
+        finally:
+            if how.get('group'):
+                thaw(how['group'])
+            job.end()
+
+
+def differs(cddprun, title, done, mode, what):
+    """libcddp itself names the rank that calls something else, and nothing has to wait."""
+    with Hang(cddprun, mode) as job:
+        took, found = job.hear(rf'ranks called different collectives: .*rank {LATE} called {what}.*')
+        job.finish()
+        assert took <= launch.within(WARNING + 1), took
+        seen.append((title, done, f'{took:.1f} s', [re.sub(r'^(\[\d\] )?hang_worker: ', '', found[0])]))
+
+
+# -------------------------------------------------------------------------------------------------- memory and freezer
+def make_group(kind, name):
+    """An own cgroup, of version 1 or 2; Skip where none can be made."""
+    old = pathlib.Path('/sys/fs/cgroup') / kind
+    folder = (old if old.is_dir() else pathlib.Path('/sys/fs/cgroup')) / f'cddp-test-{os.getpid()}-{name}'
+    try:
+        folder.mkdir()
+        if old.is_dir() and kind == 'memory':
+            (folder / 'memory.limit_in_bytes').write_text('64M')
+            (folder / 'memory.oom_control').write_text('1')
+        elif kind == 'memory':
+            (folder / 'memory.high').write_text('64M')
+    except OSError as why:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise Skip(f'no cgroup can be made: {why}') from why
+    return folder
+
+
+def thaw(folder):
+    """It can be ended only after it runs again."""
+    for name, word in ('freezer.state', 'THAWED'), ('cgroup.freeze', '0'), ('memory.oom_control', '0'):
+        with contextlib.suppress(OSError):
+            if (folder / name).exists():
+                (folder / name).write_text(word)
+
+
+def in_group(cddprun, kind, *args, **how):
+    folder = make_group(kind, args[2])
+    try:
+        stands(cddprun, *args, group=folder, **how)
+    finally:
+        def gone():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            return not folder.exists()
+        wait_for('the end of the cgroup', gone)
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+def test_ci_sleeps(cddprun):
+    stands(cddprun, 'It sleeps', 'nanosleep for an hour', 'sleep', 'sleeping')
+
+
+def test_spins(cddprun):
+    stands(cddprun, 'It spins', 'an endless loop', 'spin', r'running, \d+ % of a core')
+
+
+def test_ci_is_stopped(cddprun):
+    stands(cddprun, 'It is stopped', 'SIGSTOP', 'stop', 'stopped by SIGSTOP')
+
+
+def test_locks_its_own_mutex(cddprun):
+    stands(cddprun, 'It deadlocks', 'a mutex that it holds is locked again', 'mutex', 'sleeping in futex')
+
+
+def test_waits_on_a_pipe(cddprun):
+    stands(cddprun, 'It waits on a pipe', 'read of a pipe that nobody writes', 'pipe', 'sleeping in read of a pipe')
+
+
+def test_ci_is_killed_without_notice(cddprun):
+    stands(cddprun, 'It is killed without notice', 'SIGKILL; the worker is a shell script that started it, and runs on', 'die',
+           r'its process \d+ is gone, while pid \d+ still runs', stack='', script=WRAPPED)
+
+
+def test_is_frozen(cddprun):
+    in_group(cddprun, 'freezer', 'It is frozen', 'its cgroup is frozen', 'freeze', 'frozen by its cgroup', stack='')
+
+
+def test_is_at_its_memory_limit(cddprun):
+    in_group(cddprun, 'memory', 'It is at its memory limit', 'its cgroup has 64 MiB and no way to free any', 'grow',
+             'at its memory limit', stack='')
+
+
+def test_ci_skips_a_collective(cddprun):
+    differs(cddprun, 'It skips a collective', 'the all_reduce at the end of the step is left out', 'skip', r'all_reduce\(mean\) of 1048592')
+
+
+def test_calls_another_collective(cddprun):
+    differs(cddprun, 'It calls another collective', 'a broadcast in place of the all_reduce', 'other', 'broadcast of 1024')
+
+
+def test_sends_another_size(cddprun):
+    differs(cddprun, 'It sends another size', '512 elements in place of 1,024', 'size', r'all_reduce\(sum\) of 512')
+
+
+def test_ci_goes_on_after_a_pause(cddprun):
+    with Hang(cddprun, 'pause:3.5') as job:
+        job.hear(r'^cddprun: no progress for [23] s: rank 5')
+        job.hear(r'^cddprun: progress again after [3-9] s$')
+        assert job.finish() == [0, 0], job.err()
+        assert job.err().count('no progress') == 1, job.err()
+        assert 'progress' not in job.err(1), job.err(1)  # the hosting node prints for the whole job
+
+
+def test_ci_stops_after_the_timeout(cddprun):
+    with Hang(cddprun, 'stop', '--hang_timeout=4', '--max_restarts=3') as job:
+        assert job.finish() == [1, 1], job.err()
+        for node in 0, 1:
+            assert re.search(r'^cddprun: no progress for [4-9] s: rank 5 \(pid \d+ on node1\)', job.err(node), re.M), job.err(node)
+        assert '--hang_timeout' in job.err() and 'restarting' not in job.err(), job.err()
+
+
+def test_ci_restarts_after_the_timeout(cddprun):
+    script = 'if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exec "$@"; else shift 2; exec "$0" pause:0 "$@"; fi'
+    with Hang(cddprun, 'sleep', '--hang_timeout=3', '--on_hang=restart', '--max_restarts=1',
+              script=script.replace('"$0"', f'"{WORKER}"')) as job:
+        assert job.finish() == [0, 0], job.err()
+        assert re.search(r'^cddprun: no progress for \d s: rank 5 .*; restarting all workers \(restart 1 of 1\)$', job.err(), re.M), job.err()
+
+
+def test_only_reports_after_the_timeout(cddprun):
+    with Hang(cddprun, 'pause:5', '--hang_timeout=3', '--on_hang=report') as job:
+        job.hear(r'--hang_timeout\) have passed: the job continues')
+        assert job.finish() == [0, 0], job.err()
+
+
+def test_ci_says_nothing_if_it_is_off(cddprun):
+    with Hang(cddprun, 'pause:3', '--hang_warning=0', '--hang_timeout=0') as job:
+        assert job.finish() == [0, 0], job.err()
+        assert 'progress' not in job.err() + job.err(1), job.err()
+
+
+HEAD = '''<!-- SPDX-License-Identifier: Apache-2.0 -->
+<!-- Written by tests/integration/hangs.py --write -->
+# A job that stands still
+
+When ranks have waited for `--hang_warning` (30 s) in a collective, cddprun prints one message for the whole job, on the node
+of node rank 0: which ranks are behind and what they do, in which collective the others wait, and the stacks of those that
+are behind. It is one screen at most, also for 1,000 ranks: ranks in equal places share a line. A message follows when
+the state changes, a few at most, and "progress again after 41 s" at the end. So a slow checkpoint of one rank, an evaluation,
+or a debugger costs one message, and ends nothing.
+
+After `--hang_timeout` (600 s), `--on_hang` decides:
+
+| `--on_hang` | |
+| --- | --- |
+| `stop` (default) | the job ends with exit status 1, and the report names the rank that is behind; restarts that are left are not used |
+| `restart` | the round fails, and all workers are restarted if `--max_restarts` permits it |
+| `report` | the message is printed once more, with stacks, and the job continues |
+
+`--hang_warning=0` and `--hang_timeout=0` switch them off. A collective of libcddp also has a limit of its own (`CDDP_TIMEOUT`,
+600 s). A program whose ranks wait longer on purpose needs a higher value of both.
+
+How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.
+When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
+(`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
+another one than most. Numbers such as `#16` count all collectives of a rank, over all communicators.
+
+A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
+workers unless a container or `ptrace_scope` forbids it. If it cannot be read, the message gives the reason.
+
+Jobs of 8 ranks on 2 nodes follow (ranks 0 to 3 on node0, 4 to 7 on node1), with `--hang_warning=2`. Rank 5 comes to a stop in
+`planted_function`. The time is counted from there to the message.
+
+'''
+
+
+def write():
+    lines = ['| rank 5 | done | named after |', '| --- | --- | --- |']
+    lines += [f'| {title} | {done} | {took} |' for title, done, took, _ in seen]
+    for title, _, _, text in seen:
+        lines += ['', f'## {title}', '', '```text', *text, '```']
+    (ROOT / 'docs' / 'hangs.md').write_text(HEAD + '\n'.join(lines) + '\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+    writes = '--write' in sys.argv
+    everything = writes or '--all' in sys.argv or any(word.startswith('test_') for word in sys.argv)
+    sys.argv = [word for word in sys.argv if word not in ('--write', '--all')]
+    if not everything:
+        sys.argv += [name for name in dir() if name.startswith('test_ci_')]
+    try:
+        launch.main()
+    except SystemExit as end:
+        if end.code == 0 and writes:
+            write()
+        raise
