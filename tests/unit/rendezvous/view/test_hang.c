@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hygiene.h"
+#include "rendezvous/view/hang.h"
+
+#include <cddp/types.h>
+#include <string.h>
+
+CDI_SUITE(hang);
+
+#define RANKS 8
+#define WARN_MS 30000
+
+/* Two nodes of four ranks, all in all_reduce #812 of bucket 3 for 31 s. */
+static struct cdi_rank_report ranks[RANKS];
+static struct view_node nodes[2];
+
+static struct hang judge(int64_t now_ms)
+{
+    struct hang h;
+
+    cr_assert_eq(hang_judge(nodes, 2, RANKS, now_ms, WARN_MS, &h), CDDP_OK);
+    return h;
+}
+
+static void all_wait(void)
+{
+    for (int i = 0; i < RANKS; i++) {
+        ranks[i] = (struct cdi_rank_report){.rank = i,
+                                            .pid = 100 + i,
+                                            .place = CDI_PLACE_IN,
+                                            .op = CDI_FLIGHT_ALL_REDUCE,
+                                            .dtype = CDDP_FLOAT32,
+                                            .seq = 812,
+                                            .count = 1 << 20,
+                                            .bucket = 3,
+                                            .step = 39,
+                                            .for_ms = 31000};
+        (void)snprintf(ranks[i].names, sizeof ranks[i].names, "layer1.weight, layer1.bias and 3 more");
+    }
+    for (int i = 0; i < 2; i++)
+        nodes[i] = (struct view_node){.report = {.node_rank = i, .n_ranks = 4, .ranks = &ranks[4 * i]}};
+    (void)snprintf(nodes[0].report.host, sizeof nodes[0].report.host, "node0");
+    (void)snprintf(nodes[1].report.host, sizeof nodes[1].report.host, "node1");
+}
+
+static void is_after(int rank, uint64_t seq, int64_t for_ms)
+{
+    ranks[rank].place = CDI_PLACE_AFTER;
+    ranks[rank].seq = seq;
+    ranks[rank].for_ms = for_ms;
+}
+
+/* Returns the message; valid until the next call. */
+static const char *text_of(struct hang *h)
+{
+    static char text[HANG_TEXT];
+    struct cdi_buf buf;
+
+    cdi_buf_init(&buf, sizeof text);
+    cr_assert_eq(hang_text(h, &buf), CDDP_OK);
+    (void)snprintf(text, sizeof text, "%.*s", (int)buf.len, (const char *)cdi_buf_data(&buf));
+    cdi_buf_release(&buf);
+    hang_release(h);
+    return text;
+}
+
+static void expect_late(const char *expected)
+{
+    struct hang h = judge(0);
+    char late[64] = "";
+
+    for (size_t i = 0; i < h.n; i++)
+        if (h.ranks[i].late)
+            (void)snprintf(late + strlen(late), sizeof late - strlen(late), " %d", h.ranks[i].report->rank);
+    cr_assert_str_eq(late, expected);
+    hang_release(&h);
+}
+
+Test(hang, short_waits_are_none)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 0; i < RANKS; i++)
+        ranks[i].for_ms = WARN_MS - HANG_SLACK_MS - 1;
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_NONE);
+    hang_release(&h);
+    h = judge(1); /* a report gets older */
+    cr_assert_eq(h.kind, HANG_ALL);
+    hang_release(&h);
+}
+
+Test(hang, rank_outside_collectives_is_behind)
+{
+    struct hang h;
+
+    all_wait();
+    is_after(5, 811, 32000);
+    (void)snprintf(ranks[5].doing, sizeof ranks[5].doing, "sleeping in read of a pipe");
+    ranks[5].stack = "thread 77:\n  #0 read()\n  #1 main()\n";
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_BEHIND);
+    cr_assert_str_eq(text_of(&h), "no progress for 31 s: rank 5 (pid 105 on node1) is behind: after all_reduce #811 "
+                                  "(bucket 3, step 39), 32 s ago, sleeping in read of a pipe\n"
+                                  "    ranks 0-4, 6, 7 wait in all_reduce #812 of 4.0 MiB float32 (bucket 3: "
+                                  "layer1.weight, layer1.bias and 3 more, step 39), for 31 s\n"
+                                  "    rank 5's stack:\n"
+                                  "        thread 77:\n"
+                                  "          #0 read()\n"
+                                  "          #1 main()");
+}
+
+Test(hang, ranks_of_another_communicator_go_on)
+{
+    all_wait();
+    is_after(3, 811, 31500);
+    is_after(6, 2000, 40); /* ends a collective every now and then */
+    expect_late(" 3");
+}
+
+Test(hang, rank_before_its_first_collective_is_behind)
+{
+    all_wait();
+    ranks[2] = (struct cdi_rank_report){.rank = 2, .place = CDI_PLACE_START, .bucket = -1};
+    expect_late(" 2");
+}
+
+Test(hang, halted_rank_in_the_same_collective_is_late)
+{
+    struct hang h;
+
+    all_wait();
+    ranks[6].halted = 1;
+    (void)snprintf(ranks[6].doing, sizeof ranks[6].doing, "stopped by SIGSTOP");
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_HALTED);
+    cr_assert_not_null(strstr(text_of(&h), "rank 6 (pid 106 on node1) cannot go on: in all_reduce #812 (bucket 3, step "
+                                           "39), for 31 s, stopped by SIGSTOP\n"));
+    is_after(1, 811, 31500);
+    expect_late(" 1 6");
+}
+
+Test(hang, exited_rank_is_late_if_no_other_is)
+{
+    all_wait();
+    ranks[7].place = CDI_PLACE_EXITED;
+    expect_late(" 7");
+    is_after(1, 811, 31500);
+    expect_late(" 1");
+}
+
+Test(hang, rank_that_does_not_use_the_library_is_the_last_suspect)
+{
+    all_wait();
+    ranks[7] = (struct cdi_rank_report){.rank = 7, .place = CDI_PLACE_OUTSIDE, .bucket = -1};
+    expect_late(" 7");
+    ranks[6].place = CDI_PLACE_EXITED;
+    expect_late(" 6");
+}
+
+Test(hang, minority_in_another_collective_is_late)
+{
+    struct hang h;
+
+    all_wait();
+    ranks[4].op = CDI_FLIGHT_BROADCAST;
+    ranks[4].count = 16;
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_ELSEWHERE);
+    cr_assert_not_null(
+        strstr(text_of(&h), "rank 4 (pid 104 on node1) is elsewhere: in broadcast #812 of 64 B float32 "));
+    all_wait();
+    ranks[4].count = 16; /* the same with another size */
+    expect_late(" 4");
+    all_wait();
+    ranks[4].place = CDI_PLACE_BEFORE; /* queued, but not running */
+    expect_late(" 4");
+}
+
+Test(hang, without_a_majority_none_is_blamed)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 0; i < 4; i++)
+        ranks[i].op = CDI_FLIGHT_BROADCAST;
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_SPLIT);
+    cr_assert_eq(hang_first(&h), NULL);
+    cr_assert(strncmp(text_of(&h), "no progress for 31 s: the ranks wait in different collectives",
+                      strlen("no progress for 31 s: the ranks wait in different collectives")) == 0);
+}
+
+Test(hang, lower_half_of_two_is_late)
+{
+    struct hang h;
+
+    all_wait();
+    nodes[0].report.n_ranks = 1;
+    nodes[1].report = (struct cdi_node_report){.node_rank = 1, .n_ranks = 1, .ranks = &ranks[1]};
+    ranks[1].seq = 811;
+    cr_assert_eq(hang_judge(nodes, 2, 2, 0, WARN_MS, &h), CDDP_OK);
+    cr_assert_eq(h.kind, HANG_ELSEWHERE);
+    cr_assert_eq(hang_first(&h)->report->rank, 1);
+    hang_release(&h);
+}
+
+Test(hang, silent_node_is_named)
+{
+    struct hang h;
+
+    all_wait();
+    cr_assert_eq(hang_judge(nodes, 1, RANKS, 0, WARN_MS, &h), CDDP_OK);
+    cr_assert_eq(h.kind, HANG_SILENT);
+    cr_assert_eq(h.n_silent, 4);
+    cr_assert_not_null(strstr(
+        text_of(&h), "no progress for 31 s: ranks 4-7 cannot be seen: their node does not answer\n    ranks 0-3 wait"));
+    is_after(1, 811, 31500);
+    cr_assert_eq(hang_judge(nodes, 1, RANKS, 0, WARN_MS, &h), CDDP_OK);
+    cr_assert_eq(h.kind, HANG_BEHIND);
+    cr_assert_not_null(strstr(text_of(&h), "\n    ranks 4-7: no answer from their node"));
+}
+
+Test(hang, ranks_of_reports_are_checked)
+{
+    struct hang h;
+
+    all_wait();
+    ranks[7].rank = RANKS; /* beyond the world */
+    cr_assert_eq(hang_judge(nodes, 2, RANKS, 0, WARN_MS, &h), CDDP_OK);
+    cr_assert_eq(h.n, RANKS - 1);
+    cr_assert_eq(h.n_silent, 1);
+    hang_release(&h);
+}
+
+Test(hang, text_of_workers_moves_no_cursor)
+{
+    struct hang h;
+    const char *text;
+
+    all_wait();
+    is_after(5, 811, 32000);
+    (void)snprintf(ranks[5].doing, sizeof ranks[5].doing, "a\x1b[2Jb\nc\xc2\x9b");
+    (void)snprintf(ranks[0].names, sizeof ranks[0].names, "w\r");
+    ranks[5].stack = "x\x1by\n";
+    h = judge(0);
+    text = text_of(&h);
+    cr_assert_not_null(strstr(text, "a?[2Jb?c\xc2?"));
+    cr_assert_not_null(strstr(text, "x?y"));
+    cr_assert_eq(strchr(text, '\r'), NULL);
+    cr_assert_eq(strchr(text, '\x1b'), NULL);
+}
+
+Test(hang, mark_changes_with_late_ranks)
+{
+    struct hang a, b;
+
+    all_wait();
+    is_after(5, 811, 32000);
+    a = judge(0);
+    ranks[0].for_ms += 5000;
+    b = judge(5000);
+    cr_assert_eq(a.mark, b.mark);
+    hang_release(&b);
+    ranks[5].seq = 900;
+    b = judge(0);
+    cr_assert_neq(a.mark, b.mark);
+    hang_release(&b);
+    hang_release(&a);
+}
+
+/* ------------------------------------------------------------------------------------------------- large jobs ---- */
+
+#define MANY 1000
+
+static struct cdi_rank_report many[MANY];
+
+static int rows(const char *text)
+{
+    int n = 1;
+
+    for (; *text != '\0'; text++)
+        n += *text == '\n';
+    return n;
+}
+
+static const char *text_of_many(void)
+{
+    struct view_node all = {.report = {.n_ranks = MANY, .ranks = many}};
+    struct hang h;
+
+    cr_assert_eq(hang_judge(&all, 1, MANY, 0, WARN_MS, &h), CDDP_OK);
+    return text_of(&h);
+}
+
+static void many_wait(void)
+{
+    for (int i = 0; i < MANY; i++) {
+        all_wait();
+        many[i] = ranks[0];
+        many[i].rank = i;
+    }
+}
+
+Test(hang, thousand_ranks_fit_on_a_screen)
+{
+    many_wait();
+    many[7].place = CDI_PLACE_AFTER;
+    many[7].stack = "0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n";
+    cr_assert_not_null(strstr(text_of_many(), "\n    ranks 0-6, 8-999 wait in all_reduce #812"));
+    cr_assert_eq(rows(text_of_many()), HANG_ROWS);
+}
+
+Test(hang, every_rank_elsewhere_fits_too)
+{
+    many_wait();
+    for (int i = 0; i < MANY; i++) {
+        many[i].seq = (uint64_t)i;
+        if (i % 2 == 0)
+            continue;
+        many[i].place = CDI_PLACE_AFTER;
+        many[i].stack = "a\nb\nc\nd\ne\nf\ng\nh\n";
+        (void)snprintf(many[i].doing, sizeof many[i].doing, "running, %d %% of a core", i % 100);
+    }
+    cr_assert_leq(rows(text_of_many()), HANG_ROWS);
+    cr_assert_not_null(strstr(text_of_many(), "500 ranks are behind"));
+}
