@@ -40,6 +40,12 @@ static void forget(struct sim *w, struct sim_slot *s)
     s->joined = s->member = s->leaving = s->done = false;
 }
 
+/* Is a restart left after a failure? */
+static bool may_restart(const struct sim *w)
+{
+    return !w->gives_up && w->restarts < w->opt.max_restarts;
+}
+
 /* The failure was a consequence of a node's loss: all nodes receive this, and in an elastic job it does not count. */
 static void blame_node(struct sim *w)
 {
@@ -58,7 +64,7 @@ static void lost(struct sim *w, struct sim_slot *s, int64_t fence_ms)
         w->cause = w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
         w->by_node = true;
     } else if (s->member && w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node &&
-               (w->elastic || cut_off_before) && !s->leaving && !w->ending) {
+               (w->elastic || cut_off_before) && !s->leaving && !w->ending && !w->gives_up) {
         blame_node(w);
     }
     w->any_left |= s->leaving;
@@ -73,7 +79,7 @@ static void set_leaving(struct sim *w, struct sim_slot *s)
 
 static void leaves(struct sim *w, struct sim_slot *s, bool final)
 {
-    bool restarts = w->cause == CAUSE_CHANGED || (w->cause == CAUSE_FAILED && w->restarts < w->opt.max_restarts);
+    bool restarts = w->cause == CAUSE_CHANGED || (w->cause == CAUSE_FAILED && may_restart(w));
 
     w->ending |= final;
     if (w->elastic && !final) {
@@ -105,8 +111,9 @@ static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_fai
         w->cause = node && w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
         w->by_node = node;
         w->failed_ms = w->now;
-    } else if (w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node && s->last_rank != w->failed_by &&
-               f->time_ms > 0 && w->failed_at > 0 && w->failed_at > f->time_ms - (node ? 1000 : 0)) {
+    } else if (w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node && !w->gives_up &&
+               s->last_rank != w->failed_by && f->time_ms > 0 && w->failed_at > 0 &&
+               w->failed_at > f->time_ms - (node ? 1000 : 0)) {
         w->recast = true;
         if (node)
             blame_node(w);
@@ -117,12 +124,27 @@ static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_fai
     w->failed_by = s->last_rank;
 }
 
+/* The workers of the running round stand still. */
+static void hung(struct sim *w, const struct round_event *ev)
+{
+    if (w->state != ROUND_RUNNING || ev->round != round_number(w->r))
+        return;
+    w->cause = CAUSE_FAILED;
+    w->by_node = false;
+    w->gives_up = ev->final;
+    w->failed_at = ev->failure->time_ms;
+    w->failed_ms = w->now;
+    w->failed_by = (uint32_t)ev->failure->node_rank;
+}
+
 void oracle_before(struct sim *w, const struct round_event *ev)
 {
     struct sim_slot *s = slot_at(w, ev->peer);
 
     w->state = round_state(w->r);
     w->recast = false;
+    if (ev->kind == ROUND_EV_HANG)
+        hung(w, ev);
     if (s == NULL || !s->joined)
         return;
     if (w->state == ROUND_CLOSED) {
@@ -161,6 +183,7 @@ void oracle_before(struct sim *w, const struct round_event *ev)
         return;
     case ROUND_EV_JOIN:
     case ROUND_EV_TICK:
+    case ROUND_EV_HANG:
         return;
     }
 }
@@ -292,7 +315,7 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
     SIM_CHECK(w, !w->keys, "round %u begins while the keys of the previous one exist", number);
     SIM_CHECK(w, (int64_t)number == w->last_number + 1, "round %u follows round %lld", number,
               (long long)w->last_number);
-    SIM_CHECK(w, w->cause != CAUSE_LEFT && !(w->cause == CAUSE_FAILED && w->restarts >= w->opt.max_restarts),
+    SIM_CHECK(w, w->cause != CAUSE_LEFT && !(w->cause == CAUSE_FAILED && !may_restart(w)),
               "round %u begins although none may follow", number);
     w->restarts += w->cause == CAUSE_FAILED;
     place_members(w, a, n);
@@ -331,7 +354,7 @@ static void check_over(struct sim *w, struct sim_slot *s, bool again)
     SIM_CHECK(w, s->member && w->keys, "a node gets ROUND_OVER of a round that it is not in");
     SIM_CHECK(w, again == s->notified, "a node gets ROUND_OVER twice, or never");
     SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over without a reason", round_number(w->r));
-    SIM_CHECK(w, again || round_counts(w->r) == (w->cause == CAUSE_FAILED && w->restarts < w->opt.max_restarts),
+    SIM_CHECK(w, again || round_counts(w->r) == (w->cause == CAUSE_FAILED && may_restart(w)),
               "ROUND_OVER announces a wrong restart");
     s->notified = true;
 }
@@ -348,7 +371,7 @@ static void check_closed(struct sim *w, struct sim_slot *s, bool again)
         left = s->member && !s->done;
         break;
     case CDI_CLOSE_FAILED:
-        left = w->cause != CAUSE_FAILED || w->restarts < w->opt.max_restarts;
+        left = w->cause != CAUSE_FAILED || may_restart(w);
         break;
     case CDI_CLOSE_TIMEOUT:
         left = w->state != ROUND_JOINING || w->now < w->since_ms + w->opt.join_timeout_ms;

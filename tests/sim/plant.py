@@ -22,6 +22,8 @@ BUGS = {
     'newcomer_ignored': ('    if (r->n_nodes >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {',
                          '    if (r->n_nodes + 1 >= r->opt.max_nodes || r->count[NODE_DONE] > 0) {'),
     'echo_counts': ('    if (is_elastic(r) && !r->ending)\n        r->verdict = OVER_CHANGED;\n', ''),
+    'hang_restarts': ('    return r->verdict == OVER_FAILED && !r->gives_up &&', '    return r->verdict == OVER_FAILED &&'),
+    'old_hang': ('    if (r->state != ROUND_RUNNING || ev->round != r->number)\n', '    if (r->state != ROUND_RUNNING)\n'),
     'later_loss': ('(ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms)', '(ev->fence_ms > 0)'),
 }
 

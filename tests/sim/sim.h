@@ -115,6 +115,7 @@ struct sim {
     int64_t last_number; /* of the last round that began; -1 */
     uint32_t last_n, restarts, n_done, n_waiting, n_away, n_present, n_leaving;
     bool keys, ending, any_left;
+    bool gives_up;      /* the workers stood still, and no round may follow for that */
     bool recast;        /* by this event: the failure that ended the round was a consequence */
     bool by_node;       /* the round ended because a node was lost or cut off */
     int64_t failed_at;  /* time of that failure on its node */

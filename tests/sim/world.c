@@ -238,7 +238,8 @@ static void trace(const struct sim *w, const char *what, uint32_t machine, unsig
 
 static const char *event_name(enum round_event_kind kind)
 {
-    static const char *const names[] = {"JOIN", "FAILED", "DONE", "STOPPED", "LEAVE", "LOST", "AWAY", "BACK", "TICK"};
+    static const char *const names[] = {"JOIN", "FAILED", "DONE", "STOPPED", "LEAVE",
+                                        "LOST", "AWAY",   "BACK", "TICK",    "HANG"};
 
     return names[kind];
 }
@@ -902,12 +903,28 @@ static void fault(struct sim *w, uint32_t i)
     }
 }
 
+/* The workers stand still; the report may be of an earlier round. */
+static void fault_hang(struct sim *w)
+{
+    struct cdi_failure f = {
+        .kind = CDI_END_HANG, .rank = (int32_t)rnd(w, 4), .local_rank = -1, .node_rank = -1, .time_ms = w->now};
+    uint32_t round = round_number(w->r);
+
+    step(w, (struct round_event){.kind = ROUND_EV_HANG,
+                                 .peer = NO_PEER,
+                                 .round = chance(w, 5) && round > 0 ? round - 1 : round,
+                                 .failure = &f,
+                                 .final = chance(w, 20)});
+}
+
 static void on_fault(struct sim *w)
 {
     uint32_t together = chance(w, 10) ? 1 + rnd(w, 1 + w->n_machines / 4) : 1; /* a switch fails with many nodes */
 
     for (; together > 0; together--)
         fault(w, rnd(w, w->n_machines));
+    if (chance(w, 10))
+        fault_hang(w);
     if (++w->n_faults < w->max_faults)
         after(w, rnd(w, 2 * (uint32_t)w->fault_every_ms), SIM_FAULT, 0, 0);
     else

@@ -118,6 +118,64 @@ Test(round, earlier_of_crossing_failures_is_the_cause)
     round_destroy(r);
 }
 
+static void hang(struct round *r, uint32_t round, bool stop)
+{
+    struct cdi_failure f = {
+        .rank = 1, .local_rank = 0, .node_rank = 1, .time_ms = 5000, .text = "no progress\n    stacks"};
+
+    step(r,
+         (struct round_event){.kind = ROUND_EV_HANG, .peer = UINT32_MAX, .round = round, .failure = &f, .final = stop},
+         0);
+}
+
+Test(round, standstill_is_a_failure_that_counts)
+{
+    struct round *r = job(2, 2, 1);
+
+    join(r, 0, "a", 0, 1, 2);
+    hang(r, 0, false);
+    cr_assert(n_done == 0 && round_state(r) == ROUND_JOINING, "no round runs");
+    join(r, 1, "b", 1, 1, 2);
+    hang(r, 1, false);
+    cr_assert(n_done == 0 && round_state(r) == ROUND_RUNNING, "another round");
+    hang(r, 0, false);
+    cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
+    cr_assert(round_failure(r)->kind == CDI_END_HANG && round_failure(r)->rank == 1);
+    cr_assert_str_eq(round_why(r), "no progress");
+    cr_assert(round_counts(r) && round_over(r)->restart);
+    hang(r, 0, true);
+    cr_assert(n_done == 0 && round_counts(r), "it is over already");
+    stopped(r, 0, 0);
+    stopped(r, 1, 0);
+    cr_assert(round_state(r) == ROUND_RUNNING && round_restart_count(r) == 1);
+    hang(r, 1, false);
+    stopped(r, 0, 1);
+    stopped(r, 1, 1);
+    cr_assert(round_state(r) == ROUND_CLOSED && round_close_status(r) == CDI_CLOSE_FAILED, "no restart is left");
+    round_destroy(r);
+}
+
+Test(round, standstill_may_end_the_job_with_restarts_left)
+{
+    struct round *r = job(1, 3, 5);
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct cdi_msg_join j = join_of("h", (int32_t)i, 1, 1, 3);
+
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
+    }
+    hang(r, 0, true);
+    cr_assert(!round_over(r)->restart && !round_counts(r));
+    end_at(r, 0, 1000, CDI_END_EXIT, 3);
+    end_at(r, 1, 1000, CDI_END_NODE, 0);
+    step(r, (struct round_event){.kind = ROUND_EV_LOST, .peer = 2, .text = "gone"}, 0);
+    cr_assert_eq(round_failure(r)->kind, CDI_END_HANG, "what follows does not change it, also in an elastic job");
+    stopped(r, 0, 0);
+    stopped(r, 1, 0);
+    cr_assert(round_state(r) == ROUND_CLOSED && round_close_status(r) == CDI_CLOSE_FAILED);
+    round_destroy(r);
+}
+
 Test(round, new_cause_goes_to_nodes_of_the_round_only)
 {
     struct round *r = job(2, 2, 1);
