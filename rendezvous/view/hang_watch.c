@@ -22,6 +22,7 @@ struct hang_watch {
     uint32_t round;
     uint32_t ask;        /* the id of the last ASK */
     size_t n_missing;    /* agents that have not answered it */
+    int64_t asked_ms;    /* when it was sent */
     int64_t deadline_ms; /* ASKED, STACKS: when the answers that are there must do; STANDS: the next look */
     int64_t began_ms;    /* when the longest wait began */
     uint64_t mark;       /* of what was reported last; 0: nothing */
@@ -129,12 +130,21 @@ static void time_out(struct hang_watch *w, const struct hang *h, const struct se
 
 /* ------------------------------------------------------------------------------------------------------ steps ---- */
 
+/* While agents answer, there is time for more of them. */
+static void wait_for_answers(struct hang_watch *w, int64_t now_ms)
+{
+    int64_t next_ms = now_ms + (w->state == WATCH_ASKED ? HANG_ANSWER_MS : HANG_STACKS_MS);
+
+    w->deadline_ms = next_ms < w->asked_ms + HANG_ALL_MS ? next_ms : w->asked_ms + HANG_ALL_MS;
+}
+
 static void ask_all(struct hang_watch *w, enum hang_state state, const int32_t *stacks_of, size_t n, int64_t now_ms)
 {
     w->state = state;
     w->ask = view_ask(w->view, stacks_of, n);
     w->n_missing = view_unanswered(w->view, w->ask);
-    w->deadline_ms = now_ms + (state == WATCH_ASKED ? HANG_ANSWER_MS : HANG_STACKS_MS);
+    w->asked_ms = now_ms;
+    wait_for_answers(w, now_ms);
 }
 
 /* The next look is at the timeout, if that comes first. */
@@ -293,6 +303,7 @@ void hang_watch_on_report(struct hang_watch *w, int32_t node_rank, uint32_t aske
     } else if (asked == 0 && w->state == WATCH_STANDS && w->deadline_ms - now_ms > HANG_AGAIN_MS / 5) {
         w->deadline_ms = now_ms + HANG_AGAIN_MS / 5;
     } else if (asked == w->ask && (w->state == WATCH_ASKED || w->state == WATCH_STACKS)) {
+        wait_for_answers(w, now_ms);
         if (w->n_missing > 0)
             w->n_missing--;
         if (w->n_missing == 0 && (w->n_missing = view_unanswered(w->view, w->ask)) == 0)

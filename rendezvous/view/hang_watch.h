@@ -10,8 +10,9 @@
 
 #include "rendezvous/view/view.h"
 
-#define HANG_ANSWER_MS 500  /* for the answers of all agents */
-#define HANG_STACKS_MS 700  /* for the stacks; later ones are printed separately */
+#define HANG_ANSWER_MS 500  /* from one agent's answer to the next */
+#define HANG_STACKS_MS 700  /* the same with stacks; later ones are printed separately */
+#define HANG_ALL_MS 3000    /* for the answers of all agents */
 #define HANG_AGAIN_MS 5000  /* between two looks during a standstill */
 #define HANG_QUIET_MS 1000  /* between two looks that found no standstill */
 #define HANG_MESSAGES_MAX 5 /* about one standstill, without its end and the timeout */
