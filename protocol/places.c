@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "protocol/places.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------------------------------- groups ---- */
+
+/* Within one collective: before it, in it, after it. */
+static int phase_of(enum cdi_place place)
+{
+    switch (place) {
+    case CDI_PLACE_BEFORE:
+        return 0;
+    case CDI_PLACE_IN:
+    case CDI_PLACE_IN_REPLAY:
+        return 1;
+    case CDI_PLACE_AFTER:
+    case CDI_PLACE_AFTER_REPLAY:
+    case CDI_PLACE_OUTSIDE:
+    case CDI_PLACE_START:
+    case CDI_PLACE_EXITED:
+        break;
+    }
+    return 2;
+}
+
+/* Ranks that have ended, then those before their first collective, then the others; ranks without libcddp are last. */
+static int class_of(const struct cdi_rank_report *r)
+{
+    switch (r->place) {
+    case CDI_PLACE_EXITED:
+        return 0;
+    case CDI_PLACE_START:
+        return 1;
+    case CDI_PLACE_OUTSIDE:
+        return 3;
+    case CDI_PLACE_BEFORE:
+    case CDI_PLACE_IN:
+    case CDI_PLACE_AFTER:
+    case CDI_PLACE_IN_REPLAY:
+    case CDI_PLACE_AFTER_REPLAY:
+        break;
+    }
+    return 2;
+}
+
+static int order(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* "running, 99 % of a core": the part after the comma differs from rank to rank. */
+static size_t doing_kind(const char *doing)
+{
+    return strcspn(doing, ",");
+}
+
+static int compare_doing(const char *a, const char *b)
+{
+    size_t n = doing_kind(a), m = doing_kind(b);
+    int by = strncmp(a, b, n < m ? n : m);
+
+    return by != 0 ? by : order(n, m);
+}
+
+/* Compares the places of two ranks; 0: they share a line. coarse: the collective does not count. */
+static int places_compare(const struct cdi_rank_report *a, const struct cdi_rank_report *b, bool coarse)
+{
+    int by = order((uint64_t)class_of(a), (uint64_t)class_of(b));
+
+    if (by == 0 && coarse)
+        by = order(a->step, b->step);
+    if (by == 0 && !coarse)
+        by = order(a->seq, b->seq);
+    if (by == 0 && !coarse)
+        by = order(a->replay, b->replay);
+    if (by == 0)
+        by = phase_of(a->place) - phase_of(b->place);
+    if (by == 0)
+        by = (int)a->place - (int)b->place;
+    if (by == 0 && !coarse)
+        by = order(a->op, b->op);
+    if (by == 0 && !coarse)
+        by = order((uint32_t)a->bucket, (uint32_t)b->bucket);
+    if (by == 0 && !coarse)
+        by = order(a->count, b->count);
+    if (by == 0)
+        by = order(a->step, b->step);
+    return by != 0 ? by : compare_doing(a->doing, b->doing);
+}
+
+static int by_rank(const struct cdi_placed *a, const struct cdi_placed *b)
+{
+    return (a->r->rank > b->r->rank) - (a->r->rank < b->r->rank);
+}
+
+static int by_place(const void *p, const void *q)
+{
+    const struct cdi_placed *a = p, *b = q;
+    int by = places_compare(a->r, b->r, false);
+
+    return by != 0 ? by : by_rank(a, b);
+}
+
+static int by_coarse_place(const void *p, const void *q)
+{
+    const struct cdi_placed *a = p, *b = q;
+    int by = places_compare(a->r, b->r, true);
+
+    return by != 0 ? by : by_rank(a, b);
+}
+
+static int only_by_rank(const void *p, const void *q)
+{
+    return by_rank(p, q);
+}
+
+/* Describes the ranks from first to last, which are in the order of their numbers. */
+static void describe_group(const struct cdi_placed *ranks, size_t n, struct cdi_place_group *g)
+{
+    *g = (struct cdi_place_group){.ranks = ranks, .n = n, .for_ms = INT64_MAX, .min_step = UINT64_MAX};
+    for (size_t i = 0; i < n; i++) {
+        const struct cdi_rank_report *r = ranks[i].r;
+
+        g->n_nodes += i == 0 || ranks[i].node_rank != ranks[i - 1].node_rank;
+        g->for_ms = r->for_ms < g->for_ms ? r->for_ms : g->for_ms;
+        g->min_step = r->step < g->min_step ? r->step : g->min_step;
+        g->max_step = r->step > g->max_step ? r->step : g->max_step;
+        g->mixed = g->mixed || places_compare(r, ranks[0].r, false) != 0;
+    }
+}
+
+/* Groups sorted ranks. Returns the number of groups; after cap - 1 of them, the rest is the last one. */
+static size_t take_groups(struct cdi_placed *ranks, size_t n, bool coarse, struct cdi_place_group *out, size_t cap,
+                          bool *fits)
+{
+    size_t groups = 0;
+
+    *fits = true;
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && places_compare(ranks[i].r, ranks[end].r, coarse) == 0;)
+            end++;
+        if (groups + 1 == cap && end < n) {
+            qsort(ranks + i, n - i, sizeof *ranks, only_by_rank);
+            *fits = false;
+            end = n;
+        }
+        describe_group(ranks + i, end - i, &out[groups++]);
+    }
+    return groups;
+}
+
+size_t cdi_places_group(struct cdi_placed *ranks, size_t n, struct cdi_place_group *out, size_t cap)
+{
+    size_t groups;
+    bool fits;
+
+    if (n == 0)
+        return 0;
+    qsort(ranks, n, sizeof *ranks, by_place);
+    groups = take_groups(ranks, n, false, out, cap, &fits);
+    if (fits)
+        return groups;
+    qsort(ranks, n, sizeof *ranks, by_coarse_place);
+    return take_groups(ranks, n, true, out, cap, &fits);
+}
+
+bool cdi_place_is_waiting(const struct cdi_rank_report *r)
+{
+    return r->place == CDI_PLACE_IN || r->place == CDI_PLACE_BEFORE || r->place == CDI_PLACE_IN_REPLAY;
+}
+
+/* ----------------------------------------------------------------------------------------------------- texts ---- */
+
+void cdi_places_ranks(const struct cdi_place_group *g, char text[CDI_PLACES_RANKS])
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (size_t i = 0, end; i < g->n; i = end) {
+        char one[40];
+        int len, first = g->ranks[i].r->rank;
+
+        for (end = i + 1; end < g->n && g->ranks[end].r->rank <= g->ranks[end - 1].r->rank + 1;)
+            end++;
+        len = end - i == 1 ? snprintf(one, sizeof one, "%s%d", i == 0 ? "" : ", ", first)
+                           : snprintf(one, sizeof one, "%s%d-%d", i == 0 ? "" : ", ", first, g->ranks[end - 1].r->rank);
+        if (used + (size_t)len + sizeof " and 4294967295 more" > CDI_PLACES_RANKS) {
+            (void)snprintf(text + used, CDI_PLACES_RANKS - used, " and %zu more", g->n - i);
+            return;
+        }
+        memcpy(text + used, one, (size_t)len + 1);
+        used += (size_t)len;
+    }
+}
+
+static void where_steps(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
+{
+    if (g->min_step == g->max_step)
+        (void)snprintf(text, CDI_PLACES_TEXT, "in several collectives of step %" PRIu64, g->min_step);
+    else
+        (void)snprintf(text, CDI_PLACES_TEXT, "in several places, steps %" PRIu64 " to %" PRIu64, g->min_step,
+                       g->max_step);
+}
+
+static void where_collective(const struct cdi_rank_report *r, char text[CDI_PLACES_TEXT])
+{
+    const char *word = r->place == CDI_PLACE_BEFORE ? "before" : phase_of(r->place) == 1 ? "in" : "after";
+    bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
+    char bucket[CDI_FLIGHT_NAMES + 32] = "";
+
+    if (r->bucket >= 0 && r->names[0] != '\0')
+        (void)snprintf(bucket, sizeof bucket, " (bucket %d: %s)", r->bucket, r->names);
+    else if (r->bucket >= 0)
+        (void)snprintf(bucket, sizeof bucket, " (bucket %d)", r->bucket);
+    if (replay)
+        (void)snprintf(text, CDI_PLACES_TEXT, "%s captured %s%s, replay %" PRIu64, word, cdi_flight_op_name(r->op),
+                       bucket, r->replay);
+    else
+        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s", word, cdi_flight_op_name(r->op), r->seq, bucket,
+                       r->place == CDI_PLACE_BEFORE ? ", queued" : "");
+}
+
+void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
+{
+    const struct cdi_rank_report *r = g->ranks[0].r;
+
+    if (g->mixed) {
+        where_steps(g, text);
+        return;
+    }
+    switch (r->place) {
+    case CDI_PLACE_OUTSIDE:
+        (void)snprintf(text, CDI_PLACES_TEXT, "without libcddp");
+        break;
+    case CDI_PLACE_START:
+        (void)snprintf(text, CDI_PLACES_TEXT, "before the first collective");
+        break;
+    case CDI_PLACE_EXITED:
+        (void)snprintf(text, CDI_PLACES_TEXT, "ended");
+        break;
+    case CDI_PLACE_BEFORE:
+    case CDI_PLACE_IN:
+    case CDI_PLACE_AFTER:
+    case CDI_PLACE_IN_REPLAY:
+    case CDI_PLACE_AFTER_REPLAY:
+        where_collective(r, text);
+        break;
+    }
+}
+
+void cdi_places_doing(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
+{
+    const char *doing = g->ranks[0].r->doing;
+    size_t n = g->n == 1 ? strlen(doing) : doing_kind(doing);
+
+    for (size_t i = 1; i < g->n; i++)
+        if (compare_doing(doing, g->ranks[i].r->doing) != 0)
+            n = 0;
+    (void)snprintf(text, CDI_PLACES_TEXT, "%.*s", (int)n, doing);
+}
+
+const char *cdi_places_span(char text[CDI_PLACES_SPAN], double us)
+{
+    double s = us / 1e6;
+    long long whole = s < 1e15 ? (long long)s : 1000000000000000;
+
+    if (us < 999.5)
+        (void)snprintf(text, CDI_PLACES_SPAN, "%.0f us", us < 0 ? 0 : us);
+    else if (us < 999500)
+        (void)snprintf(text, CDI_PLACES_SPAN, us < 99950 ? "%.1f ms" : "%.0f ms", us / 1e3);
+    else if (s < 59.5)
+        (void)snprintf(text, CDI_PLACES_SPAN, s < 9.95 ? "%.1f s" : "%.0f s", s);
+    else if (whole < 3600)
+        (void)snprintf(text, CDI_PLACES_SPAN, "%lld min %lld s", (whole + (whole < 60)) / 60,
+                       whole < 60 ? 0 : whole % 60);
+    else if (whole < 86400)
+        (void)snprintf(text, CDI_PLACES_SPAN, "%lld h %lld min", whole / 3600, whole / 60 % 60);
+    else
+        (void)snprintf(text, CDI_PLACES_SPAN, "%lld d %lld h", whole / 86400, whole / 3600 % 24);
+    return text;
+}
+
+/* --------------------------------------------------------------------------------------------------- summary ---- */
+
+struct vote {
+    int32_t rank;
+    uint64_t count;
+};
+
+static int by_voted_rank(const void *p, const void *q)
+{
+    const struct vote *a = p, *b = q;
+
+    return (a->rank > b->rank) - (a->rank < b->rank);
+}
+
+/* Each rank names the peer that it most often waited for, with the number of steps. */
+static void find_slowest(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out)
+{
+    struct vote *votes = calloc(n + 1, sizeof *votes);
+    uint64_t most = 0, steps = 0;
+    size_t n_votes = 0;
+
+    out->slowest = -1;
+    for (size_t i = 0; i < n && votes != NULL; i++) {
+        const struct cdi_rank_report *r = ranks[i].r;
+
+        if (r->late_rank >= 0 && r->late_rank != r->rank && r->late_count > 0) {
+            votes[n_votes++] = (struct vote){r->late_rank, r->late_count};
+            steps += r->n_steps;
+        }
+    }
+    if (n_votes > 0)
+        qsort(votes, n_votes, sizeof *votes, by_voted_rank);
+    for (size_t i = 0, end; i < n_votes; i = end) {
+        uint64_t sum = 0;
+
+        for (end = i; end < n_votes && votes[end].rank == votes[i].rank; end++)
+            sum += votes[end].count;
+        if (sum > most) {
+            most = sum;
+            out->slowest = votes[i].rank;
+        }
+    }
+    out->slowest_share = steps > 0 && most <= steps ? (double)most / (double)steps : most > 0 ? 1 : 0;
+    free(votes);
+}
+
+void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out)
+{
+    *out = (struct cdi_places_sum){.n = n, .min_step = UINT64_MAX};
+    for (size_t i = 0; i < n; i++) {
+        const struct cdi_rank_report *r = ranks[i].r;
+
+        out->by_place[r->place]++;
+        if (r->place != CDI_PLACE_OUTSIDE && r->place != CDI_PLACE_EXITED) {
+            out->min_step = r->step < out->min_step ? r->step : out->min_step;
+            out->max_step = r->step > out->max_step ? r->step : out->max_step;
+        }
+        if (r->step_us == 0)
+            continue;
+        out->n_timed++;
+        out->step_us += (double)r->step_us;
+        out->exposed_us += (double)r->exposed_us;
+        out->hidden_us += r->comm_us > r->exposed_us ? (double)(r->comm_us - r->exposed_us) : 0;
+        out->late_us += (double)r->late_us;
+    }
+    if (out->min_step == UINT64_MAX)
+        out->min_step = out->max_step;
+    if (out->n_timed > 0) {
+        out->step_us /= (double)out->n_timed;
+        out->hidden_us /= (double)out->n_timed;
+        out->exposed_us /= (double)out->n_timed;
+        out->late_us /= (double)out->n_timed;
+    }
+    find_slowest(ranks, n, out);
+}

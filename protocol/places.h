@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All ranks of a job at a glance: ranks in equal places become one group, however many they are, and the figures of
+ * their last steps become one summary. For texts and pages about a job. Pure.
+ */
+#ifndef CDI_PLACES_H
+#define CDI_PLACES_H
+
+#include "protocol/node_report.h"
+
+#define CDI_PLACES_RANKS 96 /* bytes of a text such as "0-6, 8-999", NUL included */
+#define CDI_PLACES_TEXT 256
+#define CDI_PLACES_SPAN 32
+#define CDI_PLACES_KINDS (CDI_PLACE_EXITED + 1)
+
+/* A rank with the node that reported it; both must stay valid while groups refer to them. */
+struct cdi_placed {
+    const struct cdi_rank_report *r;
+    const char *host;
+    int32_t node_rank;
+};
+
+struct cdi_place_group {
+    const struct cdi_placed *ranks; /* n of them, in the sorted array, by rank */
+    size_t n, n_nodes;
+    int64_t for_ms; /* the shortest time in this place, so that it is true for all */
+    uint64_t min_step, max_step;
+    bool mixed; /* ranks in several places, since there were more groups than wanted */
+};
+
+/*
+ * Sorts the ranks, the least advanced first, and writes at most cap (at least 2) groups in this order. If there are
+ * more places than that, ranks that differ only by their collective share a group, then the furthest ahead do. Returns
+ * the number of groups.
+ */
+size_t cdi_places_group(struct cdi_placed *ranks, size_t n, struct cdi_place_group *out, size_t cap);
+/* Writes the ranks of a group, such as "0-6, 8-999", or "0-6, 9, 14 and 20 more" if there is no room. */
+void cdi_places_ranks(const struct cdi_place_group *g, char text[CDI_PLACES_RANKS]);
+/* Writes where a group is, such as "in all_reduce #12 (bucket 3: fc1.weight)". */
+void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT]);
+/* Writes what the processes of a group do, such as "stopped by a signal"; "": not known, or not the same. */
+void cdi_places_doing(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT]);
+/* Is the rank in a collective, or queued for one? Otherwise others may wait for it. */
+bool cdi_place_is_waiting(const struct cdi_rank_report *r);
+
+struct cdi_places_sum {
+    size_t n, by_place[CDI_PLACES_KINDS];
+    size_t n_timed;                                 /* ranks with figures of steps; the following are means over them */
+    uint64_t min_step, max_step;                    /* completed, of the ranks that use libcddp */
+    double step_us, hidden_us, exposed_us, late_us; /* hidden and exposed communication; waiting for the last rank */
+    int32_t slowest;                                /* the rank that the others most often waited for; -1: none */
+    double slowest_share;                           /* of the steps, 0 to 1 */
+};
+
+/* Sums up the ranks. If memory runs out, the slowest rank is missing. */
+void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out);
+
+/* Writes a time in the unit that fits: "850 us", "12.3 ms", "4.2 s", "3 min 5 s", "2 h 4 min", "3 d 4 h". */
+const char *cdi_places_span(char text[CDI_PLACES_SPAN], double us);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks in equal places become one group, the least advanced first; the figures of their steps one summary. */
+#include "protocol/places.h"
+
+#include "hygiene.h"
+
+#include <string.h>
+
+CDI_SUITE(places);
+
+#define MANY 1000
+
+static struct cdi_rank_report reports[MANY];
+static struct cdi_placed placed[MANY];
+static struct cdi_place_group groups[16];
+static char text[CDI_PLACES_TEXT];
+
+static struct cdi_rank_report *plant(size_t i, enum cdi_place place, uint64_t seq, uint64_t step)
+{
+    reports[i] = (struct cdi_rank_report){.rank = (int32_t)i,
+                                          .place = place,
+                                          .op = seq > 0 ? CDI_FLIGHT_ALL_REDUCE : CDI_FLIGHT_NONE,
+                                          .seq = seq,
+                                          .step = step,
+                                          .bucket = -1,
+                                          .late_rank = -1,
+                                          .for_ms = 1000 + (int64_t)i};
+    placed[i] = (struct cdi_placed){&reports[i], "host", (int32_t)i / 8};
+    return &reports[i];
+}
+
+static const char *ranks_of(size_t group)
+{
+    static char ranks[CDI_PLACES_RANKS];
+
+    cdi_places_ranks(&groups[group], ranks);
+    return ranks;
+}
+
+static const char *where(size_t group)
+{
+    cdi_places_where(&groups[group], text);
+    return text;
+}
+
+Test(places, a_thousand_ranks_become_two_lines)
+{
+    for (size_t i = 0; i < MANY; i++)
+        plant(i, i == 7 ? CDI_PLACE_AFTER : CDI_PLACE_IN, i == 7 ? 41 : 42, 20);
+    cr_assert_eq(cdi_places_group(placed, MANY, groups, 12), 2);
+    cr_assert_str_eq(ranks_of(0), "7");
+    cr_assert_str_eq(where(0), "after all_reduce #41");
+    cr_assert_str_eq(ranks_of(1), "0-6, 8-999");
+    cr_assert_str_eq(where(1), "in all_reduce #42");
+    cr_assert(groups[0].n_nodes == 1 && groups[1].n_nodes == MANY / 8);
+    cr_assert_eq(groups[1].for_ms, 1000, "the shortest time is true for all");
+}
+
+Test(places, least_advanced_ranks_come_first)
+{
+    static const char *const wanted[] = {"ended",
+                                         "before the first collective",
+                                         "after all_reduce #4",
+                                         "before all_reduce #5, queued",
+                                         "in all_reduce #5",
+                                         "in captured all_reduce, replay 3",
+                                         "without libcddp"};
+
+    plant(0, CDI_PLACE_OUTSIDE, 0, 0);
+    plant(1, CDI_PLACE_IN, 5, 2);
+    plant(2, CDI_PLACE_AFTER, 4, 2);
+    plant(3, CDI_PLACE_BEFORE, 5, 2);
+    plant(4, CDI_PLACE_EXITED, 9, 9);
+    plant(5, CDI_PLACE_START, 0, 0);
+    plant(6, CDI_PLACE_IN_REPLAY, 5, 2)->replay = 3;
+    cr_assert_eq(cdi_places_group(placed, 7, groups, 12), 7);
+    for (size_t i = 0; i < 7; i++)
+        cr_assert_str_eq(where(i), wanted[i]);
+}
+
+Test(places, bucket_and_names_are_shown)
+{
+    struct cdi_rank_report *r = plant(0, CDI_PLACE_IN, 7, 1);
+
+    r->bucket = 3;
+    cr_assert_eq(cdi_places_group(placed, 1, groups, 2), 1);
+    cr_assert_str_eq(where(0), "in all_reduce #7 (bucket 3)");
+    (void)snprintf(r->names, sizeof r->names, "fc1.weight, fc1.bias");
+    cr_assert_str_eq(where(0), "in all_reduce #7 (bucket 3: fc1.weight, fc1.bias)");
+}
+
+Test(places, different_collectives_of_equal_number_differ)
+{
+    plant(0, CDI_PLACE_IN, 7, 1);
+    plant(1, CDI_PLACE_IN, 7, 1)->op = CDI_FLIGHT_BROADCAST;
+    plant(2, CDI_PLACE_IN, 7, 1)->count = 9;
+    cr_assert_eq(cdi_places_group(placed, 3, groups, 12), 3);
+}
+
+Test(places, too_many_places_share_lines)
+{
+    for (size_t i = 0; i < MANY; i++)
+        plant(i, CDI_PLACE_IN, 100 + i % 50, 20 + i % 2);
+    cr_assert_eq(cdi_places_group(placed, MANY, groups, 12), 2, "by step");
+    cr_assert(groups[0].mixed && groups[0].n == MANY / 2);
+    cr_assert_str_eq(where(0), "in several collectives of step 20");
+    for (size_t i = 0; i < MANY; i++)
+        plant(i, CDI_PLACE_AFTER, 100 + i, i);
+    cr_assert_eq(cdi_places_group(placed, MANY, groups, 12), 12);
+    cr_assert_eq(groups[11].n, MANY - 11);
+    cr_assert_str_eq(where(11), "in several places, steps 11 to 999");
+    cr_assert_str_eq(ranks_of(11), "11-999");
+}
+
+Test(places, long_lists_of_ranks_end_with_their_number)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < MANY; i++)
+        plant(i, i % 2 == 0 ? CDI_PLACE_IN : CDI_PLACE_AFTER, 42, 1);
+    cr_assert_eq(cdi_places_group(placed, MANY, groups, 12), 2);
+    cr_assert(strncmp(ranks_of(0), "0, 2, 4, ", 9) == 0 && strstr(ranks_of(0), " more") != NULL, "%s", ranks_of(0));
+    for (const char *at = ranks_of(0); (at = strchr(at, ',')) != NULL; at++)
+        n++;
+    cr_assert_eq(strtoull(strstr(ranks_of(0), "and ") + 4, NULL, 10), MANY / 2 - n - 1);
+}
+
+Test(places, doing_is_shown_if_it_is_the_same)
+{
+    (void)snprintf(plant(0, CDI_PLACE_IN, 1, 1)->doing, 128, "running, 99 %% of a core");
+    (void)snprintf(plant(1, CDI_PLACE_IN, 1, 1)->doing, 128, "running, 98 %% of a core");
+    (void)snprintf(plant(2, CDI_PLACE_IN, 1, 1)->doing, 128, "stopped by a signal");
+    cr_assert_eq(cdi_places_group(placed, 3, groups, 12), 2, "a stopped rank has its own line");
+    cdi_places_doing(&groups[0], text);
+    cr_assert_str_eq(text, "running");
+    cdi_places_doing(&groups[1], text);
+    cr_assert_str_eq(text, "stopped by a signal");
+}
+
+Test(places, summary_names_the_slowest_rank)
+{
+    struct cdi_places_sum sum;
+
+    for (size_t i = 0; i < 8; i++) {
+        struct cdi_rank_report *r = plant(i, CDI_PLACE_IN, 42, 20 + i % 2);
+
+        r->n_steps = 10;
+        r->step_us = 10000;
+        r->comm_us = 4000;
+        r->exposed_us = 1000;
+        r->late_us = 500;
+        r->late_rank = i == 3 ? 0 : 3;
+        r->late_count = i == 3 ? 5 : 8;
+    }
+    cdi_places_sum(placed, 8, &sum);
+    cr_assert(sum.n == 8 && sum.n_timed == 8 && sum.by_place[CDI_PLACE_IN] == 8);
+    cr_assert(sum.min_step == 20 && sum.max_step == 21);
+    cr_assert(sum.step_us == 10000 && sum.hidden_us == 3000 && sum.exposed_us == 1000 && sum.late_us == 500);
+    cr_assert_eq(sum.slowest, 3);
+    cr_assert_float_eq(sum.slowest_share, 56.0 / 80, 1e-9);
+}
+
+Test(places, summary_of_nothing_is_empty)
+{
+    struct cdi_places_sum sum;
+
+    cdi_places_sum(placed, 0, &sum);
+    cr_assert(sum.n == 0 && sum.min_step == 0 && sum.max_step == 0 && sum.slowest == -1 && sum.slowest_share == 0);
+    cr_assert_eq(cdi_places_group(placed, 0, groups, 12), 0);
+    plant(0, CDI_PLACE_OUTSIDE, 0, 77);
+    cdi_places_sum(placed, 1, &sum);
+    cr_assert(sum.n == 1 && sum.min_step == 0 && sum.max_step == 0, "steps of a rank without libcddp are not known");
+}
+
+Test(places, span_has_the_unit_that_fits)
+{
+    static const struct {
+        double us;
+        const char *text;
+    } cases[] = {{0, "0 us"},           {850, "850 us"},       {12345, "12.3 ms"},    {250000, "250 ms"},
+                 {4.2e6, "4.2 s"},      {42e6, "42 s"},        {59.7e6, "1 min 0 s"}, {185e6, "3 min 5 s"},
+                 {7440e6, "2 h 4 min"}, {273600e6, "3 d 4 h"}, {-5, "0 us"}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        cr_assert_str_eq(cdi_places_span(text, cases[i].us), cases[i].text);
+}
