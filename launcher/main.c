@@ -9,6 +9,7 @@
 #include "launcher/plan/dry_run.h"
 #include "launcher/plan/inputs.h"
 #include "launcher/process/guard.h"
+#include "launcher/query/show.h"
 #include "launcher/remote/remote_end.h"
 #include "launcher/remote/ssh.h"
 
@@ -201,6 +202,8 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     case OPTIONS_VERSION:
         printf("cddprun %s\n", CDDP_VERSION);
         return fflush(stdout) == 0 ? 0 : 1;
+    case OPTIONS_WHERE:
+        return show_where(&o, stdout);
     case OPTIONS_RUN:
         return o.hosts != NULL ? run_hosts(&o, argv) : main_run(&o);
     }

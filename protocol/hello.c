@@ -192,12 +192,11 @@ static cddp_status on_hello(struct cdi_hello_server *s, const struct cdi_frame *
 
     if (f->type != CDI_HELLO_HELLO || f->len < HELLO_HEAD || len != hello_get_u16(p + HELLO_HEAD - 2))
         return unexpected(f, "HELLO", err);
-    if (p[0] != CDI_HELLO_AGENT && p[0] != CDI_HELLO_STORE)
+    if (p[0] < CDI_HELLO_AGENT || p[0] > CDI_HELLO_QUERY)
         return cdi_fail(err, CDDP_E_PROTOCOL, "HELLO of an unknown kind %u", p[0]);
     if (len > CDI_HELLO_RUN_ID_MAX || memchr(p + HELLO_HEAD, '\0', len) != NULL)
         return cdi_fail(err, CDDP_E_PROTOCOL, "HELLO with a run id of %zu bytes, or with a NUL in it", len);
-    s->hello = (struct cdi_hello){.kind = p[0] == CDI_HELLO_AGENT ? CDI_HELLO_AGENT : CDI_HELLO_STORE,
-                                  .round = cdi_c10d_get_u32(p + 1)};
+    s->hello = (struct cdi_hello){.kind = (enum cdi_hello_kind)p[0], .round = cdi_c10d_get_u32(p + 1)};
     memcpy(s->hello.nonce, p + 5, CDI_AUTH_NONCE);
     memcpy(s->hello.run_id, p + HELLO_HEAD, len);
     s->state = CDI_HELLO_S_ASKED;

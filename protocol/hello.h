@@ -8,7 +8,8 @@
  *   READY     server: its own 32 bytes; zeros if auth is 0
  *   REFUSED   server, at any point: u16 len, error message; then it closes
  * After READY an agent sends the messages of message.h, a store client uses the store's protocol (c10d.h, with its
- * VALIDATE). Pure: from bytes to bytes, for both sides. One thread at a time.
+ * VALIDATE), a client that asks about jobs the QUERY of bulk.h. Pure: from bytes to bytes, for both sides. One thread
+ * at a time.
  */
 #ifndef CDI_HELLO_H
 #define CDI_HELLO_H
@@ -28,7 +29,11 @@ enum cdi_hello_type {
     CDI_HELLO_REFUSED = 1004,
 };
 
-enum cdi_hello_kind { CDI_HELLO_AGENT = 1, CDI_HELLO_STORE = 2 };
+enum cdi_hello_kind {
+    CDI_HELLO_AGENT = 1,
+    CDI_HELLO_STORE = 2,
+    CDI_HELLO_QUERY = 3, /* asks about jobs: QUERY of bulk.h */
+};
 
 /* Contents of HELLO. */
 struct cdi_hello {

@@ -14,6 +14,7 @@
 #define REJECT_MS 1000
 #define LINGER_MS 2000
 #define END_MS 1000
+#define QUERY_MS 60000
 #define YOUNG_MS 20 /* a connection that is younger never gives way to another */
 
 static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
@@ -76,8 +77,7 @@ static void log_drop(const struct conn *c, enum cdi_log_level level, const char 
     drop_log_add(&c->ctx->drops, level, name, why, conn_now_ms(c->ctx));
 }
 
-/* Sets a deadline. */
-static void set_due(struct conn *c, enum conn_due kind)
+void conn_set_due(struct conn *c, enum conn_due kind)
 {
     c->deadline_ms = conn_now_ms(c->ctx) + c->ctx->due_ms[kind];
     cdi_list_remove(&c->due);
@@ -99,6 +99,9 @@ static void leave_state(struct conn *c)
         cdi_serve_release(&c->serve);
     else if (c->state == CONN_CONTROL)
         agent_addrs_remove(&c->ctx->agent_addrs, &ip, c->job);
+    else if (c->state == CONN_QUERY)
+        c->ctx->n_queries--;
+    cdi_list_remove(&c->asking);
 }
 
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why)
@@ -163,7 +166,7 @@ void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, co
     log_drop(c, level, why);
     leave_state(c);
     c->state = CONN_LINGERING;
-    set_due(c, c->reject != CONN_ACCEPTED ? CONN_DUE_REJECT : due);
+    conn_set_due(c, c->reject != CONN_ACCEPTED ? CONN_DUE_REJECT : due);
     cdi_buf_release(&c->in);
     conn_mark_dirty(c);
 }
@@ -349,12 +352,14 @@ void conn_ctx_init(struct conn_ctx *ctx, uv_loop_t *loop, int64_t undecided_ms)
     ctx->due_ms[CONN_DUE_REJECT] = undecided_ms < REJECT_MS ? undecided_ms : REJECT_MS;
     ctx->due_ms[CONN_DUE_LINGER] = LINGER_MS;
     ctx->due_ms[CONN_DUE_END] = END_MS;
+    ctx->due_ms[CONN_DUE_QUERY] = QUERY_MS;
     for (int kind = 0; kind < CONN_N_DUES; kind++)
         cdi_list_init(&ctx->due[kind]);
     cdi_list_init(&ctx->busy);
     cdi_list_init(&ctx->conns);
     cdi_list_init(&ctx->dirty);
     cdi_list_init(&ctx->jobs);
+    cdi_list_init(&ctx->asking);
     agent_addrs_init(&ctx->agent_addrs);
 }
 
@@ -378,7 +383,8 @@ cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storag
     cdi_list_init(&c->dirty);
     cdi_list_init(&c->due);
     cdi_list_init(&c->busy);
-    set_due(c, reject != CONN_ACCEPTED ? CONN_DUE_REJECT : CONN_DUE_OPEN);
+    cdi_list_init(&c->asking);
+    conn_set_due(c, reject != CONN_ACCEPTED ? CONN_DUE_REJECT : CONN_DUE_OPEN);
     cdi_list_push_back(&ctx->conns, &c->link);
     ctx->n_open++;
     ctx->n_overflow += reject != CONN_ACCEPTED;

@@ -4,7 +4,7 @@
  * above, through struct conn_ops (see dispatch.h). The server owns the lists and the jobs. Loop thread only.
  *
  *   SNIFFING -> STORE | HTTP -> LINGERING (input is ignored, queued bytes are written) -> CLOSING
- *       `-----> HELLO -> STORE | NEW (an agent of a job that does not exist yet) -> CONTROL
+ *       `-----> HELLO -> STORE | QUERY | NEW (an agent of a job that does not exist yet) -> CONTROL
  *
  * An overflow connection exceeds a limit. The server accepts it only to reject it with a message in its own protocol.
  */
@@ -20,6 +20,7 @@
 #include "rendezvous/access.h"
 #include "rendezvous/agent_addrs.h"
 #include "rendezvous/drop_log.h"
+#include "rendezvous/view/history.h"
 #include "store/serve.h"
 
 #include <netinet/in.h>
@@ -42,6 +43,7 @@ enum conn_state {
     CONN_STORE,
     CONN_CONTROL,
     CONN_HTTP,
+    CONN_QUERY,
     CONN_LINGERING,
     CONN_CLOSING,
 };
@@ -59,6 +61,7 @@ enum conn_due {
     CONN_DUE_REJECT, /* overflow: to send it, and to read the rejection */
     CONN_DUE_LINGER, /* LINGERING: to read what is queued */
     CONN_DUE_END,    /* the same, when its job or the server ends */
+    CONN_DUE_QUERY,  /* QUERY: to ask again */
     CONN_N_DUES,
 };
 
@@ -74,7 +77,11 @@ struct conn_job {
     uint64_t measured;                   /* sum of operations[] at measured_ms */
     int64_t measured_ms;
     double operations_per_s;
-    size_t number; /* used by snapshot.c */
+    size_t number;  /* used by snapshot.c */
+    uint32_t asked; /* the last ASK to its agents; 0: none */
+    int64_t asked_ms;
+    bool sampled;           /* its answers are in the history */
+    struct history history; /* of its steps, for the pages */
 };
 
 struct conn;
@@ -127,6 +134,9 @@ struct conn_ctx {
     void (*conn_closed)(struct conn_ctx *ctx, struct conn_job *job);
     struct in6_addr denied[CONN_DENIED_MAX]; /* addresses whose failed authentication is logged */
     size_t n_denied;
+    struct cdi_list asking; /* struct conn, those that wait for answers of agents */
+    uv_timer_t ask_timer;   /* runs while there are any */
+    size_t n_queries;       /* connections in CONN_QUERY */
     uint8_t scratch[65536];
 };
 
@@ -150,7 +160,12 @@ struct conn {
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
     struct cdi_serve serve; /* STORE */
-    bool agent;             /* `peer` is attached to the job's session */
+    struct cdi_list asking; /* see asking.h, as for the next four */
+    struct conn_job *asks;  /* NULL: about all jobs */
+    int64_t ask_from_ms, ask_until_ms;
+    void (*ask_answer)(struct conn *c);
+    char ask_name[256]; /* QUERY: the job's name; "": all */
+    bool agent;         /* `peer` is attached to the job's session */
     uint32_t peer;
     bool broken;   /* ended by an error, such as a reset */
     char why[160]; /* reason for the close, for the session */
@@ -170,6 +185,8 @@ bool conn_make_room(struct conn_ctx *ctx);
 void conn_close(struct conn *c, enum cdi_log_level level, const char *why);
 /* Ignores further input, writes queued bytes, then closes. due: CONN_DUE_LINGER or CONN_DUE_END, the time limit. */
 void conn_finish(struct conn *c, enum conn_due due, enum cdi_log_level level, const char *why);
+/* Sets a deadline of this kind, in place of the one before. */
+void conn_set_due(struct conn *c, enum conn_due kind);
 /* Queues bytes. Closes a connection whose queue is full. */
 void conn_send(struct conn *c, const void *bytes, size_t len);
 /* Makes the next conn_flush_all() write c->out. */

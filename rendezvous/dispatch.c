@@ -2,7 +2,9 @@
 #include "rendezvous/dispatch.h"
 #include "protocol/frame.h"
 #include "protocol/sniff.h"
+#include "rendezvous/asking.h"
 #include "rendezvous/http/http.h"
+#include "rendezvous/query.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
 
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #define OUT_PAUSE (1024u * 1024) /* queued bytes from which on no further request of a connection is read */
+#define HTTP_WAIT_MS 300         /* for the answers of agents; a page also shows older ones */
 #define NO_STORE 404             /* number that PyTorch's store client prints where there is no store, as in HTTP */
 
 /* ---------------------------------------------------------------------------------------------------- access ---- */
@@ -129,16 +132,13 @@ static void dispatch_begin_store(struct conn *c, struct conn_job *job)
 
 /* ------------------------------------------------------------------------------------------------------ http ---- */
 
-static void dispatch_http(struct conn *c)
+static void http_respond(struct conn *c, bool show)
 {
     struct page_data data = {0};
     struct http_request req;
     struct cdi_error err = {0};
     cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
-    bool show = parsed == CDDP_OK && http_wants_data(&req) && dispatch_may(c, c->ctx->http, c->port_job);
 
-    if (parsed == CDDP_IN_PROGRESS)
-        return;
     if (show)
         st = snapshot_take(c->ctx, &data);
     if (st == CDDP_OK)
@@ -150,6 +150,25 @@ static void dispatch_http(struct conn *c)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_DEBUG, "answered");
     else
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
+}
+
+static void http_on_answers(struct conn *c)
+{
+    http_respond(c, true);
+}
+
+/* The pages about jobs say where the ranks are: that is asked first. */
+static void dispatch_http(struct conn *c)
+{
+    struct http_request req;
+    cddp_status parsed = http_parse(&c->in, &req, NULL);
+
+    if (parsed == CDDP_IN_PROGRESS || asking_is(c))
+        return;
+    if (parsed == CDDP_OK && http_wants_data(&req) && dispatch_may(c, c->ctx->http, c->port_job))
+        asking_begin(c, NULL, 0, HTTP_WAIT_MS, http_on_answers);
+    else
+        http_respond(c, false);
 }
 
 /* --------------------------------------------------------------------------------------------------- control ---- */
@@ -347,6 +366,13 @@ static void dispatch_admit(struct conn *c)
         admit_store(c);
         return;
     }
+    if (c->hello.hello.kind == CDI_HELLO_QUERY) {
+        if (!query_has_room(c->ctx))
+            refuse_hello(c, "too many clients ask about jobs; try again later");
+        else if (welcome_hello(c))
+            query_begin(c);
+        return;
+    }
     if (is_of_another_job(c)) {
         (void)snprintf(why, sizeof why,
                        "this rendezvous server serves job '%.100s', not '%.100s'; check --rdzv_id and the port",
@@ -478,6 +504,9 @@ static void dispatch_serve(struct conn *c)
     case CONN_HTTP:
         dispatch_http(c);
         break;
+    case CONN_QUERY:
+        query_received(c);
+        break;
     case CONN_SNIFFING:
     case CONN_HELLO:
     case CONN_NEW:
@@ -504,6 +533,10 @@ static void dispatch_received(struct conn *c, uint8_t *bytes, size_t n)
 
 static bool dispatch_ended(struct conn *c)
 {
+    if (c->state == CONN_HTTP && asking_is(c)) { /* it may still read */
+        asking_answer_now(c);
+        return true;
+    }
     if (!lacks_proof(c))
         return false;
     dispatch_deny(c, "disconnected without proving the job's auth token");
@@ -519,6 +552,10 @@ static void dispatch_overdue(struct conn *c)
         conn_close(c, CDI_LOG_WARN, why);
     } else if (lacks_proof(c)) {
         dispatch_deny(c, "timed out before proving the job's auth token");
+    } else if (c->state == CONN_HTTP && asking_is(c)) {
+        asking_answer_now(c);
+    } else if (c->state == CONN_QUERY) {
+        conn_close(c, CDI_LOG_DEBUG, "it asked nothing for a minute");
     } else {
         conn_close(c, CDI_LOG_INFO, "timed out before sending a request");
     }

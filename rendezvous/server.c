@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listeners, the timer, jobs, and the sessions' operations on connections. */
 #include "rendezvous/server.h"
+#include "rendezvous/asking.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
 #include "rendezvous/listen.h"
@@ -138,6 +139,7 @@ static void get_random(void *bytes, size_t len)
 static void destroy_job(struct job *job)
 {
     cdi_list_remove(&job->conn.link);
+    asking_forget(&job->server->ctx, &job->conn);
     job->server->n_jobs--;
     hang_watch_destroy(job->hang_watch);
     view_destroy(job->conn.view);
@@ -180,6 +182,13 @@ static void on_timer_closed(uv_handle_t *handle)
     free_when_all_closed(s);
 }
 
+static void on_ask_timer_closed(uv_handle_t *handle)
+{
+    struct rdzv_server *s = handle->data;
+
+    uv_close((uv_handle_t *)&s->timer, on_timer_closed);
+}
+
 /* Frees a finished job after its last connection and listener are closed. */
 static void free_job_if_gone(struct job *job)
 {
@@ -204,8 +213,8 @@ static void on_listener_closed(uv_handle_t *handle)
 /* The timer supervises the last connections, so it closes after them. */
 static void close_timer_if_idle(struct rdzv_server *s)
 {
-    if (s->ctx.n_open == 0 && !uv_is_closing((uv_handle_t *)&s->timer))
-        uv_close((uv_handle_t *)&s->timer, on_timer_closed);
+    if (s->ctx.n_open == 0 && !uv_is_closing((uv_handle_t *)&s->ctx.ask_timer))
+        uv_close((uv_handle_t *)&s->ctx.ask_timer, on_ask_timer_closed);
 }
 
 /* Opens the reserved descriptors again after overflow connections have closed. */
@@ -770,6 +779,8 @@ cddp_status rdzv_server_start(struct rdzv_server **out, uv_loop_t *loop, const s
     }
     (void)uv_timer_init(loop, &s->timer);
     s->timer.data = s;
+    (void)uv_timer_init(loop, &s->ctx.ask_timer);
+    s->ctx.ask_timer.data = s; /* whose first member is the ctx */
     s->timer_open = true;
     s->tick_ms = (int64_t)uv_now(loop);
     (void)uv_timer_start(&s->timer, server_on_tick, TICK_MS, TICK_MS);

@@ -2,6 +2,7 @@
 #include "rendezvous/snapshot.h"
 #include "common/address.h"
 #include "rendezvous/round/session.h"
+#include "rendezvous/view/view.h"
 
 #include <cddp/version.h>
 #include <stdio.h>
@@ -55,6 +56,7 @@ static void fill_job(struct page_job *out, struct conn_job *job)
                              .round = round_number(round),
                              .restarts = round_restart_count(round),
                              .nodes = round_present(round),
+                             .done = round_close_status(round) == CDI_CLOSE_DONE,
                              .operations_per_s = job->operations_per_s};
     if (round_state(round) == ROUND_RUNNING || round_state(round) == ROUND_STOPPING)
         out->world_size = round_world_size(round);
@@ -201,12 +203,113 @@ static cddp_status fill_waits(struct conn_ctx *ctx, struct page_data *out)
     return CDDP_OK;
 }
 
+/* ---------------------------------------------------------------------------------------- where the ranks are ---- */
+
+static const struct view_node *report_of(const struct view_node *nodes, size_t n, int32_t node_rank)
+{
+    size_t low = 0, high = n;
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+
+        if (nodes[mid].report.node_rank < node_rank)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < n && nodes[low].report.node_rank == node_rank ? &nodes[low] : NULL;
+}
+
+static int by_node(const void *a, const void *b)
+{
+    const struct page_node *x = a, *y = b;
+
+    return (x->node_rank > y->node_rank) - (x->node_rank < y->node_rank);
+}
+
+/* Lists the nodes of the running round, with their newest reports. */
+static cddp_status fill_nodes(struct page_job *out, const struct conn_job *job, int64_t now_ms)
+{
+    struct cdi_msg_assign assign;
+    size_t n, cap = 0;
+    const struct view_node *nodes = view_nodes(job->view, &n);
+
+    for (uint32_t peer = UINT32_MAX; session_next_agent(job->session, &peer, &assign);)
+        cap++;
+    out->node = calloc(cap + 1, sizeof *out->node);
+    if (out->node == NULL)
+        return CDDP_E_NOMEM;
+    for (uint32_t peer = UINT32_MAX; out->n_nodes < cap && session_next_agent(job->session, &peer, &assign);) {
+        const struct view_node *v = report_of(nodes, n, assign.node_rank);
+        const char *host = round_host(session_round(job->session), peer);
+        struct page_node *node = &out->node[out->n_nodes++];
+
+        *node = (struct page_node){.node_rank = assign.node_rank, .host = host == NULL ? "" : host, .ms_ago = -1};
+        if (v == NULL)
+            continue;
+        node->ms_ago = now_ms - v->received_ms;
+        node->answered = v->report.asked >= job->asked;
+        node->ranks = v->report.ranks;
+        node->n_ranks = v->report.n_ranks;
+    }
+    qsort(out->node, out->n_nodes, sizeof *out->node, by_node);
+    return CDDP_OK;
+}
+
+/* Puts the ranks of all nodes into one array; NULL: out of memory. */
+static struct cdi_placed *place_ranks(const struct page_job *j, size_t *n)
+{
+    struct cdi_placed *placed;
+
+    *n = 0;
+    for (size_t i = 0; i < j->n_nodes; i++)
+        *n += j->node[i].n_ranks;
+    placed = calloc(*n + 1, sizeof *placed);
+    *n = 0;
+    for (size_t i = 0; placed != NULL && i < j->n_nodes; i++)
+        for (size_t k = 0; k < j->node[i].n_ranks; k++)
+            placed[(*n)++] = (struct cdi_placed){&j->node[i].ranks[k], j->node[i].host, j->node[i].node_rank};
+    return placed;
+}
+
+static cddp_status fill_view(struct page_job *out, const struct conn_job *job, int64_t now_ms)
+{
+    cddp_status st = fill_nodes(out, job, now_ms);
+
+    out->now_ms = now_ms;
+    out->history = &job->history;
+    if (st != CDDP_OK)
+        return st;
+    out->placed = place_ranks(out, &out->n_placed);
+    if (out->placed == NULL)
+        return CDDP_E_NOMEM;
+    cdi_places_sum(out->placed, out->n_placed, &out->sum);
+    out->n_groups = cdi_places_group(out->placed, out->n_placed, out->groups, PAGE_GROUPS);
+    return CDDP_OK;
+}
+
+static void release_job(struct page_job *j)
+{
+    free(j->agents);
+    free(j->clients);
+    free(j->node);
+    free(j->placed);
+}
+
+void snapshot_sample(struct conn_job *job, int64_t now_ms)
+{
+    struct page_job j = {.n_nodes = 0};
+    uint32_t round = round_number(session_round(job->session));
+
+    if (fill_view(&j, job, now_ms) == CDDP_OK && j.n_placed > 0)
+        history_add(&job->history, round, &j.sum, now_ms);
+    release_job(&j);
+}
+
 void snapshot_release(struct page_data *s)
 {
-    for (size_t i = 0; i < s->n_jobs; i++) {
-        free(s->jobs[i].agents);
-        free(s->jobs[i].clients);
-    }
+    for (size_t i = 0; i < s->n_jobs; i++)
+        release_job(&s->jobs[i]);
     free(s->jobs);
     *s = (struct page_data){0};
 }
@@ -214,6 +317,7 @@ void snapshot_release(struct page_data *s)
 cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
 {
     double uptime_s = (double)(uv_now(ctx->loop) - (uint64_t)ctx->started_ms) / 1e3;
+    cddp_status st = CDDP_OK;
     size_t n = 0;
 
     *out = (struct page_data){.version = CDDP_VERSION,
@@ -231,10 +335,13 @@ cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
     if (out->jobs == NULL)
         return CDDP_E_NOMEM;
     out->n_jobs = n;
-    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;)
+    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
         fill_job(&out->jobs[job->number], job);
+        if (st == CDDP_OK)
+            st = fill_view(&out->jobs[job->number], job, (int64_t)uv_now(ctx->loop));
+    }
     count_conns(ctx, out);
-    if (fill_agents(ctx, out) == CDDP_OK && fill_waits(ctx, out) == CDDP_OK)
+    if (st == CDDP_OK && fill_agents(ctx, out) == CDDP_OK && fill_waits(ctx, out) == CDDP_OK)
         return CDDP_OK;
     snapshot_release(out);
     return CDDP_E_NOMEM;

@@ -16,6 +16,8 @@ void snapshot_release(struct page_data *s);
  * at most cap.
  */
 size_t snapshot_waits(struct conn_ctx *ctx, const struct conn_job *job, struct page_wait *out, size_t cap);
+/* Adds a sample to the history of a job, from the newest reports of its nodes. */
+void snapshot_sample(struct conn_job *job, int64_t now_ms);
 /* Updates the request rate of each job's store. Call it at every tick. */
 void snapshot_measure(struct conn_ctx *ctx);
 

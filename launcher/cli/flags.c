@@ -200,6 +200,16 @@ const struct flag flags[] = {
      .ours = true,
      .help = "start nothing; print what would run on this node as JSON: nodes, ranks, devices, cores, commands, "
              "variables"},
+    {.name = "where",
+     .env = "",
+     .group = GROUP_OTHER,
+     .kind = FLAG_TEXT,
+     AT(where),
+     RANGE(1, 255),
+     .value = "JOB|HOST[:PORT]",
+     .ours = true,
+     .help = "start nothing; print where each rank of a running job is now: the job of the rendezvous at this "
+             "endpoint, or the job of this name at --rdzv_endpoint or MASTER_ADDR"},
     {.name = "version", .env = "", .group = GROUP_OTHER, .kind = FLAG_VERSION, .ours = true,
      .help = "print the version"},
     {.name = "help", .shorts = "h", .env = "", .group = GROUP_OTHER, .kind = FLAG_HELP, .help = "print this text"},

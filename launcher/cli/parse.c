@@ -442,6 +442,12 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         st = read_words(&o, argc, argv, &i, err);
     if (st == CDDP_OK && o.what == OPTIONS_RUN)
         st = check_all(&o, env, arg, err);
+    if (st == CDDP_OK && o.what == OPTIONS_RUN && o.where != NULL) {
+        o.what = OPTIONS_WHERE;
+        if (i < argc)
+            st =
+                cdi_fail(err, CDDP_E_INVALID, "--where asks about a running job; remove the program '%.200s'", argv[i]);
+    }
     if (st == CDDP_OK && o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
         st = cdi_fail(err, CDDP_E_INVALID,
                       "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");

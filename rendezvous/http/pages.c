@@ -1,22 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/http/pages.h"
 
+#include "rendezvous/http/job_json.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define COMPACT 64 /* ranks, from which on /status is for programs only */
+
 const char *const page_job_states[] = {"joining", "running", "stopping", "closed"};
 const size_t page_n_job_states = sizeof page_job_states / sizeof page_job_states[0];
-
-static uint64_t all_operations(const struct page_job *j)
-{
-    uint64_t n = 0;
-
-    for (size_t i = 0; i < CDI_C10D_N_OPS; i++)
-        n += j->operations[i];
-    return n;
-}
 
 /* ------------------------------------------------------------------------------------------------------ JSON ---- */
 
@@ -99,12 +94,20 @@ static json_t *store_of(const struct page_job *j)
 
 static json_t *job_of(const struct page_job *j)
 {
-    return json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "run_id",
-                     text_of(j->run_id), "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round",
-                     (json_int_t)j->round, "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size,
-                     "nodes", "present", (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed",
-                     (json_int_t)j->needed, "min", (json_int_t)j->min_nodes, "max", (json_int_t)j->max_nodes, "agents",
-                     agents_of(j), "store", store_of(j), "waits", waits_of(j));
+    json_t *view = page_job_view(j), *job;
+
+    job = json_pack("{s:o, s:s, s:o, s:i, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "run_id",
+                    text_of(j->run_id), "state", j->state, "why", text_of(j->why), "port", (int)j->port, "round",
+                    (json_int_t)j->round, "restarts", (json_int_t)j->restarts, "ranks", (json_int_t)j->world_size,
+                    "nodes", "present", (json_int_t)j->nodes, "waiting", (json_int_t)j->waiting, "needed",
+                    (json_int_t)j->needed, "min", (json_int_t)j->min_nodes, "max", (json_int_t)j->max_nodes, "agents",
+                    agents_of(j), "store", store_of(j), "waits", waits_of(j));
+    if (view == NULL || job == NULL || json_object_update(job, view) != 0) {
+        json_decref(job);
+        job = NULL;
+    }
+    json_decref(view);
+    return job;
 }
 
 cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
@@ -112,17 +115,21 @@ cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
     json_t *jobs = json_array(), *root;
     char *text;
     cddp_status st;
+    size_t placed = 0;
 
-    for (size_t i = 0; i < s->n_jobs; i++)
+    for (size_t i = 0; i < s->n_jobs; i++) {
+        placed += s->jobs[i].n_placed;
         if (json_array_append_new(jobs, job_of(&s->jobs[i])) != 0) {
             json_decref(jobs);
             return CDDP_E_NOMEM;
         }
+    }
     root = json_pack("{s:s, s:f, s:b, s:I, s:{s:I, s:I, s:I, s:I}, s:o}", "version", s->version, "uptime_s",
                      s->uptime_s, "draining", (int)s->draining, "resident_bytes", (json_int_t)s->resident_bytes,
                      "connections", "open", (json_int_t)s->connections, "limit", (json_int_t)s->connections_limit,
                      "accepted", (json_int_t)s->accepted, "dropped", (json_int_t)s->dropped, "jobs", jobs);
-    text = root == NULL ? NULL : json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(9));
+    text = root == NULL ? NULL
+                        : json_dumps(root, (placed > COMPACT ? JSON_COMPACT : JSON_INDENT(1)) | JSON_REAL_PRECISION(9));
     json_decref(root);
     if (text == NULL)
         return CDDP_E_NOMEM;
@@ -163,6 +170,14 @@ static double bytes(const struct page_job *j) { return (double)j->bytes; }
 static double bytes_limit(const struct page_job *j) { return (double)j->bytes_limit; }
 static double waits(const struct page_job *j) { return (double)j->waits; }
 static double waits_limit(const struct page_job *j) { return (double)j->waits_limit; }
+static double steps(const struct page_job *j) { return (double)j->sum.min_step; }
+static double step_rate(const struct page_job *j) { return j->sum.step_us > 0 ? 1e6 / j->sum.step_us : 0; }
+static double step_time(const struct page_job *j) { return j->sum.step_us / 1e6; }
+static double hidden(const struct page_job *j) { return j->sum.hidden_us / 1e6; }
+static double exposed(const struct page_job *j) { return j->sum.exposed_us / 1e6; }
+static double rank_waiting(const struct page_job *j) { return j->sum.late_us / 1e6; }
+static double slowest(const struct page_job *j) { return j->n_placed > 0 ? j->sum.slowest : -1; }
+static double slowest_share(const struct page_job *j) { return j->sum.slowest_share; }
 /* clang-format on */
 
 static const struct family families[] = {
@@ -184,6 +199,16 @@ static const struct family families[] = {
     {"cddp_job_nodes_needed", "gauge", "Nodes that the next round takes.", NULL, needed},
     {"cddp_job_nodes_min", "gauge", "Fewest nodes of a round.", NULL, min_nodes},
     {"cddp_job_nodes_max", "gauge", "Most nodes of a round.", NULL, max_nodes},
+    {"cddp_job_steps", "gauge", "Steps that every rank has completed.", NULL, steps},
+    {"cddp_job_steps_per_second", "gauge", "Steps per second, by the time of the last steps.", NULL, step_rate},
+    {"cddp_job_step_seconds", "gauge", "Time of a step, mean over the ranks and their last steps.", NULL, step_time},
+    {"cddp_job_step_communication_hidden_seconds", "gauge", "Communication in a step, hidden by computation.", NULL,
+     hidden},
+    {"cddp_job_step_communication_exposed_seconds", "gauge", "Communication in a step for which the program waits.",
+     NULL, exposed},
+    {"cddp_job_step_waiting_seconds", "gauge", "Waiting for the last rank in a step.", NULL, rank_waiting},
+    {"cddp_job_slowest_rank", "gauge", "The rank that the others most often wait for; -1: none.", NULL, slowest},
+    {"cddp_job_slowest_rank_ratio", "gauge", "Part of the steps in which they wait for it.", NULL, slowest_share},
     {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
     {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
     {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
@@ -252,6 +277,16 @@ static double is_in_state(const struct page_job *j, size_t i)
     return strcmp(j->state, page_job_states[i]) == 0;
 }
 
+static const char *place_text(size_t i)
+{
+    return cdi_place_name((enum cdi_place)i);
+}
+
+static double ranks_at(const struct page_job *j, size_t i)
+{
+    return (double)j->sum.by_place[i];
+}
+
 static const char *operation_text(size_t i)
 {
     return cdi_c10d_op_name((unsigned)i);
@@ -274,6 +309,9 @@ static cddp_status put_labelled(const struct page_data *s, const struct labelled
 
 static const struct labelled job_states = {"cddp_job_state", "gauge",    "1 for the current state of the job.",
                                            "state",          state_text, is_in_state};
+static const struct labelled job_places = {
+    "cddp_job_ranks_at", "gauge", "Ranks by their place: in a collective, after one, ...", "place",
+    place_text,          ranks_at};
 static const struct labelled store_operations = {"cddp_store_operations_total",
                                                  "counter",
                                                  "Requests that the store has processed.",
@@ -292,129 +330,7 @@ cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
         st = put_family(s, &families[i], out);
     if (st == CDDP_OK)
         st = put_labelled(s, &job_states, page_n_job_states, out);
+    if (st == CDDP_OK)
+        st = put_labelled(s, &job_places, CDI_PLACES_KINDS, out);
     return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;
-}
-
-/* ------------------------------------------------------------------------------------------------------ HTML ---- */
-
-static cddp_status put_text(struct cdi_buf *out, const char *s)
-{
-    cddp_status st = CDDP_OK;
-
-    for (; st == CDDP_OK && *s != '\0'; s++) {
-        if (*s == '<')
-            st = cdi_buf_append(out, "&lt;", 4);
-        else if (*s == '&')
-            st = cdi_buf_append(out, "&amp;", 5);
-        else
-            st = cdi_buf_put_u8(out, (uint8_t)*s);
-    }
-    return st;
-}
-
-static const char *plural(uint64_t n)
-{
-    return n == 1 ? "" : "s";
-}
-
-/* "1.5 MiB" */
-static const char *size_text(char text[32], size_t bytes)
-{
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    double n = (double)bytes / 1024;
-    size_t unit = 0;
-
-    if (bytes < 1024) {
-        (void)snprintf(text, 32, "%zu byte%s", bytes, plural(bytes));
-        return text;
-    }
-    for (; n >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++)
-        n /= 1024;
-    (void)snprintf(text, 32, n < 10 ? "%.1f %s" : "%.0f %s", n, units[unit]);
-    return text;
-}
-
-/* "3 d 4 h": the two largest units. */
-static const char *time_text(char text[48], double seconds)
-{
-    uint64_t s = seconds < 0 ? 0 : (uint64_t)seconds, minutes = s / 60, hours = minutes / 60, days = hours / 24;
-
-    if (days > 0)
-        (void)snprintf(text, 48, "%llu d %llu h", (unsigned long long)days, (unsigned long long)(hours % 24));
-    else if (hours > 0)
-        (void)snprintf(text, 48, "%llu h %llu min", (unsigned long long)hours, (unsigned long long)(minutes % 60));
-    else if (minutes > 0)
-        (void)snprintf(text, 48, "%llu min %llu s", (unsigned long long)minutes, (unsigned long long)(s % 60));
-    else
-        (void)snprintf(text, 48, "%llu s", (unsigned long long)s);
-    return text;
-}
-
-static cddp_status put_agent(const struct page_agent *a, struct cdi_buf *out)
-{
-    cddp_status st = a->node_rank < 0 ? cdi_buf_printf(out, "<tr><td>-<td>")
-                                      : cdi_buf_printf(out, "<tr><td>%d<td>", (int)a->node_rank);
-
-    if (st == CDDP_OK)
-        st = put_text(out, a->host == NULL ? "" : a->host);
-    if (st == CDDP_OK && a->node_rank < 0)
-        return cdi_buf_printf(out, "<td>%s<td>not in the round\n", a->address);
-    if (st == CDDP_OK && a->n_ranks == 1)
-        return cdi_buf_printf(out, "<td>%s<td>%u\n", a->address, a->first_rank);
-    return st != CDDP_OK
-               ? st
-               : cdi_buf_printf(out, "<td>%s<td>%u to %u\n", a->address, a->first_rank, a->first_rank + a->n_ranks - 1);
-}
-
-/* Appends the numbers of a job's round and store. */
-static cddp_status put_numbers(const struct page_job *j, struct cdi_buf *out)
-{
-    uint64_t operations = all_operations(j);
-    char limits[32], used[32], limit[32];
-
-    (void)snprintf(limits, sizeof limits, j->min_nodes == j->max_nodes ? "%u" : "%u to %u", j->min_nodes, j->max_nodes);
-    return cdi_buf_printf(
-        out,
-        "</h2>\n<p>%s, round %u, %u rank%s, %zu node%s (of %s; waiting: %u), %u restart%s, port %u</p>\n"
-        "<p>store: %zu key%s, %s of %s, %zu wait%s, %zu connection%s, %llu operation%s, %.0f per second</p>\n<p>",
-        j->state, j->round, j->world_size, plural(j->world_size), j->nodes, plural(j->nodes), limits, j->waiting,
-        j->restarts, plural(j->restarts), j->port, j->keys, plural(j->keys), size_text(used, j->bytes),
-        size_text(limit, j->bytes_limit), j->waits, plural(j->waits), j->store_connections,
-        plural(j->store_connections), (unsigned long long)operations, plural(operations), j->operations_per_s);
-}
-
-static cddp_status put_job(const struct page_job *j, struct cdi_buf *out)
-{
-    cddp_status st = cdi_buf_append(out, "<h2>", 4);
-
-    if (st == CDDP_OK)
-        st = put_text(out, j->run_id[0] == '\0' ? "(a job without a name)" : j->run_id);
-    if (st == CDDP_OK)
-        st = put_numbers(j, out);
-    if (st == CDDP_OK)
-        st = put_text(out, j->why);
-    if (st == CDDP_OK)
-        st = cdi_buf_printf(out, "</p>\n<table><tr><th>node<th>host<th>address<th>ranks\n");
-    for (size_t i = 0; st == CDDP_OK && i < j->n_agents; i++)
-        st = put_agent(&j->agents[i], out);
-    return st == CDDP_OK ? cdi_buf_printf(out, "</table>\n") : st;
-}
-
-cddp_status page_html(const struct page_data *s, struct cdi_buf *out)
-{
-    char up_for[48], memory[32];
-    cddp_status st = cdi_buf_printf(
-        out,
-        "<!DOCTYPE html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cddp rendezvous</title>\n"
-        "<style>body{font-family:sans-serif;margin:2em}th,td{text-align:left;padding:0 1.5em 0 0}</style>\n"
-        "<h1>cddp rendezvous %s</h1>\n<p>up for %s%s, %zu of at most %zu connections (%llu accepted, %llu "
-        "dropped), %s of memory, %zu job%s. The same data as <a href=\"/status\">JSON</a> and "
-        "<a href=\"/metrics\">for Prometheus</a>.</p>\n",
-        s->version, time_text(up_for, s->uptime_s), s->draining ? ", draining" : "", s->connections,
-        s->connections_limit, (unsigned long long)s->accepted, (unsigned long long)s->dropped,
-        size_text(memory, s->resident_bytes), s->n_jobs, plural(s->n_jobs));
-
-    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
-        st = put_job(&s->jobs[i], out);
-    return st == CDDP_OK ? cdi_buf_printf(out, "</html>\n") : st;
 }

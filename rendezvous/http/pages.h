@@ -9,7 +9,9 @@
 #include "common/address.h"
 #include "common/buf.h"
 #include "protocol/c10d.h"
+#include "rendezvous/view/history.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 
 /* A connected agent. */
@@ -31,6 +33,18 @@ struct page_wait {
     int64_t for_ms;                 /* since its last request */
 };
 
+/* A node of the running round, and where its ranks are. */
+struct page_node {
+    int32_t node_rank;
+    const char *host;
+    bool answered;  /* the last question; otherwise the ranks are as of an earlier report */
+    int64_t ms_ago; /* age of the report; -1: there is none */
+    const struct cdi_rank_report *ranks;
+    size_t n_ranks;
+};
+
+#define PAGE_GROUPS 12 /* lines of "who is where" */
+
 struct page_job {
     const char *run_id;
     const char *state; /* one of page_job_states */
@@ -50,6 +64,16 @@ struct page_job {
     size_t keys, bytes, bytes_limit, waits, waits_limit;
     uint64_t operations[CDI_C10D_N_OPS]; /* since the job began */
     double operations_per_s;             /* during about the last second */
+    bool done;                           /* closed: every worker ended with 0 */
+    struct page_node *node;              /* in the order of node ranks */
+    size_t n_nodes;
+    struct cdi_placed *placed; /* all ranks of these nodes, in the order of the groups */
+    size_t n_placed;
+    struct cdi_place_group groups[PAGE_GROUPS];
+    size_t n_groups;
+    struct cdi_places_sum sum;
+    const struct history *history; /* NULL: none */
+    int64_t now_ms;                /* of its clock */
 };
 
 struct page_data {
@@ -67,6 +91,13 @@ struct page_data {
 
 extern const char *const page_job_states[];
 extern const size_t page_n_job_states;
+
+/*
+ * Returns a job without its nodes, and a node with its ranks, as REPLY has them (docs/protocol.md); NULL: out of
+ * memory.
+ */
+json_t *page_job_head(const struct page_job *j);
+json_t *page_node_json(const struct page_node *n);
 
 /* Append a page to out. Return CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT; after an error discard the appended bytes. */
 cddp_status page_json(const struct page_data *s, struct cdi_buf *out);

@@ -72,15 +72,20 @@ uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n)
     return v->asked;
 }
 
+/* The nodes are in order. */
 static const struct view_node *find_node(const struct view *v, int32_t node_rank)
 {
-    /* Mostly all nodes are there. */
-    if (node_rank >= 0 && (size_t)node_rank < v->n && v->nodes[node_rank].report.node_rank == node_rank)
-        return &v->nodes[node_rank];
-    for (size_t i = 0; i < v->n; i++)
-        if (v->nodes[i].report.node_rank == node_rank)
-            return &v->nodes[i];
-    return NULL;
+    size_t low = 0, high = v->n;
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+
+        if (v->nodes[mid].report.node_rank < node_rank)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < v->n && v->nodes[low].report.node_rank == node_rank ? &v->nodes[low] : NULL;
 }
 
 size_t view_unanswered(const struct view *v, uint32_t id)

@@ -601,7 +601,7 @@ def test_pages_show_jobs(cddprun):
                         f'cddp_job_state{{{label},state="running"}} 1', 'cddp_rendezvous_jobs 1':
                     assert line + '\n' in metrics, (line, metrics)
                 text = page(daemon, '/')
-                assert 'a "job" &lt;1>' in text and '<td>0 to 2' in text and '<script' not in text, text
+                assert 'a &quot;job&quot; &lt;1&gt;' in text and '"Ranks">0 to 2' in text and 'job" <1>' not in text, text
         assert daemon.end() == 0
 
 

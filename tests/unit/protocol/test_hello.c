@@ -271,9 +271,11 @@ Test(hello, rejects_malformed_hello)
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, big, sizeof big, &err), CDDP_E_PROTOCOL);
     hello[head + 1] = '\0';
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 3, &err), CDDP_E_PROTOCOL, "a NUL in the run id");
-    hello[0] = 3;
+    hello[0] = 4;
     cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 3, &err), CDDP_E_PROTOCOL);
-    cr_assert_not_null(strstr(err.msg, "kind 3"));
+    cr_assert_not_null(strstr(err.msg, "kind 4"));
+    hello[0] = 0;
+    cr_assert_eq(first_frame(CDI_HELLO_HELLO, hello, head + 3, &err), CDDP_E_PROTOCOL);
     hello[0] = 1;
     memset(hello + head, 'x', 300);
     hello[len_at] = 255;

@@ -46,7 +46,7 @@ static const struct page_data all = {.version = "1.2.3",
                                      .jobs = jobs,
                                      .n_jobs = 2};
 
-static char text[65536];
+static char text[262144];
 
 static void write_it(cddp_status (*write)(const struct page_data *s, struct cdi_buf *out), const struct page_data *s)
 {
@@ -130,15 +130,19 @@ Test(pages, metrics_have_help_and_type)
 Test(pages, html_escapes_names)
 {
     write_it(page_html, &all);
-    cr_assert(has("night &lt;b>\"run\"&lt;/b>"), "%s", text);
-    cr_assert(!has("<b>") && !has("<script"));
-    cr_assert(has("<tr><td>0<td>node&lt;1><td>10.0.0.1:40000<td>0 to 7\n"));
-    cr_assert(has("<tr><td>1<td>node2<td>10.0.0.2:40001<td>8 to 11\n"));
-    cr_assert(has("<tr><td>-<td><td>[::1]:3<td>not in the round\n"));
-    cr_assert(has("12 ranks, 3 nodes (of 2 to 4; waiting: 1), 2 restarts, port 29500"));
+    cr_assert(has("<span class=\"job\">night &lt;b&gt;&quot;run&quot;&lt;/b&gt; \\1 x</span>"), "%s", text);
+    cr_assert(!has("night <b>") && !has("node<1>"));
+    cr_assert(
+        has("<tr><td data-of=\"Node\">0<td data-of=\"Host\">node&lt;1&gt;<td data-of=\"Address\">10.0.0.1:40000<td "
+            "data-of=\"Ranks\">0 to 7\n"));
+    cr_assert(has("<td data-of=\"Host\">node2<td data-of=\"Address\">10.0.0.2:40001<td data-of=\"Ranks\">8 to 11\n"));
+    cr_assert(has("<td data-of=\"Address\">[::1]:3<td data-of=\"Ranks\">not in the round\n"));
+    cr_assert(has("<dt>Ranks</dt><dd>12</dd>") && has("<dt>Nodes</dt><dd>3 <small>1 waiting</small>"));
+    cr_assert(has("<dt>Restarts</dt><dd>2 <small>round 3</small>"));
     cr_assert(has("100 keys, 20 KiB of 1.0 GiB, 5 waits"));
     cr_assert(has("up for 12 s, 20 of at most 1000 connections (40 accepted, 3 dropped), 1.0 MiB of memory, 2 jobs."));
     cr_assert(has("every worker ended with 0"));
+    cr_assert(!has("0 bytes of 0 bytes"), "a closed job has no store");
 }
 
 Test(pages, html_uses_units_and_plurals)
@@ -157,19 +161,151 @@ Test(pages, html_uses_units_and_plurals)
 
     job.min_nodes = job.max_nodes = job.keys = job.waits = job.store_connections = 1;
     job.bytes = 1536 * 1024;
+    job.bytes_limit = 1 << 30;
     job.operations[CDI_C10D_SET] = 1;
     job.agents = &alone;
     job.n_agents = 1;
     write_it(page_html, &one);
-    cr_assert(has("1 rank, 1 node (of 1; waiting: 0), 1 restart, port"), "%s", text);
-    cr_assert(has("store: 1 key, 1.5 MiB of 0 bytes, 1 wait, 1 connection, 1 operation, 0 per second"), "%s", text);
+    cr_assert(has("<dt>Nodes</dt><dd>1</dd>") && has("<summary>1 node</summary>"), "%s", text);
+    cr_assert(has("Store: 1 key, 1.5 MiB of 1.0 GiB, 1 wait, 1 connection, 1 request, 0 per second."), "%s", text);
     cr_assert(has("1 byte of memory, 1 job."), "%s", text);
-    cr_assert(has("<tr><td>0<td>a<td>10.0.0.1:1<td>0\n"), "%s", text);
+    cr_assert(has("<td data-of=\"Ranks\">0\n"), "%s", text);
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
         one.uptime_s = times[i].s;
         write_it(page_html, &one);
         cr_assert(has(times[i].text), "%s: %s", times[i].text, text);
     }
+}
+
+/* Eight ranks on two nodes, the last of which is late; 30 samples. */
+static struct cdi_rank_report reports[8];
+static struct page_node nodes[2] = {{.node_rank = 0, .host = "alpha", .answered = true, .ranks = reports, .n_ranks = 4},
+                                    {.node_rank = 1, .host = "be<ta", .ms_ago = 2, .answered = true, .n_ranks = 4}};
+static struct cdi_placed placed[8];
+static struct history history;
+
+static void plant(struct page_job *j, int64_t for_ms)
+{
+    nodes[1].ranks = reports + 4;
+    for (int i = 0; i < 8; i++) {
+        reports[i] = (struct cdi_rank_report){.rank = i,
+                                              .pid = 100 + i,
+                                              .place = i == 7 ? CDI_PLACE_AFTER : CDI_PLACE_IN,
+                                              .op = CDI_FLIGHT_ALL_REDUCE,
+                                              .seq = i == 7 ? 41 : 42,
+                                              .step = 20,
+                                              .bucket = -1,
+                                              .for_ms = for_ms,
+                                              .n_steps = 10,
+                                              .step_us = 10000,
+                                              .comm_us = 4000,
+                                              .exposed_us = 1000,
+                                              .late_us = i == 7 ? 0 : 500,
+                                              .late_rank = i == 7 ? 0 : 7,
+                                              .late_count = i == 7 ? 1 : 9};
+        placed[i] = (struct cdi_placed){&reports[i], nodes[i / 4].host, i / 4};
+    }
+    (void)snprintf(reports[7].doing, sizeof reports[7].doing, "stopped by a signal");
+    *j = (struct page_job){.run_id = "seen",
+                           .state = "running",
+                           .why = "",
+                           .world_size = 8,
+                           .nodes = 2,
+                           .node = nodes,
+                           .n_nodes = 2,
+                           .placed = placed,
+                           .n_placed = 8,
+                           .history = &history,
+                           .now_ms = 31000};
+    cdi_places_sum(placed, 8, &j->sum);
+    j->n_groups = cdi_places_group(placed, 8, j->groups, PAGE_GROUPS);
+    history = (struct history){.taken = 0};
+    for (int i = 1; i <= 30; i++) {
+        j->sum.min_step = (uint64_t)i * 100;
+        history_add(&history, 0, &j->sum, i * 1000);
+    }
+    j->sum.min_step = 20;
+}
+
+static size_t count_of(const char *part)
+{
+    size_t n = 0;
+
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part))
+        n++;
+    return n;
+}
+
+Test(pages, html_draws_charts_and_places)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+
+    plant(&job, 400);
+    write_it(page_html, &one);
+    cr_assert(has("<div class=\"state good\"") && has(">Running</span>") && has("<title>Running: seen</title>"));
+    cr_assert_eq(count_of("<figure>"), 3);
+    cr_assert_eq(count_of("<rect class=\"bar"), 8, "one bar for each rank");
+    cr_assert_eq(count_of("bar slow"), 1);
+    cr_assert(has("rank 7: 0 us</title>") && has("rank 6: 500 us</title>") && has("mostly for"), "%s", text);
+    cr_assert(has("aria-label=\"Steps per second: now 100, at most 100\""), "%s", text);
+    cr_assert(has("now 3.0 ms hidden by the computation and 1.0 ms exposed"), "%s", text);
+    cr_assert(has(
+        "<b>7</b><td data-of=\"Where\">after all_reduce #41<td data-of=\"For\">400 ms<td data-of=\"Host\">be&lt;ta"));
+    cr_assert(has("<b>0-6</b>") && has("2 nodes<td data-of=\"Step\">20"));
+    cr_assert(has("10.0 ms <small>100 per second") && has("40 % <small>75 % hidden"), "%s", text);
+    cr_assert(!has("nan") && !has("inf,"), "a coordinate is not a number");
+}
+
+Test(pages, html_tells_a_stuck_job_in_words)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+
+    plant(&job, 12000);
+    write_it(page_html, &one);
+    cr_assert(has("<div class=\"state warn\"") && has(">Waiting</span>"), "%s", text);
+    plant(&job, 95000);
+    write_it(page_html, &one);
+    cr_assert(has("<div class=\"state bad\"") && has(">Stuck</span>"), "%s", text);
+    cr_assert(has("Rank 7 is late, stopped by a signal: 7 ranks have been in all_reduce #42 for 1 min 35 s."), "%s",
+              text);
+}
+
+Test(pages, json_says_where_ranks_are)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+    const char *word, *first, *host;
+    json_int_t n, rank, samples;
+    json_t *root;
+
+    plant(&job, 95000);
+    write_it(page_json, &one);
+    root = json_loads(text, 0, NULL);
+    cr_assert_eq(json_unpack(root, "{s:[{s:{s:s}, s:[{s:s, s:I}], s:{s:I}, s:{s:[s], s:[{s:s}]}}]}", "jobs", "verdict",
+                             "word", &word, "places", "ranks", &first, "n", &n, "timing", "slowest_rank", &rank,
+                             "where", "columns", &host, "nodes", "host", &host),
+                 0, "%s", text);
+    samples = (json_int_t)json_array_size(json_object_get(json_array_get(json_object_get(root, "jobs"), 0), "history"));
+    cr_assert_str_eq(word, "Stuck");
+    cr_assert_str_eq(first, "7");
+    cr_assert_str_eq(host, "alpha");
+    cr_assert(n == 1 && rank == 7 && samples == 30, "%d", (int)samples);
+    json_decref(root);
+}
+
+Test(pages, metrics_count_ranks_by_place)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+
+    plant(&job, 400);
+    write_it(page_metrics, &one);
+    cr_assert(has("cddp_job_ranks_at{run_id=\"seen\",place=\"in\"} 7\n"), "%s", text);
+    cr_assert(has("cddp_job_ranks_at{run_id=\"seen\",place=\"after\"} 1\n"));
+    cr_assert(has("cddp_job_slowest_rank{run_id=\"seen\"} 7\n") &&
+              has("cddp_job_steps_per_second{run_id=\"seen\"} 100\n"));
 }
 
 Test(pages, reports_full_buffer)

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/query/query.h"
+
+#include "common/clock.h"
+#include "common/resolve.h"
+#include "common/self_connect.h"
+#include "launcher/plan/endpoint.h"
+#include "protocol/bulk.h"
+#include "protocol/frame.h"
+#include "protocol/hello.h"
+#include "protocol/json_text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define OUT_MAX 65536
+#define OLD_MS 1000 /* to find out whether a silent server is an old one */
+
+struct query {
+    int fd;
+    uint16_t port;
+    char host[256];
+    struct cdi_buf in, out;
+    int64_t deadline_ms; /* of the current call */
+};
+
+/* ---------------------------------------------------------------------------------------------------- socket ---- */
+
+/* Waits for the socket. CDDP_E_TIMEOUT, CDDP_E_SYSTEM. */
+static cddp_status query_wait(const struct query *q, short events, struct cdi_error *err)
+{
+    struct pollfd p = {.fd = q->fd, .events = events};
+    int n;
+
+    do {
+        int64_t left_ms = q->deadline_ms - cdi_now_ms();
+
+        n = poll(&p, 1, left_ms < 0 ? 0 : left_ms > 60000 ? 60000 : (int)left_ms);
+    } while ((n < 0 && errno == EINTR) || (n == 0 && cdi_now_ms() < q->deadline_ms));
+    if (n < 0)
+        return cdi_fail_errno(err, errno, "cannot wait for '%s' port %u", q->host, q->port);
+    if (n == 0)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' port %u did not answer in time", q->host, q->port);
+    return CDDP_OK;
+}
+
+static cddp_status query_flush(struct query *q, struct cdi_error *err)
+{
+    while (q->out.len > 0) {
+        ssize_t n = send(q->fd, cdi_buf_data(&q->out), q->out.len, MSG_NOSIGNAL);
+        cddp_status st;
+
+        if (n >= 0) {
+            cdi_buf_consume(&q->out, (size_t)n);
+            continue;
+        }
+        if (errno != EAGAIN && errno != EINTR)
+            return cdi_fail(err, CDDP_E_CLOSED, "'%s' port %u closed the connection: %s", q->host, q->port,
+                            strerror(errno));
+        st = query_wait(q, POLLOUT, err);
+        if (st != CDDP_OK)
+            return st;
+    }
+    return CDDP_OK;
+}
+
+/* Reads at least one byte. CDDP_E_CLOSED: the server has closed the connection. */
+static cddp_status query_receive(struct query *q, struct cdi_error *err)
+{
+    uint8_t bytes[16384];
+    cddp_status st = query_wait(q, POLLIN, err);
+    ssize_t n;
+
+    if (st != CDDP_OK)
+        return st;
+    n = recv(q->fd, bytes, sizeof bytes, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return CDDP_OK;
+    if (n <= 0)
+        return cdi_fail(err, CDDP_E_CLOSED, "'%s' port %u closed the connection", q->host, q->port);
+    st = cdi_buf_append(&q->in, bytes, (size_t)n);
+    return st == CDDP_OK ? st : cdi_fail(err, st, "out of memory for the answer of '%s'", q->host);
+}
+
+/* Connects to one address. Returns 0 or an errno. */
+static int connect_to(struct query *q, const struct addrinfo *a)
+{
+    int one = 1, why = 0;
+    socklen_t len = sizeof why;
+
+    q->fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (q->fd < 0)
+        return errno;
+    (void)setsockopt(q->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (connect(q->fd, a->ai_addr, a->ai_addrlen) != 0) {
+        why = errno;
+        if (why == EINPROGRESS || why == EINTR) {
+            why = query_wait(q, POLLOUT, NULL) != CDDP_OK                    ? ETIMEDOUT
+                  : getsockopt(q->fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 ? errno
+                                                                             : why;
+        }
+    }
+    if (why == 0 && cdi_is_self_connected(q->fd))
+        why = ECONNREFUSED;
+    if (why != 0) {
+        (void)close(q->fd);
+        q->fd = -1;
+    }
+    return why;
+}
+
+/* Tries the addresses of the host, one after the other. */
+static cddp_status query_connect(struct query *q, struct cdi_error *err)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC}, *all = NULL;
+    char port[8];
+    int rc, why = 0;
+
+    (void)snprintf(port, sizeof port, "%u", q->port);
+    rc = cdi_resolve(q->host, port, &hints, &all);
+    if (rc != 0)
+        return cdi_fail(err, CDDP_E_NOT_FOUND, "the host '%s' is not known here: %s", q->host,
+                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    for (const struct addrinfo *a = all; a != NULL && q->fd < 0; a = a->ai_next)
+        why = connect_to(q, a);
+    freeaddrinfo(all);
+    if (q->fd >= 0)
+        return CDDP_OK;
+    if (why == ETIMEDOUT)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' port %u did not answer in time", q->host, q->port);
+    return cdi_fail(err, CDDP_E_IO, "nothing answers at '%s' port %u: %s; is the job running, and is this its port?",
+                    q->host, q->port, strerror(why));
+}
+
+static void query_disconnect(struct query *q)
+{
+    if (q->fd >= 0)
+        (void)close(q->fd);
+    q->fd = -1;
+    cdi_buf_release(&q->in);
+    cdi_buf_release(&q->out);
+    cdi_buf_init(&q->in, QUERY_REPLY_MAX);
+    cdi_buf_init(&q->out, OUT_MAX);
+}
+
+/* ------------------------------------------------------------------------------------------------- handshake ---- */
+
+static cddp_status handshake(struct query *q, const struct cdi_secret *secret, struct cdi_error *err)
+{
+    struct cdi_hello_client hello;
+    cddp_status st = cdi_hello_client_start(&hello, CDI_HELLO_QUERY, "", 0, secret, &q->out, err);
+
+    if (st != CDDP_OK)
+        return st;
+    for (;;) {
+        st = query_flush(q, err);
+        if (st == CDDP_OK)
+            st = query_receive(q, err);
+        if (st != CDDP_OK)
+            return st;
+        st = cdi_hello_client_feed(&hello, &q->in, &q->out, err);
+        if (st == CDDP_E_PROTOCOL)
+            return cdi_fail(err, st, "'%s' port %u is not a rendezvous of cddprun: another program listens there",
+                            q->host, q->port);
+        if (st < 0)
+            return cdi_error_wrap(err, "'%s' port %u", q->host, q->port);
+        if (st == CDDP_OK)
+            return CDDP_OK;
+    }
+}
+
+/* An old rendezvous closes the connection at a kind of HELLO that it does not know; to an agent it sends CHALLENGE. */
+static bool is_old_rendezvous(struct query *q)
+{
+    struct cdi_hello_client hello;
+    struct cdi_frame f;
+    bool old = false;
+
+    query_disconnect(q);
+    q->deadline_ms = cdi_now_ms() + OLD_MS;
+    if (query_connect(q, NULL) != CDDP_OK)
+        return false;
+    if (cdi_hello_client_start(&hello, CDI_HELLO_AGENT, "", 0, NULL, &q->out, NULL) == CDDP_OK &&
+        query_flush(q, NULL) == CDDP_OK) {
+        cddp_status st;
+
+        do
+            st = cdi_frame_next(&q->in, &f, NULL);
+        while (st == CDDP_IN_PROGRESS && query_receive(q, NULL) == CDDP_OK);
+        old = st == CDDP_OK && f.type == CDI_HELLO_CHALLENGE;
+    }
+    query_disconnect(q);
+    return old;
+}
+
+static cddp_status open_at(struct query *q, const struct cdi_secret *secret, int64_t timeout_ms, struct cdi_error *err)
+{
+    cddp_status st;
+
+    q->deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
+    st = query_connect(q, err);
+    if (st == CDDP_OK)
+        st = handshake(q, secret, err);
+    if (st != CDDP_E_CLOSED)
+        return st;
+    return is_old_rendezvous(q)
+               ? cdi_fail(err, CDDP_E_VERSION,
+                          "the rendezvous at '%s' port %u has an older version, which cannot be asked; use one version "
+                          "of cddprun on all nodes",
+                          q->host, q->port)
+               : cdi_fail(err, CDDP_E_CLOSED,
+                          "'%s' port %u closed the connection: it is not a rendezvous of cddprun, or is just ending",
+                          q->host, q->port);
+}
+
+/* Of an endpoint without a port: the two that jobs have by default. */
+static cddp_status open_somewhere(struct query *q, const struct cdi_secret *secret, int64_t timeout_ms,
+                                  struct cdi_error *err)
+{
+    cddp_status st;
+
+    q->port = QUERY_PORT;
+    st = open_at(q, secret, timeout_ms, err);
+    if (st != CDDP_E_IO) /* nothing listens there */
+        return st;
+    q->port = QUERY_SECOND_PORT;
+    st = open_at(q, secret, timeout_ms, err);
+    return st != CDDP_E_IO ? st
+                           : cdi_fail(err, st, "nothing answers at '%s', neither at port %d nor at %d; give HOST:PORT",
+                                      q->host, QUERY_PORT, QUERY_SECOND_PORT);
+}
+
+cddp_status query_open(struct query **out, const char *endpoint, const struct cdi_secret *secret, int64_t timeout_ms,
+                       struct cdi_error *err)
+{
+    struct query *q = calloc(1, sizeof *q);
+    cddp_status st;
+
+    if (q == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a question");
+    q->fd = -1;
+    cdi_buf_init(&q->in, QUERY_REPLY_MAX);
+    cdi_buf_init(&q->out, OUT_MAX);
+    st = endpoint_parse(endpoint, "the endpoint", q->host, &q->port, err);
+    if (st == CDDP_OK)
+        st = q->port != 0 ? open_at(q, secret, timeout_ms, err) : open_somewhere(q, secret, timeout_ms, err);
+    if (st == CDDP_OK)
+        *out = q;
+    else
+        query_close(q);
+    return st;
+}
+
+void query_close(struct query *q)
+{
+    if (q == NULL)
+        return;
+    query_disconnect(q);
+    free(q);
+}
+
+/* -------------------------------------------------------------------------------------------------- question ---- */
+
+static cddp_status query_put(struct query *q, const char *job, struct cdi_error *err)
+{
+    json_t *root = json_pack("{s:s, s:o*}", "what", "job", "job", job == NULL ? NULL : json_text(job));
+    char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
+    cddp_status st = text == NULL ? CDDP_E_NOMEM : cdi_frame_put(&q->out, CDI_BULK_QUERY, text, strlen(text));
+
+    free(text);
+    json_decref(root);
+    return st == CDDP_OK ? st : cdi_fail(err, st, "out of memory for a question");
+}
+
+/* Receives one REPLY, and subtracts its size from *left. Frames of other types are for newer clients. */
+static cddp_status receive_part(struct query *q, json_t **part, size_t *left, struct cdi_error *err)
+{
+    struct cdi_frame f = {.type = 0};
+    cddp_status st;
+
+    do {
+        cdi_buf_consume(&q->in, f.size);
+        f.size = 0;
+        while ((st = cdi_frame_next(&q->in, &f, err)) == CDDP_IN_PROGRESS)
+            if ((st = query_receive(q, err)) != CDDP_OK)
+                return st;
+    } while (st == CDDP_OK && f.type != CDI_BULK_REPLY);
+    if (st != CDDP_OK)
+        return st;
+    if (f.len > *left)
+        return cdi_fail(err, CDDP_E_LIMIT, "the reply of '%s' port %u is too large", q->host, q->port);
+    *left -= f.len;
+    *part = json_loadb((const char *)f.payload, f.len, 0, NULL);
+    cdi_buf_consume(&q->in, f.size);
+    if (json_is_object(*part) && json_is_array(json_object_get(*part, "jobs")))
+        return CDDP_OK;
+    json_decref(*part);
+    *part = NULL;
+    return cdi_fail(err, CDDP_E_PROTOCOL, "the reply of '%s' port %u has a wrong form", q->host, q->port);
+}
+
+/* Adds the nodes of a job that was begun in an earlier part. Returns false if it is another job. */
+static bool continue_job(json_t *whole, json_t *job)
+{
+    json_t *last = json_array_get(whole, json_array_size(whole) - 1);
+    json_t *name = json_object_get(job, "name");
+
+    if (last == NULL || name == NULL || !json_equal(json_object_get(last, "name"), name))
+        return false;
+    return json_array_extend(json_object_get(last, "nodes"), json_object_get(job, "nodes")) == 0;
+}
+
+/* Merges a later part of a reply into the whole, and takes its other members, such as "cut". */
+static bool merge(json_t *whole, json_t *part)
+{
+    json_t *jobs = json_object_get(whole, "jobs"), *more = json_object_get(part, "jobs"), *job;
+    bool ok = true;
+    size_t i;
+
+    json_array_foreach(more, i, job) ok =
+        ok && ((i == 0 && continue_job(jobs, job)) || json_array_append(jobs, job) == 0);
+    (void)json_object_del(part, "jobs");
+    return ok && json_object_update(whole, part) == 0;
+}
+
+cddp_status query_ask(struct query *q, const char *job, int64_t timeout_ms, json_t **reply, struct cdi_error *err)
+{
+    json_t *whole = NULL, *part = NULL;
+    const char *error;
+    size_t left = QUERY_REPLY_MAX;
+    cddp_status st;
+
+    q->deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
+    st = query_put(q, job, err);
+    if (st == CDDP_OK)
+        st = query_flush(q, err);
+    while (st == CDDP_OK && (whole == NULL || json_is_true(json_object_get(whole, "more")))) {
+        st = receive_part(q, &part, &left, err);
+        if (st != CDDP_OK)
+            break;
+        if (whole == NULL) {
+            whole = part;
+            continue;
+        }
+        if (!merge(whole, part))
+            st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for the reply of '%s' port %u", q->host, q->port);
+        json_decref(part);
+    }
+    error = json_string_value(json_object_get(whole, "error"));
+    if (st == CDDP_OK && error != NULL)
+        st = cdi_fail(err, CDDP_E_NOT_FOUND, "'%s' port %u: %s", q->host, q->port, error);
+    if (st == CDDP_OK)
+        *reply = whole;
+    else
+        json_decref(whole);
+    return st;
+}

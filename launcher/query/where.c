@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/query/where.h"
+
+#include "common/utf8.h"
+#include "protocol/places.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CELLS 6 /* of a line */
+#define HOST_TEXT 300
+
+/* A job of a reply, decoded. */
+struct where_job {
+    json_t *json;
+    struct cdi_node_report *nodes;
+    size_t n_nodes;
+    struct cdi_placed *placed;
+    size_t n_placed;
+    struct cdi_place_group groups[WHERE_ROWS_MAX];
+    size_t n_groups;
+    struct cdi_places_sum sum;
+};
+
+struct where_row {
+    char ranks[CDI_PLACES_RANKS], where[CDI_PLACES_TEXT], span[CDI_PLACES_SPAN], host[HOST_TEXT], step[48],
+        doing[CDI_PLACES_TEXT];
+};
+
+/* --------------------------------------------------------------------------------------------------- reading ---- */
+
+static void job_release(struct where_job *j)
+{
+    for (size_t i = 0; i < j->n_nodes; i++)
+        cdi_node_report_release(&j->nodes[i]);
+    free(j->nodes);
+    free(j->placed);
+}
+
+static cddp_status job_decode(json_t *json, size_t rows, struct where_job *j, struct cdi_error *err)
+{
+    json_t *nodes = json_object_get(json, "nodes");
+    size_t n = json_array_size(nodes), n_ranks = 0;
+    cddp_status st = CDDP_OK;
+
+    *j = (struct where_job){.json = json, .nodes = calloc(n + 1, sizeof *j->nodes)};
+    if (j->nodes == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
+    for (; st == CDDP_OK && j->n_nodes < n; j->n_nodes += st == CDDP_OK) {
+        st = cdi_node_report_decode(json_array_get(nodes, j->n_nodes), &j->nodes[j->n_nodes], err);
+        if (st == CDDP_OK)
+            n_ranks += j->nodes[j->n_nodes].n_ranks;
+    }
+    if (st != CDDP_OK)
+        return st;
+    j->placed = calloc(n_ranks + 1, sizeof *j->placed);
+    if (j->placed == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < j->nodes[i].n_ranks; k++)
+            j->placed[j->n_placed++] =
+                (struct cdi_placed){&j->nodes[i].ranks[k], j->nodes[i].host, j->nodes[i].node_rank};
+    cdi_places_sum(j->placed, j->n_placed, &j->sum);
+    j->n_groups = cdi_places_group(j->placed, j->n_placed, j->groups, rows);
+    return CDDP_OK;
+}
+
+static const char *text_at(const json_t *o, const char *name)
+{
+    const char *text = json_string_value(json_object_get(o, name));
+
+    return text == NULL ? "" : text;
+}
+
+static long long number_at(const json_t *o, const char *name)
+{
+    return (long long)json_integer_value(json_object_get(o, name));
+}
+
+static const char *s_of(long long n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/* --------------------------------------------------------------------------------------------------- writing ---- */
+
+/* A line, cut to the width between two characters of UTF-8, without spaces at its end or control characters. */
+static cddp_status put_line(struct cdi_buf *out, char *line, size_t columns)
+{
+    size_t at = 0, shown = 0, n;
+
+    cdi_utf8_clean(line, line, strlen(line));
+    while (line[at] != '\0' && (columns == 0 || shown < columns)) {
+        if ((unsigned char)line[at] < ' ' || line[at] == 0x7f)
+            line[at] = '?';
+        n = cdi_utf8_char(line + at, strlen(line + at));
+        at += n == 0 ? 1 : n;
+        shown++;
+    }
+    while (at > 0 && line[at - 1] == ' ')
+        at--;
+    line[at] = '\0';
+    return cdi_buf_printf(out, "%s\n", line);
+}
+
+static cddp_status put_head(const struct where_job *j, struct cdi_buf *out, size_t columns)
+{
+    const char *name = text_at(j->json, "name"), *why = text_at(j->json, "why");
+    long long restarts = number_at(j->json, "restarts"), nodes = number_at(j->json, "nodes_present");
+    long long ranks = number_at(j->json, "world_size");
+    char line[1600], quoted[270] = "";
+
+    if (name[0] != '\0')
+        (void)snprintf(quoted, sizeof quoted, " '%.255s'", name);
+    (void)snprintf(line, sizeof line, "job%s: %.32s, round %lld, %lld restart%s, %lld node%s, %lld rank%s%s%.512s",
+                   quoted, text_at(j->json, "state"), number_at(j->json, "round"), restarts, s_of(restarts), nodes,
+                   s_of(nodes), ranks, s_of(ranks), why[0] != '\0' ? "; " : "", why);
+    return put_line(out, line, columns);
+}
+
+static void fill_row(const struct cdi_place_group *g, struct where_row *row)
+{
+    cdi_places_ranks(g, row->ranks);
+    cdi_places_where(g, row->where);
+    (void)cdi_places_span(row->span, (double)g->for_ms * 1e3);
+    cdi_places_doing(g, row->doing);
+    if (g->n_nodes == 1)
+        (void)snprintf(row->host, sizeof row->host, "%s", g->ranks[0].host);
+    else
+        (void)snprintf(row->host, sizeof row->host, "%zu nodes", g->n_nodes);
+    if (g->min_step == g->max_step)
+        (void)snprintf(row->step, sizeof row->step, "%" PRIu64, g->min_step);
+    else
+        (void)snprintf(row->step, sizeof row->step, "%" PRIu64 "-%" PRIu64, g->min_step, g->max_step);
+}
+
+static void cells_of(const struct where_row *row, const char *cells[CELLS])
+{
+    cells[0] = row->ranks;
+    cells[1] = row->where;
+    cells[2] = row->span;
+    cells[3] = row->host;
+    cells[4] = row->step;
+    cells[5] = row->doing;
+}
+
+/* A table: columns as wide as their widest cell, but no wider than `most`. */
+static cddp_status put_rows(const struct where_row *rows, size_t n, struct cdi_buf *out, size_t columns)
+{
+    static const int most[CELLS] = {32, 60, 14, 24, 14, 60};
+    int width[CELLS] = {0};
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < n; i++) {
+        const char *cells[CELLS];
+
+        cells_of(&rows[i], cells);
+        for (size_t k = 0; k < CELLS; k++) {
+            int len = (int)strlen(cells[k]);
+
+            width[k] = len > most[k] ? most[k] : len > width[k] ? len : width[k];
+        }
+    }
+    for (size_t i = 0; i < n && st == CDDP_OK; i++) {
+        const char *cells[CELLS];
+        char line[512];
+        size_t used = 0;
+
+        cells_of(&rows[i], cells);
+        for (size_t k = 0; k < CELLS && used < sizeof line; k++)
+            used += (size_t)snprintf(line + used, sizeof line - used, "%-*.*s  ", width[k], k == 0 ? 95 : most[k],
+                                     cells[k]);
+        st = put_line(out, line, columns);
+    }
+    return st;
+}
+
+static cddp_status put_groups(const struct where_job *j, struct cdi_buf *out, size_t columns)
+{
+    struct where_row *rows = calloc(j->n_groups + 1, sizeof *rows);
+    cddp_status st;
+
+    if (rows == NULL)
+        return CDDP_E_NOMEM;
+    rows[0] = (struct where_row){"RANKS", "WHERE", "FOR", "HOST", "STEP", "DOING"};
+    for (size_t i = 0; i < j->n_groups; i++)
+        fill_row(&j->groups[i], &rows[i + 1]);
+    st = j->n_groups == 0 ? CDDP_OK : put_rows(rows, j->n_groups + 1, out, columns);
+    free(rows);
+    return st;
+}
+
+/* "8 ranks, 20 steps done; a step takes 12.3 ms (81 per second), ..." */
+static cddp_status put_totals(const struct where_job *j, struct cdi_buf *out, size_t columns)
+{
+    const struct cdi_places_sum *s = &j->sum;
+    double comm = s->hidden_us + s->exposed_us;
+    char line[512], span[CDI_PLACES_SPAN];
+    size_t used;
+
+    if (s->n == 0)
+        return CDDP_OK;
+    used = (size_t)snprintf(line, sizeof line, "%zu rank%s, ", s->n, s_of((long long)s->n));
+    if (s->by_place[CDI_PLACE_OUTSIDE] == s->n)
+        used += (size_t)snprintf(line + used, sizeof line - used, "none of which uses libcddp");
+    else if (s->min_step == s->max_step)
+        used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " step%s done", s->min_step,
+                                 s_of((long long)s->min_step));
+    else
+        used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " to %" PRIu64 " steps done", s->min_step,
+                                 s->max_step);
+    if (s->step_us > 0)
+        used +=
+            (size_t)snprintf(line + used, sizeof line - used,
+                             "; a step takes %s (%.3g per second), communication %.0f %% (exposed %.0f %%), waiting "
+                             "%.0f %%",
+                             cdi_places_span(span, s->step_us), 1e6 / s->step_us, 100 * comm / s->step_us,
+                             100 * s->exposed_us / s->step_us, 100 * s->late_us / s->step_us);
+    if (s->step_us > 0 && s->slowest >= 0)
+        (void)snprintf(line + used, sizeof line - used, ", mostly for rank %d", s->slowest);
+    return put_line(out, line, columns);
+}
+
+/* Names a node that does not answer, or counts them. */
+static cddp_status put_silent(const struct where_job *j, struct cdi_buf *out, size_t columns)
+{
+    const json_t *nodes = json_object_get(j->json, "nodes"), *first = NULL;
+    char line[512], span[CDI_PLACES_SPAN];
+    size_t silent = 0;
+
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        const json_t *node = json_array_get(nodes, i);
+
+        if (json_is_true(json_object_get(node, "answered")))
+            continue;
+        first = silent++ == 0 ? node : first;
+    }
+    if (silent == 0)
+        return CDDP_OK;
+    if (silent > 1)
+        (void)snprintf(line, sizeof line, "%zu nodes, such as %lld (%.200s), did not answer", silent,
+                       number_at(first, "node_rank"), text_at(first, "host"));
+    else if (number_at(first, "answered_ms_ago") < 0)
+        (void)snprintf(line, sizeof line, "node %lld (%.200s) did not answer; where its ranks are is not known",
+                       number_at(first, "node_rank"), text_at(first, "host"));
+    else
+        (void)snprintf(line, sizeof line, "node %lld (%.200s) did not answer; its ranks are shown as %s ago",
+                       number_at(first, "node_rank"), text_at(first, "host"),
+                       cdi_places_span(span, (double)number_at(first, "answered_ms_ago") * 1e3));
+    return put_line(out, line, columns);
+}
+
+static cddp_status put_job(json_t *json, size_t rows, size_t columns, struct cdi_buf *out, struct cdi_error *err)
+{
+    struct where_job j;
+    cddp_status st = job_decode(json, rows, &j, err);
+
+    if (st == CDDP_OK) {
+        st = put_head(&j, out, columns);
+        if (st == CDDP_OK)
+            st = put_groups(&j, out, columns);
+        if (st == CDDP_OK)
+            st = put_totals(&j, out, columns);
+        if (st == CDDP_OK)
+            st = put_silent(&j, out, columns);
+        if (st != CDDP_OK)
+            (void)cdi_fail(err, st, "out of memory for the text");
+    }
+    job_release(&j);
+    return st;
+}
+
+cddp_status where_text(json_t *reply, size_t rows, size_t columns, struct cdi_buf *out, struct cdi_error *err)
+{
+    json_t *jobs = json_object_get(reply, "jobs");
+    size_t n = json_array_size(jobs), each = n == 0 ? rows : rows / n;
+    cddp_status st = CDDP_OK;
+
+    if (!json_is_array(jobs))
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the reply of the rendezvous has a wrong form");
+    each = each < 2 ? 2 : each > WHERE_ROWS_MAX ? WHERE_ROWS_MAX : each;
+    if (n == 0)
+        st = cdi_buf_printf(out, "no jobs\n");
+    for (size_t i = 0; i < n && st == CDDP_OK; i++) {
+        if (i > 0)
+            st = cdi_buf_put_u8(out, '\n');
+        if (st == CDDP_OK)
+            st = put_job(json_array_get(jobs, i), each, columns, out, err);
+    }
+    return st;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/asking.h"
+
+#include "rendezvous/round/session.h"
+#include "rendezvous/snapshot.h"
+#include "rendezvous/view/view.h"
+
+#define LOOK_MS 5 /* between two looks for answers */
+
+static struct conn_job *asking_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
+{
+    struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
+
+    return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
+}
+
+static void ask_job(struct conn_job *job, int64_t now_ms)
+{
+    if (job->asked != 0 && now_ms - job->asked_ms < ASKING_FRESH_MS)
+        return;
+    job->asked = view_ask(job->view, NULL, 0);
+    job->asked_ms = now_ms;
+    job->sampled = false;
+}
+
+/* Have all agents of the job answered its last ASK, or is it `late`? Then its history gets a sample. */
+static bool has_answered(struct conn_job *job, bool late, int64_t now_ms)
+{
+    if (job->asked == 0)
+        return true;
+    if (!late && view_unanswered(job->view, job->asked) > 0)
+        return false;
+    if (!job->sampled)
+        snapshot_sample(job, now_ms);
+    job->sampled = true;
+    return true;
+}
+
+static bool all_have_answered(const struct conn_ctx *ctx, bool late, int64_t now_ms)
+{
+    bool all = true;
+
+    for (struct conn_job *job = NULL; (job = asking_next_job(ctx, job)) != NULL;)
+        all = has_answered(job, late, now_ms) && all;
+    return all;
+}
+
+static bool is_ready(const struct conn *c, int64_t now_ms)
+{
+    bool late = now_ms >= c->ask_until_ms;
+    bool answered = c->asks != NULL ? has_answered(c->asks, late, now_ms) : all_have_answered(c->ctx, late, now_ms);
+
+    return late || (answered && now_ms >= c->ask_from_ms);
+}
+
+void asking_answer_now(struct conn *c)
+{
+    void (*answer)(struct conn * c) = c->ask_answer;
+
+    cdi_list_remove(&c->asking);
+    answer(c);
+}
+
+static void on_look(uv_timer_t *timer)
+{
+    struct conn_ctx *ctx = timer->data;
+    int64_t now_ms = conn_now_ms(ctx);
+    struct cdi_list *node, *safe, ready;
+
+    cdi_list_init(&ready);
+    cdi_list_for_each (node, safe, &ctx->asking) {
+        if (is_ready(cdi_list_of(node, struct conn, asking), now_ms)) {
+            cdi_list_remove(node);
+            cdi_list_push_back(&ready, node);
+        }
+    }
+    while (!cdi_list_empty(&ready)) /* an answer may close other connections, or ask again */
+        asking_answer_now(cdi_list_of(ready.next, struct conn, asking));
+    if (cdi_list_empty(&ctx->asking))
+        (void)uv_timer_stop(timer);
+    conn_flush_all(ctx);
+}
+
+void asking_begin(struct conn *c, struct conn_job *job, int64_t from_ms, int64_t wait_ms,
+                  void (*answer)(struct conn *c))
+{
+    struct conn_ctx *ctx = c->ctx;
+    int64_t now_ms = conn_now_ms(ctx);
+
+    if (asking_is(c))
+        return;
+    if (job != NULL)
+        ask_job(job, now_ms);
+    for (struct conn_job *each = NULL; job == NULL && (each = asking_next_job(ctx, each)) != NULL;)
+        ask_job(each, now_ms);
+    c->asks = job;
+    c->ask_from_ms = from_ms;
+    c->ask_until_ms = now_ms + wait_ms;
+    c->ask_answer = answer;
+    cdi_list_push_back(&ctx->asking, &c->asking);
+    if (!uv_is_active((uv_handle_t *)&ctx->ask_timer))
+        (void)uv_timer_start(&ctx->ask_timer, on_look, LOOK_MS, LOOK_MS);
+}
+
+void asking_forget(struct conn_ctx *ctx, const struct conn_job *job)
+{
+    struct cdi_list *node, *safe;
+
+    cdi_list_for_each (node, safe, &ctx->asking) {
+        struct conn *c = cdi_list_of(node, struct conn, asking);
+
+        if (c->asks == job) {
+            c->asks = NULL;
+            c->ask_until_ms = 0;
+        }
+    }
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Text for people in HTML: escaping, plural forms, units. Pure. */
+#ifndef RDZV_HTML_TEXT_H
+#define RDZV_HTML_TEXT_H
+
+#include "common/buf.h"
+
+/* A page that is being written: after an error (st) nothing more is appended. */
+struct html {
+    struct cdi_buf *out;
+    cddp_status st; /* CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT */
+};
+
+/* Appends HTML. */
+void html_put(struct html *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Appends text with <, >, &, " and control characters made harmless. */
+void html_text(struct html *h, const char *s);
+/* Returns "" for 1, otherwise "s". */
+const char *html_plural(uint64_t n);
+/* Writes a size such as "1.5 MiB"; returns text. */
+const char *html_size(char text[32], size_t bytes);
+
+#endif

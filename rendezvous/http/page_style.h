@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How the page for people looks, and the script that refreshes it. Constant data. */
+#ifndef RDZV_PAGE_STYLE_H
+#define RDZV_PAGE_STYLE_H
+
+#include <stddef.h>
+
+extern const char *const page_style[]; /* the parts of a <style> element */
+extern const size_t page_style_parts;
+extern const char page_script[]; /* a <script> element */
+
+#endif

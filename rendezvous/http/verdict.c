@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rendezvous/http/verdict.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *verdict_level_name(enum verdict_level level)
+{
+    return level == VERDICT_GOOD ? "good" : level == VERDICT_WARN ? "warn" : "bad";
+}
+
+static const char *s_of(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+static void judge(struct verdict *v, enum verdict_level level, const char *word)
+{
+    v->level = level;
+    v->word = word;
+}
+
+/* The group that has waited longest in a collective; NULL: none for VERDICT_WAIT_MS. */
+static const struct cdi_place_group *longest_wait(const struct page_job *j)
+{
+    const struct cdi_place_group *longest = NULL;
+
+    for (size_t i = 0; i < j->n_groups; i++) {
+        const struct cdi_place_group *g = &j->groups[i];
+
+        if (!g->mixed && cdi_place_is_waiting(g->ranks[0].r) && g->for_ms >= VERDICT_WAIT_MS &&
+            (longest == NULL || g->for_ms > longest->for_ms))
+            longest = g;
+    }
+    return longest;
+}
+
+/* The first group is the least advanced. Does another group wait for its ranks? */
+static bool is_awaited(const struct cdi_place_group *first, const struct cdi_place_group *wait)
+{
+    return first != wait && first->ranks[0].r->place != CDI_PLACE_OUTSIDE;
+}
+
+static void judge_wait(const struct page_job *j, const struct cdi_place_group *wait, struct verdict *v)
+{
+    const struct cdi_place_group *late = &j->groups[0];
+    char where[CDI_PLACES_TEXT], ranks[CDI_PLACES_RANKS], span[CDI_PLACES_SPAN], doing[CDI_PLACES_TEXT] = "";
+    bool stuck = wait->for_ms >= VERDICT_STUCK_MS;
+
+    judge(v, stuck ? VERDICT_BAD : VERDICT_WARN, stuck ? "Stuck" : "Waiting");
+    cdi_places_where(wait, where);
+    (void)cdi_places_span(span, (double)wait->for_ms * 1e3);
+    if (!is_awaited(late, wait)) {
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", wait->n, s_of(wait->n),
+                       where, span);
+        return;
+    }
+    cdi_places_ranks(late, ranks);
+    cdi_places_doing(late, doing);
+    (void)snprintf(v->text, sizeof v->text, "Rank%s %s %s late%s%s: %zu rank%s %s %s for %s.", s_of(late->n), ranks,
+                   late->n == 1 ? "is" : "are", doing[0] == '\0' ? "" : ", ", doing, wait->n, s_of(wait->n),
+                   wait->n == 1 ? "has been" : "have been", where, span);
+}
+
+static size_t silent_nodes(const struct page_job *j)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < j->n_nodes; i++)
+        n += !j->node[i].answered && j->node[i].ms_ago < 0 ? 1 : !j->node[i].answered && j->node[i].ms_ago > 3000;
+    return n;
+}
+
+static void judge_running(const struct page_job *j, struct verdict *v)
+{
+    const struct cdi_place_group *wait = longest_wait(j);
+    const struct cdi_places_sum *s = &j->sum;
+    size_t silent = silent_nodes(j);
+
+    if (wait != NULL) {
+        judge_wait(j, wait, v);
+        return;
+    }
+    if (silent > 0) {
+        judge(v, VERDICT_WARN, "Running");
+        (void)snprintf(v->text, sizeof v->text,
+                       "%zu node%s do%s not answer, so the ranks there may be elsewhere by now.", silent, s_of(silent),
+                       silent == 1 ? "es" : "");
+        return;
+    }
+    judge(v, VERDICT_GOOD, "Running");
+    if (s->n == 0)
+        (void)snprintf(v->text, sizeof v->text, "%u rank%s; no node has said yet where they are.", j->world_size,
+                       s_of(j->world_size));
+    else if (s->by_place[CDI_PLACE_OUTSIDE] == s->n)
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, which do%s not use libcddp: their steps are not known.",
+                       s->n, s_of(s->n), s->n == 1 ? "es" : "");
+    else if (s->min_step == s->max_step)
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " step%s done.", s->n, s_of(s->n), s->min_step,
+                       s_of(s->min_step));
+    else
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " to %" PRIu64 " steps done.", s->n, s_of(s->n),
+                       s->min_step, s->max_step);
+}
+
+void verdict_of(const struct page_job *j, struct verdict *out)
+{
+    *out = (struct verdict){.level = VERDICT_WARN, .word = "Joining"};
+    if (strcmp(j->state, "running") == 0) {
+        judge_running(j, out);
+    } else if (strcmp(j->state, "joining") == 0) {
+        (void)snprintf(out->text, sizeof out->text, "%u of %u node%s %s here.", j->waiting, j->needed, s_of(j->needed),
+                       j->waiting == 1 ? "is" : "are");
+    } else if (strcmp(j->state, "stopping") == 0) {
+        out->word = "Stopping";
+        (void)snprintf(out->text, sizeof out->text, "%.600s", j->why);
+    } else {
+        judge(out, j->done ? VERDICT_GOOD : VERDICT_BAD, j->done ? "Done" : "Failed");
+        (void)snprintf(out->text, sizeof out->text, "%.600s", j->why);
+    }
+}

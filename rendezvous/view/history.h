@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the steps of a job have cost during the last minutes: at most HISTORY_MAX samples, for charts. A sample is taken
+ * when agents have answered somebody who looks at the job, so a job that nobody looks at costs nothing. Pure.
+ */
+#ifndef RDZV_HISTORY_H
+#define RDZV_HISTORY_H
+
+#include "protocol/places.h"
+
+#define HISTORY_MAX 120
+#define HISTORY_LEAST_MS 900 /* between two samples */
+
+struct history_sample {
+    int64_t at_ms;
+    uint64_t step;                            /* of the least advanced rank */
+    double steps_per_s;                       /* since the sample before it; of the first one, by the time of a step */
+    double step_us;                           /* means over the ranks and their last steps, as the following */
+    double hidden_us, exposed_us, waiting_us; /* communication; waiting for the slowest rank */
+};
+
+struct history {
+    struct history_sample samples[HISTORY_MAX]; /* a ring */
+    uint64_t taken;                             /* in total */
+    uint32_t round;                             /* of the last sample */
+};
+
+/* Adds a sample, unless the last one is younger than HISTORY_LEAST_MS or no rank uses libcddp. */
+void history_add(struct history *h, uint32_t round, const struct cdi_places_sum *sum, int64_t now_ms);
+/* Returns the number of samples, at most HISTORY_MAX. */
+size_t history_count(const struct history *h);
+/* Returns the i-th sample, the oldest first. */
+const struct history_sample *history_at(const struct history *h, size_t i);
+
+#endif
