@@ -263,6 +263,14 @@ void cdi_places_doing(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT
     (void)snprintf(text, CDI_PLACES_TEXT, "%.*s", (int)n, doing);
 }
 
+static void two_units(char text[CDI_PLACES_SPAN], long long n, const char *unit, long long rest, const char *smaller)
+{
+    if (rest == 0)
+        (void)snprintf(text, CDI_PLACES_SPAN, "%lld %s", n, unit);
+    else
+        (void)snprintf(text, CDI_PLACES_SPAN, "%lld %s %lld %s", n, unit, rest, smaller);
+}
+
 const char *cdi_places_span(char text[CDI_PLACES_SPAN], double us)
 {
     double s = us / 1e6;
@@ -275,12 +283,11 @@ const char *cdi_places_span(char text[CDI_PLACES_SPAN], double us)
     else if (s < 59.5)
         (void)snprintf(text, CDI_PLACES_SPAN, s < 9.95 ? "%.1f s" : "%.0f s", s);
     else if (whole < 3600)
-        (void)snprintf(text, CDI_PLACES_SPAN, "%lld min %lld s", (whole + (whole < 60)) / 60,
-                       whole < 60 ? 0 : whole % 60);
+        two_units(text, (whole + (whole < 60)) / 60, "min", whole < 60 ? 0 : whole % 60, "s");
     else if (whole < 86400)
-        (void)snprintf(text, CDI_PLACES_SPAN, "%lld h %lld min", whole / 3600, whole / 60 % 60);
+        two_units(text, whole / 3600, "h", whole / 60 % 60, "min");
     else
-        (void)snprintf(text, CDI_PLACES_SPAN, "%lld d %lld h", whole / 86400, whole / 3600 % 24);
+        two_units(text, whole / 86400, "d", whole / 3600 % 24, "h");
     return text;
 }
 

@@ -194,12 +194,15 @@ static void put_job(struct html *h, const struct page_job *j)
     html_put(h, "\">\n");
     put_banner(h, j, &v);
     put_tiles(h, j);
+    if (v.level != VERDICT_GOOD)
+        put_places(h, j); /* first what is wrong */
     html_put(h, "<div class=\"charts\">");
     chart_rate(h, j);
     chart_communication(h, j);
     chart_waiting(h, j);
     html_put(h, "</div>\n");
-    put_places(h, j);
+    if (v.level == VERDICT_GOOD)
+        put_places(h, j);
     put_agents(h, j);
     put_store(h, j);
     html_put(h, "</section>\n");
