@@ -184,7 +184,7 @@ void cdi_places_ranks(const struct cdi_place_group *g, char text[CDI_PLACES_RANK
         char one[40];
         int len, first = g->ranks[i].r->rank;
 
-        for (end = i + 1; end < g->n && g->ranks[end].r->rank <= g->ranks[end - 1].r->rank + 1;)
+        for (end = i + 1; end < g->n && g->ranks[end].r->rank - 1 <= g->ranks[end - 1].r->rank;)
             end++;
         len = end - i == 1 ? snprintf(one, sizeof one, "%s%d", i == 0 ? "" : ", ", first)
                            : snprintf(one, sizeof one, "%s%d-%d", i == 0 ? "" : ", ", first, g->ranks[end - 1].r->rank);
