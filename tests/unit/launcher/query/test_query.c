@@ -158,6 +158,103 @@ Test(query, number_of_clients_is_limited)
     stop();
 }
 
+/* A client that is past the handshake, and sends what it likes. */
+static int greet_as_client(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
+    struct cdi_hello_client hello;
+    struct cdi_buf in, out;
+    uint8_t bytes[256];
+    cddp_status st = CDDP_IN_PROGRESS;
+    ssize_t n = 1;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    a.sin_port = htons(rdzv_server_port(host.server));
+    cr_assert_eq(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    cdi_buf_init(&in, 0);
+    cdi_buf_init(&out, 0);
+    cr_assert_eq(cdi_hello_client_start(&hello, CDI_HELLO_QUERY, "", 0, NULL, &out, NULL), CDDP_OK);
+    while (st == CDDP_IN_PROGRESS && n > 0) {
+        (void)send(fd, cdi_buf_data(&out), out.len, MSG_NOSIGNAL);
+        cdi_buf_consume(&out, out.len);
+        n = recv(fd, bytes, sizeof bytes, 0);
+        (void)cdi_buf_append(&in, bytes, n > 0 ? (size_t)n : 0);
+        st = cdi_hello_client_feed(&hello, &in, &out, NULL);
+    }
+    cr_assert_eq(st, CDDP_OK);
+    cdi_buf_release(&in);
+    cdi_buf_release(&out);
+    return fd;
+}
+
+static void send_frame(int fd, uint16_t type, const char *payload, size_t len)
+{
+    struct cdi_buf out;
+
+    cdi_buf_init(&out, 0);
+    cr_assert_eq(cdi_frame_put(&out, type, payload, len), CDDP_OK);
+    (void)send(fd, cdi_buf_data(&out), out.len, MSG_NOSIGNAL);
+    cdi_buf_release(&out);
+}
+
+Test(query, malformed_questions_end_the_connection)
+{
+    static char large[8192];
+    static const struct {
+        uint16_t type;
+        const char *payload;
+    } cases[] = {{CDI_BULK_QUERY, "{"},
+                 {CDI_BULK_QUERY, "[]"},
+                 {CDI_BULK_QUERY, "{\"what\": \"secrets\"}"},
+                 {CDI_BULK_QUERY, "{\"what\": \"job\", \"job\": 7}"},
+                 {CDI_BULK_REPORT, "{\"what\": \"job\"}"},
+                 {CDI_BULK_QUERY, large},
+                 {1, "{\"version\": 1}"}};
+
+    start((struct rdzv_server_options){.run_id = "mine"});
+    (void)snprintf(large, sizeof large, "{\"what\": \"job\", \"job\": \"%08000d\"}", 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int fd = greet_as_client();
+        char bytes[64];
+
+        send_frame(fd, cases[i].type, cases[i].payload, strlen(cases[i].payload));
+        cr_assert_eq(recv(fd, bytes, sizeof bytes, 0), 0, "case %zu", i);
+        (void)close(fd);
+    }
+    stop();
+}
+
+/* Thousands of questions without a pause, and a client that reads none of the replies: the server stays as it is. */
+Test(query, many_questions_at_once_are_harmless)
+{
+    static const char unknown[] = "{\"what\": \"job\", \"job\": \"none\"}", known[] = "{\"what\": \"job\"}";
+    struct cdi_error err = {0};
+    struct cdi_buf out;
+    struct query *q;
+    json_t *reply;
+    int fds[2];
+
+    start((struct rdzv_server_options){.run_id = "mine"});
+    cdi_buf_init(&out, 0);
+    for (int i = 0; i < 20000; i++)
+        cr_assert_eq(cdi_frame_put(&out, CDI_BULK_QUERY, unknown, sizeof unknown - 1), CDDP_OK);
+    fds[0] = greet_as_client();
+    fds[1] = greet_as_client();
+    (void)send(fds[0], cdi_buf_data(&out), out.len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    for (int i = 0; i < 100; i++)
+        send_frame(fds[1], CDI_BULK_QUERY, known, sizeof known - 1);
+    q = open_it(NULL);
+    cr_assert_eq(query_ask(q, NULL, PATIENCE_MS, &reply, &err), CDDP_OK, "%s", err.msg);
+    json_decref(reply);
+    query_close(q);
+    cdi_buf_release(&out);
+    (void)close(fds[0]);
+    stop(); /* with questions that are not answered yet */
+    (void)close(fds[1]);
+}
+
 /* ------------------------------------------------------------------------------------- listeners that play one ---- */
 
 static struct {
