@@ -5,8 +5,10 @@
  *
  *   agent -> server                                       server -> agent
  *   REPORT  where this node's ranks are (node_report.h);  ASK     asks for a REPORT, with stacks of some ranks or
- * without the answer to ASK, or sent by itself          NOTICE  text to print on stderr: {"text": "..."} RECORDS steps,
- * events, and collectives of this node   RECORDS those of all nodes, to the agent that writes them
+ *           the answer to ASK, or sent by itself                  without
+ *   RECORDS steps, collectives and events of this node    NOTICE  text to print on stderr: {"text": "..."}
+ *           (records.h)                                   RECORDS those of all nodes, to the agent that writes them
+ *   CLOCK   asks for the server's clock (records.h)       TIME    the answer to CLOCK
  *
  *   anyone with the auth token -> server                  server -> that client
  *   QUERY   asks about the job                            REPLY   the answer
@@ -20,8 +22,10 @@
 enum cdi_bulk_type {
     CDI_BULK_REPORT = 500,
     CDI_BULK_RECORDS = 501,
+    CDI_BULK_CLOCK = 502,
     CDI_BULK_ASK = 600,
     CDI_BULK_NOTICE = 601,
+    CDI_BULK_TIME = 602,
     CDI_BULK_QUERY = 700,
     CDI_BULK_REPLY = 701,
 };

@@ -2,12 +2,14 @@
 /* Listeners, the timer, jobs, and the sessions' operations on connections. */
 #include "rendezvous/server.h"
 #include "rendezvous/asking.h"
+#include "common/clock.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
 #include "rendezvous/listen.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
 #include "rendezvous/view/hang_watch.h"
+#include "rendezvous/view/relay.h"
 #include "rendezvous/view/view.h"
 
 #include <errno.h>
@@ -52,6 +54,7 @@ struct job {
     struct conn_job conn; /* first */
     struct rdzv_server *server;
     struct hang_watch *hang_watch;
+    struct relay relay;
     struct listen_port listen_port; /* empty if the job uses the shared port */
     int64_t over_ms;                /* time at which it was found to be over or without agents; -1: neither */
     int64_t close_ms;               /* time that its last connections then have */
@@ -124,8 +127,14 @@ static void on_bulk(void *arg, uint32_t peer, uint16_t type, const void *payload
     struct job *job = arg;
     const struct view_node *node = view_on_bulk(job->conn.view, peer, type, payload, len, now_ms);
 
+    relay_on_bulk(&job->relay, peer, type, payload, len);
     if (node != NULL)
         hang_watch_on_report(job->hang_watch, node->report.node_rank, node->report.asked, now_ms);
+}
+
+static size_t queued_for(void *conn)
+{
+    return conn_queued(conn);
 }
 
 static void get_random(void *bytes, size_t len)
@@ -597,6 +606,7 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
                                     .end_keys = end_job_keys,
                                     .random = get_random,
                                     .bulk = on_bulk,
+                                    .queued = queued_for,
                                     .arg = job};
     cddp_status st;
 
@@ -618,6 +628,7 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
         free(job);
         return st;
     }
+    relay_init(&job->relay, job->conn.session, cdi_now_ns());
     cdi_list_push_back(&s->ctx.jobs, &job->conn.link);
     s->n_jobs++;
     *out = job;

@@ -708,6 +708,11 @@ bool round_may_return(const struct round *r, uint32_t peer)
     return peer < r->cap && r->nodes[peer].state != NODE_ABSENT && r->nodes[peer].node_rank >= 0;
 }
 
+int32_t round_node_rank(const struct round *r, uint32_t peer)
+{
+    return peer < r->cap && r->nodes[peer].state != NODE_ABSENT ? r->nodes[peer].node_rank : -1;
+}
+
 bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out)
 {
     const struct node *n = peer < r->cap ? &r->nodes[peer] : NULL;

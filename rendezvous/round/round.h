@@ -133,5 +133,7 @@ size_t round_present(const struct round *r); /* nodes that joined and were neith
 bool round_may_return(const struct round *r, uint32_t peer);
 /* Sets *out to the assignment of a peer (master_addr "" and port 0). Returns false if it is not in the round. */
 bool round_assignment(const struct round *r, uint32_t peer, struct cdi_msg_assign *out);
+/* Returns the node rank of a peer, in its last round if none runs; -1: it was in no round, or is gone. */
+int32_t round_node_rank(const struct round *r, uint32_t peer);
 
 #endif

@@ -624,6 +624,30 @@ bool session_next_agent(const struct session *s, uint32_t *peer, struct cdi_msg_
     return false;
 }
 
+bool session_find_node(const struct session *s, int32_t node_rank, uint32_t *peer)
+{
+    struct cdi_msg_assign assign;
+    bool found = false;
+
+    for (uint32_t p = 0; p < s->n_peers; p++) {
+        if (s->peers[p].conn == NULL || !s->peers[p].joined || s->peers[p].ended ||
+            round_node_rank(s->round, p) != node_rank)
+            continue;
+        found = true;
+        *peer = p;
+        if (round_assignment(s->round, p, &assign))
+            break; /* another one may have had it, and wait as a spare now */
+    }
+    return found;
+}
+
+size_t session_queued(const struct session *s, uint32_t peer)
+{
+    const struct peer *p = peer < s->n_peers ? &s->peers[peer] : NULL;
+
+    return p == NULL || p->conn == NULL || s->ops.queued == NULL ? 0 : s->ops.queued(p->conn);
+}
+
 static void session_on_bulk(struct session *s, uint32_t peer, const struct cdi_frame *f, int64_t now_ms)
 {
     if (!s->peers[peer].joined)

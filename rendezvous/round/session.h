@@ -33,6 +33,8 @@ struct session_ops {
      * session_send_bulk(). NULL: such frames are ignored.
      */
     void (*bulk)(void *arg, uint32_t peer, uint16_t type, const void *payload, size_t len);
+    /* Returns the number of bytes that wait to be sent to an agent. NULL: it is not known, and counts as 0. */
+    size_t (*queued)(void *conn);
 };
 
 struct session_options {
@@ -90,6 +92,10 @@ struct session_hang session_hang(const struct session *s);
  * effect if no round runs. Not from within ops.bulk.
  */
 void session_end_hung(struct session *s, const struct cdi_failure *failure, bool stop, int64_t now_ms);
+/* Sets *peer to the connected agent that has this node rank in the running round, or had it in the last one. */
+bool session_find_node(const struct session *s, int32_t node_rank, uint32_t *peer);
+/* Returns the number of bytes that wait to be sent to an agent. */
+size_t session_queued(const struct session *s, uint32_t peer);
 /* Checks leases and join timeouts. Call it several times per second. */
 void session_tick(struct session *s, int64_t now_ms, int64_t wall_ms);
 

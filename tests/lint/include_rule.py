@@ -80,7 +80,7 @@ FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
-    'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
+    'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
                   'launcher/plan/dry_run.c'],
     'sodium.h': ['protocol/auth.c'],
     'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'worker/backend/loader.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c'],
