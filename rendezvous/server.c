@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Listeners, the timer, jobs, and the sessions' operations on connections. */
 #include "rendezvous/server.h"
-#include "rendezvous/asking.h"
 #include "common/clock.h"
+#include "rendezvous/asking.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
 #include "rendezvous/listen.h"

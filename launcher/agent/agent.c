@@ -11,6 +11,7 @@
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
 #include "launcher/agent/supervise.h"
+#include "launcher/agent/trace.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/process/signame.h"
 #include "protocol/bulk.h"
@@ -54,6 +55,7 @@ struct agent {
     struct writer *console;
     struct logs *logs;
     struct event_log *events; /* NULL: none */
+    struct trace *trace;      /* NULL: none */
     struct rdzv_client *client;
     struct hang_report *hang_report;
     struct rdzv_server *server;
@@ -281,10 +283,12 @@ static void agent_start_workers(struct agent *a)
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
     struct cdi_error err;
 
+    trace_flush(a->trace);
     worker_group_destroy(a->group);
     a->group = NULL;
     log_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
+    trace_begin_round(a->trace, &a->sup.assign, a->server != NULL);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
     if (worker_group_start(&a->group, &opt, &err) == CDDP_OK)
         return;
@@ -487,6 +491,23 @@ static void agent_log_cause(struct agent *a)
         agent_log_line(a, a->sup.text);
 }
 
+static void on_trace_closed(void *arg, bool flushed)
+{
+    struct agent *a = arg;
+
+    a->abandoned |= !flushed;
+}
+
+static void end_trace(struct agent *a)
+{
+    char text[1400];
+
+    trace_close(a->trace, text, sizeof text, on_trace_closed, a);
+    a->trace = NULL;
+    if (text[0] != '\0')
+        agent_log_line(a, text);
+}
+
 static void agent_end_job(struct agent *a)
 {
     a->over = true;
@@ -499,6 +520,7 @@ static void agent_end_job(struct agent *a)
     event_log_free(a->events);
     a->events = NULL;
     cdi_log_set_sink(NULL, NULL);
+    end_trace(a);
     worker_group_destroy(a->group);
     a->group = NULL;
     hang_report_close(a->hang_report);
@@ -529,6 +551,9 @@ static void send_round_message(struct agent *a, enum cdi_msg_type type)
     struct cdi_msg msg = {.type = type};
     char name[32];
 
+    if (type != CDI_MSG_FAILED)
+        trace_event(a->trace, "over", -1, "");
+    trace_flush(a->trace); /* its last records are on the way before the server ends the round */
     if (type == CDI_MSG_FAILED) {
         msg.u.failed.round = a->sup.assign.round;
         msg.u.failed.failure = a->sup.local_first;
@@ -803,10 +828,12 @@ static void print_notice(struct agent *a, const char *text)
 
 static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
 {
-    json_t *root = json_loadb(payload, len, 0, NULL);
-    const char *text = json_string_value(json_object_get(root, "text"));
     struct agent *a = arg;
+    json_t *root = trace_on_bulk(a->trace, type, payload, len) ? NULL : json_loadb(payload, len, 0, NULL);
+    const char *text = json_string_value(json_object_get(root, "text"));
 
+    if (type == CDI_BULK_NOTICE && text != NULL)
+        trace_event(a->trace, "notice", -1, text);
     if (type == CDI_BULK_ASK)
         hang_report_on_ask(a->hang_report, root);
     else if (type == CDI_BULK_NOTICE && text != NULL)
@@ -1055,6 +1082,48 @@ static cddp_status start_crash_watch(struct agent *a, struct cdi_error *err)
     return st;
 }
 
+static bool trace_send(void *arg, uint16_t type, const void *payload, size_t len)
+{
+    struct agent *a = arg;
+
+    return rdzv_client_send_bulk(a->client, type, payload, len);
+}
+
+static void trace_pages(void *arg, void (*take)(void *take_arg, const struct trace_page *page), void *take_arg)
+{
+    struct agent *a = arg;
+
+    if (a->group != NULL)
+        worker_group_pages(a->group, take, take_arg);
+}
+
+static void trace_log_event(void *arg, const char *event, int32_t rank, const char *text)
+{
+    struct agent *a = arg;
+
+    trace_event(a->trace, event, rank, text);
+}
+
+/* --status_fd and --trace: what happens here, for programs and for people. */
+static cddp_status start_events(struct agent *a, struct cdi_error *err)
+{
+    const struct options *o = a->plan->options;
+    const struct trace_options opt = {.path = o->trace,
+                                      .job = a->plan->run_id,
+                                      .host = a->plan->host,
+                                      .max_bytes = (uint64_t)o->trace_max_mib << 20,
+                                      .n_procs = a->plan->n_procs};
+    const struct trace_ops ops = {.send = trace_send, .pages = trace_pages, .arg = a};
+    cddp_status st = CDDP_OK;
+
+    if (o->status_fd >= 0 || o->trace != NULL)
+        st = event_log_start(&a->events, a->console, a->plan->n_procs, (int)o->status_fd, err);
+    if (st != CDDP_OK || o->trace == NULL)
+        return st;
+    event_log_listen(a->events, trace_log_event, a);
+    return trace_start(&a->trace, &a->loop, &opt, &ops, err);
+}
+
 static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
 {
     cddp_status st;
@@ -1069,8 +1138,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     st = spawn_watch_start(&a->child, &a->loop, err);
     if (st == CDDP_OK)
         st = writer_start(&a->console, &a->loop, a->plan->n_procs + 1, &console_events, a, err);
-    if (st == CDDP_OK && a->plan->options->status_fd >= 0)
-        st = event_log_start(&a->events, a->console, a->plan->n_procs, (int)a->plan->options->status_fd, err);
+    if (st == CDDP_OK)
+        st = start_events(a, err);
     if (st == CDDP_OK)
         st = start_logs(a, err);
     lead_session(a);
@@ -1103,6 +1172,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
     } else {
         event_log_free(a->events);
         hang_report_close(a->hang_report);
+        end_trace(a);
         rdzv_client_close(a->client);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);

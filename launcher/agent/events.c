@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,8 @@ struct event_log {
     struct writer *console;
     struct writer_sink *to;
     uint32_t source;
+    void (*fn)(void *arg, const char *event, int32_t rank, const char *text);
+    void *arg;
 };
 
 cddp_status event_log_check(int fd, struct cdi_error *err)
@@ -32,9 +35,9 @@ cddp_status event_log_start(struct event_log **out, struct writer *console, uint
 {
     struct event_log *s = calloc(1, sizeof *s);
 
-    if (s != NULL)
+    if (s != NULL && fd >= 0)
         s->to = writer_descriptor(console, fd);
-    if (s == NULL || s->to == NULL) {
+    if (s == NULL || (s->to == NULL && fd >= 0)) {
         free(s);
         return cdi_fail(err, CDDP_E_NOMEM, "--status_fd: out of memory");
     }
@@ -52,12 +55,53 @@ void event_log_free(struct event_log *s)
     free(s);
 }
 
+void event_log_listen(struct event_log *s, void (*fn)(void *arg, const char *event, int32_t rank, const char *text),
+                      void *arg)
+{
+    if (s == NULL)
+        return;
+    s->fn = fn;
+    s->arg = arg;
+}
+
+static long long number_of(json_t *o, const char *name)
+{
+    return (long long)json_integer_value(json_object_get(o, name));
+}
+
+/* What a person wants to know of an event. */
+static void pass_on(const struct event_log *s, const char *event, json_t *o)
+{
+    const char *text = json_string_value(json_object_get(o, "text"));
+    const char *name = json_string_value(json_object_get(o, json_object_get(o, "name") != NULL ? "name" : "signal"));
+    json_t *rank = json_object_get(o, "rank");
+    char line[96] = "";
+
+    if (strcmp(event, "round") == 0)
+        (void)snprintf(line, sizeof line, "nodes: %lld, ranks: %lld, restarts: %lld", number_of(o, "n_nodes"),
+                       number_of(o, "world_size"), number_of(o, "restart_count"));
+    else if (strcmp(event, "started") == 0)
+        (void)snprintf(line, sizeof line, "pid %lld", number_of(o, "pid"));
+    else if (text == NULL && name == NULL)
+        (void)snprintf(line, sizeof line, "exit status %lld", number_of(o, "status"));
+    s->fn(s->arg, event, rank == NULL ? -1 : (int32_t)json_integer_value(rank),
+          line[0] != '\0' ? line
+          : text != NULL  ? text
+                          : name);
+}
+
 /* Writes one line; takes the reference. */
 static void event_log_put(struct event_log *s, const char *event, json_t *o)
 {
     char *text;
     size_t n;
 
+    if (s->fn != NULL)
+        pass_on(s, event, o);
+    if (s->to == NULL) {
+        json_decref(o);
+        return;
+    }
     (void)json_object_set_new(o, "event", json_string(event));
     (void)json_object_set_new(o, "time_ms", json_integer(cdi_wall_ms()));
     text = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);

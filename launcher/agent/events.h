@@ -23,11 +23,18 @@ struct event_log;
 
 /* Checks that the user's fd is open for writing: CDDP_E_INVALID. Call it before cddprun opens descriptors. */
 cddp_status event_log_check(int fd, struct cdi_error *err);
-/* Starts an event log; fd was checked, and source is the console's. CDDP_E_NOMEM. */
+/* Starts an event log; fd was checked, or is -1, and source is the console's. CDDP_E_NOMEM. */
 cddp_status event_log_start(struct event_log **out, struct writer *console, uint32_t source, int fd,
                             struct cdi_error *err);
 /* Frees the log; call it before the console is closed. */
 void event_log_free(struct event_log *s);
+
+/*
+ * Also passes each event on: its kind as above, its rank (-1: none), and a line about it. fd -1 at the start: it is
+ * only passed on.
+ */
+void event_log_listen(struct event_log *s, void (*fn)(void *arg, const char *event, int32_t rank, const char *text),
+                      void *arg);
 
 void event_log_round(struct event_log *s, const struct cdi_msg_assign *assign, uint32_t n_procs);
 void event_log_started(struct event_log *s, int32_t rank, uint32_t local_rank, int pid);

@@ -677,6 +677,16 @@ cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_rep
     return CDDP_OK;
 }
 
+void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct trace_page *page), void *arg)
+{
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct worker *w = &c->workers[i];
+
+        take(arg,
+             &(struct trace_page){.local_rank = w->local_rank, .rank = w->rank, .ended = w->exited, .page = w->flight});
+    }
+}
+
 void worker_group_describe(struct worker_group *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;

@@ -9,6 +9,7 @@
 #include "launcher/agent/events.h"
 #include "launcher/agent/report.h"
 #include "launcher/agent/torch_look.h"
+#include "launcher/agent/trace.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
 #include "protocol/node_report.h"
@@ -76,6 +77,9 @@ const char *worker_group_progress(const struct worker_group *c);
  * CDDP_E_NOMEM.
  */
 cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_report *r, struct cdi_error *err);
+/* Calls take(arg, page) for each worker. */
+void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct trace_page *page),
+                        void *arg);
 /* Fills in the facts known here about r->first's worker and the others. The strings are the group's. */
 void worker_group_describe(struct worker_group *c, struct report *r);
 /* Closes everything and frees c, later, from the loop. No event follows. NULL-safe. */

@@ -151,6 +151,13 @@ const struct flag flags[] = {
              "terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
      .ours = true, .help = "write job events as JSON lines to this open file descriptor"},
+    {.name = "trace", .env = "CDDP_TRACE", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(trace), RANGE(0, 4000),
+     .value = "FILE", .ours = true,
+     .help = "write a trace of all nodes to this file on node 0: steps, collectives, restarts and failures, for "
+             "ui.perfetto.dev or chrome://tracing (docs/tracing.md); give it on every node"},
+    {.name = "trace_max", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(trace_max_mib), RANGE(1, 1 << 20),
+     .fallback = "256", .value = "MIB", .ours = true,
+     .help = "size of FILE and FILE.old together: at half of it FILE becomes FILE.old, so the newest records are kept"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),
      RANGE(0, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "RANK", .ours = true,
      .help = "connect this rank to cddprun's terminal, Ctrl-C included, for example for a debugger"},

@@ -80,7 +80,9 @@ struct options {
     int event_log_handler, start_method;                             /* only the first word of each is accepted */
     int pty;                                                         /* enum options_pty */
     int64_t status_fd;                                               /* -1: not given */
-    int64_t interactive;                                             /* a rank; -1: not given */
+    const char *trace;                                               /* NULL: not given */
+    int64_t trace_max_mib;
+    int64_t interactive;         /* a rank; -1: not given */
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
     const char *error_file;      /* TORCHELASTIC_ERROR_FILE of cddprun itself, or NULL */
 

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * --trace: reads the flight pages of this node's workers, and sends what is new to the agent of node rank 0, which
+ * writes the trace of all nodes. Keeps this node's clock aligned with the rendezvous server's. Without a trace (NULL)
+ * every function does nothing. The loop's thread.
+ */
+#ifndef TRACE_H
+#define TRACE_H
+
+#include "protocol/message.h"
+#include "protocol/records.h"
+
+#include <uv.h>
+
+struct trace;
+
+/* A worker of this node. page NULL: it has none. */
+struct trace_page {
+    uint32_t local_rank;
+    int32_t rank;
+    bool ended;
+    const struct cdi_flight *page;
+};
+
+struct trace_ops {
+    /* Sends a frame of bulk.h to the server. Returns false if it was dropped. */
+    bool (*send)(void *arg, uint16_t type, const void *payload, size_t len);
+    /* Calls take(take_arg, page) for each worker of the running round. */
+    void (*pages)(void *arg, void (*take)(void *take_arg, const struct trace_page *page), void *take_arg);
+    void *arg;
+};
+
+struct trace_options {
+    const char *path, *job, *host; /* must outlive the trace */
+    uint64_t max_bytes;
+    uint32_t n_procs; /* workers of this node */
+};
+
+/* Starts a trace; *ops is copied. CDDP_E_NOMEM. */
+cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_options *opt,
+                        const struct trace_ops *ops, struct cdi_error *err);
+/* A round begins, with new pages. own_server: the rendezvous server runs in this process. */
+void trace_begin_round(struct trace *t, const struct cdi_msg_assign *assign, bool own_server);
+/* Records an event, such as "failure", of a rank (-1: of none). */
+void trace_event(struct trace *t, const char *kind, int32_t rank, const char *text);
+/* Reads everything that is new now. Call it before the server learns that the round is over here, and before the pages
+ * end. */
+void trace_flush(struct trace *t);
+/* Handles RECORDS and TIME; returns false for other types. */
+bool trace_on_bulk(struct trace *t, uint16_t type, const void *payload, size_t len);
+/*
+ * Completes the file, and frees t. Then calls closed(arg, flushed) from the loop; flushed false: exit by _exit(), since
+ * a thread hangs in write(2). *text (cap bytes) becomes a message for the user about the file; "": there is none.
+ * Without a trace, closed() is called at once.
+ */
+void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *arg, bool flushed), void *arg);
+
+#endif

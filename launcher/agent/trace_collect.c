@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/agent/trace_collect.h"
+
+#include <string.h>
+
+#define WHOLE 1000u
+
+/* The page is the worker's memory: numbers that no frame may have are left out. */
+static int64_t sane_ns(int64_t ns)
+{
+    return ns < 0 || ns > CDI_RECORDS_TIME_MAX ? 0 : ns;
+}
+
+static int32_t sane_rank(int32_t rank)
+{
+    return rank < -1 ? -1 : rank;
+}
+
+/* Returns the index of the bucket's names in out->names; -1: there are none, or no room. */
+static int32_t take_names(const struct cdi_flight *page, int32_t bucket, struct cdi_records *out)
+{
+    char names[CDI_FLIGHT_NAMES];
+
+    cdi_flight_names(page, bucket, names);
+    if (names[0] == '\0')
+        return -1;
+    for (size_t i = 0; i < out->n_names; i++)
+        if (strcmp(out->names[i], names) == 0)
+            return (int32_t)i;
+    if (out->n_names == CDI_RECORDS_NAMES_MAX)
+        return -1;
+    memcpy(out->names[out->n_names], names, sizeof names);
+    return (int32_t)out->n_names++;
+}
+
+static void take_coll(const struct trace_source *from, const struct cdi_flight_entry *e, struct cdi_records *out)
+{
+    struct cdi_record_coll *c = &out->colls[out->n_colls++];
+
+    *c = (struct cdi_record_coll){.rank = from->rank, .name = take_names(from->page, e->bucket, out), .e = *e};
+    c->e.bucket = sane_rank(e->bucket);
+    c->e.late_rank = sane_rank(e->late_rank);
+    c->e.enqueued_ns = sane_ns(e->enqueued_ns);
+    c->e.started_ns = sane_ns(e->started_ns);
+    c->e.done_ns = sane_ns(e->done_ns);
+    c->e.ready_ns = sane_ns(e->ready_ns);
+    c->e.arrived_ns = sane_ns(e->arrived_ns);
+}
+
+/* The oldest collective that is not done: reported once, if it lasts, or if its rank has ended. */
+static void take_unfinished(struct trace_cursor *c, const struct trace_source *from, const struct cdi_flight_entry *e,
+                            struct cdi_records *out)
+{
+    struct cdi_flight_view view;
+
+    cdi_flight_read(from->page, &view);
+    if (c->open == e->seq || view.oldest_unfinished.seq != e->seq || view.oldest_unfinished.started_ns == 0 ||
+        (!from->ended && from->now_ns - view.oldest_unfinished.started_ns < TRACE_OPEN_NS))
+        return;
+    c->open = e->seq;
+    take_coll(from, &view.oldest_unfinished, out);
+}
+
+static unsigned take_colls(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
+{
+    struct cdi_flight_entry ring[CDI_FLIGHT_RING];
+    size_t n = cdi_flight_records(from->page, c->seq, ring, CDI_FLIGHT_RING), taken = 0;
+    uint64_t new = n == 0 ? 0 : ring[n - 1].seq - c->seq;
+
+    for (size_t i = 0; i < n && taken < from->room && out->n_colls < CDI_RECORDS_MAX; i++, taken++) {
+        if (ring[i].done_ns == 0) {
+            take_unfinished(c, from, &ring[i], out);
+            break;
+        }
+        out->n_lost += ring[i].seq - c->seq - 1;
+        c->seq = ring[i].seq;
+        take_coll(from, &ring[i], out);
+    }
+    return new >= CDI_FLIGHT_RING ? WHOLE : (unsigned)(new *WHOLE / CDI_FLIGHT_RING);
+}
+
+static unsigned take_steps(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
+{
+    struct cdi_flight_step ring[CDI_FLIGHT_STEPS];
+    size_t n = cdi_flight_steps(from->page, c->n_steps, ring, CDI_FLIGHT_STEPS);
+
+    for (size_t i = 0; i < n && i < from->room && out->n_steps < CDI_RECORDS_MAX; i++) {
+        struct cdi_record_step *s = &out->steps[out->n_steps++];
+
+        /* The first number of a program that continues from a checkpoint may be any. */
+        if (c->has_step)
+            out->n_lost += ring[i].step - c->n_steps;
+        c->has_step = true;
+        c->n_steps = ring[i].step + 1;
+        *s = (struct cdi_record_step){.rank = from->rank, .s = ring[i]};
+        s->s.begun_ns = sane_ns(ring[i].begun_ns);
+        s->s.end_ns = sane_ns(ring[i].end_ns);
+        s->s.comm_ns = sane_ns(ring[i].comm_ns);
+        s->s.exposed_ns = sane_ns(ring[i].exposed_ns);
+        s->s.late_ns = sane_ns(ring[i].late_ns);
+        s->s.late_rank = sane_rank(ring[i].late_rank);
+    }
+    return (unsigned)(n * WHOLE / CDI_FLIGHT_STEPS);
+}
+
+unsigned trace_collect(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
+{
+    unsigned steps, colls;
+    size_t before = out->n_steps + out->n_colls;
+
+    if (c->over || !cdi_flight_is_claimed(from->page))
+        return 0;
+    steps = take_steps(c, from, out);
+    colls = take_colls(c, from, out);
+    c->over = from->ended && out->n_steps + out->n_colls == before;
+    return steps > colls ? steps : colls;
+}
+
+int64_t trace_interval_ms(int64_t last_ms, unsigned used)
+{
+    int64_t ms = used > WHOLE / 2 ? last_ms / 2 : used < WHOLE / 8 ? last_ms * 2 : last_ms;
+
+    return ms < TRACE_INTERVAL_MIN_MS ? TRACE_INTERVAL_MIN_MS : ms > TRACE_INTERVAL_MAX_MS ? TRACE_INTERVAL_MAX_MS : ms;
+}

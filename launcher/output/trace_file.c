@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/output/trace_file.h"
+
+#include "launcher/output/writer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ADD_MAX (4u * 1024 * 1024) /* bytes of lines from one frame of records */
+
+struct trace_file {
+    uv_timer_t patience;
+    struct writer *writer;
+    struct writer_sink *sink;
+    struct trace_format *format;
+    struct cdi_buf lines;
+    uint64_t written, max_bytes; /* written: to the present file */
+    bool has_old, broken;
+    void (*lost)(void *arg, const char *path, int error);
+    void *arg;
+    void (*closed)(void *arg, bool flushed);
+    void *closed_arg;
+    bool flushed;
+    char path[4096], old[4096 + 8];
+};
+
+static void on_room(void *arg)
+{
+    (void)arg; /* what did not fit is lost; the next records are written */
+}
+
+static void break_off(struct trace_file *f, int error)
+{
+    if (!f->broken)
+        f->lost(f->arg, f->path, error);
+    f->broken = true;
+}
+
+static void on_lost(void *arg, const char *path, int error)
+{
+    (void)path;
+    break_off(arg, error);
+}
+
+static const struct writer_events events = {.room = on_room, .lost = on_lost};
+
+static void push(struct trace_file *f)
+{
+    f->written += f->lines.len;
+    writer_push(f->writer, f->sink, 0, cdi_buf_data(&f->lines), f->lines.len);
+    cdi_buf_consume(&f->lines, f->lines.len);
+}
+
+static int begin_file(struct trace_file *f)
+{
+    int error = writer_file(f->writer, &f->sink, f->path);
+
+    if (error != 0)
+        return error;
+    f->written = 0;
+    trace_format_head(f->format, &f->lines);
+    push(f);
+    return 0;
+}
+
+/* FILE becomes FILE.old. Slices that are open are begun again in the new file, by the next records. */
+static void rotate(struct trace_file *f)
+{
+    int error = 0;
+
+    trace_format_tail(f->format, &f->lines);
+    push(f);
+    writer_file_done(f->sink);
+    f->sink = NULL;
+    if (rename(f->path, f->old) != 0)
+        error = errno;
+    f->has_old = true;
+    if (error == 0)
+        error = begin_file(f);
+    if (error != 0)
+        break_off(f, error);
+}
+
+static void free_file(struct trace_file *f)
+{
+    trace_format_destroy(f->format);
+    cdi_buf_release(&f->lines);
+    free(f);
+}
+
+static void on_patience_closed(uv_handle_t *h)
+{
+    struct trace_file *f = (struct trace_file *)h;
+    void (*closed)(void *arg, bool flushed) = f->closed;
+    void *arg = f->closed_arg;
+    bool flushed = f->flushed;
+
+    free_file(f);
+    if (closed != NULL)
+        closed(arg, flushed);
+}
+
+static void on_writer_closed(void *arg, bool flushed)
+{
+    struct trace_file *f = arg;
+
+    f->flushed = flushed;
+    uv_close((uv_handle_t *)&f->patience, on_patience_closed);
+}
+
+static void on_patience(uv_timer_t *t)
+{
+    writer_abandon(((struct trace_file *)t)->writer);
+}
+
+cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const struct trace_file_options *opt,
+                            struct cdi_error *err)
+{
+    struct trace_file *f = calloc(1, sizeof *f);
+    cddp_status st;
+    int error;
+
+    if (f == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a trace");
+    (void)snprintf(f->path, sizeof f->path, "%s", opt->path);
+    (void)snprintf(f->old, sizeof f->old, "%s.old", f->path);
+    f->max_bytes = opt->max_bytes;
+    f->lost = opt->lost;
+    f->arg = opt->arg;
+    cdi_buf_init(&f->lines, ADD_MAX);
+    st = trace_format_create(&f->format, opt->job, err);
+    if (st == CDDP_OK)
+        st = writer_start(&f->writer, loop, 1, &events, f, err);
+    if (st != CDDP_OK) {
+        free_file(f);
+        return st;
+    }
+    (void)uv_timer_init(loop, &f->patience);
+    error = begin_file(f);
+    if (error != 0) {
+        writer_close(f->writer, on_writer_closed, f);
+        return cdi_fail_errno(err, error, "cannot write the trace '%.400s'", opt->path);
+    }
+    *out = f;
+    return CDDP_OK;
+}
+
+void trace_file_add(struct trace_file *f, const struct cdi_records *r, const struct trace_clock *clock)
+{
+    if (f->broken || writer_full(f->writer, 0))
+        return;
+    trace_format_records(f->format, r, clock, &f->lines);
+    if (f->written + f->lines.len > f->max_bytes / 2)
+        rotate(f);
+    else
+        push(f);
+}
+
+const struct trace_format *trace_file_format(const struct trace_file *f)
+{
+    return f->format;
+}
+
+bool trace_file_has_old(const struct trace_file *f)
+{
+    return f->has_old;
+}
+
+const char *trace_file_path(const struct trace_file *f)
+{
+    return f->path;
+}
+
+void trace_file_close(struct trace_file *f, void (*closed)(void *arg, bool flushed), void *arg)
+{
+    f->closed = closed;
+    f->closed_arg = arg;
+    if (!f->broken) {
+        trace_format_tail(f->format, &f->lines);
+        push(f);
+    }
+    writer_file_done(f->sink);
+    f->sink = NULL;
+    (void)uv_timer_start(&f->patience, on_patience, TRACE_FILE_WAIT_MS, 0);
+    writer_close(f->writer, on_writer_closed, f);
+}
