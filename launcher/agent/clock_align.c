@@ -2,14 +2,13 @@
 #include "launcher/agent/clock_align.h"
 
 #define PPM 1000000
-#define SAME INT64_MIN /* at_ns: both clocks are one, and do not drift */
 
 /* Returns how far the clocks can have drifted apart since c->at_ns, or before it. */
 static int64_t drift_ns(const struct clock_align *c, int64_t now_ns)
 {
     int64_t age = now_ns > c->at_ns ? now_ns - c->at_ns : c->at_ns - now_ns;
 
-    return c->at_ns == SAME ? 0 : age / PPM * CLOCK_ALIGN_DRIFT_PPM + 1;
+    return age / PPM * CLOCK_ALIGN_DRIFT_PPM + 1;
 }
 
 void clock_align_add(struct clock_align *c, uint64_t of, int64_t asked_ns, int64_t time_ns, int64_t received_ns)
@@ -21,7 +20,7 @@ void clock_align_add(struct clock_align *c, uint64_t of, int64_t asked_ns, int64
     if (received_ns < asked_ns || of == 0)
         return;
     one.n_resets = c->n_resets;
-    if (c->of != of || c->at_ns == SAME) {
+    if (c->of != of) {
         *c = one;
         return;
     }
@@ -36,11 +35,6 @@ void clock_align_add(struct clock_align *c, uint64_t of, int64_t asked_ns, int64
     c->low_ns = low > one.low_ns ? low : one.low_ns;
     c->high_ns = high < one.high_ns ? high : one.high_ns;
     c->at_ns = received_ns;
-}
-
-void clock_align_same(struct clock_align *c, uint64_t of)
-{
-    *c = (struct clock_align){.of = of, .at_ns = SAME, .n_resets = c->n_resets};
 }
 
 bool clock_align_get(const struct clock_align *c, int64_t now_ns, int64_t *offset_ns, int64_t *bound_ns)

@@ -29,8 +29,6 @@ struct clock_align {
  * those before it (a node was suspended, another server answers), they are forgotten.
  */
 void clock_align_add(struct clock_align *c, uint64_t of, int64_t asked_ns, int64_t time_ns, int64_t received_ns);
-/* The server's clock is this node's own: the offset is 0, without an error. */
-void clock_align_same(struct clock_align *c, uint64_t of);
 /*
  * Sets the offset (server's clock minus this node's) at now_ns of this node, and how wrong it may be. Returns false if
  * there was no round trip yet.

@@ -22,6 +22,8 @@
 #define FIRST_CLOCKS 8  /* questions at the begin, which follow quickly */
 #define FIRST_CLOCK_MS 20
 #define CLOCK_MS 1000
+#define CLOCK_WAIT_MS 2000 /* records wait for so long until the clocks are known: a server may not answer CLOCK */
+#define HELD_MAX 64        /* frames of other nodes that wait so */
 
 struct trace {
     uv_timer_t timer; /* first */
@@ -36,12 +38,15 @@ struct trace {
     bool own_server, in_round;
     bool unwritable; /* reported */
     int64_t interval_ms, last_ms;
-    int64_t clock_ms; /* when to ask next */
+    int64_t clock_ms;    /* when to ask next */
+    int64_t clock_by_ms; /* when not to wait for the first answer any more */
     unsigned n_clocks;
     int64_t bytes_s, bytes; /* that may be sent in a second, and now */
     uint64_t n_sent;        /* records in earlier frames */
     size_t share;           /* room for each rank */
     unsigned used;          /* of the fullest page */
+    struct cdi_records held[HELD_MAX];
+    size_t n_held;
     void (*closed)(void *arg, bool flushed);
     void *closed_arg;
 };
@@ -74,6 +79,35 @@ cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_
 
 /* ---------------------------------------------------------------------------------------------------- sending ---- */
 
+static bool waits_for_clock(const struct trace *t, int64_t now_ms)
+{
+    return !t->own_server && t->clock.of == 0 && now_ms < t->clock_by_ms;
+}
+
+/* Both clocks are known relative to the server's: so is one relative to the other. Releases *r. */
+static void write_records(struct trace *t, struct cdi_records *r)
+{
+    struct trace_clock clock = {.known = false};
+    int64_t offset_ns = 0, bound_ns = 0;
+    bool own_known = clock_align_get(&t->clock, cdi_now_ns(), &offset_ns, &bound_ns) && r->clock_of == t->clock.of;
+
+    if (t->own_server) /* its clock is this one */
+        clock = (struct trace_clock){.known = r->clock_of != 0, .shift_ns = r->offset_ns, .bound_ns = r->bound_ns};
+    else if (own_known)
+        clock = (struct trace_clock){
+            .known = true, .shift_ns = r->offset_ns - offset_ns, .bound_ns = r->bound_ns + bound_ns};
+    trace_file_add(t->file, r, &clock);
+    cdi_records_release(r);
+}
+
+/* Writes the records of other nodes that have waited for the clock of this one. */
+static void write_held(struct trace *t)
+{
+    for (size_t i = 0; i < t->n_held; i++)
+        write_records(t, &t->held[i]);
+    t->n_held = 0;
+}
+
 static void set_clock(struct trace *t, struct cdi_records *r)
 {
     r->clock_of = t->clock.of;
@@ -96,6 +130,8 @@ static void deliver(struct trace *t)
 {
     const struct trace_clock same = {.known = true};
 
+    if (cdi_records_count(&t->out) == 0)
+        return;
     t->out.n_before = t->n_sent;
     set_clock(t, &t->out);
     if (t->writes && t->file != NULL)
@@ -171,11 +207,12 @@ static void trace_on_timer(uv_timer_t *timer)
         t->bytes = t->bytes_s;
     t->last_ms = now_ms;
     ask_clock(t, now_ms);
-    room = room_for(t);
+    if (!waits_for_clock(t, now_ms))
+        write_held(t);
+    room = !t->writes && waits_for_clock(t, now_ms) ? 0 : room_for(t);
     if (room > 0) {
         collect(t, room);
-        if (cdi_records_count(&t->out) > 0)
-            deliver(t);
+        deliver(t);
         t->interval_ms = trace_interval_ms(t->interval_ms, t->used);
     }
     wait_ms = t->clock_ms - now_ms < t->interval_ms ? t->clock_ms - now_ms : t->interval_ms;
@@ -229,6 +266,7 @@ void trace_begin_round(struct trace *t, const struct cdi_msg_assign *assign, boo
     t->bytes = t->bytes_s;
     t->last_ms = cdi_now_ms();
     t->clock_ms = t->last_ms;
+    t->clock_by_ms = t->last_ms + CLOCK_WAIT_MS;
     t->n_clocks = 0;
     t->interval_ms = TRACE_INTERVAL_MIN_MS;
     (void)uv_timer_start(&t->timer, trace_on_timer, 0, 0);
@@ -262,26 +300,20 @@ static void take_time(struct trace *t, const void *payload, size_t len)
 
     if (!cdi_clock_decode_time(payload, len, &time))
         return;
-    if (t->own_server)
-        clock_align_same(&t->clock, time.of);
-    else
-        clock_align_add(&t->clock, time.of, time.asked_ns, time.time_ns, cdi_now_ns());
+    clock_align_add(&t->clock, time.of, time.asked_ns, time.time_ns, cdi_now_ns());
+    write_held(t);
 }
 
-/* Both clocks are known relative to the server's: so is one relative to the other. */
 static void take_records(struct trace *t, const void *payload, size_t len)
 {
-    struct trace_clock clock = {.known = false};
-    int64_t offset_ns, bound_ns;
     struct cdi_records r;
 
     if (t->file == NULL || cdi_records_decode(payload, len, &r, NULL) != CDDP_OK)
         return;
-    if (clock_align_get(&t->clock, cdi_now_ns(), &offset_ns, &bound_ns) && r.clock_of == t->clock.of)
-        clock =
-            (struct trace_clock){.known = true, .shift_ns = r.offset_ns - offset_ns, .bound_ns = r.bound_ns + bound_ns};
-    trace_file_add(t->file, &r, &clock);
-    cdi_records_release(&r);
+    if (waits_for_clock(t, cdi_now_ms()) && t->n_held < HELD_MAX)
+        t->held[t->n_held++] = r;
+    else
+        write_records(t, &r);
 }
 
 bool trace_on_bulk(struct trace *t, uint16_t type, const void *payload, size_t len)
@@ -353,6 +385,7 @@ void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *a
     t->closed = closed;
     t->closed_arg = arg;
     trace_flush(t);
+    write_held(t);
     if (t->file != NULL)
         describe(t, text, cap);
     uv_close((uv_handle_t *)&t->timer, on_timer_closed);

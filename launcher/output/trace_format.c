@@ -79,11 +79,15 @@ static void tell_clock(struct trace_format *t, struct trace_node *n, int64_t at_
 /* A shift that is still possible stays: times of a track should not jump. */
 static void set_clock(struct trace_format *t, struct trace_node *n, const struct trace_clock *c, int64_t at_ns)
 {
+    if (!c->known && !n->has_clock && n->told_ns == TRACE_TOLD_NOTHING) {
+        trace_name_clock(t, n);
+        n->told_ns = TRACE_TOLD_UNKNOWN;
+    }
     if (!c->known)
         return;
     if (!n->has_clock || distance(n->shift_ns, c->shift_ns) > c->bound_ns) {
         n->shift_ns = c->shift_ns;
-        n->told_ns = -1;
+        n->told_ns = TRACE_TOLD_NOTHING;
     }
     n->has_clock = true;
     n->bound_ns = c->bound_ns + distance(n->shift_ns, c->shift_ns);

@@ -108,7 +108,6 @@ static void name_node(struct trace_format *t, const struct trace_node *n)
     put_order(t, "process_sort_index", n->pid, n->tid, (int64_t)n->node_rank + 1);
     put_name(t, "thread_name", n->pid, n->tid, "name", "node");
     put_order(t, "thread_sort_index", n->pid, n->tid, -1);
-    trace_name_clock(t, n);
 }
 
 void trace_name_all(struct trace_format *t)
@@ -124,7 +123,7 @@ void trace_name_all(struct trace_format *t)
         struct trace_node *n = &t->nodes[i];
 
         name_node(t, n);
-        n->told_ns = -1; /* its clock is stated again, too */
+        n->told_ns = TRACE_TOLD_NOTHING; /* its clock is stated again, too */
         for (size_t k = 0; k < n->n_ranks; k++)
             name_rank(t, n, &n->ranks[k]);
     }
@@ -153,7 +152,7 @@ struct trace_node *trace_node_of(struct trace_format *t, const struct cdi_record
                              .pid = TRACE_JOB_PID + 1 + (uint32_t)t->n_nodes,
                              .tid = TRACE_FIRST_TID + t->n_tids,
                              .round = r->round,
-                             .told_ns = -1};
+                             .told_ns = TRACE_TOLD_NOTHING};
     (void)snprintf(n->host, sizeof n->host, "%s", r->host);
     t->n_nodes++;
     t->n_tids++;

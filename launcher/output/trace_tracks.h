@@ -13,6 +13,8 @@
 #define TRACE_FIRST_TID 1000000u /* readers take a thread whose number is that of a process for its main thread */
 #define TRACE_JOB_TID (TRACE_FIRST_TID - 1)
 
+enum { TRACE_TOLD_NOTHING = -1, TRACE_TOLD_UNKNOWN = -2 };
+
 struct trace_rank {
     int32_t rank;
     uint32_t tid;               /* of the steps; tid + 1: of the collectives */
@@ -26,7 +28,7 @@ struct trace_node {
     uint32_t pid, tid; /* tid: of the node's own events */
     uint32_t round;
     bool has_clock;
-    int64_t shift_ns, bound_ns, told_ns; /* told_ns: the bound in the file */
+    int64_t shift_ns, bound_ns, told_ns; /* told_ns: the bound in the file, or one of TRACE_TOLD_... */
     uint64_t n_seen, n_lost;             /* as the sender counts; see cdi_records */
     bool has_frame;
     struct trace_rank *ranks;

@@ -152,16 +152,3 @@ Test(clock_align, another_server_begins_anew)
     cr_assert(clock_align_get(&c, w.now_ns + 2 * MS, &offset, &bound));
     cr_assert(c.of == 2 && bound >= MS && bound < MS + 10 && c.n_resets == 0);
 }
-
-Test(clock_align, own_server_has_the_same_clock)
-{
-    struct clock_align c = {0};
-    int64_t offset, bound;
-
-    clock_align_same(&c, 9);
-    cr_assert(clock_align_get(&c, 1000 * S, &offset, &bound));
-    cr_assert(offset == 0 && bound == 0 && c.of == 9);
-    clock_align_add(&c, 8, 5 * S, 6 * S, 5 * S);
-    cr_assert(clock_align_get(&c, 5 * S, &offset, &bound));
-    cr_assert(offset == S && c.of == 8);
-}
