@@ -120,5 +120,7 @@ int64_t trace_interval_ms(int64_t last_ms, unsigned used)
 {
     int64_t ms = used > WHOLE / 2 ? last_ms / 2 : used < WHOLE / 8 ? last_ms * 2 : last_ms;
 
+    if (used >= WHOLE)
+        return TRACE_INTERVAL_MIN_MS;
     return ms < TRACE_INTERVAL_MIN_MS ? TRACE_INTERVAL_MIN_MS : ms > TRACE_INTERVAL_MAX_MS ? TRACE_INTERVAL_MAX_MS : ms;
 }

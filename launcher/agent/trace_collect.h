@@ -6,7 +6,7 @@
 #include "protocol/records.h"
 
 #define TRACE_INTERVAL_MIN_MS 10
-#define TRACE_INTERVAL_MAX_MS 250
+#define TRACE_INTERVAL_MAX_MS 100
 #define TRACE_OPEN_NS 1000000000 /* a collective that runs for longer is reported before its end */
 
 /* What was taken from one page. Zero at first. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define ADD_MAX (4u * 1024 * 1024) /* bytes of lines from one frame of records */
 
@@ -18,6 +19,7 @@ struct trace_file {
     struct cdi_buf lines;
     uint64_t written, max_bytes; /* written: to the present file */
     bool has_old, broken;
+    bool endless; /* a pipe or a device: it has no size, and must not be renamed */
     void (*lost)(void *arg, const char *path, int error);
     void *arg;
     void (*closed)(void *arg, bool flushed);
@@ -119,6 +121,7 @@ cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const stru
                             struct cdi_error *err)
 {
     struct trace_file *f = calloc(1, sizeof *f);
+    struct stat about;
     cddp_status st;
     int error;
 
@@ -139,6 +142,7 @@ cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const stru
     }
     (void)uv_timer_init(loop, &f->patience);
     error = begin_file(f);
+    f->endless = stat(f->path, &about) != 0 || !S_ISREG(about.st_mode);
     if (error != 0) {
         writer_close(f->writer, on_writer_closed, f);
         return cdi_fail_errno(err, error, "cannot write the trace '%.400s'", opt->path);
@@ -152,7 +156,7 @@ void trace_file_add(struct trace_file *f, const struct cdi_records *r, const str
     if (f->broken || writer_full(f->writer, 0))
         return;
     trace_format_records(f->format, r, clock, &f->lines);
-    if (f->written + f->lines.len > f->max_bytes / 2)
+    if (f->written + f->lines.len > f->max_bytes / 2 && !f->endless)
         rotate(f);
     else
         push(f);

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define LINE_MAX_BYTES (16u * 1024)
+#define GAP_NS 2 /* between slices: a reader may take the numbers as double and cut them off to ns */
 
 cddp_status trace_format_create(struct trace_format **out, const char *job, struct cdi_error *err)
 {
@@ -157,11 +158,11 @@ static void put_wait(struct trace_format *t, const struct trace_node *n, const s
     int64_t arrived = c->e.arrived_ns + n->shift_ns;
     struct cdi_buf *b;
 
-    if (c->e.arrived_ns == 0 || arrived <= begin || c->e.late_rank == c->rank)
+    if (c->e.arrived_ns == 0 || arrived <= begin || end <= begin + GAP_NS || c->e.late_rank == c->rank)
         return;
     b = trace_line(t, "X", n->pid, k->tid + 1);
     trace_put_us(b, "ts", begin);
-    trace_put_us(b, "dur", (arrived < end ? arrived : end) - begin);
+    trace_put_us(b, "dur", (arrived < end - GAP_NS ? arrived : end - GAP_NS) - begin);
     (void)cdi_buf_printf(b, ",\"cat\":\"wait\",\"name\":\"wait for the last rank\",\"args\":{\"late_rank\":%" PRId32,
                          c->e.late_rank);
     (void)cdi_buf_printf(b, ",\"round\":%" PRIu32 ",\"seq\":%" PRIu64, n->round, c->e.seq);
@@ -199,8 +200,8 @@ static void put_coll(struct trace_format *t, const struct trace_node *n, struct 
         note_time(t, end);
         return;
     }
-    if (begin < k->coll_end)
-        begin = k->coll_end;
+    if (begin < k->coll_end + GAP_NS)
+        begin = k->coll_end + GAP_NS;
     if (end < begin)
         end = begin;
     b = trace_line(t, e->done_ns != 0 ? "X" : "B", n->pid, k->tid + 1);
@@ -226,8 +227,8 @@ static void put_step(struct trace_format *t, const struct trace_node *n, struct 
     int64_t begin = s->begun_ns + n->shift_ns, end = s->end_ns + n->shift_ns;
     struct cdi_buf *b = trace_line(t, "X", n->pid, k->tid);
 
-    if (begin < k->step_end)
-        begin = k->step_end;
+    if (begin < k->step_end + GAP_NS)
+        begin = k->step_end + GAP_NS;
     if (end < begin)
         end = begin;
     k->step_end = end;

@@ -212,6 +212,7 @@ Test(trace_collect, interval_follows_the_ring)
         ms = trace_interval_ms(ms, 900);
     cr_assert_eq(ms, TRACE_INTERVAL_MIN_MS);
     cr_assert_eq(trace_interval_ms(40, 300), 40);
+    cr_assert_eq(trace_interval_ms(TRACE_INTERVAL_MAX_MS, 1000), TRACE_INTERVAL_MIN_MS, "records may be lost");
     for (int i = 0; i < 10; i++)
         ms = trace_interval_ms(ms, 0);
     cr_assert_eq(ms, TRACE_INTERVAL_MAX_MS);
