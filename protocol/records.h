@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happened on one node: the payloads of RECORDS, CLOCK and TIME (bulk.h), as structs and as JSON. The agent of
- * node rank 0 writes them into a trace. Times are ns of the sender's CLOCK_MONOTONIC. Pure.
+ * Steps, collectives and events of one node: the payloads of RECORDS, CLOCK and TIME (bulk.h), as structs and as JSON.
+ * The agent of node rank 0 writes them into a trace. Times are ns of the sender's CLOCK_MONOTONIC. Pure.
  */
 #ifndef CDI_RECORDS_H
 #define CDI_RECORDS_H

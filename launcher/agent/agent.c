@@ -1104,7 +1104,7 @@ static void trace_log_event(void *arg, const char *event, int32_t rank, const ch
     trace_event(a->trace, event, rank, text);
 }
 
-/* --status_fd and --trace: what happens here, for programs and for people. */
+/* The two readers of events: --status_fd and --trace. */
 static cddp_status start_events(struct agent *a, struct cdi_error *err)
 {
     const struct options *o = a->plan->options;

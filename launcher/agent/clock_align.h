@@ -25,8 +25,8 @@ struct clock_align {
 };
 
 /*
- * Takes a round trip; times in ns of their own clocks. One that ends before it begins is ignored. If it contradicts
- * those before it (a node was suspended, another server answers), they are forgotten.
+ * Takes a round trip; each time is in ns of the clock of the one who read it. One that ends before it begins is
+ * ignored. If it contradicts those before it (a node was suspended, another server answers), they are forgotten.
  */
 void clock_align_add(struct clock_align *c, uint64_t of, int64_t asked_ns, int64_t time_ns, int64_t received_ns);
 /*

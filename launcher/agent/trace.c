@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROOM_MAX 1400         /* records of each kind in a frame: it is below the relay's limit */
+#define ROOM_MAX 700          /* collectives, and steps, in a frame: with long numbers it is below the relay's limit */
 #define RECORD_BYTES 96       /* about, in a frame */
 #define JOB_BYTES_S (4 << 20) /* all nodes together may send about so much a second: node 0 decodes it */
 #define NODE_BYTES_MAX_S (1 << 20)
@@ -43,7 +43,7 @@ struct trace {
     unsigned n_clocks;
     int64_t bytes_s, bytes; /* that may be sent in a second, and now */
     uint64_t n_sent;        /* records in earlier frames */
-    size_t share;           /* room for each rank */
+    size_t room, share;     /* in the next frame: for all ranks, and for each */
     unsigned used;          /* of the fullest page */
     struct cdi_records held[HELD_MAX];
     size_t n_held;
@@ -120,7 +120,8 @@ static void send_frame(struct trace *t)
     char *text = cdi_records_encode(&t->out, &len);
 
     if (text != NULL)
-        (void)t->ops.send(t->ops.arg, CDI_BULK_RECORDS, text, len); /* what is dropped is missing in the counts */
+        (void)t->ops.send(t->ops.arg, CDI_BULK_RECORDS, text,
+                          len); /* a dropped frame shows in the counts of the next one */
     t->bytes -= (int64_t)len;
     free(text);
 }
@@ -145,12 +146,13 @@ static void deliver(struct trace *t)
 static void take_page(void *arg, const struct trace_page *p)
 {
     struct trace *t = arg;
-    const struct trace_source from = {
-        .page = p->page, .rank = p->rank, .ended = p->ended, .now_ns = cdi_now_ns(), .room = t->share};
+    size_t taken = t->out.n_colls > t->out.n_steps ? t->out.n_colls : t->out.n_steps;
+    struct trace_source from = {.page = p->page, .rank = p->rank, .ended = p->ended, .now_ns = cdi_now_ns()};
     unsigned used;
 
-    if (p->page == NULL || p->local_rank >= t->opt.n_procs)
+    if (p->page == NULL || p->local_rank >= t->opt.n_procs || taken >= t->room)
         return;
+    from.room = t->room - taken < t->share ? t->room - taken : t->share;
     used = trace_collect(&t->cursors[p->local_rank], &from, &t->out);
     if (used > t->used)
         t->used = used;
@@ -159,7 +161,8 @@ static void take_page(void *arg, const struct trace_page *p)
 /* Reads the pages, for at most `room` records of each kind. */
 static void collect(struct trace *t, size_t room)
 {
-    t->share = room / t->opt.n_procs + 1;
+    t->room = room;
+    t->share = room > t->opt.n_procs ? room / t->opt.n_procs : 1;
     t->used = 0;
     t->ops.pages(t->ops.arg, take_page, t);
 }

@@ -9,7 +9,7 @@
 #define TRACE_INTERVAL_MAX_MS 100
 #define TRACE_OPEN_NS 1000000000 /* a collective that runs for longer is reported before its end */
 
-/* What was taken from one page. Zero at first. */
+/* The records that were taken from one page so far. Zero at first. */
 struct trace_cursor {
     uint64_t seq;     /* of the last collective taken */
     uint64_t n_steps; /* number of the last step taken, plus 1 */
@@ -21,7 +21,7 @@ struct trace_cursor {
 struct trace_source {
     const struct cdi_flight *page;
     int32_t rank;
-    bool ended; /* the rank has: what is not done will never be */
+    bool ended; /* the rank has ended: an unfinished collective stays so */
     int64_t now_ns;
     size_t room; /* take at most so many collectives, and so many steps */
 };

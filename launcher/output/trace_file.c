@@ -30,7 +30,7 @@ struct trace_file {
 
 static void on_room(void *arg)
 {
-    (void)arg; /* what did not fit is lost; the next records are written */
+    (void)arg; /* records that found no room are lost; the next ones are written */
 }
 
 static void break_off(struct trace_file *f, int error)

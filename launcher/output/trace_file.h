@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file of a trace, written while the job runs by a thread of its own (writer.h). When FILE has half of the allowed
+ * The file of a trace, written while the job runs by a separate thread (writer.h). When FILE has half of the allowed
  * size it becomes FILE.old, which replaces an earlier one, and a new FILE begins: so the newest records are kept. The
  * loop's thread.
  */

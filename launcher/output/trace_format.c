@@ -293,7 +293,7 @@ static void put_event(struct trace_format *t, struct trace_node *n, const struct
     trace_line_end(t, "}}");
 }
 
-/* Counts what is missing between the sender's counts and what has arrived here, and says so in the trace. */
+/* Compares the sender's counts with the records that have arrived, and marks a loss in the trace. */
 static void count_lost(struct trace_format *t, struct trace_node *n, const struct cdi_records *r, int64_t at_ns)
 {
     uint64_t on_the_way = n->has_frame && r->n_before > n->n_seen ? r->n_before - n->n_seen : 0;

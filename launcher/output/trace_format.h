@@ -27,7 +27,7 @@ void trace_format_head(struct trace_format *t, struct cdi_buf *out);
 /* Appends the events of these records. Lines that do not fit into *out are counted as lost. */
 void trace_format_records(struct trace_format *t, const struct cdi_records *r, const struct trace_clock *clock,
                           struct cdi_buf *out);
-/* Appends the end of a file: what is open ends at the last time that was seen, and "]". */
+/* Appends the end of a file: open slices end at the last time in the trace, and "]". */
 void trace_format_tail(struct trace_format *t, struct cdi_buf *out);
 /* Returns the number of records written, and of those known to be lost. */
 uint64_t trace_format_written(const struct trace_format *t);

@@ -23,7 +23,7 @@ OFFSET_S = 5000
 
 
 def two_nodes(stack, cddprun, path, *program, flags=(), wrap=None, env=None):
-    """The jobs of two nodes with two ranks each; wrap: what starts node 1's cddprun."""
+    """The jobs of two nodes with two ranks each; wrap: the command that starts node 1's cddprun."""
     port = free_port()
     common = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}', '--nproc_per_node=2', f'--trace={path}', *flags]
     env = {'CDDP_BACKEND': 'cpu', **(env or {})}

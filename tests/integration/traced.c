@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * traced SLOW MS STEPS FAIL: every rank trains, and rank SLOW sleeps MS in each backward pass. Before the first
- * restart, rank FAIL (-1: none) ends with status 7 in the middle. Each step also has a small collective of its own.
+ * restart, rank FAIL (-1: none) ends with status 7 in the middle. Each step ends with a small all-reduce.
  */
 #include <cddp/cddp.h>
 #include <stdio.h>

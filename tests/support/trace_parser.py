@@ -4,7 +4,7 @@ and the questions that Perfetto's trace processor would answer by SQL: slices of
 
 read(path) returns a Trace, or raises Wrong with the line. Perfetto and chrome://tracing ignore or repair much of what is an
 error here: unknown phases, an E without a B, slices of a thread that overlap without one containing the other, times that are
-no numbers, events before the names of their process.
+not numbers, events before the names of their process.
 """
 import decimal
 import json
@@ -153,7 +153,7 @@ def read(path):
 
 
 def self_test(folder):
-    """Every kind of error is found, alone; what is right is read."""
+    """Every kind of error is found, alone; a right trace is read."""
     path = os.path.join(folder, 'planted.json')
     head = ['{"ph":"M","pid":1,"tid":9,"name":"process_name","args":{"name":"p"}}', '{"ph":"M","pid":1,"tid":9,"name":"thread_name","args":{"name":"t"}}']
     def x(ts, dur, more=''):

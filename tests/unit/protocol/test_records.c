@@ -91,8 +91,8 @@ Test(records, full_frame_is_below_the_limits_of_the_relay)
     size_t len;
     char *text;
 
-    r.n_colls = r.n_steps = 1000;
-    for (size_t i = 1; i < 1000; i++) {
+    r.n_colls = r.n_steps = 700;
+    for (size_t i = 1; i < 700; i++) {
         r.colls[i] = r.colls[0];
         r.colls[i].e.enqueued_ns += (int64_t)i * 250000;
         r.steps[i] = r.steps[0];

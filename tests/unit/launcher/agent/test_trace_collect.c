@@ -131,7 +131,7 @@ Test(trace_collect, counts_what_the_rings_have_lost)
     end();
 }
 
-Test(trace_collect, first_step_after_a_checkpoint_is_no_loss)
+Test(trace_collect, first_step_after_a_checkpoint_counts_as_no_loss)
 {
     begin();
     steps(4000, 2);

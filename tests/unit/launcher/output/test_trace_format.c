@@ -188,7 +188,7 @@ Test(trace_format, slices_of_a_track_do_not_overlap)
     coll(0, 3, 25, 22); /* ends before it begins */
     coll(0, 4, 40, 50);
     r.colls[3].e.started_ns = 0;
-    r.colls[3].e.enqueued_ns = 15000; /* was queued behind the others */
+    r.colls[3].e.enqueued_ns = 15000; /* waited for the others */
     for (uint64_t i = 0; i < 3; i++)
         r.steps[r.n_steps++] = (struct cdi_record_step){
             .rank = 0, .s = {.step = i, .begun_ns = 10000 * (int64_t)i, .end_ns = 10000 * (int64_t)i + 12000}};
@@ -229,7 +229,7 @@ Test(trace_format, collective_that_lasts_begins_at_once_and_ends_later)
     end(root);
 }
 
-Test(trace_format, what_never_ended_is_closed)
+Test(trace_format, unfinished_collectives_are_closed)
 {
     json_t *root;
 
