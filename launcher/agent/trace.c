@@ -81,19 +81,26 @@ cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_
 
 static bool waits_for_clock(const struct trace *t, int64_t now_ms)
 {
-    return !t->own_server && t->clock.of == 0 && now_ms < t->clock_by_ms;
+    return t->clock.of == 0 && now_ms < t->clock_by_ms;
+}
+
+/* Sets the server's clock minus this node's. Returns false if it is not known. */
+static bool own_offset(const struct trace *t, int64_t *offset_ns, int64_t *bound_ns)
+{
+    bool known = clock_align_get(&t->clock, cdi_now_ns(), offset_ns, bound_ns);
+
+    if (t->own_server)
+        *offset_ns = *bound_ns = 0; /* they are one clock */
+    return known;
 }
 
 /* Both clocks are known relative to the server's: so is one relative to the other. Releases *r. */
 static void write_records(struct trace *t, struct cdi_records *r)
 {
     struct trace_clock clock = {.known = false};
-    int64_t offset_ns = 0, bound_ns = 0;
-    bool own_known = clock_align_get(&t->clock, cdi_now_ns(), &offset_ns, &bound_ns) && r->clock_of == t->clock.of;
+    int64_t offset_ns, bound_ns;
 
-    if (t->own_server) /* its clock is this one */
-        clock = (struct trace_clock){.known = r->clock_of != 0, .shift_ns = r->offset_ns, .bound_ns = r->bound_ns};
-    else if (own_known)
+    if (own_offset(t, &offset_ns, &bound_ns) && r->clock_of == t->clock.of)
         clock = (struct trace_clock){
             .known = true, .shift_ns = r->offset_ns - offset_ns, .bound_ns = r->bound_ns + bound_ns};
     trace_file_add(t->file, r, &clock);
@@ -106,12 +113,6 @@ static void write_held(struct trace *t)
     for (size_t i = 0; i < t->n_held; i++)
         write_records(t, &t->held[i]);
     t->n_held = 0;
-}
-
-static void set_clock(struct trace *t, struct cdi_records *r)
-{
-    r->clock_of = t->clock.of;
-    (void)clock_align_get(&t->clock, cdi_now_ns(), &r->offset_ns, &r->bound_ns);
 }
 
 static void send_frame(struct trace *t)
@@ -134,7 +135,8 @@ static void deliver(struct trace *t)
     if (cdi_records_count(&t->out) == 0)
         return;
     t->out.n_before = t->n_sent;
-    set_clock(t, &t->out);
+    t->out.clock_of = t->clock.of;
+    (void)own_offset(t, &t->out.offset_ns, &t->out.bound_ns);
     if (t->writes && t->file != NULL)
         trace_file_add(t->file, &t->out, &same);
     else if (!t->writes)
