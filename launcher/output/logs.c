@@ -31,6 +31,7 @@ struct logs {
     bool colour[2];
     bool draws[2];  /* a terminal, on which lines can be overwritten */
     bool drawn;     /* the next output there overwrites a line */
+    bool own_line;  /* and that is of logs_draw_line() */
     char *words[2]; /* of --duplicate_*_filters */
     struct ranklog_filter filter[2];
     struct writer_sink *matched[2];
@@ -278,7 +279,27 @@ bool logs_reset_drawn(struct logs *l)
     bool drawn = l->draws[1] && l->drawn;
 
     l->drawn = l->drawn && !drawn;
+    l->own_line = l->own_line && !drawn;
     return drawn;
+}
+
+bool logs_has_terminal(const struct logs *l)
+{
+    return l->draws[1];
+}
+
+void logs_draw_line(struct logs *l, const char *text)
+{
+    char line[256];
+    int n = snprintf(line, sizeof line, "\r%.*s" RANKLOG_ERASE "\r", (int)(sizeof line - 8), text);
+
+    if (!l->draws[1] || (l->drawn && !l->own_line) || (text[0] == '\0' && !l->own_line))
+        return;
+    if (text[0] != '\0' && !writer_is_idle(l->opt.console))
+        return;
+    writer_push(l->opt.console, writer_std(l->opt.console, STDERR_FILENO), l->opt.plan->n_procs, line, (size_t)n);
+    l->own_line = text[0] != '\0';
+    l->drawn = l->own_line;
 }
 
 void logs_feed(struct logs_stream *s, const char *bytes, size_t n)
@@ -289,6 +310,8 @@ void logs_feed(struct logs_stream *s, const char *bytes, size_t n)
 
     if (st != CDDP_OK)
         cdi_log(CDI_LOG_WARN, "LOGS-MEMORY", "some output of local rank %u is lost: out of memory", s->local_rank);
+    if (l->shown.len > 0 && l->draws[s->number - 1])
+        l->own_line = false;
     writer_push(l->opt.console, writer_std(l->opt.console, s->number), s->local_rank, cdi_buf_data(&l->shown),
                 l->shown.len);
     cdi_buf_consume(&l->shown, l->shown.len);

@@ -62,6 +62,15 @@ uint32_t logs_front(const struct logs_stream *s);
  * Then write RANKLOG_ERASE before the next output there.
  */
 bool logs_reset_drawn(struct logs *l);
+/* Returns whether cddprun's stderr is a terminal of its own, on which a line can be overwritten. */
+bool logs_has_terminal(const struct logs *l);
+/*
+ * Draws a line of cddprun's own at the end of what that terminal shows, without a newline: the next output overwrites
+ * it.
+ * "" erases it. Draws nothing while older output waits to be written, or where a worker's own text is to be
+ * overwritten.
+ */
+void logs_draw_line(struct logs *l, const char *text);
 /* Adds n bytes of a stream; n 0: the stream has ended. */
 void logs_feed(struct logs_stream *s, const char *bytes, size_t n);
 void logs_release(struct logs_stream *s);

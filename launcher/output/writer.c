@@ -416,6 +416,16 @@ bool writer_full(struct writer *w, uint32_t source)
     return full;
 }
 
+bool writer_is_idle(struct writer *w)
+{
+    bool idle;
+
+    (void)pthread_mutex_lock(&w->lock);
+    idle = w->head == NULL && w->writing == NULL;
+    (void)pthread_mutex_unlock(&w->lock);
+    return idle;
+}
+
 uint64_t writer_progress(struct writer *w)
 {
     uint64_t progress;

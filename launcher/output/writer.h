@@ -54,6 +54,8 @@ void writer_file_done(struct writer_sink *s);
 void writer_push(struct writer *w, struct writer_sink *s, uint32_t source, const void *bytes, size_t n);
 /* Returns true if the caller must stop reading from this source until room() is called. */
 bool writer_full(struct writer *w, uint32_t source);
+/* Returns whether all output is written. */
+bool writer_is_idle(struct writer *w);
 /* Returns the number of chunks written or dropped: if it does not change while output is queued, writing hangs. */
 uint64_t writer_progress(struct writer *w);
 /*
