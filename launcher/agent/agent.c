@@ -10,6 +10,7 @@
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
+#include "launcher/agent/run_watch.h"
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/trace.h"
 #include "launcher/agent/worker_group.h"
@@ -56,6 +57,7 @@ struct agent {
     struct logs *logs;
     struct event_log *events; /* NULL: none */
     struct trace *trace;      /* NULL: none */
+    struct run_watch *watch;  /* NULL: none */
     struct rdzv_client *client;
     struct hang_report *hang_report;
     struct rdzv_server *server;
@@ -284,14 +286,17 @@ static void agent_start_workers(struct agent *a)
     struct cdi_error err;
 
     trace_flush(a->trace);
+    run_watch_group_over(a->watch);
     worker_group_destroy(a->group);
     a->group = NULL;
     log_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
     trace_begin_round(a->trace, &a->sup.assign, a->server != NULL);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
-    if (worker_group_start(&a->group, &opt, &err) == CDDP_OK)
+    if (worker_group_start(&a->group, &opt, &err) == CDDP_OK) {
+        run_watch_round(a->watch, &a->sup.assign, a->group);
         return;
+    }
     /* No worker exists: set that all have exited, and end. */
     ev.u.text = err.msg;
     a->sup.n_alive = 0;
@@ -521,6 +526,7 @@ static void agent_end_job(struct agent *a)
     a->events = NULL;
     cdi_log_set_sink(NULL, NULL);
     end_trace(a);
+    run_watch_end(a->watch, &a->sup, exit_status(a));
     worker_group_destroy(a->group);
     a->group = NULL;
     hang_report_close(a->hang_report);
@@ -583,6 +589,7 @@ static void log_restart_cause(struct agent *a)
     const struct cdi_msg_round_over *over = &a->sup.over;
     char headline[1024], cause[400];
 
+    run_watch_round_over(a->watch, over);
     if (!over->counts) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
         return;
@@ -836,8 +843,10 @@ static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
         trace_event(a->trace, "notice", -1, text);
     if (type == CDI_BULK_ASK)
         hang_report_on_ask(a->hang_report, root);
-    else if (type == CDI_BULK_NOTICE && text != NULL)
+    if (type == CDI_BULK_NOTICE && text != NULL) {
         print_notice(a, text);
+        run_watch_event(a->watch, "notice", text);
+    }
     json_decref(root);
 }
 
@@ -910,6 +919,7 @@ static void agent_on_signal(struct agent *a, int signal)
     static const char stopped[] = {GUARD_STOPPED};
     struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = signal};
     uv_buf_t word = uv_buf_init((char *)(uintptr_t)stopped, 1);
+    char name[32];
 
     if (signal == SIGTSTP) {
         if (a->group != NULL)
@@ -931,6 +941,7 @@ static void agent_on_signal(struct agent *a, int signal)
         stop_waiting(a);
     } else {
         event_log_signal(a->events, signal);
+        run_watch_event(a->watch, "signal", signame(signal, name, sizeof name));
         agent_handle(a, &ev);
     }
 }
@@ -1142,6 +1153,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
         st = start_events(a, err);
     if (st == CDDP_OK)
         st = start_logs(a, err);
+    if (st == CDDP_OK)
+        st = run_watch_start(&a->watch, &a->loop, a->plan, a->logs, err);
     lead_session(a);
     if (st == CDDP_OK)
         st = start_crash_watch(a, err);
@@ -1154,6 +1167,16 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = start_look(a, err);
     return st;
+}
+
+/* The run is over, so its exit status stays what it was. */
+static void finish_watch(struct agent *a)
+{
+    struct cdi_error err;
+
+    if (run_watch_finish(a->watch, &err) != CDDP_OK)
+        cdi_log(CDI_LOG_ERROR, "AGENT-RUN-REPORT", "%s", err.msg);
+    a->watch = NULL;
 }
 
 static int agent_run_loop(struct agent *a, struct cdi_error *err)
@@ -1173,6 +1196,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         event_log_free(a->events);
         hang_report_close(a->hang_report);
         end_trace(a);
+        run_watch_end(a->watch, NULL, status);
         rdzv_client_close(a->client);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);
@@ -1184,6 +1208,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
             on_flushed(a, true);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     }
+    finish_watch(a);
     if (a->abandoned)
         _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */
     (void)uv_loop_close(&a->loop);

@@ -158,6 +158,13 @@ const struct flag flags[] = {
     {.name = "trace_max", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(trace_max_mib), RANGE(1, 1 << 20),
      .fallback = "256", .value = "MIB", .ours = true,
      .help = "size of FILE and FILE.old together: at half of it FILE becomes FILE.old, so the newest records are kept"},
+    {.name = "report", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(report), RANGE(1, 4095), .value = "FILE.html",
+     .ours = true,
+     .help = "after the run, write a page about it to this file of node rank 0: rounds, steps per second, "
+             "communication, slow ranks, failures"},
+    {.name = "progress", .group = GROUP_LOGS, .kind = FLAG_SWITCH, AT(progress), .fallback = "0", .ours = true,
+     .help = "show one line about the running job below its output: step, steps per second, slowest rank; only if "
+             "stderr is a terminal"},
     {.name = "interactive", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(interactive),
      RANGE(0, (int64_t)OPTIONS_MAX_PROCS * OPTIONS_MAX_NODES), .value = "RANK", .ours = true,
      .help = "connect this rank to cddprun's terminal, Ctrl-C included, for example for a debugger"},

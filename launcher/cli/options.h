@@ -82,7 +82,9 @@ struct options {
     int64_t status_fd;                                               /* -1: not given */
     const char *trace;                                               /* NULL: not given */
     int64_t trace_max_mib;
-    int64_t interactive;         /* a rank; -1: not given */
+    int64_t interactive; /* a rank; -1: not given */
+    const char *report;  /* a file; NULL: not given */
+    bool progress;
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
     const char *error_file;      /* TORCHELASTIC_ERROR_FILE of cddprun itself, or NULL */
 
