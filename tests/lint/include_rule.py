@@ -57,8 +57,9 @@ ALLOWED = {
     'launcher/output': ['common', 'protocol', 'launcher/cli', 'launcher/plan'],
     'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output'],
     'launcher/query': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan'],
+    'launcher/top': ['common', 'protocol', 'launcher/query'],
     'launcher/remote': ['common', 'launcher/cli', 'launcher/cluster'],
-    'launcher': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/query', 'launcher/remote'],
+    'launcher': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/query', 'launcher/remote', 'launcher/top'],
     'examples': [],
 }
 # Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is

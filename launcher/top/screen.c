@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/top/screen.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KIB 1024.0
+#define US_PER_S 1000000.0
+#define HUNDRED 100
+#define SMALL 6 /* lines, below which only the most important ones have room */
+
+struct rank {
+    struct cdi_rank_report report;
+    int32_t node_rank;
+    const char *host;
+    int64_t gpu_permille; /* -1: not known */
+};
+
+struct job {
+    json_t *json, *previous; /* previous NULL: not known */
+    const char *name, *state;
+    int64_t round, restarts, world_size;
+    size_t n_nodes, n_ranks;
+    struct rank *ranks;            /* those behind first */
+    struct cdi_node_report *nodes; /* hold the strings of the ranks */
+    uint64_t most_step;
+    int64_t between_ms;
+    bool gpus;
+};
+
+struct view {
+    size_t n_jobs;
+    struct job *jobs;
+};
+
+/* ----------------------------------------------------------------------------------------------------- lines ---- */
+
+static struct screen_line *add_line(struct screen *s, unsigned height, enum screen_look look)
+{
+    struct screen_line *l;
+
+    if (s->n >= height)
+        return NULL;
+    l = &s->lines[s->n++];
+    l->look = look;
+    l->text[0] = '\0';
+    return l;
+}
+
+/* Appends text, printable and cut to the width. */
+static void add_text(struct screen_line *l, unsigned width, const char *text)
+{
+    size_t at = l == NULL ? 0 : strlen(l->text);
+
+    for (; l != NULL && *text != '\0' && at < width; text++)
+        l->text[at++] = (unsigned char)*text >= ' ' && (unsigned char)*text < 0x7f ? *text : '?';
+    if (l != NULL)
+        l->text[at] = '\0';
+}
+
+/* Writes text to the end of the line's right side, if there is room after what it has. */
+static void add_right(struct screen_line *l, unsigned width, const char *text)
+{
+    size_t at = strlen(l->text), n = strlen(text);
+
+    if (n == 0 || at + n + 2 > width)
+        return;
+    memset(l->text + at, ' ', width - n - at);
+    l->text[width - n] = '\0';
+    add_text(l, width, text);
+}
+
+static const char *member_text(json_t *o, const char *name, const char *otherwise)
+{
+    const char *text = json_string_value(json_object_get(o, name));
+
+    return text != NULL ? text : otherwise;
+}
+
+static int64_t member_number(json_t *o, const char *name, int64_t otherwise)
+{
+    json_t *v = json_object_get(o, name);
+
+    return json_is_integer(v) ? (int64_t)json_integer_value(v) : otherwise;
+}
+
+static const char *plural(int64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
+/* ------------------------------------------------------------------------------------------------------ jobs ---- */
+
+/* A rank that has not entered a collective is behind one that is in it. */
+static int place_order(enum cdi_place p)
+{
+    return p == CDI_PLACE_IN || p == CDI_PLACE_IN_REPLAY ? 1 : 0;
+}
+
+static int compare_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? -1 : a > b;
+}
+
+static int compare_ranks(const void *a, const void *b)
+{
+    const struct cdi_rank_report *x = &((const struct rank *)a)->report, *y = &((const struct rank *)b)->report;
+    int order = compare_u64(x->step, y->step);
+
+    if (order == 0)
+        order = compare_u64(x->seq, y->seq);
+    if (order == 0)
+        order = place_order(x->place) - place_order(y->place);
+    return order != 0 ? order : compare_u64((uint64_t)x->rank, (uint64_t)y->rank);
+}
+
+static cddp_status add_node(struct job *j, json_t *json)
+{
+    struct cdi_node_report *node = &j->nodes[j->n_nodes];
+    json_t *ranks = json_object_get(json, "ranks");
+    struct rank *more;
+
+    if (cdi_node_report_decode(json, node, NULL) != CDDP_OK)
+        return CDDP_OK; /* as if it had not reported */
+    j->n_nodes++;
+    more = realloc(j->ranks, (j->n_ranks + node->n_ranks + 1) * sizeof *more);
+    if (more == NULL)
+        return CDDP_E_NOMEM;
+    j->ranks = more;
+    for (size_t i = 0; i < node->n_ranks; i++) {
+        int64_t gpu = member_number(json_array_get(ranks, i), "gpu_permille", -1);
+
+        j->ranks[j->n_ranks++] = (struct rank){.report = node->ranks[i],
+                                               .node_rank = node->node_rank,
+                                               .host = member_text(json, "host", "?"),
+                                               .gpu_permille = gpu};
+        j->gpus |= gpu >= 0;
+        if (node->ranks[i].step > j->most_step)
+            j->most_step = node->ranks[i].step;
+    }
+    return CDDP_OK;
+}
+
+static json_t *find_job(json_t *reply, const char *name)
+{
+    json_t *jobs = json_object_get(reply, "jobs");
+
+    for (size_t i = 0; i < json_array_size(jobs); i++)
+        if (strcmp(member_text(json_array_get(jobs, i), "name", "?"), name) == 0)
+            return json_array_get(jobs, i);
+    return NULL;
+}
+
+static cddp_status read_job(struct job *j, json_t *json, const struct screen_input *in)
+{
+    json_t *nodes = json_object_get(json, "nodes");
+    cddp_status st = CDDP_OK;
+
+    *j = (struct job){.json = json,
+                      .name = member_text(json, "name", "?"),
+                      .state = member_text(json, "state", "?"),
+                      .round = member_number(json, "round", 0),
+                      .restarts = member_number(json, "restarts", 0),
+                      .world_size = member_number(json, "world_size", 0),
+                      .between_ms = in->between_ms};
+    j->previous = find_job(in->previous, j->name);
+    if (j->previous != NULL && member_number(j->previous, "round", 0) != j->round)
+        j->previous = NULL;
+    j->nodes = calloc(json_array_size(nodes) + 1, sizeof *j->nodes);
+    if (j->nodes == NULL)
+        return CDDP_E_NOMEM;
+    for (size_t i = 0; st == CDDP_OK && i < json_array_size(nodes); i++)
+        st = add_node(j, json_array_get(nodes, i));
+    if (j->n_ranks > 0)
+        qsort(j->ranks, j->n_ranks, sizeof *j->ranks, compare_ranks);
+    return st;
+}
+
+static void view_release(struct view *v)
+{
+    for (size_t i = 0; i < v->n_jobs; i++) {
+        for (size_t k = 0; k < v->jobs[i].n_nodes; k++)
+            cdi_node_report_release(&v->jobs[i].nodes[k]);
+        free(v->jobs[i].nodes);
+        free(v->jobs[i].ranks);
+    }
+    free(v->jobs);
+}
+
+static cddp_status view_read(struct view *v, const struct screen_input *in)
+{
+    json_t *jobs = json_object_get(in->reply, "jobs");
+    cddp_status st = CDDP_OK;
+
+    *v = (struct view){.jobs = calloc(json_array_size(jobs) + 1, sizeof *v->jobs)};
+    if (v->jobs == NULL)
+        return CDDP_E_NOMEM;
+    for (size_t i = 0; st == CDDP_OK && i < json_array_size(jobs); i++)
+        st = read_job(&v->jobs[v->n_jobs++], json_array_get(jobs, i), in);
+    return st;
+}
+
+/* ------------------------------------------------------------------------------------------------ text of a job ----
+ */
+
+/* The number of steps that a rank had completed in the reply before; -1: not known. */
+static int64_t previous_step(const struct job *j, int32_t rank)
+{
+    json_t *nodes = json_object_get(j->previous, "nodes");
+
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        json_t *ranks = json_object_get(json_array_get(nodes, i), "ranks"), *first = json_array_get(ranks, 0);
+        int64_t at = rank - member_number(first, "rank", INT32_MAX); /* they are in order, mostly without gaps */
+        json_t *r = at >= 0 && (size_t)at < json_array_size(ranks) ? json_array_get(ranks, (size_t)at) : NULL;
+
+        if (r != NULL && member_number(r, "rank", -1) == rank)
+            return member_number(r, "step", 0);
+    }
+    return -1;
+}
+
+/* Steps per second: of the last steps' times, otherwise of the two replies; negative: not known. */
+static double rate_of(const struct job *j, const struct cdi_rank_report *r)
+{
+    int64_t before;
+
+    if (r->place == CDI_PLACE_EXITED)
+        return -1;
+    if (r->step_us > 0)
+        return US_PER_S / (double)r->step_us;
+    before = j->previous != NULL && j->between_ms > 0 ? previous_step(j, r->rank) : -1;
+    return before < 0 || (uint64_t)before > r->step
+               ? -1
+               : (double)(r->step - (uint64_t)before) * 1000 / (double)j->between_ms;
+}
+
+static int percent(uint64_t part, uint64_t whole)
+{
+    return whole == 0 ? -1 : part >= whole ? HUNDRED : (int)((double)part * HUNDRED / (double)whole);
+}
+
+static void job_line(const struct job *j, struct screen_line *l, unsigned width)
+{
+    double rate = j->n_ranks > 0 ? rate_of(j, &j->ranks[0].report) : -1;
+    char text[400];
+
+    (void)snprintf(text, sizeof text,
+                   "%.60s: %.16s, round %" PRId64 ", %" PRId64 " restart%s, %" PRId64 " rank%s, %zu node%s", j->name,
+                   j->state, j->round, j->restarts, plural(j->restarts), j->world_size, plural(j->world_size),
+                   j->n_nodes, plural((int64_t)j->n_nodes));
+    add_text(l, width, text);
+    if (j->most_step > 0)
+        (void)snprintf(text, sizeof text, ", step %" PRIu64, j->ranks[0].report.step);
+    if (j->most_step > 0)
+        add_text(l, width, text);
+    if (rate >= 0)
+        (void)snprintf(text, sizeof text, rate < HUNDRED ? ", %.1f steps/s" : ", %.0f steps/s", rate);
+    if (rate >= 0)
+        add_text(l, width, text);
+}
+
+/* The ranks that are named as late, and how much of communication is hidden. */
+static void facts_line(const struct job *j, struct screen_line *l, unsigned width)
+{
+    uint64_t comm = 0, exposed = 0, behind = 0, most = 0;
+    int32_t late = -1;
+    char text[200];
+
+    for (size_t i = 0; i < j->n_ranks; i++) {
+        const struct cdi_rank_report *r = &j->ranks[i].report;
+
+        comm += r->comm_us;
+        exposed += r->exposed_us;
+        behind += r->step < j->most_step;
+        if (r->late_rank >= 0 && r->late_count * r->late_us > most) {
+            most = r->late_count * r->late_us;
+            late = r->late_rank;
+        }
+    }
+    (void)snprintf(text, sizeof text, "%" PRIu64 " rank%s behind", behind, plural((int64_t)behind));
+    add_text(l, width, text);
+    if (comm > 0)
+        (void)snprintf(text, sizeof text, ", %d %% of communication hidden", HUNDRED - percent(exposed, comm));
+    if (comm > 0)
+        add_text(l, width, text);
+    if (late >= 0)
+        (void)snprintf(text, sizeof text, ", slowest rank %" PRId32, late);
+    if (late >= 0)
+        add_text(l, width, text);
+    if (j->n_ranks < (size_t)(j->world_size > 0 ? j->world_size : 0)) {
+        (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRId64 " have reported", j->n_ranks,
+                       plural((int64_t)j->n_ranks), j->world_size);
+        add_text(l, width, text);
+    }
+}
+
+static void memory_text(uint64_t n, char *to, size_t cap)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)n;
+    int unit = 0;
+
+    while (value >= KIB && unit < 4) {
+        value /= KIB;
+        unit++;
+    }
+    (void)snprintf(to, cap, n == 0 ? "-" : value < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+}
+
+static void percent_text(int value, char *to, size_t cap)
+{
+    if (value < 0)
+        (void)snprintf(to, cap, "-");
+    else
+        (void)snprintf(to, cap, "%d %%", value);
+}
+
+static void time_text(int64_t ms, char *to, size_t cap)
+{
+    if (ms < 10000)
+        (void)snprintf(to, cap, "%.1f s", (double)ms / 1000);
+    else if (ms < 600000)
+        (void)snprintf(to, cap, "%" PRId64 " s", ms / 1000);
+    else
+        (void)snprintf(to, cap, "%" PRId64 " min", ms / 60000);
+}
+
+/* Where a rank is, such as "in all_reduce #812, 4.2 s, bucket 3"; then what its process does. */
+static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
+{
+    static const char *const words[] = {[CDI_PLACE_OUTSIDE] = "does not use libcddp",
+                                        [CDI_PLACE_START] = "before its first collective",
+                                        [CDI_PLACE_BEFORE] = "before",
+                                        [CDI_PLACE_IN] = "in",
+                                        [CDI_PLACE_AFTER] = "after",
+                                        [CDI_PLACE_IN_REPLAY] = "in replay of",
+                                        [CDI_PLACE_AFTER_REPLAY] = "after replay of",
+                                        [CDI_PLACE_EXITED] = "has ended"};
+    bool named = r->op != CDI_FLIGHT_NONE && r->place != CDI_PLACE_EXITED;
+    char bucket[32] = "", since[32] = "", time[24];
+
+    if (named && r->bucket >= 0)
+        (void)snprintf(bucket, sizeof bucket, ", bucket %" PRId32, r->bucket);
+    time_text(r->for_ms, time, sizeof time);
+    if (named && r->for_ms >= 100)
+        (void)snprintf(since, sizeof since, ", %s", time);
+    if (named)
+        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq, since,
+                       bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
+    else
+        (void)snprintf(to, cap, "%s%s%s", words[r->place], r->doing[0] != '\0' ? "; " : "", r->doing);
+}
+
+/* The columns, in their order; a narrow terminal has the first ones, and the place. */
+enum column { RANK, NODE, STEP, BEHIND, RATE, WAIT, HIDDEN, MEMORY, CORES, GPU, N_COLUMNS };
+static const struct {
+    const char *name;
+    unsigned width;
+    unsigned from; /* the least width of the terminal that has it */
+} columns[] = {[RANK] = {"RANK", 6, 0},       [NODE] = {"NODE", 16, 100},   [STEP] = {"STEP", 9, 18},
+               [BEHIND] = {"BEHIND", 7, 40},  [RATE] = {"STEPS/S", 8, 50},  [WAIT] = {"WAITS", 6, 60},
+               [HIDDEN] = {"HIDDEN", 7, 110}, [MEMORY] = {"MEMORY", 9, 72}, [CORES] = {"CORES", 6, 72},
+               [GPU] = {"GPU", 6, 80}};
+
+static void cell(const struct job *j, const struct rank *k, enum column c, char *to, size_t cap)
+{
+    const struct cdi_rank_report *r = &k->report;
+    double rate;
+
+    switch (c) {
+    case RANK:
+        (void)snprintf(to, cap, "%" PRId32, r->rank);
+        return;
+    case NODE:
+        (void)snprintf(to, cap, "%" PRId32 " %.12s", k->node_rank, k->host);
+        return;
+    case STEP:
+        (void)snprintf(to, cap, "%" PRIu64, r->step);
+        return;
+    case BEHIND:
+        (void)snprintf(to, cap, r->step < j->most_step ? "%" PRIu64 : "-", j->most_step - r->step);
+        return;
+    case RATE:
+        rate = rate_of(j, r);
+        (void)snprintf(to, cap, rate < 0 ? "-" : rate < HUNDRED ? "%.1f" : "%.0f", rate);
+        return;
+    case WAIT:
+        percent_text(percent(r->late_us, r->step_us), to, cap);
+        return;
+    case HIDDEN:
+        percent_text(r->comm_us == 0 ? -1 : HUNDRED - percent(r->exposed_us, r->comm_us), to, cap);
+        return;
+    case MEMORY:
+        memory_text(r->resident_bytes, to, cap);
+        return;
+    case CORES:
+        (void)snprintf(to, cap, r->resident_bytes == 0 && r->cpu_permille == 0 ? "-" : "%.2f",
+                       r->cpu_permille / 1000.0);
+        return;
+    case GPU:
+        percent_text(k->gpu_permille < 0 ? -1 : (int)(k->gpu_permille > 1000 ? HUNDRED : k->gpu_permille / 10), to,
+                     cap);
+        return;
+    case N_COLUMNS:
+        return;
+    }
+}
+
+/* Writes the row of a rank; NULL: the names of the columns. */
+static void rank_line(const struct job *j, const struct rank *r, struct screen_line *l, unsigned width)
+{
+    char text[400], padded[64];
+
+    for (int c = 0; c < N_COLUMNS; c++) {
+        if (width < columns[c].from || (c == GPU && !j->gpus))
+            continue;
+        if (r != NULL)
+            cell(j, r, (enum column)c, text, sizeof text);
+        else
+            (void)snprintf(text, sizeof text, "%s", columns[c].name);
+        (void)snprintf(padded, sizeof padded, c == NODE ? " %-*.*s" : "%*.*s", (int)columns[c].width - (c == NODE),
+                       (int)columns[c].width - 1, text);
+        add_text(l, width, padded);
+    }
+    if (r != NULL)
+        where_text(&r->report, text, sizeof text);
+    add_text(l, width, "  ");
+    add_text(l, width, r != NULL ? text : "WHERE");
+}
+
+/* ---------------------------------------------------------------------------------------------------- screen ---- */
+
+static bool is_behind(const struct job *j, const struct rank *r)
+{
+    return r->report.step < j->most_step;
+}
+
+/* The rows below the head: the ranks of the only job; or of each job its line, the names of columns and its ranks. */
+static size_t rows_of(const struct view *v)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < v->n_jobs; i++)
+        n += v->jobs[i].n_ranks + (v->n_jobs > 1 ? 2 : 0);
+    return n;
+}
+
+static void add_row(const struct view *v, size_t row, struct screen *s, unsigned width, unsigned height)
+{
+    for (size_t i = 0; i < v->n_jobs; i++) {
+        const struct job *j = &v->jobs[i];
+        size_t head = v->n_jobs > 1 ? 2 : 0;
+        struct screen_line *l;
+
+        if (row >= j->n_ranks + head) {
+            row -= j->n_ranks + head;
+            continue;
+        }
+        l = add_line(s, height, row < head ? row == 0 ? SCREEN_TITLE : SCREEN_HEAD : SCREEN_PLAIN);
+        if (l == NULL)
+            return;
+        if (row < head && row == 0)
+            job_line(j, l, width);
+        else if (row < head)
+            rank_line(j, NULL, l, width);
+        else
+            rank_line(j, &j->ranks[row - head], l, width);
+        if (row >= head && is_behind(j, &j->ranks[row - head]))
+            l->look = SCREEN_BEHIND;
+        return;
+    }
+}
+
+static void add_title(const struct screen_input *in, struct screen *s, unsigned width, unsigned height)
+{
+    struct screen_line *l = add_line(s, height, SCREEN_TITLE);
+
+    if (l == NULL)
+        return;
+    if (in->trouble[0] != '\0' && width < strlen(in->trouble) + strlen(in->endpoint) + 18) {
+        add_text(l, width, in->trouble); /* what matters most has the room */
+        return;
+    }
+    add_text(l, width, width < 40 ? "" : "cddprun --top ");
+    add_text(l, width, in->endpoint);
+    add_right(l, width, in->trouble);
+}
+
+static void add_head(const struct view *v, const struct screen_input *in, struct screen *s, unsigned width,
+                     unsigned height)
+{
+    struct screen_line *l;
+
+    add_title(in, s, width, height);
+    if (v->n_jobs != 1) {
+        l = height > SMALL || v->n_jobs == 0 ? add_line(s, height, SCREEN_PLAIN) : NULL;
+        if (l != NULL)
+            add_text(l, width, in->reply == NULL ? "waiting for the first answer" : v->n_jobs == 0 ? "no jobs" : "");
+        return;
+    }
+    if ((l = add_line(s, height, SCREEN_PLAIN)) != NULL)
+        job_line(&v->jobs[0], l, width);
+    if (height > SMALL && (l = add_line(s, height, SCREEN_PLAIN)) != NULL)
+        facts_line(&v->jobs[0], l, width);
+    if (height >= 4 && (l = add_line(s, height, SCREEN_HEAD)) != NULL)
+        rank_line(&v->jobs[0], NULL, l, width);
+}
+
+static void add_foot(const struct screen *s, struct screen_line *l, size_t rows, unsigned width)
+{
+    char text[100];
+
+    (void)snprintf(text, sizeof text, "rows %u to %zu of %zu", rows > 0 ? s->scroll + 1 : 0,
+                   rows < s->scroll + s->page ? rows : s->scroll + s->page, rows);
+    add_text(l, width, width < 60 ? "q quits" : "q quits, arrows and PgUp/PgDn scroll");
+    add_right(l, width, text);
+}
+
+cddp_status screen_compose(const struct screen_input *in, struct screen *out)
+{
+    unsigned width = in->width > SCREEN_WIDTH ? SCREEN_WIDTH : in->width;
+    unsigned height = in->height > SCREEN_HEIGHT ? SCREEN_HEIGHT : in->height;
+    bool foot = height > SMALL;
+    struct view v;
+    cddp_status st = view_read(&v, in);
+    size_t rows = st == CDDP_OK ? rows_of(&v) : 0;
+
+    out->n = 0;
+    if (st == CDDP_OK)
+        add_head(&v, in, out, width, height - foot);
+    out->page = out->n + foot < height ? height - foot - out->n : 0;
+    out->max_scroll = rows > out->page ? (unsigned)(rows - out->page) : 0;
+    out->scroll = in->scroll < out->max_scroll ? in->scroll : out->max_scroll;
+    for (size_t i = 0; i < out->page && out->scroll + i < rows; i++)
+        add_row(&v, out->scroll + i, out, width, height);
+    while (foot && out->n + 1 < height && st == CDDP_OK)
+        (void)add_line(out, height, SCREEN_PLAIN);
+    if (foot && st == CDDP_OK)
+        add_foot(out, add_line(out, height, SCREEN_HEAD), rows, width);
+    view_release(&v);
+    return st;
+}
