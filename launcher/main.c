@@ -12,6 +12,7 @@
 #include "launcher/query/show.h"
 #include "launcher/remote/remote_end.h"
 #include "launcher/remote/ssh.h"
+#include "launcher/top/top.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -167,6 +168,24 @@ static int run_hosts(const struct options *o, char **argv)
     return status;
 }
 
+static int run_top(const struct options *o)
+{
+    struct cdi_error err = {.status = CDDP_OK};
+    struct cdi_secret secret;
+    bool with_secret = o->auth_token_file != NULL;
+    cddp_status st = with_secret ? cdi_secret_load(&secret, o->auth_token_file, &err) : CDDP_OK;
+    int signal = 0;
+
+    if (st == CDDP_OK) {
+        st = top_run(o->top, with_secret ? &secret : NULL, &signal, &err);
+        if (with_secret)
+            cdi_secret_release(&secret);
+    }
+    if (st != CDDP_OK)
+        cdi_log(CDI_LOG_ERROR, "MAIN-TOP", "%s", err.msg);
+    return signal != 0 ? 128 + signal : st == CDDP_OK ? 0 : 1;
+}
+
 __attribute__((noinline)) static int run_main(int argc, char **argv)
 {
     struct options o;
@@ -204,6 +223,8 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         return fflush(stdout) == 0 ? 0 : 1;
     case OPTIONS_WHERE:
         return show_where(&o, stdout);
+    case OPTIONS_TOP:
+        return run_top(&o);
     case OPTIONS_RUN:
         return o.hosts != NULL ? run_hosts(&o, argv) : main_run(&o);
     }

@@ -214,6 +214,10 @@ const struct flag flags[] = {
      .ours = true,
      .help = "start nothing; print what would run on this node as JSON: nodes, ranks, devices, cores, commands, "
              "variables"},
+    {.name = "top", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(top), RANGE(1, 255),
+     .value = "HOST[:PORT]", .ours = true,
+     .help = "start nothing; show the running jobs of the rendezvous at this endpoint on the terminal, the ranks that "
+             "are behind first; q quits"},
     {.name = "where",
      .env = "",
      .group = GROUP_OTHER,

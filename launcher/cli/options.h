@@ -16,7 +16,7 @@
 #define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
 #define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
 
-enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION, OPTIONS_WHERE };
+enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION, OPTIONS_WHERE, OPTIONS_TOP };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
 enum options_on_off { OPTIONS_ON, OPTIONS_OFF };
@@ -85,6 +85,7 @@ struct options {
     int64_t interactive; /* a rank; -1: not given */
     const char *report;  /* a file; NULL: not given */
     bool progress;
+    const char *top; /* an endpoint; NULL: not given; then `what` is TOP */
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
     const char *error_file;      /* TORCHELASTIC_ERROR_FILE of cddprun itself, or NULL */
 

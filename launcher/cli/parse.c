@@ -442,6 +442,11 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         st = read_words(&o, argc, argv, &i, err);
     if (st == CDDP_OK && o.what == OPTIONS_RUN)
         st = check_all(&o, env, arg, err);
+    if (st == CDDP_OK && o.what == OPTIONS_RUN && o.top != NULL) {
+        o.what = OPTIONS_TOP;
+        if (i < argc)
+            st = cdi_fail(err, CDDP_E_INVALID, "--top shows running jobs; remove the program '%.200s'", argv[i]);
+    }
     if (st == CDDP_OK && o.what == OPTIONS_RUN && o.where != NULL) {
         o.what = OPTIONS_WHERE;
         if (i < argc)
