@@ -216,8 +216,8 @@ const struct flag flags[] = {
              "variables"},
     {.name = "top", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(top), RANGE(1, 255),
      .value = "HOST[:PORT]", .ours = true,
-     .help = "start nothing; show the running jobs of the rendezvous at this endpoint on the terminal, the ranks that "
-             "are behind first; q quits"},
+     .help = "start nothing; show the running jobs of the rendezvous at this endpoint on the terminal, the late "
+             "ranks first; q quits"},
     {.name = "where",
      .env = "",
      .group = GROUP_OTHER,

@@ -62,7 +62,7 @@ uint32_t logs_front(const struct logs_stream *s);
  * Then write RANKLOG_ERASE before the next output there.
  */
 bool logs_reset_drawn(struct logs *l);
-/* Returns whether cddprun's stderr is a terminal of its own, on which a line can be overwritten. */
+/* Returns whether cddprun's stderr is the terminal of its session, on which a line can be overwritten. */
 bool logs_has_terminal(const struct logs *l);
 /*
  * Draws a line of cddprun's own at the end of what that terminal shows, without a newline: the next output overwrites

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What happened in a run, for the report of --report: rounds, events, failures, the rate of steps and the time in
- * communication over time, and who was late. Its memory is bounded: when the time does not fit into the intervals,
+ * The record of a run, for --report: rounds, events, failures, the rate of steps and the time in communication over
+ * time, and the ranks that were late. Its memory is bounded: when the time does not fit into the intervals,
  * their length doubles; when the ranks do not fit into the table, neighbours share a line. Pure; one thread.
  */
 #ifndef RUN_RECORD_H

@@ -23,7 +23,7 @@ struct job {
     const char *name, *state;
     int64_t round, restarts, world_size;
     size_t n_nodes, n_ranks;
-    struct rank *ranks;            /* those behind first */
+    struct rank *ranks;            /* the late ones first */
     struct cdi_node_report *nodes; /* hold the strings of the ranks */
     uint64_t most_step;
     int64_t between_ms;
@@ -93,7 +93,7 @@ static const char *plural(int64_t n)
 
 /* ------------------------------------------------------------------------------------------------------ jobs ---- */
 
-/* A rank that has not entered a collective is behind one that is in it. */
+/* A rank that has not entered a collective is later than one that is in it. */
 static int place_order(enum cdi_place p)
 {
     return p == CDI_PLACE_IN || p == CDI_PLACE_IN_REPLAY ? 1 : 0;
@@ -264,7 +264,7 @@ static void job_line(const struct job *j, struct screen_line *l, unsigned width)
 /* The ranks that are named as late, and how much of communication is hidden. */
 static void facts_line(const struct job *j, struct screen_line *l, unsigned width)
 {
-    uint64_t comm = 0, exposed = 0, behind = 0, most = 0;
+    uint64_t comm = 0, exposed = 0, n_late = 0, most = 0;
     int32_t late = -1;
     char text[200];
 
@@ -273,13 +273,13 @@ static void facts_line(const struct job *j, struct screen_line *l, unsigned widt
 
         comm += r->comm_us;
         exposed += r->exposed_us;
-        behind += r->step < j->most_step;
+        n_late += r->step < j->most_step;
         if (r->late_rank >= 0 && r->late_count * r->late_us > most) {
             most = r->late_count * r->late_us;
             late = r->late_rank;
         }
     }
-    (void)snprintf(text, sizeof text, "%" PRIu64 " rank%s behind", behind, plural((int64_t)behind));
+    (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural((int64_t)n_late));
     add_text(l, width, text);
     if (comm > 0)
         (void)snprintf(text, sizeof text, ", %d %% of communication hidden", HUNDRED - percent(exposed, comm));
@@ -354,13 +354,13 @@ static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
 }
 
 /* The columns, in their order; a narrow terminal has the first ones, and the place. */
-enum column { RANK, NODE, STEP, BEHIND, RATE, WAIT, HIDDEN, MEMORY, CORES, GPU, N_COLUMNS };
+enum column { RANK, NODE, STEP, LATE, RATE, WAIT, HIDDEN, MEMORY, CORES, GPU, N_COLUMNS };
 static const struct {
     const char *name;
     unsigned width;
     unsigned from; /* the least width of the terminal that has it */
 } columns[] = {[RANK] = {"RANK", 6, 0},       [NODE] = {"NODE", 16, 100},   [STEP] = {"STEP", 9, 18},
-               [BEHIND] = {"BEHIND", 7, 40},  [RATE] = {"STEPS/S", 8, 50},  [WAIT] = {"WAITS", 6, 60},
+               [LATE] = {"LATE", 7, 40},      [RATE] = {"STEPS/S", 8, 50},  [WAIT] = {"WAITS", 6, 60},
                [HIDDEN] = {"HIDDEN", 7, 110}, [MEMORY] = {"MEMORY", 9, 72}, [CORES] = {"CORES", 6, 72},
                [GPU] = {"GPU", 6, 80}};
 
@@ -379,7 +379,7 @@ static void cell(const struct job *j, const struct rank *k, enum column c, char 
     case STEP:
         (void)snprintf(to, cap, "%" PRIu64, r->step);
         return;
-    case BEHIND:
+    case LATE:
         (void)snprintf(to, cap, r->step < j->most_step ? "%" PRIu64 : "-", j->most_step - r->step);
         return;
     case RATE:
@@ -432,7 +432,7 @@ static void rank_line(const struct job *j, const struct rank *r, struct screen_l
 
 /* ---------------------------------------------------------------------------------------------------- screen ---- */
 
-static bool is_behind(const struct job *j, const struct rank *r)
+static bool is_late(const struct job *j, const struct rank *r)
 {
     return r->report.step < j->most_step;
 }
@@ -467,8 +467,8 @@ static void add_row(const struct view *v, size_t row, struct screen *s, unsigned
             rank_line(j, NULL, l, width);
         else
             rank_line(j, &j->ranks[row - head], l, width);
-        if (row >= head && is_behind(j, &j->ranks[row - head]))
-            l->look = SCREEN_BEHIND;
+        if (row >= head && is_late(j, &j->ranks[row - head]))
+            l->look = SCREEN_LATE;
         return;
     }
 }

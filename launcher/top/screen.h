@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What --top shows: from a REPLY (protocol/bulk.h) to the lines of a terminal, the ranks that are behind first. Pure.
+ * What --top shows: from a REPLY (protocol/bulk.h) to the lines of a terminal, the late ranks first. Pure.
  * The reply is another machine's: wrong members count as missing, and all text becomes printable ASCII.
  */
 #ifndef TOP_SCREEN_H
@@ -15,7 +15,7 @@
 #define SCREEN_WIDTH 400  /* of the widest line */
 #define SCREEN_HEIGHT 400 /* lines */
 
-enum screen_look { SCREEN_PLAIN, SCREEN_TITLE, SCREEN_HEAD, SCREEN_BEHIND };
+enum screen_look { SCREEN_PLAIN, SCREEN_TITLE, SCREEN_HEAD, SCREEN_LATE };
 
 struct screen_line {
     enum screen_look look;

@@ -160,10 +160,8 @@ static bool take_answer(struct top *t)
 
 static cddp_status paint(struct top *t)
 {
-    static const unsigned long looks[] = {[SCREEN_PLAIN] = 0,
-                                          [SCREEN_TITLE] = CURSES_BOLD,
-                                          [SCREEN_HEAD] = CURSES_REVERSE,
-                                          [SCREEN_BEHIND] = CURSES_BOLD};
+    static const unsigned long looks[] = {
+        [SCREEN_PLAIN] = 0, [SCREEN_TITLE] = CURSES_BOLD, [SCREEN_HEAD] = CURSES_REVERSE, [SCREEN_LATE] = CURSES_BOLD};
     const struct curses *c = &t->curses;
     struct curses_window *w = *c->stdscr;
     int columns = c->getmaxx(w), lines = c->getmaxy(w);

@@ -274,14 +274,14 @@ LINE = rb'\r(step \d+|\d+ ranks?), [^\r\n]*\d\d:\d\d:\d\d\x1b\[K\r'
 
 
 def test_progress_is_below_the_output_and_leaves_it_whole(cddprun):
-    script = 'for i in $(seq 30); do echo "line $i of stdout, and a long one, so that a rest of the progress line would show behind it: no"; ' \
+    script = 'for i in $(seq 30); do echo "line $i of stdout, and a long one, so that a rest of the progress line would show after it: no"; ' \
              'echo "short $i" >&2; sleep 0.05; done; [ -e $TMPDIR/go ] || sleep 1; echo last'
     with Terminal(cddprun, '--standalone', '--nproc_per_node=2', '--progress', 'sh', '-c', script) as t:
         t.wait_for(LINE)
         assert t.finish() == 0
         screen = t.screen()
         want = sorted([f'[{r}] {kind}' for r in (0, 1) for i in range(1, 31)
-                       for kind in (f'line {i} of stdout, and a long one, so that a rest of the progress line would show behind it: no', f'short {i}')] +
+                       for kind in (f'line {i} of stdout, and a long one, so that a rest of the progress line would show after it: no', f'short {i}')] +
                       ['[0] last', '[1] last', ''])
         assert sorted(screen) == want, '\n'.join(screen)
         assert len(re.findall(LINE, t.text)) >= 3, t.text

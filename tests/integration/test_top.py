@@ -21,7 +21,7 @@ ENDED = 'ended with'
 
 
 class Terminal:
-    """A tmux of its own with one pane, in which a shell runs top_planted and then says how it ended."""
+    """A private tmux with one pane, in which a shell runs top_planted and then says how it ended."""
 
     def __init__(self, top, answer, columns, lines, command=None):
         if shutil.which('tmux') is None:
@@ -102,23 +102,23 @@ def rank_of(number, step, place='in', seq=812):
             'late_us': 1600, 'late_rank': 2, 'late_count': 40}
 
 
-def answer_of(nodes, each, behind=2, step=390):
-    """A running job; one rank is 2 steps behind."""
-    ranks = [rank_of(i, step - 2, 'after', 811) if i == behind else rank_of(i, step) for i in range(nodes * each)]
+def answer_of(nodes, each, late=2, step=390):
+    """A running job; one rank is 2 steps late."""
+    ranks = [rank_of(i, step - 2, 'after', 811) if i == late else rank_of(i, step) for i in range(nodes * each)]
     return {'version': '1', 'jobs': [{
         'name': 'train', 'state': 'running', 'round': 2, 'restarts': 1, 'world_size': nodes * each,
         'nodes': [{'round': 2, 'asked': 1, 'node_rank': n, 'host': f'host{n}', 'ranks': ranks[n * each:(n + 1) * each]} for n in range(nodes)]}]}
 
 
-def test_80x24_shows_the_rank_that_is_behind_first(top):
+def test_80x24_shows_the_late_rank_first(top):
     with Terminal(top, answer_of(2, 4), 80, 24) as t:
         screen = t.shows('train: running')
         assert screen[1] == 'train: running, round 2, 1 restart, 8 ranks, 2 nodes, step 388, 12.5 steps/s', screen[1]
-        assert screen[3].split() == ['RANK', 'STEP', 'BEHIND', 'STEPS/S', 'WAITS', 'MEMORY', 'CORES', 'WHERE'], screen[3]
+        assert screen[3].split() == ['RANK', 'STEP', 'LATE', 'STEPS/S', 'WAITS', 'MEMORY', 'CORES', 'WHERE'], screen[3]
         assert screen[4].split()[:3] == ['2', '388', '2'] and 'after all_reduce #811' in screen[4], screen[4]
         assert [row.split()[0] for row in screen[5:12]] == ['0', '1', '3', '4', '5', '6', '7'], screen
         assert len(screen) == 24 and 'q quits' in screen[23] and 'rows 1 to 8 of 8' in screen[23], screen
-        t.answer(answer_of(2, 4, behind=6, step=500))
+        t.answer(answer_of(2, 4, late=6, step=500))
         screen = t.shows('step 498')
         assert screen[4].split()[:3] == ['6', '498', '2'], screen[4]
         t.keys('q')
@@ -167,13 +167,13 @@ def test_lost_connection_is_shown_and_comes_back(top):
     with Terminal(top, None, 80, 24) as t:
         screen = t.shows('connection lost, trying again', 0)
         assert 'waiting for the first answer' in screen[1], screen
-        t.answer(answer_of(1, 2, behind=0))
+        t.answer(answer_of(1, 2, late=0))
         t.shows('train: running')
         assert 'connection lost' not in t.screen()[0]
         os.unlink(t.file)
         screen = t.shows('connection lost, trying again', 0)
         assert 'train: running' in screen[1], 'the last answer stays'
-        t.answer(answer_of(1, 2, behind=1, step=777))
+        t.answer(answer_of(1, 2, late=1, step=777))
         t.shows('step 775')
         assert 'connection lost' not in t.screen()[0]
 
@@ -229,7 +229,7 @@ def test_needs_a_terminal(top):
 
 
 def test_unknown_terminal_is_an_error_message(top):
-    with Terminal(top, answer_of(1, 1, behind=9), 80, 24, command=f'TERM=no-such {top} /none 2>&1; echo "{ENDED} $?"; exec cat') as t:
+    with Terminal(top, answer_of(1, 1, late=9), 80, 24, command=f'TERM=no-such {top} /none 2>&1; echo "{ENDED} $?"; exec cat') as t:
         t.shows(f'{ENDED} 1')
         t.shows('TERM')
 

@@ -40,7 +40,7 @@ static json_t *rank_json(int rank, uint64_t step, const char *place, int seq)
                      (json_int_t)2000, "late_us", (json_int_t)1600, "late_rank", 2, "late_count", 40);
 }
 
-/* A job with so many nodes of so many ranks, of which rank 2 is behind. */
+/* A job with so many nodes of so many ranks, of which rank 2 is late. */
 static json_t *job_json(const char *name, int n_nodes, int each)
 {
     json_t *nodes = json_array();
@@ -64,7 +64,7 @@ static json_t *reply_of(json_t *first, json_t *second)
     return json_pack("{s:s, s:[o, o*]}", "version", "1", "jobs", first, second);
 }
 
-Test(screen, shows_the_rank_that_is_behind_first)
+Test(screen, shows_the_late_rank_first)
 {
     json_t *reply = reply_of(job_json("train", 2, 4), NULL);
 
@@ -72,9 +72,9 @@ Test(screen, shows_the_rank_that_is_behind_first)
     cr_assert_eq(shown.n, 24);
     cr_assert_not_null(strstr(line(0)->text, "node1:29400"));
     cr_assert_str_eq(line(1)->text, "train: running, round 2, 1 restart, 8 ranks, 2 nodes, step 388, 12.5 steps/s");
-    cr_assert_str_eq(line(2)->text, "1 rank behind, 80 % of communication hidden, slowest rank 2");
+    cr_assert_str_eq(line(2)->text, "1 late rank, 80 % of communication hidden, slowest rank 2");
     cr_assert_eq(line(3)->look, SCREEN_HEAD);
-    cr_assert_eq(line(4)->look, SCREEN_BEHIND);
+    cr_assert_eq(line(4)->look, SCREEN_LATE);
     cr_assert_str_eq(line(4)->text,
                      "     2      388      2    12.5   2 %  1.2 GiB  0.99  after all_reduce #811, 4.2 ");
     cr_assert_eq(line(5)->look, SCREEN_PLAIN);
