@@ -435,7 +435,10 @@ static void on_stack_read(void *arg)
     worker_group_on_child(arg);
 }
 
-/* The stack of the first failure is shown, and of many that crash at once a few are enough. */
+/*
+ * The report shows the stack of the first failure, so of many that crash at once a few are read. The others wait until
+ * one of these is reported: they must not be first.
+ */
 void worker_group_on_crash(struct worker_group *c)
 {
     struct cdi_flight_crash note;
@@ -446,9 +449,9 @@ void worker_group_on_crash(struct worker_group *c)
         if (page == NULL || c->workers[i].reported || c->outputs[i].crash != NULL ||
             cdi_crash_look(page, &note) != CDI_CRASH_WAITS)
             continue;
-        if (c->failed || c->n_crashes++ >= CRASHES_READ)
+        if (c->failed)
             cdi_crash_tell_read(page);
-        else
+        else if (c->n_crashes++ < CRASHES_READ)
             c->outputs[i].crash = crash_read_start(c->opt.spawn->loop, page, on_stack_read, c);
     }
 }
@@ -467,6 +470,8 @@ void worker_group_on_child(struct worker_group *c)
             if (c->workers[i].exited && !c->workers[i].reported &&
                 (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
                 report_exit(c, &c->workers[i]);
+    if (c->failed && !c->destroyed)
+        worker_group_on_crash(c);
 }
 
 void worker_group_report_unstarted(struct worker_group *c)

@@ -29,6 +29,11 @@ static bool libdw_resolve(struct libdw *dw)
         "dwfl_module_info",
         "dwfl_module_getsrc",
         "dwfl_lineinfo",
+        "dwfl_module_nextcu",
+        "dwarf_haspc",
+        "dwarf_getsrc_die",
+        "dwarf_linesrc",
+        "dwarf_lineno",
         "dwfl_errmsg",
     };
     void *found[sizeof names / sizeof names[0]];

@@ -29,6 +29,11 @@ struct libdw {
     __typeof__(&dwfl_module_info) module_info;
     __typeof__(&dwfl_module_getsrc) line_at;
     __typeof__(&dwfl_lineinfo) line_info;
+    __typeof__(&dwfl_module_nextcu) next_unit;
+    __typeof__(&dwarf_haspc) unit_has;
+    __typeof__(&dwarf_getsrc_die) unit_line_at;
+    __typeof__(&dwarf_linesrc) unit_line_file;
+    __typeof__(&dwarf_lineno) unit_line_number;
     __typeof__(&dwfl_errmsg) error_text;
 };
 

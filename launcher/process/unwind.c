@@ -154,12 +154,34 @@ static cddp_status append_function(const struct unwind *u, const char *function,
     return st;
 }
 
+/* The same without a table of addresses (.debug_aranges), which clang does not write: asks each unit of the program. */
+static const char *source_in_units(const struct unwind *u, Dwfl_Module *module, uint64_t pc, int *number)
+{
+    Dwarf_Addr bias = 0;
+
+    for (Dwarf_Die *unit = NULL; cdi_now_ns() < u->deadline_ns;) {
+        Dwarf_Line *line;
+
+        unit = u->dw.next_unit(module, unit, &bias);
+        if (unit == NULL)
+            return NULL;
+        if (u->dw.unit_has(unit, pc - bias) != 1)
+            continue;
+        line = u->dw.unit_line_at(unit, pc - bias);
+        if (line == NULL || u->dw.unit_line_number(line, number) != 0)
+            return NULL;
+        return u->dw.unit_line_file(line, NULL, NULL);
+    }
+    return NULL;
+}
+
 /* The line of the source, if the program has them and there is time to look for it. */
 static const char *source_of(const struct unwind *u, Dwfl_Module *module, uint64_t pc, int *number)
 {
     Dwfl_Line *line = cdi_now_ns() >= u->deadline_ns ? NULL : u->dw.line_at(module, pc);
 
-    return line == NULL ? NULL : u->dw.line_info(line, NULL, number, NULL, NULL, NULL);
+    return line != NULL ? u->dw.line_info(line, NULL, number, NULL, NULL, NULL)
+                        : source_in_units(u, module, pc, number);
 }
 
 cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out)

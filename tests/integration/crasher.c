@@ -11,6 +11,7 @@
  *   chain    installed after cddp_init, and it calls the handler that was there
  *   kill     the signal comes from kill(2), not from a fault
  *   two      two threads crash at once
+ *   all      every rank crashes
  *   child    a forked child crashes; the worker goes on and exits with status 7
  *   after    after cddp_finalize
  *   traced   when a debugger has attached to it
@@ -228,7 +229,7 @@ int main(int argc, char **argv)
         handle(number, has(argc, argv, "chain"));
     if (has(argc, argv, "child"))
         return crash_in_child();
-    is_last = cddp_rank(comm) == cddp_world_size(comm) - 1;
+    is_last = cddp_rank(comm) == cddp_world_size(comm) - 1 || has(argc, argv, "all");
     if (has(argc, argv, "after") || has(argc, argv, "handled"))
         (void)cddp_finalize(comm);
     if (has(argc, argv, "handled"))

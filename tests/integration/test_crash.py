@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The stack of a worker that crashes: in the report, or the reason why there is none; and nothing else changes."""
+import contextlib
 import ctypes
 import glob
 import os
@@ -151,6 +152,23 @@ def test_the_others_of_the_job_end_as_always(cddprun):
     status, err = crash(cddprun, 'segv', flags=['-ppn', '3'])
     assert status == 128 + signal.SIGSEGV and err.startswith('cddprun: rank 2 (pid '), (status, err)
     assert any(f.startswith('planted_crash()') for f in frames(err)), err
+
+
+def test_of_many_that_crash_at_once_one_stack_is_shown(cddprun):
+    needs_stacks()
+    status, err = crash(cddprun, 'abrt', 'all', flags=['-ppn', '9'])
+    assert status == 128 + signal.SIGABRT and any(f.startswith('planted_crash()') for f in frames(err)), (status, err)
+
+
+def test_every_node_of_the_job_shows_the_stack(cddprun):
+    needs_stacks()
+    port = launch.free_port()
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(cddprun, '--nnodes=2', f'--node_rank={i}', '--master_addr=127.0.0.1', f'--master_port={port}',
+                                        '-ppn', '2', CRASHER, 'segv', env={'CDDP_BACKEND': 'cpu'})) for i in range(2)]
+        for job in jobs:
+            assert job.finish() == 128 + signal.SIGSEGV, job.err
+            assert 'cddprun: rank 3 (pid ' in job.err and any(f.startswith('planted_crash()') for f in frames(job.err)), job.err
 
 
 def test_a_shell_around_the_worker_changes_nothing(cddprun):
