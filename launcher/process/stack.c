@@ -275,9 +275,9 @@ static cddp_status prepare(struct reading **out, pid_t pid, const struct stack_l
     cddp_status st;
 
     if (!task_has_registers())
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "no native stacks: cddprun does not know this machine's registers");
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddprun does not know this machine's registers");
     if (atomic_load(&n_abandoned) >= ABANDONED_MAX)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "no stack of process %d: earlier readings still hang", (int)pid);
+        return cdi_fail(err, CDDP_E_TIMEOUT, "earlier readings of stacks still hang");
     r = new_reading(pid, limits);
     if (r == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory (the stacks of process %d)", (int)pid);
@@ -316,9 +316,8 @@ cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers
 
 cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
-    (void)limits, (void)out;
-    return cdi_fail(err, CDDP_E_UNSUPPORTED, "no native stack of process %d: this cddprun was built without libdw",
-                    (int)pid);
+    (void)pid, (void)limits, (void)out;
+    return cdi_fail(err, CDDP_E_UNSUPPORTED, "this cddprun was built without libdw");
 }
 
 cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,

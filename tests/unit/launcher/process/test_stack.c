@@ -4,6 +4,7 @@
 #include "launcher/process/stack.h"
 #include "launcher/process/stack_text.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -26,9 +27,17 @@ static __attribute__((noinline)) void planted_inner(int ready)
         (void)pause();
 }
 
-static __attribute__((noinline)) void planted_outer(int ready)
+/* As a compiler of C++ would name it. */
+static __attribute__((noinline)) void planted_middle(int ready) __asm__("_ZN7planted6middleEi");
+static __attribute__((noinline)) void planted_middle(int ready)
 {
     planted_inner(ready);
+    never_ends = 0;
+}
+
+static __attribute__((noinline)) void planted_outer(int ready)
+{
+    planted_middle(ready);
     never_ends = 0;
 }
 
@@ -119,6 +128,21 @@ Test(stack, shows_functions_and_lines_of_a_sleeping_process)
     cr_assert_not_null(strstr(outer, "at test_stack.c:"), "%s", text);
 #endif
     cr_assert_not_null(strstr(text, "sleeping:\n  #0 "), "%s", text);
+    reap(pid);
+}
+
+Test(stack, shows_names_of_functions_in_cxx_as_in_their_source)
+{
+    const pid_t pid = plant(false);
+    char text[1 << 16];
+    void *demangler;
+
+    read_text(pid, &all, text, sizeof text);
+    demangler = dlopen("libstdc++.so.6", RTLD_LAZY);
+    cr_assert_not_null(strstr(text, demangler != NULL ? " planted::middle(int) " : " _ZN7planted6middleEi() "), "%s",
+                       text);
+    if (demangler != NULL)
+        (void)dlclose(demangler);
     reap(pid);
 }
 
