@@ -100,16 +100,33 @@ static bool take_number(struct reader *r, size_t n, uint64_t *value)
     return true;
 }
 
-/* Appends to a list's text, which is cut if it has no more room. */
+/* Appends as much of a text as has room. */
+static void add_part(char out[TEXT_MAX], const char *part)
+{
+    size_t used = strlen(out), n = strlen(part);
+
+    if (n > TEXT_MAX - 1 - used)
+        n = TEXT_MAX - 1 - used;
+    memcpy(out + used, part, n);
+    out[used + n] = '\0';
+}
+
+/* Appends a number, or a list, to a list's text. */
 static void add_text(struct item *list, const struct item *value)
 {
-    size_t used = strlen(list->text);
-    const char *comma = used > 1 ? ", " : "";
+    char part[TEXT_MAX] = "";
 
     if (value->kind == ITEM_INT)
-        (void)snprintf(list->text + used, sizeof list->text - used, "%s%" PRId64, comma, value->number);
+        (void)snprintf(part, sizeof part, "%" PRId64, value->number);
     else if (value->kind == ITEM_LIST || value->kind == ITEM_TUPLE)
-        (void)snprintf(list->text + used, sizeof list->text - used, "%s%s]", comma, value->text);
+        memcpy(part, value->text, sizeof part);
+    else
+        return;
+    if (list->text[0] != '\0' && list->text[1] != '\0')
+        add_part(list->text, ", ");
+    add_part(list->text, part);
+    if (value->kind != ITEM_INT)
+        add_part(list->text, "]");
 }
 
 /* ---------------------------------------------------------------------------------------------------- entries ---- */

@@ -203,7 +203,7 @@ static void look_after_work(uv_work_t *w, int status)
     }
     if (atomic_load(&l->stopping) || status != 0)
         return;
-    /* A worker may have ended while the stacks were read; then this was no standstill. */
+    /* A worker may have ended while the stacks were read; then the job goes on. */
     if (!l->refuted && l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX) == l->n)
         look_say(l);
     free(l->found);

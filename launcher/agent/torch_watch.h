@@ -47,7 +47,7 @@ void torch_note_told(struct torch_pulse *v, size_t n, int64_t warning_ms, int64_
  */
 bool torch_has_moved(const struct torch_pulse *v, size_t n);
 
-/* What is known of one rank. */
+/* One rank, as far as it is known. */
 struct torch_rank {
     int32_t rank;
     int pid;

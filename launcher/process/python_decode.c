@@ -44,7 +44,7 @@ static bool decode_int(const struct decode *d, uint64_t base, uint32_t offset, i
 
 /* ---------------------------------------------------------------------------------------------------- texts ---- */
 
-/* Writes one character as UTF-8; control characters and what is none become question marks. Returns its length. */
+/* Writes one character as UTF-8; question marks stand for control characters and invalid ones. Returns its length. */
 static size_t decode_put_char(char out[4], uint32_t c)
 {
     if (c < 0x20 || (c >= 0x7F && c < 0xA0) || (c >= 0xD800 && c < 0xE000) || c > 0x10FFFF)
@@ -129,7 +129,7 @@ static bool decode_text(const struct decode *d, uint64_t str, bool end, char *ou
     return true;
 }
 
-/* Cuts the folder of installed packages, or of the standard library: what follows identifies the file. */
+/* Cuts the folder of installed packages, or of the standard library. The rest identifies the file. */
 static void decode_shorten(char *path)
 {
     static const char *const folders[] = {"/site-packages/", "/dist-packages/"};

@@ -105,7 +105,7 @@ static void live_task_path(const struct live *p, uint64_t tid, const char *file,
 
 /*
  * Python 3.9 and 3.10 know a thread by its pthread_t, which points to glibc's struct pthread, with the kernel's number
- * in it: `tid` in nptl/descr.h, behind a header of 704 bytes on x86-64, and of 192 elsewhere, and a list of two
+ * in it: `tid` in nptl/descr.h, after a header of 704 bytes on x86-64, and of 192 elsewhere, and a list of two
  * pointers.
  */
 static void live_find_native(struct live *p, struct python_thread *t)

@@ -28,9 +28,9 @@ struct page_agent {
 /* A client of the store that waits for keys. */
 struct page_wait {
     char address[CDI_ADDRESS_TEXT]; /* the client's */
-    char key[PAGE_KEY];             /* the first that is missing; cut; bytes that are no ASCII text are '?' */
-    size_t missing;                 /* keys in all */
-    int64_t for_ms;                 /* since its last request */
+    char key[PAGE_KEY]; /* the first that is missing; cut; a question mark for any byte outside of ASCII text */
+    size_t missing;     /* keys in all */
+    int64_t for_ms;     /* since its last request */
 };
 
 /* A node of the running round, and where its ranks are. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A Python job in which one rank stops in a function of its own, while the others wait: cddprun names it."""
+"""A Python job in which one rank stops in a planted function, while the others wait: cddprun names it."""
 import os
 import re
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch DDP program (gloo) in which one rank stops in a function of its own: HOW is sleep, spin, or key.
+"""A PyTorch DDP program (gloo) in which one rank stops in a planted function: HOW is sleep, spin, or key.
 
 key: rank 2 sets no key that the others wait for.
 """

@@ -76,7 +76,7 @@ Test(torch_dump, limits_what_repeats)
     cr_assert_eq(torch_dump_read((const uint8_t *)"}r\xff\xff\xff\x7f.", 7, &dump, &err), CDDP_E_LIMIT);
     cr_assert_eq(torch_dump_read((const uint8_t *)"X\xff\xff\xff\xff.", 6, &dump, &err), CDDP_E_PROTOCOL);
     cr_assert_eq(torch_dump_read((const uint8_t *)"h\x07.", 3, &dump, &err), CDDP_E_PROTOCOL);
-    cr_assert_eq(torch_dump_read((const uint8_t *)"(q\0.", 4, &dump, &err), CDDP_E_PROTOCOL, "a mark is no value");
+    cr_assert_eq(torch_dump_read((const uint8_t *)"(q\0.", 4, &dump, &err), CDDP_E_PROTOCOL, "a mark cannot be kept");
     cr_assert_eq(torch_dump_read((const uint8_t *)"]K\x01K\x02"
                                                   "e.",
                                  7, &dump, &err),

@@ -110,7 +110,7 @@ Test(python_decode, rejects_what_makes_no_sense)
     memcpy(memory + PLANTED_TYPE + 0x40, "cod3", 5); /* nothing is a code object */
     cr_assert_eq(decode(NULL), CDDP_E_NOT_FOUND);
     planted_make(memory);
-    planted_put(memory, PLANTED_TEXT + 16, 5000); /* a name that is too long: what follows it is garbage, too */
+    planted_put(memory, PLANTED_TEXT + 16, 5000); /* a name that is too long is taken for garbage */
     planted_put(memory, PLANTED_OTHER + 56, 0);
     cr_assert_eq(decode(NULL), CDDP_E_PROTOCOL);
     python_stacks_release(&s);
@@ -197,7 +197,7 @@ Test(python_decode, reads_tables_of_lines)
     cr_assert_eq(python_line_of(0x030A, middle, sizeof middle, 10, 5), 11);
     cr_assert_eq(python_line_of(0x030A, middle, sizeof middle, 10, 6), 0); /* no line */
     cr_assert_eq(python_line_of(0x030A, middle, sizeof middle, 10, 56), 10);
-    cr_assert_eq(python_line_of(0x030A, middle, sizeof middle, 10, 66), 0); /* behind the end */
+    cr_assert_eq(python_line_of(0x030A, middle, sizeof middle, 10, 66), 0); /* after the end */
     cr_assert_eq(python_line_of(0x030B, new, sizeof new, 10, 3), 10);
     cr_assert_eq(python_line_of(0x030B, new, sizeof new, 10, 4), 0);
     cr_assert_eq(python_line_of(0x030D, new, sizeof new, 10, 6), 43); /* + (2 | 1 << 6) / 2 */

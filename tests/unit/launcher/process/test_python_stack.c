@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every Python that is found here runs a program whose threads wait at known places and that prints its own stacks by
- * the module faulthandler; what is read from outside must be the same.
+ * the module faulthandler. Reading them from outside must give the same.
  */
 #include "hygiene.h"
 #include "launcher/process/python_stack.h"
