@@ -121,6 +121,32 @@ static void each_gradient(uint32_t flags, cddp_dtype comm_dtype)
     make(&j, N_PARAMS, 0);
 }
 
+/* An optimizer leaves the step out: on the device nothing has changed. */
+static void optimizer_leaves_it_out(void)
+{
+    const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.5};
+    static double before[N_PARAMS][MOST], after[MOST];
+    cddp_optim *optim;
+
+    open_named(0, CDDP_DTYPE_NONE);
+    DO(cddp_optim_create(&optim, j.ddp, &sgd));
+    for (int step = 0; step < 4; step++) {
+        for (size_t i = 0; i < N_PARAMS; i++)
+            DO(cddp_copy(j.comm, before[i], j.data[i], bytes_of(i)));
+        make_with(3, step == 2 ? 0 : -1, NAN);
+        backward(&j);
+        MUST(cddp_optim_step(optim, NULL) == (step == 2 ? CDDP_E_NONFINITE : CDDP_OK), "step %d: %s\n", step,
+             cddp_last_error());
+        for (size_t i = 0; i < N_PARAMS; i++) {
+            DO(cddp_copy(j.comm, after, j.data[i], bytes_of(i)));
+            MUST((memcmp(before[i], after, bytes_of(i)) == 0) == (step == 2), "step %d: parameter %zu\n", step, i);
+        }
+    }
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(j.ddp);
+    make(&j, N_PARAMS, 0);
+}
+
 /* With "warn" no step waits for the GPU: the compute stream is blocked until the host has called everything. */
 static void warn_waits_for_nobody(void)
 {
@@ -200,6 +226,8 @@ int main(int argc, char **argv)
         warn_waits_for_nobody();
     if (warns)
         warn_at_the_end();
+    else
+        optimizer_leaves_it_out();
     if (getenv("CDDP_CHECK_REPLICAS") != NULL)
         flip_a_bit();
     close_job(&j);
