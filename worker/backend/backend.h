@@ -165,8 +165,9 @@ enum cdi_asked {
 /* When the operations of a bucket ran: as in struct cdi_flight_entry, 0 for what is not known. */
 struct cdi_coll_times {
     int64_t started_ns, arrived_ns, done_ns;
-    int late_rank;  /* of the job; -1: not known */
-    bool by_joiner; /* the last one ran in the thread that joined it */
+    int64_t thread_ns; /* processor time of the backend's own thread */
+    int late_rank;     /* of the job; -1: not known */
+    bool by_joiner;    /* the last one ran in the thread that joined it */
 };
 
 /* One operation. in and out stay the caller's, and must live until the ticket is joined. */

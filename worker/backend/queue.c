@@ -171,6 +171,8 @@ static void note_times(const struct cdi_queue *q, struct cdi_coll_times *t, int6
     }
     t->done_ns = done_ns;
     t->by_joiner = !on_thread;
+    if (on_thread)
+        t->thread_ns += cdi_thread_cpu_ns();
 }
 
 /*
@@ -188,6 +190,8 @@ static cddp_status run_now(struct cdi_queue *q, const struct cdi_work *w, int64_
 
     if (started_ns == 0)
         started_ns = cdi_flight_begin(q->flight, w->flight_seq);
+    if (on_thread && w->op.times != NULL)
+        w->op.times->thread_ns -= cdi_thread_cpu_ns();
     q->running_seq = w->flight_seq;
     q->late_rank = -1;
     q->arrived_ns = 0;

@@ -127,6 +127,7 @@ static uint64_t take_times(cddp_ddp *d)
                                                   .started = f->times.started_ns,
                                                   .arrived = f->times.arrived_ns,
                                                   .done = f->times.done_ns,
+                                                  .thread = f->times.thread_ns,
                                                   .late_rank = f->times.late_rank};
         bytes += f->skipped ? 0 : d->plan.b[b].bytes;
         f->times = (struct cdi_coll_times){.late_rank = -1};
@@ -146,6 +147,7 @@ static void add_step(struct cdi_ddp_stats *s, const struct cdi_step_shares *step
     sum->comm_ns += sum->last_comm_ns = step->comm;
     sum->exposed_ns += sum->last_exposed_ns = step->exposed;
     sum->hidden_ns += sum->last_hidden_ns = step->comm - step->exposed;
+    sum->thread_ns += sum->last_thread_ns = step->thread;
     sum->late_ns += sum->last_late_ns = step->late;
     sum->bytes += sum->last_bytes = bytes;
     sum->last_slowest_rank = step->late_rank;

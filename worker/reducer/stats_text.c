@@ -61,6 +61,7 @@ size_t cdi_stats_text(const cddp_ddp_stats *s, int rank, const char *model, char
     seconds(&t, "backward_seconds_total", "Of it: from the first gradient to the last one.", s->backward_ns);
     seconds(&t, "communication_seconds_total", "Of it: while gradients were communicated.", s->comm_ns);
     seconds(&t, "exposed_seconds_total", "Communication for which the program waited.", s->exposed_ns);
+    seconds(&t, "thread_seconds_total", "Processor time of hidden communication.", s->thread_ns);
     seconds(&t, "late_seconds_total", "Of it: until the last rank had arrived.", s->late_ns);
     number(&t, "gradient_bytes_total", "counter", "Bytes of averaged gradients.", s->bytes);
     number(&t, "buckets", "gauge", "Buckets of gradients.", s->n_buckets);

@@ -67,11 +67,12 @@ typedef struct cddp_ddp_stats {
     int64_t comm_ns;     /* some bucket is communicated */
     int64_t exposed_ns;  /* of comm_ns: while the program waits for it */
     int64_t hidden_ns;   /* of comm_ns: while it does not */
+    int64_t thread_ns;   /* of hidden_ns: processor time of libcddp's thread, which is lost where no core is spare */
     int64_t late_ns;     /* of exposed_ns: until the last rank has arrived */
     uint64_t bytes;      /* of gradients that were averaged */
     /* The same of the last step. */
     int64_t last_step_ns, last_forward_ns, last_backward_ns, last_comm_ns, last_exposed_ns, last_hidden_ns,
-        last_late_ns;
+        last_thread_ns, last_late_ns;
     uint64_t last_bytes;
     /*
      * As this rank has seen it, without a word from the others: the rank of the job that it has waited for longest in

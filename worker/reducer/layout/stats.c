@@ -76,6 +76,23 @@ static void share_late(const struct cdi_step_times *t, size_t n_waits, struct cd
             t->by_rank[t->buckets[b].late_rank] = 0;
 }
 
+/* Returns the processor time in the part of each bucket that the program did not wait for. The waits are joined. */
+static int64_t hidden_thread_time(const struct cdi_step_times *t, size_t n_waits)
+{
+    int64_t sum = 0;
+
+    for (size_t b = 0; b < t->n_buckets; b++) {
+        const struct cdi_bucket_times *one = &t->buckets[b];
+        const struct cdi_interval run = {.begin = one->started, .end = one->done};
+        int64_t length = run.end - run.begin;
+
+        if (one->thread > 0 && one->started > 0 && length > 0)
+            sum += (int64_t)((double)one->thread * (double)(length - cdi_intervals_common(&run, 1, t->waits, n_waits)) /
+                             (double)length);
+    }
+    return sum;
+}
+
 struct cdi_step_shares cdi_step_shares_of(const struct cdi_step_times *t)
 {
     struct cdi_step_shares s = {.late_rank = -1};
@@ -91,6 +108,7 @@ struct cdi_step_shares cdi_step_shares_of(const struct cdi_step_times *t)
     n_comm = cdi_intervals_join(t->comm, t->n_buckets);
     s.comm = cdi_intervals_length(t->comm, n_comm);
     s.exposed = cdi_intervals_common(t->comm, n_comm, t->waits, n_waits);
+    s.thread = hidden_thread_time(t, n_waits);
     share_late(t, n_waits, &s);
     s.backward = ready - t->first;
     if (t->begun > 0 && t->begun <= t->first)

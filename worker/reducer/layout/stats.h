@@ -17,7 +17,8 @@ struct cdi_interval {
 /* Times of one bucket in ns; 0: not known. */
 struct cdi_bucket_times {
     int64_t ready, started, arrived, done;
-    int late_rank; /* -1: not known */
+    int64_t thread; /* processor time of the backend's own thread in it */
+    int late_rank;  /* -1: not known */
 };
 
 /* The times of one step. The arrays of intervals are scratch, and change. */
@@ -38,7 +39,8 @@ struct cdi_step_shares {
     int64_t forward;  /* of it: until the first gradient */
     int64_t backward; /* from there until the last bucket is ready */
     int64_t comm, exposed, late;
-    int late_rank; /* -1: none */
+    int64_t thread; /* processor time of the backend's own thread in comm that is not exposed */
+    int late_rank;  /* -1: none */
 };
 
 /* Sorts intervals and joins those that touch or overlap; drops empty ones. Returns how many are left. */

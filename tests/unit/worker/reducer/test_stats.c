@@ -69,7 +69,7 @@ Test(stats, tells_hidden_from_exposed_communication)
 {
     /* The first bucket is hidden, the second half of the second and all of the third are not. */
     const struct cdi_bucket_times buckets[] = {
-        {100, 110, 120, 150, 1}, {200, 210, 300, 320, 2}, {250, 320, 330, 400, 1}};
+        {100, 110, 120, 150, 12, 1}, {200, 210, 300, 320, 22, 2}, {250, 320, 330, 400, 0, 1}};
     struct cdi_interval comm[3], waits[] = {{260, 405}};
     int64_t by_rank[4] = {0};
     const struct cdi_step_times t = {.begun = 10,
@@ -89,6 +89,7 @@ Test(stats, tells_hidden_from_exposed_communication)
     cr_expect_eq(s.backward, 190);
     cr_expect_eq(s.comm, 40 + 190);
     cr_expect_eq(s.exposed, 140);
+    cr_expect_eq(s.thread, 12 + 10, "half of the second bucket's");
     cr_expect_eq(s.late, 40 + 10);
     cr_expect_eq(s.late_rank, 2, "rank 1 was last twice, but for a shorter time");
     for (int r = 0; r < 4; r++)
@@ -98,7 +99,8 @@ Test(stats, tells_hidden_from_exposed_communication)
 Test(stats, counts_only_what_is_known)
 {
     /* Nothing is known of a bucket, its peers, the step before; a rank is not one of the job. */
-    const struct cdi_bucket_times buckets[] = {{0, 0, 0, 0, -1}, {90, 100, 0, 150, -1}, {95, 150, 160, 170, 9}};
+    const struct cdi_bucket_times buckets[] = {
+        {0, 0, 0, 0, 0, -1}, {90, 100, 0, 150, 30, -1}, {95, 150, 160, 170, 0, 9}};
     struct cdi_interval comm[3], waits[] = {{0, 500}};
     int64_t by_rank[2] = {0};
     const struct cdi_step_times t = {.first = 60,
@@ -113,7 +115,7 @@ Test(stats, counts_only_what_is_known)
     struct cdi_step_shares s = cdi_step_shares_of(&t);
 
     cr_expect(s.step == 140 && s.forward == 0 && s.backward == 35);
-    cr_expect(s.comm == 70 && s.exposed == 70 && s.late == 0 && s.late_rank == -1);
+    cr_expect(s.comm == 70 && s.exposed == 70 && s.thread == 0 && s.late == 0 && s.late_rank == -1);
 }
 
 Test(stats, writes_the_format_of_prometheus)
@@ -121,6 +123,7 @@ Test(stats, writes_the_format_of_prometheus)
     const cddp_ddp_stats stats = {.steps = 3,
                                   .step_ns = 1234567890,
                                   .comm_ns = 5,
+                                  .thread_ns = 2000000000,
                                   .bytes = UINT64_MAX,
                                   .slowest_rank = 2,
                                   .slowest_steps = 7,
@@ -134,6 +137,7 @@ Test(stats, writes_the_format_of_prometheus)
                               "cddp_steps_total{rank=\"1\",model=\"a\\\"b\\\\c?\"} 3\n"));
     cr_expect_not_null(strstr(buf, "\ncddp_step_seconds_total{rank=\"1\",model=\"a\\\"b\\\\c?\"} 1.234567890\n"));
     cr_expect_not_null(strstr(buf, "} 0.000000005\n"));
+    cr_expect_not_null(strstr(buf, "cddp_thread_seconds_total{rank=\"1\",model=\"a\\\"b\\\\c?\"} 2.000000000\n"));
     cr_expect_not_null(strstr(buf, "} 18446744073709551615\n"));
     cr_expect_not_null(strstr(buf, "} 2\n"));
     cr_expect_eq(buf[n - 1], '\n');
