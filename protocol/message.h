@@ -48,7 +48,7 @@ enum cdi_end_kind {
     CDI_END_SIGNAL = 2, /* code: the signal's number */
     CDI_END_SPAWN = 3,  /* the worker could not be started; code: errno */
     CDI_END_NODE = 4,   /* the node was lost; code: 0 */
-    CDI_END_HANG = 5,   /* the job stood still until --hang_timeout; rank: the first one behind, code: 0 */
+    CDI_END_HANG = 5,   /* the job stood still until --hang_timeout; rank: the first that is behind, code: 0 */
 };
 
 /* The first failure of a round, in FAILED, ROUND_OVER and CLOSED. kind NONE: none. */
@@ -83,7 +83,7 @@ enum cdi_close_status {
     CDI_CLOSE_LEFT = 4,    /* an agent left after a signal */
 };
 
-/* What follows after a job has stood still for hang_timeout_ms. An older agent sends NONE. */
+/* The consequence after a job has stood still for hang_timeout_ms. An older agent sends NONE. */
 enum cdi_on_hang { CDI_ON_HANG_NONE = 0, CDI_ON_HANG_REPORT = 1, CDI_ON_HANG_RESTART = 2, CDI_ON_HANG_STOP = 3 };
 
 struct cdi_msg_join {

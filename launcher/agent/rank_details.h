@@ -12,7 +12,7 @@
 #define RANK_DETAILS_STACK (16 * 1024) /* bytes of a stack's text */
 #define RANK_DETAILS_STACKS_MAX 8      /* stacks of a call */
 
-struct rank_details; /* what is known from earlier looks */
+struct rank_details; /* the samples of earlier looks */
 
 /* For n workers. CDDP_E_NOMEM. */
 cddp_status rank_details_create(struct rank_details **out, size_t n);

@@ -2,7 +2,7 @@
 /*
  * A standstill of a job: from the reports of all nodes to the ranks that the others wait for, and to the message about
  * it. A rank counts its collectives of all communicators together, so a number tells little about ranks of different
- * communicators. What counts first is which ranks are in no collective, and since when. Pure.
+ * communicators. Ranks in no collective come first, by how long they have been there. Pure.
  */
 #ifndef RDZV_HANG_H
 #define RDZV_HANG_H

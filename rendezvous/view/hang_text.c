@@ -234,7 +234,7 @@ static unsigned group_ranks(const struct hang *h, bool late)
     return n;
 }
 
-/* Sets *n to the size of a group, and *least to its rank with the shortest time: what is said is true for all. */
+/* Sets *n to the size of a group, and *least to its rank with the shortest time: the text is true for all ranks. */
 static void measure_group(const struct hang *h, uint8_t group, size_t *n, const struct hang_rank **least)
 {
     *n = 0;
@@ -348,9 +348,9 @@ static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
 {
     static const char *const one[] = {
         [HANG_BEHIND] = " is behind: ", [HANG_HALTED] = " cannot go on: ", [HANG_ELSEWHERE] = " is elsewhere: "};
-    static const char *const many[] = {[HANG_BEHIND] = "behind",
-                                       [HANG_HALTED] = "in a collective and cannot go on",
-                                       [HANG_ELSEWHERE] = "in other collectives than most"};
+    static const char *const many[] = {[HANG_BEHIND] = "are behind",
+                                       [HANG_HALTED] = "are in a collective and cannot go on",
+                                       [HANG_ELSEWHERE] = "are in other collectives than most"};
     cddp_status st = cdi_buf_printf(out, "no progress for %lld s: ", (long long)(h->waited_ms + HANG_SLACK_MS) / 1000);
 
     if (st != CDDP_OK)
@@ -364,7 +364,7 @@ static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
         return st == CDDP_OK ? cdi_buf_printf(out, " cannot be seen: their node does not answer") : st;
     }
     if (h->n_late > 1)
-        return cdi_buf_printf(out, "%zu ranks are %s", h->n_late, many[h->kind]);
+        return cdi_buf_printf(out, "%zu ranks %s", h->n_late, many[h->kind]);
     st = put_who(out, hang_first(h));
     if (st == CDDP_OK)
         st = cdi_buf_append(out, one[h->kind], strlen(one[h->kind]));

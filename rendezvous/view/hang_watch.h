@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Watches a job for a standstill. It sleeps until an agent reports by itself that a rank has waited for long; then it
- * asks all agents, judges (hang.h), asks for the stacks of the ranks behind, and makes the agent of node rank 0 print
- * one message. While the standstill lasts it asks again now and then, and reports a change, the end, and the timeout,
- * after which it may end the round. Without sockets: it uses the session and the view. The loop's thread.
+ * asks all agents, judges (hang.h), asks for the stacks of the ranks that are behind, and makes the agent of node rank
+ * 0 print one message. While the standstill lasts it asks again now and then, and reports a change, the end, and the
+ * timeout, after which it may end the round. Without sockets: it uses the session and the view. The loop's thread.
  */
 #ifndef RDZV_HANG_WATCH_H
 #define RDZV_HANG_WATCH_H

@@ -4,8 +4,8 @@
 
     hang_agents.py CDDP_RENDEZVOUS [AGENTS [RANKS]]
 
-All agents report at the same moment that their ranks wait. Checks that node rank 0 is told once, in one screen, which rank
-is behind; prints the server's processor time for it, and the bytes, as a line of JSON.
+All agents report at the same moment that their ranks wait. Checks that node rank 0 gets one message of one screen with the
+rank that is behind; prints the server's processor time for it, and the bytes, as a line of JSON.
 """
 import json
 import os

@@ -60,7 +60,7 @@ class Hang(contextlib.ExitStack):
         return [job.process.poll() for job in self.jobs]
 
     def hear(self, pattern):
-        """Until a node prints it; returns the seconds since the rank stopped, and what was printed."""
+        """Until a node prints it; returns the seconds since the rank stopped, and the match."""
         wait_for('the stop', self.stopped_at, more=lambda: self.err(0) + self.err(1))
         found = wait_for(pattern, lambda: re.search(pattern, self.err(0), re.M) or re.search(pattern, self.err(1), re.M),
                          more=lambda: self.err(0) + self.err(1))
@@ -259,7 +259,7 @@ After `--hang_timeout` (600 s), `--on_hang` decides:
 | `restart` | the round fails, and all workers are restarted if `--max_restarts` permits it |
 | `report` | the message is printed once more, with stacks, and the job continues |
 
-`--hang_warning=0` and `--hang_timeout=0` switch them off. A collective of libcddp also has a limit of its own (`CDDP_TIMEOUT`,
+`--hang_warning=0` and `--hang_timeout=0` switch them off. A collective of libcddp also has its own limit (`CDDP_TIMEOUT`,
 600 s). A program whose ranks wait longer on purpose needs a higher value of both.
 
 How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.

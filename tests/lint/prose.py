@@ -24,7 +24,7 @@ PATTERNS = {
     'said': ('software prints, reports, returns or sends', r'\b(?:is|are|was|were|be|been|being) (?:\w+ly |then |not |also |never )?(?:said|told)\b(?! apart)'),
     'sentence': ('error message, message or line', r'\bsentences?\b'),
     'is_no': ('"is not a"', r"\b(?<!there )(?:is|are|was|were) no (?!longer\b|more than\b|less than\b|fewer than\b|later than\b|better than\b|worse than\b|\d)\w+"),
-    'behind': ('"after"', r'\bbehind\b'),
+    'behind': ('"after"', r'(?<!\bis )(?<!\bare )(?<!\bbe )\bbehind\b'),
     'of_its_own': ('"its own", "separate"', r'\bof (?:its|their|his|her|your|our) own\b'),
     'such_as': ('"such as"', r'(?<=, )as (?:in )?["`\'][^"`\']{1,30}["`\']'),
     'he': ('"it", "they"', r'\b(?:he|him|himself)\b'),

@@ -169,7 +169,7 @@ Test(round, standstill_may_end_the_job_with_restarts_left)
     end_at(r, 0, 1000, CDI_END_EXIT, 3);
     end_at(r, 1, 1000, CDI_END_NODE, 0);
     step(r, (struct round_event){.kind = ROUND_EV_LOST, .peer = 2, .text = "gone"}, 0);
-    cr_assert_eq(round_failure(r)->kind, CDI_END_HANG, "what follows does not change it, also in an elastic job");
+    cr_assert_eq(round_failure(r)->kind, CDI_END_HANG, "later failures do not change it, also in an elastic job");
     stopped(r, 0, 0);
     stopped(r, 1, 0);
     cr_assert(round_state(r) == ROUND_CLOSED && round_close_status(r) == CDI_CLOSE_FAILED);
