@@ -47,6 +47,13 @@ struct step_record {
     _Atomic uint32_t n_buckets;
 };
 
+/* A mark: `number` is cleared while the fields change. */
+struct mark_record {
+    _Atomic uint64_t number, step;
+    _Atomic int64_t begun_ns, end_ns;
+    _Atomic uint32_t kind;
+};
+
 #define ENDED_MAX 64
 
 struct page {
@@ -80,6 +87,8 @@ struct page {
     struct record running; /* the collective that started last: the ring may have lost it */
     struct step_record steps[CDI_FLIGHT_STEPS];
     _Atomic char names[CDI_FLIGHT_BUCKETS][CDI_FLIGHT_NAMES];
+    _Atomic uint64_t last_mark;
+    struct mark_record marks[CDI_FLIGHT_MARKS];
 
     struct cdi_flight_crash crash; /* both directions */
 };
@@ -320,6 +329,45 @@ size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_fl
     for (uint64_t i = first > from ? first : from; i < done && n < cap; i++)
         n += read_step(&f->page->steps[i % CDI_FLIGHT_STEPS], i + 1, &out[n]);
     return n;
+}
+
+static bool read_mark(const struct mark_record *r, uint64_t number, struct cdi_flight_mark *m)
+{
+    if (atomic_load_explicit(&r->number, memory_order_acquire) != number)
+        return false;
+    *m = (struct cdi_flight_mark){
+        .number = number,
+        .kind = atomic_load_explicit(&r->kind, memory_order_acquire),
+        .step = atomic_load_explicit(&r->step, memory_order_acquire),
+        .begun_ns = atomic_load_explicit(&r->begun_ns, memory_order_acquire),
+        .end_ns = atomic_load_explicit(&r->end_ns, memory_order_acquire),
+    };
+    return atomic_load_explicit(&r->number, memory_order_acquire) == number;
+}
+
+size_t cdi_flight_marks(const struct cdi_flight *f, uint64_t after, struct cdi_flight_mark *out, size_t cap)
+{
+    uint64_t last = atomic_load_explicit(&f->page->last_mark, memory_order_acquire);
+    uint64_t first = last > CDI_FLIGHT_MARKS ? last - CDI_FLIGHT_MARKS + 1 : 1;
+    size_t n = 0;
+
+    for (uint64_t i = first > after ? first : after + 1; i <= last && i > after && n < cap; i++)
+        n += read_mark(&f->page->marks[i % CDI_FLIGHT_MARKS], i, &out[n]);
+    return n;
+}
+
+void cdi_flight_mark(struct cdi_flight *f, enum cdi_flight_mark_kind kind, uint64_t step, int64_t begun_ns,
+                     int64_t end_ns)
+{
+    uint64_t number = atomic_fetch_add(&f->page->last_mark, 1) + 1;
+    struct mark_record *r = &f->page->marks[number % CDI_FLIGHT_MARKS];
+
+    atomic_store(&r->number, 0);
+    atomic_store(&r->kind, (uint32_t)kind);
+    atomic_store(&r->step, step);
+    atomic_store(&r->begun_ns, begun_ns);
+    atomic_store(&r->end_ns, end_ns);
+    atomic_store(&r->number, number);
 }
 
 void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES])

@@ -26,6 +26,7 @@
 #define CDI_FLIGHT_TEXT 256   /* bytes of the message about a death, NUL included */
 #define CDI_FLIGHT_STEPS 64   /* recorded steps of the reducer; a power of two */
 #define CDI_FLIGHT_BUCKETS 64 /* buckets with names */
+#define CDI_FLIGHT_MARKS 16   /* recorded marks; a power of two */
 #define CDI_FLIGHT_NAMES 128  /* bytes of the parameters' names of a bucket, NUL included */
 
 /*
@@ -96,6 +97,15 @@ struct cdi_flight_step {
     uint32_t n_buckets;
 };
 
+/* A checkpoint call that has returned; times as above. */
+enum cdi_flight_mark_kind { CDI_MARK_SAVE = 1, CDI_MARK_WAIT = 2, CDI_MARK_LOAD = 3 };
+struct cdi_flight_mark {
+    uint64_t number; /* 1, 2, ... per worker */
+    uint32_t kind;
+    uint64_t step; /* of a save */
+    int64_t begun_ns, end_ns;
+};
+
 /*
  * Collectives of CUDA graphs, which are replayed without a call: how many have begun and ended in all replays, and the
  * last one that has begun. They have no records in the ring.
@@ -151,6 +161,8 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
 size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap);
 /* The same for completed steps with a number of at least `from`. */
 size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_flight_step *out, size_t cap);
+/* The same for marks with a number above `after`. */
+size_t cdi_flight_marks(const struct cdi_flight *f, uint64_t after, struct cdi_flight_mark *out, size_t cap);
 /* Copies the names of the parameters in a bucket, such as "layer1.weight, layer1.bias and 3 more"; "": not known. */
 void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES]);
 
@@ -200,6 +212,9 @@ void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t ar
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);
 /* Records a completed step, and their number. */
 void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step);
+/* Records a mark, and numbers it. Any thread. */
+void cdi_flight_mark(struct cdi_flight *f, enum cdi_flight_mark_kind kind, uint64_t step, int64_t begun_ns,
+                     int64_t end_ns);
 /* Records the names of a bucket's parameters. */
 void cdi_flight_set_names(struct cdi_flight *f, int bucket, const char *names);
 /* Records the progress of replays; since_ns is not used. One caller at a time. */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/trace_collect.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #define WHOLE 1000u
@@ -103,16 +105,47 @@ static unsigned take_steps(struct trace_cursor *c, const struct trace_source *fr
     return (unsigned)(n * WHOLE / CDI_FLIGHT_STEPS);
 }
 
+static void take_mark(const struct trace_source *from, const struct cdi_flight_mark *m, struct cdi_records *out)
+{
+    static const char *const kinds[] = {[CDI_MARK_SAVE] = "save", [CDI_MARK_WAIT] = "wait", [CDI_MARK_LOAD] = "load"};
+    const char *kind = m->kind >= CDI_MARK_SAVE && m->kind <= CDI_MARK_LOAD ? kinds[m->kind] : "?";
+    int64_t end_ns = sane_ns(m->end_ns), ms = (end_ns - sane_ns(m->begun_ns)) / 1000000;
+    struct cdi_record_event *e = &out->events[out->n_events++];
+
+    *e = (struct cdi_record_event){.time_ns = end_ns, .rank = from->rank, .kind = "checkpoint"};
+    if (m->kind == CDI_MARK_SAVE)
+        (void)snprintf(e->text, sizeof e->text, "save of step %" PRIu64 ", %" PRId64 " ms", m->step, ms);
+    else
+        (void)snprintf(e->text, sizeof e->text, "%s, %" PRId64 " ms", kind, ms);
+}
+
+/*
+ * The number of a mark that is still being written counts already: the reader comes back for it, unless a later one is
+ * complete.
+ */
+static void take_marks(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
+{
+    struct cdi_flight_mark ring[CDI_FLIGHT_MARKS];
+    size_t n = cdi_flight_marks(from->page, c->mark, ring, CDI_FLIGHT_MARKS);
+
+    for (size_t i = 0; i < n && out->n_events < CDI_RECORDS_EVENTS_MAX; i++) {
+        out->n_lost += ring[i].number - c->mark - 1;
+        c->mark = ring[i].number;
+        take_mark(from, &ring[i], out);
+    }
+}
+
 unsigned trace_collect(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
 {
     unsigned steps, colls;
-    size_t before = out->n_steps + out->n_colls;
+    uint64_t before = cdi_records_count(out);
 
     if (c->over || !cdi_flight_is_claimed(from->page))
         return 0;
+    take_marks(c, from, out);
     steps = take_steps(c, from, out);
     colls = take_colls(c, from, out);
-    c->over = from->ended && out->n_steps + out->n_colls == before;
+    c->over = from->ended && cdi_records_count(out) == before;
     return steps > colls ? steps : colls;
 }
 

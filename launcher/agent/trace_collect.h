@@ -13,6 +13,7 @@
 struct trace_cursor {
     uint64_t seq;     /* of the last collective taken */
     uint64_t n_steps; /* number of the last step taken, plus 1 */
+    uint64_t mark;    /* number of the last mark taken */
     uint64_t open;    /* the seq of the collective that was reported before its end */
     bool has_step;    /* a step was taken */
     bool over;        /* the rank has ended, and everything was taken */

@@ -264,7 +264,8 @@ static void put_event(struct trace_format *t, struct trace_node *n, const struct
                       const struct cdi_record_event *e)
 {
     struct trace_rank *k = e->rank >= 0 ? trace_rank_of(t, n, e->rank) : NULL;
-    bool of_rank = k != NULL && (strcmp(e->kind, "started") == 0 || strcmp(e->kind, "ended") == 0);
+    bool of_rank = k != NULL && (strcmp(e->kind, "started") == 0 || strcmp(e->kind, "ended") == 0 ||
+                                 strcmp(e->kind, "checkpoint") == 0);
     bool round = strcmp(e->kind, "round") == 0;
     int64_t at = e->time_ns + n->shift_ns;
     struct cdi_buf *b;

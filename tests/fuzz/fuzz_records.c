@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Payloads of RECORDS, CLOCK and TIME: what was decoded encodes, and decodes to the same again; the lines of a trace
- * made from it are whole, and the file ends as it should.
+ * Payloads of RECORDS, CLOCK and TIME: decoded records encode, and decode to the same again; the lines of a trace
+ * made from them are whole, and the file ends as it should.
  */
 #include "launcher/output/trace_format.h"
 #include "protocol/records.h"

@@ -220,7 +220,9 @@ def test_size_is_bounded_and_the_newest_is_kept(cddprun):
         assert sum(sizes) < 1300000, sizes
         new, old = trace_parser.read(path), trace_parser.read(path + '.old')
     assert new.complete and old.complete
-    assert max(s.args['seq'] for s in new.select('collective')) > max(s.args['seq'] for s in old.select('collective'))
+    seqs = [[s.args['seq'] for s in trace.select('collective', rank=0)] for trace in (old, new)]
+    assert seqs[0] and seqs[0][0] > 1, 'the oldest are gone'
+    assert max(seqs[0] + seqs[1]) >= 2000 * 2 and seqs[0] + seqs[1] == sorted(seqs[0] + seqs[1]), seqs
 
 
 def test_variable_and_errors(cddprun):
@@ -234,6 +236,16 @@ def test_variable_and_errors(cddprun):
     assert status == 2 and '--trace_max' in err, err
     status, _, err = run(cddprun, '--standalone', 'true')
     assert (status, err) == (0, ''), err
+
+
+def test_checkpoints_are_marks(cddprun):
+    with trace_path() as path:
+        status, _, err = run(cddprun, '--standalone', '--nproc_per_node=2', f'--trace={path}', *traced(-1, 0, 3, -1, os.path.dirname(path)),
+                             env={'CDDP_BACKEND': 'cpu'})
+        assert status == 0, err
+        trace = trace_parser.read(path)
+    saves = {i['args']['rank']: i['args']['text'] for i in trace.instants if i['name'] == 'checkpoint'}
+    assert sorted(saves) == [0, 1] and all(re.fullmatch(r'save of step 77, \d+ ms', text) for text in saves.values()), saves
 
 
 def test_program_without_libcddp_has_its_processes(cddprun):

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * traced SLOW MS STEPS FAIL: every rank trains, and rank SLOW sleeps MS in each backward pass. Before the first
- * restart, rank FAIL (-1: none) ends with status 7 in the middle. Each step ends with a small all-reduce.
+ * restart, rank FAIL (-1: none) ends with status 7 in the middle. Each step ends with a small all-reduce. With a fifth
+ * argument, a folder, it saves a checkpoint there at the end.
  */
 #include <cddp/cddp.h>
 #include <stdio.h>
@@ -47,7 +48,7 @@ int main(int argc, char **argv)
     cddp_comm *comm;
     cddp_ddp *ddp;
 
-    if (argc != 5)
+    if (argc != 5 && argc != 6)
         return 2;
     must(cddp_init(&comm, NULL));
     for (size_t i = 0; i < N_PARAMS; i++) {
@@ -58,6 +59,11 @@ int main(int argc, char **argv)
     must(cddp_ddp_create(&ddp, comm, params, N_PARAMS, &options));
     train(comm, ddp, strtol(argv[1], NULL, 10), strtol(argv[2], NULL, 10), strtol(argv[3], NULL, 10),
           strtol(argv[4], NULL, 10));
+    if (argc == 6) {
+        const cddp_checkpoint_item item = {.size = sizeof item, .name = "w", .data = data, .bytes = sizeof data};
+
+        must(cddp_checkpoint_save(comm, argv[5], 77, &item, 1, NULL));
+    }
     cddp_ddp_destroy(ddp);
     return cddp_finalize(comm) != CDDP_OK;
 }

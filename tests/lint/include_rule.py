@@ -37,7 +37,7 @@ ALLOWED = {
                             'worker/backend/nccl/state'],
     'worker/comm': [*BASE, 'protocol', 'worker/store', 'worker/backend', 'worker/backend/cpu'],
     'worker/data': [*BASE, 'worker/math', 'worker/comm'],
-    'worker/checkpoint': [*BASE, 'worker/backend', 'worker/comm', 'worker/data'],
+    'worker/checkpoint': [*BASE, 'protocol', 'worker/backend', 'worker/comm', 'worker/data'],
     'worker/reducer/layout': [*BASE, 'worker/math'],
     'worker/reducer/state': [*TRAINING, 'worker/reducer/layout'],
     'worker/reducer/grads': [*TRAINING, 'worker/reducer/layout', 'worker/reducer/state'],

@@ -6,6 +6,8 @@
  * ranks report it to each other.
  */
 #include "common/cleanup.h"
+#include "common/clock.h"
+#include "protocol/flight.h"
 #include "worker/base/sized.h"
 #include "worker/checkpoint/async.h"
 #include "worker/checkpoint/item.h"
@@ -601,10 +603,18 @@ static cddp_status checkpoint_check_comm(const char *function, const cddp_comm *
     return cdi_comm_own(function, comm, err);
 }
 
+/* Notes a call that has succeeded in the agent's flight page. */
+static void mark(const cddp_comm *comm, cddp_status st, enum cdi_flight_mark_kind kind, uint64_t step, int64_t begun_ns)
+{
+    if (st == CDDP_OK)
+        cdi_flight_mark(cdi_comm_world(comm)->flight, kind, step, begun_ns, cdi_now_ns());
+}
+
 cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                  size_t n_items, const cddp_checkpoint_options *opt)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
+    int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_save s = {0};
     struct list l = {0};
@@ -612,6 +622,7 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 
     if (st == CDDP_OK)
         st = checkpoint_save(comm, dir, step, items, n_items, opt, &l, &s, &err);
+    mark(comm, st, CDI_MARK_SAVE, step, begun_ns);
     cdi_save_release(&s);
     list_release(&l);
     (void)cdi_comm_ask(before);
@@ -621,11 +632,13 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
+    int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = checkpoint_check_comm("cddp_checkpoint_wait", comm, &err);
 
     if (st == CDDP_OK)
         st = wait_for_save(comm, &err);
+    mark(comm, st, CDI_MARK_WAIT, 0, begun_ns);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
@@ -634,6 +647,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
                                  cddp_checkpoint_info *info)
 {
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
+    int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     struct found f = {.info = {.size = sizeof f.info}};
     struct cdi_save s = {0};
@@ -644,6 +658,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
         st = checkpoint_load(comm, dir, items, n_items, info, &l, &s, &f, &err);
     if (st == CDDP_OK && info != NULL)
         cdi_sized_put(info, &f.info, sizeof f.info);
+    mark(comm, st, CDI_MARK_LOAD, 0, begun_ns);
     cdi_checkpoint_close(f.file);
     free(f.present);
     cdi_save_release(&s);

@@ -175,6 +175,28 @@ Test(trace_collect, ended_rank_leaves_its_unfinished_collective)
     end();
 }
 
+Test(trace_collect, checkpoints_are_events)
+{
+    begin();
+    cdi_flight_mark(worker, CDI_MARK_SAVE, 40, 1000000000, 2500000000);
+    cdi_flight_mark(worker, CDI_MARK_LOAD, 0, 3000000000, 3004000000);
+    out.n_events = 0;
+    (void)take(false, 100, 0);
+    cr_assert_eq(out.n_events, 2);
+    cr_assert(out.events[0].rank == 5 && out.events[0].time_ns == 2500000000);
+    cr_assert_str_eq(out.events[0].kind, "checkpoint");
+    cr_assert_str_eq(out.events[0].text, "save of step 40, 1500 ms");
+    cr_assert_str_eq(out.events[1].text, "load, 4 ms");
+    out.n_events = 0;
+    (void)take(false, 100, 0);
+    cr_assert_eq(out.n_events, 0, "once");
+    for (int i = 0; i < CDI_FLIGHT_MARKS + 3; i++)
+        cdi_flight_mark(worker, CDI_MARK_WAIT, 0, 1, 2);
+    (void)take(false, 100, 0);
+    cr_assert(out.n_events == CDI_FLIGHT_MARKS && out.n_lost == 3);
+    end();
+}
+
 /* The page is the worker's memory. */
 Test(trace_collect, nonsense_in_a_page_makes_a_valid_frame)
 {
