@@ -242,6 +242,39 @@ Test(event_log, restart_signal_and_end)
               strstr(t.text, "SIGTERM") < strstr(t.text, "143"));
 }
 
+static char heard[512];
+
+static void hear(void *arg, const char *event, int32_t rank, const char *text)
+{
+    size_t n = strlen(heard);
+
+    cr_assert_eq(arg, heard);
+    (void)snprintf(heard + n, sizeof heard - n, "%s %d %s\n", event, (int)rank, text);
+}
+
+/* With a descriptor of -1 nothing is written. */
+Test(event_log, listener_hears_a_line_about_each_event)
+{
+    const struct cdi_msg_assign assign = {.n_nodes = 2, .world_size = 8, .restart_count = 1, .master_addr = "h"};
+    const struct cdi_failure killed = {.kind = CDI_END_SIGNAL, .code = 9, .rank = 3, .text = "rank 3 was killed"};
+    const struct cdi_failure done = {.kind = CDI_END_EXIT, .code = 4, .rank = 2};
+
+    cr_assert_eq(event_log_start(&t.s, t.w, 0, -1, NULL), CDDP_OK);
+    event_log_listen(t.s, hear, heard);
+    event_log_round(t.s, &assign, 4);
+    event_log_started(t.s, 2, 0, 77);
+    event_log_ended(t.s, &done);
+    event_log_ended(t.s, &killed);
+    event_log_failure(t.s, &killed);
+    event_log_restart(t.s, 1, "rank 3");
+    event_log_signal(t.s, 15);
+    event_log_end(t.s, 1);
+    cr_assert_str_eq(finish(), "");
+    cr_assert_str_eq(heard, "round -1 nodes: 2, ranks: 8, restarts: 1\nstarted 2 pid 77\nended 2 exit status 4\n"
+                            "ended 3 SIGKILL\nfailure 3 rank 3 was killed\nrestart -1 rank 3\nsignal -1 SIGTERM\n"
+                            "end -1 exit status 1\n");
+}
+
 Test(event_log, null_log_does_nothing)
 {
     struct cdi_failure f = failure(CDI_END_EXIT, 1);
