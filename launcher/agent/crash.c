@@ -16,6 +16,7 @@
 #define FRAMES 200      /* read; the report shows those that fit */
 #define TIMEOUT_MS 1500 /* of a reading, names included: less than the worker waits */
 #define STACK_MAX 65536
+#define LATE "cddprun did not read it in time"
 
 struct crash_read {
     uv_work_t work;
@@ -97,7 +98,7 @@ static void read_stack(uv_work_t *work)
     if (r->has_stack)
         (void)snprintf(r->text, sizeof r->text, "%.*s", (int)out.len, (const char *)cdi_buf_data(&out));
     else
-        (void)snprintf(r->text, sizeof r->text, "%s", why.msg);
+        (void)snprintf(r->text, sizeof r->text, "%s", why.status == CDDP_E_NOT_FOUND ? LATE : why.msg);
     cdi_buf_release(&out);
     let_go(r);
 }
@@ -192,7 +193,7 @@ bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r,
     else if (state == CDI_CRASH_UNREACHED)
         (void)snprintf(buf, cap, "no stack: the worker could not reach cddprun through /proc");
     else if (state == CDI_CRASH_WAITS)
-        (void)snprintf(buf, cap, "no stack: cddprun did not read it in time");
+        (void)snprintf(buf, cap, "no stack: " LATE);
     else if ((armed & CDI_CRASH_BIT(signal)) == 0)
         (void)snprintf(buf, cap, "no stack: the program handles %s itself", name);
     else

@@ -14,6 +14,7 @@
  *   all      every rank crashes
  *   child    a forked child crashes; the worker goes on and exits with status 7
  *   after    after cddp_finalize
+ *   file     when $TMPDIR/go exists
  *   traced   when a debugger has attached to it
  *   hidden   after prctl(PR_SET_DUMPABLE, 0), so that only root may trace it
  *   handled  check that the handlers are the default again after cddp_finalize, then exit with 0
@@ -189,10 +190,23 @@ static void wait_for_tracer(void)
     }
 }
 
+static void wait_for_file(void)
+{
+    char path[4096];
+
+    printf("waiting\n");
+    (void)fflush(stdout);
+    (void)snprintf(path, sizeof path, "%s/go", getenv("TMPDIR"));
+    while (access(path, F_OK) != 0)
+        (void)usleep(2000);
+}
+
 static void crash(int argc, char **argv)
 {
     pthread_t thread, second;
 
+    if (has(argc, argv, "file"))
+        wait_for_file();
     if (has(argc, argv, "traced"))
         wait_for_tracer();
     if (has(argc, argv, "hidden"))

@@ -191,6 +191,33 @@ def test_a_site_can_switch_it_off(cddprun):
     assert status == 3 and "CDDP_CRASH_STACK='maybe' is neither on nor off" in err, (status, err)
 
 
+def test_a_stopped_agent_delays_a_crash_for_two_seconds_and_a_pending_signal_does_not_replace_it(cddprun):
+    needs_stacks()
+    for how in ([], ['kill']):
+        with Job(cddprun, '--standalone', CRASHER, 'segv', 'file', *how, env={'CDDP_BACKEND': 'cpu'}) as job:
+            assert job.process.stdout.readline() == '[0] waiting\n'
+            worker, = job.workers()
+            agent = job.agent()
+            os.kill(agent, signal.SIGSTOP)
+            go = os.path.join(job.tmp, 'go')
+            with open(go, 'w', encoding='ascii'):
+                pass
+            launch.wait_for('the handler', lambda: blocked(worker, signal.SIGTERM) or launch.state(worker) == 'Z')
+            os.kill(worker, signal.SIGTERM)
+            launch.wait_for('the end of the worker', lambda: launch.state(worker) == 'Z')
+            os.unlink(go)
+            os.kill(agent, signal.SIGCONT)
+            assert job.finish() == 128 + signal.SIGSEGV, job.err
+            assert '    no stack: cddprun did not read it in time\n' in job.err, job.err
+
+
+def blocked(pid, number):
+    """Whether the main thread of a process blocks a signal, as it does in the handler."""
+    with open(f'/proc/{pid}/status', encoding='ascii', errors='replace') as f:
+        mask = re.search(r'^SigBlk:\s*([0-9a-f]+)', f.read(), re.M)
+    return mask is not None and int(mask.group(1), 16) >> (number - 1) & 1 == 1
+
+
 def test_a_missing_libdw_is_named(cddprun):
     needs_stacks()
     with tempfile.TemporaryDirectory() as folder:
@@ -283,7 +310,7 @@ def core_of(cddprun, flag, folder, name):
     status, err = crash(cddprun, name, flags=[flag], cwd=folder, preexec_fn=unlimited)
     cores = glob.glob(os.path.join(folder, 'core*'))
     facts = None
-    if cores and shutil.which('gdb'):
+    if cores and name in ('segv', 'abrt') and shutil.which('gdb'):
         asked = subprocess.run(['gdb', '-q', '-nx', '-batch', '-ex', 'p $_siginfo.si_signo', '-ex', 'p $_siginfo.si_code',
                                 '-ex', 'p $_siginfo._sifields._sigfault.si_addr', '-ex', 'info symbol $pc', CRASHER, cores[0]],
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
