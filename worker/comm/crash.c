@@ -21,8 +21,7 @@
 #define PAGES_MAX 8         /* of worlds that one process has at a time */
 #define HANDLER_STACK 32768 /* bytes for the handler, beside the kernel's frame */
 #define GUARD_BYTES 65536   /* below that stack; a multiple of every page size */
-#define STATUS_BYTES 512 /* read of /proc/self/status, of which TracerPid is the eighth line; the stack may be small \
-                          */
+#define STATUS_BYTES 512    /* read of /proc/self/status: TracerPid is its eighth line, and a signal stack small */
 #define OTHERS_PAUSE_NS 5000000
 
 #ifndef AT_MINSIGSTKSZ

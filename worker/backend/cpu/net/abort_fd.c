@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "common/thread.h"
 #include "worker/backend/cpu/net/abort_fd.h"
 
+#include "common/thread.h"
 #include "worker/backend/queue.h"
 
 #include <errno.h>
