@@ -107,14 +107,13 @@ static cddp_status py_spy_run(pid_t target, bool nonblocking, uint32_t timeout_m
         return CDDP_E_NOT_FOUND;
     child_fd = (int)syscall(SYS_pidfd_open, child, 0);
     st = py_spy_read(reader, deadline_ms, out);
-    if (st != CDDP_OK) {
+    if (st != CDDP_OK)
         out->len = before; /* what it has printed so far */
-        if (child_fd >= 0)
-            (void)syscall(SYS_pidfd_send_signal, child_fd, SIGKILL, NULL, 0);
-    }
-    if (st == CDDP_OK || child_fd >= 0)
-        while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
-            ;
+    /* It has said all, or may not say more. Without a pidfd it ends by itself, and the agent reaps it. */
+    if (child_fd >= 0)
+        (void)syscall(SYS_pidfd_send_signal, child_fd, SIGKILL, NULL, 0);
+    while (waitpid(child, NULL, child_fd >= 0 ? 0 : WNOHANG) < 0 && errno == EINTR)
+        ;
     return st;
 }
 
