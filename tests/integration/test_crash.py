@@ -17,8 +17,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, Skip, run
 
-CRASHER = os.environ['CDDP_CRASHER']
-ASAN = os.environ.get('CDDP_CRASHER_ASAN', '')
+CRASHING = os.environ['CDDP_CRASHING']
+ASAN = os.environ.get('CDDP_CRASHING_ASAN', '')
 LIBRARIES = os.environ['CDDP_LIBRARIES']
 SIGNALS = {'segv': signal.SIGSEGV, 'bus': signal.SIGBUS, 'fpe': signal.SIGFPE, 'ill': signal.SIGILL, 'abrt': signal.SIGABRT}
 PTRACE_CONT, PTRACE_SEIZE = 7, 0x4206
@@ -33,7 +33,7 @@ def needs_stacks():
         raise Skip('built without libdw')
 
 
-def crash(cddprun, *how, program=CRASHER, flags=(), env=None, **popen):
+def crash(cddprun, *how, program=CRASHING, flags=(), env=None, **popen):
     """The exit status and the report of one worker that crashes."""
     env = {'CDDP_BACKEND': 'cpu', **(env or {})}
     status, _, err = run(cddprun, '--standalone', *flags, program, *how, env=env, **popen)
@@ -61,9 +61,9 @@ def test_each_kind_of_crash_shows_function_and_line(cddprun):
         status, err = crash(cddprun, name)
         assert status == 128 + number, (name, status, err)
         stack = frames(err)
-        places = [i for i, frame in enumerate(stack) if re.fullmatch(r'planted_crash\(\) at crasher\.c:\d+', frame)]
+        places = [i for i, frame in enumerate(stack) if re.fullmatch(r'planted_crash\(\) at crashing\.c:\d+', frame)]
         assert len(places) == 1 and (name == 'abrt' or places == [0]), err
-        assert any(frame.startswith('main() at crasher.c:') for frame in stack), err
+        assert any(frame.startswith('main() at crashing.c:') for frame in stack), err
 
 
 def test_a_stripped_program_shows_offsets_for_addr2line(cddprun):
@@ -72,13 +72,13 @@ def test_a_stripped_program_shows_offsets_for_addr2line(cddprun):
         raise Skip('no binutils')
     with tempfile.TemporaryDirectory() as folder:
         stripped = os.path.join(folder, 'stripped')
-        subprocess.run(['strip', '--strip-all', '-o', stripped, CRASHER], check=True)
+        subprocess.run(['strip', '--strip-all', '-o', stripped, CRASHING], check=True)
         for name, number in SIGNALS.items():
             status, err = crash(cddprun, name, program=stripped, env={'LD_LIBRARY_PATH': LIBRARIES})
             assert status == 128 + number, (name, status, err)
             offsets = re.findall(r'\| #\d+ 0x[0-9a-f]+ in stripped\+(0x[0-9a-f]+)', err)
             assert offsets, err
-            where = subprocess.run(['addr2line', '-f', '-e', CRASHER, offsets[0]], stdout=subprocess.PIPE, text=True, check=True)
+            where = subprocess.run(['addr2line', '-f', '-e', CRASHING, offsets[0]], stdout=subprocess.PIPE, text=True, check=True)
             assert where.stdout.startswith('planted_crash\n'), (where.stdout, err)
 
 
@@ -165,7 +165,7 @@ def test_every_node_of_the_job_shows_the_stack(cddprun):
     port = launch.free_port()
     with contextlib.ExitStack() as stack:
         jobs = [stack.enter_context(Job(cddprun, '--nnodes=2', f'--node_rank={i}', '--master_addr=127.0.0.1', f'--master_port={port}',
-                                        '-ppn', '2', CRASHER, 'segv', env={'CDDP_BACKEND': 'cpu'})) for i in range(2)]
+                                        '-ppn', '2', CRASHING, 'segv', env={'CDDP_BACKEND': 'cpu'})) for i in range(2)]
         for job in jobs:
             assert job.finish() == 128 + signal.SIGSEGV, job.err
             assert 'cddprun: rank 3 (pid ' in job.err and any(f.startswith('planted_crash()') for f in frames(job.err)), job.err
@@ -173,7 +173,7 @@ def test_every_node_of_the_job_shows_the_stack(cddprun):
 
 def test_a_shell_around_the_worker_changes_nothing(cddprun):
     needs_stacks()
-    status, err = crash(cddprun, '-c', f'{CRASHER} segv; exit $?', program='/bin/sh')
+    status, err = crash(cddprun, '-c', f'{CRASHING} segv; exit $?', program='/bin/sh')
     assert status == 128 + signal.SIGSEGV and any(f.startswith('planted_crash()') for f in frames(err)), (status, err)
 
 
@@ -194,7 +194,7 @@ def test_a_site_can_switch_it_off(cddprun):
 def test_a_stopped_agent_delays_a_crash_for_two_seconds_and_a_pending_signal_does_not_replace_it(cddprun):
     needs_stacks()
     for how in ([], ['kill']):
-        with Job(cddprun, '--standalone', CRASHER, 'segv', 'file', *how, env={'CDDP_BACKEND': 'cpu'}) as job:
+        with Job(cddprun, '--standalone', CRASHING, 'segv', 'file', *how, env={'CDDP_BACKEND': 'cpu'}) as job:
             assert job.process.stdout.readline() == '[0] waiting\n'
             worker, = job.workers()
             agent = job.agent()
@@ -255,9 +255,9 @@ def test_a_debugger_that_has_attached_is_left_alone(cddprun):
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     signals = []
-    with Job(cddprun, '--standalone', CRASHER, 'segv', 'traced', env={'CDDP_BACKEND': 'cpu'}) as job:
+    with Job(cddprun, '--standalone', CRASHING, 'segv', 'traced', env={'CDDP_BACKEND': 'cpu'}) as job:
         assert job.process.stdout.readline() == '[0] waiting\n'
-        pid = next(p for p in job.workers() if launch.exe(p) == os.path.realpath(CRASHER))
+        pid = next(p for p in job.workers() if launch.exe(p) == os.path.realpath(CRASHING))
         if libc.ptrace(PTRACE_SEIZE, pid, None, None) != 0:
             job.process.kill()
             raise Skip('the kernel allows no tracing')
@@ -280,7 +280,7 @@ def test_under_gdb_the_crash_is_gdbs(cddprun):
         raise Skip('no gdb')
     for name, number in SIGNALS.items():
         command = ['gdb', '-q', '-nx', '-batch', '-ex', 'set debuginfod enabled off', '-ex', 'run', '-ex', 'bt', '-ex', 'continue',
-                   '--args', CRASHER, name]
+                   '--args', CRASHING, name]
         _, out, err = run(cddprun, '--standalone', *command, env={'CDDP_BACKEND': 'cpu'})
         text = f'SIG{signal.Signals(number).name[3:]}'
         if 'ptrace: Operation not permitted' in out + err:
@@ -291,7 +291,7 @@ def test_under_gdb_the_crash_is_gdbs(cddprun):
 
 
 def test_a_sanitizer_reports_its_own_way(cddprun):
-    program = CRASHER if launch.SLOW else ASAN
+    program = CRASHING if launch.SLOW else ASAN
     if not program:
         raise Skip('the compiler has no AddressSanitizer')
     status, err = crash(cddprun, 'segv', program=program, env={'ASAN_OPTIONS': 'detect_leaks=0', 'LD_LIBRARY_PATH': LIBRARIES})
@@ -312,7 +312,7 @@ def core_of(cddprun, flag, folder, name):
     facts = None
     if cores and name in ('segv', 'abrt') and shutil.which('gdb'):
         asked = subprocess.run(['gdb', '-q', '-nx', '-batch', '-ex', 'p $_siginfo.si_signo', '-ex', 'p $_siginfo.si_code',
-                                '-ex', 'p $_siginfo._sifields._sigfault.si_addr', '-ex', 'info symbol $pc', CRASHER, cores[0]],
+                                '-ex', 'p $_siginfo._sifields._sigfault.si_addr', '-ex', 'info symbol $pc', CRASHING, cores[0]],
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
         facts = re.findall(r'^\$.*|^\w+ \+ \d+ in section .*', asked, re.M)
     for core in cores:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A worker whose last rank dies of a signal, for the integration tests: crasher SIGNAL [HOW...]
+ * A worker whose last rank dies of a signal, for the integration tests: crashing SIGNAL [HOW...]
  *   SIGNAL   segv, bus, fpe, ill, abrt
  *   overflow SIGSEGV, since the stack is full
  *   null     a call of address 0
@@ -236,7 +236,7 @@ int main(int argc, char **argv)
         handle(number, false);
     st = cddp_init(&comm, NULL);
     if (st != CDDP_OK) {
-        fprintf(stderr, "crasher: %s\n", cddp_last_error());
+        fprintf(stderr, "crashing: %s\n", cddp_last_error());
         return 3;
     }
     if (has(argc, argv, "later") || has(argc, argv, "chain"))
