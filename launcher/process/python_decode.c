@@ -375,6 +375,7 @@ cddp_status python_decode(const struct python_memory *m, const struct python_lay
         n_frames += out->threads[i].n_frames;
     if (d->no_memory)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    out->torn = d->broken;
     if (!ok || (d->broken && n_frames == 0))
         return cdi_fail(err, CDDP_E_PROTOCOL, "its Python data cannot be followed, or changes too fast");
     return n_frames > 0 ? CDDP_OK : cdi_fail(err, CDDP_E_NOT_FOUND, "none of its threads runs Python code");

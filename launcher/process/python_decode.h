@@ -43,7 +43,8 @@ struct python_thread {
 struct python_stacks {
     struct python_thread *threads; /* those that were started last come first */
     uint32_t n;
-    bool cut; /* there are more threads */
+    bool cut;  /* there are more threads */
+    bool torn; /* a thread's frames could not be followed to their end: they changed meanwhile */
 };
 
 /* Frees the threads and frames. NULL-safe; a zeroed struct is fine. */

@@ -17,8 +17,7 @@
 #include <unistd.h>
 
 #define TIMEOUT_MS 2000
-#define TRIES 4
-#define TRY_AGAIN_NS 2000000
+#define LAST_PAUSE_MS 128
 
 struct live {
     pid_t pid;
@@ -188,7 +187,6 @@ cddp_status python_stack_collect(pid_t pid, const struct python_stack_limits *li
                                  struct cdi_error *err)
 {
     static const struct python_stack_limits defaults = {0};
-    const struct timespec soon = {.tv_nsec = TRY_AGAIN_NS};
     struct live p = {.pid = pid};
     const struct python_memory memory = {.read = live_read, .arg = &p};
     struct python_layout layout;
@@ -200,12 +198,15 @@ cddp_status python_stack_collect(pid_t pid, const struct python_stack_limits *li
         limits = &defaults;
     p.deadline_ms = cdi_now_ms() + (limits->timeout_ms > 0 ? limits->timeout_ms : TIMEOUT_MS);
     st = live_layout(&p, &layout, &runtime, err);
-    for (int i = 0; st == CDDP_OK; i++) {
+    /* A thread that has lost its processor while it changed its frames stays so for some time. */
+    for (int64_t pause_ms = 1; st == CDDP_OK; pause_ms *= 2) {
+        const struct timespec pause = {.tv_nsec = pause_ms * 1000000};
+
         st = python_decode(&memory, &layout, runtime, limits, out, err);
-        if (st != CDDP_E_PROTOCOL || p.os_error != 0 || i + 1 == TRIES)
+        if ((st != CDDP_E_PROTOCOL && !out->torn) || p.os_error != 0 || pause_ms >= LAST_PAUSE_MS)
             break;
         python_stacks_release(out);
-        (void)nanosleep(&soon, NULL);
+        (void)nanosleep(&pause, NULL);
         st = CDDP_OK;
     }
     if (st == CDDP_OK)

@@ -48,16 +48,15 @@ static const char program[] = "import faulthandler, os, sys, threading, time\n"
                               "for item in generate():\n"
                               "    pass\n";
 
-static const char spinning[] = "import sys\n"
-                               "def leaf(x):\n"
+static const char spinning[] = "def leaf(x):\n"
                                "    return x + 1\n"
                                "def planted_spin():\n"
                                "    x = 0\n"
+                               "    print('<module>', flush=True)\n"
                                "    while True:\n"
                                "        x = leaf(x)\n"
                                "def main():\n"
                                "    planted_spin()\n"
-                               "print('<module>', flush=True)\n"
                                "main()\n";
 
 struct python {
