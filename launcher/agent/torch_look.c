@@ -82,6 +82,7 @@ static bool is_workers_group(const struct torch_look *l, long group)
 struct sum {
     const struct torch_look *l;
     uint64_t cpu_ms;
+    bool runs; /* one runs, or would if a processor were free */
 };
 
 static void add_child(void *arg, pid_t pid)
@@ -91,8 +92,10 @@ static void add_child(void *arg, pid_t pid)
     char state;
     long group;
 
-    if (look_at_process(pid, &cpu_ms, &state, &group) && group != pid && is_workers_group(s->l, group))
-        s->cpu_ms += cpu_ms;
+    if (!look_at_process(pid, &cpu_ms, &state, &group) || group == pid || !is_workers_group(s->l, group))
+        return;
+    s->cpu_ms += cpu_ms;
+    s->runs |= state == 'R';
 }
 
 /* Do processes that the workers have started burn a processor? Then the workers wait for those, and not for a rank. */
@@ -104,7 +107,7 @@ static bool children_are_busy(const struct torch_look *l)
     procs_each(add_child, &before);
     (void)nanosleep(&pause, NULL);
     procs_each(add_child, &after);
-    return after.cpu_ms >= before.cpu_ms + CHILDREN_BUSY_MS;
+    return before.runs || after.runs || after.cpu_ms >= before.cpu_ms + CHILDREN_BUSY_MS;
 }
 
 /* ----------------------------------------------------------------------------------------------------- stacks ---- */

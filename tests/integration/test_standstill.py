@@ -156,7 +156,7 @@ def test_reads_dumps_of_pytorchs_recorder(cddprun):
 
 
 def test_says_it_once_for_each_standstill(cddprun):
-    with start(cddprun, TWICE, n=3, env={'PAUSE': '4'}) as job:
+    with start(cddprun, TWICE, n=3, warning='2', env={'PAUSE': '7'}) as job:
         assert job.finish() == 0
         text = stderr_of(job)
         os.unlink(job.error_file)
