@@ -143,7 +143,7 @@ static bool is_new(const struct dump_file *f)
     return stat(f->path, &st) == 0 && is_before(&f->before, &st.st_mtim);
 }
 
-void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms)
+void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     int64_t deadline_ms = cdi_now_ms() + wait_ms;
@@ -153,13 +153,13 @@ void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms)
         return;
     for (size_t i = 0; i < n; i++)
         begin_dump(&v[i], &files[i]);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && !atomic_load(stopping); i++) {
         if (files[i].path[0] == '\0')
             continue;
-        while (files[i].asked && !is_new(&files[i]) && cdi_now_ms() < deadline_ms)
+        while (files[i].asked && !is_new(&files[i]) && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
             (void)nanosleep(&pause, NULL);
         /* A new file may still be incomplete. */
-        while (!read_dump(&v[i], &files[i]) && files[i].asked && cdi_now_ms() < deadline_ms)
+        while (!read_dump(&v[i], &files[i]) && files[i].asked && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
             (void)nanosleep(&pause, NULL);
     }
 }

@@ -138,7 +138,7 @@ static void read_stack(struct torch_rank *r)
 /* Finds the workers that have the store's connections that wait. */
 static void find_waits(struct torch_look *l)
 {
-    for (size_t i = 0; i < l->n_waits; i++) {
+    for (size_t i = 0; i < l->n_waits && !atomic_load(&l->stopping); i++) {
         const struct page_wait *w = &l->waits[i];
         struct cdi_address address;
         uint64_t inode;
@@ -174,7 +174,7 @@ static void look_work(uv_work_t *w)
     if (!l->refuted && !atomic_load(&l->stopping))
         find_waits(l);
     if (!l->refuted && !atomic_load(&l->stopping))
-        torch_files_read(l->found, l->n_found, DUMPS_MS);
+        torch_files_read(l->found, l->n_found, DUMPS_MS, &l->stopping);
 }
 
 static void look_say(struct torch_look *l)
