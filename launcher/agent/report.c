@@ -57,6 +57,8 @@ void report_headline(const struct cdi_failure *f, char *buf, size_t cap)
         return;
     case CDI_END_HANG:
         (void)snprintf(buf, cap, "%.*s", (int)strcspn(f->text, "\n"), f->text);
+        if (f->text[0] == '\0')
+            (void)snprintf(buf, cap, "the workers stood still");
         return;
     case CDI_END_NODE:
         if (f->text[0] != '\0')

@@ -427,7 +427,7 @@ static void round_on_hang(struct round *r, const struct round_event *ev, int64_t
     r->failure = *ev->failure;
     r->failure.kind = CDI_END_HANG;
     if (r->failure.text[0] == '\0')
-        (void)snprintf(r->failure.text, sizeof r->failure.text, "the workers stand still");
+        (void)snprintf(r->failure.text, sizeof r->failure.text, "the workers stood still");
     r->gives_up = ev->final;
     round_fail(r, now_ms);
 }

@@ -33,11 +33,30 @@ static void there_and_back(const struct cdi_msg *in, struct cdi_msg *out)
 
 Test(message, round_trip_keeps_every_member_of_join)
 {
-    struct cdi_msg in = {.type = CDI_MSG_JOIN, .u.join = {1,      "0.1.0", "job \"7\"", "node1",
-                                                          4711,   -1,      8,           2,
-                                                          4,      1,       3,           "rack7.switch2",
-                                                          600000, 0,       -1,          CDI_JOIN_TIME_MAX_MS,
-                                                          "5f1e", 7,       "c0ffee",    5}},
+    struct cdi_msg in = {.type = CDI_MSG_JOIN,
+                         .u.join = {1,
+                                    "0.1.0",
+                                    "job \"7\"",
+                                    "node1",
+                                    4711,
+                                    -1,
+                                    8,
+                                    2,
+                                    4,
+                                    1,
+                                    3,
+                                    "rack7.switch2",
+                                    600000,
+                                    0,
+                                    -1,
+                                    CDI_JOIN_TIME_MAX_MS,
+                                    "5f1e",
+                                    7,
+                                    "c0ffee",
+                                    5,
+                                    30000,
+                                    600000,
+                                    CDI_ON_HANG_RESTART}},
                    out;
 
     there_and_back(&in, &out);
@@ -170,6 +189,7 @@ Test(message, accepts_missing_new_members)
 
     cr_assert_eq(decode(CDI_MSG_JOIN, join, &msg, &err), CDDP_OK, "%s", err.msg);
     cr_assert(msg.u.join.nonce[0] == '\0' && msg.u.join.restart_count == 0);
+    cr_assert(msg.u.join.on_hang == CDI_ON_HANG_NONE && msg.u.join.hang_warning_ms == 0);
     cr_assert_eq(decode(CDI_MSG_WELCOME,
                         "{\"version\":1,\"release\":\"0\",\"session\":\"5f\",\"lease_ms\":9,\"resumed\":true}", &msg,
                         &err),

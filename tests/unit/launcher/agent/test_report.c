@@ -51,6 +51,10 @@ Test(report, headline_names_rank_pid_host_and_cause)
     cr_assert_str_eq(headline_of(failure(CDI_END_SPAWN, ENOENT)),
                      "rank 3 on node1 could not be started: No such file or directory");
     cr_assert_str_eq(headline_of(failure(CDI_END_NODE, 0)), "node 0 (node1) was lost");
+    f = failure(CDI_END_HANG, 0);
+    cr_assert_str_eq(headline_of(f), "the workers stood still");
+    (void)snprintf(f.text, sizeof f.text, "no progress for 60 s: rank 3\n    ranks 0-2 wait");
+    cr_assert_str_eq(headline_of(f), "no progress for 60 s: rank 3");
 }
 
 Test(report, long_host_name_does_not_overflow)

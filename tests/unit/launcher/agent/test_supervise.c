@@ -286,6 +286,7 @@ Test(supervise, exit_status_is_that_of_first_failure)
     cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_SPAWN, .code = ENOENT}), 127);
     cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_SPAWN, .code = EACCES}), 126);
     cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_NODE}), 1);
+    cr_assert_eq(supervise_failure_status(&(struct cdi_failure){.kind = CDI_END_HANG}), 1);
 }
 
 Test(supervise, kills_after_grace)

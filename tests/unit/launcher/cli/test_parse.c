@@ -50,6 +50,7 @@ Test(options, every_flag_has_a_default)
     cr_assert_null(o.run_id);
     cr_assert_not(o.standalone);
     cr_assert_eq(o.on_failure, OPTIONS_STOP);
+    cr_assert(o.on_hang == OPTIONS_HANG_STOP && o.hang_warning_ms == 30000 && o.hang_timeout_ms == 600000);
     cr_assert_str_eq(o.role, "default");
     cr_assert_str_eq(o.tmpdir, "/tmp");
     cr_assert_str_eq(o.command[0], "./train");
@@ -291,7 +292,7 @@ Test(options, accepts_unambiguous_prefixes)
 
     cr_assert_eq(PARSE(&o, &err, "--nproc=2", "a"), CDDP_OK);
     cr_assert_eq(o.nproc, 2);
-    cr_assert_eq(PARSE(&o, &err, "--stand", "--mod", "--o", "wait", "a"), CDDP_OK);
+    cr_assert_eq(PARSE(&o, &err, "--stand", "--mod", "--on_f", "wait", "a"), CDDP_OK);
     cr_assert(o.standalone && o.module && o.on_failure == OPTIONS_WAIT);
     cr_assert_eq(PARSE(&o, &err, "--h"), CDDP_OK);
     cr_assert_eq(o.what, OPTIONS_HELP);
