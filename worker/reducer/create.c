@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation and destruction of a reducer: cddp_ddp_create and cddp_ddp_destroy. */
+#include "worker/base/nvtx.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/grads/own.h"
@@ -256,6 +257,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
         (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
     in_flight = in_flight && !broken && !waits;
     in_step = ddp->begun;
+    cdi_nvtx_end(ddp->nvtx_range);
     (void)pthread_mutex_unlock(&ddp->lock);
     if (ddp->held_by != NULL)
         *ddp->held_by = NULL; /* so that the optimizer can report it, instead of writing to freed memory */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/launch.h"
 
+#include "worker/base/nvtx.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
@@ -128,6 +129,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
     size_t i = d->plan.next;
     cddp_status status;
 
+    cdi_nvtx_push("cddp bucket", i);
     if (cdi_powersgd_applies(d, i)) {
         status = cdi_powersgd_begin(d, i);
     } else if (d->hook.begin != NULL) {
@@ -140,6 +142,7 @@ static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
     }
     if (status == CDDP_OK)
         cdi_bucket_launched(&d->plan);
+    cdi_nvtx_pop();
     return status;
 }
 
@@ -187,6 +190,8 @@ cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i)
     int64_t now_ns;
     size_t n, k = 0;
 
+    if (d->nvtx_range == 0)
+        d->nvtx_range = cdi_nvtx_begin("cddp step", d->step);
     if (i < d->n_params && (d->flags & CDDP_DDP_STATIC_GRAPH) == 0)
         cdi_plan_note_order(d, i);
     n = cdi_bucket_grad_ready(&d->plan, i);

@@ -9,6 +9,7 @@
  */
 #include "worker/reducer/step.h"
 
+#include "worker/base/nvtx.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
@@ -248,6 +249,8 @@ cddp_status cdi_step_next(cddp_ddp *d)
     d->share_complete = false;
     d->step++;
     cdi_comm_set_step(d->comm, d->step);
+    cdi_nvtx_end(d->nvtx_range);
+    d->nvtx_range = 0;
     return cdi_plan_update(d);
 }
 

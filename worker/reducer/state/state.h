@@ -197,6 +197,7 @@ struct cddp_ddp {
     uint64_t joined;         /* the last ticket that was waited for */
     size_t n_copied;     /* on a device: number of buckets whose means are being copied to where the user reads them */
     uint64_t step;       /* completed steps */
+    uint64_t nvtx_range; /* of this step; 0: none */
     bool finishing;      /* a thread is in cdi_step_finish */
     bool begun;          /* some gradient was reported ready in this step */
     bool by_param;       /* the program waits for single parameters (cddp_ddp_wait_param) */
