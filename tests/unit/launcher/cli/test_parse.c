@@ -436,3 +436,30 @@ Test(options, ending_signals_have_torchruns_default)
     cr_assert_eq(o.interactive, -1);
     cr_assert_eq(o.world_size, -1);
 }
+
+Test(options, top_needs_no_program_and_takes_none)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "--top=node1:29400"), CDDP_OK);
+    cr_assert_eq(o.what, OPTIONS_TOP);
+    cr_assert_str_eq(o.top, "node1:29400");
+    cr_assert_eq(PARSE(&o, &err, "--top", "node1", "./train"), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "remove the program './train'"));
+    cr_assert_eq(PARSE(&o, &err, "--top="), CDDP_E_INVALID);
+}
+
+Test(options, report_and_progress_are_off_unless_asked_for)
+{
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(PARSE(&o, &err, "./train"), CDDP_OK);
+    cr_assert_null(o.report);
+    cr_assert_not(o.progress);
+    cr_assert_eq(PARSE(&o, &err, "--progress", "--report=r.html", "./train"), CDDP_OK);
+    cr_assert_str_eq(o.report, "r.html");
+    cr_assert(o.progress);
+    cr_assert_eq(PARSE(&o, &err, "--report=", "./train"), CDDP_E_INVALID);
+}
