@@ -337,7 +337,8 @@ static cddp_status write_report(const struct run_watch *w, struct cdi_error *err
     cdi_buf_init(&page, PAGE_MAX);
     st = report_page_make(w->record, &about, &page);
     if (st != CDDP_OK)
-        st = cdi_fail(err, st, "cannot make the report '%.400s': out of memory", w->target);
+        st = cdi_fail(err, st, "cannot make the report '%.400s': %s", w->target,
+                      st == CDDP_E_LIMIT ? "it would be larger than 16 MiB" : "out of memory");
     else
         st = report_page_write(w->target, &page, err);
     cdi_buf_release(&page);
