@@ -56,7 +56,8 @@ typedef void (*cddp_log_fn)(void *arg, cddp_log_level level, const char *line);
 
 /*
  * Passes the lines of all communicators of this process to fn(arg, ...) from now on; NULL: to stderr again. Any thread.
- * A thread that logs at this moment may still call the previous function after this returns.
+ * A thread that logs at this moment may still call the previous function after this returns. The library keeps 24 bytes
+ * for each different pair of fn and arg until the process ends. Without memory for them lines go to stderr.
  */
 CDDP_API void cddp_set_log_callback(cddp_log_fn fn, void *arg);
 

@@ -1,39 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/top/screen.h"
 
+#include "launcher/top/jobs.h"
+
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define KIB 1024.0
 #define US_PER_S 1000000.0
 #define HUNDRED 100
 #define SMALL 6 /* lines, below which only the most important ones have room */
-
-struct rank {
-    struct cdi_rank_report report;
-    int32_t node_rank;
-    const char *host;
-    int64_t gpu_permille; /* -1: not known */
-};
-
-struct job {
-    json_t *json, *previous; /* previous NULL: not known */
-    const char *name, *state;
-    int64_t round, restarts, world_size;
-    size_t n_nodes, n_ranks;
-    struct rank *ranks;            /* the late ones first */
-    struct cdi_node_report *nodes; /* hold the strings of the ranks */
-    uint64_t most_step;
-    int64_t between_ms;
-    bool gpus;
-};
-
-struct view {
-    size_t n_jobs;
-    struct job *jobs;
-};
 
 /* ----------------------------------------------------------------------------------------------------- lines ---- */
 
@@ -72,157 +49,32 @@ static void add_right(struct screen_line *l, unsigned width, const char *text)
     add_text(l, width, text);
 }
 
-static const char *member_text(json_t *o, const char *name, const char *otherwise)
-{
-    const char *text = json_string_value(json_object_get(o, name));
-
-    return text != NULL ? text : otherwise;
-}
-
-static int64_t member_number(json_t *o, const char *name, int64_t otherwise)
-{
-    json_t *v = json_object_get(o, name);
-
-    return json_is_integer(v) ? (int64_t)json_integer_value(v) : otherwise;
-}
-
 static const char *plural(int64_t n)
 {
     return n == 1 ? "" : "s";
-}
-
-/* ------------------------------------------------------------------------------------------------------ jobs ---- */
-
-/* A rank that has not entered a collective is later than one that is in it. */
-static int place_order(enum cdi_place p)
-{
-    return p == CDI_PLACE_IN || p == CDI_PLACE_IN_REPLAY ? 1 : 0;
-}
-
-static int compare_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? -1 : a > b;
-}
-
-static int compare_ranks(const void *a, const void *b)
-{
-    const struct cdi_rank_report *x = &((const struct rank *)a)->report, *y = &((const struct rank *)b)->report;
-    int order = compare_u64(x->step, y->step);
-
-    if (order == 0)
-        order = compare_u64(x->seq, y->seq);
-    if (order == 0)
-        order = place_order(x->place) - place_order(y->place);
-    return order != 0 ? order : compare_u64((uint64_t)x->rank, (uint64_t)y->rank);
-}
-
-static cddp_status add_node(struct job *j, json_t *json)
-{
-    struct cdi_node_report *node = &j->nodes[j->n_nodes];
-    json_t *ranks = json_object_get(json, "ranks");
-    struct rank *more;
-
-    if (cdi_node_report_decode(json, node, NULL) != CDDP_OK)
-        return CDDP_OK; /* as if it had not reported */
-    j->n_nodes++;
-    more = realloc(j->ranks, (j->n_ranks + node->n_ranks + 1) * sizeof *more);
-    if (more == NULL)
-        return CDDP_E_NOMEM;
-    j->ranks = more;
-    for (size_t i = 0; i < node->n_ranks; i++) {
-        int64_t gpu = member_number(json_array_get(ranks, i), "gpu_permille", -1);
-
-        j->ranks[j->n_ranks++] = (struct rank){.report = node->ranks[i],
-                                               .node_rank = node->node_rank,
-                                               .host = member_text(json, "host", "?"),
-                                               .gpu_permille = gpu};
-        j->gpus |= gpu >= 0;
-        if (node->ranks[i].step > j->most_step)
-            j->most_step = node->ranks[i].step;
-    }
-    return CDDP_OK;
-}
-
-static json_t *find_job(json_t *reply, const char *name)
-{
-    json_t *jobs = json_object_get(reply, "jobs");
-
-    for (size_t i = 0; i < json_array_size(jobs); i++)
-        if (strcmp(member_text(json_array_get(jobs, i), "name", "?"), name) == 0)
-            return json_array_get(jobs, i);
-    return NULL;
-}
-
-static cddp_status read_job(struct job *j, json_t *json, const struct screen_input *in)
-{
-    json_t *nodes = json_object_get(json, "nodes");
-    cddp_status st = CDDP_OK;
-
-    *j = (struct job){.json = json,
-                      .name = member_text(json, "name", "?"),
-                      .state = member_text(json, "state", "?"),
-                      .round = member_number(json, "round", 0),
-                      .restarts = member_number(json, "restarts", 0),
-                      .world_size = member_number(json, "world_size", 0),
-                      .between_ms = in->between_ms};
-    j->previous = find_job(in->previous, j->name);
-    if (j->previous != NULL && member_number(j->previous, "round", 0) != j->round)
-        j->previous = NULL;
-    j->nodes = calloc(json_array_size(nodes) + 1, sizeof *j->nodes);
-    if (j->nodes == NULL)
-        return CDDP_E_NOMEM;
-    for (size_t i = 0; st == CDDP_OK && i < json_array_size(nodes); i++)
-        st = add_node(j, json_array_get(nodes, i));
-    if (j->n_ranks > 0)
-        qsort(j->ranks, j->n_ranks, sizeof *j->ranks, compare_ranks);
-    return st;
-}
-
-static void view_release(struct view *v)
-{
-    for (size_t i = 0; i < v->n_jobs; i++) {
-        for (size_t k = 0; k < v->jobs[i].n_nodes; k++)
-            cdi_node_report_release(&v->jobs[i].nodes[k]);
-        free(v->jobs[i].nodes);
-        free(v->jobs[i].ranks);
-    }
-    free(v->jobs);
-}
-
-static cddp_status view_read(struct view *v, const struct screen_input *in)
-{
-    json_t *jobs = json_object_get(in->reply, "jobs");
-    cddp_status st = CDDP_OK;
-
-    *v = (struct view){.jobs = calloc(json_array_size(jobs) + 1, sizeof *v->jobs)};
-    if (v->jobs == NULL)
-        return CDDP_E_NOMEM;
-    for (size_t i = 0; st == CDDP_OK && i < json_array_size(jobs); i++)
-        st = read_job(&v->jobs[v->n_jobs++], json_array_get(jobs, i), in);
-    return st;
 }
 
 /* ------------------------------------------------------------------------------------------------ text of a job ----
  */
 
 /* The number of steps that a rank had completed in the reply before; -1: not known. */
-static int64_t previous_step(const struct job *j, int32_t rank)
+static int64_t previous_step(const struct top_job *j, int32_t rank)
 {
     json_t *nodes = json_object_get(j->previous, "nodes");
 
     for (size_t i = 0; i < json_array_size(nodes); i++) {
         json_t *ranks = json_object_get(json_array_get(nodes, i), "ranks"), *first = json_array_get(ranks, 0);
-        int64_t at = rank - member_number(first, "rank", INT32_MAX); /* they are in order, mostly without gaps */
+        int64_t at = rank - top_number(first, "rank", INT32_MAX); /* they are in order, mostly without gaps */
         json_t *r = at >= 0 && (size_t)at < json_array_size(ranks) ? json_array_get(ranks, (size_t)at) : NULL;
 
-        if (r != NULL && member_number(r, "rank", -1) == rank)
-            return member_number(r, "step", 0);
+        if (r != NULL && top_number(r, "rank", -1) == rank)
+            return top_number(r, "step", 0);
     }
     return -1;
 }
 
 /* Steps per second: of the last steps' times, otherwise of the two replies; negative: not known. */
-static double rate_of(const struct job *j, const struct cdi_rank_report *r)
+static double rate_of(const struct top_job *j, const struct cdi_rank_report *r)
 {
     int64_t before;
 
@@ -241,7 +93,7 @@ static int percent(uint64_t part, uint64_t whole)
     return whole == 0 ? -1 : part >= whole ? HUNDRED : (int)((double)part * HUNDRED / (double)whole);
 }
 
-static void job_line(const struct job *j, struct screen_line *l, unsigned width)
+static void job_line(const struct top_job *j, struct screen_line *l, unsigned width)
 {
     double rate = j->n_ranks > 0 ? rate_of(j, &j->ranks[0].report) : -1;
     char text[400];
@@ -262,7 +114,7 @@ static void job_line(const struct job *j, struct screen_line *l, unsigned width)
 }
 
 /* The ranks that are named as late, and how much of communication is hidden. */
-static void facts_line(const struct job *j, struct screen_line *l, unsigned width)
+static void facts_line(const struct top_job *j, struct screen_line *l, unsigned width)
 {
     uint64_t comm = 0, exposed = 0, n_late = 0, most = 0;
     int32_t late = -1;
@@ -364,7 +216,7 @@ static const struct {
                [HIDDEN] = {"HIDDEN", 7, 110}, [MEMORY] = {"MEMORY", 9, 72}, [CORES] = {"CORES", 6, 72},
                [GPU] = {"GPU", 6, 80}};
 
-static void cell(const struct job *j, const struct rank *k, enum column c, char *to, size_t cap)
+static void cell(const struct top_job *j, const struct top_rank *k, enum column c, char *to, size_t cap)
 {
     const struct cdi_rank_report *r = &k->report;
     double rate;
@@ -409,7 +261,7 @@ static void cell(const struct job *j, const struct rank *k, enum column c, char 
 }
 
 /* Writes the row of a rank; NULL: the names of the columns. */
-static void rank_line(const struct job *j, const struct rank *r, struct screen_line *l, unsigned width)
+static void rank_line(const struct top_job *j, const struct top_rank *r, struct screen_line *l, unsigned width)
 {
     char text[400], padded[64];
 
@@ -432,26 +284,26 @@ static void rank_line(const struct job *j, const struct rank *r, struct screen_l
 
 /* ---------------------------------------------------------------------------------------------------- screen ---- */
 
-static bool is_late(const struct job *j, const struct rank *r)
+static bool is_late(const struct top_job *j, const struct top_rank *r)
 {
     return r->report.step < j->most_step;
 }
 
 /* The rows below the head: the ranks of the only job; or of each job its line, the names of columns and its ranks. */
-static size_t rows_of(const struct view *v)
+static size_t rows_of(const struct top_jobs *v)
 {
     size_t n = 0;
 
-    for (size_t i = 0; i < v->n_jobs; i++)
-        n += v->jobs[i].n_ranks + (v->n_jobs > 1 ? 2 : 0);
+    for (size_t i = 0; i < v->n; i++)
+        n += v->v[i].n_ranks + (v->n > 1 ? 2 : 0);
     return n;
 }
 
-static void add_row(const struct view *v, size_t row, struct screen *s, unsigned width, unsigned height)
+static void add_row(const struct top_jobs *v, size_t row, struct screen *s, unsigned width, unsigned height)
 {
-    for (size_t i = 0; i < v->n_jobs; i++) {
-        const struct job *j = &v->jobs[i];
-        size_t head = v->n_jobs > 1 ? 2 : 0;
+    for (size_t i = 0; i < v->n; i++) {
+        const struct top_job *j = &v->v[i];
+        size_t head = v->n > 1 ? 2 : 0;
         struct screen_line *l;
 
         if (row >= j->n_ranks + head) {
@@ -488,24 +340,24 @@ static void add_title(const struct screen_input *in, struct screen *s, unsigned 
     add_right(l, width, in->trouble);
 }
 
-static void add_head(const struct view *v, const struct screen_input *in, struct screen *s, unsigned width,
+static void add_head(const struct top_jobs *v, const struct screen_input *in, struct screen *s, unsigned width,
                      unsigned height)
 {
     struct screen_line *l;
 
     add_title(in, s, width, height);
-    if (v->n_jobs != 1) {
-        l = height > SMALL || v->n_jobs == 0 ? add_line(s, height, SCREEN_PLAIN) : NULL;
+    if (v->n != 1) {
+        l = height > SMALL || v->n == 0 ? add_line(s, height, SCREEN_PLAIN) : NULL;
         if (l != NULL)
-            add_text(l, width, in->reply == NULL ? "waiting for the first answer" : v->n_jobs == 0 ? "no jobs" : "");
+            add_text(l, width, in->reply == NULL ? "waiting for the first answer" : v->n == 0 ? "no jobs" : "");
         return;
     }
     if ((l = add_line(s, height, SCREEN_PLAIN)) != NULL)
-        job_line(&v->jobs[0], l, width);
+        job_line(&v->v[0], l, width);
     if (height > SMALL && (l = add_line(s, height, SCREEN_PLAIN)) != NULL)
-        facts_line(&v->jobs[0], l, width);
+        facts_line(&v->v[0], l, width);
     if (height >= 4 && (l = add_line(s, height, SCREEN_HEAD)) != NULL)
-        rank_line(&v->jobs[0], NULL, l, width);
+        rank_line(&v->v[0], NULL, l, width);
 }
 
 static void add_foot(const struct screen *s, struct screen_line *l, size_t rows, unsigned width)
@@ -523,8 +375,8 @@ cddp_status screen_compose(const struct screen_input *in, struct screen *out)
     unsigned width = in->width > SCREEN_WIDTH ? SCREEN_WIDTH : in->width;
     unsigned height = in->height > SCREEN_HEIGHT ? SCREEN_HEIGHT : in->height;
     bool foot = height > SMALL;
-    struct view v;
-    cddp_status st = view_read(&v, in);
+    struct top_jobs v;
+    cddp_status st = top_jobs_read(&v, in->reply, in->previous, in->between_ms);
     size_t rows = st == CDDP_OK ? rows_of(&v) : 0;
 
     out->n = 0;
@@ -539,6 +391,6 @@ cddp_status screen_compose(const struct screen_input *in, struct screen *out)
         (void)add_line(out, height, SCREEN_PLAIN);
     if (foot && st == CDDP_OK)
         add_foot(out, add_line(out, height, SCREEN_HEAD), rows, width);
-    view_release(&v);
+    top_jobs_release(&v);
     return st;
 }

@@ -32,7 +32,7 @@ class Terminal:
         self.file = os.path.join(self.dir, 'answer')
         if answer is not None:
             self.answer(answer)
-        shell = command or f'trap : INT QUIT; stty -a > {self.dir}/before; {top} {self.file}; echo "{ENDED} $?"; stty -a > {self.dir}/after; exec cat'
+        shell = command or f'trap : INT QUIT; stty -a > {self.dir}/before; {top} {self.file}; echo "{ENDED} $?"; stty -a > {self.dir}/after; exec sleep 240'
         self.tmux('-f', '/dev/null', 'new-session', '-d', '-x', str(columns), '-y', str(lines), shell)
         self.tmux('set', '-g', 'status', 'off')
         self.tmux('set', '-g', 'window-size', 'manual')
@@ -209,7 +209,7 @@ def test_a_real_job_and_its_end(top):
                     os.environ['CDDP_PROBE'], 'loop') as job:
         launch.wait_for('the rendezvous', lambda: launch.listens(port))
         launch.wait_for('two workers', lambda: len(job.workers()) == 2)
-        with Terminal(top, None, 80, 24, command=f'{cddprun} --top=127.0.0.1:{port}; echo "{ENDED} $?"; exec cat') as t:
+        with Terminal(top, None, 80, 24, command=f'{cddprun} --top=127.0.0.1:{port}; echo "{ENDED} $?"; exec sleep 240') as t:
             screen = t.shows('train: running, round 0, 0 restarts, 2 ranks, 1 node')
             assert f'127.0.0.1:{port}' in screen[0], screen
             t.shows('all_reduce #')
@@ -229,7 +229,7 @@ def test_needs_a_terminal(top):
 
 
 def test_unknown_terminal_is_an_error_message(top):
-    with Terminal(top, answer_of(1, 1, late=9), 80, 24, command=f'TERM=no-such {top} /none 2>&1; echo "{ENDED} $?"; exec cat') as t:
+    with Terminal(top, answer_of(1, 1, late=9), 80, 24, command=f'TERM=no-such {top} /none 2>&1; echo "{ENDED} $?"; exec sleep 240') as t:
         t.shows(f'{ENDED} 1')
         t.shows('TERM')
 

@@ -10,11 +10,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define LEVEL_ENV "CDDP_LOG_LEVEL"
-#define READ_TRIES 10000 /* more than another thread's write of two words takes */
 
 /* ------------------------------------------------------------------------------------------------- the lines ---- */
 
@@ -78,14 +78,21 @@ size_t cdi_log_line(char line[CDI_LOG_LINE_BYTES], const struct cdi_log_head *he
 
 /* ----------------------------------------------------------------------------------------- where they go to ---- */
 
+/* Where lines go to. Never changes and is never freed, so a thread that logs needs no lock, also in a child of fork().
+ */
+struct target {
+    cddp_log_fn fn;
+    void *arg;
+    const struct target *next;
+};
+
 static struct {
     pthread_once_t once;
-    int level;                /* of common/log.h; -1: CDDP_LOG_LEVEL has none */
-    char said[64];            /* its text then */
-    pthread_mutex_t lock;     /* of writers of the rest; readers compare `version`, so a child of fork() cannot hang */
-    _Atomic unsigned version; /* odd: being written */
-    _Atomic(cddp_log_fn) fn;
-    void *_Atomic arg;
+    int level;                             /* of common/log.h; -1: CDDP_LOG_LEVEL has none */
+    char said[64];                         /* its text then */
+    _Atomic(const struct target *) target; /* NULL: stderr */
+    pthread_mutex_t lock;                  /* of `all` */
+    const struct target *all;              /* every pair that the program has ever set, once */
 } the_log = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void read_level(void)
@@ -114,38 +121,38 @@ static bool is_logged(const cddp_comm *comm, cddp_log_scope scope, cddp_log_leve
            (scope == CDDP_LOG_NODE && cddp_local_rank(comm) == 0);
 }
 
+/* Returns the target with this pair, with the lock held; NULL: no memory. */
+static const struct target *find_target(cddp_log_fn fn, void *arg)
+{
+    const struct target *old = the_log.all;
+    struct target *made;
+
+    while (old != NULL && (old->fn != fn || old->arg != arg))
+        old = old->next;
+    if (old != NULL)
+        return old;
+    made = malloc(sizeof *made);
+    if (made != NULL) {
+        *made = (struct target){fn, arg, the_log.all};
+        the_log.all = made;
+    }
+    return made;
+}
+
 void cddp_set_log_callback(cddp_log_fn fn, void *arg)
 {
     (void)pthread_mutex_lock(&the_log.lock);
-    (void)atomic_fetch_add(&the_log.version, 1);
-    atomic_store(&the_log.fn, fn);
-    atomic_store(&the_log.arg, arg);
-    (void)atomic_fetch_add(&the_log.version, 1);
+    atomic_store(&the_log.target, fn != NULL ? find_target(fn, arg) : NULL);
     (void)pthread_mutex_unlock(&the_log.lock);
-}
-
-/* Reads a function and its argument that belong together. NULL: stderr. */
-static cddp_log_fn callback(void **arg)
-{
-    for (int tries = 0; tries < READ_TRIES; tries++) {
-        unsigned before = atomic_load(&the_log.version);
-        cddp_log_fn fn = atomic_load(&the_log.fn);
-
-        *arg = atomic_load(&the_log.arg);
-        if (before % 2 == 0 && atomic_load(&the_log.version) == before)
-            return fn;
-    }
-    return NULL;
 }
 
 void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level, const char *text)
 {
     struct cdi_log_head head = {.name = "", .rank = -1};
     char line[CDI_LOG_LINE_BYTES];
+    const struct target *to;
     uint64_t next;
     ssize_t written;
-    cddp_log_fn fn;
-    void *arg;
     size_t n;
 
     if (!is_logged(comm, scope, level))
@@ -155,9 +162,9 @@ void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level,
         head = (struct cdi_log_head){cdi_comm_world(comm)->name, cdi_comm_world(comm)->rank, next > 0, next - 1};
     }
     n = cdi_log_line(line, &head, text);
-    fn = callback(&arg);
-    if (fn != NULL) {
-        fn(arg, level, line);
+    to = atomic_load(&the_log.target);
+    if (to != NULL) {
+        to->fn(to->arg, level, line);
         return;
     }
     line[n] = '\n'; /* in place of the byte of 0 */

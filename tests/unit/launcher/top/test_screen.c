@@ -75,8 +75,7 @@ Test(screen, shows_the_late_rank_first)
     cr_assert_str_eq(line(2)->text, "1 late rank, 80 % of communication hidden, slowest rank 2");
     cr_assert_eq(line(3)->look, SCREEN_HEAD);
     cr_assert_eq(line(4)->look, SCREEN_LATE);
-    cr_assert_str_eq(line(4)->text,
-                     "     2      388      2    12.5   2 %  1.2 GiB  0.99  after all_reduce #811, 4.2 ");
+    cr_assert_str_eq(line(4)->text, "     2      388      2    12.5   2 %  1.2 GiB  0.99  after all_reduce #811, 4.2 ");
     cr_assert_eq(line(5)->look, SCREEN_PLAIN);
     cr_assert_not_null(strstr(line(5)->text, "     0      390      -"));
     cr_assert_not_null(strstr(line(23)->text, "rows 1 to 8 of 8"));
