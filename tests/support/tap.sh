@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs a Criterion program for Meson: TAP on stdout and, if a test fails, all that the tests wrote on stderr.
 # With --tap alone, Criterion sends the tests' own output to /dev/null. A file takes it, since a process that a test
-# leaves behind must not keep Meson's pipe open.
+# has started and not ended must not keep Meson's pipe open.
 exec 3>&1
 words=$(mktemp) || exit 1
 trap 'rm -f "$words"' EXIT
