@@ -1115,7 +1115,15 @@ static void trace_log_event(void *arg, const char *event, int32_t rank, const ch
     trace_event(a->trace, event, rank, text);
 }
 
-/* The two readers of events: --status_fd and --trace. */
+static void report_step(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns)
+{
+    const struct agent *a = arg;
+
+    if (rank >= 0)
+        run_watch_step(a->watch, (uint32_t)rank, step, cdi_wall_ms() - (cdi_now_ns() - end_ns) / 1000000);
+}
+
+/* The two readers of events: --status_fd and --trace. The report needs the steps of a trace. */
 static cddp_status start_events(struct agent *a, struct cdi_error *err)
 {
     const struct options *o = a->plan->options;
@@ -1124,14 +1132,15 @@ static cddp_status start_events(struct agent *a, struct cdi_error *err)
                                       .host = a->plan->host,
                                       .max_bytes = (uint64_t)o->trace_max_mib << 20,
                                       .n_procs = a->plan->n_procs};
-    const struct trace_ops ops = {.send = trace_send, .pages = trace_pages, .arg = a};
+    const struct trace_ops ops = {.send = trace_send, .pages = trace_pages, .step = report_step, .arg = a};
     cddp_status st = CDDP_OK;
 
     if (o->status_fd >= 0 || o->trace != NULL)
         st = event_log_start(&a->events, a->console, a->plan->n_procs, (int)o->status_fd, err);
-    if (st != CDDP_OK || o->trace == NULL)
+    if (st != CDDP_OK || (o->trace == NULL && o->report == NULL))
         return st;
-    event_log_listen(a->events, trace_log_event, a);
+    if (o->trace != NULL)
+        event_log_listen(a->events, trace_log_event, a);
     return trace_start(&a->trace, &a->loop, &opt, &ops, err);
 }
 

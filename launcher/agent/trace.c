@@ -103,7 +103,11 @@ static void write_records(struct trace *t, struct cdi_records *r)
     if (own_offset(t, &offset_ns, &bound_ns) && r->clock_of == t->clock.of)
         clock = (struct trace_clock){
             .known = true, .shift_ns = r->offset_ns - offset_ns, .bound_ns = r->bound_ns + bound_ns};
-    trace_file_add(t->file, r, &clock);
+    if (t->file != NULL)
+        trace_file_add(t->file, r, &clock);
+    for (size_t i = 0; t->ops.step != NULL && i < r->n_steps; i++)
+        t->ops.step(t->ops.arg, r->steps[i].rank, &r->steps[i].s,
+                    clock.known ? r->steps[i].s.end_ns + clock.shift_ns : cdi_now_ns());
     cdi_records_release(r);
 }
 
@@ -167,6 +171,8 @@ static void collect(struct trace *t, size_t room)
     t->share = room > t->opt.n_procs ? room / t->opt.n_procs : 1;
     t->used = 0;
     t->ops.pages(t->ops.arg, take_page, t);
+    if (t->opt.path == NULL)
+        t->out.n_colls = t->out.n_names = t->out.n_events = 0;
 }
 
 void trace_flush(struct trace *t)
@@ -258,7 +264,7 @@ void trace_begin_round(struct trace *t, const struct cdi_msg_assign *assign, boo
     t->writes = assign->node_rank == 0;
     t->own_server = own_server;
     t->in_round = true;
-    if (t->writes && t->file == NULL && !t->unwritable)
+    if (t->writes && t->opt.path != NULL && t->file == NULL && !t->unwritable)
         open_file(t, assign);
     memset(t->cursors, 0, t->opt.n_procs * sizeof *t->cursors);
     t->out.round = assign->round;
@@ -287,7 +293,7 @@ void trace_event(struct trace *t, const char *kind, int32_t rank, const char *te
 {
     struct cdi_record_event *e;
 
-    if (t == NULL || !t->in_round || (is_of_job(kind) && !t->writes))
+    if (t == NULL || t->opt.path == NULL || !t->in_round || (is_of_job(kind) && !t->writes))
         return;
     if (t->out.n_events == CDI_RECORDS_EVENTS_MAX)
         deliver(t);
@@ -313,7 +319,7 @@ static void take_records(struct trace *t, const void *payload, size_t len)
 {
     struct cdi_records r;
 
-    if (t->file == NULL || cdi_records_decode(payload, len, &r, NULL) != CDDP_OK)
+    if (!t->writes || cdi_records_decode(payload, len, &r, NULL) != CDDP_OK)
         return;
     if (waits_for_clock(t, cdi_now_ms()) && t->n_held < HELD_MAX)
         t->held[t->n_held++] = r;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --trace: reads the flight pages of this node's workers, and sends what is new to the agent of node rank 0, which
- * writes the trace of all nodes. Keeps this node's clock aligned with the rendezvous server's. Without a trace (NULL)
- * every function does nothing. The loop's thread.
+ * --trace and --report: reads the flight pages of this node's workers, and sends what is new to the agent of node rank
+ * 0, which writes the trace of all nodes, or notes their steps. Keeps this node's clock aligned with the rendezvous
+ * server's. Without a trace (NULL) every function does nothing. The loop's thread.
  */
 #ifndef TRACE_H
 #define TRACE_H
@@ -27,11 +27,14 @@ struct trace_ops {
     bool (*send)(void *arg, uint16_t type, const void *payload, size_t len);
     /* Calls take(take_arg, page) for each worker of the running round. */
     void (*pages)(void *arg, void (*take)(void *take_arg, const struct trace_page *page), void *take_arg);
+    /* On node rank 0, for each step of a rank of another node; end_ns is by this node's clock. NULL: none. */
+    void (*step)(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns);
     void *arg;
 };
 
 struct trace_options {
-    const char *path, *job, *host; /* must outlive the trace */
+    const char *path; /* NULL: no file, and only steps are sent; must outlive the trace, like the next two */
+    const char *job, *host;
     uint64_t max_bytes;
     uint32_t n_procs; /* workers of this node */
 };

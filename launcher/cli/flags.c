@@ -161,7 +161,7 @@ const struct flag flags[] = {
     {.name = "report", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(report), RANGE(1, 4095), .value = "FILE.html",
      .ours = true,
      .help = "after the run, write a page about it to this file of node rank 0: rounds, steps per second, "
-             "communication, slow ranks, failures"},
+             "communication, slow ranks, failures; give it on every node"},
     {.name = "progress", .group = GROUP_LOGS, .kind = FLAG_SWITCH, AT(progress), .fallback = "0", .ours = true,
      .help = "show one line about the running job below its output: step, steps per second, slowest rank; only if "
              "stderr is a terminal"},

@@ -183,6 +183,16 @@ def test_only_node_rank_0_writes(cddprun):
         assert folder.data()['rounds'][0]['n_nodes'] == 2 and os.listdir(other.path) == []
 
 
+def test_steps_of_other_nodes_are_in_it(cddprun):
+    with Folder() as folder, Folder() as other:
+        port = launch.free_port()
+        common = ['--nnodes=2', '--nproc_per_node=2', '--master_addr=127.0.0.1', f'--master_port={port}']
+        with launch.Job(cddprun, *common, '--node_rank=0', f'--report={folder.file}', WINE) as first, \
+                launch.Job(cddprun, *common, '--node_rank=1', f'--report={other.file}', WINE) as second:
+            assert first.finish() == 0 and second.finish() == 0, first.err + second.err
+        assert [r['n'] for r in folder.data()['ranks']] == 4 * [300], folder.data()['ranks']
+
+
 def test_bad_path_is_found_before_the_run(cddprun):
     for path in ('/no/such/directory/run.html', '/dev/null', '/'):
         status, out, err = launch.run(cddprun, '--standalone', f'--report={path}', 'echo', 'ran')

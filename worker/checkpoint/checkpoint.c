@@ -606,8 +606,10 @@ static cddp_status checkpoint_check_comm(const char *function, const cddp_comm *
 /* Notes a call that has succeeded in the agent's flight page. */
 static void mark(const cddp_comm *comm, cddp_status st, enum cdi_flight_mark_kind kind, uint64_t step, int64_t begun_ns)
 {
-    if (st == CDDP_OK)
-        cdi_flight_mark(cdi_comm_world(comm)->flight, kind, step, begun_ns, cdi_now_ns());
+    struct cdi_flight *flight = st == CDDP_OK ? cdi_comm_world(comm)->flight : NULL;
+
+    if (flight != NULL)
+        cdi_flight_mark(flight, kind, step, begun_ns, cdi_now_ns());
 }
 
 cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
