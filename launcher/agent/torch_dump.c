@@ -90,7 +90,7 @@ static bool take(struct reader *r, size_t n, const uint8_t **bytes)
 /* Reads a little-endian number of 1 to 8 bytes. */
 static bool take_number(struct reader *r, size_t n, uint64_t *value)
 {
-    const uint8_t *bytes;
+    const uint8_t *bytes = r->at;
 
     if (!take(r, n, &bytes))
         return false;

@@ -144,8 +144,12 @@ static void decode_shorten(char *path)
         }
     }
     hit = strstr(path, "/lib/python3.");
-    if (hit != NULL && (hit = strchr(hit + sizeof "/lib/", '/')) != NULL)
-        memmove(path, hit + 1, strlen(hit));
+    if (hit != NULL)
+        hit = strchr(hit + sizeof "/lib/", '/');
+    if (hit == NULL)
+        return;
+    hit++;
+    memmove(path, hit, strlen(hit) + 1);
 }
 
 /* --------------------------------------------------------------------------------------------------- frames ---- */

@@ -199,6 +199,8 @@ void chart_waiting(struct html *h, const struct page_job *j)
     if (j->sum.n_timed == 0)
         return;
     n = make_bars(j, bars);
+    if (n == 0)
+        return;
     for (size_t i = 0; i < n; i++)
         most = bars[i].us > most ? bars[i].us : most;
     (void)cdi_places_span(span, most);
