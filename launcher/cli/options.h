@@ -85,7 +85,7 @@ struct options {
     int64_t interactive; /* a rank; -1: not given */
     const char *report;  /* a file; NULL: not given */
     bool progress;
-    const char *top; /* an endpoint; NULL: not given; then `what` is TOP */
+    const char *top;             /* an endpoint; NULL: not given; then `what` is TOP */
     const char *log_line_prefix; /* TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or NULL */
     const char *error_file;      /* TORCHELASTIC_ERROR_FILE of cddprun itself, or NULL */
 

@@ -177,8 +177,8 @@ Test(places, span_has_the_unit_that_fits)
     static const struct {
         double us;
         const char *text;
-    } cases[] = {{0, "0 us"},           {850, "850 us"},       {12345, "12.3 ms"},    {250000, "250 ms"},
-                 {4.2e6, "4.2 s"},      {42e6, "42 s"},        {59.7e6, "1 min"}, {185e6, "3 min 5 s"},
+    } cases[] = {{0, "0 us"},           {850, "850 us"},       {12345, "12.3 ms"}, {250000, "250 ms"},
+                 {4.2e6, "4.2 s"},      {42e6, "42 s"},        {59.7e6, "1 min"},  {185e6, "3 min 5 s"},
                  {7440e6, "2 h 4 min"}, {273600e6, "3 d 4 h"}, {-5, "0 us"}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
