@@ -320,7 +320,7 @@ Test(hang, every_rank_elsewhere_fits_too)
         if (i % 2 == 0)
             continue;
         many[i].place = CDI_PLACE_AFTER;
-        many[i].stack = "a\nb\nc\nd\ne\nf\ng\nh\n";
+        many[i].stack = "1\n2\n3\n4\n5\n6\n7\n8\n";
         (void)snprintf(many[i].doing, sizeof many[i].doing, "running, %d %% of a core", i % 100);
     }
     cr_assert_leq(rows(text_of_many()), HANG_ROWS);
