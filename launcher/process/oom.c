@@ -2,6 +2,7 @@
 #include "launcher/process/oom.h"
 
 #include "common/cleanup.h"
+#include "launcher/process/small_file.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,18 +22,6 @@ struct group {
     const char *limit;
 };
 
-/* Reads a small file; false: it cannot be read, or is empty. */
-static bool read_text(const char *path, char *text, size_t cap)
-{
-    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, cap - 1);
-
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
-    return true;
-}
-
 /* Returns the number of a line such as "oom_kill 3"; -1: there is none. */
 static int64_t find_count(const char *text)
 {
@@ -49,7 +38,7 @@ static int64_t read_count(const char *dir, const char *file)
     char path[2 * PATH_MAX], text[1024];
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, file);
-    return read_text(path, text, sizeof text) ? find_count(text) : -1;
+    return small_file_read(path, text, sizeof text) ? find_count(text) : -1;
 }
 
 /* Is "memory" one of "cpu,memory"? */
@@ -101,7 +90,7 @@ static bool find_group(struct group *g, const char *root)
     char path[PATH_MAX], text[8192];
 
     (void)snprintf(path, sizeof path, "%.2000s/proc/self/cgroup", root);
-    if (!read_text(path, text, sizeof text))
+    if (!small_file_read(path, text, sizeof text))
         return false;
     for (const char *p = text; *p != '\0'; p += strcspn(p, "\n") + (strchr(p, '\n') != NULL))
         if (take_line(g, root, p))
@@ -121,7 +110,7 @@ static int64_t find_limit(const struct group *g)
         char *slash;
 
         (void)snprintf(path, sizeof path, "%s/%s", dir, g->limit);
-        if (read_text(path, text, sizeof text) && text[0] >= '0' && text[0] <= '9')
+        if (small_file_read(path, text, sizeof text) && text[0] >= '0' && text[0] <= '9')
             v = strtoll(text, NULL, 10);
         if (v >= 0 && v < LIMIT_NONE && (least < 0 || v < least))
             least = v;
@@ -140,7 +129,8 @@ struct oom_count oom_look(const char *root)
     if (find_group(&g, root))
         return (struct oom_count){.kills = read_count(g.path, g.events)};
     (void)snprintf(path, sizeof path, "%.2000s/proc/vmstat", root);
-    return (struct oom_count){.kills = read_text(path, text, sizeof text) ? find_count(text) : -1, .machine = true};
+    return (struct oom_count){.kills = small_file_read(path, text, sizeof text) ? find_count(text) : -1,
+                              .machine = true};
 }
 
 bool oom_explain(const char *root, const struct oom_count *before, char *buf, size_t cap)

@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "launcher/process/proc_state.h"
+#include "launcher/process/small_file.h"
 #include "launcher/process/syscall_name.h"
 
 #include <ctype.h>
@@ -26,24 +27,12 @@
 #define FIELD_STARTTIME 22
 #define FIELD_EXIT_CODE 52
 
-/* Reads a small file; false: it cannot be read, or is empty. */
-static bool sample_read(const char *path, char *text, size_t cap)
-{
-    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, cap - 1);
-
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
-    return true;
-}
-
 static bool read_proc(const char *root, pid_t pid, const char *file, char *text, size_t cap)
 {
     char path[PATH_MAX];
 
     (void)snprintf(path, sizeof path, "%s/proc/%d/%s", root, (int)pid, file);
-    return sample_read(path, text, cap);
+    return small_file_read(path, text, cap);
 }
 
 /* Returns the text after "NAME:" at the beginning of a line; NULL: there is no such line. */
@@ -209,7 +198,7 @@ static int64_t read_number(const char *dir, const char *file, const char *line)
     char path[PATH_MAX + 64], text[1024];
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, file);
-    if (!sample_read(path, text, sizeof text))
+    if (!small_file_read(path, text, sizeof text))
         return -1;
     return line[0] != '\0' ? number_of(text, line) : isdigit((unsigned char)text[0]) ? strtoll(text, NULL, 10) : -1;
 }
@@ -220,7 +209,7 @@ static void look_at_group(struct proc_sample *s, const struct layout *l, const c
     int64_t usage, limit;
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, l->frozen == NULL ? "" : l->frozen);
-    if (innermost && l->frozen != NULL && sample_read(path, text, sizeof text))
+    if (innermost && l->frozen != NULL && small_file_read(path, text, sizeof text))
         s->frozen = s->frozen || line_of(text, l->frozen_line) != NULL;
     if (l->limit == NULL || s->memory_limit > 0)
         return;

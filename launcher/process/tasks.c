@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "launcher/process/small_file.h"
 
 #include <dirent.h>
 #include <elf.h>
@@ -19,17 +20,6 @@
 
 #define FIRST_PAUSE_NS 50000     /* between two looks whether it has stopped; */
 #define LONGEST_PAUSE_NS 2000000 /* doubled up to this */
-
-static bool tasks_read(const char *path, char *text, size_t cap)
-{
-    CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, cap - 1);
-
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
-    return true;
-}
 
 static int by_number(const void *a, const void *b)
 {
@@ -65,7 +55,7 @@ bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state)
     char path[64], line[512], *open_mark, *close_mark;
 
     (void)snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, (int)tid);
-    if (!tasks_read(path, line, sizeof line))
+    if (!small_file_read(path, line, sizeof line))
         return false;
     open_mark = strchr(line, '(');
     close_mark = strrchr(line, ')'); /* a name may have brackets */
@@ -86,7 +76,7 @@ pid_t task_tracer(pid_t pid)
     const char *at;
 
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    if (!tasks_read(path, text, sizeof text))
+    if (!small_file_read(path, text, sizeof text))
         return 0;
     at = strstr(text, "\nTracerPid:");
     return at == NULL ? 0 : (pid_t)strtol(at + strlen("\nTracerPid:"), NULL, 10);
