@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the samples of proc_state.h from /proc and from the cgroups, of both versions. */
-#include "common/cleanup.h"
 #include "common/clock.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/small_file.h"
@@ -8,7 +7,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/process/tasks.h"
 
-#include "common/cleanup.h"
 #include "common/clock.h"
 #include "launcher/process/small_file.h"
 
 #include <dirent.h>
 #include <elf.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
