@@ -129,7 +129,8 @@ static int64_t compare(void)
     if (seq % 2 != 0 || !atomic_compare_exchange_strong_explicit(&shared.seq, &seq, seq + 1, memory_order_acquire,
                                                                  memory_order_relaxed))
         return ns;
-    if (t->rate == 0 || (took * t->rate >> 32) < SLICE_NS)
+    /* The rate is not known yet, but no counter has more than 8 ticks a nanosecond. */
+    if (t->rate == 0 ? took < 8 * SLICE_NS : (took * t->rate >> 32) < SLICE_NS)
         cdi_ticks_compare(&shared.of, before + took / 2, ns);
     atomic_store_explicit(&shared.rate, t->rate, memory_order_release);
     atomic_store_explicit(&shared.most_ticks, t->most_ticks, memory_order_release);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define QUESTION_MAX 4096                    /* bytes of a QUERY */
+#define QUESTIONS_MAX (16 * QUESTION_MAX)    /* bytes that may wait for the answer to an earlier question */
 #define OUT_FULL (1024u * 1024)              /* queued bytes from which on no further question is read */
 #define PART (512u * 1024)                   /* bytes of nodes, from which on a REPLY has another frame */
 #define WHOLE_MAX (size_t)(32 * 1024 * 1024) /* bytes of all frames of a REPLY; further nodes are left out */
@@ -195,6 +196,8 @@ void query_received(struct conn *c)
     struct cdi_error err = {0};
     cddp_status st = CDDP_OK;
 
+    if (c->state == CONN_QUERY && asking_is(c) && c->in.len > QUESTIONS_MAX)
+        st = cdi_fail(&err, CDDP_E_LIMIT, "a client sends questions faster than they are answered");
     while (st == CDDP_OK && c->state == CONN_QUERY && !asking_is(c) && conn_queued(c) < OUT_FULL)
         st = next_question(c, &err);
     if (st < 0 && c->state == CONN_QUERY)

@@ -50,7 +50,7 @@ CDDP_API void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_lev
 /*
  * Receives a line of cddp_log(), without a line end; the text is the library's, until the function returns. Several
  * threads may call it at once, and the thread may be inside a function of libcddp (such as cddp_ddp_grad_ready): it
- * calls no function of libcddp but cddp_log, and returns soon.
+ * calls no function of libcddp but cddp_log, whose lines then go to stderr, and returns soon.
  */
 typedef void (*cddp_log_fn)(void *arg, cddp_log_level level, const char *line);
 

@@ -885,6 +885,7 @@ static void on_hold(void *arg, bool held)
     struct agent *a = arg;
 
     a->held = held;
+    hang_report_held(a->hang_report, held);
     if (a->group != NULL)
         worker_group_kill(a->group, held ? SIGSTOP : SIGCONT);
 }

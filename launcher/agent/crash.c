@@ -191,13 +191,15 @@ bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r,
     else if (state == CDI_CRASH_TRACED)
         (void)snprintf(buf, cap, "no stack: a debugger had the process");
     else if (state == CDI_CRASH_UNREACHED)
-        (void)snprintf(buf, cap, "no stack: the worker could not reach cddprun through /proc");
+        (void)snprintf(buf, cap,
+                       "no stack: the worker could not reach cddprun through /proc, or has no descriptor left");
     else if (state == CDI_CRASH_WAITS)
         (void)snprintf(buf, cap, "no stack: " LATE);
     else if ((armed & CDI_CRASH_BIT(signal)) == 0)
         (void)snprintf(buf, cap, "no stack: the program handles %s itself", name);
     else
-        (void)snprintf(buf, cap, "no stack: the program handles %s since cddp_init, or its thread's stack was full",
+        (void)snprintf(buf, cap,
+                       "no stack: the program handles or blocks %s since cddp_init, or its thread's stack was full",
                        name);
     return true;
 }

@@ -19,8 +19,14 @@ struct hang_report {
     size_t n_stacks;
     bool busy, closing, timer_open;
     bool waits; /* a long wait was reported */
+    bool held;  /* the agent has stopped the workers */
     int64_t again_ms;
+    int64_t looked_ms;     /* the last look */
+    int64_t runs_since_ms; /* when the processes of this node last began to run again; 0: always */
 };
+
+/* A longer time between two looks shows that this process was stopped, most likely with its workers. */
+#define STOPPED_MS (3 * HANG_REPORT_TICK_MS)
 
 int64_t hang_report_longest_ms(const struct cdi_node_report *r)
 {
@@ -34,6 +40,21 @@ int64_t hang_report_longest_ms(const struct cdi_node_report *r)
             longest = rank->for_ms;
     }
     return longest;
+}
+
+/* Fills in the ranks. Nobody is late for the time in which the job was suspended. */
+static cddp_status take_ranks(struct hang_report *h, struct cdi_node_report *r)
+{
+    cddp_status st = h->opt.ranks(h->opt.arg, r);
+    int64_t now_ms = cdi_now_ms();
+
+    if (h->opt.wait_ms > 0 && h->looked_ms > 0 && now_ms - h->looked_ms > STOPPED_MS)
+        h->runs_since_ms = now_ms;
+    h->looked_ms = now_ms;
+    for (size_t i = 0; st == CDDP_OK && i < r->n_ranks; i++)
+        if (r->ranks[i].for_ms > now_ms - h->runs_since_ms)
+            r->ranks[i].for_ms = now_ms - h->runs_since_ms;
+    return st;
 }
 
 static void send_report(const struct hang_report *h, const struct cdi_node_report *r)
@@ -63,7 +84,7 @@ static void on_hang_tick(uv_timer_t *timer)
     struct hang_report *h = timer->data;
     int64_t now_ms = cdi_now_ms(), longest_ms, left_ms;
 
-    if (h->opt.ranks(h->opt.arg, &r) != CDDP_OK) {
+    if (take_ranks(h, &r) != CDDP_OK) {
         h->waits = false;
         look_again_in(h, HANG_REPORT_TICK_MS);
         return;
@@ -137,10 +158,10 @@ void hang_report_on_ask(struct hang_report *h, json_t *ask)
     json_int_t id = json_integer_value(json_object_get(ask, "id"));
     struct cdi_node_report r = {.asked = 0};
 
-    if (id <= 0 || id > UINT32_MAX || h->opt.ranks(h->opt.arg, &r) != CDDP_OK)
+    if (id <= 0 || id > UINT32_MAX || take_ranks(h, &r) != CDDP_OK)
         return;
     r.asked = (uint32_t)id;
-    if (h->busy) { /* the pages alone, since the processes may not answer */
+    if (h->busy || h->held) { /* the pages alone: the processes may not answer, or this agent has stopped them */
         send_report(h, &r);
         cdi_node_report_release(&r);
         return;
@@ -172,6 +193,14 @@ cddp_status hang_report_start(struct hang_report **out, const struct hang_report
         look_again_in(h, HANG_REPORT_TICK_MS);
     *out = h;
     return CDDP_OK;
+}
+
+void hang_report_held(struct hang_report *h, bool held)
+{
+    if (h == NULL)
+        return;
+    h->held = held;
+    h->runs_since_ms = cdi_now_ms();
 }
 
 void hang_report_close(struct hang_report *h)

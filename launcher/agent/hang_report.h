@@ -32,6 +32,8 @@ struct hang_report_options {
 cddp_status hang_report_start(struct hang_report **out, const struct hang_report_options *opt);
 /* Handles the payload of ASK: {"id": 7, "stacks_of": [3]}. */
 void hang_report_on_ask(struct hang_report *h, json_t *ask);
+/* The agent has stopped its workers (true), or lets them go on (false): their waits begin anew. NULL-safe. */
+void hang_report_held(struct hang_report *h, bool held);
 /* Frees h, from the loop, after the thread has ended, which takes 3 s at most. Nothing is sent any more. NULL-safe. */
 void hang_report_close(struct hang_report *h);
 

@@ -274,7 +274,8 @@ static void supervise_on_round_over(struct supervise *s, const struct supervise_
         /* Without a failure all ranks live, and may save together by collectives until their grace period ends. */
         if (!known && s->first.kind != CDI_END_NONE)
             supervise_act(out, SUPERVISE_DO_PUBLISH_FAILURE, 0);
-        if (!s->keeps_others || s->first.kind == CDI_END_NONE)
+        /* A rank that hangs does not end by itself, and those that wait for it do not, either. */
+        if (!s->keeps_others || s->first.kind == CDI_END_NONE || ev->u.over.failure.kind == CDI_END_HANG)
             supervise_stop_workers(s, SIGTERM, now_ms, out);
     } else if (s->state == SUPERVISE_WAITING && !s->sent_stopped) {
         /* The workers here had succeeded, which was reported; now they count as stopped. */

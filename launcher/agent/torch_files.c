@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "launcher/agent/torch_dump.h"
+#include "launcher/process/tasks.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -90,7 +91,7 @@ static void begin_dump(const struct torch_rank *r, struct dump_file *f)
     size_t n;
 
     (void)snprintf(path, sizeof path, "/proc/%d/environ", r->pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    fd = tasks_are_stuck(r->pid) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     text = fd < 0 ? NULL : read_whole(fd, ENVIRON_MAX, &n);
     if (text == NULL)
         return;

@@ -198,6 +198,7 @@ static void look_after_work(uv_work_t *w, int status)
 {
     struct torch_look *l = w->data;
     struct torch_worker now[TORCH_WORKERS_MAX];
+    size_t n;
 
     l->working = false;
     if (l->closed) {
@@ -206,8 +207,9 @@ static void look_after_work(uv_work_t *w, int status)
     }
     if (atomic_load(&l->stopping) || status != 0)
         return;
-    /* A worker may have ended while the stacks were read; then the job goes on. */
-    if (!l->refuted && l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX) == l->n)
+    /* A worker may have ended while the stacks were read, or a new round begun; then the job goes on. */
+    n = l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX);
+    if (!l->refuted && n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
         look_say(l);
     free(l->found);
     l->found = NULL;

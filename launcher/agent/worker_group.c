@@ -456,12 +456,31 @@ void worker_group_on_crash(struct worker_group *c)
     }
 }
 
+/*
+ * One of its threads has crashed, but another one has ended the process with status 0 before the signal could. This is
+ * not a success.
+ */
+static void note_hidden_crash(struct worker *w)
+{
+    struct cdi_flight_crash note;
+    enum cdi_crash_state state;
+
+    if (w->reported || !w->exited || w->flight == NULL || w->exit_signal != 0 || w->exit_code != 0 ||
+        w->exec_errno != 0)
+        return;
+    state = cdi_crash_look(cdi_flight_crash(w->flight), &note);
+    if ((state == CDI_CRASH_WAITS || state == CDI_CRASH_UNREACHED) && note.pid == w->pid)
+        w->exit_signal = note.signal;
+}
+
 void worker_group_on_child(struct worker_group *c)
 {
     struct worker *w;
 
     while (spawn_reap(c->workers, c->n, &w))
         ;
+    for (uint32_t i = 0; i < c->n; i++)
+        note_hidden_crash(&c->workers[i]);
     if (waits_for_stack(c))
         return;
     /* A killed worker is reported first: if both are found at the same time, the other exited because of it. */

@@ -105,10 +105,11 @@ const struct flag flags[] = {
              "its native stack, unless the program handles the signal itself"},
     {.name = "hang_warning", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_warning_ms), RANGE(0, 86400000),
      .fallback = "30", .value = "SECONDS", .ours = true,
-     .help = "when ranks have waited this long in a collective, print which ranks are behind, and where; 0: never"},
+     .help = "when ranks have waited this long in a collective, or PyTorch's workers have used no processor, print which "
+             "ranks are behind, and where; 0: never"},
     {.name = "hang_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_timeout_ms), RANGE(0, 86400000),
      .fallback = "600", .value = "SECONDS", .ours = true,
-     .help = "when they have waited this long, do what --on_hang says; 0: never"},
+     .help = "when they have waited this long in a collective of libcddp, do what --on_hang says; 0: never"},
     {.name = "on_hang", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_hang), .fallback = "stop",
      .value = "report|restart|stop", .ours = true,
      .help = "after --hang_timeout: report prints where the ranks are; restart is a failure, which --max_restarts "

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/output/trace_file.h"
 
+#include "common/cleanup.h"
 #include "launcher/output/writer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define ADD_MAX (4u * 1024 * 1024) /* bytes of lines from one frame of records */
 
@@ -55,10 +58,26 @@ static void push(struct trace_file *f)
     cdi_buf_consume(&f->lines, f->lines.len);
 }
 
+/* The open of a FIFO waits for its reader; without one it is an error here. *fd stays open until the open that follows.
+ */
+static int check_reader(const char *path, int *fd)
+{
+    struct stat about;
+
+    *fd = -1;
+    if (stat(path, &about) != 0 || !S_ISFIFO(about.st_mode))
+        return 0;
+    *fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    return *fd < 0 ? errno : 0;
+}
+
 static int begin_file(struct trace_file *f)
 {
-    int error = writer_file(f->writer, &f->sink, f->path);
+    CDI_AUTOCLOSE int reader = -1;
+    int error = check_reader(f->path, &reader);
 
+    if (error == 0)
+        error = writer_file(f->writer, &f->sink, f->path);
     if (error != 0)
         return error;
     f->written = 0;

@@ -7,6 +7,7 @@
 
 #include <limits.h>
 
+#define CODE_UNIT 2         /* bytes of an instruction */
 #define LINE_NONE INT64_MIN /* these instructions have no line */
 
 static int32_t line_checked(int64_t line)
@@ -93,6 +94,8 @@ static int32_t line_311(const uint8_t *table, size_t n, int64_t line, int64_t pl
 
 int32_t python_line_of(uint32_t version, const uint8_t *table, size_t n, int32_t first_line, int64_t place)
 {
+    if (place < -CODE_UNIT) /* not in this code: a thread of a build without the GIL runs its own copy */
+        return 0;
     if (place < 0)
         return line_checked(first_line);
     if (version <= 0x0309)

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "launcher/process/py_spy.h"
 #include "launcher/process/python_symbols.h"
+#include "launcher/process/tasks.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -180,7 +181,7 @@ bool python_stack_is_python(pid_t pid)
 {
     CDI_AUTOFREE struct python_image *image = malloc(sizeof *image);
 
-    return image != NULL && python_image_find(pid, image);
+    return image != NULL && !tasks_are_stuck(pid) && python_image_find(pid, image);
 }
 
 cddp_status python_stack_collect(pid_t pid, const struct python_stack_limits *limits, struct python_stacks *out,
@@ -196,6 +197,8 @@ cddp_status python_stack_collect(pid_t pid, const struct python_stack_limits *li
     *out = (struct python_stacks){0};
     if (limits == NULL)
         limits = &defaults;
+    if (tasks_are_stuck(pid))
+        return cdi_fail(err, CDDP_E_DENIED, "a thread of it is in D state, and its memory may be locked");
     p.deadline_ms = cdi_now_ms() + (limits->timeout_ms > 0 ? limits->timeout_ms : TIMEOUT_MS);
     st = live_layout(&p, &layout, &runtime, err);
     /* A thread that has lost its processor while it changed its frames stays so for some time. */

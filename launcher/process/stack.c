@@ -69,7 +69,7 @@ static void read_stopped(struct reading *r, struct stack_thread *t)
     }
     if (rc == EPERM && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'Z' || t->state == 'X'))
         rc = ESRCH; /* the kernel's answer for an ending thread, too */
-    t->why_none = rc == ETIMEDOUT ? "it waits in the kernel and cannot be stopped"
+    t->why_none = rc == ETIMEDOUT ? "it waits in the kernel, or gets no processor, and could not be stopped"
                   : rc == ESRCH   ? "it has ended"
                   : rc == EPERM   ? "it may not be traced"
                                   : "its registers cannot be read";

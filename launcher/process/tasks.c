@@ -16,7 +16,10 @@
 #include <sys/user.h>
 #include <unistd.h>
 
-#define FIRST_PAUSE_NS 50000     /* between two looks whether it has stopped; */
+#define FIRST_PAUSE_NS 50000 /* between two looks whether it has stopped; */
+#define STUCK_TASKS 1024
+#define STUCK_LOOKS 3 /* a thread that waits for a disk is in D state, too, but not for long */
+#define STUCK_PAUSE_NS 20000000
 #define LONGEST_PAUSE_NS 2000000 /* doubled up to this */
 
 static int by_number(const void *a, const void *b)
@@ -65,6 +68,30 @@ bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state)
     for (char *p = name; *p != '\0'; p++)
         if (*p < ' ' || *p > '~')
             *p = '?';
+    return true;
+}
+
+static bool has_stuck_task(pid_t pid)
+{
+    pid_t task[STUCK_TASKS];
+    int n = tasks_list(pid, task, STUCK_TASKS);
+    char name[TASK_NAME], state;
+
+    for (int i = 0; i < n && i < STUCK_TASKS; i++)
+        if (task_look(pid, task[i], name, &state) && state == 'D')
+            return true;
+    return false;
+}
+
+bool tasks_are_stuck(pid_t pid)
+{
+    const struct timespec pause = {.tv_nsec = STUCK_PAUSE_NS};
+
+    for (int i = 0; i < STUCK_LOOKS; i++) {
+        if (!has_stuck_task(pid))
+            return false;
+        (void)nanosleep(&pause, NULL);
+    }
     return true;
 }
 

@@ -28,6 +28,11 @@ int tasks_list(pid_t pid, pid_t *task, int most);
 /* Reads a thread's name, with '?' for bytes that no terminal should get, and the letter of its state; false: it is
  * gone. */
 bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state);
+/*
+ * Is a thread of pid in uninterruptible sleep (D state), and stays so for a moment? It may hold the lock of the
+ * process's memory: a read of that memory would then not return either.
+ */
+bool tasks_are_stuck(pid_t pid);
 /* Returns the process that traces pid; 0: none does, or pid is gone. */
 pid_t task_tracer(pid_t pid);
 /* Are the registers of threads known on this machine? */

@@ -15,6 +15,8 @@ enum hang_state {
     WATCH_STANDS, /* the standstill is reported, and lasts */
 };
 
+#define HANG_YOUNGER_MS 1000 /* more than the reports of several agents differ by */
+
 struct hang_watch {
     struct session *session;
     struct view *view;
@@ -68,12 +70,23 @@ static void publish_buf(struct hang_watch *w, struct cdi_buf *text)
         publish(w, (const char *)cdi_buf_data(text));
 }
 
-static void publish_end(struct hang_watch *w, int64_t now_ms)
+static void publish_end(struct hang_watch *w, int64_t end_ms)
 {
     char text[80];
 
-    (void)snprintf(text, sizeof text, "progress again after %lld s", (long long)(now_ms - w->began_ms + 500) / 1000);
+    (void)snprintf(text, sizeof text, "progress again after %lld s", (long long)(end_ms - w->began_ms + 500) / 1000);
     publish(w, text);
+}
+
+/* The longest wait is younger than the one that was reported: that one has ended meanwhile. */
+static void note_progress(struct hang_watch *w, int64_t began_ms)
+{
+    if (w->mark == 0 || began_ms < w->began_ms + HANG_YOUNGER_MS)
+        return;
+    publish_end(w, began_ms);
+    w->mark = 0;
+    w->n_messages = 0;
+    w->timed_out = false;
 }
 
 /* ------------------------------------------------------------------------------------------------ the timeout ---- */
@@ -195,6 +208,7 @@ static void on_answers(struct hang_watch *w, const struct session_hang *opt, int
         hang_release(&h);
         return;
     }
+    note_progress(w, now_ms - h.waited_ms);
     w->began_ms = now_ms - h.waited_ms;
     w->due = opt->timeout_ms > 0 && h.waited_ms >= opt->timeout_ms - HANG_SLACK_MS && !w->timed_out;
     if (w->due || (opt->warning_ms > 0 && h.mark != w->mark && w->n_messages < HANG_MESSAGES_MAX))

@@ -97,6 +97,13 @@ def test_two_threads_that_crash_at_once_give_one_stack(cddprun):
     assert status == 128 + signal.SIGSEGV and any(f.startswith('planted_thread()') for f in frames(err)), (status, err)
 
 
+def test_another_thread_cannot_end_the_process_with_success(cddprun):
+    needs_stacks()
+    for size in ('1', '6'):
+        status, err = crash(cddprun, 'segv', 'thread', 'leaves', 'all', flags=[f'--nproc_per_node={size}'])
+        assert status == 128 + signal.SIGSEGV, (size, status, err)
+
+
 def test_a_stack_overflow_is_shown_as_a_recursion(cddprun):
     needs_stacks()
     status, err = crash(cddprun, 'overflow')
@@ -126,7 +133,7 @@ def test_the_programs_own_handler_stays_alone(cddprun):
         assert status == 128 + number and f'    no stack: the program handles SIG{name.upper()} itself\n' in err, (status, err)
         assert err.count("[0] the program's own handler\n") == 1, err
         status, err = crash(cddprun, name, 'later')
-        assert status == 128 + number and f'no stack: the program handles SIG{name.upper()} since cddp_init' in err, (status, err)
+        assert status == 128 + number and f'no stack: the program handles or blocks SIG{name.upper()} since cddp_init' in err, (status, err)
         status, err = crash(cddprun, name, 'chain')
         assert status == 128 + number and any(f.startswith('planted_crash()') for f in frames(err)), (status, err)
         assert err.count("[0] the program's own handler\n") == 1, err

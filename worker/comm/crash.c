@@ -23,6 +23,9 @@
 #define GUARD_BYTES 65536   /* below that stack; a multiple of every page size */
 #define STATUS_BYTES 512    /* read of /proc/self/status: TracerPid is its eighth line, and a signal stack small */
 #define OTHERS_PAUSE_NS 5000000
+#define OTHERS_WAIT_MS (2 * CDI_CRASH_WAIT_MS)
+#define DIRENT_LENGTH_AT 16 /* in struct linux_dirent64, getdents64(2): d_reclen, */
+#define DIRENT_NAME_AT 19   /* and d_name */
 
 #ifndef AT_MINSIGSTKSZ
 #define AT_MINSIGSTKSZ 51
@@ -116,13 +119,62 @@ static void note_crash(struct cdi_flight_crash *c, const siginfo_t *info, const 
         atomic_store_explicit(&c->state, CDI_CRASH_UNREACHED, memory_order_release);
 }
 
-/* Another thread has crashed first, and its stack is being read. */
+/* Another thread has crashed first, and ends the process when its stack has been read. */
 static void wait_for_first(void)
 {
     const struct timespec pause = {.tv_nsec = OTHERS_PAUSE_NS};
 
-    for (int64_t ns = 0; !atomic_load(&is_noted) && ns < CDI_CRASH_WAIT_MS * INT64_C(1000000); ns += OTHERS_PAUSE_NS)
+    for (int64_t ns = 0; ns < OTHERS_WAIT_MS * INT64_C(1000000); ns += OTHERS_PAUSE_NS)
         (void)nanosleep(&pause, NULL);
+}
+
+/* Returns a signal whose handler is ours, and which libcddp's own threads do not block; 0: none. */
+static int signal_to_hold(uint32_t armed)
+{
+    static const int open[] = {SIGILL, SIGFPE, SIGBUS, SIGSEGV};
+
+    for (size_t i = 0; i < sizeof open / sizeof open[0]; i++)
+        if ((armed & CDI_CRASH_BIT(open[i])) != 0)
+            return open[i];
+    return 0;
+}
+
+/* Sends the signal to a thread, by its name in /proc. */
+static void hold_thread(const char *name, long self, int number)
+{
+    long tid = 0;
+
+    for (; *name >= '0' && *name <= '9'; name++)
+        tid = tid * 10 + (*name - '0');
+    if (tid > 0 && tid != self)
+        (void)syscall(SYS_tgkill, getpid(), tid, number);
+}
+
+/*
+ * Holds all other threads in this handler. They would go on over the memory that the crash may have damaged, save it,
+ * send it, or end the process with status 0. A thread that blocks the signal goes on; the agent sees the crash anyway.
+ */
+static void hold_others(int number)
+{
+    const int fd = number == 0 ? -1 : open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const long self = crash_tid();
+    union {
+        char bytes[1024];
+        uint64_t align;
+    } list;
+    long n;
+
+    /* getdents64(2), since opendir() allocates. */
+    while (fd >= 0 && (n = syscall(SYS_getdents64, fd, list.bytes, sizeof list.bytes)) > 0)
+        for (long at = 0; at < n;) {
+            uint16_t len;
+
+            memcpy(&len, list.bytes + at + DIRENT_LENGTH_AT, sizeof len);
+            hold_thread(list.bytes + at + DIRENT_NAME_AT, self, number);
+            at += len;
+        }
+    if (fd >= 0)
+        (void)close(fd);
 }
 
 /*
@@ -148,6 +200,8 @@ static void on_crash(int number, siginfo_t *info, void *context)
 
     if (c != NULL && getpid() == process) {
         if (atomic_compare_exchange_strong(&first_tid, &none, (int)crash_tid())) {
+            if (!is_traced()) /* a debugger would stop at each of these signals */
+                hold_others(signal_to_hold(atomic_load(&c->armed)));
             note_crash(c, info, context);
             atomic_store(&is_noted, true);
         } else if (none != (int)crash_tid()) {
@@ -298,6 +352,8 @@ void cdi_crash_disarm(struct cdi_flight *f)
             take_stack();
             atomic_store(&c->armed, 0);
         }
+        if (atomic_load(&first_tid) != 0 && !atomic_load(&is_noted))
+            wait_for_first(); /* another thread's handler uses the page, and ends the process */
         if (atomic_load(&page) == c)
             atomic_store(&page, n_pages > 0 ? cdi_flight_crash(pages[0]) : NULL);
         break;

@@ -95,6 +95,9 @@ static struct {
     const struct target *all;              /* every pair that the program has ever set, once */
 } the_log = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Does this thread call the program? What that logs goes to stderr, or it would never end. */
+static _Thread_local bool is_calling;
+
 static void read_level(void)
 {
     const char *text = cdi_env_str(LEVEL_ENV);
@@ -115,7 +118,7 @@ cddp_status cdi_log_check_level(struct cdi_error *err)
 static bool is_logged(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level)
 {
     (void)pthread_once(&the_log.once, read_level);
-    if ((int)level < (the_log.level >= 0 ? the_log.level : CDI_LOG_INFO))
+    if (the_log.level == CDI_LOG_OFF || (int)level < (the_log.level >= 0 ? the_log.level : CDI_LOG_INFO))
         return false;
     return comm == NULL || scope == CDDP_LOG_ALL || (scope == CDDP_LOG_RANK0 && cdi_comm_world(comm)->rank == 0) ||
            (scope == CDDP_LOG_NODE && cddp_local_rank(comm) == 0);
@@ -162,9 +165,11 @@ void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level,
         head = (struct cdi_log_head){cdi_comm_world(comm)->name, cdi_comm_world(comm)->rank, next > 0, next - 1};
     }
     n = cdi_log_line(line, &head, text);
-    to = atomic_load(&the_log.target);
+    to = is_calling ? NULL : atomic_load(&the_log.target);
     if (to != NULL) {
+        is_calling = true;
         to->fn(to->arg, level, line);
+        is_calling = false;
         return;
     }
     line[n] = '\n'; /* in place of the byte of 0 */

@@ -5,10 +5,12 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/thread.h"
+#include "worker/reducer/stats.h"
 #include "worker/reducer/stats_text.h"
 
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,12 +46,11 @@ static bool write_all(int fd, const char *text, size_t n)
 
 static void write_file(struct cdi_metrics *m)
 {
-    cddp_ddp_stats stats = {.size = sizeof stats};
+    cddp_ddp_stats stats;
     CDI_AUTOCLOSE int fd = -1;
     size_t n;
 
-    if (cddp_ddp_get_stats(m->ddp, &stats) != CDDP_OK)
-        return;
+    cdi_stats_read(m->ddp, &stats); /* also after cddp_finalize(), before cddp_ddp_destroy() */
     n = cdi_stats_text(&stats, m->rank, m->ddp->name, m->text);
     fd = open(m->fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd >= 0 && (!write_all(fd, m->text, n) || rename(m->fresh, m->path) != 0))
@@ -90,6 +91,8 @@ static cddp_status start_thread(struct cdi_metrics *m, struct cdi_error *err)
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "%s: cannot start a thread", METRICS_ENV);
 }
 
+static atomic_uint n_started;
+
 cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
 {
     const char *pattern = cdi_env_str(METRICS_ENV);
@@ -103,7 +106,7 @@ cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %s", METRICS_ENV);
     m->ddp = d;
     m->rank = cdi_rank_of_job(cdi_comm_world(d->comm), cdi_comm_world(d->comm)->rank);
-    if (!cdi_stats_file_name(pattern, m->rank, d->name, m->path, sizeof m->path - 24)) {
+    if (!cdi_stats_file_name(pattern, m->rank, d->name, m->path, sizeof m->path - 36)) {
         free(m);
         return cdi_fail(
             err, CDDP_E_INVALID,
@@ -111,7 +114,9 @@ cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
             "for a percent sign",
             METRICS_ENV, pattern);
     }
-    (void)snprintf(m->fresh, sizeof m->fresh, "%.*s.%d.tmp", PATH_MAX - 24, m->path, (int)getpid());
+    /* Another reducer of this process may write to the same path. */
+    (void)snprintf(m->fresh, sizeof m->fresh, "%.*s.%d.%u.tmp", PATH_MAX - 36, m->path, (int)getpid(),
+                   atomic_fetch_add(&n_started, 1));
     st = start_thread(m, err);
     if (st != CDDP_OK)
         free(m);

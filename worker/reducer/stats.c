@@ -22,6 +22,7 @@ struct cdi_ddp_stats {
     int64_t *late_ns;     /* by rank: how long this rank has waited for it */
     uint64_t *late_steps; /* and in how many steps for it the longest */
     int n_ranks;
+    int rank; /* of the job; it waits for others only */
 };
 
 /* The page of the agent, also for a part's reducer; NULL: none. */
@@ -51,6 +52,7 @@ cddp_status cdi_stats_create(cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the times of steps");
     s->sum.slowest_rank = s->sum.last_slowest_rank = -1;
     s->n_ranks = ranks_of_job(cdi_comm_world(d->comm));
+    s->rank = cdi_rank_of_job(cdi_comm_world(d->comm), cdi_comm_world(d->comm)->rank);
     s->by_rank = calloc((size_t)s->n_ranks, sizeof *s->by_rank);
     s->late_ns = calloc((size_t)s->n_ranks, sizeof *s->late_ns);
     s->late_steps = calloc((size_t)s->n_ranks, sizeof *s->late_steps);
@@ -128,7 +130,7 @@ static uint64_t take_times(cddp_ddp *d)
                                                   .arrived = f->times.arrived_ns,
                                                   .done = f->times.done_ns,
                                                   .thread = f->times.thread_ns,
-                                                  .late_rank = f->times.late_rank};
+                                                  .late_rank = f->times.late_rank == s->rank ? -1 : f->times.late_rank};
         bytes += f->skipped ? 0 : d->plan.b[b].bytes;
         f->times = (struct cdi_coll_times){.late_rank = -1};
         f->ready_ns = 0;
@@ -246,28 +248,34 @@ void cdi_stats_planned(cddp_ddp *d)
         d->stats->sum.rebuilds++;
 }
 
+void cdi_stats_read(cddp_ddp *d, cddp_ddp_stats *found)
+{
+    *found = (cddp_ddp_stats){.slowest_rank = -1, .last_slowest_rank = -1};
+    (void)pthread_mutex_lock(&d->lock);
+    if (d->stats != NULL)
+        *found = d->stats->sum;
+    found->n_buckets = d->plan.n;
+    for (size_t b = 0; b < d->plan.n; b++) {
+        size_t bytes = d->plan.b[b].bytes;
+
+        found->largest_bucket_bytes = bytes > found->largest_bucket_bytes ? bytes : found->largest_bucket_bytes;
+        found->bucket_bytes += bytes;
+    }
+    found->size = sizeof *found;
+    (void)pthread_mutex_unlock(&d->lock);
+}
+
 cddp_status cddp_ddp_get_stats(cddp_ddp *ddp, cddp_ddp_stats *stats)
 {
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_get_stats", ddp, &err);
-    cddp_ddp_stats found = {.slowest_rank = -1, .last_slowest_rank = -1};
+    cddp_ddp_stats found;
 
     if (st == CDDP_OK)
         st = cdi_sized_check(stats, "cddp_ddp_stats", &err);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
-    (void)pthread_mutex_lock(&ddp->lock);
-    if (ddp->stats != NULL)
-        found = ddp->stats->sum;
-    found.n_buckets = ddp->plan.n;
-    for (size_t b = 0; b < ddp->plan.n; b++) {
-        size_t bytes = ddp->plan.b[b].bytes;
-
-        found.largest_bucket_bytes = bytes > found.largest_bucket_bytes ? bytes : found.largest_bucket_bytes;
-        found.bucket_bytes += bytes;
-    }
-    found.size = sizeof found;
-    (void)pthread_mutex_unlock(&ddp->lock);
+    cdi_stats_read(ddp, &found);
     cdi_sized_put(stats, &found, sizeof found);
     return CDDP_OK;
 }

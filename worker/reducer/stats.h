@@ -18,6 +18,8 @@ void cdi_stats_first(cddp_ddp *d);
 int64_t cdi_stats_ready(cddp_ddp *d, size_t i);
 /* The step has ended; d->step is its number. Also writes it to the flight page. */
 void cdi_stats_step(cddp_ddp *d);
+/* Reads what cddp_ddp_get_stats() returns; the communicator may be over. */
+void cdi_stats_read(cddp_ddp *d, cddp_ddp_stats *found);
 /* The plan has changed: the buckets have other parameters, and perhaps another number. */
 void cdi_stats_planned(cddp_ddp *d);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/stats_text.h"
 
+#include "common/utf8.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,11 +20,14 @@ struct text {
 static void write_labels(struct text *t, int rank, const char *model)
 {
     size_t at = (size_t)snprintf(t->labels, sizeof t->labels, "{rank=\"%d\",model=\"", rank);
+    size_t n = model == NULL ? 0 : strnlen(model, MODEL_BYTES);
+    char name[MODEL_BYTES];
 
-    for (size_t i = 0; model != NULL && i < MODEL_BYTES && model[i] != '\0'; i++) {
-        if (model[i] == '"' || model[i] == '\\')
+    cdi_utf8_clean(name, model == NULL ? "" : model, n); /* a label is UTF-8, also where it is cut */
+    for (size_t i = 0; i < n; i++) {
+        if (name[i] == '"' || name[i] == '\\')
             t->labels[at++] = '\\';
-        t->labels[at++] = (unsigned char)model[i] < ' ' || model[i] == '\x7f' ? '?' : model[i];
+        t->labels[at++] = (unsigned char)name[i] < ' ' || name[i] == '\x7f' ? '?' : name[i];
     }
     memcpy(t->labels + at, "\"}", 3);
 }
@@ -56,13 +61,13 @@ size_t cdi_stats_text(const cddp_ddp_stats *s, int rank, const char *model, char
     write_labels(&t, rank, model);
     number(&t, "steps_total", "counter", "Steps that the times are of.", s->steps);
     seconds(&t, "step_seconds_total", "Time of all steps.", s->step_ns);
-    seconds(&t, "forward_seconds_total", "Of it: from the end of a step to the first gradient of the next one.",
+    seconds(&t, "forward_seconds_total", "Time from the end of a step to the first gradient of the next one.",
             s->forward_ns);
-    seconds(&t, "backward_seconds_total", "Of it: from the first gradient to the last one.", s->backward_ns);
-    seconds(&t, "communication_seconds_total", "Of it: while gradients were communicated.", s->comm_ns);
+    seconds(&t, "backward_seconds_total", "Time of steps from the first gradient to the last one.", s->backward_ns);
+    seconds(&t, "communication_seconds_total", "Time of steps in which gradients were communicated.", s->comm_ns);
     seconds(&t, "exposed_seconds_total", "Communication for which the program waited.", s->exposed_ns);
     seconds(&t, "thread_seconds_total", "Processor time of hidden communication.", s->thread_ns);
-    seconds(&t, "late_seconds_total", "Of it: until the last rank had arrived.", s->late_ns);
+    seconds(&t, "late_seconds_total", "Exposed time until the last rank had arrived.", s->late_ns);
     number(&t, "gradient_bytes_total", "counter", "Bytes of averaged gradients.", s->bytes);
     number(&t, "buckets", "gauge", "Buckets of gradients.", s->n_buckets);
     number(&t, "bucket_rebuilds_total", "counter", "Changes of the buckets.", s->rebuilds);

@@ -320,7 +320,7 @@ Test(hang_watch, only_reports_if_asked_to_or_an_agent_is_old)
         cr_assert_not_null(strstr(agents[0].notice, "the job continues (--on_hang=report)"));
         for (int i = 0; i < 3; i++) {
             pass(HANG_AGAIN_MS);
-            both_answer(TIMEOUT_MS + HANG_AGAIN_MS);
+            both_answer(TIMEOUT_MS + (i + 1) * HANG_AGAIN_MS);
         }
         cr_assert_eq(agents[0].notices, 1);
         cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING);
