@@ -372,13 +372,10 @@ cddp_status python_decode(const struct python_memory *m, const struct python_lay
     d->max_threads = limits->max_threads > 0 && limits->max_threads < THREADS_MAX ? limits->max_threads : 64;
     d->max_frames = limits->max_frames > 0 && limits->max_frames < DEPTH_MAX ? limits->max_frames : 48;
     out->threads = calloc(d->max_threads, sizeof *out->threads);
-    if (out->threads == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM,
-                        "out of memory"); /* cppcheck-suppress memleak; d is freed by its attribute */
-    ok = decode_all(d, out);
+    ok = out->threads != NULL && decode_all(d, out);
     for (uint32_t i = 0; i < out->n; i++)
         n_frames += out->threads[i].n_frames;
-    if (d->no_memory)
+    if (d->no_memory || out->threads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     out->torn = d->broken;
     if (!ok || (d->broken && n_frames == 0))
