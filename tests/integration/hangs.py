@@ -268,6 +268,10 @@ When a rank has waited for too long, the agent reports it to the rendezvous, whi
 (`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
 another one than most. Numbers such as `#16` count all collectives of a rank, over all communicators.
 
+A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
+where the Python stack of each one stands. Such a message ends nothing: `--hang_timeout` is for collectives of libcddp.
+Time in which cddprun was suspended does not count.
+
 A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
 workers unless a container or `ptrace_scope` forbids it. If it cannot be read, the message gives the reason.
 
