@@ -373,7 +373,7 @@ cddp_status python_decode(const struct python_memory *m, const struct python_lay
     d->max_frames = limits->max_frames > 0 && limits->max_frames < DEPTH_MAX ? limits->max_frames : 48;
     out->threads = calloc(d->max_threads, sizeof *out->threads);
     ok = out->threads != NULL && decode_all(d, out);
-    for (uint32_t i = 0; i < out->n; i++)
+    for (uint32_t i = 0; out->threads != NULL && i < out->n; i++)
         n_frames += out->threads[i].n_frames;
     if (d->no_memory || out->threads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
