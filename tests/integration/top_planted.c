@@ -18,6 +18,12 @@ const char *__lsan_default_suppressions(void)
     return "leak:libtinfo.so\n";
 }
 
+const char *__lsan_default_options(void);
+const char *__lsan_default_options(void)
+{
+    return "print_suppressions=0";
+}
+
 struct query {
     const char *path;
 };
