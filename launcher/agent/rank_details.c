@@ -6,9 +6,9 @@
 #include "launcher/process/proc_state.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/python_stack.h"
+#include "launcher/process/small_file.h"
 #include "launcher/process/stack.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,21 +93,11 @@ void rank_details_note(struct rank_details *d, const struct cdi_node_report *r)
 static uint64_t resident_bytes(pid_t pid)
 {
     char path[40], text[128];
-    unsigned long long pages = 0;
-    ssize_t n;
-    int fd;
 
     (void)snprintf(path, sizeof path, "/proc/%lld/statm", (long long)pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    if (!small_file_read(path, text, sizeof text))
         return 0;
-    n = read(fd, text, sizeof text - 1);
-    (void)close(fd);
-    if (n <= 0)
-        return 0;
-    text[n] = '\0';
-    pages = strtoull(text + strcspn(text, " "), NULL, 10);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    return strtoull(text + strcspn(text, " "), NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static bool is_halted(const struct proc_sample *s)

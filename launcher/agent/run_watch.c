@@ -53,14 +53,18 @@ static int64_t watch_wall_ms(const struct run_watch *w)
 
 /* --------------------------------------------------------------------------------------------------- reading ---- */
 
-static void read_page(void *arg, uint32_t local_rank, uint32_t rank, const struct cdi_flight *f)
+static void read_page(void *arg, const struct trace_page *page)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
     struct cdi_flight_view view;
     struct run_watch *w = arg;
-    size_t n = cdi_flight_steps(f, w->next[local_rank], steps, CDI_FLIGHT_STEPS);
+    uint32_t local_rank = page->local_rank, rank = (uint32_t)page->rank;
     int64_t now_ns = cdi_now_ns(), wall_ms = watch_wall_ms(w);
+    size_t n;
 
+    if (page->page == NULL)
+        return;
+    n = cdi_flight_steps(page->page, w->next[local_rank], steps, CDI_FLIGHT_STEPS);
     for (size_t i = 0; i < n; i++)
         run_record_step(w->record, rank, &steps[i], wall_ms - (now_ns - steps[i].end_ns) / NS_PER_MS);
     if (n > 0) {
@@ -69,7 +73,7 @@ static void read_page(void *arg, uint32_t local_rank, uint32_t rank, const struc
     }
     if (w->has_steps[local_rank])
         return;
-    cdi_flight_read(f, &view);
+    cdi_flight_read(page->page, &view);
     run_record_count(w->record, rank, view.step, wall_ms);
 }
 
@@ -79,7 +83,7 @@ static void read_pages(struct run_watch *w)
         return;
     run_record_time(w->record, watch_wall_ms(w));
     if (w->group != NULL)
-        worker_group_each_page(w->group, read_page, w);
+        worker_group_pages(w->group, read_page, w);
 }
 
 static unsigned terminal_columns(void)

@@ -711,15 +711,6 @@ void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, co
     }
 }
 
-void worker_group_each_page(const struct worker_group *c,
-                            void (*each)(void *arg, uint32_t local_rank, uint32_t rank, const struct cdi_flight *f),
-                            void *arg)
-{
-    for (uint32_t i = 0; i < c->n; i++)
-        if (c->workers[i].flight != NULL)
-            each(arg, i, c->opt.assign.rank_base + i, c->workers[i].flight);
-}
-
 void worker_group_describe(struct worker_group *c, struct report *r)
 {
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;

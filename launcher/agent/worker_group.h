@@ -77,13 +77,9 @@ const char *worker_group_progress(const struct worker_group *c);
  * CDDP_E_NOMEM.
  */
 cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_report *r, struct cdi_error *err);
-/* Calls take(arg, page) for each worker. */
+/* Calls take(arg, page) for each worker, ended ones included. */
 void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct trace_page *page),
                         void *arg);
-/* Calls each() for every worker that has a flight page, ended ones included. */
-void worker_group_each_page(const struct worker_group *c,
-                            void (*each)(void *arg, uint32_t local_rank, uint32_t rank, const struct cdi_flight *f),
-                            void *arg);
 /* Fills in the facts known here about r->first's worker and the others. The strings are the group's. */
 void worker_group_describe(struct worker_group *c, struct report *r);
 /* Closes everything and frees c, later, from the loop. No event follows. NULL-safe. */

@@ -96,18 +96,15 @@ static void note_registers(struct cdi_flight_crash *c, const ucontext_t *context
 #endif
 }
 
-static void note_crash(struct cdi_flight_crash *c, const siginfo_t *info, const ucontext_t *context)
+static void note_crash(struct cdi_flight_crash *c, const siginfo_t *info, const ucontext_t *context,
+                       enum cdi_crash_state state)
 {
-    enum cdi_crash_state state = CDI_CRASH_WAITS;
-
     c->signal = info->si_signo;
     c->code = info->si_code;
     c->pid = (int32_t)process;
     c->tid = (int32_t)crash_tid();
     c->address = (uint64_t)(uintptr_t)info->si_addr;
     note_registers(c, context);
-    if (is_traced())
-        state = CDI_CRASH_TRACED;
     /* Where Yama lets only ancestors trace, a worker that has left its agent still shows itself. */
     (void)prctl(PR_SET_PTRACER, (unsigned long)atomic_load(&c->reader_pid), 0, 0, 0);
     atomic_store_explicit(&c->state, state, memory_order_release);
@@ -200,9 +197,11 @@ static void on_crash(int number, siginfo_t *info, void *context)
 
     if (c != NULL && getpid() == process) {
         if (atomic_compare_exchange_strong(&first_tid, &none, (int)crash_tid())) {
-            if (!is_traced()) /* a debugger would stop at each of these signals */
+            const bool traced = is_traced();
+
+            if (!traced) /* a debugger would stop at each of these signals */
                 hold_others(signal_to_hold(atomic_load(&c->armed)));
-            note_crash(c, info, context);
+            note_crash(c, info, context, traced ? CDI_CRASH_TRACED : CDI_CRASH_WAITS);
             atomic_store(&is_noted, true);
         } else if (none != (int)crash_tid()) {
             wait_for_first();
