@@ -39,7 +39,6 @@ def check_sums(line, steps=STEPS):
     assert line['forward_ns'] + line['backward_ns'] <= line['step_ns'], line
     assert line['bytes'] == (steps - 1) * 6 * 20000 * 4, line
     assert line['buckets'] >= 2 and line['bucket_bytes'] == 6 * 20000 * 4 >= line['largest'] > 0, line
-    assert line['step_ns'] >= (steps - 1) * MS * 1000000, line
 
 
 def named(cddprun, nprocs, slow):
@@ -47,6 +46,9 @@ def named(cddprun, nprocs, slow):
     for rank, line in lines.items():
         check_sums(line)
         if rank == slow:
+            # All its sleeps are within its steps. On a busy machine another rank may notice the end of the first step late,
+            # and its later steps are shorter by that.
+            assert line['step_ns'] >= (STEPS - 1) * MS * 1000000, line
             assert line['backward_ns'] >= (STEPS - 1) * MS * 1000000, line
             continue
         assert line['slowest'] == slow, (rank, slow, lines)
