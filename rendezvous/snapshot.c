@@ -153,12 +153,16 @@ static int by_time(const void *a, const void *b)
 
 static bool fill_wait(struct page_wait *out, struct conn_ctx *ctx, const struct conn *c)
 {
+    struct sockaddr_storage own = {.ss_family = AF_UNSPEC};
+    int len = sizeof own;
     struct cdi_c10d_bytes key;
     size_t n;
 
     if (c->state != CONN_STORE || !cdi_kv_waits_for(&c->serve.client, &key, &out->missing))
         return false;
     cdi_address_text((const struct sockaddr *)&c->addr, out->address);
+    (void)uv_tcp_getsockname(&c->tcp, (struct sockaddr *)&own, &len); /* fails if the client has reset it */
+    cdi_address_text((const struct sockaddr *)&own, out->server);
     n = key.len < sizeof out->key - 1 ? key.len : sizeof out->key - 1;
     for (size_t i = 0; i < n; i++)
         out->key[i] = key.data[i] >= 0x20 && key.data[i] < 0x7F ? (char)key.data[i] : '?';

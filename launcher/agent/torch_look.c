@@ -140,10 +140,11 @@ static void find_waits(struct torch_look *l)
 {
     for (size_t i = 0; i < l->n_waits && !atomic_load(&l->stopping); i++) {
         const struct page_wait *w = &l->waits[i];
-        struct cdi_address address;
+        struct cdi_address client, server;
         uint64_t inode;
 
-        if (!cdi_address_parse(w->address, &address) || !sockets_find(&address, &inode))
+        if (!cdi_address_parse(w->address, &client) || !cdi_address_parse(w->server, &server) ||
+            !sockets_find(&client, &server, &inode))
             continue; /* it may be on another node */
         for (size_t k = 0; k < l->n_found; k++) {
             struct torch_rank *r = &l->found[k];

@@ -44,26 +44,34 @@ static bool socket_read_ip(const char *hex, struct in6_addr *ip)
     return true;
 }
 
-bool sockets_line_is(const char *line, const struct cdi_address *local, uint64_t *inode)
+/* Is this the kernel's text of an address and its port? */
+static bool socket_is(const struct cdi_address *a, const char *hex, unsigned port)
 {
     struct in6_addr wanted, found;
-    char hex[HEX_V6 + 1];
     uint16_t wanted_port;
-    unsigned port;
+
+    if (!socket_read_ip(hex, &found))
+        return false;
+    socket_address(a, &wanted, &wanted_port);
+    return port == wanted_port && memcmp(&wanted, &found, sizeof found) == 0;
+}
+
+bool sockets_line_is(const char *line, const struct cdi_address *local, const struct cdi_address *remote,
+                     uint64_t *inode)
+{
+    char from[HEX_V6 + 1], to[HEX_V6 + 1];
+    unsigned from_port, to_port;
     uint64_t number;
 
-    if (sscanf(line, " %*u: %32[0-9A-Fa-f]:%4x %*[0-9A-Fa-f]:%*x %*x %*x:%*x %*x:%*x %*x %*u %*u %" SCNu64, hex, &port,
-               &number) != 3 ||
-        !socket_read_ip(hex, &found))
-        return false;
-    socket_address(local, &wanted, &wanted_port);
-    if (port != wanted_port || memcmp(&wanted, &found, sizeof found) != 0)
+    if (sscanf(line, " %*u: %32[0-9A-Fa-f]:%4x %32[0-9A-Fa-f]:%4x %*x %*x:%*x %*x:%*x %*x %*u %*u %" SCNu64, from,
+               &from_port, to, &to_port, &number) != 5 ||
+        number == 0 || !socket_is(local, from, from_port) || !socket_is(remote, to, to_port))
         return false;
     *inode = number;
     return true;
 }
 
-bool sockets_find(const struct cdi_address *local, uint64_t *inode)
+bool sockets_find(const struct cdi_address *local, const struct cdi_address *remote, uint64_t *inode)
 {
     static const char *const tables[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
     char line[LINE_MAX_BYTES];
@@ -75,7 +83,7 @@ bool sockets_find(const struct cdi_address *local, uint64_t *inode)
         if (f == NULL)
             continue;
         while (!found && fgets(line, sizeof line, f) != NULL)
-            found = sockets_line_is(line, local, inode);
+            found = sockets_line_is(line, local, remote, inode);
         (void)fclose(f);
     }
     return found;

@@ -28,6 +28,7 @@ struct page_agent {
 /* A client of the store that waits for keys. */
 struct page_wait {
     char address[CDI_ADDRESS_TEXT]; /* the client's */
+    char server[CDI_ADDRESS_TEXT];  /* this end of the same connection */
     char key[PAGE_KEY]; /* the first that is missing; cut; a question mark for any byte outside of ASCII text */
     size_t missing;     /* keys in all */
     int64_t for_ms;     /* since its last request */
