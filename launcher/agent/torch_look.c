@@ -189,6 +189,13 @@ static void look_say(struct torch_look *l)
     cdi_buf_release(&text);
 }
 
+/* The workers did not stand still, so that the time of the warning begins anew. */
+static void look_begin_anew(struct torch_look *l)
+{
+    l->told = false;
+    memset(l->pulses, 0, sizeof l->pulses);
+}
+
 static void look_free(struct torch_look *l)
 {
     free(l->found);
@@ -210,7 +217,9 @@ static void look_after_work(uv_work_t *w, int status)
         return;
     /* A worker may have ended while the stacks were read, or a new round begun; then the job goes on. */
     n = l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX);
-    if (!l->refuted && n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
+    if (l->refuted)
+        look_begin_anew(l);
+    else if (n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
         look_say(l);
     free(l->found);
     l->found = NULL;

@@ -71,6 +71,8 @@ CHILD_WORKS = '''
 import subprocess, sys
 subprocess.run([sys.executable, "-c", "import time; end = time.monotonic() + 6\\nwhile time.monotonic() < end: pass"])
 '''
+# The same, and then it sleeps.
+CHILD_WORKS_FIRST = CHILD_WORKS + 'import time; time.sleep(1000)'
 
 
 def stderr_of(job):
@@ -107,7 +109,7 @@ def check_named(text, how):
 
 def test_names_rank_that_sleeps(cddprun):
     with start(cddprun, ONE_STOPS, 'sleep') as job:
-        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job), more=lambda: stderr_of(job))
         text = end(job)
     check_named(text, 'sleep')
     assert 'cddprun: no worker of this node has used its processor for ' in text, text
@@ -115,7 +117,7 @@ def test_names_rank_that_sleeps(cddprun):
 
 def test_names_rank_that_spins(cddprun):
     with start(cddprun, ONE_STOPS, 'spin') as job:
-        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job), more=lambda: stderr_of(job))
         text = end(job)
     check_named(text, 'spin')
     assert 'cddprun: 3 of the 4 workers of this node have not used their processors for ' in text, text
@@ -128,7 +130,8 @@ def test_needs_no_privileges(cddprun):
     if setpriv is None:
         raise Skip('there is no setpriv')
     with start(cddprun, ONE_STOPS, 'sleep', before=(setpriv, '--bounding-set=-all', '--inh-caps=-all', '--')) as job:
-        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job) or job.process.poll() is not None)
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job) or job.process.poll() is not None,
+                 more=lambda: stderr_of(job))
         text = end(job)
     if 'setpriv:' in text:
         raise Skip(text.strip())
@@ -137,7 +140,7 @@ def test_needs_no_privileges(cddprun):
 
 def test_names_key_of_the_store(cddprun):
     with start(cddprun, KEY) as job:
-        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job))
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job), more=lambda: stderr_of(job))
         text = end(job)
     assert re.search(r'\n    rank 2 \(pid \d+ on \S+, asleep\): in planted_sleep \(<string>:4\), called from <module>', text), text
     assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for \d+ s\n", text), text
@@ -148,7 +151,7 @@ def test_reads_dumps_of_pytorchs_recorder(cddprun):
     with launch.tempfile.TemporaryDirectory() as folder:
         env = {'TORCH_FR_DUMP_TEMP_FILE': folder + '/trace_', 'TORCH_NCCL_DEBUG_INFO_PIPE_FILE': folder + '/pipe_'}
         with start(cddprun, RECORDER, dump, n=3, env=env) as job:
-            wait_for('the message', lambda: 'none has ended' in stderr_of(job))
+            wait_for('the message', lambda: 'none has ended' in stderr_of(job), more=lambda: stderr_of(job))
             text = end(job)
     said = "; PyTorch's recorder: in gloo:all_reduce #4 of default_pg ([[8]], scheduled)\n"
     assert re.search(r'\n    rank 1 \(pid \d+ on \S+, asleep\): in <module> \(<string>:12\)\n', text), text
@@ -180,6 +183,13 @@ def test_is_silent_while_children_work(cddprun):
         assert job.finish() == 0
         assert stderr_of(job) == ''
         os.unlink(job.error_file)
+
+
+def test_names_worker_that_sleeps_after_its_child_has_worked(cddprun):
+    with start(cddprun, CHILD_WORKS_FIRST, n=2) as job:
+        wait_for('the message', lambda: 'none has ended' in stderr_of(job), more=lambda: stderr_of(job))
+        text = end(job)
+    assert '    ranks 0, 1: in <module> (<string>:4)' in text, text
 
 
 def test_is_silent_about_programs_that_are_not_python(cddprun):
