@@ -9,7 +9,8 @@ CDI_SUITE(status);
 
 static struct page_agent agents[] = {
     {"10.0.0.1:40000", 0, 0, 8, "node<1>"}, {"10.0.0.2:40001", 1, 8, 4, "node2"}, {"[::1]:3", -1, 0, 0, NULL}};
-static struct page_wait clients[] = {{"10.0.0.2:40777", "/default_pg/0//X", 2, 31500}};
+static struct page_wait clients[] = {
+    {.address = "10.0.0.2:40777", .key = "/default_pg/0//X", .missing = 2, .for_ms = 31500}};
 static struct page_job jobs[] = {{.run_id = "night <b>\"run\"</b> \\1\nx",
                                   .state = "running",
                                   .why = "",
