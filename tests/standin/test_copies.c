@@ -8,7 +8,7 @@
 
 #include "tests/support/world.h" /* and not the one of this folder */
 
-CDI_SUITE(copies, .timeout = 60);
+CDI_SUITE(copies);
 
 #define BLOCK ((size_t)2 << 20) /* of pinned memory */
 

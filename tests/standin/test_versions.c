@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-CDI_SUITE(versions, .timeout = 60);
+CDI_SUITE(versions);
 
 static const int all[] = {21903, 22304, 22403, 22707, 22809, 22907, 23007};
 #define N_ALL (sizeof all / sizeof all[0])

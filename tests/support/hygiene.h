@@ -58,7 +58,7 @@ static void hygiene_end(void)
 #endif
 }
 
-/* CDI_SUITE(buf); once per suite and file. Further arguments (.timeout = 5) go to TestSuite. */
-#define CDI_SUITE(name, ...) TestSuite(name, .init = hygiene_begin, .fini = hygiene_end, .timeout = 20, ##__VA_ARGS__)
+/* CDI_SUITE(buf); once per suite and file. Further arguments (.timeout = 300) go to TestSuite. */
+#define CDI_SUITE(name, ...) TestSuite(name, .init = hygiene_begin, .fini = hygiene_end, .timeout = 100, ##__VA_ARGS__)
 
 #endif

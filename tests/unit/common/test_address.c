@@ -3,7 +3,7 @@
 #include "common/address.h"
 #include "hygiene.h"
 
-CDI_SUITE(address, .timeout = 20);
+CDI_SUITE(address);
 
 Test(address, survives_print_and_parse)
 {

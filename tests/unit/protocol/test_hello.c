@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-CDI_SUITE(hello, .timeout = 10);
+CDI_SUITE(hello);
 
 /* Both sides, and the buffers between them. */
 struct pair {

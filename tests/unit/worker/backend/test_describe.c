@@ -3,7 +3,7 @@
 #include "hygiene.h"
 #include "worker/backend/describe.h"
 
-CDI_SUITE(op_text, .timeout = 10);
+CDI_SUITE(op_text);
 
 static struct cdi_coll op_of(enum cdi_coll_kind kind, enum cdi_asked asked)
 {

@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-CDI_SUITE(host_id, .timeout = 10);
+CDI_SUITE(host_id);
 
 Test(host_id, is_equal_in_processes_of_one_node)
 {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-CDI_SUITE(net, .timeout = 20);
+CDI_SUITE(net);
 
 Test(net, plain_list_selects_prefixes)
 {

@@ -33,7 +33,7 @@ static int is_refused(const struct cdi_owner *o)
     return cdi_owner_refuse(o, "f", "thing", &err) != CDDP_E_STATE || strcmp(err.msg, want) != 0;
 }
 
-Test(owner, rejects_a_child_but_not_its_parent, .timeout = 60)
+Test(owner, rejects_a_child_but_not_its_parent)
 {
     const struct cdi_owner o = cdi_owner_here(3);
 
@@ -59,7 +59,7 @@ static int owns_its_own(const struct cdi_owner *o)
     return in_child(owns_nothing, &own) != 0 || in_child(owns_nothing, o) != 0;
 }
 
-Test(owner, child_can_own_its_own_objects, .timeout = 60)
+Test(owner, child_can_own_its_own_objects)
 {
     const struct cdi_owner o = cdi_owner_here(0), again = cdi_owner_here(1);
 
@@ -68,7 +68,7 @@ Test(owner, child_can_own_its_own_objects, .timeout = 60)
     cr_assert(cdi_owner_is_here(&o));
 }
 
-Test(owner, detects_a_child_of_vfork, .timeout = 60)
+Test(owner, detects_a_child_of_vfork)
 {
     const struct cdi_owner o = cdi_owner_here(0);
     volatile bool surely = true;

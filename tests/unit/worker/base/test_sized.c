@@ -29,7 +29,7 @@ struct v3 {
     double scale;
 };
 
-CDI_SUITE(sized, .timeout = 60);
+CDI_SUITE(sized);
 
 Test(sized, copies_a_struct_of_the_same_size)
 {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-CDI_SUITE(checkpoint_comm, .timeout = 60);
+CDI_SUITE(checkpoint_comm);
 
 /* ------------------------------------------------------------------------------------------ each rank's own ---- */
 

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-CDI_SUITE(checkpoint, .timeout = 60);
+CDI_SUITE(checkpoint);
 
 static char dir[128];
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-CDI_SUITE(coll_group, .timeout = 100);
+CDI_SUITE(coll_group);
 
 #define N 4 /* ranks */
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-CDI_SUITE(collective, .timeout = 60);
+CDI_SUITE(collective);
 
 #define N 4 /* ranks */
 

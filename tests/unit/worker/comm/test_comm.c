@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-CDI_SUITE(comm, .timeout = 60);
+CDI_SUITE(comm);
 
 Test(comm, is_a_world_of_one_without_variables)
 {

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <time.h>
 
-CDI_SUITE(error_info, .timeout = 60);
+CDI_SUITE(error_info);
 
 #define RANKS 4
 #define AT_ONCE_MS 50 /* with room for a busy node; a wait would take its timeout */

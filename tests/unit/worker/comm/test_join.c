@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-CDI_SUITE(join, .timeout = 90);
+CDI_SUITE(join);
 
 /* -------------------------------------------------------------------------------------------------- giving up ---- */
 

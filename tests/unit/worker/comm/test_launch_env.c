@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-CDI_SUITE(launch_env, .timeout = 10);
+CDI_SUITE(launch_env);
 
 /* "NAME=VALUE" strings, up to NULL. */
 static const char *const *vars;

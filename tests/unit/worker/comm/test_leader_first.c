@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <sys/mman.h>
 
-CDI_SUITE(first, .timeout = 60);
+CDI_SUITE(first);
 
 #define RANKS 4
 

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 
-CDI_SUITE(log, .timeout = 60);
+CDI_SUITE(log);
 
 static const struct cdi_log_head bare = {.name = "", .rank = -1};
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-CDI_SUITE(memory, .timeout = 90);
+CDI_SUITE(memory);
 
 #define N 4       /* ranks */
 #define MOST 9000 /* elements of one rank in a collective, so that all paths are taken */

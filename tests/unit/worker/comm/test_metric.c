@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-CDI_SUITE(metric, .timeout = 60);
+CDI_SUITE(metric);
 
 /* Like an evaluation: each rank has its own samples, and rank 3 has none. */
 static int evaluate(int rank)

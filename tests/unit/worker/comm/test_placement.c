@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-CDI_SUITE(place, .timeout = 10);
+CDI_SUITE(place);
 
 /* Ranks on hosts named by one letter each. */
 static void place_of(const char *hosts, int rank, struct cdi_node_layout *by_host, struct cdi_node_layout *by_run)

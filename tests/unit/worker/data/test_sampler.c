@@ -8,7 +8,7 @@
 #include <jansson.h>
 #include <string.h>
 
-CDI_SUITE(sampler, .timeout = 60);
+CDI_SUITE(sampler);
 
 /* The words of a cddp_sampler_state. */
 enum { FORMAT, EPOCH, TAKEN, SAMPLES, SEED, NO_SHUFFLE };

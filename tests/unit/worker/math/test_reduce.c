@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-CDI_SUITE(reduce, .timeout = 60);
+CDI_SUITE(reduce);
 
 static uint64_t state = 1;
 

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-CDI_SUITE(optim, .timeout = 60);
+CDI_SUITE(optim);
 
 #define N 5
 #define STEPS 5

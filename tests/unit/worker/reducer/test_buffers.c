@@ -3,7 +3,7 @@
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
-CDI_SUITE(buffers, .timeout = 60);
+CDI_SUITE(buffers);
 
 #define LARGE ((size_t)300000) /* elements: more than are sent together with others */
 

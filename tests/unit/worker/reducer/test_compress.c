@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-CDI_SUITE(compress, .timeout = 60);
+CDI_SUITE(compress);
 
 /* A rank's contribution: values that 16 bits do not represent exactly. */
 static float brought(int rank, int k)

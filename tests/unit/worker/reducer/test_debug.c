@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-CDI_SUITE(debug, .timeout = 60);
+CDI_SUITE(debug);
 
 static char printed[2048];
 

@@ -3,7 +3,7 @@
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
-CDI_SUITE(hook, .timeout = 60);
+CDI_SUITE(hook);
 
 /* A hook that sends int8, for whole numbers only. */
 struct quantizer {

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-CDI_SUITE(norm, .timeout = 60);
+CDI_SUITE(norm);
 
 #define PARAMS 4
 #define MOST 64 /* elements of a recorded gradient */

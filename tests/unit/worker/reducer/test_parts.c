@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-CDI_SUITE(parts, .timeout = 90);
+CDI_SUITE(parts);
 
 /* The next rank's node; 0: all ranks are on one node. Emulated: nodes share no memory. */
 static int ranks_per_node, n_ranks;

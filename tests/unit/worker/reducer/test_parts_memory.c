@@ -5,7 +5,7 @@
 
 #define MOST 32
 
-CDI_SUITE(parts_memory, .timeout = 100);
+CDI_SUITE(parts_memory);
 
 void *__real_calloc(size_t n, size_t size); /* NOLINT(bugprone-reserved-identifier): the linker's name */
 void *__wrap_calloc(size_t n, size_t size); /* NOLINT(bugprone-reserved-identifier) */

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-CDI_SUITE(powersgd, .timeout = 60);
+CDI_SUITE(powersgd);
 
 #define PARAMS 6
 #define MOST 56

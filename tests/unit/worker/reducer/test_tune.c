@@ -5,7 +5,7 @@
 #include "rdzv_child.h"
 #include "worker/reducer/state/state.h"
 
-CDI_SUITE(tune, .timeout = 90);
+CDI_SUITE(tune);
 
 Test(tune, smallest_median_wins)
 {

@@ -3,7 +3,7 @@
 #include "ddp_ranks.h"
 #include "hygiene.h"
 
-CDI_SUITE(uneven, .timeout = 60);
+CDI_SUITE(uneven);
 
 /*
  * Rank r trains r + 1 steps in the first epoch, 4 - r in the second. In a step each contributes rank + 1, and 0 after

@@ -5,7 +5,7 @@
 
 #include <jansson.h>
 
-CDI_SUITE(unused, .timeout = 60);
+CDI_SUITE(unused);
 
 /* A world's flags in addition to CDDP_DDP_FIND_UNUSED; inherited by the ranks. */
 static struct {

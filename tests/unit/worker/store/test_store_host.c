@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-CDI_SUITE(store_host, .timeout = 60);
+CDI_SUITE(store_host);
 
 static struct cdi_store_host *host_at(const char *where, const struct cdi_secret *secret)
 {

@@ -20,7 +20,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-CDI_SUITE(cpu, .timeout = 100);
+CDI_SUITE(cpu);
 
 /* Returns element i of the input of rank r: arbitrary, but equal on all ranks. */
 static void fill(void *p, size_t count, cddp_dtype dtype, int rank, unsigned salt)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-CDI_SUITE(move, .timeout = 100);
+CDI_SUITE(move);
 
 static cddp_status send_to(struct lone_rank *l, int to)
 {

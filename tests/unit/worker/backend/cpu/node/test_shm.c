@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-CDI_SUITE(shm, .timeout = 30);
+CDI_SUITE(shm);
 
 #define MIB ((size_t)1 << 20)
 
