@@ -112,7 +112,7 @@ static int stay_away(struct rank *r)
 
 Test(cpu, names_missing_rank_at_deadline)
 {
-    cr_assert_eq(ranks_fork(3, 20, stay_away, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, stay_away, NULL, NULL), 0);
 }
 
 /* Otherwise a sleeping rank has to check from time to time. */
@@ -171,14 +171,14 @@ static int told_by_the_agent(struct rank *r)
 
 Test(cpu, agent_report_ends_wait)
 {
-    cr_assert_eq(ranks_fork(2, 20, told_by_the_agent, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(2, 60, told_by_the_agent, NULL, NULL), 0);
 }
 
 Test(cpu, agent_report_ends_socket_wait)
 {
     static const struct ranks_layout two_nodes = {.name = "1+1", .node_size = {1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&two_nodes, 20, told_by_the_agent, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&two_nodes, 60, told_by_the_agent, NULL, NULL), 0);
 }
 
 /*
@@ -228,7 +228,7 @@ Test(cpu, ranks_on_one_processor_separate_if_two_are_free)
 {
     if (cdi_usable_cpus() < 2)
         cr_skip("this test may use one processor only");
-    cr_assert_eq(ranks_fork(2, 20, together, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(2, 60, together, NULL, NULL), 0);
 }
 
 static int never_starts(struct rank *r)
@@ -245,7 +245,7 @@ static int never_starts(struct rank *r)
 
 Test(cpu, names_rank_missing_in_shared_memory_setup)
 {
-    cr_assert_eq(ranks_fork(3, 20, never_starts, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, never_starts, NULL, NULL), 0);
 }
 
 /* Rank 1 of 3 has too little memory or too few descriptors; all ranks get the same message, and none hangs. */
@@ -260,7 +260,7 @@ static int poor(struct rank *r)
 
 Test(cpu, sixteen_descriptors_suffice_for_few_ranks)
 {
-    cr_assert_eq(ranks_fork(3, 20, poor, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, poor, NULL, NULL), 0);
 }
 
 static int no_files(struct rank *r)
@@ -286,7 +286,7 @@ static int no_files(struct rank *r)
 
 Test(cpu, names_rank_without_descriptors_on_all_ranks)
 {
-    cr_assert_eq(ranks_fork(3, 20, no_files, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, no_files, NULL, NULL), 0);
 }
 
 /* Rank 1 dies after it has received rank 0's part of a region. Rank 0 notices when it sends more. */
@@ -325,7 +325,7 @@ static int loses_one(struct rank *r)
 
 Test(cpu, names_rank_that_dies_during_region_create)
 {
-    cr_assert_eq(ranks_fork(3, 20, loses_one, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, loses_one, NULL, NULL), 0);
 }
 
 /* Rank 2 of 3 is missing in a part, and the first rank learns from the parent communicator that it died. */
@@ -353,7 +353,7 @@ static int makes_a_part(struct rank *r)
 
 Test(cpu, does_not_wait_for_dead_member)
 {
-    cr_assert_eq(ranks_fork(3, 20, makes_a_part, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, makes_a_part, NULL, NULL), 0);
 }
 
 static int small_memory(struct rank *r)
@@ -372,7 +372,7 @@ static int small_memory(struct rank *r)
 #ifndef CDI_TEST_ASAN
 Test(cpu, region_too_large_for_one_rank_fails_on_all)
 {
-    cr_assert_eq(ranks_fork(3, 20, small_memory, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork(3, 60, small_memory, NULL, NULL), 0);
 }
 #else
 static int (*const unused)(struct rank *) __attribute__((unused)) = small_memory;

@@ -156,7 +156,7 @@ Test(tcp, rejects_foreign_connections_without_harm)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&l, 30, with_foreign_connections, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, with_foreign_connections, NULL, NULL), 0);
 }
 
 /* The store is slow: each request of rank 1 takes a while, and rank 1 makes one after another. */
@@ -283,7 +283,7 @@ Test(tcp, names_missing_node_on_all_others)
 {
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&l, 20, never_connects, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, never_connects, NULL, NULL), 0);
 }
 
 /* Nodes out of order. */
@@ -299,7 +299,7 @@ Test(tcp, rejects_ranks_out_of_node_order)
 {
     const struct ranks_layout l = {.node_size = {1, 1}};
 
-    cr_assert_eq(ranks_fork_on(&l, 20, wrong_order, NULL, NULL), 0);
+    cr_assert_eq(ranks_fork_on(&l, 60, wrong_order, NULL, NULL), 0);
 }
 
 /* ---------------------------------------------------------------------------------------------------- abort fd ---- */
@@ -665,7 +665,7 @@ static int leave_an_heir(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1) {
         if (fork() == 0) {
-            (void)alarm(50);
+            (void)alarm(90);
             while (atomic_load(&r->board->flag[1]) == 0)
                 (void)usleep(1000);
             _exit(0);
