@@ -173,9 +173,17 @@ static int run_top(const struct options *o)
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_secret secret;
     bool with_secret = o->auth_token_file != NULL;
-    cddp_status st = with_secret ? cdi_secret_load(&secret, o->auth_token_file, &err) : CDDP_OK;
+    char host[sizeof(((struct endpoint *)0)->host)];
+    uint16_t port = 0;
+    cddp_status st = endpoint_parse(o->top, "--top", host, &port, &err);
     int signal = 0;
 
+    if (st != CDDP_OK) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-TOP", "%s", err.msg);
+        return 2;
+    }
+    if (with_secret)
+        st = cdi_secret_load(&secret, o->auth_token_file, &err);
     if (st == CDDP_OK) {
         st = top_run(o->top, with_secret ? &secret : NULL, &signal, &err);
         if (with_secret)

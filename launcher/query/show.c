@@ -49,6 +49,17 @@ static void size_of_screen(FILE *out, size_t *rows, size_t *columns)
     *columns = size.ws_col;
 }
 
+/* A word alone is a host; most likely it was to be a job. */
+static cddp_status explain(cddp_status st, const struct options *o, const char *endpoint, struct cdi_error *err)
+{
+    if (st != CDDP_E_NOT_FOUND || strcmp(endpoint, o->where) != 0 || strchr(endpoint, ':') != NULL)
+        return st;
+    return cdi_fail(err, st,
+                    "no host here has the name '%.200s'; if it is a job, give its rendezvous, too: "
+                    "--rdzv_endpoint=HOST:PORT (or --master_addr, or MASTER_ADDR)",
+                    endpoint);
+}
+
 static cddp_status ask(const struct options *o, const struct cdi_secret *secret, json_t **reply, struct cdi_error *err)
 {
     char endpoint[300];
@@ -57,7 +68,7 @@ static cddp_status ask(const struct options *o, const struct cdi_secret *secret,
     cddp_status st = query_open(&q, endpoint, secret, OPEN_MS, err);
 
     if (st != CDDP_OK)
-        return st;
+        return explain(st, o, endpoint, err);
     st = query_ask(q, job, ASK_MS, reply, err);
     query_close(q);
     return st;
@@ -96,5 +107,5 @@ int show_where(const struct options *o, FILE *out)
     json_decref(reply);
     if (st != CDDP_OK)
         cdi_log(CDI_LOG_ERROR, "WHERE", "--where: %s", err.msg);
-    return st == CDDP_OK ? 0 : 1;
+    return st == CDDP_OK ? 0 : st == CDDP_E_INVALID ? 2 : 1;
 }

@@ -13,7 +13,10 @@
  * the value has no port; otherwise it is the endpoint itself.
  */
 const char *show_target(const struct options *o, char endpoint[300]);
-/* Prints where the ranks are. Returns the exit status: 0, or 1 after an error message on stderr. */
+/*
+ * Prints where the ranks are. Returns the exit status: 0; after an error message on stderr 2 (the value has not the
+ * form of an endpoint) or 1.
+ */
 int show_where(const struct options *o, FILE *out);
 
 #endif

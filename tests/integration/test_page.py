@@ -216,10 +216,15 @@ def test_silent_node_is_named(cddprun):
 def test_where_explains_what_is_wrong(cddprun):
     with Daemon() as daemon:
         port = daemon.port
-        for args, words in (([f'127.0.0.1:{port}'], None), (['nojob', f'--rdzv_endpoint=127.0.0.1:{port}'], "has no job 'nojob'"),
-                            (['a b:3'], 'is not HOST'), ([f'127.0.0.1:{port}', 'true'], 'remove the program')):
+        for args, expected, words in (([f'127.0.0.1:{port}'], 0, None), (['nojob', f'--rdzv_endpoint=127.0.0.1:{port}'], 1, "has no job 'nojob'"),
+                                      (['a b:3'], 2, 'is not HOST'), (['h:99999'], 2, 'is not HOST'), (['[::1'], 2, 'is not HOST'),
+                                      (['nojob', '--rdzv_endpoint=h:x'], 2, "'h:x'"), ([f'127.0.0.1:{port}', 'true'], 2, 'remove the program'),
+                                      (['nojob.invalid'], 1, "'nojob.invalid'; if it is a job, give its rendezvous, too: --rdzv_endpoint=HOST:PORT"),
+                                      (['nojob.invalid:7'], 1, "the host 'nojob.invalid' is not known")):
             status, out, err = where(cddprun, *args)
-            assert (status == 0 and out == 'no jobs\n') if words is None else status in (1, 2) and words in err and out == '', (status, out, err)
+            assert status == expected and (out == 'no jobs\n' if words is None else words in err and out == '' and err.count('\n') == 1), (args, status, out, err)
+        status, out, err = run(cddprun, '--top=h:99999')
+        assert status == 2 and "--top 'h:99999' is not HOST" in err and out == '', (status, out, err)
     status, out, err = where(cddprun, f'127.0.0.1:{port}')
     assert status == 1 and 'nothing answers' in err and err.count('\n') == 1, err
 
