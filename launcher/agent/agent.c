@@ -1101,7 +1101,7 @@ static bool trace_send(void *arg, uint16_t type, const void *payload, size_t len
     return rdzv_client_send_bulk(a->client, type, payload, len);
 }
 
-static void trace_pages(void *arg, void (*take)(void *take_arg, const struct trace_page *page), void *take_arg)
+static void trace_pages(void *arg, void (*take)(void *take_arg, const struct worker_page *page), void *take_arg)
 {
     struct agent *a = arg;
 

@@ -53,7 +53,7 @@ static int64_t watch_wall_ms(const struct run_watch *w)
 
 /* --------------------------------------------------------------------------------------------------- reading ---- */
 
-static void read_page(void *arg, const struct trace_page *page)
+static void read_page(void *arg, const struct worker_page *page)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
     struct cdi_flight_view view;

@@ -149,7 +149,7 @@ static void deliver(struct trace *t)
     t->out.n_colls = t->out.n_steps = t->out.n_events = t->out.n_names = 0;
 }
 
-static void take_page(void *arg, const struct trace_page *p)
+static void take_page(void *arg, const struct worker_page *p)
 {
     struct trace *t = arg;
     size_t taken = t->out.n_colls > t->out.n_steps ? t->out.n_colls : t->out.n_steps;

@@ -7,6 +7,7 @@
 #ifndef TRACE_H
 #define TRACE_H
 
+#include "launcher/agent/worker_page.h"
 #include "protocol/message.h"
 #include "protocol/records.h"
 
@@ -14,19 +15,11 @@
 
 struct trace;
 
-/* A worker of this node. page NULL: it has none. */
-struct trace_page {
-    uint32_t local_rank;
-    int32_t rank;
-    bool ended;
-    const struct cdi_flight *page;
-};
-
 struct trace_ops {
     /* Sends a frame of bulk.h to the server. Returns false if it was dropped. */
     bool (*send)(void *arg, uint16_t type, const void *payload, size_t len);
     /* Calls take(take_arg, page) for each worker of the running round. */
-    void (*pages)(void *arg, void (*take)(void *take_arg, const struct trace_page *page), void *take_arg);
+    void (*pages)(void *arg, void (*take)(void *take_arg, const struct worker_page *page), void *take_arg);
     /* On node rank 0, for each step of a rank of another node; end_ns is by this node's clock. NULL: none. */
     void (*step)(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns);
     void *arg;

@@ -701,13 +701,14 @@ cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_rep
     return CDDP_OK;
 }
 
-void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct trace_page *page), void *arg)
+void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct worker_page *page),
+                        void *arg)
 {
     for (uint32_t i = 0; i < c->n; i++) {
         const struct worker *w = &c->workers[i];
 
-        take(arg,
-             &(struct trace_page){.local_rank = w->local_rank, .rank = w->rank, .ended = w->exited, .page = w->flight});
+        take(arg, &(struct worker_page){
+                      .local_rank = w->local_rank, .rank = w->rank, .ended = w->exited, .page = w->flight});
     }
 }
 

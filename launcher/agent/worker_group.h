@@ -9,7 +9,7 @@
 #include "launcher/agent/events.h"
 #include "launcher/agent/report.h"
 #include "launcher/agent/torch_look.h"
-#include "launcher/agent/trace.h"
+#include "launcher/agent/worker_page.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
 #include "protocol/node_report.h"
@@ -78,7 +78,7 @@ const char *worker_group_progress(const struct worker_group *c);
  */
 cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_report *r, struct cdi_error *err);
 /* Calls take(arg, page) for each worker, ended ones included. */
-void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct trace_page *page),
+void worker_group_pages(const struct worker_group *c, void (*take)(void *arg, const struct worker_page *page),
                         void *arg);
 /* Fills in the facts known here about r->first's worker and the others. The strings are the group's. */
 void worker_group_describe(struct worker_group *c, struct report *r);
