@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job of two nodes over a real session and view; the agents are scripted. */
 #include "hygiene.h"
-#include "protocol/bulk.h"
-#include "protocol/frame.h"
 #include "rendezvous/view/hang.h"
 #include "rendezvous/view/hang_watch.h"
+#include "two_nodes.h"
 
 #include <string.h>
 
@@ -17,41 +16,15 @@ static struct view *v;
 static struct hang_watch *w;
 
 static struct agent {
-    struct cdi_buf in, got;
-    uint32_t peer, asks; /* the number of ASK frames, */
-    json_int_t id;       /* and of the last one the id, */
-    size_t n_stacks;     /* and for how many ranks it asks for stacks */
-    char notice[4096];   /* the last one */
+    struct two_nodes_agent is;
+    uint32_t asks;     /* the number of ASK frames, */
+    json_int_t id;     /* and of the last one the id, */
+    size_t n_stacks;   /* and for how many ranks it asks for stacks */
+    char notice[4096]; /* the last one */
     int notices;
     struct cdi_failure failure; /* of ROUND_OVER */
     bool restart;
 } agents[2];
-
-static void on_send(void *conn, const void *bytes, size_t len)
-{
-    cr_assert_eq(cdi_buf_append(&((struct agent *)conn)->got, bytes, len), CDDP_OK);
-}
-
-static void on_hang_up(void *conn, const char *why)
-{
-    (void)conn;
-    cr_assert_fail("%s", why);
-}
-
-static void on_rename(void *conn, uint32_t peer)
-{
-    ((struct agent *)conn)->peer = peer;
-}
-
-static void on_end_keys(void *arg)
-{
-    (void)arg;
-}
-
-static void on_random(void *bytes, size_t len)
-{
-    memset(bytes, 7, len);
-}
 
 static int64_t now; /* ms */
 
@@ -89,56 +62,30 @@ static void hear(void)
     for (size_t i = 0; i < 2; i++) {
         struct cdi_frame f;
 
-        while (cdi_frame_next(&agents[i].got, &f, NULL) == CDDP_OK) {
+        while (cdi_frame_next(&agents[i].is.got, &f, NULL) == CDDP_OK) {
             take_frame(&agents[i], &f);
-            cdi_buf_consume(&agents[i].got, f.size);
+            cdi_buf_consume(&agents[i].is.got, f.size);
         }
     }
 }
 
 static void tell(struct agent *a, const struct cdi_msg *m)
 {
-    cr_assert_eq(cdi_msg_encode(m, &a->in, NULL), CDDP_OK);
-    cr_assert_eq(session_feed(s, a->peer, &a->in, now, 1000, NULL), CDDP_OK);
+    two_nodes_tell(s, &a->is, m, now);
 }
 
 static void begin(enum cdi_on_hang on_hang, enum cdi_on_hang second)
 {
-    static const struct session_ops ops = {.send = on_send,
-                                           .close_conn = on_hang_up,
-                                           .renumber = on_rename,
-                                           .end_keys = on_end_keys,
-                                           .random = on_random,
-                                           .bulk = on_frame};
-    const struct session_options opt = {
-        .round = {.run_id = "job", .min_nodes = 2, .max_nodes = 2, .max_restarts = 1, .join_timeout_ms = 60000},
-        .lease_ms = 15000,
-        .hello_ms = 5000};
-    struct cdi_msg m = {.type = CDI_MSG_JOIN,
-                        .u.join = {.version = CDI_CONTROL_VERSION,
-                                   .run_id = "job",
-                                   .node_rank = -1,
-                                   .n_procs = 2,
-                                   .min_nodes = 2,
-                                   .max_nodes = 2,
-                                   .max_restarts = 1,
-                                   .round = -1,
-                                   .hang_warning_ms = 30000,
-                                   .hang_timeout_ms = TIMEOUT_MS}};
+    struct cdi_msg_join hangs = {.hang_warning_ms = 30000, .hang_timeout_ms = TIMEOUT_MS};
 
     now = 0;
     memset(agents, 0, sizeof agents);
-    cr_assert_eq(session_create(&s, &opt, &ops, 0, NULL), CDDP_OK);
+    s = two_nodes_session(on_frame, NULL);
     cr_assert_eq(view_create(&v, s), CDDP_OK);
     cr_assert_eq(hang_watch_create(&w, s, v), CDDP_OK);
     for (size_t i = 0; i < 2; i++) {
-        cdi_buf_init(&agents[i].in, 0);
-        cdi_buf_init(&agents[i].got, 0);
-        cr_assert_eq(session_attach(s, &agents[i], 0, &agents[i].peer), CDDP_OK);
-        m.u.join.node_rank = (int32_t)i;
-        m.u.join.on_hang = i == 0 ? on_hang : second;
-        (void)snprintf(m.u.join.host, sizeof m.u.join.host, "node%zu", i);
-        tell(&agents[i], &m);
+        hangs.on_hang = i == 0 ? on_hang : second;
+        two_nodes_join(s, &agents[i].is, (int32_t)i, 2, &hangs);
     }
     cr_assert_eq(round_state(session_round(s)), ROUND_RUNNING);
     hear();
@@ -149,10 +96,8 @@ static void end(void)
     hang_watch_destroy(w);
     view_destroy(v);
     session_destroy(s);
-    for (size_t i = 0; i < 2; i++) {
-        cdi_buf_release(&agents[i].in);
-        cdi_buf_release(&agents[i].got);
-    }
+    for (size_t i = 0; i < 2; i++)
+        two_nodes_release(&agents[i].is);
 }
 
 static const char *stack; /* of rank 3, in the reports */
@@ -181,8 +126,7 @@ static void report(size_t i, json_int_t asked, int64_t wait_ms)
                                             .stack = i == 1 && k == 1 ? stack : NULL};
     json = cdi_node_report_encode(&r);
     text = json_dumps(json, JSON_COMPACT);
-    cr_assert_eq(cdi_frame_put(&agents[i].in, CDI_BULK_REPORT, text, strlen(text)), CDDP_OK);
-    cr_assert_eq(session_feed(s, agents[i].peer, &agents[i].in, now, 1000, NULL), CDDP_OK);
+    two_nodes_send(s, &agents[i].is, CDI_BULK_REPORT, text, strlen(text), now);
     free(text);
     json_decref(json);
     hear();
