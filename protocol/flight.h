@@ -72,7 +72,8 @@ struct cdi_flight; /* a mapped page */
  * much. A pending record has started_ns only while it is the running one.
  *
  * late_rank is the last rank that this one has seen arriving; itself, if it has waited for none. On the CPU, a rank of
- * several nodes sees its own node and the two beside it. For a collective of at most 48 bytes arrived_ns is done_ns.
+ * several nodes sees its own node and the two beside it. For a collective of at most 48 bytes arrived_ns is done_ns. Of
+ * a send or a recv on the CPU it is the other rank, from the start on, and arrived_ns stays 0.
  */
 struct cdi_flight_entry {
     uint64_t seq; /* 1, 2, ... per worker; 0: none */
@@ -206,7 +207,10 @@ int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arr
 int64_t cdi_flight_now(const struct cdi_flight *f);
 /* Records when the last gradient of this collective's bucket was reported. After enqueue, before start. */
 void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns);
-/* Records that the last peer, `rank` of the world (-1: not known), has arrived in the running collective. */
+/*
+ * Records that the last peer, `rank` of the world (-1: not known), has arrived in the running collective; arrived_ns 0:
+ * that it is the one which is waited for.
+ */
 void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns);
 /* Records the number of completed steps. */
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);

@@ -19,7 +19,8 @@ static const char *const place_names[] = {
 };
 #define N_PLACES (sizeof place_names / sizeof place_names[0])
 
-/* One table of members for the encoder and the decoder. Members that are 0, -1 for a rank or bucket, are left out. */
+/* One table of members for the encoder and the decoder. Members that are 0, -1 for a rank, a bucket or a GPU's load,
+ * are left out. */
 enum kind { I32, U32, I64, U64, TEXT };
 static const struct member {
     const char *name;
@@ -43,12 +44,16 @@ static const struct member {
     NUMBER(step, U64, 0),
     NUMBER(replay, U64, 0),
     NUMBER(bucket, I32, -1),
+    NUMBER(peer, I32, -1),
     NUMBER(for_ms, I64, 0),
     STRING(names),
     STRING(doing),
     NUMBER(halted, U32, 0),
     NUMBER(cpu_permille, U32, 0),
     NUMBER(resident_bytes, U64, 0),
+    NUMBER(gpu_permille, I32, -1),
+    NUMBER(gpu_used_bytes, U64, 0),
+    NUMBER(gpu_total_bytes, U64, 0),
     NUMBER(n_steps, U32, 0),
     NUMBER(step_us, U64, 0),
     NUMBER(comm_us, U64, 0),
@@ -56,6 +61,8 @@ static const struct member {
     NUMBER(late_us, U64, 0),
     NUMBER(late_rank, I32, -1),
     NUMBER(late_count, U32, 0),
+    NUMBER(step_age_ms, I64, 0),
+    NUMBER(late, U32, 0),
 #undef NUMBER
 #undef STRING
 };

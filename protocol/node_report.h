@@ -36,19 +36,29 @@ struct cdi_rank_report {
     uint32_t op, dtype;
     uint64_t seq, count, step, replay;
     int32_t bucket;               /* -1: none */
+    int32_t peer;                 /* of a send or a recv: the rank that it waits for; -1: none, or not known */
     int64_t for_ms;               /* since the rank came to this place */
     char names[CDI_FLIGHT_NAMES]; /* parameters of the bucket; "": none, or not known */
     char doing[128];              /* what the process does, such as "running, 99 % of a core"; "": not known */
     uint32_t halted;              /* 1: it cannot run, being stopped, frozen, swapping, ... */
     uint32_t cpu_permille;        /* processor time since the last report, in 1/1000 of a core */
     uint64_t resident_bytes;
+    /* The GPU of the rank, with everything that runs there. */
+    int32_t gpu_permille;     /* of the time in which it worked; -1: not known */
+    uint64_t gpu_used_bytes;  /* of its memory, */
+    uint64_t gpu_total_bytes; /* which has this size; 0: not known */
     /* Means of the last steps in the flight page; step_us 0: none. */
     uint32_t n_steps;
     uint64_t step_us, comm_us, exposed_us, late_us;
     int32_t late_rank;   /* the peer that it most often waited for longest; -1: none */
     uint32_t late_count; /* in so many of these steps */
+    int64_t step_age_ms; /* since the last of them was complete */
+    uint32_t late;       /* 1: others wait for it (hang.h). The server fills it in */
     const char *stack;   /* text, lines end with \n; NULL: not asked for. Memory of the one who fills it in */
 };
+
+/* Initialises the members of a rank's report of which 0 says something. */
+#define CDI_RANK_UNKNOWN .bucket = -1, .peer = -1, .late_rank = -1, .gpu_permille = -1
 
 struct cdi_node_report {
     uint32_t round;

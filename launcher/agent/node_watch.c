@@ -4,6 +4,12 @@
 #define NS_PER_MS 1000000
 #define NS_PER_US 1000
 
+/* A send or a recv that is under way waits for one rank; what other collectives have as late_rank has arrived. */
+static int32_t peer_of(const struct cdi_flight_entry *e)
+{
+    return e->done_ns == 0 && (e->op == CDI_FLIGHT_SEND || e->op == CDI_FLIGHT_RECV) ? e->late_rank : -1;
+}
+
 static void take_entry(const struct cdi_flight_entry *e, struct cdi_rank_report *r)
 {
     r->op = e->op;
@@ -11,6 +17,12 @@ static void take_entry(const struct cdi_flight_entry *e, struct cdi_rank_report 
     r->seq = e->seq;
     r->count = e->count;
     r->bucket = e->bucket;
+    r->peer = peer_of(e);
+}
+
+static int64_t since_ms(int64_t then_ns, int64_t now_ns)
+{
+    return then_ns > 0 && then_ns <= now_ns ? (now_ns - then_ns) / NS_PER_MS : 0;
 }
 
 void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cdi_rank_report *r)
@@ -21,6 +33,7 @@ void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cd
     r->process = v->claimed_pid;
     r->step = v->step;
     r->bucket = -1;
+    r->peer = -1;
     if (v->claimed_pid == 0) {
         r->place = CDI_PLACE_OUTSIDE;
         return;
@@ -43,10 +56,10 @@ void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cd
     } else {
         r->place = CDI_PLACE_START;
     }
-    r->for_ms = since_ns > 0 && since_ns <= now_ns ? (now_ns - since_ns) / NS_PER_MS : 0;
+    r->for_ms = since_ms(since_ns, now_ns);
 }
 
-void node_watch_steps(const struct cdi_flight_step *steps, size_t n, struct cdi_rank_report *r)
+void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r)
 {
     int64_t period = 0, comm = 0, exposed = 0, late = 0;
 
@@ -69,6 +82,7 @@ void node_watch_steps(const struct cdi_flight_step *steps, size_t n, struct cdi_
     }
     if (n == 0)
         return;
+    r->step_age_ms = since_ms(steps[n - 1].end_ns, now_ns);
     r->step_us = (uint64_t)(period > 0 ? period : 0) / n / NS_PER_US;
     r->comm_us = (uint64_t)(comm > 0 ? comm : 0) / n / NS_PER_US;
     r->exposed_us = (uint64_t)(exposed > 0 ? exposed : 0) / n / NS_PER_US;
@@ -82,6 +96,6 @@ void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank
 
     cdi_flight_read(f, &view);
     node_watch_place(&view, now_ns, r);
-    node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), r);
+    node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
     cdi_flight_names(f, r->bucket, r->names);
 }

@@ -7,8 +7,8 @@
 
 /* Fills in the place of a rank, and since when it is there. now_ns: cdi_now_coarse_ns(). */
 void node_watch_place(const struct cdi_flight_view *view, int64_t now_ns, struct cdi_rank_report *r);
-/* Fills in the means of these steps, and the rank that was late most often. */
-void node_watch_steps(const struct cdi_flight_step *steps, size_t n, struct cdi_rank_report *r);
+/* Fills in the means of these steps, the rank that was late most often, and the age of the last one. */
+void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r);
 /* Fills in all that the flight page has: the two above, and the names of the bucket. */
 void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r);
 

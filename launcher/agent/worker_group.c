@@ -692,7 +692,7 @@ cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_rep
         const struct worker *w = &c->workers[i];
         struct cdi_rank_report *rank = &r->ranks[i];
 
-        *rank = (struct cdi_rank_report){.rank = w->rank, .pid = w->pid, .bucket = -1, .late_rank = -1};
+        *rank = (struct cdi_rank_report){.rank = w->rank, .pid = w->pid, CDI_RANK_UNKNOWN};
         if (w->flight != NULL)
             node_watch_page(w->flight, now_ns, rank);
         if (w->exited)

@@ -155,6 +155,11 @@ void cdi_queue_arrived(struct cdi_queue *q, int rank, int64_t arrived_ns)
         cdi_flight_arrived(q->flight, q->running_seq, rank, arrived_ns);
 }
 
+void cdi_queue_waits_for(struct cdi_queue *q, int rank)
+{
+    cdi_flight_arrived(q->flight, q->running_seq, rank, 0);
+}
+
 int64_t cdi_queue_now(const struct cdi_queue *q)
 {
     return cdi_flight_now(q->flight);

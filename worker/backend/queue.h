@@ -53,6 +53,8 @@ void cdi_queue_set_name(struct cdi_queue *q, const char *name);
  * cdi_queue_now(); 0: the operation is short, and its end will do. The last call counts. Called by the run function.
  */
 void cdi_queue_arrived(struct cdi_queue *q, int rank, int64_t arrived_ns);
+/* Records that the running operation, a send or a recv, waits for `rank` of the job. Called by the run function. */
+void cdi_queue_waits_for(struct cdi_queue *q, int rank);
 /* Returns the time with the resolution of the flight page. */
 int64_t cdi_queue_now(const struct cdi_queue *q);
 /* Have all operations run? */

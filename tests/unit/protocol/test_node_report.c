@@ -32,8 +32,14 @@ Test(node_report, survives_encoding)
                                         .doing = "running, 99 % of a core",
                                         .late_rank = 0,
                                         .late_count = 4,
+                                        .peer = 0,
+                                        .gpu_permille = 0,
+                                        .gpu_used_bytes = UINT64_C(70) << 30,
+                                        .gpu_total_bytes = UINT64_C(80) << 30,
+                                        .step_age_ms = 31002,
+                                        .late = 1,
                                         .stack = "main\n"},
-                                       {.rank = 7, .place = CDI_PLACE_OUTSIDE, .bucket = -1, .late_rank = -1}};
+                                       {.rank = 7, .place = CDI_PLACE_OUTSIDE, CDI_RANK_UNKNOWN}};
     const struct cdi_node_report r = {
         .round = 2, .asked = 5, .node_rank = 1, .host = "node1", .n_ranks = 2, .ranks = ranks};
     json_t *json = cdi_node_report_encode(&r);
@@ -51,9 +57,26 @@ Test(node_report, survives_encoding)
     cr_assert_str_eq(back.ranks[0].names, "layer1.weight");
     cr_assert_str_eq(back.ranks[0].doing, "running, 99 % of a core");
     cr_assert_str_eq(back.ranks[0].stack, "main\n");
+    cr_assert(back.ranks[0].peer == 0 && back.ranks[0].gpu_permille == 0 && back.ranks[0].late == 1);
+    cr_assert(back.ranks[0].gpu_used_bytes >> 30 == 70 && back.ranks[0].gpu_total_bytes >> 30 == 80);
+    cr_assert_eq(back.ranks[0].step_age_ms, 31002);
     cr_assert(back.ranks[1].rank == 7 && back.ranks[1].bucket == -1 && back.ranks[1].late_rank == -1);
     cr_assert(back.ranks[1].place == CDI_PLACE_OUTSIDE && back.ranks[1].stack == NULL);
+    cr_assert(back.ranks[1].peer == -1 && back.ranks[1].gpu_permille == -1 && back.ranks[1].late == 0);
     cdi_node_report_release(&back);
+}
+
+/* An agent of version 0.1 sends neither the GPU, nor the age of the last step, nor a message's other rank. */
+Test(node_report, members_of_newer_agents_may_be_missing)
+{
+    json_t *root = parse("{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"op\":\"recv\",\"op_number\":11,\"seq\":5}]}");
+    struct cdi_node_report r;
+
+    cr_assert_eq(cdi_node_report_decode(root, &r, NULL), CDDP_OK);
+    json_decref(root);
+    cr_assert(r.ranks[0].gpu_permille == -1 && r.ranks[0].gpu_used_bytes == 0 && r.ranks[0].gpu_total_bytes == 0);
+    cr_assert(r.ranks[0].peer == -1 && r.ranks[0].step_age_ms == 0 && r.ranks[0].late == 0);
+    cdi_node_report_release(&r);
 }
 
 Test(node_report, rejects_other_json)
@@ -73,6 +96,9 @@ Test(node_report, rejects_other_json)
         "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"seq\":-5}]}",
         "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"rank\":4294967296}]}",
         "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"names\":[]}]}",
+        "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"gpu_permille\":-2}]}",
+        "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"gpu_total_bytes\":\"80 GiB\"}]}",
+        "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"step_age_ms\":-1}]}",
     };
     struct cdi_node_report r;
     struct cdi_error err;

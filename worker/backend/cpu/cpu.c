@@ -39,6 +39,8 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
 
     if (work->group != NULL)
         return cdi_group_run(cpu_run_work, b, work, b->comm.rank, on_thread, err);
+    if (work->op.kind == CDI_SEND || work->op.kind == CDI_RECV)
+        cdi_queue_waits_for(b->queue, cdi_rank_of_job(&b->world, work->op.root));
     st = cdi_cpu_comm_run(&b->comm, work, on_thread, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
