@@ -105,6 +105,37 @@ static size_t count_same(const struct hang *h, const struct hang_rank *r)
     return n;
 }
 
+/*
+ * Returns the rank whose message this one waits for; NULL: none. A rank that cannot run is no link of a circle, but the
+ * cause itself, and one that came into its message lately may go on.
+ */
+static struct hang_rank *awaited(const struct hang *h, const struct hang_rank *r)
+{
+    bool message = r->report->op == CDI_FLIGHT_SEND || r->report->op == CDI_FLIGHT_RECV;
+
+    if (!message || r->report->place != CDI_PLACE_IN || r->report->peer < 0 || r->report->halted != 0 ||
+        r->for_ms < h->waited_ms / 2)
+        return NULL;
+    return (struct hang_rank *)(uintptr_t)hang_find(h, r->report->peer);
+}
+
+/* Marks the ranks that wait for messages of each other as late. Returns their number. */
+static size_t mark_cycles(struct hang *h)
+{
+    for (size_t i = 0; i < h->n; i++) {
+        struct hang_rank *r = &h->ranks[i];
+
+        for (; r != NULL && r->walk == 0; r = awaited(h, r))
+            r->walk = i + 1;
+        /* A walk that meets itself has closed a circle. */
+        for (; r != NULL && r->walk == i + 1 && !r->late; r = awaited(h, r)) {
+            r->late = true;
+            h->n_late++;
+        }
+    }
+    return h->n_late;
+}
+
 /* Returns a rank of the collective in which more than half of the ranks are; NULL: there is none. */
 static const struct hang_rank *find_majority(const struct hang *h)
 {
@@ -148,8 +179,11 @@ static enum hang_kind judge_calls(struct hang *h)
 
 static enum hang_kind judge_ranks(struct hang *h)
 {
-    size_t n_behind = mark_late(h, has_stood_still);
+    size_t n_behind;
 
+    if (mark_cycles(h) > 0)
+        return HANG_CYCLE;
+    n_behind = mark_late(h, has_stood_still);
     (void)mark_late(h, is_halted);
     if (h->n_late > 0)
         return n_behind > 0 ? HANG_BEHIND : HANG_HALTED;
@@ -191,6 +225,28 @@ void hang_release(struct hang *h)
 {
     free(h->ranks);
     *h = (struct hang){.kind = HANG_NONE};
+}
+
+const struct hang_rank *hang_find(const struct hang *h, int32_t rank)
+{
+    size_t low = 0, high = h->n;
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+
+        if (h->ranks[mid].report->rank < rank)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < h->n && h->ranks[low].report->rank == rank ? &h->ranks[low] : NULL;
+}
+
+bool hang_is_late(const struct hang *h, int32_t rank)
+{
+    const struct hang_rank *r = h->n_late > 0 ? hang_find(h, rank) : NULL;
+
+    return r != NULL && r->late;
 }
 
 size_t hang_late(const struct hang *h, int32_t ranks[HANG_STACKS_MAX])

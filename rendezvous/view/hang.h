@@ -23,6 +23,7 @@ enum hang_kind {
     HANG_SILENT,    /* the late ranks are those of nodes that do not answer */
     HANG_SPLIT,     /* ranks wait in different collectives, and none of them is the odd one; no late ranks */
     HANG_ALL,       /* all wait in one collective; no late ranks */
+    HANG_CYCLE, /* the late ranks wait for messages of each other: each in a send or a recv, until a circle closes */
 };
 
 struct hang_rank {
@@ -30,7 +31,8 @@ struct hang_rank {
     const struct cdi_node_report *node;
     int64_t for_ms; /* until now */
     bool waits, late;
-    uint8_t group; /* scratch */
+    uint8_t group; /* scratch, as the next one */
+    size_t walk;
 };
 
 struct hang {
@@ -51,11 +53,20 @@ cddp_status hang_judge(const struct view_node *nodes, size_t n, uint32_t world_s
                        struct hang *out);
 void hang_release(struct hang *h);
 
+/* Returns this rank of the job; NULL: no report has it. */
+const struct hang_rank *hang_find(const struct hang *h, int32_t rank);
+/* Is the rank one that the others wait for? */
+bool hang_is_late(const struct hang *h, int32_t rank);
 /* Writes the first HANG_STACKS_MAX late ranks that are on nodes which answer. Returns their number. */
 size_t hang_late(const struct hang *h, int32_t ranks[HANG_STACKS_MAX]);
 /* Returns the first late rank; NULL: there is none, or its node does not answer. */
 const struct hang_rank *hang_first(const struct hang *h);
 
+/*
+ * Appends who waits for whom, for HANG_CYCLE: "2 ranks wait for each other in messages: rank 0 for rank 1, rank 1 for
+ * rank 0". CDDP_E_NOMEM.
+ */
+cddp_status hang_cycle_text(const struct hang *h, struct cdi_buf *out);
 /*
  * Appends the message, HANG_ROWS lines at most: "no progress for 30 s: rank 5 (pid 77 on node1) is behind: ...", then,
  * indented, where the other ranks are, and the stacks that the reports have. Ends without a newline. CDDP_E_NOMEM.

@@ -61,8 +61,8 @@ static cddp_status put_size(struct cdi_buf *out, const struct cdi_rank_report *r
     return cdi_buf_printf(out, " of %.*f %s %s", unit > 0, bytes, units[unit], dtypes[r->dtype].name);
 }
 
-/* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)" */
-static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r, bool whole)
+/* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)"; peer: the other rank of a message, or -1. */
+static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r, int32_t peer, bool whole)
 {
     bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
     cddp_status st;
@@ -73,6 +73,8 @@ static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r
         st = cdi_buf_printf(out, "%s #%" PRIu64, cdi_flight_op_name(r->op), r->seq);
     if (st == CDDP_OK && whole && !replay)
         st = put_size(out, r);
+    if (st == CDDP_OK && peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV))
+        st = cdi_buf_printf(out, " %s rank %d", r->op == CDI_FLIGHT_SEND ? "to" : "from", peer);
     if (st == CDDP_OK && r->bucket >= 0)
         st = cdi_buf_printf(out, " (bucket %d", r->bucket);
     if (st == CDDP_OK && r->bucket >= 0 && whole && r->names[0] != '\0')
@@ -85,7 +87,7 @@ static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r
 }
 
 /* Where it is, since when, and what it does. */
-static cddp_status put_place(struct cdi_buf *out, const struct hang_rank *rank, bool whole)
+static cddp_status put_place(struct cdi_buf *out, const struct hang_rank *rank, int32_t peer, bool whole)
 {
     const struct cdi_rank_report *r = rank->report;
     bool exited = r->place == CDI_PLACE_EXITED;
@@ -103,7 +105,7 @@ static cddp_status put_place(struct cdi_buf *out, const struct hang_rank *rank, 
                             : rank->waits                  ? "in"
                                                            : "after");
     if (st == CDDP_OK && r->place != CDI_PLACE_START && r->seq != 0)
-        st = put_call(out, r, whole);
+        st = put_call(out, r, peer, whole);
     if (st == CDDP_OK && !exited && s > 0)
         st = cdi_buf_printf(out,
                             r->place == CDI_PLACE_BEFORE ? ", queued for %lld s"
@@ -209,7 +211,7 @@ static bool same_place(const struct hang_rank *a, const struct hang_rank *b)
 
     return a->late == b->late && x->place == y->place && x->op == y->op && x->seq == y->seq && x->count == y->count &&
            x->dtype == y->dtype && x->bucket == y->bucket && x->replay == y->replay && x->step == y->step &&
-           (!a->late || strcmp(x->doing, y->doing) == 0);
+           (!a->late || (strcmp(x->doing, y->doing) == 0 && x->peer == y->peer));
 }
 
 /* Numbers the groups from 1: of the late ranks, or of the others. The last number is for all that are left. */
@@ -248,6 +250,15 @@ static void measure_group(const struct hang *h, uint8_t group, size_t *n, const 
     }
 }
 
+/* The rank that all of a group wait for; -1: they wait for several, or it is not known. */
+static int32_t peer_of_group(const struct hang *h, uint8_t group, const struct hang_rank *like)
+{
+    for (size_t i = 0; i < h->n; i++)
+        if (h->ranks[i].group == group && h->ranks[i].report->peer != like->report->peer)
+            return -1;
+    return like->report->peer;
+}
+
 static bool is_mixed(const struct hang *h, uint8_t group, const struct hang_rank *like)
 {
     for (size_t i = 0; i < h->n; i++)
@@ -275,7 +286,7 @@ static cddp_status put_line_of_group(struct cdi_buf *out, const struct hang *h, 
                                  : r->waits ? (n == 1 ? " waits " : " wait ")
                                             : (n == 1 ? " is " : " are "));
     if (st == CDDP_OK)
-        st = put_place(out, r, r->waits);
+        st = put_place(out, r, peer_of_group(h, group, r), r->waits);
     return st == CDDP_OK && r->late ? put_doing(out, r) : st;
 }
 
@@ -344,6 +355,30 @@ cddp_status hang_stacks(const struct hang *h, int rows, struct cdi_buf *out)
 
 /* ----------------------------------------------------------------------------------------------- the message ---- */
 
+cddp_status hang_cycle_text(const struct hang *h, struct cdi_buf *out)
+{
+    cddp_status st = cdi_buf_printf(out, "%zu ranks wait for each other in messages: ", h->n_late);
+    size_t shown = 0;
+
+    for (size_t i = 0; i < h->n; i++)
+        h->ranks[i].group = 0;
+    for (size_t i = 0; i < h->n && st == CDDP_OK; i++) /* one circle after the other, from its lowest rank */
+        for (struct hang_rank *r = &h->ranks[i]; r != NULL && r->late && r->group == 0 && st == CDDP_OK;
+             r = (struct hang_rank *)(uintptr_t)hang_find(h, r->report->peer)) {
+            r->group = 1;
+            if (shown++ < RANGES_MAX)
+                st = cdi_buf_printf(out, "%srank %d for rank %d", shown > 1 ? ", " : "", r->report->rank,
+                                    r->report->peer);
+        }
+    return st == CDDP_OK && shown > RANGES_MAX ? cdi_buf_printf(out, " and %zu more", shown - RANGES_MAX) : st;
+}
+
+/* Whether the ranks are in messages: then they are not in one collective, though their calls look the same. */
+static bool in_messages(const struct hang *h)
+{
+    return h->n > 0 && (h->ranks[0].report->op == CDI_FLIGHT_SEND || h->ranks[0].report->op == CDI_FLIGHT_RECV);
+}
+
 static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
 {
     static const char *const one[] = {
@@ -355,6 +390,10 @@ static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
 
     if (st != CDDP_OK)
         return st;
+    if (h->kind == HANG_CYCLE)
+        return hang_cycle_text(h, out);
+    if (h->kind == HANG_ALL && in_messages(h))
+        return cdi_buf_printf(out, "all %zu ranks wait in messages", h->n);
     if (h->kind == HANG_ALL)
         return cdi_buf_printf(out, "all %zu ranks wait in one collective", h->n);
     if (h->kind == HANG_SPLIT)
@@ -369,7 +408,7 @@ static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
     if (st == CDDP_OK)
         st = cdi_buf_append(out, one[h->kind], strlen(one[h->kind]));
     if (st == CDDP_OK)
-        st = put_place(out, hang_first(h), h->kind == HANG_ELSEWHERE);
+        st = put_place(out, hang_first(h), hang_first(h)->report->peer, h->kind == HANG_ELSEWHERE);
     return st == CDDP_OK ? put_doing(out, hang_first(h)) : st;
 }
 

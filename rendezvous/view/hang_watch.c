@@ -171,8 +171,7 @@ static void stand(struct hang_watch *w, const struct session_hang *opt, int64_t 
         w->deadline_ms = timeout_ms > now_ms ? timeout_ms : now_ms + 1;
 }
 
-/* The wait after which this job is looked at; 0: never. */
-static int64_t long_wait_ms(const struct session_hang *opt)
+int64_t hang_watch_long_wait_ms(const struct session_hang *opt)
 {
     if (opt->warning_ms == 0 || (opt->timeout_ms > 0 && opt->timeout_ms < opt->warning_ms))
         return opt->timeout_ms;
@@ -192,7 +191,7 @@ static cddp_status judge(struct hang_watch *w, const struct session_hang *opt, i
     size_t n;
     const struct view_node *nodes = view_nodes(w->view, &n);
 
-    return hang_judge(nodes, n, round_world_size(session_round(w->session)), now_ms, long_wait_ms(opt), h);
+    return hang_judge(nodes, n, round_world_size(session_round(w->session)), now_ms, hang_watch_long_wait_ms(opt), h);
 }
 
 /* All have answered where their ranks are, or the time for it is over. */
@@ -308,7 +307,7 @@ void hang_watch_on_report(struct hang_watch *w, int32_t node_rank, uint32_t aske
 {
     struct session_hang opt = session_hang(w->session);
 
-    if (!round_is_on(w) || long_wait_ms(&opt) == 0)
+    if (!round_is_on(w) || hang_watch_long_wait_ms(&opt) == 0)
         return;
     if (asked == 0 && w->state == WATCH_CALM && now_ms < w->quiet_until_ms) {
         w->pending = true;

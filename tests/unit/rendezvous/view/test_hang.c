@@ -33,6 +33,7 @@ static void all_wait(void)
                                             .seq = 812,
                                             .count = 1 << 20,
                                             .bucket = 3,
+                                            .peer = -1,
                                             .step = 39,
                                             .for_ms = 31000};
         (void)snprintf(ranks[i].names, sizeof ranks[i].names, "layer1.weight, layer1.bias and 3 more");
@@ -325,4 +326,123 @@ Test(hang, every_rank_elsewhere_fits_too)
     }
     cr_assert_leq(rows(text_of_many()), HANG_ROWS);
     cr_assert_not_null(strstr(text_of_many(), "500 ranks are behind"));
+}
+
+/* Puts a rank into a recv from another one. */
+static void receives(int rank, int32_t from)
+{
+    ranks[rank].op = CDI_FLIGHT_RECV;
+    ranks[rank].count = 4;
+    ranks[rank].bucket = -1;
+    ranks[rank].peer = from;
+}
+
+Test(hang, ranks_that_wait_for_each_other_are_named)
+{
+    struct hang h;
+
+    all_wait();
+    receives(1, 6);
+    receives(6, 1);
+    (void)snprintf(ranks[6].doing, sizeof ranks[6].doing, "sleeping");
+    h = judge(0);
+    cr_assert(h.kind == HANG_CYCLE && h.n_late == 2);
+    cr_assert_str_eq(text_of(&h),
+                     "no progress for 31 s: 2 ranks wait for each other in messages: rank 1 for rank 6, rank 6 for "
+                     "rank 1\n"
+                     "    rank 1 (pid 101 on node0): in recv #812 of 16 B float32 from rank 6 (step 39), for 31 s\n"
+                     "    rank 6 (pid 106 on node1): in recv #812 of 16 B float32 from rank 1 (step 39), for 31 s, "
+                     "sleeping\n"
+                     "    ranks 0, 2-5, 7 wait in all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, "
+                     "layer1.bias and 3 more, step 39), for 31 s");
+}
+
+Test(hang, circle_of_all_ranks_is_followed)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 0; i < RANKS; i++)
+        receives(i, (i + 3) % RANKS);
+    ranks[3].op = CDI_FLIGHT_SEND;
+    h = judge(0);
+    cr_assert(h.kind == HANG_CYCLE && h.n_late == RANKS);
+    cr_assert_eq(strncmp(text_of(&h),
+                         "no progress for 31 s: 8 ranks wait for each other in messages: rank 0 for rank 3, rank 3 for "
+                         "rank 6, rank 6 for rank 1, rank 1 for rank 4, rank 4 for rank 7, rank 7 for rank 2, rank 2 "
+                         "for rank 5, rank 5 for rank 0\n",
+                         200),
+                 0);
+}
+
+/* Those that wait for a rank of the circle are not part of it. */
+Test(hang, two_circles_and_who_waits_for_them)
+{
+    all_wait();
+    receives(0, 1);
+    receives(1, 0);
+    receives(2, 1);
+    receives(4, 5);
+    receives(5, 4);
+    expect_late(" 0 1 4 5");
+}
+
+Test(hang, chain_of_messages_leads_to_the_rank_at_its_end)
+{
+    all_wait();
+    receives(0, 1);
+    receives(1, 2);
+    is_after(2, 811, 32000);
+    expect_late(" 2");
+}
+
+/* A rank that cannot run, or that is in its message for a moment only, is no link. */
+Test(hang, circle_needs_ranks_that_wait)
+{
+    struct hang h;
+
+    all_wait();
+    receives(0, 1);
+    receives(1, 0);
+    ranks[1].halted = 1;
+    expect_late(" 1");
+    ranks[1].halted = 0;
+    ranks[1].for_ms = 20;
+    h = judge(0);
+    cr_assert_neq(h.kind, HANG_CYCLE);
+    hang_release(&h);
+    ranks[1].for_ms = 31000;
+    ranks[1].peer = 77; /* a report may say anything */
+    h = judge(0);
+    cr_assert_neq(h.kind, HANG_CYCLE);
+    hang_release(&h);
+    ranks[0].peer = 0;
+    expect_late(" 0");
+}
+
+/* Libraries that do not say whom a message is from. */
+Test(hang, messages_from_unknown_ranks_are_not_one_collective)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 0; i < RANKS; i++)
+        receives(i, -1);
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_ALL);
+    cr_assert_str_eq(text_of(&h), "no progress for 31 s: all 8 ranks wait in messages\n"
+                                  "    ranks 0-7 wait in recv #812 of 16 B float32 (step 39), for 31 s");
+}
+
+Test(hang, a_late_rank_is_found_by_its_number)
+{
+    struct hang h;
+
+    all_wait();
+    is_after(5, 811, 32000);
+    h = judge(0);
+    cr_assert(hang_is_late(&h, 5) && !hang_is_late(&h, 4) && !hang_is_late(&h, 99) && !hang_is_late(&h, -1));
+    cr_assert_eq(hang_find(&h, 7)->report, &ranks[7]);
+    hang_release(&h);
+    cr_assert_not(hang_is_late(&(struct hang){.n = 0}, 0));
 }
