@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A rank stands still if its last step is older than this many of them and this time; a checkpoint may take as long. */
+#define STILL_FACTOR 3
+#define STILL_US 2e6
+
 /* ---------------------------------------------------------------------------------------------------- groups ---- */
 
 /* Within one collective: before it, in it, after it. */
@@ -206,12 +210,29 @@ static void where_steps(const struct cdi_place_group *g, char text[CDI_PLACES_TE
                        g->max_step);
 }
 
-static void where_collective(const struct cdi_rank_report *r, char text[CDI_PLACES_TEXT])
+/* " from rank 3", if that is true for all ranks of the group. */
+static void where_peer(const struct cdi_place_group *g, char *text, size_t cap)
 {
+    const struct cdi_rank_report *r = g->ranks[0].r;
+
+    text[0] = '\0';
+    if (r->op != CDI_FLIGHT_SEND && r->op != CDI_FLIGHT_RECV)
+        return;
+    for (size_t i = 1; i < g->n; i++)
+        if (g->ranks[i].r->peer != r->peer)
+            return;
+    if (r->peer >= 0)
+        (void)snprintf(text, cap, " %s rank %d", r->op == CDI_FLIGHT_SEND ? "to" : "from", r->peer);
+}
+
+static void where_collective(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
+{
+    const struct cdi_rank_report *r = g->ranks[0].r;
     const char *word = r->place == CDI_PLACE_BEFORE ? "before" : phase_of(r->place) == 1 ? "in" : "after";
     bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
-    char bucket[CDI_FLIGHT_NAMES + 32] = "";
+    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[32];
 
+    where_peer(g, peer, sizeof peer);
     if (r->bucket >= 0 && r->names[0] != '\0')
         (void)snprintf(bucket, sizeof bucket, " (bucket %d: %s)", r->bucket, r->names);
     else if (r->bucket >= 0)
@@ -220,8 +241,8 @@ static void where_collective(const struct cdi_rank_report *r, char text[CDI_PLAC
         (void)snprintf(text, CDI_PLACES_TEXT, "%s captured %s%s, replay %" PRIu64, word, cdi_flight_op_name(r->op),
                        bucket, r->replay);
     else
-        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s", word, cdi_flight_op_name(r->op), r->seq, bucket,
-                       r->place == CDI_PLACE_BEFORE ? ", queued" : "");
+        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s%s", word, cdi_flight_op_name(r->op), r->seq, peer,
+                       bucket, r->place == CDI_PLACE_BEFORE ? ", queued" : "");
 }
 
 void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
@@ -247,7 +268,7 @@ void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT
     case CDI_PLACE_AFTER:
     case CDI_PLACE_IN_REPLAY:
     case CDI_PLACE_AFTER_REPLAY:
-        where_collective(r, text);
+        where_collective(g, text);
         break;
     }
 }
@@ -337,9 +358,70 @@ static void find_slowest(const struct cdi_placed *ranks, size_t n, struct cdi_pl
     free(votes);
 }
 
+static double pace_us(const struct cdi_rank_report *r)
+{
+    double age_us = (double)r->step_age_ms * 1e3, step_us = (double)r->step_us;
+
+    return age_us > step_us ? age_us : step_us;
+}
+
+double cdi_places_rate(const struct cdi_rank_report *r)
+{
+    return r->step_us == 0 ? -1 : 1e6 / pace_us(r);
+}
+
+bool cdi_places_stands_still(const struct cdi_rank_report *r)
+{
+    return r->step_us > 0 && pace_us(r) > STILL_FACTOR * (double)r->step_us + STILL_US;
+}
+
+static void sum_steps(const struct cdi_rank_report *r, struct cdi_places_sum *out)
+{
+    if (r->step_us == 0)
+        return;
+    out->step_age_ms = out->n_timed == 0 || r->step_age_ms < out->step_age_ms ? r->step_age_ms : out->step_age_ms;
+    out->n_timed++;
+    out->steps_per_s += pace_us(r);
+    if (cdi_places_stands_still(r))
+        return;
+    out->n_fresh++;
+    out->step_us += (double)r->step_us;
+    out->exposed_us += (double)r->exposed_us;
+    out->hidden_us += r->comm_us > r->exposed_us ? (double)(r->comm_us - r->exposed_us) : 0;
+    out->late_us += (double)r->late_us;
+}
+
+static void sum_gpu(const struct cdi_rank_report *r, struct cdi_places_sum *out)
+{
+    double load = r->gpu_permille > 1000 ? 1 : r->gpu_permille / 1000.0;
+    double memory = r->gpu_total_bytes > 0 ? (double)r->gpu_used_bytes / (double)r->gpu_total_bytes : -1;
+
+    if (r->gpu_permille < 0)
+        return;
+    out->gpu_least_load = out->n_gpus == 0 || load < out->gpu_least_load ? load : out->gpu_least_load;
+    out->gpu_memory = memory > out->gpu_memory ? memory : out->gpu_memory;
+    out->gpu_load += load;
+    out->n_gpus++;
+}
+
+/* From sums to means. */
+static void divide(struct cdi_places_sum *out)
+{
+    double fresh = out->n_fresh > 0 ? (double)out->n_fresh : 1;
+
+    if (out->n_timed > 0)
+        out->steps_per_s = 1e6 * (double)out->n_timed / out->steps_per_s;
+    if (out->n_gpus > 0)
+        out->gpu_load /= (double)out->n_gpus;
+    out->step_us /= fresh;
+    out->hidden_us /= fresh;
+    out->exposed_us /= fresh;
+    out->late_us /= fresh;
+}
+
 void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out)
 {
-    *out = (struct cdi_places_sum){.n = n, .min_step = UINT64_MAX};
+    *out = (struct cdi_places_sum){.n = n, .min_step = UINT64_MAX, .gpu_memory = -1};
     for (size_t i = 0; i < n; i++) {
         const struct cdi_rank_report *r = ranks[i].r;
 
@@ -348,21 +430,11 @@ void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_
             out->min_step = r->step < out->min_step ? r->step : out->min_step;
             out->max_step = r->step > out->max_step ? r->step : out->max_step;
         }
-        if (r->step_us == 0)
-            continue;
-        out->n_timed++;
-        out->step_us += (double)r->step_us;
-        out->exposed_us += (double)r->exposed_us;
-        out->hidden_us += r->comm_us > r->exposed_us ? (double)(r->comm_us - r->exposed_us) : 0;
-        out->late_us += (double)r->late_us;
+        sum_steps(r, out);
+        sum_gpu(r, out);
     }
     if (out->min_step == UINT64_MAX)
         out->min_step = out->max_step;
-    if (out->n_timed > 0) {
-        out->step_us /= (double)out->n_timed;
-        out->hidden_us /= (double)out->n_timed;
-        out->exposed_us /= (double)out->n_timed;
-        out->late_us /= (double)out->n_timed;
-    }
+    divide(out);
     find_slowest(ranks, n, out);
 }

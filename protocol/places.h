@@ -45,12 +45,28 @@ bool cdi_place_is_waiting(const struct cdi_rank_report *r);
 
 struct cdi_places_sum {
     size_t n, by_place[CDI_PLACES_KINDS];
-    size_t n_timed;                                 /* ranks with figures of steps; the following are means over them */
-    uint64_t min_step, max_step;                    /* completed, of the ranks that use libcddp */
+    uint64_t min_step, max_step; /* completed, of the ranks that use libcddp */
+    size_t n_timed;              /* ranks with figures of steps */
+    double steps_per_s;          /* by the mean of their steps, or of the time since the last one, if that is longer */
+    int64_t step_age_ms;         /* since the last step of any of them */
+    size_t n_fresh;              /* of them, without those that stand still; the following are means over these */
     double step_us, hidden_us, exposed_us, late_us; /* hidden and exposed communication; waiting for the last rank */
     int32_t slowest;                                /* the rank that the others most often waited for; -1: none */
     double slowest_share;                           /* of the steps, 0 to 1 */
+    size_t n_gpus;                                  /* ranks whose GPU's load is known; the following are of these */
+    double gpu_load, gpu_least_load;                /* mean and smallest, 0 to 1 */
+    double gpu_memory;                              /* used of the fullest one, 0 to 1; negative: not known */
 };
+
+/*
+ * Returns the steps per second of a rank: by the mean of its last steps, or by the time since the last one, if that is
+ * longer; so the rate falls while nothing moves. Negative: it has no figures of steps.
+ */
+double cdi_places_rate(const struct cdi_rank_report *r);
+/*
+ * Has the rank completed no step for much longer than its steps take? Then their figures tell nothing about now.
+ */
+bool cdi_places_stands_still(const struct cdi_rank_report *r);
 
 /* Sums up the ranks. If memory runs out, the slowest rank is missing. */
 void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out);

@@ -68,7 +68,7 @@ static void reply_begin_job(struct reply *r, const struct page_job *j)
 /* Adds a node, in a new frame if this one is full. The same job then begins again there. */
 static void reply_add_node(struct reply *r, const struct page_job *j, const struct page_node *n)
 {
-    json_t *node = page_node_json(n);
+    json_t *node = page_node_json(j, n);
     char *text = node == NULL ? NULL : json_dumps(node, JSON_COMPACT);
     size_t size = text == NULL ? 0 : strlen(text);
 

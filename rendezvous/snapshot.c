@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/snapshot.h"
 #include "common/address.h"
+#include "rendezvous/http/verdict.h"
 #include "rendezvous/round/session.h"
+#include "rendezvous/view/hang_watch.h"
 #include "rendezvous/view/view.h"
 
 #include <cddp/version.h>
@@ -276,6 +278,17 @@ static struct cdi_placed *place_ranks(const struct page_job *j, size_t *n)
     return placed;
 }
 
+/* Who is waited for, by the same rules as the message about a hang, and from when on the page calls it an error. */
+static cddp_status find_late(struct page_job *out, const struct conn_job *job, int64_t now_ms)
+{
+    const struct session_hang opt = session_hang(job->session);
+    size_t n;
+    const struct view_node *nodes = view_nodes(job->view, &n);
+
+    out->stuck_ms = opt.on_hang == CDI_ON_HANG_NONE ? VERDICT_STUCK_MS : hang_watch_long_wait_ms(&opt);
+    return hang_judge(nodes, n, round_world_size(session_round(job->session)), now_ms, PAGE_LATE_MS, &out->hang);
+}
+
 static cddp_status fill_view(struct page_job *out, const struct conn_job *job, int64_t now_ms)
 {
     cddp_status st = fill_nodes(out, job, now_ms);
@@ -289,7 +302,7 @@ static cddp_status fill_view(struct page_job *out, const struct conn_job *job, i
         return CDDP_E_NOMEM;
     cdi_places_sum(out->placed, out->n_placed, &out->sum);
     out->n_groups = cdi_places_group(out->placed, out->n_placed, out->groups, PAGE_GROUPS);
-    return CDDP_OK;
+    return find_late(out, job, now_ms);
 }
 
 static void release_job(struct page_job *j)
@@ -298,6 +311,7 @@ static void release_job(struct page_job *j)
     free(j->clients);
     free(j->node);
     free(j->placed);
+    hang_release(&j->hang);
 }
 
 void snapshot_sample(struct conn_job *job, int64_t now_ms)

@@ -216,10 +216,15 @@ static cddp_status put_totals(const struct where_job *j, struct cdi_buf *out, si
             (size_t)snprintf(line + used, sizeof line - used,
                              "; a step takes %s (%.3g per second), communication %.0f %% (exposed %.0f %%), waiting "
                              "%.0f %%",
-                             cdi_places_span(span, s->step_us), 1e6 / s->step_us, 100 * comm / s->step_us,
+                             cdi_places_span(span, s->step_us), s->steps_per_s, 100 * comm / s->step_us,
                              100 * s->exposed_us / s->step_us, 100 * s->late_us / s->step_us);
+    else if (s->n_timed > 0)
+        used += (size_t)snprintf(line + used, sizeof line - used, "; no step has ended for %s",
+                                 cdi_places_span(span, (double)s->step_age_ms * 1e3));
     if (s->step_us > 0 && s->slowest >= 0)
-        (void)snprintf(line + used, sizeof line - used, ", mostly for rank %d", s->slowest);
+        used += (size_t)snprintf(line + used, sizeof line - used, ", mostly for rank %d", s->slowest);
+    if (s->n_gpus > 0)
+        (void)snprintf(line + used, sizeof line - used, "; GPU load %.0f %%", 100 * s->gpu_load);
     return put_line(out, line, columns);
 }
 

@@ -32,8 +32,10 @@ static int compare_u64(uint64_t a, uint64_t b)
 static int compare_ranks(const void *a, const void *b)
 {
     const struct cdi_rank_report *x = &((const struct top_rank *)a)->report, *y = &((const struct top_rank *)b)->report;
-    int order = compare_u64(x->step, y->step);
+    int order = compare_u64(y->late, x->late);
 
+    if (order == 0)
+        order = compare_u64(x->step, y->step);
     if (order == 0)
         order = compare_u64(x->seq, y->seq);
     if (order == 0)
@@ -44,7 +46,6 @@ static int compare_ranks(const void *a, const void *b)
 static cddp_status add_node(struct top_job *j, json_t *json)
 {
     struct cdi_node_report *node = &j->nodes[j->n_nodes];
-    json_t *ranks = json_object_get(json, "ranks");
     struct top_rank *more;
 
     if (cdi_node_report_decode(json, node, NULL) != CDDP_OK)
@@ -55,13 +56,9 @@ static cddp_status add_node(struct top_job *j, json_t *json)
         return CDDP_E_NOMEM;
     j->ranks = more;
     for (size_t i = 0; i < node->n_ranks; i++) {
-        int64_t gpu = top_number(json_array_get(ranks, i), "gpu_permille", -1);
-
-        j->ranks[j->n_ranks++] = (struct top_rank){.report = node->ranks[i],
-                                                   .node_rank = node->node_rank,
-                                                   .host = top_text(json, "host", "?"),
-                                                   .gpu_permille = gpu};
-        j->gpus |= gpu >= 0;
+        j->ranks[j->n_ranks++] = (struct top_rank){
+            .report = node->ranks[i], .node_rank = node->node_rank, .host = top_text(json, "host", "?")};
+        j->gpus |= node->ranks[i].gpu_permille >= 0;
         if (node->ranks[i].step > j->most_step)
             j->most_step = node->ranks[i].step;
     }

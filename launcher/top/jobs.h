@@ -13,7 +13,6 @@ struct top_rank {
     struct cdi_rank_report report;
     int32_t node_rank;
     const char *host;
-    int64_t gpu_permille; /* -1: not known */
 };
 
 struct top_job {

@@ -2,13 +2,13 @@
 #include "launcher/top/screen.h"
 
 #include "launcher/top/jobs.h"
+#include "protocol/places.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #define KIB 1024.0
-#define US_PER_S 1000000.0
 #define HUNDRED 100
 #define SMALL 6 /* lines, below which only the most important ones have room */
 
@@ -81,7 +81,7 @@ static double rate_of(const struct top_job *j, const struct cdi_rank_report *r)
     if (r->place == CDI_PLACE_EXITED)
         return -1;
     if (r->step_us > 0)
-        return US_PER_S / (double)r->step_us;
+        return cdi_places_rate(r);
     before = j->previous != NULL && j->between_ms > 0 ? previous_step(j, r->rank) : -1;
     return before < 0 || (uint64_t)before > r->step
                ? -1
@@ -113,6 +113,12 @@ static void job_line(const struct top_job *j, struct screen_line *l, unsigned wi
         add_text(l, width, text);
 }
 
+/* It has fewer steps than others, or they wait for it. */
+static bool is_late(const struct top_job *j, const struct top_rank *r)
+{
+    return r->report.step < j->most_step || r->report.late != 0;
+}
+
 /* The ranks that are named as late, and how much of communication is hidden. */
 static void facts_line(const struct top_job *j, struct screen_line *l, unsigned width)
 {
@@ -123,9 +129,9 @@ static void facts_line(const struct top_job *j, struct screen_line *l, unsigned 
     for (size_t i = 0; i < j->n_ranks; i++) {
         const struct cdi_rank_report *r = &j->ranks[i].report;
 
-        comm += r->comm_us;
-        exposed += r->exposed_us;
-        n_late += r->step < j->most_step;
+        comm += cdi_places_stands_still(r) ? 0 : r->comm_us;
+        exposed += cdi_places_stands_still(r) ? 0 : r->exposed_us;
+        n_late += is_late(j, &j->ranks[i]);
         if (r->late_rank >= 0 && r->late_count * r->late_us > most) {
             most = r->late_count * r->late_us;
             late = r->late_rank;
@@ -191,7 +197,11 @@ static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
                                         [CDI_PLACE_AFTER_REPLAY] = "after replay of",
                                         [CDI_PLACE_EXITED] = "has ended"};
     bool named = r->op != CDI_FLIGHT_NONE && r->place != CDI_PLACE_EXITED;
-    char bucket[32] = "", since[32] = "", time[24];
+    bool message = named && r->peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV);
+    char bucket[32] = "", since[32] = "", peer[32] = "", time[24];
+
+    if (message)
+        (void)snprintf(peer, sizeof peer, " %s rank %" PRId32, r->op == CDI_FLIGHT_SEND ? "to" : "from", r->peer);
 
     if (named && r->bucket >= 0)
         (void)snprintf(bucket, sizeof bucket, ", bucket %" PRId32, r->bucket);
@@ -199,8 +209,8 @@ static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
     if (named && r->for_ms >= 100)
         (void)snprintf(since, sizeof since, ", %s", time);
     if (named)
-        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq, since,
-                       bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
+        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq,
+                       peer, since, bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
     else
         (void)snprintf(to, cap, "%s%s%s", words[r->place], r->doing[0] != '\0' ? "; " : "", r->doing);
 }
@@ -219,6 +229,7 @@ static const struct {
 static void cell(const struct top_job *j, const struct top_rank *k, enum column c, char *to, size_t cap)
 {
     const struct cdi_rank_report *r = &k->report;
+    bool still = cdi_places_stands_still(r);
     double rate;
 
     switch (c) {
@@ -232,17 +243,21 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
         (void)snprintf(to, cap, "%" PRIu64, r->step);
         return;
     case LATE:
-        (void)snprintf(to, cap, r->step < j->most_step ? "%" PRIu64 : "-", j->most_step - r->step);
+        (void)snprintf(to, cap,
+                       r->step < j->most_step ? "%" PRIu64
+                       : r->late != 0         ? "yes"
+                                              : "-",
+                       j->most_step - r->step);
         return;
     case RATE:
         rate = rate_of(j, r);
         (void)snprintf(to, cap, rate < 0 ? "-" : rate < HUNDRED ? "%.1f" : "%.0f", rate);
         return;
     case WAIT:
-        percent_text(percent(r->late_us, r->step_us), to, cap);
+        percent_text(still ? -1 : percent(r->late_us, r->step_us), to, cap);
         return;
     case HIDDEN:
-        percent_text(r->comm_us == 0 ? -1 : HUNDRED - percent(r->exposed_us, r->comm_us), to, cap);
+        percent_text(still || r->comm_us == 0 ? -1 : HUNDRED - percent(r->exposed_us, r->comm_us), to, cap);
         return;
     case MEMORY:
         memory_text(r->resident_bytes, to, cap);
@@ -252,8 +267,7 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
                        r->cpu_permille / 1000.0);
         return;
     case GPU:
-        percent_text(k->gpu_permille < 0 ? -1 : (int)(k->gpu_permille > 1000 ? HUNDRED : k->gpu_permille / 10), to,
-                     cap);
+        percent_text(r->gpu_permille < 0 ? -1 : r->gpu_permille > 1000 ? HUNDRED : r->gpu_permille / 10, to, cap);
         return;
     case N_COLUMNS:
         return;
@@ -283,11 +297,6 @@ static void rank_line(const struct top_job *j, const struct top_rank *r, struct 
 }
 
 /* ---------------------------------------------------------------------------------------------------- screen ---- */
-
-static bool is_late(const struct top_job *j, const struct top_rank *r)
-{
-    return r->report.step < j->most_step;
-}
 
 /* The rows below the head: the ranks of the only job; or of each job its line, the names of columns and its ranks. */
 static size_t rows_of(const struct top_jobs *v)

@@ -25,7 +25,7 @@ json_t *page_job_head(const struct page_job *j)
                      (json_int_t)j->min_nodes, "max_nodes", (json_int_t)j->max_nodes);
 }
 
-json_t *page_node_json(const struct page_node *n)
+json_t *page_node_json(const struct page_job *j, const struct page_node *n)
 {
     struct cdi_node_report r = {.node_rank = n->node_rank, .n_ranks = n->n_ranks};
     struct cdi_rank_report *ranks = calloc(n->n_ranks + 1, sizeof *ranks);
@@ -35,8 +35,10 @@ json_t *page_node_json(const struct page_node *n)
         return NULL;
     if (n->n_ranks > 0)
         memcpy(ranks, n->ranks, n->n_ranks * sizeof *ranks);
-    for (size_t i = 0; i < n->n_ranks; i++)
+    for (size_t i = 0; i < n->n_ranks; i++) {
         ranks[i].stack = NULL; /* a stack is for the report of a hang */
+        ranks[i].late = hang_is_late(&j->hang, ranks[i].rank);
+    }
     r.ranks = ranks;
     (void)snprintf(r.host, sizeof r.host, "%s", n->host);
     node = cdi_node_report_encode(&r);
@@ -52,26 +54,46 @@ json_t *page_node_json(const struct page_node *n)
 }
 
 /* The columns of "rows" below. */
-static const char *const columns[] = {
-    "rank",    "pid",     "place",      "op",      "seq",       "bucket", "for_ms",       "step",
-    "step_us", "comm_us", "exposed_us", "late_us", "late_rank", "doing",  "cpu_permille", "resident_bytes"};
+static const char *const columns[] = {"rank",
+                                      "pid",
+                                      "place",
+                                      "op",
+                                      "seq",
+                                      "bucket",
+                                      "for_ms",
+                                      "step",
+                                      "step_us",
+                                      "comm_us",
+                                      "exposed_us",
+                                      "late_us",
+                                      "late_rank",
+                                      "doing",
+                                      "cpu_permille",
+                                      "resident_bytes",
+                                      "step_age_ms",
+                                      "late",
+                                      "peer",
+                                      "gpu_permille",
+                                      "gpu_used_bytes",
+                                      "gpu_total_bytes"};
 
-static json_t *row_of(const struct cdi_rank_report *r)
+static json_t *row_of(const struct cdi_rank_report *r, bool late)
 {
     return json_pack(
-        "[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I]", (int)r->rank, (json_int_t)r->pid, cdi_place_name(r->place),
-        r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)), (json_int_t)r->seq,
-        (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step, (json_int_t)r->step_us, (json_int_t)r->comm_us,
-        (json_int_t)r->exposed_us, (json_int_t)r->late_us, (int)r->late_rank, json_text(r->doing),
-        (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes);
+        "[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I, I, b, i, i, I, I]", (int)r->rank, (json_int_t)r->pid,
+        cdi_place_name(r->place), r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)),
+        (json_int_t)r->seq, (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step, (json_int_t)r->step_us,
+        (json_int_t)r->comm_us, (json_int_t)r->exposed_us, (json_int_t)r->late_us, (int)r->late_rank,
+        json_text(r->doing), (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes, (json_int_t)r->step_age_ms,
+        (int)late, (int)r->peer, (int)r->gpu_permille, (json_int_t)r->gpu_used_bytes, (json_int_t)r->gpu_total_bytes);
 }
 
-static json_t *rows_of(const struct page_node *n)
+static json_t *rows_of(const struct page_job *j, const struct page_node *n)
 {
     json_t *rows = json_array();
 
     for (size_t i = 0; rows != NULL && i < n->n_ranks; i++)
-        rows = add_new(rows, row_of(&n->ranks[i]));
+        rows = add_new(rows, row_of(&n->ranks[i], hang_is_late(&j->hang, n->ranks[i].rank)));
     return rows;
 }
 
@@ -82,10 +104,10 @@ static json_t *where_of(const struct page_job *j)
     for (size_t i = 0; names != NULL && i < sizeof columns / sizeof columns[0]; i++)
         names = add_new(names, json_string(columns[i]));
     for (size_t i = 0; nodes != NULL && i < j->n_nodes; i++)
-        nodes =
-            add_new(nodes, json_pack("{s:i, s:o, s:b, s:I, s:o}", "node_rank", (int)j->node[i].node_rank, "host",
-                                     json_text(j->node[i].host), "answered", (int)j->node[i].answered,
-                                     "answered_ms_ago", (json_int_t)j->node[i].ms_ago, "rows", rows_of(&j->node[i])));
+        nodes = add_new(nodes,
+                        json_pack("{s:i, s:o, s:b, s:I, s:o}", "node_rank", (int)j->node[i].node_rank, "host",
+                                  json_text(j->node[i].host), "answered", (int)j->node[i].answered, "answered_ms_ago",
+                                  (json_int_t)j->node[i].ms_ago, "rows", rows_of(j, &j->node[i])));
     return json_pack("{s:o, s:o}", "columns", names, "nodes", nodes);
 }
 
@@ -112,10 +134,13 @@ static json_t *groups_of(const struct page_job *j)
 
 static json_t *timing_of(const struct cdi_places_sum *s)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:i, s:f}", "ranks", (json_int_t)s->n, "timed",
-                     (json_int_t)s->n_timed, "min_step", (json_int_t)s->min_step, "max_step", (json_int_t)s->max_step,
-                     "step_us", s->step_us, "hidden_us", s->hidden_us, "exposed_us", s->exposed_us, "waiting_us",
-                     s->late_us, "slowest_rank", (int)s->slowest, "slowest_share", s->slowest_share);
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:i, s:f, s:f, s:I, s:I, s:f, s:f, s:f}", "ranks",
+                     (json_int_t)s->n, "timed", (json_int_t)s->n_timed, "min_step", (json_int_t)s->min_step, "max_step",
+                     (json_int_t)s->max_step, "step_us", s->step_us, "hidden_us", s->hidden_us, "exposed_us",
+                     s->exposed_us, "waiting_us", s->late_us, "slowest_rank", (int)s->slowest, "slowest_share",
+                     s->slowest_share, "steps_per_s", s->steps_per_s, "last_step_age_ms", (json_int_t)s->step_age_ms,
+                     "gpus", (json_int_t)s->n_gpus, "gpu_load", s->gpu_load, "gpu_least_load", s->gpu_least_load,
+                     "gpu_memory", s->gpu_memory);
 }
 
 static json_t *history_of(const struct page_job *j)

@@ -171,7 +171,11 @@ static double bytes_limit(const struct page_job *j) { return (double)j->bytes_li
 static double waits(const struct page_job *j) { return (double)j->waits; }
 static double waits_limit(const struct page_job *j) { return (double)j->waits_limit; }
 static double steps(const struct page_job *j) { return (double)j->sum.min_step; }
-static double step_rate(const struct page_job *j) { return j->sum.step_us > 0 ? 1e6 / j->sum.step_us : 0; }
+static double step_rate(const struct page_job *j) { return j->sum.steps_per_s; }
+static double step_age(const struct page_job *j) { return (double)j->sum.step_age_ms / 1e3; }
+static double gpu_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_load : -1; }
+static double gpu_least_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_least_load : -1; }
+static double gpu_memory(const struct page_job *j) { return j->sum.gpu_memory; }
 static double step_time(const struct page_job *j) { return j->sum.step_us / 1e6; }
 static double hidden(const struct page_job *j) { return j->sum.hidden_us / 1e6; }
 static double exposed(const struct page_job *j) { return j->sum.exposed_us / 1e6; }
@@ -200,8 +204,11 @@ static const struct family families[] = {
     {"cddp_job_nodes_min", "gauge", "Fewest nodes of a round.", NULL, min_nodes},
     {"cddp_job_nodes_max", "gauge", "Most nodes of a round.", NULL, max_nodes},
     {"cddp_job_steps", "gauge", "Steps that every rank has completed.", NULL, steps},
-    {"cddp_job_steps_per_second", "gauge", "Steps per second, by the time of the last steps.", NULL, step_rate},
-    {"cddp_job_step_seconds", "gauge", "Time of a step, mean over the ranks and their last steps.", NULL, step_time},
+    {"cddp_job_steps_per_second", "gauge", "Steps per second, by the last steps or, if it is longer, the time since.",
+     NULL, step_rate},
+    {"cddp_job_last_step_age_seconds", "gauge", "Time since the last step of any rank.", NULL, step_age},
+    {"cddp_job_step_seconds", "gauge", "Time of a step, mean over the ranks and their last steps; 0: none of late.",
+     NULL, step_time},
     {"cddp_job_step_communication_hidden_seconds", "gauge", "Communication in a step, hidden by computation.", NULL,
      hidden},
     {"cddp_job_step_communication_exposed_seconds", "gauge", "Communication in a step for which the program waits.",
@@ -209,6 +216,10 @@ static const struct family families[] = {
     {"cddp_job_step_waiting_seconds", "gauge", "Waiting for the last rank in a step.", NULL, rank_waiting},
     {"cddp_job_slowest_rank", "gauge", "The rank that the others most often wait for; -1: none.", NULL, slowest},
     {"cddp_job_slowest_rank_ratio", "gauge", "Part of the steps in which they wait for it.", NULL, slowest_share},
+    {"cddp_job_gpu_load_ratio", "gauge", "Load of the ranks' GPUs, mean; -1: not known.", NULL, gpu_load},
+    {"cddp_job_gpu_least_load_ratio", "gauge", "Load of the rank's GPU that has least to do; -1: not known.", NULL,
+     gpu_least_load},
+    {"cddp_job_gpu_memory_used_ratio", "gauge", "Used memory of the fullest GPU; -1: not known.", NULL, gpu_memory},
     {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
     {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
     {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},

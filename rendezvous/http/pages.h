@@ -9,6 +9,7 @@
 #include "common/address.h"
 #include "common/buf.h"
 #include "protocol/c10d.h"
+#include "rendezvous/view/hang.h"
 #include "rendezvous/view/history.h"
 
 #include <jansson.h>
@@ -44,7 +45,8 @@ struct page_node {
     size_t n_ranks;
 };
 
-#define PAGE_GROUPS 12 /* lines of "who is where" */
+#define PAGE_GROUPS 12    /* lines of "who is where" */
+#define PAGE_LATE_MS 1000 /* a rank is late if others wait for it for so long */
 
 struct page_job {
     const char *run_id;
@@ -73,6 +75,8 @@ struct page_job {
     struct cdi_place_group groups[PAGE_GROUPS];
     size_t n_groups;
     struct cdi_places_sum sum;
+    struct hang hang;              /* who is waited for, since PAGE_LATE_MS */
+    int64_t stuck_ms;              /* a wait of this time is an error; 0: none is */
     const struct history *history; /* NULL: none */
     int64_t now_ms;                /* of its clock */
 };
@@ -94,11 +98,11 @@ extern const char *const page_job_states[];
 extern const size_t page_n_job_states;
 
 /*
- * Returns a job without its nodes, and a node with its ranks, as REPLY has them (docs/protocol.md); NULL: out of
+ * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/protocol.md); NULL: out of
  * memory.
  */
 json_t *page_job_head(const struct page_job *j);
-json_t *page_node_json(const struct page_node *n);
+json_t *page_node_json(const struct page_job *j, const struct page_node *n);
 
 /* Append a page to out. Return CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT; after an error discard the appended bytes. */
 cddp_status page_json(const struct page_data *s, struct cdi_buf *out);

@@ -58,10 +58,14 @@ static void put_step_tiles(struct html *h, const struct page_job *j)
     char value[64], more[96], span[CDI_PLACES_SPAN];
     double comm = s->hidden_us + s->exposed_us;
 
-    if (s->n_timed == 0 || s->step_us <= 0)
+    if (s->n_timed > 0 && s->n_fresh == 0) {
+        (void)snprintf(value, sizeof value, "%s ago", cdi_places_span(span, (double)s->step_age_ms * 1e3));
+        put_tile(h, "Last step", value, "");
+    }
+    if (s->n_fresh == 0)
         return;
     (void)snprintf(value, sizeof value, "%s", cdi_places_span(span, s->step_us));
-    (void)snprintf(more, sizeof more, "%.3g per second", 1e6 / s->step_us);
+    (void)snprintf(more, sizeof more, "%.3g per second", s->steps_per_s);
     put_tile(h, "A step takes", value, more);
     (void)snprintf(value, sizeof value, "%.0f %%", 100 * comm / s->step_us);
     (void)snprintf(more, sizeof more, "%.0f %% hidden", comm > 0 ? 100 * s->hidden_us / comm : 0);
@@ -72,6 +76,19 @@ static void put_step_tiles(struct html *h, const struct page_job *j)
     else
         more[0] = '\0';
     put_tile(h, "Waiting", value, more);
+}
+
+static void put_gpu_tile(struct html *h, const struct cdi_places_sum *s)
+{
+    char value[64], memory[48] = "", more[96];
+
+    if (s->n_gpus == 0)
+        return;
+    (void)snprintf(value, sizeof value, "%.0f %%", 100 * s->gpu_load);
+    if (s->gpu_memory >= 0)
+        (void)snprintf(memory, sizeof memory, ", memory %.0f %% used", 100 * s->gpu_memory);
+    (void)snprintf(more, sizeof more, "at least %.0f %%%s", 100 * s->gpu_least_load, memory);
+    put_tile(h, s->n_gpus == 1 ? "GPU" : "GPUs", value, more);
 }
 
 static void put_tiles(struct html *h, const struct page_job *j)
@@ -98,6 +115,7 @@ static void put_tiles(struct html *h, const struct page_job *j)
         put_tile(h, "Steps", value, "");
     }
     put_step_tiles(h, j);
+    put_gpu_tile(h, &j->sum);
     html_put(h, "</dl>\n");
 }
 

@@ -21,37 +21,66 @@ static void judge(struct verdict *v, enum verdict_level level, const char *word)
     v->word = word;
 }
 
-/* The group that has waited longest in a collective; NULL: none for VERDICT_WAIT_MS. */
-static const struct cdi_place_group *longest_wait(const struct page_job *j)
+/* The wait that is mentioned. */
+static int64_t mention_ms(const struct page_job *j)
+{
+    return j->stuck_ms > 0 ? j->stuck_ms / 3 : VERDICT_WAIT_MS;
+}
+
+/* The group that has waited longest in a collective, of those that are late or not; NULL: none for mention_ms(). */
+static const struct cdi_place_group *longest_wait(const struct page_job *j, bool late)
 {
     const struct cdi_place_group *longest = NULL;
 
     for (size_t i = 0; i < j->n_groups; i++) {
         const struct cdi_place_group *g = &j->groups[i];
 
-        if (!g->mixed && cdi_place_is_waiting(g->ranks[0].r) && g->for_ms >= VERDICT_WAIT_MS &&
-            (longest == NULL || g->for_ms > longest->for_ms))
+        if (!g->mixed && cdi_place_is_waiting(g->ranks[0].r) && g->for_ms >= mention_ms(j) &&
+            hang_is_late(&j->hang, g->ranks[0].r->rank) == late && (longest == NULL || g->for_ms > longest->for_ms))
             longest = g;
     }
     return longest;
 }
 
-/* The first group is the least advanced. Does another group wait for its ranks? */
-static bool is_awaited(const struct cdi_place_group *first, const struct cdi_place_group *wait)
+/* The group of a rank that the others wait for; NULL: they wait for none. */
+static const struct cdi_place_group *late_group(const struct page_job *j, const struct cdi_place_group *wait)
 {
-    return first != wait && first->ranks[0].r->place != CDI_PLACE_OUTSIDE;
+    for (size_t i = 0; i < j->n_groups && j->hang.n_late > 0; i++)
+        for (size_t k = 0; k < j->groups[i].n; k++)
+            if (hang_is_late(&j->hang, j->groups[i].ranks[k].r->rank))
+                return &j->groups[i];
+    /* The first group is the least advanced. */
+    return j->hang.kind == HANG_NONE && &j->groups[0] != wait && j->groups[0].ranks[0].r->place != CDI_PLACE_OUTSIDE
+               ? &j->groups[0]
+               : NULL;
+}
+
+/* "2 ranks wait for each other in messages: rank 0 for rank 1, rank 1 for rank 0, for 31 s." */
+static void tell_cycle(const struct page_job *j, const char *span, struct verdict *v)
+{
+    struct cdi_buf text;
+
+    cdi_buf_init(&text, sizeof v->text);
+    if (hang_cycle_text(&j->hang, &text) == CDDP_OK)
+        (void)snprintf(v->text, sizeof v->text, "%.*s, for %s.", (int)text.len, (const char *)cdi_buf_data(&text),
+                       span);
+    cdi_buf_release(&text);
 }
 
 static void judge_wait(const struct page_job *j, const struct cdi_place_group *wait, struct verdict *v)
 {
-    const struct cdi_place_group *late = &j->groups[0];
+    const struct cdi_place_group *late = late_group(j, wait);
     char where[CDI_PLACES_TEXT], ranks[CDI_PLACES_RANKS], span[CDI_PLACES_SPAN], doing[CDI_PLACES_TEXT] = "";
-    bool stuck = wait->for_ms >= VERDICT_STUCK_MS;
+    bool stuck = j->stuck_ms > 0 && wait->for_ms >= j->stuck_ms;
 
     judge(v, stuck ? VERDICT_BAD : VERDICT_WARN, stuck ? "Stuck" : "Waiting");
     cdi_places_where(wait, where);
     (void)cdi_places_span(span, (double)wait->for_ms * 1e3);
-    if (!is_awaited(late, wait)) {
+    if (j->hang.kind == HANG_CYCLE) {
+        tell_cycle(j, span, v);
+        return;
+    }
+    if (late == NULL) {
         (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", wait->n, s_of(wait->n),
                        where, span);
         return;
@@ -74,10 +103,12 @@ static size_t silent_nodes(const struct page_job *j)
 
 static void judge_running(const struct page_job *j, struct verdict *v)
 {
-    const struct cdi_place_group *wait = longest_wait(j);
+    const struct cdi_place_group *wait = longest_wait(j, false);
     const struct cdi_places_sum *s = &j->sum;
     size_t silent = silent_nodes(j);
 
+    if (wait == NULL)
+        wait = longest_wait(j, true); /* they wait for each other */
     if (wait != NULL) {
         judge_wait(j, wait, v);
         return;

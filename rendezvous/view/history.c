@@ -32,8 +32,8 @@ void history_add(struct history *h, uint32_t round, const struct cdi_places_sum 
         return;
     if (before != NULL && h->round == round && sum->min_step >= before->step)
         s.steps_per_s = rate_since(before, sum, now_ms);
-    else if (sum->step_us > 0)
-        s.steps_per_s = 1e6 / sum->step_us;
+    else
+        s.steps_per_s = sum->steps_per_s;
     h->samples[h->taken++ % HISTORY_MAX] = s;
     h->round = round;
 }

@@ -24,6 +24,8 @@ static struct cdi_rank_report *plant(size_t i, enum cdi_place place, uint64_t se
                                           .step = step,
                                           .bucket = -1,
                                           .late_rank = -1,
+                                          .peer = -1,
+                                          .gpu_permille = -1,
                                           .for_ms = 1000 + (int64_t)i};
     placed[i] = (struct cdi_placed){&reports[i], "host", (int32_t)i / 8};
     return &reports[i];
@@ -155,9 +157,88 @@ Test(places, summary_names_the_slowest_rank)
     cdi_places_sum(placed, 8, &sum);
     cr_assert(sum.n == 8 && sum.n_timed == 8 && sum.by_place[CDI_PLACE_IN] == 8);
     cr_assert(sum.min_step == 20 && sum.max_step == 21);
+    cr_assert(sum.n_fresh == 8 && sum.n_gpus == 0 && sum.gpu_memory < 0);
+    cr_assert_float_eq(sum.steps_per_s, 100, 1e-9);
     cr_assert(sum.step_us == 10000 && sum.hidden_us == 3000 && sum.exposed_us == 1000 && sum.late_us == 500);
     cr_assert_eq(sum.slowest, 3);
     cr_assert_float_eq(sum.slowest_share, 56.0 / 80, 1e-9);
+}
+
+/* Steps of 10 ms. The rate falls with the age of the last one, and their figures tell nothing any more. */
+Test(places, figures_of_steps_end_while_nothing_moves)
+{
+    struct cdi_places_sum sum;
+
+    for (size_t i = 0; i < 4; i++) {
+        struct cdi_rank_report *r = plant(i, CDI_PLACE_IN, 42, 20);
+
+        r->n_steps = 10;
+        r->step_us = 10000;
+        r->comm_us = 4000;
+        r->exposed_us = 1000;
+        r->late_us = 500;
+        r->step_age_ms = 1000;
+    }
+    cdi_places_sum(placed, 4, &sum);
+    cr_assert_float_eq(sum.steps_per_s, 1, 1e-9);
+    cr_assert(sum.n_fresh == 4 && sum.step_us == 10000, "a checkpoint may take a second");
+    for (size_t i = 0; i < 4; i++)
+        reports[i].step_age_ms = 40000 + (int64_t)i;
+    cr_assert(cdi_places_stands_still(&reports[0]));
+    cr_assert_float_eq(cdi_places_rate(&reports[0]), 0.025, 1e-9);
+    cdi_places_sum(placed, 4, &sum);
+    cr_assert(sum.steps_per_s > 0.0249 && sum.steps_per_s < 0.02501, "%g", sum.steps_per_s);
+    cr_assert(sum.n_timed == 4 && sum.n_fresh == 0 && sum.step_us == 0 && sum.hidden_us == 0 && sum.exposed_us == 0 &&
+              sum.late_us == 0);
+    cr_assert_eq(sum.step_age_ms, 40000, "the youngest");
+    reports[0].step_us = 0;
+    cr_assert(cdi_places_rate(&reports[0]) < 0 && !cdi_places_stands_still(&reports[0]));
+}
+
+Test(places, long_steps_do_not_stand_still)
+{
+    struct cdi_rank_report *r = plant(0, CDI_PLACE_AFTER, 42, 20);
+
+    r->step_us = 60000000;
+    r->step_age_ms = 59000;
+    cr_assert_not(cdi_places_stands_still(r));
+    cr_assert_float_eq(cdi_places_rate(r), 1.0 / 60, 1e-9, "within a step the rate is that of the last ones");
+}
+
+Test(places, summary_of_gpus)
+{
+    struct cdi_places_sum sum;
+
+    plant(0, CDI_PLACE_IN, 1, 1)->gpu_permille = 900;
+    plant(1, CDI_PLACE_IN, 1, 1)->gpu_permille = 0;
+    plant(2, CDI_PLACE_IN, 1, 1); /* not known */
+    reports[0].gpu_used_bytes = 60;
+    reports[0].gpu_total_bytes = 80;
+    reports[1].gpu_used_bytes = 20;
+    reports[1].gpu_total_bytes = 80;
+    cdi_places_sum(placed, 3, &sum);
+    cr_assert(sum.n_gpus == 2 && sum.gpu_least_load == 0);
+    cr_assert_float_eq(sum.gpu_load, 0.45, 1e-9);
+    cr_assert_float_eq(sum.gpu_memory, 0.75, 1e-9);
+    reports[0].gpu_permille = INT32_MAX; /* an agent may say anything */
+    reports[1].gpu_total_bytes = 0;
+    cdi_places_sum(placed, 2, &sum);
+    cr_assert_float_eq(sum.gpu_load, 0.5, 1e-9);
+}
+
+Test(places, message_names_the_other_rank)
+{
+    struct cdi_rank_report *r = plant(0, CDI_PLACE_IN, 7, 1), *s = plant(1, CDI_PLACE_IN, 7, 1);
+
+    r->op = s->op = CDI_FLIGHT_RECV;
+    r->peer = s->peer = 3;
+    cr_assert_eq(cdi_places_group(placed, 2, groups, 2), 1);
+    cr_assert_str_eq(where(0), "in recv #7 from rank 3");
+    s->peer = 4;
+    cr_assert_str_eq(where(0), "in recv #7", "not the same for both");
+    cr_assert_eq(cdi_places_group(placed, 1, groups, 2), 1);
+    r->op = CDI_FLIGHT_SEND;
+    cr_assert_str_eq(where(0), "in send #7 to rank 3");
 }
 
 Test(places, summary_of_nothing_is_empty)

@@ -78,6 +78,23 @@ Test(where, a_thousand_ranks_fit_on_one_screen)
     json_decref(reply);
 }
 
+Test(where, rate_and_shares_end_while_nothing_moves)
+{
+    json_t *reply = thousand(), *nodes = json_object_get(json_array_get(json_object_get(reply, "jobs"), 0), "nodes");
+
+    for (size_t n = 0; n < 125; n++)
+        for (size_t i = 0; i < 8; i++) {
+            json_t *rank = json_array_get(json_object_get(json_array_get(nodes, n), "ranks"), i);
+
+            (void)json_object_set_new(rank, "step_age_ms", json_integer(42100));
+            (void)json_object_set_new(rank, "gpu_permille", json_integer(1000));
+        }
+    cr_assert_eq(show(reply, 18, 0), CDDP_OK);
+    cr_assert_not_null(strstr(text, "\n1000 ranks, 20 steps done; no step has ended for 42 s; GPU load 100 %\n"), "%s",
+                       text);
+    json_decref(reply);
+}
+
 Test(where, ranks_everywhere_still_fit)
 {
     json_t *reply = thousand(), *nodes = json_object_get(json_array_get(json_object_get(reply, "jobs"), 0), "nodes");

@@ -95,6 +95,70 @@ Test(screen, has_all_columns_on_a_wide_terminal)
     json_decref(reply);
 }
 
+/* Sets a member of a rank of the first node. */
+static void set_member(json_t *reply, size_t rank, const char *name, json_t *value)
+{
+    json_t *node = json_array_get(json_object_get(json_array_get(json_object_get(reply, "jobs"), 0), "nodes"), 0);
+
+    cr_assert_eq(json_object_set_new(json_array_get(json_object_get(node, "ranks"), rank), name, value), 0);
+}
+
+/* All have as many steps. The server says who is waited for. */
+Test(screen, late_ranks_of_a_hang_are_counted_and_come_first)
+{
+    json_t *reply = reply_of(job_json("train", 1, 4), NULL);
+
+    set_member(reply, 2, "step", json_integer(390));
+    compose(reply, 100, 24, 0);
+    cr_assert_not_null(strstr(line(2)->text, "0 late ranks"), "an older server: %s", line(2)->text);
+    set_member(reply, 3, "late", json_integer(1));
+    compose(reply, 100, 24, 0);
+    cr_assert_not_null(strstr(line(2)->text, "1 late rank, "), "%s", line(2)->text);
+    cr_assert_eq(line(4)->look, SCREEN_LATE);
+    cr_assert_eq(strncmp(line(4)->text, "     3 ", 7), 0, "%s", line(4)->text);
+    cr_assert_not_null(strstr(line(4)->text, " yes "), "%s", line(4)->text);
+    cr_assert_eq(line(5)->look, SCREEN_PLAIN);
+    json_decref(reply);
+}
+
+Test(screen, figures_of_steps_end_while_nothing_moves)
+{
+    json_t *reply = reply_of(job_json("train", 1, 4), NULL);
+
+    for (size_t i = 0; i < 4; i++)
+        set_member(reply, i, "step_age_ms", json_integer(50000));
+    compose(reply, 120, 24, 0);
+    cr_assert_not_null(strstr(line(1)->text, "step 388, 0.0 steps/s"), "%s", line(1)->text);
+    cr_assert_null(strstr(line(2)->text, "hidden"), "%s", line(2)->text);
+    cr_assert_null(strchr(line(4)->text, '%'), "%s", line(4)->text);
+    json_decref(reply);
+}
+
+Test(screen, gpu_has_a_column_if_a_rank_has_one)
+{
+    json_t *reply = reply_of(job_json("train", 1, 3), NULL);
+
+    set_member(reply, 0, "gpu_permille", json_integer(874));
+    set_member(reply, 1, "gpu_permille", json_integer(4000000));
+    compose(reply, 100, 24, 0);
+    cr_assert_not_null(strstr(line(3)->text, " GPU  WHERE"), "%s", line(3)->text);
+    cr_assert_not_null(strstr(line(4)->text, " 0.99     -  after"), "%s", line(4)->text);
+    cr_assert_not_null(strstr(line(5)->text, "  87 %  in"), "%s", line(5)->text);
+    cr_assert_not_null(strstr(line(6)->text, " 100 %  in"), "%s", line(6)->text);
+    json_decref(reply);
+}
+
+Test(screen, message_names_the_other_rank)
+{
+    json_t *reply = reply_of(job_json("train", 1, 2), NULL);
+
+    set_member(reply, 1, "op_number", json_integer(CDI_FLIGHT_RECV));
+    set_member(reply, 1, "peer", json_integer(0));
+    compose(reply, 120, 24, 0);
+    cr_assert_not_null(strstr(line(5)->text, "in recv #812 from rank 0, 4.2 s"), "%s", line(5)->text);
+    json_decref(reply);
+}
+
 Test(screen, keeps_the_ranks_on_a_tiny_terminal)
 {
     json_t *reply = reply_of(job_json("train", 2, 4), NULL);

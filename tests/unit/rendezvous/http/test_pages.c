@@ -195,7 +195,7 @@ static void plant(struct page_job *j, int64_t for_ms)
                                               .op = CDI_FLIGHT_ALL_REDUCE,
                                               .seq = i == 7 ? 41 : 42,
                                               .step = 20,
-                                              .bucket = -1,
+                                              CDI_RANK_UNKNOWN,
                                               .for_ms = for_ms,
                                               .n_steps = 10,
                                               .step_us = 10000,
@@ -217,7 +217,8 @@ static void plant(struct page_job *j, int64_t for_ms)
                            .placed = placed,
                            .n_placed = 8,
                            .history = &history,
-                           .now_ms = 31000};
+                           .now_ms = 31000,
+                           .stuck_ms = 30000};
     cdi_places_sum(placed, 8, &j->sum);
     j->n_groups = cdi_places_group(placed, 8, j->groups, PAGE_GROUPS);
     history = (struct history){.taken = 0};
@@ -307,6 +308,74 @@ Test(pages, metrics_count_ranks_by_place)
     cr_assert(has("cddp_job_ranks_at{run_id=\"seen\",place=\"after\"} 1\n"));
     cr_assert(has("cddp_job_slowest_rank{run_id=\"seen\"} 7\n") &&
               has("cddp_job_steps_per_second{run_id=\"seen\"} 100\n"));
+}
+
+Test(pages, gpu_is_shown_where_it_is_known)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+
+    plant(&job, 400);
+    write_it(page_metrics, &one);
+    cr_assert(has("cddp_job_gpu_load_ratio{run_id=\"seen\"} -1\n") &&
+              has("cddp_job_gpu_memory_used_ratio{run_id=\"seen\"} -1\n"));
+    write_it(page_html, &one);
+    cr_assert_not(has("GPU"));
+    for (int i = 0; i < 8; i++) {
+        reports[i].gpu_permille = i == 7 ? 120 : 920;
+        reports[i].gpu_used_bytes = UINT64_C(20) << 30;
+        reports[i].gpu_total_bytes = UINT64_C(80) << 30;
+    }
+    cdi_places_sum(placed, 8, &job.sum);
+    write_it(page_metrics, &one);
+    cr_assert(has("cddp_job_gpu_load_ratio{run_id=\"seen\"} 0.82\n"), "%s", text);
+    cr_assert(has("cddp_job_gpu_least_load_ratio{run_id=\"seen\"} 0.12\n"));
+    cr_assert(has("cddp_job_gpu_memory_used_ratio{run_id=\"seen\"} 0.25\n"));
+    write_it(page_html, &one);
+    cr_assert(has("<dt>GPUs</dt><dd>82 % <small>at least 12 %, memory 25 % used</small>"), "%s", text);
+}
+
+Test(pages, rate_of_a_job_that_stands_still_falls)
+{
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+
+    plant(&job, 40000);
+    for (int i = 0; i < 8; i++)
+        reports[i].step_age_ms = 40000;
+    cdi_places_sum(placed, 8, &job.sum);
+    write_it(page_metrics, &one);
+    cr_assert(has("cddp_job_steps_per_second{run_id=\"seen\"} 0.025\n"), "%s", text);
+    cr_assert(has("cddp_job_last_step_age_seconds{run_id=\"seen\"} 40\n"));
+    cr_assert(has("cddp_job_step_communication_exposed_seconds{run_id=\"seen\"} 0\n"));
+    write_it(page_html, &one);
+    cr_assert(has("<dt>Last step</dt><dd>40 s ago") && !has("per second</small>"), "%s", text);
+    cr_assert(!has("nan") && !has("inf,"));
+}
+
+/* REPLY and /status say of each rank whether the others wait for it. */
+Test(pages, late_ranks_are_marked)
+{
+    struct view_node seen[2] = {{.report = {.node_rank = 0, .n_ranks = 4, .ranks = reports}},
+                                {.report = {.node_rank = 1, .n_ranks = 4, .ranks = reports + 4}}};
+    struct page_job job;
+    struct page_data one = {.version = "1", .jobs = &job, .n_jobs = 1};
+    json_t *node, *root, *row;
+
+    plant(&job, 5000);
+    cr_assert_eq(hang_judge(seen, 2, 8, 0, PAGE_LATE_MS, &job.hang), CDDP_OK);
+    node = page_node_json(&job, &nodes[1]);
+    cr_assert_null(json_object_get(json_array_get(json_object_get(node, "ranks"), 2), "late"));
+    cr_assert_eq(json_integer_value(json_object_get(json_array_get(json_object_get(node, "ranks"), 3), "late")), 1);
+    json_decref(node);
+    write_it(page_json, &one);
+    root = json_loads(text, 0, NULL);
+    cr_assert_eq(json_unpack(root, "{s:[{s:{s:[o, {s:[o, o, o, o]}]}}]}", "jobs", "where", "nodes", &node, "rows",
+                             &node, &node, &row, &node),
+                 0);
+    cr_assert(json_is_false(json_array_get(row, 17)) && json_is_true(json_array_get(node, 17)), "%s", text);
+    json_decref(root);
+    hang_release(&job.hang);
 }
 
 Test(pages, reports_full_buffer)

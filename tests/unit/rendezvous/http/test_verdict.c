@@ -12,7 +12,7 @@ CDI_SUITE(verdict);
 static struct cdi_rank_report reports[RANKS];
 static struct cdi_placed placed[RANKS];
 static struct page_node node = {.node_rank = 0, .host = "a", .answered = true, .ranks = reports, .n_ranks = RANKS};
-static struct page_job job;
+static struct page_job job = {.stuck_ms = 30000};
 static struct verdict v;
 
 static void judge_as(const char *state)
@@ -28,7 +28,11 @@ static void judge_as(const char *state)
         placed[i] = (struct cdi_placed){&reports[i], "a", 0};
     cdi_places_sum(placed, RANKS, &job.sum);
     job.n_groups = cdi_places_group(placed, RANKS, job.groups, PAGE_GROUPS);
+    cr_assert_eq(hang_judge(&(struct view_node){.report = {.n_ranks = RANKS, .ranks = reports}}, 1, RANKS, 0,
+                            PAGE_LATE_MS, &job.hang),
+                 CDDP_OK);
     verdict_of(&job, &v);
+    hang_release(&job.hang);
 }
 
 static void all_in(enum cdi_place place, int64_t for_ms)
@@ -70,6 +74,47 @@ Test(verdict, late_ranks_are_named)
     judge_as("running");
     cr_assert(v.level == VERDICT_WARN && strcmp(v.word, "Waiting") == 0);
     cr_assert_str_eq(v.text, "Ranks 1-2 are late: 2 ranks have been in all_reduce #9 for 12 s.");
+}
+
+/* The agents' --hang_warning decides. */
+Test(verdict, wait_is_an_error_from_the_agents_time_on)
+{
+    static const struct {
+        int64_t stuck_ms, wait_ms;
+        enum verdict_level level;
+    } cases[] = {{600000, 31000, VERDICT_GOOD}, {600000, 200000, VERDICT_WARN}, {600000, 600000, VERDICT_BAD},
+                 {3000, 900, VERDICT_GOOD},     {3000, 1000, VERDICT_WARN},     {3000, 3000, VERDICT_BAD},
+                 {0, 9000, VERDICT_GOOD},       {0, 10000, VERDICT_WARN},       {0, 36000000, VERDICT_WARN},
+                 {30000, 29999, VERDICT_WARN}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        job.stuck_ms = cases[i].stuck_ms;
+        all_in(CDI_PLACE_IN, cases[i].wait_ms);
+        judge_as("running");
+        cr_assert_eq(v.level, cases[i].level, "case %zu: %s", i, v.text);
+    }
+    job.stuck_ms = 30000;
+}
+
+Test(verdict, stopped_rank_in_the_collective_is_named)
+{
+    all_in(CDI_PLACE_IN, 31000);
+    reports[2].halted = 1;
+    (void)snprintf(reports[2].doing, sizeof reports[2].doing, "stopped by a signal");
+    judge_as("running");
+    cr_assert_str_eq(v.text, "Rank 2 is late, stopped by a signal: 3 ranks have been in all_reduce #9 for 31 s.");
+}
+
+Test(verdict, ranks_that_wait_for_each_other_are_named)
+{
+    all_in(CDI_PLACE_IN, 31000);
+    reports[0].op = reports[2].op = CDI_FLIGHT_RECV;
+    reports[0].peer = 2;
+    reports[2].peer = 0;
+    judge_as("running");
+    cr_assert_eq(v.level, VERDICT_BAD);
+    cr_assert_str_eq(v.text,
+                     "2 ranks wait for each other in messages: rank 0 for rank 2, rank 2 for rank 0, for 31 s.");
 }
 
 Test(verdict, silent_node_is_a_warning)

@@ -7,7 +7,7 @@ CDI_SUITE(history);
 
 static struct cdi_places_sum at_step(uint64_t step)
 {
-    return (struct cdi_places_sum){.n = 4, .n_timed = 4, .min_step = step, .step_us = 20000};
+    return (struct cdi_places_sum){.n = 4, .n_timed = 4, .min_step = step, .steps_per_s = 50};
 }
 
 static void add(struct history *h, uint32_t round, uint64_t step, int64_t now_ms)
@@ -25,7 +25,7 @@ Test(history, rate_is_measured_between_samples)
     add(&h, 0, 140, 2000);
     add(&h, 0, 140, 6000);
     cr_assert_eq(history_count(&h), 3);
-    cr_assert_float_eq(history_at(&h, 0)->steps_per_s, 50, 1e-9, "by the time of a step");
+    cr_assert_float_eq(history_at(&h, 0)->steps_per_s, 50, 1e-9, "by the ranks' figures");
     cr_assert_float_eq(history_at(&h, 1)->steps_per_s, 40, 1e-9);
     cr_assert_float_eq(history_at(&h, 2)->steps_per_s, 0, 1e-9, "a job that stands still");
 }
