@@ -278,14 +278,17 @@ static struct cdi_placed *place_ranks(const struct page_job *j, size_t *n)
     return placed;
 }
 
-/* Who is waited for, by the same rules as the message about a hang, and from when on the page calls it an error. */
+/* Finds the ranks that others wait for, by the rules of the message about a hang, and the wait that is an error. */
 static cddp_status find_late(struct page_job *out, const struct conn_job *job, int64_t now_ms)
 {
     const struct session_hang opt = session_hang(job->session);
     size_t n;
     const struct view_node *nodes = view_nodes(job->view, &n);
 
-    out->stuck_ms = opt.on_hang == CDI_ON_HANG_NONE ? VERDICT_STUCK_MS : hang_watch_long_wait_ms(&opt);
+    out->stuck_ms = hang_watch_long_wait_ms(&opt);
+    if (out->stuck_ms ==
+        0) /* both flags are off, or the agents are too old to have them; a person looks all the same */
+        out->stuck_ms = VERDICT_STUCK_MS;
     return hang_judge(nodes, n, round_world_size(session_round(job->session)), now_ms, PAGE_LATE_MS, &out->hang);
 }
 

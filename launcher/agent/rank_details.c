@@ -3,6 +3,8 @@
 
 #include "common/buf.h"
 #include "common/clock.h"
+#include "launcher/agent/gpu_load.h"
+#include "launcher/process/nvml.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/python_stack.h"
@@ -27,6 +29,7 @@ struct rank_memory {
 
 struct rank_details {
     size_t n;
+    struct gpu_load *gpus;
     struct rank_memory ranks[];
 };
 
@@ -34,8 +37,10 @@ cddp_status rank_details_create(struct rank_details **out, size_t n)
 {
     struct rank_details *d = calloc(1, sizeof *d + n * sizeof d->ranks[0]);
 
-    if (d == NULL)
+    if (d == NULL || gpu_load_create(&d->gpus, n, NVML_LIBRARY) != CDDP_OK) {
+        free(d);
         return CDDP_E_NOMEM;
+    }
     d->n = n;
     *out = d;
     return CDDP_OK;
@@ -47,6 +52,7 @@ void rank_details_destroy(struct rank_details *d)
         return;
     for (size_t i = 0; i < d->n; i++)
         free(d->ranks[i].stack);
+    gpu_load_destroy(d->gpus);
     free(d);
 }
 
@@ -208,6 +214,17 @@ static void wait_for_share(const struct rank_memory *m)
         (void)usleep((useconds_t)((SAMPLES_APART_NS - age) / 1000) + 1000);
 }
 
+static void look_at_gpus(struct rank_details *d, struct cdi_rank_report *ranks, size_t n)
+{
+    pid_t *pids = calloc(n + 1, sizeof *pids);
+
+    for (size_t i = 0; pids != NULL && i < n; i++)
+        pids[i] = ranks[i].place == CDI_PLACE_EXITED ? 0 : process_of(&d->ranks[i], &ranks[i]);
+    if (pids != NULL)
+        gpu_load_look(d->gpus, pids, ranks, n);
+    free(pids);
+}
+
 void rank_details_look(struct rank_details *d, struct cdi_node_report *r, const int32_t *stacks_of, size_t n)
 {
     int64_t deadline_ms = cdi_now_ms() + RANK_DETAILS_MS;
@@ -219,6 +236,7 @@ void rank_details_look(struct rank_details *d, struct cdi_node_report *r, const 
         d->ranks[i].stack = NULL;
         look_at(&d->ranks[i], &r->ranks[i]);
     }
+    look_at_gpus(d, r->ranks, n_ranks);
     for (size_t i = 0; i < n_ranks && n > 0; i++)
         if (is_wanted(r->ranks[i].rank, stacks_of, n))
             take_stack(&d->ranks[i], &r->ranks[i], deadline_ms);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the workers of a node do, for its report: state, processor time, memory, and stacks. It reads /proc, and the
- * workers' memory for stacks, so it may block: one thread at a time, and not the loop's.
+ * What the workers of a node do, for its report: state, processor time, memory, GPU, and stacks. It reads /proc, and
+ * the workers' memory for stacks, so it may block: one thread at a time, and not the loop's.
  */
 #ifndef RANK_DETAILS_H
 #define RANK_DETAILS_H
@@ -23,7 +23,7 @@ void rank_details_destroy(struct rank_details *d); /* NULL-safe */
  */
 void rank_details_note(struct rank_details *d, const struct cdi_node_report *r);
 /*
- * Fills in `doing`, `halted`, `cpu_permille` and `resident_bytes` of all ranks, and `stack` of the n ranks in
+ * Fills in `doing`, `halted`, `cpu_permille`, `resident_bytes` and the GPU of all ranks, and `stack` of the n ranks in
  * stacks_of. The place of a rank whose process is gone becomes EXITED. The stacks are d's until the next call.
  */
 void rank_details_look(struct rank_details *d, struct cdi_node_report *r, const int32_t *stacks_of, size_t n);

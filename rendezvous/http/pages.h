@@ -75,8 +75,8 @@ struct page_job {
     struct cdi_place_group groups[PAGE_GROUPS];
     size_t n_groups;
     struct cdi_places_sum sum;
-    struct hang hang;              /* who is waited for, since PAGE_LATE_MS */
-    int64_t stuck_ms;              /* a wait of this time is an error; 0: none is */
+    struct hang hang;              /* the ranks that others wait for, since PAGE_LATE_MS */
+    int64_t stuck_ms;              /* a wait of this time is an error: --hang_warning of the agents */
     const struct history *history; /* NULL: none */
     int64_t now_ms;                /* of its clock */
 };

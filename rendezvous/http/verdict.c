@@ -21,13 +21,10 @@ static void judge(struct verdict *v, enum verdict_level level, const char *word)
     v->word = word;
 }
 
-/* The wait that is mentioned. */
-static int64_t mention_ms(const struct page_job *j)
-{
-    return j->stuck_ms > 0 ? j->stuck_ms / 3 : VERDICT_WAIT_MS;
-}
-
-/* The group that has waited longest in a collective, of those that are late or not; NULL: none for mention_ms(). */
+/*
+ * The group that has waited longest in a collective, of those that are late or not; NULL: none for a third of the time
+ * that is an error.
+ */
 static const struct cdi_place_group *longest_wait(const struct page_job *j, bool late)
 {
     const struct cdi_place_group *longest = NULL;
@@ -35,7 +32,7 @@ static const struct cdi_place_group *longest_wait(const struct page_job *j, bool
     for (size_t i = 0; i < j->n_groups; i++) {
         const struct cdi_place_group *g = &j->groups[i];
 
-        if (!g->mixed && cdi_place_is_waiting(g->ranks[0].r) && g->for_ms >= mention_ms(j) &&
+        if (!g->mixed && cdi_place_is_waiting(g->ranks[0].r) && g->for_ms >= j->stuck_ms / 3 &&
             hang_is_late(&j->hang, g->ranks[0].r->rank) == late && (longest == NULL || g->for_ms > longest->for_ms))
             longest = g;
     }
@@ -71,7 +68,7 @@ static void judge_wait(const struct page_job *j, const struct cdi_place_group *w
 {
     const struct cdi_place_group *late = late_group(j, wait);
     char where[CDI_PLACES_TEXT], ranks[CDI_PLACES_RANKS], span[CDI_PLACES_SPAN], doing[CDI_PLACES_TEXT] = "";
-    bool stuck = j->stuck_ms > 0 && wait->for_ms >= j->stuck_ms;
+    bool stuck = wait->for_ms >= j->stuck_ms;
 
     judge(v, stuck ? VERDICT_BAD : VERDICT_WARN, stuck ? "Stuck" : "Waiting");
     cdi_places_where(wait, where);

@@ -5,10 +5,7 @@
 
 #include "rendezvous/http/pages.h"
 
-#define VERDICT_STUCK_MS 30000 /* a wait of this time is an error, where the agents do not say (page_job.stuck_ms) */
-#define VERDICT_WAIT_MS                                                                          \
-    10000 /* a wait of this time is mentioned if none is an error; otherwise a third of that one \
-           */
+#define VERDICT_STUCK_MS 30000 /* page_job.stuck_ms, where the agents say nothing; a third of it is mentioned */
 
 enum verdict_level { VERDICT_GOOD, VERDICT_WARN, VERDICT_BAD };
 

@@ -106,8 +106,8 @@ static size_t count_same(const struct hang *h, const struct hang_rank *r)
 }
 
 /*
- * Returns the rank whose message this one waits for; NULL: none. A rank that cannot run is no link of a circle, but the
- * cause itself, and one that came into its message lately may go on.
+ * Returns the rank whose message this one waits for; NULL: none. A rank that cannot run is the cause itself and not a
+ * link of a circle, and one that came into its message lately may go on.
  */
 static struct hang_rank *awaited(const struct hang *h, const struct hang_rank *r)
 {

@@ -237,6 +237,29 @@ def test_where_proves_the_auth_token(cddprun):
     assert out.index('status 0') < out.index('status 1') and "requires the job's auth token; set --auth_token_file" in err, (out, err)
 
 
+def test_load_of_the_ranks_gpus_is_shown(cddprun):
+    """By a stand-in for NVIDIA's library (support/fake_nvml.c), whose first GPUs work for 80 % and 90 % of the time."""
+    port = launch.free_port()
+    flags = ['--master_addr=127.0.0.1', f'--master_port={port}', '--nnodes=1', '--nproc_per_node=3', '--rdzv_id=gpus']
+
+    def known():
+        text = urllib.request.urlopen(f'http://127.0.0.1:{port}/status', timeout=20).read()
+        where_ = json.loads(text)['jobs'][0]['where']
+        columns = where_['columns']
+        return [[row[columns.index(name)] for name in ('gpu_permille', 'gpu_used_bytes', 'gpu_total_bytes')] for node in where_['nodes'] for row in node['rows']]
+
+    with Job(cddprun, *flags, 'sleep', '60', env={'LD_LIBRARY_PATH': os.environ['CDDP_FAKE_NVML'], 'CUDA_VISIBLE_DEVICES': '1,0,2'}) as job:
+        launch.wait_for('the rendezvous', lambda: launch.listens(port))
+        gib = 1 << 30
+        launch.wait_for('loads', lambda: known() == [[900, 12 * gib, 80 * gib], [800, 11 * gib, 80 * gib], [-1, 0, 0]], more=known)
+        metrics = urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics', timeout=20).read().decode()
+        assert 'cddp_job_gpu_load_ratio{run_id="gpus"} 0.85\n' in metrics and 'cddp_job_gpu_memory_used_ratio{run_id="gpus"} 0.15\n' in metrics, metrics
+        assert '<dt>GPUs</dt><dd>85 % ' in urllib.request.urlopen(f'http://127.0.0.1:{port}/', timeout=20).read().decode()
+        assert '; GPU load 85 %\n' in where(cddprun, f'127.0.0.1:{port}')[1]
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 128 + signal.SIGTERM
+
+
 def test_node_that_is_stopped_does_not_stop_the_answer(cddprun):
     port = launch.free_port()
     flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}', '--nproc_per_node=1', '--rdzv_id=real']

@@ -376,7 +376,7 @@ Test(hang, circle_of_all_ranks_is_followed)
 }
 
 /* Those that wait for a rank of the circle are not part of it. */
-Test(hang, two_circles_and_who_waits_for_them)
+Test(hang, two_circles_and_a_rank_that_waits_for_one)
 {
     all_wait();
     receives(0, 1);
@@ -396,7 +396,7 @@ Test(hang, chain_of_messages_leads_to_the_rank_at_its_end)
     expect_late(" 2");
 }
 
-/* A rank that cannot run, or that is in its message for a moment only, is no link. */
+/* A rank that cannot run, or that is in its message for a moment only, is not a link. */
 Test(hang, circle_needs_ranks_that_wait)
 {
     struct hang h;

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launcher/process/nvml.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#define GPUS_MAX 64
+#define TEXT_MAX 96 /* NVML_DEVICE_UUID_V2_BUFFER_SIZE; NVML_DEVICE_NAME_V2_BUFFER_SIZE is the same */
+
+/* What is used of it, as in the NVML API Reference Guide of release 590. Every call returns 0, or an error. */
+typedef struct nvml_device *device;
+struct utilization {
+    unsigned gpu, memory; /* percent */
+};
+struct memory {
+    unsigned long long total, free, used;
+};
+struct functions {
+    int (*init)(void);
+    int (*count)(unsigned *n);
+    int (*by_index)(unsigned index, device *out);
+    int (*uuid)(device d, char *text, unsigned cap);
+    int (*name)(device d, char *text, unsigned cap);
+    int (*utilization)(device d, struct utilization *out);
+    int (*memory)(device d, struct memory *out);
+};
+
+struct nvml {
+    struct functions f;
+    int (*mig_mode)(device d, unsigned *current, unsigned *pending); /* NULL: an older library */
+    size_t n;
+    device devices[GPUS_MAX];
+    struct cdi_gpu gpus[GPUS_MAX];
+};
+
+static bool nvml_resolve(void *library, struct nvml *n)
+{
+    static const char *const names[] = {
+        "nvmlInit_v2",       "nvmlDeviceGetCount_v2",         "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"};
+    void *found[sizeof names / sizeof names[0]], *mig = dlsym(library, "nvmlDeviceGetMigMode");
+
+    _Static_assert(sizeof found == sizeof n->f, "a name for each function");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if ((found[i] = dlsym(library, names[i])) == NULL)
+            return false;
+    memcpy(&n->f, found, sizeof found);
+    memcpy(&n->mig_mode, &mig, sizeof mig);
+    return true;
+}
+
+/* The library also counts GPUs that this process may not use, and CUDA does not. */
+static void list_gpu(struct nvml *n, unsigned i)
+{
+    struct cdi_gpu *gpu = &n->gpus[n->n];
+    char text[TEXT_MAX] = "";
+    device d;
+
+    if (n->f.by_index(i, &d) != 0)
+        return;
+    *gpu = (struct cdi_gpu){.numa_node = -1};
+    if (n->f.uuid(d, text, sizeof text) == 0)
+        (void)snprintf(gpu->uuid, sizeof gpu->uuid, "%.47s", text);
+    if (n->f.name(d, text, sizeof text) == 0)
+        (void)snprintf(gpu->model, sizeof gpu->model, "%.63s", text);
+    n->devices[n->n++] = d;
+}
+
+/* It is never closed: its threads and descriptors are for the process. */
+static bool nvml_load_library(const char *name, struct nvml *n)
+{
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    unsigned count = 0;
+
+    if (library == NULL || !nvml_resolve(library, n) || n->f.init() != 0 || n->f.count(&count) != 0)
+        return false;
+    for (unsigned i = 0; i < count && n->n < GPUS_MAX; i++)
+        list_gpu(n, i);
+    return n->n > 0;
+}
+
+const struct nvml *nvml_open(const char *library)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static bool tried, there;
+    static struct nvml only;
+    bool is_there;
+
+    (void)pthread_mutex_lock(&lock);
+    if (!tried)
+        there = nvml_load_library(library, &only);
+    tried = true;
+    is_there = there;
+    (void)pthread_mutex_unlock(&lock);
+    return is_there ? &only : NULL;
+}
+
+const struct cdi_gpu *nvml_gpus(const struct nvml *n, size_t *count)
+{
+    *count = n->n;
+    return n->gpus;
+}
+
+struct nvml_load nvml_read(const struct nvml *n, size_t gpu)
+{
+    struct nvml_load load = {.permille = -1};
+    struct utilization utilization = {.gpu = 0};
+    struct memory memory = {.total = 0};
+    unsigned current = 0, pending = 0;
+    device d = gpu < n->n ? n->devices[gpu] : NULL;
+
+    if (d == NULL || (n->mig_mode != NULL && n->mig_mode(d, &current, &pending) == 0 && current != 0))
+        return load;
+    if (n->f.utilization(d, &utilization) == 0)
+        load.permille = utilization.gpu < 100 ? 10 * (int32_t)utilization.gpu : 1000;
+    if (n->f.memory(d, &memory) == 0) {
+        load.used_bytes = memory.used;
+        load.total_bytes = memory.total;
+    }
+    return load;
+}
