@@ -9,6 +9,7 @@
 /* A rank stands still if its last step is older than this many of them and this time; a checkpoint may take as long. */
 #define STILL_FACTOR 3
 #define STILL_US 2e6
+#define PEERS_SHOWN 4 /* in the text of a group */
 
 /* ---------------------------------------------------------------------------------------------------- groups ---- */
 
@@ -210,19 +211,25 @@ static void where_steps(const struct cdi_place_group *g, char text[CDI_PLACES_TE
                        g->max_step);
 }
 
-/* " from rank 3", if that is true for all ranks of the group. */
+/* " from rank 3", if that is true for all ranks of the group, or " from ranks 3, 0", of each in turn, if they are few.
+ */
 static void where_peer(const struct cdi_place_group *g, char *text, size_t cap)
 {
     const struct cdi_rank_report *r = g->ranks[0].r;
+    const char *word = r->op == CDI_FLIGHT_SEND ? "to" : "from";
+    bool same = true, known = r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV;
+    size_t used;
 
     text[0] = '\0';
-    if (r->op != CDI_FLIGHT_SEND && r->op != CDI_FLIGHT_RECV)
+    for (size_t i = 0; i < g->n; i++) {
+        known = known && g->ranks[i].r->peer >= 0;
+        same = same && g->ranks[i].r->peer == r->peer;
+    }
+    if (!known || (!same && g->n > PEERS_SHOWN))
         return;
-    for (size_t i = 1; i < g->n; i++)
-        if (g->ranks[i].r->peer != r->peer)
-            return;
-    if (r->peer >= 0)
-        (void)snprintf(text, cap, " %s rank %d", r->op == CDI_FLIGHT_SEND ? "to" : "from", r->peer);
+    used = (size_t)snprintf(text, cap, " %s rank%s %d", word, same ? "" : "s", r->peer);
+    for (size_t i = 1; i < g->n && !same; i++)
+        used += (size_t)snprintf(text + used, cap - used, ", %d", g->ranks[i].r->peer);
 }
 
 static void where_collective(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
@@ -230,7 +237,7 @@ static void where_collective(const struct cdi_place_group *g, char text[CDI_PLAC
     const struct cdi_rank_report *r = g->ranks[0].r;
     const char *word = r->place == CDI_PLACE_BEFORE ? "before" : phase_of(r->place) == 1 ? "in" : "after";
     bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
-    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[32];
+    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[128];
 
     where_peer(g, peer, sizeof peer);
     if (r->bucket >= 0 && r->names[0] != '\0')

@@ -235,10 +235,20 @@ Test(places, message_names_the_other_rank)
     cr_assert_eq(cdi_places_group(placed, 2, groups, 2), 1);
     cr_assert_str_eq(where(0), "in recv #7 from rank 3");
     s->peer = 4;
-    cr_assert_str_eq(where(0), "in recv #7", "not the same for both");
+    cr_assert_str_eq(where(0), "in recv #7 from ranks 3, 4");
+    s->peer = -1;
+    cr_assert_str_eq(where(0), "in recv #7", "not known of both");
+    for (size_t i = 0; i < 5; i++) {
+        struct cdi_rank_report *t = plant(i, CDI_PLACE_IN, 7, 1);
+
+        t->op = CDI_FLIGHT_RECV;
+        t->peer = (int32_t)i + 1;
+    }
+    cr_assert_eq(cdi_places_group(placed, 5, groups, 2), 1);
+    cr_assert_str_eq(where(0), "in recv #7", "too many");
     cr_assert_eq(cdi_places_group(placed, 1, groups, 2), 1);
     r->op = CDI_FLIGHT_SEND;
-    cr_assert_str_eq(where(0), "in send #7 to rank 3");
+    cr_assert_str_eq(where(0), "in send #7 to rank 1");
 }
 
 Test(places, summary_of_nothing_is_empty)
