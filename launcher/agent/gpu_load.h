@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The load of the ranks' GPUs, for the report of a node. A thread of its own reads it, only when somebody asks: a GPU
+ * The load of the ranks' GPUs, for the report of a node. A separate thread reads it, only when somebody asks: a GPU
  * that is lost may hold it for ever, and nothing waits for it.
  */
 #ifndef GPU_LOAD_H

@@ -10,7 +10,7 @@
 #define GPUS_MAX 64
 #define TEXT_MAX 96 /* NVML_DEVICE_UUID_V2_BUFFER_SIZE; NVML_DEVICE_NAME_V2_BUFFER_SIZE is the same */
 
-/* What is used of it, as in the NVML API Reference Guide of release 590. Every call returns 0, or an error. */
+/* The part that is used here, as in the NVML API Reference Guide of release 590. A call returns 0, or an error. */
 typedef struct nvml_device *device;
 struct utilization {
     unsigned gpu, memory; /* percent */

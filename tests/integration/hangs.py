@@ -266,7 +266,8 @@ After `--hang_timeout` (600 s), `--on_hang` decides:
 How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
 (`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
-another one than most. Numbers such as `#16` count all collectives of a rank, over all communicators.
+another one than most. Ranks that wait for messages of each other, in a circle, are named with the ranks that they wait for (on the
+CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count all collectives of a rank, over all communicators.
 
 A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
 where the Python stack of each one stands. Such a message ends nothing: `--hang_timeout` is for collectives of libcddp.
