@@ -1,10 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Replies of a rendezvous, as text for a terminal: no control character, and no line that is too long. */
 #include "launcher/query/where.h"
+#include "launcher/top/screen.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check_screen(json_t *reply)
+{
+    static struct screen screen;
+    const struct screen_input in = {.endpoint = "h:1",
+                                    .reply = reply,
+                                    .previous = reply,
+                                    .between_ms = 1000,
+                                    .trouble = "",
+                                    .width = 120,
+                                    .height = 24};
+
+    if (screen_compose(&in, &screen) != CDDP_OK)
+        return;
+    for (unsigned i = 0; i < screen.n; i++) {
+        if (strlen(screen.lines[i].text) > in.width)
+            abort();
+        for (const char *at = screen.lines[i].text; *at != '\0'; at++)
+            if (*at < ' ' || *at > '~')
+                abort();
+    }
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -23,6 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                 abort();
         }
     cdi_buf_release(&out);
+    if (reply != NULL)
+        check_screen(reply);
     json_decref(reply);
     return 0;
 }

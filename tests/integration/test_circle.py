@@ -23,7 +23,7 @@ class Circle(Job):
         self.port = launch.free_port()
         flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={self.port}', f'--hang_warning={warning}', '--shutdown_timeout=1',
                  '--rdzv_id=circle']
-        env = {'CDDP_BACKEND': 'cpu'}
+        env = {'CDDP_BACKEND': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}  # no load of a GPU in the texts
         super().__init__(cddprun, *flags, '--node_rank=0', '--nproc_per_node=2', CIRCLE, env=env)
         self.other = Job(cddprun, *flags, '--node_rank=1', '--nproc_per_node=3', CIRCLE, env=env)
 
