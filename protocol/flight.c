@@ -656,6 +656,27 @@ void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns)
         atomic_store_explicit(&r->ready_ns, ready_ns, memory_order_release);
 }
 
+void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns)
+{
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
+
+    if (f->mute || atomic_load_explicit(&r->seq, memory_order_acquire) != seq ||
+        atomic_load_explicit(&r->done_ns, memory_order_relaxed) == 0)
+        return;
+    if (atomic_load_explicit(&running->seq, memory_order_relaxed) == seq) {
+        atomic_store_explicit(&running->started_ns, started_ns, memory_order_release);
+        atomic_store_explicit(&running->done_ns, done_ns, memory_order_release);
+    }
+    atomic_store_explicit(&r->ready_ns, ready_ns, memory_order_release);
+    atomic_store_explicit(&r->started_ns, started_ns, memory_order_release);
+    atomic_store_explicit(&r->done_ns, done_ns, memory_order_release);
+    if (atomic_load_explicit(&r->seq, memory_order_acquire) == seq)
+        return;
+    atomic_store_explicit(&r->done_ns, 0, memory_order_release); /* as in cdi_flight_end */
+    atomic_store_explicit(&r->started_ns, 0, memory_order_release);
+    atomic_store_explicit(&r->ready_ns, 0, memory_order_release);
+}
+
 void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns)
 {
     struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
@@ -666,7 +687,7 @@ void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t ar
     atomic_store_explicit(&r->arrived_ns, arrived_ns, memory_order_release);
 }
 
-void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step)
+void cdi_flight_step_times(struct cdi_flight *f, const struct cdi_flight_step *step)
 {
     struct step_record *r = &f->page->steps[step->step % CDI_FLIGHT_STEPS];
 
@@ -679,6 +700,11 @@ void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *st
     atomic_store_explicit(&r->late_rank, step->late_rank, memory_order_release);
     atomic_store_explicit(&r->n_buckets, step->n_buckets, memory_order_release);
     atomic_store_explicit(&r->number, step->step + 1, memory_order_release);
+}
+
+void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step)
+{
+    cdi_flight_step_times(f, step);
     cdi_flight_step(f, step->step + 1);
 }
 

@@ -203,6 +203,11 @@ int64_t cdi_flight_begin(struct cdi_flight *f, uint64_t seq);
  * the time.
  */
 int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns);
+/*
+ * Replaces the times of a collective that is done by those of a device that has run it. The caller serialises it with
+ * start and done.
+ */
+void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns);
 /* Returns the time with the resolution of the page. */
 int64_t cdi_flight_now(const struct cdi_flight *f);
 /* Records when the last gradient of this collective's bucket was reported. After enqueue, before start. */
@@ -216,6 +221,8 @@ void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t ar
 void cdi_flight_step(struct cdi_flight *f, uint64_t step);
 /* Records a completed step, and their number. */
 void cdi_flight_step_done(struct cdi_flight *f, const struct cdi_flight_step *step);
+/* Records a step whose times became known later, and no number: that of a later step may be there. */
+void cdi_flight_step_times(struct cdi_flight *f, const struct cdi_flight_step *step);
 /* Records a mark, and numbers it. Any thread. */
 void cdi_flight_mark(struct cdi_flight *f, enum cdi_flight_mark_kind kind, uint64_t step, int64_t begun_ns,
                      int64_t end_ns);

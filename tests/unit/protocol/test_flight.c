@@ -340,6 +340,47 @@ Test(flight, a_lost_record_gets_no_times)
     cdi_flight_release(f);
 }
 
+Test(flight, times_of_a_device_replace_those_of_the_host)
+{
+    struct cdi_flight_entry seen[3];
+    struct cdi_flight_view view;
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    for (int i = 0; i < 3; i++)
+        (void)cdi_flight_enqueue(f, CDI_FLIGHT_ALL_REDUCE, 0, 8, i);
+    for (uint64_t seq = 1; seq < 3; seq++) {
+        cdi_flight_start(f, seq);
+        cdi_flight_done(f, seq);
+        cdi_flight_times(f, seq, 10, 20, 30); /* of the second one, the page also shows that it ran last */
+    }
+    cdi_flight_times(f, 3, 10, 20, 30); /* it is not done */
+    cdi_flight_times(f, 2 + CDI_FLIGHT_RING, 11, 21, 31);
+    cr_assert_eq(cdi_flight_records(f, 0, seen, 3), 3);
+    for (int i = 0; i < 2; i++)
+        cr_assert(seen[i].ready_ns == 10 && seen[i].started_ns == 20 && seen[i].done_ns == 30, "record %d", i);
+    cr_assert(seen[2].ready_ns == 0 && seen[2].started_ns == 0 && seen[2].done_ns == 0);
+    cdi_flight_read(f, &view);
+    cr_assert(view.oldest_unfinished.seq == 3 && view.last.seq == 3);
+    cdi_flight_release(f);
+}
+
+Test(flight, times_of_a_step_do_not_change_the_number_of_steps)
+{
+    const struct cdi_flight_step late = {.step = 4, .begun_ns = 7, .end_ns = 9, .comm_ns = 1, .late_rank = -1};
+    struct cdi_flight_step seen[2];
+    struct cdi_flight_view view;
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    cdi_flight_step(f, 6);
+    cdi_flight_step_times(f, &late);
+    cdi_flight_read(f, &view);
+    cr_assert_eq(view.step, 6);
+    cr_assert(cdi_flight_steps(f, 0, seen, 2) == 1 && seen[0].step == 4 && seen[0].end_ns == 9);
+    cdi_flight_release(f);
+}
+
 Test(flight, timing_can_be_switched_off)
 {
     struct cdi_flight_entry seen[2];
