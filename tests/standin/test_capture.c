@@ -84,6 +84,35 @@ Test(capture, a_thread_of_another_mode_may_query)
     cr_assert_eq(capture_beside_a_query(CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
 }
 
+Test(capture, times_of_events_are_forbidden_as_queries_are)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    CUevent begin, end;
+    struct pair p;
+    CUgraph graph;
+    float ms;
+
+    pair_open(&p, N);
+    CU(cuEventCreate(&begin, CU_EVENT_DEFAULT));
+    CU(cuEventCreate(&end, CU_EVENT_DEFAULT));
+    CU(cuEventRecord(begin, p.a));
+    CU(cuEventRecord(end, p.a));
+    CU(cuEventSynchronize(end));
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    CU(cuEventElapsedTime(&ms, begin, end));
+    CU(cuThreadExchangeStreamCaptureMode(&mode));
+    cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CU(cuEventRecord(end, p.a));
+    cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_CAPTURED_EVENT);
+    cr_assert_eq(cuStreamEndCapture(p.a, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CU(cuEventDestroy(begin));
+    CU(cuEventDestroy(end));
+    pair_close(&p);
+}
+
 Test(capture, the_capturing_thread_may_not_allocate_unless_relaxed)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

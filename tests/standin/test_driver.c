@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's half of the stand-in. Run with CDDP_STANDIN_REPORT=count: faults are counted and checked. */
+#include "gate_kernel.h"
 #include "hygiene.h"
 #include "pair.h"
 #include "worker/backend/nccl/kernels/kernel.h"
@@ -183,6 +184,32 @@ Test(driver, timing_and_queries_of_events)
     cr_assert(ms >= 0 && ms < 10000);
     cr_assert_eq(cuEventElapsedTime(&ms, begin, p.event), CUDA_ERROR_INVALID_HANDLE, "it has no timing");
     cr_assert_eq(cuEventQuery(end), CUDA_SUCCESS);
+    CU(cuEventDestroy(begin));
+    CU(cuEventDestroy(end));
+    pair_close(&p);
+}
+
+Test(driver, times_of_events_are_not_ready_before_the_events)
+{
+    CUevent begin, end;
+    struct pair p;
+    CUkernel gate;
+    float ms;
+
+    pair_open(&p, N);
+    standin_kernel_register(&gate_kernel);
+    CU(cuLibraryGetKernel(&gate, p.device.library, "gate"));
+    CU(cuEventCreate(&begin, CU_EVENT_DEFAULT));
+    CU(cuEventCreate(&end, CU_EVENT_DEFAULT));
+    CU(cuEventRecord(begin, p.a));
+    CU(cuEventSynchronize(begin));
+    CU(cuLaunchKernel((CUfunction)gate, 1, 1, 1, 1, 1, 1, 0, p.a, NULL, NULL));
+    CU(cuEventRecord(end, p.a));
+    cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_NOT_READY);
+    atomic_store(&gate_is_open, true);
+    CU(cuEventSynchronize(end));
+    CU(cuEventElapsedTime(&ms, begin, end));
+    cr_assert_geq(ms, 0);
     CU(cuEventDestroy(begin));
     CU(cuEventDestroy(end));
     pair_close(&p);

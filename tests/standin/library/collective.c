@@ -7,6 +7,7 @@
 #include "version.h"
 
 #include <stdio.h>
+#include <time.h>
 
 static const char *const op_names[] = {"sum", "prod", "max", "min", "avg"};
 
@@ -294,6 +295,20 @@ static void messages(struct si_calls *calls)
     }
 }
 
+/* A slow launch, until an abort. */
+static void linger(const struct ncclComm *comm)
+{
+    uint64_t left_us = si_settings.collective_us;
+
+    while (left_us > 0 && __atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0) {
+        uint64_t us = left_us < 1000 ? left_us : 1000;
+        const struct timespec nap = {.tv_nsec = (long)us * 1000};
+
+        (void)nanosleep(&nap, NULL);
+        left_us -= us;
+    }
+}
+
 void si_run_calls(struct si_calls *calls)
 {
     struct ncclComm *comm = calls->comm;
@@ -324,4 +339,5 @@ void si_run_calls(struct si_calls *calls)
     }
     if (any_message)
         messages(calls);
+    linger(comm);
 }

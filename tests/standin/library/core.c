@@ -132,6 +132,7 @@ void standin_configure(void)
         .instances = (unsigned)setting_number("CDDP_STANDIN_INSTANCES", 1, SI_DEVICES, 1),
         .device_memory = setting_number("CDDP_STANDIN_MEMORY_MB", 1, 1 << 20, 4096) << 20,
         .queue = (uint32_t)setting_number("CDDP_STANDIN_QUEUE", 1, 1 << 20, 1024),
+        .collective_us = (uint32_t)setting_number("CDDP_STANDIN_COLLECTIVE_US", 0, 1 << 30, 0),
         .driver = (int)setting_number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
         .capability = (int)setting_number("CDDP_STANDIN_CAPABILITY", 50, 999, 90),
         .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),

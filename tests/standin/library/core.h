@@ -30,6 +30,7 @@ struct si_settings {
     unsigned instances; /* so many devices share a PCI address */
     size_t device_memory;
     uint32_t queue; /* operations that a stream holds */
+    uint32_t collective_us;
     int driver;     /* its version: 13000 */
     int capability; /* of each GPU: 90 is 9.0 */
     enum si_query query;

@@ -22,6 +22,7 @@
  *   CDDP_STANDIN_CONTEXT_LOCK=1  cuMemFree and cuMemFreeHost hold the context while they wait for the device: until
  *                                they return, every other call of the driver waits
  *   CDDP_STANDIN_QUEUE=N         operations that a stream holds, 1024 if unset: calls that put more there wait for room
+ *   CDDP_STANDIN_COLLECTIVE_US=N each launch of NCCL takes so many us longer, on its stream
  *   CDDP_STANDIN_TRACE=1         a line on stderr for every operation that is enqueued
  *   CDDP_STANDIN_NCCL_VERSION=C  behave as that NCCL (22809: 2.28.9): functions, return codes, permanent errors,
  *                                windows, means (version.h). Default: that of nccl.h

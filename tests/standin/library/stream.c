@@ -844,6 +844,12 @@ SI_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
     return si_context_fault(hEvent->ctx);
 }
 
+/* Half a microsecond is the resolution of times. */
+static int64_t ticks_of(const struct si_stop *stop)
+{
+    return stop->time_ns / 500;
+}
+
 SI_EXPORT CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
     CUresult rc = si_enter("cuEventElapsedTime");
@@ -852,6 +858,11 @@ SI_EXPORT CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUev
         rc = check_event(hStart, "cuEventElapsedTime");
     if (rc == CUDA_SUCCESS)
         rc = check_event(hEnd, "cuEventElapsedTime");
+    /* Nothing says that a capture allows it, and it asks about events as a query does. */
+    if (rc == CUDA_SUCCESS)
+        rc = askable(hStart, "cuEventElapsedTime");
+    if (rc == CUDA_SUCCESS)
+        rc = askable(hEnd, "cuEventElapsedTime");
     if (rc != CUDA_SUCCESS)
         return rc;
     si_lock();
@@ -860,7 +871,7 @@ SI_EXPORT CUresult cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUev
     else if (!si_stop_passed(hStart->stop) || !si_stop_passed(hEnd->stop))
         rc = CUDA_ERROR_NOT_READY;
     else
-        *pMilliseconds = (float)(hEnd->stop->time_ns - hStart->stop->time_ns) / 1e6f;
+        *pMilliseconds = (float)(ticks_of(hEnd->stop) - ticks_of(hStart->stop)) * 0.0005f;
     si_unlock();
-    return rc;
+    return rc == CUDA_SUCCESS ? si_context_fault(hEnd->ctx) : rc;
 }
