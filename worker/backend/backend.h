@@ -350,6 +350,18 @@ struct cdi_backend_ops {
      */
     cddp_status (*stream_wait)(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
     /*
+     * Times of a device, in ns of CLOCK_MONOTONIC; the backend keeps those of the last hundreds of buckets and stamps.
+     * NULL where operations have cdi_coll.times. Any thread.
+     * stamp: records the place where `stream` is now, which is not being captured. Never blocks. Returns a number; 0:
+     * nothing is timed, or too many stamps are ahead of the device.
+     * stamp_time: false: the device has not come there, or the backend has not noticed it. *ns 0: it will not be known.
+     * coll_times: of a bucket's operation; 0 for what is not known. *ready_ns: when the device had made the gradients.
+     * Once the time of a later stamp is known, it is for good. The two also work after `leave`.
+     */
+    uint64_t (*stamp)(struct cdi_backend *b, void *stream);
+    bool (*stamp_time)(struct cdi_backend *b, uint64_t stamp, int64_t *ns);
+    void (*coll_times)(struct cdi_backend *b, uint64_t ticket, struct cdi_coll_times *times, int64_t *ready_ns);
+    /*
      * For graphs of the program; NULL on the host. Sets *id to the capture that the stream is part of; 0: none.
      * CDDP_E_UNSUPPORTED (that capture has failed; the legacy stream waits for one). Does not end the capture. Any
      * thread.

@@ -8,6 +8,7 @@
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/nccl_call.h"
 #include "worker/backend/nccl/state/ring.h"
+#include "worker/backend/nccl/state/stamps.h"
 
 static cddp_status issue_record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
 {
@@ -60,7 +61,10 @@ static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t l
      * wait for everything. */
     if (st == CDDP_OK && end->marked)
         st = issue_record(b, end->done, err);
-    return st == CDDP_OK && !by_kernel ? cdi_completion_write_done(b, last, err) : st;
+    if (st == CDDP_OK && !by_kernel)
+        st = cdi_completion_write_done(b, last, err);
+    /* After the word: when the host sees the time, the operations are done. */
+    return st == CDDP_OK ? cdi_stamps_end(b, first, last, err) : st;
 }
 
 /*
@@ -139,6 +143,7 @@ static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
         marked |= !cdi_slot_of(b, t)->one.op.unmarked;
     }
     cdi_slot_of(b, last)->marked = marked;
+    cdi_stamps_begin(b);
     st = issue_before(b, first, last, err);
     if (st != CDDP_OK)
         return cdi_gpu_fail_in(b, &cdi_slot_of(b, first)->one.op, err);

@@ -14,6 +14,7 @@
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/nccl_call.h"
 #include "worker/backend/nccl/state/ring.h"
+#include "worker/backend/nccl/state/stamps.h"
 #include "worker/backend/nccl/wait.h"
 #include "worker/backend/nccl/watch.h"
 
@@ -98,6 +99,8 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
     if (st == CDDP_OK)
         st = cdi_capture_open(b, err);
     if (st == CDDP_OK)
+        st = cdi_stamps_open(b, err);
+    if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
@@ -111,6 +114,7 @@ static void backend_free_resources(struct cdi_backend *b)
 
     cdi_completion_destroy(b);
     cdi_capture_close(b);
+    cdi_stamps_close(b);
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
             (void)cdi_cuda.event_destroy(events[i]);
@@ -553,6 +557,9 @@ static const struct cdi_backend_ops gpu_ops = {
     .test = cdi_gpu_test,
     .wait_stream = cdi_gpu_wait_stream,
     .stream_wait = cdi_gpu_stream_wait,
+    .stamp = cdi_gpu_stamp,
+    .stamp_time = cdi_gpu_stamp_time,
+    .coll_times = cdi_gpu_coll_times,
     .capture_of = cdi_gpu_capture_of,
     .capture_lives = cdi_gpu_capture_lives,
     .capture_enter = cdi_gpu_capture_enter,

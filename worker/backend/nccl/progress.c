@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The progress thread of a communicator. It enqueues the ends of operations, if NCCL was still busy when the caller
- * returned, and checks NCCL, the driver and the store for errors. Calls of the driver may hang, for example while
- * another thread waits for a peer in one. So this thread does not detect deaths, and only the end of the communicator
- * waits for it.
+ * returned, checks NCCL, the driver and the store for errors, and reads the times of buckets. Calls of the driver may
+ * hang, for example while another thread waits for a peer in one. So this thread does not detect deaths, and only the
+ * end of the communicator waits for it.
  */
 #include "worker/backend/nccl/progress.h"
 
@@ -15,6 +15,7 @@
 #include "worker/backend/nccl/state/failure.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/ring.h"
+#include "worker/backend/nccl/state/stamps.h"
 
 #include <time.h>
 
@@ -74,11 +75,14 @@ void *cdi_progress_main(void *arg)
     (void)cdi_device_enter(&b->device, NULL); /* functions that call the driver enter the device themselves */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         progress_check_nccl(b);
+        cdi_stamps_read(b);
         if (atomic_exchange(&b->check_store, false))
             cdi_peers_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)
             (void)cdi_gpu_check_device(b, NULL, NULL);
     }
+    if (!atomic_load(&b->failed))
+        cdi_stamps_read(b);
     cdi_device_leave(&b->device);
     cdi_peers_name_late(b);
     cdi_peers_notify(b);

@@ -11,6 +11,7 @@
 #include "worker/backend/nccl/state/failure.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/ring.h"
+#include "worker/backend/nccl/state/stamps.h"
 
 #include <sched.h>
 #include <time.h>
@@ -209,9 +210,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
         st = cdi_nccl_poll_async(b, ncclInProgress,
                                  err); /* otherwise operations that were begun would wait for this stream, too */
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.stream_wait(b->device.stream, b->mark, 0), "following a stream", err);
+        st = cdi_stamps_follow(b, stream, err);
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
     return cdi_gpu_call_status(b, st, NULL, err);

@@ -66,6 +66,7 @@
     X(event_record, cuEventRecord, 2000)                      \
     X(event_query, cuEventQuery, 2000)                        \
     X(event_synchronize, cuEventSynchronize, 2000)            \
+    X(event_elapsed, cuEventElapsedTime, 2000)                \
     X(memory_alloc, cuMemAlloc, 3020)                         \
     X(memory_free, cuMemFree, 3020)                           \
     X(memory_info, cuMemGetInfo, 3020)                        \

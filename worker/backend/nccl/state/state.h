@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The state of one NCCL communicator. The functions on it are in the headers beside this one, which use each other in
- * this order only: health < ring < failure < stage, nccl_call < issue < graph_capture < operation < wait <
+ * this order only: health < ring < failure, stamps < stage, nccl_call < issue < graph_capture < operation < wait <
  * region, communicator, element_ops < watch < nccl.
  *
  * Threads. Callers, the watch thread and the progress thread share three locks. `lock` protects the ring of operations
@@ -180,6 +180,8 @@ struct cdi_backend {
     int64_t begun_ms;                       /* when the tickets after `issued` were begun */
     size_t pending_bytes;
     struct cdi_completion_words *words;
+    struct cdi_stamps *stamps;   /* private to stamps.c. NULL: nothing is timed */
+    _Atomic uint64_t n_stamped, n_stamps_read;
     unsigned n_acquired;         /* users of the communication stream */
     CUevent mark, tail;          /* for wait_stream; for stream_wait on everything */
     struct cdi_capture captured; /* with `lock`, except as remarked there */
