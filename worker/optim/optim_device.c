@@ -214,7 +214,7 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
     if (!alone)
         st = d->ops->unpack(d->b, o->others, o->n_others, d->region->base, &err);
     if (st == CDDP_OK)
-        st = d->ops->stream_wait(d->b, 0, d->stream, &err);
+        st = cdi_ddp_stream_wait(d, 0, &err);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
@@ -226,5 +226,5 @@ cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg)
     (void)arg;
     if (st != CDDP_OK)
         return st;
-    return d->ops->stream_wait(d->b, 0, d->stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
+    return cdi_ddp_stream_wait(d, 0, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
 }

@@ -38,7 +38,10 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
         .ddp = d,
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
         .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n,
+        .times = d->stats != NULL && !d->ops->on_device ? &d->flight[bucket].exchange : NULL,
     };
+    cddp_status st = cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
 
-    return cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);
+    d->flight[bucket].exchanged = o->tickets[bucket];
+    return st;
 }

@@ -247,6 +247,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     if (ddp == NULL || cdi_comm_is_others("cddp_ddp_destroy", ddp->comm))
         return;
     comm = ddp->comm;
+    cdi_stats_settle(ddp);
     cdi_metrics_stop(ddp);
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;

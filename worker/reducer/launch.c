@@ -104,8 +104,11 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
     if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
         d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    if (d->captured.id == 0) /* a captured operation has no ticket */
-        d->enqueued = d->flight[i].ticket;
+    if (d->captured.id != 0) /* a captured operation has no ticket */
+        return CDDP_OK;
+    d->enqueued = d->flight[i].sent[1] = d->flight[i].ticket;
+    if (d->flight[i].sent[0] == 0)
+        d->flight[i].sent[0] = d->flight[i].ticket;
     return CDDP_OK;
 }
 

@@ -10,7 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMED 2 /* parameters of a bucket that the flight page names */
+#define NAMED 2        /* parameters of a bucket that the flight page names */
+#define STEPS_AHEAD 16 /* of a device, that the host has ended */
+#define SETTLE_MS 30   /* for the times of the last ones */
+
+/* A step of a device whose times are not known yet: stamps, and tickets of operations. */
+struct device_step {
+    uint64_t step, bytes, first;
+    size_t n_buckets, n_ops, room, n_waits;
+    struct {
+        uint64_t first, last;
+    } * op, wait[CDI_DDP_WAITS];
+};
 
 struct cdi_ddp_stats {
     cddp_ddp_stats sum;
@@ -23,6 +34,11 @@ struct cdi_ddp_stats {
     uint64_t *late_steps; /* and in how many steps for it the longest */
     int n_ranks;
     int rank; /* of the job; it waits for others only */
+    /* On a device: */
+    uint64_t first;                        /* stamp; 0: none in this step */
+    struct device_step ahead[STEPS_AHEAD]; /* the oldest one in place `oldest` */
+    size_t oldest, n_ahead;
+    uint64_t next_step; /* the one that begins at begun_ns */
 };
 
 /* The page of the agent, also for a part's reducer; NULL: none. */
@@ -72,6 +88,8 @@ void cdi_stats_release(cddp_ddp *d)
     free(s->by_rank);
     free(s->late_ns);
     free(s->late_steps);
+    for (size_t i = 0; i < STEPS_AHEAD; i++)
+        free(s->ahead[i].op);
     free(s);
     d->stats = NULL;
 }
@@ -80,6 +98,12 @@ void cdi_stats_first(cddp_ddp *d)
 {
     if (d->stats != NULL)
         d->stats->first_ns = d->stats->now_ns = cdi_now_ticks_ns();
+}
+
+void cdi_stats_first_on(cddp_ddp *d, void *stream)
+{
+    if (d->stats != NULL && d->stats->first == 0 && d->ops->stamp != NULL)
+        d->stats->first = d->ops->stamp(d->b, stream);
 }
 
 int64_t cdi_stats_ready(cddp_ddp *d, size_t i)
@@ -117,6 +141,23 @@ static bool make_room(struct cdi_ddp_stats *s, size_t n)
     return s->room >= n;
 }
 
+static struct cdi_bucket_times times_of(const struct cdi_ddp_stats *s, const struct cdi_coll_times *t, int64_t ready_ns)
+{
+    return (struct cdi_bucket_times){.ready = ready_ns,
+                                     .started = t->started_ns,
+                                     .arrived = t->arrived_ns,
+                                     .done = t->done_ns,
+                                     .thread = t->thread_ns,
+                                     .late_rank = t->late_rank == s->rank ? -1 : t->late_rank};
+}
+
+/* How many operations have times: those of all buckets, and after them those of the exchange of parameters. */
+static size_t n_timed(const cddp_ddp *d)
+{
+    return d->sharded ? 2 * d->plan.n : d->plan.n;
+}
+
+/* Takes the times of these operations. */
 static uint64_t take_times(cddp_ddp *d)
 {
     struct cdi_ddp_stats *s = d->stats;
@@ -125,14 +166,11 @@ static uint64_t take_times(cddp_ddp *d)
     for (size_t b = 0; b < d->plan.n; b++) {
         struct cdi_ddp_flight *f = &d->flight[b];
 
-        s->buckets[b] = (struct cdi_bucket_times){.ready = f->ready_ns,
-                                                  .started = f->times.started_ns,
-                                                  .arrived = f->times.arrived_ns,
-                                                  .done = f->times.done_ns,
-                                                  .thread = f->times.thread_ns,
-                                                  .late_rank = f->times.late_rank == s->rank ? -1 : f->times.late_rank};
+        s->buckets[b] = times_of(s, &f->times, f->ready_ns);
+        if (d->sharded)
+            s->buckets[d->plan.n + b] = times_of(s, &f->exchange, 0);
         bytes += f->skipped ? 0 : d->plan.b[b].bytes;
-        f->times = (struct cdi_coll_times){.late_rank = -1};
+        f->times = f->exchange = (struct cdi_coll_times){.late_rank = -1};
         f->ready_ns = 0;
     }
     return bytes;
@@ -171,7 +209,7 @@ static void count_step(cddp_ddp *d)
                                .first = s->first_ns,
                                .end = d->waits.n > 0 ? d->waits.of[d->waits.n - 1].end_ns : cdi_now_ticks_ns(),
                                .buckets = s->buckets,
-                               .n_buckets = d->plan.n,
+                               .n_buckets = n_timed(d),
                                .comm = s->comm,
                                .n_waits = d->waits.n,
                                .by_rank = s->by_rank,
@@ -196,11 +234,151 @@ static void count_step(cddp_ddp *d)
     s->begun_ns = t.end;
 }
 
+/* ---------------------------------------------------------------------------------------- a step of a device ---- */
+
+/* Adds an operation, or several in a row, to a step of a device. */
+static void add_op(struct device_step *p, uint64_t first, uint64_t last)
+{
+    if (first == 0)
+        return;
+    p->op[p->n_ops].first = first;
+    p->op[p->n_ops++].last = last;
+}
+
+/* Moves the tickets and stamps of the step that has ended to *p. false: some are missing, or there is no memory. */
+static bool take_step(cddp_ddp *d, struct device_step *p)
+{
+    const struct cdi_ddp_stats *s = d->stats;
+    bool known = s->first != 0 && d->waits.n > 0;
+
+    if (p->room < n_timed(d)) {
+        free(p->op);
+        p->op = calloc(n_timed(d), sizeof *p->op);
+        p->room = p->op != NULL ? n_timed(d) : 0;
+    }
+    if (p->op == NULL)
+        return false;
+    p->step = d->step;
+    p->first = s->first;
+    p->n_buckets = d->plan.n;
+    p->n_ops = p->bytes = 0;
+    for (size_t b = 0; b < d->plan.n; b++) {
+        const struct cdi_ddp_flight *f = &d->flight[b];
+
+        add_op(p, f->sent[0], f->sent[1]);
+        add_op(p, f->exchanged, f->exchanged);
+        p->bytes += f->skipped ? 0 : d->plan.b[b].bytes;
+    }
+    p->n_waits = d->waits.n;
+    for (size_t i = 0; i < p->n_waits; i++) {
+        p->wait[i].first = d->waits.of[i].begin;
+        p->wait[i].last = d->waits.of[i].end;
+        known &= p->wait[i].first != 0 && p->wait[i].last != 0;
+    }
+    return known;
+}
+
+/* Reads the times of an operation, or of several in a row. false: the backend does not know them. */
+static bool op_times(cddp_ddp *d, uint64_t first, uint64_t last, struct cdi_bucket_times *found)
+{
+    struct cdi_coll_times begin, end;
+    int64_t ready_ns, last_ready_ns;
+
+    d->ops->coll_times(d->b, first, &begin, &ready_ns);
+    d->ops->coll_times(d->b, last, &end, &last_ready_ns);
+    *found = (struct cdi_bucket_times){.ready = ready_ns > last_ready_ns ? ready_ns : last_ready_ns,
+                                       .started = begin.started_ns,
+                                       .done = end.done_ns,
+                                       .late_rank = -1};
+    return begin.started_ns != 0 && end.done_ns != 0;
+}
+
+/* Counts a step of a device whose last stamp was read. A step of which anything is not known is left out. */
+static void count_device_step(cddp_ddp *d, const struct device_step *p)
+{
+    struct cdi_ddp_stats *s = d->stats;
+    struct cdi_interval waits[CDI_DDP_WAITS];
+    struct cdi_flight_step record = {.step = p->step, .n_buckets = (uint32_t)p->n_buckets, .late_rank = -1};
+    struct cdi_step_times t = {.begun = p->step == s->next_step ? s->begun_ns : 0, .waits = waits};
+    struct cdi_step_shares shares;
+    bool known = make_room(s, p->n_ops) && d->ops->stamp_time(d->b, p->first, &t.first) && t.first != 0;
+
+    for (size_t i = 0; i < p->n_ops && known; i++)
+        known = op_times(d, p->op[i].first, p->op[i].last, &s->buckets[i]);
+    for (size_t i = 0; i < p->n_waits && known; i++)
+        known = d->ops->stamp_time(d->b, p->wait[i].first, &waits[i].begin) && waits[i].begin != 0 &&
+                d->ops->stamp_time(d->b, p->wait[i].last, &waits[i].end) && waits[i].end != 0;
+    s->begun_ns = known ? waits[p->n_waits - 1].end : 0;
+    s->next_step = p->step + 1;
+    if (!known)
+        return;
+    t.end = s->begun_ns;
+    t.buckets = s->buckets;
+    t.n_buckets = p->n_ops;
+    t.comm = s->comm;
+    t.n_waits = p->n_waits;
+    t.by_rank = s->by_rank;
+    t.n_ranks = s->n_ranks;
+    shares = cdi_step_shares_of(&t);
+    if (t.begun != 0)
+        add_step(s, &shares, p->bytes);
+    record.begun_ns = t.begun != 0 ? t.begun : t.first;
+    record.end_ns = t.end;
+    record.comm_ns = shares.comm;
+    record.exposed_ns = shares.exposed;
+    cdi_flight_step_times(page_of(d), &record);
+}
+
+/* Counts the steps whose times are known by now. */
+static void count_known(cddp_ddp *d)
+{
+    struct cdi_ddp_stats *s = d->stats;
+    int64_t end_ns;
+
+    for (; s->n_ahead > 0; s->n_ahead--, s->oldest = (s->oldest + 1) % STEPS_AHEAD) {
+        const struct device_step *p = &s->ahead[s->oldest];
+
+        if (!d->ops->stamp_time(d->b, p->wait[p->n_waits - 1].last, &end_ns))
+            return;
+        count_device_step(d, p);
+    }
+}
+
+static void end_device_step(cddp_ddp *d)
+{
+    struct cdi_ddp_stats *s = d->stats;
+
+    cdi_flight_step(page_of(d), d->step + 1);
+    count_known(d);
+    if (s->n_ahead < STEPS_AHEAD && take_step(d, &s->ahead[(s->oldest + s->n_ahead) % STEPS_AHEAD]))
+        s->n_ahead++;
+    for (size_t b = 0; b < d->plan.n; b++)
+        d->flight[b].sent[0] = d->flight[b].sent[1] = d->flight[b].exchanged = 0;
+    s->first = 0;
+}
+
+void cdi_stats_settle(cddp_ddp *d)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    bool waits = d->stats != NULL && d->ops->stamp != NULL && !cdi_comm_is_over(d->comm);
+
+    for (int i = 0; i < SETTLE_MS && waits; i++) {
+        (void)pthread_mutex_lock(&d->lock);
+        count_known(d);
+        waits = d->stats->n_ahead > 0 && d->sticky.status == CDDP_OK;
+        (void)pthread_mutex_unlock(&d->lock);
+        if (waits)
+            (void)nanosleep(&nap, NULL);
+    }
+}
+
 void cdi_stats_step(cddp_ddp *d)
 {
     struct cdi_ddp_stats *s = d->stats;
 
-    if (s != NULL && s->first_ns != 0 && make_room(s, d->plan.n)) {
+    if (s != NULL && d->ops->stamp != NULL) {
+        end_device_step(d);
+    } else if (s != NULL && s->first_ns != 0 && make_room(s, n_timed(d))) {
         count_step(d);
     } else {
         if (s != NULL)
@@ -211,6 +389,7 @@ void cdi_stats_step(cddp_ddp *d)
     if (s != NULL)
         s->first_ns = s->now_ns = 0;
     d->waits.n = 0;
+    d->waits.ticket = 0;
 }
 
 /* --------------------------------------------------------------------------------------------------- buckets ---- */
@@ -252,6 +431,8 @@ void cdi_stats_read(cddp_ddp *d, cddp_ddp_stats *found)
 {
     *found = (cddp_ddp_stats){.slowest_rank = -1, .last_slowest_rank = -1};
     (void)pthread_mutex_lock(&d->lock);
+    if (d->stats != NULL && d->ops->stamp != NULL)
+        count_known(d);
     if (d->stats != NULL)
         *found = d->stats->sum;
     found->n_buckets = d->plan.n;

@@ -134,6 +134,7 @@ static cddp_status step_ready(cddp_ddp *ddp, size_t i, void *stream)
     cddp_status status = step_claim(ddp, i, &now);
 
     if (status == CDDP_OK && ddp->ops->on_device) {
+        cdi_stats_first_on(ddp, stream);
         status = note_stream(ddp, i, stream);
     } else if (status == CDDP_OK && now && (ddp->params[i].grad != NULL || ddp->nan != NULL)) {
         (void)pthread_mutex_unlock(&ddp->lock);
@@ -232,7 +233,7 @@ cddp_status cdi_step_complete(cddp_ddp *d)
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
         local = cdi_own_scatter(d, b, &err);
     if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)
-        local = d->ops->stream_wait(d->b, 0, d->stream, &err);
+        local = cdi_ddp_stream_wait(d, 0, &err);
     return local == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
 }
 
@@ -295,7 +296,7 @@ static cddp_status complete_bad(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d
         status = cdi_ddp_join_ticket(d, d->enqueued);
     if (status == CDDP_OK)
         status = cdi_step_complete_share(d);
-    if (status == CDDP_OK && d->ops->on_device && d->ops->stream_wait(d->b, 0, d->stream, &err) != CDDP_OK)
+    if (status == CDDP_OK && d->ops->on_device && cdi_ddp_stream_wait(d, 0, &err) != CDDP_OK)
         status = cdi_ddp_set_error(d, &err);
     return status;
 }
@@ -451,7 +452,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     if (status == CDDP_OK)
         status = cdi_own_scatter(d, b, err);
     if (status == CDDP_OK && d->ops->on_device)
-        status = d->ops->stream_wait(d->b, moved ? 0 : ticket, d->stream, err);
+        status = cdi_ddp_stream_wait(d, moved ? 0 : ticket, err);
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);
 }
 

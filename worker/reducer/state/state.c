@@ -67,15 +67,41 @@ cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket)
     cddp_status status;
 
     (void)pthread_mutex_unlock(&d->lock);
-    if (d->stats != NULL)
+    if (d->stats != NULL && !d->ops->on_device)
         begin_ns = cdi_now_ticks_ns();
     status = d->ops->join(d->b, ticket, &err);
     (void)pthread_mutex_lock(&d->lock);
-    if (d->stats != NULL)
+    if (d->stats != NULL && !d->ops->on_device)
         note_wait(d, ticket, begin_ns);
     if (d->joined < ticket)
         d->joined = ticket;
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
+}
+
+/* Notes that the compute stream waits between two stamps. */
+static void note_stream_wait(cddp_ddp *d, uint64_t ticket, uint64_t begin, uint64_t end)
+{
+    struct cdi_ddp_waits *w = &d->waits;
+
+    if (w->n < CDI_DDP_WAITS)
+        w->of[w->n++].begin = begin;
+    w->of[w->n - 1].end = end;
+    w->ticket = ticket > w->ticket ? ticket : w->ticket;
+}
+
+cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err)
+{
+    /* Not a wait for the bucket that it has waited for already, as for each of its parameters. */
+    bool timed = d->stats != NULL && d->ops->stamp != NULL && d->captured.id == 0 &&
+                 (ticket == 0 || ticket > d->waits.ticket) && d->ops->hold(d->b, NULL) == CDDP_OK;
+    uint64_t begin = timed ? d->ops->stamp(d->b, d->stream) : 0;
+    cddp_status status = d->ops->stream_wait(d->b, ticket, d->stream, err);
+
+    if (timed && status == CDDP_OK)
+        note_stream_wait(d, ticket, begin, d->ops->stamp(d->b, d->stream));
+    if (timed)
+        d->ops->let_go(d->b);
+    return status;
 }
 
 void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)

@@ -29,9 +29,11 @@
 
 /* The state of a bucket beside the plan. */
 struct cdi_ddp_flight {
-    uint64_t ticket;               /* of its all-reduce in this step */
-    int64_t ready_ns;              /* its last gradient was reported; 0: not in this step, or nothing is measured */
-    struct cdi_coll_times times;   /* of its operations in this step */
+    uint64_t ticket;                /* of its all-reduce in this step */
+    int64_t ready_ns;               /* its last gradient was reported; 0: not in this step, or nothing is measured */
+    struct cdi_coll_times times;    /* of its operations in this step, */
+    struct cdi_coll_times exchange; /* and of the optimizer's exchange of parameters */
+    uint64_t sent[2], exchanged;   /* on a device: the first and last ticket that `times` is of, and that of exchange */
     void *stream[CDI_DDP_STREAMS]; /* on a device: where its gradients were made */
     int n_streams;
     bool more;         /* on a device: starts together with the next bucket; equal on all ranks */
@@ -129,7 +131,9 @@ struct cdi_ddp_waits {
     size_t n;
     struct {
         int64_t begin_ns, end_ns;
+        uint64_t begin, end; /* on a device instead: stamps of the compute stream */
     } of[CDI_DDP_WAITS];
+    uint64_t ticket; /* on a device: the last one that the stream has waited for */
 };
 
 struct cdi_ddp_stats; /* private to reducer/stats.c */
@@ -228,6 +232,8 @@ cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* Waits for everything enqueued up to ticket. Releases the lock while it waits. Sets the sticky error. */
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
+/* On a device: makes the compute stream wait for everything up to ticket (0: everything). With the lock. */
+cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err);
 /*
  * Writes the name of bucket b for messages: "'fc1.weight' and 3 more". Any thread may call it, without the lock, while
  * the bucket is in flight.
