@@ -63,6 +63,13 @@ static void take_unfinished(struct trace_cursor *c, const struct trace_source *f
     take_coll(from, &view.oldest_unfinished, out);
 }
 
+/* A GPU's times of a bucket replace those that the host has seen, a moment after its end. */
+static bool may_change(const struct trace_source *from, const struct cdi_flight_entry *e)
+{
+    return !from->ended && e->bucket >= 0 && e->late_rank < 0 && e->arrived_ns == 0 &&
+           from->now_ns - e->done_ns < TRACE_SETTLE_NS;
+}
+
 static unsigned take_colls(struct trace_cursor *c, const struct trace_source *from, struct cdi_records *out)
 {
     struct cdi_flight_entry ring[CDI_FLIGHT_RING];
@@ -74,6 +81,8 @@ static unsigned take_colls(struct trace_cursor *c, const struct trace_source *fr
             take_unfinished(c, from, &ring[i], out);
             break;
         }
+        if (may_change(from, &ring[i]))
+            break;
         out->n_lost += ring[i].seq - c->seq - 1;
         c->seq = ring[i].seq;
         take_coll(from, &ring[i], out);

@@ -7,6 +7,7 @@
 
 #define TRACE_INTERVAL_MIN_MS 10
 #define TRACE_INTERVAL_MAX_MS 100
+#define TRACE_SETTLE_NS 20000000 /* after which the times of a collective do not change any more */
 #define TRACE_OPEN_NS 1000000000 /* a collective that runs for longer is reported before its end */
 
 /* The records that were taken from one page so far. Zero at first. */

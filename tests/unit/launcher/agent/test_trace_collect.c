@@ -46,7 +46,7 @@ static void run(int n)
         uint64_t seq = enqueue(i % 3);
 
         cdi_flight_start(worker, seq);
-        cdi_flight_done(worker, seq);
+        (void)cdi_flight_end(worker, seq, 1, 0);
     }
 }
 
@@ -105,6 +105,34 @@ Test(trace_collect, takes_each_record_once)
     end();
 }
 
+Test(trace_collect, waits_for_the_times_of_a_device)
+{
+    uint64_t seq;
+
+    begin();
+    run(1);
+    seq = enqueue(2);
+    cdi_flight_start(worker, seq);
+    cdi_flight_done(worker, seq); /* whose last peer is not known */
+    run(1);
+    cr_assert_eq(take(false, 1000, 0), 1);
+    cdi_flight_times(worker, seq, 5, 6, 7);
+    cr_assert_eq(take(false, 1000, 0), 2);
+    cr_assert(out.colls[0].e.seq == 2 && out.colls[0].e.ready_ns == 5 && out.colls[0].e.started_ns == 6 &&
+              out.colls[0].e.done_ns == 7);
+    seq = enqueue(2);
+    cdi_flight_start(worker, seq);
+    cdi_flight_done(worker, seq);
+    cr_assert_eq(take(false, 1000, 0), 0);
+    cr_assert_eq(take(false, 1000, TRACE_SETTLE_NS), 1);
+    seq = enqueue(2);
+    cdi_flight_start(worker, seq);
+    cdi_flight_done(worker, seq);
+    cr_assert_eq(take(true, 1000, 0), 1, "the last ones of a rank");
+    cr_assert_eq(out.n_lost, 0);
+    end();
+}
+
 Test(trace_collect, room_leaves_the_rest_for_later)
 {
     begin();
@@ -155,7 +183,7 @@ Test(trace_collect, reports_a_lasting_collective_once_before_its_end)
     cr_assert_eq(take(false, 1000, TRACE_OPEN_NS + 1), 1);
     cr_assert(out.colls[0].e.seq == seq && out.colls[0].e.done_ns == 0 && out.colls[0].e.started_ns > 0);
     cr_assert_eq(take(false, 1000, TRACE_OPEN_NS + 1), 0, "once");
-    cdi_flight_done(worker, seq);
+    (void)cdi_flight_end(worker, seq, 1, 0);
     cr_assert_eq(take(false, 1000, 0), 1);
     cr_assert(out.colls[0].e.seq == seq && out.colls[0].e.done_ns != 0 && out.n_lost == 0);
     end();
