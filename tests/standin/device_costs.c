@@ -7,8 +7,9 @@
  * So for each kind of gradients. Then rank 0 makes all calls of a step before rank 1 begins it: none of them may wait
  * for a peer.
  *
- *     device_costs MOST_CALLS MOST_THREADS    per bucket, two calls more where kernels of ours bring gradients into the
- *                                             arena and out of it; a negative number: any
+ *     device_costs MOST_CALLS MOST_THREADS MOST_PER_STEP    per bucket, two calls more where kernels of ours bring
+ *                                             gradients into the arena and out of it; and calls per step beside, one
+ *                                             more there; a negative number: any
  *
  * Exit status: 0 all was right, 3 too much, 4 libcddp gave an error.
  */
@@ -135,14 +136,15 @@ static struct cost cost_of(const struct model *m)
     return (struct cost){.calls = calls[STEPS / 2], .threads = threads[STEPS / 2]};
 }
 
-static int judge(const char *kind, const char *what, uint64_t few, uint64_t many, double most)
+static int judge(const char *kind, const char *what, uint64_t few, uint64_t many, double most, double most_beside)
 {
     double a_bucket = (double)(many - few) / (N_PARAMS / 2.0), a_step = (double)few - a_bucket * N_PARAMS / 2;
 
     printf("%s: %s: %.2f per bucket and %.1f per step beside\n", kind, what, a_bucket, a_step);
-    if (most < 0 || a_bucket <= most)
+    if ((most < 0 || a_bucket <= most) && (most_beside < 0 || a_step <= most_beside))
         return 0;
-    fprintf(stderr, "%s: %s: %.2f per bucket, of at most %g\n", kind, what, a_bucket, most);
+    fprintf(stderr, "%s: %s: %.2f per bucket and %.1f per step beside, of at most %g and %g\n", kind, what, a_bucket,
+            a_step, most, most_beside);
     return TOO_MUCH;
 }
 
@@ -171,14 +173,15 @@ int main(int argc, char **argv)
     CUstream compute;
     int rc = 0;
 
-    if (argc != 3)
+    if (argc != 4)
         return FAILED;
     DO(cddp_init(&comm, &init));
     device_open(&device, cddp_local_rank(comm));
     compute = device_stream();
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-        double most = strtod(argv[1], NULL),
-               calls = most + (most >= 0 && (kinds[k].own || kinds[k].sent_as != CDDP_DTYPE_NONE) ? 2 : 0);
+        bool moved = kinds[k].own || kinds[k].sent_as != CDDP_DTYPE_NONE;
+        double most = strtod(argv[1], NULL), calls = most + (most >= 0 && moved ? 2 : 0),
+               beside = strtod(argv[3], NULL);
         struct cost few, many;
 
         make_model(&m, comm, compute, N_PARAMS / 2, &kinds[k]);
@@ -187,8 +190,9 @@ int main(int argc, char **argv)
         make_model(&m, comm, compute, N_PARAMS, &kinds[k]);
         many = cost_of(&m);
         if (cddp_rank(comm) == 0)
-            rc |= judge(kinds[k].name, "calls of the driver", few.calls, many.calls, calls) |
-                  judge(kinds[k].name, "threads", few.threads, many.threads, strtod(argv[2], NULL));
+            rc |= judge(kinds[k].name, "calls of the driver", few.calls, many.calls, calls,
+                        beside + (beside >= 0 && moved ? 1 : 0)) |
+                  judge(kinds[k].name, "threads", few.threads, many.threads, strtod(argv[2], NULL), -1);
         if (k == 0)
             go_alone(&m);
         free_model(&m);

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""times.py CDDPRUN DEVICE_TIMES: slow collectives on a GPU show as communication: exposed if the compute stream waits for
+them, hidden if it works meanwhile. The program, the trace and the file for Prometheus say so; without CDDP_TIMING nothing does."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+cddprun, program = sys.argv[1:]
+BUCKETS, STEPS, COLLECTIVE_MS, GRAD_MS, FORWARD_MS = 3, 12, 4, 1, 3
+NS = 1000000
+failed = 0
+
+
+def run(what, env=None, *flags):
+    """Returns the sums that each rank prints, by rank."""
+    done = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', *flags, program, what], capture_output=True, text=True,
+                          check=False, stdin=subprocess.DEVNULL,
+                          env=os.environ | {'CDDP_STANDIN_DELAY': 'none', 'CDDP_STANDIN_LEAKS': '1',
+                                            'CDDP_STANDIN_COLLECTIVE_US': str(COLLECTIVE_MS * 1000)} | (env or {}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line[line.index('{'):]) for line in done.stdout.splitlines() if '{' in line]
+    assert len(lines) == 2, done.stdout + done.stderr
+    return sorted(lines, key=lambda line: line['rank'])
+
+
+def check_sums(line, steps, collectives):
+    """Kernels take at least as long as they sleep, whatever the machine does; nothing is tighter."""
+    assert line['steps'] == steps, line
+    assert line['comm_ns'] == line['exposed_ns'] + line['hidden_ns'], line
+    assert line['comm_ns'] >= steps * collectives * COLLECTIVE_MS * NS, line
+    assert line['forward_ns'] >= steps * FORWARD_MS * NS, line
+    assert line['backward_ns'] >= steps * (BUCKETS - 1) * GRAD_MS * NS, line
+    assert line['forward_ns'] + line['backward_ns'] <= line['step_ns'] and line['exposed_ns'] <= line['step_ns'], line
+    assert line['late_ns'] == 0 and line['slowest_rank'] == -1, line
+
+
+def exposed():
+    for line in run('exposed'):
+        check_sums(line, STEPS - 1, BUCKETS)
+        # 12 of 13 ms follow the first gradient, and the last gradient is 2 ms after that.
+        assert line['exposed_ns'] >= line['comm_ns'] // 2, line
+
+
+def hidden():
+    for line in run('hidden'):
+        check_sums(line, STEPS - 1, BUCKETS)
+        assert line['exposed_ns'] <= line['comm_ns'] // 4, line
+
+
+def by_parameter():
+    for line in run('params'):
+        check_sums(line, STEPS - 1, BUCKETS)
+        assert line['exposed_ns'] >= line['comm_ns'] // 2, line
+
+
+def optimizer():
+    """The exchange of parameters is communication, too, and nothing hides it."""
+    for line in run('optim'):
+        check_sums(line, STEPS - 1, 2 * BUCKETS)
+        assert line['exposed_ns'] >= line['comm_ns'] // 2, line
+
+
+def captured():
+    """Replays do not count, and the steps before and after them do."""
+    for line in run('captured'):
+        check_sums(line, 2 * STEPS - 1, BUCKETS)
+
+
+def delayed():
+    """A slow device, and launches that NCCL leaves to a thread."""
+    for line in run('exposed', {'CDDP_STANDIN_DELAY': 'both', 'CDDP_STANDIN_PROGRESS': '90', 'CDDP_NCCL_BLOCKING': '0'}):
+        check_sums(line, STEPS - 1, BUCKETS)
+
+
+def switched_off():
+    for how in 'off', 'none':
+        for line in run('exposed', {'CDDP_TIMING': how}):
+            assert line['steps'] == line['step_ns'] == line['comm_ns'] == line['exposed_ns'] == 0, line
+
+
+def metrics():
+    with tempfile.TemporaryDirectory() as folder:
+        lines = run('exposed', {'CDDP_METRICS_FILE': os.path.join(folder, '%r.prom')})
+        texts = [(pathlib.Path(folder) / f'{rank}.prom').read_text(encoding='ascii') for rank in range(2)]
+    for name in 'comm', 'exposed':
+        word = {'comm': 'communication'}.get(name, name)
+        found = [float(re.search(rf'^cddp_{word}_seconds_total\S* (\S+)$', text, re.M)[1]) for text in texts]
+        assert found == [line[f'{name}_ns'] / 1e9 for line in lines], (found, lines)
+
+
+def trace():
+    """Buckets last as long as the GPU has worked on them; the host sees them a millisecond too early or too late."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'trace.json')
+        lines = run('hidden', None, f'--trace={path}')
+        events = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
+    buckets = [e for e in events if e.get('cat') == 'collective' and 'bucket' in e['args']]
+    steps = [e for e in events if e.get('cat') == 'step']
+    assert len(buckets) == 2 * STEPS * BUCKETS and len(steps) == 2 * STEPS, (len(buckets), len(steps))
+    for rank, line in enumerate(lines):
+        ended = 0
+        for e in sorted((e for e in buckets if e['args']['rank'] == rank), key=lambda e: e['ts']):
+            assert e['dur'] >= COLLECTIVE_MS * 1000 and e['ts'] >= ended - 1, (e, ended)
+            ended = e['ts'] + e['dur']
+        mine = [e['args'] for e in steps if e['args']['rank'] == rank and e['name'] != 'step 0']
+        assert round(1000 * sum(e['comm_us'] for e in mine)) == line['comm_ns'], (mine, line)
+        assert round(1000 * sum(e['exposed_us'] for e in mine)) == line['exposed_ns'], (mine, line)
+
+
+TESTS = exposed, hidden, by_parameter, optimizer, captured, delayed, switched_off, metrics, trace
+
+print(f'1..{len(TESTS)}')
+for test in TESTS:
+    try:
+        test()
+        print(f'ok - {test.__name__}', flush=True)
+    except (AssertionError, KeyError, ValueError) as why:
+        failed += 1
+        print(f'not ok - {test.__name__}\n# ' + str(why).replace('\n', '\n# '), flush=True)
+sys.exit(failed != 0)
