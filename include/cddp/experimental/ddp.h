@@ -54,9 +54,14 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
 
 /*
  * The times of a reducer's steps on this rank: sums over `steps` steps, and those of the last one. A step lasts from
- * the end of the one before to its own end, so the first one does not count. On the CPU and over MPI a bucket counts as
- * communicated from the start of its all-reduce to its end; buckets of a hook or of PowerSGD, and all buckets on a GPU,
- * whose work the host does not wait for, do not count, and the times of a GPU's steps are those of the host's calls.
+ * the end of the one before to its own end, so the first one does not count. A bucket counts as communicated from the
+ * start of its all-reduce to its end, and with a divided optimizer (optim.h) also while its parameters are exchanged;
+ * buckets of a hook or of PowerSGD do not count.
+ *
+ * On a GPU all times are those of the GPU. A bucket is communicated from the moment at which the compute stream has
+ * made its gradients and the bucket before it is done. The program "waits" where the compute stream does. Steps in CUDA
+ * graphs do not count. A step counts when the GPU has ended it and libcddp has noticed, which takes some milliseconds;
+ * it is left out if the host is far ahead (16 steps, or about 1,000 buckets).
  */
 typedef struct cddp_ddp_stats {
     size_t size; /* sizeof(cddp_ddp_stats) */
@@ -78,7 +83,7 @@ typedef struct cddp_ddp_stats {
      * As this rank has seen it, without a word from the others: the rank of the job that it has waited for longest in
      * all steps, and in how many steps it waited for that one longest; -1: none. The slowest rank itself waits for
      * nobody, and so may name any other, with a small late_ns. Over several nodes, a rank sees its own node and the two
-     * beside it. Over MPI and on a GPU it is not known.
+     * beside it. Over MPI and on a GPU it is not known, and late_ns is 0.
      */
     uint64_t slowest_steps;
     int32_t slowest_rank;
