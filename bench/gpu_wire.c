@@ -6,31 +6,40 @@
  * memory and multiprocessors is not in the figure.
  *
  *     cddprun --standalone --nproc_per_node=1 gpu_wire [--kib N] [--bucket-kib N] [--steps N] [--ranks N] [--gb-s N]
+ * [--plain]
  *
  * A step writes every gradient by as many passes as make its backward pass a quarter longer than the wire; told are the
  * time of the backward pass alone, that of the whole step, both between two events on the compute stream, and the
  * host's in cddp_* calls: quartiles, in one line of JSON from rank 0.
+ *
+ * --plain: without the wire, only what the ranks have to send. Told beside are the mean time that a step takes longer
+ * than its backward pass, and what cddp_ddp_get_stats() reports as exposed and as communicated: means of the same
+ * steps.
  */
 #include "bench/gpu_delay.h"
 #include "bench/gpu_program.h"
 
+#include <cddp/experimental/ddp.h>
 #include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define PARAMS_PER_BUCKET 4
 #define WARM 10
 #define MOST_STEPS 1000
 #define LONGER 1.25 /* backward pass by wire */
 #define MOST_PASSES 1000
+#define KNOWN_NS 100000000 /* for the library to know the times of the last step */
 
 extern const unsigned char bench_delay_image[];
 
 struct wire {
     size_t bucket_bytes, n_buckets, n_params;
     int steps, ranks, passes;
+    bool plain;
     double gb_s;
     cddp_comm *comm;
     cddp_ddp *ddp;
@@ -133,13 +142,39 @@ static void show(const char *name, double *values, int n)
     printf(",\"%s\":[%.6g,%.6g,%.6g]", name, values[n / 4], values[n / 2], values[n * 3 / 4]);
 }
 
+static cddp_ddp_stats sums(const struct wire *w)
+{
+    const struct timespec nap = {.tv_nsec = KNOWN_NS};
+    cddp_ddp_stats s = {.size = sizeof s};
+
+    (void)nanosleep(&nap, NULL);
+    must(cddp_ddp_get_stats(w->ddp, &s));
+    return s;
+}
+
+/* Prints what the library says of the steps since `before`, beside the difference of times. */
+static void show_library(const struct wire *w, const cddp_ddp_stats *before, const double *alone, const double *whole)
+{
+    const cddp_ddp_stats now = sums(w);
+    double longer = 0, counted = (double)(now.steps - before->steps), n = counted > 0 ? counted : 1;
+
+    for (int i = 0; i < w->steps; i++)
+        longer += (whole[i] - alone[i]) / w->steps;
+    printf(",\"longer_ms\":%.6g,\"counted_steps\":%.0f,\"exposed_ms\":%.6g,\"comm_ms\":%.6g", longer, counted,
+           (double)(now.exposed_ns - before->exposed_ns) * 1e-6 / n,
+           (double)(now.comm_ns - before->comm_ns) * 1e-6 / n);
+}
+
 static void measure(struct wire *w)
 {
     static double alone[MOST_STEPS], whole[MOST_STEPS], host[MOST_STEPS];
+    cddp_ddp_stats before = {.size = sizeof before};
 
     for (int i = -WARM; i < w->steps; i++) {
         const int at = i < 0 ? 0 : i;
 
+        if (i == 0)
+            before = sums(w);
         alone[at] = step(w, false, NULL);
         whole[at] = step(w, true, &host[at]);
     }
@@ -149,6 +184,8 @@ static void measure(struct wire *w)
            "\"modelled_gb_s\":%g,\"wire_us_per_bucket\":%.6g,\"passes\":%d,\"steps\":%d",
            w->card.name, cddp_world_size(w->comm), w->n_buckets, w->bucket_bytes, w->ranks, w->gb_s, wire_us(w),
            w->passes, w->steps);
+    if (w->plain)
+        show_library(w, &before, alone, whole);
     show("compute_ms", alone, w->steps);
     show("step_ms", whole, w->steps);
     show("host_us", host, w->steps);
@@ -193,7 +230,8 @@ static void open_wire(struct wire *w)
     must(cddp_ddp_create(&w->ddp, w->comm, w->params, w->n_params, &options));
     if (cddp_ddp_bucket_count(w->ddp) != w->n_buckets)
         card_die("gpu_wire: %zu buckets, not %zu", cddp_ddp_bucket_count(w->ddp), w->n_buckets);
-    must(cddp_ddp_set_hook(w->ddp, &hook));
+    if (!w->plain)
+        must(cddp_ddp_set_hook(w->ddp, &hook));
 }
 
 static void close_wire(struct wire *w)
@@ -211,10 +249,13 @@ static void close_wire(struct wire *w)
 
 static void read_arguments(struct wire *w, int argc, char **argv)
 {
-    static const struct option flags[] = {
-        {"kib", required_argument, NULL, 'k'},   {"bucket-kib", required_argument, NULL, 'b'},
-        {"steps", required_argument, NULL, 's'}, {"ranks", required_argument, NULL, 'r'},
-        {"gb-s", required_argument, NULL, 'g'},  {NULL, 0, NULL, 0}};
+    static const struct option flags[] = {{"kib", required_argument, NULL, 'k'},
+                                          {"bucket-kib", required_argument, NULL, 'b'},
+                                          {"steps", required_argument, NULL, 's'},
+                                          {"ranks", required_argument, NULL, 'r'},
+                                          {"gb-s", required_argument, NULL, 'g'},
+                                          {"plain", no_argument, NULL, 'p'},
+                                          {NULL, 0, NULL, 0}};
     long kib = 512000, bucket = 25600;
     int c;
 
@@ -232,11 +273,13 @@ static void read_arguments(struct wire *w, int argc, char **argv)
             w->ranks = (int)number(optarg, 2, 1L << 20);
         else if (c == 'g')
             w->gb_s = (double)number(optarg, 1, 1L << 20);
+        else if (c == 'p')
+            w->plain = true;
         else
             exit(2);
     }
     if (optind != argc || kib < bucket)
-        card_die("usage: gpu_wire [--kib N] [--bucket-kib N] [--steps N] [--ranks N] [--gb-s N]");
+        card_die("usage: gpu_wire [--kib N] [--bucket-kib N] [--steps N] [--ranks N] [--gb-s N] [--plain]");
     w->bucket_bytes = (size_t)bucket << 10;
     w->n_buckets = (size_t)(kib / bucket);
 }

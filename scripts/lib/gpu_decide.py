@@ -6,6 +6,7 @@ RATIO_LIMIT = 1.02         # step time with the reducer to step time with bare n
 HOST_US = (20, 5)          # host time beyond that of bare ncclAllReduce: per step, per bucket
 CLIP_HOST_US = 100         # host time of a clipping call that does not return the norm: the host does not wait for the GPU
 HIDDEN_BELOW_BEST = 0.05   # share of the modelled wire that may be exposed beyond what no order could hide
+LIBRARY_OFF = 0.03         # exposed communication by the library against that by step times, as a share of the backward pass
 ERROR_SECONDS = 5          # until the survivors of a killed rank report an error
 SILENT_SECONDS = 60        # without output: then a part hangs
 
@@ -160,6 +161,21 @@ def judge_wire(result):
     if share >= best - HIDDEN_BELOW_BEST:
         return share, best, None
     return share, best, f'{share:.1%} of the modelled wire is hidden, {best:.1%} could be'
+
+
+def judge_library(result):
+    """Returns (difference as a share of the backward pass, reason for failure or None) for bench/gpu_wire --plain: the library
+    and the difference of step times agree about the exposed communication."""
+    if result['counted_steps'] == 0:
+        return None, 'cddp_ddp_get_stats() counts no step'
+    exposed, longer, compute = result['exposed_ms'], result['longer_ms'], result['compute_ms'][1]
+    off = (exposed - longer) / compute
+    if not 0 <= exposed <= result['comm_ms']:
+        return off, f'of {result["comm_ms"]:.3f} ms of communication {exposed:.3f} ms are exposed'
+    if abs(off) <= LIBRARY_OFF:
+        return off, None
+    return off, (f'the library reports {exposed:.3f} ms of exposed communication, but a step takes {longer:.3f} ms longer than its '
+                 f'backward pass of {compute:.3f} ms')
 
 
 def counted(parts):

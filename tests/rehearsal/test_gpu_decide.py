@@ -161,6 +161,17 @@ class Measured(unittest.TestCase):
         self.assertEqual(self.wire(99)[0], 0)
         self.assertEqual(self.wire(19)[0], 1)
 
+    def test_library_and_step_times_agree_within_three_points(self):
+        result = {'counted_steps': 50, 'compute_ms': [0, 10, 0], 'longer_ms': 2, 'exposed_ms': 2.2, 'comm_ms': 5}
+        off, why = decide.judge_library(result)
+        self.assertAlmostEqual(off, 0.02)
+        self.assertIsNone(why)
+        self.assertIsNone(decide.judge_library(result | {'longer_ms': -0.1, 'exposed_ms': 0})[1])
+        self.assertIn('but a step takes 2.000 ms longer', decide.judge_library(result | {'exposed_ms': 2.4})[1])
+        self.assertIn('but a step takes 2.000 ms longer', decide.judge_library(result | {'exposed_ms': 1.6})[1])
+        self.assertIn('of 1.000 ms of communication 2.200 ms', decide.judge_library(result | {'comm_ms': 1})[1])
+        self.assertIn('counts no step', decide.judge_library(result | {'counted_steps': 0})[1])
+
 
 class Clock(unittest.TestCase):
     def test_command_gets_the_rest_of_part_and_total(self):
