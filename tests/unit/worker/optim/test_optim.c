@@ -5,9 +5,12 @@
 #include "mean_hook.h"
 #include "numbers.h"
 #include "scratch.h"
+#include "worker/comm/comm.h"
 #include "worker/math/optim_update.h"
+#include "worker/reducer/layout/stats.h"
 #include "world.h"
 
+#include <cddp/experimental/ddp.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
@@ -991,6 +994,60 @@ Test(optim, rank_holds_only_its_share)
     memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
     for (int ranks = 1; ranks <= 4; ranks++)
         cr_assert_eq(run_world(ranks, memory), 0, "%d ranks", ranks);
+}
+
+/* The time in which collectives of buckets ran since `after`, as the flight page has it. Sets *last to the last one. */
+static int64_t recorded_ns(const cddp_comm *comm, uint64_t after, bool with_exchange, uint64_t *last)
+{
+    struct cdi_flight_entry e[CDI_FLIGHT_RING];
+    struct cdi_interval ran[CDI_FLIGHT_RING];
+    size_t n = cdi_flight_records(cdi_comm_world(comm)->flight, after, e, CDI_FLIGHT_RING), k = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (e[i].bucket >= 0 && (with_exchange || e[i].op != CDI_FLIGHT_ALL_GATHER))
+            ran[k++] = (struct cdi_interval){.begin = e[i].started_ns, .end = e[i].done_ns};
+    *last = n > 0 ? e[n - 1].seq : after;
+    return cdi_intervals_length(ran, cdi_intervals_join(ran, k));
+}
+
+static int exchange_is_timed(int rank)
+{
+    cddp_ddp_stats s = {.size = sizeof s};
+    struct model m = {0};
+    uint64_t seen = 0;
+    cddp_optim *optim;
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(model_open(&m, comm) == 0);
+    CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
+    for (int step = 0; step < 4; step++) {
+        int64_t scattered, all;
+
+        (void)recorded_ns(comm, seen, true, &seen);
+        for (size_t i = N; i-- > 0;)
+            CHECK(cddp_ddp_grad_ready(m.ddp, i) == CDDP_OK);
+        CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+        scattered = recorded_ns(comm, seen, false, &(uint64_t){0});
+        all = recorded_ns(comm, seen, true, &(uint64_t){0});
+        CHECK(cddp_ddp_get_stats(m.ddp, &s) == CDDP_OK);
+        CHECK(scattered > 0 && all > scattered);
+        /* The first step does not count. */
+        CHECK(step == 0 || s.last_comm_ns > (scattered + all) / 2);
+    }
+    cddp_optim_destroy(optim);
+    model_close(&m);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    (void)rank;
+    return 0;
+}
+
+Test(optim, exchange_of_parameters_is_communication)
+{
+    now.opt = rules[2];
+    memcpy(now.dtypes, kinds_of_types[0], sizeof now.dtypes);
+    for (int ranks = 2; ranks <= 3; ranks++)
+        cr_assert_eq(run_world(ranks, exchange_is_timed), 0, "%d ranks", ranks);
 }
 
 /* Three elements in a world of eight. */
