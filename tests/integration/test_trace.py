@@ -248,9 +248,19 @@ def test_checkpoints_are_marks(cddprun):
     assert sorted(saves) == [0, 1] and all(re.fullmatch(r'save of step 77, \d+ ms', text) for text in saves.values()), saves
 
 
+# Rank 0 ends, and has been waited for when rank 1 fails. $0 is a file.
+ONE_AFTER_ZERO = '''
+if [ $RANK = 0 ]; then echo $$ > $0.new && mv $0.new $0; exit 0; fi
+until [ -e $0 ]; do sleep 0.02; done
+while kill -0 $(cat $0) 2>&-; do sleep 0.02; done
+rm $0
+exit 1
+'''
+
+
 def test_program_without_libcddp_has_its_processes(cddprun):
     with trace_path() as path:
-        status, _, err = run(cddprun, '--standalone', '--nproc_per_node=2', f'--trace={path}', 'sh', '-c', 'exit $RANK')
+        status, _, err = run(cddprun, '--standalone', '--nproc_per_node=2', f'--trace={path}', 'sh', '-c', ONE_AFTER_ZERO, path + '.pid')
         assert status == 1 and 'the trace is in' in err, err
         trace = trace_parser.read(path)
     ended = {i['args']['rank']: i['args']['text'] for i in trace.instants if i['name'] == 'ended'}
