@@ -252,6 +252,32 @@ static void check_finds(struct check *c)
     }
 }
 
+/* The sums of one slice at each alignment, and those of the CPU. */
+static void check_hashes(struct check *c)
+{
+    struct cdi_launch l;
+
+    fill(c, &c->in, 5);
+    EACH(n, counts)
+    for (size_t shift = 0; shift < 17; shift += shift < 2 ? 1 : 3) {
+        const size_t bytes = 4 * counts[n] + shift % 8;
+        const struct cdi_slice there = {c->in.card + shift, bytes}, here = {c->in.host + shift, bytes};
+        uint64_t *sum = (uint64_t *)(void *)c->out.host;
+
+        if (counts[n] > c->most)
+            continue;
+        memset(c->out.host, 0, c->room);
+        CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, c->room, c->card.stream);
+        (void)cdi_launch_hash(&l, c->card.n_sm, &there, 1, 2, (uint64_t *)(void *)c->out.card);
+        card_launch(&c->card, c->card.stream, &l);
+        (void)cdi_launch_hash(&l, c->card.n_sm, &here, 1, 2, sum);
+        cdi_launch_on_host(&l);
+        compare(c, &c->out, "hash", "", "", bytes);
+        if (sum[2] != cdi_hash64_sum(here.data, bytes, 0))
+            card_die("hash of %zu bytes: the CPU's differs", bytes);
+    }
+}
+
 /* Slices of many sizes, some empty, with gaps of `odd` bytes. Returns the bytes that they hold. */
 static size_t make_slices(const struct check *c, struct cdi_slice *slice, uint8_t *memory, size_t odd)
 {
@@ -561,6 +587,8 @@ static void show_speeds(const struct check *c, size_t bytes)
 
     (void)cdi_launch_tally(&l, &span, 1, false, py);
     show(c, "tally_f32", &l, 4.0 * (double)n);
+    (void)cdi_launch_hash(&l, c->card.n_sm, &(struct cdi_slice){px, bytes}, 1, 0, py);
+    show(c, "hash", &l, (double)bytes);
     show_lowrank(c, px, py, n);
     CARD(&c->card, cuMemFree, x);
     CARD(&c->card, cuMemFree, y);
@@ -585,6 +613,7 @@ int main(int argc, char **argv)
     check_scales(&c);
     check_scans(&c);
     check_finds(&c);
+    check_hashes(&c);
     check_packs(&c);
     check_tallies(&c);
     check_optims(&c);

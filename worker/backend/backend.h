@@ -506,6 +506,12 @@ struct cdi_backend_ops {
      */
     cddp_status (*clip)(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                         const double *sum, struct cdi_error *err);
+    /*
+     * On a device: sum[k], memory of the device, becomes the sum of the words of slice k (math/hash64.h). A gap
+     * has the sum 0. Nothing waits for the result. NULL on the host.
+     */
+    cddp_status (*hash)(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
+                        struct cdi_error *err);
     /* On a device: sets memory to zeros. NULL on the host, where the caller uses memset. */
     cddp_status (*clear)(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
     /* Run a step of the optimizer: the first counts its rows, the second updates the pieces with them (optim_row.h). */

@@ -1,72 +1,85 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One loop that compilers vectorise, built for the baseline and, on x86-64, for AVX2 and AVX-512. */
 #include "worker/math/hash64.h"
 
-#include <string.h>
+#include "worker/math/reduce.h"
 
-#define LANES 4
-/* Odd, so that a multiplication loses nothing; digits of the golden ratio and of the square root of 2. */
-#define TAKE 0x9e3779b97f4a7c15u
-#define STIR 0x6a09e667f3bcc909u
+#include <stdatomic.h>
 
-static inline uint64_t rotate(uint64_t x, int by)
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint64_t sum_of(const uint8_t *p, size_t words, uint64_t at)
 {
-    return x << by | x >> (64 - by);
+    uint64_t sum = 0;
+
+    for (size_t k = 0; k < words; k++, at += CDI_HASH64_PLACE) {
+        uint64_t word;
+
+        memcpy(&word, p + 8 * k, sizeof word);
+        sum += cdi_hash64_mix(word + at);
+    }
+    return sum;
 }
 
-/* Takes one word into a lane: for each lane a bijection of the word, and for each word one of the lane. */
-static inline uint64_t take(uint64_t lane, uint64_t word)
+static uint64_t sum_plain(const uint8_t *p, size_t words, uint64_t at)
 {
-    return rotate(lane + word * TAKE, 31) * STIR;
+    return sum_of(p, words, at);
 }
 
-static inline uint64_t word_at(const uint8_t *p)
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static uint64_t sum_avx2(const uint8_t *p, size_t words, uint64_t at)
 {
-    uint64_t w;
-
-    memcpy(&w, p, sizeof w);
-    return w;
+    return sum_of(p, words, at);
 }
 
-void cdi_hash64_begin(struct cdi_hash64 *h, uint64_t seed)
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) static uint64_t sum_avx512(const uint8_t *p, size_t words,
+                                                                                         uint64_t at)
 {
-    for (uint64_t k = 0; k < LANES; k++)
-        h->lane[k] = (seed + k) * TAKE + STIR;
-    h->bytes = 0;
+    return sum_of(p, words, at);
 }
 
-void cdi_hash64_add(struct cdi_hash64 *h, const void *bytes, size_t n)
+/* Checked once, since CPUID is slow on a virtual machine. */
+static int best_kind(void)
 {
-    uint64_t a = h->lane[0], b = h->lane[1], c = h->lane[2], d = h->lane[3];
+    static _Atomic int known = -1;
+    int kind = atomic_load_explicit(&known, memory_order_relaxed);
+
+    if (kind < 0) {
+        kind = CDI_REDUCE_AVX512;
+        while (kind > CDI_REDUCE_PLAIN && !cdi_reduce_has((enum cdi_reduce_kind)kind))
+            kind--;
+        atomic_store_explicit(&known, kind, memory_order_relaxed);
+    }
+    return kind;
+}
+#endif
+
+static uint64_t sum_words(const uint8_t *p, size_t words, uint64_t at)
+{
+#if defined(__x86_64__)
+    int kind = best_kind();
+
+    if (kind == CDI_REDUCE_AVX512)
+        return sum_avx512(p, words, at);
+    if (kind == CDI_REDUCE_AVX2)
+        return sum_avx2(p, words, at);
+#endif
+    return sum_plain(p, words, at);
+}
+
+uint64_t cdi_hash64_sum(const void *bytes, size_t n, uint64_t place)
+{
     const uint8_t *p = bytes;
-    uint8_t rest[LANES * 8] = {0};
+    const size_t words = n / 8;
+    uint64_t sum = sum_words(p, words, (place + 1) * CDI_HASH64_PLACE), last = 0;
 
-    h->bytes += n;
-    for (; n >= sizeof rest; n -= sizeof rest, p += sizeof rest) {
-        a = take(a, word_at(p));
-        b = take(b, word_at(p + 8));
-        c = take(c, word_at(p + 16));
-        d = take(d, word_at(p + 24));
-    }
-    if (n > 0) { /* zeros after it: the number of bytes is hashed, too */
-        memcpy(rest, p, n);
-        a = take(a, word_at(rest));
-        b = take(b, word_at(rest + 8));
-        c = take(c, word_at(rest + 16));
-        d = take(d, word_at(rest + 24));
-    }
-    h->lane[0] = a;
-    h->lane[1] = b;
-    h->lane[2] = c;
-    h->lane[3] = d;
+    if (n % 8 == 0)
+        return sum;
+    memcpy(&last, p + 8 * words, n % 8);
+    return sum + cdi_hash64_word(last, place + words);
 }
 
-uint64_t cdi_hash64_end(const struct cdi_hash64 *h)
+uint64_t cdi_hash64(uint64_t seed, size_t n, uint64_t sum)
 {
-    uint64_t x = h->bytes * TAKE;
-
-    for (int k = 0; k < LANES; k++)
-        x = take(x, h->lane[k]);
-    x ^= x >> 33;
-    x *= STIR;
-    return x ^ x >> 29;
+    return cdi_hash64_mix(sum ^ cdi_hash64_mix(seed + cdi_hash64_mix((uint64_t)n)));
 }

@@ -9,14 +9,13 @@
 #include <stdlib.h>
 
 #define PERIOD_ENV "CDDP_CHECK_REPLICAS"
-#define PIECE_BYTES ((size_t)1 << 20)  /* of a parameter on a device, copied at a time; a multiple of 32 */
 #define GATHER_BYTES ((size_t)1 << 20) /* for hashes of single parameters, of all ranks together */
 #define TEXT_BYTES 400
 
 struct cdi_replicas {
     uint64_t period;
     uint64_t *hash;  /* by parameter */
-    void *piece;     /* on a device: host memory for copies */
+    uint64_t *there; /* on a device: sums of the parameters. NULL: on the host */
     bool checked;    /* at least once, */
     uint64_t before; /* after this number of steps, and all were equal */
 };
@@ -24,6 +23,7 @@ struct cdi_replicas {
 cddp_status cdi_replicas_init(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_replicas *r;
+    void *there = NULL;
     int64_t period;
     cddp_status st = cdi_env_int_or(PERIOD_ENV, 0, INT32_MAX, 0, &period, err);
 
@@ -35,15 +35,18 @@ cddp_status cdi_replicas_init(cddp_ddp *d, struct cdi_error *err)
     if (r == NULL || r->hash == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for " PERIOD_ENV);
     r->period = (uint64_t)period;
-    return d->ops->on_device ? d->ops->alloc_host(d->b, PIECE_BYTES, &r->piece, err) : CDDP_OK;
+    if (d->ops->on_device)
+        st = d->ops->alloc(d->b, d->n_params * sizeof *r->there, &there, err);
+    r->there = there;
+    return st;
 }
 
 void cdi_replicas_release(cddp_ddp *d)
 {
     if (d->replicas == NULL)
         return;
-    if (d->replicas->piece != NULL)
-        d->ops->release_host(d->b, d->replicas->piece);
+    if (d->replicas->there != NULL)
+        d->ops->release(d->b, d->replicas->there);
     free(d->replicas->hash);
     free(d->replicas);
     d->replicas = NULL;
@@ -132,38 +135,33 @@ void cdi_replicas_name(const struct cdi_replica *of, int n, char *buf, size_t ca
 
 /* --------------------------------------------------------------------------------------------------- hashing ----- */
 
-static cddp_status hash_param(cddp_ddp *d, size_t i, struct cdi_error *err)
+/* Makes the sum of each parameter, on a device by its kernel: the parameters stay there. */
+static cddp_status sum_all(cddp_ddp *d, uint64_t *sum, struct cdi_error *err)
 {
-    const struct cdi_slice *s = &d->slices[i];
-    cddp_status st = CDDP_OK;
-    struct cdi_hash64 h;
+    uint64_t *there = d->replicas->there;
+    cddp_status st;
 
-    cdi_hash64_begin(&h, i);
-    if (!d->ops->on_device)
-        cdi_hash64_add(&h, s->data, s->bytes);
-    for (size_t at = 0; d->ops->on_device && at < s->bytes && st == CDDP_OK; at += PIECE_BYTES) {
-        size_t n = s->bytes - at < PIECE_BYTES ? s->bytes - at : PIECE_BYTES;
-
-        st = d->ops->copy(d->b, d->replicas->piece, (const char *)s->data + at, n, err);
-        if (st == CDDP_OK)
-            cdi_hash64_add(&h, d->replicas->piece, n);
-    }
-    d->replicas->hash[i] = cdi_hash64_end(&h);
-    return st;
+    for (size_t i = 0; there == NULL && i < d->n_params; i++)
+        sum[i] = cdi_hash64_sum(d->slices[i].data, d->slices[i].bytes, 0);
+    if (there == NULL)
+        return CDDP_OK;
+    st = d->ops->wait_stream(d->b, d->stream, err);
+    if (st == CDDP_OK)
+        st = d->ops->hash(d->b, d->slices, d->n_params, there, err);
+    return st == CDDP_OK ? d->ops->copy(d->b, sum, there, d->n_params * sizeof *there, err) : st;
 }
 
 /* Hashes all parameters of this rank. */
 static cddp_status hash_all(cddp_ddp *d, struct cdi_replica *mine, struct cdi_error *err)
 {
-    cddp_status st = d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, err) : CDDP_OK;
-    struct cdi_hash64 h;
+    uint64_t *hash = d->replicas->hash;
+    size_t bytes = d->n_params * sizeof *hash;
+    cddp_status st = d->shadow ? CDDP_OK : sum_all(d, hash, err);
 
     *mine = (struct cdi_replica){.holds = !d->shadow};
     for (size_t i = 0; i < d->n_params && st == CDDP_OK && !d->shadow; i++)
-        st = hash_param(d, i, err);
-    cdi_hash64_begin(&h, 0);
-    cdi_hash64_add(&h, d->replicas->hash, d->n_params * sizeof *d->replicas->hash);
-    mine->hash = cdi_hash64_end(&h);
+        hash[i] = cdi_hash64(i, d->slices[i].bytes, hash[i]);
+    mine->hash = cdi_hash64(0, bytes, cdi_hash64_sum(hash, bytes, 0));
     return st;
 }
 

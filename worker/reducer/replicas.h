@@ -2,8 +2,8 @@
 /*
  * CDDP_CHECK_REPLICAS=N: before the end of every N-th step the ranks compare a hash of all parameters, which are those
  * that the previous steps have made. Only if hashes differ, they exchange one for each parameter. On the host the hash
- * is made while the last buckets are under way. On a device the parameters are copied to the host in pieces, so the
- * host waits for the GPU, and the check costs as much as the copy. Without the variable these functions do nothing.
+ * is made while the last buckets are under way. On a device a kernel makes it, with the same bits, and the host waits
+ * for 8 bytes per parameter. Without the variable these functions do nothing.
  *
  * A rank that waits in cddp_ddp_join has old parameters: it takes part, but is not compared.
  */

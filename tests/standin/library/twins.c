@@ -18,6 +18,7 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_update_args *update = args;
     struct cdi_lowrank_args *lowrank = args;
     struct cdi_find_args *find = args;
+    struct cdi_hash_args *hash = args;
     struct cdi_signal_args *tell = args;
 
     switch (kernel) {
@@ -50,6 +51,11 @@ static void usable(enum cdi_kernel kernel, void *args)
         find->word = standin_host(find->word);
         for (uint32_t i = 0; i < find->n; i++)
             find->span[i].x = standin_host(find->span[i].x);
+        break;
+    case CDI_KERNEL_HASH:
+        hash->sum = standin_host(hash->sum);
+        for (uint32_t i = 0; i < hash->n; i++)
+            hash->piece[i].x = standin_host(hash->piece[i].x);
         break;
     case CDI_KERNEL_FOLD:
         fold->partial = standin_host(fold->partial);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norms, clipping, and the search for numbers that are not finite, as kernels on the communication stream. */
+/* Norms, clipping, the search for numbers that are not finite, and hashes, as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
@@ -58,6 +58,25 @@ cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const 
         x += taken;
         word_of += taken;
         n -= taken;
+    }
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_hash(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
+                         struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+    struct cdi_launch l;
+
+    if (st != CDDP_OK)
+        return st;
+    if (n > 0)
+        st = cdi_cuda_check(cdi_cuda.set_bytes(cdi_device_ptr(sum), 0, n * sizeof *sum, cdi_device_stream(&b->device)),
+                            "hashing", err);
+    for (size_t at = 0; at < n && st == CDDP_OK;) {
+        at += cdi_launch_hash(&l, b->device.n_sm, x + at, n - at, at, sum);
+        st = cdi_device_launch(&b->device, &l, err);
     }
     cdi_gpu_element_end(b);
     return st;

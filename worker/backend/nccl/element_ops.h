@@ -21,6 +21,8 @@ cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cdd
                          struct cdi_error *err);
 cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
                          uint64_t limit, uint64_t *word, struct cdi_error *err);
+cddp_status cdi_gpu_hash(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
+                         struct cdi_error *err);
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
                           double *out, struct cdi_error *err);
 cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,

@@ -590,6 +590,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .scale = cdi_gpu_scale,
     .scan = cdi_gpu_scan,
     .find_nonfinite = cdi_gpu_find,
+    .hash = cdi_gpu_hash,
     .norm = cdi_gpu_tally,
     .clip = cdi_gpu_clip,
     .clear = cdi_gpu_clear,

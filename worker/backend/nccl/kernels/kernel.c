@@ -26,6 +26,9 @@ _Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_low
                    sizeof(struct cdi_lowrank_args) <= 4000,
                "as above");
 _Static_assert(offsetof(struct cdi_find_args, span) == 24 && sizeof(struct cdi_find_args) <= 4000, "as above");
+_Static_assert(sizeof(struct cdi_hash_piece) == 24 && offsetof(struct cdi_hash_args, piece) == 16 &&
+                   sizeof(struct cdi_hash_args) <= 4000 && CDI_HASH_CHUNK % 16 == 0,
+               "as above");
 
 static uint32_t grid(uint32_t n_sm, uint64_t blocks)
 {
@@ -83,6 +86,8 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_lowrank_args);
     case CDI_KERNEL_FIND:
         return sizeof(struct cdi_find_args);
+    case CDI_KERNEL_HASH:
+        return sizeof(struct cdi_hash_args);
     case CDI_KERNEL_SIGNAL:
         return sizeof(struct cdi_signal_args);
     case CDI_N_KERNELS:
@@ -393,6 +398,32 @@ size_t cdi_launch_find(struct cdi_launch *out, uint32_t n_sm, const struct cdi_s
     out->kernel = CDI_KERNEL_FIND;
     out->grid = grid(n_sm, args->n_chunks);
     return taken;
+}
+
+size_t cdi_launch_hash(struct cdi_launch *out, uint32_t n_sm, const struct cdi_slice *x, size_t n, size_t first,
+                       uint64_t *sum)
+{
+    struct cdi_hash_args *args = &out->args.hash;
+    uint64_t chunks = 0;
+    size_t i;
+
+    args->sum = sum;
+    args->n = 0;
+    for (i = 0; i < n && args->n < CDI_KERNEL_HASHES; i++) {
+        uint64_t more = x[i].bytes / CDI_HASH_CHUNK + (x[i].bytes % CDI_HASH_CHUNK != 0);
+
+        if (more == 0 || x[i].data == NULL)
+            continue;
+        if (chunks + more > UINT32_MAX)
+            break;
+        args->piece[args->n++] = (struct cdi_hash_piece){
+            .x = x[i].data, .bytes = x[i].bytes, .first_chunk = (uint32_t)chunks, .index = (uint32_t)(first + i)};
+        chunks += more;
+    }
+    args->n_chunks = (uint32_t)chunks;
+    out->kernel = CDI_KERNEL_HASH;
+    out->grid = grid(n_sm, chunks);
+    return i;
 }
 
 void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word)

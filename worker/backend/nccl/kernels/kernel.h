@@ -34,6 +34,8 @@
 #define CDI_LOWRANK_LANES 8   /* sums side by side of a scalar product, as in lowrank.c */
 #define CDI_LEFT_CHUNK (CDI_KERNEL_THREADS / CDI_LOWRANK_LANES) /* elements of P that one block makes at a time */
 #define CDI_TALLY_BLOCKS 1024                                   /* on any device: the order of a sum depends on it */
+#define CDI_KERNEL_HASHES 160                                   /* pieces per launch of hash */
+#define CDI_HASH_CHUNK 65536 /* bytes of a piece that one block hashes at a time: a multiple of 16 */
 
 /* X(constant, name in the image) */
 #define CDI_KERNEL_MAP(X)              \
@@ -53,6 +55,7 @@
     X(CDI_KERNEL_RIGHT, cdi_right)     \
     X(CDI_KERNEL_PRODUCT, cdi_product) \
     X(CDI_KERNEL_FIND, cdi_find)       \
+    X(CDI_KERNEL_HASH, cdi_hash)       \
     X(CDI_KERNEL_SIGNAL, cdi_signal)
 
 enum cdi_kernel {
@@ -231,6 +234,20 @@ struct cdi_find_args {
     uint64_t word_of[CDI_KERNEL_FINDS];
 };
 
+/* cdi_hash: adds the sum of each piece's words (worker/math/hash64.h) to sum[index] of that piece. */
+struct cdi_hash_piece {
+    const void *x;
+    uint64_t bytes;
+    uint32_t first_chunk; /* chunks of the pieces before this one */
+    uint32_t index;
+};
+
+struct cdi_hash_args {
+    uint64_t *sum;
+    uint32_t n, n_chunks;
+    struct cdi_hash_piece piece[CDI_KERNEL_HASHES]; /* none is empty */
+};
+
 /* cdi_signal, one thread: increments *count, on the device, and copies it to *word, which the host reads. */
 struct cdi_signal_args {
     uint32_t *count, *word;
@@ -252,6 +269,7 @@ struct cdi_launch {
         struct cdi_update_args update;
         struct cdi_lowrank_args lowrank;
         struct cdi_find_args find;
+        struct cdi_hash_args hash;
         struct cdi_signal_args signal;
     } args;
 };
@@ -314,6 +332,10 @@ size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowran
 /* Fills FIND of the first spans, with the words of the same numbers: see tally. */
 size_t cdi_launch_find(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, const uint64_t *word_of,
                        size_t n, uint64_t limit, uint64_t *word);
+
+/* Fills HASH of the first of n slices, whose sums are sum[first] and those after it: see tally. Gaps count as empty. */
+size_t cdi_launch_hash(struct cdi_launch *out, uint32_t n_sm, const struct cdi_slice *x, size_t n, size_t first,
+                       uint64_t *sum);
 
 /* Fills SIGNAL. */
 void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word);

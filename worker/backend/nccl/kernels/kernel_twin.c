@@ -330,6 +330,27 @@ static size_t find_ranges(const void *args, struct cdi_kernel_range *out, size_t
     return (size_t)a->n + 1;
 }
 
+static void run_hash(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_hash_body(t, args);
+}
+
+static size_t hash_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_hash_args *a = args;
+    uint32_t first = UINT32_MAX, last = 0;
+
+    for (size_t i = 0; i < a->n; i++) {
+        put(out, cap, i, a->piece[i].x, a->piece[i].bytes, false);
+        first = a->piece[i].index < first ? a->piece[i].index : first;
+        last = a->piece[i].index > last ? a->piece[i].index : last;
+    }
+    if (a->n == 0)
+        return 0;
+    put(out, cap, a->n, a->sum + first, (last - first + 1) * sizeof *a->sum, true);
+    return (size_t)a->n + 1;
+}
+
 static void run_tell(const struct cdi_kernel_thread *t, const void *args)
 {
     cdi_signal_body(t, args);
@@ -361,6 +382,7 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_RIGHT] = {"cdi_right", sizeof(struct cdi_lowrank_args), run_right, NULL, right_ranges},
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
     [CDI_KERNEL_FIND] = {"cdi_find", sizeof(struct cdi_find_args), run_find, NULL, find_ranges},
+    [CDI_KERNEL_HASH] = {"cdi_hash", sizeof(struct cdi_hash_args), run_hash, NULL, hash_ranges},
     [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, signal_ranges},
 };
 

@@ -8,6 +8,7 @@
 #define CDI_KERNELS_KERNEL_TWIN_H
 
 #include "worker/backend/nccl/kernels/element_find.h"
+#include "worker/backend/nccl/kernels/element_hash.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for GPUs alone, without host code. */
 #include "worker/backend/nccl/kernels/element_find.h"
+#include "worker/backend/nccl/kernels/element_hash.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"
@@ -125,6 +126,16 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
     if (most > 0) /* healthy gradients have none */
         atomicMax((unsigned long long *)args.word, (unsigned long long)most);
+}
+
+/* --- Replicas ----------------------------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_hash(const __grid_constant__ struct cdi_hash_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_hash_body(&t, &args);
 }
 
 /* --- The optimizer ------------------------------------------------------------------------------------------------ */
