@@ -2,6 +2,8 @@
 /* Norms, clipping, the search for numbers that are not finite, and hashes, as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
+#include "worker/backend/nccl/device/look.h"
+
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
                           double *out, struct cdi_error *err)
 {
@@ -43,22 +45,27 @@ cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t
     return st;
 }
 
-cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
-                         uint64_t limit, uint64_t *word, struct cdi_error *err)
+cddp_status cdi_gpu_find(struct cdi_backend *b, const void *x, cddp_dtype dtype, const struct cdi_look *look,
+                         struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_element_begin(b, err);
 
     if (st != CDDP_OK)
         return st;
-    while (n > 0 && st == CDDP_OK) {
-        struct cdi_launch l;
-        size_t taken = cdi_launch_find(&l, b->device.n_sm, x, word_of, n, limit, word);
+    st = cdi_look_find(&b->device, x, dtype, look, err);
+    cdi_gpu_element_end(b);
+    return st;
+}
 
-        st = cdi_device_launch(&b->device, &l, err);
-        x += taken;
-        word_of += taken;
-        n -= taken;
-    }
+cddp_status cdi_gpu_cast_looking(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
+                                 cddp_dtype from_type, size_t count, float factor, const struct cdi_look *look,
+                                 struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_look_cast(&b->device, to, to_type, from, from_type, count, factor, look, err);
     cdi_gpu_element_end(b);
     return st;
 }

@@ -12,7 +12,7 @@
 void cdi_compress_place(cddp_ddp *d);
 /* Creates the communication region. */
 cddp_status cdi_compress_init(cddp_ddp *d, struct cdi_error *err);
-/* Casts a complete bucket into the communication region and makes op reduce it there. */
+/* Casts a complete bucket into the communication region and makes op reduce it there. The cast looks as op says. */
 cddp_status cdi_compress_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, struct cdi_error *err);
 /* Casts a reduced bucket back into the arena, once per step. */
 cddp_status cdi_compress_unpack(cddp_ddp *d, size_t bucket, struct cdi_error *err);

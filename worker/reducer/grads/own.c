@@ -24,7 +24,8 @@ cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
         return CDDP_OK;
     d->own.list = calloc(n, sizeof *d->own.list);
     d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each gradient, and the gap before it */
-    if (d->own.list == NULL || d->own.slices == NULL)
+    d->own.keys = calloc(2 * n, sizeof *d->own.keys);
+    if (d->own.list == NULL || d->own.slices == NULL || d->own.keys == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu gradients", n);
     return CDDP_OK;
 }
@@ -33,6 +34,7 @@ void cdi_own_release(cddp_ddp *d)
 {
     free(d->own.list);
     free(d->own.slices);
+    free(d->own.keys);
 }
 
 void cdi_own_list(cddp_ddp *d)
@@ -98,12 +100,14 @@ static size_t own_add_slice(cddp_ddp *d, size_t n, size_t i, size_t end)
 
     if (n > 0 && offset > end)
         d->own.slices[n++] = (struct cdi_slice){.bytes = offset - end};
+    d->own.keys[n] = cdi_ddp_look_key(i);
     d->own.slices[n++] = (struct cdi_slice){.data = d->params[i].grad, .bytes = g->bytes};
     return n;
 }
 
-cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
+cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err)
 {
+    const double factor = cdi_own_scales(d, bucket) ? 1.0 / cdi_comm_world(d->comm)->size : 1.0;
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     size_t n = 0, first = 0, end = 0;
 
@@ -118,9 +122,12 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
     }
     if (n == 0)
         return CDDP_OK;
+    if (look != NULL)
+        return d->ops->pack_looking(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
+                                    look, d->own.keys, err);
     if (cdi_own_scales(d, bucket))
-        return d->ops->pack_scaled(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype,
-                                   1.0 / cdi_comm_world(d->comm)->size, err);
+        return d->ops->pack_scaled(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
+                                   err);
     return d->ops->pack(d->b, cdi_arena_grad(d, first), d->own.slices, n, err);
 }
 

@@ -67,7 +67,8 @@ struct cdi_ddp_unused {
 /* own.c: gradients in the user's own memory. NULL arrays: there are none. */
 struct cdi_ddp_own {
     size_t *list;             /* parameters, bucket by bucket: see cdi_ddp_flight.own */
-    struct cdi_slice *slices; /* buffer for those of one bucket */
+    struct cdi_slice *slices; /* buffer for those of one bucket, */
+    uint32_t *keys;           /* and for the key of each in a look (nan_check.c) */
     bool everywhere;          /* all gradients of all ranks are in such memory */
 };
 
@@ -239,6 +240,12 @@ cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *
  * the bucket is in flight.
  */
 void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
+
+/* Returns the key of parameter i in a look: a backward pass makes the last one first, and the largest key counts. */
+static inline uint32_t cdi_ddp_look_key(size_t i)
+{
+    return (uint32_t)i + 1;
+}
 
 /* Returns true with CDDP_DDP_STATIC_GRAPH. */
 static inline bool cdi_ddp_is_static(const cddp_ddp *d)

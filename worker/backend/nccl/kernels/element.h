@@ -333,23 +333,27 @@ CDI_INLINE void cdi_scale_chunk(const struct cdi_kernel_thread *t, void *to, con
             ((uint16_t *)to)[i] = cdi_scale_narrow(((const uint16_t *)from)[i], f, dtype);
 }
 
+CDI_INLINE void cdi_pack_chunk(const struct cdi_kernel_thread *t, const struct cdi_pack_args *a, uint32_t c, int unpack)
+{
+    const struct cdi_pack_slice *s = &a->slice[cdi_slice_of_chunk(a, c)];
+    uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
+    uint8_t *flat = (uint8_t *)a->flat + s->at + at, *data = (uint8_t *)s->data + at;
+
+    if (a->flags != NULL && a->flags[s->flag] != 0)
+        return;
+    rest = rest < CDI_KERNEL_CHUNK ? rest : CDI_KERNEL_CHUNK;
+    if (unpack)
+        cdi_copy_chunk(t, data, flat, rest);
+    else if (a->factor != 1.0)
+        cdi_scale_chunk(t, flat, data, rest, a->dtype, a->factor);
+    else
+        cdi_copy_chunk(t, flat, data, rest);
+}
+
 CDI_INLINE void cdi_pack_body(const struct cdi_kernel_thread *t, const struct cdi_pack_args *a, int unpack)
 {
-    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
-        const struct cdi_pack_slice *s = &a->slice[cdi_slice_of_chunk(a, c)];
-        uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
-        uint8_t *flat = (uint8_t *)a->flat + s->at + at, *data = (uint8_t *)s->data + at;
-
-        if (a->flags != NULL && a->flags[s->flag] != 0)
-            continue;
-        rest = rest < CDI_KERNEL_CHUNK ? rest : CDI_KERNEL_CHUNK;
-        if (unpack)
-            cdi_copy_chunk(t, data, flat, rest);
-        else if (a->factor != 1.0)
-            cdi_scale_chunk(t, flat, data, rest, a->dtype, a->factor);
-        else
-            cdi_copy_chunk(t, flat, data, rest);
-    }
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks)
+        cdi_pack_chunk(t, a, c, unpack);
 }
 
 /* A reader of the word also sees all earlier writes; so it is written last, and whole. */

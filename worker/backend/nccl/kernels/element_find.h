@@ -14,6 +14,29 @@ CDI_INLINE uint64_t cdi_find_worse(uint64_t worst, uint64_t bits, uint64_t limit
     return kind > worst ? kind : worst;
 }
 
+/* Returns the bits of infinity. */
+CDI_INLINE uint64_t cdi_find_inf(int32_t dtype)
+{
+    return dtype == CDDP_FLOAT64   ? 0x7ff0000000000000u
+           : dtype == CDDP_FLOAT32 ? 0x7f800000u
+           : dtype == CDDP_FLOAT16 ? 0x7c00u
+                                   : 0x7f80u;
+}
+
+/* Raises *word to `found`. It is read first, since a gradient with one bad number often has many. */
+CDI_INLINE void cdi_find_tell(uint64_t *word, uint64_t found)
+{
+#ifdef __CUDA_ARCH__
+    if (*(volatile unsigned long long *)word < found)
+        atomicMax((unsigned long long *)word, (unsigned long long)found);
+#else
+    uint64_t before = __atomic_load_n(word, __ATOMIC_RELAXED);
+
+    while (before < found && !__atomic_compare_exchange_n(word, &before, found, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+#endif
+}
+
 CDI_INLINE uint64_t cdi_find_bits(const void *x, int32_t dtype, uint64_t i)
 {
     return dtype == CDDP_FLOAT64   ? cdi_bits_of_double(((const double *)x)[i]) & 0x7fffffffffffffffu
@@ -53,10 +76,7 @@ CDI_INLINE uint64_t cdi_find_body(const struct cdi_kernel_thread *t, const struc
         const struct cdi_kernel_span *s = &a->span[k];
         const uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_SPAN_CHUNK;
         const uint64_t rest = s->count - at, end = at + (rest < CDI_SPAN_CHUNK ? rest : CDI_SPAN_CHUNK);
-        const uint64_t inf = s->dtype == CDDP_FLOAT64   ? 0x7ff0000000000000u
-                             : s->dtype == CDDP_FLOAT32 ? 0x7f800000u
-                             : s->dtype == CDDP_FLOAT16 ? 0x7c00u
-                                                        : 0x7f80u;
+        const uint64_t inf = cdi_find_inf(s->dtype);
         uint64_t worst = CDI_FINITE;
 
         for (uint64_t i = at + (uint64_t)t->thread * 4; i < end; i += (uint64_t)t->n_threads * 4)

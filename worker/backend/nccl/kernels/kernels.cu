@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for GPUs alone, without host code. */
-#include "worker/backend/nccl/kernels/element_find.h"
 #include "worker/backend/nccl/kernels/element_hash.h"
+#include "worker/backend/nccl/kernels/element_look.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"
@@ -37,15 +37,11 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     cdi_cast_body(&t, &args);
 }
 
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_scale(const __grid_constant__ struct cdi_scale_args args)
+/* The block's writes precede its arrival, and all arrivals precede the word: for the GPU, and for the host. */
+static __device__ void signal_end(const struct cdi_scale_args &args)
 {
-    struct cdi_kernel_thread t = this_thread();
-
-    cdi_scale_body(&t, &args);
     if (args.word == NULL)
         return;
-    /* The block's writes precede its arrival, and all arrivals precede the word: for the GPU, and for the host. */
     __syncthreads();
     if (threadIdx.x != 0)
         return;
@@ -54,6 +50,15 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
         return;
     __threadfence_system();
     *(volatile uint32_t *)args.word = args.value;
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_scale(const __grid_constant__ struct cdi_scale_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_scale_body(&t, &args);
+    signal_end(args);
 }
 
 static __device__ void add(uint64_t *total, uint64_t n)
@@ -125,7 +130,32 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     uint64_t most = cdi_find_body(&t, &args);
 
     if (most > 0) /* healthy gradients have none */
-        atomicMax((unsigned long long *)args.word, (unsigned long long)most);
+        cdi_find_tell(args.word, most);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_pack_look(const __grid_constant__ struct cdi_pack_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_pack_look_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_cast_look(const __grid_constant__ struct cdi_cast_look_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_cast_look_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_scale_look(const __grid_constant__ struct cdi_scale_look_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_scale_look_body(&t, &args);
+    signal_end(args.scale);
 }
 
 /* --- Replicas ----------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernels that look for numbers that are not finite in what they copy, cast or scale anyway, in the style of element.h:
+ * once for nvcc and for C. A healthy element costs a comparison. Only for a bad one the thread searches the part that
+ * the element belongs to.
+ */
+#ifndef CDI_KERNELS_ELEMENT_LOOK_H
+#define CDI_KERNELS_ELEMENT_LOOK_H
+
+#include "worker/backend/nccl/kernels/element_find.h"
+
+/* Looks at element i, with these bits of its magnitude. */
+CDI_INLINE void cdi_look_at(const struct cdi_kernel_look *l, uint64_t i, uint64_t bits, uint64_t inf)
+{
+    const uint64_t kind = cdi_find_worse(CDI_FINITE, bits, l->limit, inf);
+    uint32_t low = 0, high = l->n;
+
+    if (kind == CDI_FINITE)
+        return;
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (l->begin[mid] <= i)
+            low = mid;
+        else
+            high = mid;
+    }
+    if (l->begin[low] <= i && i < l->end[low]) /* otherwise it is between the parts */
+        cdi_find_tell(l->word, (uint64_t)l->key[low] << 32 | l->low | kind);
+}
+
+/* Looks at the four elements of unit u. */
+CDI_INLINE void cdi_look_unit(const struct cdi_kernel_look *l, const void *x, int32_t dtype, uint64_t u)
+{
+    const uint64_t inf = cdi_find_inf(dtype);
+    uint32_t bits[4], most = 0;
+
+    for (int k = 0; k < 4; k++) {
+        bits[k] = dtype == CDDP_FLOAT32 ? ((const cdi_wide *)x)[u].part[k] & 0x7fffffffu
+                                        : ((const cdi_narrow *)x)[u].part[k] & 0x7fffu;
+        most = bits[k] > most ? bits[k] : most;
+    }
+    for (int k = 0; k < 4 && most >= l->limit; k++)
+        cdi_look_at(l, u * 4 + (uint64_t)k, bits[k], inf);
+}
+
+CDI_INLINE void cdi_cast_look_body(const struct cdi_kernel_thread *t, const struct cdi_cast_look_args *a)
+{
+    const struct cdi_cast_args *c = &a->cast;
+    const uint64_t from = cdi_units(c->from, c->count, c->from_type), to = cdi_units(c->to, c->count, c->to_type);
+    const uint64_t units = from < to ? from : to;
+
+    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t)) {
+        cdi_look_unit(&a->look, c->from, c->from_type, u);
+        cdi_cast_unit(c, u);
+    }
+    for (uint64_t i = units * 4 + cdi_first_unit(t); i < c->count; i += cdi_unit_step(t)) {
+        cdi_look_at(&a->look, i, cdi_find_bits(c->from, c->from_type, i), cdi_find_inf(c->from_type));
+        cdi_cast_at(c, i);
+    }
+}
+
+CDI_INLINE void cdi_scale_look_body(const struct cdi_kernel_thread *t, const struct cdi_scale_look_args *a)
+{
+    const struct cdi_scale_args *s = &a->scale;
+    const uint64_t units = cdi_units(s->x, s->count, s->dtype);
+
+    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t)) {
+        cdi_look_unit(&a->look, s->x, s->dtype, u);
+        cdi_scale_unit(s, u);
+    }
+    for (uint64_t i = units * 4 + cdi_first_unit(t); i < s->count; i += cdi_unit_step(t)) {
+        cdi_look_at(&a->look, i, cdi_find_bits(s->x, s->dtype, i), cdi_find_inf(s->dtype));
+        cdi_scale_at(s, i);
+    }
+}
+
+/* A chunk is read twice, but the second time it is in the multiprocessor's cache. */
+CDI_INLINE void cdi_pack_look_body(const struct cdi_kernel_thread *t, const struct cdi_pack_args *a)
+{
+    const uint64_t size = a->dtype == CDDP_FLOAT64 ? 8 : a->dtype == CDDP_FLOAT32 ? 4 : 2;
+
+    for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
+        const struct cdi_pack_slice *s = &a->slice[cdi_slice_of_chunk(a, c)];
+        const uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
+        const struct cdi_kernel_span span = {(uint8_t *)s->data + at,
+                                             (rest < CDI_KERNEL_CHUNK ? rest : CDI_KERNEL_CHUNK) / size, 0, a->dtype};
+        uint64_t worst = CDI_FINITE;
+
+        for (uint64_t i = (uint64_t)t->thread * 4; i < span.count; i += (uint64_t)t->n_threads * 4)
+            worst = cdi_find_unit(worst, &span, i, a->limit, cdi_find_inf(a->dtype));
+        if (worst != CDI_FINITE)
+            cdi_find_tell(a->word, (uint64_t)s->flag << 32 | a->low | worst);
+        cdi_pack_chunk(t, a, c, 0);
+    }
+}
+
+#endif
