@@ -4,9 +4,14 @@
 
 The ratio to a step without a check is taken round by round; the table has its median, smallest and largest, and the
 ratio of the fastest rounds, which a busy machine disturbs least.
+
+On a GPU the check is part of kernels. Without one only calls of the driver can be counted, on the stand-in, if the build
+has it: per bucket, and per step beside the buckets. On a GPU scripts/gpu-check measures those kernels beside the plain
+ones.
 """
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -14,6 +19,28 @@ import sys
 import common
 
 MODES = ('warn', 'error', 'replicas_10')
+
+
+CALLS = re.compile(r'(?:\[0\] )?(.+): calls of the driver: ([0-9.]+) per bucket and (-?[0-9.]+) per step beside')
+
+
+def calls_on_standin(build):
+    """Returns kind -> mode -> [calls per bucket, per step beside]; {}: there is no stand-in."""
+    standin = os.path.join(build, 'tests', 'standin', 'libcddp_standin.so')
+    program = os.path.join(build, 'tests', 'standin', 'device_costs')
+    calls = {}
+    if not (os.path.exists(standin) and os.path.exists(program)):
+        return calls
+    for mode in ('off', 'warn', 'error'):
+        env = {**os.environ, 'CDDP_NAN_CHECK': mode, 'CDDP_STANDIN_CONNECT': '1', 'CDDP_CUDA_LIBRARY': standin,
+               'CDDP_NCCL_LIBRARY': standin, 'CDDP_MODULE_DIR': os.path.join(build, 'worker', 'backend', 'nccl')}
+        done = subprocess.run([common.cddprun(build), '--standalone', '--nproc_per_node=2', program, '-1', '0'], env=env,
+                              stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+        if done.returncode != 0:
+            sys.exit(f'device_costs ended with status {done.returncode}')
+        for kind, a_bucket, a_step in CALLS.findall(done.stdout):
+            calls.setdefault(kind, {})[mode] = [float(a_bucket), float(a_step)]
+    return calls
 
 
 def main():
@@ -43,7 +70,12 @@ def main():
         print(f'{size / 1024:8.0f} KiB{one["off_us"]:9.1f} us' + ''.join(
             f'{one[mode]["median"]:8.3f} ({one[mode]["min"]:.2f} to {one[mode]["max"]:.2f}){one[mode]["fastest"]:9.3f}'
             for mode in MODES))
-    common.write(args, 'nan_check', {'machine': machine, 'ranks': args.ranks, 'summary': summary, 'rounds': rounds})
+    calls = calls_on_standin(args.build)
+    for kind, modes in calls.items():
+        print(f'{kind:>28}: calls of the driver ' + ', '.join(
+            f'{mode} {one[0]:g} per bucket and {one[1]:g} per step' for mode, one in modes.items()))
+    common.write(args, 'nan_check', {'machine': machine, 'ranks': args.ranks, 'summary': summary, 'rounds': rounds,
+                                     'calls_on_standin': calls})
 
 
 if __name__ == '__main__':

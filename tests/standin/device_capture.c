@@ -332,6 +332,20 @@ static void refuse(struct job *j, const cddp_param *params)
     refuse_flags(j, params);
 }
 
+/* With CDDP_NAN_CHECK no step can be captured; neither the capture nor later steps are broken by the attempt. */
+static void refuse_checked(struct job *j)
+{
+    set_sources(j, 0);
+    settle(j);
+    begin(j);
+    for (size_t i = N_PARAMS; i-- > 0;)
+        REFUSED(cddp_ddp_grad_ready(j->ddp, i), CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK");
+    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK");
+    end_well(j);
+    for (int i = 0; i < ROUNDS; i++)
+        take_step(j, false);
+}
+
 /* ----------------------------------------------------------------------------------------------------- the rest ----
  */
 
@@ -424,6 +438,11 @@ int main(int argc, char **argv)
     open_job(j, params, strcmp(what, "bfloat16") == 0, strcmp(what, "in_place") == 0);
     if (strcmp(what, "refused") == 0)
         refuse(j, params);
+    if (strcmp(what, "nan_check") == 0) {
+        refuse_checked(j);
+        close_job(j);
+        return 0;
+    }
     settle(j);
     if (strcmp(what, "beside") == 0)
         exec = capture_beside(j);

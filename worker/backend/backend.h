@@ -507,8 +507,8 @@ struct cdi_backend_ops {
                         struct cdi_error *err);
     /*
      * On a device: look for numbers that are not finite. look is copied, and nothing waits for the result.
-     * find_nonfinite only reads x, a pass over memory of its own. pack_looking is pack_scaled, also with a factor of 1,
-     * with the key of each slice instead of look's parts. cast_looking is cast, and looks at the elements that it
+     * find_nonfinite only reads x, in a separate pass over memory. pack_looking is pack_scaled, also with a factor of
+     * 1, with the key of each slice instead of look's parts. cast_looking is cast, and looks at the elements that it
      * reads. An operation with cdi_coll.look looks in the kernel that makes the mean before the sum, if there is one.
      * NULL on the host.
      */

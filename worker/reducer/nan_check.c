@@ -205,7 +205,7 @@ void cdi_nan_look(cddp_ddp *d, size_t i)
 
 /* ------------------------------------------------------------------------------------------------- on a device ---- */
 
-/* Returns whether a kernel of its own looks at each bucket: what a hook or PowerSGD does there is not known. */
+/* Returns whether a separate kernel looks at each bucket: what a hook or PowerSGD does there is not known. */
 static bool looks_alone(const cddp_ddp *d)
 {
     return d->hook.begin != NULL || d->powersgd != NULL;
@@ -226,7 +226,10 @@ const struct cdi_look *cdi_nan_look_in_copies(cddp_ddp *d, size_t b)
     return &d->nan->copies;
 }
 
-/* Makes room for the looks of a step, before the first one: operations hold pointers to them until they begin. */
+/*
+ * Makes room for the looks of a step, before the first one: operations hold pointers to them until they begin. Each
+ * part of a gradient is in one operation of a step.
+ */
 static cddp_status reserve(cddp_ddp *d, struct cdi_error *err)
 {
     struct cdi_nan_check *n = d->nan;
@@ -271,7 +274,7 @@ static void add_part(cddp_ddp *d, size_t i, size_t b, const struct cdi_ddp_stret
         return;
     if (b + 1 < g->bucket + g->n_parts)
         bytes = g->piece;
-    if (bytes > 0)
+    if (bytes > 0 && d->nan->n_parts < d->nan->room)
         d->nan->parts[d->nan->n_parts++] = (struct cdi_look_part){
             .begin = (at - base) / size, .end = (at - base + bytes) / size, .key = cdi_ddp_look_key(i)};
 }

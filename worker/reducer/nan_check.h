@@ -9,7 +9,7 @@
  * hook or PowerSGD may hide the number there.
  *
  * On a device the kernel looks that touches a gradient before the reduction anyway: the copy into the arena, the cast,
- * or the one that makes the mean before the sum. Only where there is none a kernel of its own reads the bucket. The
+ * or the one that makes the mean before the sum. Only where there is none a separate kernel reads the bucket. The
  * word stays on the device until it is reduced. "error" then makes the host wait at the end of each step; "warn"
  * reports one step later, so that the host does not wait.
  */

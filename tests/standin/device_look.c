@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which kernel looks for numbers that are not finite, with CDDP_NAN_CHECK=error, as a program that cddprun starts: for
+ * each way of a gradient to the reduction, a healthy step makes exactly the expected launches, and a bad number of one
+ * rank is found with its parameter.
+ */
+#include "device.h"
+#include "must.h"
+
+#include "numbers.h"
+
+#include <cddp/cddp.h>
+#include <cddp/experimental/hook.h>
+#include <cddp/experimental/powersgd.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define MOST 400
+#define ROOM 80000 /* elements of the largest gradient */
+
+enum memory { ARENA, OWN, MIXED, PLACE }; /* MIXED: every other gradient is in memory of the program's */
+enum looker { FIND, PACK, CAST, SCALE, N_LOOKERS };
+
+static const char *const kernels[N_LOOKERS] = {"cdi_find", "cdi_pack_look", "cdi_cast_look", "cdi_scale_look"};
+
+static const struct way {
+    const char *name;
+    cddp_dtype dtype, sent_as;
+    enum memory memory;
+    size_t n, count, bucket_bytes; /* of parameters; their elements; 0: one bucket for all */
+    uint32_t flags;
+    bool accumulates; /* the gradient is made in two parts by the compute stream */
+    bool lacks;       /* rank 0 does not make gradient 0, whose place has a NaN */
+    cddp_status (*set)(cddp_ddp *ddp);
+    uint64_t launches[N_LOOKERS]; /* in a step */
+} * way;
+
+static struct {
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+    struct device device;
+    CUstream compute;
+    void *data, *block, *parts;
+    char names[MOST][8];
+    uint64_t step;
+} j;
+
+static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    const cddp_coll_args work = {.size = sizeof work,
+                                 .coll = CDDP_COLL_ALL_REDUCE,
+                                 .dtype = b->dtype,
+                                 .op = CDDP_AVG,
+                                 .in = b->data,
+                                 .out = b->data,
+                                 .count = b->count};
+
+    (void)arg;
+    return cddp_coll_start(comm, &work, 1, ticket);
+}
+
+static cddp_status set_hook(cddp_ddp *ddp)
+{
+    static const cddp_hook hook = {.size = sizeof hook, .begin = begin_sum};
+
+    return cddp_ddp_set_hook(ddp, &hook);
+}
+
+static cddp_status set_powersgd(cddp_ddp *ddp)
+{
+    const cddp_powersgd_options opt = {.size = sizeof opt, .start_step = 1};
+
+    return cddp_ddp_set_powersgd(ddp, &opt);
+}
+
+#define F32 CDDP_FLOAT32
+#define F16 CDDP_FLOAT16
+#define BF16 CDDP_BFLOAT16
+#define F64 CDDP_FLOAT64
+/* 120 gradients fit a launch of find or pack, 190 one of the others. */
+static const struct way ways[] = {
+    {"float32 in the arena", F32, 0, ARENA, 3, 1001, 0, 0, .launches = {[FIND] = 1}},
+    {"three buckets", F32, 0, ARENA, 3, 1001, 4, 0, .launches = {[FIND] = 3}},
+    {"sums", F32, 0, ARENA, 3, 1001, 0, CDDP_DDP_SUM, .launches = {[FIND] = 1}},
+    {"float64 in the arena", F64, 0, ARENA, 3, 1001, 0, 0, .launches = {[FIND] = 1}},
+    {"bfloat16 in the arena", BF16, 0, ARENA, 3, 1001, 0, 0, .launches = {[FIND] = 1}},
+    {"float16 in the arena", F16, 0, ARENA, 3, 1001, 0, 0, .launches = {[SCALE] = 1}},
+    {"many of float32", F32, 0, ARENA, MOST, 33, 0, 0, .launches = {[FIND] = 4}},
+    {"many of float16", F16, 0, ARENA, MOST, 33, 0, 0, .launches = {[SCALE] = 3}},
+    {"float32 of the program's", F32, 0, OWN, 3, 1001, 0, 0, .launches = {[PACK] = 1}},
+    {"float16 of the program's", F16, 0, OWN, 3, 1001, 0, 0, .launches = {[PACK] = 1}},
+    {"sums of float64 of the program's", F64, 0, OWN, 3, 1001, 0, CDDP_DDP_SUM, .launches = {[PACK] = 1}},
+    {"many of the program's", BF16, 0, OWN, MOST, 33, 0, 0, .launches = {[PACK] = 4}},
+    {"some of the program's", F32, 0, MIXED, 4, 1001, 0, 0, .launches = {[PACK] = 1, [FIND] = 1}},
+    {"some float16 of the program's", F16, 0, MIXED, 4, 1001, 0, 0, .launches = {[PACK] = 1, [SCALE] = 1}},
+    {"float32 sent as bfloat16", F32, BF16, ARENA, 3, 1001, 0, 0, .launches = {[CAST] = 1}},
+    {"float32 sent as float16", F32, F16, ARENA, 3, 1001, 4, 0, .launches = {[CAST] = 3}},
+    {"bfloat16 sent as float32", BF16, F32, ARENA, 3, 1001, 0, 0, .launches = {[CAST] = 1}},
+    {"many sent as bfloat16", F32, BF16, ARENA, MOST, 33, 0, 0, .launches = {[CAST] = 3}},
+    {"the program's sent as bfloat16", F32, BF16, OWN, 3, 1001, 0, 0, .launches = {[CAST] = 1}},
+    {"in place", F32, 0, PLACE, 3, 30000, 0, 0, .launches = {[FIND] = 1}},
+    {"float16 in place", F16, 0, PLACE, 3, 60000, 0, 0, .launches = {[SCALE] = 1}},
+    {"cut", F32, 0, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = {[FIND] = 4}},
+    {"cut float16", F16, 0, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = {[SCALE] = 2}},
+    {"cut, sent as bfloat16", F32, BF16, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = {[CAST] = 4}},
+    {"accumulated", F32, 0, ARENA, 3, 1001, 0, 0, .accumulates = true, .launches = {[FIND] = 1}},
+    {"accumulated by the program", F32, 0, OWN, 3, 1001, 0, 0, .accumulates = true, .launches = {[PACK] = 1}},
+    {"accumulated and sent", F32, BF16, ARENA, 3, 1001, 0, 0, .accumulates = true, .launches = {[CAST] = 1}},
+    {"missing", F32, 0, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = {[FIND] = 1}},
+    {"missing float16", F16, 0, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = {[SCALE] = 1}},
+    {"missing, sent", F32, BF16, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = {[CAST] = 1}},
+    {"the program's, missing", F32, 0, OWN, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = {[PACK] = 1}},
+    {"by a hook", F16, 0, ARENA, 3, 1001, 0, 0, .set = set_hook, .launches = {[FIND] = 1}},
+    {"some by a hook", F32, 0, MIXED, 4, 1001, 0, 0, .set = set_hook, .launches = {[PACK] = 1, [FIND] = 1}},
+    {"by PowerSGD", F32, 0, ARENA, 3, 1001, 0, 0, .set = set_powersgd, .launches = {[FIND] = 1}},
+};
+
+static size_t bytes_of_one(void)
+{
+    return way->count * cddp_dtype_size(way->dtype);
+}
+
+static void *own_of(size_t i)
+{
+    bool own = way->memory == OWN || way->memory == PLACE || (way->memory == MIXED && i % 2 == 1);
+
+    return own ? (char *)j.block + i * bytes_of_one() : NULL;
+}
+
+static void open_way(void)
+{
+    size_t bytes = way->bucket_bytes != 0 ? way->bucket_bytes : (size_t)1 << 24;
+    cddp_ddp_options opt = {.size = sizeof opt,
+                            .stream = j.compute,
+                            .flags = way->flags,
+                            .comm_dtype = way->sent_as,
+                            .bucket_bytes = bytes,
+                            .first_bucket_bytes = bytes};
+    static cddp_param params[MOST];
+
+    for (size_t i = 0; i < way->n; i++) {
+        (void)snprintf(j.names[i], sizeof j.names[i], "p%zu", i);
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = j.names[i],
+                                 .data = j.data,
+                                 .grad = own_of(i),
+                                 .count = way->count,
+                                 .dtype = way->dtype};
+    }
+    DO(cddp_ddp_create(&j.ddp, j.comm, params, way->n, &opt));
+    j.step = 0;
+}
+
+/* Every element is the rank plus 1, and `bad` where it says. */
+static void make(size_t i, bool bad, size_t at, double value)
+{
+    static double host[ROOM];
+    void *grad = cddp_ddp_grad(j.ddp, i);
+
+    for (size_t k = 0; k < way->count; k++)
+        number_put(way->dtype, host, k, cddp_rank(j.comm) + 1);
+    if (bad && !way->accumulates)
+        number_put(way->dtype, host, at, value);
+    DO(cddp_copy(j.comm, grad, host, bytes_of_one()));
+    if (way->accumulates) { /* float32: y += 1 * x, on the compute stream */
+        float one = 1;
+        size_t n = way->count;
+        char *x = (char *)j.parts + i * bytes_of_one();
+        void *args[] = {&one, &x, &grad, &n};
+
+        memset(host, 0, bytes_of_one());
+        if (bad)
+            number_put(way->dtype, host, at, value);
+        DO(cddp_copy(j.comm, x, host, bytes_of_one()));
+        CU(cuLaunchKernel((CUfunction)j.device.axpy, (unsigned)(n + 255) / 256, 1, 1, 256, 1, 1, 0, j.compute, args,
+                          NULL));
+    }
+}
+
+/* A step in which gradient i of rank `by` has this value at `at`; by -1: none has. */
+static cddp_status step_with(size_t i, int by, size_t at, double value)
+{
+    for (size_t k = way->n; k-- > 0;) {
+        bool lacks = way->lacks && k == 0 && cddp_rank(j.comm) == 0;
+
+        make(k, lacks || (k == i && by == cddp_rank(j.comm)), lacks ? way->count / 3 : at, lacks ? NAN : value);
+        if (!lacks)
+            DO(cddp_ddp_grad_ready(j.ddp, k));
+    }
+    j.step++;
+    return cddp_ddp_wait(j.ddp);
+}
+
+static void check_means(void)
+{
+    static double host[ROOM];
+    int n = cddp_world_size(j.comm);
+    double sum = n * (n + 1) / 2.0, want = (way->flags & CDDP_DDP_SUM) != 0 ? sum : sum / n;
+
+    for (size_t i = 0; i < way->n; i += way->n / 3 + (way->n < 3)) {
+        double wanted = way->lacks && i == 0 ? want - 1.0 / n : want;
+
+        DO(cddp_copy(j.comm, host, cddp_ddp_grad(j.ddp, i), bytes_of_one()));
+        for (size_t k = 0; k < way->count; k++) {
+            double got = number_get(way->dtype, host, k);
+
+            MUST(fabs(got - wanted) <= 8e-3 * wanted, "%s: mean %g of gradient %zu, element %zu, and not %g\n",
+                 way->name, got, i, k, wanted);
+        }
+    }
+}
+
+static void healthy_step(void)
+{
+    uint64_t before[N_LOOKERS];
+
+    for (int k = 0; k < N_LOOKERS; k++)
+        before[k] = standin_launched(kernels[k]);
+    DO(step_with(0, -1, 0, 0));
+    if (way->set != set_powersgd)
+        check_means();
+    DO(cddp_barrier(j.comm));
+    for (int k = 0; k < N_LOOKERS; k++)
+        MUST(standin_launched(kernels[k]) - before[k] == way->launches[k],
+             "%s: rank %d: %d launches of %s, and not %d\n", way->name, cddp_rank(j.comm),
+             (int)(standin_launched(kernels[k]) - before[k]), kernels[k], (int)way->launches[k]);
+}
+
+static void bad_step(size_t i, int by, size_t at, double value)
+{
+    char head[80], tail[80];
+    const char *got;
+
+    (void)snprintf(head, sizeof head, "step %d: the gradient of 'p%zu' (bucket ", (int)j.step, i);
+    (void)snprintf(tail, sizeof tail, ") has %s; rank %d brought it", value != value ? "NaN" : "an infinity", by);
+    MUST(step_with(i, by, at, value) == CDDP_E_NONFINITE, "%s: gradient %zu, element %zu: it was not found\n",
+         way->name, i, at);
+    got = cddp_last_error();
+    MUST(strncmp(got, head, strlen(head)) == 0 && strlen(got) > strlen(tail) &&
+             strcmp(got + strlen(got) - strlen(tail), tail) == 0,
+         "%s: '%s', and not '%s...%s'\n", way->name, got, head, tail);
+}
+
+static void go(void)
+{
+    const size_t at[] = {0, way->count / 2, way->count - 1};
+    size_t which[] = {0, way->n / 2, way->n - 1};
+    int n = cddp_world_size(j.comm);
+
+    which[0] += way->lacks; /* which rank 0 does not make */
+    open_way();
+    for (int k = 0; k < 3; k++) /* until the order of gradients is settled */
+        DO(step_with(0, -1, 0, 0));
+    if (way->set != NULL)
+        DO(way->set(j.ddp));
+    for (int k = 0; k < (way->n == MOST ? 1 : 3); k++) {
+        healthy_step();
+        bad_step(which[k], k % n, at[k], k == 1 ? -INFINITY : NAN);
+        bad_step(which[2 - k], (k + 1) % n, at[2 - k], k == 1 ? NAN : INFINITY);
+    }
+    healthy_step();
+    CU(cuStreamSynchronize(j.compute));
+    cddp_ddp_destroy(j.ddp);
+}
+
+int main(void)
+{
+    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
+
+    DO(cddp_init(&j.comm, &init));
+    device_open(&j.device, cddp_local_rank(j.comm));
+    j.compute = device_stream();
+    DO(cddp_alloc(j.comm, ROOM * 8, 0, &j.data));
+    DO(cddp_alloc(j.comm, ROOM * 8, 0, &j.parts));
+    for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+        way = &ways[k];
+        DO(cddp_alloc(j.comm, MOST * 33 * 8 + (size_t)3 * ROOM * 4, way->memory == PLACE ? CDDP_MEM_COLLECTIVE : 0,
+                      &j.block));
+        go();
+        cddp_free(j.comm, j.block);
+    }
+    cddp_free(j.comm, j.data);
+    cddp_free(j.comm, j.parts);
+    CU(cuStreamDestroy(j.compute));
+    CU(cuLibraryUnload(j.device.library));
+    DO(cddp_finalize(j.comm));
+    return 0;
+}
