@@ -257,10 +257,12 @@ static const struct cdi_look_part parts[] = {{0, 3, 7}, {4, 5, 9}, {300, 70000, 
 /* What kernels find on the way is in the first word of `word`; what they write is in `out`. */
 static struct cdi_look look_into(uint64_t *word, cddp_dtype t, size_t count)
 {
-    struct cdi_look look = {
-        .word = word, .limit = t == CDDP_FLOAT32 ? 0x477ff000u : 0x7c00, .low = 0x4200, .part = parts};
+    struct cdi_look look = {.word = word, .low = 0x4200, .part = parts};
 
-    look.limit = t == CDDP_FLOAT64 ? 0x7ff0000000000000u : t == CDDP_BFLOAT16 ? 0x7f80 : look.limit;
+    look.limit = t == CDDP_FLOAT64    ? 0x7ff0000000000000u
+                 : t == CDDP_FLOAT32  ? 0x477ff000u /* infinite in float16 */
+                 : t == CDDP_BFLOAT16 ? 0x7f80
+                                      : 0x7c00;
     while (look.n < 3 && parts[look.n].begin < count)
         look.n++;
     return look;
@@ -307,7 +309,7 @@ static void check_looks(struct check *c)
     for (int k = 0; k < 9; k++) {
         const int kind = k % 3, tame = k / 3;
 
-        if (counts[n] > c->most || counts[n] == 0 || (kind == 0 && floats[t] == CDDP_FLOAT64))
+        if (shifts[a] > 1 || counts[n] > c->most || counts[n] == 0 || (kind == 0 && floats[t] == CDDP_FLOAT64))
             continue;
         fill(c, &c->in, (uint32_t)(n * 4 + a));
         for (size_t i = 0; i < c->room && tame > 0; i++)
