@@ -75,6 +75,32 @@ CDI_INLINE void cdi_scale_look_body(const struct cdi_kernel_thread *t, const str
     }
 }
 
+/* Returns the bits of the magnitude of an element at any address, as pack copies it. */
+CDI_INLINE uint64_t cdi_look_bits(const uint8_t *x, uint64_t size)
+{
+    uint64_t bits = 0;
+
+    for (uint64_t k = 0; k < size; k++)
+        bits |= (uint64_t)x[k] << 8 * k;
+    return bits & ~((uint64_t)1 << (8 * size - 1));
+}
+
+/* Returns the worst kind among this thread's elements of a chunk. */
+CDI_INLINE uint64_t cdi_look_chunk(const struct cdi_kernel_thread *t, const struct cdi_kernel_span *s, uint64_t size,
+                                   uint64_t limit)
+{
+    const uint64_t inf = cdi_find_inf(s->dtype);
+    uint64_t worst = CDI_FINITE;
+
+    if (cdi_is_aligned(s->x, size))
+        for (uint64_t i = (uint64_t)t->thread * 4; i < s->count; i += (uint64_t)t->n_threads * 4)
+            worst = cdi_find_unit(worst, s, i, limit, inf);
+    else
+        for (uint64_t i = t->thread; i < s->count; i += t->n_threads)
+            worst = cdi_find_worse(worst, cdi_look_bits((const uint8_t *)s->x + i * size, size), limit, inf);
+    return worst;
+}
+
 /* A chunk is read twice, but the second time it is in the multiprocessor's cache. */
 CDI_INLINE void cdi_pack_look_body(const struct cdi_kernel_thread *t, const struct cdi_pack_args *a)
 {
@@ -85,10 +111,8 @@ CDI_INLINE void cdi_pack_look_body(const struct cdi_kernel_thread *t, const stru
         const uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
         const struct cdi_kernel_span span = {(uint8_t *)s->data + at,
                                              (rest < CDI_KERNEL_CHUNK ? rest : CDI_KERNEL_CHUNK) / size, 0, a->dtype};
-        uint64_t worst = CDI_FINITE;
+        const uint64_t worst = cdi_look_chunk(t, &span, size, a->limit);
 
-        for (uint64_t i = (uint64_t)t->thread * 4; i < span.count; i += (uint64_t)t->n_threads * 4)
-            worst = cdi_find_unit(worst, &span, i, a->limit, cdi_find_inf(a->dtype));
         if (worst != CDI_FINITE)
             cdi_find_tell(a->word, (uint64_t)s->flag << 32 | a->low | worst);
         cdi_pack_chunk(t, a, c, 0);

@@ -239,3 +239,27 @@ Test(kernel_look, packs_look_and_pack)
         cr_assert_eq(word, most, "type %zu, round %d", t, round);
     }
 }
+
+/* Without a factor pack copies from any address, and looks there. */
+Test(kernel_look, packs_look_at_any_address)
+{
+    const uint32_t key = 3;
+
+    EACH(t, types)
+    for (size_t shift = 0; shift < 9; shift++)
+        for (size_t bad = 0; bad < 3; bad++) {
+            size_t bytes = 5001 * cddp_dtype_size(types[t]);
+            const struct cdi_slice one = {in + shift, bytes};
+            uint64_t word = 0;
+            const struct cdi_look look = {.word = &word, .limit = cdi_nonfinite_inf(types[t]), .low = LOW};
+
+            fill(types[t], same, 5001, 0);
+            if (bad > 0)
+                number_put(types[t], same, bad == 1 ? 5000 : 77, bad == 1 ? NAN : -INFINITY);
+            memcpy(in + shift, same, bytes);
+            pack_looking(&one, 1, &look, &key, types[t], 1);
+            cr_assert_eq(memcmp(out, same, bytes), 0, "type %zu, shift %zu", t, shift);
+            cr_assert_eq(word, bad == 0 ? 0 : (uint64_t)key << 32 | LOW | (bad == 1 ? CDI_NAN : CDI_INF),
+                         "type %zu, shift %zu", t, shift);
+        }
+}
