@@ -43,6 +43,19 @@ static void limit_text(int64_t bytes, char *buf, size_t cap)
     (void)snprintf(buf, cap, "at its memory limit of %.*f %s", i == 0 ? 0 : 1, n, units[i]);
 }
 
+/* The kernel's function in which it sleeps; "": not known, or only that it has entered the kernel. */
+static const char *sleeps_in(const struct proc_sample *now)
+{
+    static const char *const entries[] = {
+        "do_syscall_64", "x64_sys_call", "entry_SYSCALL_64", "do_fast_syscall_32", "invoke_syscall",
+        "do_el0_svc",    "el0"};
+
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++)
+        if (strncmp(now->wchan, entries[i], strlen(entries[i])) == 0)
+            return "";
+    return now->wchan;
+}
+
 static void share_text(int64_t share, char *buf, size_t cap)
 {
     if (share < 1100)
@@ -70,7 +83,7 @@ static void uninterruptible_text(const struct proc_sample *now, int64_t asleep_n
 {
     char where[48] = "", since[40] = "";
 
-    if (now->wchan[0] != '\0')
+    if (sleeps_in(now)[0] != '\0')
         (void)snprintf(where, sizeof where, " (%s)", now->wchan);
     if (asleep_ns >= SECOND_NS)
         (void)snprintf(since, sizeof since, " for %" PRId64 " s", asleep_ns / SECOND_NS);
@@ -81,7 +94,7 @@ static void sleeping_text(const struct proc_sample *now, char *buf, size_t cap)
 {
     if (now->call[0] != '\0')
         (void)snprintf(buf, cap, "sleeping in %s", now->call);
-    else if (now->wchan[0] != '\0')
+    else if (sleeps_in(now)[0] != '\0')
         (void)snprintf(buf, cap, "sleeping (%s)", now->wchan);
     else
         (void)snprintf(buf, cap, "sleeping");

@@ -125,6 +125,12 @@ Test(proc_state, names_what_a_process_sleeps_in)
     put("/proc/77/syscall", "running\n");
     s = look();
     cr_assert_str_eq(text_of(NULL, &s), "sleeping");
+    put("/proc/77/wchan", "do_syscall_64"); /* only that it is in the kernel */
+    s = look();
+    cr_assert_str_eq(text_of(NULL, &s), "sleeping");
+    put("/proc/77/wchan", "el0_svc_common.constprop.0");
+    s = look();
+    cr_assert_str_eq(text_of(NULL, &s), "sleeping");
     put("/proc/77/wchan", "x\x1b[2Jevil");
     s = look();
     cr_assert_str_eq(text_of(NULL, &s), "sleeping", "%s", s.wchan);
