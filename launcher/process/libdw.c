@@ -27,13 +27,28 @@ static bool libdw_resolve(struct libdw *dw)
         "dwfl_addrmodule",
         "dwfl_module_addrname",
         "dwfl_module_info",
-        "dwfl_module_getsrc",
-        "dwfl_lineinfo",
         "dwfl_module_nextcu",
         "dwarf_haspc",
         "dwarf_getsrc_die",
         "dwarf_linesrc",
         "dwarf_lineno",
+        "dwfl_module_addrinfo",
+        "dwfl_module_eh_cfi",
+        "dwfl_module_dwarf_cfi",
+        "dwarf_cfi_addrframe",
+        "dwarf_frame_cfa",
+        "dwarf_frame_register",
+        "dwfl_module_addrdie",
+        "dwarf_getscopes",
+        "dwarf_getscopes_die",
+        "dwarf_tag",
+        "dwarf_diename",
+        "dwarf_attr",
+        "dwarf_attr_integrate",
+        "dwarf_formstring",
+        "dwarf_formudata",
+        "dwarf_getsrcfiles",
+        "dwarf_filesrc",
         "dwfl_errmsg",
     };
     void *found[sizeof names / sizeof names[0]];
@@ -43,6 +58,8 @@ static bool libdw_resolve(struct libdw *dw)
         if ((found[i] = dlsym(dw->library, names[i])) == NULL)
             return false;
     memcpy((char *)dw + offsetof(struct libdw, begin), found, sizeof found);
+    found[0] = dlsym(dw->library, "dwfl_frame_reg");
+    memcpy((char *)dw + offsetof(struct libdw, frame_register), &found[0], sizeof found[0]);
     return true;
 }
 

@@ -7,13 +7,15 @@
 
 #ifdef CDI_LIBDW
 
+#include <dwarf.h>
 #include <elfutils/libdwfl.h>
 #include <stddef.h>
 
 /* Its functions. */
 struct libdw {
     void *library;
-    char *(*demangle)(const char *name, char *buf, size_t *size, int *status); /* of C++; NULL: no libstdc++ here */
+    char *(*demangle)(const char *name, char *buf, size_t *size, int *status);    /* of C++; NULL: no libstdc++ here */
+    int (*frame_register)(Dwfl_Frame *frame, unsigned number, Dwarf_Word *value); /* NULL: older than 0.188 */
     __typeof__(&dwfl_begin) begin;
     __typeof__(&dwfl_end) end;
     __typeof__(&dwfl_linux_proc_report) report;
@@ -27,13 +29,28 @@ struct libdw {
     __typeof__(&dwfl_addrmodule) module_of;
     __typeof__(&dwfl_module_addrname) name_of;
     __typeof__(&dwfl_module_info) module_info;
-    __typeof__(&dwfl_module_getsrc) line_at;
-    __typeof__(&dwfl_lineinfo) line_info;
     __typeof__(&dwfl_module_nextcu) next_unit;
     __typeof__(&dwarf_haspc) unit_has;
     __typeof__(&dwarf_getsrc_die) unit_line_at;
     __typeof__(&dwarf_linesrc) unit_line_file;
     __typeof__(&dwarf_lineno) unit_line_number;
+    __typeof__(&dwfl_module_addrinfo) symbol_at;
+    __typeof__(&dwfl_module_eh_cfi) frames_eh;
+    __typeof__(&dwfl_module_dwarf_cfi) frames_debug;
+    __typeof__(&dwarf_cfi_addrframe) frame_at;
+    __typeof__(&dwarf_frame_cfa) frame_address;
+    __typeof__(&dwarf_frame_register) frame_rule;
+    __typeof__(&dwfl_module_addrdie) unit_at;
+    __typeof__(&dwarf_getscopes) scopes_at;
+    __typeof__(&dwarf_getscopes_die) scopes_of;
+    __typeof__(&dwarf_tag) tag_of;
+    __typeof__(&dwarf_diename) name_of_scope;
+    __typeof__(&dwarf_attr) attribute;
+    __typeof__(&dwarf_attr_integrate) attribute_integrate;
+    __typeof__(&dwarf_formstring) text_of;
+    __typeof__(&dwarf_formudata) number_of;
+    __typeof__(&dwarf_getsrcfiles) files_of;
+    __typeof__(&dwarf_filesrc) file_of;
     __typeof__(&dwfl_errmsg) error_text;
 };
 

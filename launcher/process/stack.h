@@ -30,6 +30,7 @@ struct stack_limits {
  * for each of its frames a line `  #N FUNCTION() at FILE:LINE`, `  #N FUNCTION() in MODULE` or `  #N ADDRESS in
  * MODULE+OFFSET`. Threads in equal stacks and states share a text: `threads 77 (a), 78 (b) and 5 more, sleeping:`. A
  * thread that cannot be stopped, being in uninterruptible sleep, has a line that says so in place of frames.
+ * Where a function is inlined, the line is `  #N FUNCTION() at FILE:LINE, inlined INNERMOST() at FILE:LINE`.
  *
  * Each thread is stopped while its frames are read, for some milliseconds, and then goes on; a stopped process stays
  * stopped. A wait of this process for its children may return these stops, whatever its flags: ignore them.

@@ -3,14 +3,11 @@
 
 #ifdef CDI_LIBDW
 
-#include "common/cleanup.h"
 #include "common/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------------------------------------- unwinding ---- */
@@ -116,97 +113,6 @@ void unwind_thread(struct unwind *u, struct stack_thread *t, const struct task_r
         leave_wild_address(u, t);
     if (u->dw.thread_frames(u->dwfl, t->tid, on_frame, u) == -1 && t->n == 0)
         t->why_none = "its frames cannot be read";
-}
-
-/* ----------------------------------------------------------------------------------------------------- names ---- */
-
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    return slash == NULL ? path : slash + 1;
-}
-
-/* Appends a name of the process's own, without characters that no terminal should get. */
-static cddp_status append_name(struct cdi_buf *out, const char *before, const char *name)
-{
-    char text[200];
-
-    (void)snprintf(text, sizeof text, "%s%s", before, name);
-    for (char *p = text; *p != '\0'; p++)
-        if ((unsigned char)*p < ' ' || *p == 0x7f)
-            *p = '?';
-    return cdi_buf_append(out, text, strlen(text));
-}
-
-/* FUNCTION(), or FUNCTION(TYPES) of C++. */
-static cddp_status append_function(const struct unwind *u, const char *function, struct cdi_buf *out)
-{
-    CDI_AUTOFREE char *plain = NULL;
-    cddp_status st;
-    int result;
-
-    if (u->dw.demangle != NULL && strncmp(function, "_Z", 2) == 0)
-        plain = u->dw.demangle(function, NULL, NULL, &result);
-    st = append_name(out, " ", plain != NULL ? plain : function);
-    if (st == CDDP_OK && (plain == NULL || strchr(plain, '(') == NULL))
-        st = cdi_buf_append(out, "()", 2);
-    return st;
-}
-
-/* The same without a table of addresses (.debug_aranges), which clang does not write: asks each unit of the program. */
-static const char *source_in_units(const struct unwind *u, Dwfl_Module *module, uint64_t pc, int *number)
-{
-    Dwarf_Addr bias = 0;
-
-    for (Dwarf_Die *unit = NULL; cdi_now_ns() < u->deadline_ns;) {
-        Dwarf_Line *line;
-
-        unit = u->dw.next_unit(module, unit, &bias);
-        if (unit == NULL)
-            return NULL;
-        if (u->dw.unit_has(unit, pc - bias) != 1)
-            continue;
-        line = u->dw.unit_line_at(unit, pc - bias);
-        if (line == NULL || u->dw.unit_line_number(line, number) != 0)
-            return NULL;
-        return u->dw.unit_line_file(line, NULL, NULL);
-    }
-    return NULL;
-}
-
-/* The line of the source, if the program has them and there is time to look for it. */
-static const char *source_of(const struct unwind *u, Dwfl_Module *module, uint64_t pc, int *number)
-{
-    Dwfl_Line *line = cdi_now_ns() >= u->deadline_ns ? NULL : u->dw.line_at(module, pc);
-
-    return line != NULL ? u->dw.line_info(line, NULL, number, NULL, NULL, NULL)
-                        : source_in_units(u, module, pc, number);
-}
-
-cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out)
-{
-    const struct unwind *u = arg;
-    Dwfl_Module *module = u->dw.module_of(u->dwfl, pc);
-    const char *function = module == NULL ? NULL : u->dw.name_of(module, pc), *file = NULL, *mapped = NULL;
-    Dwarf_Addr start = 0;
-    int number = 0;
-    cddp_status st;
-
-    if (module == NULL)
-        return cdi_buf_printf(out, " 0x%" PRIx64, pc);
-    file = source_of(u, module, pc, &number);
-    mapped = u->dw.module_info(module, NULL, &start, NULL, NULL, NULL, NULL, NULL);
-    st = function == NULL ? cdi_buf_printf(out, " 0x%" PRIx64, pc) : append_function(u, function, out);
-    if (st == CDDP_OK && file != NULL)
-        st = append_name(out, " at ", base_name(file));
-    else if (st == CDDP_OK && mapped != NULL)
-        st = append_name(out, " in ", base_name(mapped));
-    if (st == CDDP_OK && file != NULL)
-        st = cdi_buf_printf(out, ":%d", number);
-    else if (st == CDDP_OK && function == NULL)
-        st = cdi_buf_printf(out, "+0x%" PRIx64, pc - start); /* for addr2line */
-    return st;
 }
 
 /* ------------------------------------------------------------------------------------------------ the process ---- */

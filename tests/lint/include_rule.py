@@ -90,6 +90,7 @@ EXTERNAL = {
     'mpi.h': ['worker/backend/mpi/'],
     'hwloc.h': ['launcher/plan/topology.c'],
     'elfutils/libdwfl.h': ['launcher/process/libdw.h'],
+    'dwarf.h': ['launcher/process/libdw.h'],
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.

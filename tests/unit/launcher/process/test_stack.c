@@ -35,15 +35,29 @@ static __attribute__((noinline)) void planted_middle(int ready)
     never_ends = 0;
 }
 
-static __attribute__((noinline)) void planted_outer(int ready)
+/* As a compiler names the part of a function that it has moved away. */
+static __attribute__((noinline)) void planted_moved(int ready) __asm__("planted_moved.cold");
+static __attribute__((noinline)) void planted_moved(int ready)
 {
     planted_middle(ready);
     never_ends = 0;
 }
 
+static __attribute__((noinline)) void planted_outer(int ready)
+{
+    planted_moved(ready);
+    never_ends = 0;
+}
+
+static inline __attribute__((always_inline)) void planted_inlined(int ready)
+{
+    planted_inner(ready);
+    never_ends = 0;
+}
+
 static __attribute__((noinline)) void *planted_in_thread(void *arg)
 {
-    planted_inner(*(int *)arg);
+    planted_inlined(*(int *)arg);
     never_ends = 0;
     return NULL;
 }
@@ -277,6 +291,37 @@ Test(stack, skips_a_thread_that_cannot_be_stopped)
     cr_assert_not_null(strstr(text, "in D state:\n  no stack: it waits in the kernel"), "%s", text);
     reap(pid);
 }
+
+Test(stack, names_the_whole_of_a_moved_part)
+{
+    const pid_t pid = plant(false);
+    char text[1 << 16];
+
+    read_text(pid, &all, text, sizeof text);
+    reap(pid);
+    cr_assert_not_null(strstr(text, " planted_moved() "), "%s", text);
+    cr_assert_null(strstr(text, ".cold"), "%s", text);
+}
+
+#ifdef CDI_TEST_LINES
+/* A line belongs to the function that is named before it. */
+Test(stack, gives_an_inlined_function_its_own_line)
+{
+    const pid_t pid = plant(true);
+    char text[1 << 16];
+    const char *outer;
+    int call = 0, inner = 0;
+
+    read_text(pid, &all, text, sizeof text);
+    reap(pid);
+    outer = strstr(text, "planted_in_thread() at test_stack.c:");
+    cr_assert_not_null(outer, "%s", text);
+    cr_assert_eq(sscanf(outer, "planted_in_thread() at test_stack.c:%d, inlined planted_inlined() at test_stack.c:%d",
+                        &call, &inner),
+                 2, "%s", outer);
+    cr_assert_lt(inner, call, "%s", outer); /* as in this file */
+}
+#endif
 
 struct repeated {
     pid_t pid;
