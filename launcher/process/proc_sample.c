@@ -323,3 +323,10 @@ int proc_sample_take(pid_t pid, struct proc_sample *out)
 {
     return proc_sample_take_below("", pid, out);
 }
+
+bool proc_is_frozen(pid_t pid)
+{
+    struct proc_sample s;
+
+    return proc_sample_take(pid, &s) == 0 && s.frozen;
+}

@@ -44,6 +44,9 @@ int proc_sample_take(pid_t pid, struct proc_sample *out);
 /* Does the same with a prefix for the paths of /proc and /sys; for tests. */
 int proc_sample_take_below(const char *root, pid_t pid, struct proc_sample *out);
 
+/* Has a cgroup frozen the process? It runs no instruction until that ends. False: or it is gone. */
+bool proc_is_frozen(pid_t pid);
+
 /*
  * Writes what the process does, by two samples of it: "running, 99 % of a core", "sleeping in read of a pipe", "stopped
  * by SIGSTOP", "in D state (nfs_wait) for 12 s", "frozen by its cgroup", "at its memory limit of 2.0 GiB", "swapping",

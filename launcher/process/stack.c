@@ -6,6 +6,8 @@
  */
 #include "launcher/process/stack.h"
 
+#include "launcher/process/blocked.h"
+#include "launcher/process/proc_state.h"
 #include "launcher/process/stack_text.h"
 #include "launcher/process/unwind.h"
 
@@ -26,6 +28,7 @@
 #define TEXT_MAX (4 << 20)         /* bytes of all stacks */
 #define HOLD_NS INT64_C(300000000) /* for one thread to stop; the others follow */
 #define ABANDONED_MAX 4            /* readings that hang in the kernel */
+#define BLOCKED_TRIES 3            /* for a thread that runs between two looks */
 #define MS_NS INT64_C(1000000)
 
 /* One call: shared by the caller and the thread that reads. The last one frees it. */
@@ -37,6 +40,8 @@ struct reading {
     struct stack_limits limits;
     int64_t deadline_ns;
     bool is_waiting; /* stack_read_waiting(): tid and regs are given */
+    bool is_native;  /* the kernel's names of its registers are known */
+    bool is_frozen;  /* by its cgroup */
     struct task_registers regs;
     pid_t tid;
     struct unwind unwind;
@@ -52,13 +57,43 @@ static atomic_int n_abandoned;
 
 /* --------------------------------------------------------------------------------------------------- threads ---- */
 
+/* Forgets what was read of a thread that has run meanwhile. */
+static void clear_frames(struct stack_thread *t)
+{
+    t->n = t->found = 0;
+    t->cut = t->lost = t->blocked = false;
+    t->why_none = NULL;
+}
+
+/* Reads a thread that waits in the kernel by what the kernel tells; false: it does not wait, or not for long. */
+static bool read_blocked(struct reading *r, struct stack_thread *t)
+{
+    struct blocked_look before, after;
+
+    for (int i = 0; i < BLOCKED_TRIES && cdi_now_ns() < r->deadline_ns; i++) {
+        if (!r->is_native || !blocked_look(r->pid, t->tid, &before) || !blocked_parse(before.line, &r->regs))
+            return false;
+        unwind_blocked(&r->unwind, t, &r->regs);
+        if (blocked_look(r->pid, t->tid, &after) && blocked_is_same(&before, &after))
+            return true;
+        clear_frames(t);
+    }
+    return false;
+}
+
 static void read_stopped(struct reading *r, struct stack_thread *t)
 {
     int64_t until = cdi_now_ns() + HOLD_NS;
     int signal, rc;
 
-    if (t->state == 'D' || t->state == 'Z' || t->state == 'X') {
-        t->why_none = t->state == 'D' ? "it waits in the kernel and cannot be stopped" : "it has ended";
+    if (t->state == 'Z' || t->state == 'X') {
+        t->why_none = "it has ended";
+        return;
+    }
+    if (t->state == 'D' && read_blocked(r, t))
+        return;
+    if (t->state == 'D' && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'D')) {
+        t->why_none = "it waits in the kernel and cannot be stopped";
         return;
     }
     rc = task_hold(r->pid, t->tid, until < r->deadline_ns ? until : r->deadline_ns, &r->regs, &signal);
@@ -67,6 +102,8 @@ static void read_stopped(struct reading *r, struct stack_thread *t)
         task_let_go(t->tid, signal);
         return;
     }
+    if (rc == ETIMEDOUT && read_blocked(r, t))
+        return;
     if (rc == EPERM && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'Z' || t->state == 'X'))
         rc = ESRCH; /* the kernel's answer for an ending thread, too */
     t->why_none = rc == ETIMEDOUT ? "it waits in the kernel, or gets no processor, and could not be stopped"
@@ -118,8 +155,11 @@ static cddp_status read_threads(struct reading *r)
             break;
         }
         t = add_thread(r, task[i]);
-        if (t != NULL)
-            read_stopped(r, t);
+        if (t == NULL)
+            continue;
+        read_stopped(r, t);
+        if (r->is_frozen && (t->state == 'S' || t->state == 'D'))
+            t->state = STACK_FROZEN;
     }
     return r->status;
 }
@@ -148,6 +188,8 @@ static cddp_status collect(struct reading *r)
     if (tracer != 0) /* asked first: the kernel would give no cause */
         return cdi_fail(&r->err, CDDP_E_DENIED, "process %d has a debugger (pid %d), so its stacks cannot be read",
                         (int)r->pid, (int)tracer);
+    r->is_native = blocked_is_native(r->pid);
+    r->is_frozen = !r->is_waiting && proc_is_frozen(r->pid);
     st = unwind_open(&r->unwind, &r->err);
     if (st == CDDP_OK)
         st = r->is_waiting ? read_waiting(r) : read_threads(r);

@@ -28,9 +28,13 @@ struct stack_limits {
 /*
  * Appends the stacks of the threads of pid to *out, as text: for each thread a line `thread TID (NAME), STATE:`, and
  * for each of its frames a line `  #N FUNCTION() at FILE:LINE`, `  #N FUNCTION() in MODULE` or `  #N ADDRESS in
- * MODULE+OFFSET`. Threads in equal stacks and states share a text: `threads 77 (a), 78 (b) and 5 more, sleeping:`. A
- * thread that cannot be stopped, being in uninterruptible sleep, has a line that says so in place of frames.
+ * MODULE+OFFSET`. Threads in equal stacks and states share a text: `threads 77 (a), 78 (b) and 5 more, sleeping:`.
  * Where a function is inlined, the line is `  #N FUNCTION() at FILE:LINE, inlined INNERMOST() at FILE:LINE`.
+ *
+ * A thread that cannot be stopped is read as it is: it is frozen by its cgroup, or in uninterruptible sleep, and the
+ * text says `read without stopping it`. Then only few registers are known. Frames that the tables do not give without
+ * the others are looked for on the stack, and end with `(found on the stack)`: such a frame and those after it may be
+ * wrong, and on arm64 a function may be missing before them. Without any, `(its outer frames are not known)` follows.
  *
  * Each thread is stopped while its frames are read, for some milliseconds, and then goes on; a stopped process stays
  * stopped. A wait of this process for its children may return these stops, whatever its flags: ignore them.

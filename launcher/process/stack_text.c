@@ -14,6 +14,8 @@ static const char *state_text(char state)
         return "sleeping";
     case 'D':
         return "in D state";
+    case STACK_FROZEN:
+        return "frozen by its cgroup";
     case 'T':
         return "stopped by a signal";
     case 't':
@@ -29,6 +31,8 @@ static const char *state_text(char state)
 static bool are_equal(const struct stack_thread *a, const struct stack_thread *b)
 {
     if (a->state != b->state || a->n != b->n || a->cut != b->cut || (a->why_none == NULL) != (b->why_none == NULL))
+        return false;
+    if (a->blocked != b->blocked || a->lost != b->lost || a->found != b->found)
         return false;
     if (a->why_none != NULL && strcmp(a->why_none, b->why_none) != 0)
         return false;
@@ -60,7 +64,9 @@ static cddp_status append_head(const struct stack_thread *threads, int n, int fi
     }
     if (st == CDDP_OK && members > named)
         st = cdi_buf_printf(out, " and %d more", members - named);
-    return st == CDDP_OK ? cdi_buf_printf(out, ", %s:\n", state_text(threads[first].state)) : st;
+    return st == CDDP_OK ? cdi_buf_printf(out, ", %s%s:\n", state_text(threads[first].state),
+                                          threads[first].blocked ? ", read without stopping it" : "")
+                         : st;
 }
 
 cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name, void *arg, struct cdi_buf *out)
@@ -70,15 +76,17 @@ cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name,
     if (t->why_none != NULL)
         return cdi_buf_printf(out, "  no stack: %s\n", t->why_none);
     for (int i = 0, last; st == CDDP_OK && i < t->n; i = last + 1) {
-        for (last = i; last + 1 < t->n && t->pc[last + 1] == t->pc[i];)
+        for (last = i; last + 1 < t->n && t->pc[last + 1] == t->pc[i] && last + 1 != t->found;)
             last++;
         st = last == i ? cdi_buf_printf(out, "  #%d", i) : cdi_buf_printf(out, "  #%d to #%d", i, last);
         if (st == CDDP_OK)
             st = name(arg, t->pc[i], out);
         if (st == CDDP_OK)
-            st = cdi_buf_append(out, "\n", 1);
+            st = cdi_buf_printf(out, "%s\n", t->found > 0 && i >= t->found ? STACK_FOUND : "");
     }
-    return st == CDDP_OK && t->cut ? cdi_buf_printf(out, "  " STACK_CUT "\n") : st;
+    if (st == CDDP_OK && (t->cut || t->lost))
+        st = cdi_buf_printf(out, "  %s\n", t->cut ? STACK_CUT : STACK_LOST);
+    return st;
 }
 
 cddp_status stack_text(const struct stack_thread *threads, int n, int unread, stack_name_fn *name, void *arg,

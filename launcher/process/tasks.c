@@ -2,6 +2,7 @@
 #include "launcher/process/tasks.h"
 
 #include "common/clock.h"
+#include "launcher/process/proc_state.h"
 #include "launcher/process/small_file.h"
 
 #include <dirent.h>
@@ -92,7 +93,7 @@ bool tasks_are_stuck(pid_t pid)
             return false;
         (void)nanosleep(&pause, NULL);
     }
-    return true;
+    return !proc_is_frozen(pid);
 }
 
 pid_t task_tracer(pid_t pid)

@@ -16,6 +16,7 @@
 /* A thread's registers: those that DWARF numbers from 0 on, and its program counter. n 0: not known on this machine. */
 struct task_registers {
     uint32_t n;
+    uint64_t unknown; /* a bit for each one without a value */
     uint64_t pc;
     uint64_t value[TASK_REGISTERS];
 };
@@ -30,7 +31,8 @@ int tasks_list(pid_t pid, pid_t *task, int most);
 bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state);
 /*
  * Is a thread of pid in uninterruptible sleep (D state), and stays so for a moment? It may hold the lock of the
- * process's memory: a read of that memory would then not return either.
+ * process's memory: a read of that memory would then not return either. Threads that are frozen by their cgroup do not
+ * count, although the kernel calls it the same: they are frozen where they hold no such lock.
  */
 bool tasks_are_stuck(pid_t pid);
 /* Returns the process that traces pid; 0: none does, or pid is gone. */

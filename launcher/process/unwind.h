@@ -21,6 +21,9 @@ struct unwind {
     struct stack_thread *thread; /* that is unwound */
     int frames;                  /* the most */
     int64_t deadline_ns;         /* frames and lines of sources are not looked for after it */
+    int first;                   /* the frame at which libdw has begun */
+    bool has_sp;                 /* the stack pointer of the last frame: */
+    uint64_t sp;
 };
 
 /*
@@ -30,6 +33,11 @@ struct unwind {
 cddp_status unwind_open(struct unwind *u, struct cdi_error *err);
 /* Fills t->pc (room for u->frames) with the frames of a thread that does not run and has these registers. */
 void unwind_thread(struct unwind *u, struct stack_thread *t, const struct task_registers *regs);
+/*
+ * Does the same for a thread of which some registers are not known, such as one that cannot be stopped. Frames that the
+ * tables do not give without them are looked for on the stack: t->found and t->lost tell.
+ */
+void unwind_blocked(struct unwind *u, struct stack_thread *t, const struct task_registers *regs);
 /* Is a stack_name_fn; arg is the struct unwind. The process may run meanwhile. */
 cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out);
 void unwind_close(struct unwind *u);

@@ -73,7 +73,7 @@ struct source {
 };
 
 /*
- * The unit of the source that has this address. The table of addresses (.debug_aranges) also answers for gaps behind a
+ * The unit of the source that has this address. The table of addresses (.debug_aranges) also answers for gaps after a
  * unit, and clang does not write it.
  */
 static Dwarf_Die *unit_of(const struct unwind *u, Dwfl_Module *module, uint64_t pc, Dwarf_Addr *bias)
@@ -154,7 +154,7 @@ static cddp_status append_place(const struct place *p, struct cdi_buf *out)
     return st == CDDP_OK ? cdi_buf_printf(out, ":%d", p->line) : st;
 }
 
-/* `, inlined NAME() at FILE:LINE`: behind the function itself, since a report may cut a long line. */
+/* `, inlined NAME() at FILE:LINE`: after the function itself, since a report may cut a long line. */
 static cddp_status append_inlined(const struct unwind *u, const struct source *s, struct cdi_buf *out)
 {
     cddp_status st = cdi_buf_printf(out, ", inlined");

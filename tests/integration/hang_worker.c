@@ -76,10 +76,16 @@ static void grow(void)
     }
 }
 
+/* By the file that its cgroup has, of version 1 or 2. */
 static void freeze(const char *group)
 {
-    put(group, access("/sys/fs/cgroup/freezer", F_OK) == 0 ? "freezer.state" : "cgroup.freeze",
-        access("/sys/fs/cgroup/freezer", F_OK) == 0 ? "FROZEN" : "1");
+    char path[4096];
+
+    (void)snprintf(path, sizeof path, "%s/cgroup.freeze", group);
+    if (access(path, F_OK) == 0)
+        put(group, "cgroup.freeze", "1");
+    else
+        put(group, "freezer.state", "FROZEN");
     sleep_for(3600);
 }
 

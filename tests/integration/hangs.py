@@ -24,6 +24,7 @@ LATE = 5  # the rank that comes to a stop, on node 1
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKER = os.environ.get('CDDP_HANG_WORKER', '')
 WRAPPED = f'if [ $RANK = {LATE} ]; then "$@"; sleep 1000; else exec "$@"; fi'
+CGROUPS = pathlib.Path('/sys/fs/cgroup')
 seen = []  # for docs/hangs.md
 
 
@@ -85,7 +86,7 @@ def message(text, start='cddprun: no progress'):
     return lines[:n]
 
 
-def stands(cddprun, title, done, mode, state, stack='planted_function', **how):
+def stands(cddprun, title, done, mode, state, stack='planted_function', head='', **how):
     """The job comes to a stop, and rank LATE is named with its collective, its state, and the planted function."""
     with Hang(cddprun, mode, '--hang_timeout=0', **how) as job:
         try:
@@ -98,6 +99,7 @@ def stands(cddprun, title, done, mode, state, stack='planted_function', **how):
                              rf'\w+ ?\w* all_reduce #\d+ .*step 6\).*{state}', lines[0]), lines
             assert re.search(r'^    ranks 0-4, 6, 7 wait in all_reduce #\d+ of 4\.0 KiB float32 \(step 6\), for \d s$', '\n'.join(lines), re.M), lines
             assert not stack or any(stack in line for line in lines + more), lines + more  # a busy machine reads it later
+            assert any(head in line for line in lines + more), lines + more
             assert len(lines) <= 24, lines
             seen.append((title, done, f'{took:.1f} s', lines + more))
         finally:
@@ -116,17 +118,24 @@ def differs(cddprun, title, done, mode, what):
 
 
 # -------------------------------------------------------------------------------------------------- memory and freezer
+def top_of(kind):
+    """The hierarchy of a version 1 controller, or that of version 2: mounted alone, or beside version 1."""
+    tops = [CGROUPS / kind] if kind in ('freezer', 'memory') else []
+    return next((top for top in [*tops, CGROUPS / 'unified', CGROUPS] if (top / 'cgroup.procs').exists()), CGROUPS)
+
+
 def make_group(kind, name):
-    """An own cgroup, of version 1 or 2; Skip where none can be made."""
-    old = pathlib.Path('/sys/fs/cgroup') / kind
-    folder = (old if old.is_dir() else pathlib.Path('/sys/fs/cgroup')) / f'cddp-test-{os.getpid()}-{name}'
+    """An own cgroup; Skip where none can be made."""
+    folder = top_of(kind) / f'cddp-test-{os.getpid()}-{name}'
     try:
         folder.mkdir()
-        if old.is_dir() and kind == 'memory':
+        if kind == 'memory' and (folder / 'memory.limit_in_bytes').exists():
             (folder / 'memory.limit_in_bytes').write_text('64M')
             (folder / 'memory.oom_control').write_text('1')
         elif kind == 'memory':
             (folder / 'memory.high').write_text('64M')
+        elif not (folder / 'freezer.state').exists() and not (folder / 'cgroup.freeze').exists():
+            raise OSError('it has no freezer')
     except OSError as why:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -184,13 +193,26 @@ def test_ci_is_killed_without_notice(cddprun):
                      f'{took:.1f} s', [found[0]]))
 
 
+def unstopped(kind, state):
+    """What a stack's first line says; a process that version 2 has frozen can be stopped and read as any other."""
+    return f'{state}, read without stopping it' if top_of(kind).name == kind else ''
+
+
 def test_is_frozen(cddprun):
-    in_group(cddprun, 'freezer', 'It is frozen', 'its cgroup is frozen', 'freeze', 'frozen by its cgroup', stack='')
+    in_group(cddprun, 'freezer', 'It is frozen', 'its cgroup is frozen', 'freeze', 'frozen by its cgroup',
+             head=unstopped('freezer', 'frozen by its cgroup'))
+
+
+def test_is_frozen_by_version_2(cddprun):
+    if top_of('freezer') == top_of('any'):
+        raise Skip('the other test has done it')
+    in_group(cddprun, 'any', 'It is frozen, version 2', 'its cgroup of version 2 is frozen', 'freeze', 'frozen by its cgroup',
+             head='frozen by its cgroup:')
 
 
 def test_is_at_its_memory_limit(cddprun):
     in_group(cddprun, 'memory', 'It is at its memory limit', 'its cgroup has 64 MiB and no way to free any', 'grow',
-             'at its memory limit', stack='')
+             'at its memory limit', head=unstopped('memory', 'in D state'))
 
 
 def test_ci_skips_a_collective(cddprun):
@@ -275,6 +297,10 @@ Time in which cddprun was suspended does not count.
 
 A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
 workers unless a container or `ptrace_scope` forbids it. If it cannot be read, the message gives the reason.
+
+A thread that is frozen by its cgroup, or in D state, cannot be stopped. It is read as it is ("read without stopping it"), by the
+two registers that the kernel prints for it, and by those that its functions have saved. A frame that needs others is looked for on
+the stack. It has the mark "(found on the stack)", as have those after it: they may be wrong.
 
 Jobs of 8 ranks on 2 nodes follow (ranks 0 to 3 on node0, 4 to 7 on node1), with `--hang_warning=2`. Rank 5 comes to a stop in
 `planted_function`. The time is counted from there to the message.

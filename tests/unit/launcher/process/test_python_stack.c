@@ -3,6 +3,7 @@
  * Every Python that is found here runs a program whose threads wait at known places and that prints its own stacks by
  * the module faulthandler. Reading them from outside must give the same.
  */
+#include "freezer.h"
 #include "hygiene.h"
 #include "launcher/process/python_stack.h"
 #include "launcher/process/python_symbols.h"
@@ -302,6 +303,40 @@ Test(python_stack, reads_spinning_program, .timeout = 110)
         }
         stop(&p);
         cr_assert_geq(named, 18, "%s: planted_spin was found %d times in 20", paths[i], named);
+    }
+}
+
+/* Its threads are in D state then, but none holds the lock of its memory. */
+Test(python_stack, reads_a_frozen_program, .timeout = 110)
+{
+    static char paths[PYTHONS_MAX][PATH_MAX];
+    static struct python p;
+    size_t n = find_pythons(paths);
+    struct freezer freezer;
+
+    for (size_t i = 0; i < n; i++) {
+        struct python_stacks s;
+        struct cdi_error err = {.status = CDDP_OK};
+        bool is_frozen;
+
+        (void)snprintf(p.path, sizeof p.path, "%s", paths[i]);
+        if (!start(&p, paths[i], program) || !wait_for(&p, " in <module>", 2) || minor_of(&p) < 9 ||
+            minor_of(&p) > 15) {
+            stop(&p);
+            continue;
+        }
+        is_frozen = freezer_freeze(&freezer, p.pid);
+        if (is_frozen) {
+            cr_assert(python_stack_is_python(p.pid), "%s", p.path);
+            cr_assert_eq(python_stack_collect(p.pid, NULL, &s, &err), CDDP_OK, "%s: %s", p.path, err.msg);
+            cr_assert_str_eq(s.threads[0].frames[0].function, "planted_function");
+            python_stacks_release(&s);
+        }
+        freezer_thaw(&freezer);
+        stop(&p);
+        freezer_release(&freezer);
+        if (!is_frozen)
+            cr_skip_test("no cgroup of version 1 can be made");
     }
 }
 

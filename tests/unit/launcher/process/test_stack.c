@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
+#include "freezer.h"
 #include "hygiene.h"
 #include "launcher/process/stack.h"
 #include "launcher/process/stack_text.h"
 
+#include <alloca.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,6 +64,41 @@ static __attribute__((noinline)) void *planted_in_thread(void *arg)
     planted_inlined(*(int *)arg);
     never_ends = 0;
     return NULL;
+}
+
+/* Waits in D state for a child that has a copy of this process: no debugger can stop it. */
+static inline __attribute__((always_inline)) void become_stuck(int ready)
+{
+    const long child = syscall(SYS_clone, CLONE_VFORK | SIGCHLD, NULL, NULL, NULL, NULL);
+
+    while (child == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)!write(ready, "x", 1);
+        (void)pause();
+    }
+    never_ends = 0;
+}
+
+static __attribute__((noinline)) void planted_stuck(int ready)
+{
+    become_stuck(ready);
+    never_ends = 0;
+}
+
+/* Its frame has a size that only the running program knows, so that the tables need the frame pointer. */
+static __attribute__((noinline)) void planted_sized(int ready, size_t n)
+{
+    char *text = alloca(n);
+
+    memset(text, 1, n);
+    become_stuck(ready);
+    never_ends = text[n - 1];
+}
+
+static __attribute__((noinline)) void planted_calls_sized(int ready)
+{
+    planted_sized(ready, (size_t)(never_ends + 500));
+    never_ends = 0;
 }
 
 /* A child that waits in the planted functions, in two threads if asked; returns when all have reached them. */
@@ -262,11 +301,11 @@ Test(stack, reports_a_process_that_a_debugger_has)
     reap(traced);
 }
 
-/* A thread in vfork() waits in D state for its child. */
-Test(stack, skips_a_thread_that_cannot_be_stopped)
+/* A child whose only thread is in D state in a planted function. */
+static pid_t plant_stuck(void (*function)(int ready))
 {
     int ready[2];
-    char text[1 << 16], byte;
+    char byte;
     pid_t pid;
 
     cr_assert_eq(pipe(ready), 0);
@@ -274,12 +313,7 @@ Test(stack, skips_a_thread_that_cannot_be_stopped)
     cr_assert_geq(pid, 0);
     if (pid == 0) {
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (vfork() == 0) {
-            (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-            (void)!write(ready[1], "x", 1);
-            for (;;)
-                (void)pause();
-        }
+        function(ready[1]);
         _exit(0);
     }
     (void)close(ready[1]);
@@ -287,9 +321,79 @@ Test(stack, skips_a_thread_that_cannot_be_stopped)
     (void)close(ready[0]);
     for (int i = 0; state_of(pid) != 'D' && i < 500; i++)
         (void)usleep(10000);
+    return pid;
+}
+
+#if defined __has_feature
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED
+#endif
+#elif defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+#define SANITIZED
+#endif
+#if defined __x86_64__ && defined __OPTIMIZE__ && !defined SANITIZED
+#define PLAIN_CODE /* without what a sanitizer adds, and without a frame pointer where none is needed */
+#endif
+
+Test(stack, reads_a_thread_that_cannot_be_stopped)
+{
+    const pid_t pid = plant_stuck(planted_stuck);
+    char text[1 << 16];
+
     read_text(pid, &all, text, sizeof text);
-    cr_assert_not_null(strstr(text, "in D state:\n  no stack: it waits in the kernel"), "%s", text);
     reap(pid);
+    cr_assert_not_null(strstr(text, "in D state, read without stopping it:\n  #0 "), "%s", text);
+#ifdef PLAIN_CODE
+    cr_assert_not_null(strstr(text, " planted_stuck() "), "%s", text);
+    cr_assert_null(strstr(text, "may be"), "%s", text);
+#endif
+}
+
+/* Each line from the first uncertain frame on says so. */
+Test(stack, marks_frames_that_no_table_gives)
+{
+    const pid_t pid = plant_stuck(planted_calls_sized);
+    char text[1 << 16], *sized, *caller;
+
+    read_text(pid, &all, text, sizeof text);
+    reap(pid);
+#ifdef PLAIN_CODE
+    sized = strstr(text, " planted_sized() ");
+    cr_assert_not_null(sized, "%s", text);
+    caller = strchr(sized, '\n');
+    cr_assert_not_null(caller);
+    *caller++ = '\0';
+    cr_assert_null(strstr(sized, STACK_FOUND), "%s", sized);
+    cr_assert_not_null(strstr(strtok(caller, "\n"), " planted_calls_sized() "), "%s", caller);
+    for (char *line = caller; line != NULL; line = strtok(NULL, "\n"))
+        cr_assert(strstr(line, STACK_FOUND) != NULL || strstr(line, STACK_LOST) != NULL, "%s", line);
+#else
+    (void)sized, (void)caller;
+#endif
+}
+
+Test(stack, reads_a_frozen_process)
+{
+    const pid_t pid = plant(true);
+    struct freezer freezer;
+    char text[1 << 16];
+
+    if (!freezer_freeze(&freezer, pid)) {
+        reap(pid);
+        freezer_release(&freezer);
+        cr_skip_test("no cgroup of version 1 can be made");
+    }
+    read_text(pid, &all, text, sizeof text);
+    cr_assert_eq(state_of(pid), 'D');
+    freezer_thaw(&freezer);
+    reap(pid);
+    freezer_release(&freezer);
+    cr_assert_not_null(strstr(text, "frozen by its cgroup, read without stopping it:\n  #0 "), "%s", text);
+#ifdef PLAIN_CODE
+    cr_assert(strstr(text, "planted_in_thread()") != NULL && strstr(text, "planted_outer()") != NULL, "%s", text);
+    cr_assert_null(strstr(text, STACK_FOUND), "%s", text);
+#endif
+    cr_assert_null(strstr(text, "no stack"), "%s", text);
 }
 
 Test(stack, names_the_whole_of_a_moved_part)
@@ -453,6 +557,23 @@ Test(stack, puts_threads_in_equal_stacks_together)
         .tid = 10, .name = "w", .state = 'R', .n = 5, .cut = true, .pc = (uint64_t[]){9, 4, 4, 4, 5}};
     check_text(threads, 1, 0,
                "thread 10 (w), running:\n  #0 f9()\n  #1 to #3 f4()\n  #4 f5()\n  (its outer frames are left out)\n");
+    threads[0].cut = false;
+    threads[0].found = 3; /* within a recursion */
+    threads[0].blocked = threads[0].lost = true;
+    threads[0].state = STACK_FROZEN;
+    check_text(threads, 1, 0,
+               "thread 10 (w), frozen by its cgroup, read without stopping it:\n  #0 f9()\n  #1 to #2 f4()\n"
+               "  #3 f4() (found on the stack)\n  #4 f5() (found on the stack)\n  (its outer frames are not known)\n");
+    for (int i = 0; i < 4; i++)
+        threads[i] = (struct stack_thread){.tid = i, .name = "w", .state = 'D', .n = 2, .pc = here};
+    threads[1].blocked = true;
+    threads[2].found = 1;
+    threads[3].lost = true;
+    check_text(threads, 4, 0,
+               "thread 0 (w), in D state:\n  #0 f1()\n  #1 f2()\n"
+               "thread 1 (w), in D state, read without stopping it:\n  #0 f1()\n  #1 f2()\n"
+               "thread 2 (w), in D state:\n  #0 f1()\n  #1 f2() (found on the stack)\n"
+               "thread 3 (w), in D state:\n  #0 f1()\n  #1 f2()\n  (its outer frames are not known)\n");
     threads[0] = (struct stack_thread){.tid = 10, .name = "w", .state = 'D', .why_none = "it waits"};
     threads[1] = (struct stack_thread){.tid = 11, .name = "v", .state = 'D', .why_none = "it waits"};
     check_text(threads, 2, 0, "threads 10 (w), 11 (v), in D state:\n  no stack: it waits\n");
