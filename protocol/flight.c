@@ -104,6 +104,7 @@ struct cdi_flight {
     bool agent; /* another process has the other half */
     bool timed; /* times are exact */
     bool mute;  /* no records */
+    bool stays; /* mapped after the release */
     /*
      * Only of the worker, NULL until it is needed: pending records that the ring has no room for, at seq % KEPT. A
      * record is copied there before its place in the ring is cleared.
@@ -514,9 +515,15 @@ void cdi_flight_release(struct cdi_flight *f)
 {
     if (f == NULL)
         return;
-    (void)munmap(f->page, sizeof *f->page);
+    if (!f->stays)
+        (void)munmap(f->page, sizeof *f->page);
     free(atomic_load(&f->kept));
     free(f);
+}
+
+void cdi_flight_keep(struct cdi_flight *f)
+{
+    f->stays = true;
 }
 
 /* Readers see either this record or none. Release on each field: none may become visible before seq is cleared. */

@@ -182,6 +182,8 @@ bool cdi_flight_has_agent(const struct cdi_flight *f);
 bool cdi_flight_is_timed(const struct cdi_flight *f);
 /* Unmaps the page; NULL-safe. The worker's claim stays, so that no later process writes into its records. */
 void cdi_flight_release(struct cdi_flight *f);
+/* Makes the page stay mapped after cdi_flight_release(), until the process ends. */
+void cdi_flight_keep(struct cdi_flight *f);
 
 /*
  * Record that a collective was enqueued, started, or done. The caller serialises calls of enqueue, and those of start

@@ -5,15 +5,22 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#define PATH_BYTES 64 /* of "/proc/PID/fd/N" */
+
 void cdi_crash_offer(struct cdi_flight_crash *c, int fd)
 {
+    struct stat pipe;
+
+    if (fstat(fd, &pipe) != 0)
+        return;
     atomic_store(&c->reader_fd, fd);
+    atomic_store(&c->reader_inode, (uint32_t)pipe.st_ino);
     atomic_store(&c->reader_pid, (int32_t)getpid());
 }
 
@@ -44,25 +51,64 @@ void cdi_crash_tell_read(struct cdi_flight_crash *c)
     (void)syscall(SYS_futex, &c->read, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-bool cdi_crash_path(const struct cdi_flight_crash *c, char path[CDI_CRASH_PATH])
+bool cdi_crash_has_reader(const struct cdi_flight_crash *c)
 {
-    const int pid = atomic_load(&c->reader_pid), fd = atomic_load(&c->reader_fd);
-
-    if (pid <= 0 || fd < 0)
-        return false;
-    (void)snprintf(path, CDI_CRASH_PATH, "/proc/%d/fd/%d", pid, fd);
-    return true;
+    return atomic_load(&c->reader_pid) > 0;
 }
 
-/* The pid may be another process's by now: only a pipe gets the byte. */
-bool cdi_crash_tell(const char *path)
+/* Writes "TEXT" and a number's decimal digits: snprintf() is not async-signal-safe. Returns the end. */
+static char *put_number(char *at, const char *text, int number)
 {
-    const int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    bool told;
+    unsigned rest = number < 0 ? 0 : (unsigned)number, n = 1;
+    const size_t len = strlen(text);
 
+    memcpy(at, text, len);
+    at += len;
+    for (unsigned i = rest; i >= 10; i /= 10)
+        n++;
+    for (unsigned i = n; i > 0; i--, rest /= 10)
+        at[i - 1] = (char)('0' + rest % 10);
+    at[n] = '\0';
+    return at + n;
+}
+
+static void pipe_path(const struct cdi_flight_crash *c, char path[PATH_BYTES])
+{
+    (void)put_number(put_number(path, "/proc/", atomic_load(&c->reader_pid)), "/fd/", atomic_load(&c->reader_fd));
+}
+
+static bool is_pipe(const struct cdi_flight_crash *c, const struct stat *file)
+{
+    return S_ISFIFO(file->st_mode) && (uint32_t)file->st_ino == atomic_load(&c->reader_inode);
+}
+
+/* Before an open, which may wake a device. */
+bool cdi_crash_is_there(const struct cdi_flight_crash *c)
+{
+    char path[PATH_BYTES];
+    struct stat file;
+
+    if (!cdi_crash_has_reader(c))
+        return false;
+    pipe_path(c, path);
+    return stat(path, &file) == 0 && is_pipe(c, &file);
+}
+
+bool cdi_crash_tell(const struct cdi_flight_crash *c)
+{
+    char path[PATH_BYTES];
+    struct stat file;
+    bool told;
+    int fd;
+
+    if (!cdi_crash_is_there(c))
+        return false;
+    pipe_path(c, path);
+    fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     if (fd < 0)
         return false;
-    told = fcntl(fd, F_GETPIPE_SZ) > 0 && (write(fd, "", 1) == 1 || errno == EAGAIN); /* full: it will look anyway */
+    told = fstat(fd, &file) == 0 && is_pipe(c, &file) &&
+           (write(fd, "", 1) == 1 || errno == EAGAIN); /* full: it will look anyway */
     (void)close(fd);
     return told;
 }

@@ -15,10 +15,10 @@
 #define CDI_CRASH_ENV "CDDP_CRASH_STACK"
 #define CDI_CRASH_REGISTERS 33
 #define CDI_CRASH_WAIT_MS 2000 /* of a worker for its agent */
-#define CDI_CRASH_PATH 64
 
 /* Bits of `armed` beside those of the signals. */
 #define CDI_CRASH_LOOKED 1u /* libcddp has looked at the signals: without it the report has nothing about a stack */
+#define CDI_CRASH_LEFT 2u   /* libcddp is unloaded: its handlers are gone */
 #define CDI_CRASH_BIT(signal) (1u << (signal)) /* this signal's handler is libcddp's */
 
 /* Why the handler has waited for the agent, or not. */
@@ -34,9 +34,9 @@ struct cdi_flight_crash {
     _Atomic uint32_t state; /* enum cdi_crash_state; publishes the rest */
     int32_t signal, code;   /* si_signo, si_code */
     int32_t pid, tid;
-    uint32_t n_registers; /* in the order of DWARF's numbers */
-    uint32_t pad;
-    uint64_t address; /* si_addr */
+    uint32_t n_registers;          /* in the order of DWARF's numbers */
+    _Atomic uint32_t reader_inode; /* agent -> worker: of its pipe, the low 32 bits; here, since the place was free */
+    uint64_t address;              /* si_addr */
     uint64_t pc, registers[CDI_CRASH_REGISTERS];
 };
 
@@ -51,10 +51,15 @@ void cdi_crash_tell_read(struct cdi_flight_crash *c);
 
 /* -------------------------------------------------------------------------------------------- worker's side ---- */
 
-/* Writes the path of the agent's pipe; false: the agent reads no stacks. */
-bool cdi_crash_path(const struct cdi_flight_crash *c, char path[CDI_CRASH_PATH]);
-/* Tells the agent, by a byte in the pipe of this path. false: it cannot be reached. Async-signal-safe. */
-bool cdi_crash_tell(const char *path);
+/* Does an agent read stacks? */
+bool cdi_crash_has_reader(const struct cdi_flight_crash *c);
+/*
+ * Is the agent's pipe where the page says? Not if the agent is dead and its pid is another process's by now, or if this
+ * process has a pid namespace of its own. Async-signal-safe.
+ */
+bool cdi_crash_is_there(const struct cdi_flight_crash *c);
+/* Tells the agent, by a byte in its pipe. false: it cannot be reached. Async-signal-safe. */
+bool cdi_crash_tell(const struct cdi_flight_crash *c);
 /* Waits until the agent has read the stack, or CDI_CRASH_WAIT_MS. Async-signal-safe. */
 void cdi_crash_wait_read(struct cdi_flight_crash *c);
 

@@ -26,12 +26,16 @@
  * Errors. Functions return CDDP_OK (0) or a negative status; cddp_last_error() then holds an error message for the
  * calling thread, and cddp_last_error_info() its number and the rank that caused it. Errors of a communicator are
  * sticky: after one, every later call on it (and on its reducers) returns that error. status.h says which statuses
- * leave the communicator usable, and cddp_comm_error() tells it at any time. The library never exits, never prints and
- * never installs a signal handler. One exception: with CDDP_DEBUG=1 in the environment it prints warnings about likely
- * mistakes to stderr (gradients of the first step that are all zero, or the same on every rank; parameters that never
- * change; gradients in `grad` that are written too late). This works on the CPU only, and takes the memory of the
- * gradients once more during the first step. With CDDP_NAN_CHECK=warn it logs, as cddp_log() does, which rank has
- * brought a NaN or an infinity.
+ * leave the communicator usable, and cddp_comm_error() tells it at any time. The library never exits and never prints,
+ * with one exception: with CDDP_DEBUG=1 in the environment it prints warnings about likely mistakes to stderr
+ * (gradients of the first step that are all zero, or the same on every rank; parameters that never change; gradients in
+ * `grad` that are written too late). This works on the CPU only, and takes the memory of the gradients once more during
+ * the first step. With CDDP_NAN_CHECK=warn it logs, as cddp_log() does, which rank has brought a NaN or an infinity.
+ *
+ * Signals. The library installs no signal handler, with one exception: under cddprun, cddp_init() handles SIGSEGV,
+ * SIGBUS, SIGFPE, SIGILL and SIGABRT, each only if its action is the default, so that the report shows the stack of a
+ * crash. The process then dies of the same signal. The handlers stay after cddp_finalize(). CDDP_CRASH_STACK=off
+ * switches them off.
  *
  * Processes. What a process has joined, opened or created with libcddp is its own. A child made by fork() may hold
  * copies of it (a data loader, a program that calls exec), and may exit as it likes. Its calls on them disturb nobody:

@@ -174,14 +174,19 @@ static void stack_lines(const char *text, char *buf, size_t cap)
     (void)snprintf(buf, cap, "its stack (%.*s):%s", head > 0 ? (int)head - 1 : 0, text, text + head);
 }
 
-bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r, int signal, char *buf, size_t cap)
+bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r, int signal, bool early, char *buf,
+                size_t cap)
 {
     struct cdi_flight_crash note;
     const enum cdi_crash_state state = cdi_crash_look(page, &note);
     const uint32_t armed = atomic_load(&note.armed);
     char name[32];
 
-    if ((armed & CDI_CRASH_LOOKED) == 0 || (r == NULL && !is_crash(signal)))
+    if (r == NULL && !is_crash(signal))
+        return false;
+    if (early && atomic_load(&page->reader_pid) != 0)
+        return snprintf(buf, cap, "no stack: the worker crashed before its cddp_init()") > 0;
+    if ((armed & CDI_CRASH_LOOKED) == 0)
         return false;
     signame(signal, name, sizeof name);
     if (r != NULL && r->has_stack)
@@ -195,6 +200,8 @@ bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r,
                        "no stack: the worker could not reach cddprun through /proc, or has no descriptor left");
     else if (state == CDI_CRASH_WAITS)
         (void)snprintf(buf, cap, "no stack: " LATE);
+    else if ((armed & CDI_CRASH_LEFT) != 0)
+        (void)snprintf(buf, cap, "no stack: the worker crashed after libcddp was unloaded");
     else if ((armed & CDI_CRASH_BIT(signal)) == 0)
         (void)snprintf(buf, cap, "no stack: the program handles %s itself", name);
     else

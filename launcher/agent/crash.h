@@ -45,9 +45,11 @@ void crash_read_drop(struct crash_read *r);
 
 /*
  * Writes the lines for the report about a worker that this signal has killed: "its stack (thread 'NAME'):" and the
- * frames, a line for each, or one line with the reason why there is no stack. r may be NULL. false: there is nothing to
- * say, since the worker does not use libcddp, or does not want it.
+ * frames, a line for each, or one line with the reason why there is no stack. r may be NULL. early: the worker has not
+ * called cddp_init, but its program uses libcddp. false: there is nothing to say, since nothing is known of libcddp in
+ * the worker, or it does not want stacks.
  */
-bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r, int signal, char *buf, size_t cap);
+bool crash_text(const struct cdi_flight_crash *page, const struct crash_read *r, int signal, bool early, char *buf,
+                size_t cap);
 
 #endif

@@ -232,13 +232,24 @@ static void note_logs(const struct output *o, struct cdi_failure *f)
         report_note(f, note);
 }
 
+/* Has this worker not called cddp_init, but another one of the same program? */
+static bool is_before_init(const struct worker_group *c, const struct worker *w)
+{
+    bool others = false;
+
+    for (uint32_t i = 0; i < c->n && !others; i++)
+        others = c->workers[i].flight != NULL && cdi_flight_is_claimed(c->workers[i].flight);
+    return others && !cdi_flight_is_claimed(w->flight);
+}
+
 /* Of a process that a signal has killed, or of one whose shell has turned that into a status. */
 static void add_stack(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const struct crash_read *crash = c->outputs[w->local_rank].crash;
     char text[CRASH_TEXT];
 
-    if (w->flight != NULL && crash_text(cdi_flight_crash(w->flight), crash, w->exit_signal, text, sizeof text))
+    if (w->flight != NULL &&
+        crash_text(cdi_flight_crash(w->flight), crash, w->exit_signal, is_before_init(c, w), text, sizeof text))
         report_stack(f, text);
 }
 

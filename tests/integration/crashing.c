@@ -13,14 +13,18 @@
  *   two      two threads crash at once
  *   all      every rank crashes
  *   child    a forked child crashes; the worker goes on and exits with status 7
+ *   before   before cddp_init
  *   after    after cddp_finalize
+ *   twice    after a second cddp_init and its cddp_finalize
+ *   failed   after a cddp_init that has failed
+ *   exit     in a function of atexit()
  *   file     when $TMPDIR/go exists
  *   traced   when a debugger has attached to it
  *   hidden   after prctl(PR_SET_DUMPABLE, 0), so that only root may trace it
- *   handled  check that the handlers are the default again after cddp_finalize, then exit with 0
-
+ *   unload   after a library with libcddp.a in it was unloaded: the second argument is its path
  */
 #include <cddp/cddp.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -153,13 +157,21 @@ static int crash_in_child(void)
     return 7;
 }
 
-static int check_handlers(void)
+/* Joins the job with the libcddp.a of a library, and unloads both. */
+static int crash_unloaded(const char *path)
 {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    int (*join)(void) = NULL;
     struct sigaction now;
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (sigaction(names[i].number, NULL, &now) != 0 || now.sa_handler != SIG_DFL)
-            return 9;
+    if (library == NULL)
+        return fprintf(stderr, "crashing: %s\n", dlerror()), 3;
+    *(void **)&join = dlsym(library, "crashing_join_and_leave");
+    if (join == NULL || join() != 0 || sigaction(number_of(mode), NULL, &now) != 0 || now.sa_handler == SIG_DFL)
+        return 8;
+    if (dlclose(library) != 0 || dlopen(path, RTLD_NOW | RTLD_NOLOAD) != NULL)
+        return 7;
+    planted_crash();
     return 0;
 }
 
@@ -224,6 +236,17 @@ static void crash(int argc, char **argv)
         (void)pthread_join(thread, NULL);
 }
 
+/* Only where the others have called it already. */
+static void crash_before_init(void)
+{
+    const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
+
+    if (rank == NULL || size == NULL || atoi(rank) != atoi(size) - 1)
+        return;
+    (void)usleep(atoi(size) > 1 ? 300000 : 0);
+    planted_crash();
+}
+
 int main(int argc, char **argv)
 {
     cddp_comm *comm;
@@ -238,6 +261,17 @@ int main(int argc, char **argv)
         return 2;
     if (has(argc, argv, "own"))
         handle(number, false);
+    if (has(argc, argv, "unload"))
+        return crash_unloaded(argv[3]);
+    if (has(argc, argv, "before"))
+        crash_before_init();
+    if (has(argc, argv, "failed")) {
+        const cddp_init_options short_wait = {.size = sizeof short_wait, .join_timeout_ms = 200};
+
+        if (setenv("MASTER_PORT", "1", 1) == 0 && cddp_init(&comm, &short_wait) != CDDP_OK)
+            crash(argc, argv);
+        return 3;
+    }
     st = cddp_init(&comm, NULL);
     if (st != CDDP_OK) {
         fprintf(stderr, "crashing: %s\n", cddp_last_error());
@@ -248,10 +282,12 @@ int main(int argc, char **argv)
     if (has(argc, argv, "child"))
         return crash_in_child();
     is_last = cddp_rank(comm) == cddp_world_size(comm) - 1 || has(argc, argv, "all");
-    if (has(argc, argv, "after") || has(argc, argv, "handled"))
+    if (has(argc, argv, "after") || has(argc, argv, "twice"))
         (void)cddp_finalize(comm);
-    if (has(argc, argv, "handled"))
-        return check_handlers();
+    if (has(argc, argv, "twice") && (cddp_init(&comm, NULL) != CDDP_OK || cddp_finalize(comm) != CDDP_OK))
+        return 3;
+    if (has(argc, argv, "exit"))
+        return cddp_finalize(comm) != CDDP_OK || atexit(planted_crash) != 0;
     if (is_last)
         crash(argc, argv);
     else

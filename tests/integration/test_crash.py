@@ -146,12 +146,32 @@ def test_a_forked_child_does_not_write_into_its_parents_page(cddprun):
     assert status == 7 and not SAYS.search(err), (status, err)
 
 
-def test_cddp_finalize_gives_the_signals_back(cddprun):
+def test_a_crash_after_the_job_has_its_stack(cddprun):
+    needs_stacks()
+    for how in ('after', 'twice', 'exit', 'failed'):
+        status, err = crash(cddprun, 'segv', how)
+        assert status == 128 + signal.SIGSEGV and frames(err)[0].startswith('planted_crash() at '), (how, status, err)
+
+
+def test_a_crash_before_cddp_init_is_said_where_it_is_known(cddprun):
     if launch.SLOW:
         raise Skip('sanitizers handle these signals')
-    assert crash(cddprun, 'segv', 'handled') == (0, '')
-    status, err = crash(cddprun, 'segv', 'after')
+    status, err = crash(cddprun, 'segv', 'before', flags=['-ppn', '3'])
+    assert status == 128 + signal.SIGSEGV and '    no stack: the worker crashed before its cddp_init()\n' in err, (status, err)
+    # All that is known is that nobody has called cddp_init: this may be any program.
+    for program in ([CRASHING, 'segv', 'before'], ['sh', '-c', 'kill -SEGV $$']):
+        status, err = crash(cddprun, *program[1:], program=program[0])
+        assert status == 128 + signal.SIGSEGV and not SAYS.search(err), (status, err)
+    status, err = crash(cddprun, 'segv', 'before', flags=['-ppn', '3', '--crash_stack=off'])
     assert status == 128 + signal.SIGSEGV and not SAYS.search(err), (status, err)
+
+
+def test_an_unloaded_libcddp_leaves_no_handler(cddprun):
+    if launch.SLOW:
+        raise Skip('sanitizers handle these signals')
+    for name, number in SIGNALS.items():
+        status, err = crash(cddprun, name, 'unload', os.environ['CDDP_CRASHING_LIBRARY'])
+        assert status == 128 + number and '    no stack: the worker crashed after libcddp was unloaded\n' in err, (status, err)
 
 
 def test_the_others_of_the_job_end_as_always(cddprun):

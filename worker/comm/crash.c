@@ -18,7 +18,6 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#define PAGES_MAX 8         /* of worlds that one process has at a time */
 #define HANDLER_STACK 32768 /* bytes for the handler, beside the kernel's frame */
 #define GUARD_BYTES 65536   /* below that stack; a multiple of every page size */
 #define STATUS_BYTES 512    /* read of /proc/self/status: TracerPid is its eighth line, and a signal stack small */
@@ -36,17 +35,13 @@ static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 /* Read by the handler, which takes no lock. */
 static _Atomic(struct cdi_flight_crash *) page; /* NULL: not armed */
-static char path[CDI_CRASH_PATH];               /* of the agent's pipe */
 static pid_t process;
 static atomic_int first_tid; /* the thread that has crashed first */
-static atomic_bool is_noted; /* and has done what can be done about it */
 
 /* The rest, under the lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct cdi_flight *pages[PAGES_MAX];
-static size_t n_pages;
-static stack_t given; /* to a thread; ss_sp NULL: none */
-static long given_to;
+static pthread_key_t stack_key; /* a thread's stack for signals that is ours */
+static bool has_key;
 
 /* --------------------------------------------------------------------------------------------- in the handler ---- */
 
@@ -105,12 +100,15 @@ static void note_crash(struct cdi_flight_crash *c, const siginfo_t *info, const 
     c->tid = (int32_t)crash_tid();
     c->address = (uint64_t)(uintptr_t)info->si_addr;
     note_registers(c, context);
+    if (state == CDI_CRASH_WAITS && !cdi_crash_is_there(c))
+        state = CDI_CRASH_UNREACHED;
     /* Where Yama lets only ancestors trace, a worker that has left its agent still shows itself. */
-    (void)prctl(PR_SET_PTRACER, (unsigned long)atomic_load(&c->reader_pid), 0, 0, 0);
+    if (state == CDI_CRASH_WAITS)
+        (void)prctl(PR_SET_PTRACER, (unsigned long)atomic_load(&c->reader_pid), 0, 0, 0);
     atomic_store_explicit(&c->state, state, memory_order_release);
     if (state != CDI_CRASH_WAITS)
         return;
-    if (cdi_crash_tell(path))
+    if (cdi_crash_tell(c))
         cdi_crash_wait_read(c);
     else
         atomic_store_explicit(&c->state, CDI_CRASH_UNREACHED, memory_order_release);
@@ -202,7 +200,6 @@ static void on_crash(int number, siginfo_t *info, void *context)
             if (!traced) /* a debugger would stop at each of these signals */
                 hold_others(signal_to_hold(atomic_load(&c->armed)));
             note_crash(c, info, context, traced ? CDI_CRASH_TRACED : CDI_CRASH_WAITS);
-            atomic_store(&is_noted, true);
         } else if (none != (int)crash_tid()) {
             wait_for_first();
         }
@@ -213,40 +210,44 @@ static void on_crash(int number, siginfo_t *info, void *context)
 
 /* ------------------------------------------------------------------------------------------------- the stack ---- */
 
-/* A thread that has used up its stack has no room for a handler, either. */
-static void give_stack(void)
+static size_t stack_size(void)
 {
-    const unsigned long least = getauxval(AT_MINSIGSTKSZ);
-    const size_t size = (HANDLER_STACK + least + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
-    stack_t now, mine = {.ss_size = size};
-    char *memory;
-
-    if (given.ss_sp != NULL || sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_DISABLE) == 0)
-        return;
-    memory = mmap(NULL, GUARD_BYTES + size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return;
-    mine.ss_sp = memory + GUARD_BYTES;
-    if (mprotect(mine.ss_sp, size, PROT_READ | PROT_WRITE) != 0 || sigaltstack(&mine, NULL) != 0) {
-        (void)munmap(memory, GUARD_BYTES + size);
-        return;
-    }
-    given = mine;
-    given_to = crash_tid();
+    return (HANDLER_STACK + getauxval(AT_MINSIGSTKSZ) + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
 }
 
-/* Another thread's stack stays: it may be in use, and only that thread can give it back. */
-static void take_stack(void)
+/* The thread ends. Its program may have set another stack since. */
+static void free_stack(void *memory)
 {
     const stack_t none = {.ss_flags = SS_DISABLE};
     stack_t now;
 
-    if (given.ss_sp == NULL || given_to != crash_tid() || sigaltstack(NULL, &now) != 0)
+    if (sigaltstack(NULL, &now) != 0 || (now.ss_flags & SS_ONSTACK) != 0)
         return;
-    if (now.ss_sp == given.ss_sp && sigaltstack(&none, NULL) != 0)
+    if (now.ss_sp == (char *)memory + GUARD_BYTES && sigaltstack(&none, NULL) != 0)
         return;
-    (void)munmap((char *)given.ss_sp - GUARD_BYTES, GUARD_BYTES + given.ss_size);
-    given.ss_sp = NULL;
+    (void)munmap(memory, GUARD_BYTES + stack_size());
+}
+
+/* A thread that has used up its stack has no room for a handler, either. It keeps this one until it ends. */
+static void give_stack(void)
+{
+    stack_t now, mine = {.ss_size = stack_size()};
+    char *memory;
+
+    if (!has_key || pthread_getspecific(stack_key) != NULL || sigaltstack(NULL, &now) != 0 ||
+        (now.ss_flags & SS_DISABLE) == 0)
+        return;
+    memory = mmap(NULL, GUARD_BYTES + mine.ss_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return;
+    mine.ss_sp = memory + GUARD_BYTES;
+    if (mprotect(mine.ss_sp, mine.ss_size, PROT_READ | PROT_WRITE) == 0 &&
+        pthread_setspecific(stack_key, memory) == 0) {
+        if (sigaltstack(&mine, NULL) == 0)
+            return;
+        (void)pthread_setspecific(stack_key, NULL);
+    }
+    (void)munmap(memory, GUARD_BYTES + mine.ss_size);
 }
 
 /* ----------------------------------------------------------------------------------------------- the handlers ---- */
@@ -287,21 +288,25 @@ static void uninstall(void)
             (void)sigaction(signals[i], &standard, NULL);
 }
 
-static void crash_arm_first(struct cdi_flight_crash *c)
+/* Takes the page for the life of the process. Returns false if no stack can be read of this process, or not now. */
+static bool take_page(struct cdi_flight *f)
 {
-    if (!cdi_crash_path(c, path))
-        return;
+    struct cdi_flight_crash *c = cdi_flight_crash(f);
+    uint32_t traced = CDI_CRASH_TRACED;
+
+    if (!cdi_crash_has_reader(c))
+        return false;
     process = getpid();
     if (is_traced()) {
         atomic_store(&c->armed, CDI_CRASH_LOOKED);
         atomic_store(&c->state, CDI_CRASH_TRACED);
-        return;
+        return false;
     }
+    (void)atomic_compare_exchange_strong(&c->state, &traced, CDI_CRASH_NONE);
     atomic_store(&first_tid, 0); /* a child of fork() may have inherited its parent's */
-    atomic_store(&is_noted, false);
-    give_stack();
+    cdi_flight_keep(f);
     atomic_store(&page, c);
-    atomic_store(&c->armed, install());
+    return true;
 }
 
 static bool is_wanted(bool *wanted, struct cdi_error *err)
@@ -324,38 +329,29 @@ cddp_status cdi_crash_arm(struct cdi_flight *f, struct cdi_error *err)
     if (!wanted || !cdi_flight_has_agent(f))
         return CDDP_OK;
     (void)pthread_mutex_lock(&lock);
-    if (n_pages > 0 && process != getpid())
-        n_pages = 0; /* inherited by fork() */
-    if (n_pages < PAGES_MAX) {
-        pages[n_pages++] = f;
-        if (n_pages == 1)
-            crash_arm_first(cdi_flight_crash(f));
+    if ((atomic_load(&page) != NULL && process == getpid()) || take_page(f)) {
+        has_key = has_key || pthread_key_create(&stack_key, free_stack) == 0;
+        give_stack();
+        atomic_store(&atomic_load(&page)->armed, install());
     }
     (void)pthread_mutex_unlock(&lock);
     return CDDP_OK;
 }
 
-void cdi_crash_disarm(struct cdi_flight *f)
+/*
+ * libcddp.so is never unloaded, but libcddp.a may be a part of a library that is. At the end of a process this runs
+ * after the program's own functions of atexit() and destructors.
+ */
+__attribute__((destructor)) static void crash_leave(void)
 {
-    struct cdi_flight_crash *c = f == NULL ? NULL : cdi_flight_crash(f);
+    struct cdi_flight_crash *c = atomic_load(&page);
 
-    (void)pthread_mutex_lock(&lock);
-    for (size_t i = 0; f != NULL && i < n_pages; i++) {
-        if (pages[i] != f)
-            continue;
-        pages[i] = pages[--n_pages];
-        if (process != getpid())
-            break; /* a child of fork(), whose page is its parent's */
-        if (n_pages == 0) {
-            uninstall();
-            take_stack();
-            atomic_store(&c->armed, 0);
-        }
-        if (atomic_load(&first_tid) != 0 && !atomic_load(&is_noted))
-            wait_for_first(); /* another thread's handler uses the page, and ends the process */
-        if (atomic_load(&page) == c)
-            atomic_store(&page, n_pages > 0 ? cdi_flight_crash(pages[0]) : NULL);
-        break;
-    }
-    (void)pthread_mutex_unlock(&lock);
+    if (c == NULL)
+        return;
+    uninstall();
+    if (has_key)
+        (void)pthread_key_delete(stack_key);
+    has_key = false;
+    if (process == getpid())
+        atomic_store(&c->armed, CDI_CRASH_LOOKED | CDI_CRASH_LEFT);
 }

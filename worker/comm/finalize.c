@@ -3,7 +3,6 @@
 
 #include "common/clock.h"
 #include "worker/comm/claim.h"
-#include "worker/comm/crash.h"
 #include "worker/comm/keys.h"
 
 #include <pthread.h>
@@ -46,10 +45,8 @@ void cdi_comm_destroy(struct cddp_comm *c)
     c->ops->destroy(c->backend);
     close_store(c);
     cdi_page_release(c);
-    if (whole == NULL) {
-        cdi_crash_disarm(c->world.flight);
+    if (whole == NULL)
         cdi_flight_release(c->world.flight);
-    }
     cdi_flight_release(c->record);
     cdi_group_calls_release(&c->groups);
     free(c->ranks);
@@ -192,8 +189,6 @@ static void comm_leave(struct cddp_comm *c)
         cdi_comm_say_goodbye(c, st != CDDP_OK);
     if (c->whole == NULL)
         cdi_claim_release(c);
-    if (c->whole == NULL)
-        cdi_crash_disarm(c->world.flight);
     wait_for_aborts(c); /* an abort by this rank may have ended the wait above */
     c->over = true;
     c->user.process = UINT64_MAX;

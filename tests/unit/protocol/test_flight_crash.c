@@ -74,28 +74,75 @@ Test(flight_crash, a_page_of_wrong_numbers_is_read_within_its_bounds)
     free_pages(agent, worker, fd);
 }
 
-Test(flight_crash, the_worker_calls_through_a_pipe_and_no_other_file)
+Test(flight_crash, the_worker_calls_through_the_agents_pipe)
 {
     struct cdi_flight *worker, *agent;
-    char path[CDI_CRASH_PATH], byte;
+    struct cdi_flight_crash *c;
+    char byte;
     int fd, ends[2];
 
     agent = make_pages(&worker, &fd);
-    cr_assert_not(cdi_crash_path(cdi_flight_crash(worker), path), "no agent reads stacks");
+    c = cdi_flight_crash(worker);
+    cr_assert_not(cdi_crash_has_reader(c), "no agent reads stacks");
+    cr_assert_not(cdi_crash_is_there(c));
+    cr_assert_not(cdi_crash_tell(c));
     cr_assert_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
     cdi_crash_offer(cdi_flight_crash(agent), ends[1]);
-    cr_assert(cdi_crash_path(cdi_flight_crash(worker), path));
+    cr_assert(cdi_crash_has_reader(c) && cdi_crash_is_there(c));
     cr_assert_eq(read(ends[0], &byte, 1), -1);
-    cr_assert(cdi_crash_tell(path), "%s", path);
+    cr_assert(cdi_crash_tell(c));
     cr_assert_eq(read(ends[0], &byte, 1), 1);
     while (write(ends[1], "x", 1) == 1)
         ;
-    cr_assert(cdi_crash_tell(path), "a full pipe wakes the agent, too");
-    cr_assert_not(cdi_crash_tell("/dev/null"));
-    cr_assert_not(cdi_crash_tell("/proc/self/fd/999999"));
+    cr_assert(cdi_crash_tell(c), "a full pipe wakes the agent, too");
     (void)close(ends[0]);
     (void)close(ends[1]);
+    cr_assert_not(cdi_crash_tell(c), "the pipe is closed");
     free_pages(agent, worker, fd);
+}
+
+/* As after the agent's death, when another process has its pid. */
+Test(flight_crash, no_other_file_of_that_name_gets_the_byte)
+{
+    struct cdi_flight *worker, *agent;
+    struct cdi_flight_crash *c;
+    int fd, ends[2], others[2];
+    char byte;
+
+    agent = make_pages(&worker, &fd);
+    c = cdi_flight_crash(worker);
+    cr_assert_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    cr_assert_eq(pipe2(others, O_CLOEXEC | O_NONBLOCK), 0);
+    cdi_crash_offer(cdi_flight_crash(agent), ends[1]);
+    cr_assert_eq(dup2(others[1], ends[1]), ends[1]);
+    cr_assert_not(cdi_crash_is_there(c));
+    cr_assert_not(cdi_crash_tell(c), "another pipe");
+    cr_assert_eq(read(others[0], &byte, 1), -1);
+    (void)close(ends[1]);
+    cr_assert_eq(open("/dev/null", O_WRONLY | O_CLOEXEC), ends[1]);
+    cr_assert_not(cdi_crash_tell(c), "no pipe");
+    atomic_store(&c->reader_pid, INT32_MAX);
+    cr_assert_not(cdi_crash_tell(c), "no process");
+    (void)close(ends[0]);
+    (void)close(ends[1]);
+    (void)close(others[0]);
+    (void)close(others[1]);
+    free_pages(agent, worker, fd);
+}
+
+Test(flight_crash, a_kept_page_outlives_its_release)
+{
+    struct cdi_flight *worker, *agent;
+    struct cdi_flight_crash *c;
+    int fd;
+
+    agent = make_pages(&worker, &fd);
+    c = cdi_flight_crash(worker);
+    cdi_flight_keep(worker);
+    cdi_flight_release(worker);
+    atomic_store(&c->armed, CDI_CRASH_LOOKED);
+    cr_assert_eq(atomic_load(&cdi_flight_crash(agent)->armed), CDI_CRASH_LOOKED);
+    free_pages(agent, NULL, fd);
 }
 
 static void *tell_later(void *arg)
