@@ -282,6 +282,31 @@ static void set_job(struct strings *s, const struct plan *p, const struct plan_r
         strings_set(s, CDI_SECRET_ENV "=%s", p->auth_token_file);
 }
 
+/*
+ * Variables of flags that name an output of this run. A cddprun that a worker starts would write to the same one. (All
+ * other variables of flags are inherited, as under torchrun.)
+ */
+static const char *const outputs[] = {"CDDP_TRACE=", "PET_REPORT=", "PET_STATUS_FD="};
+
+static bool is_output(const char *variable)
+{
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++)
+        if (strncmp(variable, outputs[i], strlen(outputs[i])) == 0)
+            return true;
+    return false;
+}
+
+/* Does --export pass on the value that this variable has? */
+static bool is_exported(const struct options *o, const char *variable)
+{
+    const size_t n = strcspn(variable, "=");
+
+    for (size_t i = 0; i < o->n_exports; i++)
+        if (strncmp(o->exports[i], variable, n) == 0 && o->exports[i][n] == '\0')
+            return true;
+    return false;
+}
+
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base)
 {
     struct strings s = {0};
@@ -293,7 +318,8 @@ char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *ba
     if (s.v == NULL)
         return NULL;
     for (size_t i = 0; base[i] != NULL; i++)
-        strings_add(&s, strdup(base[i]));
+        if (!is_output(base[i]) || is_exported(p->options, base[i]))
+            strings_add(&s, strdup(base[i]));
     set_crash_stack(&s, p->options);
     set_exports(&s, p->options);
     set_ranks(&s, p, r);

@@ -48,8 +48,8 @@ struct plan_rank {
 
 /*
  * Returns the environment of one worker: base (NULL-terminated) with --export's and torchrun's variables set.
- * OMP_NUM_THREADS, TORCH_NCCL_ASYNC_ERROR_HANDLING and PYTHONFAULTHANDLER keep their values. Free it with
- * plan_free_strings. NULL: out of memory.
+ * OMP_NUM_THREADS, TORCH_NCCL_ASYNC_ERROR_HANDLING and PYTHONFAULTHANDLER keep their values. CDDP_TRACE, PET_REPORT and
+ * PET_STATUS_FD are left out, unless --export names them. Free it with plan_free_strings. NULL: out of memory.
  */
 char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *base);
 /* Returns whether the workers run Python: as the interpreter of the program, or as the program itself. */

@@ -181,6 +181,32 @@ Test(plan, keeps_users_thread_count)
     plan_free_strings(env);
 }
 
+Test(plan, a_cddprun_in_a_worker_does_not_write_to_our_files)
+{
+    static char *base[] = {(char *)"CDDP_TRACE=/t.json", (char *)"PET_REPORT=/r.html", (char *)"PET_STATUS_FD=7",
+                           (char *)"PET_TEE=3",          (char *)"CDDP_TRACED=1",      NULL};
+    const char *both[] = {"PET_REPORT", "CDDP_TRACE=/mine.json"};
+    struct plan p = make(OPTIONS_NPROC_COUNT, 1);
+    struct options o = *p.options;
+    struct cdi_msg_assign a = {.world_size = 1};
+    struct plan_rank r = {.assign = &a, .error_file = "", .flight = ""};
+    char **env = plan_env(&p, &r, base);
+
+    cr_assert(get(env, "CDDP_TRACE") == NULL && get(env, "PET_REPORT") == NULL && get(env, "PET_STATUS_FD") == NULL);
+    cr_assert_str_eq(get(env, "PET_TEE"), "3", "as under torchrun");
+    cr_assert_str_eq(get(env, "CDDP_TRACED"), "1");
+    plan_free_strings(env);
+    o.exports[0] = both[0];
+    o.exports[1] = both[1];
+    o.n_exports = 2;
+    p.options = &o;
+    env = plan_env(&p, &r, base);
+    cr_assert_str_eq(get(env, "PET_REPORT"), "/r.html", "--export passes it on");
+    cr_assert_str_eq(get(env, "CDDP_TRACE"), "/mine.json");
+    cr_assert_null(get(env, "PET_STATUS_FD"));
+    plan_free_strings(env);
+}
+
 Test(plan, python_prints_its_stack_when_it_crashes)
 {
     static char *base[] = {(char *)"PYTHONFAULTHANDLER=", NULL}, *none[] = {NULL};
