@@ -74,6 +74,7 @@ struct agent {
     bool held;         /* the workers are stopped until the rendezvous answers */
     bool abandoned;    /* some output could not be written */
     bool no_wait;      /* do not wait for output to be written */
+    char trace_text[1400];
     char read_buf[SPAWN_READ];
 };
 
@@ -505,12 +506,15 @@ static void on_trace_closed(void *arg, bool flushed)
 
 static void end_trace(struct agent *a)
 {
-    char text[1400];
-
-    trace_close(a->trace, text, sizeof text, on_trace_closed, a);
+    trace_close(a->trace, a->trace_text, sizeof a->trace_text, on_trace_closed, a);
     a->trace = NULL;
-    if (text[0] != '\0')
-        agent_log_line(a, text);
+}
+
+/* Only now it is known whether the file is whole. A reader of stderr that does not read is not waited for again. */
+static void log_trace(const struct agent *a)
+{
+    if (a->trace_text[0] != '\0' && !a->no_wait && !a->skipped_hung)
+        (void)dprintf(STDERR_FILENO, "cddprun: %s\n", a->trace_text);
 }
 
 static void agent_end_job(struct agent *a)
@@ -1218,6 +1222,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
             on_flushed(a, true);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     }
+    log_trace(a);
     finish_watch(a);
     if (a->abandoned)
         _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */

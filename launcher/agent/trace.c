@@ -47,6 +47,8 @@ struct trace {
     unsigned used;          /* of the fullest page */
     struct cdi_records held[HELD_MAX];
     size_t n_held;
+    char *text; /* of trace_close() */
+    size_t text_cap;
     void (*closed)(void *arg, bool flushed);
     void *closed_arg;
 };
@@ -340,7 +342,7 @@ bool trace_on_bulk(struct trace *t, uint16_t type, const void *payload, size_t l
 
 /* ------------------------------------------------------------------------------------------------------ ending ---- */
 
-static void describe(const struct trace *t, char *text, size_t cap)
+static void describe(const struct trace *t, bool flushed, char *text, size_t cap)
 {
     const struct trace_format *f = trace_file_format(t->file);
     uint64_t lost = trace_format_lost(f);
@@ -348,6 +350,17 @@ static void describe(const struct trace *t, char *text, size_t cap)
     int64_t bound_ns = trace_format_bound_ns(f, &n_unknown);
     char clocks[64] = "", losses[64] = "";
 
+    if (trace_file_is_broken(t->file))
+        return;
+    if (!flushed) {
+        (void)snprintf(text, cap, "the trace '%.1000s' has no end: writing it hangs", trace_file_path(t->file));
+        return;
+    }
+    if (trace_file_is_gone(t->file)) {
+        (void)snprintf(text, cap, "the trace is lost: '%.1000s' was removed or replaced while the job ran",
+                       trace_file_path(t->file));
+        return;
+    }
     if (n_unknown > 0)
         (void)snprintf(clocks, sizeof clocks, "; the clocks of %zu node%s are not aligned", n_unknown,
                        n_unknown == 1 ? "" : "s");
@@ -373,7 +386,10 @@ static void free_trace(struct trace *t, bool flushed)
 
 static void on_file_closed(void *arg, bool flushed)
 {
-    free_trace(arg, flushed);
+    struct trace *t = arg;
+
+    describe(t, flushed, t->text, t->text_cap);
+    free_trace(t, flushed);
 }
 
 static void on_timer_closed(uv_handle_t *h)
@@ -395,9 +411,9 @@ void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *a
     }
     t->closed = closed;
     t->closed_arg = arg;
+    t->text = text;
+    t->text_cap = cap;
     trace_flush(t);
     write_held(t);
-    if (t->file != NULL)
-        describe(t, text, cap);
     uv_close((uv_handle_t *)&t->timer, on_timer_closed);
 }

@@ -46,8 +46,8 @@ void trace_flush(struct trace *t);
 bool trace_on_bulk(struct trace *t, uint16_t type, const void *payload, size_t len);
 /*
  * Completes the file, and frees t. Then calls closed(arg, flushed) from the loop; flushed false: exit by _exit(), since
- * a thread hangs in write(2). *text (cap bytes) becomes a message for the user about the file; "": there is none.
- * Without a trace, closed() is called at once.
+ * a thread hangs in write(2). *text (cap bytes, which must stay until then) is by then a message for the user about the
+ * file; "": there is none, or its loss was reported before. Without a trace, closed() is called at once.
  */
 void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *arg, bool flushed), void *arg);
 

@@ -152,7 +152,7 @@ const struct flag flags[] = {
              "terminal"},
     {.name = "status_fd", .group = GROUP_LOGS, .kind = FLAG_NUMBER, AT(status_fd), RANGE(1, 1 << 20), .value = "N",
      .ours = true, .help = "write job events as JSON lines to this open file descriptor"},
-    {.name = "trace", .env = "CDDP_TRACE", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(trace), RANGE(0, 4000),
+    {.name = "trace", .env = "CDDP_TRACE", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(trace), RANGE(1, 4000),
      .value = "FILE", .ours = true,
      .help = "write a trace of all nodes to this file on node 0: steps, collectives, restarts and failures, for "
              "ui.perfetto.dev or chrome://tracing (docs/tracing.md); give it on every node"},

@@ -22,7 +22,8 @@ struct trace_file {
     struct cdi_buf lines;
     uint64_t written, max_bytes; /* written: to the present file */
     bool has_old, broken;
-    bool endless; /* a pipe or a device: it has no size, and must not be renamed */
+    bool endless;       /* a pipe or a device: it has no size, and must not be renamed */
+    struct stat opened; /* the present file */
     void (*lost)(void *arg, const char *path, int error);
     void *arg;
     void (*closed)(void *arg, bool flushed);
@@ -80,26 +81,40 @@ static int begin_file(struct trace_file *f)
         error = writer_file(f->writer, &f->sink, f->path);
     if (error != 0)
         return error;
+    f->endless = stat(f->path, &f->opened) != 0 || !S_ISREG(f->opened.st_mode);
     f->written = 0;
     trace_format_head(f->format, &f->lines);
     push(f);
     return 0;
 }
 
+/* Returns 0 if the path still has the file that was opened, or errno. */
+static int check_place(const struct trace_file *f)
+{
+    struct stat now;
+
+    if (f->endless)
+        return 0;
+    if (stat(f->path, &now) != 0)
+        return errno;
+    return now.st_dev == f->opened.st_dev && now.st_ino == f->opened.st_ino ? 0 : ESTALE;
+}
+
 /* FILE becomes FILE.old. Slices that are open are begun again in the new file, by the next records. */
 static void rotate(struct trace_file *f)
 {
-    int error = 0;
+    int error = check_place(f); /* another one's file stays where it is */
 
     trace_format_tail(f->format, &f->lines);
     push(f);
     writer_file_done(f->sink);
     f->sink = NULL;
-    if (rename(f->path, f->old) != 0)
+    if (error == 0 && rename(f->path, f->old) != 0)
         error = errno;
-    f->has_old = true;
-    if (error == 0)
+    if (error == 0) {
+        f->has_old = true;
         error = begin_file(f);
+    }
     if (error != 0)
         break_off(f, error);
 }
@@ -114,13 +129,10 @@ static void free_file(struct trace_file *f)
 static void on_patience_closed(uv_handle_t *h)
 {
     struct trace_file *f = (struct trace_file *)h;
-    void (*closed)(void *arg, bool flushed) = f->closed;
-    void *arg = f->closed_arg;
-    bool flushed = f->flushed;
 
+    if (f->closed != NULL)
+        f->closed(f->closed_arg, f->flushed);
     free_file(f);
-    if (closed != NULL)
-        closed(arg, flushed);
 }
 
 static void on_writer_closed(void *arg, bool flushed)
@@ -140,7 +152,6 @@ cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const stru
                             struct cdi_error *err)
 {
     struct trace_file *f = calloc(1, sizeof *f);
-    struct stat about;
     cddp_status st;
     int error;
 
@@ -161,7 +172,6 @@ cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const stru
     }
     (void)uv_timer_init(loop, &f->patience);
     error = begin_file(f);
-    f->endless = stat(f->path, &about) != 0 || !S_ISREG(about.st_mode);
     if (error != 0) {
         writer_close(f->writer, on_writer_closed, f);
         return cdi_fail_errno(err, error, "cannot write the trace '%.400s'", opt->path);
@@ -189,6 +199,16 @@ const struct trace_format *trace_file_format(const struct trace_file *f)
 bool trace_file_has_old(const struct trace_file *f)
 {
     return f->has_old;
+}
+
+bool trace_file_is_broken(const struct trace_file *f)
+{
+    return f->broken;
+}
+
+bool trace_file_is_gone(const struct trace_file *f)
+{
+    return check_place(f) != 0;
 }
 
 const char *trace_file_path(const struct trace_file *f)

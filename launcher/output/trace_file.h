@@ -32,9 +32,13 @@ const struct trace_format *trace_file_format(const struct trace_file *f);
 /* Returns whether FILE.old exists. */
 bool trace_file_has_old(const struct trace_file *f);
 const char *trace_file_path(const struct trace_file *f);
+/* Returns whether the file cannot be written any more: lost() was called. */
+bool trace_file_is_broken(const struct trace_file *f);
+/* Returns whether the path has no file, or another one. It is this one's for a pipe or a device. */
+bool trace_file_is_gone(const struct trace_file *f);
 /*
- * Completes the file, and frees f when it is written: then calls closed(arg, true). If writing hangs for WAIT_MS, calls
- * closed(arg, false): exit by _exit().
+ * Completes the file, calls closed(arg, true) when it is written, and frees f after that. If writing hangs for WAIT_MS,
+ * calls closed(arg, false): exit by _exit().
  */
 #define TRACE_FILE_WAIT_MS 5000
 void trace_file_close(struct trace_file *f, void (*closed)(void *arg, bool flushed), void *arg);

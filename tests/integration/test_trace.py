@@ -6,6 +6,8 @@ import collections
 import contextlib
 import os
 import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,10 +234,67 @@ def test_variable_and_errors(cddprun):
         assert trace_parser.read(path).select('collective')
     status, _, err = run(cddprun, '--standalone', '--trace=/nonexistent/t.json', 'true')
     assert status == 0 and "cannot write the trace '/nonexistent/t.json': No such file or directory; the job continues without a trace" in err, err
+    for how in ({'flags': ['--trace=']}, {'env': {'CDDP_TRACE': ''}}):
+        status, _, err = run(cddprun, '--standalone', *how.get('flags', []), 'true', env=how.get('env', {}))
+        assert status == 2 and "TRACE '' is empty" in err.replace('--trace', 'TRACE'), err
     status, _, err = run(cddprun, '--trace_max=0', 'true')
     assert status == 2 and '--trace_max' in err, err
     status, _, err = run(cddprun, '--standalone', 'true')
     assert (status, err) == (0, ''), err
+
+
+def lost_trace(cddprun, path, *flags, steps=300, code=0, **popen):
+    """What cddprun says about a trace that is lost while the job runs: once, and the job's status stays."""
+    status, _, err = run(cddprun, '--standalone', f'--trace={path}', *flags, *traced(0, 1, steps, -1), env={'CDDP_BACKEND': 'cpu'}, **popen)
+    assert status == code and err.count('trace') == 1 + path.count('trace'), (status, err)
+    return err
+
+
+def test_a_full_disk_is_said_once(cddprun):
+    assert "cddprun: cannot write the trace '/dev/full': No space left on device; it ends here, the job continues\n" == lost_trace(cddprun, '/dev/full')
+    with trace_path() as path:
+        limit = 200000
+
+        def limited():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+        err = lost_trace(cddprun, path, steps=1500, preexec_fn=limited)
+        assert f"cannot write the trace '{path}': File too large; it ends here, the job continues\n" in err, err
+        assert os.path.getsize(path) <= limit and trace_parser.read(path).select('collective')
+
+
+def test_a_tmpfs_that_is_full_is_said_once(cddprun):
+    with tempfile.TemporaryDirectory(prefix='cddp-full-') as folder:
+        if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'none', folder], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            raise Skip('tmpfs cannot be mounted here')
+        try:
+            err = lost_trace(cddprun, os.path.join(folder, 'trace.json'), steps=600)
+            assert "trace.json': No space left on device; it ends here, the job continues\n" in err, err
+        finally:
+            subprocess.run(['umount', folder], check=True)
+
+
+def test_a_removed_folder_is_said_once(cddprun):
+    for flags, cause in ([], 'was removed or replaced while the job ran\n'), (['--trace_max=1'], "': No such file or directory; it ends here"):
+        with tempfile.TemporaryDirectory(prefix='cddp-gone-') as top:
+            path = os.path.join(top, 'in', 'trace.json')
+            os.mkdir(os.path.dirname(path))
+            with Job(cddprun, '--standalone', f'--trace={path}', *flags, *traced(0, 1, 4000 if flags else 1000, -1),
+                     env={'CDDP_BACKEND': 'cpu'}) as job:
+                launch.wait_for('records', lambda: os.path.exists(path) and os.path.getsize(path) > 5000)
+                shutil.rmtree(os.path.dirname(path))
+                assert job.finish() == 0, job.err
+            assert cause in job.err and path in job.err and job.err.count('cddprun: ') == 1, repr(job.err)
+
+
+def test_a_cddprun_in_a_worker_leaves_the_trace_alone(cddprun):
+    with trace_path() as path:
+        command = [sys.executable, '-c', 'import os, subprocess, sys; subprocess.run(sys.argv[1:], check=True); sys.exit(os.getenv("CDDP_TRACE") is not None)']
+        status, _, err = run(cddprun, '--standalone', '--no_python', *command, cddprun, '--standalone', *traced(-1, 0, 3, -1),
+                             env={'CDDP_TRACE': path, 'CDDP_BACKEND': 'cpu'})
+        assert status == 0 and err.count('the trace is in') == 1, err
+        trace = trace_parser.read(path)
+    assert trace.complete and not trace.select('collective'), 'the outer trace, whose worker is no program of libcddp'
 
 
 def test_checkpoints_are_marks(cddprun):

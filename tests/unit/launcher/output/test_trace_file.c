@@ -19,7 +19,7 @@ static struct cdi_records r;
 static struct trace_file *file;
 static char folder[64], path[128];
 static int n_lost, lost_error;
-static bool closed, flushed;
+static bool closed, flushed, was_broken, was_gone;
 
 static void on_lost(void *arg, const char *name, int error)
 {
@@ -34,6 +34,8 @@ static void on_closed(void *arg, bool all)
     cr_assert_eq(arg, &loop);
     closed = true;
     flushed = all;
+    was_broken = trace_file_is_broken(file);
+    was_gone = trace_file_is_gone(file);
 }
 
 static cddp_status open_at(const char *where, uint64_t max, struct cdi_error *err)
@@ -120,7 +122,7 @@ Test(trace_file, is_complete_at_its_end)
     add(1, 100);
     add(101, 100);
     finish();
-    cr_assert(flushed && n_lost == 0);
+    cr_assert(flushed && n_lost == 0 && !was_broken && !was_gone);
     read_back(path, &first, &last);
     cr_assert(first == 1 && last == 200);
     end();
@@ -187,6 +189,48 @@ Test(trace_file, full_disk_is_reported_once)
     add(1, 10);
     finish();
     cr_assert(n_lost == 1 && access("/dev/full", F_OK) == 0, "a device is not renamed");
+    cr_assert(was_broken && !was_gone);
+    end();
+}
+
+Test(trace_file, a_disk_that_is_full_at_the_end_is_known_when_it_is_closed)
+{
+    begin(0);
+    cr_assert_eq(open_at("/dev/full", 10000, NULL), CDDP_OK);
+    finish();
+    cr_assert(n_lost == 1 && lost_error == ENOSPC && was_broken);
+    end();
+}
+
+Test(trace_file, a_file_that_was_removed_is_known)
+{
+    begin(1 << 20);
+    add(1, 10);
+    cr_assert_eq(unlink(path), 0);
+    finish();
+    cr_assert(n_lost == 0 && was_gone && access(path, F_OK) != 0);
+    end();
+}
+
+Test(trace_file, anothers_file_at_the_same_place_stays_there)
+{
+    char mine[140], others[16] = "";
+    FILE *f;
+
+    begin(100000);
+    (void)snprintf(mine, sizeof mine, "%s.mine", path);
+    add(1, 10);
+    cr_assert_eq(rename(path, mine), 0);
+    f = fopen(path, "w");
+    cr_assert(f != NULL && fputs("others", f) >= 0 && fclose(f) == 0);
+    for (int i = 0; i < 40; i++)
+        add(11 + i * 50, 50);
+    finish();
+    cr_assert(n_lost == 1 && lost_error == ESTALE && was_broken && was_gone);
+    f = fopen(path, "r");
+    cr_assert(f != NULL && fgets(others, sizeof others, f) != NULL && fclose(f) == 0);
+    cr_assert_str_eq(others, "others");
+    (void)unlink(mine);
     end();
 }
 
