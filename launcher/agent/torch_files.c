@@ -111,24 +111,32 @@ static void begin_dump(const struct torch_rank *r, struct dump_file *f)
     f->asked = ask(path);
 }
 
-static bool is_before(const struct timespec *a, const struct timespec *b)
+static bool is_before_ms(const struct timespec *t, int64_t ms)
 {
-    return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
+    return t->tv_sec != ms / 1000 ? t->tv_sec < ms / 1000 : t->tv_nsec < ms % 1000 * 1000000;
 }
 
-/* Reads a worker's dump; false: it is not there yet. */
+/* Has the file changed since the worker was asked? Also true if the file server's clock is another one, or was set. */
+static bool is_new(const struct dump_file *f, const struct stat *now)
+{
+    return f->asked && (now->st_mtim.tv_sec != f->before.tv_sec || now->st_mtim.tv_nsec != f->before.tv_nsec);
+}
+
+/*
+ * Reads a worker's dump; false: it is not there yet. One that this worker has not been asked for may be an earlier
+ * round's or job's: it is older than the worker, since every round begins after the end of the one before. (The time of
+ * /proc/PID does not tell when a worker began: it is when the kernel made the entry, perhaps for the second time.)
+ */
 static bool read_dump(struct torch_rank *r, const struct dump_file *f)
 {
-    char process[64];
-    struct stat st, born;
+    struct stat st;
     struct torch_dump dump;
     CDI_AUTOFREE uint8_t *bytes = NULL;
     CDI_AUTOCLOSE int fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
     size_t n;
 
-    (void)snprintf(process, sizeof process, "/proc/%d", r->pid);
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || stat(process, &born) != 0 ||
-        is_before(&st.st_mtim, &born.st_ctim))
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
+        (!is_new(f, &st) && is_before_ms(&st.st_mtim, r->started_wall_ms + 1)))
         return false;
     bytes = read_whole(fd, TORCH_DUMP_MAX, &n);
     if (bytes == NULL || torch_dump_read(bytes, n, &dump, NULL) != CDDP_OK)
@@ -137,30 +145,34 @@ static bool read_dump(struct torch_rank *r, const struct dump_file *f)
     return true;
 }
 
-static bool is_new(const struct dump_file *f)
+static bool waits_for_dump(const struct dump_file *f)
 {
     struct stat st;
 
-    return stat(f->path, &st) == 0 && is_before(&f->before, &st.st_mtim);
+    return f->asked && (stat(f->path, &st) != 0 || !is_new(f, &st));
 }
 
-void torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping)
+bool torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     int64_t deadline_ms = cdi_now_ms() + wait_ms;
     CDI_AUTOFREE struct dump_file *files = calloc(n, sizeof *files);
+    bool asked = false;
 
     if (files == NULL)
-        return;
-    for (size_t i = 0; i < n; i++)
+        return false;
+    for (size_t i = 0; i < n; i++) {
         begin_dump(&v[i], &files[i]);
+        asked |= files[i].asked;
+    }
     for (size_t i = 0; i < n && !atomic_load(stopping); i++) {
         if (files[i].path[0] == '\0')
             continue;
-        while (files[i].asked && !is_new(&files[i]) && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
+        while (waits_for_dump(&files[i]) && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
             (void)nanosleep(&pause, NULL);
         /* A new file may still be incomplete. */
         while (!read_dump(&v[i], &files[i]) && files[i].asked && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
             (void)nanosleep(&pause, NULL);
     }
+    return asked;
 }

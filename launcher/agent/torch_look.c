@@ -31,6 +31,8 @@ struct torch_look {
     uv_work_t work;
     bool working, told, closed;
     int64_t last_ms; /* of the last tick */
+    int64_t said_ms; /* when the standstill began that was reported; 0: none */
+    bool skips;      /* at the next tick: what workers have used was for a dump */
     atomic_bool stopping;
     size_t n; /* of the workers below */
     struct torch_worker workers[TORCH_WORKERS_MAX];
@@ -40,7 +42,8 @@ struct torch_look {
     struct torch_rank *found;
     size_t n_found;
     enum torch_standstill kind;
-    int64_t quiet_ms;
+    int64_t quiet_ms, begun_ms;
+    bool asked; /* workers have written dumps, which takes processor time */
     struct page_wait waits[TORCH_WAITS_MAX];
     size_t n_waits;
     bool refuted; /* the workers' children are busy, or no worker runs Python */
@@ -175,7 +178,7 @@ static void look_work(uv_work_t *w)
     if (!l->refuted && !atomic_load(&l->stopping))
         find_waits(l);
     if (!l->refuted && !atomic_load(&l->stopping))
-        torch_files_read(l->found, l->n_found, DUMPS_MS, &l->stopping);
+        l->asked = torch_files_read(l->found, l->n_found, DUMPS_MS, &l->stopping);
 }
 
 static void look_say(struct torch_look *l)
@@ -187,6 +190,19 @@ static void look_say(struct torch_look *l)
     (void)torch_watch_text(l->found, l->n_found, l->kind, l->quiet_ms, l->opt.host, &text);
     l->opt.say(l->opt.arg, (const char *)cdi_buf_data(&text), text.len);
     cdi_buf_release(&text);
+    l->said_ms = l->begun_ms - l->quiet_ms;
+}
+
+/* The standstill that was reported is over. */
+static void look_say_again(struct torch_look *l, int64_t now_ms)
+{
+    char text[TORCH_NOTE];
+
+    if (l->said_ms == 0)
+        return;
+    torch_again_text(l->n, now_ms - l->said_ms, text);
+    l->said_ms = 0;
+    l->opt.say(l->opt.arg, text, strlen(text));
 }
 
 /* The workers did not stand still, so that the time of the warning begins anew. */
@@ -221,6 +237,7 @@ static void look_after_work(uv_work_t *w, int status)
         look_begin_anew(l);
     else if (n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
         look_say(l);
+    l->skips = l->asked;
     free(l->found);
     l->found = NULL;
 }
@@ -235,12 +252,15 @@ static void look_begin(struct torch_look *l, enum torch_standstill kind, int64_t
         return;
     l->n_found = l->n;
     l->kind = kind;
+    l->asked = false;
+    l->begun_ms = now_ms;
     l->quiet_ms = INT64_MAX;
     for (size_t i = 0; i < l->n; i++) {
         int64_t quiet_ms = torch_pulse_quiet_ms(&l->pulses[i], now_ms);
 
         l->found[i].rank = l->workers[i].rank;
         l->found[i].pid = l->workers[i].pid;
+        l->found[i].started_wall_ms = l->workers[i].started_wall_ms;
         l->found[i].quiet = quiet_ms >= l->opt.warning_ms;
         if (l->found[i].quiet && quiet_ms < l->quiet_ms)
             l->quiet_ms = quiet_ms;
@@ -264,6 +284,7 @@ static void look_list(struct torch_look *l)
         return;
     l->n = n;
     l->told = false;
+    l->said_ms = 0;
     if (n > 0)
         memcpy(l->workers, now, n * sizeof now[0]);
     memset(l->pulses, 0, sizeof l->pulses);
@@ -286,11 +307,18 @@ static void on_look(uv_timer_t *t)
         char state;
         long group;
 
-        if (look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
+        if (!look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
+            continue;
+        if (l->skips)
+            torch_pulse_skip(&l->pulses[i], cpu_ms, now_ms);
+        else
             torch_pulse_note(&l->pulses[i], cpu_ms, state == 'R', now_ms);
     }
+    l->skips = false;
     if (l->told && !torch_has_moved(l->pulses, l->n))
         return;
+    if (l->told)
+        look_say_again(l, now_ms);
     kind = torch_decide(l->pulses, l->n, l->opt.warning_ms, now_ms);
     l->told = kind != TORCH_RUNS;
     if (l->told) {

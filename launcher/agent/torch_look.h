@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Watches the Python workers without a flight page (torch_watch.h): looks at their processor time about once a second,
- * and reads their stacks when they stand still, in another thread. One message for each standstill.
+ * and reads their stacks when they stand still, in another thread. One message for each standstill, and one for its
+ * end.
  */
 #ifndef TORCH_LOOK_H
 #define TORCH_LOOK_H
@@ -18,6 +19,7 @@
 struct torch_worker {
     int32_t rank;
     int pid;
+    int64_t started_wall_ms; /* Unix time */
 };
 
 struct torch_look_options {

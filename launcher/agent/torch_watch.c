@@ -30,6 +30,12 @@ void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, bool runs, int64_t
     }
 }
 
+void torch_pulse_skip(struct torch_pulse *p, uint64_t cpu_ms, int64_t now_ms)
+{
+    p->base_ms = now_ms;
+    p->cpu_ms = cpu_ms;
+}
+
 int64_t torch_pulse_quiet_ms(const struct torch_pulse *p, int64_t now_ms)
 {
     return p->since_ms == 0 ? 0 : now_ms - p->since_ms;
@@ -169,6 +175,18 @@ static void find_suspects(struct torch_rank *v, size_t n)
 
 /* ------------------------------------------------------------------------------------------------------- text ---- */
 
+#define SECONDS_TEXT 32
+#define TENTHS_BELOW_MS 10000
+
+static const char *seconds_text(int64_t ms, char buf[SECONDS_TEXT])
+{
+    if (ms < TENTHS_BELOW_MS)
+        (void)snprintf(buf, SECONDS_TEXT, "%" PRId64 ".%d s", ms / 1000, (int)(ms / 100 % 10));
+    else
+        (void)snprintf(buf, SECONDS_TEXT, "%" PRId64 " s", ms / 1000);
+    return buf;
+}
+
 static const char *state_text(const struct torch_rank *r)
 {
     switch (r->state) {
@@ -230,11 +248,12 @@ static cddp_status put_names(const struct torch_rank *v, size_t n, const char *h
 static cddp_status put_key(const struct torch_rank *v, size_t n, struct cdi_buf *out)
 {
     int64_t shortest_ms = v->key_ms;
+    char seconds[SECONDS_TEXT];
 
     for (size_t i = 1; i < n; i++)
         if (v[i].key_ms < shortest_ms)
             shortest_ms = v[i].key_ms;
-    return cdi_buf_printf(out, "; waiting for the store's key '%s' for %" PRId64 " s", v->key, shortest_ms / 1000);
+    return cdi_buf_printf(out, "; waiting for the store's key '%s' for %s", v->key, seconds_text(shortest_ms, seconds));
 }
 
 /* Writes one line for ranks at one place. */
@@ -253,20 +272,20 @@ cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standsti
                              const char *host, struct cdi_buf *out)
 {
     size_t groups = 0, n_quiet = 0;
+    char seconds[SECONDS_TEXT];
     cddp_status st;
 
     for (size_t i = 0; i < n; i++)
         n_quiet += v[i].quiet;
     find_suspects(v, n);
     qsort(v, n, sizeof *v, compare_suspects);
+    (void)seconds_text(quiet_ms, seconds);
     if (kind == TORCH_BURNS)
-        st = cdi_buf_printf(
-            out, "%zu of the %zu workers of this node %s used %s for %" PRId64 " s, and none has ended:", n_quiet, n,
-            n_quiet == 1 ? "has not" : "have not", n_quiet == 1 ? "its processor" : "their processors",
-            quiet_ms / 1000);
+        st = cdi_buf_printf(out, "%zu of the %zu workers of this node %s used %s for %s, and none has ended:", n_quiet,
+                            n, n_quiet == 1 ? "has not" : "have not",
+                            n_quiet == 1 ? "its processor" : "their processors", seconds);
     else
-        st = cdi_buf_printf(out, "no worker of this node has used its processor for %" PRId64 " s, and none has ended:",
-                            quiet_ms / 1000);
+        st = cdi_buf_printf(out, "no worker of this node has used its processor for %s, and none has ended:", seconds);
     for (size_t i = 0, end; st == CDDP_OK && i < n; i = end) {
         for (end = i; end < n && v[end].suspect == v[i].suspect && compare_places(&v[i], &v[end]) == 0; end++)
             ;
@@ -275,4 +294,12 @@ cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standsti
         st = put_group(v + i, end - i, host, out);
     }
     return st;
+}
+
+void torch_again_text(size_t n, int64_t after_ms, char buf[TORCH_NOTE])
+{
+    char seconds[SECONDS_TEXT];
+
+    (void)snprintf(buf, TORCH_NOTE, "the %s of this node %s again, after %s", n == 1 ? "worker" : "workers",
+                   n == 1 ? "uses its processor" : "use their processors", seconds_text(after_ms, seconds));
 }

@@ -25,6 +25,8 @@ struct torch_pulse {
  * than 30 ms in all, which any program may use now and then). One that runs, or would if a processor were free, is not.
  */
 void torch_pulse_note(struct torch_pulse *p, uint64_t cpu_ms, bool runs, int64_t now_ms);
+/* Measures from here on: what it has used since the last look was not its own work. */
+void torch_pulse_skip(struct torch_pulse *p, uint64_t cpu_ms, int64_t now_ms);
 /* Returns for how long it has been quiet. */
 int64_t torch_pulse_quiet_ms(const struct torch_pulse *p, int64_t now_ms);
 
@@ -51,6 +53,7 @@ bool torch_has_moved(const struct torch_pulse *v, size_t n);
 struct torch_rank {
     int32_t rank;
     int pid;
+    int64_t started_wall_ms;
     char state;        /* the kernel's letter: R, S, D, T ... */
     bool quiet;        /* it has not used its processor */
     bool cut;          /* there are more frames */
@@ -76,5 +79,7 @@ struct torch_rank {
  */
 cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standstill kind, int64_t quiet_ms,
                              const char *host, struct cdi_buf *out);
+/* Writes the line about the end of a standstill of the n workers of a node, which lasted for this long. */
+void torch_again_text(size_t n, int64_t after_ms, char buf[TORCH_NOTE]);
 
 #endif

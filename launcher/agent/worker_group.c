@@ -783,7 +783,7 @@ size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *o
             continue;
         if (n == cap)
             return 0;
-        out[n++] = (struct torch_worker){.rank = w->rank, .pid = w->pid};
+        out[n++] = (struct torch_worker){.rank = w->rank, .pid = w->pid, .started_wall_ms = w->started_wall_ms};
     }
     return n;
 }

@@ -551,6 +551,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
         memcpy(w->child->fds, fds, sizeof fds);
         w->child->apart = w->interactive ? -1 : leads_session() ? SYS_setpgid : SYS_setsid;
         w->started_ms = cdi_now_ms();
+        w->started_wall_ms = cdi_wall_ms();
         w->exec_fd = cdi_steal_fd(&exec_pair[0]);
         rc = spawn_shim(w);
         if (rc != 0)

@@ -39,7 +39,8 @@ struct worker {
     int pty_errno;      /* why its stdout is a pipe instead; 0 */
     uint32_t front;     /* columns of the window that the prefix of its lines takes */
     int64_t started_ms; /* monotonic */
-    bool piped[2];      /* stream i + 1 is read and has not ended */
+    int64_t started_wall_ms;
+    bool piped[2]; /* stream i + 1 is read and has not ended */
     bool exited;
     bool reported;              /* the caller's: the exit was reported */
     int exit_code, exit_signal; /* of an exited one */

@@ -292,7 +292,8 @@ another one than most. Ranks that wait for messages of each other, in a circle, 
 CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count all collectives of a rank, over all communicators.
 
 A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
-where the Python stack of each one stands. Such a message ends nothing: `--hang_timeout` is for collectives of libcddp.
+where the Python stack of each one stands. When half of those workers use their processors again, it prints that once. Such a message
+ends nothing: `--hang_timeout` is for collectives of libcddp.
 Time in which cddprun was suspended does not count.
 
 A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own

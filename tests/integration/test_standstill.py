@@ -143,7 +143,7 @@ def test_names_key_of_the_store(cddprun):
         wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job), more=lambda: stderr_of(job))
         text = end(job)
     assert re.search(r'\n    rank 2 \(pid \d+ on \S+, asleep\): in planted_sleep \(<string>:4\), called from <module>', text), text
-    assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for \d+ s\n", text), text
+    assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for [0-9.]+ s\n", text), text
 
 
 def test_reads_dumps_of_pytorchs_recorder(cddprun):
@@ -164,7 +164,31 @@ def test_says_it_once_for_each_standstill(cddprun):
         text = stderr_of(job)
         os.unlink(job.error_file)
     assert text.count('no worker of this node has used its processor') == 2, text
+    again = [float(s) for s in re.findall(r'\ncddprun: the workers of this node use their processors again, after ([0-9.]+) s\n', text)]
+    assert len(again) == 2 and all(6 <= s < (60 if launch.SLOW else 12) for s in again), text
+    assert [line.split()[1] for line in text.splitlines() if line.startswith('cddprun: ')] == ['no', 'the', 'no', 'the'], text
     assert text.count('    ranks 0, 1, 2: in <module> (<string>:8)') == 2, text
+
+
+def test_a_short_warning_has_a_tenth_of_a_second(cddprun):
+    with start(cddprun, ONE_STOPS, 'sleep', warning='0.4') as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 3' in stderr_of(job), more=lambda: stderr_of(job))
+        text = end(job)
+    seconds = re.search(r'has used its processor for (\d+\.\d) s, and none has ended', text)
+    assert seconds and 0.4 <= float(seconds[1]) < 10, text
+
+
+def test_a_dump_that_is_asked_for_is_no_progress(cddprun):
+    """Its workers use a processor for it: this neither ends the standstill nor begins another one."""
+    dump = os.path.join(os.path.dirname(__file__), '..', 'data', 'torch-recorder-2.13.pickle')
+    program = RECORDER.replace('shutil.copy(', 'end = time.thread_time() + 0.4\n    while time.thread_time() < end: pass\n    shutil.copy(')
+    with launch.tempfile.TemporaryDirectory() as folder:
+        env = {'TORCH_FR_DUMP_TEMP_FILE': folder + '/trace_', 'TORCH_NCCL_DEBUG_INFO_PIPE_FILE': folder + '/pipe_'}
+        with start(cddprun, program, dump, n=3, env=env) as job:
+            wait_for('the message', lambda: 'none has ended' in stderr_of(job), more=lambda: stderr_of(job))
+            time.sleep(4)  # nothing more is to come
+            text = end(job)
+    assert text.count('none has ended') == 1 and 'again' not in text, text
 
 
 def test_is_silent_when_all_is_well(cddprun):

@@ -99,7 +99,36 @@ Test(torch_watch, is_over_when_half_of_the_quiet_ones_have_worked)
     cr_assert(torch_has_moved(pulses, 4));
 }
 
+Test(torch_watch, work_that_was_asked_for_is_no_progress)
+{
+    static const int idle[] = {0, 0, 0};
+    int64_t now = go(1, 40, 3, idle);
+
+    torch_note_told(pulses, 3, WARNING, now);
+    for (int i = 0; i < 3; i++)
+        torch_pulse_skip(&pulses[i], 5000, now + 1000);
+    for (int i = 0; i < 3; i++)
+        torch_pulse_note(&pulses[i], 5001, false, now + 2000);
+    cr_assert_not(torch_has_moved(pulses, 3));
+    cr_assert_geq(torch_pulse_quiet_ms(&pulses[0], now + 2000), 39000);
+    for (int i = 0; i < 3; i++)
+        torch_pulse_note(&pulses[i], 5500, false, now + 3000);
+    cr_assert(torch_has_moved(pulses, 3));
+}
+
 /* ------------------------------------------------------------------------------------------------------- text ---- */
+
+Test(torch_watch, the_end_of_a_standstill)
+{
+    char text[TORCH_NOTE];
+
+    torch_again_text(4, 42999, text);
+    cr_assert_str_eq(text, "the workers of this node use their processors again, after 42 s");
+    torch_again_text(1, 9999, text);
+    cr_assert_str_eq(text, "the worker of this node uses its processor again, after 9.9 s");
+    torch_again_text(2, 449, text);
+    cr_assert_str_eq(text, "the workers of this node use their processors again, after 0.4 s");
+}
 
 static struct torch_rank at(int32_t rank, const char *function, const char *file, int32_t line)
 {
