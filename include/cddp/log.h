@@ -34,7 +34,8 @@ typedef enum cddp_log_level {
  * Logs one line, if this rank belongs to the scope, and the level is at least $CDDP_LOG_LEVEL (debug, info, warning,
  * error or off; info where it is unset). The line is "[rank 3, step 17] text", with a name before the rank if the
  * communicator has one, and without the step before the first reducer of the communicator is made. The step is that of
- * the reducer that has begun one last, counted from 0. A NULL comm logs the text alone, on every rank.
+ * the first reducer, counted from 0, and does not depend on the steps of others. After that reducer's end it is that of
+ * the next reducer that is made or completes a step. A NULL comm logs the text alone, on every rank.
  *
  * The line goes to the function of cddp_set_log_callback(), or else to stderr, in one write(2), so that lines of
  * several ranks do not mix. Line ends at the end of the text are dropped. Other control characters and bytes that are

@@ -146,9 +146,19 @@ cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
     return cdi_last_error_return(st == CDDP_OK ? comm->ops->copy(comm->backend, to, from, bytes, &err) : st, &err);
 }
 
-void cdi_comm_set_step(cddp_comm *comm, uint64_t step)
+void cdi_comm_set_step(cddp_comm *comm, const void *reducer, uint64_t step)
 {
-    atomic_store_explicit(&comm->step, step + 1, memory_order_relaxed);
+    const void *first = NULL;
+
+    if (atomic_compare_exchange_strong(&comm->stepper, &first, reducer) || first == reducer)
+        atomic_store_explicit(&comm->step, step + 1, memory_order_relaxed);
+}
+
+void cdi_comm_end_steps(cddp_comm *comm, const void *reducer)
+{
+    const void *first = reducer;
+
+    (void)atomic_compare_exchange_strong(&comm->stepper, &first, NULL);
 }
 
 uint64_t cdi_comm_step(const cddp_comm *comm)

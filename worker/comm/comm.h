@@ -36,8 +36,13 @@ struct cdi_grave {
 };
 void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave);
 
-/* The step for the messages of cddp_log: that of the last reducer that has begun one. Any thread. */
-void cdi_comm_set_step(cddp_comm *comm, uint64_t step);
+/*
+ * The step for the messages of cddp_log: that of the first reducer. Others that call this change nothing, until that
+ * one calls cdi_comm_end_steps(); the next one that calls it takes its place. Any thread.
+ */
+void cdi_comm_set_step(cddp_comm *comm, const void *reducer, uint64_t step);
+/* This reducer ends. Its last step stays, until another one takes its place. Any thread. */
+void cdi_comm_end_steps(cddp_comm *comm, const void *reducer);
 /* Returns that step plus 1; 0: there is no reducer yet. Any thread. */
 uint64_t cdi_comm_step(const cddp_comm *comm);
 

@@ -40,8 +40,9 @@ struct cddp_comm {
     uint64_t id;               /* equal on all its ranks, and different in each communicator of the job */
     uint32_t n_splits;
     struct cdi_group_calls groups;
-    _Atomic uint64_t step;   /* for cddp_log, plus 1; 0: none */
-    struct cddp_comm *parts; /* of the whole: those that were not finalized, linked by `next` */
+    _Atomic uint64_t step;         /* for cddp_log, plus 1; 0: none */
+    _Atomic(const void *) stepper; /* the reducer that sets it; NULL: none */
+    struct cddp_comm *parts;       /* of the whole: those that were not finalized, linked by `next` */
     struct cddp_comm *next;
     int n_children; /* reducers and, of the whole, parts, which use its memory */
     bool over;      /* this rank has left it: by cddp_finalize, or with the whole */

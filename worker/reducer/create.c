@@ -214,8 +214,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         return status;
     }
     cdi_stats_planned(d);
-    if (cdi_comm_step(comm) == 0)
-        cdi_comm_set_step(comm, 0);
+    cdi_comm_set_step(comm, d, 0);
     *out = d;
     return CDDP_OK;
 }
@@ -248,6 +247,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
         return;
     comm = ddp->comm;
     cdi_stats_settle(ddp);
+    cdi_comm_end_steps(comm, ddp);
     cdi_metrics_stop(ddp);
     (void)pthread_mutex_lock(&ddp->lock);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;

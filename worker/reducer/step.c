@@ -249,7 +249,7 @@ cddp_status cdi_step_next(cddp_ddp *d)
     d->synced = false;
     d->share_complete = false;
     d->step++;
-    cdi_comm_set_step(d->comm, d->step);
+    cdi_comm_set_step(d->comm, d, d->step);
     cdi_nvtx_end(d->nvtx_range);
     d->nvtx_range = 0;
     return cdi_plan_update(d);

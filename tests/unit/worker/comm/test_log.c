@@ -144,6 +144,49 @@ static int train_and_log(int rank)
     return 0;
 }
 
+/* A program with two models, one of which takes more steps: its lines count the steps of the first. */
+static int train_two_models(int rank)
+{
+    static float other[4];
+    const cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    const cddp_param q = {.size = sizeof q, .name = "o", .data = other, .count = 4, .dtype = CDDP_FLOAT32};
+    struct kept k = {0};
+    char want[64];
+    cddp_comm *comm;
+    cddp_ddp *first, *second;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    cddp_set_log_callback(keep, &k);
+    CHECK(cddp_ddp_create(&first, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_ddp_create(&second, comm, &q, 1, NULL) == CDDP_OK);
+    for (int step = 0; step < 6; step++) {
+        CHECK(cddp_ddp_grad_ready(second, 0) == CDDP_OK && cddp_ddp_wait(second) == CDDP_OK);
+        if (step % 3 == 2)
+            CHECK(cddp_ddp_grad_ready(first, 0) == CDDP_OK && cddp_ddp_wait(first) == CDDP_OK);
+        cddp_log(comm, CDDP_LOG_ALL, CDDP_LOG_INFO, "x");
+        (void)snprintf(want, sizeof want, "[rank %d, step %d] x", rank, (step + 1) / 3);
+        CHECK(strcmp(k.line, want) == 0);
+    }
+    cddp_ddp_destroy(first);
+    cddp_log(comm, CDDP_LOG_ALL, CDDP_LOG_INFO, "x");
+    CHECK(strcmp(k.line, want) == 0);
+    CHECK(cddp_ddp_grad_ready(second, 0) == CDDP_OK && cddp_ddp_wait(second) == CDDP_OK);
+    CHECK(cddp_ddp_create(&first, comm, &p, 1, NULL) == CDDP_OK);
+    cddp_log(comm, CDDP_LOG_ALL, CDDP_LOG_INFO, "x");
+    (void)snprintf(want, sizeof want, "[rank %d, step 7] x", rank);
+    CHECK(strcmp(k.line, want) == 0);
+    cddp_ddp_destroy(second);
+    cddp_ddp_destroy(first);
+    CHECK(cddp_ddp_create(&first, comm, &p, 1, NULL) == CDDP_OK);
+    cddp_log(comm, CDDP_LOG_ALL, CDDP_LOG_INFO, "x");
+    (void)snprintf(want, sizeof want, "[rank %d, step 0] x", rank);
+    CHECK(strcmp(k.line, want) == 0);
+    cddp_ddp_destroy(first);
+    cddp_set_log_callback(NULL, NULL);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
 static int world_of(int n, int (*body)(int rank))
 {
     struct rdzv_child server;
@@ -158,6 +201,11 @@ static int world_of(int n, int (*body)(int rank))
 Test(log, says_rank_and_step_of_each_scope)
 {
     cr_assert_eq(world_of(4, train_and_log), 0);
+}
+
+Test(log, says_the_step_of_the_first_reducer)
+{
+    cr_assert_eq(world_of(2, train_two_models), 0);
 }
 
 /* Runs body in a separate process with this CDDP_LOG_LEVEL, and returns what it wrote to stderr. */
