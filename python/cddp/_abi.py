@@ -4,7 +4,7 @@ import ctypes
 import enum
 import functools
 import os
-from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 SONAME = 'libcddp.so.0'
 
@@ -70,6 +70,9 @@ DDP_SUM = 2
 DDP_FIND_UNUSED = 4
 DDP_STATIC_GRAPH = 8
 
+# The times of a step, whose sums and last values cddp_ddp_stats has.
+DDP_TIMES = ('step', 'forward', 'backward', 'comm', 'exposed', 'hidden', 'thread', 'late')
+
 INTERRUPTED = ctypes.CFUNCTYPE(c_int, c_void_p)
 
 
@@ -105,9 +108,18 @@ class DdpOptions(Structure):
                 ('buffers', POINTER(Param)), ('n_buffers', c_size_t), ('name', c_char_p)]
 
 
+class DdpStats(Structure):
+    _fields_ = [('size', c_size_t), ('steps', c_uint64),
+                *((f'{name}_ns', c_int64) for name in DDP_TIMES), ('bytes', c_uint64),
+                *((f'last_{name}_ns', c_int64) for name in DDP_TIMES), ('last_bytes', c_uint64),
+                ('slowest_steps', c_uint64), ('slowest_rank', c_int32), ('last_slowest_rank', c_int32),
+                ('n_buckets', c_size_t), ('bucket_bytes', c_size_t), ('largest_bucket_bytes', c_size_t), ('rebuilds', c_uint64)]
+
+
 # Their names in C, for the test that compares the two.
 STRUCTS = {'cddp_error_info': ErrorInfo, 'cddp_unique_id': UniqueId, 'cddp_init_options': InitOptions,
-           'cddp_split_options': SplitOptions, 'cddp_param': Param, 'cddp_ddp_options': DdpOptions}
+           'cddp_split_options': SplitOptions, 'cddp_param': Param, 'cddp_ddp_options': DdpOptions,
+           'cddp_ddp_stats': DdpStats}
 
 _DATA = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]  # comm, in, out, count, dtype
 _FUNCTIONS = {
@@ -143,6 +155,10 @@ _FUNCTIONS = {
     'cddp_ddp_clip_grad_norm': (c_int, [c_void_p, c_double, c_double, c_int, POINTER(c_double)]),
     'cddp_ddp_destroy': (None, [c_void_p]),
 }
+# Of include/cddp/experimental: another libcddp may lack them, or have another struct.
+_EXPERIMENTAL = {
+    'cddp_ddp_get_stats': (c_int, [c_void_p, POINTER(DdpStats)]),
+}
 
 
 @functools.lru_cache(maxsize=None)
@@ -162,6 +178,16 @@ def lib():
         function.restype = result
         function.argtypes = arguments
     return library
+
+
+@functools.lru_cache(maxsize=None)
+def experimental(name):
+    """An experimental function of libcddp. Raises Error with Status.UNSUPPORTED if this libcddp has none of this name."""
+    function = getattr(lib(), name, None)
+    if function is None:
+        raise Error(Status.UNSUPPORTED, f'this libcddp ({lib().cddp_version().decode()}) has no {name}, which is experimental')
+    function.restype, function.argtypes = _EXPERIMENTAL[name]
+    return function
 
 
 class Error(RuntimeError):

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reducer: gradients are averaged in buckets while the backward pass still runs."""
+import collections
 import ctypes
 import math
 from ctypes import byref, c_double, c_size_t, c_void_p, sizeof
 
-from cddp._abi import DDP_FIND_UNUSED, DDP_NO_BROADCAST, DDP_STATIC_GRAPH, DDP_SUM, DdpOptions, Dtype, Param, check, lib
+from cddp._abi import DDP_FIND_UNUSED, DDP_NO_BROADCAST, DDP_STATIC_GRAPH, DDP_SUM, DdpOptions, DdpStats, Dtype, Param, check, experimental, lib
 from cddp._arrays import View, like, nbytes
 
 _COMM_DTYPES = {None: 0, 'float16': Dtype.FLOAT16, 'bfloat16': Dtype.BFLOAT16, 'float32': Dtype.FLOAT32}
+
+
+Stats = collections.namedtuple('Stats', [name for name, _ in DdpStats._fields_ if name != 'size'])
 
 
 class _Reducer:
@@ -159,6 +163,20 @@ class DDP:
         norm = c_double(math.nan)
         check(lib().cddp_ddp_clip_grad_norm(self.handle, max_norm, norm_type, error_if_nonfinite, byref(norm)))
         return norm.value
+
+    def get_stats(self):
+        """Returns where the time of the steps went, on this rank: a named tuple with the members of cddp_ddp_stats.
+
+        Sums over `steps` steps, in ns: step_ns, and its parts forward_ns, backward_ns, comm_ns, exposed_ns, hidden_ns,
+        thread_ns, late_ns; last_step_ns and so on are those of the last step. slowest_rank and last_slowest_rank are the
+        rank that this one has waited for longest, or None. Experimental: members may change. It waits for no rank.
+        """
+        stats = DdpStats(size=sizeof(DdpStats))
+        check(experimental('cddp_ddp_get_stats')(self.handle, byref(stats)))
+        values = {name: getattr(stats, name) for name in Stats._fields}
+        for name in ('slowest_rank', 'last_slowest_rank'):
+            values[name] = values[name] if values[name] >= 0 else None
+        return Stats(**values)
 
     def attach(self):
         """Lets PyTorch's backward() write the gradients and report them, so that a step is

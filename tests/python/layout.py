@@ -36,7 +36,7 @@ def of_python():
 
 def of_c(expressions, cc, includes):
     lines = ''.join(f'    printf("%lld\\n", (long long)({e}));\n' for e in expressions)
-    source = f'#include <cddp/cddp.h>\n#include <stdio.h>\n#include <stddef.h>\nint main(void)\n{{\n{lines}}}\n'
+    source = f'#define CDDP_EXPERIMENTAL\n#include <cddp/cddp.h>\n#include <cddp/experimental/ddp.h>\n#include <stdio.h>\n#include <stddef.h>\nint main(void)\n{{\n{lines}}}\n'
     with tempfile.TemporaryDirectory() as tmp:
         program = os.path.join(tmp, 'layout')
         subprocess.run([*cc, '-x', 'c', '-', *(f'-I{i}' for i in includes), '-o', program], input=source, text=True, check=True)
@@ -48,14 +48,14 @@ def members_of_c(includes):
     """How many members the headers' structs have: struct -> names, so that a new one is noticed."""
     import re
     found = {}
-    for folder in includes:
-        for name in sorted(os.listdir(os.path.join(folder, 'cddp'))):
+    for folder in [os.path.join(i, sub) for i in includes for sub in ('cddp', 'cddp/experimental')]:
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             if name.endswith('.h'):
-                with open(os.path.join(folder, 'cddp', name), encoding='utf-8') as f:
+                with open(os.path.join(folder, name), encoding='utf-8') as f:
                     text = re.sub(r'(?s)/\*.*?\*/|//[^\n]*', '', f.read())
                 for struct, body in re.findall(r'typedef struct (\w+) \{(.*?)\n\}', text, re.S):
                     function = r'\(\*(\w+)\)\([^)]*\)'
-                    found[struct] = [a or b for a, b in re.findall(function + r';|(\w+)(?:\[[^\]]*\])?;', body)]
+                    found[struct] = [a or b for a, b in re.findall(function + r';|(\w+)(?:\[[^\]]*\])?[;,]', body)]
     return found
 
 

@@ -240,6 +240,24 @@ def reducer():
         cddp._comm.lib().cddp_finalize(handle)
 
 
+def stats():
+    """Where the time of the steps went: rank 1 is late in each of them."""
+    with cddp.init() as comm, cddp.DDP(comm, {'w': array.array('f', [0.0] * 1000)}) as ddp:
+        assert ddp.get_stats()._replace(bucket_bytes=0, largest_bucket_bytes=0) == (0,) * 20 + (None, None, 1, 0, 0, 0), ddp.get_stats()
+        for _ in range(4):
+            time.sleep(0.1 * comm.rank)
+            ddp.ready('w')
+            ddp.wait()
+        s = ddp.get_stats()
+        assert (s.steps, s.bytes, s.last_bytes, s.n_buckets, s.bucket_bytes) == (3, 12000, 4000, 1, 4000), s
+        assert s.step_ns >= 3 * 50e6 and s.last_step_ns > 0 and s.comm_ns == s.exposed_ns + s.hidden_ns, s
+        if comm.rank == 0:
+            assert s.slowest_rank == 1 and 1 <= s.slowest_steps <= 3 and 20e6 < s.late_ns <= s.exposed_ns, s
+        error = raises(cddp.Error, ['has no cddp_no_such'], cddp._abi.experimental, 'cddp_no_such')
+        assert error.status == cddp.Status.UNSUPPORTED
+    raises(RuntimeError, ['closed'], ddp.get_stats)
+
+
 def tensors():
     """PyTorch: tensors of every type, tensors that cannot be used, and a model that trains as one process would."""
     import torch

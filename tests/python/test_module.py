@@ -81,6 +81,10 @@ def test_reducer(cddprun):
     passes(cddprun, python_with('numpy'), 'reducer')
 
 
+def test_stats(cddprun):
+    passes(cddprun, sys.executable, 'stats')
+
+
 def test_torch_tensors(cddprun):
     out = passes(cddprun, python_with('torch'), 'tensors')
     assert all(f'rank {rank}: PyTorch agrees' in out for rank in (0, 1)), out
