@@ -141,7 +141,7 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
         return st;
     if (st == CDDP_E_EXISTS)
         (void)snprintf(client->note, sizeof client->note,
-                       "; this agent cannot host it, since port %u is in use here: end the program that uses it, or "
+                       "; this agent cannot host it, since port %u was in use here: end the program that uses it, or "
                        "choose another port",
                        m->port);
     else if (m->node_rank == 0)

@@ -468,6 +468,12 @@ static void round_on_leave_elastic(struct round *r, uint32_t peer, struct node *
     }
 }
 
+/* An elastic job goes on without any other node. */
+static const char *host_note(const struct round *r, const struct round_event *ev)
+{
+    return is_elastic(r) && ev->final ? "; it hosted the rendezvous server, so the job cannot go on" : "";
+}
+
 static void round_on_leave(struct round *r, uint32_t peer, struct node *n, const struct round_event *ev, int64_t now_ms)
 {
     if (r->state == ROUND_CLOSED)
@@ -486,9 +492,9 @@ static void round_on_leave(struct round *r, uint32_t peer, struct node *n, const
     if (r->state == ROUND_STOPPING && !round_restarts(r))
         return; /* the job ends anyway, and the reason is known */
     if (n->node_rank < 0)
-        round_printf(r->why, "%.100s left: %.200s", n->host, ev->text);
+        round_printf(r->why, "%.100s left: %.200s%s", n->host, ev->text, host_note(r, ev));
     else
-        round_printf(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, ev->text);
+        round_printf(r->why, "node %d (%.100s) left: %.200s%s", n->node_rank, n->host, ev->text, host_note(r, ev));
     if (r->state == ROUND_RUNNING)
         round_stop(r, OVER_LEFT, now_ms);
     else if (r->state == ROUND_STOPPING)

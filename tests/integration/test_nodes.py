@@ -731,7 +731,7 @@ def test_port_bound_without_listening(cddprun):
         first, last = err.splitlines()
         assert status == 1 and re.fullmatch(
             rf'cddprun: no answer from 127.0.0.1:{port} \(127.0.0.1: connection refused\); this agent cannot host it, since port '
-            rf'{port} is in use here: end the program that uses it, or choose another port; trying for another [12] s', first), err
+            rf'{port} was in use here: end the program that uses it, or choose another port; trying for another [12] s', first), err
         assert f'cannot reach the rendezvous at 127.0.0.1:{port}' in last and 'in use here' in last, err
 
 

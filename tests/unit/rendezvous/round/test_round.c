@@ -538,6 +538,24 @@ Test(round, leaving_node_ends_fixed_size_job)
     round_destroy(r);
 }
 
+Test(round, leaving_host_of_an_elastic_job_ends_it_and_the_reason_says_so)
+{
+    struct round *r = job(1, 2, 5);
+
+    for (uint32_t i = 0; i < 2; i++) {
+        struct cdi_msg_join j = join_of("h", (int32_t)i, 1, 1, 2);
+
+        step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
+    }
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM", .final = true}, 0);
+    stopped(r, 0, 0);
+    step(r, (struct round_event){.kind = ROUND_EV_LOST, .peer = 1, .text = "its connection closed"}, 0);
+    cr_assert_eq(round_close_status(r), CDI_CLOSE_LEFT);
+    cr_assert_str_eq(round_why(r),
+                     "node 1 (h) left: SIGTERM; it hosted the rendezvous server, so the job cannot go on");
+    round_destroy(r);
+}
+
 Test(round, protocol_error_counts_as_loss)
 {
     struct round *r = job(2, 2, 0);
