@@ -55,7 +55,7 @@ void cdi_crash_tell_read(struct cdi_flight_crash *c);
 bool cdi_crash_has_reader(const struct cdi_flight_crash *c);
 /*
  * Is the agent's pipe where the page says? Not if the agent is dead and its pid is another process's by now, or if this
- * process has a pid namespace of its own. Async-signal-safe.
+ * process is in another pid namespace. Async-signal-safe.
  */
 bool cdi_crash_is_there(const struct cdi_flight_crash *c);
 /* Tells the agent, by a byte in its pipe. false: it cannot be reached. Async-signal-safe. */

@@ -17,10 +17,11 @@
 
 #define TICK_MS 1000
 #define STALLED_MS 5000
-#define STACK_MS 1000   /* for the stack of one rank */
-#define STACKS_MS 8000  /* for all of them */
-#define DUMPS_MS 3000   /* for the dumps of PyTorch's flight recorder */
-#define CHILDREN_MS 300 /* between two looks at the processes that a worker has started */
+#define STACK_MS 1000      /* for the stack of one rank */
+#define STACKS_MS 8000     /* for all of them */
+#define DUMPS_MS 3000      /* for the dumps of PyTorch's flight recorder */
+#define DUMP_WORK_MS 10000 /* that a worker may go on with a dump, which has the stacks of all records */
+#define CHILDREN_MS 300    /* between two looks at the processes that a worker has started */
 #define CHILDREN_BUSY_MS 60
 #define TEXT_MAX 32768
 #define FIELDS_TO_CPU 11 /* of /proc/PID/stat, from the state on: utime is the next but these */
@@ -32,7 +33,7 @@ struct torch_look {
     bool working, told, closed;
     int64_t last_ms; /* of the last tick */
     int64_t said_ms; /* when the standstill began that was reported; 0: none */
-    bool skips;      /* at the next tick: what workers have used was for a dump */
+    int64_t skip_ms; /* until then, what workers use is for a dump */
     atomic_bool stopping;
     size_t n; /* of the workers below */
     struct torch_worker workers[TORCH_WORKERS_MAX];
@@ -237,7 +238,8 @@ static void look_after_work(uv_work_t *w, int status)
         look_begin_anew(l);
     else if (n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
         look_say(l);
-    l->skips = l->asked;
+    if (l->asked)
+        l->skip_ms = cdi_now_ms() + DUMP_WORK_MS;
     free(l->found);
     l->found = NULL;
 }
@@ -284,7 +286,7 @@ static void look_list(struct torch_look *l)
         return;
     l->n = n;
     l->told = false;
-    l->said_ms = 0;
+    l->said_ms = l->skip_ms = 0;
     if (n > 0)
         memcpy(l->workers, now, n * sizeof now[0]);
     memset(l->pulses, 0, sizeof l->pulses);
@@ -309,12 +311,11 @@ static void on_look(uv_timer_t *t)
 
         if (!look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
             continue;
-        if (l->skips)
+        if (now_ms <= l->skip_ms)
             torch_pulse_skip(&l->pulses[i], cpu_ms, now_ms);
         else
             torch_pulse_note(&l->pulses[i], cpu_ms, state == 'R', now_ms);
     }
-    l->skips = false;
     if (l->told && !torch_has_moved(l->pulses, l->n))
         return;
     if (l->told)

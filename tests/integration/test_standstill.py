@@ -178,7 +178,7 @@ def test_a_short_warning_has_a_tenth_of_a_second(cddprun):
     assert seconds and 0.4 <= float(seconds[1]) < 10, text
 
 
-def test_a_dump_that_is_asked_for_is_no_progress(cddprun):
+def test_work_for_a_dump_does_not_count(cddprun):
     """Its workers use a processor for it: this neither ends the standstill nor begins another one."""
     dump = os.path.join(os.path.dirname(__file__), '..', 'data', 'torch-recorder-2.13.pickle')
     program = RECORDER.replace('shutil.copy(', 'end = time.thread_time() + 0.4\n    while time.thread_time() < end: pass\n    shutil.copy(')

@@ -294,7 +294,7 @@ def test_a_cddprun_in_a_worker_leaves_the_trace_alone(cddprun):
                              env={'CDDP_TRACE': path, 'CDDP_BACKEND': 'cpu'})
         assert status == 0 and err.count('the trace is in') == 1, err
         trace = trace_parser.read(path)
-    assert trace.complete and not trace.select('collective'), 'the outer trace, whose worker is no program of libcddp'
+    assert trace.complete and not trace.select('collective'), 'the outer trace: its worker does not use libcddp'
 
 
 def test_checkpoints_are_marks(cddprun):

@@ -99,7 +99,7 @@ Test(torch_watch, is_over_when_half_of_the_quiet_ones_have_worked)
     cr_assert(torch_has_moved(pulses, 4));
 }
 
-Test(torch_watch, work_that_was_asked_for_is_no_progress)
+Test(torch_watch, work_that_was_asked_for_does_not_count)
 {
     static const int idle[] = {0, 0, 0};
     int64_t now = go(1, 40, 3, idle);
