@@ -2,12 +2,16 @@
 /*
  * Captured steps on the stand-in, as a program that cddprun starts: device_capture WHAT. Gradients are copied from
  * memory that changes between steps; the means of a replay must have the bits of a step that is not captured.
- *   global, thread_local, relaxed   a capture in this mode, of one step; steps of both kinds take turns
- *   forked      the capture begins on another stream than the reducer's, which becomes part of it, like those of
- * gradients beside      a thread captures in global mode while another one works with the communicator bfloat16
- * gradients are sent as bfloat16 twice       two steps in one graph in_place    two gradients are reduced where they
- * lie refused     calls that cannot be captured are rejected, and neither the capture nor the reducer is broken dies
- * rank 1 ends itself where it should launch the graph once more stops       rank 1 stops there, until cddprun ends it
+ *
+ *     global, thread_local, relaxed   a capture in this mode, of one step; steps of both kinds take turns
+ *     forked      the capture begins on another stream than the reducer's, which joins it, like those of gradients
+ *     beside      a thread captures in global mode while another one works with the communicator
+ *     bfloat16    gradients are sent as bfloat16
+ *     twice       two steps in one graph
+ *     in_place    two gradients are reduced where they lie
+ *     refused     calls that cannot be captured are rejected, and neither the capture nor the reducer is broken
+ *     dies        rank 1 ends itself where it should launch the graph once more
+ *     stops       rank 1 stops there, until cddprun ends it
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 it gave none where it must.
  */

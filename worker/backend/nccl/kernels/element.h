@@ -280,7 +280,7 @@ CDI_INLINE void cdi_copy_bytes(const struct cdi_kernel_thread *t, uint8_t *to, c
         to[i] = from[i];
 }
 
-typedef uint32_t __attribute__((may_alias)) cdi_peer_error;
+typedef uint32_t __attribute__((may_alias)) cdi_four_bytes;
 
 /*
  * One block copies one chunk: 16 bytes at once where both sides can be aligned so, otherwise 4 (most parameters are
@@ -297,7 +297,7 @@ CDI_INLINE void cdi_copy_chunk(const struct cdi_kernel_thread *t, uint8_t *to, c
     for (uint64_t i = t->thread; i < n && unit == 16; i += t->n_threads)
         ((cdi_wide *)(void *)(to + head))[i] = ((const cdi_wide *)(const void *)(from + head))[i];
     for (uint64_t i = t->thread; i < n && unit == 4; i += t->n_threads)
-        ((cdi_peer_error *)(void *)(to + head))[i] = ((const cdi_peer_error *)(const void *)(from + head))[i];
+        ((cdi_four_bytes *)(void *)(to + head))[i] = ((const cdi_four_bytes *)(const void *)(from + head))[i];
     head += unit > 1 ? n * unit : 0;
     cdi_copy_bytes(t, to + head, from + head, bytes - head);
 }
