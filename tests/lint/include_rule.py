@@ -84,7 +84,7 @@ EXTERNAL = {
     'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
                   'launcher/plan/dry_run.c', 'launcher/output/report_page.c', 'launcher/top/'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'launcher/top/curses.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c'],
+    'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'launcher/top/curses.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c', 'examples/gpt/kernels_pick.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
     'nccl.h': ['worker/backend/nccl/'],
     'mpi.h': ['worker/backend/mpi/'],
