@@ -23,32 +23,32 @@ static void tell(const struct pass *p, size_t i)
 }
 
 /* The gradients of a weight and its bias, from that of the output. */
-static void linear_params(const struct pass *p, const real *dout, const real *in, size_t weight)
+static void linear_params(const struct pass *p, const real *d_out, const real *in, size_t weight)
 {
     const struct gpt_param *w = &p->m->params[weight], *b = w + 1;
     const size_t outputs = w->shape[0], inputs = w->shape[1];
 
-    p->m->k->bias_back(b->g, dout, p->rows, outputs, p->add);
+    p->m->k->bias_back(b->g, d_out, p->rows, outputs, p->add);
     tell(p, weight + 1);
-    p->m->k->gemm(outputs, inputs, p->rows, 1, turned(dout, outputs), plain(in, inputs), p->add, w->g, inputs);
+    p->m->k->gemm(outputs, inputs, p->rows, 1, turned(d_out, outputs), plain(in, inputs), p->add, w->g, inputs);
     tell(p, weight);
 }
 
 /* The gradient of the input. */
-static void linear_input(const struct pass *p, real *din, const real *dout, size_t weight)
+static void linear_input(const struct pass *p, real *d_in, const real *d_out, size_t weight)
 {
     const struct gpt_param *w = &p->m->params[weight];
     const size_t outputs = w->shape[0], inputs = w->shape[1];
 
-    p->m->k->gemm(p->rows, inputs, outputs, 1, plain(dout, outputs), plain(w->w, inputs), false, din, inputs);
+    p->m->k->gemm(p->rows, inputs, outputs, 1, plain(d_out, outputs), plain(w->w, inputs), false, d_in, inputs);
 }
 
-static void norm(const struct pass *p, const real *dout, const real *in, const real *mean, const real *rstd,
+static void norm(const struct pass *p, const real *d_out, const real *in, const real *mean, const real *rstd,
                  size_t weight)
 {
     const struct gpt_param *w = &p->m->params[weight], *b = w + 1;
 
-    p->m->k->norm_back(p->m->d_stream, w->g, b->g, dout, in, w->w, mean, rstd, p->rows, p->m->config.width, p->add);
+    p->m->k->norm_back(p->m->d_stream, w->g, b->g, d_out, in, w->w, mean, rstd, p->rows, p->m->config.width, p->add);
     tell(p, weight + 1);
     tell(p, weight);
 }
@@ -65,11 +65,11 @@ static void head_back(const struct pass *p, const struct head *head, const real 
 
     for (size_t first = last;; first -= ATT_ROWS) {
         const size_t rows = att_rows(first, time), seen = first + rows;
-        const real *att = head->att + first * time, *dout = dmixed + head->in_mixed + first * head->width;
+        const real *att = head->att + first * time, *d_out = dmixed + head->in_mixed + first * head->width;
         const bool add = first != last;
 
-        k->gemm(seen, head->size, rows, 1, turned(att, time), plain(dout, head->width), add, dv, ld);
-        k->gemm(rows, seen, head->size, 1, plain(dout, head->width), turned(head->v, ld), false, d, time);
+        k->gemm(seen, head->size, rows, 1, turned(att, time), plain(d_out, head->width), add, dv, ld);
+        k->gemm(rows, seen, head->size, 1, plain(d_out, head->width), turned(head->v, ld), false, d, time);
         k->causal_back(d, att, rows, seen, time);
         k->gemm(rows, head->size, seen, head->scale, plain(d, time), plain(head->k, ld), false, dq + first * ld, ld);
         k->gemm(seen, head->size, rows, head->scale, turned(d, time), plain(head->q + first * ld, ld), add, dk, ld);

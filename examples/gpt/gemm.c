@@ -39,6 +39,19 @@ static size_t least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/* The columns that are written stay in the first cache from row to row. */
+#define AT_ONCE ((size_t)16)
+
+static inline void copy_row(real *to, size_t wide, const real *from, size_t col, size_t n)
+{
+    if (n == AT_ONCE && col == 1)
+        for (size_t p = 0; p < AT_ONCE; p++)
+            to[p * wide] = from[p];
+    else
+        for (size_t p = 0; p < n; p++)
+            to[p * wide] = from[p * col];
+}
+
 /* Strips of `wide` rows, each column by column; a strip that is not full ends with zeros. */
 static void pack(real *to, struct view m, size_t rows, size_t columns, size_t wide)
 {
@@ -51,12 +64,10 @@ static void pack(real *to, struct view m, size_t rows, size_t columns, size_t wi
             for (size_t p = 0; p < columns; p++)
                 memcpy(to + p * wide, m.at + i + p * m.col, n * sizeof *to);
         else
-            for (size_t r = 0; r < n; r++) {
-                const real *from = m.at + (i + r) * m.row;
-
-                for (size_t p = 0; p < columns; p++)
-                    to[p * wide + r] = from[p * m.col];
-            }
+            for (size_t p = 0; p < columns; p += AT_ONCE)
+                for (size_t r = 0; r < n; r++)
+                    copy_row(to + p * wide + r, wide, m.at + (i + r) * m.row + p * m.col, m.col,
+                             least(AT_ONCE, columns - p));
     }
 }
 

@@ -36,18 +36,18 @@ struct kernels {
     void (*embed)(real *out, const uint8_t *tokens, const real *wte, const real *wpe, size_t seqs, size_t time,
                   size_t width);
     /* dwte is always added to: where it is tied to the output layer, that has been there before. */
-    void (*embed_back)(real *dwte, real *dwpe, const real *dout, const uint8_t *tokens, size_t seqs, size_t time,
+    void (*embed_back)(real *dwte, real *dwpe, const real *d_out, const uint8_t *tokens, size_t seqs, size_t time,
                        size_t width, bool add);
 
     /* Each row to mean 0 and variance 1, then times w plus b. mean and rstd, per row, are for the way back. */
     void (*norm)(real *out, real *mean, real *rstd, const real *in, const real *w, const real *b, size_t rows,
                  size_t width);
-    /* din += ...; the residual stream has its own part in it. */
-    void (*norm_back)(real *din, real *dw, real *db, const real *dout, const real *in, const real *w, const real *mean,
-                      const real *rstd, size_t rows, size_t width, bool add);
+    /* d_in += ...; the residual stream has its own part in it. */
+    void (*norm_back)(real *d_in, real *dw, real *db, const real *d_out, const real *in, const real *w,
+                      const real *mean, const real *rstd, size_t rows, size_t width, bool add);
 
     void (*bias)(real *out, const real *b, size_t rows, size_t width); /* each row = b */
-    void (*bias_back)(real *db, const real *dout, size_t rows, size_t width, bool add);
+    void (*bias_back)(real *db, const real *d_out, size_t rows, size_t width, bool add);
 
     void (*plus)(real *out, const real *a, const real *b, size_t n); /* out = a + b */
     void (*gelu)(real *out, const real *in, size_t n);               /* the form with tanh, as in GPT-2 */

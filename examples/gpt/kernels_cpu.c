@@ -19,7 +19,7 @@ static inline float exp_float(float x)
     const float to_whole = 12582912.0f; /* 1.5 * 2^23: a sum with it is rounded to a whole number */
     union {
         float f;
-        int32_t i;
+        uint32_t i;
     } whole, power;
     float n, r, e;
 
@@ -28,7 +28,7 @@ static inline float exp_float(float x)
     n = whole.f - to_whole;
     r = (x - n * 0.693359375f) + n * 2.12194440e-4f; /* ln 2 in two parts, the first exact in n times it */
     e = 1 + r * (1 + r * (1 / 2.f + r * (1 / 6.f + r * (1 / 24.f + r * (1 / 120.f + r * (1 / 720.f + r / 5040.f))))));
-    power.i = (whole.i - 0x4b400000 + 127) * (1 << 23);
+    power.i = (whole.i - 0x4b400000 + 127) << 23;
     return e * power.f;
 }
 
@@ -49,7 +49,7 @@ static void embed(real *out, const uint8_t *tokens, const real *wte, const real 
             out[r * width + i] = wte[tokens[r] * width + i] + wpe[r % time * width + i];
 }
 
-static void embed_back(real *dwte, real *dwpe, const real *dout, const uint8_t *tokens, size_t seqs, size_t time,
+static void embed_back(real *dwte, real *dwpe, const real *d_out, const uint8_t *tokens, size_t seqs, size_t time,
                        size_t width, bool add)
 {
     if (!add)
@@ -58,8 +58,8 @@ static void embed_back(real *dwte, real *dwpe, const real *dout, const uint8_t *
         real *restrict to_token = dwte + tokens[r] * width, *restrict to_place = dwpe + r % time * width;
 
         for (size_t i = 0; i < width; i++) {
-            to_token[i] += dout[r * width + i];
-            to_place[i] += dout[r * width + i];
+            to_token[i] += d_out[r * width + i];
+            to_place[i] += d_out[r * width + i];
         }
     }
 }
@@ -86,16 +86,16 @@ static void norm(real *out, real *mean, real *rstd, const real *in, const real *
     }
 }
 
-static void norm_back(real *din, real *restrict dw, real *restrict db, const real *dout, const real *in, const real *w,
-                      const real *mean, const real *rstd, size_t rows, size_t width, bool add)
+static void norm_back(real *d_in, real *restrict dw, real *restrict db, const real *d_out, const real *in,
+                      const real *w, const real *mean, const real *rstd, size_t rows, size_t width, bool add)
 {
     if (!add) {
         memset(dw, 0, width * sizeof *dw);
         memset(db, 0, width * sizeof *db);
     }
     for (size_t r = 0; r < rows; r++) {
-        const real *x = in + r * width, *dy = dout + r * width, m = mean[r], s = rstd[r];
-        real *restrict dx = din + r * width, sum = 0, along = 0;
+        const real *x = in + r * width, *dy = d_out + r * width, m = mean[r], s = rstd[r];
+        real *restrict dx = d_in + r * width, sum = 0, along = 0;
 
 #pragma omp simd reduction(+ : sum, along)
         for (size_t i = 0; i < width; i++) {
@@ -124,13 +124,13 @@ static void bias(real *out, const real *b, size_t rows, size_t width)
         memcpy(out + r * width, b, width * sizeof *b);
 }
 
-static void bias_back(real *restrict db, const real *restrict dout, size_t rows, size_t width, bool add)
+static void bias_back(real *restrict db, const real *restrict d_out, size_t rows, size_t width, bool add)
 {
     if (!add)
         memset(db, 0, width * sizeof *db);
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < width; i++)
-            db[i] += dout[r * width + i];
+            db[i] += d_out[r * width + i];
 }
 
 static void plus(real *restrict out, const real *restrict a, const real *restrict b, size_t n)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parameters and the memory of the model; forward.c and backward.c have its passes. */
 #include "model.h"
+#include "random.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,18 +116,21 @@ static size_t lay_out(struct gpt *m)
 
 bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct kernels *k, size_t max_seqs)
 {
-    size_t count, bytes;
+    const double rows = (double)max_seqs * config->context;
+    const double numbers =
+        rows * config->layers * (18.0 * config->width + (double)config->heads * config->context + 260);
+    size_t count;
 
     *m = (struct gpt){.config = *config, .k = k, .max_seqs = max_seqs};
+    if (rows > INT_MAX || numbers > 1e15) /* rows are OpenBLAS's int */
+        return false;
     m->params = calloc(gpt_after(m, HEAD_W) + 1, sizeof *m->params);
     m->layers = calloc(config->layers, sizeof *m->layers);
     if (m->params == NULL || m->layers == NULL)
         return false;
     list_params(m);
     count = lay_out(m);
-    if (__builtin_mul_overflow(count, sizeof(real), &bytes))
-        return false;
-    m->memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    m->memory = aligned_alloc(64, (count * sizeof(real) + 63) / 64 * 64);
     if (m->memory == NULL)
         return false;
     (void)lay_out(m);
@@ -143,21 +148,10 @@ void gpt_release(struct gpt *m)
 
 /* ------------------------------------------------------------------------------------------------- the start ---- */
 
-/* SplitMix64 (Steele, Lea and Flood 2014): one number after another from a counter. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
 /* A normal number, by the method of Box and Muller. */
 static double normal(uint64_t *state)
 {
-    const double a = (double)((next_random(state) >> 11) + 1) * 0x1p-53,
-                 b = (double)(next_random(state) >> 11) * 0x1p-53;
+    const double a = 1 - random_uniform(state), b = random_uniform(state);
 
     return sqrt(-2 * log(a)) * cos(2 * 3.14159265358979323846 * b);
 }

@@ -55,7 +55,7 @@ struct gpt {
         *d_att; /* of the backward pass: [rows][width] twice, [rows][4 * width], [time][time] */
 };
 
-/* Called in the backward pass when gradient i is complete. NULL: nobody is told. */
+/* Called in the backward pass when gradient i is complete. NULL: nobody is called. */
 struct gpt_ready {
     void (*tell)(void *arg, size_t i);
     void *arg;

@@ -99,7 +99,7 @@ CALLS = [
     (r'(?:secure_)?getenv', ['common/env.c', 'launcher/cli/parse.c', 'examples/wine/gpu.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill',
-     [*PROCESS_FILES, 'worker/comm/crash.c', 'examples/wine/state.c', 'examples/line/lasting.c']),  # an example is a user's program
+     [*PROCESS_FILES, 'worker/comm/crash.c', 'examples/wine/state.c', 'examples/gpt/state.c', 'examples/line/lasting.c']),  # an example is a user's program
     (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),
 ]
 

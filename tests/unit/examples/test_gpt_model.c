@@ -166,7 +166,7 @@ static double slope(struct fixture *f, real *w, double h)
     return sum / (2520 * h);
 }
 
-Test(gpt_model, gradients_are_the_slopes_of_the_loss, .disabled = sizeof(real) != sizeof(double))
+Test(gpt_model, gradients_are_the_slopes_of_the_loss, .disabled = sizeof(real) != sizeof(double), .timeout = 110)
 {
     static struct fixture f;
     static double slopes[MOST];
@@ -209,7 +209,7 @@ static void note(void *arg, size_t i)
     order[n_told++] = i;
 }
 
-Test(gpt_model, each_gradient_is_told_once_from_the_last_to_the_first)
+Test(gpt_model, each_gradient_is_reported_once_from_the_last_to_the_first)
 {
     static struct fixture f;
 
@@ -324,4 +324,13 @@ Test(gpt_model, rejects_sizes_that_do_not_fit)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         cr_assert_not_null(gpt_check(&bad[i]));
     cr_assert_null(kernels_pick("abacus"));
+    /* Sizes whose products are more than a size_t. */
+    const struct gpt_config huge = {256, 65536, 1000, 16384, 65536, 0};
+    struct gpt m;
+
+    cr_assert_null(gpt_check(&huge));
+    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 1000000));
+    gpt_release(&m);
+    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 32767));
+    gpt_release(&m);
 }

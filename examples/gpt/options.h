@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the command line says. */
+#ifndef GPT_OPTIONS_H
+#define GPT_OPTIONS_H
+
+#include "model.h"
+
+struct options {
+    struct gpt_config config;
+    const char *text;    /* a file; NULL: the one beside the program */
+    const char *kernels; /* their name; NULL: the best */
+    long steps, batch;   /* sequences of a step, over all ranks */
+    long micro;          /* sequences of one pass of a rank; 0: chosen by gradient accumulation */
+    double lr, min_lr;   /* the schedule: a warm-up, then a cosine to min_lr times lr */
+    long warmup;         /* steps */
+    double weight_decay, beta2, clip;
+    long seed;
+    bool divided; /* the optimizer's state is divided among the ranks */
+    long bucket_kib;
+    long log_every, eval_every, save_every; /* steps; 0: never */
+    const char *log, *save, *resume, *weights_out;
+    long sample; /* bytes of text at the end */
+    const char *prompt;
+    double temperature;
+    bool help;
+};
+
+/* Fills in *o. Returns false after it has printed one error message on stderr. */
+bool options_parse(struct options *o, int argc, char **argv);
+void options_help(void);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The model writes. */
+#ifndef GPT_SAMPLE_H
+#define GPT_SAMPLE_H
+
+#include "model.h"
+#include "options.h"
+
+#include <stdio.h>
+
+/*
+ * Writes the prompt and opt->sample bytes that the model continues it with; bytes that are not UTF-8 and control
+ * characters appear as '?'. One rank. False: out of memory.
+ */
+bool sample(struct gpt *m, const struct options *opt, FILE *out);
+
+#endif

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The training loop. These calls make it parallel: cddp_ddp_create in set_up, grad_ready in the last backward pass of a
+ * step, and cddp_ddp_wait or cddp_optim_step in optimizer.c.
+ */
+#include "train.h"
+
+#include "sample.h"
+#include "state.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+cddp_status job_fail(struct job *job, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(job->why, sizeof job->why, format, args);
+    va_end(args);
+    return CDDP_E_STATE;
+}
+
+/* -------------------------------------------------------------------------------------------------- one step ---- */
+
+/* Windows of one pass: all of this rank's share, or as many as --micro says. */
+static size_t pass_size(const struct job *job)
+{
+    const size_t most = job->opt->micro > 0 ? (size_t)job->opt->micro : 8;
+
+    return job->data.share < most ? job->data.share : most;
+}
+
+static void grad_ready(void *ddp, size_t i)
+{
+    (void)cddp_ddp_grad_ready(ddp, i); /* its error is that of the wait at the end of the step */
+}
+
+/*
+ * Forward and backward passes over this rank's share of the step. Their gradients add up to those of the mean loss of
+ * the share; libcddp makes the mean over the ranks. Only the last pass reports gradients, so only it communicates.
+ */
+static cddp_status passes(struct job *job, uint8_t *tokens, uint8_t *targets, cddp_metric *loss)
+{
+    const struct data *d = &job->data;
+    const double weight = (double)(d->share * d->context);
+    cddp_status status = CDDP_OK;
+
+    *loss = (cddp_metric){.weight = weight};
+    for (size_t first = 0, n; first < d->share && status == CDDP_OK; first += n) {
+        struct gpt_ready ready = {NULL, NULL};
+
+        n = pass_size(job);
+        n = d->share - first < n ? d->share - first : n;
+        if (first + n == d->share)
+            ready = (struct gpt_ready){grad_ready, job->ddp};
+        status = data_take(&job->data, job->step, first, n, tokens, targets);
+        if (status != CDDP_OK)
+            break;
+        loss->sum += gpt_forward(&job->model, tokens, targets, n, d->context, (real)(1 / weight));
+        gpt_backward(&job->model, tokens, n, first > 0, ready);
+    }
+    return status;
+}
+
+/* The mean loss of the held-out part, of which each rank takes every n-th window. */
+static cddp_status evaluate(struct job *job, uint8_t *tokens, uint8_t *targets)
+{
+    const struct data *d = &job->data;
+    const size_t ranks = (size_t)cddp_world_size(job->comm), most = pass_size(job);
+    cddp_metric loss = {0};
+    cddp_status status;
+
+    progress_pause(&job->progress);
+    for (size_t w = (size_t)cddp_rank(job->comm); w < d->held_out;) {
+        size_t n = 0;
+
+        for (; n < most && w < d->held_out; w += ranks, n++)
+            data_held_out(d, w, tokens + n * d->context, targets + n * d->context);
+        loss.sum += gpt_forward(&job->model, tokens, targets, n, d->context, 0);
+        loss.weight += (double)(n * d->context);
+    }
+    status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
+    if (status == CDDP_OK)
+        progress_held_out(&job->progress, job->step, cddp_metric_mean(&loss));
+    progress_go_on(&job->progress);
+    return status;
+}
+
+static bool every(int64_t step, long n)
+{
+    return n > 0 && step % n == 0;
+}
+
+static cddp_status one_step(struct job *job, uint8_t *tokens, uint8_t *targets)
+{
+    const struct options *opt = job->opt;
+    struct step_report report = {.lr = optimizer_lr(opt, job->step), .tokens = (size_t)opt->batch * job->data.context};
+    cddp_metric loss;
+    cddp_status status = passes(job, tokens, targets, &loss);
+
+    if (status == CDDP_OK)
+        status = optimizer_step(&job->optimizer, job->step, &report.norm);
+    if (status != CDDP_OK)
+        return status;
+    report.step = ++job->step;
+    if (every(job->step, opt->log_every) || job->step == opt->steps) {
+        status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
+        if (status != CDDP_OK)
+            return status;
+        report.loss = cddp_metric_mean(&loss);
+        progress_step(&job->progress, &report, job->ddp);
+    }
+    if (every(job->step, opt->eval_every) || job->step == opt->steps)
+        status = evaluate(job, tokens, targets);
+    progress_pause(&job->progress);
+    if (status == CDDP_OK)
+        status = state_save(job);
+    progress_go_on(&job->progress);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------ the whole run ----
+ */
+
+/* The reducer gets the parameters in the order of the forward pass, and gives each a place for its gradient. */
+static cddp_status create_reducer(struct job *job)
+{
+    struct gpt *m = &job->model;
+    const cddp_ddp_options options = {.size = sizeof options,
+                                      .bucket_bytes = (size_t)job->opt->bucket_kib << 10,
+                                      .first_bucket_bytes = (size_t)job->opt->bucket_kib << 10};
+    cddp_param *params = calloc(m->n_params, sizeof *params);
+    cddp_status status;
+
+    if (params == NULL)
+        return job_fail(job, "out of memory");
+    for (size_t i = 0; i < m->n_params; i++)
+        params[i] = (cddp_param){.size = sizeof *params,
+                                 .name = m->params[i].name,
+                                 .data = m->params[i].w,
+                                 .count = m->params[i].count,
+                                 .dtype = sizeof(real) == sizeof(float) ? CDDP_FLOAT32 : CDDP_FLOAT64,
+                                 .shape = m->params[i].shape,
+                                 .n_dims = m->params[i].n_dims};
+    status = cddp_ddp_create(&job->ddp, job->comm, params, m->n_params, &options);
+    free(params);
+    for (size_t i = 0; i < m->n_params && status == CDDP_OK; i++)
+        m->params[i].g = cddp_ddp_grad(job->ddp, i);
+    return status;
+}
+
+static cddp_status set_up(struct job *job)
+{
+    const struct options *opt = job->opt;
+    const struct kernels *kernels = kernels_pick(opt->kernels);
+    const int ranks = cddp_world_size(job->comm);
+    cddp_status status;
+
+    if (opt->batch % ranks != 0)
+        return job_fail(job, "--batch %ld cannot be divided evenly among %d ranks", opt->batch, ranks);
+    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0)
+        return job_fail(job, "this program computes on the CPU: set CDDP_BACKEND=cpu");
+    if (!data_open(&job->data, job->comm, opt->text, opt->config.context, (size_t)opt->batch, opt->seed, job->why,
+                   sizeof job->why))
+        return CDDP_E_STATE;
+    if (!gpt_create(&job->model, &opt->config, kernels, pass_size(job)))
+        return job_fail(job, "out of memory: --micro with a smaller number takes less");
+    gpt_init(&job->model, (uint64_t)opt->seed);
+    if (cddp_rank(job->comm) == 0)
+        (void)printf("gpt: %d rank%s, %zu weights, %s, %zu bytes of text, an epoch is %zu steps\n", ranks,
+                     ranks == 1 ? "" : "s", job->model.n_weights, kernels->name, job->data.n, job->data.epoch_steps);
+    status = create_reducer(job);
+    if (status == CDDP_OK)
+        status = optimizer_create(&job->optimizer, opt, &job->model, job->ddp);
+    if (status == CDDP_E_NOMEM)
+        return job_fail(job, "out of memory");
+    return status == CDDP_OK ? state_resume(job) : status;
+}
+
+static cddp_status write_weights(struct job *job)
+{
+    const char *path = job->opt->weights_out;
+    const struct gpt *m = &job->model;
+    FILE *f;
+    bool ok;
+
+    if (path == NULL || cddp_rank(job->comm) != 0)
+        return CDDP_OK;
+    f = fopen(path, "we");
+    ok = f != NULL && fwrite(m->params[0].w, sizeof(real), m->n_weights, f) == m->n_weights;
+    ok = f != NULL && fclose(f) == 0 && ok;
+    return ok ? CDDP_OK : job_fail(job, "cannot write %.200s: %s", path, strerror(errno));
+}
+
+static cddp_status run(struct job *job)
+{
+    const size_t bytes = pass_size(job) * job->data.context;
+    uint8_t *tokens = malloc(2 * bytes);
+    cddp_status status = CDDP_OK;
+
+    if (tokens == NULL)
+        return job_fail(job, "out of memory");
+    progress_begin(&job->progress, job->step, job->opt->steps);
+    while (status == CDDP_OK && !job->leaving && job->step < job->opt->steps)
+        status = one_step(job, tokens, tokens + bytes);
+    free(tokens);
+    progress_end_line(&job->progress);
+    if (status != CDDP_OK || cddp_rank(job->comm) != 0)
+        return status;
+    if (job->leaving) {
+        (void)printf("gpt: asked to stop; saved in %s after step %" PRId64 "\n", job->opt->save, job->step);
+        return CDDP_OK;
+    }
+    if (job->opt->sample > 0 && !sample(&job->model, job->opt, stdout))
+        return job_fail(job, "out of memory");
+    return write_weights(job);
+}
+
+cddp_status train(struct job *job)
+{
+    cddp_status status = set_up(job);
+
+    if (status == CDDP_OK)
+        status = run(job);
+    optimizer_release(&job->optimizer);
+    cddp_ddp_destroy(job->ddp);
+    gpt_release(&job->model);
+    data_release(&job->data);
+    return status;
+}
