@@ -575,13 +575,14 @@ int group_dies(struct rank *r)
 {
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
     int64_t t0, limit_ms = cdi_within_ms(KNOWN_MS);
-    cddp_status st = CDDP_OK;
+    cddp_status st;
     struct cdi_coll ops[4];
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     field = room(r, x, 4 * (size_t)EDGE);
     halo(r, field, ops);
-    RANK_CHECK(run(r, ops, 4) == CDDP_OK);
+    st = run(r, ops, 4); /* a rank that is slow may see the end of rank 1 here */
+    RANK_CHECK(r->rank != 1 || st == CDDP_OK);
     if (r->rank == 1 && fork() == 0) {
         pid_t parent = getppid();
 
@@ -602,13 +603,14 @@ int group_dies(struct rank *r)
 int group_aborted(struct rank *r)
 {
     uint32_t *x = calloc(4 * (size_t)EDGE, sizeof *x), *field;
-    cddp_status st = CDDP_OK;
+    cddp_status st;
     struct cdi_coll ops[4];
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     field = room(r, x, 4 * (size_t)EDGE);
     halo(r, field, ops);
-    RANK_CHECK(run(r, ops, 4) == CDDP_OK);
+    st = run(r, ops, 4); /* a rank that is slow may see the abort here */
+    RANK_CHECK(r->rank != 1 || st == CDDP_OK);
     if (r->rank == 1) {
         (void)usleep(50000);
         r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: no grid");
