@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FILE_CLOCK_MS 20 /* that the time of a file lags behind: the kernel takes it from the last tick */
 #define ALIVE_SHOWN 4
 #define CRASHES_READ 4
 #define LOGS_NOTE_MAX 500 /* the message and the end of stderr follow it in the failure's text */
@@ -348,6 +349,15 @@ static bool noted_at(struct worker_group *c, const struct worker *w, struct time
     return true;
 }
 
+/* Did the worker end before another one wrote its error file? */
+static bool ended_before_error(struct worker_group *c, const struct worker *ended, const struct worker *w)
+{
+    int64_t ended_ms = cdi_wall_ms() - (cdi_now_ms() - ended->ended_ms);
+    struct timespec at;
+
+    return noted_at(c, w, &at) && ended_ms <= (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000 + FILE_CLOCK_MS;
+}
+
 /*
  * Returns the worker that wrote its error file before w, which wrote one, too; NULL: none. Python takes long to exit:
  * workers that fail because of another's exception may exit before the one that raised it. (torchrun uses the time in
@@ -404,8 +414,12 @@ static void report_exit(struct worker_group *c, struct worker *w)
         publish_exit(c, w);
     else if (!c->failed && end.kind != CDI_END_SPAWN)
         cause = find_earlier(c, w);
-    if (cause == NULL && !c->failed && end.kind == CDI_END_EXIT && end.code != 0)
-        cause = find_missed(c);
+    if (!c->failed && end.kind == CDI_END_EXIT && end.code != 0) {
+        struct worker *missed = find_missed(c);
+
+        if (missed != NULL && (cause == NULL || ended_before_error(c, missed, cause)))
+            cause = missed;
+    }
     if (cause != NULL)
         report_cause_worker(c, cause, w);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
@@ -734,7 +748,7 @@ void worker_group_describe(struct worker_group *c, struct report *r)
     r->elsewhere = w == NULL;
     r->n_other_failures = describe_others(c, w, r->others);
     r->n_others = w != NULL ? c->n - 1 : c->n;
-    if (r->first.kind == CDI_END_HANG && w != NULL && r->n_ended_after > 0)
+    if (r->first.kind == CDI_END_HANG && w != NULL && w->exited && r->n_ended_after > 0)
         r->n_ended_after--; /* its own end */
     r->restart_count = c->opt.assign.restart_count;
     r->max_restarts = c->opt.plan->max_restarts;

@@ -145,6 +145,15 @@ def test_rank_exiting_with_0_too_early_is_the_cause(cddprun):
         assert 'died' not in job.err and 'succeeded' not in job.err, job.err
 
 
+def test_rank_exiting_with_0_too_early_is_the_cause_although_another_one_wrote_an_error_first(cddprun):
+    # Of ranks 0 and 2, which miss rank 1, the one that wrote its error file first exits last.
+    script = (f'{shlex.quote(os.environ["CDDP_PROBE"])} desert; status=$?; [ $RANK = 1 ] && exit $status; sleep 0.5; other=$((2 - RANK)); '
+              '[ "$TORCHELASTIC_ERROR_FILE" -ot "${TORCHELASTIC_ERROR_FILE%_*}_$other.json" ] && sleep 60; exit $status')
+    with Job(cddprun, '--nproc_per_node=3', '--shutdown_timeout=1', 'bash', '-c', script, env={'CDDP_TIMEOUT': '60'}) as job:
+        assert job.finish() == 1, job.err
+        assert re.search(r'(?m)^cddprun: rank 1 \(pid \d+ on \S+\) exited with status 0 in the middle of the job', job.err), job.err
+
+
 def test_rank_exiting_with_0_before_joining_ends_the_others(cddprun):
     probe = shlex.quote(os.environ['CDDP_PROBE'])
     began = time.monotonic()
