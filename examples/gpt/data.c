@@ -60,6 +60,15 @@ static bool read_text(struct data *d, const char *path, char *why, size_t cap)
     return ok;
 }
 
+static uint64_t digest(const uint8_t *at, size_t n)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ at[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
 /* The windows of both parts. The windows of an epoch begin up to a context later, so that each has other bounds. */
 static size_t cut(struct data *d, size_t context)
 {
@@ -89,6 +98,7 @@ bool data_open(struct data *d, cddp_comm *comm, const char *path, size_t context
     path = path == NULL ? found : path;
     if (!read_text(d, path, why, cap))
         return false;
+    d->digest = digest(d->text, d->n);
     so.n = (int64_t)cut(d, context);
     d->epoch_steps = (size_t)so.n / batch;
     d->share = batch / (size_t)so.world_size;

@@ -14,6 +14,7 @@
 struct data {
     uint8_t *text;
     size_t n, n_train; /* bytes; the rest is held out */
+    uint64_t digest;   /* of all bytes: FNV-1a */
     size_t context;
     size_t share;          /* windows of a step on this rank */
     size_t epoch_steps;    /* steps of an epoch */

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Rank 0 writes the log; if it cannot, its peers hear of it rather than wait. */
+/* An error of this rank alone: its peers hear of it rather than wait. */
 static bool run(const struct options *opt, cddp_comm *comm)
 {
     static struct job job;
@@ -21,8 +21,9 @@ static bool run(const struct options *opt, cddp_comm *comm)
         status = train(&job);
     } else {
         status = job_fail(&job, "cannot write %.200s: %s", opt->log, strerror(errno));
-        cddp_abort(comm, job.why);
     }
+    if (job.why[0] != '\0')
+        cddp_abort(comm, job.why);
     if (!progress_close(&job.progress) && status == CDDP_OK)
         status = job_fail(&job, "cannot write %.200s: %s", opt->log, strerror(errno));
     if (status != CDDP_OK)
@@ -51,6 +52,10 @@ int main(int argc, char **argv)
     ok = run(&opt, comm);
     if (cddp_finalize(comm) != CDDP_OK && ok) {
         (void)fprintf(stderr, "gpt: %s\n", cddp_last_error());
+        ok = false;
+    }
+    if (fflush(stdout) != 0 || ferror(stdout) != 0) {
+        (void)fprintf(stderr, "gpt: cannot write the output\n");
         ok = false;
     }
     return ok ? 0 : 1;

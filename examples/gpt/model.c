@@ -18,7 +18,7 @@ const char *gpt_check(const struct gpt_config *c)
     if (c->context < 2 || c->context > 65536 || c->width < 1 || c->width > 65536)
         return "context and width must be at most 65536";
     if (c->heads < 1 || c->width % c->heads != 0 || c->width / c->heads < 2)
-        return "the width must be a multiple of the number of heads, and more than it";
+        return "the width must be a multiple of the number of heads, and at least twice as large";
     return NULL;
 }
 

@@ -162,7 +162,9 @@ static bool parse(struct options *o, int argc, char **argv)
     opterr = 0;
     while ((got = getopt_long(argc, argv, ":", list, NULL)) != -1) {
         if (got == ':' || got == '?') {
-            (void)fprintf(stderr, "gpt: %s: %s (see gpt --help)\n", argv[optind - 1],
+            const char letter[] = {'-', (char)optopt, '\0'}; /* optopt of a long flag is its number, or 0 */
+
+            (void)fprintf(stderr, "gpt: %s: %s (see gpt --help)\n", optopt > ' ' ? letter : argv[optind - 1],
                           got == ':' ? "needs a value" : "unknown flag, or a value that it does not take");
             return false;
         }
@@ -199,7 +201,7 @@ bool options_parse(struct options *o, int argc, char **argv)
         return false;
     wrong = gpt_check(&o->config);
     if (wrong == NULL && kernels_pick(o->kernels) == NULL)
-        wrong = "these --kernels are not to be had here";
+        wrong = "--kernels must be openblas, avx512, avx2 or plain, and one that this machine has";
     if (wrong != NULL)
         (void)fprintf(stderr, "gpt: %s\n", wrong);
     return wrong == NULL;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draw the losses of several runs of gpt as an SVG: plot.py OUT.svg 'TITLE=LOG'... where LOG is a file of --log."""
+import html
 import json
 import sys
 
@@ -17,17 +18,17 @@ def read(path):
 
 def draw(runs):
     points = [point for run in runs.values() for point in run]
-    last = max(step for step, _ in points)
+    last = max(step for step, _ in points) or 1
     low, high = min(loss for _, loss in points), max(loss for _, loss in points)
 
     def x(step):
         return LEFT + (WIDTH - LEFT - 20) * step / last
 
     def y(loss):
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low)
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / ((high - low) or 1)
 
     def text(at_x, at_y, words, anchor='middle', colour='#000'):
-        return f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
+        return f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(words)}</text>'
 
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
              f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>']

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "progress.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
@@ -91,6 +92,15 @@ static double hidden_part(struct progress *p, cddp_ddp *ddp)
     return part;
 }
 
+/* Tells of a failure when it happens, not after hours of training. */
+static void flush_log(struct progress *p)
+{
+    if (fflush(p->log) == 0 || p->error != 0)
+        return;
+    p->error = errno;
+    (void)fprintf(stderr, "gpt: the log cannot be written (%s); training goes on\n", strerror(p->error));
+}
+
 /* JSON has no NaN. */
 static void write_number(FILE *f, const char *name, double x)
 {
@@ -108,7 +118,7 @@ static void show(struct progress *p, const struct step_report *r, double rate, d
     if (isfinite(hidden))
         (void)snprintf(part, sizeof part, "  %.0f %% hidden", 100 * hidden);
     if (r->step < p->steps)
-        (void)snprintf(time_left, sizeof time_left, "  %d:%02d left", (int)left / 60, (int)left % 60);
+        (void)snprintf(time_left, sizeof time_left, "  %.0f:%02.0f left", floor(left / 60), floor(fmod(left, 60)));
     (void)printf("%sstep %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s%s%s%s", p->terminal ? "\r" : "", r->step,
                  p->steps, r->loss, rate, part, time_left, p->terminal ? "\033[K" : "\n");
     p->open = p->terminal;
@@ -131,7 +141,7 @@ void progress_step(struct progress *p, const struct step_report *r, cddp_ddp *dd
         write_number(p->log, "tokens_per_s", rate);
         write_number(p->log, "hidden", hidden);
         (void)fprintf(p->log, "}\n");
-        (void)fflush(p->log);
+        flush_log(p);
     }
     if (p->shown)
         show(p, r, rate, hidden);
@@ -143,7 +153,7 @@ void progress_held_out(struct progress *p, int64_t step, double loss)
         (void)fprintf(p->log, "{\"step\":%" PRId64, step);
         write_number(p->log, "held_out", loss);
         (void)fprintf(p->log, "}\n");
-        (void)fflush(p->log);
+        flush_log(p);
     }
     progress_end_line(p);
     if (p->shown)
@@ -154,11 +164,11 @@ void progress_held_out(struct progress *p, int64_t step, double loss)
 bool progress_close(struct progress *p)
 {
     FILE *f = p->log;
-    bool failed;
-
     p->log = NULL;
     if (f == NULL)
         return true;
-    failed = ferror(f) != 0;
-    return fclose(f) == 0 && !failed;
+    if (fclose(f) != 0 && p->error == 0)
+        p->error = errno;
+    errno = p->error;
+    return p->error == 0;
 }

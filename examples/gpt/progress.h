@@ -15,6 +15,7 @@ struct progress {
     bool alone;                 /* one rank: nothing is communicated */
     bool open;                  /* the moving line has not ended */
     FILE *log;                  /* or NULL */
+    int error;                  /* errno of the first line that could not be written; 0: none */
     int64_t first, steps;       /* this run's first step, and the last one of all */
     int64_t last;               /* the step of the last line, or the first */
     double began, at;           /* seconds: of the first step, and of the last line */

@@ -24,6 +24,15 @@ void state_watch_signals(const struct options *opt)
     (void)signal(SIGUSR1, on_signal);
 }
 
+void state_forget_signals(const struct options *opt)
+{
+    if (opt->save == NULL)
+        return;
+    (void)signal(SIGTERM, SIG_DFL);
+    (void)signal(SIGINT, SIG_DFL);
+    (void)signal(SIGUSR1, SIG_DFL);
+}
+
 /* Two runs in which this is equal have the same data in a step of the same number. It is loaded first, by itself, for a
  * clear error message. */
 struct kind_of_run {
@@ -39,7 +48,7 @@ static struct kind_of_run kind_of(const struct job *job)
                                 .bytes = sizeof(real),
                                 .batch = (uint64_t)job->opt->batch,
                                 .seed = (uint64_t)job->opt->seed,
-                                .text = job->data.n};
+                                .text = job->data.digest};
 }
 
 static cddp_checkpoint_item memory(const char *name, void *data, size_t bytes)
@@ -149,12 +158,28 @@ static cddp_status load(struct job *job)
     return CDDP_OK;
 }
 
+/* A save removes the checkpoints of later steps, so a run from the start would remove those of a run before it. */
+static cddp_status check_unused(struct job *job)
+{
+    int64_t step;
+    const cddp_checkpoint_item item = memory("step", &step, sizeof step);
+    const cddp_status status =
+        job->opt->save == NULL ? CDDP_E_NOT_FOUND : cddp_checkpoint_load(job->comm, job->opt->save, &item, 1, NULL);
+
+    if (status == CDDP_E_NOT_FOUND)
+        return CDDP_OK;
+    if (status != CDDP_OK)
+        return status;
+    return job_fail(job, "%.150s has a checkpoint of step %" PRId64 ": add --resume %.150s, or save elsewhere",
+                    job->opt->save, step, job->opt->save);
+}
+
 cddp_status state_resume(struct job *job)
 {
     cddp_status status;
 
     if (job->opt->resume == NULL)
-        return CDDP_OK;
+        return check_unused(job);
     status = load(job);
     if (status == CDDP_E_NOT_FOUND) {
         if (cddp_rank(job->comm) == 0)
@@ -164,7 +189,6 @@ cddp_status state_resume(struct job *job)
     if (status == CDDP_OK && !progress_cut(&job->progress, job->step)) {
         status =
             job_fail(job, "cannot shorten %.200s to step %" PRId64 ": %s", job->opt->log, job->step, strerror(errno));
-        cddp_abort(job->comm, job->why);
     }
     return status;
 }

@@ -153,6 +153,49 @@ static cddp_status create_reducer(struct job *job)
     return status;
 }
 
+/*
+ * Ranks with other data, or another schedule, would train on without an error, and their weights would drift apart: a
+ * command that was typed on each node, or a text that is not the same file on all of them.
+ */
+static cddp_status check_same(struct job *job)
+{
+    const struct options *o = job->opt;
+    const struct {
+        const char *name;
+        double x;
+    } all[] = {{"the text", (double)(job->data.digest >> 32)},
+               {"the text", (double)(job->data.digest & UINT32_MAX)},
+               {"--steps", (double)o->steps},
+               {"--batch", (double)o->batch},
+               {"--seed", (double)o->seed},
+               {"--context", o->config.context},
+               {"--lr", o->lr},
+               {"--min-lr", o->min_lr},
+               {"--warmup", (double)o->warmup},
+               {"--weight-decay", o->weight_decay},
+               {"--beta2", o->beta2},
+               {"--clip", o->clip},
+               {"--divided", o->divided},
+               {"--log-every", (double)o->log_every},
+               {"--eval-every", (double)o->eval_every},
+               {"--save-every", (double)o->save_every},
+               {"--save", o->save != NULL},
+               {"--resume", o->resume != NULL}};
+    enum { N = sizeof all / sizeof all[0] };
+    double most[2 * N]; /* of x, and of -x */
+    cddp_status status;
+
+    for (size_t i = 0; i < N; i++) {
+        most[i] = all[i].x;
+        most[N + i] = -all[i].x;
+    }
+    status = cddp_all_reduce(job->comm, most, most, 2 * (size_t)N, CDDP_FLOAT64, CDDP_MAX);
+    for (size_t i = 0; i < N && status == CDDP_OK; i++)
+        if (most[i] + most[N + i] > 0)
+            status = job_fail(job, "%s is not the same on all ranks", all[i].name);
+    return status;
+}
+
 static cddp_status set_up(struct job *job)
 {
     const struct options *opt = job->opt;
@@ -167,6 +210,9 @@ static cddp_status set_up(struct job *job)
     if (!data_open(&job->data, job->comm, opt->text, opt->config.context, (size_t)opt->batch, opt->seed, job->why,
                    sizeof job->why))
         return CDDP_E_STATE;
+    status = check_same(job);
+    if (status != CDDP_OK)
+        return status;
     if (!gpt_create(&job->model, &opt->config, kernels, pass_size(job)))
         return job_fail(job, "out of memory: --micro with a smaller number takes less");
     gpt_init(&job->model, (uint64_t)opt->seed);
@@ -208,6 +254,7 @@ static cddp_status run(struct job *job)
     while (status == CDDP_OK && !job->leaving && job->step < job->opt->steps)
         status = one_step(job, tokens, tokens + bytes);
     free(tokens);
+    state_forget_signals(job->opt);
     progress_end_line(&job->progress);
     if (status != CDDP_OK || cddp_rank(job->comm) != 0)
         return status;

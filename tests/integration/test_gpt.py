@@ -244,7 +244,7 @@ def test_says_what_is_wrong(cddprun):
         (['--lr', '1x'], r'--lr must be a number from'),
         (['--size', '7B'], r'--size must be tiny, small, 124M.*not .7B.'),
         (['--heads', '3'], r'the width must be a multiple of the number of heads'),
-        (['--kernels', 'abacus'], r'these --kernels are not to be had here'),
+        (['--kernels', 'abacus'], r'--kernels must be openblas, avx512, avx2 or plain'),
         (['--save', ''], r'--save must not be empty'),
         (['--log'], r'--log: needs a value'),
         (['--nosuch'], r'unknown flag'),
