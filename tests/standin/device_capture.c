@@ -10,6 +10,7 @@
  *     twice       two steps in one graph
  *     in_place    two gradients are reduced where they lie
  *     refused     calls that cannot be captured are rejected, and neither the capture nor the reducer is broken
+ *     param       a wait for a parameter of a step that was begun before the capture
  *     dies        rank 1 ends itself where it should launch the graph once more
  *     stops       rank 1 stops there, until cddprun ends it
  *
@@ -336,6 +337,25 @@ static void refuse(struct job *j, const cddp_param *params)
     refuse_flags(j, params);
 }
 
+/* A wait for a parameter of a step that was begun before the capture is no part of it, and does not end it. */
+static void refuse_param(struct job *j)
+{
+    const struct timespec moment = {.tv_nsec = 100000000};
+
+    settle(j);
+    for (size_t i = N_PARAMS; i-- > 0;) {
+        make_gradient(j, i, j->compute);
+        DO(cddp_ddp_grad_ready(j->ddp, i));
+    }
+    begin(j);
+    REFUSED(cddp_ddp_wait_param(j->ddp, N_PARAMS - 1), CDDP_E_STATE, "middle of step");
+    (void)nanosleep(&moment, NULL);
+    end_well(j);
+    DO(cddp_ddp_wait(j->ddp));
+    for (int i = 0; i < ROUNDS; i++)
+        take_step(j, false);
+}
+
 /* With CDDP_NAN_CHECK no step can be captured; neither the capture nor later steps are broken by the attempt. */
 static void refuse_checked(struct job *j)
 {
@@ -444,6 +464,11 @@ int main(int argc, char **argv)
         refuse(j, params);
     if (strcmp(what, "nan_check") == 0) {
         refuse_checked(j);
+        close_job(j);
+        return 0;
+    }
+    if (strcmp(what, "param") == 0) {
+        refuse_param(j);
         close_job(j);
         return 0;
     }

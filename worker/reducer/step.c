@@ -472,7 +472,7 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
         err = ddp->sticky;
     else if (i >= ddp->n_params)
         status = cdi_fail(&err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, ddp->n_params - 1);
-    else if (ddp->captured.id != 0)
+    else /* in any step: a wait is timed by events, which would end the capture of a step that is not */
         status = cdi_captured_enter(ddp, ddp->stream, true, &captured, &err);
     if (status == CDDP_OK)
         status = wait_param(ddp, i, &err);

@@ -9,6 +9,7 @@
 
 #define END_MS 5000     /* for an abort */
 #define REPLAY_MS 10    /* where only a graph may have begun a collective, or only stamps are left to read */
+#define ANCHOR_MS 2000  /* while there is nothing to do: the clocks of the GPU and the host part (stamps.h) */
 #define SPIN_ROUNDS 200 /* that a wait for NCCL polls without a pause */
 
 cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
@@ -115,10 +116,12 @@ bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 
     (void)pthread_mutex_lock(&b->error_lock);
     while (!b->stopping && !atomic_load(&b->failed) && !slept) {
-        const struct timespec until = cdi_timespec_of(now_ms + (b->busy ? ms : REPLAY_MS));
+        bool idle = !b->busy && atomic_load(&b->captured.n_groups) == 0 &&
+                    atomic_load(&b->n_stamps_read) == atomic_load(&b->n_stamped);
+        bool anchors = idle && idle_until_ms == NULL && b->stamps != NULL;
+        const struct timespec until = cdi_timespec_of(now_ms + (b->busy ? ms : anchors ? ANCHOR_MS : REPLAY_MS));
 
-        if (!b->busy && atomic_load(&b->captured.n_groups) == 0 &&
-            atomic_load(&b->n_stamps_read) == atomic_load(&b->n_stamped)) {
+        if (idle && !anchors) {
             (void)pthread_cond_wait(&b->changed, &b->error_lock);
             if (idle_until_ms != NULL)
                 *idle_until_ms = cdi_now_ms();

@@ -81,11 +81,12 @@ static bool anchor_try(struct cdi_backend *b, int64_t wait_ns, struct cdi_anchor
     if (r == CUDA_SUCCESS)
         r = cdi_cuda.event_record(s->spare, b->device.side);
     while (r == CUDA_SUCCESS && now_ns - begun_ns < wait_ns) {
-        r = first ? cdi_cuda.event_query(s->spare) : cdi_cuda.event_elapsed(&ms, s->now.event, s->spare);
+        r = cdi_cuda.event_query(s->spare);
         now_ns = cdi_now_ns();
         *at = cdi_anchor_between(begun_ns, now_ns);
         if (r == CUDA_SUCCESS)
-            return first || at->error_ns <= cdi_anchor_error(&s->now.at, ms);
+            return first || (cdi_cuda.event_elapsed(&ms, s->now.event, s->spare) == CUDA_SUCCESS &&
+                             at->error_ns <= cdi_anchor_error(&s->now.at, ms));
         if (r == CUDA_ERROR_NOT_READY)
             r = CUDA_SUCCESS;
         (void)sched_yield();
@@ -339,11 +340,14 @@ static bool read_stamp(struct cdi_backend *b, uint64_t number)
     struct stamp *stamp = &s->ahead[number & (AHEAD - 1)];
     const struct anchored *from = number > s->now.before || s->old.event == NULL ? &s->now : &s->old;
     float ms = 0;
-    CUresult r = cdi_cuda.event_elapsed(&ms, from->event, stamp->event);
-    int64_t ns = r == CUDA_SUCCESS ? cdi_anchor_time(&from->at, ms) : 0;
+    CUresult r = cdi_cuda.event_query(stamp->event); /* cuda.h: cuEventElapsedTime is not for polling */
+    int64_t ns;
 
+    if (r == CUDA_SUCCESS)
+        r = cdi_cuda.event_elapsed(&ms, from->event, stamp->event);
     if (r == CUDA_ERROR_NOT_READY)
         return false;
+    ns = r == CUDA_SUCCESS ? cdi_anchor_time(&from->at, ms) : 0;
     if (stamp->what == END) {
         (void)cdi_ring_poll(b); /* the page shows that they are done before it shows when */
         if (r == CUDA_SUCCESS && !cdi_ring_is_done(b, stamp->last))
