@@ -409,8 +409,9 @@ static cddp_status write_others(const struct report *r, struct cdi_buf *out)
     if (r->n_succeeded == 0 && r->n_ended_after == r->n_others)
         return cdi_buf_printf(out, "    the %s%u workers of this node were stopped or failed after it\n",
                               r->elsewhere ? "" : "other ", r->n_others);
-    return cdi_buf_printf(out, "    this node's %s%u workers: %u were stopped or failed after it, %u succeeded\n",
-                          r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after, r->n_succeeded);
+    return cdi_buf_printf(out, "    this node's %s%u workers: %u %s stopped or failed after it, %u succeeded\n",
+                          r->elsewhere ? "" : "other ", r->n_others, r->n_ended_after,
+                          r->n_ended_after == 1 ? "was" : "were", r->n_succeeded);
 }
 
 static size_t progress_len(const struct report *r)

@@ -528,7 +528,7 @@ static void supervise_on_tick(struct supervise *s, int64_t now_ms, struct superv
     s->given_up = true;
     (void)snprintf(s->text, sizeof s->text,
                    "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, usually in a "
-                   "file system or driver that does not respond, or a debugger traces them",
+                   "file system or driver that does not respond, their cgroup is frozen, or a debugger traces them",
                    s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
     supervise_finish(s, out);
 }

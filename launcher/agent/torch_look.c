@@ -318,8 +318,10 @@ static void on_look(uv_timer_t *t)
     }
     if (l->told && !torch_has_moved(l->pulses, l->n))
         return;
-    if (l->told)
+    if (l->told) {
         look_say_again(l, now_ms);
+        torch_note_again(l->pulses, l->n, now_ms); /* those that sleep on are counted anew */
+    }
     kind = torch_decide(l->pulses, l->n, l->opt.warning_ms, now_ms);
     l->told = kind != TORCH_RUNS;
     if (l->told) {

@@ -77,6 +77,13 @@ bool torch_has_moved(const struct torch_pulse *v, size_t n)
     return 2 * n_moved >= n_quiet;
 }
 
+void torch_note_again(struct torch_pulse *v, size_t n, int64_t now_ms)
+{
+    for (size_t i = 0; i < n; i++)
+        if (v[i].told_ms != 0 && v[i].since_ms <= v[i].told_ms)
+            v[i].since_ms = now_ms;
+}
+
 /* ----------------------------------------------------------------------------------------------------- places ---- */
 
 static bool starts_with(const char *text, const char *start)

@@ -64,29 +64,48 @@ static void tell_cycle(const struct page_job *j, const char *span, struct verdic
     cdi_buf_release(&text);
 }
 
+/* The ranks that wait where this group waits: groups also differ by what their processes do. */
+static size_t count_waiting(const struct page_job *j, const struct cdi_place_group *wait, const char *where)
+{
+    char text[CDI_PLACES_TEXT];
+    size_t n = 0;
+
+    for (size_t i = 0; i < j->n_groups; i++) {
+        const struct cdi_place_group *g = &j->groups[i];
+
+        if (g->mixed || !cdi_place_is_waiting(g->ranks[0].r) || g->for_ms < j->stuck_ms / 3 ||
+            hang_is_late(&j->hang, g->ranks[0].r->rank) != hang_is_late(&j->hang, wait->ranks[0].r->rank))
+            continue;
+        cdi_places_where(g, text);
+        n += strcmp(text, where) == 0 ? g->n : 0;
+    }
+    return n;
+}
+
 static void judge_wait(const struct page_job *j, const struct cdi_place_group *wait, struct verdict *v)
 {
     const struct cdi_place_group *late = late_group(j, wait);
     char where[CDI_PLACES_TEXT], ranks[CDI_PLACES_RANKS], span[CDI_PLACES_SPAN], doing[CDI_PLACES_TEXT] = "";
     bool stuck = wait->for_ms >= j->stuck_ms;
+    size_t n;
 
     judge(v, stuck ? VERDICT_BAD : VERDICT_WARN, stuck ? "Stuck" : "Waiting");
     cdi_places_where(wait, where);
+    n = count_waiting(j, wait, where);
     (void)cdi_places_span(span, (double)wait->for_ms * 1e3);
     if (j->hang.kind == HANG_CYCLE) {
         tell_cycle(j, span, v);
         return;
     }
     if (late == NULL) {
-        (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", wait->n, s_of(wait->n),
-                       where, span);
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", n, s_of(n), where, span);
         return;
     }
     cdi_places_ranks(late, ranks);
     cdi_places_doing(late, doing);
     (void)snprintf(v->text, sizeof v->text, "Rank%s %s %s late%s%s: %zu rank%s %s %s for %s.", s_of(late->n), ranks,
-                   late->n == 1 ? "is" : "are", doing[0] == '\0' ? "" : ", ", doing, wait->n, s_of(wait->n),
-                   wait->n == 1 ? "has been" : "have been", where, span);
+                   late->n == 1 ? "is" : "are", doing[0] == '\0' ? "" : ", ", doing, n, s_of(n),
+                   n == 1 ? "has been" : "have been", where, span);
 }
 
 static size_t silent_nodes(const struct page_job *j)
