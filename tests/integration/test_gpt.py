@@ -235,6 +235,21 @@ def test_learns_and_writes(cddprun):
     assert text.count(' ') > 20 and sum(c in 'etaonihsrdl' for c in text) > 80, end(out)
 
 
+def test_ranks_that_do_not_agree_are_told_so(cddprun):
+    """The ranks of two nodes get their options by two hands."""
+    few = '--layers', '1', '--width', '16', '--heads', '2', '--context', '16', '--batch', '4', '--steps', '3', '--sample', '0', '--eval-every', '0'
+    with folder() as f:
+        text = (ROOT / 'examples/gpt/data/kjv.txt').read_bytes()[:20000]
+        (f / 'one').write_bytes(text)
+        (f / 'other').write_bytes(text[:-1] + b'?')
+        for flag, of_rank_1 in [('--seed', '2'), ('--lr', '0.05'), ('--clip', '0'), ('--text', str(f / 'other'))]:
+            script = 'if [ $RANK = 1 ]; then exec "$0" "$@" ' + f'{flag} {of_rank_1}; fi; exec "$0" "$@"'
+            got, out, err = run(cddprun, '--nproc_per_node=2', 'sh', '-c', script, gpt(cddprun), *few, '--text', str(f / 'one'))
+            assert got == 1 and re.search(rf'{flag} is not the same on all ranks', err), (flag, got, out, err)
+        got, out, err = run(cddprun, '--nproc_per_node=2', gpt(cddprun), *few, '--text', str(f / 'one'))
+        assert got == 0, (got, out, err)
+
+
 def test_says_what_is_wrong(cddprun):
     alone = gpt(cddprun)
     for flags, says in [
