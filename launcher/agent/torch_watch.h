@@ -48,7 +48,7 @@ void torch_note_told(struct torch_pulse *v, size_t n, int64_t warning_ms, int64_
  * processors since. One that cleans up or logs now and then does not count as progress of the job.
  */
 bool torch_has_moved(const struct torch_pulse *v, size_t n);
-/* Notes that this was said: the time of those that were quiet, and still seem to be, begins anew. */
+/* Notes the end of that standstill: the time of those that were quiet, and still seem to be, begins anew. */
 void torch_note_again(struct torch_pulse *v, size_t n, int64_t now_ms);
 
 /* One rank, as far as it is known. */

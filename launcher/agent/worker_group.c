@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FILE_CLOCK_MS 20 /* that the time of a file lags behind: the kernel takes it from the last tick */
+#define FILE_CLOCK_MS 20 /* the most by which the time of a file is early: the kernel takes it from its last tick */
 #define ALIVE_SHOWN 4
 #define CRASHES_READ 4
 #define LOGS_NOTE_MAX 500 /* the message and the end of stderr follow it in the failure's text */

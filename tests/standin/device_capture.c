@@ -337,7 +337,7 @@ static void refuse(struct job *j, const cddp_param *params)
     refuse_flags(j, params);
 }
 
-/* A wait for a parameter of a step that was begun before the capture is no part of it, and does not end it. */
+/* A wait for a parameter of a step that was begun before the capture is refused, and does not end it. */
 static void refuse_param(struct job *j)
 {
     const struct timespec moment = {.tv_nsec = 100000000};
