@@ -455,6 +455,22 @@ Test(report, cuts_a_stack_that_is_too_deep_or_too_wide)
     }
 }
 
+Test(report, a_line_that_is_cut_keeps_each_place_with_its_function)
+{
+    for (int outer = 1; outer < 100; outer++)
+        for (int inner = 1; inner < 100; inner += 7) {
+            struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);
+            char text[512];
+
+            (void)snprintf(text, sizeof text, "its stack:\n  #0 %0*d() at own.c:8, inlined %0*d() at inner.c:9\n",
+                           outer, 0, inner, 1);
+            report_stack(&f, text);
+            cr_assert_not_null(strstr(f.text, " at own.c:8"), "%d, %d: %s", outer, inner, f.text);
+            if (strstr(f.text, "inner.c:9") != NULL)
+                cr_assert_not_null(strstr(f.text, " at own.c:8, inlined"), "%d, %d: %s", outer, inner, f.text);
+        }
+}
+
 Test(report, has_one_line_for_a_stack_that_could_not_be_read)
 {
     struct cdi_failure f = failure(CDI_END_SIGNAL, SIGSEGV);

@@ -99,6 +99,21 @@ Test(torch_watch, is_over_when_half_of_the_quiet_ones_have_worked)
     cr_assert(torch_has_moved(pulses, 4));
 }
 
+Test(torch_watch, after_a_standstill_all_begin_anew)
+{
+    static const int idle[] = {0, 0, 0, 0}, two[] = {1000, 1000, 0, 0};
+    int64_t now = go(1, 40, 4, idle);
+
+    torch_note_told(pulses, 4, WARNING, now);
+    now = go(now, 3, 4, two);
+    cr_assert_geq(torch_pulse_quiet_ms(&pulses[3], now), WARNING);
+    torch_note_again(pulses, 4, now);
+    cr_assert_eq(torch_pulse_quiet_ms(&pulses[3], now), 0, "it may have worked, too little to be seen yet");
+    cr_assert_eq(torch_decide(pulses, 4, WARNING, now), TORCH_RUNS);
+    now = go(now, 40, 4, idle);
+    cr_assert_eq(torch_decide(pulses, 4, WARNING, now), TORCH_IDLE);
+}
+
 Test(torch_watch, work_that_was_asked_for_does_not_count)
 {
     static const int idle[] = {0, 0, 0};
