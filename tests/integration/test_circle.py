@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
@@ -24,7 +25,8 @@ class Circle(Job):
         flags = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={self.port}', f'--hang_warning={warning}', '--shutdown_timeout=1',
                  '--rdzv_id=circle']
         env = {'CDDP_BACKEND': 'cpu', 'CUDA_VISIBLE_DEVICES': ''}  # no load of a GPU in the texts
-        super().__init__(cddprun, *flags, '--node_rank=0', '--nproc_per_node=2', CIRCLE, env=env)
+        self.errors = tempfile.TemporaryFile('w+')
+        super().__init__(cddprun, *flags, '--node_rank=0', '--nproc_per_node=2', CIRCLE, env=env, stderr=self.errors)
         self.other = Job(cddprun, *flags, '--node_rank=1', '--nproc_per_node=3', CIRCLE, env=env)
 
     def page(self, name):
@@ -38,10 +40,15 @@ class Circle(Job):
         jobs = json.loads(self.page('status') or '{"jobs": []}')['jobs']
         return jobs[0]['verdict'] if jobs else {'word': '', 'text': ''}
 
+    def said(self):
+        return os.pread(self.errors.fileno(), 1 << 20, 0).decode()  # the job shares the file's offset
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         self.other.finish()
-        return self.finish()
+        status = self.finish()
+        self.err = self.said()
+        return status
 
     def __enter__(self):
         self.other.__enter__()
@@ -49,6 +56,7 @@ class Circle(Job):
 
     def __exit__(self, *why):
         super().__exit__(*why)
+        self.errors.close()
         self.other.__exit__(*why)
 
 
@@ -67,6 +75,7 @@ def test_message_says_who_waits_for_whom(cddprun):
         where = json.loads(job.page('status'))['jobs'][0]['where']
         late = where['columns'].index('late')
         assert [row[late] for node in where['nodes'] for row in node['rows']] == [True, True, True, False, False], where
+        wait_for('the message', lambda: ' wait in barrier' in job.said(), more=job.said)
         assert job.stop() == 128 + signal.SIGTERM, (job.err, job.other.err)
     lines = job.err[job.err.index('cddprun: no progress'):].splitlines()
     assert re.fullmatch(rf'cddprun: no progress for \d+ s: {WHO}', lines[0]), job.err
