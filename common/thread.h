@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 /*
  * Starts a thread that receives no signals: they are for the program, which does not know the thread. Only those that
@@ -32,6 +33,20 @@ static inline int cdi_thread_create(pthread_t *thread, size_t stack, void *(*run
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;
+}
+
+/*
+ * Initialises a condition whose timed waits count by CLOCK_MONOTONIC, as cdi_now_ns() does: the default clock jumps
+ * when somebody sets it. The caller destroys it.
+ */
+static inline void cdi_cond_init_monotonic(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+
+    (void)pthread_condattr_init(&attr); /* on Linux none of these can fail */
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(cond, &attr);
+    (void)pthread_condattr_destroy(&attr);
 }
 
 /* Names the calling thread for debuggers and for reports of stacks: at most 15 bytes, such as "cddp-comm". */

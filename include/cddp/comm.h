@@ -152,6 +152,40 @@ CDDP_API int cddp_restart_count(const cddp_comm *comm);
  */
 CDDP_API int cddp_stop_requested(const cddp_comm *comm);
 
+/*
+ * Asks whether to stop: sets *stop to 1 on all ranks of comm in the same call, or to 0 on all of them. A collective,
+ * called between two steps, best on the communicator of cddp_init. The answer is 1 after cddprun was asked to end the
+ * job (cddp_stop_requested), after a signal of CDDP_STOP_SIGNALS to the rank itself, or after cddp_request_stop, on any
+ * rank. It then stays 1, without communication. The ranks save together, and leave with status 0, within
+ * --shutdown_timeout of the order:
+ *
+ *     int stop;
+ *     status = cddp_should_stop(comm, &stop);
+ *     if (status == CDDP_OK && stop)
+ *         return save_and_leave();
+ *
+ * From its first call on, the program needs no signal handler. cddprun sends the rank no signal for an orderly stop,
+ * and a signal of CDDP_STOP_SIGNALS (under cddprun those of --signals_to_handle and --stop_signals, otherwise TERM)
+ * does not end the process, unless the program had another action than the default one. The default action returns with
+ * cddp_finalize, and when a failure has ended the round. Before the first call such a signal ends the process, as it
+ * does in a program that never asks.
+ *
+ * Called once per step of a reducer, it costs little: the question travels with the step, and on a GPU the answer is
+ * that of the step before, so that the host does not wait for the device. Otherwise it is an all-reduce of 8 bytes. It
+ * is never part of a CUDA graph: during a capture and between replays it is that all-reduce, which waits for the work
+ * before it. Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (comm or stop is NULL, or
+ * CDDP_STOP_SIGNALS is not a list of signals); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_should_stop(cddp_comm *comm, int *stop);
+
+/*
+ * Requests that all ranks stop: cddp_should_stop soon returns 1 on every rank, here in the next call but one at the
+ * latest. It does not communicate, and ends no wait. The job's end then counts as intended, and no time limit begins.
+ * comm may be a part; the request is then that of the communicator of cddp_init. Any thread, also in a signal handler.
+ * Returns CDDP_OK, CDDP_E_INVALID (comm is NULL) or CDDP_E_STATE (comm is over).
+ */
+CDDP_API cddp_status cddp_request_stop(cddp_comm *comm);
+
 typedef struct cddp_split_options {
     size_t size;         /* sizeof(cddp_split_options) */
     uint32_t flags;      /* 0 */

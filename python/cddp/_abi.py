@@ -140,6 +140,8 @@ _FUNCTIONS = {
     'cddp_node_rank': (c_int, [c_void_p]),
     'cddp_restart_count': (c_int, [c_void_p]),
     'cddp_stop_requested': (c_int, [c_void_p]),
+    'cddp_should_stop': (c_int, [c_void_p, POINTER(c_int)]),
+    'cddp_request_stop': (c_int, [c_void_p]),
     'cddp_backend_name': (c_char_p, [c_void_p]),
     'cddp_all_reduce': (c_int, [*_DATA, c_int]),
     'cddp_broadcast': (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int]),

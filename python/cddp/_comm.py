@@ -2,7 +2,7 @@
 """Communicators and collectives."""
 import ctypes
 import threading
-from ctypes import byref, c_void_p, sizeof
+from ctypes import byref, c_int, c_void_p, sizeof
 
 from cddp._abi import INIT_HOST_STORE, INTERRUPTED, ErrorInfo, InitOptions, Redop, SplitOptions, Status, UniqueId, check, \
     error_of, lib
@@ -192,6 +192,20 @@ class Comm:
     def stop_requested(self):
         """True, on all ranks, after cddprun was asked to end the job. Ranks see it at different moments."""
         return bool(lib().cddp_stop_requested(self.handle))
+
+    def should_stop(self):
+        """Returns True on all ranks, in the same call, if the job is to stop: then save and leave. A collective.
+
+        Call it between two steps. From the first call on, a request to stop (SIGTERM, a signal of --stop_signals) does
+        not end the process. The answer becomes True after a request to cddprun, to a rank, or by request_stop().
+        """
+        stop = c_int()
+        check(lib().cddp_should_stop(self.handle, byref(stop)))
+        return stop.value != 0
+
+    def request_stop(self):
+        """Requests that all ranks stop: should_stop() soon returns True on every rank. Does not communicate."""
+        check(lib().cddp_request_stop(self.handle))
 
     @property
     def error(self):

@@ -410,7 +410,7 @@ static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shif
 {
     const size_t at = shift * cddp_dtype_size(t);
     const struct cdi_span on_card = {c->in.card + at, count, t}, on_host = {c->in.host + at, count, t};
-    const struct cdi_clip how = {1, 0.5, largest};
+    const struct cdi_clip how = {1, 0.5, largest, NULL};
     double *card = (double *)(void *)c->out.card, *host = (double *)(void *)c->out.host;
     struct cdi_launch l;
 

@@ -10,6 +10,7 @@
  *     twice       two steps in one graph
  *     in_place    two gradients are reduced where they lie
  *     refused     calls that cannot be captured are rejected, and neither the capture nor the reducer is broken
+ *     join        a stream is captured while its rank waits in cddp_ddp_join, which cannot be captured itself
  *     param       a wait for a parameter of a step that was begun before the capture
  *     dies        rank 1 ends itself where it should launch the graph once more
  *     stops       rank 1 stops there, until cddprun ends it
@@ -36,13 +37,14 @@
 
 static const size_t counts[N_PARAMS] = {3000, 2999, LARGEST, 3001, 70000};
 
-#define DO(call)                                                                                                   \
-    do {                                                                                                           \
-        if ((call) != CDDP_OK) {                                                                                   \
-            fprintf(stderr, "rank %d: line %d: %s: %s\n", cddp_rank(j->comm), __LINE__, #call, cddp_last_error()); \
-            exit(FAILED);                                                                                          \
-        }                                                                                                          \
+#define DO_OF(j, call)                                                                                               \
+    do {                                                                                                             \
+        if ((call) != CDDP_OK) {                                                                                     \
+            fprintf(stderr, "rank %d: line %d: %s: %s\n", cddp_rank((j)->comm), __LINE__, #call, cddp_last_error()); \
+            exit(FAILED);                                                                                            \
+        }                                                                                                            \
     } while (0)
+#define DO(call) DO_OF(j, call)
 
 /* The call is rejected with this status, and its error message contains `word`. */
 #define REFUSED(call, status, word)                                                                              \
@@ -137,6 +139,20 @@ static CUgraphExec instantiate(CUgraph graph)
     return exec;
 }
 
+static _Thread_local bool others_communicate; /* in other threads, at the same time */
+
+/* The question to stop is never part of the graph, and breaks no capture. */
+static void ask_to_stop(struct job *j)
+{
+    int stop = 1;
+
+    if (others_communicate)
+        return;
+    DO(cddp_should_stop(j->comm, &stop));
+    if (stop != 0)
+        exit(WRONG);
+}
+
 static CUgraphExec capture(struct job *j, CUstreamCaptureMode mode, bool forked, int steps)
 {
     CUstream origin = forked ? device_stream() : j->compute;
@@ -150,6 +166,7 @@ static CUgraphExec capture(struct job *j, CUstreamCaptureMode mode, bool forked,
     }
     for (int i = 0; i < steps; i++)
         take_step(j, forked);
+    ask_to_stop(j);
     if (forked) {
         CU(cuEventRecord(out, j->compute));
         CU(cuStreamWaitEvent(origin, out, 0));
@@ -193,6 +210,7 @@ static void compare_rounds(struct job *j, CUgraphExec exec)
             fetch(j, true);
         take_step(j, false);
         fetch(j, false);
+        ask_to_stop(j);
         if (round % 2 != 0) {
             replay(j, exec);
             replay(j, exec);
@@ -224,6 +242,7 @@ static void *capture_there(void *arg)
     struct beside *b = arg;
 
     CU(cuCtxSetCurrent(b->job->device.ctx));
+    others_communicate = true;
     b->exec = capture(b->job, CU_STREAM_CAPTURE_MODE_GLOBAL, false, 1);
     b->captured = 1;
     return NULL;
@@ -356,18 +375,83 @@ static void refuse_param(struct job *j)
         take_step(j, false);
 }
 
-/* With CDDP_NAN_CHECK no step can be captured; neither the capture nor later steps are broken by the attempt. */
-static void refuse_checked(struct job *j)
+/* ------------------------------------------------------------------------------------------------ cddp_ddp_join ----
+ */
+
+#define JOINED 6 /* steps of rank 0; rank 1 takes part in them */
+
+struct meeting {
+    struct job *job;
+    cddp_ddp *ddp;
+    cddp_store *store;
+};
+
+static void tell(const struct meeting *m, const char *key)
 {
-    set_sources(j, 0);
-    settle(j);
+    DO_OF(m->job, cddp_store_set(m->store, key, "1", 1));
+}
+
+static void await(const struct meeting *m, const char *key)
+{
+    DO_OF(m->job, cddp_store_wait(m->store, &key, 1, 60000));
+}
+
+/* Captures a kernel on the compute stream of rank 1 while its main thread takes part in the steps of rank 0. */
+static void *capture_meanwhile(void *arg)
+{
+    const struct meeting *m = arg;
+
+    CU(cuCtxSetCurrent(m->job->device.ctx));
+    await(m, "joined");
+    begin(m->job);
+    make_gradient(m->job, 0, m->job->compute);
+    tell(m, "captured");
+    await(m, "over");
+    end_well(m->job);
+    tell(m, "ended");
+    return NULL;
+}
+
+static void step_of_joined(const struct meeting *m)
+{
+    for (size_t i = N_PARAMS; i-- > 0;) {
+        CU(cuMemsetD32Async((CUdeviceptr)cddp_ddp_grad(m->ddp, i), 0, counts[i], m->job->compute));
+        DO_OF(m->job, cddp_ddp_grad_ready(m->ddp, i));
+    }
+    DO_OF(m->job, cddp_ddp_wait(m->ddp));
+    CU(cuStreamSynchronize(m->job->compute));
+}
+
+static void join_captured(struct job *j, const cddp_param *params)
+{
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_JOIN, .stream = j->compute};
+    struct meeting m = {.job = j};
+    pthread_t thread;
+
+    DO(cddp_ddp_create(&m.ddp, j->comm, params, N_PARAMS, &opt));
+    DO(cddp_store_open(&m.store, NULL));
     begin(j);
-    for (size_t i = N_PARAMS; i-- > 0;)
-        REFUSED(cddp_ddp_grad_ready(j->ddp, i), CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK");
-    REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK");
+    REFUSED(cddp_ddp_join(m.ddp), CDDP_E_UNSUPPORTED, "cddp_ddp_join");
     end_well(j);
-    for (int i = 0; i < ROUNDS; i++)
-        take_step(j, false);
+    step_of_joined(&m);
+    if (cddp_rank(j->comm) == 1 && pthread_create(&thread, NULL, capture_meanwhile, &m) != 0)
+        exit(FAILED);
+    for (int s = 0; s < JOINED && cddp_rank(j->comm) == 0; s++) {
+        step_of_joined(&m);
+        if (s == 0)
+            tell(&m, "joined");
+        if (s == 0)
+            await(&m, "captured");
+    }
+    if (cddp_rank(j->comm) == 0) {
+        tell(&m, "over");
+        await(&m, "ended");
+    }
+    DO(cddp_ddp_join(m.ddp));
+    if (cddp_rank(j->comm) == 1)
+        (void)pthread_join(thread, NULL);
+    cddp_store_close(m.store);
+    cddp_ddp_destroy(m.ddp);
 }
 
 /* ----------------------------------------------------------------------------------------------------- the rest ----
@@ -462,8 +546,8 @@ int main(int argc, char **argv)
     open_job(j, params, strcmp(what, "bfloat16") == 0, strcmp(what, "in_place") == 0);
     if (strcmp(what, "refused") == 0)
         refuse(j, params);
-    if (strcmp(what, "nan_check") == 0) {
-        refuse_checked(j);
+    if (strcmp(what, "join") == 0) {
+        join_captured(j, params);
         close_job(j);
         return 0;
     }

@@ -43,7 +43,7 @@ static double gradient(int rank, size_t i, size_t k)
     return (double)((int)((k * 7 + i * 3 + (size_t)rank * 5) % 17) - 8) / 4;
 }
 
-static double mean(const struct job *j, size_t i, size_t k)
+static inline double mean(const struct job *j, size_t i, size_t k)
 {
     double sum = 0;
     int n = cddp_world_size(j->comm);
@@ -67,7 +67,7 @@ static void make(struct job *j, size_t bad_param, double bad)
     }
 }
 
-static void backward(struct job *j)
+static inline void backward(struct job *j)
 {
     for (size_t i = N_PARAMS; i-- > 0;) {
         CU(cuMemcpyDtoDAsync((CUdeviceptr)cddp_ddp_grad(j->ddp, i), (CUdeviceptr)j->made[i], bytes_of(i), j->compute));
@@ -82,12 +82,12 @@ static void close_gate(struct job *j)
     CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
 }
 
-static double tolerance_of(size_t i)
+static inline double tolerance_of(size_t i)
 {
     return types[i] == CDDP_FLOAT64 ? 1e-12 : types[i] == CDDP_FLOAT32 ? 1e-6 : types[i] == CDDP_FLOAT16 ? 1e-3 : 8e-3;
 }
 
-static bool close_to(double got, double want, double tolerance)
+static inline bool close_to(double got, double want, double tolerance)
 {
     return fabs(got - want) <= tolerance * fmax(1, fabs(want));
 }
@@ -95,11 +95,12 @@ static bool close_to(double got, double want, double tolerance)
 __attribute__((unused)) static void open_ddp(struct job *j, uint32_t flags)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .stream = j->compute, .flags = flags, .bucket_bytes = 8000};
+    static const char *const names[N_PARAMS] = {"p0", "p1", "p2", "p3", "p4"};
     cddp_param params[N_PARAMS];
 
     for (size_t i = 0; i < N_PARAMS; i++)
         params[i] = (cddp_param){
-            .size = sizeof(cddp_param), .name = "p", .data = j->data[i], .count = counts[i], .dtype = types[i]};
+            .size = sizeof(cddp_param), .name = names[i], .data = j->data[i], .count = counts[i], .dtype = types[i]};
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }
 

@@ -5,6 +5,7 @@
  * rank is found with its parameter.
  */
 #include "device.h"
+#include "mean_hook.h"
 #include "must.h"
 
 #include "numbers.h"
@@ -46,23 +47,9 @@ static struct {
     uint64_t step;
 } j;
 
-static cddp_status begin_sum(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
-{
-    const cddp_coll_args work = {.size = sizeof work,
-                                 .coll = CDDP_COLL_ALL_REDUCE,
-                                 .dtype = b->dtype,
-                                 .op = CDDP_AVG,
-                                 .in = b->data,
-                                 .out = b->data,
-                                 .count = b->count};
-
-    (void)arg;
-    return cddp_coll_start(comm, &work, 1, ticket);
-}
-
 static cddp_status set_hook(cddp_ddp *ddp)
 {
-    static const cddp_hook hook = {.size = sizeof hook, .begin = begin_sum};
+    static const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
 
     return cddp_ddp_set_hook(ddp, &hook);
 }

@@ -4,12 +4,14 @@
  * CDDP_STANDIN_COLLECTIVE_US says. Prints the sums that cddp_ddp_get_stats gives as one line of JSON per rank; times.py
  * judges them.
  *
- *     device_times exposed|hidden|params|optim|captured
+ *     device_times exposed|hidden|params|optim|captured|ahead
  *
  * exposed: the compute stream waits for all of it at once; hidden: it works for 60 ms before; params: it waits for each
- * parameter; optim: the divided optimizer; captured: half of the steps are replays of a CUDA graph.
+ * parameter; optim: the divided optimizer; captured: half of the steps are replays of a CUDA graph; ahead: the
+ * host is so far ahead of the GPU that a step's first gradient has no time, and its others have one.
  */
 #include "device.h"
+#include "gate_kernel.h"
 #include "must.h"
 
 #include <cddp/experimental/ddp.h>
@@ -23,6 +25,7 @@
 #define GRAD_US 1000
 #define FORWARD_US 3000
 #define HIDE_US 60000
+#define STAMPS 2048    /* that the host may be ahead of the GPU (architecture-gpu.md) */
 #define KNOWN_MS 10000 /* for the times of the last step to be known; much less */
 
 static void busy_thread(const struct standin_thread *t, void *const *args)
@@ -45,7 +48,7 @@ static const struct standin_kernel busy_kernel = {
 struct job {
     const char *what;
     struct device device;
-    CUkernel busy;
+    CUkernel busy, gate;
     CUstream compute;
     CUdeviceptr data[N_PARAMS];
     cddp_ddp *ddp;
@@ -69,6 +72,10 @@ static void open_job(struct job *j, cddp_comm *comm)
     device_open(&j->device, cddp_local_rank(comm));
     standin_kernel_register(&busy_kernel);
     CU(cuLibraryGetKernel(&j->busy, j->device.library, "busy"));
+    standin_kernel_register(&gate_kernel);
+    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    if (strcmp(j->what, "ahead") == 0) /* one bucket, which starts after the last gradient */
+        opt.bucket_bytes = opt.first_bucket_bytes = 2 * N_PARAMS * COUNT * sizeof(float);
     opt.stream = j->compute = device_stream();
     for (size_t i = 0; i < N_PARAMS; i++) {
         j->data[i] = device_floats(COUNT, 1);
@@ -104,6 +111,37 @@ static void step(struct job *j)
     for (size_t i = 0; strcmp(j->what, "params") == 0 && i < N_PARAMS; i++)
         DO(cddp_ddp_wait_param(j->ddp, N_PARAMS - 1 - i));
     DO(j->optim != NULL ? cddp_optim_step(j->optim, NULL) : cddp_ddp_wait(j->ddp));
+}
+
+/* Waits for the GPU, and until the times of its steps are read. The latter has no sign: too short a wait tests less. */
+static void settle(struct job *j)
+{
+    const struct timespec moment = {.tv_nsec = 400000000};
+    cddp_ddp_stats s = {.size = sizeof s};
+
+    CU(cuStreamSynchronize(j->compute));
+    (void)nanosleep(&moment, NULL);
+    DO(cddp_ddp_get_stats(j->ddp, &s));
+}
+
+/* Steps without work, until stamps are used up; in the middle of one step the GPU catches up. */
+static void run_ahead(struct job *j)
+{
+    atomic_store(&gate_is_open, false);
+    CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+    /* Of five stamps a step, the last two of the last step find no room: those of its wait, after the bucket's. */
+    for (int i = 0; i < STAMPS / 5 + 1; i++) {
+        for (size_t k = N_PARAMS; k-- > 0;)
+            DO(cddp_ddp_grad_ready(j->ddp, k));
+        DO(cddp_ddp_wait(j->ddp));
+    }
+    DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
+    atomic_store(&gate_is_open, true);
+    settle(j);
+    for (size_t k = N_PARAMS - 1; k-- > 0;)
+        DO(cddp_ddp_grad_ready(j->ddp, k));
+    DO(cddp_ddp_wait(j->ddp));
+    settle(j);
 }
 
 /* Makes a graph of a step, and launches it n times. */
@@ -153,6 +191,17 @@ int main(int argc, char **argv)
         step(&j);
     CU(cuStreamSynchronize(j.compute));
     s = await_stats(j.ddp, timed ? STEPS - 1 : 0);
+    if (strcmp(j.what, "ahead") == 0) {
+        uint64_t known;
+
+        run_ahead(&j);
+        known = await_stats(j.ddp, 0).steps;
+        for (int i = 0; i < STEPS; i++) /* all but the first one have a beginning */
+            step(&j);
+        settle(&j);
+        s = await_stats(j.ddp, known + STEPS - 1);
+        s.steps -= known;
+    }
     if (strcmp(j.what, "captured") == 0) {
         replay(&j, STEPS);
         for (int i = 0; i < STEPS; i++)

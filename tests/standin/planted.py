@@ -76,7 +76,22 @@ def product(build):
                 return fault
         sys.exit(f'{name}: no {what} up to {SCAN} was caught')
 
+    # A whole step in a graph, with one call that a capture forbids, or one wait that is left out.
+    whole = {'CDDP_STANDIN_CAPTURE': 'fault', 'CDDP_STANDIN_QUEUE': '100000'}
+    captured = [*start, f'{build}/tests/standin/device_whole', 'ahead']
+    # These are forbidden everywhere, so also where libcddp is in the relaxed mode; those only where a thread's mode says so.
+    asked = [f'{call}:9' for call in ('cuStreamQuery', 'cuStreamSynchronize', 'cuCtxSynchronize', 'cuEventQuery', 'cuEventSynchronize')]
+    asked += [f'{call}:1' for call in ('cuMemAlloc', 'cuMemFree', 'cuMemHostAlloc', 'cuMemcpyHtoD', 'cuFuncLoad')]
+
     return [
+        Fault('captured: none', captured, 0, NOTHING, **whole, **here),
+        *(Fault(f'captured: {call}', captured, STANDIN_EXIT, f'standin: fault: {call.split(":")[0]}: forbidden', **whole, **here,
+                CDDP_STANDIN_UNSAFE=call) for call in asked),
+        Fault('captured: not relaxed', captured, STANDIN_EXIT, 'standin: fault: cu[A-Za-z]*: forbidden', **whole, **here,
+              CDDP_STANDIN_NEVER_RELAXED='1'),
+        planted('captured: join', 'standin: fault: cuStreamEndCapture: a stream of the capture was not joined',
+                'CDDP_STANDIN_SKIP_CAPTURED_WAIT', captured, **whole),
+        planted('captured: order', UNORDERED, 'CDDP_STANDIN_SKIP_CAPTURED_WAIT', captured, **whole),
         Fault('libcddp: none', job, 0, NOTHING, **here),
         Fault('libcddp: auto', [*job, 'auto'], 0, NOTHING, **here),
         Fault('libcddp: own', [*job, 'own'], 0, NOTHING, **here),

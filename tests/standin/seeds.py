@@ -5,8 +5,9 @@
     seeds.py BUILD [--seeds N] [--first S] [--jobs J]
 
 Each seed is one version and one way to launch: by the 14th all have had their turn. With it run the conformance cases of
-splits and regions; on two ranks Wine, the hook, clipping, the optimizer, PowerSGD, and one kind of captured steps, all
-of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200 are the proof.
+splits and regions; on two ranks Wine, GPT, the hook, clipping, the optimizer, PowerSGD, and one kind each of captured
+steps and of whole ones, all of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200
+are the proof.
 """
 import argparse
 import concurrent.futures
@@ -18,6 +19,7 @@ import sys
 VERSIONS = ('21903', '22304', '22403', '22707', '22809', '22907', '23007')
 CAPTURES = ('global', 'thread_local', 'relaxed', 'forked', 'beside', 'bfloat16', 'twice', 'refused')
 LIMIT_S = 200
+HERE = pathlib.Path(__file__).resolve().parent
 
 
 def jobs(build, seed):
@@ -27,11 +29,14 @@ def jobs(build, seed):
         'split': [conformance, 'nccl:3', 'split'],
         'regions': [conformance, 'nccl:3', 'region'],
         'wine': [*start, build / 'examples/wine/wine', '--epochs', '2'],
+        'gpt': [sys.executable, HERE.parent / 'rehearsal/gpt_by_hand.py', build / 'examples/gpt/gpt', '2',
+                *(['--divided'] if seed % 2 else ['--dtype', 'bf16', '--micro', '1'])],
         'hook': [*start, build / 'tests/gpu/hook'],
         'clip': [*start, build / 'tests/standin/device_clip'],
         'optim': [*start, build / 'tests/standin/device_optim'],
         'powersgd': [*start, build / 'tests/standin/device_powersgd', os.devnull],
         'capture': [*start, build / 'tests/standin/device_capture', CAPTURES[seed % 8]],
+        'whole': [*start, build / 'tests/standin/device_whole', ('all', 'saved', 'refused')[seed % 3]],
     }
 
 
@@ -40,7 +45,8 @@ def run_seed(build, seed):
     standin = str(build / 'tests/standin/libcddp_standin.so')
     env = os.environ | {
         'CDDP_BACKEND': 'nccl', 'CDDP_MODULE_DIR': str(build / 'worker/backend/nccl'), 'CDDP_CUDA_LIBRARY': standin,
-        'CDDP_NCCL_LIBRARY': standin, 'CDDP_STANDIN_KERNELS': str(build / 'tests/rehearsal/libwine_twin.so'),
+        'CDDP_NCCL_LIBRARY': standin, 'CDDP_CUBLAS_LIBRARY': standin,
+        'CDDP_STANDIN_KERNELS': ':'.join(str(build / f'tests/rehearsal/lib{program}_twin.so') for program in ('wine', 'gpt')),
         'CDDP_STANDIN_SEED': str(seed), 'CDDP_STANDIN_NCCL_VERSION': VERSIONS[seed % 7],
         'CDDP_STANDIN_PROGRESS': '90', 'CDDP_NCCL_BLOCKING': str(seed // 7 % 2)}
     bad = []

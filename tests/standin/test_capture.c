@@ -155,6 +155,135 @@ Test(capture, relaxed_thread_cannot_query_captured_work)
     pair_close(&p);
 }
 
+/* What a forbidden call needs. */
+struct forbidden {
+    struct pair p;
+    CUstream capturing;
+    CUevent captured, plain, begin;
+    CUdeviceptr memory;
+    void *pinned;
+    CUlibrary library;
+};
+
+#define CALL(name, expression)                       \
+    static CUresult call_##name(struct forbidden *f) \
+    {                                                \
+        return expression;                           \
+    }
+CALL(alloc, cuMemAlloc(&f->memory, 4))
+CALL(managed, cuMemAllocManaged(&f->memory, 4, CU_MEM_ATTACH_GLOBAL))
+CALL(free, cuMemFree(f->memory))
+CALL(host_alloc, cuMemHostAlloc(&f->pinned, 4, 0))
+CALL(host_free, cuMemFreeHost(f->pinned))
+CALL(copy_to, cuMemcpyHtoD(f->p.x, &f->memory, 4))
+CALL(copy_from, cuMemcpyDtoH(&f->memory, f->p.x, 4))
+CALL(load, cuLibraryLoadData(&f->library, "standin", NULL, NULL, 0, NULL, NULL, 0))
+CALL(func_load, cuFuncLoad((CUfunction)f->p.device.axpy))
+CALL(plain_query, cuEventQuery(f->plain))
+CALL(plain_synchronize, cuEventSynchronize(f->plain))
+CALL(other_query, cuStreamQuery(f->p.b))
+CALL(other_synchronize, cuStreamSynchronize(f->p.b))
+CALL(stream_query, cuStreamQuery(f->capturing))
+CALL(stream_synchronize, cuStreamSynchronize(f->capturing))
+CALL(context, f != NULL ? cuCtxSynchronize() : CUDA_ERROR_INVALID_VALUE)
+CALL(event_query, cuEventQuery(f->captured))
+CALL(event_synchronize, cuEventSynchronize(f->captured))
+CALL(outside, cuStreamWaitEvent(f->capturing, f->plain, 0))
+CALL(pageable_to, cuMemcpyHtoDAsync(f->p.x, &f->memory, 4, f->capturing))
+CALL(pageable_from, cuMemcpyDtoHAsync(&f->memory, f->p.x, 4, f->capturing))
+CALL(legacy_record, cuEventRecord(f->p.event, NULL))
+CALL(legacy_copy, cuMemcpyHtoDAsync(f->p.x, &f->memory, 4, CU_STREAM_LEGACY))
+
+/* A call that captures forbid, its error, and whether a thread in RELAXED mode may make it all the same. */
+static const struct {
+    const char *function;
+    CUresult (*call)(struct forbidden *f);
+    CUresult error;
+    bool relaxed;
+} forbidden[] = {
+    {"cuMemAlloc", call_alloc, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemFree", call_free, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemAllocManaged", call_managed, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemFree", call_free, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemHostAlloc", call_host_alloc, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemFreeHost", call_host_free, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuLibraryLoadData", call_load, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuFuncLoad", call_func_load, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuEventQuery", call_plain_query, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuEventSynchronize", call_plain_synchronize, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuStreamQuery", call_other_query, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuStreamSynchronize", call_other_synchronize, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, true},
+    {"cuMemcpyHtoD", call_copy_to, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, false}, /* on the legacy stream */
+    {"cuMemcpyDtoH", call_copy_from, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, false},
+    {"cuStreamQuery", call_stream_query, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, false},
+    {"cuStreamSynchronize", call_stream_synchronize, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, false},
+    {"cuCtxSynchronize", call_context, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, false},
+    {"cuEventQuery", call_event_query, CUDA_ERROR_CAPTURED_EVENT, false},
+    {"cuEventSynchronize", call_event_synchronize, CUDA_ERROR_CAPTURED_EVENT, false},
+    {"cuStreamWaitEvent", call_outside, CUDA_ERROR_STREAM_CAPTURE_ISOLATION, false},
+    {"cuMemcpyHtoDAsync", call_pageable_to, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, false},
+    {"cuMemcpyDtoHAsync", call_pageable_from, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, false},
+    {"cuEventRecord", call_legacy_record, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, false},
+    {"cuMemcpyHtoDAsync", call_legacy_copy, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, false},
+};
+#define N_FORBIDDEN (sizeof forbidden / sizeof forbidden[0])
+
+/* Makes call i in a capture on a blocking stream. Returns the error of the call; it is a fault that names the call. */
+static CUresult call_in_capture(struct forbidden *f, size_t i, CUstreamCaptureMode mode, CUstreamCaptureMode thread)
+{
+    unsigned faults = standin_faults();
+    CUgraph graph;
+    CUresult rc, end;
+
+    CU(cuThreadExchangeStreamCaptureMode(&thread));
+    CU(cuStreamBeginCapture(f->capturing, mode));
+    CU(cuEventRecord(f->captured, f->capturing));
+    rc = forbidden[i].call(f);
+    end = cuStreamEndCapture(f->capturing, &graph);
+    CU(cuThreadExchangeStreamCaptureMode(&thread));
+    cr_assert_eq(end, rc == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "%s",
+                 forbidden[i].function);
+    cr_assert_eq(standin_faults(), faults + (rc != CUDA_SUCCESS), "%s", forbidden[i].function);
+    if (rc == CUDA_SUCCESS)
+        CU(cuGraphDestroy(graph));
+    else
+        cr_assert_not_null(strstr(standin_last_fault(), forbidden[i].function), "%s", standin_last_fault());
+    return rc;
+}
+
+Test(capture, each_forbidden_call_is_reported_and_ends_the_capture)
+{
+    static struct forbidden f;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_CAPTURE", "fault", 1), 0);
+    standin_configure();
+    pair_open(&f.p, N);
+    CU(cuStreamCreateWithPriority(&f.capturing, CU_STREAM_DEFAULT, 0));
+    f.captured = device_event();
+    f.plain = plain_event(&f.p);
+    for (size_t i = 0; i < N_FORBIDDEN; i++) {
+        CUresult unsafe = forbidden[i].relaxed ? CUDA_SUCCESS : forbidden[i].error, rc;
+
+        rc = call_in_capture(&f, i, CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        cr_assert(rc == forbidden[i].error || (rc == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED), "%s: %d",
+                  forbidden[i].function, (int)rc);
+        rc = call_in_capture(&f, i, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        cr_assert_neq(rc, CUDA_SUCCESS, "%s", forbidden[i].function);
+        rc = call_in_capture(&f, i, CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED);
+        cr_assert_eq(rc, unsafe, "%s: %d", forbidden[i].function, (int)rc);
+        if (strcmp(forbidden[i].function, "cuLibraryLoadData") == 0)
+            CU(cuLibraryUnload(f.library));
+        if (forbidden[i].relaxed && strstr(forbidden[i].function, "Alloc") != NULL)
+            continue; /* the next one releases what it has allocated */
+        if (strstr(forbidden[i].function, "Free") != NULL)
+            f.memory = 0, f.pinned = NULL;
+    }
+    CU(cuEventDestroy(f.captured));
+    CU(cuEventDestroy(f.plain));
+    CU(cuStreamDestroy(f.capturing));
+    pair_close(&f.p);
+}
+
 static CUstreamCaptureStatus status_of(CUstream s)
 {
     CUstreamCaptureStatus status;

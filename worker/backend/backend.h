@@ -148,7 +148,8 @@ struct cdi_region {
     X(METRIC_REDUCE, "cddp_metric_reduce")     \
     X(GRAD_NORM, "norm of the gradients")      \
     X(NAN_CHECK, "CDDP_NAN_CHECK")             \
-    X(CHECK_REPLICAS, "CDDP_CHECK_REPLICAS")
+    X(CHECK_REPLICAS, "CDDP_CHECK_REPLICAS")   \
+    X(SHOULD_STOP, "cddp_should_stop")
 
 /*
  * The caller of a collective: the program itself, one of these functions, or a collective that is made of others, which
@@ -235,11 +236,14 @@ struct cdi_look {
     size_t n;
 };
 
+#define CDI_NORM_ROOM 1025 /* numbers that norm needs on a device */
+
 /* How clip computes a factor from the result of norm. */
 struct cdi_clip {
     double max_norm;
-    double factor; /* the norm is that of the elements times this factor */
-    bool largest;  /* as in the call of norm */
+    double factor;           /* the norm is that of the elements times this factor */
+    bool largest;            /* as in the call of norm */
+    const double *factor_at; /* on a device: in place of factor, read when the work runs. NULL: factor */
 };
 
 /* The result of scan. */
@@ -523,7 +527,8 @@ struct cdi_backend_ops {
     /*
      * Computes, over all n spans and in float64, the sum of the squares, or with `largest` the largest magnitude, where
      * a NaN counts as more than infinity. Stores it in *out, memory of the backend; with `add` it includes the value
-     * there. The order of the sum depends only on counts and types.
+     * there. The order of the sum depends only on counts and types. On a device *out is the first of CDI_NORM_ROOM
+     * numbers, which were zeros before the first call, and which no other work uses meanwhile.
      */
     cddp_status (*norm)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add, double *out,
                         struct cdi_error *err);
@@ -539,6 +544,18 @@ struct cdi_backend_ops {
      */
     cddp_status (*hash)(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
                         struct cdi_error *err);
+    /*
+     * On a device: stores n numbers, at most 2, in the order of `stream`: its earlier work finds the old ones, its
+     * later work the new ones. Never blocks. CDDP_OK, CDDP_E_UNSUPPORTED (as wait_stream), the sticky error. NULL on
+     * the host.
+     */
+    cddp_status (*store)(struct cdi_backend *b, double *to, const double *value, size_t n, void *stream,
+                         struct cdi_error *err);
+    /*
+     * On a device, in a capture: counts a launch, and tells the host about words[1] if it is not 0 (cdi_report in
+     * kernel.h). words: three of the device's; report: of alloc_host. NULL on the host.
+     */
+    cddp_status (*report)(struct cdi_backend *b, uint64_t *words, struct cdi_nan_report *report, struct cdi_error *err);
     /* On a device: sets memory to zeros. NULL on the host, where the caller uses memset. */
     cddp_status (*clear)(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
     /* Run a step of the optimizer: the first counts its rows, the second updates the pieces with them (optim_row.h). */

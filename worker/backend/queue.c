@@ -291,7 +291,6 @@ cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, 
                              struct cdi_error *err)
 {
     struct cdi_queue *q = calloc(1, sizeof *q);
-    pthread_condattr_t monotonic;
 
     if (q == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
@@ -301,10 +300,7 @@ cddp_status cdi_queue_create(struct cdi_queue **out, cdi_run_fn run, void *arg, 
     q->spins = spins;
     (void)pthread_mutex_init(&q->lock, NULL); /* on Linux none of these can fail */
     (void)pthread_cond_init(&q->changed, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&q->wanted, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    cdi_cond_init_monotonic(&q->wanted);
     *out = q;
     return CDDP_OK;
 }

@@ -31,6 +31,12 @@ struct cdi_optim_piece {
     size_t row;
 };
 
+/* What a captured step tells the host about numbers that are not finite, in pinned memory; see nan_replay.h. */
+struct cdi_nan_report {
+    uint64_t number; /* of the launch, from 1; 0: there is none, or it is being written */
+    uint64_t all;    /* the first finding of all ranks (nan_check.h) */
+};
+
 struct cdi_optim_rule;
 
 /* One step. */
@@ -38,10 +44,12 @@ struct cdi_optim_step {
     const struct cdi_optim_rule *rule; /* its weight_decay is not used: the rows have their own */
     struct cdi_optim_row *rows;        /* on the device */
     size_t n_rows;
-    const uint8_t *idle;   /* on the host, by row: it is not updated. NULL: all are */
-    const double *largest; /* on the device: if it is not finite, nothing is updated. NULL: not checked */
-    uint64_t *skipped;     /* on the device: how often that happened */
-    bool publish;          /* the new values also replace the gradients */
+    const uint8_t *idle;             /* on the host, by row: it is not updated. NULL: all are */
+    const double *largest;           /* on the device: if it is not finite, nothing is updated. NULL: not checked */
+    uint64_t *skipped;               /* on the device: how often that happened */
+    const uint64_t *bad;             /* on the device: if it is not 0, nothing is updated. NULL: not checked */
+    const double *lr_at, *factor_at; /* on the device: in place of the rule's. NULL: the rule's */
+    bool publish;                    /* the new values also replace the gradients */
 };
 
 #endif

@@ -9,7 +9,6 @@
 
 #include "common/crc64.h"
 #include "worker/reducer/grads/in_place.h"
-#include "worker/reducer/state/captured.h"
 #include "worker/reducer/step.h"
 
 #include <math.h>
@@ -148,6 +147,7 @@ static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_op
         o->rule = *rule;
         o->on_device = d->ops->on_device;
         o->rule.factor = cddp_ddp_grad_scale(d);
+        o->grad_scale = 1;
         o->own = calloc(d->n_params, sizeof *o->own);
         o->shards = calloc(d->n_params, sizeof *o->shards);
         o->steps = calloc(d->n_params, sizeof *o->steps);
@@ -213,15 +213,12 @@ static cddp_status optim_finish(const char *function, cddp_optim *o, cddp_status
 {
     struct cdi_error err;
     cddp_status st = cdi_optim_check(function, o, &err);
+    bool captured;
 
     if (o == NULL || st != CDDP_OK)
         return cdi_last_error_set(&err);
-    (void)pthread_mutex_lock(&o->ddp->lock);
-    st = cdi_captured_refuse(o->ddp, function, &err);
-    (void)pthread_mutex_unlock(&o->ddp->lock);
-    if (st != CDDP_OK)
-        return cdi_last_error_set(&err);
-    return cdi_step_finish(o->ddp, how, o);
+    st = cdi_step_finish_captured(o->ddp, how, o, &captured);
+    return captured || st != CDDP_OK ? st : cdi_step_finish(o->ddp, how, o);
 }
 
 cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
@@ -249,6 +246,18 @@ cddp_status cddp_optim_skip(cddp_optim *optim)
 
 /* -------------------------------------------------------------------------------------------------- the rest ---- */
 
+/* Sets both for the next step, and for later launches of graphs. */
+static cddp_status set_numbers(cddp_optim *o, double lr, double grad_scale)
+{
+    struct cdi_error err;
+
+    if (o->on_device && cdi_optim_device_store(o, lr, grad_scale, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    o->rule.lr = lr;
+    o->grad_scale = grad_scale;
+    return CDDP_OK;
+}
+
 cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 {
     struct cdi_error err;
@@ -259,8 +268,20 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
         (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_lr: a learning rate is a number, 0 or more");
         return cdi_last_error_set(&err);
     }
-    optim->rule.lr = lr;
-    return CDDP_OK;
+    return set_numbers(optim, lr, optim->grad_scale);
+}
+
+cddp_status cddp_optim_set_grad_scale(cddp_optim *optim, double scale)
+{
+    struct cdi_error err;
+
+    if (cdi_optim_check("cddp_optim_set_grad_scale", optim, &err) != CDDP_OK)
+        return cdi_last_error_set(&err);
+    if (!(scale > 0 && isfinite(scale))) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_set_grad_scale: a scale is a number above 0");
+        return cdi_last_error_set(&err);
+    }
+    return set_numbers(optim, optim->rule.lr, scale);
 }
 
 cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps)
@@ -270,6 +291,8 @@ cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps)
 
     if (st == CDDP_OK && steps == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_skipped: steps must not be NULL");
+    if (st == CDDP_OK && optim->on_device)
+        st = optim->ddp->ops->wait_stream(optim->ddp->b, optim->ddp->stream, &err);
     if (st == CDDP_OK && optim->on_device)
         st = optim->ddp->ops->copy(optim->ddp->b, steps, optim->device_skipped, sizeof *steps, &err);
     else if (st == CDDP_OK)

@@ -28,9 +28,11 @@ struct cddp_optim {
     float *master;                 /* NULL: no parameters of 16 bits */
     uint64_t *steps;               /* steps of each parameter; the same on every rank. On a device: see rows */
     uint64_t *tickets;             /* by bucket: of the exchange of its parameters in this step */
+    double grad_scale;             /* of cddp_optim_set_grad_scale */
     uint64_t skipped;              /* skipped steps; on a device: see device_skipped */
     /* For the current step, from the arguments of cddp_optim_step: */
     struct cdi_optim_rule now; /* with its learning rate and its scale */
+    bool own_lr, own_scale;    /* they are this step's alone, also in a graph */
     double max_norm;           /* 0: no clipping */
     bool skip_nonfinite;       /* CDDP_OPTIM_SKIP_NONFINITE */
     bool left_out;             /* the step was skipped, as far as the host knows */
@@ -39,6 +41,7 @@ struct cddp_optim {
     struct cdi_optim_row *device_rows,
         *rows; /* by parameter: its numbers on the device, and a buffer for them on the host */
     uint64_t *device_skipped;
+    double *device_numbers;         /* what a graph's steps read: the learning rate, and the factor of gradients */
     struct cdi_optim_piece *pieces; /* by parameter: this rank's share */
     struct cdi_slice *others;       /* the arena: parts of other ranks' shares, and gaps */
     size_t n_others;
@@ -87,6 +90,11 @@ void cdi_optim_device_release(cddp_optim *o);
 /* For cdi_step_finish: complete a step, and a step that is skipped. */
 cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg);
 cddp_status cdi_optim_device_pass_over(cddp_ddp *d, void *arg);
+/*
+ * Stores numbers for the steps of graphs, on the compute stream. The host does not wait. Returns CDDP_OK,
+ * CDDP_E_UNSUPPORTED (the stream captures a graph), or the device's error.
+ */
+cddp_status cdi_optim_device_store(cddp_optim *o, double lr, double grad_scale, struct cdi_error *err);
 /* Copy the count of steps from the device to o->steps, and back. The host waits. */
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err);
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err);

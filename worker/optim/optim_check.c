@@ -103,14 +103,17 @@ cddp_status cdi_optim_read_args(cddp_optim *o, const cddp_optim_step_args *given
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_optim_step_args.lr is %g: it must be above 0, or 0 for the one that is set", args.lr);
     if (!(args.grad_scale >= 0) || !isfinite(args.grad_scale))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.grad_scale is %g: it must be above 0, or 0 for 1",
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_step_args.grad_scale is %g: it must be above 0, or 0 for the one that is set",
                         args.grad_scale);
     if (!(args.max_norm >= 0))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_optim_step_args.max_norm is %g: it must be above 0, or 0 for none",
                         args.max_norm);
     o->now = o->rule;
     o->now.lr = args.lr != 0 ? args.lr : o->rule.lr;
-    o->now.factor = o->rule.factor * (args.grad_scale != 0 ? args.grad_scale : 1);
+    o->now.factor = o->rule.factor * (args.grad_scale != 0 ? args.grad_scale : o->grad_scale);
+    o->own_lr = args.lr != 0;
+    o->own_scale = args.grad_scale != 0;
     o->max_norm = args.max_norm;
     o->skip_nonfinite = (args.flags & CDDP_OPTIM_SKIP_NONFINITE) != 0;
     o->left_out = false;

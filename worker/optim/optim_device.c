@@ -6,6 +6,7 @@
  */
 #include "worker/optim/optim.h"
 
+#include "worker/reducer/nan_replay.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/step.h"
@@ -15,7 +16,7 @@
 
 /* Offsets in the reducer's single block of device memory for its optimizer. */
 struct layout {
-    size_t skipped, state[CDI_OPTIM_STATES], master, end;
+    size_t skipped, numbers, state[CDI_OPTIM_STATES], master, end;
 };
 
 static struct layout layout_of(const cddp_optim *o)
@@ -24,6 +25,7 @@ static struct layout layout_of(const cddp_optim *o)
     struct layout l;
 
     l.skipped = at;
+    l.numbers = at + sizeof *o->device_skipped;
     at += CDI_GRAD_ALIGN;
     for (int k = 0; k < CDI_OPTIM_STATES; k++) {
         l.state[k] = at;
@@ -106,7 +108,9 @@ static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err
         if (p->master != NULL && p->count > 0)
             st = d->ops->cast(d->b, p->master, CDDP_FLOAT32, p->w, p->dtype, p->count, 1, err);
     }
-    return st == CDDP_OK ? cdi_optim_device_push(o, err) : st;
+    if (st == CDDP_OK)
+        st = cdi_optim_device_push(o, err);
+    return st == CDDP_OK ? cdi_optim_device_store(o, o->rule.lr, o->grad_scale, err) : st;
 }
 
 cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
@@ -129,6 +133,7 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
 
         o->device_rows = (struct cdi_optim_row *)(void *)at;
         o->device_skipped = (uint64_t *)(void *)(at + l.skipped);
+        o->device_numbers = (double *)(void *)(at + l.numbers);
         for (int k = 0; k < cdi_optim_n_states(&o->rule); k++)
             o->state[k] = at + l.state[k];
         o->master = (float *)(void *)(at + l.master);
@@ -156,8 +161,10 @@ void cdi_optim_device_release(cddp_optim *o)
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, err); /* a graph counts there */
 
+    if (st == CDDP_OK)
+        st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
         o->steps[i] = o->rows[i].steps;
     return st;
@@ -166,21 +173,36 @@ cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
 
+    if (st != CDDP_OK)
+        return st;
     for (size_t i = 0; i < d->n_params; i++)
         o->rows[i].steps = o->steps[i];
     return d->ops->copy(d->b, o->device_rows, o->rows, d->n_params * sizeof *o->rows, err);
 }
 
-/* Updates this rank's part of all parameters. */
+cddp_status cdi_optim_device_store(cddp_optim *o, double lr, double grad_scale, struct cdi_error *err)
+{
+    const double numbers[] = {lr, o->rule.factor * grad_scale};
+
+    return o->ddp->ops->store(o->ddp->b, o->device_numbers, numbers, 2, o->ddp->stream, err);
+}
+
+/* Updates this rank's part of all parameters. In a graph, numbers that may change later are read on the device. */
 static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
 {
+    const bool captured = d->captured.id != 0;
+    const double *scale_at = captured && !o->own_scale ? &o->device_numbers[1] : NULL;
     const struct cdi_optim_step step = {.rule = &o->now,
                                         .rows = o->device_rows,
                                         .n_rows = d->n_params,
                                         .idle = o->idle,
                                         .largest = o->skip_nonfinite ? d->norm : NULL,
                                         .skipped = o->device_skipped,
+                                        .bad = captured ? cdi_nan_replay_bad(d) : NULL,
+                                        .lr_at = captured && !o->own_lr ? &o->device_numbers[0] : NULL,
+                                        .factor_at = scale_at,
                                         .publish = cdi_comm_world(d->comm)->size > 1};
     cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
 
@@ -192,7 +214,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
     else if (st == CDDP_OK && o->skip_nonfinite)
         st = cdi_norm_largest(d, err);
     if (st == CDDP_OK && o->max_norm > 0)
-        st = cdi_norm_clip(d, o->max_norm, o->now.factor, err);
+        st = cdi_norm_clip(d, o->max_norm, o->now.factor, scale_at, err);
     if (st == CDDP_OK)
         st = d->ops->optim_count(d->b, &step, err);
     return st == CDDP_OK ? d->ops->optim_update(d->b, &step, o->pieces, d->n_params, err) : st;

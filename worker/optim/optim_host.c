@@ -203,7 +203,7 @@ static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
     if (st == CDDP_OK)
         o->left_out = o->skip_nonfinite && !isfinite(*d->norm);
     if (st == CDDP_OK && o->max_norm > 0 && !o->left_out)
-        st = cdi_norm_clip(d, o->max_norm, o->now.factor, &err);
+        st = cdi_norm_clip(d, o->max_norm, o->now.factor, NULL, &err);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 

@@ -5,6 +5,7 @@
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/replicate.h"
 #include "worker/reducer/step.h"
 #include "worker/reducer/uneven.h"
@@ -76,6 +77,11 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
 
     (void)pthread_mutex_lock(&d->lock);
     trained = d->step;
+    st = cdi_captured_refuse(d, "cddp_ddp_join", err);
+    if (st != CDDP_OK) {
+        (void)pthread_mutex_unlock(&d->lock);
+        return st;
+    }
     st = d->sticky.status;
     if (st == CDDP_OK && d->begun) {
         (void)cdi_fail(err, CDDP_E_STATE,
@@ -87,6 +93,11 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
     while (st == CDDP_OK && active > 0)
         st = shadow_step(d, &active);
     d->shadow = false;
+    if (st == CDDP_OK && d->ops->on_device && cdi_ddp_stream_wait(d, 0, err) != CDDP_OK)
+        st = cdi_ddp_set_error(d, err);
+    if (st ==
+        CDDP_E_UNSUPPORTED) /* a thread of the program captures the stream; the others must not wait for this rank */
+        (void)cdi_ddp_fail_misuse(d, &d->sticky);
     if (st != CDDP_OK)
         *err = d->sticky;
     (void)pthread_mutex_unlock(&d->lock);

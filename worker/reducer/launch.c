@@ -2,6 +2,7 @@
 #include "worker/reducer/launch.h"
 
 #include "worker/base/nvtx.h"
+#include "worker/comm/stop.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
@@ -163,13 +164,26 @@ cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
 }
 
 /*
+ * Sends the question of cddp_should_stop, if the program asks it, after the first bucket: there the backward pass
+ * hides it, and the wait for a late rank is still that bucket's. A graph cannot answer.
+ */
+static cddp_status ask_to_stop(cddp_ddp *d)
+{
+    struct cdi_error err;
+
+    if (d->captured.id != 0 || cdi_stop_ride(d->comm, d, &d->enqueued, &err) == CDDP_OK)
+        return CDDP_OK;
+    return cdi_ddp_set_error(d, &err);
+}
+
+/*
  * Starts buckets next to next + k together; all of them are ready. The plan decides which start together, not the time
  * at which they become ready, since NCCL requires the same groups on all ranks.
  */
 static cddp_status launch_group(cddp_ddp *d, size_t k, int64_t now_ns)
 {
     /* Calls the backend without interruption, except for a hook, which may do anything in its thread. */
-    bool hold = d->ops->hold != NULL && d->hook.begin == NULL;
+    bool hold = d->ops->hold != NULL && d->hook.begin == NULL, first = d->plan.next == 0;
     cddp_status status = CDDP_OK;
     struct cdi_error err;
 
@@ -184,7 +198,7 @@ static cddp_status launch_group(cddp_ddp *d, size_t k, int64_t now_ns)
         status = launch_next(d, j < k, now_ns);
     if (hold)
         d->ops->let_go(d->b);
-    return status;
+    return status == CDDP_OK && first ? ask_to_stop(d) : status;
 }
 
 cddp_status cdi_launch_count_down(cddp_ddp *d, size_t i)

@@ -79,14 +79,10 @@ static void *metrics_main(void *arg)
 
 static cddp_status start_thread(struct cdi_metrics *m, struct cdi_error *err)
 {
-    pthread_condattr_t monotonic;
     int rc;
 
     (void)pthread_mutex_init(&m->lock, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&m->changed, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    cdi_cond_init_monotonic(&m->changed);
     rc = cdi_thread_create(&m->thread, STACK_BYTES, metrics_main, m);
     return rc == 0 ? CDDP_OK : cdi_fail_errno(err, rc, "%s: cannot start a thread", METRICS_ENV);
 }

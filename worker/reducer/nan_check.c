@@ -2,9 +2,10 @@
 #include "worker/reducer/nan_check.h"
 
 #include "common/env.h"
-#include "common/rank_list.h"
 #include "worker/base/dtype.h"
 #include "worker/math/nonfinite.h"
+#include "worker/reducer/nan_replay.h"
+#include "worker/reducer/nan_word.h"
 #include "worker/reducer/state/arena.h"
 
 #include <inttypes.h>
@@ -16,17 +17,19 @@
 #define MODE_ENV "CDDP_NAN_CHECK"
 #define LINES 8 /* warnings in one step, before one that says that there are more */
 
-/* A word, from the highest bit: the parameter plus 1, since a backward pass makes the last one first; the highest rank
- * minus the rank; the kind. */
-#define PARAM_SHIFT 32
-#define RANK_SHIFT 8
-#define RANK_MAX 0xffffff
-
 /* One step's exchange. */
 struct round {
     uint64_t word;   /* of all ranks, once ticket is complete */
     uint64_t ticket; /* 0: none */
     uint64_t step;
+};
+
+/* The gradients of each bucket, in the order of the arena. They move between steps only. */
+struct gradients {
+    size_t *first; /* by bucket; the number of parameters: none */
+    size_t *next;  /* by parameter */
+    size_t room;   /* buckets */
+    uint64_t step; /* plus 1; 0: not listed yet */
 };
 
 struct cdi_nan_check {
@@ -40,6 +43,7 @@ struct cdi_nan_check {
     struct cdi_look *looks; /* for the others: of this step's operations, with their parts */
     struct cdi_look_part *parts;
     size_t n_looks, n_parts, room;
+    struct gradients of;   /* where they are in this step */
     struct round round[2]; /* of even and of odd steps */
     bool sent;             /* in this step */
 };
@@ -80,9 +84,9 @@ cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err)
 
     if (st != CDDP_OK || mode == CDI_NAN_OFF)
         return st;
-    if (d->n_params >= UINT32_MAX || cdi_comm_world(d->comm)->size > RANK_MAX)
+    if (d->n_params >= UINT32_MAX || cdi_comm_world(d->comm)->size > CDI_NAN_RANK_MAX)
         return cdi_fail(err, CDDP_E_LIMIT, MODE_ENV " is possible for %u parameters and %d ranks", UINT32_MAX - 1,
-                        RANK_MAX);
+                        CDI_NAN_RANK_MAX);
     d->nan = calloc(1, sizeof *d->nan);
     if (d->nan == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
@@ -90,7 +94,8 @@ cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err)
     if (d->ops->on_device && d->comm_dtype == CDDP_FLOAT16 && (d->flags & CDDP_DDP_SUM) == 0)
         factor = 1.0 / cdi_comm_world(d->comm)->size; /* see compress.c */
     d->nan->limit = cdi_nonfinite_limit(CDDP_FLOAT32, d->comm_dtype, factor);
-    return d->ops->on_device ? init_there(d, d->nan, err) : CDDP_OK;
+    st = d->ops->on_device ? init_there(d, d->nan, err) : CDDP_OK;
+    return st == CDDP_OK && d->ops->on_device ? cdi_nan_replay_init(d, mode == CDI_NAN_ERROR, err) : st;
 }
 
 enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d)
@@ -100,63 +105,6 @@ enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d)
 
 /* ------------------------------------------------------------------------------------------------- the messages -- */
 
-uint64_t cdi_nan_word(size_t param, int rank, int kind)
-{
-    return (uint64_t)cdi_ddp_look_key(param) << PARAM_SHIFT | (uint64_t)(RANK_MAX - rank) << RANK_SHIFT |
-           (uint64_t)kind;
-}
-
-static size_t param_of(uint64_t word)
-{
-    return (size_t)(word >> PARAM_SHIFT) - 1;
-}
-
-static int rank_of(uint64_t word)
-{
-    return RANK_MAX - (int)(word >> RANK_SHIFT & RANK_MAX);
-}
-
-/* Writes "the gradient of 'x' (bucket 1) has NaN". */
-static void describe_one(const cddp_ddp *d, uint64_t word, char *buf, size_t cap)
-{
-    enum cdi_nonfinite kind = (enum cdi_nonfinite)(word & 0xff);
-    size_t i = param_of(word);
-    char large[64];
-
-    (void)snprintf(large, sizeof large, "a number that %s cannot hold", cdi_dtype_name(d->comm_dtype));
-    (void)snprintf(buf, cap, "the gradient of '%.200s' (bucket %zu) has %s", d->params[i].name, d->plan.grads[i].bucket,
-                   kind == CDI_NAN   ? "NaN"
-                   : kind == CDI_INF ? "an infinity"
-                                     : large);
-}
-
-void cdi_nan_describe(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err)
-{
-    struct cdi_rank_list same = {.n = 0}, others = {.n = 0};
-    uint64_t first = 0, kind = 0;
-    char what[320], also[CDI_RANK_LIST_SHOWN * 12 + 96] = "";
-
-    for (int r = 0; r < n; r++)
-        first = words[r] > first ? words[r] : first;
-    for (int r = 0; r < n; r++) {
-        bool has = words[r] != 0, it = has && param_of(words[r]) == param_of(first);
-
-        if (has)
-            cdi_rank_list_add(it ? &same : &others, r);
-        if (it && (words[r] & 0xff) > kind)
-            kind = words[r] & 0xff;
-    }
-    describe_one(d, (first & ~(uint64_t)0xff) | kind, what, sizeof what);
-    if (others.n > 0)
-        (void)snprintf(also, sizeof also, "; such numbers in other gradients come from rank%s %s",
-                       others.n == 1 ? "" : "s", others.text);
-    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), same.first), CDDP_E_NONFINITE,
-                      "step %" PRIu64 ": %s; rank%s %s brought it%s", step, what, same.n == 1 ? "" : "s", same.text,
-                      also);
-    if (d->name != NULL)
-        (void)cdi_error_wrap(err, "model '%.64s'", d->name);
-}
-
 /* Logs a finding of this rank. */
 static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
 {
@@ -165,7 +113,7 @@ static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
 
     if (line > LINES)
         return;
-    describe_one(d, word, what, sizeof what);
+    (void)cdi_nan_describe_one(d, word, what, sizeof what);
     if (line == LINES)
         (void)snprintf(text, sizeof text, "more gradients of step %" PRIu64 " have NaN or an infinity", step);
     else
@@ -179,6 +127,12 @@ static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
 static uint64_t limit_of(const cddp_ddp *d, cddp_dtype dtype)
 {
     return dtype == CDDP_FLOAT32 ? d->nan->limit : cdi_nonfinite_inf(dtype);
+}
+
+void cdi_nan_begin(cddp_ddp *d)
+{
+    if (d->nan != NULL) /* a captured step may have been given up */
+        d->nan->n_looks = d->nan->n_parts = 0;
 }
 
 void cdi_nan_look(cddp_ddp *d, size_t i)
@@ -213,7 +167,7 @@ static bool looks_alone(const cddp_ddp *d)
 
 static struct cdi_look look_of(const cddp_ddp *d, size_t b)
 {
-    return (struct cdi_look){.word = &d->nan->there[d->step % 2],
+    return (struct cdi_look){.word = d->captured.id != 0 ? cdi_nan_replay_word(d) : &d->nan->there[d->step % 2],
                              .limit = limit_of(d, d->plan.b[b].dtype),
                              .low = (uint32_t)cdi_nan_word(0, cdi_comm_world(d->comm)->rank, CDI_FINITE)};
 }
@@ -248,6 +202,35 @@ static cddp_status reserve(cddp_ddp *d, struct cdi_error *err)
     if (parts == NULL || looks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
     n->room = most;
+    return CDDP_OK;
+}
+
+/* Lists the gradients of each bucket, once in a step. A cut gradient is alone in each of its buckets. */
+static cddp_status list_gradients(cddp_ddp *d, struct cdi_error *err)
+{
+    struct gradients *of = &d->nan->of;
+
+    if (of->step == d->step + 1)
+        return CDDP_OK;
+    if (of->room < d->plan.n || of->next == NULL) {
+        free(of->first);
+        of->room = 0;
+        of->first = calloc(d->plan.n, sizeof *of->first);
+        of->next = of->next != NULL ? of->next : calloc(d->n_params, sizeof *of->next);
+        if (of->first == NULL || of->next == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
+        of->room = d->plan.n;
+    }
+    for (size_t b = 0; b < d->plan.n; b++)
+        of->first[b] = d->n_params;
+    for (size_t i = 0; i < d->n_params; i++) {
+        const struct cdi_grad *g = &d->plan.grads[i];
+
+        of->next[i] = of->first[g->bucket];
+        for (size_t k = 0; k < g->n_parts; k++)
+            of->first[g->bucket + k] = i;
+    }
+    of->step = d->step + 1;
     return CDDP_OK;
 }
 
@@ -289,9 +272,10 @@ static cddp_status look_at(cddp_ddp *d, size_t b, const struct cdi_ddp_stretch *
     bool sorted = true;
 
     *out = NULL;
-    for (size_t i = d->n_params; st == CDDP_OK && i-- > 0;) /* in the order of the arena */
-        if (b >= d->plan.grads[i].bucket && b < d->plan.grads[i].bucket + d->plan.grads[i].n_parts)
-            add_part(d, i, b, s);
+    if (st == CDDP_OK)
+        st = list_gradients(d, err);
+    for (size_t i = st == CDDP_OK ? n->of.first[b] : d->n_params; i < d->n_params; i = n->of.next[i])
+        add_part(d, i, b, s);
     if (st != CDDP_OK || n->n_parts == first)
         return st;
     for (size_t k = first + 1; k < n->n_parts; k++)
@@ -389,7 +373,7 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
 /* Logs a finding on the rank that brought it, on a device, once its round is complete. */
 static void report_late(cddp_ddp *d, struct round *r)
 {
-    if (r->word != 0 && rank_of(r->word) == cdi_comm_world(d->comm)->rank)
+    if (r->word != 0 && cdi_nan_rank(r->word) == cdi_comm_world(d->comm)->rank)
         warn(d, r->word, r->step);
     *r = (struct round){.ticket = 0};
 }
@@ -425,6 +409,7 @@ void cdi_nan_release(cddp_ddp *d)
     for (int k = 0; k < 2 && n->mode == CDI_NAN_WARN && n->there != NULL; k++)
         if (n->round[k].ticket > 0 && n->round[k].ticket <= d->joined)
             report_late(d, &n->round[k]);
+    cdi_nan_replay_release(d);
     if (n->there != NULL)
         d->ops->release(d->b, n->there);
     n->there = NULL;
@@ -436,5 +421,7 @@ void cdi_nan_free(cddp_ddp *d)
         return;
     free(d->nan->looks);
     free(d->nan->parts);
+    free(d->nan->of.first);
+    free(d->nan->of.next);
     free(d->nan);
 }

@@ -28,6 +28,8 @@ void cdi_nan_release(cddp_ddp *d);
 void cdi_nan_free(cddp_ddp *d);
 enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d);
 
+/* Begins the search of a step, captured or not, before its first gradient. With the lock held. */
+void cdi_nan_begin(cddp_ddp *d);
 /* On the host: looks at gradient i of this step, where it is reduced. Any thread, without the lock or with it. */
 void cdi_nan_look(cddp_ddp *d, size_t i);
 
@@ -49,10 +51,5 @@ cddp_status cdi_nan_send(cddp_ddp *d);
  * "error", on every rank alike. Waits for the ranks. Returns CDDP_OK, or the sticky error.
  */
 cddp_status cdi_nan_verdict(cddp_ddp *d, struct cdi_error *bad);
-
-/* For tests. One finding as a number: of several the largest one counts. 0: none. */
-uint64_t cdi_nan_word(size_t param, int rank, int kind);
-/* Describes, in err, what the ranks of `world` found: n words, one of them not 0. */
-void cdi_nan_describe(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err);
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "worker/reducer/layout/shard.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/used.h"
 #include "worker/reducer/step.h"
 
@@ -18,15 +19,14 @@
 
 cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err)
 {
-    void *sum;
+    void *sum = NULL;
     cddp_status st;
 
     d->spans = calloc(d->n_params, sizeof *d->spans);
     if (d->spans == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
-    st = d->ops->alloc(d->b, sizeof *d->norm, &sum, err);
-    if (st == CDDP_OK)
-        d->norm = sum;
+    st = cdi_backend_zeros(d->ops, d->b, (d->ops->on_device ? CDI_NORM_ROOM : 1) * sizeof *d->norm, &sum, err);
+    d->norm = sum;
     return st;
 }
 
@@ -148,17 +148,22 @@ static cddp_status norm_prepare(cddp_ddp *d, struct cdi_error *err)
     return CDDP_OK;
 }
 
+static cddp_status check_type(double norm_type, struct cdi_error *err)
+{
+    if (norm_type == 2 || (isinf(norm_type) && norm_type > 0))
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "a gradient norm of type %g: use 2 or INFINITY", norm_type);
+}
+
 /*
  * Computes the number in d->norm after a step, or with an optimizer at its end. Without the lock: no other thread may
  * begin a step meanwhile.
  */
 static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, struct cdi_error *err)
 {
-    bool largest = isinf(norm_type) && norm_type > 0;
+    bool largest = isinf(norm_type);
     cddp_status st;
 
-    if (!largest && norm_type != 2)
-        return cdi_fail(err, CDDP_E_INVALID, "a gradient norm of type %g: use 2 or INFINITY", norm_type);
     (void)pthread_mutex_lock(&d->lock);
     st = norm_prepare(d, err);
     (void)pthread_mutex_unlock(&d->lock);
@@ -186,22 +191,81 @@ static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi
     return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
 }
 
-cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, struct cdi_error *err)
+cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, const double *scale_at, struct cdi_error *err)
 {
-    const struct cdi_clip how = {max_norm, scale, false};
+    const struct cdi_clip how = {.max_norm = max_norm, .factor = scale, .factor_at = scale_at};
 
     return scale_all(d, &how, err);
+}
+
+/* Rejects a wrong max_norm or norm_type. */
+static cddp_status check_clip(double max_norm, double norm_type, struct cdi_error *err)
+{
+    if (!(max_norm >= 0))
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_clip_grad_norm: max_norm is %g, not 0 or more", max_norm);
+    return check_type(norm_type, err);
+}
+
+/* Clips within a capture, with the lock held: nothing is left to the host. */
+static cddp_status clip_captured(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
+{
+    cddp_status st;
+
+    if (d->begun && !d->sharded)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the captured step has not ended: call cddp_ddp_wait before "
+                        "cddp_ddp_clip_grad_norm");
+    if (d->sharded) {
+        st = cdi_step_close_captured(d, err);
+        if (st == CDDP_OK)
+            st = cdi_step_complete_share(d); /* an error is sticky */
+        if (st != CDDP_OK)
+            return st;
+        d->share_complete = true;
+    }
+    st = d->ops->wait_stream(d->b, d->stream, err);
+    if (st == CDDP_OK)
+        st = count_all(d, how->largest, err);
+    if (st == CDDP_OK)
+        st = scale_all(d, how, err);
+    return st == CDDP_OK ? d->ops->stream_wait(d->b, 0, d->stream, err) : st;
+}
+
+/* Clips if the compute stream captures a graph. If *captured is set, or the call fails, nothing is left to do. */
+static cddp_status clip_in_capture(cddp_ddp *d, const struct cdi_clip *how, bool wants_number, bool *captured,
+                                   struct cdi_error *err)
+{
+    cddp_status st;
+
+    *captured = false;
+    if (d->ops->capture_of == NULL)
+        return CDDP_OK;
+    (void)pthread_mutex_lock(&d->lock);
+    st = cdi_captured_enter(d, d->stream, true, captured, err);
+    if (*captured && wants_number)
+        st = cdi_fail(err, CDDP_E_UNSUPPORTED,
+                      "the stream captures a graph, and the host cannot wait for a norm there: pass NULL for norm, and "
+                      "0 for error_if_nonfinite");
+    else if (*captured)
+        st = clip_captured(d, how, err);
+    if (*captured)
+        st = cdi_captured_leave(d, d->stream, st, err);
+    (void)pthread_mutex_unlock(&d->lock);
+    return st;
 }
 
 static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool error_if_nonfinite, double *norm,
                         struct cdi_error *err)
 {
-    const struct cdi_clip how = {max_norm, cddp_ddp_grad_scale(d), isinf(norm_type)};
+    const struct cdi_clip how = {.max_norm = max_norm, .factor = cddp_ddp_grad_scale(d), .largest = isinf(norm_type)};
     double number = 0;
-    cddp_status st;
+    bool captured = false;
+    cddp_status st = check_clip(max_norm, norm_type, err);
 
-    if (!(max_norm >= 0))
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_clip_grad_norm: max_norm is %g, not 0 or more", max_norm);
+    if (st == CDDP_OK)
+        st = clip_in_capture(d, &how, norm != NULL || error_if_nonfinite, &captured, err);
+    if (st != CDDP_OK || captured)
+        return st;
     st = norm_measure_spans(d, norm_type, err);
     if (st == CDDP_OK && (norm != NULL || error_if_nonfinite))
         st = norm_fetch(d, norm_type, &number, err);
@@ -224,6 +288,13 @@ cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
     if (ddp == NULL || norm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_grad_norm: ddp and norm must not be NULL");
     else
+        st = check_type(norm_type, &err);
+    if (st == CDDP_OK && ddp != NULL) {
+        (void)pthread_mutex_lock(&ddp->lock);
+        st = cdi_captured_refuse(ddp, "cddp_ddp_grad_norm", &err); /* the host waits for the number */
+        (void)pthread_mutex_unlock(&ddp->lock);
+    }
+    if (st == CDDP_OK)
         st = norm_measure_spans(ddp, norm_type, &err);
     if (st == CDDP_OK)
         st = norm_fetch(ddp, norm_type, norm, &err);

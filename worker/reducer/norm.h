@@ -14,7 +14,10 @@ void cdi_norm_release(cddp_ddp *d);
 cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err);
 /* Stores in d->norm the sum of the squares. */
 cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err);
-/* Clips by what cdi_norm_measure stored; gradients count `scale` times. */
-cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, struct cdi_error *err);
+/*
+ * Clips by what cdi_norm_measure stored; gradients count `scale` times. On a device scale_at is where that factor is
+ * when the work runs; NULL: it is `scale`.
+ */
+cddp_status cdi_norm_clip(cddp_ddp *d, double max_norm, double scale, const double *scale_at, struct cdi_error *err);
 
 #endif

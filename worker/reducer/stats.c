@@ -35,7 +35,8 @@ struct cdi_ddp_stats {
     int n_ranks;
     int rank; /* of the job; it waits for others only */
     /* On a device: */
-    uint64_t first;                        /* stamp; 0: none in this step */
+    bool stamped;                          /* the first gradient of this step has come */
+    uint64_t first;                        /* its stamp; 0: none */
     struct device_step ahead[STEPS_AHEAD]; /* the oldest one in place `oldest` */
     size_t oldest, n_ahead;
     uint64_t next_step; /* the one that begins at begun_ns */
@@ -102,8 +103,12 @@ void cdi_stats_first(cddp_ddp *d)
 
 void cdi_stats_first_on(cddp_ddp *d, void *stream)
 {
-    if (d->stats != NULL && d->stats->first == 0 && d->ops->stamp != NULL)
-        d->stats->first = d->ops->stamp(d->b, stream);
+    struct cdi_ddp_stats *s = d->stats;
+
+    if (s == NULL || s->stamped || d->ops->stamp == NULL)
+        return;
+    s->stamped = true; /* if there is none, a stamp of a later gradient must not pass for it */
+    s->first = d->ops->stamp(d->b, stream);
 }
 
 int64_t cdi_stats_ready(cddp_ddp *d, size_t i)
@@ -245,7 +250,10 @@ static void add_op(struct device_step *p, uint64_t first, uint64_t last)
     p->op[p->n_ops++].last = last;
 }
 
-/* Moves the tickets and stamps of the step that has ended to *p. false: some are missing, or there is no memory. */
+/*
+ * Moves the tickets and stamps of the step that has ended to *p. Returns false if some of them are missing, or
+ * without memory for them.
+ */
 static bool take_step(cddp_ddp *d, struct device_step *p)
 {
     const struct cdi_ddp_stats *s = d->stats;
@@ -354,6 +362,7 @@ static void end_device_step(cddp_ddp *d)
         s->n_ahead++;
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].sent[0] = d->flight[b].sent[1] = d->flight[b].exchanged = 0;
+    s->stamped = false;
     s->first = 0;
 }
 

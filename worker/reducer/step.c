@@ -13,6 +13,7 @@
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
+#include "worker/reducer/nan_replay.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 #include "worker/reducer/replicas.h"
@@ -68,6 +69,7 @@ static cddp_status step_claim(cddp_ddp *d, size_t i, bool *now)
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
+        cdi_nan_begin(d);
         cdi_stats_first(d);
         cdi_plan_trial_begin(d);
         status = cdi_plan_sort_idle(d);
@@ -122,6 +124,8 @@ static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct 
                         "the gradient of parameter %zu '%.200s' was ready already in this captured step: call "
                         "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
                         i, d->params[i].name);
+    if (!d->begun)
+        cdi_nan_begin(d);
     d->begun = true;
     status = note_stream(d, i, stream);
     return status == CDDP_OK ? cdi_launch_count_down(d, i) : status;
@@ -232,7 +236,7 @@ cddp_status cdi_step_complete(cddp_ddp *d)
 
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
         local = cdi_own_scatter(d, b, &err);
-    if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device)
+    if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device && !d->shadow) /* which waits once, at its end */
         local = cdi_ddp_stream_wait(d, 0, &err);
     return local == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
 }
@@ -366,21 +370,28 @@ static cddp_status refuse_sharded(const char *function)
     return cdi_last_error_set(&err);
 }
 
-/* Ends a captured step, with the lock held. */
-static cddp_status end_in_capture(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_step_close_captured(const cddp_ddp *d, struct cdi_error *err)
 {
-    cddp_status status;
+    return cdi_bucket_all_launched(&d->plan) ? CDDP_OK : step_name_missing(d, err);
+}
 
-    if (!cdi_bucket_all_launched(&d->plan))
-        return step_name_missing(d, err);
-    status = cdi_step_complete(d);
+/* Ends a captured step, with the lock held. */
+static cddp_status end_in_capture(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg,
+                                  struct cdi_error *err)
+{
+    cddp_status status = cdi_step_close_captured(d, err);
+
+    if (status == CDDP_OK)
+        status = cdi_nan_replay_send(d, err);
+    if (status == CDDP_OK)
+        status = complete(d, arg);
     if (status == CDDP_OK)
         cdi_captured_forget(d);
     return status;
 }
 
-/* Ends the step if it is captured. If *captured is set, the call is complete. */
-static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
+cddp_status cdi_step_finish_captured(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg,
+                                     bool *captured)
 {
     struct cdi_error err;
     cddp_status status = CDDP_OK;
@@ -392,7 +403,7 @@ static cddp_status wait_in_capture(cddp_ddp *d, bool *captured)
     if (!d->finishing)
         status = cdi_captured_enter(d, d->stream, true, captured, &err);
     if (*captured)
-        status = cdi_captured_leave(d, d->stream, end_in_capture(d, &err), &err);
+        status = cdi_captured_leave(d, d->stream, end_in_capture(d, complete, arg, &err), &err);
     if (status != CDDP_OK)
         (void)cdi_last_error_set(&err);
     (void)pthread_mutex_unlock(&d->lock);
@@ -408,7 +419,7 @@ cddp_status cddp_ddp_wait(cddp_ddp *ddp)
         return status;
     if (ddp->sharded)
         return refuse_sharded("cddp_ddp_wait");
-    status = wait_in_capture(ddp, &captured);
+    status = cdi_step_finish_captured(ddp, complete_means, NULL, &captured);
     if (captured || status != CDDP_OK)
         return status;
     return cdi_step_finish(ddp, complete_means, NULL);

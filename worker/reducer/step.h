@@ -21,6 +21,14 @@ cddp_status cdi_step_check(cddp_ddp *d, struct cdi_error *bad);
  * error.
  */
 cddp_status cdi_step_finish(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg);
+/*
+ * Ends the step if the compute stream captures a graph: `complete` enqueues its end there, and the reducer forgets the
+ * step. If *captured is set, or the call fails, nothing is left to do. Without the lock. Sets the thread's last error.
+ */
+cddp_status cdi_step_finish_captured(cddp_ddp *d, cddp_status (*complete)(cddp_ddp *d, void *arg), void *arg,
+                                     bool *captured);
+/* Rejects, in a capture, a step with missing gradients. Breaks nothing. */
+cddp_status cdi_step_close_captured(const cddp_ddp *d, struct cdi_error *err);
 /* Waits until the means are in the arena (on a device: enqueues it); every bucket was launched. Sets the sticky error.
  */
 cddp_status cdi_step_complete(cddp_ddp *d);

@@ -122,7 +122,7 @@ typedef struct cddp_optim_step_args {
     size_t size;       /* sizeof(cddp_optim_step_args) */
     uint64_t flags;    /* CDDP_OPTIM_SKIP_NONFINITE; 0: none */
     double lr;         /* learning rate of this step alone, of all groups by their factors; 0: as set */
-    double grad_scale; /* > 0: gradients are multiplied by it: 1/the loss's scale of mixed precision; 0: 1 */
+    double grad_scale; /* > 0: gradients are multiplied by it: 1/the loss's scale of mixed precision; 0: as set, or 1 */
     double max_norm;   /* > 0: gradients are clipped to this norm, of type 2; 0: they are not */
 } cddp_optim_step_args;
 
@@ -146,6 +146,10 @@ typedef struct cddp_optim_step_args {
  * CDDP_OK is returned: cddp_optim_skipped() tells on both. The errors of CDDP_NAN_CHECK and CDDP_CHECK_REPLICAS
  * (cddp_ddp_wait; cddp_optim_skip() returns them, too): the step was left out as well, also on a GPU.
  * CDDP_E_UNSUPPORTED (a newer header's struct).
+ *
+ * A step on a GPU can be captured (experimental/stream.h). Each launch of the graph counts as a step. The learning rate
+ * and the scale are read when it runs, so cddp_optim_set_lr() and cddp_optim_set_grad_scale() before a launch set them;
+ * a number in args other than 0, max_norm and flags belong to the graph.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args);
 
@@ -158,10 +162,18 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_skip(cddp_optim *optim);
 
 /*
  * Sets the learning rate from the next step on (for a schedule, also one that begins or ends with 0), of all groups by
- * their factors; every rank gives the same one. Between two steps, one thread. CDDP_OK; CDDP_E_INVALID (below 0, or
- * NaN); CDDP_E_STATE (its reducer is gone).
+ * their factors; every rank gives the same one. Between two steps, one thread. On a GPU it also holds for captured
+ * steps, in the order of the reducer's stream: launches of a graph that are on the stream already keep the old one, and
+ * later ones read the new one. The host does not wait. CDDP_OK; CDDP_E_INVALID (below 0, or NaN); CDDP_E_STATE (its
+ * reducer is gone); CDDP_E_UNSUPPORTED (the stream captures a graph, in which a number would never change); the error
+ * of a communicator that has failed. After an error the old one holds.
  */
 CDDP_API cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr);
+/*
+ * Sets what gradients are multiplied by from the next step on, where a step's `grad_scale` is 0: 1/the loss's scale of
+ * mixed precision. It is 1 before the first call. Otherwise like cddp_optim_set_lr; CDDP_E_INVALID: not above 0.
+ */
+CDDP_API cddp_status cddp_optim_set_grad_scale(cddp_optim *optim, double scale);
 /*
  * Stores in *steps how many steps CDDP_OPTIM_SKIP_NONFINITE has left out since cddp_optim_create(), the same on every
  * rank. Between two steps, one thread; on a GPU the host waits for the last one. CDDP_OK; CDDP_E_INVALID (NULL);

@@ -21,16 +21,18 @@ extern "C" {
  * mode, by any thread), cddp_ddp_grad_ready, cddp_ddp_grad_ready_on, cddp_ddp_wait_param and cddp_ddp_wait put all of
  * the step's communication into the graph, on a stream that is forked from theirs and joined again by cddp_ddp_wait.
  * Each launch then reduces what is in the gradients at that time, with the bits of a step that is not captured, and
- * without a call of libcddp.
+ * without a call of libcddp. cddp_ddp_clip_grad_norm (with a norm of NULL and 0 for error_if_nonfinite, since the host
+ * learns nothing), cddp_optim_step and cddp_optim_skip can be captured, too.
  * - The capture begins between two steps, and after the first two, which settle the order of the buckets
  *   (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
  *   cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
  *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
- *   cddp_optim_step, norms and clipping, cddp_ddp_sync_buffers, and reducers with CDDP_DDP_FIND_UNUSED,
- *   CDDP_DDP_SKIP_UNUSED, CDDP_DDP_STATIC_GRAPH or CDDP_DDP_JOIN. A refused call does nothing, and breaks neither the
- *   capture nor the reducer; nor does misuse within a capture. (But where a capture begins in the middle of a step that
+ *   cddp_ddp_grad_norm, cddp_ddp_sync_buffers, cddp_optim_set_lr, cddp_optim_set_grad_scale, cddp_ddp_join, and
+ *   reducers with CDDP_DDP_FIND_UNUSED, CDDP_DDP_SKIP_UNUSED, CDDP_DDP_STATIC_GRAPH or CDDP_DDP_JOIN. A refused call
+ *   does nothing, and breaks neither the capture nor the reducer; nor does misuse within a capture. (But where a
+ *   capture begins in the middle of a step that
  *   is not captured, cddp_ddp_grad_ready makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended
  *   before the step is, the reducer goes on as if the step had not begun.
  * - If a rank dies or stays away, a launch that waits for it ends in the timeout; the gradients are lost, the next call
@@ -38,6 +40,18 @@ extern "C" {
  * - A graph, and all that was instantiated of it, is destroyed before cddp_ddp_destroy(). NCCL's communicator cannot
  *   end before; where it has to, its memory stays.
  */
+
+/*
+ * Tells what launches of captured steps have met so far, which make no call of libcddp themselves. Call it now and
+ * then, between launches. Waits for nothing: the last launches may not have come that far. On the host there is never
+ * anything to tell. Any thread. Returns CDDP_OK; the error of a communicator that has failed, for example since a rank
+ * died in a launch; or, with CDDP_NAN_CHECK=error, CDDP_E_NONFINITE: a launch had a gradient with NaN or an infinity.
+ * The message names the launch (the first captured step of this reducer that ran is 1), the gradient and the lowest
+ * rank that brought it. A captured cddp_optim_step has left that step out, on every rank, and nothing is broken. Of
+ * several such launches since the last call only the last one is reported. With CDDP_NAN_CHECK=warn that rank logs it
+ * here, or in cddp_ddp_destroy(). Also CDDP_E_INVALID, CDDP_E_STATE (as cddp_ddp_wait).
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_replay_status(cddp_ddp *ddp);
 
 /*
  * Enqueues a group in the order of a stream: on a GPU it begins after the work that is on `stream` (a cudaStream_t;

@@ -8,10 +8,29 @@
  * cuStreamIsCapturing, cuThreadExchangeStreamCaptureMode) and of the CUDA Programming Guide, "Prohibited and Unhandled
  * Operations": a query of, or a wait for, captured work is invalid, and an invalid operation invalidates the graphs
  * that are being captured.
+ *
+ * | call                                                  | forbidden                        | source
+ * | cuStreamQuery, cuStreamSynchronize of a stream that   | in every mode                    | Programming Guide
+ * |   captures; cuCtxSynchronize                          |                                  |
+ * | cuEventQuery, cuEventSynchronize, cuEventElapsedTime  | in every mode                    | the manual of
+ * |   of an event that was recorded last in a capture     |                                  |   cuThreadExchange...
+ * | the same of others; allocation and release of memory; | where the thread's mode says so  | the same;
+ * |   copies that wait                                    |                                  |   pytorch issue 104487
+ * | cuLibraryLoadData, cuFuncLoad: loading of modules     | where the thread's mode says so  | error 900, reported in
+ * |                                                       |                                  |   newton pull request
+ * 357 | a copy between a capture and pageable host memory     | in every mode                    | PyTorch 2.8, Copy.cu
+ * | the legacy stream, while a blocking stream captures   | in every mode                    | Programming Guide
+ * | a wait for work outside of the capture, or of another | in every mode                    | cuda.h, errors 905, 902
+ * | the end: with a stream that is not joined; on another | in every mode; on another thread | cuStreamEndCapture;
+ * |   stream; in another thread                           |   unless it is RELAXED           |   cuda.h, 904, 903, 908
+ *
+ * What lazy loading does at the first launch of a kernel in a capture is not documented, and not modelled.
  */
 #include "stream.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct si_capture {
     struct si_capture *next;
@@ -34,6 +53,15 @@ static struct si_capture *capture_find(uint64_t number)
     while (c != NULL && c->number != number)
         c = c->next;
     return c;
+}
+
+/* Reports a call that captures forbid. */
+static void tell(const char *function, const char *why)
+{
+    if (si_settings.capture_faults)
+        si_fault("%s: %s", function, why);
+    else
+        si_refused("%s: %s", function, why);
 }
 
 static CUresult invalidate(struct si_capture *c, CUresult why)
@@ -67,39 +95,46 @@ CUresult si_capture_unsafe(const char *function)
     }
     si_unlock();
     if (rc != CUDA_SUCCESS)
-        si_refused("%s: forbidden in this thread while a graph is captured, which is invalid now", function);
+        tell(function, "forbidden in this thread while a graph is captured, which is invalid now");
     return rc;
 }
 
-CUresult si_capture_asked_stream_locked(const struct CUstream_st *s)
+CUresult si_capture_asked_stream_locked(const struct CUstream_st *s, const char *function)
 {
-    return s->capture != NULL ? invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+    if (s->capture == NULL)
+        return CUDA_SUCCESS;
+    tell(function, "forbidden on a stream that captures a graph, which is invalid now");
+    return invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 /* CUDA_ERROR_CAPTURED_EVENT: of an event that was last recorded in a capturing stream, also when that has ended. */
-CUresult si_capture_asked_event_locked(const struct CUevent_st *e)
+CUresult si_capture_asked_event_locked(const struct CUevent_st *e, const char *function)
 {
     struct si_capture *c = e->captured != 0 ? capture_find(e->captured) : NULL;
 
     if (c != NULL)
         c->invalidated = true;
+    if (e->captured != 0)
+        tell(function, "forbidden on an event that was recorded in a capture");
     return e->captured != 0 ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
 }
 
-CUresult si_capture_asked_context_locked(CUcontext ctx)
+CUresult si_capture_asked_context_locked(CUcontext ctx, const char *function)
 {
     CUresult rc = CUDA_SUCCESS;
 
     for (struct si_capture *c = captures; c != NULL; c = c->next)
         if (c->origin->ctx == ctx)
             rc = invalidate(c, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    if (rc != CUDA_SUCCESS)
+        tell(function, "forbidden while a stream of the context captures a graph, which is invalid now");
     return rc;
 }
 
 /*
  * cuStreamIsCapturing: for the legacy stream it returns IMPLICIT, and the capture of the blocking stream stays valid.
  */
-CUresult si_capture_legacy_locked(CUcontext ctx, bool query)
+CUresult si_capture_legacy_locked(CUcontext ctx, const char *function)
 {
     CUresult rc = CUDA_SUCCESS;
 
@@ -109,15 +144,124 @@ CUresult si_capture_legacy_locked(CUcontext ctx, bool query)
         if (s == NULL || s->ctx != ctx || !s->blocking || s->capture == NULL)
             continue;
         rc = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        if (!query)
+        if (function != NULL)
             s->capture->invalidated = true;
     }
+    if (rc != CUDA_SUCCESS && function != NULL)
+        tell(function, "the legacy stream would wait for a stream that captures a graph, which is invalid now");
     return rc;
 }
 
 CUresult si_capture_state_locked(const struct CUstream_st *s)
 {
     return s->capture != NULL && s->capture->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+/* Each makes one call that a capture forbids, on the stream that captures. */
+static void plant_alloc(CUstream s)
+{
+    CUdeviceptr p;
+
+    (void)s;
+    if (cuMemAlloc(&p, 4) == CUDA_SUCCESS)
+        (void)cuMemFree(p);
+}
+
+static void plant_free(CUstream s)
+{
+    (void)s;
+    (void)cuMemFree(0);
+}
+
+static void plant_host_alloc(CUstream s)
+{
+    void *p;
+
+    (void)s;
+    if (cuMemHostAlloc(&p, 4, 0) == CUDA_SUCCESS)
+        (void)cuMemFreeHost(p);
+}
+
+static void plant_copy(CUstream s)
+{
+    char x;
+
+    (void)s;
+    (void)cuMemcpyHtoD(0, &x, 0);
+}
+
+static void plant_load(CUstream s)
+{
+    (void)s;
+    (void)cuFuncLoad((CUfunction)(uintptr_t)s);
+}
+
+static void ask_event(CUstream s, CUresult (*ask)(CUevent e))
+{
+    CUevent e;
+
+    if (cuEventCreate(&e, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return;
+    (void)cuEventRecord(e, s);
+    (void)ask(e);
+    (void)cuEventDestroy(e);
+}
+
+static void plant_event_query(CUstream s)
+{
+    ask_event(s, cuEventQuery);
+}
+
+static void plant_event_synchronize(CUstream s)
+{
+    ask_event(s, cuEventSynchronize);
+}
+
+static void plant_stream_query(CUstream s)
+{
+    (void)cuStreamQuery(s);
+}
+
+static void plant_stream_synchronize(CUstream s)
+{
+    (void)cuStreamSynchronize(s);
+}
+
+static void plant_context_synchronize(CUstream s)
+{
+    (void)s;
+    (void)cuCtxSynchronize();
+}
+
+void si_capture_plant(CUstream stream)
+{
+    static const struct {
+        const char *function;
+        void (*call)(CUstream s);
+    } plants[] = {
+        {"cuMemAlloc", plant_alloc},
+        {"cuMemFree", plant_free},
+        {"cuMemHostAlloc", plant_host_alloc},
+        {"cuMemcpyHtoD", plant_copy},
+        {"cuFuncLoad", plant_load},
+        {"cuEventQuery", plant_event_query},
+        {"cuEventSynchronize", plant_event_synchronize},
+        {"cuStreamQuery", plant_stream_query},
+        {"cuStreamSynchronize", plant_stream_synchronize},
+        {"cuCtxSynchronize", plant_context_synchronize},
+    };
+    const char *function;
+    struct CUstream_st *s;
+    bool is_captured;
+
+    si_lock();
+    is_captured =
+        stream != NULL && si_stream_locked(stream, "cuLaunchKernel", &s) == CUDA_SUCCESS && s->capture != NULL;
+    si_unlock();
+    function = is_captured ? si_unsafe_call() : NULL;
+    for (size_t i = 0; function != NULL && i < sizeof plants / sizeof plants[0]; i++)
+        if (strcmp(function, plants[i].function) == 0)
+            plants[i].call(stream);
 }
 
 /* ---------------------------------------------------------------------------------------------- what is captured -- */
@@ -178,14 +322,19 @@ CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
     if (e->captured == 0) { /* a dependency on work outside */
         if (e->stop == NULL)
             return CUDA_SUCCESS;
+        tell("cuStreamWaitEvent",
+             "a stream that captures cannot wait for work outside of the graph, which is invalid now");
         return invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     }
     if (c == NULL)
         return CUDA_ERROR_CAPTURED_EVENT;
     if (s->capture != NULL && s->capture != c) {
         s->capture->invalidated = true;
+        tell("cuStreamWaitEvent", "it would merge two captures, which are invalid now");
         return invalidate(c, CUDA_ERROR_STREAM_CAPTURE_MERGE);
     }
+    if (si_skip_captured_wait())
+        return CUDA_SUCCESS;
     if (s->legacy)
         return invalidate(c, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     if (s->capture == NULL)
@@ -210,7 +359,8 @@ SI_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
         return rc;
     if (mode == NULL || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_ERROR_INVALID_VALUE;
-    si_thread.capture_mode = *mode;
+    if (!si_settings.never_relaxed)
+        si_thread.capture_mode = *mode;
     *mode = was;
     return CUDA_SUCCESS;
 }
@@ -286,11 +436,15 @@ SI_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
         rc = CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     if (rc == CUDA_SUCCESS && s->capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && s->capture->thread != &si_thread)
         rc = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    if (rc == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || rc == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+        tell("cuStreamEndCapture", "no capture began on this stream, or another thread must end it");
     if (rc == CUDA_SUCCESS) {
         c = s->capture;
         rc = !capture_leave(c) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
         if (c->invalidated)
             rc = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        if (rc == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+            tell("cuStreamEndCapture", "a stream of the capture was not joined");
     }
     si_unlock();
     if (c == NULL)
@@ -314,7 +468,7 @@ SI_EXPORT CUresult cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus *
         return rc;
     si_lock();
     if (hStream == NULL || hStream == CU_STREAM_LEGACY)
-        rc = si_capture_legacy_locked(si_current(), true);
+        rc = si_capture_legacy_locked(si_current(), NULL);
     if (rc == CUDA_SUCCESS)
         rc = si_stream_locked(hStream, "cuStreamIsCapturing", &s);
     if (rc == CUDA_SUCCESS)

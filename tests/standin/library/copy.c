@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and fills, and host functions: operations of a stream that need no kernel. */
-#include "core.h"
+#include "stream.h"
 
 #include <stdlib.h>
 
@@ -61,8 +61,9 @@ static bool copy_fits(const char *function, const void *at, size_t bytes, enum s
     return !device || *tracked;
 }
 
+/* pageable: of the host's memory, which a graph cannot use. */
 static CUresult push_copy(const char *function, struct si_op *op, const struct standin_ranges *r, CUstream stream,
-                          bool wait)
+                          bool wait, bool pageable)
 {
     struct CUstream_st *s;
     struct si_stop *stop = NULL;
@@ -70,6 +71,8 @@ static CUresult push_copy(const char *function, struct si_op *op, const struct s
 
     si_lock();
     rc = si_stream_here_locked(stream, function, &s);
+    if (rc == CUDA_SUCCESS && pageable)
+        rc = si_capture_asked_stream_locked(s, function);
     if (rc == CUDA_SUCCESS) {
         si_push_locked(s, op, r);
         stop = wait ? si_stop_create_locked(s) : NULL;
@@ -113,7 +116,7 @@ static CUresult copy_enqueue(const char *function, void *to, enum side to_side, 
             si_touch_copy(c->staging, from, bytes);
     }
     /* Into pageable memory the driver copies before it returns. */
-    return push_copy(function, op, &r, stream, wait || !to_tracked);
+    return push_copy(function, op, &r, stream, wait || !to_tracked, !from_tracked || !to_tracked);
 }
 
 SI_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
@@ -202,7 +205,7 @@ static CUresult fill_enqueue(const char *function, void *to, uint32_t value, siz
     f->width = width;
     f->count = count;
     si_range_add(&r, to, count * width, true);
-    return push_copy(function, op, &r, stream, false);
+    return push_copy(function, op, &r, stream, false, false);
 }
 
 SI_EXPORT CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char uc, size_t N, CUstream hStream)
@@ -245,5 +248,5 @@ SI_EXPORT CUresult cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userDat
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *(struct host_call *)op->data = (struct host_call){.fn = fn, .arg = userData};
-    return push_copy("cuLaunchHostFunc", op, &none, hStream, false);
+    return push_copy("cuLaunchHostFunc", op, &none, hStream, false, false);
 }

@@ -29,7 +29,7 @@ struct plant {
 struct si_settings si_settings;
 static struct plant plant[PLANTS];
 static size_t n_plants;
-static struct plant skip_wait, skip_launch, swap_launch;
+static struct plant skip_wait, skip_captured_wait, skip_launch, swap_launch, unsafe;
 static bool plants_here; /* in this rank */
 static unsigned n_faults;
 static uint64_t n_threads;
@@ -92,6 +92,18 @@ static void read_plant(const char *name, struct plant *p)
         bad_setting(name);
 }
 
+/* "F:K" */
+static void read_unsafe(const char *name)
+{
+    const char *text = cdi_env_str(name);
+    char count[24];
+
+    unsafe = (struct plant){.nth = 0};
+    if (text != NULL &&
+        (sscanf(text, "%63[A-Za-z0-9]:%23[0-9+]", unsafe.function, count) != 2 || !parse_count(count, &unsafe)))
+        bad_setting(name);
+}
+
 static void read_plants(const char *name)
 {
     const char *at = cdi_env_str(name);
@@ -116,6 +128,7 @@ void standin_configure(void)
     static const char *const delays[] = {"device", "none", "host", "both", NULL};
     static const char *const queries[] = {"own", "all", "none", NULL};
     static const char *const reports[] = {"stop", "count", NULL};
+    static const char *const captures[] = {"error", "fault", NULL};
     uint64_t random = 0;
     size_t delay = choice("CDDP_STANDIN_DELAY", delays);
 
@@ -140,9 +153,13 @@ void standin_configure(void)
         .leaks_are_faults = setting_number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
         .trace = setting_number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
         .context_lock = setting_number("CDDP_STANDIN_CONTEXT_LOCK", 0, 1, 0) == 1,
+        .capture_faults = choice("CDDP_STANDIN_CAPTURE", captures) == 1,
+        .never_relaxed = setting_number("CDDP_STANDIN_NEVER_RELAXED", 0, 1, 0) == 1,
     };
     read_plants("CDDP_STANDIN_FAIL");
     read_plant("CDDP_STANDIN_SKIP_WAIT", &skip_wait);
+    read_plant("CDDP_STANDIN_SKIP_CAPTURED_WAIT", &skip_captured_wait);
+    read_unsafe("CDDP_STANDIN_UNSAFE");
     read_plant("CDDP_STANDIN_SKIP_LAUNCH", &skip_launch);
     read_plant("CDDP_STANDIN_SWAP_LAUNCH", &swap_launch);
 }
@@ -316,6 +333,16 @@ int si_planted_async(void)
 bool si_skip_wait(void)
 {
     return due(&skip_wait);
+}
+
+bool si_skip_captured_wait(void)
+{
+    return due(&skip_captured_wait);
+}
+
+const char *si_unsafe_call(void)
+{
+    return due(&unsafe) ? unsafe.function : NULL;
 }
 
 bool si_skip_launch(void)

@@ -35,6 +35,8 @@ struct si_settings {
     int capability; /* of each GPU: 90 is 9.0 */
     enum si_query query;
     bool count_faults, leaks_are_faults, trace, context_lock;
+    bool capture_faults; /* what a capture forbids is a fault */
+    bool never_relaxed;  /* a planted bug: threads stay in the mode in which they begin */
 };
 extern struct si_settings si_settings;
 
@@ -67,6 +69,10 @@ int si_planted_kernel(void);
 int si_planted_async(void);
 /* Returns whether this is the planted K-th event wait, to be ignored. */
 bool si_skip_wait(void);
+/* Returns whether this is the planted K-th event wait of a capture, to be ignored. */
+bool si_skip_captured_wait(void);
+/* Returns the function of CDDP_STANDIN_UNSAFE if this is its K-th captured launch; otherwise NULL. */
+const char *si_unsafe_call(void);
 /* Return whether this launch of NCCL operations is dropped; and whether it is exchanged with the next one. */
 bool si_skip_launch(void);
 bool si_swap_launch(void);
@@ -204,6 +210,8 @@ CUresult si_capture_state_locked(const struct CUstream_st *s);
  * Without the lock.
  */
 CUresult si_capture_unsafe(const char *function);
+/* Makes the planted call that a capture forbids, if the stream captures and it is its turn. Without the lock. */
+void si_capture_plant(CUstream stream);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */
 void si_streams_end_locked(CUcontext ctx);
 /*

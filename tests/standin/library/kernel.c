@@ -125,6 +125,8 @@ SI_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit
 
     (void)jitOptions, (void)jitOptionsValues, (void)numJitOptions;
     (void)libraryOptions, (void)libraryOptionValues, (void)numLibraryOptions;
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuLibraryLoadData");
     if (rc != CUDA_SUCCESS)
         return rc;
     if (library == NULL || code == NULL)
@@ -193,6 +195,8 @@ SI_EXPORT CUresult cuFuncLoad(CUfunction function)
 {
     CUresult rc = si_enter("cuFuncLoad");
 
+    if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuFuncLoad");
     if (rc == CUDA_SUCCESS && function == NULL)
         rc = CUDA_ERROR_INVALID_HANDLE;
     return rc;
@@ -286,6 +290,7 @@ SI_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned 
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     k->ranges(&grid, ((struct launch *)op->data)->arg, &r);
+    si_capture_plant(hStream);
     si_lock();
     rc = si_stream_here_locked(hStream, "cuLaunchKernel", &s);
     if (rc == CUDA_SUCCESS) {

@@ -181,6 +181,8 @@ SI_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigne
     if (rc == CUDA_SUCCESS && flags != CU_MEM_ATTACH_GLOBAL)
         rc = CUDA_ERROR_NOT_SUPPORTED;
     if (rc == CUDA_SUCCESS)
+        rc = si_capture_unsafe("cuMemAllocManaged");
+    if (rc == CUDA_SUCCESS)
         rc = si_alloc(SI_MANAGED, bytesize, 4096, &at);
     if (rc == CUDA_SUCCESS)
         *dptr = (CUdeviceptr)at;
@@ -203,6 +205,7 @@ SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream 
 {
     CUresult rc = si_enter_alloc("cuMemAllocAsync");
     struct CUstream_st *s;
+    struct si_alloc *block;
     void *at = NULL;
 
     if (rc != CUDA_SUCCESS)
@@ -215,7 +218,9 @@ SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream 
     if (rc != CUDA_SUCCESS)
         return rc;
     si_lock();
-    si_find_locked(at, 1)->of_no_context = true;
+    block = si_find_locked(at, 1);
+    if (block != NULL) /* it was allocated above */
+        block->of_no_context = true;
     si_unlock();
     *dptr = (CUdeviceptr)at;
     return CUDA_SUCCESS;

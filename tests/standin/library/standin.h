@@ -31,11 +31,15 @@
  *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node
  *   CDDP_STANDIN_INSTANCES=N     this number of consecutive devices share a PCI address, as MIG instances do
  *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
- *   CDDP_STANDIN_SKIP_LAUNCH=K   the same for launches of NCCL operations (a group is one): as if not called
- *   CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one
- *   CDDP_STANDIN_RANK=R          plant only in the process whose RANK is R
- *   CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones; cuMemAlloc, without _v2; alloc:
- *                                of any function that allocates) fails with the numeric code C; F = kernel: the K-th
+ *   CDDP_STANDIN_SKIP_CAPTURED_WAIT=K  the same for waits that become part of a graph
+ *   CDDP_STANDIN_CAPTURE=fault   a call that a capture forbids is a fault; otherwise it has CUDA's error and effect
+ *   CDDP_STANDIN_UNSAFE=F:K      plant a bug: with the K-th kernel that is captured, the thread also calls F, which a
+ *                                capture forbids (capture.c has the list)
+ *   CDDP_STANDIN_NEVER_RELAXED=1 plant a bug: cuThreadExchangeStreamCaptureMode changes nothing
+ *   CDDP_STANDIN_SKIP_LAUNCH=K   the same as SKIP_WAIT for launches of NCCL operations (a group is one): as if not
+ * called CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one CDDP_STANDIN_RANK=R plant only
+ * in the process whose RANK is R CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones;
+ * cuMemAlloc, without _v2; alloc: of any function that allocates) fails with the numeric code C; F = kernel: the K-th
  *                                kernel that runs meets a fault of the device, which all later calls return (700: an
  *                                illegal address)
  *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks at a collective of a new kind, size or type

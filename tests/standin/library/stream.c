@@ -463,7 +463,7 @@ CUresult si_stream_locked(CUstream handle, const char *function, struct CUstream
     if (handle == NULL || handle == CU_STREAM_LEGACY) {
         if (ctx == NULL)
             return CUDA_ERROR_INVALID_CONTEXT;
-        if (si_capture_legacy_locked(ctx, false) != CUDA_SUCCESS)
+        if (si_capture_legacy_locked(ctx, function) != CUDA_SUCCESS)
             return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         if (ctx->legacy == NULL)
             ctx->legacy = create_locked(ctx, true, false);
@@ -606,7 +606,7 @@ SI_EXPORT CUresult cuStreamQuery(CUstream hStream)
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamQuery", &s);
     if (rc == CUDA_SUCCESS)
-        rc = si_capture_asked_stream_locked(s);
+        rc = si_capture_asked_stream_locked(s, "cuStreamQuery");
     if (rc == CUDA_SUCCESS) {
         idle = s->done == s->pushed;
         if (idle) {
@@ -631,7 +631,7 @@ SI_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
     si_lock();
     rc = si_stream_locked(hStream, "cuStreamSynchronize", &s);
     if (rc == CUDA_SUCCESS)
-        rc = si_capture_asked_stream_locked(s);
+        rc = si_capture_asked_stream_locked(s, "cuStreamSynchronize");
     if (rc == CUDA_SUCCESS) {
         wait_for_legacy(s);
         ctx = s->ctx;
@@ -652,7 +652,7 @@ SI_EXPORT CUresult cuCtxSynchronize(void)
     if (rc != CUDA_SUCCESS || ctx == NULL)
         return rc != CUDA_SUCCESS ? rc : CUDA_ERROR_INVALID_CONTEXT;
     si_lock();
-    rc = si_capture_asked_context_locked(ctx);
+    rc = si_capture_asked_context_locked(ctx, "cuCtxSynchronize");
     si_unlock();
     return rc == CUDA_SUCCESS ? si_synchronise(ctx) : rc;
 }
@@ -676,7 +676,7 @@ static CUresult askable(CUevent e, const char *function)
     if (rc != CUDA_SUCCESS)
         return rc;
     si_lock();
-    rc = si_capture_asked_event_locked(e);
+    rc = si_capture_asked_event_locked(e, function);
     si_unlock();
     return rc;
 }

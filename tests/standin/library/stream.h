@@ -90,11 +90,11 @@ void si_capture_record_locked(struct CUstream_st *s, CUevent e);
 /* Returns the result, and the effect, of a wait for an event if the stream or the event is captured. */
 CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e);
 /* Ends the capture of a stream or event with an error, because of a query of it or a wait for it. */
-CUresult si_capture_asked_stream_locked(const struct CUstream_st *s);
-CUresult si_capture_asked_event_locked(const struct CUevent_st *e);
+CUresult si_capture_asked_stream_locked(const struct CUstream_st *s, const char *function);
+CUresult si_capture_asked_event_locked(const struct CUevent_st *e, const char *function);
 /* Does the same for all streams of a context. */
-CUresult si_capture_asked_context_locked(CUcontext ctx);
-/* Checks a use of the legacy stream, which would wait for the blocking ones; query: it only reads its state. */
-CUresult si_capture_legacy_locked(CUcontext ctx, bool query);
+CUresult si_capture_asked_context_locked(CUcontext ctx, const char *function);
+/* Checks a use of the legacy stream, which would wait for the blocking ones. function NULL: it only reads its state. */
+CUresult si_capture_legacy_locked(CUcontext ctx, const char *function);
 
 #endif

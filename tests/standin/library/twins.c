@@ -22,6 +22,8 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_cast_look_args *cast_look = args;
     struct cdi_scale_look_args *scale_look = args;
     struct cdi_signal_args *tell = args;
+    struct cdi_store_args *store = args;
+    struct cdi_report_args *report = args;
 
     switch (kernel) {
     case CDI_KERNEL_PACK:
@@ -75,6 +77,7 @@ static void usable(enum cdi_kernel kernel, void *args)
         break;
     case CDI_KERNEL_CLIP:
         clip->sum = standin_host(clip->sum);
+        clip->factor_at = standin_host(clip->factor_at);
         for (uint32_t i = 0; i < clip->n; i++)
             clip->span[i].x = standin_host(clip->span[i].x);
         break;
@@ -82,9 +85,12 @@ static void usable(enum cdi_kernel kernel, void *args)
         count->rows = standin_host(count->rows);
         count->largest = standin_host(count->largest);
         count->skipped = standin_host(count->skipped);
+        count->lr_at = standin_host(count->lr_at);
+        count->bad = standin_host(count->bad);
         break;
     case CDI_KERNEL_UPDATE:
         update->rows = standin_host(update->rows);
+        update->factor_at = standin_host(update->factor_at);
         for (uint32_t i = 0; i < update->n; i++) {
             struct cdi_kernel_piece *p = &update->piece[i];
 
@@ -113,6 +119,13 @@ static void usable(enum cdi_kernel kernel, void *args)
     case CDI_KERNEL_SIGNAL:
         tell->count = standin_host(tell->count);
         tell->word = standin_host(tell->word);
+        break;
+    case CDI_KERNEL_STORE:
+        store->to = standin_host(store->to);
+        break;
+    case CDI_KERNEL_REPORT:
+        report->words = standin_host(report->words);
+        report->report = standin_host(report->report);
         break;
     case CDI_N_KERNELS:
         break;

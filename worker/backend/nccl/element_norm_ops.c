@@ -4,6 +4,8 @@
 
 #include "worker/backend/nccl/device/look.h"
 
+_Static_assert(CDI_NORM_ROOM == 1 + CDI_TALLY_BLOCKS, "the result, and a sum of each block");
+
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
                           double *out, struct cdi_error *err)
 {
@@ -13,13 +15,13 @@ cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_
     if (st != CDDP_OK)
         return st;
     while (n > 0 && st == CDDP_OK) {
-        size_t taken = cdi_launch_tally(&l, x, n, largest, b->partial);
+        size_t taken = cdi_launch_tally(&l, x, n, largest, out + 1);
 
         st = cdi_device_launch(&b->device, &l, err);
         x += taken;
         n -= taken;
     }
-    cdi_launch_fold(&l, b->partial, largest, add, out);
+    cdi_launch_fold(&l, out + 1, largest, add, out);
     if (st == CDDP_OK)
         st = cdi_device_launch(&b->device, &l, err);
     cdi_gpu_element_end(b);
@@ -53,6 +55,19 @@ cddp_status cdi_gpu_find(struct cdi_backend *b, const void *x, cddp_dtype dtype,
     if (st != CDDP_OK)
         return st;
     st = cdi_look_find(&b->device, x, dtype, look, err);
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_report(struct cdi_backend *b, uint64_t *words, struct cdi_nan_report *report, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_element_begin(b, err);
+    struct cdi_launch l;
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_launch_report(&l, words, report);
+    st = cdi_device_launch(&b->device, &l, err);
     cdi_gpu_element_end(b);
     return st;
 }

@@ -33,6 +33,10 @@ cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_
                           double *out, struct cdi_error *err);
 cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                          const double *sum, struct cdi_error *err);
+cddp_status cdi_gpu_store(struct cdi_backend *b, double *to, const double *value, size_t n, void *stream,
+                          struct cdi_error *err);
+cddp_status cdi_gpu_report(struct cdi_backend *b, uint64_t *words, struct cdi_nan_report *report,
+                           struct cdi_error *err);
 cddp_status cdi_gpu_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err);
 cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err);
 cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,

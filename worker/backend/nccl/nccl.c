@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of the NCCL backend, its creation and end, and the one symbol of the module. */
 #include "common/clock.h"
+#include "common/thread.h"
 #include "worker/backend/nccl/communicator.h"
 #include "worker/backend/nccl/device/copy.h"
 #include "worker/backend/nccl/element_ops.h"
@@ -28,23 +29,18 @@
 #define WINDOWS_ENV "CDDP_NCCL_WINDOWS"
 #define REGISTER_ENV "CDDP_NCCL_REGISTER"
 #define SPARE_MS 1000 /* for optional operations to end */
-#define PARTIAL_BYTES (CDI_TALLY_BLOCKS * sizeof(double))
 
 /* -------------------------------------------------------------------------------------------- coming and going ---- */
 
 static void init_locks(struct cdi_backend *b)
 {
-    pthread_condattr_t attr;
 
     (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
     (void)pthread_mutex_init(&b->ring_lock, NULL);
     (void)pthread_mutex_init(&b->error_lock, NULL);
     (void)pthread_mutex_init(&b->scan_lock, NULL);
     (void)pthread_mutex_init(&b->copy_lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&b->changed, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    cdi_cond_init_monotonic(&b->changed);
 }
 
 static struct cdi_backend *gpu_new_backend(const struct cdi_world *world)
@@ -72,7 +68,7 @@ static cddp_status get_event(CUevent *e, struct cdi_error *err)
 /* Creates events and the small memory of every communicator. The context is current. */
 static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_error *err)
 {
-    CUdeviceptr token = 0, found = 0, partial = 0;
+    CUdeviceptr token = 0, found = 0;
     void *pinned = NULL;
     cddp_status st = get_event(&b->mark, err);
 
@@ -92,9 +88,6 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
         st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "allocating pinned memory", err);
     b->scan_pinned = pinned;
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&partial, PARTIAL_BYTES), "allocating GPU memory", err);
-    b->partial = (double *)(uintptr_t)partial;
-    if (st == CDDP_OK)
         st = cdi_completion_create(b, err);
     if (st == CDDP_OK)
         st = cdi_capture_open(b, err);
@@ -102,8 +95,6 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
         st = cdi_stamps_open(b, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.set_bytes(partial, 0, PARTIAL_BYTES, b->device.stream), "clearing memory", err);
     return st == CDDP_OK ? cdi_stage_open(b, err) : st;
 }
 
@@ -122,8 +113,6 @@ static void backend_free_resources(struct cdi_backend *b)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->token));
     if (b->scan_device != NULL)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->scan_device));
-    if (b->partial != NULL)
-        (void)cdi_cuda.memory_free(cdi_device_ptr(b->partial));
     if (b->scan_pinned != NULL)
         (void)cdi_cuda.pinned_free(b->scan_pinned);
     cdi_stage_free(b->results);
@@ -595,6 +584,8 @@ static const struct cdi_backend_ops gpu_ops = {
     .hash = cdi_gpu_hash,
     .norm = cdi_gpu_tally,
     .clip = cdi_gpu_clip,
+    .store = cdi_gpu_store,
+    .report = cdi_gpu_report,
     .clear = cdi_gpu_clear,
     .optim_count = cdi_gpu_optim_count,
     .optim_update = cdi_gpu_optim_update,

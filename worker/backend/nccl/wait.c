@@ -173,8 +173,7 @@ cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     return waits ? CDDP_IN_PROGRESS : test_locked(b, ticket, err);
 }
 
-/* Rejects a stream that captures: the call would run later, or again, without notice. The query ends no capture. */
-static cddp_status refuse_capture(CUstream stream, struct cdi_error *err)
+cddp_status cdi_gpu_refuse_capture(CUstream stream, struct cdi_error *err)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult r = cdi_cuda.stream_capturing(stream, &status);
@@ -204,7 +203,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
         return st;
     st = cdi_device_enter_briefly(&b->device, err);
     if (st == CDDP_OK)
-        st = refuse_capture(stream, err);
+        st = cdi_gpu_refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
         st = cdi_nccl_poll_async(b, ncclInProgress,
@@ -228,7 +227,7 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
         return st;
     st = cdi_device_enter_briefly(&b->device, err);
     if (st == CDDP_OK)
-        st = refuse_capture(stream, err);
+        st = cdi_gpu_refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK && ticket > b->enqueued)
         st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");

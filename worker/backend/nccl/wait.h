@@ -10,6 +10,11 @@ cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err);
 cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
+/*
+ * Rejects a stream that captures, where a call would run later, or again, without notice: CDDP_E_UNSUPPORTED. The query
+ * ends no capture. The context is current.
+ */
+cddp_status cdi_gpu_refuse_capture(CUstream stream, struct cdi_error *err);
 /* Waits until the event is reached; after a failure, until nothing of the communicator runs. Without `lock`. */
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err);
 /* Reduces one value of host memory over all ranks, and waits for it. */

@@ -21,16 +21,10 @@ static cddp_status refuse(struct cdi_error *err, const char *what)
 /* Checks, with the lock held, that a captured step can begin. */
 static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
 {
-    if (d->sharded)
-        return refuse(err, "a step that ends with cddp_optim_step cannot be captured");
     if (d->hook.begin != NULL)
         return refuse(err, "a communication hook cannot be captured");
     if (d->powersgd != NULL)
         return refuse(err, "PowerSGD cannot be captured");
-    if (d->nan != NULL)
-        return refuse(err,
-                      "with CDDP_NAN_CHECK the host learns at the end of each step what the ranks have found, which "
-                      "cannot be captured: unset it");
     if ((d->flags & NEVER) != 0)
         return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks exchange in each "
                            "step which gradients they used, which cannot be captured");
@@ -55,7 +49,7 @@ void cdi_captured_forget(cddp_ddp *d)
         d->flight[b].n_streams = 0;
     }
     d->n_copied = 0;
-    d->begun = false;
+    d->begun = d->share_complete = false;
     d->captured = (struct cdi_ddp_captured){0};
 }
 

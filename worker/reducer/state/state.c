@@ -41,7 +41,8 @@ cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ti
 
     if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    d->enqueued = *ticket;
+    if (d->captured.id == 0) /* a captured operation has no ticket */
+        d->enqueued = *ticket;
     return CDDP_OK;
 }
 

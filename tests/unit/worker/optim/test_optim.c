@@ -730,7 +730,8 @@ static int mixed_precision(int rank)
         grad_put(ddp, CDDP_FLOAT16, 0, 0, small * scale);
         grad_put(ddp, CDDP_FLOAT16, 0, 1, want * scale);
         CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
-        args.grad_scale = 1 / scale;
+        args.grad_scale = step % 2 == 0 ? 1 / scale : 0; /* of this step, or as set */
+        CHECK(cddp_optim_set_grad_scale(optim, step % 2 == 0 ? 3 : 1 / scale) == CDDP_OK);
         st = cddp_optim_step(optim, &args);
         CHECK(st == (step < 3 ? CDDP_E_NONFINITE : CDDP_OK));
         if (st == CDDP_E_NONFINITE) {
@@ -843,6 +844,9 @@ static int wrong_args(int rank)
         CHECK(cddp_optim_step(optim, &wrong[i].args) == wrong[i].status);
         CHECK(strstr(cddp_last_error(), wrong[i].text) != NULL);
     }
+    CHECK(cddp_optim_set_grad_scale(optim, 0) == CDDP_E_INVALID &&
+          cddp_optim_set_grad_scale(optim, NAN) == CDDP_E_INVALID);
+    CHECK(cddp_optim_set_grad_scale(NULL, 1) == CDDP_E_INVALID);
     CHECK(cddp_optim_step(optim, &later.args) == CDDP_E_UNSUPPORTED);
     CHECK(strstr(cddp_last_error(), "cddp_optim_step_args is not zero at offset 40") != NULL);
     CHECK(cddp_optim_step(optim, NULL) == CDDP_OK && backward(&m, rank, 1, N) == 0);

@@ -63,17 +63,13 @@ static void *call_thread_main(void *arg)
 cddp_status cdi_call_thread_create(struct cdi_call_thread **out, CUcontext context, struct cdi_error *err)
 {
     struct cdi_call_thread *a = cdi_host->alloc(1, sizeof *a);
-    pthread_condattr_t attr;
     int rc;
 
     if (a == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     a->context = context;
     (void)pthread_mutex_init(&a->lock, NULL); /* on Linux these cannot fail without attributes */
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&a->changed, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    cdi_cond_init_monotonic(&a->changed);
     rc = cdi_thread_create(&a->thread, 0, call_thread_main, a);
     if (rc != 0) {
         call_thread_free(a);

@@ -242,15 +242,21 @@ void cdi_device_let_go(const struct cdi_device *d)
     cdi_device_leave_briefly(d);
 }
 
-cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err)
+cddp_status cdi_device_launch_on(const struct cdi_device *d, CUstream stream, struct cdi_launch *launch,
+                                 struct cdi_error *err)
 {
     void *params[] = {&launch->args};
 
     if (launch->grid == 0)
         return CDDP_OK;
     return cdi_cuda_check(cdi_cuda.launch(d->kernel[launch->kernel], launch->grid, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0,
-                                          cdi_device_stream(d), params, NULL),
+                                          stream, params, NULL),
                           cdi_kernel_name(launch->kernel), err);
+}
+
+cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err)
+{
+    return cdi_device_launch_on(d, cdi_device_stream(d), launch, err);
 }
 
 /* "GPU 3 (NVIDIA H100 at 0000:65:00.0)". */

@@ -68,8 +68,10 @@ void cdi_device_capture(const struct cdi_device *d, bool begins);
 /* Returns the stream of this thread's launches: the communication stream, or d->captured. */
 CUstream cdi_device_stream(const struct cdi_device *d);
 
-/* Enqueues a launch on that stream. A grid of 0 launches nothing. */
+/* Enqueues a launch on that stream, or on a given one. A grid of 0 launches nothing. */
 cddp_status cdi_device_launch(const struct cdi_device *d, struct cdi_launch *launch, struct cdi_error *err);
+cddp_status cdi_device_launch_on(const struct cdi_device *d, CUstream stream, struct cdi_launch *launch,
+                                 struct cdi_error *err);
 
 /*
  * Finds out whether p is memory of this GPU, or managed memory. Otherwise it is host memory, pinned or not; NULL counts

@@ -370,4 +370,35 @@ CDI_INLINE void cdi_signal_body(const struct cdi_kernel_thread *t, const struct 
 #endif
 }
 
+CDI_INLINE void cdi_report_body(const struct cdi_kernel_thread *t, const struct cdi_report_args *a)
+{
+    uint64_t *const words = a->words;
+
+    if (cdi_first_unit(t) != 0)
+        return;
+    words[2] += 1;
+    if (words[1] != 0) {
+#ifdef __CUDA_ARCH__
+        volatile struct cdi_nan_report *report = a->report;
+
+        report->number = 0;
+        __threadfence_system();
+        report->all = words[1];
+        __threadfence_system();
+        report->number = words[2];
+#else
+        __atomic_store_n(&a->report->number, 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&a->report->all, words[1], __ATOMIC_SEQ_CST);
+        __atomic_store_n(&a->report->number, words[2], __ATOMIC_SEQ_CST);
+#endif
+    }
+    words[0] = 0;
+}
+
+CDI_INLINE void cdi_store_body(const struct cdi_kernel_thread *t, const struct cdi_store_args *a)
+{
+    for (uint64_t k = 0; cdi_first_unit(t) == 0 && k < a->n; k++)
+        a->to[k] = a->value[k];
+}
+
 #endif

@@ -122,7 +122,8 @@ CDI_INLINE void cdi_fold_end(const struct cdi_fold_args *a, double sum)
 
 CDI_INLINE double cdi_clip_factor(const struct cdi_clip_args *a)
 {
-    const double norm = (a->largest ? *a->sum : sqrt(*a->sum)) * a->factor;
+    const double factor = a->factor_at != NULL ? *a->factor_at : a->factor;
+    const double norm = (a->largest ? *a->sum : sqrt(*a->sum)) * factor;
 
     return a->max_norm / (norm + 1e-6);
 }

@@ -31,18 +31,19 @@ CDI_INLINE int cdi_is_finite(double x)
 
 CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct cdi_count_args *a)
 {
-    const int skip = a->largest != NULL && !cdi_is_finite(*a->largest);
+    const int bad = a->bad != NULL && *a->bad != 0;
+    const int skip = !bad && a->largest != NULL && !cdi_is_finite(*a->largest);
 
     if (a->first == 0 && cdi_first_unit(t) == 0 && skip)
         ++*a->skipped;
     for (uint64_t i = cdi_first_unit(t); i < a->n; i += cdi_unit_step(t)) {
         struct cdi_optim_row *r = &a->rows[a->first + i];
 
-        r->idle = skip || (a->idle[i / 64] >> (i % 64) & 1) != 0;
+        r->idle = bad || skip || (a->idle[i / 64] >> (i % 64) & 1) != 0;
         if (r->idle)
             continue;
         r->steps++;
-        r->lr = a->lr * r->lr_factor;
+        r->lr = (a->lr_at != NULL ? *a->lr_at : a->lr) * r->lr_factor;
         if (a->kind == CDDP_OPTIM_SGD)
             continue;
         r->step_size = r->lr / (1 - cdi_power(a->beta1, r->steps));
@@ -68,7 +69,7 @@ CDI_INLINE void cdi_count_body(const struct cdi_kernel_thread *t, const struct c
         n.momentum = a->momentum != 0;                                                                      \
         n.lr = (T)r->lr;                                                                                    \
         n.decay = a->kind == CDDP_OPTIM_ADAMW ? (T)0 : (T)r->weight_decay;                                  \
-        n.factor = (T)a->factor;                                                                            \
+        n.factor = (T)(a->factor_at != NULL ? *a->factor_at : a->factor);                                   \
         n.keep = r->steps == 1 ? (T)0 : (T)a->momentum;                                                     \
         n.take = r->steps == 1 ? (T)1 : (T)(1 - a->dampening);                                              \
         n.ahead = a->nesterov ? (T)a->momentum : (T)0;                                                      \

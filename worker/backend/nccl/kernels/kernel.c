@@ -14,12 +14,13 @@ _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_arg
                    sizeof(struct cdi_scale_args) == 48 && sizeof(struct cdi_scan_args) == 32,
                "nvcc and the host compiler lay them out alike");
 _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 24 &&
-                   offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 40 &&
+                   offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 48 &&
                    sizeof(struct cdi_clip_args) <= 4000,
                "as above");
 _Static_assert(sizeof(struct cdi_optim_row) == 64 && sizeof(struct cdi_kernel_piece) == 64 &&
-                   offsetof(struct cdi_count_args, idle) == 72 && offsetof(struct cdi_update_args, piece) == 88 &&
-                   sizeof(struct cdi_update_args) <= 4000 && sizeof(struct cdi_signal_args) == 16,
+                   offsetof(struct cdi_count_args, idle) == 88 && offsetof(struct cdi_update_args, piece) == 96 &&
+                   sizeof(struct cdi_update_args) <= 4000 && sizeof(struct cdi_signal_args) == 16 &&
+                   sizeof(struct cdi_store_args) == 48,
                "as above");
 
 _Static_assert(sizeof(struct cdi_lowrank_piece) == 72 && offsetof(struct cdi_lowrank_args, piece) == 24 &&
@@ -101,6 +102,10 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_scale_look_args);
     case CDI_KERNEL_SIGNAL:
         return sizeof(struct cdi_signal_args);
+    case CDI_KERNEL_STORE:
+        return sizeof(struct cdi_store_args);
+    case CDI_KERNEL_REPORT:
+        return sizeof(struct cdi_report_args);
     case CDI_N_KERNELS:
         break;
     }
@@ -264,6 +269,7 @@ size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_s
     args->sum = sum;
     args->max_norm = how->max_norm;
     args->factor = how->factor;
+    args->factor_at = how->factor_at;
     args->largest = how->largest;
     out->kernel = CDI_KERNEL_CLIP;
     out->grid = grid(n_sm, args->n_chunks);
@@ -278,6 +284,8 @@ size_t cdi_launch_count(struct cdi_launch *out, const struct cdi_optim_step *s, 
     *args = (struct cdi_count_args){.rows = s->rows,
                                     .largest = s->largest,
                                     .skipped = s->skipped,
+                                    .bad = s->bad,
+                                    .lr_at = s->lr_at,
                                     .lr = s->rule->lr,
                                     .beta1 = s->rule->beta1,
                                     .beta2 = s->rule->beta2,
@@ -307,6 +315,7 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
     args->beta2 = r->beta2;
     args->eps = r->eps;
     args->factor = r->factor;
+    args->factor_at = s->factor_at;
     args->kind = (int32_t)r->kind;
     args->nesterov = r->nesterov;
     args->publish = s->publish;
@@ -444,4 +453,20 @@ void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word)
     out->kernel = CDI_KERNEL_SIGNAL;
     out->grid = 1;
     out->args.signal = (struct cdi_signal_args){.count = count, .word = word};
+}
+
+void cdi_launch_store(struct cdi_launch *out, double *to, const double *value, size_t n)
+{
+    out->kernel = CDI_KERNEL_STORE;
+    out->grid = 1;
+    out->args.store = (struct cdi_store_args){.to = to, .n = n};
+    for (size_t k = 0; k < n && k < CDI_STORE_MAX; k++)
+        out->args.store.value[k] = value[k];
+}
+
+void cdi_launch_report(struct cdi_launch *out, uint64_t *words, struct cdi_nan_report *report)
+{
+    out->kernel = CDI_KERNEL_REPORT;
+    out->grid = 1;
+    out->args.report = (struct cdi_report_args){.words = words, .report = report};
 }

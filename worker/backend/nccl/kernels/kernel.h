@@ -36,6 +36,7 @@
 #define CDI_LEFT_CHUNK (CDI_KERNEL_THREADS / CDI_LOWRANK_LANES) /* elements of P that one block makes at a time */
 #define CDI_TALLY_BLOCKS 1024                                   /* on any device: the order of a sum depends on it */
 #define CDI_KERNEL_HASHES 160                                   /* pieces per launch of hash */
+#define CDI_STORE_MAX 4                                         /* numbers per launch of store */
 #define CDI_HASH_CHUNK 65536 /* bytes of a piece that one block hashes at a time: a multiple of 16 */
 
 /* X(constant, name in the image) */
@@ -60,7 +61,9 @@
     X(CDI_KERNEL_PACK_LOOK, cdi_pack_look)   \
     X(CDI_KERNEL_CAST_LOOK, cdi_cast_look)   \
     X(CDI_KERNEL_SCALE_LOOK, cdi_scale_look) \
-    X(CDI_KERNEL_SIGNAL, cdi_signal)
+    X(CDI_KERNEL_SIGNAL, cdi_signal)         \
+    X(CDI_KERNEL_STORE, cdi_store)           \
+    X(CDI_KERNEL_REPORT, cdi_report)
 
 enum cdi_kernel {
 #define X(constant, name) constant,
@@ -167,6 +170,7 @@ struct cdi_fold_args {
  */
 struct cdi_clip_args {
     const double *sum;
+    const double *factor_at; /* NULL, or: it is read there */
     double max_norm, factor;
     uint32_t n, n_chunks;
     int32_t largest;
@@ -179,6 +183,8 @@ struct cdi_count_args {
     struct cdi_optim_row *rows;
     const double *largest; /* NULL, or: if it is not a finite number, all rows are idle, */
     uint64_t *skipped;     /* and this is incremented */
+    const uint64_t *bad;   /* NULL, or: if it is not 0, all rows are idle */
+    const double *lr_at;   /* NULL, or: lr is read there */
     double lr, beta1, beta2;
     uint64_t first, n;
     int32_t kind; /* cddp_optim_kind */
@@ -200,6 +206,7 @@ struct cdi_kernel_piece {
 
 struct cdi_update_args {
     const struct cdi_optim_row *rows;
+    const double *factor_at; /* NULL, or: factor is read there */
     uint64_t n_rows;
     double momentum, dampening, beta1, beta2, eps, factor;
     int32_t kind, nesterov;
@@ -286,6 +293,22 @@ struct cdi_signal_args {
     uint32_t *count, *word;
 };
 
+/* cdi_store, one thread: to[k] becomes value[k], for k < n. */
+struct cdi_store_args {
+    double *to;
+    uint64_t n;
+    double value[CDI_STORE_MAX];
+};
+
+/*
+ * cdi_report, one thread: words are what this rank has found, what all ranks have, and a count, which it increments. If
+ * the second is not 0, it tells the host; the number is 0 while it writes. Clears the first.
+ */
+struct cdi_report_args {
+    uint64_t *words;
+    struct cdi_nan_report *report;
+};
+
 /* One launch. A grid of 0 means that there is nothing to do (no elements): do not launch it. */
 struct cdi_launch {
     enum cdi_kernel kernel;
@@ -306,6 +329,8 @@ struct cdi_launch {
         struct cdi_cast_look_args cast_look;
         struct cdi_scale_look_args scale_look;
         struct cdi_signal_args signal;
+        struct cdi_store_args store;
+        struct cdi_report_args report;
     } args;
 };
 
@@ -388,6 +413,12 @@ size_t cdi_launch_hash(struct cdi_launch *out, uint32_t n_sm, const struct cdi_s
 
 /* Fills SIGNAL. */
 void cdi_launch_signal(struct cdi_launch *out, uint32_t *count, uint32_t *word);
+
+/* Fills STORE; n is at most CDI_STORE_MAX. */
+void cdi_launch_store(struct cdi_launch *out, double *to, const double *value, size_t n);
+
+/* Fills REPORT. */
+void cdi_launch_report(struct cdi_launch *out, uint64_t *words, struct cdi_nan_report *report);
 
 /*
  * The kernels for cuLibraryLoadData: a fatbin with code for every architecture that the compiler knew, and PTX for

@@ -174,7 +174,10 @@ static size_t clip_ranges(const void *args, struct cdi_kernel_range *out, size_t
 
     put(out, cap, 0, a->sum, sizeof *a->sum, false);
     put_spans(out, cap, a->span, a->n, true);
-    return (size_t)a->n + 1;
+    if (a->factor_at == NULL)
+        return (size_t)a->n + 1;
+    put(out, cap, (size_t)a->n + 1, a->factor_at, sizeof *a->factor_at, false);
+    return (size_t)a->n + 2;
 }
 
 /* --- The optimizer ------------------------------------------------------------------------------------------------ */
@@ -193,12 +196,18 @@ static size_t count_ranges(const void *args, struct cdi_kernel_range *out, size_
 {
     const struct cdi_count_args *a = args;
 
-    put(out, cap, 0, a->rows + a->first, a->n * sizeof *a->rows, true);
+    size_t n = 0;
+
+    put(out, cap, n++, a->rows + a->first, a->n * sizeof *a->rows, true);
+    if (a->lr_at != NULL)
+        put(out, cap, n++, a->lr_at, sizeof *a->lr_at, false);
+    if (a->bad != NULL)
+        put(out, cap, n++, a->bad, sizeof *a->bad, false);
     if (a->largest == NULL)
-        return 1;
-    put(out, cap, 1, a->largest, sizeof *a->largest, false);
-    put(out, cap, 2, a->skipped, sizeof *a->skipped, true);
-    return 3;
+        return n;
+    put(out, cap, n++, a->largest, sizeof *a->largest, false);
+    put(out, cap, n++, a->skipped, sizeof *a->skipped, true);
+    return n;
 }
 
 static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
@@ -207,6 +216,8 @@ static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size
     size_t n = 0;
 
     put(out, cap, n++, a->rows, a->n_rows * sizeof *a->rows, false);
+    if (a->factor_at != NULL)
+        put(out, cap, n++, a->factor_at, sizeof *a->factor_at, false);
     for (size_t i = 0; i < a->n; i++) {
         const struct cdi_kernel_piece *p = &a->piece[i];
         size_t size = cddp_dtype_size((cddp_dtype)p->dtype), state = size < sizeof(float) ? sizeof(float) : size;
@@ -414,6 +425,33 @@ static size_t signal_ranges(const void *args, struct cdi_kernel_range *out, size
     return 2;
 }
 
+static void run_store(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_store_body(t, args);
+}
+
+static size_t store_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_store_args *a = args;
+
+    put(out, cap, 0, a->to, a->n * sizeof *a->to, true);
+    return 1;
+}
+
+static void run_report(const struct cdi_kernel_thread *t, const void *args)
+{
+    cdi_report_body(t, args);
+}
+
+static size_t report_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
+{
+    const struct cdi_report_args *a = args;
+
+    put(out, cap, 0, a->words, 3 * sizeof *a->words, true);
+    put(out, cap, 1, a->report, sizeof *a->report, true);
+    return 2;
+}
+
 const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_PACK] = {"cdi_pack", sizeof(struct cdi_pack_args), run_pack, NULL, pack_ranges},
     [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
@@ -438,6 +476,8 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_SCALE_LOOK] = {"cdi_scale_look", sizeof(struct cdi_scale_look_args), run_scale_look, NULL,
                                scale_look_ranges},
     [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, signal_ranges},
+    [CDI_KERNEL_STORE] = {"cdi_store", sizeof(struct cdi_store_args), run_store, NULL, store_ranges},
+    [CDI_KERNEL_REPORT] = {"cdi_report", sizeof(struct cdi_report_args), run_report, NULL, report_ranges},
 };
 
 void cdi_launch_on_host(const struct cdi_launch *launch)

@@ -240,3 +240,21 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
     cdi_signal_body(&t, &args);
 }
+
+/* --- What the host tells a graph ---------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_store(const __grid_constant__ struct cdi_store_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_store_body(&t, &args);
+}
+
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+    cdi_report(const __grid_constant__ struct cdi_report_args args)
+{
+    struct cdi_kernel_thread t = this_thread();
+
+    cdi_report_body(&t, &args);
+}

@@ -193,7 +193,6 @@ struct cdi_backend {
     pthread_mutex_t scan_lock;
     struct cdi_scan_found *scan_pinned, *scan_device;
     CUevent scan_event;
-    double *partial; /* CDI_TALLY_BLOCKS of the device's, zeros between two tallies; used on the stream alone */
 
     pthread_mutex_t copy_lock; /* one copy of the caller's at a time waits for copy_event */
     CUevent copy_event;

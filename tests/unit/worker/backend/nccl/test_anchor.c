@@ -84,7 +84,7 @@ Test(anchor, error_stays_within_its_bound_for_months)
     }
 }
 
-/* Without a new one, a float is off by more than a step's accuracy after a day: what renewing is for. */
+/* After a day without a new anchor, a float is off by more than a step's accuracy: that is why anchors are renewed. */
 Test(anchor, old_one_is_no_longer_exact)
 {
     const struct clock clock = {.begun_ns = 0, .rate = 1};

@@ -145,7 +145,7 @@ static void clip(const struct cdi_span *x, size_t n, const struct cdi_clip *how,
 Test(kernel_norm, clipping_gives_the_bits_of_the_cpu_backend)
 {
     static const struct cdi_clip hows[] = {
-        {1, 1, false}, {1, 0.25, false}, {2, 1, true}, {0, 1, false}, {1e9, 1, true}};
+        {1, 1, false, NULL}, {1, 0.25, false, NULL}, {2, 1, true, NULL}, {0, 1, false, NULL}, {1e9, 1, true, NULL}};
     static const double sums[] = {0, 17.3, 1e300, INFINITY};
     static _Alignas(64) uint8_t want[8 * ROOM], got[8 * ROOM];
 
@@ -169,7 +169,7 @@ Test(kernel_norm, nan_norm_reaches_every_element)
 {
     float x[] = {1, 2, 3};
     const struct cdi_span span = {x, 3, CDDP_FLOAT32};
-    const struct cdi_clip how = {1, 1, false};
+    const struct cdi_clip how = {1, 1, false, NULL};
     const double sum = NAN;
 
     clip(&span, 1, &how, &sum);
