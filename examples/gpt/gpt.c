@@ -34,6 +34,7 @@ static bool run(const struct options *opt, cddp_comm *comm)
 int main(int argc, char **argv)
 {
     struct options opt;
+    cddp_init_options init = {.size = sizeof init};
     cddp_comm *comm;
     bool ok;
 
@@ -44,12 +45,16 @@ int main(int argc, char **argv)
         options_help();
         return 0;
     }
-    if (cddp_init(&comm, NULL) != CDDP_OK) {
+    if (strcmp(opt.device, "auto") != 0)
+        init.backend = strcmp(opt.device, "gpu") == 0 ? "nccl" : "cpu";
+    if (cddp_init(&comm, &init) != CDDP_OK) {
         (void)fprintf(stderr, "gpt: %s\n", cddp_last_error());
         return 1;
     }
-    state_watch_signals(&opt);
-    ok = run(&opt, comm);
+    ok = state_watch(&opt, comm) == CDDP_OK;
+    if (!ok)
+        (void)fprintf(stderr, "gpt: %s\n", cddp_last_error());
+    ok = ok && run(&opt, comm);
     if (cddp_finalize(comm) != CDDP_OK && ok) {
         (void)fprintf(stderr, "gpt: %s\n", cddp_last_error());
         ok = false;

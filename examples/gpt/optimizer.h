@@ -3,31 +3,30 @@
 #ifndef GPT_OPTIMIZER_H
 #define GPT_OPTIMIZER_H
 
-#include "model.h"
-#include "options.h"
-
-#define CDDP_EXPERIMENTAL 1
-#include <cddp/experimental/optim.h>
+#include "engine.h"
 
 struct optimizer {
     const struct options *opt;
-    struct gpt *model;
+    struct engine *engine;
     cddp_ddp *ddp;
-    cddp_optim *divided; /* with --divided; else NULL, and the averages are here: */
-    real *m, *v;
+    cddp_optim *divided; /* with --divided; else NULL, and the averages are the engine's */
 };
 
 /* Returns the learning rate of step number `step`, from 0. */
 double optimizer_lr(const struct options *opt, int64_t step);
 
 /* A collective. Errors are in cddp_last_error(), but for CDDP_E_NOMEM. Release it in any case. */
-cddp_status optimizer_create(struct optimizer *o, const struct options *opt, struct gpt *model, cddp_ddp *ddp);
+cddp_status optimizer_create(struct optimizer *o, const struct options *opt, struct engine *engine, cddp_ddp *ddp);
 void optimizer_release(struct optimizer *o);
 
+/* Before step number `step`, and outside of a graph: sets its learning rate. */
+cddp_status optimizer_begin(struct optimizer *o, int64_t step);
 /*
  * Ends step number `step`, whose gradients have all been reported: waits until they are means over all ranks, clips
- * them, and updates the weights. *norm is that of the gradients before. A collective.
+ * them, and updates the weights. *norm is that of the gradients before; with NULL a GPU's host waits for nothing, and
+ * the step may be captured. A collective. apart: none was reported, and each rank takes its own gradients; only on the
+ * CPU, and not with a divided optimizer.
  */
-cddp_status optimizer_step(struct optimizer *o, int64_t step, double *norm);
+cddp_status optimizer_step(struct optimizer *o, int64_t step, bool apart, double *norm);
 
 #endif

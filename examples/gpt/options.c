@@ -49,18 +49,23 @@ static const struct flag {
     {"clip", NUMBER, AT(clip), 0, 1e9, "X", "largest norm of the gradients; 0: any (default: 1)"},
     {"seed", WHOLE, AT(seed), 0, 1e15, "N", "of the weights, the order of the data, and the sample (default: 1)"},
     {"divided", SWITCH, AT(divided), 0, 0, NULL, "each rank keeps AdamW's averages of its share only (cddp_optim)"},
+    {"graph", SWITCH, AT(graph), 0, 0, NULL, "on a GPU: capture a whole step once, and launch it as a CUDA graph"},
     {"bucket-kib", WHOLE, AT(bucket_kib), 0, 1e7, "N", "size of the buckets; 0: libcddp's default (default: 512)"},
+    {"device", TEXT, AT(device), 0, 0, "NAME", "cpu, gpu, or auto: a GPU if there is one (default: auto)"},
+    {"dtype", TEXT, AT(dtype), 0, 0, "NAME", "float32, or on a GPU bf16 (default: float32)"},
+    {"apart-every", WHOLE, AT(apart_every), 0, 1e9, "N",
+     "every N-th step does not communicate, to measure what that costs (default: 0: none)"},
     {"kernels", TEXT, AT(kernels), 0, 0, "NAME",
-     "openblas, avx512, avx2 or plain (default: the first of these that there is)"},
+     "of the CPU: openblas, avx512, avx2 or plain (default: the first that there is)"},
     {"log", TEXT, AT(log), 0, 0, "FILE", "rank 0 writes JSON lines"},
     {"log-every", WHOLE, AT(log_every), 1, 1e9, "N", "steps from line to line (default: 10)"},
     {"eval-every", WHOLE, AT(eval_every), 0, 1e9, "N", "steps between evaluations; 0: only at the end (default: 500)"},
-    {"save", TEXT, AT(save), 0, 0, "DIR",
-     "save checkpoints here, also when asked to stop by SIGTERM, SIGINT or SIGUSR1"},
+    {"save", TEXT, AT(save), 0, 0, "DIR", "save checkpoints here, also when the job is to stop"},
     {"save-every", WHOLE, AT(save_every), 0, 1e9, "N", "steps between them; 0: only at the end (default: 100)"},
     {"resume", TEXT, AT(resume), 0, 0, "DIR",
      "go on from the newest whole checkpoint there, if any; may be the DIR of --save"},
-    {"weights-out", TEXT, AT(weights_out), 0, 0, "FILE", "rank 0 writes the final weights as they lie in memory"},
+    {"weights-out", TEXT, AT(weights_out), 0, 0, "FILE",
+     "rank 0 writes the final weights, float32 in the order of the model"},
     {"sample", WHOLE, AT(sample), 0, 1e6, "N", "bytes of text that rank 0 writes at the end (default: 400)"},
     {"prompt", TEXT, AT(prompt), 0, 0, "TEXT", "how that text begins"},
     {"temperature", NUMBER, AT(temperature), 1e-3, 100, "X", "less is safer, more is bolder (default: 0.7)"},
@@ -176,11 +181,24 @@ static bool parse(struct options *o, int argc, char **argv)
     return optind >= argc;
 }
 
+/* Is it one of the words? */
+static bool one_of(const char *word, const char *words)
+{
+    const size_t n = strlen(word);
+
+    for (const char *at = words; *at != '\0'; at += strcspn(at, " "), at += *at == ' ')
+        if (strcspn(at, " ") == n && memcmp(at, word, n) == 0)
+            return true;
+    return false;
+}
+
 bool options_parse(struct options *o, int argc, char **argv)
 {
     const char *wrong;
 
     *o = (struct options){.config = presets[0].config,
+                          .device = "auto",
+                          .dtype = "float32",
                           .steps = 2000,
                           .batch = 8,
                           .lr = 2e-3,
@@ -200,8 +218,19 @@ bool options_parse(struct options *o, int argc, char **argv)
     if (!parse(o, argc, argv))
         return false;
     wrong = gpt_check(&o->config);
+    if (wrong == NULL && o->apart_every > 0 && (o->divided || o->save != NULL))
+        wrong = "--apart-every cannot be combined with --divided or --save: the ranks' weights become different";
+    if (wrong == NULL && o->apart_every > 0 && strcmp(o->device, "gpu") == 0)
+        wrong = "--apart-every is for the CPU; remove --device gpu";
     if (wrong == NULL && kernels_pick(o->kernels) == NULL)
         wrong = "--kernels must be openblas, avx512, avx2 or plain, and one that this machine has";
+    if (wrong == NULL && !one_of(o->device, "auto cpu gpu"))
+        wrong = "--device must be auto, cpu or gpu";
+    if (wrong == NULL && !one_of(o->dtype, "float32 bf16"))
+        wrong = "--dtype must be float32 or bf16";
+    o->bf16 = strcmp(o->dtype, "bf16") == 0;
+    if (wrong == NULL && o->bf16 && strcmp(o->device, "cpu") == 0)
+        wrong = "--dtype bf16 needs a GPU: the CPU computes in float32";
     if (wrong != NULL)
         (void)fprintf(stderr, "gpt: %s\n", wrong);
     return wrong == NULL;

@@ -51,23 +51,27 @@ static void print(FILE *out, const uint8_t *text, size_t n)
     (void)fputc('\n', out);
 }
 
-bool sample(struct gpt *m, const struct options *opt, FILE *out)
+cddp_status sample(struct engine *e, const struct options *opt, FILE *out)
 {
-    const size_t context = m->config.context, vocab = m->config.vocab, n_prompt = strlen(opt->prompt);
+    const size_t context = e->model->config.context, vocab = e->model->config.vocab, n_prompt = strlen(opt->prompt);
     const size_t n = n_prompt + (size_t)opt->sample;
     uint8_t *text = malloc(n);
     uint64_t random = (uint64_t)opt->seed;
+    cddp_status status = CDDP_OK;
 
     if (text == NULL)
-        return false;
+        return engine_fail(e, "out of memory");
     memcpy(text, opt->prompt, n_prompt);
-    for (size_t i = n_prompt; i < n; i++) {
+    for (size_t i = n_prompt; i < n && status == CDDP_OK; i++) {
         const size_t seen = i < context ? i : context;
+        const real *logits;
 
-        (void)gpt_forward(m, text + i - seen, NULL, 1, seen, 0);
-        text[i] = draw(m->logits + (seen - 1) * vocab, vocab, opt->temperature, &random);
+        status = e->ops->logits(e, text + i - seen, seen, &logits);
+        if (status == CDDP_OK)
+            text[i] = draw(logits, vocab, opt->temperature, &random);
     }
-    print(out, text, n);
+    if (status == CDDP_OK)
+        print(out, text, n);
     free(text);
-    return true;
+    return status;
 }

@@ -3,15 +3,14 @@
 #ifndef GPT_SAMPLE_H
 #define GPT_SAMPLE_H
 
-#include "model.h"
-#include "options.h"
+#include "engine.h"
 
 #include <stdio.h>
 
 /*
  * Writes the prompt and opt->sample bytes that the model continues it with; bytes that are not UTF-8 and control
- * characters appear as '?'. One rank. False: out of memory.
+ * characters appear as '?'. One rank. Returns an error as the engine's functions do.
  */
-bool sample(struct gpt *m, const struct options *opt, FILE *out);
+cddp_status sample(struct engine *e, const struct options *opt, FILE *out);
 
 #endif

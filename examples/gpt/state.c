@@ -3,34 +3,17 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-static volatile sig_atomic_t asked; /* by a signal to stop */
-
-static void on_signal(int signal)
+cddp_status state_watch(const struct options *opt, cddp_comm *comm)
 {
-    (void)signal;
-    asked = 1;
-}
+    int stop;
 
-void state_watch_signals(const struct options *opt)
-{
-    if (opt->save == NULL)
-        return;
-    (void)signal(SIGTERM, on_signal);
-    (void)signal(SIGINT, on_signal);
-    (void)signal(SIGUSR1, on_signal);
-}
-
-void state_forget_signals(const struct options *opt)
-{
-    if (opt->save == NULL)
-        return;
-    (void)signal(SIGTERM, SIG_DFL);
-    (void)signal(SIGINT, SIG_DFL);
-    (void)signal(SIGUSR1, SIG_DFL);
+    return opt->save != NULL ? cddp_should_stop(comm, &stop) : CDDP_OK;
 }
 
 /* Two runs in which this is equal have the same data in a step of the same number. It is loaded first, by itself, for a
@@ -45,7 +28,7 @@ static struct kind_of_run kind_of(const struct job *job)
 {
     return (struct kind_of_run){.config = job->opt->config,
                                 .divided = job->opt->divided,
-                                .bytes = sizeof(real),
+                                .bytes = (uint32_t)job->engine->number,
                                 .batch = (uint64_t)job->opt->batch,
                                 .seed = (uint64_t)job->opt->seed,
                                 .text = job->data.digest};
@@ -56,12 +39,12 @@ static cddp_checkpoint_item memory(const char *name, void *data, size_t bytes)
     return (cddp_checkpoint_item){.size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes};
 }
 
-#define MORE_ITEMS 4 /* besides the weights */
+#define MORE_ITEMS 6 /* besides the weights */
 
 /* Each weight has its name in the file. The caller frees the array. NULL: out of memory. */
 static cddp_checkpoint_item *list_items(struct job *job, size_t *n)
 {
-    const size_t bytes = job->model.n_weights * sizeof(real);
+    const struct engine *e = job->engine;
     cddp_checkpoint_item *items = calloc(job->model.n_params + MORE_ITEMS, sizeof *items);
     struct optimizer *o = &job->optimizer;
 
@@ -71,27 +54,16 @@ static cddp_checkpoint_item *list_items(struct job *job, size_t *n)
     for (size_t i = 0; i < job->model.n_params; i++) {
         const struct gpt_param *p = &job->model.params[i];
 
-        items[(*n)++] = memory(p->name, p->w, p->count * sizeof(real));
+        items[(*n)++] = memory(p->name, e->w[i], p->count * e->number);
     }
     items[(*n)++] = memory("step", &job->step, sizeof job->step);
     if (o->divided != NULL) {
         items[*n] = memory("adamw", o->divided, 0);
         items[(*n)++].kind = CDDP_ITEM_OPTIM;
-    } else {
-        items[(*n)++] = memory("adamw.m", o->m, bytes);
-        items[(*n)++] = memory("adamw.v", o->v, bytes);
     }
+    for (size_t i = 0; i < sizeof e->state / sizeof e->state[0] && e->state[i].name != NULL; i++)
+        items[(*n)++] = memory(e->state[i].name, e->state[i].at, e->state[i].bytes);
     return items;
-}
-
-/* The order to stop reaches ranks at different steps, and all must leave after the same one. */
-static cddp_status agree_to_leave(struct job *job)
-{
-    int32_t stop = asked != 0 || cddp_stop_requested(job->comm);
-    cddp_status status = cddp_all_reduce(job->comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
-
-    job->leaving = status == CDDP_OK && stop != 0 && job->step < job->opt->steps;
-    return status;
 }
 
 static bool is_due(const struct job *job)
@@ -101,17 +73,32 @@ static bool is_due(const struct job *job)
     return job->leaving || job->step == opt->steps || (opt->save_every > 0 && job->step % opt->save_every == 0);
 }
 
+/* To agree the host waits for the GPU. So there ranks agree only after steps that it waits for anyway, by the loss. */
+static bool may_rest(const struct job *job)
+{
+    const struct options *opt = job->opt;
+
+    return job->engine->is_gpu && job->step % opt->log_every != 0 && !is_due(job);
+}
+
 cddp_status state_save(struct job *job)
 {
     struct kind_of_run kind = kind_of(job);
     cddp_checkpoint_item *items;
     cddp_status status;
+    int stop = 0;
     size_t n;
 
     if (job->opt->save == NULL)
         return CDDP_OK;
-    status = agree_to_leave(job);
+    if (may_rest(job))
+        return CDDP_OK;
+    status = cddp_should_stop(job->comm, &stop);
+    job->leaving = stop != 0 && job->step < job->opt->steps;
     if (status != CDDP_OK || !is_due(job))
+        return status;
+    status = job->engine->ops->wait(job->engine);
+    if (status != CDDP_OK)
         return status;
     items = list_items(job, &n);
     if (items == NULL)
@@ -132,7 +119,7 @@ static cddp_status check_kind(struct job *job)
         return status;
     return job_fail(job,
                     "the checkpoint in %.200s is of another run: the sizes of the model, --untied, --divided, --batch, "
-                    "--seed and the text must be the same",
+                    "--seed, --dtype and the text must be the same",
                     job->opt->resume);
 }
 
@@ -174,10 +161,33 @@ static cddp_status check_unused(struct job *job)
                     job->opt->save, step, job->opt->save);
 }
 
+/* Tries what the first save does, which would otherwise report a bad path after hours of training. Rank 0 writes. */
+static cddp_status check_can_save(struct job *job)
+{
+    const char *dir = job->opt->save;
+    char path[PATH_MAX];
+    int fd;
+
+    if (dir == NULL || cddp_rank(job->comm) != 0)
+        return CDDP_OK;
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        return job_fail(job, "cannot make %.200s to save there: %s", dir, strerror(errno));
+    if (snprintf(path, sizeof path, "%s/.gpt-XXXXXX", dir) >= (int)sizeof path)
+        return job_fail(job, "the path of --save is too long");
+    fd = mkstemp(path);
+    if (fd < 0)
+        return job_fail(job, "cannot save in %.200s: %s", dir, strerror(errno));
+    (void)close(fd);
+    (void)unlink(path);
+    return CDDP_OK;
+}
+
 cddp_status state_resume(struct job *job)
 {
-    cddp_status status;
+    cddp_status status = check_can_save(job);
 
+    if (status != CDDP_OK)
+        return status;
     if (job->opt->resume == NULL)
         return check_unused(job);
     status = load(job);

@@ -5,11 +5,10 @@
 
 #include "train.h"
 
-/* From now on SIGTERM, SIGINT and SIGUSR1 ask the run to save and to stop; without --save they end it as ever. */
-void state_watch_signals(const struct options *opt);
-
-/* From now on these signals end the process again: all is saved. */
-void state_forget_signals(const struct options *opt);
+/*
+ * With --save, a request to stop does not end the program from now on: state_save() learns of it. A collective.
+ */
+cddp_status state_watch(const struct options *opt, cddp_comm *comm);
 
 /*
  * Saves if it is due after job->step: as --save-every says, at the end, and as soon as any rank is asked to stop; then
@@ -17,7 +16,8 @@ void state_forget_signals(const struct options *opt);
  */
 cddp_status state_save(struct job *job);
 
-/* Loads the newest whole checkpoint of --resume, if there is one. A collective. */
+/* Checks that --save can be written to, and loads the newest whole checkpoint of --resume, if there is one. A
+ * collective. */
 cddp_status state_resume(struct job *job);
 
 #endif

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SETTLED 3 /* steps before a capture: by then the order of the buckets is final */
+
 cddp_status job_fail(struct job *job, const char *format, ...)
 {
     va_list args;
@@ -41,29 +43,71 @@ static void grad_ready(void *ddp, size_t i)
 
 /*
  * Forward and backward passes over this rank's share of the step. Their gradients add up to those of the mean loss of
- * the share; libcddp makes the mean over the ranks. Only the last pass reports gradients, so only it communicates.
+ * the share; libcddp makes the mean over the ranks. Only the last pass reports gradients, so only it communicates; with
+ * apart, none does. On a GPU all of this is enqueued, and nothing waits.
  */
-static cddp_status passes(struct job *job, uint8_t *tokens, uint8_t *targets, cddp_metric *loss)
+static cddp_status passes(struct job *job, bool apart)
 {
     const struct data *d = &job->data;
-    const double weight = (double)(d->share * d->context);
+    struct engine *e = job->engine;
     cddp_status status = CDDP_OK;
 
-    *loss = (cddp_metric){.weight = weight};
     for (size_t first = 0, n; first < d->share && status == CDDP_OK; first += n) {
         struct gpt_ready ready = {NULL, NULL};
 
         n = pass_size(job);
         n = d->share - first < n ? d->share - first : n;
-        if (first + n == d->share)
+        if (first + n == d->share && !apart)
             ready = (struct gpt_ready){grad_ready, job->ddp};
-        status = data_take(&job->data, job->step, first, n, tokens, targets);
-        if (status != CDDP_OK)
-            break;
-        loss->sum += gpt_forward(&job->model, tokens, targets, n, d->context, (real)(1 / weight));
-        gpt_backward(&job->model, tokens, n, first > 0, ready);
+        status = e->ops->pass(e, first, n, 1 / (double)(d->share * d->context), ready);
     }
     return status;
+}
+
+/*
+ * A step as a CUDA graph: all of its passes, reductions and the optimizer are captured once. What differs from step to
+ * step (tokens, learning rate, the step's number) is in the GPU's memory before each launch.
+ */
+static cddp_status launch_step(struct job *job)
+{
+    struct engine *e = job->engine;
+    cddp_status status = CDDP_OK;
+
+    if (!job->has_graph) {
+        status = e->ops->graph(e, GRAPH_BEGIN);
+        if (status != CDDP_OK)
+            return status;
+        status = passes(job, false);
+        if (status == CDDP_OK)
+            status = optimizer_step(&job->optimizer, job->step, false, NULL);
+        if (status == CDDP_OK)
+            status = e->ops->graph(e, GRAPH_END);
+        else
+            (void)e->ops->graph(e, GRAPH_GIVE_UP);
+        job->has_graph = status == CDDP_OK;
+    }
+    if (status == CDDP_OK)
+        status = e->ops->graph(e, GRAPH_LAUNCH);
+    return status == CDDP_OK ? cddp_ddp_replay_status(job->ddp) : status; /* a launch makes no call of libcddp */
+}
+
+/* norm NULL: nobody needs it. */
+static cddp_status whole_step(struct job *job, bool apart, double lr, uint8_t *tokens, uint8_t *targets, double *norm)
+{
+    const struct data *d = &job->data;
+    cddp_status status = data_take(&job->data, job->step, 0, d->share, tokens, targets);
+
+    if (status == CDDP_OK)
+        status = optimizer_begin(&job->optimizer, job->step);
+    if (status == CDDP_OK)
+        status = job->engine->ops->begin(job->engine, tokens, targets, d->share, lr, job->step);
+    if (status != CDDP_OK)
+        return status;
+    if (job->opt->graph && norm == NULL && job->taken >= SETTLED)
+        return launch_step(job);
+    job->taken++;
+    status = passes(job, apart);
+    return status == CDDP_OK ? optimizer_step(&job->optimizer, job->step, apart, norm) : status;
 }
 
 /* The mean loss of the held-out part, of which each rank takes every n-th window. */
@@ -72,18 +116,21 @@ static cddp_status evaluate(struct job *job, uint8_t *tokens, uint8_t *targets)
     const struct data *d = &job->data;
     const size_t ranks = (size_t)cddp_world_size(job->comm), most = pass_size(job);
     cddp_metric loss = {0};
-    cddp_status status;
+    cddp_status status = CDDP_OK;
 
     progress_pause(&job->progress);
-    for (size_t w = (size_t)cddp_rank(job->comm); w < d->held_out;) {
+    for (size_t w = (size_t)cddp_rank(job->comm); w < d->held_out && status == CDDP_OK;) {
         size_t n = 0;
+        double sum = 0;
 
         for (; n < most && w < d->held_out; w += ranks, n++)
             data_held_out(d, w, tokens + n * d->context, targets + n * d->context);
-        loss.sum += gpt_forward(&job->model, tokens, targets, n, d->context, 0);
+        status = job->engine->ops->evaluate(job->engine, tokens, targets, n, &sum);
+        loss.sum += sum;
         loss.weight += (double)(n * d->context);
     }
-    status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
+    if (status == CDDP_OK)
+        status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
     if (status == CDDP_OK)
         progress_held_out(&job->progress, job->step, cddp_metric_mean(&loss));
     progress_go_on(&job->progress);
@@ -95,25 +142,39 @@ static bool every(int64_t step, long n)
     return n > 0 && step % n == 0;
 }
 
+/* The mean loss of the step that has just ended, over all ranks. */
+static cddp_status report_step(struct job *job, struct step_report *report)
+{
+    cddp_metric loss = {.weight = (double)(job->data.share * job->data.context)};
+    cddp_status status = job->engine->ops->loss(job->engine, &loss.sum);
+
+    if (status == CDDP_OK)
+        status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
+    if (status != CDDP_OK)
+        return status;
+    report->step = job->step;
+    report->loss = cddp_metric_mean(&loss);
+    progress_step(&job->progress, report, job->ddp);
+    return CDDP_OK;
+}
+
 static cddp_status one_step(struct job *job, uint8_t *tokens, uint8_t *targets)
 {
     const struct options *opt = job->opt;
+    const bool told = every(job->step + 1, opt->log_every) || job->step + 1 == opt->steps;
     struct step_report report = {.lr = optimizer_lr(opt, job->step), .tokens = (size_t)opt->batch * job->data.context};
-    cddp_metric loss;
-    cddp_status status = passes(job, tokens, targets, &loss);
+    const bool apart = every(job->step + 1, opt->apart_every);
+    /* A GPU's host waits for the norm only where that is reported. Such a step is not captured. */
+    cddp_status status =
+        whole_step(job, apart, report.lr, tokens, targets, told || !job->engine->is_gpu ? &report.norm : NULL);
 
-    if (status == CDDP_OK)
-        status = optimizer_step(&job->optimizer, job->step, &report.norm);
     if (status != CDDP_OK)
         return status;
-    report.step = ++job->step;
-    if (every(job->step, opt->log_every) || job->step == opt->steps) {
-        status = cddp_metric_reduce(job->comm, &loss, &loss, 1, NULL);
-        if (status != CDDP_OK)
-            return status;
-        report.loss = cddp_metric_mean(&loss);
-        progress_step(&job->progress, &report, job->ddp);
-    }
+    job->step++;
+    if (told)
+        status = report_step(job, &report);
+    if (status != CDDP_OK)
+        return status;
     if (every(job->step, opt->eval_every) || job->step == opt->steps)
         status = evaluate(job, tokens, targets);
     progress_pause(&job->progress);
@@ -129,10 +190,12 @@ static cddp_status one_step(struct job *job, uint8_t *tokens, uint8_t *targets)
 /* The reducer gets the parameters in the order of the forward pass, and gives each a place for its gradient. */
 static cddp_status create_reducer(struct job *job)
 {
-    struct gpt *m = &job->model;
+    const struct gpt *m = &job->model;
+    struct engine *e = job->engine;
     const cddp_ddp_options options = {.size = sizeof options,
                                       .bucket_bytes = (size_t)job->opt->bucket_kib << 10,
-                                      .first_bucket_bytes = (size_t)job->opt->bucket_kib << 10};
+                                      .first_bucket_bytes = (size_t)job->opt->bucket_kib << 10,
+                                      .stream = e->stream};
     cddp_param *params = calloc(m->n_params, sizeof *params);
     cddp_status status;
 
@@ -141,16 +204,38 @@ static cddp_status create_reducer(struct job *job)
     for (size_t i = 0; i < m->n_params; i++)
         params[i] = (cddp_param){.size = sizeof *params,
                                  .name = m->params[i].name,
-                                 .data = m->params[i].w,
+                                 .data = e->w[i],
                                  .count = m->params[i].count,
-                                 .dtype = sizeof(real) == sizeof(float) ? CDDP_FLOAT32 : CDDP_FLOAT64,
+                                 .dtype = e->dtype,
                                  .shape = m->params[i].shape,
                                  .n_dims = m->params[i].n_dims};
     status = cddp_ddp_create(&job->ddp, job->comm, params, m->n_params, &options);
     free(params);
     for (size_t i = 0; i < m->n_params && status == CDDP_OK; i++)
-        m->params[i].g = cddp_ddp_grad(job->ddp, i);
+        e->g[i] = cddp_ddp_grad(job->ddp, i);
     return status;
+}
+
+/* On a GPU the model on the host has no more than the weights. */
+static cddp_status create_engine(struct job *job)
+{
+    const struct options *opt = job->opt;
+    const bool gpu = strcmp(cddp_backend_name(job->comm), "nccl") == 0;
+    cddp_status status;
+
+    if (opt->bf16 && !gpu)
+        return job_fail(job, "--dtype bf16 needs a GPU: the CPU computes in float32");
+    if (opt->graph && !gpu)
+        return job_fail(job, "--graph needs a GPU: there are no graphs on the CPU");
+    if (opt->apart_every > 0 && gpu)
+        return job_fail(job, "--apart-every is for the CPU; give --device cpu");
+    if (!gpt_create(&job->model, &opt->config, kernels_pick(opt->kernels), gpu ? 0 : pass_size(job)))
+        return job_fail(job, "out of memory: --micro with a smaller number takes less");
+    gpt_init(&job->model, (uint64_t)opt->seed);
+    status = gpu ? engine_gpu_create(&job->engine, job->comm, &job->model, opt, pass_size(job), job->data.share,
+                                     job->why, sizeof job->why)
+                 : engine_cpu_create(&job->engine, &job->model, opt, job->why, sizeof job->why);
+    return status == CDDP_E_NOMEM && job->why[0] == '\0' ? job_fail(job, "out of memory") : status;
 }
 
 /*
@@ -175,7 +260,10 @@ static cddp_status check_same(struct job *job)
                {"--weight-decay", o->weight_decay},
                {"--beta2", o->beta2},
                {"--clip", o->clip},
+               {"--dtype", o->bf16},
                {"--divided", o->divided},
+               {"--graph", o->graph},
+               {"--apart-every", (double)o->apart_every},
                {"--log-every", (double)o->log_every},
                {"--eval-every", (double)o->eval_every},
                {"--save-every", (double)o->save_every},
@@ -199,29 +287,27 @@ static cddp_status check_same(struct job *job)
 static cddp_status set_up(struct job *job)
 {
     const struct options *opt = job->opt;
-    const struct kernels *kernels = kernels_pick(opt->kernels);
     const int ranks = cddp_world_size(job->comm);
     cddp_status status;
 
     if (opt->batch % ranks != 0)
         return job_fail(job, "--batch %ld cannot be divided evenly among %d ranks", opt->batch, ranks);
-    if (strcmp(cddp_backend_name(job->comm), "nccl") == 0)
-        return job_fail(job, "this program computes on the CPU: set CDDP_BACKEND=cpu");
     if (!data_open(&job->data, job->comm, opt->text, opt->config.context, (size_t)opt->batch, opt->seed, job->why,
                    sizeof job->why))
         return CDDP_E_STATE;
     status = check_same(job);
     if (status != CDDP_OK)
         return status;
-    if (!gpt_create(&job->model, &opt->config, kernels, pass_size(job)))
-        return job_fail(job, "out of memory: --micro with a smaller number takes less");
-    gpt_init(&job->model, (uint64_t)opt->seed);
+    status = create_engine(job);
+    if (status != CDDP_OK)
+        return status;
     if (cddp_rank(job->comm) == 0)
         (void)printf("gpt: %d rank%s, %zu weights, %s, %zu bytes of text, an epoch is %zu steps\n", ranks,
-                     ranks == 1 ? "" : "s", job->model.n_weights, kernels->name, job->data.n, job->data.epoch_steps);
+                     ranks == 1 ? "" : "s", job->model.n_weights, job->engine->name, job->data.n,
+                     job->data.epoch_steps);
     status = create_reducer(job);
     if (status == CDDP_OK)
-        status = optimizer_create(&job->optimizer, opt, &job->model, job->ddp);
+        status = optimizer_create(&job->optimizer, opt, job->engine, job->ddp);
     if (status == CDDP_E_NOMEM)
         return job_fail(job, "out of memory");
     return status == CDDP_OK ? state_resume(job) : status;
@@ -231,11 +317,15 @@ static cddp_status write_weights(struct job *job)
 {
     const char *path = job->opt->weights_out;
     const struct gpt *m = &job->model;
+    cddp_status status;
     FILE *f;
     bool ok;
 
     if (path == NULL || cddp_rank(job->comm) != 0)
         return CDDP_OK;
+    status = job->engine->ops->fetch(job->engine);
+    if (status != CDDP_OK)
+        return status;
     f = fopen(path, "we");
     ok = f != NULL && fwrite(m->params[0].w, sizeof(real), m->n_weights, f) == m->n_weights;
     ok = f != NULL && fclose(f) == 0 && ok;
@@ -244,7 +334,7 @@ static cddp_status write_weights(struct job *job)
 
 static cddp_status run(struct job *job)
 {
-    const size_t bytes = pass_size(job) * job->data.context;
+    const size_t bytes = job->data.share * job->data.context; /* a pass takes no more */
     uint8_t *tokens = malloc(2 * bytes);
     cddp_status status = CDDP_OK;
 
@@ -254,7 +344,6 @@ static cddp_status run(struct job *job)
     while (status == CDDP_OK && !job->leaving && job->step < job->opt->steps)
         status = one_step(job, tokens, tokens + bytes);
     free(tokens);
-    state_forget_signals(job->opt);
     progress_end_line(&job->progress);
     if (status != CDDP_OK || cddp_rank(job->comm) != 0)
         return status;
@@ -262,9 +351,9 @@ static cddp_status run(struct job *job)
         (void)printf("gpt: asked to stop; saved in %s after step %" PRId64 "\n", job->opt->save, job->step);
         return CDDP_OK;
     }
-    if (job->opt->sample > 0 && !sample(&job->model, job->opt, stdout))
-        return job_fail(job, "out of memory");
-    return write_weights(job);
+    if (job->opt->sample > 0)
+        status = sample(job->engine, job->opt, stdout);
+    return status == CDDP_OK ? write_weights(job) : status;
 }
 
 cddp_status train(struct job *job)
@@ -273,8 +362,12 @@ cddp_status train(struct job *job)
 
     if (status == CDDP_OK)
         status = run(job);
+    if (job->has_graph) /* before what it refers to */
+        (void)job->engine->ops->graph(job->engine, GRAPH_DROP);
     optimizer_release(&job->optimizer);
     cddp_ddp_destroy(job->ddp);
+    if (job->engine != NULL)
+        job->engine->ops->release(job->engine);
     gpt_release(&job->model);
     data_release(&job->data);
     return status;

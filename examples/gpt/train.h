@@ -12,11 +12,14 @@ struct job {
     const struct options *opt;
     cddp_comm *comm;
     struct gpt model;
+    struct engine *engine; /* what computes */
     struct data data;
     cddp_ddp *ddp;
     struct optimizer optimizer;
     struct progress progress;
     int64_t step;  /* done */
+    int64_t taken; /* of them, in this process and without a graph */
+    bool has_graph;
     bool leaving;  /* the job is to stop: the state is saved, and no step follows on any rank */
     char why[400]; /* an error of this program; "": it is in cddp_last_error() */
 };

@@ -26,8 +26,8 @@ class Order(unittest.TestCase):
 
     def test_parts_for_one_gpu_come_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
-            'facts', 'kernels', 'wine-1', 'hook-1', 'capture-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'torch', 'wine-2', 'hook-2', 'capture-2', 'mean-2', 'death-2', 'memcheck',
-            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'capture-4', 'mean-4', 'death-4',
+            'facts', 'kernels', 'wine-1', 'hook-1', 'capture-1', 'whole-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'gpt-1', 'torch', 'wine-2', 'hook-2', 'capture-2', 'whole-2', 'mean-2', 'death-2', 'memcheck',
+            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'capture-4', 'whole-4', 'mean-4', 'death-4',
             'conformance-4'])
 
     def test_times_only_ranks_that_have_a_gpu(self):
@@ -151,6 +151,17 @@ class Measured(unittest.TestCase):
 
     def wire(self, step_ms):
         return decide.judge_wire({'buckets': 10, 'wire_us_per_bucket': 1000, 'compute_ms': [0, 20, 0], 'step_ms': [0, step_ms, 0]})
+
+    def test_losses_of_the_gpt_fall_and_agree(self):
+        short = {'loss': [5.54, 5.4]}
+        plain = decide.gpt_figures([{'loss': 5.55 - 0.1 * k, 'tokens_per_s': 1000 + k} for k in range(20)])
+        self.assertEqual(plain['tokens_per_s'], [1007, 1011, 1015])
+        self.assertIsNone(decide.judge_gpt(short, plain, None))
+        self.assertIsNone(decide.judge_gpt(short, plain, plain))
+        self.assertIn('step 3', decide.judge_gpt(short, plain, plain | {'loss': [5.55, 5.45, 5.3, *plain['loss'][3:]]}))
+        self.assertIn('in float32', decide.judge_gpt({'loss': [5.7, 5.6]}, plain, None))
+        self.assertIn('does not fall', decide.judge_gpt(short, plain | {'loss': [5.54, 5.55]}, None))
+        self.assertIn('not a number', decide.judge_gpt(short, plain | {'loss': [5.54, None]}, None))
 
     def test_exposed_wire_is_compared_with_the_best_order(self):
         share, best, why = self.wire(21.2)
