@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A kernel that only takes time, in one thread of one block: what a wire would take, where there is none. nvcc includes
- * this file, too.
+ * A kernel that only takes time, in one thread of each block: what a wire would take, where there is none. nvcc
+ * includes this file, too.
  */
 #ifndef CDI_BENCH_GPU_DELAY_H
 #define CDI_BENCH_GPU_DELAY_H

@@ -2,8 +2,8 @@
 /*
  * Which share of the communication a step hides, on a machine without the wire: after the all-reduce of each bucket,
  * on libcddp's communication stream, a kernel takes the time that a ring of N ranks with links of B GB/s would take for
- * it, 2 (N - 1) / N * bytes / B. The kernel holds one thread of the GPU, so that what real communication takes of
- * memory and multiprocessors is not in the figure.
+ * it, 2 (N - 1) / N * bytes / B. The kernel has 8 blocks of one thread, as many blocks as NCCL has channels at such
+ * sizes: they take room that the backward pass could use, but none of its memory bandwidth.
  *
  *     cddprun --standalone --nproc_per_node=1 gpu_wire [--kib N] [--bucket-kib N] [--steps N] [--ranks N] [--gb-s N]
  * [--plain]
@@ -29,6 +29,7 @@
 
 #define PARAMS_PER_BUCKET 4
 #define WARM 10
+#define WIRE_BLOCKS 8
 #define MOST_STEPS 1000
 #define LONGER 1.25 /* backward pass by wire */
 #define MOST_PASSES 1000
@@ -68,7 +69,7 @@ static cddp_status send_bucket(void *arg, cddp_comm *comm, const cddp_bucket *bu
     void *params[] = {&w->args};
 
     if (status == CDDP_OK)
-        CARD(&w->card, cuLaunchKernel, w->delay, 1, 1, 1, 1, 1, 1, 0, bucket->stream, params, NULL);
+        CARD(&w->card, cuLaunchKernel, w->delay, WIRE_BLOCKS, 1, 1, 1, 1, 1, 0, bucket->stream, params, NULL);
     return status;
 }
 
@@ -181,9 +182,9 @@ static void measure(struct wire *w)
     if (cddp_rank(w->comm) != 0)
         return;
     printf("{\"card\":\"%s\",\"ranks\":%d,\"buckets\":%zu,\"bucket_bytes\":%zu,\"modelled_ranks\":%d,"
-           "\"modelled_gb_s\":%g,\"wire_us_per_bucket\":%.6g,\"passes\":%d,\"steps\":%d",
+           "\"modelled_gb_s\":%g,\"wire_us_per_bucket\":%.6g,\"wire_blocks\":%d,\"passes\":%d,\"steps\":%d",
            w->card.name, cddp_world_size(w->comm), w->n_buckets, w->bucket_bytes, w->ranks, w->gb_s, wire_us(w),
-           w->passes, w->steps);
+           WIRE_BLOCKS, w->passes, w->steps);
     if (w->plain)
         show_library(w, &before, alone, whole);
     show("compute_ms", alone, w->steps);

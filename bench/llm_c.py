@@ -95,9 +95,9 @@ def changed_lines(old, new):
     return sum(line.startswith('+') for line in diff), sum(line.startswith('-') for line in diff)
 
 
-def make_model(path, size):
+def make_model(path, size, max_t=MAX_T):
     n_layers, n_heads, c = SIZES[size]
-    header = struct.pack('256i', 20240326, 3, MAX_T, VOCABULARY, n_layers, n_heads, c, VOCABULARY, *[0] * 248)
+    header = struct.pack('256i', 20240326, 3, max_t, VOCABULARY, n_layers, n_heads, c, VOCABULARY, *[0] * 248)
     rng = random.Random(1)
     with open(path, 'wb') as out:
         out.write(header)
@@ -105,7 +105,7 @@ def make_model(path, size):
         def put(count, value=None):
             array.array('f', [value] * count if value is not None else [rng.gauss(0, 0.05) for _ in range(count)]).tofile(out)
 
-        put(VOCABULARY * c), put(MAX_T * c)
+        put(VOCABULARY * c), put(max_t * c)
         for count, value in ((c, 1.0), (c, 0.0), (3 * c * c, None), (3 * c, 0.0), (c * c, None), (c, 0.0), (c, 1.0), (c, 0.0),
                              (4 * c * c, None), (4 * c, 0.0), (4 * c * c, None), (c, 0.0)):
             put(n_layers * count, value)

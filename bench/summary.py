@@ -152,6 +152,17 @@ def ddp_step(d):
            f'{one["PyTorch DDP"]["synchronised_ms"] / one["libcddp"]["synchronised_ms"]:.2f}')
 
 
+def gpt(d):
+    runs = {name: [line['step_ms'] / 1e3 for line in lines] for name, lines in d['rounds'].items()}
+    for name in (peer for peer in runs if peer.startswith('PyTorch')):
+        # No ratios: some rounds of ours are below 0.
+        ours, theirs = (f'{one["median"]:.2f} ms ({one["min"]:.2f} to {one["max"]:.2f})'
+                        for one in (d['summary']['exposed_ms']['libcddp'], d['summary']['exposed_ms'][name]))
+        yield 'GPT: communication that the backward pass does not hide', ours, f'{name}: {theirs}', ''
+    for name in (peer for peer in runs if peer.startswith('PyTorch') or peer == 'llm.c'):
+        yield against('GPT: a whole step', runs['libcddp'], runs[name], name)
+
+
 def zero(d):
     yield against('a whole step with the optimizer divided among 2 ranks', [r['step_ms'] / 1e3 for r in d['rounds']['divided']],
                   [r['step_ms'] / 1e3 for r in d['rounds']['whole']], 'libcddp, every rank updates all')
@@ -173,8 +184,8 @@ SECTIONS = (  # title, kinds, the text before the table
      'A bucket of float32 that is rewritten before and read after, both timed, as in a training step.\n\n'),
     ('All-reduce between two hosts, over TCP', (('allreduce_two_hosts', allreduce),),
      'Two network namespaces. MPICH finds that they share a kernel and uses its memory, so its rows are none of TCP.\n\n'),
-    ('Training steps', (('ddp_step', ddp_step), ('zero', zero), ('scaling', scaling)),
-     'An MLP of 25 million parameters; efficiency is T1 / (N Tn) or T1 / Tn of each program\'s own one-rank time.\n\n'),
+    ('Training steps', (('ddp_step', ddp_step), ('gpt', gpt), ('zero', zero), ('scaling', scaling)),
+     'An MLP of 25 million parameters, and the default model of examples/gpt; efficiency is T1 / (N Tn) or T1 / Tn of each program\'s own one-rank time.\n\n'),
 )
 
 

@@ -37,6 +37,8 @@ int main(void)
     for (int i = 0; i < bench_n_flags; i++) {
         const struct bench_flag *f = &bench_flags[i];
 
+        if (f->help == NULL)
+            continue;
         (void)fputs(".TP\n", to);
         if (f->letter < BENCH_LONG_ONLY)
             (void)fprintf(to, ".BR \\-%c \", \" ", f->letter);

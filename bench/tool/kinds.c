@@ -95,17 +95,20 @@ static size_t wrong_exchanged(const struct bench_case *c, const void *out)
 
 /* --------------------------------------------------------------------------------------------- collectives ---- */
 
-static cddp_status start_broadcast(const struct bench_case *c, uint64_t *ticket)
+static cddp_status issue(const struct bench_case *c, const cddp_coll_args *a, size_t n, uint64_t *ticket)
 {
-    cddp_coll_args a = args_of(c, CDDP_COLL_BROADCAST);
+    *ticket = 0;
+    return c->blocking ? cddp_coll_run(c->comm, a, n) : cddp_coll_start(c->comm, a, n, ticket);
+}
 
-    a.in = c->rank == c->root && c->in != c->out ? c->in : NULL;
-    return cddp_coll_start(c->comm, &a, 1, ticket);
+static size_t broadcast(const struct bench_case *c, cddp_coll_args *a)
+{
+    *a = args_of(c, CDDP_COLL_BROADCAST);
+    a->in = c->rank == c->root && c->in != c->out ? c->in : NULL;
+    return 1;
 }
 
 /* ------------------------------------------------------------------------------------------ uneven all-to-all ---- */
-
-#define MAX_RANKS 4096
 
 /*
  * How much a rank sends to the one that is d places further on: the more, the further. All ranks send as much, n blocks
@@ -123,19 +126,19 @@ static int further(const struct bench_case *c, int from, int to)
     return (to - from + c->n) % c->n;
 }
 
-static cddp_status start_alltoallv(const struct bench_case *c, uint64_t *ticket)
+static size_t alltoallv(const struct bench_case *c, cddp_coll_args *a)
 {
-    cddp_coll_args a = args_of(c, CDDP_COLL_ALL_TO_ALLV);
-    size_t in[MAX_RANKS], out[MAX_RANKS];
+    size_t *in = c->counts, *out = c->counts + c->n;
 
     for (int r = 0; r < c->n; r++) {
         in[r] = share(c, further(c, c->rank, r));
         out[r] = share(c, further(c, r, c->rank));
     }
-    a.count = 0;
-    a.in_counts = in;
-    a.out_counts = out;
-    return cddp_coll_start(c->comm, &a, 1, ticket);
+    *a = args_of(c, CDDP_COLL_ALL_TO_ALLV);
+    a->count = 0;
+    a->in_counts = in;
+    a->out_counts = out;
+    return 1;
 }
 
 static size_t wrong_exchanged_v(const struct bench_case *c, const void *out)
@@ -167,12 +170,11 @@ static cddp_coll_args message(const struct bench_case *c, cddp_coll coll, int pe
 }
 
 /* To the next rank and from the one before, in one group: a ring in which nobody waits for all others. */
-static cddp_status start_sendrecv(const struct bench_case *c, uint64_t *ticket)
+static size_t sendrecv(const struct bench_case *c, cddp_coll_args *a)
 {
-    cddp_coll_args a[2] = {message(c, CDDP_COLL_SEND, (c->rank + 1) % c->n),
-                           message(c, CDDP_COLL_RECV, (c->rank - 1 + c->n) % c->n)};
-
-    return cddp_coll_start(c->comm, a, 2, ticket);
+    a[0] = message(c, CDDP_COLL_SEND, (c->rank + 1) % c->n);
+    a[1] = message(c, CDDP_COLL_RECV, (c->rank - 1 + c->n) % c->n);
+    return 2;
 }
 
 static size_t wrong_received(const struct bench_case *c, const void *out)
@@ -195,7 +197,7 @@ static cddp_status start_hypercube(const struct bench_case *c, uint64_t *ticket)
         a[0].count = a[1].count = c->count * (size_t)bit;
         a[0].in = at(c->out, c, c->count * have);
         a[1].out = at(c->out, c, c->count * get);
-        st = cddp_coll_start(c->comm, a, 2, ticket);
+        st = issue(c, a, 2, ticket);
     }
     return st;
 }
@@ -216,12 +218,21 @@ bool bench_takes_part(const struct bench_kind *kind, const struct bench_case *c)
 
 cddp_status bench_start(const struct bench_kind *kind, const struct bench_case *c, uint64_t *ticket)
 {
-    cddp_coll_args a;
+    cddp_coll_args a[2 * BENCH_MOST_TOGETHER];
+    struct bench_case one = *c;
+    size_t n = 0;
 
     if (kind->start != NULL)
         return kind->start(c, ticket);
-    a = args_of(c, kind->coll);
-    return cddp_coll_start(c->comm, &a, 1, ticket);
+    for (int i = 0; i < c->together; i++) {
+        if (kind->ops != NULL)
+            n += kind->ops(&one, &a[n]);
+        else
+            a[n++] = args_of(&one, kind->coll);
+        one.in = (char *)one.in + one.in_step;
+        one.out = (char *)one.out + one.out_step;
+    }
+    return issue(c, a, n, ticket);
 }
 
 static cddp_status ping_pong(const struct bench_case *c, uint64_t *ticket)
@@ -230,8 +241,8 @@ static cddp_status ping_pong(const struct bench_case *c, uint64_t *ticket)
     cddp_coll_args a[2] = {message(c, CDDP_COLL_SEND, peer), message(c, CDDP_COLL_RECV, peer)};
     cddp_status st;
 
-    st = cddp_coll_start(c->comm, &a[first], 1, ticket);
-    return st == CDDP_OK ? cddp_coll_start(c->comm, &a[1 - first], 1, ticket) : st;
+    st = issue(c, &a[first], 1, ticket);
+    return st == CDDP_OK ? issue(c, &a[1 - first], 1, ticket) : st;
 }
 
 /* A window of messages as one group; then a word from the other side, for which the first one waits. */
@@ -249,12 +260,12 @@ static cddp_status stream(const struct bench_case *c, bool both, uint64_t *ticke
         if (receives)
             a[n++] = message(c, CDDP_COLL_RECV, peer);
     }
-    st = cddp_coll_start(c->comm, a, n, ticket);
+    st = issue(c, a, n, ticket);
     if (st != CDDP_OK || both)
         return st;
     word = message(c, receives ? CDDP_COLL_SEND : CDDP_COLL_RECV, peer);
     word.count = c->count < 4 ? c->count : 4;
-    return cddp_coll_start(c->comm, &word, 1, ticket);
+    return issue(c, &word, 1, ticket);
 }
 
 static cddp_status one_way(const struct bench_case *c, uint64_t *ticket)
@@ -328,34 +339,34 @@ static double window_of_pairs(int n)
 
 const struct bench_kind bench_kinds[] = {
     {"all_reduce", "the sum of all ranks, on all ranks", true, false, false, false, BENCH_SAME, false, false,
-     CDDP_COLL_ALL_REDUCE, NULL, fill_block, wrong_reduced, once, twice_the_others},
+     CDDP_COLL_ALL_REDUCE, NULL, NULL, fill_block, wrong_reduced, once, twice_the_others},
     {"all_gather", "what each rank has, on all ranks", false, false, false, true, BENCH_PART_OUT, false, false,
-     CDDP_COLL_ALL_GATHER, NULL, fill_block, wrong_gathered, all, share_of_others},
+     CDDP_COLL_ALL_GATHER, NULL, NULL, fill_block, wrong_gathered, all, share_of_others},
     {"broadcast", "what the root has, on all ranks", false, true, false, false, BENCH_SAME, false, false, (cddp_coll)0,
-     start_broadcast, fill_block, wrong_of_root, once, once},
+     broadcast, NULL, fill_block, wrong_of_root, once, once},
     {"reduce", "the sum of all ranks, on the root", true, true, false, false, BENCH_SAME, false, false,
-     CDDP_COLL_REDUCE, NULL, fill_block, wrong_reduced_on_root, once, once},
+     CDDP_COLL_REDUCE, NULL, NULL, fill_block, wrong_reduced_on_root, once, once},
     {"reduce_scatter", "the sum of all ranks, a block on each", true, false, true, false, BENCH_PART_IN, false, false,
-     CDDP_COLL_REDUCE_SCATTER, NULL, fill_blocks, wrong_reduced_block, all, share_of_others},
+     CDDP_COLL_REDUCE_SCATTER, NULL, NULL, fill_blocks, wrong_reduced_block, all, share_of_others},
     {"alltoall", "a block from each rank to each", false, false, true, true, BENCH_APART, false, false,
-     CDDP_COLL_ALL_TO_ALL, NULL, fill_blocks, wrong_exchanged, all, share_of_others},
+     CDDP_COLL_ALL_TO_ALL, NULL, NULL, fill_blocks, wrong_exchanged, all, share_of_others},
     {"alltoallv", "the same, the more the further apart two ranks are", false, false, true, true, BENCH_APART, false,
-     false, (cddp_coll)0, start_alltoallv, fill_blocks, wrong_exchanged_v, all, share_of_others},
+     false, (cddp_coll)0, alltoallv, NULL, fill_blocks, wrong_exchanged_v, all, share_of_others},
     {"gather", "what each rank has, on the root", false, true, false, true, BENCH_PART_OUT, false, false,
-     CDDP_COLL_GATHER, NULL, fill_block, wrong_gathered_on_root, all, share_of_others},
+     CDDP_COLL_GATHER, NULL, NULL, fill_block, wrong_gathered_on_root, all, share_of_others},
     {"scatter", "a block of the root's for each rank", false, true, true, false, BENCH_PART_IN, false, false,
-     CDDP_COLL_SCATTER, NULL, fill_blocks, wrong_scattered, all, share_of_others},
+     CDDP_COLL_SCATTER, NULL, NULL, fill_blocks, wrong_scattered, all, share_of_others},
     {"sendrecv", "a message to the next rank, one from the one before", false, false, false, false, BENCH_APART, false,
-     false, (cddp_coll)0, start_sendrecv, fill_block, wrong_received, once, once},
+     false, (cddp_coll)0, sendrecv, NULL, fill_block, wrong_received, once, once},
     {"hypercube", "an all-gather by messages; ranks are a power of two", false, false, false, true, BENCH_PART_OUT,
-     true, false, (cddp_coll)0, start_hypercube, fill_block, wrong_gathered, others, once},
+     true, false, (cddp_coll)0, NULL, start_hypercube, fill_block, wrong_gathered, others, once},
     {"latency", "a message there and one back between two ranks; half of that time", false, false, false, false,
-     BENCH_APART, false, true, (cddp_coll)0, ping_pong, fill_block, wrong_of_peer, once, once},
+     BENCH_APART, false, true, (cddp_coll)0, NULL, ping_pong, fill_block, wrong_of_peer, once, once},
     {"bw", "64 messages at once from one rank to another", false, false, false, false, BENCH_APART, false, true,
-     (cddp_coll)0, one_way, fill_block, wrong_of_sender, window, once},
+     (cddp_coll)0, NULL, one_way, fill_block, wrong_of_sender, window, once},
     {"bibw", "64 messages at once in each direction", false, false, false, false, BENCH_APART, false, true,
-     (cddp_coll)0, both_ways, fill_block, wrong_of_peer, two_windows, once},
+     (cddp_coll)0, NULL, both_ways, fill_block, wrong_of_peer, two_windows, once},
     {"mbw_mr", "bw between all pairs of ranks at once", false, false, false, false, BENCH_APART, false, true,
-     (cddp_coll)0, one_way, fill_block, wrong_of_sender, window_of_pairs, once},
+     (cddp_coll)0, NULL, one_way, fill_block, wrong_of_sender, window_of_pairs, once},
 };
 const int bench_n_kinds = sizeof bench_kinds / sizeof bench_kinds[0];

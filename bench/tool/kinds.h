@@ -10,10 +10,16 @@
 
 #define BENCH_WINDOW 64 /* messages under way at once, as OSU's osu_bw has it */
 
+#define BENCH_MOST_TOGETHER 256 /* operations in one group */
+
 /* One operation, as it is being measured. */
 struct bench_case {
     cddp_comm *comm;
     int rank, n;
+    bool blocking;            /* by cddp_coll_run; else begun by cddp_coll_start */
+    int together;             /* so many of it, as one group, each with its part of the memory */
+    size_t in_step, out_step; /* bytes from one to the next */
+    size_t *counts;           /* 2 n, for the kind that needs them */
     const struct bench_type *type;
     const struct bench_op *op; /* NULL: the kind reduces nothing */
     int root;                  /* 0 where the kind has none */
@@ -36,8 +42,10 @@ struct bench_kind {
     enum bench_place place;
     bool power_of_two; /* of ranks only */
     bool pairs;        /* of ranks; times are those of an iteration, whatever it holds */
-    cddp_coll coll;    /* the operation, by its name in cddp.h; otherwise `start` does it */
-    cddp_status (*start)(const struct bench_case *c, uint64_t *ticket);
+    cddp_coll coll;    /* the operation, by its name in cddp.h; otherwise one of the next two says what it is */
+    size_t (*ops)(const struct bench_case *c, cddp_coll_args *a); /* fills in 1 or 2, which run as one group */
+    cddp_status (*start)(const struct bench_case *c,
+                         uint64_t *ticket);             /* several groups, which use each other's result */
     void (*fill)(const struct bench_case *c, void *in); /* in: host memory, as large as the input */
     size_t (*wrong)(const struct bench_case *c, const void *out);
     double (*algorithm)(int n); /* times count times element size: the bytes of the algorithm bandwidth */
@@ -47,7 +55,7 @@ struct bench_kind {
 extern const struct bench_kind bench_kinds[];
 extern const int bench_n_kinds;
 
-/* Begins one operation. */
+/* Begins c->together operations, or runs them where c->blocking. *ticket: to wait for; 0 if they are done. */
 cddp_status bench_start(const struct bench_kind *kind, const struct bench_case *c, uint64_t *ticket);
 /* Does this rank take part? In kinds with pairs some have no peer. */
 bool bench_takes_part(const struct bench_kind *kind, const struct bench_case *c);

@@ -20,14 +20,36 @@ const struct bench_flag bench_flags[] = {
     {'r', "root", "RANK", "root rank, or all (default 0)"},
     {'n', "iters", "N", "timed operations per size (default 20)"},
     {'w', "warmup_iters", "N", "untimed operations before them (default 1)"},
+    {'m', "agg_iters", "N", "operations that run as one group, each on its own memory (default 1)"},
+    {'N', "run_cycles", "N", "how often to run all sizes; 0: until it is ended (default 1)"},
     {'c', "check", "N", "operations with checked results (default 1)"},
     {'a', "average", "N", "time of 0: rank 0, or 1: mean, 2: minimum, 3: maximum of all ranks\n(default 1)"},
-    {'z', "blocking", "0|1", "1: wait for each operation before the next one (default 0)"},
+    {'z', "blocking", "N",
+     "0: begin all operations, then wait (default); wait for each one,\n"
+     "1: with a barrier after it; 2: without; 3: with one that is not timed"},
+    {'R', "local_register", "N", "1 or 2: memory that the ranks of a node share, or that NCCL knows\n(default 0)"},
+    {'C', "report_cputime", "0|1", "1: time until the operations are begun, not until they end"},
+    {'S', "report_timestamps", "0|1", "1: end each line with the date and time"},
+    {'T', "timeout", "SECONDS", "end if a rank is not there within this time (default CDDP_TIMEOUT)"},
+    {'u', "unalign", "N", "skip N elements at the start of aligned memory (default 0)"},
     {'s', "split", "OP NUMBER",
-     "several groups at once: the group of a rank is rank OP NUMBER,\nwith OP one of AND, OR, MOD, DIV"},
-    {'J', "json", "FILE", "also write the results to FILE as JSON"},
+     "several groups at once: the group of a rank is rank OP NUMBER,\nwith OP one of AND, OR, MOD, DIV "
+     "(NCCL_TESTS_SPLIT of nccl-tests)"},
+    {'J', "json", "FILE", "also write the results to FILE, as JSON"},
     {'h', "help", NULL, "print this help"},
     {BENCH_LONG_ONLY, "version", NULL, "print the version"},
+    /* The others of nccl-tests: at their defaults they change nothing. */
+    {'t', "nthreads", "1", NULL},
+    {'g', "ngpus", "1", NULL},
+    {'p', "parallel_init", "0|1", NULL},
+    {'y', "stream_null", "0", NULL},
+    {'G', "cudagraph", "0", NULL},
+    {'M', "memory", "0", NULL},
+    {'I', "per_iter_timing", "0", NULL},
+    {'K', "per_iter_skip", "0", NULL},
+    {'D', "device_implementation", "0", NULL},
+    {'V', "device_cta_count", "16", NULL},
+    {'x', "cta_policy", "", NULL},
 };
 const int bench_n_flags = sizeof bench_flags / sizeof bench_flags[0];
 
@@ -35,6 +57,10 @@ const char bench_about[] =
     "Times collectives and messages of libcddp, checks their results, and prints a table in the format of nccl-tests.";
 const char bench_notes[] =
     "The launcher (cddprun, torchrun, mpirun or srun) determines ranks, addresses and the backend (CDDP_BACKEND).\n"
+    "Without a launcher there is one rank. KIND may also be nccl-tests' name, such as all_reduce_perf, and so may the\n"
+    "program's own (ln -s cddp-bench all_reduce_perf). cddprun begins each line with its rank: scripts that read the\n"
+    "table get it from 'sed s/^.0..//', or the file of -J. A test that cannot run in place shows 0.00 and N/A there.\n"
+    "Other flags of nccl-tests are accepted with values that change nothing (-t 1, -g 1, -G 0).\n"
     "Exit status: 0; 1: wrong result, or a rank failed; 2: invalid usage.";
 
 void bench_help(FILE *to)
@@ -50,6 +76,8 @@ void bench_help(FILE *to)
         const struct bench_flag *f = &bench_flags[i];
         char left[40], letter[5] = "    ";
 
+        if (f->help == NULL)
+            continue;
         if (f->letter < BENCH_LONG_ONLY)
             (void)snprintf(letter, sizeof letter, "-%c, ", f->letter);
         (void)snprintf(left, sizeof left, "%s--%s%s%s", letter, f->name, f->value == NULL ? "" : "=",
@@ -151,7 +179,7 @@ static bool parse_split(const char *text, struct bench_options *o)
     } words[] = {{"AND", '&'}, {"OR", '|'}, {"MOD", '%'}, {"DIV", '/'}, {"&", '&'}, {"|", '|'}, {"%", '%'}, {"/", '/'}};
 
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (strncmp(text, words[i].word, strlen(words[i].word)) == 0) {
+        if (strncasecmp(text, words[i].word, strlen(words[i].word)) == 0) {
             o->split = words[i].op;
             text += strlen(words[i].word);
             return parse_int(text + strspn(text, " "), o->split == '%' || o->split == '/', INT_MAX, &o->split_by);
@@ -159,12 +187,17 @@ static bool parse_split(const char *text, struct bench_options *o)
     return false;
 }
 
+/* "all_reduce", or as nccl-tests names its programs: "all_reduce_perf", "all_reduce_perf_mpi". */
 static bool parse_kind(const char *text, const struct bench_kind **kind)
 {
     *kind = NULL;
-    for (int i = 0; i < bench_n_kinds; i++)
-        if (strcmp(text, bench_kinds[i].name) == 0)
+    for (int i = 0; i < bench_n_kinds; i++) {
+        const char *name = bench_kinds[i].name, *rest = text + strlen(name);
+
+        if (strncmp(text, name, strlen(name)) == 0 &&
+            (*rest == '\0' || strcmp(rest, "_perf") == 0 || strcmp(rest, "_perf_mpi") == 0))
             *kind = &bench_kinds[i];
+    }
     return *kind != NULL || strcmp(text, "all") == 0;
 }
 
@@ -174,6 +207,34 @@ static bool parse_factor(const char *text, double *factor)
 
     *factor = strtod(text, &end);
     return end != text && *end == '\0' && *factor > 1 && *factor < 1e9;
+}
+
+/* A flag of nccl-tests that has no meaning here, unless its value is what happens anyway. */
+static bool bench_read_foreign(int c, const char *value, char *why, size_t cap)
+{
+    static const struct {
+        int letter, least, most;
+        const char *instead;
+    } flags[] = {
+        {'t', 1, 1, "a rank is a process with one thread; start more ranks (cddprun --nproc_per_node=N)"},
+        {'g', 1, 1, "a rank has one GPU; start more ranks (cddprun --nproc_per_node=N)"},
+        {'p', 0, 1, "expected 0 or 1"},
+        {'y', 0, 0, "libcddp has its own stream"},
+        {'G', 0, 0, "cddp-bench captures no CUDA graphs; leave it out"},
+        {'M', 0, 0, "cddp-bench reports no use of memory; leave it out"},
+        {'I', 0, 0, "cddp-bench does not time single iterations; leave it out"},
+        {'K', 0, 0, "cddp-bench does not time single iterations; leave it out"},
+        {'D', 0, 0, "collectives are those of libcddp's backend; leave it out"},
+        {'V', 16, 16, "collectives are those of libcddp's backend; leave it out"},
+        {'x', 1, 0, "NCCL takes its policy from NCCL_CTA_POLICY; set that, and leave -x out"},
+    };
+    char flag[3] = {'-', (char)c, '\0'};
+    int n;
+
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i].letter == c)
+            return parse_int(value, flags[i].least, flags[i].most, &n) || bad(why, cap, flag, value, flags[i].instead);
+    return bad(why, cap, flag, value, "is not known");
 }
 
 static bool bench_read_flag(struct bench_options *o, int c, const char *value, char *why, size_t cap)
@@ -212,16 +273,46 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
         o->average = (enum bench_average)n;
         return true;
     case 'z':
+        if (!parse_int(value, 0, 3, &n))
+            return bad(why, cap, flag, value, "expected 0, 1, 2 or 3");
+        o->blocking = (enum bench_blocking)n;
+        return true;
+    case 'm':
+        return parse_int(value, 1, BENCH_MOST_TOGETHER, &o->together) ||
+               bad(why, cap, flag, value, "expected a number from 1 to 256");
+    case 'N':
+        return parse_int(value, 0, INT_MAX, &o->cycles) || bad(why, cap, flag, value, "expected a number");
+    case 'u':
+        return parse_int(value, 0, 1 << 20, &o->unalign) || bad(why, cap, flag, value, "expected a number of elements");
+    case 'T':
+        return parse_int(value, 1, INT_MAX / 1000, &o->timeout_s) ||
+               bad(why, cap, flag, value, "expected seconds, above 0");
+    case 'R':
+        if (!parse_int(value, 0, 2, &n))
+            return bad(why, cap, flag, value, "expected 0, 1 or 2");
+        o->shared = n != 0;
+        return true;
+    case 'C':
+    case 'S':
         if (!parse_int(value, 0, 1, &n))
             return bad(why, cap, flag, value, "expected 0 or 1");
-        o->blocking = n == 1;
+        *(c == 'C' ? &o->host_time : &o->timestamps) = n == 1;
         return true;
     case 's':
         return parse_split(value, o) || bad(why, cap, flag, value, "expected AND, OR, MOD or DIV and a number");
-    default:
+    case 'J':
         o->json = value;
         return true;
+    default:
+        return bench_read_foreign(c, value, why, cap);
     }
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash != NULL ? slash + 1 : path;
 }
 
 enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap)
@@ -237,8 +328,11 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
                                 .iters = 20,
                                 .warmup = 1,
                                 .checks = 1,
+                                .together = 1,
+                                .cycles = 1,
                                 .average = BENCH_AVERAGE};
-    (void)parse_kind("all_reduce", &o->kind);
+    if (argc < 1 || !parse_kind(base_name(argv[0]), &o->kind) || o->kind == NULL)
+        (void)parse_kind("all_reduce", &o->kind);
     (void)parse_type("float", &o->type);
     optind = 0;
     opterr = 0;
@@ -261,6 +355,11 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     }
     if (optind + 1 < argc) {
         (void)snprintf(why, cap, "one KIND, not also '%s'; all of them: all", argv[optind + 1]);
+        return BENCH_BAD;
+    }
+    if (o->kind != NULL && o->kind->start != NULL && o->together > 1) {
+        (void)snprintf(why, cap, "-m %d: %s is several groups already, of which each needs the one before", o->together,
+                       o->kind->name);
         return BENCH_BAD;
     }
     if (o->min_bytes > o->max_bytes) {

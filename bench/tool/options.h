@@ -9,6 +9,10 @@
 
 enum bench_average { BENCH_RANK_0, BENCH_AVERAGE, BENCH_MIN, BENCH_MAX };
 
+/* -z: all operations are begun before the first is waited for; or each is waited for: with a barrier after it, without,
+ * or with one that is not in the time. */
+enum bench_blocking { BENCH_BEGUN, BENCH_WAIT_BARRIER, BENCH_WAIT, BENCH_WAIT_BARRIER_APART };
+
 struct bench_options {
     const struct bench_kind *kind; /* NULL: all of them, a table each */
     size_t min_bytes, max_bytes, step_bytes;
@@ -16,8 +20,15 @@ struct bench_options {
     int op, type;  /* rows of the tables in values.h; -1: all that go together */
     int root;      /* -1: every rank in turn */
     int iters, warmup, checks;
+    int together;  /* operations in one group */
+    int cycles;    /* how often all sizes are run; 0: for ever */
+    int unalign;   /* elements */
+    int timeout_s; /* 0: libcddp's */
     enum bench_average average;
-    bool blocking;    /* each operation is waited for before the next one begins */
+    enum bench_blocking blocking;
+    bool shared;    /* memory of all ranks: CDDP_MEM_COLLECTIVE */
+    bool host_time; /* that of the host, until the operations are begun, instead of the whole */
+    bool timestamps;
     const char *json; /* a file; NULL: none */
     char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
     int split_by;
@@ -27,8 +38,8 @@ enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
 
 /* One flag; value NULL: it has none. A line end in help is one of --help. */
 struct bench_flag {
-    int letter; /* or BENCH_LONG_ONLY */
-    const char *name, *value, *help;
+    int letter;                      /* or BENCH_LONG_ONLY */
+    const char *name, *value, *help; /* help NULL: one of nccl-tests' that is only recognised */
 };
 
 #define BENCH_LONG_ONLY 128

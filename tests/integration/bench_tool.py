@@ -2,19 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """cddp-bench, as a user starts it; its table as a script for nccl-tests reads it.
 
-    bench_tool.py CDDPRUN      CDDP_BENCH is its path
+    bench_tool.py CDDPRUN      CDDP_BENCH is its path; the other variables say where the stand-in and the modules are
 """
 import json
 import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
+import nccl_tests_readers as readers
 from launch import Job
 
 BENCH = os.environ['CDDP_BENCH']
+SANITIZED = bool(os.environ.get('CDDP_TEST_SANITIZED'))
 KINDS = ('all_reduce', 'all_gather', 'broadcast', 'reduce', 'reduce_scatter', 'alltoall', 'alltoallv', 'gather', 'scatter',
          'sendrecv', 'hypercube', 'latency', 'bw', 'bibw', 'mbw_mr')
 PAIRS = ('latency', 'bw', 'bibw', 'mbw_mr')
@@ -29,61 +36,181 @@ def bench(cddprun, ranks, *words, **how):
         return status, re.sub(r'^\[0\] ', '', job.out, flags=re.M), job.err
 
 
-def rows(out):
-    """
-    As nccl-tests' README describes its table: lines that begin with "#" are comments, columns are parted by blanks: size,
-    count, type, redop, root, and time, algbw, busbw, #wrong out of place and in place.
-    """
-    found = []
-    for line in out.splitlines():
-        if line.startswith('#') or not line.strip():
-            continue
-        words = line.split()
-        assert len(words) == 13, line
-        found.append({'size': int(words[0]), 'count': int(words[1]), 'type': words[2], 'redop': words[3], 'root': int(words[4]),
-                      'out': words[5:9], 'in': words[9:13]})
-    return found
-
-
 def wrong(row):
-    return [way[3] for way in (row['out'], row['in'])]
+    return [row['out'][3], row['in'][3]]
+
+
+def tables_in(out):
+    parts = re.split(r'^# Collective test starting: (\w+)_perf\n', out, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def check_all_kinds(n, out, err):
+    tables = tables_in(out)
+    assert tuple(tables) == KINDS, (tuple(tables), err)
+    for kind, text in tables.items():
+        run = (n in (1, 2, 4) or kind != 'hypercube') and (n > 1 or kind not in PAIRS)
+        got = readers.lines(text)
+        assert len(got) == (3 if run else 0), (n, kind, text)
+        for row in got:
+            assert wrong(row) == ['0', 'N/A' if kind in APART else '0'], (kind, row)
+
+
+SIZES = ('-b', '8', '-e', '64K', '-f', '64', '-n', '3')
 
 
 def test_every_kind_is_right_on_one_to_five_ranks(cddprun):
     for n in 1, 2, 3, 4, 5:
-        status, out, err = bench(cddprun, n, 'all', '-b', '8', '-e', '64K', '-f', '64', '-n', '3')
-        assert status == 0 and 'Out of bounds values : 0 OK' in out, (n, out, err)
-        parts = re.split(r'^# Test: (\w+)\n', out, flags=re.M)
-        tables = dict(zip(parts[1::2], parts[2::2]))
-        assert tuple(tables) == KINDS, tuple(tables)
-        for kind, text in tables.items():
-            run = (n in (1, 2, 4) or kind != 'hypercube') and (n > 1 or kind not in PAIRS)
-            got = rows(text)
-            assert len(got) == (3 if run else 0), (n, kind, text)
-            for row in got:
-                assert wrong(row) == ['0', 'N/A' if kind in APART else '0'], (kind, row)
+        status, out, err = bench(cddprun, n, 'all', *SIZES)
+        assert status == 0, (n, out, err)
+        check_all_kinds(n, out, err)
+
+
+def test_every_kind_is_right_on_the_standin(cddprun):
+    standin = os.environ.get('CDDP_BENCH_STANDIN')
+    if not standin:
+        raise launch.Skip('built without CUDA')
+    env = {'CDDP_BACKEND': 'nccl', 'CDDP_MODULE_DIR': os.environ['CDDP_BENCH_NCCL'], 'CDDP_CUDA_LIBRARY': standin,
+           'CDDP_NCCL_LIBRARY': standin}
+    for more in [], ['-z', '2', '-R', '1', '-m', '3']:
+        status, out, err = bench(cddprun, 2, 'all', *SIZES, *more, env=env)
+        assert status == 0 and 'backend=nccl' in out, (out, err)
+        if not more:
+            check_all_kinds(2, out, err)
+        assert all(right for _, right in readers.summary(out)) and len(readers.summary(out)) == len(KINDS), out
+
+
+def test_every_kind_is_right_under_mpirun(_cddprun):
+    at = os.path.join(os.environ.get('CDDP_BENCH_MPI', '/nowhere'), 'openmpi')
+    mpirun = shutil.which('mpirun.openmpi')
+    if SANITIZED or not mpirun or not os.path.exists(os.path.join(at, 'cddp_mpi.so')):
+        raise launch.Skip('built with sanitizers, or without Open MPI')
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'SLURM_', 'OMPI_', 'PMI'))}
+    for backend in 'mpi', 'cpu':
+        env = clean | {'CDDP_BACKEND': backend, 'CDDP_MODULE_DIR': at, 'MASTER_PORT': str(launch.free_port()),
+                       'MASTER_ADDR': '127.0.0.1', 'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+        done = subprocess.run([mpirun, '--oversubscribe', '-n', '2', BENCH, 'all', *SIZES], env=env, capture_output=True, text=True,
+                              timeout=launch.DEADLINE, check=False)
+        assert done.returncode == 0 and f'backend={backend}' in done.stdout, done
+        check_all_kinds(2, done.stdout, done.stderr)
+
+
+def test_runs_alone_and_under_the_names_of_nccl_tests(_cddprun):
+    with tempfile.TemporaryDirectory() as tmp:
+        name = os.path.join(tmp, 'broadcast_perf')
+        os.symlink(BENCH, name)
+        for command in [name], [BENCH, 'broadcast_perf']:
+            done = subprocess.run([*command, '-b', '8', '-e', '8', '-g', '1', '-t', '1', '-p', '1', '-G', '0'], capture_output=True,
+                                  text=True, timeout=launch.DEADLINE, check=False)
+            assert done.returncode == 0 and tuple(tables_in(done.stdout)) == ('broadcast',), done
+
+
+def test_readers_of_nccl_tests_read_it(cddprun):
+    assert [row[:3] for row in readers.columns(readers.SAMPLE)] == [(8, 37.71, 0), (8589934592, 2225678, 6.76)]
+    assert [wrong(row) for row in readers.lines(readers.SAMPLE)] == [['0', '0'], ['0', 'N/A']]
+    assert readers.summary(readers.SAMPLE) == [(3.38123, True)] and len(readers.devices(readers.SAMPLE)) == 1
+    for kind, sizes in (('all_reduce', [8, 64, 512, 4096]), ('alltoall', [0, 64, 512, 4096])):
+        status, out, err = bench(cddprun, 2, kind, '-b', '8', '-e', '4K', '-f', '8', '-n', '7', '-w', '2')
+        assert status == 0, err
+        got = readers.lines(out)
+        assert [row['size'] for row in got] == sizes == [row[0] for row in readers.columns(out)], out
+        for one, other in zip(got, readers.columns(out)):
+            assert other[1:] == (one['out'][0], one['out'][2], one['in'][0], one['in'][2]), (one, other)
+        assert len(readers.summary(out)) == 1 and readers.config(out) == (1, 1, 8, 4096, 2, 7), out
+        assert [device[:2] for device in readers.devices(out)] == [('0', '0'), ('1', '0')], out
+    # Several tests: as the outputs of so many programs, one after another.
+    _, out, _ = bench(cddprun, 2, 'all', *SIZES)
+    assert [name for name, text in tables_in(out).items() if not readers.summary(text)] == [], out
+
+
+def test_a_wrong_result_is_counted_and_fails_the_run(cddprun):
+    if SANITIZED:
+        raise launch.Skip('a sanitizer must be preloaded first')
+    env = {'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED']}
+    for more in [], ['-u', '1']:
+        status, out, err = bench(cddprun, 3, '-b', '4K', '-e', '8K', '-f', '2', '-n', '2', '-c', '3', *more, env=env)
+        assert status == 1 and [wrong(row) for row in readers.lines(out)] == [['1', '1']] * 2, (status, out, err)
+        assert readers.summary(out)[0][1] is False and 'Out of bounds values : 4 FAILED' in out, out
+        status, out, _ = bench(cddprun, 3, '-b', '4K', '-e', '8K', '-f', '2', '-n', '2', '-c', '0', *more, env=env)
+        assert status == 0 and [wrong(row) for row in readers.lines(out)] == [['N/A', 'N/A']] * 2, out
+
+
+def test_a_rank_that_dies_is_named_and_ends_the_run(cddprun):
+    if SANITIZED:
+        raise launch.Skip('a sanitizer must be preloaded first')
+    env = {'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED'], 'CDDP_PLANT': 'die'}
+    for how in [], ['--on_failure=wait']:
+        with Job(cddprun, '--standalone', '--nproc_per_node=3', *how, BENCH, '-b', '1M', '-e', '64M', '-f', '2', env=env) as job:
+            assert job.finish() != 0 and 'rank 1' in job.err, job.err
+            if how:
+                assert re.search(r'cddp-bench: rank [02]: all_reduce: .*rank 1', job.err), job.err
+
+
+def slow_rank_is_named(cddprun):
+    """Rank 1 is stopped most of the time, as one on a busy core would be."""
+    with Job(cddprun, '--standalone', '--nproc_per_node=3', BENCH, '-b', '1M', '-e', '1M', '-n', '1', '-c', '0', '-N', '50') as job:
+        head = ''
+        while '# Collective' not in head:
+            line = job.process.stdout.readline()
+            assert line, head
+            head += line
+        pid = next(int(pid) for rank, _, pid, *_ in readers.devices(head.replace('[0] ', '')) if rank == '1')
+        over = threading.Event()
+
+        def hold():
+            while not over.is_set():
+                try:
+                    os.kill(pid, signal.SIGSTOP)
+                    time.sleep(0.05)
+                    os.kill(pid, signal.SIGCONT)
+                    time.sleep(0.002)
+                except ProcessLookupError:
+                    return
+        holder = threading.Thread(target=hold)
+        holder.start()
+        try:
+            status = job.finish()
+        finally:
+            over.set()
+            holder.join()
+        assert status == 0, (job.out, job.err)
+        return re.search(r'# slow: rank 1 takes \d+\.\d times as long as usual', job.out)
+
+
+def test_a_rank_that_is_slow_is_named(cddprun):
+    """On a busy machine the other rank may be as slow in one run, so one of some must name it."""
+    assert any(slow_rank_is_named(cddprun) for _ in range(6))
+
+
+def test_a_closed_pipe_ends_it(_cddprun):
+    child = subprocess.Popen([BENCH, '-b', '8', '-e', '8', '-N', '0', '-n', '1'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.readline()
+    child.stdout.close()
+    child.wait(timeout=launch.DEADLINE)
+    child.stderr.close()
+    assert child.returncode != 0
 
 
 def test_all_types_and_operations_are_right(cddprun):
     status, out, err = bench(cddprun, 3, 'all_reduce', '-d', 'all', '-o', 'all', '-b', '1000', '-e', '1000', '-n', '1')
-    got = {(row['type'], row['redop']) for row in rows(out)}
-    assert status == 0 and all(set(wrong(row)) == {'0'} for row in rows(out)), (out, err)
+    got = {(row['type'], row['redop']) for row in readers.lines(out)}
+    assert status == 0 and all(set(wrong(row)) == {'0'} for row in readers.lines(out)), (out, err)
     assert ('half', 'avg') in got and ('int16', 'bxor') in got and ('uint64', 'prod') in got, got
     assert ('int32', 'avg') not in got and ('float', 'band') not in got, got
     # Floats of 8 bits are moved, but not added, on the CPU.
     for kind in 'all_gather', 'alltoall', 'broadcast':
         status, out, err = bench(cddprun, 3, kind, '-d', 'all', '-b', '4K', '-e', '4K', '-n', '1')
-        assert status == 0 and len(rows(out)) == 14 and all(wrong(row)[0] == '0' for row in rows(out)), (out, err)
+        assert status == 0 and len(readers.lines(out)) == 14 and all(wrong(row)[0] == '0' for row in readers.lines(out)), (out, err)
 
 
 def test_bandwidths_are_those_that_the_times_and_sizes_give(cddprun):
     for kind, share in (('all_reduce', 2 * 3 / 4), ('all_gather', 3 / 4), ('broadcast', 1), ('alltoall', 3 / 4)):
         out = bench(cddprun, 4, kind, '-b', '1M', '-e', '1M', '-n', '2', '-c', '0')[1]
-        row = rows(out)[0]
-        time, algorithm, bus, checked = row['out']
+        row = readers.lines(out)[0]
+        took, algorithm, bus, checked = row['out']
         assert checked == 'N/A', row
-        want = row['size'] / float(time) / 1e3
-        assert abs(float(algorithm) - want) < 0.02 * want + 0.01 and abs(float(bus) - want * share) < 0.02 * want + 0.02, row
+        want = row['size'] / took / 1e3
+        assert abs(algorithm - want) < 0.02 * want + 0.01 and abs(bus - want * share) < 0.02 * want + 0.02, row
 
 
 def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
@@ -92,23 +219,27 @@ def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
                                  f'{tmp}/out.json')
         assert status == 0, err
         assert re.findall(r'Rank +(\d) Group +(\d)', out) == [('0', '0'), ('1', '1'), ('2', '0'), ('3', '1')], out
-        table = rows(out)
+        table = readers.lines(out)
         assert [row['root'] for row in table] == [0, 0, 0, 1, 1, 1], table
         with open(f'{tmp}/out.json', encoding='ascii') as file:
             data = json.load(file)
-        assert data['ranks'] == 4 and [(r['size'], r['root'], r['in_place']['wrong']) for r in data['results']] == \
+        assert data['out_of_bounds'] == {'count': 0, 'okay': 'true'} and data['config']['minimum_bytes'] == 8, data
+        assert [(r['size'], int(r['root']), r['in_place']['nwrong']) for r in data['results']] == \
             [(row['size'], row['root'], 0) for row in table], data
 
 
 def test_reports_bad_usage(cddprun):
-    for words, text in ((['-d', 'float17'], "cddp-bench: -d 'float17'"), (['reduce', '-r', '7'], 'cddp-bench: -r 7: there are 2 ranks')):
+    for words, text in ((['-d', 'float17'], "cddp-bench: -d 'float17'"), (['reduce', '-r', '7'], 'cddp-bench: -r 7: the job has 2 ranks'),
+                        (['-g', '8'], "-g '8': a rank has one GPU; start more ranks"), (['-G', '1'], 'no CUDA graphs'),
+                        (['hypercube', '-m', '2'], '-m 2: hypercube'), (['-d', 'float', '-o', 'band'], 'nothing was measured')):
         status, out, err = bench(cddprun, 2, *words)
-        assert status == 2 and text in err and not rows(out), (out, err)
+        assert status == 2 and text in err and not readers.lines(out), (words, out, err)
+    assert '# band is not defined for float: not run' in out, out
 
 
-def test_reports_unwritable_file(cddprun):
-    status, _, err = bench(cddprun, 1, '-b', '8', '-e', '8', '-J', '/nowhere/at/all')
-    assert status == 1 and 'cddp-bench: cannot write /nowhere/at/all' in err, err
+def test_reports_unwritable_file_before_it_measures(cddprun):
+    status, out, err = bench(cddprun, 2, '-b', '8', '-e', '8', '-J', '/nowhere/at/all')
+    assert status == 1 and 'cddp-bench: cannot write /nowhere/at/all: No such file' in err and not readers.lines(out), (out, err)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cddp-bench puts in and expects: a benchmark whose check cannot fail would be believed for nothing. */
 #include "bench/tool/options.h"
+#include "bench/tool/room.h"
+#include "bench/tool/slow.h"
 #include "bench/tool/values.h"
 
 #include <criterion/criterion.h>
@@ -126,7 +128,7 @@ Test(bench_values, bits_are_those_of_whole_numbers)
 
 static enum bench_do parse(struct bench_options *o, char *why, int argc, const char *const *words)
 {
-    char *argv[16] = {"cddp-bench"};
+    char *argv[18] = {"cddp-bench"};
 
     for (int i = 0; i < argc; i++)
         argv[i + 1] = (char *)(uintptr_t)words[i];
@@ -146,15 +148,81 @@ Test(bench_options, letters_are_those_of_nccl_tests)
     cr_expect(bench_next_size(&o, 8) == 16 && bench_color(&o, 5) == 1);
 }
 
+Test(bench_options, kinds_have_the_names_of_nccl_tests_programs_too)
+{
+    const char *words[] = {"reduce_scatter_perf_mpi"};
+    char *linked[] = {"/usr/bin/alltoall_perf"};
+    struct bench_options o;
+    char why[256] = "";
+
+    cr_assert(parse(&o, why, 1, words) == BENCH_RUN, "%s", why);
+    cr_expect(strcmp(o.kind->name, "reduce_scatter") == 0);
+    cr_assert(bench_options_parse(&o, 1, linked, why, sizeof why) == BENCH_RUN, "%s", why);
+    cr_expect(strcmp(o.kind->name, "alltoall") == 0);
+}
+
+Test(bench_options, flags_of_nccl_tests_that_change_nothing_are_taken)
+{
+    const char *words[] = {"-t1", "-g",  "1",    "-p1", "-y0", "-G0", "-M0", "-I0",
+                           "-K0", "-D0", "-V16", "-z3", "-R2", "-m4", "-N0"};
+    struct bench_options o;
+    char why[256] = "";
+
+    cr_assert(parse(&o, why, 15, words) == BENCH_RUN, "%s", why);
+    cr_expect(o.blocking == BENCH_WAIT_BARRIER_APART && o.shared && o.together == 4 && o.cycles == 0);
+}
+
+Test(bench_room, memory_is_divided_among_the_ranks_of_a_host)
+{
+    const char *info = "MemTotal:       32000 kB\nMemAvailable:   16000 kB\nMemAvailableNot: 1 kB\n";
+    const uint64_t gib = (uint64_t)1 << 30;
+
+    cr_expect(bench_meminfo(info, "MemAvailable") == 16000 << 10);
+    cr_expect(bench_meminfo(info, "Mem") == UINT64_MAX && bench_meminfo("", "MemTotal") == UINT64_MAX);
+    /* Of 20 GiB 2 stay free; in, out, and what the check needs. */
+    cr_expect(bench_most_bytes(20 * gib, 2, 0, 1) == 3 * gib);
+    cr_expect(bench_most_bytes(20 * gib, 2, 0, 0) == 9 * gib / 2);
+    cr_expect(bench_most_bytes(UINT64_MAX, 2, 80 * gib, 1) == 38 * gib);
+    cr_expect(bench_most_bytes(20 * gib, 1, 80 * gib, 1) == 18 * gib, "the host's is for the check");
+    cr_expect(bench_most_bytes(0, 4, 0, 1) == 0);
+}
+
+Test(bench_slow, three_times_as_long_as_usual_is_slow)
+{
+    const double alike[] = {1, 1.2, 0.9, 1.1}, one[] = {1, 1.2, 4.4, 1.1}, two[] = {1, 5};
+
+    for (int i = 0; i < 4; i++) {
+        cr_expect(!(bench_slow(alike, 4, i) > 0), "%d", i);
+        cr_expect((bench_slow(one, 4, i) > 0) == (i == 2), "%d", i);
+    }
+    cr_expect(!(bench_slow(two, 2, 0) > 0) && bench_slow(two, 2, 1) > 4.9);
+}
+
 Test(bench_options, bad_ones_are_named)
 {
     static const struct {
         const char *words[3];
         const char *part;
-    } cases[] = {{{"-b", "x"}, "'x'"},         {{"-b", "99999999999T"}, "size"},  {{"-f", "1"}, "above 1"},
-                 {{"-d", "float17"}, "type"},  {{"-o", "mean"}, "operation"},     {{"-b", "2M", "-e1M"}, "more than"},
-                 {{"all_reduced"}, "no such"}, {{"-n", "0"}, "above 0"},          {{"-s", "DIV 0"}, "AND, OR"},
-                 {{"--frob"}, "--frob"},       {{"gather", "scatter"}, "scatter"}};
+    } cases[] = {{{"-b", "x"}, "'x'"},
+                 {{"-b", "99999999999T"}, "size"},
+                 {{"-f", "1"}, "above 1"},
+                 {{"-d", "float17"}, "type"},
+                 {{"-o", "mean"}, "operation"},
+                 {{"-b", "2M", "-e1M"}, "more than"},
+                 {{"all_reduced"}, "no such"},
+                 {{"-n", "0"}, "above 0"},
+                 {{"-s", "DIV 0"}, "AND, OR"},
+                 {{"--frob"}, "--frob"},
+                 {{"gather", "scatter"}, "scatter"},
+                 {{"-t", "2"}, "a process"},
+                 {{"-g", "8"}, "--nproc_per_node"},
+                 {{"-G", "4"}, "no CUDA graphs"},
+                 {{"-x", "1"}, "NCCL_CTA"},
+                 {{"-m", "0"}, "1 to 256"},
+                 {{"-z", "4"}, "0, 1, 2 or 3"},
+                 {{"-T", "0"}, "seconds"},
+                 {{"bw", "-m2"}, "several groups"},
+                 {{"all_reduce_per"}, "no such"}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct bench_options o;
