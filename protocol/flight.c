@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "protocol/flight_crash.h"
+#include "protocol/flight_stop.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +26,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 4u
+#define FLIGHT_VERSION 5u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -91,6 +92,7 @@ struct page {
     struct mark_record marks[CDI_FLIGHT_MARKS];
 
     struct cdi_flight_crash crash; /* both directions */
+    struct cdi_flight_stop stop;
 };
 
 _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on its own page");
@@ -828,4 +830,19 @@ _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f)
 struct cdi_flight_crash *cdi_flight_crash(struct cdi_flight *f)
 {
     return &f->page->crash;
+}
+
+struct cdi_flight_stop *cdi_flight_stop(struct cdi_flight *f)
+{
+    return &f->page->stop;
+}
+
+const _Atomic uint32_t *cdi_flight_said(const struct cdi_flight *f)
+{
+    return &f->page->said;
+}
+
+bool cdi_flight_said_end(const _Atomic uint32_t *said)
+{
+    return (atomic_load_explicit(said, memory_order_acquire) & (SAID_DEATH | SAID_ROUND_OVER)) != 0;
 }

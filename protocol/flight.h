@@ -267,5 +267,13 @@ _Atomic uint32_t *cdi_flight_wake_word(struct cdi_flight *f);
 
 /* Returns the part of the page for a worker's crash (flight_crash.h), of either side. */
 struct cdi_flight_crash *cdi_flight_crash(struct cdi_flight *f);
+/* Returns the part of the page for a stop that all ranks agree on (flight_stop.h), of either side. */
+struct cdi_flight_stop *cdi_flight_stop(struct cdi_flight *f);
+/*
+ * For a signal handler: the word that tells whether the agent has reported a death or the end of the round. It is there
+ * until cdi_flight_release(), or for good after cdi_flight_keep(). Both are async-signal-safe.
+ */
+const _Atomic uint32_t *cdi_flight_said(const struct cdi_flight *f);
+bool cdi_flight_said_end(const _Atomic uint32_t *said);
 
 #endif

@@ -6,7 +6,6 @@
  *     lasting DIR [STEP]    checkpoints are in DIR; rank 1 crashes at that step, in the first run
  */
 #include <cddp/cddp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +56,7 @@ static cddp_status train(cddp_comm *comm, cddp_ddp *ddp, cddp_sampler *sampler, 
     };
     const size_t n_items = sizeof items / sizeof items[0];
     cddp_status st = cddp_checkpoint_load(comm, dir, items, n_items, NULL);
-    int32_t stop = 0;
+    int stop = 0;
 
     if (st == CDDP_OK && cddp_rank(comm) == 0)
         printf("goes on from step %llu\n", (unsigned long long)step);
@@ -80,10 +79,9 @@ static cddp_status train(cddp_comm *comm, cddp_ddp *ddp, cddp_sampler *sampler, 
         for (int d = 0; d < D; d++)
             w[d] -= 0.5f * ((float *)cddp_ddp_grad(ddp, 0))[d];
         step++;
-        usleep(10000);                    /* a real step takes longer */
-        stop = cddp_stop_requested(comm); /* not at the same step on every rank, so they agree */
+        usleep(10000); /* a real step takes longer */
         if (st == CDDP_OK)
-            st = cddp_all_reduce(comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
+            st = cddp_should_stop(comm, &stop); /* the same answer on every rank */
         if (st == CDDP_OK && (stop || step % 50 == 0))
             st = cddp_checkpoint_save(comm, dir, step, items, n_items, NULL);
     }
@@ -105,8 +103,6 @@ int main(int argc, char **argv)
 
     if (argc < 2)
         return fprintf(stderr, "usage: lasting DIR [STEP]\n"), 2;
-    (void)signal(SIGINT, SIG_IGN); /* cddp_stop_requested() tells */
-    (void)signal(SIGTERM, SIG_IGN);
     make_points();
     st = cddp_init(&comm, NULL);
     if (st == CDDP_OK)

@@ -2,7 +2,6 @@
 #include "state.h"
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,33 +14,11 @@ static void type_name(const struct options *opt, char name[TYPE_BYTES])
     memcpy(name, opt->f64 ? "float64" : "float32", TYPE_BYTES);
 }
 
-static volatile sig_atomic_t asked; /* by a signal to stop */
-
-static void on_signal(int signal)
+cddp_status state_watch(const struct options *opt, cddp_comm *comm)
 {
-    (void)signal;
-    asked = 1;
-}
+    int stop;
 
-void state_watch_signals(const struct options *opt)
-{
-    if (opt->save == NULL)
-        return;
-    (void)signal(SIGTERM, on_signal);
-    (void)signal(SIGINT, on_signal);
-    (void)signal(SIGUSR1, on_signal);
-}
-
-/* The order reaches ranks at different steps, and all must leave after the same one: a rank that has it tells the
- * others.
- */
-static cddp_status agree_to_leave(const struct job *job, struct state *s)
-{
-    int32_t stop = asked != 0 || cddp_stop_requested(job->comm);
-    cddp_status status = cddp_all_reduce(job->comm, &stop, &stop, 1, CDDP_INT32, CDDP_MAX);
-
-    s->leaving = status == CDDP_OK && stop != 0;
-    return status;
+    return opt->save != NULL ? cddp_should_stop(comm, &stop) : CDDP_OK;
 }
 
 /* May it stop here? With --uneven the ranks meet at the end of an epoch only, and after the last one nothing is left.
@@ -98,8 +75,12 @@ cddp_status state_save(const struct job *job, struct state *s, bool epoch_is_don
     const cddp_checkpoint_options how = {.size = sizeof how, .background = opt->save_background};
     char type[TYPE_BYTES];
     cddp_checkpoint_item items[1 + N_ITEMS] = {memory("dtype", type, TYPE_BYTES)};
-    cddp_status status = may_leave(opt, &s->done, epoch_is_done) ? agree_to_leave(job, s) : CDDP_OK;
+    cddp_status status = CDDP_OK;
+    int stop = 0;
 
+    if (may_leave(opt, &s->done, epoch_is_done))
+        status = cddp_should_stop(job->comm, &stop);
+    s->leaving = stop != 0;
     if (status != CDDP_OK || (!s->leaving && !is_due(opt, &s->done, epoch_is_done)))
         return status;
     type_name(opt, type);

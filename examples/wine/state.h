@@ -28,10 +28,10 @@ struct state {
 };
 
 /*
- * Take note from now on of signals that ask to stop: SIGTERM and SIGINT (the end of the job), SIGUSR1 (a batch system's
- * warning). Without --save they end the program as ever.
+ * With --save, a request to stop does not end the program from now on: state_save() learns of it. A collective. Errors
+ * are in cddp_last_error().
  */
-void state_watch_signals(const struct options *opt);
+cddp_status state_watch(const struct options *opt, cddp_comm *comm);
 
 /*
  * Save as --save says, if it is due: between two steps, or (with epoch_is_done) when s->done.epochs has changed and the

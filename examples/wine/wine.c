@@ -129,8 +129,10 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "wine: %s\n", cddp_last_error());
         return 1;
     }
-    state_watch_signals(&opt);
-    ok = run(&opt, &data, comm);
+    ok = state_watch(&opt, comm) == CDDP_OK;
+    if (!ok)
+        (void)fprintf(stderr, "wine: %s\n", cddp_last_error());
+    ok = ok && run(&opt, &data, comm);
     if (cddp_finalize(comm) != CDDP_OK && ok) {
         (void)fprintf(stderr, "wine: %s\n", cddp_last_error());
         ok = false;

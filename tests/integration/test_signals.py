@@ -33,8 +33,8 @@ LEAD_TERMINAL = (sys.executable, '-c', 'import fcntl, os, sys, termios; fcntl.io
                                        'os.execv(sys.argv[1], sys.argv[1:])')
 
 
-def start(cddprun, script, n=2, **popen):
-    job = Job(cddprun, f'--nproc_per_node={n}', 'python3', '-c', script, **popen)
+def start(cddprun, script, n=2, flags=(), **popen):
+    job = Job(cddprun, f'--nproc_per_node={n}', *flags, 'python3', '-c', script, **popen)
     assert sorted(job.process.stdout.readline() for _ in range(n)) == [f'[{i}] up\n' for i in range(n)]
     return job
 
@@ -56,6 +56,23 @@ def test_worker_can_query_stop_request(cddprun):
         assert job.finish() == 143, job.err
         assert sorted(job.out.splitlines()) == ['[0] asked to stop', '[1] asked to stop'], job.out
         assert re.search(r'ended by signal 15 \(SIGTERM\)\n    at that moment: rank', job.err), job.err
+
+
+def test_failure_while_stopping_is_named(cddprun):
+    fails = OBEDIENT.replace('sys.exit(0)', 'sys.exit(9 if os.environ["RANK"] == "1" else 0)')
+    assert fails != OBEDIENT
+    with start(cddprun, fails) as job:
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+        assert re.fullmatch(r'cddprun: ended by signal 15 \(SIGTERM\); then rank 1 \(pid \d+ on \S+\) exited with status 9\n', job.err), job.err
+
+
+def test_kill_of_slow_workers_names_its_flag(cddprun):
+    with start(cddprun, DEAF, flags=['--shutdown_timeout=1']) as job:
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+        assert job.err == ('cddprun: ended by signal 15 (SIGTERM); killed 2 workers that had not ended 1 s later '
+                           '(--shutdown_timeout)\n'), job.err
 
 
 def test_ctrl_c_to_the_whole_foreground_group_counts_once(cddprun):

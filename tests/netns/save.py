@@ -88,6 +88,21 @@ def test_one_node_joins_and_another_leaves(cddprun):
         t.check_saved(2)
 
 
+def test_ranks_that_ask_leave_on_purpose(cddprun):
+    """cddp_should_stop: no rank gets a signal, and both hosts end with the status of an orderly stop."""
+    for ended in 0, 1:
+        for number, *flags in (signal.SIGTERM,), (signal.SIGUSR1, '--stop_signals=USR1'):
+            with Savers(cddprun, '--stop_exit_code=85', *flags) as t:
+                t.command[-3:] = [os.environ['CDDP_STOP_RANKS'], 'until', t.folder]
+                for node in 0, 1:
+                    t.start(node + 1, '--nnodes=2', f'--node_rank={node}', f'--master_addr={hosts.address(1)}', f'--master_port={PORT}')
+                wait_for('4 ranks', lambda: all((t.folder / f'runs.4.{rank}').exists() for rank in range(4)))
+                t.jobs[ended].process.send_signal(number)
+                assert t.finish() == [85, 85], [job.err for job in t.jobs]
+                t.check_saved(4)
+                assert len({(t.folder / f'saved.4.{rank}').read_text() for rank in range(4)}) == 1
+
+
 def wine(cddprun):
     return os.path.join(os.path.dirname(cddprun), '..', 'examples', 'wine', 'wine')
 
@@ -111,7 +126,8 @@ def test_wine_loses_no_step(cddprun):
             jobs[1].process.send_signal(signal.SIGTERM)
 
         status, out, err = over_hosts(10**6, spot_notice)
-        assert status == [1, 143], (status, out, err)
+        assert status == [0, 0] and 'stopped on purpose by SIGTERM to cddprun' in err[1], (status, out, err)
+        assert 'stopped on purpose since node 1 (' in err[0], err[0]
         left = re.search(r'asked to stop; saved in \S+ after epoch (\d+), step (\d+)\n', out)
         assert left, (out, err)
         epochs = int(left[1]) + 3

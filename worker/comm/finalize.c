@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "worker/comm/claim.h"
 #include "worker/comm/keys.h"
+#include "worker/comm/stop.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -179,6 +180,7 @@ static void comm_leave(struct cddp_comm *c)
     cddp_status st, saved = CDDP_OK;
 
     wait_for_aborts(c);
+    cdi_stop_leave(c);
     if (c->on_finalize.fn != NULL)
         saved = c->on_finalize.fn(c->on_finalize.arg, &unsaved);
     c->on_finalize = (struct cdi_on_finalize){.fn = NULL};

@@ -8,6 +8,7 @@
 #include "worker/comm/create_group.h"
 #include "worker/comm/launch_env.h"
 #include "worker/comm/memory.h"
+#include "worker/comm/stop.h"
 #include "worker/store/client.h"
 #include "worker/store/host.h"
 
@@ -29,6 +30,7 @@ struct cddp_comm {
     struct cdi_backend *backend;
     struct cdi_on_finalize on_finalize;
     struct cdi_memory memory;
+    struct cdi_stop stop;
     _Atomic int n_aborting; /* threads in cddp_abort */
     /*
      * For a part, also for a part of a part: the communicator of cddp_init, which has all but world, ops, backend and

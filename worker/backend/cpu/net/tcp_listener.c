@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "worker/base/data_port.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -17,19 +18,6 @@
 
 #define SLICE_MS 20
 #define HELLO_MS 5000 /* for the hello of a pending connection, which is closed then */
-#define BACKLOG 64
-
-static cddp_status tcp_listen(const struct cdi_address *a, int *out, struct cdi_error *err)
-{
-    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    char text[CDI_ADDRESS_TEXT];
-
-    cdi_address_text(&a->u.any, text);
-    if (fd < 0 || bind(fd, &a->u.any, a->len) != 0 || listen(fd, BACKLOG) != 0)
-        return cdi_fail_errno(err, errno, "cannot listen on %s for the other nodes", text);
-    *out = cdi_steal_fd(&fd);
-    return CDDP_OK;
-}
 
 cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
 {
@@ -40,18 +28,14 @@ cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *rea
     cddp_status st = cdi_net_choose(cdi_env_str(CDI_NET_IFNAME_ENV), reached, at, &n, err);
 
     for (int i = 0; i < n && st == CDDP_OK; i++) {
-        struct cdi_address bound = {.len = sizeof bound.u};
         char one[CDI_ADDRESS_TEXT];
         int fd = -1;
 
-        at[i].u.v4.sin_port = 0; /* at the same offset in both families */
-        st = tcp_listen(&at[i], &fd, err);
+        st = cdi_data_listen(&at[i], tcp->rank, &fd, err);
         if (st != CDDP_OK)
             break;
         tcp->listener.fd[tcp->listener.n_fds++] = fd;
-        if (getsockname(fd, &bound.u.any, &bound.len) != 0)
-            return cdi_fail_errno(err, errno, "getsockname");
-        cdi_address_text(&bound.u.any, one);
+        cdi_address_text(&at[i].u.any, one);
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i > 0 ? " " : "", one);
     }
     (void)snprintf(name, sizeof name, "addr/%d", tcp->rank);
@@ -257,6 +241,6 @@ void cdi_listener_accept(struct cdi_tcp *tcp)
         if (d->pending[i].fd >= 0)
             read_hello(tcp, &d->pending[i]);
     for (int i = 0; i < d->n_fds; i++)
-        for (int n = 0; p[CDI_TCP_PENDING + i].revents != 0 && n < BACKLOG && accept_from(tcp, d->fd[i]); n++)
+        for (int n = 0; p[CDI_TCP_PENDING + i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;
 }

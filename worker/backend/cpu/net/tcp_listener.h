@@ -7,7 +7,7 @@
 
 #define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_ADDRESS_TEXT)
 
-/* Listens, and publishes the addresses. CDDP_E_INVALID (CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM. */
+/* Listens, and publishes the addresses. CDDP_E_INVALID (CDDP_SOCKET_IFNAME, CDDP_DATA_PORTS), CDDP_E_SYSTEM. */
 cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err);
 /* Accepts connections, and admits those of this job. Blocks for 20 ms at most. */
 void cdi_listener_accept(struct cdi_tcp *tcp);
