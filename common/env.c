@@ -74,3 +74,20 @@ cddp_status cdi_env_int_or(const char *name, int64_t min, int64_t max, int64_t f
     }
     return cdi_env_int(name, min, max, out, err);
 }
+
+bool cdi_parse_ports(const char *text, uint16_t *first, uint16_t *last)
+{
+    const char *dash = strchr(text, '-');
+    char low[8];
+    int64_t from, to;
+
+    if (dash == NULL || (size_t)(dash - text) >= sizeof low)
+        return false;
+    memcpy(low, text, (size_t)(dash - text));
+    low[dash - text] = '\0';
+    if (!cdi_parse_int(low, 1, UINT16_MAX, &from) || !cdi_parse_int(dash + 1, from, UINT16_MAX, &to))
+        return false;
+    *first = (uint16_t)from;
+    *last = (uint16_t)to;
+    return true;
+}

@@ -25,5 +25,7 @@ bool cdi_parse_int(const char *text, int64_t min, int64_t max, int64_t *out);
 /* Reads the whole text as a number of bytes in [1, max], with an optional suffix K, M or G (of 1024); false: it is not
  * one. */
 bool cdi_parse_size(const char *text, int64_t max, int64_t *out);
+/* Reads the whole text as a range of ports such as 29500-29599, from 1 to 65535; false: it is not one. */
+bool cdi_parse_ports(const char *text, uint16_t *first, uint16_t *last);
 
 #endif

@@ -28,3 +28,11 @@ int cdi_resolve(const char *host, const char *service, const struct addrinfo *hi
     loopback.ai_flags = (loopback.ai_flags & ~AI_PASSIVE) | AI_NUMERICSERV;
     return getaddrinfo(NULL, service != NULL ? service : "0", &loopback, out);
 }
+
+bool cdi_is_repeated(const struct addrinfo *list, const struct addrinfo *entry)
+{
+    for (; list != NULL && list != entry; list = list->ai_next)
+        if (list->ai_addrlen == entry->ai_addrlen && memcmp(list->ai_addr, entry->ai_addr, entry->ai_addrlen) == 0)
+            return true;
+    return false;
+}

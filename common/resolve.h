@@ -17,4 +17,10 @@ bool cdi_is_localhost(const char *host);
  */
 int cdi_resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out);
 
+/*
+ * Returns whether an entry of the list before this one has the same address: /etc/hosts may have a name in two lines,
+ * and getaddrinfo returns the address twice. A server that listens on each of them would find its port in use.
+ */
+bool cdi_is_repeated(const struct addrinfo *list, const struct addrinfo *entry);
+
 #endif

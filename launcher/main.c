@@ -78,7 +78,7 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
             st = cdi_fail_errno(err, errno, "--auth_token_file '%.300s'", o->auth_token_file);
     }
     if (st == CDDP_OK)
-        st = guard_start(link, o->tmpdir, o->signals,
+        st = guard_start(link, o->tmpdir, options_ending(o),
                          o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : SUPERVISE_GRACE_MS, err);
     if (st == CDDP_OK && o->auth_token_file == NULL && o->standalone) {
         (void)snprintf(path, sizeof path, "%s/auth_token", link->run_dir);

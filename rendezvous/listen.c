@@ -112,7 +112,7 @@ static cddp_status listen_host(struct listen_set *s, const char *host, uint16_t 
                         rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc), s->names.host);
     s->port = port;
     for (const struct addrinfo *a = list; a != NULL && s->n < LISTEN_MAX; a = a->ai_next) {
-        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+        if ((a->ai_family != AF_INET && a->ai_family != AF_INET6) || cdi_is_repeated(list, a))
             continue;
         st = add_socket(s, a->ai_addr, a->ai_addrlen, false, host, err);
         if (st == CDDP_E_EXISTS)

@@ -73,6 +73,8 @@ struct rdzv_server {
     uint32_t max_jobs;              /* 0: a single job, created at the start */
     uint16_t first_job_port, last_job_port;
     int64_t over_ms; /* time that the last connections of a finished job have */
+    bool elected;
+    int64_t answer_until_ms; /* elected */
     uv_timer_t timer;
     bool timer_open;           /* until the close callback */
     size_t n_listeners;        /* of all ports, until the close callback */
@@ -97,9 +99,13 @@ static void send_to(void *conn, const void *bytes, size_t len)
     conn_send(conn, bytes, len);
 }
 
+/* While an elected server waits for etcd, agents return several times per second, and the user knows why. */
 static void hang_up_on(void *conn, const char *why)
 {
-    conn_finish(conn, CONN_DUE_LINGER, CDI_LOG_WARN, why);
+    const struct rdzv_server *s = (const struct rdzv_server *)((struct conn *)conn)->ctx;
+    bool waits = s->elected && cdi_now_ms() > s->answer_until_ms;
+
+    conn_finish(conn, CONN_DUE_LINGER, waits ? CDI_LOG_DEBUG : CDI_LOG_WARN, why);
 }
 
 static void rename_peer(void *conn, uint32_t peer)
@@ -135,6 +141,14 @@ static void on_bulk(void *arg, uint32_t peer, uint16_t type, const void *payload
 static size_t queued_for(void *conn)
 {
     return conn_queued(conn);
+}
+
+/* By the clock itself: the loop's may be from before a time in which this process was stopped. */
+static bool may_answer(void *arg)
+{
+    const struct job *job = arg;
+
+    return cdi_now_ms() <= job->server->answer_until_ms;
 }
 
 static void get_random(void *bytes, size_t len)
@@ -607,6 +621,7 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
                                     .random = get_random,
                                     .bulk = on_bulk,
                                     .queued = queued_for,
+                                    .may_answer = s->elected ? may_answer : NULL,
                                     .arg = job};
     cddp_status st;
 
@@ -729,6 +744,7 @@ static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const str
     s->ctx.make_job = server_make_job;
     s->ctx.conn_closed = on_conn_closed;
     s->max_jobs = opt->max_jobs;
+    s->elected = opt->elected;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;
     s->over_ms = opt->over_ms == 0 ? 60000 : opt->over_ms;
@@ -736,7 +752,8 @@ static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const str
         .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
         .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
         .hello_ms = s->ctx.due_ms[CONN_DUE_OPEN],
-        .hosted = opt->max_jobs == 0,
+        .hosted = opt->max_jobs == 0 && !opt->elected,
+        .hands_over = opt->elected,
         .limits = opt->store};
     if (opt->last_call_ms != 0)
         set_last_call(&s->session.round, opt->last_call_ms);
@@ -806,6 +823,11 @@ void rdzv_server_set_secret(struct rdzv_server *s, const struct cdi_secret *secr
 {
     s->secret = *secret;
     s->ctx.secret = &s->secret;
+}
+
+void rdzv_server_answer_until(struct rdzv_server *s, int64_t until_ms)
+{
+    s->answer_until_ms = until_ms;
 }
 
 size_t rdzv_server_jobs(const struct rdzv_server *s)

@@ -41,6 +41,11 @@ struct rdzv_server_options {
     size_t max_connections;     /* open at once; further ones are rejected; 0: limited by descriptors only */
     const char *max_flag;       /* its flag, for error messages; NULL: --max_connections */
     size_t max_buffered;        /* bytes of incomplete requests and replies, in total; 0: 1 GiB */
+    /*
+     * The host is elected: agents get answers until rdzv_server_answer_until() only, and another host may follow if
+     * this one leaves an elastic job.
+     */
+    bool elected;
 };
 
 /*
@@ -63,6 +68,8 @@ void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *a
  * called before this returns. Until then, rdzv_server_close() may still be called.
  */
 void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
+/* Of an elected server: until when (cdi_now_ms()) agents get answers; 0, as at the start: they do not. */
+void rdzv_server_answer_until(struct rdzv_server *s, int64_t until_ms);
 /* Returns the number of jobs. */
 size_t rdzv_server_jobs(const struct rdzv_server *s);
 /* Lists the clients of the stores that wait for keys, the longest first; returns their number, at most cap. */

@@ -6,6 +6,7 @@
 #include "launcher/agent/crash.h"
 #include "launcher/agent/hang_report.h"
 #include "launcher/agent/host.h"
+#include "launcher/agent/lookup.h"
 #include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
@@ -14,6 +15,7 @@
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/trace.h"
 #include "launcher/agent/worker_group.h"
+#include "launcher/etcd/etcd.h"
 #include "launcher/process/signame.h"
 #include "protocol/bulk.h"
 #include "protocol/node_report.h"
@@ -61,6 +63,8 @@ struct agent {
     struct rdzv_client *client;
     struct hang_report *hang_report;
     struct rdzv_server *server;
+    struct etcd *etcd; /* elects the host; NULL: the endpoint is fixed */
+    char local_ip[64]; /* of --local_addr, with etcd; "": not given */
     char master_addr[64];
     uint16_t master_port;
     int64_t sweep_began_ms, last_output_ms;
@@ -106,8 +110,11 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
 static void on_worker_exited(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_EXIT, .u.end = *end};
+    struct agent *a = arg;
+    struct cdi_stop_view stop;
 
-    agent_handle(arg, &ev);
+    ev.agreed = worker_group_stop(a->group, end->rank, &stop) && stop.agreed != CDI_STOP_NONE;
+    agent_handle(a, &ev);
 }
 
 static void on_worker_cause(void *arg, const struct cdi_failure *end)
@@ -474,22 +481,72 @@ static void write_failure_report(struct agent *a)
                 a->plan->options->error_file, strerror(error));
 }
 
+/* Writes who asked for the stop on which all ranks have agreed, and what they had done by then. */
+static void stop_text(const struct agent *a, char *text, size_t cap)
+{
+    struct cdi_stop_view stop = {.step = -1};
+    uint32_t base = a->sup.assign.rank_base, n = a->sup.n_local;
+    char name[32], who[600], ranks[64], step[64] = "";
+
+    if (a->group == NULL || !worker_group_stop(a->group, (int)base, &stop))
+        stop = (struct cdi_stop_view){.step = -1};
+    if (a->sup.first_signal == SIGPIPE)
+        (void)snprintf(who, sizeof who, "since the reader of its output is gone (SIGPIPE)");
+    else if (a->sup.first_signal != 0)
+        (void)snprintf(who, sizeof who, "by %s to cddprun on %.250s", signame(a->sup.first_signal, name, sizeof name),
+                       a->plan->host);
+    else if (a->sup.round_over && a->sup.over.text[0] != '\0')
+        (void)snprintf(who, sizeof who, "since %.500s", a->sup.over.text);
+    else if (stop.agreed == CDI_STOP_RANK)
+        (void)snprintf(who, sizeof who, "by rank %d (cddp_request_stop)", stop.rank);
+    else
+        (void)snprintf(who, sizeof who, "by a signal to rank %d", stop.rank);
+    if (n == 1)
+        (void)snprintf(ranks, sizeof ranks, "rank %u", base);
+    else
+        (void)snprintf(ranks, sizeof ranks, "ranks %u to %u", base, base + n - 1);
+    if (stop.step >= 0)
+        (void)snprintf(step, sizeof step, " after step %lld of this run", (long long)stop.step);
+    (void)snprintf(text, cap, "stopped on purpose %s: %s of %u left%s, all with status 0", who, ranks,
+                   a->sup.assign.world_size, step);
+}
+
+/* The failures of workers after the signal that ended this agent; empty without any. */
+static void after_signal_text(const struct agent *a, char *text, size_t cap)
+{
+    const struct supervise *s = &a->sup;
+    int n = 0;
+
+    text[0] = '\0';
+    if (s->stop_failure.kind != CDI_END_NONE)
+        n = snprintf(text, cap, "; then %.*s", (int)strcspn(s->stop_failure.text, "\n"), s->stop_failure.text);
+    if (s->n_overdue > 0 && n >= 0 && (size_t)n < cap)
+        (void)snprintf(text + n, cap - (size_t)n,
+                       "; killed %u worker%s that had not ended %g s later (--shutdown_timeout)", s->n_overdue,
+                       s->n_overdue == 1 ? "" : "s", (double)s->grace_ms / 1000);
+}
+
 static void agent_log_cause(struct agent *a)
 {
-    char text[128 + PROGRESS_TEXT], name[32];
+    char text[1024 + PROGRESS_TEXT], name[32];
 
     if (a->sup.unreported && a->sup.text[0] != '\0')
         agent_log_line(a, a->sup.text);
     if (a->sup.first.kind != CDI_END_NONE) {
         write_failure_report(a);
+    } else if (supervise_has_stopped(&a->sup)) {
+        stop_text(a, text, sizeof text);
+        agent_log_line(a, text);
     } else if (a->sup.signal == SIGPIPE) {
         agent_log_line(a, "the reader of its output is gone (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
         const char *progress = a->group != NULL ? worker_group_progress(a->group) : "";
+        char after[400];
 
-        (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s", a->sup.signal,
-                       signame(a->sup.signal, name, sizeof name), *progress != '\0' ? "\n    " REPORT_PROGRESS : "",
-                       progress);
+        after_signal_text(a, after, sizeof after);
+        (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s%s", a->sup.signal,
+                       signame(a->sup.signal, name, sizeof name), after,
+                       *progress != '\0' ? "\n    " REPORT_PROGRESS : "", progress);
         agent_log_line(a, text);
     }
     if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
@@ -517,6 +574,22 @@ static void log_trace(const struct agent *a)
         (void)dprintf(STDERR_FILENO, "cddprun: %s\n", a->trace_text);
 }
 
+static bool agent_is_elastic(const struct plan *p)
+{
+    return p->min_nodes < p->max_nodes || p->endpoint.spares > 0;
+}
+
+/* Only after CLOSED no worker runs on any node; without it, the lease must end by itself before another host follows.
+ */
+static void end_election(struct agent *a)
+{
+    bool hosts = a->server != NULL && a->sup.closed && a->sup.close_status != CDI_CLOSE_REFUSED;
+    bool leaves = a->sup.close_status == CDI_CLOSE_LEFT && a->sup.signal != 0 && agent_is_elastic(a->plan);
+
+    etcd_end(a->etcd, hosts && !leaves, a->sup.close_status == CDI_CLOSE_DONE, hosts && leaves);
+    a->etcd = NULL;
+}
+
 static void agent_end_job(struct agent *a)
 {
     a->over = true;
@@ -537,6 +610,7 @@ static void agent_end_job(struct agent *a)
     a->hang_report = NULL;
     rdzv_client_close(a->client);
     a->client = NULL;
+    end_election(a);
     if (a->server != NULL)
         rdzv_server_close(a->server, NULL, NULL);
     a->server = NULL;
@@ -646,6 +720,10 @@ static void agent_carry_out(struct agent *a, const struct supervise_action *acti
             worker_group_end(a->group,
                              action->signal == SIGPIPE ? SIGTERM : action->signal); /* Python ignores SIGPIPE */
         return;
+    case SUPERVISE_DO_ASK:
+        if (a->group != NULL)
+            worker_group_ask(a->group, action->signal == SIGPIPE ? SIGTERM : action->signal);
+        return;
     case SUPERVISE_DO_SWEEP:
         begin_sweep(a);
         return;
@@ -719,11 +797,6 @@ static void on_connected(void *arg, const char *addr, uint16_t port, int fd)
     a->master_port = port;
 }
 
-static bool agent_is_elastic(const struct plan *p)
-{
-    return p->min_nodes < p->max_nodes || p->endpoint.spares > 0;
-}
-
 static void agent_on_assign(struct agent *a, const struct cdi_msg_assign *assign)
 {
     struct supervise_event ev = {.kind = SUPERVISE_ASSIGN, .u.assign = *assign};
@@ -758,6 +831,7 @@ static void on_message(void *arg, const struct cdi_msg *msg)
 
     switch (msg->type) {
     case CDI_MSG_ASSIGN:
+        etcd_note_round(a->etcd);
         agent_on_assign(a, &msg->u.assign);
         return;
     case CDI_MSG_ROUND_OVER:
@@ -773,6 +847,7 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
         return;
     case CDI_MSG_WELCOME:
+        etcd_set_linked(a->etcd, true);
         if (msg->u.welcome.resumed)
             agent_handle(a, &(struct supervise_event){.kind = SUPERVISE_RESUMED});
         else
@@ -884,6 +959,13 @@ static void agent_on_fenced(void *arg, const char *text)
     agent_handle(arg, &ev);
 }
 
+static void on_broken(void *arg)
+{
+    const struct agent *a = arg;
+
+    etcd_set_linked(a->etcd, false);
+}
+
 static void on_hold(void *arg, bool held)
 {
     struct agent *a = arg;
@@ -932,10 +1014,10 @@ static void agent_on_signal(struct agent *a, int signal)
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
         return; /* the terminal has sent it to the interactive rank */
-    } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0 && signal == SIGWINCH) {
+    } else if ((options_ending(a->plan->options) >> (signal - 1) & 1) == 0 && signal == SIGWINCH) {
         if (a->group != NULL)
             worker_group_resize(a->group);
-    } else if ((a->plan->options->signals >> (signal - 1) & 1) == 0) {
+    } else if ((options_ending(a->plan->options) >> (signal - 1) & 1) == 0) {
         if (signal == SIGCONT)
             rdzv_client_look(a->client); /* first: the lease may have expired while this process was stopped */
         if (a->group != NULL && signal != SIGCONT)
@@ -969,7 +1051,7 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     if (n < 0)
         guard_is_gone(a);
     for (ssize_t i = 0; i < n; i++)
-        if ((a->plan->options->signals >> ((unsigned char)buf->base[i] - 1) & 1) != 0)
+        if ((options_ending(a->plan->options) >> ((unsigned char)buf->base[i] - 1) & 1) != 0)
             (void)uv_try_write((uv_stream_t *)&a->link, &heard, 1);
     for (ssize_t i = 0; i < n; i++)
         agent_on_signal(a, (unsigned char)buf->base[i]);
@@ -997,16 +1079,22 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
                                                  .lost = agent_on_lost,
                                                  .fenced = agent_on_fenced,
                                                  .hold = on_hold,
+                                                 .broken = on_broken,
                                                  .act_by = on_act_by};
     const struct endpoint *m = &a->plan->endpoint;
 
     opt->deadline_ms = cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms);
-    opt->own = a->server != NULL;
+    opt->own = a->server != NULL && a->etcd == NULL; /* an elected host's agent is an agent like the others */
+    opt->elected = a->etcd != NULL;
     opt->n_ports = opt->own ? 1 : m->n_ports;
     opt->rejoins = a->sup.rejoins;
     opt->elastic = agent_is_elastic(a->plan);
-    opt->port = m->port;
-    (void)snprintf(opt->host, sizeof opt->host, "%s", m->host);
+    if (opt->name[0] == '\0') {
+        opt->port = m->port;
+        (void)snprintf(opt->host, sizeof opt->host, "%s", m->host);
+        (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
+                       a->server != NULL ? rdzv_server_port(a->server) : m->port);
+    }
     opt->secret = a->plan->secret;
     opt->hello = (struct cdi_msg_join){.version = CDI_CONTROL_VERSION,
                                        .release = CDDP_VERSION,
@@ -1025,8 +1113,6 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
                                        .hang_warning_ms = a->plan->options->hang_warning_ms,
                                        .hang_timeout_ms = a->plan->options->hang_timeout_ms,
                                        .on_hang = (enum cdi_on_hang)(a->plan->options->on_hang + 1)};
-    (void)snprintf(opt->name, sizeof opt->name, strchr(m->host, ':') == NULL ? "%.255s:%u" : "[%.255s]:%u", m->host,
-                   a->server != NULL ? rdzv_server_port(a->server) : m->port);
     make_nonce(opt->hello.nonce, sizeof opt->hello.nonce);
     (void)snprintf(opt->hello.run_id, sizeof opt->hello.run_id, "%s", a->plan->run_id);
     (void)snprintf(opt->hello.host, sizeof opt->hello.host, "%s", a->plan->host);
@@ -1035,15 +1121,140 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
     return rdzv_client_start(&a->client, &a->loop, opt, &on, a, err);
 }
 
+/* ------------------------------------------------------------------------------------------------- election ---- */
+
+/* The host is at this address from now on. */
+static void agent_join_at(struct agent *a, const char *addr, uint16_t port)
+{
+    struct rdzv_client_options opt = {.n_addrs = 0};
+    struct cdi_error err;
+    cddp_status st;
+
+    if (a->client != NULL) {
+        rdzv_client_move(a->client, addr, port);
+        return;
+    }
+    st = lookup_addresses(opt.addrs, &opt.n_addrs, addr, port, &err);
+    (void)snprintf(opt.name, sizeof opt.name, strchr(addr, ':') == NULL ? "%.250s:%u" : "[%.250s]:%u", addr, port);
+    if (st == CDDP_OK)
+        st = start_join(a, &opt, &err);
+    if (st != CDDP_OK)
+        agent_on_lost(a, err.msg);
+}
+
+static void close_server(struct agent *a)
+{
+    supervise_set_host(&a->sup, false);
+    if (a->server != NULL)
+        rdzv_server_close(a->server, NULL, NULL);
+    a->server = NULL;
+}
+
+static bool on_elect_listen(void *arg, int64_t agent_lease_ms, char *addr, uint16_t *port)
+{
+    struct agent *a = arg;
+    struct cdi_error err;
+
+    if (host_start_elected(&a->server, &a->loop, a->plan, agent_lease_ms, &err) != CDDP_OK) {
+        agent_on_lost(a, err.msg);
+        return false;
+    }
+    if (a->local_ip[0] != '\0')
+        (void)snprintf(addr, ELECT_ADDR_MAX, "%s", a->local_ip);
+    *port = rdzv_server_port(a->server);
+    return true;
+}
+
+static void on_elect_unlisten(void *arg)
+{
+    close_server(arg);
+}
+
+static void on_elect_host(void *arg, const char *addr, uint16_t port)
+{
+    struct agent *a = arg;
+
+    cdi_log(CDI_LOG_INFO, "AGENT-ELECTED", "this node (%s) hosts the rendezvous at %s, port %u", a->plan->host, addr,
+            port);
+    if (a->plan->endpoint.n_nodes > 1)
+        supervise_set_host(&a->sup, true);
+    agent_join_at(a, addr, port);
+}
+
+static void on_elect_unhost(void *arg, const char *text)
+{
+    cdi_log(CDI_LOG_WARN, "AGENT-UNHOST", "%s", text);
+    close_server(arg);
+}
+
+static void on_elect_join(void *arg, const char *addr, uint16_t port)
+{
+    cdi_log(CDI_LOG_INFO, "AGENT-ELECTED", "the rendezvous is at %s, port %u", addr, port);
+    agent_join_at(arg, addr, port);
+}
+
+/* This agent has missed the host's last message, maybe after its own workers had succeeded. */
+static void on_elect_over(void *arg, bool done)
+{
+    const struct supervise_event closed = {.kind = SUPERVISE_CLOSED,
+                                           .u.closed = {.status = CDI_CLOSE_DONE, .text = ""}};
+    struct agent *a = arg;
+    char text[320];
+
+    if (done && a->sup.sent_done) {
+        agent_handle(a, &closed);
+        return;
+    }
+    (void)snprintf(text, sizeof text, "job '%.255s' is over", a->plan->run_id);
+    agent_on_lost(a, text);
+}
+
+static void on_elect_answers(void *arg, int64_t until_ms)
+{
+    const struct agent *a = arg;
+
+    if (a->server != NULL)
+        rdzv_server_answer_until(a->server, until_ms);
+}
+
+/* Blocks as host_resolve() does. */
+static cddp_status start_election(struct agent *a, struct cdi_error *err)
+{
+    static const struct etcd_events on = {.listen = on_elect_listen,
+                                          .unlisten = on_elect_unlisten,
+                                          .host = on_elect_host,
+                                          .unhost = on_elect_unhost,
+                                          .join = on_elect_join,
+                                          .answers_until = on_elect_answers,
+                                          .waiting = on_waiting,
+                                          .over = on_elect_over,
+                                          .failed = agent_on_lost};
+    const char *local = a->plan->options->local_addr;
+    struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX];
+    unsigned n;
+
+    if (local != NULL && lookup_addresses(addrs, &n, local, 0, NULL) != CDDP_OK)
+        return cdi_fail(
+            err, CDDP_E_NOT_FOUND,
+            "--local_addr '%.200s' does not resolve; with etcd it is the address that other nodes connect to", local);
+    if (local != NULL)
+        lookup_text(&addrs[0], a->local_ip, sizeof a->local_ip);
+    return etcd_start(&a->etcd, &a->loop, &a->plan->endpoint, a->plan->run_id, &on, a, err);
+}
+
+/* The endpoint is fixed, or the address comes from etcd. */
 static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
 {
     struct rdzv_client_options opt = {.n_addrs = 0};
-    cddp_status st = host_resolve(&a->plan->endpoint, &opt, err);
+    cddp_status st;
 
+    if (a->plan->endpoint.role == ENDPOINT_ELECT)
+        return start_election(a, err);
+    st = host_resolve(&a->plan->endpoint, &opt, err);
     if (st == CDDP_OK)
         st = host_start(&a->server, &a->loop, a->plan, &opt, err);
     if (st == CDDP_OK && a->server != NULL && a->plan->endpoint.n_nodes > 1)
-        supervise_set_host(&a->sup);
+        supervise_set_host(&a->sup, true);
     if (st == CDDP_OK)
         st = start_join(a, &opt, err);
     return st;
@@ -1212,6 +1423,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         end_trace(a);
         run_watch_end(a->watch, NULL, status);
         rdzv_client_close(a->client);
+        etcd_end(a->etcd, false, false, false);
         if (a->server != NULL)
             rdzv_server_close(a->server, NULL, NULL);
         if (a->logs != NULL)
@@ -1244,6 +1456,26 @@ static cddp_status agent_find_program(struct agent *a, int *status, struct cdi_e
                     a->plan->command[0], why.msg);
 }
 
+/*
+ * Signals that workers ignore: a batch system sends USR1 to every process, also to a worker that does not ask yet, and
+ * its default action would end the worker.
+ */
+static uint64_t ignored_signals(const struct plan *plan, const struct guard_link *link)
+{
+    return link->ignored | (plan->options->stop_set & ~plan->options->signals);
+}
+
+/* The word for cddp-preflight; NULL: it is off. */
+static const char *preflight_mode(const struct options *o)
+{
+    static const char *const modes[] = {[OPTIONS_PREFLIGHT_STOP] = "stop",
+                                        [OPTIONS_PREFLIGHT_ONLY] = "only",
+                                        [OPTIONS_PREFLIGHT_EXCLUDE] = "exclude",
+                                        [OPTIONS_PREFLIGHT_OFF] = NULL};
+
+    return modes[o->preflight];
+}
+
 int agent_run(const struct plan *plan, struct guard_link *link)
 {
     struct agent *a = calloc(1, sizeof *a);
@@ -1256,10 +1488,15 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     }
     a->plan = plan;
     a->guard = link;
-    a->spawn = (struct spawn_context){
-        .loop = &a->loop, .mask = link->mask, .ignored = link->ignored, .null_fd = -1, .read_buf = a->read_buf};
+    a->spawn = (struct spawn_context){.loop = &a->loop,
+                                      .mask = link->mask,
+                                      .ignored = ignored_signals(plan, link),
+                                      .null_fd = -1,
+                                      .preflight = preflight_mode(plan->options),
+                                      .read_buf = a->read_buf};
     supervise_init(&a->sup, plan->n_procs,
                    plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
+    supervise_set_stop(&a->sup, plan->options->stop_set, (int)plan->options->stop_exit_code);
     if (plan->wait_on_failure)
         supervise_keep_others(&a->sup);
     if (agent_is_elastic(plan) || plan->max_restarts > 0)

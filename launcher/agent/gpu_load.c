@@ -152,17 +152,13 @@ static void *gpu_load_run(void *arg)
 cddp_status gpu_load_create(struct gpu_load **out, size_t n, const char *library)
 {
     struct gpu_load *g = calloc(1, sizeof *g + n * sizeof g->ranks[0]);
-    pthread_condattr_t attr;
 
     if (g == NULL)
         return CDDP_E_NOMEM;
     g->n = n;
     g->library = library;
     (void)pthread_mutex_init(&g->lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&g->done, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    cdi_cond_init_monotonic(&g->done);
     *out = g;
     return CDDP_OK;
 }

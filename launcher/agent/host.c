@@ -90,11 +90,11 @@ static cddp_status host_check_route(const struct rdzv_client_options *client, co
         strerror(error));
 }
 
-cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
-                       struct rdzv_client_options *client, struct cdi_error *err)
+static struct rdzv_server_options host_options(const struct plan *plan)
 {
     const struct endpoint *m = &plan->endpoint;
-    struct rdzv_server_options opt = {
+
+    return (struct rdzv_server_options){
         .host = m->host,
         .run_id = plan->run_id,
         .min_nodes = plan->min_nodes,
@@ -112,6 +112,25 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
         .max_flag = "--rdzv_conf=max_connections",
         .max_buffered = m->max_buffered,
     };
+}
+
+cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan, int64_t lease_ms,
+                               struct cdi_error *err)
+{
+    struct rdzv_server_options opt = host_options(plan);
+
+    opt.host = "*";
+    opt.port = plan->endpoint.port;
+    opt.lease_ms = lease_ms;
+    opt.elected = true;
+    return rdzv_server_start(server, loop, &opt, err);
+}
+
+cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
+                       struct rdzv_client_options *client, struct cdi_error *err)
+{
+    const struct endpoint *m = &plan->endpoint;
+    struct rdzv_server_options opt = host_options(plan);
     struct cdi_error second;
     cddp_status st;
 

@@ -20,6 +20,15 @@ void lookup_set_port(struct sockaddr_storage *addr, uint16_t port)
         ((struct sockaddr_in *)addr)->sin_port = htons(port);
 }
 
+void lookup_text(const struct sockaddr_storage *addr, char *text, size_t cap)
+{
+    text[0] = '\0';
+    if (addr->ss_family == AF_INET6)
+        (void)uv_ip6_name((const struct sockaddr_in6 *)addr, text, cap);
+    else if (addr->ss_family == AF_INET)
+        (void)uv_ip4_name((const struct sockaddr_in *)addr, text, cap);
+}
+
 cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
                              struct cdi_error *err)
 {
@@ -36,7 +45,7 @@ cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const 
     rc = cdi_resolve(host, NULL, &hints, &found);
     *n = 0;
     for (const struct addrinfo *a = found; rc == 0 && a != NULL && *n < LOOKUP_ADDRS_MAX; a = a->ai_next) {
-        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+        if ((a->ai_family != AF_INET && a->ai_family != AF_INET6) || cdi_is_repeated(found, a))
             continue;
         addrs[*n] = (struct sockaddr_storage){0};
         memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);

@@ -143,6 +143,12 @@ static void update_held(struct rdzv_client *j, bool again)
     j->on.hold(j->arg, j->held);
 }
 
+static void report_no_link(struct rdzv_client *j)
+{
+    if (j->on.broken != NULL)
+        j->on.broken(j->arg);
+}
+
 static void client_end(struct rdzv_client *j, bool fenced, const char *text)
 {
     char why[1536];
@@ -168,6 +174,8 @@ static void client_end(struct rdzv_client *j, bool fenced, const char *text)
         j->on.fenced(j->arg, text); /* first: the connection may still deliver why the round has failed */
         if (!j->closing)
             reset_tcp(j);
+        if (!j->closing)
+            report_no_link(j);
         return;
     }
     close_tcp(j);
@@ -381,6 +389,9 @@ static void client_later(struct rdzv_client *j, const char *why)
     report_note_once(j);
     report_broken_once(j);
     look_up_again(j);
+    report_no_link(j);
+    if (j->lost || j->closing)
+        return;
     /* A little different for each process, so that many do not connect at the same time. */
     jitter = ((uint64_t)cdi_now_ns() / 1000 + (uint64_t)getpid() * 7919) % (j->wait_ms / 4 + 1);
     (void)uv_timer_start(&j->retry, client_on_retry, in_round ? RETRY_FIRST_MS : j->wait_ms + jitter, 0);
@@ -474,7 +485,8 @@ static void not_rendezvous(struct rdzv_client *j, const char *why, bool final)
 {
     char text[1024];
 
-    if (j->known || j->again || is_at_another_port(j) || (!final && ++j->n_bad_answers < BAD_ANSWERS_MAX)) {
+    if (j->known || j->again || j->opt.elected || is_at_another_port(j) ||
+        (!final && ++j->n_bad_answers < BAD_ANSWERS_MAX)) {
         client_later(j, why);
         return;
     }
@@ -695,7 +707,7 @@ static void client_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     }
     if (st >= 0 || j->lost)
         return;
-    if (st == CDDP_E_DENIED && is_at_another_port(j)) {
+    if (st == CDDP_E_DENIED && (j->opt.elected || is_at_another_port(j))) {
         client_later(j, err.msg);
         return;
     }
@@ -875,6 +887,27 @@ void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms)
     (void)uv_timer_start(&j->waiting, on_waiting_timer, REPORT_WAITING_MS, REPORT_WAITING_MS);
     (void)uv_timer_start(&j->retry, client_on_retry, RETRY_FIRST_MS,
                          0); /* the handle of the old connection closes first */
+}
+
+void rdzv_client_move(struct rdzv_client *j, const char *addr, uint16_t port)
+{
+    if (j->closing)
+        return;
+    if (lookup_addresses(j->opt.addrs, &j->opt.n_addrs, addr, port, NULL) != CDDP_OK)
+        return; /* it is numeric, as its host has said */
+    (void)snprintf(j->opt.name, sizeof j->opt.name, strchr(addr, ':') == NULL ? "%.250s:%u" : "[%.250s]:%u", addr,
+                   port);
+    j->next_addr = 0;
+    j->refused_ms = 0;
+    if (j->lost)
+        return; /* rdzv_client_again() follows */
+    if (j->known)
+        lease_broken(&j->lease);
+    j->answered = false;
+    reset_tcp(j);
+    (void)uv_timer_stop(&j->limit);
+    j->wait_ms = RETRY_FIRST_MS;
+    (void)uv_timer_start(&j->retry, client_on_retry, RETRY_FIRST_MS, 0); /* the old handle closes first */
 }
 
 static void client_on_shutdown(uv_shutdown_t *req, int status)

@@ -48,6 +48,8 @@ struct rdzv_client_events {
      * another end, may follow it instead of false.
      */
     void (*hold)(void *arg, bool held);
+    /* Called for each attempt to connect that fails, and each connection that the server rejects. NULL: not needed. */
+    void (*broken)(void *arg);
     /* lease_act_by_ms() has changed; CDI_NEVER_MS: none. */
     void (*act_by)(void *arg, int64_t act_by_ms);
 };
@@ -64,6 +66,7 @@ struct rdzv_client_options {
     bool own;            /* the rendezvous runs in this process: its silence is ignored */
     bool rejoins; /* if the rendezvous does not know this agent any more, fenced() is called, too: rdzv_client_again()
                      follows */
+    bool elected; /* another host may be elected at any time: see rdzv_client_move() */
     bool elastic; /* the loss of the rendezvous does not use up a restart */
     const struct cdi_secret *secret; /* NULL: none; must outlive the client */
     struct cdi_msg_join hello;
@@ -87,6 +90,11 @@ bool rdzv_client_send_bulk(struct rdzv_client *j, uint16_t type, const void *pay
  * new one.
  */
 void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms);
+/*
+ * Another process hosts the job now, at this numeric address: connects there, instead of where it was. The lease runs
+ * on until the host has answered.
+ */
+void rdzv_client_move(struct rdzv_client *j, const char *addr, uint16_t port);
 /* Checks immediately whether fenced() is due, and calls it: for an agent that was stopped and continued. NULL-safe. */
 void rdzv_client_look(struct rdzv_client *j);
 /*

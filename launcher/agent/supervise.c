@@ -28,14 +28,20 @@ void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms)
     };
 }
 
-void supervise_set_host(struct supervise *s)
+void supervise_set_host(struct supervise *s, bool hosts)
 {
-    s->hosts = true;
+    s->hosts = hosts;
 }
 
 void supervise_set_rejoins(struct supervise *s)
 {
     s->rejoins = true;
+}
+
+void supervise_set_stop(struct supervise *s, uint64_t signals, int exit_code)
+{
+    s->stop_signals = signals;
+    s->stop_exit_code = exit_code;
 }
 
 void supervise_keep_others(struct supervise *s)
@@ -83,10 +89,17 @@ static void sweep(struct supervise *s, struct supervise_actions *out)
     supervise_act(out, SUPERVISE_DO_SWEEP, 0);
 }
 
+/* Does this signal only request a stop? */
+static bool is_request(const struct supervise *s, int signal)
+{
+    return signal > 0 && signal <= 64 && (s->stop_signals >> (signal - 1) & 1) != 0;
+}
+
 /*
- * Signals the workers to end; the earliest deadline applies. Each signal is sent once: the order may arrive by the
- * rendezvous, by a signal to this cddprun, or both, and a worker that is saving must not take the second one for a
- * user's second Ctrl-C.
+ * Signals the workers to end; the earliest deadline applies. As long as no failure is known, their collectives work,
+ * and those that ask (cddp_should_stop) get no signal: they agree to stop. Each signal is sent once: the order may
+ * arrive by the rendezvous, by a signal to this cddprun, or both, and a worker that is saving must not take the second
+ * one for a user's second Ctrl-C.
  */
 static void supervise_stop_workers(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
@@ -99,7 +112,8 @@ static void supervise_stop_workers(struct supervise *s, int signal, int64_t now_
     }
     s->state = SUPERVISE_STOPPING;
     if (s->stop_signal != signal)
-        supervise_act(out, SUPERVISE_DO_KILL, signal);
+        supervise_act(out, s->first.kind == CDI_END_NONE && !s->link_lost ? SUPERVISE_DO_ASK : SUPERVISE_DO_KILL,
+                      signal);
     s->stop_signal = signal;
     if (!s->killed && kill_at < s->kill_at_ms)
         s->kill_at_ms = kill_at;
@@ -237,9 +251,9 @@ static void supervise_on_assign(struct supervise *s, const struct cdi_msg_assign
     s->kill_at_ms = CDI_NEVER_MS;
     s->round_over = false;
     s->cause_still_runs = s->sent_failed = s->sent_done = s->sent_stopped = false;
-    s->n_succeeded = 0;
-    s->n_ended_after = 0;
-    s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
+    s->n_succeeded = s->n_agreed = 0;
+    s->n_ended_after = s->n_overdue = 0;
+    s->local_first = s->stop_failure = (struct cdi_failure){.kind = CDI_END_NONE};
     s->first = s->local_first;
     supervise_act(out, SUPERVISE_DO_SPAWN, 0);
 }
@@ -435,7 +449,21 @@ static void on_cause(struct supervise *s, const struct cdi_failure *end, int64_t
     supervise_send(s, out, SUPERVISE_DO_SEND_FAILED);
 }
 
-static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, int64_t now_ms,
+/* A worker may report an orderly stop by the status that cddprun will have. */
+static bool is_success(const struct supervise *s, const struct cdi_failure *end, bool agreed)
+{
+    return end->kind == CDI_END_EXIT && (end->code == 0 || (agreed && end->code == s->stop_exit_code));
+}
+
+/* After a signal to cddprun a failure decides nothing, but a user who waits for a checkpoint must learn of it. */
+static void note_stop_failure(struct supervise *s, const struct cdi_failure *end)
+{
+    if (s->signal != 0 && !s->killed && s->first.kind == CDI_END_NONE && s->stop_failure.kind == CDI_END_NONE &&
+        !is_of_order(end, s->signal) && !is_of_order(end, s->stop_signal))
+        s->stop_failure = *end;
+}
+
+static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, bool agreed, int64_t now_ms,
                            struct supervise_actions *out)
 {
     if (!workers_live(s) || s->n_alive == 0)
@@ -443,12 +471,14 @@ static void on_worker_exit(struct supervise *s, const struct cdi_failure *end, i
     s->n_alive--;
     if (s->cause_still_runs && end->rank == s->local_first.rank) {
         s->cause_still_runs = false;
-    } else if (end->kind == CDI_END_EXIT && end->code == 0) {
+    } else if (is_success(s, end, agreed)) {
         s->n_succeeded++;
+        s->n_agreed += agreed;
     } else if (s->state == SUPERVISE_RUNNING && s->first.kind == CDI_END_NONE) {
         on_first_failure(s, end, now_ms, out);
     } else {
         s->n_ended_after++;
+        note_stop_failure(s, end);
     }
     if (s->n_alive == 0)
         sweep(s, out);
@@ -480,6 +510,12 @@ static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms,
         return;
     s->last_signal = signal;
     s->last_signal_ms = now_ms;
+    if (s->signal != 0 && is_request(s, signal))
+        return;
+    if (s->signal != 0 && is_request(s, s->signal)) {
+        s->signal = signal; /* the first one that is more than a request; the workers know already */
+        return;
+    }
     if (s->signal != 0) {
         if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
             supervise_kill_workers(s, now_ms, out);
@@ -487,12 +523,12 @@ static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms,
             supervise_finish(s, out); /* a second signal: do not wait for the other nodes */
         return;
     }
-    s->signal = signal;
+    s->signal = s->first_signal = signal;
     if (is_of_order(&s->first, signal) && now_ms - s->first_ms <= SUPERVISE_ORDER_MS)
         s->first = (struct cdi_failure){.kind = CDI_END_NONE};
     if (!s->closed)
         supervise_act(out, SUPERVISE_DO_SEND_LEAVE, 0);
-    supervise_end_agent(s, signal, now_ms, out);
+    supervise_end_agent(s, is_request(s, signal) ? SIGTERM : signal, now_ms, out);
 }
 
 static void supervise_check_wait(struct supervise *s, int64_t now_ms, struct supervise_actions *out)
@@ -522,6 +558,7 @@ static void supervise_on_tick(struct supervise *s, int64_t now_ms, struct superv
         return;
     }
     if (!s->killed) {
+        s->n_overdue = s->n_alive;
         supervise_kill_workers(s, now_ms, out);
         return;
     }
@@ -557,7 +594,7 @@ void supervise_handle(struct supervise *s, const struct supervise_event *ev, int
         on_resumed(s, out);
         return;
     case SUPERVISE_EXIT:
-        on_worker_exit(s, &ev->u.end, now_ms, out);
+        on_worker_exit(s, &ev->u.end, ev->agreed, now_ms, out);
         return;
     case SUPERVISE_CAUSE:
         on_cause(s, &ev->u.end, now_ms, out);
@@ -622,12 +659,19 @@ static bool is_consequence(const struct supervise *s)
            (s->first.kind == CDI_END_EXIT || (s->first.kind == CDI_END_SIGNAL && !cdi_signal_is_cause(s->first.code)));
 }
 
+bool supervise_has_stopped(const struct supervise *s)
+{
+    return s->n_local > 0 && s->n_agreed == s->n_local && s->first.kind == CDI_END_NONE && !s->killed && !s->given_up;
+}
+
 int supervise_exit_status(const struct supervise *s)
 {
     if (is_consequence(s))
         return 1;
     if (s->first.kind != CDI_END_NONE)
         return supervise_failure_status(&s->first);
+    if (supervise_has_stopped(s))
+        return s->stop_exit_code;
     if (s->signal != 0)
         return 128 + s->signal;
     return s->closed && s->close_status == CDI_CLOSE_DONE && !s->given_up ? 0 : 1;

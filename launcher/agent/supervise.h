@@ -48,7 +48,7 @@ enum supervise_event_kind {
     SUPERVISE_EXIT,       /* u.end: a worker has exited */
     SUPERVISE_CAUSE,      /* u.end: a worker that has exited with 0 and was still needed, or one whose EXIT follows */
     SUPERVISE_SWEPT,      /* no descendant is left and all output is read */
-    SUPERVISE_SIGNAL,     /* u.signal: INT, TERM, HUP or QUIT */
+    SUPERVISE_SIGNAL,     /* u.signal: one that ends the job */
     SUPERVISE_TICK,       /* the time of supervise_deadline_ms() is reached */
 };
 
@@ -67,6 +67,7 @@ struct supervise_event {
         struct cdi_failure end; /* kind EXIT with code 0: success */
         int signal;
     } u;
+    bool agreed; /* of EXIT: all ranks had agreed to stop (cddp_should_stop) when this one exited */
 };
 
 enum supervise_action_kind {
@@ -74,6 +75,7 @@ enum supervise_action_kind {
     SUPERVISE_DO_PUBLISH_FAILURE, /* write rank first.rank and the first line of first.text to every flight page */
     SUPERVISE_DO_PUBLISH_END,     /* write the end of the round to every flight page: collectives fail from then on */
     SUPERVISE_DO_KILL,            /* send .signal to the workers' groups */
+    SUPERVISE_DO_ASK,             /* request the workers to stop; send .signal to those that do not ask for it */
     SUPERVISE_DO_SWEEP,           /* kill every descendant, read the output to its end, then SWEPT */
     SUPERVISE_DO_SEND_FAILED,     /* local_first */
     SUPERVISE_DO_SEND_DONE,
@@ -116,6 +118,9 @@ struct supervise {
     struct cdi_failure first;            /* the job's first failure of this round, as known here */
     int64_t first_ms;                    /* when it became known */
     uint32_t n_succeeded, n_ended_after; /* of this round: with status 0; after the first failure */
+    uint32_t n_agreed;                   /* of n_succeeded: after all ranks had agreed to stop */
+    uint32_t n_overdue;                  /* workers that lived when grace_ms was over, and were killed */
+    struct cdi_failure stop_failure;     /* the first worker that failed after a signal to cddprun; kind NONE */
 
     bool cause_still_runs;                     /* local_first is of a worker whose EXIT is still to follow */
     bool sent_failed, sent_done, sent_stopped; /* of this round */
@@ -132,7 +137,10 @@ struct supervise {
     bool rejoins;    /* the job may accept a node again that was fenced in a round */
     bool returning;  /* fenced: REJOIN after the workers have exited */
     int64_t wait_until_ms; /* a host that was signalled waits until then for the other nodes to stop */
+    uint64_t stop_signals; /* that request a stop, and never end a worker that asks: bit n-1 for signal n */
+    int stop_exit_code;    /* the exit status after a stop on which all ranks agreed */
     int signal;            /* the signal that ended the agent; 0: none */
+    int first_signal;      /* the one that requested the stop; `signal` may be a later one, which is more */
     int last_signal;
     int64_t last_signal_ms;
     bool closed;
@@ -141,13 +149,18 @@ struct supervise {
 };
 
 void supervise_init(struct supervise *s, uint32_t n_local, int64_t grace_ms);
-/* Sets that this agent hosts the rendezvous of other nodes: a signal ends it only after they have stopped. */
-void supervise_set_host(struct supervise *s);
+/* Sets whether this agent hosts the rendezvous of other nodes: a signal then ends it only after they have stopped. */
+void supervise_set_host(struct supervise *s, bool hosts);
 /*
  * Sets that a node that was fenced in a round joins again, without its workers, instead of ending: its job may continue
  * without it and accept it again. A node that has not been in a round yet always does so.
  */
 void supervise_set_rejoins(struct supervise *s);
+/*
+ * Sets the signals (bit n-1 for signal n) that only request a stop, however often they come, and cddprun's exit status
+ * after an orderly stop. A worker may also exit with that status then.
+ */
+void supervise_set_stop(struct supervise *s, uint64_t signals, int exit_code);
 /* Sets that a worker's failure is reported to the others, but does not stop them. */
 void supervise_keep_others(struct supervise *s);
 /* Resets the state of the round: the rendezvous has accepted this agent as a new one. */
@@ -166,6 +179,8 @@ bool supervise_returns(const struct supervise *s);
 void supervise_fence_text(const struct supervise *s, const char *why, char *text, size_t cap);
 /* Returns cddprun's exit status, after FINISH. */
 int supervise_exit_status(const struct supervise *s);
+/* Returns whether all of this node's workers have ended on purpose: after all ranks had agreed to stop. */
+bool supervise_has_stopped(const struct supervise *s);
 /* Returns the exit status for this failure. */
 int supervise_failure_status(const struct cdi_failure *f);
 

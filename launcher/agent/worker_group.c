@@ -615,15 +615,41 @@ void worker_group_continue(struct worker_group *c)
         worker_group_kill(c, SIGCONT);
 }
 
-void worker_group_end(struct worker_group *c, int signal)
+static void group_end(struct worker_group *c, int signal, bool spares_those_that_ask)
 {
     read_progress(c);
     for (uint32_t i = 0; i < c->n; i++) {
-        if (c->workers[i].flight != NULL)
-            cdi_flight_tell_stop_wanted(c->workers[i].flight);
-        worker_kill(&c->workers[i], signal);
+        struct cdi_flight *page = c->workers[i].flight;
+        struct cdi_stop_view stop = {.asks = false};
+
+        if (page != NULL) {
+            cdi_flight_tell_stop_wanted(page);
+            cdi_stop_look(cdi_flight_stop(page), &stop);
+        }
+        if (!spares_those_that_ask || !stop.asks)
+            worker_kill(&c->workers[i], signal);
     }
     worker_group_continue(c);
+}
+
+void worker_group_end(struct worker_group *c, int signal)
+{
+    group_end(c, signal, false);
+}
+
+void worker_group_ask(struct worker_group *c, int signal)
+{
+    group_end(c, signal, true);
+}
+
+bool worker_group_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view)
+{
+    int32_t i = rank - (int32_t)c->opt.assign.rank_base;
+
+    if (i < 0 || (uint32_t)i >= c->n || c->workers[i].flight == NULL)
+        return false;
+    cdi_stop_look(cdi_flight_stop(c->workers[i].flight), view);
+    return true;
 }
 
 void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap)

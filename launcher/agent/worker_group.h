@@ -12,6 +12,7 @@
 #include "launcher/agent/worker_page.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
+#include "protocol/flight_stop.h"
 #include "protocol/node_report.h"
 
 struct worker_group;
@@ -52,6 +53,13 @@ void worker_group_continue(struct worker_group *c);
  * workers are continued, so that they receive it.
  */
 void worker_group_end(struct worker_group *c, int signal);
+/*
+ * Requests the workers to stop in order: cddp_stop_requested() becomes true, and cddp_should_stop() finds it. Those
+ * that do not call the latter get the signal. Stopped ones are continued.
+ */
+void worker_group_ask(struct worker_group *c, int signal);
+/* Reads the stop record of this rank's worker. Returns false without such a worker, or before it has a page. */
+bool worker_group_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view);
 /* Lists the running workers: "rank 1 (pid 77)", "rank 1 (pid 77), rank 3 (pid 79) and 2 more"; "": none. */
 void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap);
 void worker_group_publish_failure(struct worker_group *c, int rank, const char *headline);

@@ -64,6 +64,17 @@ static cddp_status set_nnodes(struct options *o, const struct flag *f, const cha
     return CDDP_OK;
 }
 
+static cddp_status set_ports(struct options *o, const struct flag *f, const char *text, const char *from,
+                             struct cdi_error *err)
+{
+    uint16_t first, last;
+
+    if (!cdi_parse_ports(text, &first, &last))
+        return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a range of ports such as 30000-30099", from, text);
+    value_store(o, f, &text, sizeof text);
+    return CDDP_OK;
+}
+
 static cddp_status value_set_number(struct options *o, const struct flag *f, const char *text, const char *from,
                                     struct cdi_error *err)
 {
@@ -202,7 +213,10 @@ static cddp_status set_signals(struct options *o, const struct flag *f, const ch
         if (*p != ',')
             return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a comma-separated list of signals", from, text);
     }
-    o->signals = set;
+    if (f->offset == offsetof(struct options, stop_signals))
+        o->stop_set = set;
+    else
+        o->signals = set;
     value_store(o, f, &text, sizeof text);
     return CDDP_OK;
 }
@@ -241,6 +255,8 @@ cddp_status value_set(struct options *o, const struct flag *f, const char *text,
         return set_signals(o, f, text, from, err);
     case FLAG_NPROC:
         return set_nproc(o, f, text, from, err);
+    case FLAG_PORTS:
+        return set_ports(o, f, text, from, err);
     case FLAG_NNODES:
         return set_nnodes(o, f, text, from, err);
     case FLAG_EXPORT:

@@ -49,11 +49,14 @@ const struct flag flags[] = {
      .help = "address of node 0, where the job's store listens"},
     {.name = "master_port", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(master_port), RANGE(0, 65535),
      .shown_default = "any free one; several nodes: MASTER_PORT, 29500", .value = "PORT", .help = "port of the store"},
-    {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 255),
+    {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 1023),
      .shown_default = "port 29400", .value = "HOST[:PORT]",
-     .help = "address and port in one value; without node ranks, the node that owns this address hosts the rendezvous"},
+     .help = "address and port in one value; without node ranks, the node that owns this address hosts the rendezvous; "
+             "with etcd: its members, HOST[:PORT],..., by default at port 2379"},
     {.name = "rdzv_backend", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_backend), RANGE(1, 255),
-     .value = "static|c10d", .help = "accepted for compatibility: both select cddprun's own rendezvous"},
+     .value = "static|c10d|etcd|etcd-v2",
+     .help = "static and c10d are accepted for compatibility: both select cddprun's own rendezvous; with etcd or "
+             "etcd-v2 the nodes elect its host by etcd 3.4 or later, and another one follows if it is lost"},
     {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 1023), .value = "K=V,...",
      .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
      .help = "join_timeout=S (or timeout=S): how long to wait for enough nodes; last_call_timeout=S: how long to "
@@ -61,7 +64,8 @@ const struct flag flags[] = {
              "keep_alive_interval=S and keep_alive_max_attempt=N: how long a silent node counts as present; "
              "close_timeout=S: when connections of a finished job are closed; the values of the first node apply; "
              "is_host=0|1: whether this node hosts; rank=N; limits of the host, as for cddp-rendezvous: "
-             "store_memory=SIZE, buffer_memory=SIZE, max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N"},
+             "store_memory=SIZE, buffer_memory=SIZE, max_key=SIZE, max_value=SIZE, max_waits=N, max_connections=N; for "
+             "etcd: protocol=http|https, cacert=FILE, cert=FILE, key=FILE, user=NAME and password_file=FILE, prefix=KEY"},
     {.name = "local_addr", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(local_addr), RANGE(1, 255),
      .shown_default = "its host name", .value = "ADDRESS", .help = "name or address of this node in messages"},
     {.name = "auth_token_file", .env = "CDDP_AUTH_TOKEN_FILE", .group = GROUP_NODES, .kind = FLAG_TEXT,
@@ -92,6 +96,15 @@ const struct flag flags[] = {
     {.name = "topology", .env = "CDDP_TOPOLOGY", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(topology), RANGE(1, 255),
      .value = "TEXT", .ours = true,
      .help = "network location of this node, such as row3.rack7; nodes with similar locations get adjacent ranks"},
+    {.name = "data_ports", .env = "CDDP_DATA_PORTS", .group = GROUP_NODES, .kind = FLAG_PORTS, AT(data_ports),
+     .value = "A-B", .shown_default = "any free ones", .ours = true,
+     .help = "ports on which workers without GPUs listen for those of other nodes, for a firewall: one for each worker "
+             "of a node and each of its communicators"},
+    {.name = "preflight", .group = GROUP_NODES, .kind = FLAG_CHOICE, AT(preflight), .fallback = "off",
+     .value = "stop|only|exclude|off", .alone = "stop", .ours = true,
+     .help = "before the workers start, check every node in seconds: its data ports and links, clock, memory, disks, "
+             "limits and GPUs; print a table, and name the nodes that differ. stop: start nothing if a node cannot "
+             "take part; only: check, and end; exclude: such a node leaves the job, and a spare one takes its place"},
     /* ------------------------------------------------------------------------------------------------- failures */
     {.name = "max_restarts", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(max_restarts), RANGE(0, 1000000),
      .fallback = "0", .value = "N", .help = "restart all workers after a failure, N times at most"},
@@ -121,6 +134,14 @@ const struct flag flags[] = {
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
      .help = "signals that end the job: cddprun forwards them to the workers and stops; of these four, SIGUSR1 and "
              "SIGUSR2, the others are forwarded only"},
+    {.name = "stop_signals", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(stop_signals), .value = "NAME,...",
+     .ours = true,
+     .help = "signals, such as USR1, that cddprun takes as a request to stop: workers that call cddp_should_stop get no "
+             "signal, however often it comes, and agree to save and leave; the others are ended by SIGTERM"},
+    {.name = "stop_exit_code", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(stop_exit_code), RANGE(0, 255),
+     .fallback = "0", .value = "STATUS", .ours = true,
+     .help = "exit status of cddprun after an orderly stop, in which all ranks agreed by cddp_should_stop and left with "
+             "status 0, or with this one"},
     {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
      .help = "accepted for compatibility and ignored: cddprun detects exits immediately"},

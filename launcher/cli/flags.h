@@ -23,6 +23,7 @@ enum flag_kind {
     FLAG_SIGNALS,  /* const char *, and options.signals */
     FLAG_NPROC,    /* N, cpu, gpu, auto */
     FLAG_NNODES,   /* N or MIN:MAX */
+    FLAG_PORTS,    /* const char *, A-B */
     FLAG_EXPORT,   /* NAME or NAME=VALUE; repeatable */
     FLAG_HELP,
     FLAG_VERSION,
@@ -41,6 +42,7 @@ struct flag {
     const char *fallback;      /* read like a value from the command line; NULL: none */
     const char *shown_default; /* documents show it instead of fallback; NULL: that one */
     const char *value;         /* the value's name in documents; of a FLAG_CHOICE its words, separated by | */
+    const char *alone;         /* its value where the flag stands without "="; NULL: the next word is the value */
     const char *help;
     const char *note;    /* of a FLAG_CHOICE: appended to the error message for any other word; NULL: nothing */
     const char *refusal; /* why the flag is refused if it is given; NULL: it is not */

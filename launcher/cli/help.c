@@ -45,7 +45,8 @@ static const char *shown_default(const struct flag *f)
 /* "--tee=MAP, -t MAP"; dash replaces each dash. */
 static void write_forms(FILE *to, const struct flag *f, const char *dash)
 {
-    fprintf(to, "%s%s%s%s%s", dash, dash, f->name, f->value != NULL ? "=" : "", f->value != NULL ? f->value : "");
+    fprintf(to, "%s%s%s%s%s%s%s", dash, dash, f->name, f->alone != NULL ? "[" : "", f->value != NULL ? "=" : "",
+            f->value != NULL ? f->value : "", f->alone != NULL ? "]" : "");
     for (const char *p = f->shorts; p != NULL && *p != '\0'; p += strspn(p, " ")) {
         size_t n = strcspn(p, " ");
 

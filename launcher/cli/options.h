@@ -21,6 +21,12 @@ enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, 
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
 enum options_on_off { OPTIONS_ON, OPTIONS_OFF };
 enum options_on_hang { OPTIONS_HANG_REPORT, OPTIONS_HANG_RESTART, OPTIONS_HANG_STOP };
+enum options_preflight {
+    OPTIONS_PREFLIGHT_STOP,
+    OPTIONS_PREFLIGHT_ONLY,
+    OPTIONS_PREFLIGHT_EXCLUDE,
+    OPTIONS_PREFLIGHT_OFF
+};
 enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 
 struct options {
@@ -32,7 +38,9 @@ struct options {
     int64_t min_nodes, max_nodes; /* max_nodes may be OPTIONS_NODES_AUTO; struct endpoint has the number */
     bool nnodes_given;
     int64_t spares;
-    const char *topology; /* NULL: not given */
+    const char *topology;   /* NULL: not given */
+    const char *data_ports; /* A-B; NULL: not given */
+    int preflight;          /* enum options_preflight */
     int64_t max_restarts;
     int64_t master_port; /* -1: not given */
     int64_t node_rank;   /* -1: not given */
@@ -69,7 +77,10 @@ struct options {
     int64_t shutdown_timeout_ms; /* from the flag or TORCH_ELASTIC_SHUTDOWN_TIMEOUT; -1: not given */
     int64_t monitor_interval_ms; /* accepted and ignored */
     const char *signals_to_handle;
-    uint64_t signals; /* the same: bit n-1 for signal n */
+    uint64_t signals;         /* the same: bit n-1 for signal n */
+    const char *stop_signals; /* NULL: not given */
+    uint64_t stop_set;        /* the same: bit n-1 for signal n */
+    int64_t stop_exit_code;   /* the exit status after a stop on which all ranks agreed */
 
     /* Output; rankmap.h reads these texts. */
     const char *log_dir;                                             /* NULL: not given */
@@ -95,6 +106,12 @@ struct options {
     const char *tmpdir;                            /* never NULL */
     char **command;                                /* the program and its arguments, ending with NULL; inside argv */
 };
+
+/* Returns the signals that end the job or request a stop: bit n-1 for signal n. */
+static inline uint64_t options_ending(const struct options *o)
+{
+    return o->signals | o->stop_set;
+}
 
 /* Returns the value of an environment variable, or NULL. */
 typedef const char *(*options_getenv)(const char *name, void *arg);

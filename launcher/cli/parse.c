@@ -314,6 +314,8 @@ static cddp_status parse_read_flag(struct options *o, char **argv, int argc, int
             return cdi_fail(err, CDDP_E_INVALID, "%s takes no value, but was given '%.64s'", from, value);
         return set_given(o, f, "1", from, err);
     }
+    if (value == NULL)
+        value = f->alone;
     if (value == NULL) {
         if (*i + 1 >= argc)
             return cdi_fail(err, CDDP_E_INVALID, "%s needs a value (%s)", from, f->value);
@@ -384,6 +386,16 @@ static cddp_status check_logs(const struct options *o, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_INVALID, "--%s writes files, but no directory is given; add --log_dir", flag);
 }
 
+static cddp_status check_preflight(const struct options *o, struct cdi_error *err)
+{
+    if (o->preflight == OPTIONS_PREFLIGHT_EXCLUDE && o->spares == 0 && o->min_nodes == o->max_nodes)
+        return cdi_fail(
+            err, CDDP_E_INVALID,
+            "--preflight=exclude needs a node that can take the place of a bad one; add --spares=N, or give "
+            "--nnodes=MIN:MAX");
+    return CDDP_OK;
+}
+
 static cddp_status check_all(struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     cddp_status st = check_python(o, err);
@@ -394,6 +406,8 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
         st = check_exports(o, env, arg, err);
     if (st == CDDP_OK)
         st = check_logs(o, err);
+    if (st == CDDP_OK)
+        st = check_preflight(o, err);
     if (st == CDDP_OK && o->world_size >= 0 && (o->max_nodes != o->min_nodes || o->spares > 0))
         st = cdi_fail(err, CDDP_E_INVALID,
                       "--world_size %" PRId64
@@ -432,7 +446,9 @@ static cddp_status read_words(struct options *o, int argc, char **argv, int *at,
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err)
 {
+    static char itself[] = "/proc/self/exe", *no_program[] = {itself, NULL}; /* --preflight=only starts none */
     struct options o;
+    bool needs_program;
     int i = 1;
     cddp_status st = set_defaults(&o, err);
 
@@ -453,14 +469,15 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
             st =
                 cdi_fail(err, CDDP_E_INVALID, "--where asks about a running job; remove the program '%.200s'", argv[i]);
     }
-    if (st == CDDP_OK && o.what == OPTIONS_RUN && (i >= argc || *argv[i] == '\0'))
+    needs_program = o.what == OPTIONS_RUN && o.preflight != OPTIONS_PREFLIGHT_ONLY;
+    if (st == CDDP_OK && needs_program && (i >= argc || *argv[i] == '\0'))
         st = cdi_fail(err, CDDP_E_INVALID,
                       "no program to run; usage: cddprun [flags] PROGRAM [ARGS]; see cddprun --help");
     if (st != CDDP_OK) {
         options_one_line(err);
         return st;
     }
-    o.command = argv + i;
+    o.command = i < argc || needs_program ? argv + i : no_program;
     *out = o;
     return CDDP_OK;
 }

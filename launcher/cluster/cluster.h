@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A job of several nodes as its environment describes it: Open MPI's mpirun, a Slurm step, PBS, LSF, or the user's own
- * file of hosts (--rank_order). These values are the defaults of flags that are not given.
+ * A job of several nodes as its environment describes it: Open MPI's mpirun, a Slurm step, PBS, LSF, Kubernetes, or the
+ * user's own file of hosts (--rank_order). These values are the defaults of flags that are not given.
  */
 #ifndef CLUSTER_H
 #define CLUSTER_H
@@ -15,10 +15,11 @@
 #define CLUSTER_JOB_PORTS 4 /* tried in turn: another job may have the same port number */
 
 struct cluster_env {
-    const char *kind;  /* "Slurm step", for messages; NULL: nothing was found */
-    const char *start; /* the command that starts one cddprun on each node, for messages */
-    bool in_step;      /* cddprun was started once on each node: the following members are set */
-    bool by_file;      /* node_rank is from --rank_order, which overrides the environment */
+    const char *kind;   /* "Slurm step", for messages; NULL: nothing was found */
+    const char *start;  /* the command that starts one cddprun on each node, for messages */
+    bool in_step;       /* cddprun was started once on each node: the following members are set */
+    bool by_file;       /* node_rank is from --rank_order, which overrides the environment */
+    bool nodes_by_user; /* only --nnodes says how many nodes there are: n_nodes is 0 */
     int64_t n_nodes, node_rank;
     bool one_task_per_node;
     char nodes[128];      /* the list of nodes, cut */

@@ -4,7 +4,10 @@
 #include "launcher/cluster/readers.h"
 #include "launcher/cluster/values.h"
 
-/* In this order: mpirun starts its daemons by srun or pbsdsh, and their variables are in our environment, too. */
+/*
+ * In this order: mpirun starts its daemons by srun or pbsdsh, and their variables are in our environment, too. All of
+ * them also run in pods of Kubernetes.
+ */
 static const struct {
     const char *variable; /* set in every job of this kind */
     cddp_status (*read)(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err);
@@ -14,6 +17,7 @@ static const struct {
     {"SLURM_STEP_ID", slurm_read},
     {"PBS_JOBID", pbs_read},
     {"LSB_JOBID", lsf_read},
+    {"JOB_COMPLETION_INDEX", kubernetes_read},
 };
 
 cddp_status cluster_read(struct cluster_env *out, const struct cluster_source *from, struct cdi_error *err)

@@ -12,5 +12,6 @@ cddp_status openmpi_read(struct cluster_env *s, const struct cluster_source *fro
 cddp_status slurm_read(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err);
 cddp_status pbs_read(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err);
 cddp_status lsf_read(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err);
+cddp_status kubernetes_read(struct cluster_env *s, const struct cluster_source *from, struct cdi_error *err);
 
 #endif

@@ -34,6 +34,8 @@ static const char *role_name(enum endpoint_role role)
         return "hosts if the address is this node's";
     case ENDPOINT_JOIN:
         return "joins";
+    case ENDPOINT_ELECT:
+        return "hosts if it is elected";
     }
     return "";
 }

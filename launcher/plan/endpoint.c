@@ -3,6 +3,7 @@
 
 #include "common/env.h"
 #include "launcher/cli/parse.h"
+#include "launcher/plan/endpoint_etcd.h"
 #include "protocol/message.h"
 
 #include <arpa/inet.h>
@@ -20,73 +21,17 @@
 
 /* -------------------------------------------------------------------------------------------------- endpoint ---- */
 
-static cddp_status bad_endpoint(const char *text, const char *from, struct cdi_error *err)
-{
-    return cdi_fail(err, CDDP_E_INVALID,
-                    "%s '%.200s' is not HOST, HOST:PORT or [IPv6]:PORT with a port from 0 to 65535", from, text);
-}
-
-/* fe80::1%eth0 too. */
-static bool is_ipv6(const char *host)
-{
-    char plain[INET6_ADDRSTRLEN + 1];
-    size_t n = strcspn(host, "%");
-    struct in6_addr a;
-
-    if (n >= sizeof plain || strchr(host, ':') == NULL)
-        return false;
-    memcpy(plain, host, n);
-    plain[n] = '\0';
-    return inet_pton(AF_INET6, plain, &a) == 1;
-}
-
-/* Rejects URLs, lists, and whole lines. A name that does not resolve now may do so soon, and is accepted. */
-static bool can_be_host(const char *host)
-{
-    if (strchr(host, ':') != NULL)
-        return is_ipv6(host);
-    return host[strcspn(host, " \t/,;@?#[]\\\"'")] == '\0';
-}
-
 static cddp_status check_addr(const char *addr, const char *from, struct cdi_error *err)
 {
     const char *colon = strchr(addr, ':');
 
-    if (can_be_host(addr))
+    if (endpoint_can_be_host(addr))
         return CDDP_OK;
     if (colon != NULL && colon != addr && colon[1] != '\0' && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
         return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is an address with a port; give %s=%.*s and %s=%.20s", from,
                         addr, from, (int)(colon - addr), addr, from[0] == '-' ? "--master_port" : "MASTER_PORT",
                         colon + 1);
     return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither a host name nor an address", from, addr);
-}
-
-cddp_status endpoint_parse(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err)
-{
-    const char *whole = text, *end, *rest, *colon = strchr(text, ':');
-    int64_t number = *port;
-
-    if (text[0] == '[') {
-        text++;
-        end = strchr(text, ']');
-        if (end == NULL || (end[1] != '\0' && end[1] != ':'))
-            return bad_endpoint(whole, from, err);
-        rest = end[1] == ':' ? end + 2 : NULL;
-    } else if (colon != NULL && strchr(colon + 1, ':') == NULL) {
-        end = colon;
-        rest = colon + 1;
-    } else { /* no colon, or so many that it is an IPv6 address */
-        end = text + strlen(text);
-        rest = NULL;
-    }
-    if (end == text || end - text > 255 || (rest != NULL && !cdi_parse_int(rest, 0, 65535, &number)))
-        return bad_endpoint(whole, from, err);
-    memcpy(host, text, (size_t)(end - text));
-    host[end - text] = '\0';
-    if (!can_be_host(host))
-        return bad_endpoint(whole, from, err);
-    *port = (uint16_t)number;
-    return CDDP_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ --rdzv_conf ---- */
@@ -98,6 +43,8 @@ struct conf {
     int64_t rank;
     int64_t store_memory, max_key, max_value, max_waits, max_connections, buffer_memory; /* limits of the host */
     int is_host;
+    const char *etcd_key; /* the first key about etcd; NULL: none */
+    struct endpoint_etcd etcd;
 };
 
 #define SECONDS "a whole number of seconds, at least 1"
@@ -153,11 +100,13 @@ static cddp_status unknown_key(const char *key, struct cdi_error *err)
         if (strcmp(torchrun_keys[i], key) == 0)
             return cdi_fail(err, CDDP_E_UNSUPPORTED, "--rdzv_conf: torchrun's %s has no meaning in cddprun; remove it",
                             key);
-    return cdi_fail(err, CDDP_E_INVALID,
-                    "--rdzv_conf: unknown key '%.64s'; the keys are join_timeout, timeout, last_call_timeout, "
-                    "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host, rank, store_memory, "
-                    "buffer_memory, max_key, max_value, max_waits and max_connections",
-                    key);
+    return cdi_fail(
+        err, CDDP_E_INVALID,
+        "--rdzv_conf: unknown key '%.64s'; the keys are join_timeout, timeout, last_call_timeout, "
+        "close_timeout, lease, keep_alive_interval, keep_alive_max_attempt, is_host, rank, store_memory, "
+        "buffer_memory, max_key, max_value, max_waits, max_connections, and for etcd protocol, cacert, cert, key, "
+        "user, password_file and prefix",
+        key);
 }
 
 static cddp_status bad_value(const char *key, const char *value, const char *what, struct cdi_error *err)
@@ -165,8 +114,10 @@ static cddp_status bad_value(const char *key, const char *value, const char *wha
     return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; give %s", key, value, what);
 }
 
-static cddp_status set_conf(struct conf *c, const char *key, const char *value, struct cdi_error *err)
+static cddp_status set_conf(struct conf *c, const char *key, const char *value, const char *whole,
+                            struct cdi_error *err)
 {
+    cddp_status st;
     int64_t number;
 
     if (strcmp(key, "is_host") == 0)
@@ -182,25 +133,31 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
         memcpy((char *)c + conf_keys[i].offset, &number, sizeof number);
         return CDDP_OK;
     }
-    return unknown_key(key, err);
+    st = endpoint_etcd_set(&c->etcd, key, value, err);
+    if (st == CDDP_OK && c->etcd_key == NULL)
+        c->etcd_key = strstr(whole, key);
+    return st == CDDP_E_NOT_FOUND ? unknown_key(key, err) : st;
 }
 
 /* Reads k=v,k=v; the last value of a key applies. */
 static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error *err)
 {
+    const char *whole = text;
     cddp_status st = CDDP_OK;
 
     memset(c, 0xff, sizeof *c); /* -1 everywhere */
+    memset(&c->etcd, 0, sizeof c->etcd);
+    c->etcd_key = NULL;
     while (st == CDDP_OK && text != NULL && *text != '\0') {
         size_t n = strcspn(text, ",");
         const char *equals = memchr(text, '=', n);
-        char key[64], value[64];
+        char key[64], value[300];
 
         if (equals == NULL || equals == text)
             return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf '%.64s' is not KEY=VALUE[,KEY=VALUE...]", text);
         (void)snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
         (void)snprintf(value, sizeof value, "%.*s", (int)(text + n - equals - 1), equals + 1);
-        st = set_conf(c, key, value, err);
+        st = set_conf(c, key, value, whole, err);
         text += text[n] == ',' ? n + 1 : n;
     }
     return st;
@@ -212,11 +169,11 @@ static cddp_status check_backend(const struct options *o, struct cdi_error *err)
 {
     const char *name = o->rdzv_backend;
 
-    if (name == NULL || strcmp(name, "static") == 0 || strcmp(name, "c10d") == 0)
+    if (name == NULL || strcmp(name, "static") == 0 || strcmp(name, "c10d") == 0 || endpoint_is_etcd(name))
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_UNSUPPORTED,
                     "--rdzv_backend '%.64s' is not supported; use static or c10d, which both select cddprun's own "
-                    "rendezvous, or remove it",
+                    "rendezvous, or etcd, or remove it",
                     name);
 }
 
@@ -301,6 +258,12 @@ static cddp_status find_endpoint(struct endpoint *m, const struct options *o, co
         st = endpoint_parse(o->rdzv_endpoint, "--rdzv_endpoint", m->host, &m->port, err);
     } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->first_node[0] != '\0') {
         st = take_cluster_endpoint(m, o, s, err);
+    } else if (addr == NULL && m->n_nodes > 1 && s != NULL && s->nodes_by_user) {
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--nnodes=%s needs a rendezvous endpoint, but this pod has no name that other pods can "
+                        "resolve; set subdomain in the pods' template to the name of a headless Service, or give "
+                        "--rdzv_endpoint=HOST:PORT",
+                        nodes_text(o, nodes, sizeof nodes));
     } else if (addr == NULL && m->n_nodes > 1) {
         return cdi_fail(err, CDDP_E_INVALID,
                         "--nnodes=%s needs a rendezvous endpoint; give the same --master_addr=ADDRESS (of node 0; and "
@@ -340,6 +303,27 @@ static int64_t find_lease_ms(const struct conf *c)
     return 1000 * (interval * attempts < LEASE_MAX_S ? interval * attempts : LEASE_MAX_S);
 }
 
+/* The flags give the place of etcd: the nodes elect the host. */
+static cddp_status find_etcd(struct endpoint *m, const struct options *o, const struct cluster_env *step,
+                             const struct conf *c, struct cdi_error *err)
+{
+    cddp_status st;
+
+    if (c->is_host >= 0)
+        return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: is_host has no meaning with etcd, which elects the host");
+    if (o->run_id == NULL && (step == NULL || step->run_id[0] == '\0'))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "--rdzv_backend=etcd needs --rdzv_id=NAME: it is part of the job's keys in etcd");
+    m->etcd = c->etcd;
+    st = endpoint_etcd_read(&m->etcd, o->rdzv_endpoint, err);
+    if (st != CDDP_OK)
+        return st;
+    m->role = ENDPOINT_ELECT;
+    m->host[0] = '\0';
+    m->port = 0;
+    return take_port(&m->port, o, err);
+}
+
 static void find_role(struct endpoint *m, const struct options *o, const struct conf *c)
 {
     if (c->is_host >= 0) {
@@ -369,6 +353,33 @@ static bool is_of_step(const struct options *o, const struct cluster_env *s)
            (o->max_nodes + o->spares > 1 && !names_endpoint(o));
 }
 
+/*
+ * A pod knows its index, and not how many there are: with --nnodes=N, its Job is a step of N nodes. The nodes of an
+ * elastic job come and go, so an index says nothing about them.
+ */
+static cddp_status take_users_count(struct cluster_env *s, const struct options *o, struct cdi_error *err)
+{
+    if (!s->nodes_by_user || !o->nnodes_given || o->standalone || o->min_nodes != o->max_nodes || o->node_rank >= 0)
+        return CDDP_OK;
+    s->n_nodes = o->max_nodes + o->spares;
+    if (s->node_rank < s->n_nodes || s->n_nodes == 1)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "JOB_COMPLETION_INDEX is %lld, but --nnodes is %lld%s: give the same number as --nnodes and as "
+                    "completions and parallelism of the Job, or give --node_rank",
+                    (long long)s->node_rank, (long long)o->max_nodes, o->spares > 0 ? " with the spares" : "");
+}
+
+/* A forgotten --nnodes would train as many models as there are pods, and nobody would notice. */
+static void note_single_pod(struct endpoint *m, const struct options *o, const struct cluster_env *s)
+{
+    if (s->nodes_by_user && s->node_rank > 0 && !o->nnodes_given && !o->standalone && m->n_nodes == 1)
+        (void)snprintf(m->detected, sizeof m->detected,
+                       "JOB_COMPLETION_INDEX is %lld, but this pod runs a separate job; give --nnodes=N if N pods "
+                       "train one model together, or --standalone if each trains its own",
+                       (long long)s->node_rank);
+}
+
 static cddp_status endpoint_check_start(const struct options *o, const struct cluster_env *s, struct cdi_error *err)
 {
     bool cluster_counts = !o->nnodes_given || o->max_nodes == OPTIONS_NODES_AUTO;
@@ -386,7 +397,7 @@ static cddp_status resolve_max_nodes(struct options *o, const struct cluster_env
 {
     if (o->max_nodes != OPTIONS_NODES_AUTO)
         return CDDP_OK;
-    if (!s->in_step)
+    if (!s->in_step || s->nodes_by_user)
         return cdi_fail(
             err, CDDP_E_INVALID,
             "--nnodes=%lld: takes the maximum from a Slurm step, but this is not a Slurm step; give --nnodes=MIN:MAX",
@@ -459,17 +470,22 @@ static cddp_status decide(struct endpoint *m, const struct options *o, const str
         st = find_rank(m, o, c, err);
     if (st == CDDP_OK && m->node_rank < 0 && step != NULL)
         m->node_rank = (int32_t)step->node_rank;
+    if (st == CDDP_OK && c->etcd_key != NULL && !endpoint_is_etcd(o->rdzv_backend))
+        st = cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %.*s is for --rdzv_backend=etcd",
+                      (int)strcspn(c->etcd_key, "="), c->etcd_key);
     if (st == CDDP_OK && !o->standalone)
-        st = find_endpoint(m, o, step, err);
+        st = endpoint_is_etcd(o->rdzv_backend) ? find_etcd(m, o, step, c, err) : find_endpoint(m, o, step, err);
     if (st != CDDP_OK || o->standalone)
         return st;
-    find_role(m, o, c);
+    if (m->role != ENDPOINT_ELECT)
+        find_role(m, o, c);
     if (step == NULL)
         return CDDP_OK;
     (void)snprintf(m->run_id, sizeof m->run_id, "%s", step->run_id);
     (void)snprintf(m->detected, sizeof m->detected,
-                   "%s%s%s: %u nodes%s%s%s, this is node %d; rendezvous at %.200s, port %u", step->kind,
-                   step->run_id[0] != '\0' ? " " : "", step->run_id, (unsigned)step->n_nodes,
+                   m->role == ENDPOINT_ELECT ? "%s%s%s: %u nodes%s%s%s, this is node %d; etcd elects the host"
+                                             : "%s%s%s: %u nodes%s%s%s, this is node %d; rendezvous at %.200s, port %u",
+                   step->kind, step->run_id[0] != '\0' ? " " : "", step->run_id, (unsigned)step->n_nodes,
                    step->nodes[0] != '\0' ? " (" : "", step->nodes, step->nodes[0] != '\0' ? ")" : "", m->node_rank,
                    m->host, m->port);
     return CDDP_OK;
@@ -490,10 +506,11 @@ static void set_limits(struct endpoint *m, const struct conf *c)
     m->max_buffered = limit(c->buffer_memory);
 }
 
-cddp_status endpoint_decide(struct endpoint *out, const struct options *given, const struct cluster_env *s,
+cddp_status endpoint_decide(struct endpoint *out, const struct options *given, const struct cluster_env *cluster,
                             struct cdi_error *err)
 {
     struct options resolved = *given, *o = &resolved;
+    struct cluster_env known = *cluster, *s = &known;
     struct endpoint m = {.role = ENDPOINT_HOST, .node_rank = -1, .host = "127.0.0.1", .n_ports = 1};
     struct conf c;
     cddp_status st = check_backend(o, err);
@@ -504,6 +521,8 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
         st = endpoint_check_start(o, s, err);
     if (st == CDDP_OK)
         st = resolve_max_nodes(o, s, err);
+    if (st == CDDP_OK)
+        st = take_users_count(s, o, err);
     if (st == CDDP_OK)
         st = check_step(o, s, err);
     m.min_nodes = (uint32_t)o->min_nodes;
@@ -516,6 +535,7 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
         options_one_line(err);
         return st;
     }
+    note_single_pod(&m, o, s);
     m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
                                 : c.timeout_s > 0    ? c.timeout_s
                                                      : JOIN_TIMEOUT_S);

@@ -15,9 +15,24 @@
 #define ENDPOINT_DEFAULT_PORT 29400 /* of --rdzv_endpoint */
 
 enum endpoint_role {
-    ENDPOINT_HOST, /* this agent hosts, or ends with an error */
-    ENDPOINT_TRY,  /* it hosts if it can bind the address; otherwise another process does, and it joins */
-    ENDPOINT_JOIN, /* another process hosts */
+    ENDPOINT_HOST,  /* this agent hosts, or ends with an error */
+    ENDPOINT_TRY,   /* it hosts if it can bind the address; otherwise another process does, and it joins */
+    ENDPOINT_JOIN,  /* another process hosts */
+    ENDPOINT_ELECT, /* the nodes elect the host by etcd */
+};
+
+#define ENDPOINT_ETCD_PORT 2379
+#define ENDPOINT_ETCD_PREFIX "/cddp"
+#define ENDPOINT_MEMBERS_MAX 16
+
+/* Where etcd is, and how to speak to it; of ENDPOINT_ELECT. */
+struct endpoint_etcd {
+    unsigned n_members;
+    char members[ENDPOINT_MEMBERS_MAX][270]; /* "host:port" or "[v6]:port" */
+    char prefix[256];                        /* of the keys */
+    char cacert[256], cert[256], key[256];   /* PEM files; "": none */
+    char user[128], password_file[256];      /* "": none */
+    bool https;
 };
 
 struct endpoint {
@@ -36,6 +51,7 @@ struct endpoint {
     int64_t last_call_ms, close_timeout_ms; /* -1: the rendezvous' defaults */
     struct cdi_kv_limits store;             /* this and the rest: of a host; 0: the server's defaults */
     size_t max_connections, max_buffered;   /* as in struct rdzv_server_options */
+    struct endpoint_etcd etcd;              /* of ENDPOINT_ELECT; port is then that of the server, 0: any free one */
 };
 
 /*
@@ -51,6 +67,12 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *o, const
  * from names the flag in error messages. host holds 256 bytes. CDDP_E_INVALID.
  */
 cddp_status endpoint_parse(const char *text, const char *from, char *host, uint16_t *port, struct cdi_error *err);
+
+/*
+ * Returns whether text can be a host: neither a URL nor a list nor a whole line. A name that does not resolve now may
+ * do so soon, and is accepted.
+ */
+bool endpoint_can_be_host(const char *text);
 
 /*
  * Checks the address that the endpoint's name has resolved to. A name that resolves to the loopback (such as 127.0.1.1

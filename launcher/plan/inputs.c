@@ -77,7 +77,8 @@ cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct option
 
 void plan_inputs_log(const struct endpoint *endpoint, const struct options *o)
 {
-    enum cdi_log_level level = endpoint->node_rank == 0 ? CDI_LOG_WARN : CDI_LOG_INFO;
+    bool speaks = endpoint->node_rank == 0 || endpoint->n_nodes == 1;
+    enum cdi_log_level level = speaks ? CDI_LOG_WARN : CDI_LOG_INFO;
 
     if (endpoint->detected[0] != '\0')
         cdi_log(level, "MAIN-SITE", "%s", endpoint->detected);

@@ -3,6 +3,8 @@
 
 #include "common/buf.h"
 #include "common/cleanup.h"
+#include "common/signal_abbrev.h"
+#include "protocol/flight_stop.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -258,6 +260,22 @@ static void set_ranks(struct strings *s, const struct plan *p, const struct plan
     strings_set(s, "ROLE_WORLD_SIZE=%u", a->world_size);
 }
 
+/* The signals that a worker that asks takes as a request to stop: batch systems send them to workers, too. */
+static void set_stop_signals(struct strings *s, const struct options *o)
+{
+    char text[256] = "";
+    size_t n = 0;
+
+    for (int i = 1; i <= 64; i++) {
+        const char *name = (options_ending(o) >> (i - 1) & 1) != 0 ? cdi_signal_abbrev(i) : NULL;
+
+        if (name != NULL && n < sizeof text)
+            n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", n > 0 ? "," : "", name);
+    }
+    if (n > 0)
+        strings_set(s, CDI_STOP_SIGNALS_ENV "=%s", text);
+}
+
 static void set_job(struct strings *s, const struct plan *p, const struct plan_rank *r)
 {
     const struct cdi_msg_assign *a = r->assign;
@@ -270,6 +288,7 @@ static void set_job(struct strings *s, const struct plan *p, const struct plan_r
     strings_set(s, "TORCHELASTIC_USE_AGENT_STORE=True");
     strings_set(s, "TORCHELASTIC_ERROR_FILE=%s", r->error_file);
     strings_set(s, "TORCHELASTIC_SIGNALS_TO_HANDLE=%s", p->options->signals_to_handle);
+    set_stop_signals(s, p->options);
     if (!strings_have(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
         strings_set(s, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
     if (p->n_procs > 1 && !strings_have(s, "OMP_NUM_THREADS"))
@@ -321,6 +340,8 @@ char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *ba
         if (!is_output(base[i]) || is_exported(p->options, base[i]))
             strings_add(&s, strdup(base[i]));
     set_crash_stack(&s, p->options);
+    if (p->options->data_ports != NULL)
+        strings_set(&s, "CDDP_DATA_PORTS=%s", p->options->data_ports);
     set_exports(&s, p->options);
     set_ranks(&s, p, r);
     set_job(&s, p, r);

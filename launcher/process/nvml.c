@@ -28,9 +28,18 @@ struct functions {
     int (*memory)(device d, struct memory *out);
 };
 
+/* nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, and nvmlClocksThrottleReasons: hardware slowdown, thermal
+   slowdown by software and by hardware, and the brake of the power supply. */
+#define UNCORRECTED 1
+#define SINCE_LOADED 0
+#define SLOWED 0xe8
+
 struct nvml {
     struct functions f;
-    int (*mig_mode)(device d, unsigned *current, unsigned *pending); /* NULL: an older library */
+    /* NULL: a library that lacks them */
+    int (*mig_mode)(device d, unsigned *current, unsigned *pending);
+    int (*ecc_errors)(device d, int type, int counter, unsigned long long *n);
+    int (*throttle_reasons)(device d, unsigned long long *bits);
     size_t n;
     device devices[GPUS_MAX];
     struct cdi_gpu gpus[GPUS_MAX];
@@ -41,7 +50,9 @@ static bool nvml_resolve(void *library, struct nvml *n)
     static const char *const names[] = {
         "nvmlInit_v2",       "nvmlDeviceGetCount_v2",         "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
         "nvmlDeviceGetName", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"};
-    void *found[sizeof names / sizeof names[0]], *mig = dlsym(library, "nvmlDeviceGetMigMode");
+    void *found[sizeof names / sizeof names[0]],
+        *mig = dlsym(library, "nvmlDeviceGetMigMode"), *ecc = dlsym(library, "nvmlDeviceGetTotalEccErrors"),
+        *throttle = dlsym(library, "nvmlDeviceGetCurrentClocksThrottleReasons");
 
     _Static_assert(sizeof found == sizeof n->f, "a name for each function");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
@@ -49,6 +60,8 @@ static bool nvml_resolve(void *library, struct nvml *n)
             return false;
     memcpy(&n->f, found, sizeof found);
     memcpy(&n->mig_mode, &mig, sizeof mig);
+    memcpy(&n->ecc_errors, &ecc, sizeof ecc);
+    memcpy(&n->throttle_reasons, &throttle, sizeof throttle);
     return true;
 }
 
@@ -121,4 +134,19 @@ struct nvml_load nvml_read(const struct nvml *n, size_t gpu)
         load.total_bytes = memory.total;
     }
     return load;
+}
+
+struct nvml_health nvml_health(const struct nvml *n, size_t gpu)
+{
+    struct nvml_health health = {.uncorrected = 0};
+    unsigned long long errors = 0, reasons = 0;
+    device d = gpu < n->n ? n->devices[gpu] : NULL;
+
+    if (d == NULL)
+        return health;
+    if (n->ecc_errors != NULL && n->ecc_errors(d, UNCORRECTED, SINCE_LOADED, &errors) == 0)
+        health.uncorrected = errors;
+    if (n->throttle_reasons != NULL && n->throttle_reasons(d, &reasons) == 0)
+        health.slowed = (reasons & SLOWED) != 0;
+    return health;
 }

@@ -8,6 +8,7 @@
 
 #include "common/gpus.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define NVML_LIBRARY "libnvidia-ml.so.1"
@@ -19,6 +20,11 @@ struct nvml_load {
     int32_t permille;                 /* of the time in which it worked, of the last second or less; -1: not known */
     uint64_t used_bytes, total_bytes; /* of its memory; total_bytes 0: not known */
 };
+/* Whether a GPU is fit for work. */
+struct nvml_health {
+    uint64_t uncorrected; /* memory errors since the driver was loaded that ECC could not correct */
+    bool slowed;          /* its clocks are lowered because of heat, or by its power supply */
+};
 
 /*
  * Opens the library of this name, once per process: it stays open, and later calls return the same, whatever their
@@ -29,5 +35,7 @@ const struct nvml *nvml_open(const char *library);
 const struct cdi_gpu *nvml_gpus(const struct nvml *n, size_t *count);
 /* Reads one of them. Nothing is known of a GPU that is divided into instances (MIG). Any thread. */
 struct nvml_load nvml_read(const struct nvml *n, size_t gpu);
+/* Reads the health of one of them; an older library or GPU that does not know counts as healthy. Any thread. */
+struct nvml_health nvml_health(const struct nvml *n, size_t gpu);
 
 #endif

@@ -21,27 +21,29 @@
 #include <unistd.h>
 
 #define SHIM "cddprun-shim"
-#define ARGS_OF_SHIM 7     /* before PROGRAM */
-#define ARGS_IN_NUMBERS 4  /* of these */
-#define FILES_BASE 32      /* open files of an agent without workers, with reserve */
-#define DRAIN_READS 16     /* a pipe holds 64 KiB, and 1 MiB at most by default */
-#define CHILD_STACK 8192   /* for become_shim() */
-#define FSIZE_LEAST 32768  /* of a flight page, which counts as a file */
-#define FILES_PER_WORKER 8 /* two pipes, the page, exec's pipe; two logs; store connections of its ranks */
+#define ARGS_OF_SHIM 7    /* before PROGRAM */
+#define ARGS_IN_NUMBERS 4 /* of these */
+#define FILES_BASE 32     /* open files of an agent without workers, with reserve */
+#define DRAIN_READS 16    /* a pipe holds 64 KiB, and 1 MiB at most by default */
+#define CHILD_STACK 8192  /* for become_shim() */
+#define FSIZE_LEAST 32768 /* of a flight page, which counts as a file */
+#define PREFLIGHT "cddp-preflight"
+#define ARGS_OF_PREFLIGHT 5 /* its name, the mode, the guard, the local rank, the program */
+#define FILES_PER_WORKER 8  /* two pipes, the page, exec's pipe; two logs; store connections of its ranks */
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
 
 /* base is a path of n bytes, without the final slash. */
-static bool try_shim(char *out, size_t cap, const char *base, size_t n, const char *rest)
+static bool try_part(char *out, size_t cap, const char *base, size_t n, const char *rest, const char *part)
 {
-    return (size_t)snprintf(out, cap, "%.*s/%s%s", (int)n, base, rest, SHIM) < cap && access(out, X_OK) == 0;
+    return (size_t)snprintf(out, cap, "%.*s/%s%s", (int)n, base, rest, part) < cap && access(out, X_OK) == 0;
 }
 
 /*
- * Looks for the shim beside cddprun (a build tree), then at its installed place relative to cddprun (so that DESTDIR
- * and moved trees work), then at the configured path.
+ * Looks for another program of ours: where a build tree has it, seen from cddprun; then at its installed place relative
+ * to cddprun (so that DESTDIR and moved trees work), then at the configured path.
  */
-static bool find_shim(char *out, size_t cap)
+static bool find_part(char *out, size_t cap, const char *build_folder, const char *part)
 {
     const char *bin = CDI_BINDIR, *libexec = CDI_LIBEXECDIR;
     char exe[PATH_MAX];
@@ -53,7 +55,7 @@ static bool find_shim(char *out, size_t cap)
         exe[len] = '\0';
         slash = strrchr(exe, '/');
         n = slash == NULL ? 0 : (size_t)(slash - exe);
-        if (try_shim(out, cap, exe, n, ""))
+        if (try_part(out, cap, exe, n, build_folder, part))
             return true;
         for (size_t i = 0; bin[i] != '\0' && bin[i] == libexec[i]; i++)
             if (bin[i] == '/')
@@ -65,11 +67,27 @@ static bool find_shim(char *out, size_t cap)
             size_t prefix = n - strlen(bin + common);
 
             (void)snprintf(rest, sizeof rest, "%s/", libexec + common);
-            if (try_shim(out, cap, exe, prefix > 0 ? prefix - 1 : 0, rest))
+            if (try_part(out, cap, exe, prefix > 0 ? prefix - 1 : 0, rest, part))
                 return true;
         }
     }
-    return try_shim(out, cap, libexec, strlen(libexec), "");
+    return try_part(out, cap, libexec, strlen(libexec), "", part);
+}
+
+static cddp_status find_parts(struct spawn_context *ctx, struct cdi_error *err)
+{
+    const char *missing = NULL;
+
+    if (!find_part(ctx->shim, sizeof ctx->shim, "", SHIM))
+        missing = SHIM;
+    else if (ctx->preflight != NULL &&
+             !find_part(ctx->preflight_program, sizeof ctx->preflight_program, "../preflight/", PREFLIGHT))
+        missing = PREFLIGHT;
+    if (missing == NULL)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_NOT_FOUND,
+                    "cannot find %s, a part of cddprun, beside it or in %s; install cddprun again", missing,
+                    CDI_LIBEXECDIR);
 }
 
 /* To the hard limit: the agent may host the store, with connections of ranks on every node. */
@@ -129,12 +147,10 @@ static int open_null(void)
 
 cddp_status spawn_prepare(struct spawn_context *ctx, uint32_t n_procs, struct cdi_error *err)
 {
-    cddp_status st;
+    cddp_status st = find_parts(ctx, err);
 
-    if (!find_shim(ctx->shim, sizeof ctx->shim))
-        return cdi_fail(err, CDDP_E_NOT_FOUND,
-                        "cannot find %s, a part of cddprun, beside it or in %s; install cddprun again", SHIM,
-                        CDI_LIBEXECDIR);
+    if (st != CDDP_OK)
+        return st;
     ctx->null_fd = open_null();
     if (ctx->null_fd < 0)
         return cdi_fail_errno(err, errno, "cannot open /dev/null");
@@ -409,7 +425,7 @@ struct spawn_child {
     char **argv, **env;
     long apart; /* the system call for its process group: setpgid, setsid; -1: it stays in the agent's */
     int fds[5];
-    char own[ARGS_IN_NUMBERS][24];
+    char own[ARGS_IN_NUMBERS + 2][24];
     _Alignas(16) char stack[CHILD_STACK];
 };
 
@@ -480,16 +496,17 @@ void worker_wait_exec(struct worker *w)
     w->child = NULL;
 }
 
-/* Returns the shim's command line: its own words, then the worker's. Only the array is allocated. */
-static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS][24], const char *cpus,
-                        char *const *args)
+/* Returns the shim's command line: its own words, those of preflight, then the worker's. Only the array is allocated.
+ */
+static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBERS + 2][24], uint32_t local_rank,
+                        const char *cpus, char *const *args)
 {
-    size_t n = 0;
+    size_t n = 0, at = ARGS_OF_SHIM;
     char **v;
 
     while (args[n] != NULL)
         n++;
-    v = calloc(n + ARGS_OF_SHIM + 1, sizeof *v);
+    v = calloc(n + ARGS_OF_SHIM + ARGS_OF_PREFLIGHT + 1, sizeof *v);
     if (v == NULL)
         return NULL;
     (void)snprintf(own[0], 24, "%d", (int)getpid());
@@ -504,7 +521,17 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
     v[0] = (char *)(uintptr_t)ctx->shim;
     for (int i = 0; i < ARGS_IN_NUMBERS; i++)
         v[i + 1] = own[i];
-    memcpy(v + ARGS_OF_SHIM, args, n * sizeof *args);
+    if (ctx->preflight != NULL) {
+        v[ARGS_OF_SHIM - 1] = (char *)(uintptr_t)ctx->preflight_program;
+        v[at++] = (char *)(uintptr_t)PREFLIGHT;
+        v[at++] = (char *)(uintptr_t)ctx->preflight;
+        (void)snprintf(own[ARGS_IN_NUMBERS], 24, "%d", (int)getppid());
+        v[at++] = own[ARGS_IN_NUMBERS];
+        (void)snprintf(own[ARGS_IN_NUMBERS + 1], 24, "%u", local_rank); /* LOCAL_RANK may be 0 for all */
+        v[at++] = own[ARGS_IN_NUMBERS + 1];
+        v[at++] = (char *)(uintptr_t)ctx->program;
+    }
+    memcpy(v + at, args, n * sizeof *args);
     return v;
 }
 
@@ -514,7 +541,8 @@ static bool leads_session(void)
     return getsid(0) == getpid();
 }
 
-static struct spawn_child *make_child(const struct spawn_context *ctx, const char *cpus, char *const *args, char **env)
+static struct spawn_child *make_child(const struct spawn_context *ctx, uint32_t local_rank, const char *cpus,
+                                      char *const *args, char **env)
 {
     struct spawn_child *c = malloc(sizeof *c);
 
@@ -523,7 +551,7 @@ static struct spawn_child *make_child(const struct spawn_context *ctx, const cha
     c->here = 0;
     c->shim = ctx->shim;
     c->env = env;
-    c->argv = shim_args(ctx, c->own, cpus, args);
+    c->argv = shim_args(ctx, c->own, local_rank, cpus, args);
     if (c->argv != NULL)
         return c;
     free(c);
@@ -537,7 +565,7 @@ cddp_status worker_start(struct worker *w, const struct spawn_context *ctx, char
     cddp_status st = CDDP_OK;
 
     w->ctx = ctx;
-    w->child = make_child(ctx, w->cpus, args, env);
+    w->child = make_child(ctx, w->local_rank, w->cpus, args, env);
     if (w->child == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     else if (!w->interactive)

@@ -61,6 +61,8 @@ struct spawn_context {
     uv_loop_t *loop;
     char shim[PATH_MAX];
     char program[PATH_MAX]; /* the file that is executed */
+    const char *preflight;  /* the mode of cddp-preflight, which becomes the program after its checks; NULL: none */
+    char preflight_program[PATH_MAX];
     int null_fd;            /* /dev/null; -1: not open */
     int crash_fd;           /* by which workers that crash call this process; 0: they do not */
     uint64_t mask, ignored; /* guard_link's */

@@ -248,7 +248,6 @@ static int at_most(int value, int most)
 static struct reading *new_reading(pid_t pid, const struct stack_limits *limits)
 {
     struct reading *r = calloc(1, sizeof *r);
-    pthread_condattr_t attr;
 
     if (r == NULL)
         return NULL;
@@ -262,10 +261,7 @@ static struct reading *new_reading(pid_t pid, const struct stack_limits *limits)
     r->unwind.deadline_ns = r->deadline_ns;
     cdi_buf_init(&r->out, TEXT_MAX);
     (void)pthread_mutex_init(&r->lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&r->ended, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    cdi_cond_init_monotonic(&r->ended);
     return r;
 }
 

@@ -42,7 +42,8 @@ struct session {
     char id[SESSION_ID_LEN + 1];
     struct session_ops ops;
     int64_t lease_ms, hello_ms;
-    bool hosted;
+    bool hosted, hands_over;
+    uint32_t leaver;  /* the agent with the server, after it has left; NO_PEER */
     bool hang_is_set; /* an agent has joined */
     struct session_hang hang;
     struct cdi_map known; /* struct known by nonce */
@@ -84,6 +85,8 @@ cddp_status session_create(struct session **out, const struct session_options *o
     s->lease_ms = opt->lease_ms;
     s->hello_ms = opt->hello_ms;
     s->hosted = opt->hosted;
+    s->hands_over = opt->hands_over && (opt->round.min_nodes < opt->round.max_nodes || opt->round.spares > 0);
+    s->leaver = UINT32_MAX;
     cdi_map_init(&s->known);
     s->limits = opt->limits;
     s->free = NO_PEER;
@@ -254,6 +257,11 @@ static void session_carry_out(struct session *s, const struct round_action *a, b
         return; /* an agent that is away gets its messages when it returns */
     if (a->kind == ROUND_DO_DROP) {
         session_close_conn(s, a->peer, round_text(s->round));
+        return;
+    }
+    if (a->kind == ROUND_DO_CLOSED && s->hands_over && s->leaver != NO_PEER && s->leaver != a->peer &&
+        round_close_status(s->round) == CDI_CLOSE_LEFT) {
+        session_close_conn(s, a->peer, "the node with the rendezvous server has left; another one hosts the job");
         return;
     }
     if (!*made) {
@@ -531,6 +539,26 @@ static void note_hang(struct session *s, uint32_t peer, const struct cdi_msg_joi
     s->hang = (struct session_hang){join->hang_warning_ms, join->hang_timeout_ms, join->on_hang};
 }
 
+/* A new agent may try again. The lease of a returning one must not be renewed. */
+static void put_off_join(struct session *s, uint32_t peer, const struct cdi_msg_join *join)
+{
+    static const char why[] = "the rendezvous server waits for an answer of etcd";
+    struct cdi_msg m = {.type = CDI_MSG_CLOSED};
+
+    if (join->session[0] == '\0') {
+        fill_closed(&m, CDI_CLOSE_REFUSED, why, NULL);
+        m.u.closed.retry = true;
+        session_encode(s, &m);
+        send_line(s, peer);
+    }
+    session_close_conn(s, peer, why);
+}
+
+static bool session_may_answer(const struct session *s)
+{
+    return s->ops.may_answer == NULL || s->ops.may_answer(s->ops.arg);
+}
+
 /* Processes one message. *peer changes when an agent returns. */
 static cddp_status session_on_message(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms,
                                       int64_t wall_ms, struct cdi_error *err)
@@ -540,6 +568,10 @@ static cddp_status session_on_message(struct session *s, uint32_t *peer, const s
 
     switch (m->type) {
     case CDI_MSG_JOIN:
+        if (!session_may_answer(s)) {
+            put_off_join(s, *peer, &m->u.join);
+            return CDDP_OK;
+        }
         if (session_try_resume(s, peer, &m->u.join, now_ms, wall_ms))
             return CDDP_OK;
         s->peers[*peer].joined = true;
@@ -564,8 +596,12 @@ static cddp_status session_on_message(struct session *s, uint32_t *peer, const s
         ev.kind = ROUND_EV_LEAVE;
         ev.text = m->u.leave.reason;
         ev.final = m->u.leave.final;
+        if (ev.final)
+            s->leaver = *peer;
         break;
     case CDI_MSG_HEARTBEAT:
+        if (!session_may_answer(s))
+            return CDDP_OK;
         answer.u.heartbeat.seq = m->u.heartbeat.seq;
         session_encode(s, &answer);
         send_line(s, *peer);

@@ -35,6 +35,11 @@ struct session_ops {
     void (*bulk)(void *arg, uint32_t peer, uint16_t type, const void *payload, size_t len);
     /* Returns the number of bytes that wait to be sent to an agent. NULL: it is not known, and counts as 0. */
     size_t (*queued)(void *conn);
+    /*
+     * May an agent get an answer that prolongs its lease? NULL: always. The server may count as lost elsewhere, and
+     * agents that hear nothing from it stop their workers in time.
+     */
+    bool (*may_answer)(void *arg);
 };
 
 struct session_options {
@@ -42,6 +47,7 @@ struct session_options {
     int64_t lease_ms;
     int64_t hello_ms;            /* time for an agent's JOIN */
     bool hosted;                 /* the rendezvous server runs in an agent; part of WELCOME */
+    bool hands_over;             /* if the agent with the server leaves an elastic job, others may host it */
     struct cdi_kv_limits limits; /* of each round's keys */
 };
 

@@ -24,6 +24,10 @@ BUGS = {
     'echo_counts': ('    if (is_elastic(r) && !r->ending)\n        r->verdict = OVER_CHANGED;\n', ''),
     'hang_restarts': ('    return r->verdict == OVER_FAILED && !r->gives_up &&', '    return r->verdict == OVER_FAILED &&'),
     'old_hang': ('    if (r->state != ROUND_RUNNING || ev->round != r->number)\n', '    if (r->state != ROUND_RUNNING)\n'),
+    # of the election
+    'host_answers_long': ('e->good_ms + e->ttl_ms / 5 : 0', 'e->good_ms + e->ttl_ms : 0'),
+    'renewed_by_answer': ('    e->good_ms = e->keep_ms;\n', '    e->good_ms = now_ms;\n'),
+    'old_lease_is_new': ('    e->good_ms = e->granted_ms;\n', '    e->good_ms = now_ms;\n'),
     'later_loss': ('(ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms)', '(ev->fence_ms > 0)'),
 }
 

@@ -58,3 +58,16 @@ Test(env, reads_a_size_with_an_optional_unit)
     cr_assert(cdi_parse_size("3M", INT64_MAX, &n) && n == 3 << 20);
     cr_assert(cdi_parse_size("5G", INT64_MAX, &n) && n == INT64_C(5) << 30);
 }
+
+Test(env, reads_ranges_of_ports)
+{
+    static const char *const bad[] = {"",    "-",       "7",     "7-",   "-7",   "9-8",
+                                      "0-5", "1-65536", "1-2-3", " 1-2", "1-2 ", "00000001-2"};
+    uint16_t first = 7, last = 7;
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        cr_assert(!cdi_parse_ports(bad[i], &first, &last), "'%s'", bad[i]);
+    cr_assert(first == 7 && last == 7);
+    cr_assert(cdi_parse_ports("1-65535", &first, &last) && first == 1 && last == 65535);
+    cr_assert(cdi_parse_ports("29500-29500", &first, &last) && first == 29500 && last == 29500);
+}

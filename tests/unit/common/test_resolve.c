@@ -116,3 +116,16 @@ Test(resolve, passes_on_other_names_and_failures)
     cr_assert_eq(cdi_resolve("localhost", "80", &stream, &list), EAI_SYSTEM);
     cr_assert_eq(asked, 3, "one question for each name");
 }
+
+Test(resolve, finds_addresses_that_a_list_has_twice)
+{
+    struct sockaddr_in one = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x0a630001)}, other = one;
+    struct addrinfo last = {.ai_addr = (struct sockaddr *)&one, .ai_addrlen = sizeof one};
+    struct addrinfo second = {.ai_addr = (struct sockaddr *)&other, .ai_addrlen = sizeof other, .ai_next = &last};
+    struct addrinfo first = {.ai_addr = (struct sockaddr *)&one, .ai_addrlen = sizeof one, .ai_next = &second};
+
+    other.sin_addr.s_addr = htonl(0x0a630002);
+    cr_assert_not(cdi_is_repeated(&first, &first));
+    cr_assert_not(cdi_is_repeated(&first, &second));
+    cr_assert(cdi_is_repeated(&first, &last));
+}

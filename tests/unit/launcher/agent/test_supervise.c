@@ -131,6 +131,23 @@ Test(supervise, suspension_restarts_grace)
     cr_assert_eq(did.v[0].signal, SIGKILL);
 }
 
+Test(supervise, notes_failures_and_overdue_workers_of_a_stop)
+{
+    supervise_init(&s, 4, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    signalled(SIGTERM, 1000);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
+    ended(1, CDI_END_EXIT, 128 + SIGTERM, 1100);
+    cr_assert_eq(s.stop_failure.kind, CDI_END_NONE, "they obeyed");
+    ended(2, CDI_END_EXIT, 9, 1200);
+    cr_assert(s.stop_failure.kind == CDI_END_EXIT && s.stop_failure.rank == 2 && s.first.kind == CDI_END_NONE);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(s.n_overdue, 1);
+    ended(3, CDI_END_SIGNAL, SIGKILL, 1001 + SUPERVISE_GRACE_MS);
+    cr_assert(s.stop_failure.rank == 2 && supervise_exit_status(&s) == 128 + SIGTERM);
+}
+
 Test(supervise, first_failure_stops_others_and_sets_status)
 {
     supervise_init(&s, 3, SUPERVISE_GRACE_MS);
@@ -271,7 +288,7 @@ Test(supervise, on_failure_wait_publishes_remote_failure)
     supervise_keep_others(&s);
     assign(0, 0, 0);
     signalled(SIGTERM, 1);
-    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
 }
 
 Test(supervise, exit_status_is_that_of_first_failure)
@@ -360,7 +377,7 @@ Test(supervise, signal_reaches_workers_and_ends_job)
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     signalled(SIGINT, 1000);
-    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
     cr_assert_eq(did.v[1].signal, SIGINT);
     signalled(SIGINT, 1000 + SUPERVISE_SAME_SIGNAL_MS - 1);
     DID_NOTHING();
@@ -391,10 +408,10 @@ Test(supervise, second_interrupt_kills)
 Test(supervise, signalled_host_waits_for_other_nodes)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_set_host(&s);
+    supervise_set_host(&s, true);
     assign(0, 0, 0);
     signalled(SIGTERM, 1000);
-    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
     ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
     plain(SUPERVISE_SWEPT, 1101);
     DID(SUPERVISE_DO_SEND_STOPPED);
@@ -409,7 +426,7 @@ Test(supervise, signalled_host_waits_for_other_nodes)
 Test(supervise, signalled_host_wait_is_bounded)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_set_host(&s);
+    supervise_set_host(&s, true);
     signalled(SIGTERM, 1000);
     DID(SUPERVISE_DO_SEND_LEAVE);
     plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS - 1);
@@ -418,13 +435,13 @@ Test(supervise, signalled_host_wait_is_bounded)
     DID(SUPERVISE_DO_FINISH);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_set_host(&s);
+    supervise_set_host(&s, true);
     signalled(SIGINT, 1000);
     signalled(SIGINT, 3000);
     DID(SUPERVISE_DO_FINISH);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
-    supervise_set_host(&s);
+    supervise_set_host(&s, true);
     signalled(SIGINT, 1000);
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 1001);
     DID(SUPERVISE_DO_FINISH);
@@ -638,7 +655,7 @@ Test(supervise, workers_may_save_during_grace_without_failure)
             supervise_keep_others(&s);
         assign(0, 0, 0);
         over_by_a_leave(100);
-        DID(SUPERVISE_DO_KILL);
+        DID(SUPERVISE_DO_ASK);
         cr_assert_eq(did.v[0].signal, SIGTERM);
         cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
         ended(0, CDI_END_SIGNAL, SIGTERM, 200);
@@ -669,7 +686,7 @@ Test(supervise, repeated_order_signals_workers_once)
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     signalled(SIGTERM, 100);
-    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
     over_by_a_leave(200);
     DID_NOTHING();
     send_event((struct supervise_event){.kind = SUPERVISE_LINK_LOST, .u.text = "gone"}, 300);
@@ -683,7 +700,7 @@ Test(supervise, repeated_order_signals_workers_once)
     assign(1, 0, 300);
     DID(SUPERVISE_DO_SPAWN);
     signalled(SIGTERM, 400);
-    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
 }
 
 Test(supervise, worker_signalled_with_job_has_not_failed)
@@ -827,7 +844,7 @@ Test(supervise, final_restart_cause_is_logged_immediately)
     DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
     two_nodes(0);
     over_because(-1, CDI_END_NONE, false, 10);
-    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_KILL);
+    DID(SUPERVISE_DO_LOG_CAUSE, SUPERVISE_DO_ASK);
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
     over_because(0, CDI_END_EXIT, true, 10);
@@ -872,7 +889,7 @@ Test(supervise, any_event_order_finishes_once)
 
         supervise_init(&s, 2, SUPERVISE_GRACE_MS);
         if (game % 2 == 1)
-            supervise_set_host(&s);
+            supervise_set_host(&s, true);
         if (game % 3 == 1)
             supervise_keep_others(&s);
         for (int step = 0; step < 60; step++) {
@@ -946,4 +963,145 @@ Test(supervise, new_session_drops_messages_of_old_rounds)
     DID(SUPERVISE_DO_SPAWN);
     supervise_reset_round(&s);
     cr_assert_eq(s.state, SUPERVISE_RUNNING, "only who waits is new");
+}
+
+/* -------------------------------------------------------------------------------------------- orderly stops ---- */
+
+#define BIT(signal) (UINT64_C(1) << ((signal)-1))
+
+/* A worker that exits after all ranks have agreed to stop. */
+static void agreed(int local_rank, int code, int64_t now)
+{
+    struct supervise_event ev = {.kind = SUPERVISE_EXIT, .agreed = true};
+
+    ev.u.end = (struct cdi_failure){.kind = CDI_END_EXIT, .code = code, .rank = local_rank, .local_rank = local_rank};
+    send_event(ev, now);
+}
+
+static void start_two(uint64_t stop_signals)
+{
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+    supervise_set_stop(&s, stop_signals, 85);
+    assign(0, 0, 0);
+}
+
+Test(supervise, stop_is_on_purpose_if_all_workers_had_agreed)
+{
+    static const struct {
+        int signal; /* 0: another node got it; -1: a rank requested it, and no signal came */
+        enum cdi_close_status status;
+    } how[] = {{SIGTERM, CDI_CLOSE_LEFT}, {SIGUSR1, CDI_CLOSE_LEFT}, {0, CDI_CLOSE_LEFT}, {-1, CDI_CLOSE_DONE}};
+
+    for (size_t i = 0; i < sizeof how / sizeof how[0]; i++) {
+        start_two(BIT(SIGUSR1));
+        if (how[i].signal > 0)
+            signalled(how[i].signal, 100);
+        else if (how[i].signal == 0)
+            over_by_a_leave(100);
+        agreed(0, 0, 200);
+        agreed(1, 85, 300); /* a worker may have cddprun's status */
+        DID(SUPERVISE_DO_SWEEP);
+        cr_assert_eq(s.first.kind, CDI_END_NONE);
+        plain(SUPERVISE_SWEPT, 301);
+        closed(how[i].status, 302);
+        cr_assert(supervise_has_stopped(&s));
+        cr_assert_eq(supervise_exit_status(&s), 85, "%zu: %d", i, supervise_exit_status(&s));
+    }
+}
+
+Test(supervise, stop_is_not_on_purpose_if_one_worker_had_not_agreed)
+{
+    static const struct {
+        bool agreed;
+        enum cdi_end_kind kind;
+        int code, status;
+    } other[] = {{false, CDI_END_EXIT, 0, 143}, /* it may have left without a save */
+                 {false, CDI_END_EXIT, 85, 143},
+                 {true, CDI_END_EXIT, 1, 143},
+                 {false, CDI_END_SIGNAL, SIGTERM, 143}};
+
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+        start_two(0);
+        signalled(SIGTERM, 100);
+        agreed(0, 0, 200);
+        if (other[i].agreed)
+            agreed(1, other[i].code, 300);
+        else
+            ended(1, other[i].kind, other[i].code, 300);
+        plain(SUPERVISE_SWEPT, 301);
+        cr_assert(!supervise_has_stopped(&s));
+        cr_assert_eq(supervise_exit_status(&s), other[i].status, "%zu: %d", i, supervise_exit_status(&s));
+    }
+}
+
+Test(supervise, failure_of_a_rank_that_had_agreed_is_one)
+{
+    start_two(0);
+    agreed(0, 0, 200); /* a rank has requested the stop */
+    agreed(1, 3, 300);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_SEND_FAILED, SUPERVISE_DO_SWEEP);
+    plain(SUPERVISE_SWEPT, 301);
+    closed(CDI_CLOSE_FAILED, 302);
+    cr_assert_eq(supervise_exit_status(&s), 3);
+}
+
+Test(supervise, only_ranks_that_never_ask_get_the_signal_of_a_request)
+{
+    start_two(BIT(SIGUSR1));
+    signalled(SIGUSR1, 100);
+    DID(SUPERVISE_DO_SEND_LEAVE, SUPERVISE_DO_ASK);
+    cr_assert_eq(did.v[1].signal, SIGTERM, "SIGUSR1 would end a program without a handler");
+    cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
+}
+
+Test(supervise, repeated_requests_never_kill)
+{
+    start_two(BIT(SIGUSR1) | BIT(SIGTERM));
+    for (int64_t now = 100; now < 20000; now += 1000) {
+        signalled(now % 2000 == 100 ? SIGUSR1 : SIGTERM, now);
+        cr_assert_eq(did.n, now == 100 ? 2 : 0);
+    }
+    signalled(SIGINT, 21000);
+    DID_NOTHING(); /* the first that is more than a request: the workers know already */
+    cr_assert_eq(s.kill_at_ms, 100 + SUPERVISE_GRACE_MS);
+    signalled(SIGINT, 22000);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[0].signal, SIGKILL);
+}
+
+Test(supervise, killed_workers_have_not_stopped_on_purpose)
+{
+    start_two(0);
+    signalled(SIGTERM, 100);
+    agreed(0, 0, 200);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    agreed(1, 0, 100 + SUPERVISE_GRACE_MS + 1); /* it was quicker */
+    plain(SUPERVISE_SWEPT, 100 + SUPERVISE_GRACE_MS + 2);
+    cr_assert_eq(supervise_exit_status(&s), 143);
+}
+
+Test(supervise, after_a_failure_workers_that_ask_get_the_signal_too)
+{
+    start_two(0);
+    round_over(0, 5, 100);
+    DID(SUPERVISE_DO_PUBLISH_FAILURE, SUPERVISE_DO_KILL);
+    cr_assert_eq(did.v[1].signal, SIGTERM);
+}
+
+Test(supervise, next_round_of_an_elastic_job_has_not_stopped_yet)
+{
+    start_two(0);
+    over_by_a_leave(100);
+    agreed(0, 0, 200);
+    agreed(1, 0, 201);
+    plain(SUPERVISE_SWEPT, 202);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+    assign(1, 0, 300);
+    cr_assert(!supervise_has_stopped(&s));
+    ended(0, CDI_END_EXIT, 0, 400);
+    ended(1, CDI_END_EXIT, 0, 401);
+    plain(SUPERVISE_SWEPT, 402);
+    closed(CDI_CLOSE_DONE, 403);
+    cr_assert_eq(supervise_exit_status(&s), 0);
 }

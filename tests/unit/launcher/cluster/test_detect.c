@@ -9,6 +9,7 @@
 CDI_SUITE(cluster);
 
 static struct cdi_error err;
+static const char *pod_hosts;
 static const char *nodefile = "node1\nnode1\nnode2.cluster\nnode2.cluster\nnode10\n";
 
 static const char *fake_env(const char *name, void *arg)
@@ -23,6 +24,8 @@ static const char *fake_env(const char *name, void *arg)
 
 static cddp_status fake_file(const char *path, struct cdi_buf *out, struct cdi_error *e)
 {
+    if (strcmp(path, "/etc/hosts") == 0 && pod_hosts != NULL)
+        return cdi_buf_append(out, pod_hosts, strlen(pod_hosts));
     if (strcmp(path, "/nodefile") != 0)
         return cdi_fail(e, CDDP_E_SYSTEM, "cannot read '%s'", path);
     return cdi_buf_append(out, nodefile, strlen(nodefile));
@@ -112,6 +115,60 @@ Test(cluster, reads_lsf_job_blaunch_and_jsrun)
     cr_assert_str_eq(s.first_node, "c7");
     cr_assert_str_eq(s.nodes, "c7, c9");
     cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=x"), CDDP_E_INVALID);
+}
+
+/* The kubelet writes these lines: the last one only into pods that have a subdomain. */
+#define KUBELET "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
+
+Test(cluster, reads_index_of_kubernetes_pod)
+{
+    struct cluster_env s;
+
+    pod_hosts = KUBELET "10.244.1.5\ttrain-a-3.workers.team.svc.cluster.local\ttrain-a-3\n";
+    cr_assert_eq(READ(&s, "train-a-3", "JOB_COMPLETION_INDEX=3"), CDDP_OK);
+    cr_assert(s.in_step && s.one_task_per_node && s.nodes_by_user);
+    cr_assert_eq(s.n_nodes, 0);
+    cr_assert_eq(s.node_rank, 3);
+    cr_assert_str_eq(s.first_node, "train-a-0.workers.team.svc.cluster.local");
+    cr_assert_str_eq(s.run_id, "train-a");
+    /* JobSet: JOBSET-REPLICATEDJOB-JOB-POD. */
+    pod_hosts = KUBELET "fd00::7 gpt-node-0-12.gpt.ns.svc.corp gpt-node-0-12";
+    cr_assert_eq(READ(&s, "gpt-node-0-12", "JOB_COMPLETION_INDEX=12"), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "gpt-node-0-0.gpt.ns.svc.corp");
+    cr_assert_eq(READ(&s, "train-1", "JOB_COMPLETION_INDEX=x"), CDDP_E_INVALID);
+    SAYS("JOB_COMPLETION_INDEX is 'x'");
+}
+
+Test(cluster, kubernetes_pod_without_subdomain_has_no_name)
+{
+    struct cluster_env s;
+
+    pod_hosts = KUBELET "10.244.1.5\ttrain-10.other.ns train-1 # train-1.in.comment\n";
+    cr_assert_eq(READ(&s, "train-1", "JOB_COMPLETION_INDEX=1"), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "");
+    cr_assert_str_eq(s.run_id, "train");
+    pod_hosts = NULL;
+    cr_assert_eq(READ(&s, "train-1", "JOB_COMPLETION_INDEX=1"), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "");
+    /* hostNetwork: true; setHostnameAsFQDN: true */
+    cr_assert_eq(READ(&s, "machine7", "JOB_COMPLETION_INDEX=1"), CDDP_OK);
+    cr_assert_eq(s.node_rank, 1);
+    cr_assert_str_eq(s.first_node, "");
+    cr_assert_str_eq(s.run_id, "");
+    cr_assert_eq(READ(&s, "-1", "JOB_COMPLETION_INDEX=1"), CDDP_OK);
+    cr_assert_str_eq(s.run_id, "");
+    cr_assert_eq(READ(&s, "train-1.workers.ns.svc.cluster.local", "JOB_COMPLETION_INDEX=1"), CDDP_OK);
+    cr_assert_str_eq(s.first_node, "train-0.workers.ns.svc.cluster.local");
+}
+
+Test(cluster, batch_system_overrides_kubernetes)
+{
+    struct cluster_env s;
+
+    cr_assert_eq(READ(&s, "slinky-1", "JOB_COMPLETION_INDEX=1", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=2"),
+                 CDDP_OK);
+    cr_assert_eq(s.node_rank, 2);
+    cr_assert_not(s.nodes_by_user);
 }
 
 Test(cluster, orders_by_host_file)

@@ -204,7 +204,13 @@ Test(endpoint, rejects_contradictions)
         struct options o;
         const char *expect;
     } bad[] = {
-        {{.rdzv_backend = "etcd"}, "--rdzv_backend 'etcd' is not supported"},
+        {{.rdzv_backend = "zookeeper"}, "--rdzv_backend 'zookeeper' is not supported"},
+        {{.rdzv_backend = "etcd", .run_id = "j"}, "--rdzv_backend=etcd needs the members of etcd"},
+        {{.rdzv_backend = "etcd-v2", .rdzv_endpoint = "a"}, "--rdzv_backend=etcd needs --rdzv_id=NAME"},
+        {{.rdzv_backend = "etcd", .run_id = "j", .rdzv_endpoint = "a,b:0"}, "port 0 is not the port of a member"},
+        {{.rdzv_backend = "etcd", .run_id = "j", .rdzv_endpoint = "a", .rdzv_conf = "cacert="},
+         "cacert cannot be empty"},
+        {{.rdzv_endpoint = "a", .rdzv_conf = "lease=3,prefix=x"}, "--rdzv_conf: prefix is for --rdzv_backend=etcd"},
         {{.node_rank = 2}, "--node_rank 2 is out of range for 2 nodes: 0 to 1"},
         {{.node_rank = 1, .rdzv_conf = "rank=0"}, "--node_rank 1 contradicts --rdzv_conf rank=0"},
         {{.standalone = true}, "--standalone is for one node, but --nnodes is 2"},
@@ -367,6 +373,80 @@ Test(endpoint, rejects_step_with_wrong_node_count)
     }
 }
 
+static struct cluster_env pod(int64_t index)
+{
+    return (struct cluster_env){.kind = "Kubernetes Job",
+                                .start = "one pod per node",
+                                .in_step = true,
+                                .one_task_per_node = true,
+                                .nodes_by_user = true,
+                                .node_rank = index,
+                                .first_node = "train-0.workers.ns.svc.cluster.local",
+                                .run_id = "train"};
+}
+
+Test(endpoint, pod_takes_rank_and_endpoint_from_its_index)
+{
+    struct options o = nodes(4);
+
+    step = pod(3);
+    o.nnodes_given = true;
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.node_rank, 3);
+    cr_assert_eq(m.role, ENDPOINT_JOIN);
+    cr_assert_eq(m.n_nodes, 4);
+    cr_assert_str_eq(m.host, "train-0.workers.ns.svc.cluster.local");
+    cr_assert_eq(m.port, 29500);
+    cr_assert_str_eq(m.run_id, "train");
+    step = pod(0);
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.role, ENDPOINT_TRY);
+    o.rdzv_endpoint = "daemon:29400";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.node_rank, 0);
+    cr_assert_str_eq(m.host, "daemon");
+    o.rdzv_endpoint = NULL;
+    o.node_rank = 2; /* such as a Job of a master, and another one of workers */
+    o.master_addr = "master";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.node_rank, 2);
+    cr_assert_str_eq(m.host, "master");
+}
+
+Test(endpoint, pod_and_nnodes_that_do_not_match_are_rejected)
+{
+    struct options o = nodes(2);
+
+    step = pod(2);
+    o.nnodes_given = true;
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("JOB_COMPLETION_INDEX is 2, but --nnodes is 2: give");
+    step = pod(1);
+    step.first_node[0] = '\0';
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("set subdomain in the pods' template");
+    o.max_nodes = OPTIONS_NODES_AUTO;
+    cr_assert_eq(decide(o), CDDP_E_INVALID);
+    SAYS("this is not a Slurm step");
+    o = nodes(2);
+    o.nnodes_given = true;
+    o.max_nodes = 4; /* the ranks of an elastic job are in order of arrival */
+    o.rdzv_endpoint = "daemon";
+    cr_assert_eq(decide(o), CDDP_OK);
+    cr_assert_eq(m.node_rank, -1);
+}
+
+Test(endpoint, pod_that_trains_alone_explains_how_to_join)
+{
+    step = pod(1);
+    cr_assert_eq(decide(nodes(1)), CDDP_OK);
+    cr_assert_eq(m.role, ENDPOINT_HOST);
+    cr_assert_not_null(strstr(m.detected, "give --nnodes=N if N pods train one model together"));
+    step = pod(0);
+    cr_assert_eq(decide(nodes(1)), CDDP_OK);
+    cr_assert_str_eq(m.detected, "");
+}
+
 Test(endpoint, flags_override_slurm)
 {
     struct options o = nodes(2);
@@ -516,4 +596,31 @@ Test(endpoint, rejects_name_that_resolves_to_loopback)
     cr_assert_eq(check("localhost", "127.0.0.1", 2), CDDP_OK, "several agents on one machine");
     cr_assert_eq(check("127.0.0.1", "127.0.0.1", 2), CDDP_OK);
     cr_assert_eq(check("::1", "::1", 2), CDDP_OK);
+}
+
+Test(endpoint, etcd_elects_the_host)
+{
+    const struct options o = {.min_nodes = 2,
+                              .max_nodes = 4,
+                              .node_rank = -1,
+                              .master_port = 4000,
+                              .nnodes_given = true,
+                              .run_id = "j",
+                              .rdzv_backend = "etcd-v2",
+                              .rdzv_endpoint = "e1,e2:4,[::1]:5",
+                              .rdzv_conf =
+                                  "lease=3,protocol=HTTPS,ca_cert=/ca,ssl_cert=/c,ssl_cert_key=/k,etcd_prefix=/x//"};
+    struct endpoint m;
+    struct cdi_error err;
+
+    cr_assert_eq(endpoint_decide(&m, &o, &(struct cluster_env){0}, &err), CDDP_OK, "%s", err.msg);
+    cr_assert(m.role == ENDPOINT_ELECT && m.port == 4000 && m.lease_ms == 3000 && m.etcd.n_members == 3 &&
+              m.etcd.https);
+    cr_assert_str_eq(m.etcd.members[0], "e1:2379");
+    cr_assert_str_eq(m.etcd.members[1], "e2:4");
+    cr_assert_str_eq(m.etcd.members[2], "[::1]:5");
+    cr_assert_str_eq(m.etcd.prefix, "/x");
+    cr_assert_str_eq(m.etcd.cacert, "/ca");
+    cr_assert_str_eq(m.etcd.cert, "/c");
+    cr_assert_str_eq(m.etcd.key, "/k");
 }

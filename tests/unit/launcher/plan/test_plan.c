@@ -2,6 +2,7 @@
 #include "hygiene.h"
 #include "launcher/plan/plan.h"
 
+#include <signal.h>
 #include <string.h>
 
 CDI_SUITE(plan);
@@ -18,7 +19,9 @@ static struct options asked = {.nproc_given = true,
                                .max_restarts = 3,
                                .master_port = -1,
                                .role = "default",
-                               .signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"};
+                               .signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+                               .signals = 1 << (SIGTERM - 1) | 1 << (SIGINT - 1),
+                               .stop_set = 1 << (SIGUSR1 - 1)};
 
 static struct plan make(enum options_nproc kind, int64_t n)
 {
@@ -145,6 +148,7 @@ Test(plan, sets_torchruns_variables_and_keeps_others)
         {"OMP_NUM_THREADS", "1"},
         {"TORCHELASTIC_ERROR_FILE", "/t/e.json"},
         {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
+        {"CDDP_STOP_SIGNALS", "INT,USR1,TERM"},
         {"CDDP_FLIGHT", "fd:3,/proc/1/fd/9,0"},
     };
     char **env = plan_env(&p, &r, base);
