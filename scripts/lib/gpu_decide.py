@@ -8,20 +8,22 @@ CLIP_HOST_US = 100         # host time of a clipping call that does not return t
 HIDDEN_BELOW_BEST = 0.05   # share of the modelled wire that may be exposed beyond what no order could hide
 LIBRARY_OFF = 0.03         # exposed communication by the library against that by step times, as a share of the backward pass
 ERROR_SECONDS = 5          # until the survivors of a killed rank report an error
+GPT_LOSS = 0.01            # relative difference of the first loss in bf16 from that in float32
+CAPTURED_LOSS = 0.001      # relative difference of a loss with steps in a graph from that without
 SILENT_SECONDS = 60        # without output: then a part hangs
 
 # part: (seconds if each rank has a GPU, more seconds for each rank if ranks share a GPU)
 # Ranks that share a GPU take turns of about 2 ms, so that each collective costs several of them.
 LIMITS = {
-    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'capture': (40, 20),
-    'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0),
+    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'capture': (40, 20), 'whole': (40, 20),
+    'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0), 'gpt': (200, 0),
     'train': (90, 0), 'torch': (60, 0), 'death': (60, 20), 'memcheck': (60, 0), 'initcheck': (60, 0), 'conformance': (100, 40),
     'restart': (90, 45), 'host': (60, 20),
 }
-TIMED = ('step', 'wire', 'train')  # only if each rank has a GPU
+TIMED = ('step', 'wire', 'train', 'gpt')  # only if each rank has a GPU
 WITHOUT_NCCL = ('facts', 'kernels', 'torch')
 # No output until they end, and much slower than the others.
-SLOW = ('memcheck', 'initcheck')
+SLOW = ('memcheck', 'initcheck', 'gpt')
 
 
 def part_name(part, ranks):
@@ -38,16 +40,16 @@ def plan(ranks, gpus):
 
     order = [('facts', None), ('kernels', None)]
     for n in alone:
-        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED) + [('torch', None)]
+        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED) + [('torch', None)]
     for n in several[:1]:
-        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED, 'death')
+        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED, 'death')
     order += [('memcheck', None), ('initcheck', None)]
     for n in alone + several[:1]:
         order += of(n, 'conformance')
     for n in several[:1]:
         order += of(n, 'restart', 'host')
     for n in several[1:]:
-        order += of(n, 'wine', 'hook', 'capture', 'mean', *TIMED, 'death', 'conformance')
+        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED, 'death', 'conformance')
     return order
 
 
@@ -176,6 +178,32 @@ def judge_library(result):
         return off, None
     return off, (f'the library reports {exposed:.3f} ms of exposed communication, but a step takes {longer:.3f} ms longer than its '
                  f'backward pass of {compute:.3f} ms')
+
+
+def gpt_figures(rows):
+    """Returns what counts of the log lines of examples/gpt: the losses, and quartiles of tokens/s without the first steps,
+    which allocate and load kernels."""
+    rates = sorted(row['tokens_per_s'] for row in rows[min(3, len(rows) - 1):])
+    return {'loss': [row['loss'] for row in rows], 'tokens_per_s': [rates[len(rates) * k // 4] for k in (1, 2, 3)]}
+
+
+def judge_gpt(short, plain, captured):
+    """Returns what is wrong with the losses of the GPT, or None. `short`: in float32; `captured`: None if it cannot be."""
+    def differ(one, other):
+        return abs(one - other) / abs(other)
+
+    losses = plain['loss']
+    if None in losses + short['loss']:
+        return 'a loss is not a number'
+    if differ(losses[0], short['loss'][0]) > GPT_LOSS:
+        return f'the first loss is {losses[0]} in bf16, and {short["loss"][0]} in float32'
+    if losses[-1] >= losses[0]:
+        return f'the loss does not fall: {losses[0]} to {losses[-1]}'
+    if captured:
+        for step, (one, other) in enumerate(zip(captured['loss'], losses, strict=True), 1):
+            if one is None or differ(one, other) > CAPTURED_LOSS:
+                return f'the loss of step {step} is {one} captured, and {other} not'
+    return None
 
 
 def counted(parts):

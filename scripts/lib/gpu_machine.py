@@ -126,8 +126,9 @@ class Machine:
                 filter(None, [libraries, os.environ.get('LD_LIBRARY_PATH')]))
         if self.standin:
             library = self.built('tests/standin/libcddp_standin.so')
-            twins = [self.built('tests/rehearsal/libwine_twin.so'), self.built('tests/rehearsal/libdelay_twin.so')]
-            self.environment |= {'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library,
+            twins = [self.built('tests/rehearsal/libwine_twin.so'), self.built('tests/rehearsal/libdelay_twin.so'),
+                     self.built('tests/rehearsal/libgpt_twin.so')]
+            self.environment |= {'CDDP_CUDA_LIBRARY': library, 'CDDP_NCCL_LIBRARY': library, 'CDDP_CUBLAS_LIBRARY': library,
                                  'CDDP_STANDIN_KERNELS': ':'.join(twins),
                                  'CDDP_STANDIN_DEVICES': '1', 'CDDP_STANDIN_DELAY': 'none'}
             # Faults that a test has planted for the stand-in.
@@ -138,6 +139,8 @@ class Machine:
             self.gpus = gpus()
             if self.found['nccl_library']:
                 self.environment['CDDP_NCCL_LIBRARY'] = self.found['nccl_library']
+            if self.found.get('cublas_library'):
+                self.environment['CDDP_CUBLAS_LIBRARY'] = self.found['cublas_library']
             self.held = hold(nodes())
 
     def built(self, path):

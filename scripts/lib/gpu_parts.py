@@ -69,6 +69,14 @@ def capture(machine, ranks):
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/capture'))), '{"captured"')
 
 
+def whole(machine, ranks):
+    """whole steps, with clipping and AdamW divided among the ranks, captured and not: the same bits, and the time of each"""
+    size = ['8', '3000'] if machine.standin else ['50', '262144'] if ranks <= len(machine.gpus) else ['20', '65536']
+    result = json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/whole'), *size)), '{"whole"')
+    need(result['ranks'] == ranks, f'{result["ranks"]} ranks, not {ranks}')
+    return result | {'timed': ranks <= len(machine.gpus) and not machine.standin}
+
+
 def hook(machine, ranks):
     """communication hooks with their own kernels, on the stream that they get: every mean of every step"""
     return json_line(machine.run(ranked(machine, ranks, machine.built('tests/gpu/hook'))), '{"hooks"')
@@ -252,14 +260,19 @@ def train(machine, ranks):
     return result
 
 
+def find_torch():
+    """Returns a Python that has PyTorch with CUDA; '' if there is none."""
+    pythons = dict.fromkeys(filter(None, [sys.executable, shutil.which('python3'), shutil.which('python')]))
+    return next((path for path in pythons if find_cuda.output(path, '-c', 'import torch; print(torch.version.cuda)')
+                 .strip() not in ('', 'None')), '')
+
+
 def torch(machine, _ranks):
     """PyTorch's DistributedDataParallel on the same GPU with the same buckets: step time, host time, memory"""
     if machine.standin:
         raise Skip('PyTorch cannot use the stand-in')
     script = os.path.join(ROOT, 'scripts', 'lib', 'torch_ddp.py')
-    pythons = dict.fromkeys(filter(None, [sys.executable, shutil.which('python3'), shutil.which('python')]))
-    python = next((path for path in pythons if find_cuda.output(path, '-c', 'import torch; print(torch.version.cuda)')
-                   .strip() not in ('', 'None')), '')
+    python = find_torch()
     if not python:
         raise Skip('PyTorch with CUDA is not installed')
     plain = {k: v for k, v in os.environ.items() if not k.startswith(gpu_machine.OWN)}
@@ -267,6 +280,61 @@ def torch(machine, _ranks):
     ours = machine.results.get('step-1', {}).get('runs', [])
     mean = next((run for run in ours if run['op'] == 'mean' and run['work'] == result['work']), None)
     return result | ({'libcddp': {key: mean[key] for key in ('reducer_ms', 'host_us')}} if mean else {})
+
+
+# --- GPT --------------------------------------------------------------------------------------------------------------
+
+GPT = {'config': [256, 1024, 12, 12, 768], 'batch': 32, 'micro': 16, 'steps': 20}  # 124M, but for its tokens
+GPT_SMALL = {'config': [256, 16, 1, 2, 16], 'batch': 4, 'micro': 2, 'steps': 8}
+
+
+def run_gpt(machine, ranks, folder, size, *words):
+    """Trains examples/gpt. Returns {'loss': of each step, 'tokens_per_s': median after the first steps}."""
+    log = os.path.join(folder, 'log')
+    _, context, layers, heads, width = size['config']
+    shape = {'context': context, 'layers': layers, 'heads': heads, 'width': width, 'batch': size['batch'], 'micro': size['micro'],
+             'steps': size['steps'], 'log-every': 1, 'eval-every': 0, 'sample': 0, 'warmup': 0, 'lr': 0.0006, 'log': log}
+    if machine.quick:  # the end of training evaluates a tenth of the text
+        shape['text'] = os.path.join(folder, 'text')
+        with open(machine.built('examples/gpt/data/kjv.txt'), 'rb') as whole, open(shape['text'], 'wb') as part:
+            part.write(whole.read(2000))
+    flags = [word for name, value in shape.items() for word in (f'--{name}', str(value))]
+    said = machine.run(ranked(machine, ranks, machine.built('examples/gpt/gpt'), '--device', 'gpu', *flags, *words))
+    with open(log, encoding='ascii') as lines:
+        rows = [row for row in map(json.loads, lines) if 'loss' in row]
+    os.unlink(log)
+    need(len(rows) >= 2, f'{len(rows)} steps in the log:\n{tail(said)}')
+    return gpu_decide.gpt_figures(rows)
+
+
+def gpt(machine, ranks):
+    """the GPT of examples/gpt in bf16: losses, tokens/s captured and not, and PyTorch's DDP of the same model, eager and compiled"""
+    size = GPT_SMALL if machine.quick else GPT
+    can_capture = '--graph ' in machine.run([machine.built('examples/gpt/gpt'), '--help'])
+    with tempfile.TemporaryDirectory() as folder:
+        short = run_gpt(machine, ranks, folder, size | {'steps': 2}, '--dtype', 'float32')
+        plain = run_gpt(machine, ranks, folder, size, '--dtype', 'bf16')
+        captured = run_gpt(machine, ranks, folder, size, '--dtype', 'bf16', '--graph') if can_capture else None
+    result = {'gpt': size, 'ranks': ranks, 'bf16': plain, 'captured': captured or 'examples/gpt has no flag --graph',
+              'pytorch': torch_gpt(machine, size) if ranks == 1 else 'measured with one rank only'}
+    why = gpu_decide.judge_gpt(short, plain, captured)
+    need(not why, f'{why}: {json.dumps(result)}')
+    return result | ({'limits': NO_LIMITS} if machine.standin else {})
+
+
+def torch_gpt(machine, size):
+    """Returns PyTorch's figures for the same model, or why there are none. They are for comparison, and fail nothing."""
+    python = '' if machine.standin else find_torch()
+    if not python:
+        return 'PyTorch cannot use the stand-in' if machine.standin else 'PyTorch with CUDA is not installed'
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(gpu_machine.OWN)}
+    script = os.path.join(ROOT, 'scripts', 'lib', 'torch_gpt.py')
+    words = [f'--{name}={",".join(map(str, value)) if name == "config" else value}' for name, value in size.items()]
+    try:
+        return json_line(machine.run([python, script, *words, f'--seconds={max(5.0, machine.clock.left() / 5):.0f}'], environment=plain),
+                         '{"torch"')
+    except (gpu_machine.Failed, Skip) as why:
+        return str(why)
 
 
 # --- compute-sanitizer ------------------------------------------------------------------------------------------------
@@ -297,5 +365,5 @@ def initcheck(machine, _ranks):
     return sanitize(machine, 'initcheck')
 
 
-PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, capture, mean, death, restart, step, host, wire, train, torch,
+PARTS = {part.__name__: part for part in (facts, kernels, conformance, wine, hook, capture, whole, mean, death, restart, step, host, wire, train, torch, gpt,
                                           memcheck, initcheck)}

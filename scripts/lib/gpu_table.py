@@ -47,7 +47,20 @@ def of_death(detail):
 
 
 # (a key that only the details of one kind of part have, their text)
+def gpt_text(d):
+    """Tokens/s of each way, and what PyTorch's are."""
+    ways = {'uncaptured': d['bf16'], 'captured': d['captured']}
+    ours = '; '.join(f'{name} {way["tokens_per_s"][1]:.0f}' if isinstance(way, dict) else f'{name}: {way}' for name, way in ways.items())
+    if isinstance(d['pytorch'], str):
+        theirs = d['pytorch']
+    else:
+        theirs = '; '.join(f'{name} {way["tokens_per_s"]:.0f}' if 'error' not in way else f'{name}: {way["error"]}'
+                           for name, way in ((name, d['pytorch'][name]) for name in ('eager', 'compiled')))
+    return f'GPT in bf16, tokens/s: {ours}. PyTorch: {theirs}'
+
+
 TEXTS = [
+    ('gpt', gpt_text),
     ('driver_lacks', of_facts),
     ('comparisons', lambda d: f'{d["comparisons"]} comparisons; GB/s: ' + ', '.join(
         f'{key[:-5]} {value:.0f}' for key, value in d.items() if key.endswith('_gb_s'))),
@@ -66,6 +79,9 @@ TEXTS = [
                       f'{"below" if d["met"] else "above"} the {d["host_us_allowed"]} us of a rank with a GPU to itself; '
                       f'non-blocking {d["host_us_non_blocking"]:.0f} us'),
     ('captured', lambda d: f'{d["captured"]} modes of capture, {d["launches"]} launches of {d["buckets"]} buckets each'),
+    ('whole', lambda d: f'{d["whole"]} steps of {d["buckets"]} buckets, captured and not: the same bits' + (
+        f'; {d["step_ms"][1]:.3f} ms captured, {d["step_ms"][0]:.3f} ms not; host {d["host_us"][1]:.0f} and {d["host_us"][0]:.0f} us'
+        if d['timed'] else '')),
     ('hooks', lambda d: f'{d["hooks"]} hooks, {d["steps"]} steps of {d["buckets"]} buckets each'),
     ('means', lambda d: f'{d["means"]} kinds of gradients, largest error {d["worst"]:.2f} of the allowed one'),
     ('passed', lambda d: f'{d["passed"]} cases, {d["skipped"]} skipped'),

@@ -70,6 +70,7 @@ static void refuse_collectives(cddp_comm *comm)
                                  .out = large,
                                  .count = LARGE / 4};
     uint64_t ticket;
+    int stop;
     float x[2] = {100, 100}, y[2];
 
     REFUSED(cddp_all_reduce, comm, x, x, 2, CDDP_FLOAT32, CDDP_SUM);
@@ -83,6 +84,8 @@ static void refuse_collectives(cddp_comm *comm)
     REFUSED(cddp_send, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_recv, comm, x, 2, CDDP_FLOAT32, 1 - job.rank);
     REFUSED(cddp_barrier, comm);
+    REFUSED(cddp_should_stop, comm, &stop);
+    REFUSED(cddp_request_stop, comm);
     REFUSED(cddp_coll_start, comm, &work, 1, &ticket);
     REFUSED(cddp_coll_test, comm, job.ticket);
     REFUSED(cddp_coll_wait, comm, job.ticket);
@@ -160,6 +163,8 @@ static void refuse_reducer(void)
     REFUSED(cddp_optim_skip, job.optim);
     REFUSED(cddp_optim_skipped, job.optim, &skipped);
     REFUSED(cddp_optim_set_lr, job.optim, 2);
+    REFUSED(cddp_optim_set_grad_scale, job.optim, 2);
+    REFUSED(cddp_ddp_replay_status, job.ddp);
 }
 
 static void refuse_store(cddp_store *store)

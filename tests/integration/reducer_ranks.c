@@ -9,6 +9,8 @@
  *   abort     rank 0 aborts from another thread while all others wait
  *   twice     two threads of rank 0 end the same step: one of them gets an error, without other effects
  */
+#include "rank_check.h"
+
 #include <cddp/cddp.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -25,16 +27,6 @@ static cddp_comm *comm;
 static cddp_ddp *the_ddp; /* of check_twice */
 static int rank, n_ranks;
 static bool on_device; /* then sums are made in NCCL's order, and errors come with the call after the next */
-
-#define CHECK(condition, ...)                                                      \
-    do {                                                                           \
-        if (!(condition)) {                                                        \
-            fprintf(stderr, "rank %d: line %d: %s: ", rank, __LINE__, #condition); \
-            fprintf(stderr, __VA_ARGS__);                                          \
-            fprintf(stderr, " (last error: %s)\n", cddp_last_error());             \
-            exit(1);                                                               \
-        }                                                                          \
-    } while (0)
 
 /* --------------------------------------------------------------------------------------------------- a model ---- */
 

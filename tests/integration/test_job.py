@@ -202,6 +202,7 @@ def test_two_workers_find_exactly_torchruns_variables(cddprun):
         got = dict(line[4:].split('=', 1) for line in out.splitlines() if line.startswith(f'[{rank}] '))
         error_file, flight, port = got.pop('TORCHELASTIC_ERROR_FILE'), got.pop('CDDP_FLIGHT'), got.pop('MASTER_PORT')
         assert re.fullmatch(rf'/.+/cddprun-\w{{6}}/error_0_{rank}\.json', error_file), error_file
+        assert got.pop('CDDP_STOP_SIGNALS') == 'HUP,INT,QUIT,TERM'
         assert re.fullmatch(r'fd:3,/proc/\d+/fd/\d+,[0-9a-f]{16}', flight), flight
         assert 0 < int(port) < 65536
         golden = {

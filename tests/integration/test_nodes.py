@@ -830,7 +830,7 @@ def test_waiting_client_does_not_connect_to_itself(cddprun):
 
 def test_rejects_invalid_flags(cddprun):
     one_sentence(run(cddprun, '--nnodes=2', 'true'), 2, '--master_addr', '--rdzv_endpoint', 'MASTER_ADDR')
-    one_sentence(run(cddprun, '--nnodes=2', '--rdzv_backend=etcd', 'true'), 2, "'etcd'", 'c10d')
+    one_sentence(run(cddprun, '--nnodes=2', '--rdzv_backend=zookeeper', 'true'), 2, "'zookeeper'", 'c10d', 'etcd')
     one_sentence(run(cddprun, '--nnodes=2', '--node_rank=2', '--master_addr=a', 'true'), 2, '--node_rank 2')
     one_sentence(run(cddprun, '--nnodes=2', '--standalone', 'true'), 2, '--standalone')
     one_sentence(run(cddprun, '--rdzv_conf=a=b', 'true'), 2, "'a'", 'join_timeout')

@@ -716,4 +716,5 @@ def test_help_and_version(cddprun):
     assert status == 0 and out.startswith('cddp-rendezvous 0.'), (out, err)
 
 
-launch.main()
+if __name__ == '__main__':
+    launch.main()

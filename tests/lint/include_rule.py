@@ -54,12 +54,14 @@ ALLOWED = {
     'launcher/cluster': ['common', 'launcher/cli'],
     'launcher/plan': ['common', 'protocol', 'store', 'launcher/cli', 'launcher/cluster'],
     'launcher/process': ['common', 'protocol'],
+    'launcher/etcd': ['common', 'protocol', 'store', 'launcher/cli', 'launcher/cluster', 'launcher/plan'],
     'launcher/output': ['common', 'protocol', 'launcher/cli', 'launcher/plan'],
-    'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output'],
+    'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/etcd'],
     'launcher/query': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan'],
     'launcher/top': ['common', 'protocol', 'launcher/query'],
     'launcher/remote': ['common', 'launcher/cli', 'launcher/cluster'],
     'launcher': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/query', 'launcher/remote', 'launcher/top'],
+    'preflight': ['common', 'protocol', 'worker/base', 'worker/store', 'launcher/process'],
     'examples': [],
 }
 # Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is
@@ -71,7 +73,7 @@ FLOORS = {
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
     'worker/reducer/state': ['verify state', 'arena used check replicate', 'captured debug'],
     'worker/reducer/grads': ['compress own', 'in_place buffers'],
-    'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
+    'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check nan_replay nan_word replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
 }
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.
 SIDEWAYS = {('launcher/agent', 'rendezvous/server.h')}
@@ -82,10 +84,10 @@ FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
     'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
-                  'launcher/plan/dry_run.c', 'launcher/output/report_page.c', 'launcher/top/'],
+                  'launcher/plan/dry_run.c', 'launcher/output/report_page.c', 'launcher/top/', 'launcher/etcd/etcd_json.c', 'preflight/facts_json.c', 'preflight/spare.c'],
     'sodium.h': ['protocol/auth.c'],
-    'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'launcher/top/curses.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c', 'examples/gpt/kernels_pick.c'],
-    'cuda.h': ['worker/backend/nccl/', 'examples/wine/'],
+    'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'launcher/top/curses.c', 'launcher/etcd/libcurl.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c', 'examples/gpt/kernels_pick.c', 'examples/gpt/gpu.c', 'examples/gpt/cublas.c'],
+    'cuda.h': ['worker/backend/nccl/', 'examples/wine/', 'examples/gpt/'],
     'nccl.h': ['worker/backend/nccl/'],
     'mpi.h': ['worker/backend/mpi/'],
     'hwloc.h': ['launcher/plan/topology.c'],
@@ -94,12 +96,12 @@ EXTERNAL = {
     'criterion/criterion.h': [],
 }
 # Call -> files that may make it.
-PROCESS_FILES = ['launcher/process/spawn.c', 'launcher/process/py_spy.c', 'launcher/process/guard.c', 'launcher/process/shim.c', 'launcher/remote/ssh.c', 'launcher/remote/remote_end.c', 'launcher/main.c', 'rendezvous/daemon/main.c']
+PROCESS_FILES = ['launcher/process/spawn.c', 'launcher/process/py_spy.c', 'launcher/process/guard.c', 'launcher/process/shim.c', 'launcher/remote/ssh.c', 'launcher/remote/remote_end.c', 'launcher/main.c', 'rendezvous/daemon/main.c', 'preflight/main.c']
 CALLS = [
-    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/cli/parse.c', 'examples/wine/gpu.c']),
+    (r'(?:secure_)?getenv', ['common/env.c', 'launcher/cli/parse.c', 'examples/wine/gpu.c', 'examples/gpt/gpu.c', 'examples/gpt/cublas.c']),
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill',
-     [*PROCESS_FILES, 'worker/comm/crash.c', 'examples/wine/state.c', 'examples/gpt/state.c', 'examples/line/lasting.c']),  # an example is a user's program
+     [*PROCESS_FILES, 'worker/comm/crash.c', 'worker/comm/stop_signal.c']),  # an example is a user's program
     (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),
 ]
 

@@ -26,6 +26,7 @@ EXPECTED = [
     'usr/share/bash-completion/completions/cddprun',
     'usr/share/bash-completion/completions/cddp-rendezvous',
     'usr/libexec/cddp/cddprun-shim',
+    'usr/libexec/cddp/cddp-preflight',
     'usr/libexec/cddp/examples/wine',
     'usr/share/cddp/wine/wine.csv',
     'usr/include/cddp/cddp.h',

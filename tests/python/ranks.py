@@ -183,6 +183,10 @@ def parts():
         half.finalize()
         assert comm.local_size == 2 and comm.local_rank == comm.rank and comm.node_rank == 0
         assert comm.backend == 'cpu' and comm.restart_count == 0 and comm.stop_requested is False
+        assert comm.should_stop() is False
+        if comm.rank == 1:
+            comm.request_stop()
+        assert comm.should_stop() is True and comm.should_stop() is True
 
 
 def logs():

@@ -22,7 +22,7 @@ Made by `tests/reference/check_torchrun.py`: every flag of torchrun 2.13 and eve
 four workers (1×4) and on two with two each (2×2). torchrun's side is recorded in `tests/data/torchrun-2.13.json`; the same script
 repeats it where PyTorch is installed. What differs from run to run stands in angle brackets. *refused* is a non-zero exit
 before any worker was started. Where nothing stands under "why", both gave the same. Beside these
-variables cddprun sets `CDDP_FLIGHT`, and `PYTHONFAULTHANDLER=1` for workers that are run by Python; torchrun sets neither.
+variables cddprun sets `CDDP_FLIGHT` and `CDDP_STOP_SIGNALS`, and `PYTHONFAULTHANDLER=1` for workers that are run by Python; torchrun sets neither.
 
 """
 

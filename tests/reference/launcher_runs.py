@@ -127,7 +127,7 @@ class Run:
                     run["signals"][key] = value
                     continue
                 value["env"] = {k: self.plain_value(k, v) for k, v in sorted(value["env"].items())
-                                if base.get(k) != v and k not in ("CDDP_FLIGHT", "PYTHONFAULTHANDLER", "_")}
+                                if base.get(k) != v and k not in ("CDDP_FLIGHT", "CDDP_STOP_SIGNALS", "PYTHONFAULTHANDLER", "_")}
                 value["others"] = sorted(set(value["env"]) - set(VARIABLES))
                 value["env"] = {k: v for k, v in value["env"].items() if k in VARIABLES}
                 value["orig"] = [self.plain(word) for word in value["orig"]]
