@@ -153,7 +153,7 @@ def the_agent_is_killed(run):
 @kind
 def the_agent_is_killed_while_it_starts(run):
     with run.job('sleep 0.05') as job:
-        time.sleep(run.random.random() * launch.within(0.02))
+        time.sleep(run.random.random() * 0.02 * launch.busyness())
         agent = job.agent()
         try:
             if agent is not None:

@@ -181,9 +181,12 @@ def busyness():
     return max(1.0, float(average) / os.cpu_count(), int(running.split('/')[0]) / os.cpu_count())
 
 
+STALL_S = 1  # a virtual machine can lose its processors for so long, which no load average shows
+
+
 def within(seconds):
     """A limit for what must happen soon: so long on a calm machine, longer as it is busier, or slowed by sanitizers."""
-    return seconds * busyness() * (5 if SLOW else 1)
+    return seconds * busyness() * (5 if SLOW else 1) + STALL_S
 
 
 def take_signals():
