@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """cddprun --preflight on several hosts of which one has a planted fault: the table names it.
 
-    preflight.py CDDPRUN [--slow] [TEST...]; CDDP_PLANTED_NODE is a library that plants some of them.
+    preflight.py CDDPRUN [--slow] [TEST...]; CDDP_PLANTED_NODE is a library that plants some of them, and
+    CDDP_FAKE_NVML one that stands in for NVIDIA's.
 """
 import contextlib
 import os
@@ -161,6 +162,24 @@ def test_few_open_files(cddprun):
         stopped_by(nodes, 2, 'a worker may open only 200 files')
     with Nodes(cddprun, '--preflight', '--on_failure=wait', '--nproc_per_node=2', how={3: (FEW_FILES, {})}) as nodes:
         stopped_by(nodes, 3, 'a worker may open only 200 files')
+
+
+def test_gpus_with_errors_heat_or_missing(cddprun):
+    """Hosts 1 and 2 have the GPUs of a stand-in for NVIDIA's library, host 3 has none."""
+    with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
+        os.symlink(os.path.abspath(os.environ['CDDP_FAKE_NVML']), os.path.join(folder, 'libnvidia-ml.so.1'))
+        gpus = {'LD_LIBRARY_PATH': folder}
+        how = {1: ([], gpus), 2: ([], {**gpus, 'FAKE_NVML_ECC': '2', 'FAKE_NVML_HOT': '1'})}
+        with Nodes(cddprun, '--preflight', '--nproc_per_node=1', how=how) as nodes:
+            nodes.finish()
+            nodes.named('error', 2, '1 of 4 GPUs have memory errors that could not be corrected')
+            nodes.named('warning', 2, '1 of 4 GPUs are slowed down by heat or by their power supply')
+            nodes.named('error', 3, 'it has 0 GPUs, the others 4; look for a GPU that the driver has lost')
+            assert len(nodes.findings()) == 3 and nodes.out == '', (nodes.status, nodes.err)
+        how = {host: ([], gpus) for host in (1, 2, 3)}
+        with Nodes(cddprun, '--preflight', '--nproc_per_node=1', how=how) as nodes:
+            nodes.finish()
+            assert nodes.findings() == [] and set(nodes.status.values()) == {0}, (nodes.status, nodes.err)
 
 
 def test_excluded_node_is_replaced(cddprun):

@@ -2,7 +2,7 @@
 /*
  * Stands in for libnvidia-ml.so.1, with five GPUs: one that this process may not use, two that work, one that is
  * divided into instances (MIG), and one whose load is not supported. FAKE_NVML_BLOCK_MS makes each reading of a load
- * slow.
+ * slow. FAKE_NVML_ECC and FAKE_NVML_HOT are the indices of a GPU with memory errors and of one that is slowed down.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -31,6 +31,8 @@ int nvmlDeviceGetName(struct nvml_device *d, char *text, unsigned cap);
 int nvmlDeviceGetUtilizationRates(struct nvml_device *d, struct utilization *out);
 int nvmlDeviceGetMemoryInfo(struct nvml_device *d, struct memory *out);
 int nvmlDeviceGetMigMode(struct nvml_device *d, unsigned *current, unsigned *pending);
+int nvmlDeviceGetTotalEccErrors(struct nvml_device *d, int type, int counter, unsigned long long *n);
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct nvml_device *d, unsigned long long *bits);
 
 static struct nvml_device devices[GPUS] = {{0}, {1}, {2}, {3}, {4}};
 static _Atomic int block_ms;
@@ -93,5 +95,29 @@ int nvmlDeviceGetMemoryInfo(struct nvml_device *d, struct memory *out)
 int nvmlDeviceGetMigMode(struct nvml_device *d, unsigned *current, unsigned *pending)
 {
     *pending = *current = d->index == 3;
+    return 0;
+}
+
+/* Does this variable name the device? */
+static int is_named(const char *name, const struct nvml_device *d)
+{
+    const char *index = getenv(name);
+
+    return index != NULL && strtoul(index, NULL, 10) == d->index;
+}
+
+/* Corrected errors (type 0), and those of the GPU's whole life (counter 1), are no sign of trouble today. */
+int nvmlDeviceGetTotalEccErrors(struct nvml_device *d, int type, int counter, unsigned long long *n)
+{
+    if (d->index == 4)
+        return NOT_SUPPORTED;
+    *n = type == 0 || counter == 1 ? 1000 : is_named("FAKE_NVML_ECC", d) ? 2 : 0;
+    return 0;
+}
+
+/* Every GPU reports that it is idle (0x1) or at the limit of its power (0x4); a hot one also reports heat (0x40). */
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct nvml_device *d, unsigned long long *bits)
+{
+    *bits = 0x5 | (is_named("FAKE_NVML_HOT", d) ? 0x40 : 0);
     return 0;
 }
