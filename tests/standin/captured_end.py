@@ -24,7 +24,7 @@ def check(name, said, *wanted):
         print(f'# missing: {missing}\n# ' + said.replace('\n', '\n# '))
 
 
-print('1..3')
+print('1..4')
 status, text = run('dies', ['--on_failure=wait'], {})
 check('a death within a replay', f'{text}status {status != 0}', 'rank 0: the replay ended: CDDP_E_PEER: rank 1 (pid',
       'replay 5 of its graph', 'rank 0 in captured all_reduce (bucket ', 'replay 5', 'status True')
@@ -34,4 +34,7 @@ check('a rank that stays away', f'{text}status {status != 0}', 'CDDP_E_TIMEOUT: 
 status, text = run('dies', ['--on_failure=wait'], {}, whole)
 check('a death within a replay of a whole step', f'{text}status {status != 0}', 'rank 0: the replay ended: CDDP_E_PEER: rank 1 (pid',
       'replay 2 of its graph', 'rank 0 in captured ', 'replay 2', 'status True')
+status, text = run('outlives', ['--on_failure=wait'], {})
+check('a capture beside a death', f'{text}status {status != 0}', 'rank 0: the peer is gone: CDDP_E_PEER: rank 1 (pid',
+      'rank 0: the capture has ended well', 'status True')
 sys.exit(failed != 0)

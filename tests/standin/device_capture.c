@@ -6,6 +6,7 @@
  *     global, thread_local, relaxed   a capture in this mode, of one step; steps of both kinds take turns
  *     forked      the capture begins on another stream than the reducer's, which joins it, like those of gradients
  *     beside      a thread captures in global mode while another one works with the communicator
+ *     meanwhile   a step that is not captured, of bfloat16, while this thread captures another stream
  *     bfloat16    gradients are sent as bfloat16
  *     twice       two steps in one graph
  *     in_place    two gradients are reduced where they lie
@@ -14,6 +15,7 @@
  *     param       a wait for a parameter of a step that was begun before the capture
  *     dies        rank 1 ends itself where it should launch the graph once more
  *     stops       rank 1 stops there, until cddprun ends it
+ *     outlives    rank 1 ends itself while rank 0 captures without it, and that capture ends well
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 it gave none where it must.
  */
@@ -375,6 +377,19 @@ static void refuse_param(struct job *j)
         take_step(j, false);
 }
 
+/* Steps beside a capture, of a communicator that a graph holds: NCCL queries an event at each of their launches. */
+static void step_meanwhile(struct job *j)
+{
+    CUgraph graph;
+
+    CU(cuStreamBeginCapture(j->other, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    make_gradient(j, 0, j->other);
+    for (int i = 0; i < ROUNDS; i++)
+        take_step(j, false);
+    CU(cuStreamEndCapture(j->other, &graph));
+    CU(cuGraphDestroy(graph));
+}
+
 /* ------------------------------------------------------------------------------------------------ cddp_ddp_join ----
  */
 
@@ -484,6 +499,27 @@ static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
     return st == CDDP_OK ? PASSED : FAILED;
 }
 
+/* The abort of the communicator does not end a capture that has nothing to do with it. */
+static int outlive_a_peer(struct job *j)
+{
+    const struct timespec moment = {.tv_nsec = 100000000};
+    cddp_status st;
+
+    DO(cddp_barrier(j->comm));
+    if (cddp_rank(j->comm) == 1) {
+        (void)nanosleep(&moment, NULL);
+        (void)raise(SIGKILL);
+    }
+    begin(j);
+    make_gradient(j, 0, j->compute);
+    while ((st = cddp_comm_error(j->comm, NULL)) == CDDP_OK)
+        (void)nanosleep(&moment, NULL);
+    fprintf(stderr, "rank 0: the peer is gone: %s: %s\n", cddp_status_name(st), cddp_last_error());
+    end_well(j);
+    fprintf(stderr, "rank 0: the capture has ended well\n");
+    return FAILED;
+}
+
 static void open_job(struct job *j, cddp_param *params, bool narrow, bool in_place)
 {
     static const char *const names[N_PARAMS] = {"a", "b", "c", "d", "e"};
@@ -543,7 +579,7 @@ int main(int argc, char **argv)
     struct job *j = &job;
     CUgraphExec exec;
 
-    open_job(j, params, strcmp(what, "bfloat16") == 0, strcmp(what, "in_place") == 0);
+    open_job(j, params, strcmp(what, "bfloat16") == 0 || strcmp(what, "meanwhile") == 0, strcmp(what, "in_place") == 0);
     if (strcmp(what, "refused") == 0)
         refuse(j, params);
     if (strcmp(what, "join") == 0) {
@@ -556,6 +592,8 @@ int main(int argc, char **argv)
         close_job(j);
         return 0;
     }
+    if (strcmp(what, "outlives") == 0)
+        return outlive_a_peer(j);
     settle(j);
     if (strcmp(what, "beside") == 0)
         exec = capture_beside(j);
@@ -563,6 +601,8 @@ int main(int argc, char **argv)
         exec = capture(j, mode, strcmp(what, "forked") == 0, strcmp(what, "twice") == 0 ? 2 : 1);
     if (strcmp(what, "dies") == 0 || strcmp(what, "stops") == 0)
         return lose_a_peer(j, exec, strcmp(what, "dies") == 0);
+    if (strcmp(what, "meanwhile") == 0)
+        step_meanwhile(j);
     compare_rounds(j, exec);
     CU(cuGraphExecDestroy(exec));
     close_job(j);

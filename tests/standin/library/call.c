@@ -270,6 +270,30 @@ static bool ends_match(const struct si_calls *c)
     return open == 0;
 }
 
+/*
+ * The query of hostStream.serialEvent in ncclLaunchPrepare (version.c). NCCL goes on, whatever it returns; but a
+ * capture that forbids it is invalid then. A communicator of one rank has no plans, and so no references of graphs.
+ */
+static void query_event(const struct si_calls *c, CUstream stream)
+{
+    struct ncclComm *comm = c->comm;
+    struct CUstream_st *s;
+    bool is_captured;
+
+    if (!si_version().queries_event || comm->seg.n_ranks == 1 ||
+        __atomic_load_n(&comm->captured, __ATOMIC_ACQUIRE) == 0)
+        return;
+    si_lock();
+    is_captured = si_stream_locked(stream, c->call[0].name, &s) != CUDA_SUCCESS || si_stream_captures_locked(s);
+    si_unlock();
+    if (is_captured)
+        return;
+    if (comm->blocking)
+        (void)si_capture_unsafe("cuEventQuery in a launch of NCCL");
+    else
+        si_capture_unsafe_elsewhere("cuEventQuery in a launch of NCCL, in a separate thread");
+}
+
 /* Takes calls. */
 static ncclResult_t call_launch(struct si_calls *calls, CUstream stream)
 {
@@ -289,6 +313,7 @@ static ncclResult_t call_launch(struct si_calls *calls, CUstream stream)
         free(calls);
         return ncclInternalError;
     }
+    query_event(calls, stream);
     si_lock();
     si_seen_locked(&seen);
     si_unlock();

@@ -78,18 +78,17 @@ static CUresult invalidate(struct si_capture *c, CUresult why)
  * while it captures itself (other than RELAXED). In RELAXED: never. Allocations are an example in that function's
  * manual; cudaEventQuery is another one, which PyTorch's watch thread has met (pytorch issue 104487).
  */
-CUresult si_capture_unsafe(const char *function)
+static CUresult unsafe_in(const struct si_thread *thread, CUstreamCaptureMode mode, const char *function)
 {
     CUresult rc = CUDA_SUCCESS;
 
     si_lock();
     for (struct si_capture *c = captures; c != NULL; c = c->next) {
-        bool own = c->thread == &si_thread;
+        bool own = c->thread == thread;
 
-        if (si_thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED || c->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+        if (mode == CU_STREAM_CAPTURE_MODE_RELAXED || c->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
             continue;
-        if (!own &&
-            (si_thread.capture_mode != CU_STREAM_CAPTURE_MODE_GLOBAL || c->mode != CU_STREAM_CAPTURE_MODE_GLOBAL))
+        if (!own && (mode != CU_STREAM_CAPTURE_MODE_GLOBAL || c->mode != CU_STREAM_CAPTURE_MODE_GLOBAL))
             continue;
         rc = invalidate(c, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
@@ -97,6 +96,16 @@ CUresult si_capture_unsafe(const char *function)
     if (rc != CUDA_SUCCESS)
         tell(function, "forbidden in this thread while a graph is captured, which is invalid now");
     return rc;
+}
+
+CUresult si_capture_unsafe(const char *function)
+{
+    return unsafe_in(&si_thread, si_thread.capture_mode, function);
+}
+
+void si_capture_unsafe_elsewhere(const char *function)
+{
+    (void)unsafe_in(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL, function);
 }
 
 CUresult si_capture_asked_stream_locked(const struct CUstream_st *s, const char *function)

@@ -500,11 +500,18 @@ static void comm_await_graphs(struct ncclComm *comm)
         si_futex_wait(&comm->captured, n, 0, false);
 }
 
+/* commDestroySync waits for NCCL's streams before that, in every version, and in the mode of its thread. */
+static void synchronise_streams(void)
+{
+    (void)si_capture_unsafe("cuStreamSynchronize at the end of a communicator");
+}
+
 static ncclResult_t comm_finalize(struct ncclComm *comm, void *arg)
 {
     bool done;
 
     (void)arg;
+    synchronise_streams();
     comm_await_graphs(comm);
     done = drain(comm);
     if (si_version().stops_in_finalize)
@@ -538,6 +545,7 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
     if (rc != ncclSuccess || comm == NULL)
         return rc;
     if (!comm->finalized) {
+        synchronise_streams();
         (void)drain(comm);
         comm_await_graphs(comm);
     }
@@ -564,6 +572,7 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
     while (stuck != NULL && strcmp(stuck, "1") == 0)
         (void)pause();
     (void)si_comm_await(comm);
+    synchronise_streams();
     (void)drain(comm);
     comm_await_graphs(comm);
     segment_stop(&comm->seg);

@@ -210,6 +210,8 @@ CUresult si_capture_state_locked(const struct CUstream_st *s);
  * Without the lock.
  */
 CUresult si_capture_unsafe(const char *function);
+/* Does the same for a call that a thread of NCCL makes, whose mode is the default. */
+void si_capture_unsafe_elsewhere(const char *function);
 /* Makes the planted call that a capture forbids, if the stream captures and it is its turn. Without the lock. */
 void si_capture_plant(CUstream stream);
 /* Streams of a context exist on from its first use to the end of the process: its legacy stream. Locked. */

@@ -40,6 +40,9 @@ struct si_version si_version_of(int code)
         .abort_waits_ms = code < 22000   ? 5000
                           : code < 22400 ? -1
                                          : 0,
+        /* enqueue.cc:1491 of v2.27.3, enqueue.cc:1519 of v2.28.9, enqueue.cc:1701 of v2.30.7; not in v2.26.5. The
+         * thread's mode is not changed around it, as it is for allocations (include/alloc.h). */
+        .queries_event = code >= 22703,
         .has_timeout = code >= 23003, /* nccl.h.in:52 of v2.30.3 */
         .has_float8 = code >= 22400,  /* nccl.h.in:247 of v2.24.3; misc/argcheck.cc:50 rejects unknown types */
     };

@@ -58,6 +58,8 @@ struct si_version {
     bool stops_in_finalize;
     /* ncclCommAbort waits for the peers' proxies like ncclCommDestroy, for this long. 0: it does not; -1: for ever. */
     int abort_waits_ms;
+    /* A launch that is not captured queries an event if a graph holds the communicator. */
+    bool queries_event;
     bool has_timeout; /* ncclTimeout */
     bool has_float8;  /* ncclFloat8e4m3, ncclFloat8e5m2 */
 };

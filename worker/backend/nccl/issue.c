@@ -68,6 +68,23 @@ static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t l
 }
 
 /*
+ * Makes the calls in this thread. If a graph uses the communicator, NCCL queries an event at each launch (enqueue.cc,
+ * cudaEventQuery, since 2.27), which would end a capture of another stream.
+ */
+static ncclResult_t issue_here(struct cdi_backend *b)
+{
+    bool relaxed = atomic_load(&b->captured.n_groups) > 0;
+    ncclResult_t r;
+
+    if (relaxed)
+        (void)cdi_device_enter(&b->device, NULL); /* the context is current already */
+    r = cdi_nccl_calls(b);
+    if (relaxed)
+        cdi_device_leave(&b->device);
+    return r;
+}
+
+/*
  * Makes the calls for tickets first to last. On a blocking communicator an operation with a known shape is connected
  * and waits for no peer. A new shape goes to the call thread, as a copy, since the ring may grow meanwhile.
  */
@@ -86,7 +103,7 @@ static ncclResult_t issue_calls(struct cdi_backend *b, uint64_t first, uint64_t 
     for (size_t i = 0; i < c->n_ops; i++)
         shape = cdi_launch_shape(shape, c->ops[i], b->world.size);
     if (b->call_thread == NULL || c->n_ops == 0 || cdi_launch_shape_seen(&b->shapes, shape))
-        return cdi_nccl_calls(b);
+        return issue_here(b);
     for (size_t i = 0; i < c->n_ops && several == NULL; i++) {
         c->op[i] = *c->list[i];
         c->list[i] = &c->op[i];

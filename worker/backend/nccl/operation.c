@@ -87,9 +87,7 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
     struct cdi_staging *staged = NULL;
     uint64_t before_it;
     cddp_status st = cdi_gpu_health(b, err);
-    /* Nothing is allocated for this operation. If a graph uses the communicator, NCCL queries events at each launch
-     * (enqueue.cc, cudaEventQuery), which would end a capture of another thread. */
-    bool brief = (op->region != NULL || op->known) && atomic_load(&b->captured.n_groups) == 0;
+    bool brief = op->region != NULL || op->known; /* nothing is allocated for this operation */
 
     if (cdi_gpu_captures(b)) {
         *ticket = 0;

@@ -3,8 +3,8 @@
  * The watch thread of a communicator. While operations are under way, it checks every millisecond the words that the
  * stream writes (for the flight page), the state that the agent reports, and the timeout. From time to time it has the
  * progress thread check the store, where peers report failures. On the first failure it completes the flight page and
- * aborts the communicator, so that all enqueued operations end. Until then it makes no call of CUDA and takes no lock
- * that is held during one. It waits for the store only if no other thread can ask it.
+ * aborts the communicator, so that all enqueued operations end. Between its start and that it makes no call of CUDA and
+ * takes no lock that is held during one. It waits for the store only if no other thread can ask it.
  */
 #include "worker/backend/nccl/watch.h"
 
@@ -198,8 +198,12 @@ static void *watch_main(void *arg)
 {
     struct cdi_backend *b = arg;
     int64_t next_store_ms = 0, looked_ms = cdi_now_ms();
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 
     cdi_thread_name("cddp-nccl-watch");
+    /* The abort waits for NCCL's streams (init.cc, commDestroySync). Beside a capture of the program that would end the
+     * capture; and it would fail, so that NCCL would free memory which its kernels still use. */
+    (void)cdi_cuda.capture_mode(&mode);
     while (cdi_gpu_pause(b, LOOK_MS, &looked_ms))
         watch_check(b, &looked_ms, &next_store_ms);
     if (atomic_load(&b->failed))
