@@ -433,6 +433,23 @@ static void *ask_there(void *arg)
     return NULL;
 }
 
+Test(capture, no_memory_node_passes_for_an_allocation)
+{
+    struct pair p;
+    CUdeviceptr fresh = 0, before;
+    CUgraph graph;
+
+    pair_open(&p, N);
+    CU(cuMemAllocAsync(&before, 4, p.a));
+    CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_RELAXED));
+    cr_assert_eq(cuMemAllocAsync(&fresh, 4, p.a), CUDA_ERROR_NOT_SUPPORTED);
+    cr_assert_eq(cuMemFreeAsync(before, p.a), CUDA_ERROR_NOT_SUPPORTED);
+    CU(cuStreamEndCapture(p.a, &graph));
+    CU(cuGraphDestroy(graph));
+    CU(cuMemFreeAsync(before, p.a));
+    pair_close(&p);
+}
+
 Test(capture, waiting_call_may_block_all_others)
 {
     const struct timespec moment = {.tv_nsec = 30000000};

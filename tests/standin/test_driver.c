@@ -330,6 +330,31 @@ Test(driver, rejects_work_for_a_stream_of_another_device)
     pair_close(&p);
 }
 
+/* Drivers before CUDA 12.1 take 4096 bytes of arguments. */
+Test(driver, too_many_bytes_of_arguments_fail)
+{
+    static struct standin_kernel large;
+    static char bytes[4097];
+    void *args[] = {bytes};
+    CUfunction function;
+    CUkernel kernel;
+    struct pair p;
+
+    large = gate_kernel;
+    large.name = "large";
+    large.n_args = 1;
+    large.arg_size[0] = sizeof bytes;
+    standin_kernel_register(&large);
+    atomic_store(&gate_is_open, true);
+    pair_open(&p, N);
+    CU(cuLibraryGetKernel(&kernel, p.device.library, "large"));
+    CU(cuKernelGetFunction(&function, kernel));
+    cr_assert_eq(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, p.a, args, NULL), CUDA_ERROR_INVALID_VALUE);
+    large.arg_size[0] = 4096;
+    CU(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, p.a, args, NULL));
+    pair_close(&p);
+}
+
 Test(driver, bad_launch_fails_and_out_of_bounds_is_a_fault)
 {
     struct pair p;

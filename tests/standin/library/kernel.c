@@ -12,6 +12,7 @@
 #define KERNELS 256
 #define MAGIC_LIBRARY 0x5e4e7002u
 #define MAX_BLOCK 1024u
+#define MAX_ARGS 4096 /* bytes: of drivers before CUDA 12.1, which libcddp supports (CUDA C++ Programming Guide) */
 
 struct CUlib_st {
     uint32_t magic;
@@ -230,6 +231,17 @@ static const struct standin_kernel *twin(CUfunction f)
     return k;
 }
 
+static bool args_fit(const struct standin_kernel *k)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < k->n_args; i++)
+        bytes += k->arg_size[i];
+    if (bytes > MAX_ARGS)
+        si_refused("cuLaunchKernel: '%s' has %zu bytes of arguments, more than every driver takes", k->name, bytes);
+    return bytes <= MAX_ARGS;
+}
+
 static bool kernel_fits(const struct standin_kernel *k, const struct standin_dim *grid, const struct standin_dim *block)
 {
     bool good = grid->x > 0 && grid->y > 0 && grid->z > 0 && grid->x <= INT32_MAX && grid->y <= 65535 &&
@@ -284,7 +296,7 @@ SI_EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned 
     if (k == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     if (extra != NULL || (kernelParams == NULL && k->n_args > 0) || sharedMemBytes > 48 * 1024 ||
-        !kernel_fits(k, &grid.grid, &grid.block))
+        !kernel_fits(k, &grid.grid, &grid.block) || !args_fit(k))
         return CUDA_ERROR_INVALID_VALUE;
     op = launch_op(k, &grid, kernelParams);
     if (op == NULL)

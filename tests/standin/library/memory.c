@@ -200,6 +200,15 @@ SI_EXPORT CUresult cuMemFree(CUdeviceptr dptr)
     return si_free((const void *)dptr, si_is_tagged((const void *)dptr) ? SI_DEVICE : SI_MANAGED, "cuMemFree");
 }
 
+/* On a stream that captures, the driver would make a memory node of it, whose address lives as long as the graph. */
+static CUresult is_no_node(const struct CUstream_st *s, const char *function)
+{
+    if (!si_stream_captures_locked(s))
+        return CUDA_SUCCESS;
+    si_refused("%s: the stand-in has no memory nodes of graphs", function);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 /* In the order of a stream, and waiting for no other: NVIDIA's "Stream Ordered Memory Allocator". */
 SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
 {
@@ -212,6 +221,8 @@ SI_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream 
         return rc;
     si_lock();
     rc = si_stream_here_locked(hStream, "cuMemAllocAsync", &s);
+    if (rc == CUDA_SUCCESS)
+        rc = is_no_node(s, "cuMemAllocAsync");
     si_unlock();
     if (rc == CUDA_SUCCESS)
         rc = si_alloc(SI_DEVICE, bytesize, 512, &at);
@@ -247,6 +258,8 @@ static CUresult push_free(const void *at, CUstream stream, struct si_stop **stop
     rc = a == NULL || a->kind != SI_DEVICE || a->host != standin_host(at)
              ? CUDA_ERROR_INVALID_VALUE
              : si_stream_here_locked(stream, "cuMemFreeAsync", &s);
+    if (rc == CUDA_SUCCESS)
+        rc = is_no_node(s, "cuMemFreeAsync");
     if (rc == CUDA_SUCCESS) {
         si_range_add(&r, at, a->bytes, true);
         si_push_locked(s, op, &r);
