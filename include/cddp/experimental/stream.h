@@ -27,7 +27,7 @@ extern "C" {
  *   (CDDP_DDP_TUNE: after those that cddp_ddp_bucket_cap() wants); it may hold several steps, and ends after a
  *   cddp_ddp_wait(). A step in it may wait for peers to capture theirs, while NCCL makes for the graph what it needs.
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
- *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids).
+ *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids, and NCCL_GRAPH_STREAM_ORDERING=0).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
  *   cddp_ddp_grad_norm, cddp_ddp_sync_buffers, cddp_optim_set_lr, cddp_optim_set_grad_scale, cddp_ddp_join, and
  *   reducers with CDDP_DDP_FIND_UNUSED, CDDP_DDP_SKIP_UNUSED, CDDP_DDP_STATIC_GRAPH or CDDP_DDP_JOIN. A refused call
