@@ -106,7 +106,7 @@ static int is_named(const char *name, const struct nvml_device *d)
     return index != NULL && strtoul(index, NULL, 10) == d->index;
 }
 
-/* Corrected errors (type 0), and those of the GPU's whole life (counter 1), are no sign of trouble today. */
+/* Corrected errors (type 0), and those of the GPU's whole life (counter 1), do not count. */
 int nvmlDeviceGetTotalEccErrors(struct nvml_device *d, int type, int counter, unsigned long long *n)
 {
     if (d->index == 4)
