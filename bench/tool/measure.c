@@ -6,6 +6,7 @@
 #include <time.h>
 
 #define MOST_BEGUN 4096 /* operations under way at once: libcddp keeps 65536 groups at most, and some take several */
+#define WRITE_BYTES ((size_t)1 << 20) /* of the buffers at once */
 
 void bench_need(const struct bench *b, cddp_status status, const char *doing)
 {
@@ -44,6 +45,27 @@ static void *allocate(const struct bench *b, size_t bytes)
     return p;
 }
 
+/*
+ * Writes ones and twos into all of it. Pages that nobody has written are one page of zeros for all, which the cache
+ * holds: reading them would be timed as nothing. Memory that was used before may hold numbers that are slow to add.
+ */
+static void write_all(const struct bench *b, const struct bench_case *c, void *memory, size_t bytes)
+{
+    size_t size = cddp_dtype_size(c->type->dtype), at_once = bytes < WRITE_BYTES ? bytes : WRITE_BYTES;
+    void *host = malloc(at_once + size);
+
+    if (host == NULL) {
+        (void)fputs("cddp-bench: out of memory\n", stderr);
+        exit(1);
+    }
+    bench_fill(host, (at_once + size - 1) / size, c->type, c->rank, 0, 0);
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < at_once ? bytes - done : at_once;
+        bench_need(b, cddp_copy(c->comm, (char *)memory + done, host, n), "writing the buffers");
+    }
+    free(host);
+}
+
 void bench_buffers_get(const struct bench *b, const struct bench_kind *kind, struct bench_case *c, size_t bytes,
                        struct bench_buffers *m)
 {
@@ -54,6 +76,8 @@ void bench_buffers_get(const struct bench *b, const struct bench_kind *kind, str
     m->out_bytes = c->count * size * (kind->blocks_out ? n : 1);
     m->in_memory = allocate(b, m->in_bytes * (size_t)c->together + shift + 1);
     m->out_memory = allocate(b, m->out_bytes * (size_t)c->together + shift + 1);
+    write_all(b, c, m->in_memory, m->in_bytes * (size_t)c->together + shift);
+    write_all(b, c, m->out_memory, m->out_bytes * (size_t)c->together + shift);
     m->in = (char *)m->in_memory + shift;
     m->out = (char *)m->out_memory + shift;
 }

@@ -40,7 +40,8 @@ static uint64_t encode(double x, const struct bench_type *type)
         return 0;
     scaled = nearbyint(ldexp(fraction, type->fraction_bits + 1)); /* from 2^bits to 2^(bits+1), whole */
     if (isinf(x) || exponent - 1 + bias >= (1 << type->exponent_bits) - (type->dtype != CDDP_FLOAT8_E4M3))
-        return (((uint64_t)1 << type->exponent_bits) - 1) << type->fraction_bits;
+        return type->dtype == CDDP_FLOAT8_E4M3 ? 0x7e /* 448, the largest: there is no infinity */
+                                               : (((uint64_t)1 << type->exponent_bits) - 1) << type->fraction_bits;
     /* The leading one is added to the exponent, and so is a carry of the rounding. */
     return ((uint64_t)(exponent - 2 + bias) << type->fraction_bits) + (uint64_t)scaled;
 }
@@ -181,19 +182,51 @@ static uint64_t *results_of(const struct bench_type *type, const struct bench_op
     return bits;
 }
 
-static bool is_near(uint64_t got, uint64_t want, const struct bench_type *type, double tolerance)
+static double largest(const struct bench_type *type)
 {
-    double x = decode(got, type), y = decode(want, type);
+    return type->dtype == CDDP_FLOAT8_E4M3
+               ? 448
+               : ldexp(2 - ldexp(1, -type->fraction_bits), (1 << (type->exponent_bits - 1)) - 1);
+}
 
-    return x == y || fabs(x - y) <= tolerance * y;
+/* Between which values a reduction over floats of few bits may lie. */
+struct range {
+    double least, most;
+};
+
+/*
+ * Sums of ones and twos are exact up to `whole`, in any order. Above it each addition rounds: a sum may stay at
+ * `whole`, where the next term is too small to count, and a term counts twice at most. The terms of a mean may each
+ * have been divided and rounded before. However many ranks there are, neither nothing nor a sum for a mean lies in the
+ * range.
+ */
+static struct range range_of(const struct bench_type *type, const struct bench_op *op, int n, double result)
+{
+    double u = ldexp(1, -type->fraction_bits - 1), whole = ldexp(1, type->fraction_bits + 1);
+    double down = pow(1 - u, n + 2), up = fmin(pow(1 + u, n + 2), 2 * (1 + u));
+
+    if (op->op == CDDP_PROD &&
+        result > largest(type)) /* infinite; or, where conversions saturate, the largest number */
+        return (struct range){largest(type), INFINITY};
+    if (op->op == CDDP_AVG)
+        return (struct range){fmax(result * down, fmin(result, whole / n) / 2), result * up};
+    if (op->op != CDDP_SUM || result <= whole)
+        return (struct range){result, result};
+    return (struct range){fmax(result * down, whole), result * up};
+}
+
+static bool is_near(uint64_t bits, const struct bench_type *type, const struct bench_op *op, int n, double result)
+{
+    struct range range = range_of(type, op, n, result);
+    double got = decode(bits, type);
+
+    return got >= range.least && got <= range.most;
 }
 
 size_t bench_wrong_reduced(const void *got, size_t count, const struct bench_type *type, const struct bench_op *op,
                            int n, size_t first, unsigned round)
 {
     size_t size = cddp_dtype_size(type->dtype), wrong = 0;
-    /* A mean is rounded once or twice, and a sum of types with few bits at each rank. */
-    double tolerance = ldexp(op->op == CDDP_AVG || op->op == CDDP_SUM ? n + 1 : 0, -type->fraction_bits);
     uint64_t *want = results_of(type, op, n);
 
     if (want == NULL)
@@ -205,7 +238,7 @@ size_t bench_wrong_reduced(const void *got, size_t count, const struct bench_typ
         for (int r = 0; r < n; r++)
             twos += (int)value_of(r, first + i, round) - 1;
         if (bits != want[twos])
-            wrong += type->exponent_bits == 0 || !is_near(bits, want[twos], type, tolerance);
+            wrong += type->exponent_bits == 0 || !is_near(bits, type, op, n, reduce_real(op, n, twos));
     }
     free(want);
     return wrong;

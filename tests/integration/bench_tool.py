@@ -135,6 +135,16 @@ def test_a_wrong_result_is_counted_and_fails_the_run(cddprun):
         assert status == 0 and [wrong(row) for row in readers.lines(out)] == [['N/A', 'N/A']] * 2, out
 
 
+def test_memory_is_written_before_it_is_timed(cddprun):
+    """Pages that nobody has written are one page of zeros, which is read from the cache."""
+    if SANITIZED:
+        raise launch.Skip('a sanitizer must be preloaded first')
+    env = {'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED'], 'CDDP_PLANT': 'look'}
+    for more in [], ['-m', '3'], ['-u', '3'], ['-R', '1']:
+        status, out, err = bench(cddprun, 2, '-b', '3M', '-e', '4M', '-w', '0', '-n', '1', '-c', '0', *more, env=env)
+        assert status == 0 and 'planted' not in err and len(readers.lines(out)) == 2, (more, out, err)
+
+
 def test_a_rank_that_dies_is_named_and_ends_the_run(cddprun):
     if SANITIZED:
         raise launch.Skip('a sanitizer must be preloaded first')

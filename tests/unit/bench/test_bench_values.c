@@ -6,6 +6,7 @@
 #include "bench/tool/values.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #define N 500
@@ -98,6 +99,76 @@ Test(bench_values, sums_are_those_of_floats)
     cr_expect(bench_wrong_reduced(sum, N, type_of("float"), op_of("avg"), 3, 10, 2) == 0);
     wrong = bench_wrong_reduced(sum, N, type_of("float"), op_of("sum"), 3, 10, 2);
     cr_expect(wrong == N, "a mean is not a sum: %zu", wrong);
+}
+
+static void put(void *to, size_t i, const struct bench_type *type, uint64_t bits)
+{
+    size_t size = cddp_dtype_size(type->dtype);
+
+    memcpy((char *)to + i * size, &bits, size);
+}
+
+/* However few bits a type has and however many ranks there are, a check must be able to fail. */
+Test(bench_values, nothing_and_what_is_not_reduced_are_wrong_for_any_number_of_ranks)
+{
+    static const char *const types[] = {"half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"};
+    static const int ranks[] = {2, 3, 4, 8, 64, 200, 1000};
+
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
+        for (size_t k = 0; k < sizeof ranks / sizeof ranks[0]; k++) {
+            const struct bench_type *type = type_of(types[t]);
+            size_t wrong;
+            char buf[8 * N] = {0};
+
+            for (int op = 0; op < 2; op++) {
+                wrong = bench_wrong_reduced(buf, N, type, op_of(op == 0 ? "sum" : "avg"), ranks[k], 0, 3);
+                cr_expect(wrong == N, "nothing of %d %s: %zu", ranks[k], types[t], wrong);
+            }
+            bench_fill(buf, N, type, 0, 0, 3);
+            wrong = bench_wrong_reduced(buf, N, type, op_of("sum"), ranks[k], 0, 3);
+            cr_expect(wrong == N, "one rank's of %d %s: %zu", ranks[k], types[t], wrong);
+        }
+}
+
+/* The sum over n ranks of element i. */
+static int sum_of(int n, size_t i)
+{
+    int sum = 0;
+
+    for (int r = 0; r < n; r++) {
+        int8_t one;
+
+        bench_fill(&one, 1, type_of("int8"), r, i, 0);
+        sum += one;
+    }
+    return sum;
+}
+
+Test(bench_values, sums_are_exact_while_the_type_is_and_may_round_above)
+{
+    const struct bench_type *type = type_of("f8e4m3");
+    /* 0 to 16 */
+    const uint64_t bits[] = {0,    0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50,
+                             0x51, 0x52, 0x53, 0x54, 0x55, 0x56, 0x57, 0x58};
+    float four[N], near[N];
+    size_t ones, wrong;
+    char buf[N];
+
+    for (size_t i = 0; i < N; i++) {
+        four[i] = 4;
+        near[i] = nextafterf(4, 5);
+        put(buf, i, type, bits[sum_of(8, i)]);
+    }
+    cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 8, 0, 0) == 0, "16 at most: exact");
+    ones = bench_wrong_reduced(four, N, type_of("float"), op_of("sum"), 3, 0, 0);
+    wrong = bench_wrong_reduced(near, N, type_of("float"), op_of("sum"), 3, 0, 0);
+    cr_expect(ones < N && wrong == N, "4 is right for %zu, and what is next to it for %zu", N - ones, N - wrong);
+    for (size_t i = 0; i < N; i++)
+        put(buf, i, type, bits[16]); /* 64 ranks whose terms are lost above 16 */
+    cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 64, 0, 0) == 0);
+    for (size_t i = 0; i < N; i++)
+        put(buf, i, type, bits[15]);
+    cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 64, 0, 0) == N);
 }
 
 Test(bench_values, products_of_whole_numbers_wrap_and_those_of_half_are_infinite)
