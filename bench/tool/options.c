@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "options.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define SPLIT_WANTED "expected AND, OR, MOD or DIV and a number"
+
 /* Letters and long names as in nccl-tests where it has them. */
 const struct bench_flag bench_flags[] = {
-    {'b', "minbytes", "SIZE", "first size in bytes; SIZE may end in K, M or G (default 32M)"},
+    {'b', "minbytes", "SIZE", "first size in bytes; SIZE may end in K, M or G, as 1.5G (default 32M)"},
     {'e', "maxbytes", "SIZE", "last size (default 32M)"},
     {'f', "stepfactor", "FACTOR", "factor from one size to the next"},
-    {'i', "stepbytes", "SIZE", "or the difference between two sizes (default 1M)"},
+    {'i', "stepbytes", "SIZE", "or, without -f, the difference between two sizes (default 1M)"},
     {'o', "op", "OP", "sum, prod, min, max, avg, band, bor, bxor or all (default sum)"},
     {'d', "datatype", "TYPE",
      "int8, uint8, int16, uint16, int32, uint32, int64, uint64, half,\n"
      "float, double, bfloat16, f8e4m3, f8e5m2 or all (default float)"},
-    {'r', "root", "RANK", "root rank, or all (default 0)"},
+    {'r', "root", "RANK", "root rank; all or -1: each in turn (default 0)"},
     {'n', "iters", "N", "timed operations per size (default 20)"},
     {'w', "warmup_iters", "N", "untimed operations before them (default 1)"},
     {'m', "agg_iters", "N", "operations that run as one group, each on its own memory (default 1)"},
@@ -34,7 +38,7 @@ const struct bench_flag bench_flags[] = {
     {'u', "unalign", "N", "skip N elements at the start of aligned memory (default 0)"},
     {'s', "split", "OP NUMBER",
      "several groups at once: the group of a rank is rank OP NUMBER,\nwith OP one of AND, OR, MOD, DIV "
-     "(NCCL_TESTS_SPLIT of nccl-tests)"},
+     "(default NCCL_TESTS_SPLIT)"},
     {'J', "json", "FILE", "also write the results to FILE, as JSON"},
     {'h', "help", NULL, "print this help"},
     {BENCH_LONG_ONLY, "version", NULL, "print the version"},
@@ -113,26 +117,34 @@ static bool bad(char *why, size_t cap, const char *flag, const char *value, cons
     return false;
 }
 
+/* "8", "1.5G", "32M", "32MiB". */
 static bool parse_size(const char *text, size_t *bytes)
 {
     static const char units[] = "KMGT";
     const char *unit;
     char *end;
     unsigned long long n;
+    double part = 0;
     int shift = 0;
 
     errno = 0;
-    n = strtoull(text, &end, 10);
-    if (end == text || *text == '-' || errno != 0)
+    if (!isdigit((unsigned char)*text))
         return false;
-    if (*end != '\0' && (unit = strchr(units, *end & ~0x20)) != NULL) {
+    n = strtoull(text, &end, 10);
+    if (*end == '.') {
+        double digit = 0.1;
+
+        for (end++; isdigit((unsigned char)*end); end++, digit /= 10)
+            part += digit * (*end - '0');
+    }
+    if (isalpha((unsigned char)*end) && (unit = strchr(units, toupper((unsigned char)*end))) != NULL) {
         shift = 10 * (int)(unit - units + 1);
         end++;
         end += *end == 'i';
         end += *end == 'B';
     }
-    *bytes = (size_t)n << shift;
-    return *end == '\0' && n <= (SIZE_MAX / 4) >> shift;
+    *bytes = ((size_t)n << shift) + (size_t)ldexp(part, shift);
+    return *end == '\0' && errno == 0 && n < (SIZE_MAX / 4) >> shift;
 }
 
 static bool parse_int(const char *text, int least, int most, int *n)
@@ -170,6 +182,19 @@ static bool parse_op(const char *text, int *op)
     return false;
 }
 
+/* A number of a split: 7, 0x7 or 0b111. */
+static bool parse_bits(const char *text, int least, int *n)
+{
+    char *end;
+    unsigned long v;
+
+    text += strspn(text, " ");
+    errno = 0;
+    v = strncasecmp(text, "0b", 2) == 0 ? strtoul(text + 2, &end, 2) : strtoul(text, &end, 0);
+    *n = (int)(v & INT_MAX);
+    return isdigit((unsigned char)*text) && end != text && *end == '\0' && errno == 0 && *n >= least;
+}
+
 /* "MOD 2", "%2", "AND 0x7". */
 static bool parse_split(const char *text, struct bench_options *o)
 {
@@ -181,10 +206,28 @@ static bool parse_split(const char *text, struct bench_options *o)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strncasecmp(text, words[i].word, strlen(words[i].word)) == 0) {
             o->split = words[i].op;
-            text += strlen(words[i].word);
-            return parse_int(text + strspn(text, " "), o->split == '%' || o->split == '/', INT_MAX, &o->split_by);
+            return parse_bits(text + strlen(words[i].word), o->split == '%' || o->split == '/', &o->split_by);
         }
     return false;
+}
+
+/* nccl-tests has variables instead of -s; one that nobody reads would measure other groups than the user thinks. */
+static bool split_of_environment(struct bench_options *o, char *why, size_t cap)
+{
+    const char *split = getenv("NCCL_TESTS_SPLIT"), *mask = getenv("NCCL_TESTS_SPLIT_MASK");
+    unsigned long bits;
+    char *end;
+
+    if (mask != NULL && *mask != '\0') {
+        bits = strtoul(mask, &end, 16);
+        o->split = '&';
+        o->split_by = (int)(bits & INT_MAX);
+        return (end != mask && *end == '\0') ||
+               bad(why, cap, "NCCL_TESTS_SPLIT_MASK", mask, "expected a hexadecimal number");
+    }
+    if (split != NULL && *split != '\0')
+        return parse_split(split, o) || bad(why, cap, "NCCL_TESTS_SPLIT", split, SPLIT_WANTED);
+    return true;
 }
 
 /* "all_reduce", or as nccl-tests names its programs: "all_reduce_perf", "all_reduce_perf_mpi". */
@@ -201,12 +244,20 @@ static bool parse_kind(const char *text, const struct bench_kind **kind)
     return *kind != NULL || strcmp(text, "all") == 0;
 }
 
+/* 0 and 1 stand for none, as in nccl-tests: sizes are then those of -i. */
 static bool parse_factor(const char *text, double *factor)
 {
     char *end;
 
     *factor = strtod(text, &end);
-    return end != text && *end == '\0' && *factor > 1 && *factor < 1e9;
+    if (end == text || *end != '\0' || !(*factor >= 0 && *factor < 1e9))
+        return false;
+    if (*factor > 1)
+        return true;
+    if (*factor > 0 && *factor < 1)
+        return false;
+    *factor = 0;
+    return true;
 }
 
 /* A flag of nccl-tests that has no meaning here, unless its value is what happens anyway. */
@@ -248,11 +299,10 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
     case 'e':
         return parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
     case 'i':
-        o->factor = 0;
         return (parse_size(value, &o->step_bytes) && o->step_bytes > 0) ||
                bad(why, cap, flag, value, "expected a size above 0, such as 1M");
     case 'f':
-        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "expected a number above 1");
+        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "expected a number above 1, or 0: by -i");
     case 'o':
         return parse_op(value, &o->op) || bad(why, cap, flag, value, "no such operation; see --help");
     case 'd':
@@ -260,7 +310,7 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
     case 'r':
         if (strcmp(value, "all") == 0)
             return (o->root = -1, true);
-        return parse_int(value, 0, INT_MAX, &o->root) || bad(why, cap, flag, value, "expected a rank or \"all\"");
+        return parse_int(value, -1, INT_MAX, &o->root) || bad(why, cap, flag, value, "expected a rank or \"all\"");
     case 'n':
         return parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "expected a number above 0");
     case 'w':
@@ -299,7 +349,7 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
         *(c == 'C' ? &o->host_time : &o->timestamps) = n == 1;
         return true;
     case 's':
-        return parse_split(value, o) || bad(why, cap, flag, value, "expected AND, OR, MOD or DIV and a number");
+        return parse_split(value, o) || bad(why, cap, flag, value, SPLIT_WANTED);
     case 'J':
         o->json = value;
         return true;
@@ -334,6 +384,8 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     if (argc < 1 || !parse_kind(base_name(argv[0]), &o->kind) || o->kind == NULL)
         (void)parse_kind("all_reduce", &o->kind);
     (void)parse_type("float", &o->type);
+    if (!split_of_environment(o, why, cap))
+        return BENCH_BAD;
     optind = 0;
     opterr = 0;
     while ((c = getopt_long(argc, argv, letters, names, NULL)) != -1) {
@@ -362,6 +414,11 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
                        o->kind->name);
         return BENCH_BAD;
     }
+    if (o->json != NULL && o->cycles == 0) {
+        (void)snprintf(why, cap, "-J %s: with -N 0 there is no end at which it is written; set -N to a number",
+                       o->json);
+        return BENCH_BAD;
+    }
     if (o->min_bytes > o->max_bytes) {
         (void)snprintf(why, cap, "-b %zu is more than -e %zu", o->min_bytes, o->max_bytes);
         return BENCH_BAD;
@@ -387,7 +444,12 @@ int bench_color(const struct bench_options *o, int rank)
 
 size_t bench_next_size(const struct bench_options *o, size_t bytes)
 {
-    size_t next = o->factor > 0 ? (size_t)((double)bytes * o->factor) : bytes + o->step_bytes;
+    size_t next = bytes + o->step_bytes;
 
+    if (o->factor > 0) {
+        double times = (double)bytes * o->factor;
+
+        next = times < (double)(SIZE_MAX / 4) ? (size_t)times : SIZE_MAX / 4;
+    }
     return next > bytes ? next : bytes + 1;
 }

@@ -7,6 +7,7 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define N 500
@@ -219,6 +220,88 @@ Test(bench_options, letters_are_those_of_nccl_tests)
     cr_expect(bench_next_size(&o, 8) == 16 && bench_color(&o, 5) == 1);
 }
 
+Test(bench_options, sizes_may_have_fractions_and_units)
+{
+    static const struct {
+        const char *text;
+        size_t bytes;
+    } sizes[] = {{"0", 0},
+                 {"7", 7},
+                 {"1.5K", 1536},
+                 {"0.25M", 256 << 10},
+                 {"32MB", 32 << 20},
+                 {"32MiB", 32 << 20},
+                 {"2g", (size_t)2 << 30},
+                 {"1.9", 1}};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const char *words[] = {"-b", sizes[i].text, "-e", "4G"};
+        struct bench_options o;
+        char why[256] = "";
+
+        cr_assert(parse(&o, why, 4, words) == BENCH_RUN, "%s", why);
+        cr_expect(o.min_bytes == sizes[i].bytes, "%s: %zu", sizes[i].text, o.min_bytes);
+    }
+}
+
+Test(bench_options, a_factor_is_stronger_than_a_step_wherever_it_stands)
+{
+    static const struct {
+        const char *words[4];
+        size_t next;
+    } cases[] = {{{"-f", "2", "-i", "100"}, 16},
+                 {{"-i", "100", "-f", "2"}, 16},
+                 {{"-i", "100", "-f", "1"}, 108},
+                 {{"-f", "0", "-i", "100"}, 108}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bench_options o;
+        char why[256] = "";
+
+        cr_assert(parse(&o, why, 4, cases[i].words) == BENCH_RUN, "%s", why);
+        cr_expect(bench_next_size(&o, 8) == cases[i].next, "%zu: %zu", i, bench_next_size(&o, 8));
+    }
+}
+
+Test(bench_options, the_size_after_a_huge_one_is_larger)
+{
+    const char *words[] = {"-f", "999999999"};
+    struct bench_options o;
+    char why[256] = "";
+    size_t huge = SIZE_MAX / 4 - 1;
+
+    cr_assert(parse(&o, why, 2, words) == BENCH_RUN, "%s", why);
+    cr_expect(bench_next_size(&o, huge) > huge && bench_next_size(&o, SIZE_MAX / 4) > SIZE_MAX / 4);
+}
+
+Test(bench_options, groups_are_those_of_nccl_tests_variables)
+{
+    static const struct {
+        const char *name, *value;
+        int of_5;
+    } cases[] = {
+        {"NCCL_TESTS_SPLIT", "MOD 2", 1},      {"NCCL_TESTS_SPLIT", "%4", 1},     {"NCCL_TESTS_SPLIT", "AND 0x4", 4},
+        {"NCCL_TESTS_SPLIT", "& 0b110", 4},    {"NCCL_TESTS_SPLIT", "div 2", 2},  {"NCCL_TESTS_SPLIT", "or0x2", 7},
+        {"NCCL_TESTS_SPLIT_MASK", "0x1", 1},   {"NCCL_TESTS_SPLIT_MASK", "c", 4}, {"NCCL_TESTS_SPLIT", "", 0},
+        {"NCCL_TESTS_SPLIT_MASK", "what", -1}, {"NCCL_TESTS_SPLIT", "MOD 0", -1}, {"NCCL_TESTS_SPLIT", "every 2", -1}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct bench_options o;
+        char why[256] = "";
+        enum bench_do what;
+
+        (void)unsetenv("NCCL_TESTS_SPLIT");
+        (void)unsetenv("NCCL_TESTS_SPLIT_MASK");
+        (void)setenv(cases[i].name, cases[i].value, 1);
+        what = parse(&o, why, 0, NULL);
+        if (cases[i].of_5 < 0)
+            cr_expect(what == BENCH_BAD && strstr(why, cases[i].name) != NULL, "%s: '%s'", cases[i].value, why);
+        else
+            cr_expect(what == BENCH_RUN && bench_color(&o, 5) == cases[i].of_5, "%s: %d", cases[i].value,
+                      bench_color(&o, 5));
+    }
+}
+
 Test(bench_options, kinds_have_the_names_of_nccl_tests_programs_too)
 {
     const char *words[] = {"reduce_scatter_perf_mpi"};
@@ -276,7 +359,14 @@ Test(bench_options, bad_ones_are_named)
         const char *part;
     } cases[] = {{{"-b", "x"}, "'x'"},
                  {{"-b", "99999999999T"}, "size"},
-                 {{"-f", "1"}, "above 1"},
+                 {{"-f", "0.5"}, "above 1"},
+                 {{"-f", "x"}, "above 1"},
+                 {{"-b", "8 "}, "'8 '"},
+                 {{"-b", " -8"}, "' -8'"},
+                 {{"-b", "8 M"}, "'8 M'"},
+                 {{"-b", "1.5.5K"}, "size"},
+                 {{"-r", "-2"}, "expected a rank"},
+                 {{"-N0", "-J", "out"}, "-N 0"},
                  {{"-d", "float17"}, "type"},
                  {{"-o", "mean"}, "operation"},
                  {{"-b", "2M", "-e1M"}, "more than"},
