@@ -125,13 +125,13 @@ static uint64_t one_kind(const struct bench *b, struct bench_table *t, const str
     wrong = c.rank == 0 ? (int64_t)t->n_wrong : 0;
     bench_need(b, cddp_all_reduce(b->world, &wrong, &wrong, 1, CDDP_INT64, CDDP_SUM), "counting what is wrong");
     if (b->prints)
-        bench_table_foot(t, kind->name, (uint64_t)wrong);
+        bench_table_foot(t, &b->opt, kind->name, (uint64_t)wrong);
     return (uint64_t)wrong;
 }
 
 /* ----------------------------------------------------------------------------------------- before and after ---- */
 
-static void print_ranks(const struct bench *b, const struct rank_info *all)
+static void print_ranks(const struct bench *b, struct bench_table *t, const struct rank_info *all)
 {
     const struct bench_options *o = &b->opt;
     char step[40];
@@ -151,8 +151,13 @@ static void print_ranks(const struct bench *b, const struct rank_info *all)
                                                                            : ", with a barrier that is not timed");
     printf("#\n# Using devices\n");
     for (int r = 0; r < cddp_world_size(b->world); r++)
-        printf("#  Rank %2d Group %2d Pid %6d on %10s device %2d [%s] %s\n", r, all[r].group, all[r].pid, all[r].host,
-               all[r].device, all[r].pci[0] != '\0' ? all[r].pci : "-", all[r].name);
+        bench_table_device(t, &(struct bench_device){.rank = r,
+                                                     .group = all[r].group,
+                                                     .pid = all[r].pid,
+                                                     .device = all[r].device,
+                                                     .host = all[r].host,
+                                                     .pci = all[r].pci,
+                                                     .name = all[r].name});
     printf("#\n");
 }
 
@@ -180,7 +185,7 @@ static void fit_memory(struct bench *b, const struct rank_info *all)
         printf("# Reducing maxBytes to %zu due to memory limitation\n#\n", o->max_bytes);
 }
 
-static void meet(struct bench *b)
+static void meet(struct bench *b, struct bench_table *t)
 {
     struct rank_info mine = {.group = bench_color(&b->opt, cddp_rank(b->world)), .pid = (int32_t)getpid()}, *all;
     cddp_device_info device = {.size = sizeof device};
@@ -197,7 +202,7 @@ static void meet(struct bench *b)
         out_of_memory();
     bench_need(b, cddp_all_gather(b->world, &mine, all, sizeof mine, CDDP_UINT8), "gathering names");
     if (b->prints)
-        print_ranks(b, all);
+        print_ranks(b, t, all);
     fit_memory(b, all);
     free(all);
 }
@@ -219,7 +224,9 @@ static int measure_all(struct bench *b, struct bench_table *t)
     uint64_t wrong = 0;
     int status = 0;
 
-    meet(b);
+    if (!bench_table_begin(t, &b->opt))
+        exit(1);
+    meet(b, t);
     for (int i = 0; i < bench_n_kinds; i++)
         if (b->opt.kind == NULL || b->opt.kind == &bench_kinds[i])
             wrong += one_kind(b, t, &bench_kinds[i]);
@@ -227,7 +234,7 @@ static int measure_all(struct bench *b, struct bench_table *t)
         (void)fputs("cddp-bench: nothing was measured; the table says why\n", stderr);
         status = 2;
     }
-    return wrong != 0 ? 1 : status;
+    return wrong != 0 || t->too_slow ? 1 : status;
 }
 
 int main(int argc, char **argv)
@@ -251,6 +258,7 @@ int main(int argc, char **argv)
     case BENCH_RUN:
         break;
     }
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* what is known of a run is there, however it ends */
     init.timeout_ms = b.opt.timeout_s * 1000;
     if (cddp_init(&b.world, &init) != CDDP_OK) {
         (void)fprintf(stderr, "cddp-bench: %s\n", cddp_last_error());

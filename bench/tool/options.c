@@ -65,7 +65,8 @@ const char bench_notes[] =
     "program's own (ln -s cddp-bench all_reduce_perf). cddprun begins each line with its rank: scripts that read the\n"
     "table get it from 'sed s/^.0..//', or the file of -J. A test that cannot run in place shows 0.00 and N/A there.\n"
     "Other flags of nccl-tests are accepted with values that change nothing (-t 1, -g 1, -G 0).\n"
-    "Exit status: 0; 1: wrong result, or a rank failed; 2: invalid usage.";
+    "NCCL_TESTS_MIN_BW, in GB/s, fails a run whose mean bus bandwidth is more than a tenth below it.\n"
+    "Exit status: 0; 1: wrong result, too slow, or a rank failed; 2: invalid usage.";
 
 void bench_help(FILE *to)
 {
@@ -230,6 +231,19 @@ static bool split_of_environment(struct bench_options *o, char *why, size_t cap)
     return true;
 }
 
+static bool least_of_environment(struct bench_options *o, char *why, size_t cap)
+{
+    const char *least = getenv("NCCL_TESTS_MIN_BW");
+    char *end;
+
+    o->least_bandwidth = -1;
+    if (least == NULL || *least == '\0')
+        return true;
+    o->least_bandwidth = strtod(least, &end);
+    return (end != least && *end == '\0' && o->least_bandwidth >= 0) ||
+           bad(why, cap, "NCCL_TESTS_MIN_BW", least, "expected GB/s, such as 12.5");
+}
+
 /* "all_reduce", or as nccl-tests names its programs: "all_reduce_perf", "all_reduce_perf_mpi". */
 static bool parse_kind(const char *text, const struct bench_kind **kind)
 {
@@ -384,7 +398,7 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     if (argc < 1 || !parse_kind(base_name(argv[0]), &o->kind) || o->kind == NULL)
         (void)parse_kind("all_reduce", &o->kind);
     (void)parse_type("float", &o->type);
-    if (!split_of_environment(o, why, cap))
+    if (!split_of_environment(o, why, cap) || !least_of_environment(o, why, cap))
         return BENCH_BAD;
     optind = 0;
     opterr = 0;

@@ -32,6 +32,7 @@ struct bench_options {
     const char *json; /* a file; NULL: none */
     char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
     int split_by;
+    double least_bandwidth; /* NCCL_TESTS_MIN_BW: of each test's mean, in GB/s; below 0: any will do */
 };
 
 enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };

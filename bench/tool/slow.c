@@ -27,6 +27,23 @@ double bench_slow(const double *times, int n, int i)
     return usual > 0 && times[i] >= BENCH_SLOW_TIMES * usual ? times[i] / usual : 0;
 }
 
+double bench_slow_link(const double *times, const int32_t *nodes, int n, int i)
+{
+    double *alike = malloc((size_t)n * sizeof *alike), slow;
+    int m = 0, at = 0;
+
+    if (alike == NULL)
+        return 0;
+    for (int r = 0; r < n; r++)
+        if ((nodes[r] == nodes[(r + 1) % n]) == (nodes[i] == nodes[(i + 1) % n])) {
+            at = r == i ? m : at;
+            alike[m++] = times[r];
+        }
+    slow = bench_slow(alike, m, at);
+    free(alike);
+    return slow;
+}
+
 /* Of one copy, on average over a time in which a rank that has to share its core loses it. */
 static double copy_s(const struct bench *b, void *to, const void *from, size_t bytes)
 {
@@ -82,9 +99,10 @@ void bench_find_slow(const struct bench *b, struct bench_table *t, size_t bytes)
 {
     int n = cddp_world_size(b->world);
     double mine, *copies = calloc((size_t)n, sizeof *copies), *links = calloc((size_t)n, sizeof *links);
+    int32_t node = cddp_node_rank(b->world), *nodes = calloc((size_t)n, sizeof *nodes);
     void *in, *out;
 
-    if (copies == NULL || links == NULL) {
+    if (copies == NULL || links == NULL || nodes == NULL) {
         (void)fputs("cddp-bench: out of memory\n", stderr);
         exit(1);
     }
@@ -97,6 +115,7 @@ void bench_find_slow(const struct bench *b, struct bench_table *t, size_t bytes)
     if (n > 2) {
         mine = ring_s(b, out, in, bytes);
         bench_need(b, cddp_all_gather(b->world, &mine, links, 1, CDDP_FLOAT64), "gathering the times");
+        bench_need(b, cddp_all_gather(b->world, &node, nodes, 1, CDDP_INT32), "gathering the nodes");
     }
     cddp_free(b->world, in);
     cddp_free(b->world, out);
@@ -105,11 +124,12 @@ void bench_find_slow(const struct bench *b, struct bench_table *t, size_t bytes)
 
         if (times > 0)
             bench_table_note(t, "slow: rank %d takes %.1f times as long as usual to copy its own memory", r, times);
-        times = n > 2 ? bench_slow(links, n, r) : 0;
+        times = n > 2 ? bench_slow_link(links, nodes, n, r) : 0;
         if (times > 0)
             bench_table_note(t, "slow: messages between ranks %d and %d take %.1f times as long as usual", r,
                              (r + 1) % n, times);
     }
     free(copies);
     free(links);
+    free(nodes);
 }

@@ -16,6 +16,11 @@
  * lower median of all n, which is the faster one of two.
  */
 double bench_slow(const double *times, int n, int i);
+/*
+ * The same for the link from rank i to the next one of n, among those of its own sort: within a node, or between two. A
+ * network is slower than the memory of a node, however well it is.
+ */
+double bench_slow_link(const double *times, const int32_t *nodes, int n, int i);
 /* Names slow ranks and links in the notes. Collective over the world; bytes: of a copy and of a message. */
 void bench_find_slow(const struct bench *b, struct bench_table *t, size_t bytes);
 

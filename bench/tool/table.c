@@ -8,13 +8,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#define JSON_VERSION 3 /* of nccl-tests' file */
+#define JSON_VERSION 3        /* of nccl-tests' file */
+#define MOST_NOTES (64 << 10) /* bytes */
 #define TIME_FORMAT "%Y-%m-%d %H:%M:%S"
 
 static void time_text(char *text, size_t cap)
@@ -52,8 +54,10 @@ static json_t *config_of(const struct bench_options *o)
     json_t *c = json_pack("{s:i, s:i, s:I, s:I}", "nthreads", 1, "ngpus", 1, "minimum_bytes", (json_int_t)o->min_bytes,
                           "maximum_bytes", (json_int_t)o->max_bytes);
 
-    if (o->factor > 0)
+    if (o->factor > 0 && o->factor - floor(o->factor) > 0)
         set(c, "step_factor", json_real(o->factor));
+    else if (o->factor > 0) /* nccl-tests has no others */
+        set(c, "step_factor", json_integer((json_int_t)o->factor));
     else
         set(c, "step_bytes", json_integer((json_int_t)o->step_bytes));
     set(c, "warmup_iters", json_integer(o->warmup));
@@ -62,6 +66,7 @@ static json_t *config_of(const struct bench_options *o)
     set(c, "validation", json_integer(o->checks));
     set(c, "graph", json_integer(0));
     set(c, "blocking_collectives", word(o->blocking != BENCH_BEGUN));
+    set(c, "devices", json_array());
     return c;
 }
 
@@ -104,6 +109,31 @@ bool bench_table_open(struct bench_table *t, const struct bench_options *o, int 
     return true;
 }
 
+bool bench_table_begin(const struct bench_table *t, const struct bench_options *o)
+{
+    int fd;
+
+    if (t->file == NULL)
+        return true;
+    fd = open(o->json, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    if (fd < 0) {
+        (void)fprintf(stderr, "cddp-bench: cannot write %s: %s\n", o->json, strerror(errno));
+        return false;
+    }
+    (void)close(fd);
+    return true;
+}
+
+/* Has stdout taken all lines? stdout buffers lines, so errno is that of the last one. */
+static bool table_is_written(void)
+{
+    if (fflush(stdout) == 0 && ferror(stdout) == 0)
+        return true;
+    (void)fprintf(stderr, "cddp-bench: cannot write the table: %s\n",
+                  errno != 0 ? strerror(errno) : "stdout takes no more");
+    return false;
+}
+
 bool bench_table_close(struct bench_table *t, const struct bench_options *o)
 {
     bool ok = true;
@@ -118,11 +148,7 @@ bool bench_table_close(struct bench_table *t, const struct bench_options *o)
     if (t->notes_to != NULL)
         (void)fclose(t->notes_to);
     free(t->notes);
-    if (fflush(stdout) != 0) {
-        (void)fprintf(stderr, "cddp-bench: cannot write the table: %s\n", strerror(errno));
-        ok = false;
-    }
-    return ok;
+    return table_is_written() && ok;
 }
 
 void bench_table_drop_json(struct bench_table *t)
@@ -132,6 +158,20 @@ void bench_table_drop_json(struct bench_table *t)
 }
 
 /* ---------------------------------------------------------------------------------------------------- table ---- */
+
+void bench_table_device(struct bench_table *t, const struct bench_device *d)
+{
+    const char *pci = d->pci[0] != '\0' ? d->pci : "-";
+    int device = d->device < 0 ? 0 : d->device; /* programs that read it expect a number from 0 on */
+
+    printf("#  Rank %2d Group %2d Pid %6d on %10s device %2d [%s] %s\n", d->rank, d->group, d->pid, d->host, device,
+           pci, d->name);
+    if (t->file != NULL)
+        (void)json_array_append_new(json_object_get(json_object_get(t->file, "config"), "devices"),
+                                    json_pack("{s:i, s:i, s:i, s:s, s:i, s:s, s:s}", "rank", d->rank, "group", d->group,
+                                              "pid", d->pid, "hostname", d->host, "device", device, "device_hex", pci,
+                                              "device_info", d->name));
+}
 
 void bench_table_head(struct bench_table *t, const struct bench_options *o, const char *kind)
 {
@@ -210,8 +250,10 @@ void bench_table_row(struct bench_table *t, const struct bench_options *o, const
         time_text(stamp, sizeof stamp);
         printf("%21s", stamp);
     }
+    errno = 0;
     printf("\n");
-    (void)fflush(stdout);
+    if (!table_is_written())
+        exit(1);
     note_slowest(t, o, kind->name, bytes, apart);
     if (t->rows == NULL)
         return;
@@ -228,6 +270,10 @@ void bench_table_note(struct bench_table *t, const char *format, ...)
 {
     va_list args;
 
+    if (ftello(t->notes_to) > MOST_NOTES) { /* -N 0 has no foot, where they are printed */
+        t->n_left_out++;
+        return;
+    }
     (void)fputs("# ", t->notes_to);
     va_start(args, format);
     (void)vfprintf(t->notes_to, format, args);
@@ -235,24 +281,44 @@ void bench_table_note(struct bench_table *t, const char *format, ...)
     (void)fputc('\n', t->notes_to);
 }
 
-void bench_table_foot(struct bench_table *t, const char *kind, uint64_t wrong)
+/* A tenth less than the least that is wanted still passes, as in nccl-tests. NULL: nothing is wanted. */
+static json_t *enough(struct bench_table *t, const struct bench_options *o, double mean, const char **mark)
+{
+    bool passes = mean >= 0.9 * o->least_bandwidth;
+
+    *mark = "";
+    if (o->least_bandwidth < 0 || t->n_bus == 0)
+        return json_string("unchecked");
+    *mark = passes ? "OK" : "FAILED";
+    t->too_slow = t->too_slow || !passes;
+    return word(passes);
+}
+
+void bench_table_foot(struct bench_table *t, const struct bench_options *o, const char *kind, uint64_t wrong)
 {
     double mean = t->n_bus > 0 ? t->bus_sum / t->n_bus : 0;
+    const char *mark;
+    json_t *okay = enough(t, o, mean, &mark);
 
     printf("# %-20s : %llu %s\n", "Out of bounds values", (unsigned long long)wrong, wrong != 0 ? "FAILED" : "OK");
-    printf("# %-20s : %g \n#\n", "Avg bus bandwidth", mean);
+    printf("# %-20s : %g %s\n#\n", "Avg bus bandwidth", mean, mark);
     printf("# Collective test concluded: %s_perf\n", kind);
     (void)fflush(t->notes_to);
     if (t->notes_size > 0)
         (void)fwrite(t->notes, 1, t->notes_size, stdout);
     (void)fseeko(t->notes_to, 0, SEEK_SET);
+    if (t->n_left_out > 0)
+        printf("# and %zu more like these\n", t->n_left_out);
+    t->n_left_out = 0;
     printf("#\n");
     (void)fflush(stdout);
-    if (t->file == NULL)
+    if (t->file == NULL) {
+        json_decref(okay);
         return;
+    }
     /* Of a run of several tests the last one's, or the first one with wrong values. */
     if (json_object_get(t->file, "out_of_bounds") == NULL ||
         json_integer_value(json_object_get(json_object_get(t->file, "out_of_bounds"), "count")) == 0)
         set(t->file, "out_of_bounds", json_pack("{s:I, s:o}", "count", (json_int_t)wrong, "okay", word(wrong == 0)));
-    set(t->file, "average_bus_bandwidth", json_pack("{s:f, s:s}", "bandwidth", mean, "okay", "unchecked"));
+    set(t->file, "average_bus_bandwidth", json_pack("{s:f, s:o}", "bandwidth", mean, "okay", okay));
 }

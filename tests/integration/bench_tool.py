@@ -150,10 +150,17 @@ def test_a_rank_that_dies_is_named_and_ends_the_run(cddprun):
         raise launch.Skip('a sanitizer must be preloaded first')
     env = {'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED'], 'CDDP_PLANT': 'die'}
     for how in [], ['--on_failure=wait']:
-        with Job(cddprun, '--standalone', '--nproc_per_node=3', *how, BENCH, '-b', '1M', '-e', '64M', '-f', '2', env=env) as job:
-            assert job.finish() != 0 and 'rank 1' in job.err, job.err
-            if how:
-                assert re.search(r'cddp-bench: rank [02]: all_reduce: .*rank 1', job.err), job.err
+        with tempfile.TemporaryDirectory() as tmp:
+            with open(f'{tmp}/out.json', 'w', encoding='ascii') as earlier:
+                earlier.write('{"results": "of an earlier run"}')
+            with Job(cddprun, '--standalone', '--nproc_per_node=3', *how, BENCH, '-b', '1M', '-e', '64M', '-f', '2', '-J', f'{tmp}/out.json',
+                     env=env) as job:
+                assert job.finish() != 0 and 'rank 1' in job.err, job.err
+                if how:
+                    assert re.search(r'cddp-bench: rank [02]: all_reduce: .*rank 1', job.err), job.err
+                assert len(readers.devices(job.out.replace('[0] ', ''))) == 3, job.out
+            with open(f'{tmp}/out.json', encoding='ascii') as file:
+                assert 'earlier' not in file.read()
 
 
 def slow_rank_is_named(cddprun):
@@ -223,6 +230,27 @@ def test_bandwidths_are_those_that_the_times_and_sizes_give(cddprun):
         assert abs(algorithm - want) < 0.02 * want + 0.01 and abs(bus - want * share) < 0.02 * want + 0.02, row
 
 
+def test_a_table_that_cannot_be_written_fails_the_run(_cddprun):
+    for more in [], ['-N', '0']:
+        with open('/dev/full', 'wb') as full:
+            done = subprocess.run([BENCH, '-b', '8', '-e', '8', '-n', '1', *more], stdout=full, stderr=subprocess.PIPE, text=True,
+                                  timeout=launch.DEADLINE, check=False)
+        assert done.returncode == 1 and 'cddp-bench: cannot write the table: No space left on device' in done.stderr, done
+
+
+def test_variables_of_nccl_tests_count(cddprun):
+    status, out, err = bench(cddprun, 4, '-b', '8', '-e', '8', env={'NCCL_TESTS_SPLIT': 'DIV 2'})
+    assert status == 0 and re.findall(r'Rank +(\d) Group +(\d)', out) == [('0', '0'), ('1', '0'), ('2', '1'), ('3', '1')], (out, err)
+    status, out, err = bench(cddprun, 2, '-b', '8', '-e', '8', env={'NCCL_TESTS_SPLIT': 'every 2'})
+    assert status == 2 and "NCCL_TESTS_SPLIT 'every 2'" in err, err
+    for least, mark in ('1e9', 'FAILED'), ('0.000001', 'OK'):
+        with tempfile.TemporaryDirectory() as tmp:
+            status, out, err = bench(cddprun, 2, '-b', '64K', '-e', '64K', '-J', f'{tmp}/out.json', env={'NCCL_TESTS_MIN_BW': least})
+            assert status == (mark == 'FAILED') and re.search(rf'Avg bus bandwidth +: \S+ {mark}\n', out), (status, out, err)
+            with open(f'{tmp}/out.json', encoding='ascii') as file:
+                assert json.load(file)['average_bus_bandwidth']['okay'] == ('true' if mark == 'OK' else 'false')
+
+
 def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
     with tempfile.TemporaryDirectory() as tmp:
         status, out, err = bench(cddprun, 4, 'reduce', '-s', 'MOD 2', '-r', 'all', '-b', '8', '-e', '32', '-f', '2', '-J',
@@ -234,6 +262,10 @@ def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
         with open(f'{tmp}/out.json', encoding='ascii') as file:
             data = json.load(file)
         assert data['out_of_bounds'] == {'count': 0, 'okay': 'true'} and data['config']['minimum_bytes'] == 8, data
+        assert data['config']['step_factor'] == 2 and isinstance(data['config']['step_factor'], int), data
+        devices = readers.devices(out)
+        assert [(d['rank'], d['group'], d['pid'], d['hostname'], d['device'], d['device_info']) for d in data['config']['devices']] == \
+            [(int(r), int(g), int(p), host, int(device), name) for r, g, p, host, device, name in devices] and len(devices) == 4, data
         assert [(r['size'], int(r['root']), r['in_place']['nwrong']) for r in data['results']] == \
             [(row['size'], row['root'], 0) for row in table], data
 

@@ -53,7 +53,7 @@ def summary(text):
 
 
 def devices(text):
-    return re.findall(r'^#\s+Rank\s+(\d+)\s+Group\s+(\d+)\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(-?\d+)\s+\[[^\]]+\]\s+(.+?)\s*$', text, re.M)
+    return re.findall(r'^#\s+Rank\s+(\d+)\s+Group\s+(\d+)\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]+\]\s+(.+?)\s*$', text, re.M)
 
 
 def config(text):

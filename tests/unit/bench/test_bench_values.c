@@ -352,6 +352,20 @@ Test(bench_slow, three_times_as_long_as_usual_is_slow)
     cr_expect(!(bench_slow(two, 2, 0) > 0) && bench_slow(two, 2, 1) > 4.9);
 }
 
+Test(bench_slow, a_link_between_nodes_is_compared_with_its_like)
+{
+    const int32_t two[] = {0, 0, 1, 1}, four[] = {0, 0, 1, 1, 2, 2, 3, 3};
+    const double healthy[] = {1, 20, 1.1, 24}, inside[] = {1, 20, 5, 24};
+    const double between[] = {1, 20, 1.1, 24, 1, 90, 1, 21};
+
+    for (int i = 0; i < 4; i++) {
+        cr_expect(!(bench_slow_link(healthy, two, 4, i) > 0), "%d", i);
+        cr_expect((bench_slow_link(inside, two, 4, i) > 0) == (i == 2), "%d", i);
+    }
+    for (int i = 0; i < 8; i++)
+        cr_expect((bench_slow_link(between, four, 8, i) > 0) == (i == 5), "%d", i);
+}
+
 Test(bench_options, bad_ones_are_named)
 {
     static const struct {
