@@ -258,7 +258,7 @@ int main(int argc, char **argv)
     case BENCH_RUN:
         break;
     }
-    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* what is known of a run is there, however it ends */
+    (void)setvbuf(stdout, NULL, _IOLBF, 0); /* all lines are there, however the run ends */
     init.timeout_ms = b.opt.timeout_s * 1000;
     if (cddp_init(&b.world, &init) != CDDP_OK) {
         (void)fprintf(stderr, "cddp-bench: %s\n", cddp_last_error());

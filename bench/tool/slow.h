@@ -17,7 +17,7 @@
  */
 double bench_slow(const double *times, int n, int i);
 /*
- * The same for the link from rank i to the next one of n, among those of its own sort: within a node, or between two. A
+ * The same for the link from rank i to the next one of n, among the links like it: within a node, or between two. A
  * network is slower than the memory of a node, however well it is.
  */
 double bench_slow_link(const double *times, const int32_t *nodes, int n, int i);

@@ -110,7 +110,7 @@ static void put(void *to, size_t i, const struct bench_type *type, uint64_t bits
 }
 
 /* However few bits a type has and however many ranks there are, a check must be able to fail. */
-Test(bench_values, nothing_and_what_is_not_reduced_are_wrong_for_any_number_of_ranks)
+Test(bench_values, zeros_and_unreduced_input_are_wrong_for_any_number_of_ranks)
 {
     static const char *const types[] = {"half", "float", "double", "bfloat16", "f8e4m3", "f8e5m2"};
     static const int ranks[] = {2, 3, 4, 8, 64, 200, 1000};
@@ -163,7 +163,7 @@ Test(bench_values, sums_are_exact_while_the_type_is_and_may_round_above)
     cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 8, 0, 0) == 0, "16 at most: exact");
     ones = bench_wrong_reduced(four, N, type_of("float"), op_of("sum"), 3, 0, 0);
     wrong = bench_wrong_reduced(near, N, type_of("float"), op_of("sum"), 3, 0, 0);
-    cr_expect(ones < N && wrong == N, "4 is right for %zu, and what is next to it for %zu", N - ones, N - wrong);
+    cr_expect(ones < N && wrong == N, "4 is right for %zu, and the number next to it for %zu", N - ones, N - wrong);
     for (size_t i = 0; i < N; i++)
         put(buf, i, type, bits[16]); /* 64 ranks whose terms are lost above 16 */
     cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 64, 0, 0) == 0);
