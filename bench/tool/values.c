@@ -203,16 +203,18 @@ struct range {
 static struct range range_of(const struct bench_type *type, const struct bench_op *op, int n, double result)
 {
     double u = ldexp(1, -type->fraction_bits - 1), whole = ldexp(1, type->fraction_bits + 1);
-    double down = pow(1 - u, n + 2), up = fmin(pow(1 + u, n + 2), 2 * (1 + u));
+    /* As differences: of double, 1 + u is 1. */
+    double least = result + result * expm1((n + 2) * log1p(-u));
+    double most = result + result * fmin(expm1((n + 2) * log1p(u)), 1 + 2 * u);
 
     if (op->op == CDDP_PROD &&
         result > largest(type)) /* infinite; or, where conversions saturate, the largest number */
         return (struct range){largest(type), INFINITY};
     if (op->op == CDDP_AVG)
-        return (struct range){fmax(result * down, fmin(result, whole / n) / 2), result * up};
+        return (struct range){fmax(least, fmin(result, whole / n) / 2), most};
     if (op->op != CDDP_SUM || result <= whole)
         return (struct range){result, result};
-    return (struct range){fmax(result * down, whole), result * up};
+    return (struct range){fmax(least, whole), most};
 }
 
 static bool is_near(uint64_t bits, const struct bench_type *type, const struct bench_op *op, int n, double result)

@@ -172,6 +172,29 @@ Test(bench_values, sums_are_exact_while_the_type_is_and_may_round_above)
     cr_expect(bench_wrong_reduced(buf, N, type, op_of("sum"), 64, 0, 0) == N);
 }
 
+/* Multiplied by 1/n, and as a sum of parts that were each multiplied. */
+Test(bench_values, means_of_doubles_may_be_rounded)
+{
+    for (int n = 1; n <= 33; n++) {
+        double whole[N], parts[N], part = 1.0 / n;
+
+        for (size_t i = 0; i < N; i++) {
+            int sum = sum_of(n, i);
+
+            whole[i] = sum * part;
+            parts[i] = 0;
+            for (int r = 0; r < n; r++)
+                parts[i] += (r < sum - n ? 2 : 1) * part;
+        }
+        cr_expect(bench_wrong_reduced(whole, N, type_of("double"), op_of("avg"), n, 0, 0) == 0, "%d ranks", n);
+        cr_expect(bench_wrong_reduced(parts, N, type_of("double"), op_of("avg"), n, 0, 0) == 0, "%d ranks, parts", n);
+        for (size_t i = 0; i < N; i++)
+            whole[i] *= 1 + 64e-16;
+        if (n < 20)
+            cr_expect(bench_wrong_reduced(whole, N, type_of("double"), op_of("avg"), n, 0, 0) == N, "%d ranks", n);
+    }
+}
+
 Test(bench_values, products_of_whole_numbers_wrap_and_those_of_half_are_infinite)
 {
     const uint16_t infinite = 0x7c00;
