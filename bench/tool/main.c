@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SLOW_BYTES ((size_t)1 << 20) /* of the messages that look for slow ranks */
@@ -207,21 +208,44 @@ static void meet(struct bench *b, struct bench_table *t)
     free(all);
 }
 
+/*
+ * The launcher shows the message of this file, or else the last error of libcddp: that may be one of an operation that
+ * the backend does not have, which the table has named, and not why the run failed.
+ */
+static void tell_launcher(uint64_t wrong)
+{
+    const char *path = getenv("TORCHELASTIC_ERROR_FILE");
+    char now[24], text[128] = "cddp-bench: the lines of rank 0 say why";
+    json_t *file;
+
+    if (path == NULL)
+        return;
+    if (wrong > 0)
+        (void)snprintf(text, sizeof text, "cddp-bench: %llu wrong elements; the table shows where",
+                       (unsigned long long)wrong);
+    (void)snprintf(now, sizeof now, "%lld", (long long)time(NULL));
+    file = json_pack("{s:{s:s, s:{s:s}}}", "message", "message", text, "extraInfo", "timestamp", now);
+    if (file != NULL)
+        (void)json_dump_file(file, path, 0); /* the status says as much */
+    json_decref(file);
+}
+
 /* All ranks end together where rank 0 has something to say: the first to end ends the others. */
-static int leave(struct bench *b, int status)
+static int leave(struct bench *b, int status, uint64_t wrong)
 {
     int32_t most = status;
 
     bench_need(b, cddp_all_reduce(b->world, &most, &most, 1, CDDP_INT32, CDDP_MAX), "leaving");
+    if (most != 0)
+        tell_launcher(wrong);
     if (b->comm != b->world)
         bench_need(b, cddp_finalize(b->comm), "leaving the group");
     bench_need(b, cddp_finalize(b->world), "leaving");
     return most;
 }
 
-static int measure_all(struct bench *b, struct bench_table *t)
+static int measure_all(struct bench *b, struct bench_table *t, uint64_t *wrong)
 {
-    uint64_t wrong = 0;
     int status = 0;
 
     if (!bench_table_begin(t, &b->opt))
@@ -229,12 +253,16 @@ static int measure_all(struct bench *b, struct bench_table *t)
     meet(b, t);
     for (int i = 0; i < bench_n_kinds; i++)
         if (b->opt.kind == NULL || b->opt.kind == &bench_kinds[i])
-            wrong += one_kind(b, t, &bench_kinds[i]);
+            *wrong += one_kind(b, t, &bench_kinds[i]);
     if (b->prints && t->n_rows == 0) {
         (void)fputs("cddp-bench: nothing was measured; the table says why\n", stderr);
         status = 2;
     }
-    return wrong != 0 || t->too_slow ? 1 : status;
+    if (t->too_slow)
+        (void)fprintf(stderr,
+                      "cddp-bench: the mean bus bandwidth is more than a tenth below NCCL_TESTS_MIN_BW, %g GB/s\n",
+                      b->opt.least_bandwidth);
+    return *wrong != 0 || t->too_slow ? 1 : status;
 }
 
 int main(int argc, char **argv)
@@ -243,6 +271,7 @@ int main(int argc, char **argv)
     struct bench_table table;
     cddp_init_options init = {.size = sizeof init};
     char why[256];
+    uint64_t wrong = 0;
     int status = 0, n;
 
     switch (bench_options_parse(&b.opt, argc, argv, why, sizeof why)) {
@@ -283,10 +312,10 @@ int main(int argc, char **argv)
     /* A rank that cannot go on takes the others along before they measure. */
     bench_need(&b, cddp_all_reduce(b.world, &status, &status, 1, CDDP_INT32, CDDP_MAX), "agreeing to begin");
     if (status == 0)
-        status = measure_all(&b, &table);
+        status = measure_all(&b, &table, &wrong);
     else
         bench_table_drop_json(&table);
     if (!bench_table_close(&table, &b.opt))
         status = 1;
-    return leave(&b, status);
+    return leave(&b, status, wrong);
 }

@@ -131,6 +131,7 @@ def test_a_wrong_result_is_counted_and_fails_the_run(cddprun):
         status, out, err = bench(cddprun, 3, '-b', '4K', '-e', '8K', '-f', '2', '-n', '2', '-c', '3', *more, env=env)
         assert status == 1 and [wrong(row) for row in readers.lines(out)] == [['1', '1']] * 2, (status, out, err)
         assert readers.summary(out)[0][1] is False and 'Out of bounds values : 4 FAILED' in out, out
+        assert 'cddp-bench: 4 wrong elements' in err, err
         status, out, _ = bench(cddprun, 3, '-b', '4K', '-e', '8K', '-f', '2', '-n', '2', '-c', '0', *more, env=env)
         assert status == 0 and [wrong(row) for row in readers.lines(out)] == [['N/A', 'N/A']] * 2, out
 
@@ -247,6 +248,7 @@ def test_variables_of_nccl_tests_count(cddprun):
         with tempfile.TemporaryDirectory() as tmp:
             status, out, err = bench(cddprun, 2, '-b', '64K', '-e', '64K', '-J', f'{tmp}/out.json', env={'NCCL_TESTS_MIN_BW': least})
             assert status == (mark == 'FAILED') and re.search(rf'Avg bus bandwidth +: \S+ {mark}\n', out), (status, out, err)
+            assert ('below NCCL_TESTS_MIN_BW, 1e+09 GB/s' in err) == (mark == 'FAILED'), err
             with open(f'{tmp}/out.json', encoding='ascii') as file:
                 assert json.load(file)['average_bus_bandwidth']['okay'] == ('true' if mark == 'OK' else 'false')
 
