@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "options.h"
+#include "parse.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,84 +117,6 @@ static bool bad(char *why, size_t cap, const char *flag, const char *value, cons
     return false;
 }
 
-/* "8", "1.5G", "32M", "32MiB". */
-static bool parse_size(const char *text, size_t *bytes)
-{
-    static const char units[] = "KMGT";
-    const char *unit;
-    char *end;
-    unsigned long long n;
-    double part = 0;
-    int shift = 0;
-
-    errno = 0;
-    if (!isdigit((unsigned char)*text))
-        return false;
-    n = strtoull(text, &end, 10);
-    if (*end == '.') {
-        double digit = 0.1;
-
-        for (end++; isdigit((unsigned char)*end); end++, digit /= 10)
-            part += digit * (*end - '0');
-    }
-    if (isalpha((unsigned char)*end) && (unit = strchr(units, toupper((unsigned char)*end))) != NULL) {
-        shift = 10 * (int)(unit - units + 1);
-        end++;
-        end += *end == 'i';
-        end += *end == 'B';
-    }
-    *bytes = ((size_t)n << shift) + (size_t)ldexp(part, shift);
-    return *end == '\0' && errno == 0 && n < (SIZE_MAX / 4) >> shift;
-}
-
-static bool parse_int(const char *text, int least, int most, int *n)
-{
-    char *end;
-    long v;
-
-    errno = 0;
-    v = strtol(text, &end, 0);
-    *n = (int)v;
-    return end != text && *end == '\0' && errno == 0 && v >= least && v <= most;
-}
-
-static bool parse_type(const char *text, int *type)
-{
-    if (strcmp(text, "all") == 0) {
-        *type = -1;
-        return true;
-    }
-    for (*type = 0; *type < bench_n_types; ++*type)
-        if (strcmp(text, bench_types[*type].name) == 0)
-            return true;
-    return false;
-}
-
-static bool parse_op(const char *text, int *op)
-{
-    if (strcmp(text, "all") == 0) {
-        *op = -1;
-        return true;
-    }
-    for (*op = 0; *op < bench_n_ops; ++*op)
-        if (strcmp(text, bench_ops[*op].name) == 0)
-            return true;
-    return false;
-}
-
-/* A number of a split: 7, 0x7 or 0b111. */
-static bool parse_bits(const char *text, int least, int *n)
-{
-    char *end;
-    unsigned long v;
-
-    text += strspn(text, " ");
-    errno = 0;
-    v = strncasecmp(text, "0b", 2) == 0 ? strtoul(text + 2, &end, 2) : strtoul(text, &end, 0);
-    *n = (int)(v & INT_MAX);
-    return isdigit((unsigned char)*text) && end != text && *end == '\0' && errno == 0 && *n >= least;
-}
-
 /* "MOD 2", "%2", "AND 0x7". */
 static bool parse_split(const char *text, struct bench_options *o)
 {
@@ -207,7 +128,7 @@ static bool parse_split(const char *text, struct bench_options *o)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strncasecmp(text, words[i].word, strlen(words[i].word)) == 0) {
             o->split = words[i].op;
-            return parse_bits(text + strlen(words[i].word), o->split == '%' || o->split == '/', &o->split_by);
+            return bench_parse_bits(text + strlen(words[i].word), o->split == '%' || o->split == '/', &o->split_by);
         }
     return false;
 }
@@ -244,36 +165,6 @@ static bool least_of_environment(struct bench_options *o, char *why, size_t cap)
            bad(why, cap, "NCCL_TESTS_MIN_BW", least, "expected GB/s, such as 12.5");
 }
 
-/* "all_reduce", or as nccl-tests names its programs: "all_reduce_perf", "all_reduce_perf_mpi". */
-static bool parse_kind(const char *text, const struct bench_kind **kind)
-{
-    *kind = NULL;
-    for (int i = 0; i < bench_n_kinds; i++) {
-        const char *name = bench_kinds[i].name, *rest = text + strlen(name);
-
-        if (strncmp(text, name, strlen(name)) == 0 &&
-            (*rest == '\0' || strcmp(rest, "_perf") == 0 || strcmp(rest, "_perf_mpi") == 0))
-            *kind = &bench_kinds[i];
-    }
-    return *kind != NULL || strcmp(text, "all") == 0;
-}
-
-/* 0 and 1 stand for none, as in nccl-tests: sizes are then those of -i. */
-static bool parse_factor(const char *text, double *factor)
-{
-    char *end;
-
-    *factor = strtod(text, &end);
-    if (end == text || *end != '\0' || !(*factor >= 0 && *factor < 1e9))
-        return false;
-    if (*factor > 1)
-        return true;
-    if (*factor > 0 && *factor < 1)
-        return false;
-    *factor = 0;
-    return true;
-}
-
 /* A flag of nccl-tests that has no meaning here, unless its value is what happens anyway. */
 static bool bench_read_foreign(int c, const char *value, char *why, size_t cap)
 {
@@ -298,7 +189,8 @@ static bool bench_read_foreign(int c, const char *value, char *why, size_t cap)
 
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].letter == c)
-            return parse_int(value, flags[i].least, flags[i].most, &n) || bad(why, cap, flag, value, flags[i].instead);
+            return bench_parse_int(value, flags[i].least, flags[i].most, &n) ||
+                   bad(why, cap, flag, value, flags[i].instead);
     return bad(why, cap, flag, value, "is not known");
 }
 
@@ -309,56 +201,59 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
 
     switch (c) {
     case 'b':
-        return parse_size(value, &o->min_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
+        return bench_parse_size(value, &o->min_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
     case 'e':
-        return parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
+        return bench_parse_size(value, &o->max_bytes) || bad(why, cap, flag, value, "expected a size such as 8 or 32M");
     case 'i':
-        return (parse_size(value, &o->step_bytes) && o->step_bytes > 0) ||
+        return (bench_parse_size(value, &o->step_bytes) && o->step_bytes > 0) ||
                bad(why, cap, flag, value, "expected a size above 0, such as 1M");
     case 'f':
-        return parse_factor(value, &o->factor) || bad(why, cap, flag, value, "expected a number above 1, or 0: by -i");
+        return bench_parse_factor(value, &o->factor) ||
+               bad(why, cap, flag, value, "expected a number above 1, or 0: by -i");
     case 'o':
-        return parse_op(value, &o->op) || bad(why, cap, flag, value, "no such operation; see --help");
+        return bench_parse_op(value, &o->op) || bad(why, cap, flag, value, "no such operation; see --help");
     case 'd':
-        return parse_type(value, &o->type) || bad(why, cap, flag, value, "no such type; see --help");
+        return bench_parse_type(value, &o->type) || bad(why, cap, flag, value, "no such type; see --help");
     case 'r':
         if (strcmp(value, "all") == 0)
             return (o->root = -1, true);
-        return parse_int(value, -1, INT_MAX, &o->root) || bad(why, cap, flag, value, "expected a rank or \"all\"");
+        return bench_parse_int(value, -1, INT_MAX, &o->root) ||
+               bad(why, cap, flag, value, "expected a rank or \"all\"");
     case 'n':
-        return parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "expected a number above 0");
+        return bench_parse_int(value, 1, INT_MAX, &o->iters) || bad(why, cap, flag, value, "expected a number above 0");
     case 'w':
-        return parse_int(value, 0, INT_MAX, &o->warmup) || bad(why, cap, flag, value, "expected a number");
+        return bench_parse_int(value, 0, INT_MAX, &o->warmup) || bad(why, cap, flag, value, "expected a number");
     case 'c':
-        return parse_int(value, 0, INT_MAX, &o->checks) || bad(why, cap, flag, value, "expected a number");
+        return bench_parse_int(value, 0, INT_MAX, &o->checks) || bad(why, cap, flag, value, "expected a number");
     case 'a':
-        if (!parse_int(value, 0, 3, &n))
+        if (!bench_parse_int(value, 0, 3, &n))
             return bad(why, cap, flag, value, "expected 0, 1, 2 or 3");
         o->average = (enum bench_average)n;
         return true;
     case 'z':
-        if (!parse_int(value, 0, 3, &n))
+        if (!bench_parse_int(value, 0, 3, &n))
             return bad(why, cap, flag, value, "expected 0, 1, 2 or 3");
         o->blocking = (enum bench_blocking)n;
         return true;
     case 'm':
-        return parse_int(value, 1, BENCH_MOST_TOGETHER, &o->together) ||
+        return bench_parse_int(value, 1, BENCH_MOST_TOGETHER, &o->together) ||
                bad(why, cap, flag, value, "expected a number from 1 to 256");
     case 'N':
-        return parse_int(value, 0, INT_MAX, &o->cycles) || bad(why, cap, flag, value, "expected a number");
+        return bench_parse_int(value, 0, INT_MAX, &o->cycles) || bad(why, cap, flag, value, "expected a number");
     case 'u':
-        return parse_int(value, 0, 1 << 20, &o->unalign) || bad(why, cap, flag, value, "expected a number of elements");
+        return bench_parse_int(value, 0, 1 << 20, &o->unalign) ||
+               bad(why, cap, flag, value, "expected a number of elements");
     case 'T':
-        return parse_int(value, 1, INT_MAX / 1000, &o->timeout_s) ||
+        return bench_parse_int(value, 1, INT_MAX / 1000, &o->timeout_s) ||
                bad(why, cap, flag, value, "expected seconds, above 0");
     case 'R':
-        if (!parse_int(value, 0, 2, &n))
+        if (!bench_parse_int(value, 0, 2, &n))
             return bad(why, cap, flag, value, "expected 0, 1 or 2");
         o->shared = n != 0;
         return true;
     case 'C':
     case 'S':
-        if (!parse_int(value, 0, 1, &n))
+        if (!bench_parse_int(value, 0, 1, &n))
             return bad(why, cap, flag, value, "expected 0 or 1");
         *(c == 'C' ? &o->host_time : &o->timestamps) = n == 1;
         return true;
@@ -395,9 +290,9 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
                                 .together = 1,
                                 .cycles = 1,
                                 .average = BENCH_AVERAGE};
-    if (argc < 1 || !parse_kind(base_name(argv[0]), &o->kind) || o->kind == NULL)
-        (void)parse_kind("all_reduce", &o->kind);
-    (void)parse_type("float", &o->type);
+    if (argc < 1 || !bench_parse_kind(base_name(argv[0]), &o->kind) || o->kind == NULL)
+        (void)bench_parse_kind("all_reduce", &o->kind);
+    (void)bench_parse_type("float", &o->type);
     if (!split_of_environment(o, why, cap) || !least_of_environment(o, why, cap))
         return BENCH_BAD;
     optind = 0;
@@ -415,7 +310,7 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
         if (!bench_read_flag(o, c, optarg, why, cap))
             return BENCH_BAD;
     }
-    if (optind < argc && !parse_kind(argv[optind], &o->kind)) {
+    if (optind < argc && !bench_parse_kind(argv[optind], &o->kind)) {
         (void)bad(why, cap, "KIND", argv[optind], "no such test; see --help");
         return BENCH_BAD;
     }
