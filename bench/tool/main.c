@@ -212,7 +212,7 @@ static void meet(struct bench *b, struct bench_table *t)
  * The launcher shows the message of this file, or else the last error of libcddp: that may be one of an operation that
  * the backend does not have, which the table has named, and not why the run failed.
  */
-static void tell_launcher(uint64_t wrong)
+static void tell_launcher(int status, uint64_t wrong)
 {
     const char *path = getenv("TORCHELASTIC_ERROR_FILE");
     char now[24], text[128] = "cddp-bench: the lines of rank 0 say why";
@@ -224,7 +224,8 @@ static void tell_launcher(uint64_t wrong)
         (void)snprintf(text, sizeof text, "cddp-bench: %llu wrong elements; the table shows where",
                        (unsigned long long)wrong);
     (void)snprintf(now, sizeof now, "%lld", (long long)time(NULL));
-    file = json_pack("{s:{s:s, s:{s:s}}}", "message", "message", text, "extraInfo", "timestamp", now);
+    file = json_pack("{s:{s:s, s:{s:s, s:i}}}", "message", "message", text, "extraInfo", "timestamp", now, "exitStatus",
+                     status);
     if (file != NULL)
         (void)json_dump_file(file, path, 0); /* the status says as much */
     json_decref(file);
@@ -237,7 +238,7 @@ static int leave(struct bench *b, int status, uint64_t wrong)
 
     bench_need(b, cddp_all_reduce(b->world, &most, &most, 1, CDDP_INT32, CDDP_MAX), "leaving");
     if (most != 0)
-        tell_launcher(wrong);
+        tell_launcher(most, wrong);
     if (b->comm != b->world)
         bench_need(b, cddp_finalize(b->comm), "leaving the group");
     bench_need(b, cddp_finalize(b->world), "leaving");
