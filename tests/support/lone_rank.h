@@ -29,7 +29,7 @@ static inline void lone_rank_start(struct lone_rank *l, int rank, int size, int6
     *l = (struct lone_rank){.comm = {.rank = rank, .size = size}};
     cr_assert_eq(cdi_cpu_comm_init(&l->comm, &l->err), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&shm, rank, size, 0, false, NULL, &l->err), CDDP_OK);
-    cr_assert_eq(cdi_shm_memfd("test", shm->bytes, &fd, &l->err), CDDP_OK, "%s", l->err.msg);
+    cr_assert_eq(cdi_shm_memfd("test", shm->bytes, true, &fd, &l->err), CDDP_OK, "%s", l->err.msg);
     cr_assert_eq(cdi_shm_map(&plain, fd, shm->bytes, &mem, &l->err), CDDP_OK, "%s", l->err.msg);
     (void)close(fd);
     cdi_shm_format(shm, mem);

@@ -5,6 +5,7 @@
 #include "worker/backend/cpu/coll/exchange.h"
 
 #include "worker/backend/cpu/coll/chain.h"
+#include "worker/backend/cpu/coll/region.h"
 
 #include <string.h>
 
@@ -45,6 +46,24 @@ static void take_all(const struct cdi_cpu_comm *t, int first, int end, size_t at
     }
 }
 
+/*
+ * Of a piece of *n bytes at `at`, sets [*skip, *skip + *n) to those that this rank reads: its own block for all_to_all,
+ * otherwise all. Returns false for none.
+ */
+static bool wants(const struct cdi_run *run, size_t at, size_t *skip, size_t *n)
+{
+    const struct cdi_coll *op = &run->w->op;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype), block = bytes * (size_t)run->t->rank;
+    size_t lo = at > block ? at : block, hi = smaller(at + *n, block + bytes);
+
+    *skip = 0;
+    if (op->kind != CDI_ALL_TO_ALL)
+        return *n > 0;
+    *skip = lo - at;
+    *n = lo < hi ? hi - lo : 0;
+    return *n > 0;
+}
+
 /* One step: moves the piece at `at` of every rank to all ranks of the node. */
 static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_t at, size_t most, cdi_take_fn take,
                                  void *arg, struct cdi_error *err)
@@ -58,10 +77,11 @@ static cddp_status exchange_here(struct cdi_run *run, const uint8_t *mine, size_
     st = cdi_step(run, err);
     for (int r = 0; r < t->shm->size && st == CDDP_OK; r++) {
         int from = t->shm->first + r;
+        size_t skip;
 
         n = stretch(t, from, at, most);
-        if (n > 0)
-            take(arg, from, at, cdi_room_of(t, r, longest), n);
+        if (wants(run, at, &skip, &n))
+            take(arg, from, at + skip, cdi_room_of(t, r, longest, skip, n), n);
     }
     return st;
 }
@@ -75,7 +95,7 @@ static void collect_block(const struct cdi_cpu_comm *t, size_t at, size_t most, 
         size_t n = stretch(t, t->shm->first + r, at, most);
 
         if (n > 0)
-            memcpy(block, cdi_room_of(t, r, longest), n);
+            memcpy(block, cdi_room_of(t, r, longest, 0, n), n);
         block += n;
     }
 }
@@ -125,7 +145,7 @@ static cddp_status exchange_multinode(struct cdi_run *run, size_t at, size_t mos
             continue;
         st = cdi_step_after_network(run, err);
         if (st == CDDP_OK)
-            take_all(t, tcp->first[node], tcp->first[node + 1], at, most, cdi_slot_of(t, 0), take, arg);
+            take_all(t, tcp->first[node], tcp->first[node + 1], at, most, cdi_slot_of(t, 0, 0, len), take, arg);
     }
     return st;
 }
@@ -190,7 +210,7 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
     for (int r = 0; r < t->size; r++)
         if (r != t->rank)
             memcpy((uint8_t *)op->out + bytes * (size_t)r,
-                   (const uint8_t *)region->part[r] + run->desc.offset + bytes * (size_t)r, bytes);
+                   cdi_cpu_region_at(region, r, run->desc.offset + bytes * (size_t)r, bytes), bytes);
     return cdi_step(run, err);
 }
 
@@ -294,12 +314,12 @@ static cddp_status mail_send(struct cdi_run *run, struct cdi_error *err)
     cddp_status st;
 
     do {
-        size_t n = smaller(bytes - at, sizeof m->data);
+        size_t n = smaller(bytes - at, CDI_SHM_MAIL_BYTES);
 
         piece++;
         m->desc = run->desc;
         if (n > 0)
-            memcpy(m->data, in + at, n);
+            memcpy(cdi_shm_mail_data(s, s->rank), in + at, n);
         atomic_store(&m->address, (uint64_t)piece << 32 | (uint32_t)to);
         cdi_counter_post(&m->sent, piece);
         st = check_crossed(run, to, piece, err);
@@ -356,7 +376,7 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
     size_t bytes = run->w->op.count * cddp_dtype_size(run->w->op.dtype), at = 0;
 
     do {
-        size_t n = smaller(bytes - at, sizeof m->data);
+        size_t n = smaller(bytes - at, CDI_SHM_MAIL_BYTES);
         uint32_t piece;
         cddp_status st = mail_await(run, from, &piece, err);
 
@@ -365,7 +385,7 @@ static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)
         if (st != CDDP_OK)
             return st;
         if (n > 0)
-            memcpy(out + at, m->data, n);
+            memcpy(out + at, cdi_shm_mail_data(s, from), n);
         cdi_counter_post(&m->taken, piece);
         at += n;
     } while (at < bytes);

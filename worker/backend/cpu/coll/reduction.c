@@ -3,6 +3,7 @@
 #include "worker/backend/cpu/coll/reduction.h"
 
 #include "worker/backend/cpu/coll/chain.h"
+#include "worker/backend/cpu/coll/region.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>
@@ -70,7 +71,7 @@ static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struc
     if (st != CDDP_OK || w->hi <= w->lo)
         return st;
     for (int r = 0; r < t->shm->size; r++)
-        t->in[r] = cdi_room_of(t, r, bytes) + w->lo * w->size;
+        t->in[r] = cdi_room_of(t, r, bytes, 0, bytes) + w->lo * w->size;
     cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
     return CDDP_OK;
 }
@@ -95,7 +96,8 @@ static void reduce_share(const struct cdi_cpu_comm *t, const struct cdi_coll *op
 
     cdi_share(p.n, size, t->shm->rank, t->shm->size, &lo, &hi);
     for (int r = 0; r < t->shm->size; r++)
-        t->in[r] = (r == t->shm->rank ? (const uint8_t *)op->in + p.at * size : cdi_slot_of(t, r)) + lo * size;
+        t->in[r] = r == t->shm->rank ? (const uint8_t *)op->in + (p.at + lo) * size
+                                     : cdi_slot_of(t, r, lo * size, (hi - lo) * size);
     all_mine = w->lo <= p.at + lo && p.at + hi <= w->hi;
     to[0] = cdi_next_slot(t) + CDI_SHM_PIECE_BYTES;
     to[1] = all_mine ? w->out + (p.at + lo - w->lo) * size : NULL;
@@ -111,7 +113,7 @@ static void collect_shares(const struct cdi_cpu_comm *t, const struct want *w, s
     for (int r = 0; r < t->shm->size; r++) {
         cdi_share(p.n, w->size, r, t->shm->size, &lo, &hi);
         if (r != t->shm->rank)
-            keep_wanted(w, p.at + lo, hi - lo, cdi_slot_of(t, r) + CDI_SHM_PIECE_BYTES);
+            keep_wanted(w, p.at + lo, hi - lo, cdi_slot_of(t, r, CDI_SHM_PIECE_BYTES, (hi - lo) * w->size));
     }
 }
 
@@ -138,14 +140,13 @@ static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, stru
     return CDDP_OK;
 }
 
-/* Sets inputs and outputs to the parts of a region, from element lo on. */
-static void point_at(const struct cdi_run *run, const struct want *w, size_t lo)
+/* Sets inputs and outputs to elements [lo, hi) in the parts of a region. */
+static void point_at(const struct cdi_run *run, const struct want *w, size_t lo, size_t hi)
 {
     struct cdi_cpu_comm *t = run->t;
-    const struct cdi_cpu_region *region = run->region;
 
     for (int r = 0; r < t->shm->size; r++) {
-        t->out[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
+        t->out[r] = cdi_cpu_region_at(run->region, r, run->desc.offset + lo * w->size, (hi - lo) * w->size);
         t->in[r] = t->out[r];
     }
 }
@@ -161,7 +162,7 @@ static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, stru
     if (st != CDDP_OK)
         return st;
     cdi_share(w->count, w->size, t->shm->rank, t->shm->size, &lo, &hi);
-    point_at(run, w, lo);
+    point_at(run, w, lo, hi);
     cdi_reduce(t->out, t->shm->size, t->in, t->shm->size, hi - lo, op->dtype, op->op);
     return cdi_step(run, err);
 }
@@ -176,7 +177,7 @@ static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, str
 
     if (st != CDDP_OK)
         return st;
-    point_at(run, w, w->lo);
+    point_at(run, w, w->lo, w->hi);
     cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
     return cdi_step(run, err);
 }
@@ -196,7 +197,6 @@ static bool chain_share(const struct cdi_cpu_comm *t, size_t n, size_t size, siz
 static cddp_status reduce_direct_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
-    const struct cdi_cpu_region *region = run->region;
     size_t lo, hi;
     cddp_status st = cdi_step(run, err);
 
@@ -204,7 +204,7 @@ static cddp_status reduce_direct_multinode(struct cdi_run *run, const struct wan
         struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = t->shm->size, .count = hi - lo};
 
         for (int r = 0; r < t->shm->size; r++)
-            t->place[r] = (uint8_t *)region->part[r] + run->desc.offset + lo * w->size;
+            t->place[r] = cdi_cpu_region_at(run->region, r, run->desc.offset + lo * w->size, (hi - lo) * w->size);
         a.in = (const void *const *)t->place;
         a.out = t->place;
         st = cdi_chain_reduce(run, &a, err);
@@ -242,7 +242,7 @@ static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want 
         if (op->kind == CDI_REDUCE_SCATTER)
             a.per_rank = op->count;
         for (int r = 0; r < t->shm->size; r++)
-            t->place[r] = cdi_shm_slot(t->shm, r, t->step) + lo * w->size;
+            t->place[r] = (void *)(uintptr_t)cdi_slot_of(t, r, lo * w->size, (hi - lo) * w->size);
         a.in = (const void *const *)t->place;
         a.out = &out;
         st = cdi_chain_reduce(run, &a, err);
@@ -251,7 +251,7 @@ static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want 
         st = cdi_step_after_network(run, err);
     for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
         cdi_share(w->count, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep_wanted(w, lo, hi - lo, cdi_slot_of(t, c) + lo * w->size);
+        keep_wanted(w, lo, hi - lo, cdi_slot_of(t, c, lo * w->size, (hi - lo) * w->size));
     }
     return st;
 }

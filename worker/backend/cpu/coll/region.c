@@ -8,15 +8,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void region_free(struct cdi_cpu_region *region)
+{
+    if (region != NULL) {
+        free(region->mapped);
+        free(region->part);
+    }
+    free(region);
+}
+
 static struct cdi_cpu_region *region_alloc(struct cdi_cpu_comm *t, size_t bytes)
 {
     struct cdi_cpu_region *region = calloc(1, sizeof *region);
+    bool many = t->shm != NULL && t->shm->mapped != NULL;
 
     if (region == NULL)
         return NULL;
     region->part = calloc(t->shm != NULL ? (size_t)t->shm->size : 1, sizeof *region->part);
-    if (region->part == NULL) {
-        free(region);
+    if (many)
+        region->mapped = calloc((size_t)t->shm->size, cdi_shm_page_words(bytes) * sizeof *region->mapped);
+    if (region->part == NULL || (many && region->mapped == NULL)) {
+        region_free(region);
         return NULL;
     }
     region->id = ++t->n_regions;
@@ -101,8 +113,16 @@ void cdi_cpu_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *pub)
     else
         for (int r = 0; r < t->shm->size; r++)
             cdi_shm_unmap(&t->shm->mapper, region->part[r], region->pub.bytes);
-    free(region->part);
-    free(region);
+    region_free(region);
+}
+
+uint8_t *cdi_cpu_region_at(const struct cdi_cpu_region *region, int local_rank, size_t at, size_t n)
+{
+    uint8_t *base = region->part[local_rank];
+
+    if (region->mapped != NULL)
+        cdi_shm_map_pages(region->mapped + (size_t)local_rank * cdi_shm_page_words(region->pub.bytes), base, at, n);
+    return base + at;
 }
 
 cddp_status cdi_cpu_region_create_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
@@ -111,9 +131,7 @@ cddp_status cdi_cpu_region_create_alone(struct cdi_cpu_comm *t, const struct cdi
     void *mem = region == NULL ? NULL : aligned_alloc(4096, w->region_bytes);
 
     if (mem == NULL) {
-        if (region != NULL)
-            free(region->part);
-        free(region);
+        region_free(region);
         (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "out of memory for %zu bytes", w->region_bytes);
         return CDDP_OK;
     }

@@ -35,6 +35,7 @@ struct cdi_cpu_region {
     struct cdi_region pub; /* first: a cdi_region is one of these */
     uint64_t id;           /* 1, 2, ..., equal on all ranks */
     void **part;           /* by local rank */
+    uint64_t *mapped;      /* by local rank, the bits of cdi_shm_map_pages(); NULL: few ranks */
 };
 
 /* One operation under way. */
@@ -94,10 +95,10 @@ static inline uint8_t *cdi_next_slot(const struct cdi_cpu_comm *t)
     return cdi_shm_slot(t->shm, t->shm->rank, t->step + 1);
 }
 
-/* Returns the slot of a local rank in the last step. */
-static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local_rank)
+/* Returns bytes [at, at + n) of the slot of a local rank in the last step: more than these may not be read there. */
+static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local_rank, size_t at, size_t n)
 {
-    return cdi_shm_slot(t->shm, local_rank, t->step);
+    return cdi_shm_slot_to_read(t->shm, local_rank, t->step, at, n);
 }
 
 /* The same for at most `most` bytes, a number that is equal on all ranks: few bytes go into the post itself. */
@@ -106,9 +107,11 @@ static inline uint8_t *cdi_next_room(const struct cdi_cpu_comm *t, size_t most)
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, t->shm->rank, t->step + 1)->data : cdi_next_slot(t);
 }
 
-static inline const uint8_t *cdi_room_of(const struct cdi_cpu_comm *t, int local_rank, size_t most)
+/* Returns bytes [at, at + n) there of a local rank in the last step. */
+static inline const uint8_t *cdi_room_of(const struct cdi_cpu_comm *t, int local_rank, size_t most, size_t at, size_t n)
 {
-    return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, local_rank, t->step)->data : cdi_slot_of(t, local_rank);
+    return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, local_rank, t->step)->data + at
+                                        : cdi_slot_of(t, local_rank, at, n);
 }
 
 #endif

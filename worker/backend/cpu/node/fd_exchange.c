@@ -346,7 +346,7 @@ static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *wor
     const struct names names = names_of(world);
     char name[64], text[CDI_SHM_TEXT];
     void *segment;
-    cddp_status st = cdi_shm_memfd("cddp-control", s->bytes, &memfd, err);
+    cddp_status st = cdi_shm_memfd("cddp-control", s->bytes, false, &memfd, err);
 
     if (st == CDDP_OK)
         st = cdi_shm_map(&s->mapper, memfd, s->bytes, &segment, err);
@@ -611,7 +611,8 @@ cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part,
     const struct deadline p = {
         .deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms), .flight = w->flight, .wait = w};
     CDI_AUTOCLOSE int own = -1;
-    cddp_status outcome = cdi_shm_memfd("cddp-region", bytes, &own, err), io = CDDP_OK;
+    cddp_status io = CDDP_OK,
+                outcome = cdi_shm_memfd("cddp-region", bytes, cdi_shm_suits_huge(s->size, bytes), &own, err);
     struct message mine;
 
     if (outcome != CDDP_OK)

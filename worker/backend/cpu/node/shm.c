@@ -18,11 +18,17 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 8u
+#define SHM_VERSION 9u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
+#define PAGE ((size_t)4096)
+#define GRAIN ((size_t)4 << 20) /* of one call that allocates: a signal undoes it */
+#define MANY_RANKS 16           /* more than these watch their RSS */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
 enum { ABORT_NONE = 0, ABORT_WRITING = 1, ABORT_TOLD = 2 };
@@ -38,12 +44,17 @@ struct cdi_shm_header {
 
 static size_t page_up(size_t n)
 {
-    return (n + 4095) / 4096 * 4096;
+    return (n + PAGE - 1) / PAGE * PAGE;
 }
 
 static size_t head_bytes(int size)
 {
     return page_up(sizeof(struct cdi_shm_header)) + page_up((size_t)size * sizeof(struct cdi_shm_rank));
+}
+
+static size_t mails_bytes(int size)
+{
+    return (size_t)size * CDI_SHM_MAIL_BYTES;
 }
 
 static size_t slots_bytes(int size)
@@ -55,7 +66,7 @@ size_t cdi_shm_bytes(int size, bool staged)
 {
     size_t stages = staged ? (size_t)size * 2 * CDI_SHM_STAGES * CDI_SHM_PIECE_BYTES : 0;
 
-    return head_bytes(size) + slots_bytes(size) + stages;
+    return head_bytes(size) + mails_bytes(size) + slots_bytes(size) + stages;
 }
 
 /* Reserves address space for `bytes` bytes, whole pages, aligned for huge pages. Returns NULL with errno set. */
@@ -89,13 +100,15 @@ static void *map_memfd(int fd, size_t bytes)
     return NULL;
 }
 
+/* In small parts, so that a program with a frequent signal (a profiler's) does not start again for ever. */
 static int shm_allocate(int fd, size_t at, size_t bytes)
 {
-    int rc;
+    int rc = 0;
 
-    do
-        rc = posix_fallocate(fd, (off_t)at, (off_t)bytes);
-    while (rc == EINTR);
+    for (size_t done = 0, n; done < bytes && (rc == 0 || rc == EINTR); done += rc == 0 ? n : 0) {
+        n = bytes - done < GRAIN ? bytes - done : GRAIN;
+        rc = posix_fallocate(fd, (off_t)(at + done), (off_t)n);
+    }
     return rc;
 }
 
@@ -118,14 +131,20 @@ static void try_huge(int fd, size_t bytes)
         (void)munmap(p, bytes);
 }
 
-cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *out, struct cdi_error *err)
+bool cdi_shm_suits_huge(int size, size_t bytes)
+{
+    return size <= MANY_RANKS || bytes / (size_t)size >= 2 * HUGE_PAGE;
+}
+
+cddp_status cdi_shm_memfd(const char *name, size_t bytes, bool huge, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int rc;
 
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot create shared memory");
-    try_huge(fd, bytes);
+    if (huge)
+        try_huge(fd, bytes);
     rc = shm_allocate(fd, 0, bytes);
     if (rc != 0) {
         (void)cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
@@ -156,6 +175,27 @@ cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void *
     return CDDP_OK;
 }
 
+size_t cdi_shm_page_words(size_t bytes)
+{
+    return (bytes / PAGE + 64) / 64;
+}
+
+void cdi_shm_map_pages(uint64_t *mapped, void *base, size_t at, size_t n)
+{
+    size_t k = at / PAGE, end = (at + n + PAGE - 1) / PAGE;
+
+    while (n > 0 && k < end) {
+        size_t first = k;
+
+        for (; k < end && (mapped[k / 64] >> k % 64 & 1) == 0; k++)
+            mapped[k / 64] |= UINT64_C(1) << k % 64;
+        if (k > first) /* an older kernel refuses: then reading maps them, and their neighbours */
+            (void)madvise((uint8_t *)base + first * PAGE, (k - first) * PAGE, MADV_POPULATE_WRITE);
+        else
+            k++;
+    }
+}
+
 void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes)
 {
     if (p == NULL)
@@ -173,7 +213,11 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
 
     if (s != NULL)
         s->socks = calloc((size_t)size, sizeof *s->socks);
-    if (s == NULL || s->socks == NULL) {
+    if (s != NULL && size > MANY_RANKS)
+        s->mapped = calloc(cdi_shm_page_words(slots_bytes(size)), sizeof *s->mapped);
+    if (s == NULL || s->socks == NULL || (size > MANY_RANKS && s->mapped == NULL)) {
+        if (s != NULL)
+            free(s->socks);
         free(s);
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
     }
@@ -198,7 +242,8 @@ static void take_over(struct cdi_shm *s, void *segment)
 
     s->header = segment;
     s->ranks = (void *)(base + page_up(sizeof *s->header));
-    s->slots = base + head_bytes(s->size);
+    s->mails = base + head_bytes(s->size);
+    s->slots = s->mails + mails_bytes(s->size);
     s->stages = s->staged ? s->slots + slots_bytes(s->size) : NULL;
     atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
     (void)cdi_shm_tell_cpu(s);
@@ -310,6 +355,7 @@ void cdi_shm_destroy(struct cdi_shm *s)
     if (s == NULL)
         return;
     cdi_shm_leave(s);
+    free(s->mapped);
     free(s->socks);
     free(s);
 }

@@ -7,6 +7,9 @@
  * The rule for everything that is not atomic: a rank writes its own part, then posts a step; others read it after they
  * have seen that step. The data of a step (post, descriptor, slot) exist twice, for odd and even steps, and every step
  * waits for all ranks. So a rank that writes for step s+2 knows that all have posted s+1, and have finished reading s.
+ *
+ * Accounting by RSS (Slurm without cgroups) counts a page in every rank that has it mapped. So what every rank reads of
+ * every other one lies close together, what only two ranks use lies apart, and pages enter a rank's map one by one.
  */
 #ifndef CDI_NODE_SHM_H
 #define CDI_NODE_SHM_H
@@ -55,7 +58,6 @@ struct cdi_shm_mail {
     struct cdi_counter sent, taken; /* numbers of pieces; equal: the sender may write */
     _Atomic uint64_t address;       /* number of the piece << 32 | local rank of the receiver */
     struct cdi_shm_desc desc;       /* of the whole message */
-    uint8_t data[CDI_SHM_MAIL_BYTES];
 };
 
 struct cdi_shm_rank {
@@ -91,7 +93,9 @@ struct cdi_shm {
     struct cdi_shm_header *header;
     size_t bytes;
     struct cdi_shm_rank *ranks;
+    uint8_t *mails; /* the bytes of the messages */
     uint8_t *slots;
+    uint64_t *mapped; /* a bit for each page of the slots that this rank has asked for; NULL: it asks for none */
     uint8_t *stages; /* NULL: none */
     bool staged;     /* the segment has stages */
     int *socks;      /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
@@ -103,9 +107,14 @@ struct cdi_shm {
 size_t cdi_shm_bytes(int size, bool staged);
 /*
  * Creates a memfd of `bytes` bytes, all of them allocated, so that lack of memory is an error here and not a SIGBUS
- * later. Sets *fd on success. CDDP_E_NOMEM, CDDP_E_SYSTEM.
+ * later. `huge`: of huge pages, where the kernel has some. Sets *fd on success. CDDP_E_NOMEM, CDDP_E_SYSTEM.
  */
-cddp_status cdi_shm_memfd(const char *name, size_t bytes, int *fd, struct cdi_error *err);
+cddp_status cdi_shm_memfd(const char *name, size_t bytes, bool huge, int *fd, struct cdi_error *err);
+/*
+ * Should a region of `bytes` bytes for each of `size` ranks consist of huge pages? A rank that reduces its share of all
+ * arenas maps whole pages at both ends of each share: with many ranks those would be most of its RSS.
+ */
+bool cdi_shm_suits_huge(int size, size_t bytes);
 /* Maps a memfd that has at least `bytes` bytes. CDDP_E_NOMEM, CDDP_E_PROTOCOL (smaller, or can still shrink). */
 cddp_status cdi_shm_map(const struct cdi_mapper *m, int fd, size_t bytes, void **out, struct cdi_error *err);
 void cdi_shm_unmap(const struct cdi_mapper *m, void *p, size_t bytes);
@@ -149,6 +158,31 @@ static inline struct cdi_counter *cdi_shm_post(const struct cdi_shm *s, int rank
 static inline uint8_t *cdi_shm_slot(const struct cdi_shm *s, int rank, uint32_t step)
 {
     return s->slots + ((size_t)rank * 2 + (step & 1u)) * CDI_SHM_SLOT_BYTES;
+}
+
+/* Returns how many words the bits of the pages of `bytes` bytes fill. */
+size_t cdi_shm_page_words(size_t bytes);
+/*
+ * Maps those pages of bytes [at, at + n) of shared memory at `base` whose bits in `mapped` are not set, and sets them.
+ * The kernel answers a fault of reading with the 16 pages around it: in a large world that would map most of the
+ * segment in every rank.
+ */
+void cdi_shm_map_pages(uint64_t *mapped, void *base, size_t at, size_t n);
+
+/* Returns bytes [at, at + n) of the slot of a local rank for a step, to read them. */
+static inline const uint8_t *cdi_shm_slot_to_read(const struct cdi_shm *s, int rank, uint32_t step, size_t at, size_t n)
+{
+    const uint8_t *p = cdi_shm_slot(s, rank, step) + at;
+
+    if (s->mapped != NULL)
+        cdi_shm_map_pages(s->mapped, s->slots, (size_t)(p - s->slots), n);
+    return p;
+}
+
+/* Returns the room for the bytes of a local rank's message. */
+static inline uint8_t *cdi_shm_mail_data(const struct cdi_shm *s, int rank)
+{
+    return s->mails + (size_t)rank * CDI_SHM_MAIL_BYTES;
 }
 
 /* Returns the stage for piece k of the input of local rank `rank`. */

@@ -311,7 +311,7 @@ static void make_wait(struct cdi_wait *w, struct cdi_shm **shm, struct cdi_fligh
     void *mem;
     int fd;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(1, false), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(1, false), true, &fd, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_create(shm, 0, 1, 0, false, NULL, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_map(&plain, fd, cdi_shm_bytes(1, false), &mem, NULL), CDDP_OK);
     cdi_shm_format(*shm, mem);

@@ -66,7 +66,7 @@ Test(shm, memory_is_allocated_zeroed_with_requested_size)
         void *mapped;
         int fd;
 
-        cr_assert_eq(cdi_shm_memfd("test", sizes[i], &fd, NULL), CDDP_OK);
+        cr_assert_eq(cdi_shm_memfd("test", sizes[i], true, &fd, NULL), CDDP_OK);
         cr_assert_eq(fstat(fd, &sb), 0);
         cr_assert_eq(sb.st_size, (off_t)sizes[i]);
         cr_assert_eq((size_t)sb.st_blocks * 512, sizes[i], "no byte may be missing when it is touched");
@@ -87,7 +87,7 @@ Test(shm, large_memory_uses_huge_pages)
 
     if (!huge_pages_work())
         cr_skip("this kernel gives no huge pages of shared memory");
-    cr_assert_eq(cdi_shm_memfd("test", 5 * MIB, &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", 5 * MIB, true, &fd, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 5 * MIB, &p, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 5 * MIB, &second, NULL), CDDP_OK, "as a peer does");
     memset(p, 1, 5 * MIB);
@@ -141,7 +141,7 @@ static int usable_by(int first, int second)
     void *mem;
     int fd, n;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, &fd, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&a, 0, 2, 0, false, NULL, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&b, 1, 2, 0, false, NULL, NULL), CDDP_OK);
@@ -175,7 +175,7 @@ Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
     void *mem;
     int fd;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, &fd, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, false, NULL, NULL), CDDP_OK);
     cdi_shm_format(s, mem);
