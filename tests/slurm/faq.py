@@ -25,6 +25,7 @@ ELSEWHERE = {  # answers that other files test
     'Do arrays and several steps collide?': ('templates.py', 'test_steps_run_side_by_side_on_their_own_nodes'),
     'Do heterogeneous jobs work?': ('slurm.py', 'heterogeneous'),
     'Can a job be suspended?': ('slurm.py', 'suspended'),
+    'Is shared memory charged to every rank?': ('../integration/memory_of_ranks.c', 'main'),
     'The site requires one task for each GPU. What now?': ('slurm.py', 'test_more_tasks_per_node_are_one_cddprun_with_all_their_gpus'),
 }
 
@@ -35,7 +36,8 @@ def test_every_question_has_a_test(cddprun):
     questions = set(re.findall('^### (.*)$', text.split('\n## Questions\n')[1].split('\n## ')[0], re.M))
     tested = {f.__doc__.strip() for n, f in globals().items() if n.startswith('test_') and f.__doc__}
     for question, (file, name) in ELSEWHERE.items():
-        assert f'def {name}(' in open(os.path.join(here, file), encoding='utf-8').read(), (question, file, name)
+        begins = f'def {name}(' if file.endswith('.py') else f'int {name}('
+        assert begins in open(os.path.join(here, file), encoding='utf-8').read(), (question, file, name)
     assert len(questions) >= 15 and questions == tested | set(ELSEWHERE), questions ^ (tested | set(ELSEWHERE))
 
 

@@ -5,7 +5,6 @@
 #include "worker/backend/cpu/coll/exchange.h"
 
 #include "worker/backend/cpu/coll/chain.h"
-#include "worker/backend/cpu/coll/region.h"
 
 #include <string.h>
 

@@ -3,7 +3,6 @@
 #include "worker/backend/cpu/coll/reduction.h"
 
 #include "worker/backend/cpu/coll/chain.h"
-#include "worker/backend/cpu/coll/region.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>

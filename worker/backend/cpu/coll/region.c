@@ -116,15 +116,6 @@ void cdi_cpu_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *pub)
     region_free(region);
 }
 
-uint8_t *cdi_cpu_region_at(const struct cdi_cpu_region *region, int local_rank, size_t at, size_t n)
-{
-    uint8_t *base = region->part[local_rank];
-
-    if (region->mapped != NULL)
-        cdi_shm_map_pages(region->mapped + (size_t)local_rank * cdi_shm_page_words(region->pub.bytes), base, at, n);
-    return base + at;
-}
-
 cddp_status cdi_cpu_region_create_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
 {
     struct cdi_cpu_region *region = region_alloc(t, w->region_bytes);

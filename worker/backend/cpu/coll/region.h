@@ -12,8 +12,6 @@
 cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err);
 /* Creates a region in a world of one. CDDP_OK; a failure goes into w->region_err. */
 cddp_status cdi_cpu_region_create_alone(struct cdi_cpu_comm *t, const struct cdi_work *w);
-/* Returns bytes [at, at + n) of the part of a local rank: in a large world nothing else of it may be touched. */
-uint8_t *cdi_cpu_region_at(const struct cdi_cpu_region *region, int local_rank, size_t at, size_t n);
 /* Unmaps and frees a region. NULL-safe. */
 void cdi_cpu_region_destroy(struct cdi_cpu_comm *t, struct cdi_region *region);
 

@@ -101,7 +101,18 @@ static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local
     return cdi_shm_slot_to_read(t->shm, local_rank, t->step, at, n);
 }
 
-/* The same for at most `most` bytes, a number that is equal on all ranks: few bytes go into the post itself. */
+/* Returns bytes [at, at + n) of a local rank's part of a region: more than these may not be touched there. */
+static inline uint8_t *cdi_cpu_region_at(const struct cdi_cpu_region *region, int local_rank, size_t at, size_t n)
+{
+    uint8_t *base = region->part[local_rank];
+
+    if (region->mapped != NULL)
+        cdi_shm_map_pages(region->mapped + (size_t)local_rank * cdi_shm_page_words(region->pub.bytes), base, at, n);
+    return base + at;
+}
+
+/* Returns room for at most `most` bytes in the next step, a number that is equal on all ranks: few bytes go into the
+ * post itself. */
 static inline uint8_t *cdi_next_room(const struct cdi_cpu_comm *t, size_t most)
 {
     return most <= CDI_SHM_INLINE_BYTES ? cdi_shm_post(t->shm, t->shm->rank, t->step + 1)->data : cdi_next_slot(t);

@@ -21,7 +21,7 @@
 #define SHM_VERSION 9u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 #define PAGE ((size_t)4096)
-#define GRAIN ((size_t)4 << 20) /* of one call that allocates: a signal undoes it */
+#define GRAIN ((size_t)1 << 20) /* of one call that allocates */
 #define MANY_RANKS 16           /* more than these watch their RSS */
 
 #ifndef MADV_COLLAPSE
@@ -100,7 +100,10 @@ static void *map_memfd(int fd, size_t bytes)
     return NULL;
 }
 
-/* In small parts, so that a program with a frequent signal (a profiler's) does not start again for ever. */
+/*
+ * Older kernels undo a call that a signal interrupts. In small parts, so that a program with a frequent signal (a
+ * profiler's) does not begin again for ever.
+ */
 static int shm_allocate(int fd, size_t at, size_t bytes)
 {
     int rc = 0;

@@ -96,10 +96,10 @@ struct cdi_shm {
     uint8_t *mails; /* the bytes of the messages */
     uint8_t *slots;
     uint64_t *mapped; /* a bit for each page of the slots that this rank has asked for; NULL: it asks for none */
-    uint8_t *stages; /* NULL: none */
-    bool staged;     /* the segment has stages */
-    int *socks;      /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
-    int life;        /* descriptor of the segment, open for the locks; -1: none */
+    uint8_t *stages;  /* NULL: none */
+    bool staged;      /* the segment has stages */
+    int *socks;       /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
+    int life;         /* descriptor of the segment, open for the locks; -1: none */
     struct cdi_mapper mapper;
 };
 

@@ -17,22 +17,23 @@ CDI_SUITE(shm);
 
 static const struct cdi_mapper plain_mmap = {.map = NULL};
 
-/* Returns the KiB of the mapping at p that are mapped as huge pages. */
-static long huge_kib(const void *p)
+/* Returns the KiB of a kind ("Rss") of the mapping at p. */
+static long smaps_kib(const void *p, const char *kind)
 {
     FILE *f = fopen("/proc/self/smaps", "r");
     bool here = false;
-    char line[512];
-    long kib = -1;
+    char line[512], name[64], word[64];
+    long kib = -1, value;
 
+    (void)snprintf(name, sizeof name, "%s:", kind);
     cr_assert_not_null(f);
     while (kib < 0 && fgets(line, sizeof line, f) != NULL) {
         uintptr_t first, end;
 
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &first, &end) == 2)
             here = first == (uintptr_t)p;
-        else if (here)
-            (void)sscanf(line, "ShmemPmdMapped: %ld kB", &kib);
+        else if (here && sscanf(line, "%63s %ld", word, &value) == 2 && strcmp(word, name) == 0)
+            kib = value;
     }
     (void)fclose(f);
     return kib;
@@ -92,11 +93,49 @@ Test(shm, large_memory_uses_huge_pages)
     cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 5 * MIB, &second, NULL), CDDP_OK, "as a peer does");
     memset(p, 1, 5 * MIB);
     cr_assert_eq(memcmp(p, second, 5 * MIB), 0);
-    cr_assert_eq(huge_kib(p), 4096);
-    cr_assert_eq(huge_kib(second), 4096);
+    cr_assert_eq(smaps_kib(p, "ShmemPmdMapped"), 4096);
+    cr_assert_eq(smaps_kib(second, "ShmemPmdMapped"), 4096);
     cdi_shm_unmap(&plain_mmap, p, 5 * MIB);
     cdi_shm_unmap(&plain_mmap, second, 5 * MIB);
     (void)close(fd);
+}
+
+Test(shm, pages_are_mapped_one_by_one)
+{
+    uint64_t mapped[1] = {0};
+    void *p, *second;
+    int fd;
+
+    cr_assert_geq(cdi_shm_page_words(64 * 4096), 1);
+    cr_assert_eq(cdi_shm_memfd("test", 64 * 4096, false, &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 64 * 4096, &p, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, 64 * 4096, &second, NULL), CDDP_OK, "as a peer does");
+    cr_assert_eq(smaps_kib(second, "Rss"), 0, "allocating maps nothing");
+    memset(p, 1, 64 * 4096); /* only pages with data are mapped beside others */
+    if (madvise(second, 4096, 23 /* MADV_POPULATE_WRITE */) != 0)
+        cr_skip("this kernel cannot map single pages");
+    cdi_shm_map_pages(mapped, second, 20 * 4096 + 100, 0);
+    cr_assert_eq(mapped[0], 0, "no bytes, no pages");
+    cdi_shm_map_pages(mapped, second, 20 * 4096 + 100, 200);
+    cdi_shm_map_pages(mapped, second, 41 * 4096 - 1, 2);
+    cdi_shm_map_pages(mapped, second, 39 * 4096, 3 * 4096);
+    cdi_shm_map_pages(mapped, second, 63 * 4096, 4096);
+    cr_assert_eq(mapped[0], UINT64_C(1) << 20 | UINT64_C(7) << 39 | UINT64_C(1) << 63);
+    for (int k = 20; k < 64; k = k == 20 ? 39 : k == 41 ? 63 : k + 1)
+        cr_assert_eq(((uint8_t *)second)[k * 4096], 1, "page %d", k);
+    if (smaps_kib(p, "Rss") == 64 * 4)
+        cr_assert_eq(smaps_kib(second, "Rss"), 6 * 4, "the first page, too");
+    cdi_shm_unmap(&plain_mmap, p, 64 * 4096);
+    cdi_shm_unmap(&plain_mmap, second, 64 * 4096);
+    (void)close(fd);
+}
+
+Test(shm, large_worlds_have_huge_pages_in_large_shares_only)
+{
+    cr_assert(cdi_shm_suits_huge(2, 5 * MIB));
+    cr_assert(cdi_shm_suits_huge(8, 5 * MIB));
+    cr_assert_not(cdi_shm_suits_huge(64, 64 * MIB));
+    cr_assert(cdi_shm_suits_huge(64, 64 * 4 * MIB));
 }
 
 Test(shm, rejects_memfd_that_can_shrink)
