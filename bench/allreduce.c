@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All-reduce by libcddp, timed as measure.h says: "direct" is a bucket of cddp_ddp, which lies in shared memory;
- * "private" is cddp_all_reduce on the caller's own memory; "bound" is not an all-reduce, but as much memory traffic as
- * the best one has: each rank reads and writes as many bytes as its buffer holds. Started by allreduce.py, or by hand:
- * cddprun --standalone --nproc_per_node=2 build/bench/allreduce 0.2 4 26214400
+ * "shared" is cddp_all_reduce on such memory, and "private" on the caller's own; "bound" is not an all-reduce, but as
+ * much memory traffic as the best one has: each rank reads and writes as many bytes as its buffer holds. Started by
+ * allreduce.py, or by hand: cddprun --standalone --nproc_per_node=2 build/bench/allreduce 0.2 4 26214400
  */
 #include "measure.h"
 
@@ -31,7 +31,7 @@ static void reduce_direct(struct subject *s)
     need(cddp_ddp_wait(p->ddp));
 }
 
-static void reduce_private(struct subject *s)
+static void reduce_plainly(struct subject *s)
 {
     need(cddp_all_reduce(((struct place *)s->arg)->comm, s->buf, s->buf, s->n, CDDP_FLOAT32, CDDP_SUM));
 }
@@ -78,6 +78,7 @@ static void one(size_t n, double budget_s, void *arg)
                         .arg = &place,
                         .barrier = barrier,
                         .max = largest};
+    void *shared;
 
     if (mine == NULL || best == NULL) {
         (void)fprintf(stderr, "allreduce: out of memory\n");
@@ -93,11 +94,17 @@ static void one(size_t n, double budget_s, void *arg)
     measure(&s, budget_s);
     cddp_ddp_destroy(place.ddp);
 
-    s.name = "private";
-    s.buf = mine;
     s.mean = false;
     s.touch = false;
-    s.reduce = reduce_private;
+    s.reduce = reduce_plainly;
+    need(cddp_alloc(place.comm, bytes, CDDP_MEM_COLLECTIVE, &shared));
+    s.name = "shared";
+    s.buf = shared;
+    measure(&s, budget_s);
+    cddp_free(place.comm, shared);
+
+    s.name = "private";
+    s.buf = mine;
     measure(&s, budget_s);
     free(mine);
 

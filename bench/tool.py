@@ -2,45 +2,91 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does cddp-bench measure what bench/allreduce measures? All-reduces in place, back to back, the two programs in turn.
 
-"private" is memory of each rank (cddp-bench -z 2), "direct" what the ranks share (-R 1). A ratio is that of the bus
-bandwidths, cddp-bench to allreduce, round by round.
+"private" is memory of each rank, "shared" what the ranks share (cddp-bench -R 1); both programs call cddp_all_reduce
+(-z 2). "begun" is how nccl-tests measures, and cddp-bench without options: on memory of each rank, the mean of many
+operations of which none is waited for, averaged over ranks. A ratio is that of the bus bandwidths, cddp-bench to
+allreduce, round by round.
 """
 import json
+import os
+import shutil
 import statistics
 import subprocess
+import sys
 
 import common
 
-SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
 SAMPLE_S = 0.05  # of each measurement
+SAMPLES = 15
+MOST = 0.1       # a ratio may be off 1 by this
+# How each way is measured: cddp-bench's options, and the way of bench/allreduce to compare with.
+WAYS = {'private': (['-z', '2', '-a', '3'], 'private'),
+        'shared': (['-z', '2', '-a', '3', '-R', '1'], 'shared'),
+        'begun': ([], 'private')}
 
 
-def lines_of(command):
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=True)
+def lines_of(command, env):
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False, env=env)
+    if done.returncode != 0:
+        sys.exit(f'exit status {done.returncode}: {" ".join(command)}\n{done.stdout}{done.stderr}')
     return [line.removeprefix('[0] ') for line in done.stdout.splitlines()]
 
 
-def by_allreduce(args, start, size):
+def by_allreduce(args, start, env, size):
     """{way: microseconds}"""
     found = {}
-    for line in lines_of([*start, f'{args.build}/bench/allreduce', str(SAMPLE_S), str(size)]):
+    for line in lines_of([*start, f'{args.build}/bench/allreduce', str(SAMPLE_S), str(size)], env):
         one = json.loads(line) if line.startswith('{') else {}
-        if one.get('variant') == 'back to back' and one['what'] in ('private', 'direct'):
+        if one.get('variant') == 'back to back':
             found[one['what']] = one['us']
     return found
 
 
-def by_tool(args, start, size, us):
+def by_tool(args, start, env, size, us):
     """The median of short samples, as bench/allreduce takes it; before them, each way is checked once."""
     found = {}
-    for way, flags in (('private', []), ('direct', ['-R', '1'])):
-        command = [*start, f'{args.build}/bench/tool/cddp-bench', '-b', str(size), '-e', str(size), '-z', '2', '-a', '3', '-w', '3',
-                   '-o', 'avg' if way == 'direct' else 'sum', *flags]
-        for more in (['-n', '1', '-c', '1'], ['-n', str(int(3000 / us[way]) + 1), '-c', '0', '-N', '15']):
-            rows = [line.split() for line in lines_of([*command, *more]) if line[:1] == ' ']
+    for way, (flags, other) in WAYS.items():
+        command = [*start, f'{args.build}/bench/tool/cddp-bench', '-b', str(size), '-e', str(size), '-w', '3', '-o', 'sum', *flags]
+        n = int(3000 / us[other]) + 1
+        for more in (['-n', '1', '-c', '1'], ['-n', str(n), '-c', '0', '-N', str(SAMPLES)]):
+            rows = [line.split() for line in lines_of([*command, *more], env) if line[:1] == ' ']
             assert rows and all(row[12] in ('0', 'N/A') for row in rows), rows
         found[way] = statistics.median(float(row[9]) for row in rows)
     return found
+
+
+def starts(args, backend):
+    """The command that starts the ranks on a backend, and their environment; None: not here."""
+    env = {**os.environ, 'CDDP_BACKEND': backend}
+    if backend == 'cpu':
+        return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}'], env
+    mpirun = shutil.which('mpirun.openmpi') or shutil.which('mpirun')
+    if not mpirun or not os.path.isdir(f'{args.build}/worker/backend/mpi'):
+        return None
+    env.update({'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})  # in a container that is intended
+    return [mpirun, '--oversubscribe', '-n', str(args.ranks)], env
+
+
+def compare(args, backend, start, env, size):
+    """One result for each way; prints them."""
+    share, seen, result = 2 * (args.ranks - 1) / args.ranks / 1e3, [], []
+    for k in range(args.rounds):
+        theirs = by_allreduce(args, start, env, size)
+        ours = by_tool(args, start, env, size, theirs)
+        if k % 2:  # the other order, as well
+            theirs = by_allreduce(args, start, env, size)
+        seen.append((theirs, ours))
+    for way, (_, other) in WAYS.items():
+        ratios = [theirs[other] / ours[way] for theirs, ours in seen]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        one = {'backend': backend, 'bytes': size, 'way': way, 'ratio': median, 'ratio_quartiles': [low, high], 'ratios': ratios,
+               'allreduce_gb_s': statistics.median(share * size / theirs[other] for theirs, _ in seen),
+               'cddp_bench_gb_s': statistics.median(share * size / ours[way] for _, ours in seen)}
+        result.append(one)
+        print(f'{backend:>7} {size:10} {way:>8} {one["allreduce_gb_s"]:15.3f} {one["cddp_bench_gb_s"]:16.3f} {median:7.3f} '
+              f'({low:.3f} to {high:.3f}){" differs" if way != "begun" and abs(median - 1) > MOST else ""}', flush=True)
+    return result
 
 
 def main():
@@ -48,29 +94,19 @@ def main():
     words.add_argument('--ranks', type=int, default=2)
     words.add_argument('--rounds', type=int, default=15)
     words.add_argument('--sizes', type=int, nargs='+', default=SIZES, help='bytes')
+    words.add_argument('--backends', nargs='+', default=['cpu', 'mpi'], choices=['cpu', 'mpi'])
     args = words.parse_args()
-    start = [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}']
-    share = 2 * (args.ranks - 1) / args.ranks / 1e3
+    args.build = os.path.abspath(args.build)
     machine, result = common.machine(args), []
-    print(f'{"bytes":>10} {"memory":>8} {"allreduce GB/s":>15} {"cddp-bench GB/s":>16} {"ratio":>7} (quartiles)')
-    for size in args.sizes:
-        seen = []
-        for k in range(args.rounds):
-            theirs = by_allreduce(args, start, size)
-            ours = by_tool(args, start, size, theirs)
-            if k % 2:  # the other order, as well
-                theirs = by_allreduce(args, start, size)
-            seen.append((theirs, ours))
-        for way in 'private', 'direct':
-            ratios = [theirs[way] / ours[way] for theirs, ours in seen]
-            low, median, high = statistics.quantiles(ratios, n=4)
-            one = {'bytes': size, 'memory': way, 'ratio': median, 'ratio_quartiles': [low, high], 'ratios': ratios,
-                   'allreduce_gb_s': statistics.median(share * size / theirs[way] for theirs, _ in seen),
-                   'cddp_bench_gb_s': statistics.median(share * size / ours[way] for _, ours in seen)}
-            result.append(one)
-            print(f'{size:10} {way:>8} {one["allreduce_gb_s"]:15.3f} {one["cddp_bench_gb_s"]:16.3f} {median:7.3f} ({low:.3f} to {high:.3f})',
-                  flush=True)
-    common.write(args, 'tool', {'machine': machine, 'ranks': args.ranks, 'rounds': args.rounds, 'results': result})
+    print(f'{"backend":>7} {"bytes":>10} {"way":>8} {"allreduce GB/s":>15} {"cddp-bench GB/s":>16} {"ratio":>7} (quartiles)')
+    for backend in args.backends:
+        how = starts(args, backend)
+        if how is None:
+            print(f'{backend:>7} is skipped: no mpirun, or no MPI module in {args.build}')
+            continue
+        for size in args.sizes:
+            result += compare(args, backend, *how, size)
+    common.write(args, 'tool', {'machine': machine, 'ranks': args.ranks, 'rounds': args.rounds, 'load': os.getloadavg()[0], 'results': result})
 
 
 if __name__ == '__main__':

@@ -95,10 +95,43 @@ static size_t wrong_exchanged(const struct bench_case *c, const void *out)
 
 /* --------------------------------------------------------------------------------------------- collectives ---- */
 
+/* One operation that is waited for, as a program writes it: by its own function, not by a group of one. */
+static cddp_status run_one(const struct bench_case *c, const cddp_coll_args *a)
+{
+    switch (a->coll) {
+    case CDDP_COLL_ALL_REDUCE:
+        return cddp_all_reduce(c->comm, a->in, a->out, a->count, a->dtype, a->op);
+    case CDDP_COLL_REDUCE:
+        return cddp_reduce(c->comm, a->in, a->out, a->count, a->dtype, a->op, a->root);
+    case CDDP_COLL_REDUCE_SCATTER:
+        return cddp_reduce_scatter(c->comm, a->in, a->out, a->count, a->dtype, a->op);
+    case CDDP_COLL_ALL_GATHER:
+        return cddp_all_gather(c->comm, a->in, a->out, a->count, a->dtype);
+    case CDDP_COLL_ALL_TO_ALL:
+        return cddp_all_to_all(c->comm, a->in, a->out, a->count, a->dtype);
+    case CDDP_COLL_SEND:
+        return cddp_send(c->comm, a->in, a->count, a->dtype, a->root);
+    case CDDP_COLL_RECV:
+        return cddp_recv(c->comm, a->out, a->count, a->dtype, a->root);
+    case CDDP_COLL_BROADCAST: /* to other memory */
+    case CDDP_COLL_BARRIER:
+    case CDDP_COLL_GATHER:
+    case CDDP_COLL_SCATTER:
+    case CDDP_COLL_ALL_GATHERV:
+    case CDDP_COLL_ALL_TO_ALLV:
+    case CDDP_COLL_REDUCE_SCATTERV:
+    case CDDP_COLL_FORCE_INT_:
+        break;
+    }
+    return cddp_coll_run(c->comm, a, 1);
+}
+
 static cddp_status issue(const struct bench_case *c, const cddp_coll_args *a, size_t n, uint64_t *ticket)
 {
     *ticket = 0;
-    return c->blocking ? cddp_coll_run(c->comm, a, n) : cddp_coll_start(c->comm, a, n, ticket);
+    if (!c->blocking)
+        return cddp_coll_start(c->comm, a, n, ticket);
+    return n == 1 ? run_one(c, a) : cddp_coll_run(c->comm, a, n);
 }
 
 static size_t broadcast(const struct bench_case *c, cddp_coll_args *a)

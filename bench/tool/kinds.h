@@ -16,7 +16,7 @@
 struct bench_case {
     cddp_comm *comm;
     int rank, n;
-    bool blocking;            /* by cddp_coll_run; else begun by cddp_coll_start */
+    bool blocking;            /* by functions that wait; else begun by cddp_coll_start */
     int together;             /* so many of it, as one group, each with its part of the memory */
     size_t in_step, out_step; /* bytes from one to the next */
     size_t *counts;           /* 2 n, for the kind that needs them */
