@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -142,10 +143,16 @@ bool cdi_shm_suits_huge(int size, size_t bytes)
 cddp_status cdi_shm_memfd(const char *name, size_t bytes, bool huge, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rlimit most;
     int rc;
 
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot create shared memory");
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
+        return cdi_fail(err, CDDP_E_NOMEM, /* else the kernel sends SIGXFSZ */
+                        "cannot allocate %zu bytes of shared memory: files of this process may have %llu bytes; raise "
+                        "the limit (ulimit -f)",
+                        bytes, (unsigned long long)most.rlim_cur);
     if (huge)
         try_huge(fd, bytes);
     rc = shm_allocate(fd, 0, bytes);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,6 +128,24 @@ Test(shm, pages_are_mapped_one_by_one)
         cr_assert_eq(smaps_kib(second, "Rss"), 6 * 4, "the first page, too");
     cdi_shm_unmap(&plain_mmap, p, 64 * 4096);
     cdi_shm_unmap(&plain_mmap, second, 64 * 4096);
+    (void)close(fd);
+}
+
+/* Beyond this limit the kernel kills by SIGXFSZ, also for memory without a name. */
+Test(shm, limit_of_file_sizes_is_an_error)
+{
+    struct rlimit most;
+    struct cdi_error err;
+    int fd;
+
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &most), 0);
+    most.rlim_cur = MIB;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &most), 0);
+    for (int huge = 0; huge < 2; huge++) {
+        cr_assert_eq(cdi_shm_memfd("test", 5 * MIB, huge != 0, &fd, &err), CDDP_E_NOMEM);
+        cr_assert_not_null(strstr(err.msg, "ulimit -f"), "%s", err.msg);
+    }
+    cr_assert_eq(cdi_shm_memfd("test", MIB, false, &fd, &err), CDDP_OK, "%s", err.msg);
     (void)close(fd);
 }
 
