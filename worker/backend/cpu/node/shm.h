@@ -8,8 +8,8 @@
  * have seen that step. The data of a step (post, descriptor, slot) exist twice, for odd and even steps, and every step
  * waits for all ranks. So a rank that writes for step s+2 knows that all have posted s+1, and have finished reading s.
  *
- * Accounting by RSS (Slurm without cgroups) counts a page in every rank that has it mapped. So what every rank reads of
- * every other one lies close together, what only two ranks use lies apart, and pages enter a rank's map one by one.
+ * Accounting by RSS (Slurm without cgroups) counts a page in every rank that has it mapped. So data that all ranks read
+ * lie close together, data of two ranks lie apart, and pages enter a rank's map one by one.
  */
 #ifndef CDI_NODE_SHM_H
 #define CDI_NODE_SHM_H
