@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#define RANKS_MAX 8
+#define RANKS_MAX 48
 
 /* Shared by all ranks of a test, including processes. */
 struct ranks_board {
@@ -26,7 +26,7 @@ struct ranks_board {
         size_t len;
         int64_t number;
         bool is_set;
-    } key[256];
+    } key[1024];
 };
 
 /* The number of ranks of each node, ended by 0. Nodes are emulated on this host: they share no memory. */

@@ -4,6 +4,7 @@
 #include "worker/math/reduce.h"
 
 #include <string.h>
+#include <sys/uio.h>
 
 static int links_of(struct cdi_tcp *tcp, struct cdi_link *links[2])
 {
@@ -16,8 +17,8 @@ static int links_of(struct cdi_tcp *tcp, struct cdi_link *links[2])
     return n;
 }
 
-static cddp_status pump(struct cdi_run *run, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
-                        struct cdi_error *err)
+cddp_status cdi_run_pump(struct cdi_run *run, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
+                         struct cdi_error *err)
 {
     return cdi_tcp_pump(run->t->tcp, links, n, fn, arg, cdi_run_what, run, err);
 }
@@ -28,42 +29,57 @@ struct opening {
     struct cdi_link *links[2]; /* n of them */
     int n;
     bool sent[2], received[2];
-    int waited_for; /* the link whose opening came last, after the first attempt; -1: none */
-    bool again;     /* this is not the first attempt */
+    const struct cdi_shm_desc *mine; /* NULL: the caller compares, and the link is only for messages */
+    int differs;                     /* the first link whose peer is in another operation; -1: none */
+    int waited_for;                  /* the link whose opening came last, after the first attempt; -1: none */
+    bool again;                      /* this is not the first attempt */
     uint8_t out[CDI_TCP_OP], in[2][CDI_TCP_OP];
 };
 
-/* Compares only after all openings have arrived, so that both neighbours report the same error. */
-static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
+static cddp_status send_openings(struct opening *g, bool *moved, struct cdi_error *err)
 {
-    struct opening *g = arg;
-    bool all = true;
-
-    for (int i = 0; i < 2 && g->links[i] != NULL; i++) {
+    for (int i = 0; i < g->n; i++) {
         cddp_status st =
             g->sent[i] ? CDDP_OK : cdi_link_send(g->links[i], CDI_TCP_IS_OP, g->out, sizeof g->out, moved, err);
 
         if (st < 0)
             return st;
         g->sent[i] = st == CDDP_OK;
-        st =
-            g->received[i] ? CDDP_OK : cdi_link_recv(g->links[i], CDI_TCP_IS_OP, g->in[i], sizeof g->in[i], moved, err);
-        if (st < 0)
-            return st;
-        if (st == CDDP_OK && !g->received[i] && g->again)
-            g->waited_for = i;
-        g->received[i] = g->links[i]->begun = st == CDDP_OK;
-        all = all && g->sent[i] && g->received[i];
     }
-    g->again = true;
-    return all ? CDDP_OK : CDDP_IN_PROGRESS;
+    return CDDP_OK;
 }
 
 /*
- * Records who arrived last: of this node, as the first step has found, or of the node whose opening this rank has
- * waited for, as it says. Ranks without a link read it after the next step of the node.
+ * Compares each opening when it arrives: a neighbour in another operation may never send its own to the neighbour
+ * beyond.
  */
-static void note_late(struct cdi_run *run, const struct opening *g)
+static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
+{
+    struct opening *g = arg;
+    cddp_status st = send_openings(g, moved, err);
+    bool all = true;
+
+    for (int i = 0; i < g->n && st >= 0; i++) {
+        const struct iovec part = {.iov_base = g->in[i], .iov_len = sizeof g->in[i]};
+
+        if (!g->received[i]) {
+            st = g->mine != NULL ? cdi_link_recv_first(g->links[i], CDI_TCP_IS_OP, &part, 1, g->mine, moved, err)
+                                 : cdi_link_recv_parts(g->links[i], CDI_TCP_IS_OP, &part, 1, moved, err);
+            if (st == CDDP_E_MISMATCH) {
+                g->differs = i;
+                return CDDP_OK;
+            }
+            if (st == CDDP_OK && g->again)
+                g->waited_for = i;
+            g->received[i] = g->links[i]->begun = st == CDDP_OK;
+        }
+        all = all && g->sent[i] && g->received[i];
+    }
+    g->again = true;
+    return st < 0 ? st : all ? CDDP_OK : CDDP_IN_PROGRESS;
+}
+
+void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, const uint8_t theirs[CDI_TCP_OP])
 {
     const struct cdi_cpu_comm *t = run->t;
     struct cdi_shm_rank *mine = &t->shm->ranks[t->shm->rank];
@@ -71,12 +87,12 @@ static void note_late(struct cdi_run *run, const struct opening *g)
     int32_t late = run->late;
     int64_t ns = 0;
 
-    if (g->waited_for >= 0) {
-        cdi_tcp_get_op(g->in[g->waited_for], &unused, &late);
+    if (waited_for != NULL) {
+        cdi_tcp_get_op(theirs, &unused, &late);
         if (late < 0 || late >= t->size)
-            late = g->links[g->waited_for]->rank;
+            late = waited_for->rank;
     }
-    if (g->waited_for >= 0 || !run->compared_here)
+    if (waited_for != NULL || !run->compared_here)
         ns = cdi_run_arrived(run, late, false);
     atomic_store_explicit(&mine->late, run->late, memory_order_relaxed);
     atomic_store_explicit(&mine->arrived_ns, ns, memory_order_relaxed);
@@ -94,10 +110,21 @@ static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct
                        "ranks called different %s: rank %d called %s, rank %d called %s", what, a, ta, b, tb);
 }
 
+cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l, const uint8_t theirs[CDI_TCP_OP],
+                            struct cdi_error *err)
+{
+    int me = run->t->rank;
+    struct cdi_shm_desc other;
+    int32_t late;
+
+    cdi_tcp_get_op(theirs, &other, &late);
+    return l->rank < me ? chain_mismatch(run, l->rank, &other, me, &run->desc, "collectives", err)
+                        : chain_mismatch(run, me, &run->desc, l->rank, &other, "collectives", err);
+}
+
 cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 {
-    struct opening g = {.waited_for = -1};
-    int me = run->t->rank;
+    struct opening g = {.waited_for = -1, .differs = -1, .mine = &run->desc};
     cddp_status st;
 
     if (run->compared_nodes)
@@ -107,20 +134,12 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
     for (int i = 0; i < g.n; i++)
         g.links[i]->begun = false;
     cdi_tcp_put_op(g.out, &run->desc, run->late);
-    st = pump(run, g.links, g.n, exchange_descs, &g, err);
+    st = cdi_run_pump(run, g.links, g.n, exchange_descs, &g, err);
+    if (st == CDDP_OK && g.differs >= 0)
+        return cdi_run_differs(run, g.links[g.differs], g.in[g.differs], err);
     if (st == CDDP_OK)
-        note_late(run, &g);
-    for (int i = 0; i < g.n && st == CDDP_OK; i++) {
-        struct cdi_shm_desc other;
-        int rank = g.links[i]->rank;
-        int32_t late;
-
-        cdi_tcp_get_op(g.in[i], &other, &late);
-        if (memcmp(&other, &run->desc, sizeof other) == 0)
-            continue;
-        return rank < me ? chain_mismatch(run, rank, &other, me, &run->desc, "collectives", err)
-                         : chain_mismatch(run, me, &run->desc, rank, &other, "collectives", err);
-    }
+        cdi_run_note_late(run, g.waited_for < 0 ? NULL : g.links[g.waited_for],
+                          g.in[g.waited_for < 0 ? 0 : g.waited_for]);
     return st;
 }
 
@@ -329,7 +348,7 @@ cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t unti
 
     p->offered = offered;
     p->until = until;
-    return st == CDDP_OK ? pump(p->run, links, n, pipeline_advance, p, err) : st;
+    return st == CDDP_OK ? cdi_run_pump(p->run, links, n, pipeline_advance, p, err) : st;
 }
 
 cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err)
@@ -363,7 +382,7 @@ static cddp_status chain_move(struct cdi_run *run, struct cdi_link *link, bool o
 {
     struct transfer x = {.link = link, .out = out, .type = type, .body = body, .len = len};
 
-    return pump(run, &link, 1, chain_transfer, &x, err);
+    return cdi_run_pump(run, &link, 1, chain_transfer, &x, err);
 }
 
 /*
@@ -394,7 +413,7 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     bool out = op->kind == CDI_SEND;
     uint8_t *p = out ? (uint8_t *)(uintptr_t)op->in : op->out;
     size_t left = op->count * cddp_dtype_size(op->dtype);
-    struct opening g = {.n = 1, .waited_for = -1};
+    struct opening g = {.n = 1, .waited_for = -1, .differs = -1};
     struct cdi_link *link = NULL;
     struct cdi_shm_desc other;
     int32_t late;
@@ -405,7 +424,7 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     link->begun = false;
     g.links[0] = link;
     cdi_tcp_put_op(g.out, &run->desc, run->late);
-    st = pump(run, g.links, 1, exchange_descs, &g, err);
+    st = cdi_run_pump(run, g.links, 1, exchange_descs, &g, err);
     if (st != CDDP_OK)
         return st;
     (void)cdi_run_arrived(run, g.waited_for < 0 ? run->t->rank : op->root, false);

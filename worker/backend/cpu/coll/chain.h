@@ -10,6 +10,19 @@
 #include "worker/backend/cpu/coll/step.h"
 #include "worker/backend/cpu/net/tcp.h"
 
+/* Calls cdi_tcp_pump() for the operation. */
+cddp_status cdi_run_pump(struct cdi_run *run, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
+                         struct cdi_error *err);
+/* Fails with the operations of this rank and of the peer of a link, whose description is `theirs`. */
+cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l, const uint8_t theirs[CDI_TCP_OP],
+                            struct cdi_error *err);
+/*
+ * Records who arrived last: the rank that the peer of `waited_for` names in its description, where this rank has waited
+ * for it. Otherwise (NULL) it is of this node, as the first step has found. Ranks without a link read it after the next
+ * step of the node.
+ */
+void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, const uint8_t theirs[CDI_TCP_OP]);
+
 /* The data that pass along the chain of this rank; in and out are indexed by local rank. */
 struct cdi_chain_op {
     const void *const *in; /* inputs of the node, in rank order */

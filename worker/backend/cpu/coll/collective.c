@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/coll/collective.h"
 
-#include "worker/backend/cpu/coll/chain.h"
 #include "worker/backend/cpu/coll/exchange.h"
 #include "worker/backend/cpu/coll/reduction.h"
 #include "worker/backend/cpu/coll/region.h"
+#include "worker/backend/cpu/coll/rounds.h"
 
 #include <string.h>
 
@@ -23,16 +23,15 @@ static cddp_status run_alone(struct cdi_cpu_comm *t, const struct cdi_work *w)
     return CDDP_OK;
 }
 
-/* Within the node a barrier is a step; between nodes it is a reduction of 0 elements. */
+/* Within the node a barrier is a step; between nodes it is an exchange of 0 bytes. */
 static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
 {
-    const struct cdi_chain_op nothing = {.count = 0};
     cddp_status st = cdi_step(run, err);
 
     if (run->t->tcp == NULL || st != CDDP_OK)
         return st;
     if (run->t->shm->rank == 0)
-        st = cdi_chain_reduce(run, &nothing, err);
+        st = cdi_rounds_run(run, NULL, err);
     return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 

@@ -5,6 +5,8 @@
 #include "worker/backend/cpu/coll/exchange.h"
 
 #include "worker/backend/cpu/coll/chain.h"
+#include "worker/backend/cpu/coll/choose.h"
+#include "worker/backend/cpu/coll/rounds.h"
 
 #include <string.h>
 
@@ -149,11 +151,45 @@ static cddp_status exchange_multinode(struct cdi_run *run, size_t at, size_t mos
     return st;
 }
 
+/* Few bytes: all ranks get all of them at once. */
+static cddp_status exchange_small(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg,
+                                  struct cdi_error *err)
+{
+    const struct cdi_cpu_comm *t = run->t;
+    const uint8_t *all;
+    cddp_status st = cdi_rounds_gather(run, mine, &all, err);
+
+    for (int r = 0; r < t->size && st == CDDP_OK; r++) {
+        if (t->len[r] > 0)
+            take(arg, r, 0, all, t->len[r]);
+        all += t->len[r];
+    }
+    return st;
+}
+
+static enum cdi_algorithm choose(const struct cdi_run *run)
+{
+    const struct cdi_cpu_comm *t = run->t;
+    struct cdi_choice_of of = {.kind = run->w->is_region ? CDI_ALL_GATHER : run->w->op.kind,
+                               .nodes = t->tcp->n_nodes,
+                               .most_ranks = t->tcp->largest};
+    size_t n;
+    const struct cdi_choice_row *rows = cdi_choose_defaults(&n);
+
+    for (int r = 0; r < t->size; r++) {
+        of.bytes = t->len[r] > of.bytes ? t->len[r] : of.bytes;
+        of.total += t->len[r];
+    }
+    return cdi_choose(rows, n, &of);
+}
+
 cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     size_t longest = 0, at = 0, most = CDI_SHM_PIECE_BYTES;
 
+    if (t->tcp != NULL && choose(run) == CDI_BY_ROUNDS)
+        return exchange_small(run, mine, take, arg, err);
     if (t->tcp != NULL) /* a block of the largest node must fit a slot */
         most = most / (size_t)t->tcp->largest / 64 * 64;
     for (int r = 0; r < t->size; r++)

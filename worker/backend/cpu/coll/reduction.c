@@ -3,6 +3,8 @@
 #include "worker/backend/cpu/coll/reduction.h"
 
 #include "worker/backend/cpu/coll/chain.h"
+#include "worker/backend/cpu/coll/choose.h"
+#include "worker/backend/cpu/coll/rounds.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>
@@ -309,8 +311,45 @@ static cddp_status reduce_stream_multinode(struct cdi_run *run, const struct wan
     return st;
 }
 
+/* Every rank gets the inputs of all ranks, and adds what it needs in their order. */
+static cddp_status reduce_small_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_cpu_comm *t = run->t;
+    const struct cdi_coll *op = &run->w->op;
+    size_t bytes = w->count * w->size;
+    void *out = w->out;
+    const uint8_t *all;
+    cddp_status st;
+
+    for (int r = 0; r < t->size; r++)
+        t->len[r] = bytes;
+    st = cdi_rounds_gather(run, op->in, &all, err);
+    if (st != CDDP_OK || w->hi <= w->lo)
+        return st;
+    for (int r = 0; r < t->size; r++)
+        t->in[r] = all + (size_t)r * bytes + w->lo * w->size;
+    cdi_reduce(&out, 1, t->in, t->size, w->hi - w->lo, op->dtype, op->op);
+    return CDDP_OK;
+}
+
+static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w)
+{
+    const struct cdi_tcp *tcp = run->t->tcp;
+    const struct cdi_choice_of of = {.kind = run->w->op.kind,
+                                     .nodes = tcp->n_nodes,
+                                     .most_ranks = tcp->largest,
+                                     .bytes = w->count * w->size,
+                                     .total = w->count * w->size * (size_t)tcp->size};
+    size_t n;
+    const struct cdi_choice_row *rows = cdi_choose_defaults(&n);
+
+    return cdi_choose(rows, n, &of);
+}
+
 static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
+    if (choose(run, w) == CDI_BY_ROUNDS)
+        return reduce_small_multinode(run, w, err);
     if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_multinode(run, w, err);
     if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)

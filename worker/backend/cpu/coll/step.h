@@ -3,7 +3,8 @@
  * The communicator on the CPU, one operation under way, and the step that all operations are made of: every rank makes
  * its input visible and waits for that of all others (shm.h).
  *
- * Each file of this folder calls only those before it: step, chain, exchange and reduction, region, collective.
+ * Each file of this folder calls only those before it: choose, step, chain, rounds, exchange and reduction, region,
+ * collective.
  */
 #ifndef CDI_COLL_STEP_H
 #define CDI_COLL_STEP_H

@@ -18,89 +18,165 @@
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
-cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void *body, size_t len, bool *moved,
-                          struct cdi_error *err)
+/* Sets iov to what is left of a frame; returns the number of entries. */
+static size_t frame_rest(struct cdi_flow *f, const struct iovec *part, int n, struct iovec iov[1 + CDI_TCP_PARTS])
+{
+    size_t skip = f->done, used = 0;
+
+    if (skip < CDI_TCP_HEADER)
+        iov[used++] = (struct iovec){.iov_base = f->head + skip, .iov_len = CDI_TCP_HEADER - skip};
+    skip -= skip < CDI_TCP_HEADER ? skip : CDI_TCP_HEADER;
+    for (int i = 0; i < n; i++) {
+        size_t over = skip < part[i].iov_len ? skip : part[i].iov_len;
+
+        if (over < part[i].iov_len)
+            iov[used++] =
+                (struct iovec){.iov_base = (uint8_t *)part[i].iov_base + over, .iov_len = part[i].iov_len - over};
+        skip -= over;
+    }
+    return used;
+}
+
+static size_t parts_len(const struct iovec *part, int n)
+{
+    size_t len = 0;
+
+    for (int i = 0; i < n; i++)
+        len += part[i].iov_len;
+    return len;
+}
+
+cddp_status cdi_link_send_parts(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                bool *moved, struct cdi_error *err)
 {
     struct cdi_flow *f = &l->tx;
+    size_t len = parts_len(part, n);
 
     if (!f->busy) {
         const struct cdi_tcp_header h = {.type = type, .seq = f->seq++, .len = (uint32_t)len};
 
         cdi_tcp_put_header(f->head, &h);
-        f->head_done = f->body_done = 0;
+        f->done = 0;
         f->busy = true;
     }
-    while (f->head_done < CDI_TCP_HEADER || f->body_done < len) {
-        struct iovec iov[2] = {
-            {.iov_base = f->head + f->head_done, .iov_len = CDI_TCP_HEADER - f->head_done},
-            {.iov_base = (void *)((uintptr_t)body + f->body_done), .iov_len = len - f->body_done},
-        };
-        const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
-        ssize_t n = sendmsg(l->data, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (f->done < CDI_TCP_HEADER + len) {
+        struct iovec iov[1 + CDI_TCP_PARTS];
+        const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
+        ssize_t sent = sendmsg(l->data, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 
-        if (n < 0 && errno == EINTR)
+        if (sent < 0 && errno == EINTR)
             continue;
-        f->wanted = n < 0 && errno == EAGAIN;
+        f->wanted = sent < 0 && errno == EAGAIN;
         if (f->wanted)
             return CDDP_IN_PROGRESS;
-        if (n < 0)
+        if (sent < 0)
             return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
         *moved = true;
-        if ((size_t)n > iov[0].iov_len) {
-            f->body_done += (size_t)n - iov[0].iov_len;
-            n = (ssize_t)iov[0].iov_len;
-        }
-        f->head_done += (size_t)n;
+        f->done += (size_t)sent;
     }
     f->busy = false;
     f->wanted = false;
     return CDDP_OK;
 }
 
-/* Receives at most `want` bytes. CDDP_OK: at least one was received. */
-static cddp_status link_receive(struct cdi_link *l, void *to, size_t want, size_t *got, bool *moved,
-                                struct cdi_error *err)
+cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void *body, size_t len, bool *moved,
+                          struct cdi_error *err)
 {
-    ssize_t n;
+    const struct iovec part = {.iov_base = (void *)(uintptr_t)body, .iov_len = len};
 
-    do
-        n = recv(l->data, to, want, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    l->rx.wanted = n < 0 && errno == EAGAIN;
-    if (l->rx.wanted)
-        return CDDP_IN_PROGRESS;
-    if (n <= 0)
-        return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
-    *moved = true;
-    *got += (size_t)n;
+    return cdi_link_send_parts(l, type, &part, 1, moved, err);
+}
+
+static cddp_status unexpected(const struct cdi_link *l, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent unexpected data", l->rank);
+}
+
+/* Checks a header, and the operation behind it, as soon as they are complete. mine: NULL: no operation follows. */
+static cddp_status check_frame(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, size_t len,
+                               const struct cdi_shm_desc *mine, struct cdi_error *err)
+{
+    struct cdi_flow *f = &l->rx;
+    struct cdi_tcp_header h;
+    cddp_status st;
+
+    if (f->busy || f->done < CDI_TCP_HEADER)
+        return CDDP_OK;
+    st = cdi_tcp_get_header(f->head, &h, err);
+    if (st != CDDP_OK)
+        return st;
+    if (h.seq != f->seq)
+        return unexpected(l, err);
+    if (mine != NULL && (h.type == CDI_TCP_IS_OP || h.type == CDI_TCP_IS_ROUND)) {
+        struct cdi_shm_desc other;
+        int32_t late;
+
+        if (f->done < CDI_TCP_HEADER + CDI_TCP_OP)
+            return CDDP_OK;
+        cdi_tcp_get_op(part[0].iov_base, &other, &late);
+        if (memcmp(&other, mine, sizeof other) != 0)
+            return CDDP_E_MISMATCH;
+    }
+    if (h.type != type || h.len != len)
+        return unexpected(l, err);
+    f->busy = true;
     return CDDP_OK;
+}
+
+/*
+ * One call receives header and payload together, but never more than the expected frame: whatever else the peer sent,
+ * no byte is written outside of the parts.
+ */
+static cddp_status link_recv(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                             const struct cdi_shm_desc *mine, bool *moved, struct cdi_error *err)
+{
+    struct cdi_flow *f = &l->rx;
+    size_t len = parts_len(part, n);
+
+    while (f->done < CDI_TCP_HEADER + len) {
+        struct iovec iov[1 + CDI_TCP_PARTS];
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
+        ssize_t got = recvmsg(l->data, &msg, MSG_DONTWAIT);
+        cddp_status st;
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        f->wanted = got < 0 && errno == EAGAIN;
+        if (f->wanted)
+            return CDDP_IN_PROGRESS;
+        if (got <= 0)
+            return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
+        *moved = true;
+        f->done += (size_t)got;
+        st = check_frame(l, type, part, len, mine, err);
+        if (st != CDDP_OK)
+            return st;
+    }
+    f->done = 0;
+    f->seq++;
+    f->busy = false;
+    f->wanted = false;
+    return CDDP_OK;
+}
+
+cddp_status cdi_link_recv_parts(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                bool *moved, struct cdi_error *err)
+{
+    return link_recv(l, type, part, n, NULL, moved, err);
+}
+
+cddp_status cdi_link_recv_first(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                const struct cdi_shm_desc *mine, bool *moved, struct cdi_error *err)
+{
+    return link_recv(l, type, part, n, mine, moved, err);
 }
 
 cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body, size_t len, bool *moved,
                           struct cdi_error *err)
 {
-    struct cdi_flow *f = &l->rx;
-    cddp_status st = CDDP_OK;
+    const struct iovec part = {.iov_base = body, .iov_len = len};
 
-    while (f->head_done < CDI_TCP_HEADER && st == CDDP_OK) {
-        struct cdi_tcp_header h;
-
-        st = link_receive(l, f->head + f->head_done, CDI_TCP_HEADER - f->head_done, &f->head_done, moved, err);
-        if (st != CDDP_OK || f->head_done < CDI_TCP_HEADER)
-            continue;
-        st = cdi_tcp_get_header(f->head, &h, err);
-        if (st == CDDP_OK && (h.type != type || h.len != len || h.seq != f->seq))
-            st = cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent unexpected data", l->rank);
-        f->body_done = 0;
-    }
-    while (st == CDDP_OK && f->body_done < len)
-        st = link_receive(l, (uint8_t *)body + f->body_done, len - f->body_done, &f->body_done, moved, err);
-    if (st != CDDP_OK)
-        return st;
-    f->head_done = 0;
-    f->seq++;
-    f->wanted = false;
-    return CDDP_OK;
+    return link_recv(l, type, &part, 1, NULL, moved, err);
 }
 
 /* -------------------------------------------------------------------------------------------------- the loop ---- */

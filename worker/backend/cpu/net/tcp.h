@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Connections between nodes. The nodes form a chain in the order of their ranks. Local rank j of a node is connected
- * with local rank j of the previous and of the next node; there are as many chains as the smallest node has ranks. send
- * and recv between nodes make a separate connection at the first message of a pair. A connection is two sockets, one
+ * with local rank j of the previous and of the next node; there are as many chains as the smallest node has ranks.
+ * Algorithms that need other nodes connect with local rank j there, at their first use (tcp_mesh.c). send and recv
+ * between nodes make a separate connection at the first message of a pair. A connection is two sockets, one
  * for data and one for control. An abort or a goodbye on control never waits for data, and the end of control without a
  * goodbye is a death.
  */
@@ -32,9 +33,9 @@
 /* One direction of the data socket: a frame in transit. */
 struct cdi_flow {
     uint8_t head[CDI_TCP_HEADER];
-    size_t head_done, body_done;
+    size_t done;  /* bytes of the frame, header included */
     uint32_t seq; /* of the next frame */
-    bool busy;    /* sending: a frame was begun */
+    bool busy;    /* a frame was begun: sending, its header was made; receiving, its header was checked */
     bool wanted;  /* to be polled for */
 };
 
@@ -67,7 +68,7 @@ struct cdi_control_thread {
     _Atomic int stop;
 };
 
-#define CDI_TCP_LINKS 2    /* that one operation uses, at most */
+#define CDI_TCP_PARTS 4    /* of memory, that one frame moves, at most */
 #define CDI_TCP_PENDING 64 /* pending connections, at most */
 
 /* The sockets that the other nodes connect to. */
@@ -85,19 +86,23 @@ struct cdi_listener {
 };
 
 struct cdi_tcp {
-    int rank, size, node, n_nodes, n_chains, largest; /* ranks of the largest node */
-    int *first;                                       /* by node: its first rank; first[n_nodes] is size */
+    int rank, size, local_rank, node, n_nodes, n_chains, largest; /* ranks of the largest node */
+    int *first;                                                   /* by node: its first rank; first[n_nodes] is size */
     uint8_t token[CDI_TCP_TOKEN];
     struct cdi_wait *wait;
     const struct cdi_world *connecting; /* until the links are made */
     struct cdi_abort_fd abort_fd;
     struct cdi_control_thread control;
-    struct pollfd *polled; /* scratch: two links, the abort fd, the other ranks of the node */
+    struct pollfd *polled;   /* scratch: a link to each node, the abort fd, the other ranks of the node */
+    struct cdi_link **links; /* scratch: one for each node */
+    size_t *node_at;         /* scratch: one more than nodes */
     struct cdi_oob oob;
     struct cdi_listener listener;
     struct cdi_link prev, next;
     struct cdi_link **pair; /* by rank; NULL: none yet */
-    pthread_mutex_t lock;   /* of pair[], and of the parts of a link that several threads use */
+    struct cdi_link **mesh; /* by node, to the same local rank there: prev, next, and others (tcp_mesh.c); NULL: none */
+    bool making_mesh;       /* a rank that dies meanwhile ends the operation at once */
+    pthread_mutex_t lock;   /* of pair[] and mesh[], and of the parts of a link that several threads use */
     struct cdi_tcp *other;  /* the next one of this process (tcp_fork.c) */
     uint8_t *ring;          /* CDI_TCP_RING pieces; NULL where this rank has no link */
 };
@@ -144,6 +149,9 @@ cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struc
 /* Returns why the data socket of a link ended; waits a moment for the control socket to tell. Never CDDP_OK. */
 cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err);
 
+/* Reads all control sockets. Any failure there is the caller's, so call it only while no data are expected. */
+cddp_status cdi_control_look(struct cdi_tcp *tcp, struct cdi_error *err);
+
 /* Has the peer left? */
 static inline bool cdi_link_gone(const struct cdi_link *l)
 {
@@ -159,7 +167,21 @@ int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank);
 /* Sets *out to the link with another rank for send and recv. Makes it first if there is none; then it blocks. */
 cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err);
 
+/* Returns the number of links, and link i of them, or NULL: there is none. With tcp->lock, or on the thread that makes
+ * them. */
+int cdi_tcp_n_links(const struct cdi_tcp *tcp);
+struct cdi_link *cdi_tcp_nth_link(struct cdi_tcp *tcp, int i);
+
+/*
+ * Links with the same local rank of other nodes (tcp_mesh.c), beside those of send and recv. All nodes that make a link
+ * with one another call this in the same operation, which they have compared. Blocks while it makes missing links.
+ * Those that exist cost nothing. Only ranks below tcp->n_chains call it.
+ */
+cddp_status cdi_tcp_mesh(struct cdi_tcp *tcp, const int *nodes, int n, struct cdi_error *err);
+
 /* ------------------------------------------------------------------------------------- moving frames (tcp.c) ---- */
+
+struct iovec;
 
 /* Continues to send a frame. CDDP_OK: all of it was sent; CDDP_IN_PROGRESS. Sets *moved if any byte was sent. */
 cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void *body, size_t len, bool *moved,
@@ -168,12 +190,25 @@ cddp_status cdi_link_send(struct cdi_link *l, enum cdi_tcp_type type, const void
 cddp_status cdi_link_recv(struct cdi_link *l, enum cdi_tcp_type type, void *body, size_t len, bool *moved,
                           struct cdi_error *err);
 
+/* The same for a payload of several parts, at most CDI_TCP_PARTS. */
+cddp_status cdi_link_send_parts(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                bool *moved, struct cdi_error *err);
+cddp_status cdi_link_recv_parts(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                bool *moved, struct cdi_error *err);
+/*
+ * Continues to receive the first frame of the peer's operation, whose first part has CDI_TCP_OP bytes. If the peer
+ * describes another operation than *mine, returns CDDP_E_MISMATCH as soon as the first part is complete, whatever the
+ * type and the length of the frame; *err is not set then.
+ */
+cddp_status cdi_link_recv_first(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
+                                const struct cdi_shm_desc *mine, bool *moved, struct cdi_error *err);
+
 /* Makes one round of attempts on some links. CDDP_OK: all is done; CDDP_IN_PROGRESS. */
 typedef cddp_status (*cdi_pump_fn)(void *arg, bool *moved, struct cdi_error *err);
 
 /*
  * Calls fn until it is done. In between it waits for sockets that blocked, for any event that ends all waits, and for
- * the control sockets of the n links, at most CDI_TCP_LINKS. what, what_arg: as for cdi_wait_all().
+ * the control sockets of the n links, at most one for each node. what, what_arg: as for cdi_wait_all().
  */
 cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int n, cdi_pump_fn fn, void *arg,
                          void (*what)(const void *arg, char *buf, size_t cap), const void *what_arg,

@@ -32,11 +32,19 @@ void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *w
     cdi_oob_tell_cause(oob, BROKEN, why);
 }
 
+/* What ends all waits, and while links of the mesh are made also what their control sockets tell. */
+static cddp_status tcp_check(struct cdi_tcp *tcp, struct cdi_error *err)
+{
+    cddp_status st = cdi_wait_check(tcp->wait, err);
+
+    return st == CDDP_OK && tcp->making_mesh ? cdi_control_look(tcp, err) : st;
+}
+
 /* Has a rank failed to connect? */
-static cddp_status tcp_check_peers(const struct cdi_tcp *tcp, struct cdi_error *err)
+static cddp_status tcp_check_peers(struct cdi_tcp *tcp, struct cdi_error *err)
 {
     char text[CDI_SHM_TEXT];
-    cddp_status st = cdi_wait_check(tcp->wait, err);
+    cddp_status st = tcp_check(tcp, err);
 
     if (st == CDDP_OK && tcp->connecting != NULL)
         st = cdi_world_watch(tcp->connecting, err);
@@ -46,7 +54,7 @@ static cddp_status tcp_check_peers(const struct cdi_tcp *tcp, struct cdi_error *
 }
 
 /* Waits for the text under `name`. whose, number: its owner, for the error message. */
-static cddp_status tcp_get_text(const struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
+static cddp_status tcp_get_text(struct cdi_tcp *tcp, const char *name, const char *whose, int number, char *buf,
                                 size_t cap, int64_t deadline_ms, struct cdi_error *err)
 {
     int64_t begin_ms = cdi_now_ms();
@@ -198,14 +206,14 @@ struct attempt {
     int errnum; /* of NOT_CONNECTED */
 };
 
-static bool tcp_wait_fd(const struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
+/* Meanwhile others may connect to this rank: nodes that connect with one another do not wait in a row. */
+static bool tcp_wait_fd(struct cdi_tcp *tcp, int fd, short events, int64_t deadline_ms)
 {
-    while (cdi_now_ms() < deadline_ms && cdi_wait_check(tcp->wait, NULL) == CDDP_OK) {
-        struct pollfd p = {.fd = fd, .events = events};
+    struct cdi_error unused;
 
-        if (poll(&p, 1, SLICE_MS) > 0)
+    while (cdi_now_ms() < deadline_ms && tcp_check(tcp, &unused) == CDDP_OK)
+        if (cdi_listener_accept_or(tcp, fd, events))
             return true;
-    }
     return false;
 }
 
@@ -237,7 +245,7 @@ static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, e
 }
 
 /* *errnum says why there is no connection. */
-static int try_connect(const struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
+static int try_connect(struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
 {
     CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     socklen_t len = sizeof *errnum;
@@ -333,8 +341,8 @@ static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_lin
  * A rank that is still busy answers late. So all addresses are tried repeatedly, for twice as long where a connection
  * gets no answer, until the right address answers.
  */
-static cddp_status tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
-                               struct cdi_error *err)
+cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
+                            struct cdi_error *err)
 {
     char name[32], text[CDI_TCP_ADDRESS_TEXT];
     int64_t begin_ms = cdi_now_ms(), patience_ms = CONNECT_MS;
@@ -357,14 +365,14 @@ static cddp_status tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pai
     return st;
 }
 
-static cddp_status tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
-                                        struct cdi_error *err)
+cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
+                                     struct cdi_error *err)
 {
     int64_t look_at_ms = cdi_now_ms() + ASK_MS, begin_ms = cdi_now_ms();
 
     while (l->data < 0 || l->control < 0) {
         int64_t now = cdi_now_ms();
-        cddp_status st = cdi_wait_check(tcp->wait, err);
+        cddp_status st = tcp_check(tcp, err);
 
         if (st == CDDP_OK && now >= look_at_ms) {
             st = tcp_check_peers(tcp, err);
@@ -392,8 +400,8 @@ cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, s
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a connection");
     if (l->data < 0 || l->control < 0) {
         cdi_wait_note_peer(tcp->wait, rank);
-        st = tcp->rank < rank ? tcp_connect(tcp, l, true, deadline_ms, err)
-                              : tcp_await_connection(tcp, l, deadline_ms, err);
+        st = tcp->rank < rank ? cdi_tcp_connect(tcp, l, true, deadline_ms, err)
+                              : cdi_tcp_await_connection(tcp, l, deadline_ms, err);
         cdi_wait_note_peer(tcp->wait, -1);
         if (st == CDDP_OK)
             cdi_control_add(tcp, l);
@@ -420,15 +428,16 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
         return;
     cdi_tcp_fork_unregister(tcp);
     cdi_control_stop(tcp);
-    if (tcp->pair != NULL)
-        cdi_tcp_send_goodbye(tcp);
-    close_link(&tcp->prev);
-    close_link(&tcp->next);
-    for (int r = 0; r < tcp->size && tcp->pair != NULL; r++)
-        if (tcp->pair[r] != NULL) {
-            close_link(tcp->pair[r]);
-            free(tcp->pair[r]);
-        }
+    cdi_tcp_send_goodbye(tcp);
+    for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
+        struct cdi_link *l = cdi_tcp_nth_link(tcp, i);
+
+        if (l == NULL)
+            continue;
+        close_link(l);
+        if (l != &tcp->prev && l != &tcp->next)
+            free(l);
+    }
     for (int i = 0; i < tcp->listener.n_fds; i++)
         (void)close(tcp->listener.fd[i]);
     for (int i = 0; i < CDI_TCP_PENDING; i++)
@@ -437,7 +446,10 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     cdi_abort_fd_stop(&tcp->abort_fd);
     (void)pthread_mutex_destroy(&tcp->lock);
     free(tcp->polled);
+    free(tcp->links);
+    free(tcp->node_at);
     free(tcp->pair);
+    free(tcp->mesh);
     free(tcp->first);
     free(tcp->ring);
     free(tcp);
@@ -452,6 +464,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     (void)pthread_mutex_init(&tcp->lock, NULL);
     tcp->rank = w->rank;
     tcp->size = w->size;
+    tcp->local_rank = w->local_rank;
     tcp->node = w->node_rank;
     tcp->n_nodes = w->n_nodes;
     tcp->wait = wait;
@@ -461,10 +474,14 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         tcp->listener.pending[i].fd = -1;
     tcp->abort_fd.fd = tcp->control.epoll = tcp->control.wake_fd = -1;
-    tcp->polled = calloc((size_t)w->local_size + 2 * CDI_TCP_LINKS + 1, sizeof *tcp->polled);
+    tcp->polled = calloc((size_t)w->local_size + 2 * (size_t)w->n_nodes + 1, sizeof *tcp->polled);
+    tcp->links = calloc((size_t)w->n_nodes, sizeof(struct cdi_link *));
+    tcp->node_at = calloc((size_t)w->n_nodes + 1, sizeof *tcp->node_at);
+    tcp->mesh = calloc((size_t)w->n_nodes, sizeof(struct cdi_link *));
     tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
     tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
-    if (tcp->polled == NULL || tcp->first == NULL || tcp->pair == NULL) {
+    if (tcp->polled == NULL || tcp->links == NULL || tcp->node_at == NULL || tcp->mesh == NULL || tcp->first == NULL ||
+        tcp->pair == NULL) {
         cdi_tcp_destroy(tcp);
         return NULL;
     }
@@ -481,16 +498,23 @@ static cddp_status tcp_make_links(struct cdi_tcp *tcp, int local_rank, int64_t d
     tcp->ring = malloc((size_t)CDI_TCP_RING * CDI_SHM_PIECE_BYTES);
     if (tcp->ring == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for pieces in transit");
-    if (tcp->node > 0)
+    (void)pthread_mutex_lock(&tcp->lock);
+    if (tcp->node > 0) {
         tcp->prev.rank = tcp->first[tcp->node - 1] + local_rank;
+        tcp->mesh[tcp->node - 1] = &tcp->prev;
+    }
     if (tcp->node + 1 < tcp->n_nodes) {
         tcp->next.rank = tcp->first[tcp->node + 1] + local_rank;
-        st = tcp_connect(tcp, &tcp->next, false, deadline_ms, err);
+        tcp->mesh[tcp->node + 1] = &tcp->next;
+    }
+    (void)pthread_mutex_unlock(&tcp->lock);
+    if (tcp->node + 1 < tcp->n_nodes) {
+        st = cdi_tcp_connect(tcp, &tcp->next, false, deadline_ms, err);
         if (st == CDDP_OK)
             cdi_control_add(tcp, &tcp->next);
     }
     if (st == CDDP_OK && tcp->node > 0) {
-        st = tcp_await_connection(tcp, &tcp->prev, deadline_ms, err);
+        st = cdi_tcp_await_connection(tcp, &tcp->prev, deadline_ms, err);
         if (st == CDDP_OK)
             cdi_control_add(tcp, &tcp->prev);
     }

@@ -146,11 +146,12 @@ static void send_control_locked(struct cdi_link *l, enum cdi_tcp_type type, cons
 static void send_control_all(struct cdi_tcp *tcp, enum cdi_tcp_type type, const void *body, uint32_t len)
 {
     (void)pthread_mutex_lock(&tcp->lock);
-    send_control_locked(&tcp->prev, type, body, len);
-    send_control_locked(&tcp->next, type, body, len);
-    for (int r = 0; r < tcp->size; r++)
-        if (tcp->pair[r] != NULL)
-            send_control_locked(tcp->pair[r], type, body, len);
+    for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
+        struct cdi_link *l = cdi_tcp_nth_link(tcp, i);
+
+        if (l != NULL)
+            send_control_locked(l, type, body, len);
+    }
     (void)pthread_mutex_unlock(&tcp->lock);
 }
 
@@ -214,8 +215,8 @@ static struct cdi_link *read_all_control(struct cdi_tcp *tcp)
     struct cdi_link *failed = NULL;
 
     (void)pthread_mutex_lock(&tcp->lock);
-    for (int i = -2; i < tcp->size; i++) {
-        struct cdi_link *l = i == -2 ? &tcp->prev : i == -1 ? &tcp->next : tcp->pair[i];
+    for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
+        struct cdi_link *l = cdi_tcp_nth_link(tcp, i);
 
         if (l == NULL || !l->made)
             continue;
@@ -225,6 +226,14 @@ static struct cdi_link *read_all_control(struct cdi_tcp *tcp)
     }
     (void)pthread_mutex_unlock(&tcp->lock);
     return failed;
+}
+
+cddp_status cdi_control_look(struct cdi_tcp *tcp, struct cdi_error *err)
+{
+    struct cdi_link *l = read_all_control(tcp);
+    cddp_status st = l != NULL ? cdi_link_read_control(tcp, l, err) : CDDP_OK;
+
+    return st == CDDP_IN_PROGRESS ? CDDP_OK : st;
 }
 
 /* Ends the waits of the node with the error of a link. */

@@ -24,11 +24,12 @@ static void close_both(struct cdi_link *l)
 
 static void close_sockets(struct cdi_tcp *tcp)
 {
-    close_both(&tcp->prev);
-    close_both(&tcp->next);
-    for (int r = 0; r < tcp->size; r++)
-        if (tcp->pair[r] != NULL)
-            close_both(tcp->pair[r]);
+    for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
+        struct cdi_link *l = cdi_tcp_nth_link(tcp, i);
+
+        if (l != NULL)
+            close_both(l);
+    }
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         close_one(&tcp->listener.pending[i].fd);
     for (int i = 0; i < tcp->listener.n_fds; i++)

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define MAGIC 0x33544443u /* "CDT3" */
+#define MAGIC 0x34544443u /* "CDT4" */
 #define BYTE_ORDER_MARK 0x01020304u
 
 static void put32(uint8_t *p, uint32_t v)
@@ -47,6 +47,8 @@ static bool length_fits(uint32_t type, uint32_t len)
         return len == CDI_TCP_OP;
     case CDI_TCP_IS_DATA:
         return len <= CDI_TCP_PAYLOAD_MAX;
+    case CDI_TCP_IS_ROUND:
+        return len >= CDI_TCP_OP && len <= CDI_TCP_OP + CDI_TCP_PAYLOAD_MAX;
     case CDI_TCP_IS_ABORT:
         return len >= 8 && len < CDI_TCP_ABORT_MAX;
     case CDI_TCP_IS_BYE:

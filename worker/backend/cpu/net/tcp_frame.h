@@ -22,6 +22,7 @@ enum cdi_tcp_type {
     CDI_TCP_IS_DATA = 3,
     CDI_TCP_IS_ABORT = 4, /* the communicator has failed: status, the rank that caused it, text */
     CDI_TCP_IS_BYE = 5,   /* the sender leaves in order */
+    CDI_TCP_IS_ROUND = 6, /* the operation that the sender has begun, and data of it */
 };
 
 struct cdi_tcp_header {

@@ -69,7 +69,7 @@ bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEA
     return differ == 0 && h->to == tcp->rank && h->from >= 0 && h->from < tcp->size && h->from != tcp->rank;
 }
 
-struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank)
+static struct cdi_link *new_link(struct cdi_tcp *tcp, int rank, struct cdi_link **place)
 {
     struct cdi_link *l = calloc(1, sizeof *l);
 
@@ -78,9 +78,19 @@ struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank)
     l->rank = rank;
     l->data = l->control = -1;
     (void)pthread_mutex_lock(&tcp->lock);
-    tcp->pair[rank] = l;
+    *place = l;
     (void)pthread_mutex_unlock(&tcp->lock);
     return l;
+}
+
+struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank)
+{
+    return new_link(tcp, rank, &tcp->pair[rank]);
+}
+
+struct cdi_link *cdi_tcp_new_mesh(struct cdi_tcp *tcp, int node)
+{
+    return new_link(tcp, tcp->first[node] + tcp->local_rank, &tcp->mesh[node]);
 }
 
 /* Has the peer closed it? Then it has tried again. */
@@ -109,13 +119,16 @@ void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi
 /* Returns the socket of a link that `h` opens, or NULL: there is none, or it is in use. */
 static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struct cdi_link **link)
 {
-    struct cdi_link *l = h->from == tcp->prev.rank ? &tcp->prev : NULL;
+    int node = cdi_tcp_node_of(tcp, h->from);
+    struct cdi_link *l = NULL;
     int *slot;
 
     if (h->channel >= CDI_TCP_PAIR_DATA) {
         l = tcp->pair[h->from];
         if (l == NULL && h->from < tcp->rank)
             l = cdi_tcp_new_pair(tcp, h->from);
+    } else if (node < tcp->node && h->from == tcp->first[node] + tcp->local_rank && tcp->local_rank < tcp->n_chains) {
+        l = tcp->mesh[node] != NULL ? tcp->mesh[node] : cdi_tcp_new_mesh(tcp, node);
     }
     if (l == NULL)
         return NULL;
@@ -229,18 +242,25 @@ static bool accept_from(struct cdi_tcp *tcp, int listener)
 
 void cdi_listener_accept(struct cdi_tcp *tcp)
 {
+    (void)cdi_listener_accept_or(tcp, -1, 0);
+}
+
+bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events)
+{
     struct cdi_listener *d = &tcp->listener;
-    struct pollfd p[CDI_TCP_PENDING + CDI_NET_ADDRESSES];
+    struct pollfd p[CDI_TCP_PENDING + CDI_NET_ADDRESSES + 1], *last = &p[CDI_TCP_PENDING + d->n_fds];
 
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         p[i] = (struct pollfd){.fd = d->pending[i].fd, .events = POLLIN};
     for (int i = 0; i < d->n_fds; i++)
         p[CDI_TCP_PENDING + i] = (struct pollfd){.fd = d->fd[i], .events = POLLIN};
-    (void)poll(p, (nfds_t)(CDI_TCP_PENDING + d->n_fds), SLICE_MS);
+    *last = (struct pollfd){.fd = fd, .events = events};
+    (void)poll(p, (nfds_t)(CDI_TCP_PENDING + d->n_fds + 1), SLICE_MS);
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         if (d->pending[i].fd >= 0)
             read_hello(tcp, &d->pending[i]);
     for (int i = 0; i < d->n_fds; i++)
         for (int n = 0; p[CDI_TCP_PENDING + i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;
+    return fd >= 0 && last->revents != 0;
 }

@@ -11,6 +11,8 @@
 cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err);
 /* Accepts connections, and admits those of this job. Blocks for 20 ms at most. */
 void cdi_listener_accept(struct cdi_tcp *tcp);
+/* The same while this rank waits for a socket. Returns whether it is ready. */
+bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events);
 /*
  * Returns the slot for one more pending connection: a free one, otherwise the oldest connection of the address that has
  * the most. So a foreign host replaces only its own connections. Pure.
@@ -28,8 +30,17 @@ bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEA
 void cdi_tcp_set_socket(struct cdi_tcp *tcp, int *socket, int fd);
 /* Records the process of the peer, for errors. */
 void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi_tcp_hello *h);
-/* Creates a link for messages with `rank`, without sockets. NULL: out of memory. */
+/* Create a link for messages with `rank`, or with the same local rank of `node`, without sockets. NULL: out of memory.
+ */
 struct cdi_link *cdi_tcp_new_pair(struct cdi_tcp *tcp, int rank);
+struct cdi_link *cdi_tcp_new_mesh(struct cdi_tcp *tcp, int node);
+
+/* Connects a link with a rank of a higher node. pair: for messages. Blocks (tcp_connect.c). */
+cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, int64_t deadline_ms,
+                            struct cdi_error *err);
+/* Waits until a rank of a lower node has connected a link. */
+cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
+                                     struct cdi_error *err);
 /* Sets the options that all these sockets have. */
 void cdi_tcp_set_options(int fd);
 

@@ -34,7 +34,10 @@ Test(tcp, headers_round_trip_and_limits_hold)
         {{CDI_TCP_IS_ABORT, 0, 3}, CDDP_E_PROTOCOL},
         {{CDI_TCP_IS_ABORT, 0, CDI_TCP_ABORT_MAX}, CDDP_E_PROTOCOL},
         {{CDI_TCP_IS_BYE, 0, 1}, CDDP_E_PROTOCOL},
-        {{(enum cdi_tcp_type)6, 0, 0}, CDDP_E_PROTOCOL},
+        {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP + CDI_TCP_PAYLOAD_MAX}, CDDP_OK},
+        {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP + CDI_TCP_PAYLOAD_MAX + 1}, CDDP_E_PROTOCOL},
+        {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP - 1}, CDDP_E_PROTOCOL},
+        {{(enum cdi_tcp_type)7, 0, 0}, CDDP_E_PROTOCOL},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
