@@ -67,7 +67,7 @@ ALLOWED = {
 # Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is
 # not listed stands above all of them.
 FLOORS = {
-    'worker/backend/cpu/coll': ['choose', 'step', 'chain', 'rounds', 'exchange reduction', 'region'],
+    'worker/backend/cpu/coll': ['choose', 'step', 'chain', 'rounds', 'mesh', 'shards swap', 'exchange reduction', 'region'],
     'worker/backend/nccl/device': ['anchor library launch_shape mean reduction_support ticket', 'pinned_blocks', 'device', 'copy call_thread look teardown'],
     'worker/backend/nccl/state': ['state', 'health', 'ring', 'failure stamps', 'nccl_call completion'],
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],

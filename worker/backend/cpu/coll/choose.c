@@ -6,9 +6,14 @@
 #define KIB ((size_t)1024)
 
 static const struct cdi_choice_row defaults[] = {
-    {CDI_ALL_REDUCE, 2, 16 * KIB, 0},    {CDI_ALL_REDUCE, 3, 8 * KIB, 0}, {CDI_REDUCE, 2, 8 * KIB, 0},
-    {CDI_REDUCE_SCATTER, 2, 8 * KIB, 0}, {CDI_BROADCAST, 2, 8 * KIB, 0},  {CDI_ALL_GATHER, 2, 8 * KIB, 0},
-    {CDI_ALL_GATHERV, 2, 8 * KIB, 0},    {CDI_ALL_TO_ALL, 2, 1 * KIB, 0},
+    {CDI_ALL_REDUCE, 2, 16 * KIB, 0},
+    {CDI_ALL_REDUCE, 3, 8 * KIB, 0},
+    {CDI_REDUCE, 2, 8 * KIB, 0},
+    {CDI_REDUCE_SCATTER, 2, 8 * KIB, 256 * KIB},
+    {CDI_BROADCAST, 2, 8 * KIB, 0},
+    {CDI_ALL_GATHER, 2, 8 * KIB, SIZE_MAX},
+    {CDI_ALL_GATHERV, 2, 8 * KIB, SIZE_MAX},
+    {CDI_ALL_TO_ALL, 2, 1 * KIB, SIZE_MAX},
 };
 
 const struct cdi_choice_row *cdi_choose_defaults(size_t *n)

@@ -249,6 +249,17 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
     return cdi_step(run, err);
 }
 
+/* Every node has one rank: it sends its part to all others at the same time. */
+static struct cdi_swap_part gathered_part(void *arg, int node)
+{
+    const struct cdi_run *run = arg;
+    const struct cdi_cpu_comm *t = run->t;
+    uint8_t *out = run->w->op.out;
+
+    return (struct cdi_swap_part){
+        .out = out + t->at[t->rank], .in = out + t->at[node], .n_out = t->len[t->rank], .n_in = t->len[node]};
+}
+
 static cddp_status run_all_gather(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -272,7 +283,22 @@ static cddp_status run_all_gather(struct cdi_run *run, struct cdi_error *err)
     mine = (uint8_t *)op->out + t->at[t->rank];
     if (t->len[t->rank] > 0 && op->in != mine)
         memcpy(mine, op->in, t->len[t->rank]);
+    if (t->tcp != NULL && t->tcp->largest == 1 && choose(run) == CDI_BY_SHARDS)
+        return cdi_swap_run(run, gathered_part, run, err);
     return cdi_exchange(run, mine, take_part, run, err);
+}
+
+/* Every node has one rank: each gets its block from this rank's memory, and sends its own one there. */
+static struct cdi_swap_part block_part(void *arg, int node)
+{
+    const struct cdi_run *run = arg;
+    const struct cdi_coll *op = &run->w->op;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype);
+
+    return (struct cdi_swap_part){.out = (const uint8_t *)op->in + bytes * (size_t)node,
+                                  .in = (uint8_t *)op->out + bytes * (size_t)node,
+                                  .n_out = bytes,
+                                  .n_in = bytes};
 }
 
 /* Every rank offers all its blocks; each rank takes its own ones. */
@@ -290,9 +316,16 @@ static cddp_status run_all_to_all(struct cdi_run *run, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
+    size_t bytes = op->count * cddp_dtype_size(op->dtype);
 
     for (int r = 0; r < t->size; r++)
-        t->len[r] = op->count * cddp_dtype_size(op->dtype) * (size_t)t->size;
+        t->len[r] = bytes * (size_t)t->size;
+    if (t->tcp != NULL && choose(run) == CDI_BY_SHARDS) {
+        if (t->tcp->largest > 1)
+            return cdi_swap_all(run, op->in, bytes, take_block, run, err);
+        memcpy((uint8_t *)op->out + bytes * (size_t)t->rank, (const uint8_t *)op->in + bytes * (size_t)t->rank, bytes);
+        return cdi_swap_run(run, block_part, run, err);
+    }
     return cdi_exchange(run, op->in, take_block, run, err);
 }
 

@@ -3,13 +3,11 @@
 #ifndef CDI_COLL_EXCHANGE_H
 #define CDI_COLL_EXCHANGE_H
 
-#include "worker/backend/cpu/coll/step.h"
+#include "worker/backend/cpu/coll/swap.h"
 
 /* Runs broadcast, all_gather(v), all_to_all, send or recv. Errors as from cdi_cpu_comm_run. */
 cddp_status cdi_run_exchange(struct cdi_run *run, struct cdi_error *err);
 
-/* Receives n bytes at p, at offset `at` of what rank `from` gives. */
-typedef void (*cdi_take_fn)(void *arg, int from, size_t at, const uint8_t *p, size_t n);
 /*
  * Moves bytes from every rank to every rank, in pieces: rank r gives t->len[r] bytes, which is known to all; those of
  * this rank are at `mine`. Calls `take` for each stretch that arrives, this rank's own included. Takes at least one

@@ -5,6 +5,7 @@
 #include "worker/backend/cpu/coll/chain.h"
 #include "worker/backend/cpu/coll/choose.h"
 #include "worker/backend/cpu/coll/rounds.h"
+#include "worker/backend/cpu/coll/shards.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>
@@ -332,6 +333,47 @@ static cddp_status reduce_small_multinode(struct cdi_run *run, const struct want
     return CDDP_OK;
 }
 
+/* By shards, which local rank 0 exchanges. The inputs are in the slots, and the result goes to its next slot. */
+static cddp_status reduce_shards_slot(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    struct cdi_cpu_comm *t = run->t;
+    cddp_status st;
+
+    memcpy(cdi_next_slot(t), run->w->op.in, w->count * w->size);
+    st = cdi_step(run, err);
+    if (st == CDDP_OK && t->shm->rank == 0) {
+        const struct cdi_shards_op a = {
+            .in = (const void *const *)t->place, .out = cdi_next_slot(t), .count = w->count};
+
+        for (int r = 0; r < t->shm->size; r++)
+            t->place[r] = cdi_shm_slot(t->shm, r, t->step);
+        st = cdi_shards_reduce(run, &a, err);
+    }
+    if (st == CDDP_OK)
+        st = cdi_step_after_network(run, err);
+    if (st == CDDP_OK)
+        keep_wanted(w, 0, w->count, cdi_slot_of(t, 0));
+    return st;
+}
+
+static cddp_status reduce_shards(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+{
+    const void *in = run->w->op.in;
+    const struct cdi_shards_op a = {.in = &in, .out = w->out, .count = w->count};
+
+    if (run->t->tcp->largest > 1 || run->w->op.kind != CDI_ALL_REDUCE)
+        return reduce_shards_slot(run, w, err);
+    return cdi_shards_reduce(run, &a, err);
+}
+
+/* Unless all nodes have one rank, and keep the whole result, data pass through one slot. */
+static bool shards_fit(const struct cdi_run *run, const struct want *w)
+{
+    bool is_direct = run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE;
+
+    return (is_direct || w->count * w->size <= CDI_SHM_PIECE_BYTES) && cdi_shards_fit(run, w->count);
+}
+
 static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w)
 {
     const struct cdi_tcp *tcp = run->t->tcp;
@@ -348,8 +390,12 @@ static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w
 
 static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
-    if (choose(run, w) == CDI_BY_ROUNDS)
+    enum cdi_algorithm how = choose(run, w);
+
+    if (how == CDI_BY_ROUNDS)
         return reduce_small_multinode(run, w, err);
+    if (how == CDI_BY_SHARDS && shards_fit(run, w))
+        return reduce_shards(run, w, err);
     if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_multinode(run, w, err);
     if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)

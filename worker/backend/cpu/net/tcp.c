@@ -37,6 +37,13 @@ static size_t frame_rest(struct cdi_flow *f, const struct iovec *part, int n, st
     return used;
 }
 
+/* Has the socket blocked, now or before? rc: of the call, unless that was left out. */
+static bool flow_blocks(struct cdi_flow *f, ssize_t rc)
+{
+    f->wanted = f->quiet = f->quiet || (rc < 0 && errno == EAGAIN);
+    return f->wanted;
+}
+
 static size_t parts_len(const struct iovec *part, int n)
 {
     size_t len = 0;
@@ -62,13 +69,12 @@ cddp_status cdi_link_send_parts(struct cdi_link *l, enum cdi_tcp_type type, cons
     while (f->done < CDI_TCP_HEADER + len) {
         struct iovec iov[1 + CDI_TCP_PARTS];
         const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
-        ssize_t sent = sendmsg(l->data, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = f->quiet ? -1 : sendmsg(l->data, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 
+        if (flow_blocks(f, sent))
+            return CDDP_IN_PROGRESS;
         if (sent < 0 && errno == EINTR)
             continue;
-        f->wanted = sent < 0 && errno == EAGAIN;
-        if (f->wanted)
-            return CDDP_IN_PROGRESS;
         if (sent < 0)
             return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
         *moved = true;
@@ -136,14 +142,13 @@ static cddp_status link_recv(struct cdi_link *l, enum cdi_tcp_type type, const s
     while (f->done < CDI_TCP_HEADER + len) {
         struct iovec iov[1 + CDI_TCP_PARTS];
         struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
-        ssize_t got = recvmsg(l->data, &msg, MSG_DONTWAIT);
+        ssize_t got = f->quiet ? -1 : recvmsg(l->data, &msg, MSG_DONTWAIT);
         cddp_status st;
 
+        if (flow_blocks(f, got))
+            return CDDP_IN_PROGRESS;
         if (got < 0 && errno == EINTR)
             continue;
-        f->wanted = got < 0 && errno == EAGAIN;
-        if (f->wanted)
-            return CDDP_IN_PROGRESS;
         if (got <= 0)
             return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
         *moved = true;
@@ -190,6 +195,13 @@ struct pumping {
     bool last_try;   /* the deadline is over, and data that arrived before it have had their attempt */
 };
 
+/* The next attempts make calls on all sockets. */
+static void pump_try_all(const struct pumping *g)
+{
+    for (int i = 0; i < g->n; i++)
+        g->links[i]->rx.quiet = g->links[i]->tx.quiet = false;
+}
+
 /*
  * Has an event ended all waits? An abort overtakes data that were sent before it, and an operation whose data have all
  * arrived succeeds. So there is one more attempt, and there are further ones for a moment while they move data.
@@ -203,6 +215,7 @@ static cddp_status pump_check(struct pumping *g, bool moved, struct cdi_error *e
         return st;
     if (g->over_ms == 0)
         g->over_ms = now + OVER_MS;
+    pump_try_all(g);
     return CDDP_OK;
 }
 
@@ -288,6 +301,12 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
     cdi_wait_note_peer(g->tcp->wait, who != NULL ? who->rank : -1);
     pump_sleep(g, p, (nfds_t)g->n * 2);
     cdi_wait_note_peer(g->tcp->wait, -1);
+    for (int i = 0; i < g->n; i++) {
+        if ((p[2 * i].revents & ~POLLOUT) != 0)
+            g->links[i]->rx.quiet = false;
+        if ((p[2 * i].revents & ~POLLIN) != 0)
+            g->links[i]->tx.quiet = false;
+    }
     st = pump_check(g, false, err);
     if (g->over_ms != 0)
         return st;
@@ -312,6 +331,7 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
         return st;
     if (g->last_try)
         return pump_timed_out(g, err);
+    pump_try_all(g);
     g->last_try = true; /* data that arrived since the last attempt are in time */
     return CDDP_OK;
 }
@@ -339,6 +359,7 @@ cddp_status cdi_tcp_pump(struct cdi_tcp *tcp, struct cdi_link *const *links, int
     cddp_status st;
 
     pump_set_deadline(&g);
+    pump_try_all(&g);
     for (int i = 0; i < n; i++)
         links[i]->suspect = false;
     for (;;) {

@@ -37,6 +37,7 @@ struct cdi_flow {
     uint32_t seq; /* of the next frame */
     bool busy;    /* a frame was begun: sending, its header was made; receiving, its header was checked */
     bool wanted;  /* to be polled for */
+    bool quiet;   /* the socket blocked, and no poll has found it ready since: attempts do nothing */
 };
 
 enum cdi_link_fate {
@@ -59,6 +60,13 @@ struct cdi_link {
     struct cdi_flow rx, tx;
     uint8_t control_in[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX]; /* tcp->lock */
     size_t control_got;                                     /* tcp->lock */
+};
+
+/* How far this rank is with a node, in frames or in bytes. */
+struct cdi_progress {
+    size_t sent, got;
+    bool opened, met;       /* the first frame was sent; received */
+    uint8_t op[CDI_TCP_OP]; /* of the peer, as far as it was received */
 };
 
 /* The thread that reads all control sockets (tcp_control.c). */
@@ -93,9 +101,10 @@ struct cdi_tcp {
     const struct cdi_world *connecting; /* until the links are made */
     struct cdi_abort_fd abort_fd;
     struct cdi_control_thread control;
-    struct pollfd *polled;   /* scratch: a link to each node, the abort fd, the other ranks of the node */
-    struct cdi_link **links; /* scratch: one for each node */
-    size_t *node_at;         /* scratch: one more than nodes */
+    struct pollfd *polled;         /* scratch: a link to each node, the abort fd, the other ranks of the node */
+    struct cdi_link **links;       /* scratch: one for each node */
+    size_t *node_at;               /* scratch: one more than nodes */
+    struct cdi_progress *progress; /* scratch: by node */
     struct cdi_oob oob;
     struct cdi_listener listener;
     struct cdi_link prev, next;

@@ -448,6 +448,7 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
     free(tcp->polled);
     free(tcp->links);
     free(tcp->node_at);
+    free(tcp->progress);
     free(tcp->pair);
     free(tcp->mesh);
     free(tcp->first);
@@ -477,11 +478,12 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     tcp->polled = calloc((size_t)w->local_size + 2 * (size_t)w->n_nodes + 1, sizeof *tcp->polled);
     tcp->links = calloc((size_t)w->n_nodes, sizeof(struct cdi_link *));
     tcp->node_at = calloc((size_t)w->n_nodes + 1, sizeof *tcp->node_at);
+    tcp->progress = calloc((size_t)w->n_nodes, sizeof *tcp->progress);
     tcp->mesh = calloc((size_t)w->n_nodes, sizeof(struct cdi_link *));
     tcp->first = calloc((size_t)w->n_nodes + 1, sizeof *tcp->first);
     tcp->pair = calloc((size_t)w->size, sizeof(struct cdi_link *));
-    if (tcp->polled == NULL || tcp->links == NULL || tcp->node_at == NULL || tcp->mesh == NULL || tcp->first == NULL ||
-        tcp->pair == NULL) {
+    if (tcp->polled == NULL || tcp->links == NULL || tcp->node_at == NULL || tcp->progress == NULL ||
+        tcp->mesh == NULL || tcp->first == NULL || tcp->pair == NULL) {
         cdi_tcp_destroy(tcp);
         return NULL;
     }
