@@ -230,6 +230,14 @@ static int compute(struct rank *r)
     return bad;
 }
 
+/* All ranks report the bad file that rank 0 has read. */
+static int read_bad_table(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_E_INVALID);
+    RANK_CHECK(strstr(r->err.msg, "CDDP_COLL_TABLE") != NULL && strstr(r->err.msg, "line 1: 'all' is") != NULL);
+    return 0;
+}
+
 /* --------------------------------------------------------------------------------------------- disturbed operations
  * ---- */
 
@@ -332,6 +340,33 @@ static int tell(bool ok, const char *what, const struct ranks_layout *l, const s
     return !ok;
 }
 
+/* With a table, sizes meet other algorithms than by default. */
+static int run_with_table(const struct ranks_layout *l, struct plan *p, const char *text, rank_fn fn, const char *what)
+{
+    char path[] = "/tmp/coll-table-XXXXXX";
+    int fd = mkstemp(path), failed = 1;
+
+    if (fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && setenv("CDDP_COLL_TABLE", path, 1) == 0)
+        failed = tell(ranks_fork_on(l, CHILD_S, fn, p, NULL) == 0, what, l, p);
+    (void)unsetenv("CDDP_COLL_TABLE");
+    (void)close(fd);
+    (void)unlink(path);
+    return failed;
+}
+
+static int run_tables(const struct ranks_layout *layouts, struct plan *p)
+{
+    static const char chain[] = "all_reduce 2 0 0\nreduce 2 0 0\nreduce_scatter 2 0 0\nbroadcast 2 0 0\n"
+                                "all_gather 2 0 0\nall_gatherv 2 0 0\nall_to_all 2 0 0\n",
+                      shards[] = "all_reduce 2 0 99999999\nreduce 2 0 99999999\nreduce_scatter 2 0 99999999\n"
+                                 "all_gather 2 0 99999999\nall_gatherv 2 0 99999999\nall_to_all 2 0 99999999\n";
+    const struct ranks_layout *one = &layouts[p->seed % 2 == 0 ? 1 : 7], *many = &layouts[2];
+
+    return run_with_table(p->seed % 2 == 0 ? one : many, p, chain, compute, "the chain has one node's bits") +
+           run_with_table(p->seed % 2 == 0 ? many : one, p, shards, compute, "shards have one node's bits") +
+           run_with_table(many, p, "all 2 0 0", read_bad_table, "all report a bad table");
+}
+
 static int run_mismatch(const struct ranks_layout *l, struct plan *p)
 {
     return tell(ranks_fork_on(l, CHILD_S, call_different, p, NULL) == 0, "another operation is named", l, p);
@@ -377,6 +412,13 @@ int main(int argc, char **argv)
             continue;
         failed += tell(ranks_fork_on(&layouts[i], CHILD_S, compute, &p, NULL) == 0, "results have one node's bits",
                        &layouts[i], &p);
+    }
+    if (argc <= 2 + full) {
+        struct plan p = {.seed = seed, .odd = -1};
+
+        failed += run_tables(layouts, &p);
+        p.seed++;
+        failed += full ? run_tables(layouts, &p) : 0;
     }
     for (int k = 0; k < N_OPS * N_OPS && argc <= 2 + full; k++) {
         const struct ranks_layout *l = &layouts[1 + next(&state) % 5];

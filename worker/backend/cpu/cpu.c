@@ -121,15 +121,15 @@ static cddp_status prefix_add(void *arg, const char *name, int64_t delta, int64_
     return b->oob.add(b->oob.arg, full, delta, sum, err);
 }
 
-/* Connects the nodes. Ends with a barrier, so that no rank begins while another may still fail to connect. */
+/* Connects the nodes. Ends with an operation of all ranks, so that none begins while another may still fail to connect.
+ */
 static cddp_status cpu_connect_nodes(struct cdi_backend *b, struct cdi_error *err)
 {
-    const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
     cddp_status st = cdi_tcp_create(&b->comm.tcp, &b->world, &b->comm.wait, &b->reached, err);
 
     if (st == CDDP_OK) {
         b->comm.wait.timeout_ms = b->world.join_timeout_ms;
-        st = cdi_cpu_comm_run(&b->comm, &barrier, false, err);
+        st = cdi_cpu_comm_agree(&b->comm, err);
         b->comm.wait.timeout_ms = b->world.timeout_ms;
     }
     if (st != CDDP_OK) {
@@ -153,6 +153,8 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->comm.wait, b->comm.shm, world->flight, world->timeout_ms);
     b->comm.wait.ranks = world->ranks;
+    if (st == CDDP_OK && world->n_nodes > 1 && world->rank == 0 && b->prefix[0] == '\0') /* a part has its parent's */
+        st = cdi_choose_load(&b->comm.table, &why);
     if (st == CDDP_OK && world->n_nodes > 1)
         st = cpu_connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
@@ -357,6 +359,7 @@ static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_b
     world.keys = b->oob;
     cdi_split_adopt(&world, how);
     cpu_set_up(part, &world, &b->mapper, &b->reached, prefix);
+    part->comm.table = b->comm.table;
     return cpu_connect_all(part, part->own_flight, err);
 }
 

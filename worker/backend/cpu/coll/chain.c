@@ -145,9 +145,6 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
-#define PIECES 8                       /* at least so many, so that both directions are busy at the same time */
-#define PIECE_LEAST_BYTES (16u * 1024) /* the smallest piece */
-
 /* This chain's share of a staged piece. */
 static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, size_t *hi)
 {
@@ -316,15 +313,6 @@ static cddp_status pipeline_advance(void *arg, bool *moved, struct cdi_error *er
                : CDDP_IN_PROGRESS;
 }
 
-static size_t chain_piece_bytes(size_t bytes)
-{
-    size_t part = bytes / PIECES / 64 * 64;
-
-    if (part > CDI_SHM_PIECE_BYTES)
-        return CDI_SHM_PIECE_BYTES;
-    return part < PIECE_LEAST_BYTES ? PIECE_LEAST_BYTES : part;
-}
-
 void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_chain_op *a)
 {
     struct cdi_cpu_comm *t = run->t;
@@ -336,7 +324,7 @@ void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct
         p->size = cddp_dtype_size(run->w->op.dtype);
         p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
     }
-    p->most = a->staged > 0 ? a->staged : chain_piece_bytes(a->count * p->acc_size) / p->acc_size;
+    p->most = a->staged > 0 ? a->staged : cdi_choose_piece(a->count * p->acc_size, t->tcp->n_nodes) / p->acc_size;
     p->n_pieces = a->count == 0 ? 1 : (a->count + p->most - 1) / p->most;
 }
 

@@ -35,6 +35,27 @@ static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
     return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 
+cddp_status cdi_cpu_comm_agree(struct cdi_cpu_comm *t, struct cdi_error *err)
+{
+    const struct cdi_work barrier = {.op = {.kind = CDI_BARRIER, .bucket = -1}};
+    struct cdi_run run = {.t = t, .w = &barrier, .late = t->rank};
+    const uint8_t *all;
+    cddp_status st = cdi_wait_check(&t->wait, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_run_describe(&run);
+    for (int r = 0; r < t->size; r++)
+        t->len[r] = r == 0 ? sizeof t->table : 0;
+    st = cdi_rounds_gather(&run, &t->table, &all, err);
+    if (st != CDDP_OK)
+        return st;
+    memcpy(&t->table, all, sizeof t->table);
+    return cdi_choose_valid(&t->table)
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_PROTOCOL, "rank 0 has sent an unusable " CDI_COLL_TABLE_ENV);
+}
+
 cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_run run = {.t = t, .w = work, .on_thread = on_thread, .late = t->rank};

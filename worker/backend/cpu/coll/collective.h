@@ -12,4 +12,10 @@
 cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work, bool on_thread,
                              struct cdi_error *err);
 
+/*
+ * The first operation between nodes: all ranks take the table of rank 0, which is in t->table there. It waits for all
+ * of them as a barrier does.
+ */
+cddp_status cdi_cpu_comm_agree(struct cdi_cpu_comm *t, struct cdi_error *err);
+
 #endif

@@ -173,14 +173,12 @@ static enum cdi_algorithm choose(const struct cdi_run *run)
     struct cdi_choice_of of = {.kind = run->w->is_region ? CDI_ALL_GATHER : run->w->op.kind,
                                .nodes = t->tcp->n_nodes,
                                .most_ranks = t->tcp->largest};
-    size_t n;
-    const struct cdi_choice_row *rows = cdi_choose_defaults(&n);
 
     for (int r = 0; r < t->size; r++) {
         of.bytes = t->len[r] > of.bytes ? t->len[r] : of.bytes;
         of.total += t->len[r];
     }
-    return cdi_choose(rows, n, &of);
+    return cdi_choose(&run->t->table, &of);
 }
 
 cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err)

@@ -382,10 +382,8 @@ static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w
                                      .most_ranks = tcp->largest,
                                      .bytes = w->count * w->size,
                                      .total = w->count * w->size * (size_t)tcp->size};
-    size_t n;
-    const struct cdi_choice_row *rows = cdi_choose_defaults(&n);
 
-    return cdi_choose(rows, n, &of);
+    return cdi_choose(&run->t->table, &of);
 }
 
 static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
