@@ -14,15 +14,10 @@
 
 /* Two rounds of shards cost fewer bytes than log2(nodes) rounds of everything, but more messages. */
 static const struct cdi_choice_row defaults[] = {
-    {CDI_ALL_REDUCE, 2, 64 * KIB, 0},
-    {CDI_ALL_REDUCE, 3, 8 * KIB, 1024 * KIB},
-    {CDI_ALL_REDUCE, 16, 4 * KIB, 2048 * KIB},
-    {CDI_REDUCE, 2, 8 * KIB, 256 * KIB},
-    {CDI_REDUCE_SCATTER, 2, 8 * KIB, 256 * KIB},
-    {CDI_BROADCAST, 2, 16 * KIB, 0},
-    {CDI_ALL_GATHER, 2, 8 * KIB, ANY},
-    {CDI_ALL_GATHERV, 2, 8 * KIB, ANY},
-    {CDI_ALL_TO_ALL, 2, 1 * KIB, ANY},
+    {CDI_ALL_REDUCE, 2, 64 * KIB, 0},    {CDI_ALL_REDUCE, 3, 8 * KIB, 1024 * KIB},
+    {CDI_REDUCE, 2, 8 * KIB, 256 * KIB}, {CDI_REDUCE_SCATTER, 2, 8 * KIB, 256 * KIB},
+    {CDI_BROADCAST, 2, 16 * KIB, 0},     {CDI_ALL_GATHER, 2, 8 * KIB, ANY},
+    {CDI_ALL_GATHERV, 2, 8 * KIB, ANY},  {CDI_ALL_TO_ALL, 2, 1 * KIB, ANY},
 };
 
 void cdi_choose_defaults(struct cdi_choice_table *out)

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#define IN_FLIGHT_BYTES ((size_t)128 * 1024) /* that a node sends to all others, and gets from them, at a time */
+
 static bool is_complete(const struct cdi_tcp *tcp)
 {
     for (int k = 0; k < tcp->n_nodes; k++)
@@ -40,7 +42,8 @@ cddp_status cdi_mesh_begin(struct cdi_mesh *m, struct cdi_run *run, struct cdi_e
     struct cdi_tcp *tcp = run->t->tcp;
     cddp_status st = CDDP_OK;
 
-    *m = (struct cdi_mesh){.run = run, .tcp = tcp, .n = tcp->n_nodes - 1, .to_meet = tcp->n_nodes - 1};
+    *m = (struct cdi_mesh){
+        .run = run, .tcp = tcp, .n = tcp->n_nodes - 1, .to_meet = tcp->n_nodes - 1, .at_once = tcp->n_nodes - 1};
     if (!is_complete(tcp))
         st = complete(m, err);
     if (st != CDDP_OK)
@@ -53,6 +56,18 @@ cddp_status cdi_mesh_begin(struct cdi_mesh *m, struct cdi_run *run, struct cdi_e
     }
     cdi_tcp_put_op(m->out, &run->desc, run->late);
     return CDDP_OK;
+}
+
+void cdi_mesh_limit(struct cdi_mesh *m, size_t bytes)
+{
+    size_t most = bytes > 0 && IN_FLIGHT_BYTES / bytes < (size_t)m->n ? IN_FLIGHT_BYTES / bytes : (size_t)m->n;
+
+    m->at_once = most > 0 ? (int)most : 1;
+    if (m->at_once == m->n)
+        return;
+    /* Then only the silence of the node before says that it has not begun (rounds.c has the same). */
+    for (int i = 0; i + 1 < m->n; i++)
+        m->tcp->links[i]->begun = true;
 }
 
 cddp_status cdi_mesh_run(struct cdi_mesh *m, cdi_pump_fn fn, void *arg, struct cdi_error *err)

@@ -57,16 +57,26 @@ static uint8_t *input_of(const struct shards *g, int rank)
     return tcp->ring + (size_t)rank * (hi - lo) * g->size;
 }
 
-/* Sends the inputs of this node to another one, a frame for each rank. */
-static cddp_status give_inputs(struct shards *g, int node, bool *moved, struct cdi_error *err)
+/* May this rank send on link i, after `more` frames beside the inputs have come from the node that is before? */
+static bool may_send(const struct shards *g, int i, bool more)
+{
+    const struct cdi_tcp *tcp = g->mesh.tcp;
+    int before = cdi_mesh_before(&g->mesh, i);
+
+    return before < 0 || tcp->progress[before].got >= (size_t)ranks_of(tcp, before) + more;
+}
+
+/* Sends the inputs of this node on link i, a frame for each rank. */
+static cddp_status give_inputs(struct shards *g, int i, bool *moved, struct cdi_error *err)
 {
     struct cdi_tcp *tcp = g->mesh.tcp;
+    int node = cdi_mesh_node(&g->mesh, i);
     struct cdi_progress *p = &tcp->progress[node];
     cddp_status st = CDDP_OK;
     size_t lo, hi;
 
     shard_of(g, node, &lo, &hi);
-    while (st == CDDP_OK && p->sent < (size_t)ranks_of(tcp, tcp->node)) {
+    while (st == CDDP_OK && p->sent < (size_t)ranks_of(tcp, tcp->node) && may_send(g, i, false)) {
         st = cdi_mesh_send(&g->mesh, node, (const uint8_t *)g->a->in[p->sent] + (g->at + lo) * g->size,
                            (hi - lo) * g->size, moved, err);
         p->sent += st == CDDP_OK;
@@ -112,16 +122,18 @@ static void sum(struct shards *g, bool *moved)
  * Sends the result to a node, and receives its one. Where input and output are the same memory, a node's result
  * overwrites only inputs that this very node has received completely.
  */
-static cddp_status exchange_results(struct shards *g, int node, bool *done, bool *moved, struct cdi_error *err)
+static cddp_status exchange_results(struct shards *g, int i, bool *done, bool *moved, struct cdi_error *err)
 {
     struct cdi_tcp *tcp = g->mesh.tcp;
+    int node = cdi_mesh_node(&g->mesh, i);
     struct cdi_progress *p = &tcp->progress[node];
     size_t to_send = (size_t)ranks_of(tcp, tcp->node) + needs_all(g, node);
     size_t to_get = (size_t)ranks_of(tcp, node) + needs_all(g, tcp->node), lo, hi;
     uint8_t *out = (uint8_t *)g->a->out + g->at * g->size;
     cddp_status st = CDDP_OK;
 
-    if (g->summed && p->sent + 1 == to_send && p->sent == (size_t)ranks_of(tcp, tcp->node)) {
+    if (g->summed && p->sent + 1 == to_send && p->sent == (size_t)ranks_of(tcp, tcp->node) &&
+        may_send(g, i, needs_all(g, tcp->node))) {
         shard_of(g, tcp->node, &lo, &hi);
         st = cdi_mesh_send(&g->mesh, node, out + lo * g->size, (hi - lo) * g->size, moved, err);
         p->sent += st == CDDP_OK;
@@ -142,7 +154,7 @@ static cddp_status shards_advance(void *arg, bool *moved, struct cdi_error *err)
     bool done = true;
 
     for (int i = 0; i < g->mesh.n && st >= 0; i++)
-        st = give_inputs(g, cdi_mesh_node(&g->mesh, i), moved, err);
+        st = give_inputs(g, i, moved, err);
     for (int i = 0; i < g->mesh.n && st >= 0 && g->mesh.differs == NULL; i++)
         st = take_inputs(g, cdi_mesh_node(&g->mesh, i), moved, err);
     if (st < 0 || g->mesh.differs != NULL)
@@ -151,7 +163,7 @@ static cddp_status shards_advance(void *arg, bool *moved, struct cdi_error *err)
     if (g->missing == 0 && !g->summed)
         sum(g, moved);
     for (int i = 0; i < g->mesh.n && st >= 0; i++)
-        st = exchange_results(g, cdi_mesh_node(&g->mesh, i), &done, moved, err);
+        st = exchange_results(g, i, &done, moved, err);
     return st < 0 ? st : done && g->summed ? CDDP_OK : CDDP_IN_PROGRESS;
 }
 
@@ -185,6 +197,7 @@ cddp_status cdi_shards_reduce(struct cdi_run *run, const struct cdi_shards_op *a
         g.n = a->count - g.at < turn ? a->count - g.at : turn;
         g.missing = g.mesh.n;
         g.summed = false;
+        cdi_mesh_limit(&g.mesh, (g.n * g.size / (size_t)run->t->tcp->n_nodes + 1) * (size_t)run->t->shm->size);
         for (int k = 0; k < run->t->tcp->n_nodes; k++)
             run->t->tcp->progress[k].sent = run->t->tcp->progress[k].got = 0;
         st = cdi_mesh_run(&g.mesh, shards_advance, &g, err);

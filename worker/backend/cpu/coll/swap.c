@@ -19,6 +19,15 @@ struct swap {
     void *arg;
 };
 
+/* Does the limit (mesh.h) allow to send on link i? */
+static bool may_send(const struct swap *g, int i)
+{
+    int before = cdi_mesh_before(&g->mesh, i);
+    const struct cdi_progress *p = &g->mesh.tcp->progress[before < 0 ? 0 : before];
+
+    return before < 0 || (p->met && p->got == g->part(g->arg, before).n_in);
+}
+
 /* The first frame is sent even without data, since it tells of the operation. */
 static cddp_status swap_send(struct swap *g, int node, const struct cdi_swap_part *x, bool *moved,
                              struct cdi_error *err)
@@ -58,7 +67,7 @@ static cddp_status swap_advance(void *arg, bool *moved, struct cdi_error *err)
     for (int i = 0; i < g->mesh.n; i++) {
         int node = cdi_mesh_node(&g->mesh, i);
         const struct cdi_swap_part x = g->part(g->arg, node);
-        cddp_status st = swap_send(g, node, &x, moved, err);
+        cddp_status st = may_send(g, i) ? swap_send(g, node, &x, moved, err) : CDDP_IN_PROGRESS;
 
         if (st < 0)
             return st;
@@ -76,9 +85,18 @@ cddp_status cdi_swap_run(struct cdi_run *run, struct cdi_swap_part (*part)(void 
                          struct cdi_error *err)
 {
     struct swap g = {.part = part, .arg = arg};
+    size_t most = 0;
     cddp_status st = cdi_mesh_begin(&g.mesh, run, err);
 
-    return st == CDDP_OK ? cdi_mesh_run(&g.mesh, swap_advance, &g, err) : st;
+    if (st != CDDP_OK)
+        return st;
+    for (int i = 0; i < g.mesh.n; i++) {
+        size_t n = part(arg, cdi_mesh_node(&g.mesh, i)).n_out;
+
+        most = n > most ? n : most;
+    }
+    cdi_mesh_limit(&g.mesh, most);
+    return cdi_mesh_run(&g.mesh, swap_advance, &g, err);
 }
 
 /* ---------------------------------------------------------------------- one node after another, through the slots ----
