@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of CDDP_COLL_TABLE: what is accepted is usable, and everything else gives one printable error message. */
+/* The table of CDDP_COLL_TABLE: an accepted one is usable, and any other text gives one printable error message. */
 #include "worker/backend/cpu/coll/choose.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exchanges in which a node gives bytes of its own to every other one, over a direct link. */
+/* Exchanges in which a node gives separate bytes to every other one, over a direct link. */
 #ifndef CDI_COLL_SWAP_H
 #define CDI_COLL_SWAP_H
 

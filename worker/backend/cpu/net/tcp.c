@@ -98,7 +98,7 @@ static cddp_status unexpected(const struct cdi_link *l, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d sent unexpected data", l->rank);
 }
 
-/* Checks a header, and the operation behind it, as soon as they are complete. mine: NULL: no operation follows. */
+/* Checks a header, and the operation after it, as soon as they are complete. mine: NULL: no operation follows. */
 static cddp_status check_frame(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, size_t len,
                                const struct cdi_shm_desc *mine, struct cdi_error *err)
 {
@@ -130,8 +130,8 @@ static cddp_status check_frame(struct cdi_link *l, enum cdi_tcp_type type, const
 }
 
 /*
- * One call receives header and payload together, but never more than the expected frame: whatever else the peer sent,
- * no byte is written outside of the parts.
+ * One call receives header and payload together, but never more than the expected frame. So no byte is written outside
+ * of the parts, for any frame of the peer.
  */
 static cddp_status link_recv(struct cdi_link *l, enum cdi_tcp_type type, const struct iovec *part, int n,
                              const struct cdi_shm_desc *mine, bool *moved, struct cdi_error *err)

@@ -32,7 +32,7 @@ void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *w
     cdi_oob_tell_cause(oob, BROKEN, why);
 }
 
-/* What ends all waits, and while links of the mesh are made also what their control sockets tell. */
+/* Returns an event that ends all waits. While links of the mesh are made, control sockets are read, too. */
 static cddp_status tcp_check(struct cdi_tcp *tcp, struct cdi_error *err)
 {
     cddp_status st = cdi_wait_check(tcp->wait, err);
