@@ -352,7 +352,7 @@ static cddp_status reduce_shards_slot(struct cdi_run *run, const struct want *w,
     if (st == CDDP_OK)
         st = cdi_step_after_network(run, err);
     if (st == CDDP_OK)
-        keep_wanted(w, 0, w->count, cdi_slot_of(t, 0));
+        keep_wanted(w, 0, w->count, cdi_slot_of(t, 0, 0, w->count * w->size));
     return st;
 }
 

@@ -224,7 +224,7 @@ static uint8_t *collect(const struct cdi_cpu_comm *t)
         tcp->node_at[node] = at;
         for (int r = tcp->first[node]; r < tcp->first[node + 1]; r++) {
             if (node == tcp->node && t->len[r] > 0)
-                memcpy(block + at, cdi_room_of(t, r - t->shm->first, longest), t->len[r]);
+                memcpy(block + at, cdi_room_of(t, r - t->shm->first, longest, 0, t->len[r]), t->len[r]);
             at += t->len[r];
         }
     }
@@ -236,9 +236,11 @@ static uint8_t *collect(const struct cdi_cpu_comm *t)
 cddp_status cdi_rounds_gather(struct cdi_run *run, const void *mine, const uint8_t **all, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
-    size_t n = t->len[t->rank];
+    size_t n = t->len[t->rank], total = 0;
     cddp_status st;
 
+    for (int r = 0; r < t->size; r++)
+        total += t->len[r];
     if (n > 0)
         memcpy(cdi_next_room(t, longest_here(t)), mine, n);
     st = cdi_step(run, err);
@@ -246,6 +248,6 @@ cddp_status cdi_rounds_gather(struct cdi_run *run, const void *mine, const uint8
         st = cdi_rounds_run(run, collect(t), err);
     if (st == CDDP_OK)
         st = cdi_step_after_network(run, err);
-    *all = cdi_slot_of(t, 0);
+    *all = cdi_slot_of(t, 0, 0, total);
     return st;
 }

@@ -181,7 +181,7 @@ static cddp_status turn_network(struct turns *g, struct cdi_error *err)
             return st;
     }
     for (int r = 0; r < t->shm->size && n > 0; r++)
-        memcpy(g->tcp->ring + (size_t)r * n, cdi_room_of(t, r, g->most), n);
+        memcpy(g->tcp->ring + (size_t)r * n, cdi_room_of(t, r, g->most, 0, n), n);
     g->in = cdi_next_slot(t);
     g->sent = g->got = false;
     return cdi_mesh_run(&g->mesh, turn_advance, g, err);
@@ -208,7 +208,7 @@ static cddp_status take_turn(struct turns *g, cdi_take_fn take, void *arg, struc
         memcpy(cdi_next_room(t, g->most), g->mine + g->block * (size_t)g->tcp->first[g->to] + g->at, n);
     st = cdi_step(g->run, err);
     for (int r = 0; r < t->shm->size && is_here && st == CDDP_OK && n > 0; r++)
-        take(arg, t->shm->first + r, g->block * (size_t)t->shm->first + g->at, cdi_room_of(t, r, g->most), n);
+        take(arg, t->shm->first + r, g->block * (size_t)t->shm->first + g->at, cdi_room_of(t, r, g->most, 0, n), n);
     if (st != CDDP_OK || is_here)
         return st;
     if (t->shm->rank == 0)
@@ -216,7 +216,7 @@ static cddp_status take_turn(struct turns *g, cdi_take_fn take, void *arg, struc
     if (st == CDDP_OK)
         st = cdi_step_after_network(g->run, err);
     if (st == CDDP_OK)
-        turn_take(g, cdi_slot_of(t, 0), take, arg);
+        turn_take(g, cdi_slot_of(t, 0, 0, piece_for(g, g->tcp->node) * (size_t)ranks_of(g->tcp, g->from)), take, arg);
     return st;
 }
 
