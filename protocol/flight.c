@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 5u
+#define FLIGHT_VERSION 6u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -73,7 +73,8 @@ struct page {
     _Atomic char text[CDI_FLIGHT_TEXT];
     _Atomic uint32_t n_ended; /* ranks that exited with status 0 */
     _Atomic int32_t ended[ENDED_MAX];
-    uint8_t pad2[4096 - 16 - CDI_FLIGHT_TEXT - 4 * ENDED_MAX];
+    _Atomic int64_t alone_until_ms; /* CDI_NEVER_MS: for ever */
+    uint8_t pad2[4096 - 24 - CDI_FLIGHT_TEXT - 4 * ENDED_MAX];
 
     /* Worker -> agent. */
     _Atomic uint64_t last_seq;
@@ -136,6 +137,7 @@ static void init_page(struct page *p, uint32_t epoch, uint64_t nonce)
     p->nonce = nonce;
     p->epoch = epoch;
     atomic_init(&p->dead_rank, -1);
+    atomic_init(&p->alone_until_ms, CDI_NEVER_MS);
 }
 
 static cddp_status map_new(struct cdi_flight **out, int fd, struct cdi_error *err)
@@ -800,6 +802,41 @@ cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err)
                            text);
     }
     return cdi_fail(err, CDDP_E_ABORTED, "the launcher has ended this round of the job");
+}
+
+void cdi_flight_tell_alone_until(struct cdi_flight *f, int64_t until_ms)
+{
+    atomic_store_explicit(&f->page->alone_until_ms, until_ms, memory_order_release);
+}
+
+static cddp_status confirm_later(const struct cdi_flight *f, int64_t now_ms, struct cdi_error *err)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    int64_t began_ms = now_ms;
+    cddp_status st = CDDP_OK;
+
+    while (st == CDDP_OK && now_ms >= atomic_load_explicit(&f->page->alone_until_ms, memory_order_acquire)) {
+        if (now_ms - began_ms >= CDI_FLIGHT_CONFIRM_MS)
+            return cdi_fail(
+                err, CDDP_E_ABORTED,
+                "this process was stopped for longer than the lease of its job, and cddprun has not shown for "
+                "%d s that the job still runs here",
+                CDI_FLIGHT_CONFIRM_MS / 1000);
+        (void)nanosleep(&nap, NULL);
+        st = cdi_flight_check(f, err);
+        now_ms = cdi_now_ms();
+    }
+    return st;
+}
+
+cddp_status cdi_flight_confirm(const struct cdi_flight *f, struct cdi_error *err)
+{
+    int64_t until_ms = atomic_load_explicit(&f->page->alone_until_ms, memory_order_acquire), now_ms;
+
+    if (until_ms == CDI_NEVER_MS)
+        return CDDP_OK;
+    now_ms = cdi_now_ms();
+    return now_ms < until_ms ? CDDP_OK : confirm_later(f, now_ms, err);
 }
 
 int cdi_flight_ended(const struct cdi_flight *f, uint32_t i)

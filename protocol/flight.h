@@ -144,6 +144,11 @@ void cdi_flight_tell_ended(struct cdi_flight *f, int rank);
 void cdi_flight_tell_round_over(struct cdi_flight *f);
 /* Requests the worker to stop. */
 void cdi_flight_tell_stop_wanted(struct cdi_flight *f);
+/*
+ * Reports that no other world of the job runs before this time (of cdi_now_ms()), later than the time before;
+ * CDI_NEVER_MS, as in the beginning: none runs at all.
+ */
+void cdi_flight_tell_alone_until(struct cdi_flight *f, int64_t until_ms);
 /* The last record, the first record that was not done when it was read (each with seq 0 if none), and the step. */
 struct cdi_flight_view {
     struct cdi_flight_entry last;
@@ -240,6 +245,14 @@ void cdi_flight_miss(struct cdi_flight *f, int rank);
  * *err); CDDP_E_ABORTED: the round is over. Cheap: one atomic load in the common case. Any thread.
  */
 cddp_status cdi_flight_check(const struct cdi_flight *f, struct cdi_error *err);
+/*
+ * Called when an operation is complete, before the program sees its result: returns CDDP_OK if no other world of the
+ * job can run now. Otherwise this process was stopped, and its agent may not know yet that another world runs: waits
+ * until the agent has reported a later time (CDDP_OK) or the end (as cdi_flight_check), or kills this process; after
+ * CDI_FLIGHT_CONFIRM_MS, CDDP_E_ABORTED. Cheap where the agent reports no times: one atomic load. Any thread.
+ */
+#define CDI_FLIGHT_CONFIRM_MS 60000
+cddp_status cdi_flight_confirm(const struct cdi_flight *f, struct cdi_error *err);
 /*
  * Makes cdi_flight_check() in this thread, and in no other, call the program's q->fn about every CDI_FLIGHT_ASK_MS,
  * until cdi_flight_ask(f, NULL). Once q->fn has returned a value other than 0, every check in this thread is

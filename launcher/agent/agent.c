@@ -76,6 +76,7 @@ struct agent {
     bool swept;        /* no descendant is left, but maybe output */
     bool over;         /* after FINISH */
     bool held;         /* the workers are stopped until the rendezvous answers */
+    int64_t alone_ms;  /* an elected host: until when no other world can run; 0: not known yet */
     bool abandoned;    /* some output could not be written */
     bool no_wait;      /* do not wait for output to be written */
     char trace_text[1400];
@@ -302,6 +303,8 @@ static void agent_start_workers(struct agent *a)
     trace_begin_round(a->trace, &a->sup.assign, a->server != NULL);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
     if (worker_group_start(&a->group, &opt, &err) == CDDP_OK) {
+        if (a->alone_ms != 0)
+            worker_group_publish_alone(a->group, a->alone_ms);
         run_watch_round(a->watch, &a->sup.assign, a->group);
         return;
     }
@@ -978,12 +981,22 @@ static void on_hold(void *arg, bool held)
 
 /* ----------------------------------------------------------------------------------------------------- guard ---- */
 
+/* A worker that was stopped for long must not show results before this agent knows that the job still runs here. */
+static void note_alone(struct agent *a, int64_t until_ms)
+{
+    a->alone_ms = until_ms;
+    if (a->group != NULL)
+        worker_group_publish_alone(a->group, until_ms);
+}
+
 static void on_act_by(void *arg, int64_t act_by_ms)
 {
     static const char look[] = {GUARD_DEADLINE};
     uv_buf_t word = uv_buf_init((char *)(uintptr_t)look, 1);
     struct agent *a = arg;
 
+    if (a->plan->endpoint.role == ENDPOINT_ELECT && a->server == NULL && !a->held && act_by_ms != CDI_NEVER_MS)
+        note_alone(a, act_by_ms); /* before that, the host's lease in etcd has not ended (etcd.md) */
     if (guard_act_by(a->guard, act_by_ms))
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
 }
@@ -1209,10 +1222,12 @@ static void on_elect_over(void *arg, bool done)
     agent_on_lost(a, text);
 }
 
-static void on_elect_answers(void *arg, int64_t until_ms)
+static void on_elect_answers(void *arg, int64_t until_ms, int64_t alone_ms)
 {
-    const struct agent *a = arg;
+    struct agent *a = arg;
 
+    if (alone_ms != 0)
+        note_alone(a, alone_ms);
     if (a->server != NULL)
         rdzv_server_answer_until(a->server, until_ms);
 }

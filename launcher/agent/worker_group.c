@@ -684,6 +684,13 @@ void worker_group_publish_end(struct worker_group *c)
             cdi_flight_tell_round_over(c->workers[i].flight);
 }
 
+void worker_group_publish_alone(struct worker_group *c, int64_t until_ms)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->workers[i].flight != NULL)
+            cdi_flight_tell_alone_until(c->workers[i].flight, until_ms);
+}
+
 void worker_group_read_on(struct worker_group *c)
 {
     for (uint32_t i = 0; i < c->n && !c->destroyed; i++) {

@@ -64,6 +64,8 @@ bool worker_group_stop(const struct worker_group *c, int rank, struct cdi_stop_v
 void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap);
 void worker_group_publish_failure(struct worker_group *c, int rank, const char *headline);
 void worker_group_publish_end(struct worker_group *c);
+/* See cdi_flight_tell_alone_until(). */
+void worker_group_publish_alone(struct worker_group *c, int64_t until_ms);
 /*
  * Notes that this failure of another node has ended the round. If a worker here had exited with status 0 and was still
  * needed, it is the cause, and is reported by cause().

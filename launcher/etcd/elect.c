@@ -27,6 +27,11 @@ int64_t elect_answers_until_ms(const struct elect *e)
     return e->state == ELECT_HOSTING ? e->good_ms + e->ttl_ms / 5 : 0;
 }
 
+int64_t elect_alone_until_ms(const struct elect *e)
+{
+    return e->state == ELECT_HOSTING ? e->good_ms + e->ttl_ms * 19 / 20 : 0;
+}
+
 static void elect_act(struct elect_actions *out, enum elect_action_kind what)
 {
     if (out->n < ELECT_MAX_ACTIONS)

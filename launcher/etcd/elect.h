@@ -148,5 +148,7 @@ void elect_handle(struct elect *e, const struct elect_event *ev, int64_t now_ms,
 int64_t elect_next_ms(const struct elect *e);
 /* Returns until when the server of this agent may answer; 0: it may not. */
 int64_t elect_answers_until_ms(const struct elect *e);
+/* Returns until when no other agent hosts, if this one does; 0: it does not. */
+int64_t elect_alone_until_ms(const struct elect *e);
 
 #endif

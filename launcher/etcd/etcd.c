@@ -221,7 +221,7 @@ static void etcd_handle(struct etcd *e, const struct elect_event *ev)
     elect_handle(&e->elect, ev, cdi_now_ms(), &todo);
     until = elect_answers_until_ms(&e->elect);
     if (until != e->answers_until_ms && !e->elect.ending)
-        e->on.answers_until(e->arg, until);
+        e->on.answers_until(e->arg, until, elect_alone_until_ms(&e->elect));
     e->answers_until_ms = until;
     for (unsigned i = 0; i < todo.n && !e->ended; i++)
         etcd_carry_out(e, &todo.v[i], todo.text);

@@ -30,8 +30,8 @@ struct etcd_events {
     void (*unhost)(void *arg, const char *text);
     /* Join there. */
     void (*join)(void *arg, const char *addr, uint16_t port);
-    /* The server of this agent may answer until then; 0: it may not. */
-    void (*answers_until)(void *arg, int64_t until_ms);
+    /* The server of this agent may answer until then, and no other agent hosts until alone_ms; 0: it does not host. */
+    void (*answers_until)(void *arg, int64_t until_ms, int64_t alone_ms);
     void (*waiting)(void *arg, const char *text);
     /* The host has ended the job; done: it was successful. Only `ended` follows, after etcd_end(). */
     void (*over)(void *arg, bool done);

@@ -4,7 +4,7 @@
 
     containerfile.py FILE CONTEXT ROOT ARGUMENT...
 
-FROM is what ROOT already has. ADD unpacks or copies from CONTEXT, RUN runs in the root, ENV and USER hold from there on, and
+FROM is what ROOT already has, whatever ARG says. ADD unpacks or copies from CONTEXT, RUN runs in the root, ENV and USER hold from there on, and
 at the end ENTRYPOINT runs with the ARGUMENTs (CMD without any). Another instruction is an error, not skipped.
 """
 import json
@@ -29,7 +29,7 @@ class Root:
         subprocess.run(['chroot', f'--userspec={user}:{user}', self.root, '/usr/bin/env', '-i', *env, *words], check=True)
 
     def apply(self, name, rest):
-        if name == 'FROM':
+        if name in ('FROM', 'ARG'):
             return
         if name == 'ADD':
             source, target = rest.split()

@@ -26,7 +26,7 @@ LEASE = int(os.environ.get('CDDP_ETCD_LEASE', '6'))  # s; with 3 s, a busy machi
 
 
 class Training:
-    """A job, each of whose nodes reaches etcd by a separate proxy."""
+    """A job, each of whose nodes reaches etcd by a separate proxy. tests/netns/election.py has nodes on several hosts."""
 
     def __init__(self, stack, cddprun, etcd, nnodes, *flags, n=3, lease=LEASE):
         self.stack, self.cddprun, self.etcd = stack, cddprun, etcd
@@ -42,22 +42,25 @@ class Training:
         proxy = etcd_members.Proxy(self.etcd)
         self.stack.callback(proxy.close)
         self.proxies.append(proxy)
-        self.nodes.append(self.stack.enter_context(Job(self.cddprun, *self.flags, self.conf, f'--rdzv_endpoint={proxy.endpoints()}',
+        self.start(Job, proxy.endpoints())
+
+    def start(self, job, endpoints):
+        self.nodes.append(self.stack.enter_context(job(self.cddprun, *self.flags, self.conf, f'--rdzv_endpoint={endpoints}',
                                                        WORKER, str(self.dir), env={'CDDP_BACKEND': 'cpu'})))
 
     def ranks(self):
-        """(name, size, rank, first, last, steps, last step) of each process that has ever been in a world."""
+        """(name, size, rank, first, last, steps, last step, longest pause) of each process that has ever been in a world."""
         found = []
         for path in self.dir.glob('rank-*'):
             text = path.read_text(encoding='ascii').split()
-            if len(text) == 7:
+            if len(text) == 8:
                 found.append((text[0], *map(int, text[1:])))
         return found
 
     def steps_after(self, at_ns, size, new):
         """The time of a step of a whole world of this size that began (or, unless `new`, went on) after that time; None: not yet."""
         worlds = {}
-        for name, n, rank, first, _, _, step in self.ranks():
+        for name, n, rank, first, _, _, step, _ in self.ranks():
             if n in size and step > at_ns and (first > at_ns or not new):
                 worlds.setdefault((name, n), {})[rank] = step
         return next((min(its.values()) for (_, n), its in worlds.items() if len(its) == n), None)
@@ -83,9 +86,9 @@ class Training:
         def find():
             text = next((v for k, v in self.etcd.keys().items() if k == f'/cddp/{self.id}/host'), None)
             port = None if text is None else int(text.rsplit(':', 1)[1].rstrip('}'))
-            inodes = listening(port) if port else set()
-            return next((i for i, job in enumerate(self.nodes) if i not in self.gone and holds(job.agent(), inodes)), None)
-        return launch.wait_for('a host', lambda: (find() is not None and (find(),)), more=self.describe)[0]
+            at = next((i for i, job in enumerate(self.nodes) if i not in self.gone and port and listens_at(job.agent(), port)), None)
+            return None if at is None else (at,)
+        return launch.wait_for('a host', find, more=self.describe)[0]
 
     def kill(self, i, number=signal.SIGKILL):
         for pid in self.nodes[i].alive():
@@ -99,9 +102,9 @@ class Training:
 
     def check_one_world(self):
         worlds = {}
-        for name, _, _, first, last, _, _ in self.ranks():
+        for name, _, _, first, last, _, step, _ in self.ranks():
             old = worlds.get(name, (first, last))
-            worlds[name] = min(old[0], first), max(old[1], last)
+            worlds[name] = min(old[0], first), max(old[1], last, step)
         spans = sorted((span, name) for name, span in worlds.items())
         for ((_, last), one), ((first, _), other) in zip(spans, spans[1:]):
             assert last < first, f'worlds {one} and {other} ran at the same time for {(last - first) / 1e6:.3f} ms: {self.ranks()}'
@@ -117,18 +120,15 @@ class Training:
         assert left in ([], [f'/cddp/{self.id}/over']), left
 
 
-def listening(port):
-    with open('/proc/net/tcp', encoding='ascii') as v4, open('/proc/net/tcp6', encoding='ascii') as v6:
-        rows = [row.split() for row in (v4.read() + v6.read()).splitlines() if ':' in row]
-    return {row[9] for row in rows if row[3] == '0A' and int(row[1].rpartition(':')[2], 16) == port}
-
-
-def holds(pid, inodes):
-    with contextlib.suppress(OSError, TypeError):
+def listens_at(pid, port):
+    """Has this process a socket that listens at this port, on its host?"""
+    with contextlib.suppress(OSError):
+        with open(f'/proc/{pid}/net/tcp', encoding='ascii') as v4, open(f'/proc/{pid}/net/tcp6', encoding='ascii') as v6:
+            rows = [row.split() for row in (v4.read() + v6.read()).splitlines() if ':' in row]
+        inodes = {f'socket:[{row[9]}]' for row in rows if row[3] == '0A' and int(row[1].rpartition(':')[2], 16) == port}
         for fd in os.listdir(f'/proc/{pid}/fd'):
             with contextlib.suppress(OSError):
-                link = os.readlink(f'/proc/{pid}/fd/{fd}')
-                if link.startswith('socket:[') and link[8:-1] in inodes:
+                if os.readlink(f'/proc/{pid}/fd/{fd}') in inodes:
                     return True
     return False
 

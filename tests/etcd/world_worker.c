@@ -6,10 +6,10 @@
  * until a file DIR/end exists. A thread writes every 2 ms to DIR/rank-PID, for as long as the kernel lets this process
  * run:
  *
- *     NAME SIZE RANK FIRST_NS LAST_NS STEPS LAST_STEP_NS      (CLOCK_MONOTONIC)
+ *     NAME SIZE RANK FIRST_NS LAST_NS STEPS LAST_STEP_NS LONGEST_PAUSE_NS     (CLOCK_MONOTONIC)
  *
- * A process that was stopped for long and continued runs for some milliseconds until its agent does: that counts if it
- * begins a step and completes it. A step that it had begun before may end now, if the data of the others had arrived.
+ * A process that was stopped for long and continued runs for some milliseconds until its agent does: LAST_NS stays, but
+ * a step that it completes counts, although it had begun before the stop.
  */
 #include <cddp/cddp.h>
 #include <cddp/coll.h>
@@ -29,7 +29,8 @@
 static uint64_t name;
 static int size, rank, fd;
 static int64_t first_ns;
-static atomic_int_fast64_t steps, step_ns, began_ns; /* of the last step that is complete */
+static atomic_int_fast64_t steps, step_ns; /* of the last step that is complete */
+static atomic_int_fast64_t pause_ns;       /* between two steps */
 static atomic_bool over;
 
 static int64_t now_ns(void)
@@ -40,12 +41,12 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void show(void)
+static void show(int64_t last_ns)
 {
     char line[200];
-    int n =
-        snprintf(line, sizeof line, "%016" PRIx64 " %3d %3d %20" PRId64 " %20" PRId64 " %10" PRId64 " %20" PRId64 "\n",
-                 name, size, rank, first_ns, now_ns(), (int64_t)steps, (int64_t)step_ns);
+    int n = snprintf(line, sizeof line,
+                     "%016" PRIx64 " %3d %3d %20" PRId64 " %20" PRId64 " %10" PRId64 " %20" PRId64 " %20" PRId64 "\n",
+                     name, size, rank, first_ns, last_ns, (int64_t)steps, (int64_t)step_ns, (int64_t)pause_ns);
 
     if (pwrite(fd, line, (size_t)n, 0) != n)
         _exit(3);
@@ -55,14 +56,13 @@ static void *show_on(void *arg)
 {
     const struct timespec pause = {.tv_nsec = 2000000};
 
-    int64_t shown_ns = now_ns(), stopped_ns = -LONG_NS;
+    int64_t shown_ns = now_ns(), stopped_ns = 0;
 
     while (!over) {
         if (now_ns() - shown_ns > LONG_NS)
             stopped_ns = shown_ns;
         shown_ns = now_ns();
-        if (stopped_ns < 0 || began_ns > stopped_ns + LONG_NS / 2)
-            show();
+        show(stopped_ns != 0 ? stopped_ns : shown_ns);
         (void)nanosleep(&pause, NULL);
     }
     return arg;
@@ -95,18 +95,19 @@ int main(int argc, char **argv)
     if (fd < 0 || pthread_create(&thread, NULL, show_on, NULL) != 0)
         end("cannot write");
     while (all == 0) {
-        int64_t began = now_ns();
+        int64_t end_ns;
 
         wants_end = access(end_path, F_OK) == 0;
         if (cddp_all_reduce(comm, &wants_end, &all, 1, CDDP_UINT64, CDDP_SUM) != CDDP_OK)
             end("step");
-        began_ns = began;
-        steps++;
-        step_ns = now_ns();
+        end_ns = now_ns();
+        if (steps++ > 0 && end_ns - step_ns > pause_ns)
+            pause_ns = end_ns - step_ns;
+        step_ns = end_ns;
         (void)nanosleep(&pause, NULL);
     }
     over = true;
     (void)pthread_join(thread, NULL);
-    show();
+    show(now_ns());
     return cddp_finalize(comm) == CDDP_OK ? 0 : 1;
 }

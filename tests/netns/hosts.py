@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests over several hosts: hosts.sh for Python. A test file calls enter(N) first."""
+import ctypes
 import os
 import subprocess
 import sys
@@ -25,9 +26,17 @@ def address(i):
     return f'10.99.0.{i}'
 
 
-def act(what, i):
-    """cut, mute, heal or kill host i."""
-    subprocess.run([SCRIPT, what, str(i)], check=True)
+def act(what, *i):
+    """cut, mute, heal or kill host i; part hosts i, j: what i sends to j vanishes."""
+    subprocess.run([SCRIPT, what, *map(str, i)], check=True)
+
+
+def move_to(i):
+    """This thread, and what it starts, goes on at host i. (os.setns() is new in Python 3.12.)"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f'/run/netns/{os.environ["NETNS_HOSTS"]}-{i}', encoding='ascii') as namespace:
+        if libc.setns(namespace.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), 'setns')
 
 
 def on(i, *command, **more):

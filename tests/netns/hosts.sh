@@ -13,7 +13,8 @@ usage: hosts.sh up N COMMAND...   make hosts 1..N at 10.99.0.1 .. 10.99.0.N, run
        hosts.sh exec I COMMAND... run COMMAND on host I, whose hostname is hostI
        hosts.sh cut I             its packets vanish from now on; its link stays up
        hosts.sh mute I            what it sends vanishes from now on, and it still hears the others
-       hosts.sh heal I            undo both
+       hosts.sh part I J          what I sends to J vanishes from now on; all else passes
+       hosts.sh heal I            undo all three
        hosts.sh kill I            SIGKILL everything on host I
        hosts.sh check             exit 0 if hosts can be made here, else 77 and the reason
 END
@@ -62,7 +63,7 @@ end()
 end_orphans()
 {
     local name pid
-    for name in $(ip netns list | awk '$1 ~ /^cddp-[0-9]+-/ { print $1 }'); do
+    for name in $(ip netns list 2>/dev/null | awk '$1 ~ /^cddp-[0-9]+-/ { print $1 }'); do
         pid=${name#cddp-}
         [ -d "/proc/${pid%%-*}" ] || end "$name"
     done
@@ -95,6 +96,12 @@ up()
     exit $rc
 }
 
+# lose I J: sends it to an address on the wire that nobody has
+lose()
+{
+    ip -n "$NETNS_HOSTS-$1" neigh replace "10.99.0.$2" lladdr 02:00:00:00:00:fe dev eth0 nud permanent
+}
+
 [ $# -gt 0 ] || { usage >&2 && exit 2; }
 command=$1
 shift
@@ -102,7 +109,7 @@ case $command in
 up) up "$@" ;;
 check) check ;;
 -h | --help) usage ;;
-exec | cut | mute | heal | kill)
+exec | cut | mute | part | heal | kill)
     [ -n "${NETNS_HOSTS:-}" ] || die "$command: only inside 'hosts.sh up'"
     [ -e "/run/netns/$NETNS_HOSTS-${1:-}" ] || die "$command: no host '${1:-}'"
     case $command in
@@ -111,10 +118,14 @@ exec | cut | mute | heal | kill)
         exec ip netns exec "$NETNS_HOSTS-$1" unshare --uts sh -c 'hostname "host$0" && exec "$@"' "$@"
         ;;
     cut) ip -n "$NETNS_HOSTS-net" link set "port$1" nomaster ;; # outside the bridge it still has its carrier
-    mute) # to an address on the wire that nobody has
+    mute)
         for name in "/run/netns/$NETNS_HOSTS"-[0-9]*; do
-            ip -n "$NETNS_HOSTS-$1" neigh replace "10.99.0.${name##*-}" lladdr 02:00:00:00:00:fe dev eth0 nud permanent
+            lose "$1" "${name##*-}"
         done
+        ;;
+    part)
+        [ -e "/run/netns/$NETNS_HOSTS-${2:-}" ] || die "part: no host '${2:-}'"
+        lose "$1" "$2"
         ;;
     heal)
         ip -n "$NETNS_HOSTS-net" link set "port$1" master br0

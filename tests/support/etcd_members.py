@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cluster of real etcd members (Debian: etcd-server) on free ports of the loopback, which may be killed, stopped and
-cut off."""
+"""A cluster of real etcd members (Debian: etcd-server) on free ports of the loopback, or on hosts of tests/netns, which may
+be killed, stopped and cut off."""
 import base64
 import contextlib
 import json
@@ -25,18 +25,20 @@ def program():
 
 
 class Member:
-    def __init__(self, name, folder, scheme):
-        self.name, self.folder = name, folder
+    """At this address; `within` is the command that runs others there."""
+
+    def __init__(self, name, folder, scheme, address='127.0.0.1', within=()):
+        self.name, self.folder, self.address, self.within = name, folder, address, within
         self.client, self.peer = launch.free_port(), launch.free_port()
-        self.url, self.scheme = f'{scheme}://127.0.0.1:{self.client}', scheme
+        self.url, self.peer_url, self.scheme = f'{scheme}://{address}:{self.client}', f'http://{address}:{self.peer}', scheme
         self.process = None
 
     def start(self, cluster, state, flags):
         with open(os.path.join(self.folder, f'{self.name}.log'), 'ab') as log:
             self.process = subprocess.Popen(
-                [program(), '--name', self.name, '--data-dir', os.path.join(self.folder, self.name),
+                [*self.within, program(), '--name', self.name, '--data-dir', os.path.join(self.folder, self.name),
                  '--listen-client-urls', self.url, '--advertise-client-urls', self.url,
-                 '--listen-peer-urls', f'http://127.0.0.1:{self.peer}', '--initial-advertise-peer-urls', f'http://127.0.0.1:{self.peer}',
+                 '--listen-peer-urls', self.peer_url, '--initial-advertise-peer-urls', self.peer_url,
                  '--initial-cluster', cluster, '--initial-cluster-state', state, *flags], stdout=log, stderr=log,
                 env={k: v for k, v in os.environ.items() if not k.startswith('ETCD')})
 
@@ -48,11 +50,11 @@ class Member:
 class Etcd:
     """Use it in a `with`. Member i is members[i]."""
 
-    def __init__(self, n=3, scheme='http', flags=(), context=None):
+    def __init__(self, n=3, scheme='http', flags=(), context=None, places=None):
         program()
         self.folder = tempfile.mkdtemp(prefix='cddp-etcd-')
-        self.members = [Member(f'm{i}', self.folder, scheme) for i in range(n)]
-        self.cluster = ','.join(f'{m.name}=http://127.0.0.1:{m.peer}' for m in self.members)
+        self.members = [Member(f'm{i}', self.folder, scheme, *place) for i, place in enumerate(places or [()] * n)]
+        self.cluster = ','.join(f'{m.name}={m.peer_url}' for m in self.members)
         self.flags, self.context, self.token = list(flags), context, None
 
     def __enter__(self):
@@ -75,7 +77,7 @@ class Etcd:
         launch.wait_for('etcd to answer', lambda: self.call('/v3/kv/range', {'key': 'AA=='}) is not None, more=self.log)
 
     def endpoints(self):
-        return ','.join(f'127.0.0.1:{m.client}' for m in self.members)
+        return ','.join(f'{m.address}:{m.client}' for m in self.members)
 
     def call(self, path, body, member=None):
         for m in self.members if member is None else [member]:

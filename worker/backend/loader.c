@@ -51,6 +51,7 @@ static const struct cdi_host host = {
     .flight_times = cdi_flight_times,
     .flight_replays = cdi_flight_replays,
     .flight_check = cdi_flight_check,
+    .flight_confirm = cdi_flight_confirm,
 };
 
 /* Writes the folder of this libcddp, or of the program that it is linked into; "" if it is unknown. */

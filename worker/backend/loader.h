@@ -31,6 +31,7 @@ struct cdi_host {
     void (*flight_times)(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns);
     void (*flight_replays)(struct cdi_flight *f, const struct cdi_flight_replay *r);
     cddp_status (*flight_check)(const struct cdi_flight *f, struct cdi_error *err);
+    cddp_status (*flight_confirm)(const struct cdi_flight *f, struct cdi_error *err);
 };
 
 struct cdi_module {

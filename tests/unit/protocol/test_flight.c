@@ -3,10 +3,12 @@
 #include "hygiene.h"
 #include "protocol/flight.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 CDI_SUITE(flight);
@@ -131,6 +133,42 @@ Test(flight, worker_gets_only_the_first_death)
     cr_assert_eq(cdi_flight_check(worker, &err), CDDP_E_PEER, "the cause stays");
     cdi_flight_tell_stop_wanted(agent);
     cr_assert(cdi_flight_stop_wanted(worker));
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+static void *move_on(void *agent)
+{
+    const struct timespec pause = {.tv_nsec = 30000000};
+
+    (void)nanosleep(&pause, NULL); /* the worker waits meanwhile */
+    cdi_flight_tell_alone_until(agent, cdi_now_ms() + 600000);
+    return NULL;
+}
+
+Test(flight, result_waits_for_the_agent_after_the_lease)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_error err;
+    int64_t began = cdi_now_ms();
+    pthread_t thread;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cr_assert_eq(cdi_flight_confirm(worker, &err), CDDP_OK, "no lease");
+    cdi_flight_tell_alone_until(agent, began + 600000);
+    cr_assert_eq(cdi_flight_confirm(worker, &err), CDDP_OK);
+    cdi_flight_tell_alone_until(agent, began - 1);
+    cr_assert_eq(pthread_create(&thread, NULL, move_on, agent), 0);
+    cr_assert_eq(cdi_flight_confirm(worker, &err), CDDP_OK);
+    cr_assert_geq(cdi_now_ms(), began + 30);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cdi_flight_tell_alone_until(agent, began - 1);
+    cdi_flight_tell_round_over(agent);
+    cr_assert_eq(cdi_flight_confirm(worker, &err), CDDP_E_ABORTED);
+    cr_assert_str_eq(err.msg, "the launcher has ended this round of the job");
     cdi_flight_release(worker);
     cdi_flight_release(agent);
     close(fd);

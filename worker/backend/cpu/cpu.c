@@ -43,6 +43,8 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
         cdi_queue_waits_for(b->queue, cdi_rank_of_job(&b->world, work->op.root));
     st = cdi_cpu_comm_run(&b->comm, work, on_thread, &why);
     if (st == CDDP_OK)
+        st = cdi_flight_confirm(b->world.flight, &why);
+    if (st == CDDP_OK)
         return CDDP_OK;
     /*
      * All ranks of a node detect a mismatch of collectives themselves; only one of two ranks detects that of a message.

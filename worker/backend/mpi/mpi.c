@@ -73,9 +73,10 @@ static cddp_status run_group(struct cdi_backend *b, const struct cdi_work *work,
 static cddp_status mpi_run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
+    cddp_status st = work->group != NULL ? run_group(b, work, err) : run_for(b, work, b->world.timeout_ms, err);
 
     (void)on_thread;
-    return work->group != NULL ? run_group(b, work, err) : run_for(b, work, b->world.timeout_ms, err);
+    return st == CDDP_OK ? cdi_flight_confirm(b->world.flight, err) : st;
 }
 
 /* If MPI allows calls of one thread only, the thread of MPI_Init has to wait. */

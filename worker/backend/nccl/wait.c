@@ -31,6 +31,14 @@ static void pause_between(int64_t t0)
         (void)sched_yield();
 }
 
+/* The GPU has gone on while this process was stopped. */
+static cddp_status health_after(struct cdi_backend *b, struct cdi_error *err)
+{
+    cddp_status st = cdi_gpu_health(b, err);
+
+    return st == CDDP_OK ? cdi_host->flight_confirm(b->world.flight, err) : st;
+}
+
 cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi_error *err)
 {
     int64_t t0 = cdi_now_ns();
@@ -47,7 +55,7 @@ cddp_status cdi_gpu_await_event(struct cdi_backend *b, CUevent event, struct cdi
         (void)cdi_cuda_check(r, "waiting for the GPU", &why);
         (void)cdi_gpu_fail(b, &why);
     }
-    return cdi_gpu_health(b, err);
+    return health_after(b, err);
 }
 
 /* Waits until the stream has written the ticket, or the communicator has failed. */
@@ -58,7 +66,7 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
     while (!cdi_ticket_reached(atomic_load_explicit(&b->words->done, memory_order_acquire), ticket) &&
            !atomic_load(&b->failed))
         pause_between(t0);
-    return cdi_gpu_health(b, err);
+    return health_after(b, err);
 }
 
 /*

@@ -123,8 +123,10 @@ Test(elect, lease_counts_from_the_request_and_only_with_the_key)
     answer((struct elect_answer){.ttl_ms = TTL}, 900);
     DOES(1, ELECT_ASK_LOOK, ELECT_DO_ASK);
     cr_assert_eq(elect_answers_until_ms(&e), 100 + TTL / 5);
+    cr_assert_eq(elect_alone_until_ms(&e), 100 + TTL * 19 / 20);
     answer(own, 1000);
     cr_assert_eq(elect_answers_until_ms(&e), 300 + TTL / 5);
+    cr_assert_eq(elect_alone_until_ms(&e), 300 + TTL * 19 / 20);
     cr_assert_eq(elect_next_ms(&e), 300 + TTL / 15);
 }
 
