@@ -582,7 +582,9 @@ static void handle(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     bool refused = msg->type == CDI_MSG_CLOSED && msg->u.closed.status == CDI_CLOSE_REFUSED;
 
-    if (refused && msg->u.closed.retry && !j->known && !j->resuming) {
+    /* Also where it was known, and has no round yet: an elected server may wait for etcd. Then the lease is the limit.
+     */
+    if (refused && msg->u.closed.retry && !j->resuming) {
         wait_for_place(j, "it has no free place", msg->u.closed.text);
         return;
     }

@@ -191,6 +191,21 @@ def test_host_that_is_cut_off_from_etcd_ends_its_world(cddprun):
         t.wait(3, time.monotonic_ns())
 
 
+def test_host_that_waits_for_others_survives_a_slow_etcd(cddprun):
+    """It has joined its own server (at the latest before the second cut), and has no round yet."""
+    with etcd_members.Etcd() as etcd, contextlib.ExitStack() as stack:
+        t = Training(stack, cddprun, etcd, '2', n=1)
+        t.host()
+        for _ in range(2):
+            t.proxies[0].open.clear()
+            time.sleep(LEASE / 2)  # longer than a server answers without etcd, shorter than the lease
+            t.proxies[0].open.set()
+            t.etcd.wait()
+        t.add()
+        t.wait(2)
+        t.end()
+
+
 def test_host_that_was_stopped_finds_another(cddprun):
     with training(cddprun, '2:3') as (t, _):
         host = t.host()
