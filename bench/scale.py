@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over 2 to 32 hosts, one rank each: libcddp's CPU backend beside Open MPI over TCP, with and without a delay.
+
+Hosts are network namespaces (root and iproute2 are needed). README.md says how to read the figures. --check times
+nothing and checks every element of every result, as a test (TAP).
+"""
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+import common
+
+sys.path.insert(0, os.path.join(common.ROOT, 'tests', 'netns'))
+import hosts
+import launch
+
+CASES = ['barrier', 'all_reduce:4', f'all_reduce:{4 << 10}', f'all_reduce:{64 << 10}', f'all_reduce:{1 << 20}', f'all_reduce:{25 << 20}',
+         f'all_to_all:{64 << 10}']
+CHECKED = ['barrier', *(f'all_reduce:{n}' for n in (4, 12, 252, 4096, 4100, 16 << 10, 64 << 10, 300004, 1 << 20, 3 << 20)),
+           *(f'all_to_all:{n}' for n in (4, 1000, 64 << 10, 400000))]
+DELAY_MS = 4.8
+RUN_S = 400
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'CDDP_', 'TORCHELASTIC_', 'SLURM_', 'MASTER_', 'OMPI_'))},
+       'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMP_NUM_THREADS': '1', 'CDDP_BACKEND': 'cpu'}
+
+
+def busy_share(seconds=0.3):
+    """The part of all cores that is busy now. Between two runs that is the work of others."""
+    def read():
+        with open('/proc/stat', encoding='ascii') as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        return sum(ticks), ticks[3] + ticks[4]
+    total, idle = read()
+    time.sleep(seconds)
+    total_then, idle_then = read()
+    return 1 - (idle_then - idle) / max(1, total_then - total)
+
+
+@contextlib.contextmanager
+def delayed(build, n, ms):
+    """Within the block, frames between the first n hosts are ms milliseconds late."""
+    net, links = f'{os.environ["NETNS_HOSTS"]}-net', [f'port{i + 1}' for i in range(n)]
+    if not ms:
+        yield
+        return
+    for link in links:
+        subprocess.run(['ip', '-n', net, 'link', 'set', link, 'nomaster'], check=True)
+    # It is the network, and not among what is measured: it goes first.
+    switch = subprocess.Popen(['ip', 'netns', 'exec', net, 'nice', '-n', '-10', os.path.join(build, 'bench', 'late_switch'), str(ms), *links],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        if switch.stdout.readline() != 'ready\n':
+            sys.exit('late_switch did not start')
+        yield
+    finally:
+        switch.stdin.close()
+        switch.wait(30)
+        switch.stdout.close()
+        for link in links:
+            subprocess.run(['ip', '-n', net, 'link', 'set', link, 'master', 'br0'], check=True)
+
+
+def finish(processes, names):
+    """The output of the first process; all must exit with status 0. Nothing is left running."""
+    end = time.monotonic() + RUN_S
+    try:
+        out, err = processes[0].communicate(timeout=RUN_S)
+        status = [process.wait(max(1, end - time.monotonic())) for process in processes]
+        if any(status):
+            sys.exit(f'{names}: exit status {status}\n{err[-2000:]}')
+        return out
+    except subprocess.TimeoutExpired:
+        sys.exit(f'{names}: took more than {RUN_S} s')
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+class Ours:
+    """libcddp of a build folder, under one cddprun on each host."""
+
+    def __init__(self, name, build):
+        self.name, self.build = name, os.path.abspath(build)
+
+    def run(self, n, words, ranks_per_host=1):
+        port = launch.free_port()
+        program = os.path.join(self.build, 'bench', 'scale')
+        processes = [subprocess.Popen([hosts.SCRIPT, 'exec', str(i + 1), common.cddprun(self.build), f'--nnodes={n}', f'--node_rank={i}',
+                                       f'--master_addr={hosts.address(1)}', f'--master_port={port}', f'--nproc_per_node={ranks_per_host}',
+                                       program, *words], env=ENV, stdin=subprocess.DEVNULL, text=True,
+                                      stdout=subprocess.PIPE if i == 0 else subprocess.DEVNULL,
+                                      stderr=subprocess.PIPE if i == 0 else subprocess.DEVNULL) for i in range(n)]
+        return finish(processes, f'{self.name}, {n} hosts')
+
+
+class OpenMpi:
+    """Open MPI over TCP, between the same hosts."""
+
+    name = 'Open MPI'
+
+    def __init__(self, build):
+        mpicc, self.start = shutil.which('mpicc.openmpi'), shutil.which('mpirun.openmpi')
+        if not mpicc or not self.start:
+            sys.exit('no mpicc.openmpi and mpirun.openmpi (scripts/setup --bench installs them)')
+        self.program = os.path.join(build, 'bench', 'mpi_scale')
+        subprocess.run([mpicc, '-O3', '-o', self.program, os.path.join(common.HERE, 'peers', 'mpi_scale.c')], check=True)
+        self.version = subprocess.run([self.start, '--version'], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+    def run(self, n, words):
+        # The hosts share two cores and do not know it: ranks that wait must yield.
+        settings = {'pml': 'ob1', 'btl': 'tcp,self', 'btl_tcp_if_include': 'eth0', 'oob_tcp_if_include': 'eth0', 'mpi_yield_when_idle': '1',
+                    'plm_rsh_agent': os.path.join(common.HERE, 'peers', 'remote_shell'), 'plm_rsh_no_tree_spawn': '1',
+                    'plm_rsh_num_concurrent': '64'}
+        flags = [word for name, value in settings.items() for word in ('--mca', name, value)]
+        command = [hosts.SCRIPT, 'exec', '1', self.start, *flags, '--host', ','.join(f'{hosts.address(i + 1)}:1' for i in range(n)),
+                   '-n', str(n), self.program, *words]
+        return finish([subprocess.Popen(command, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)],
+                      f'{self.name}, {n} hosts')
+
+
+def lines_of(out):
+    return [json.loads(line[line.index('{'):]) for line in out.splitlines() if '{"what"' in line]
+
+
+def rounds(args, peers):
+    """One line for each case of each run, with its round, hosts, delay, library and the work of others beside it."""
+    for k in range(args.rounds):
+        for ms in args.delays:
+            for n in args.hosts:
+                words = [str(args.seconds), *(case for case in args.cases if not too_large(args, case, n, ms))]
+                with delayed(args.build, n, ms):
+                    for peer in peers:
+                        others, load = busy_share(), os.getloadavg()[0]
+                        seen = lines_of(peer.run(n, words))
+                        others = (others + busy_share()) / 2
+                        for one in seen:
+                            yield {'round': k, 'hosts': n, 'delay_ms': ms, 'library': peer.name, 'others': round(others, 3), 'load': load, **one}
+                        print(f'  round {k + 1} of {args.rounds}, {n} hosts, delay {ms:g} ms: {peer.name} '
+                              f'(before and after, others kept {others:.0%} of the cores busy)', flush=True)
+
+
+def too_large(args, case, n, ms):
+    """On a small machine the largest cases of many hosts take minutes, and show its memory only."""
+    kind, _, size = case.partition(':')
+    return kind == 'all_reduce' and n * int(size) > args.most_mib << 20 or kind == 'all_to_all' and ms and n * n * int(size) > args.most_mib << 20
+
+
+def key(line):
+    return line['delay_ms'], line['hosts'], line['what'], line.get('bytes', 0)
+
+
+def table(lines, names):
+    """[{case, and for each library its times and its ratio to Open MPI, round by round}]"""
+    rows = []
+    for at in sorted({key(line) for line in lines if 'us' in line}, key=lambda at: (at[0], ['barrier', 'all_reduce', 'all_to_all'].index(at[2]), at[3], at[1])):
+        times = {name: {line['round']: line['us'] for line in lines if 'us' in line and key(line) == at and line['library'] == name} for name in names}
+        row = {'delay_ms': at[0], 'hosts': at[1], 'what': at[2], 'bytes': at[3], 'libraries': {}}
+        for name in names:
+            ratios = [us / times[OpenMpi.name][k] for k, us in times[name].items() if k in times[OpenMpi.name]]
+            row['libraries'][name] = {'us': statistics.median(times[name].values()), 'us_min': min(times[name].values()),
+                                      'us_max': max(times[name].values()), 'ratio': statistics.median(ratios), 'ratio_min': min(ratios),
+                                      'ratio_max': max(ratios)}
+        rows.append(row)
+    return rows
+
+
+def time_text(us):
+    return f'{us / 1e6:.2f} s' if us >= 1e6 else f'{us / 1e3:.1f} ms' if us >= 1e4 else f'{us / 1e3:.2f} ms' if us >= 1e3 else f'{us:.0f} us'
+
+
+def size_text(n):
+    return f'{n >> 20} MiB' if n >= 1 << 20 else f'{n >> 10} KiB' if n >= 1 << 10 else f'{n} B'
+
+
+def cells(row, name):
+    one = row['libraries'][name]
+    time_cell = f'{time_text(one["us"])} ({time_text(one["us_min"])} to {time_text(one["us_max"])})'
+    return [time_cell] + ([f'{one["ratio"]:.2f} ({one["ratio_min"]:.2f} to {one["ratio_max"]:.2f})'] if name != OpenMpi.name else [])
+
+
+def case_text(row):
+    return row['what'] if not row['bytes'] else f'{row["what"]}, {size_text(row["bytes"])}'
+
+
+def markdown(rows, names):
+    head = ['operation', 'hosts'] + [word for name in names for word in ([name] if name == OpenMpi.name else [name, f'{name} / Open MPI'])]
+    for ms in sorted({row['delay_ms'] for row in rows}):
+        yield f'\n{f"{ms:g} ms one way" if ms else "no delay"}: median over rounds (smallest to largest)\n'
+        yield '| ' + ' | '.join(head) + ' |'
+        yield '|' + '---|' * len(head)
+        for row in rows:
+            if row['delay_ms'] == ms:
+                yield '| ' + ' | '.join([case_text(row), str(row['hosts'])] + [cell for name in names for cell in cells(row, name)]) + ' |'
+
+
+def check(args):
+    """TAP: the results of each case on so many hosts, to the bit, with and without a delay, and with two ranks a host."""
+    ours, plan = Ours('libcddp', args.build), [(n, 0, 1) for n in args.hosts]
+    plan += [(args.hosts[0], 0, 2), (args.hosts[0], 1, 1)]
+    print(f'1..{len(plan)}')
+    for i, (n, ms, ranks) in enumerate(plan):
+        with delayed(args.build, n, ms):
+            seen = lines_of(ours.run(n, ['0', *CHECKED], ranks))
+        done = [one for one in seen if 'checked' in one]
+        good = len(done) == len(CHECKED) and all(one['checked'] > 0 for one in done)
+        print(f'{"ok" if good else "not ok"} {i + 1} - {n} hosts, {ranks} rank(s) each, delay {ms} ms: {len(done)} of {len(CHECKED)} cases', flush=True)
+
+
+def main():
+    parser = common.parser(__doc__.splitlines()[0])
+    parser.add_argument('--hosts', type=int, nargs='+')
+    parser.add_argument('--delays', type=float, nargs='+', help='ms one way; 0: none', default=[0, DELAY_MS])
+    parser.add_argument('--cases', nargs='+', default=CASES)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--seconds', type=float, help='of each case', default=0.3)
+    parser.add_argument('--most_mib', type=int, help='skip cases whose data on all hosts is larger', default=400)
+    parser.add_argument('--beside', action='append', default=[], metavar='NAME=BUILD', help='libcddp of another build folder, measured by turns')
+    parser.add_argument('--name', help='of the libcddp in --build', default='libcddp')
+    parser.add_argument('--check', action='store_true', help='check every result and time nothing')
+    args = parser.parse_args()
+    args.build = os.path.abspath(args.build)
+    args.hosts = args.hosts or ([4, 5] if args.check else [2, 4, 8, 16, 32])
+    hosts.enter(max(args.hosts))
+    if args.check:
+        check(args)
+        return
+    peers = [*(Ours(*one.split('=', 1)) for one in args.beside), Ours(args.name, args.build), OpenMpi(args.build)]
+    result = {'machine': common.machine(args), 'seconds': args.seconds, 'open_mpi': peers[-1].version, 'libraries': [peer.name for peer in peers]}
+    result['lines'] = list(rounds(args, peers))
+    result['table'] = table(result['lines'], result['libraries'])
+    print('\n'.join(markdown(result['table'], result['libraries'])))
+    common.write(args, 'scale', result)
+
+
+if __name__ == '__main__':
+    main()
