@@ -157,13 +157,13 @@ def key(line):
 
 
 def table(lines, names):
-    """[{case, and for each library its times and its ratio to Open MPI, round by round}]"""
+    """[{case, and for each library its times and its ratio to the last one, round by round}]"""
     rows = []
     for at in sorted({key(line) for line in lines if 'us' in line}, key=lambda at: (at[0], ['barrier', 'all_reduce', 'all_to_all'].index(at[2]), at[3], at[1])):
         times = {name: {line['round']: line['us'] for line in lines if 'us' in line and key(line) == at and line['library'] == name} for name in names}
         row = {'delay_ms': at[0], 'hosts': at[1], 'what': at[2], 'bytes': at[3], 'libraries': {}}
         for name in names:
-            ratios = [us / times[OpenMpi.name][k] for k, us in times[name].items() if k in times[OpenMpi.name]]
+            ratios = [us / times[names[-1]][k] for k, us in times[name].items() if k in times[names[-1]]]
             row['libraries'][name] = {'us': statistics.median(times[name].values()), 'us_min': min(times[name].values()),
                                       'us_max': max(times[name].values()), 'ratio': statistics.median(ratios), 'ratio_min': min(ratios),
                                       'ratio_max': max(ratios)}
@@ -179,10 +179,10 @@ def size_text(n):
     return f'{n >> 20} MiB' if n >= 1 << 20 else f'{n >> 10} KiB' if n >= 1 << 10 else f'{n} B'
 
 
-def cells(row, name):
+def cells(row, name, base):
     one = row['libraries'][name]
     time_cell = f'{time_text(one["us"])} ({time_text(one["us_min"])} to {time_text(one["us_max"])})'
-    return [time_cell] + ([f'{one["ratio"]:.2f} ({one["ratio_min"]:.2f} to {one["ratio_max"]:.2f})'] if name != OpenMpi.name else [])
+    return [time_cell] + ([f'{one["ratio"]:.2f} ({one["ratio_min"]:.2f} to {one["ratio_max"]:.2f})'] if name != base else [])
 
 
 def case_text(row):
@@ -190,14 +190,14 @@ def case_text(row):
 
 
 def markdown(rows, names):
-    head = ['operation', 'hosts'] + [word for name in names for word in ([name] if name == OpenMpi.name else [name, f'{name} / Open MPI'])]
+    head = ['operation', 'hosts'] + [word for name in names for word in ([name] if name == names[-1] else [name, f'{name} / {names[-1]}'])]
     for ms in sorted({row['delay_ms'] for row in rows}):
         yield f'\n{f"{ms:g} ms one way" if ms else "no delay"}: median over rounds (smallest to largest)\n'
         yield '| ' + ' | '.join(head) + ' |'
         yield '|' + '---|' * len(head)
         for row in rows:
             if row['delay_ms'] == ms:
-                yield '| ' + ' | '.join([case_text(row), str(row['hosts'])] + [cell for name in names for cell in cells(row, name)]) + ' |'
+                yield '| ' + ' | '.join([case_text(row), str(row['hosts'])] + [cell for name in names for cell in cells(row, name, names[-1])]) + ' |'
 
 
 def check(args):
@@ -223,6 +223,7 @@ def main():
     parser.add_argument('--most_mib', type=int, help='skip cases whose data on all hosts is larger', default=400)
     parser.add_argument('--beside', action='append', default=[], metavar='NAME=BUILD', help='libcddp of another build folder, measured by turns')
     parser.add_argument('--name', help='of the libcddp in --build', default='libcddp')
+    parser.add_argument('--alone', action='store_true', help='without Open MPI; ratios are to the libcddp in --build')
     parser.add_argument('--check', action='store_true', help='check every result and time nothing')
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
@@ -231,8 +232,9 @@ def main():
     if args.check:
         check(args)
         return
-    peers = [*(Ours(*one.split('=', 1)) for one in args.beside), Ours(args.name, args.build), OpenMpi(args.build)]
-    result = {'machine': common.machine(args), 'seconds': args.seconds, 'open_mpi': peers[-1].version, 'libraries': [peer.name for peer in peers]}
+    peers = [*(Ours(*one.split('=', 1)) for one in args.beside), Ours(args.name, args.build)]
+    peers += [] if args.alone else [OpenMpi(args.build)]
+    result = {'machine': common.machine(args), 'seconds': args.seconds, 'open_mpi': getattr(peers[-1], 'version', None), 'libraries': [peer.name for peer in peers]}
     result['lines'] = list(rounds(args, peers))
     result['table'] = table(result['lines'], result['libraries'])
     print('\n'.join(markdown(result['table'], result['libraries'])))
