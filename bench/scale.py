@@ -130,20 +130,22 @@ def lines_of(out):
 
 
 def rounds(args, peers):
-    """One line for each case of each run, with its round, hosts, delay, library and the work of others beside it."""
+    """The lines of each block of runs (one number of hosts, one delay), with round, hosts, delay, library and the work of others beside each."""
     for k in range(args.rounds):
         for ms in args.delays:
             for n in args.hosts:
                 words = [str(args.seconds), *(case for case in args.cases if not too_large(args, case, n, ms))]
+                lines = []
                 with delayed(args.build, n, ms):
                     for peer in peers:
                         others, load = busy_share(), os.getloadavg()[0]
                         seen = lines_of(peer.run(n, words))
                         others = (others + busy_share()) / 2
-                        for one in seen:
-                            yield {'round': k, 'hosts': n, 'delay_ms': ms, 'library': peer.name, 'others': round(others, 3), 'load': load, **one}
+                        beside = {'round': k, 'hosts': n, 'delay_ms': ms, 'library': peer.name, 'others': round(others, 3), 'load': load}
+                        lines += [{**beside, **one} for one in seen]
                         print(f'  round {k + 1} of {args.rounds}, {n} hosts, delay {ms:g} ms: {peer.name} '
                               f'(before and after, others kept {others:.0%} of the cores busy)', flush=True)
+                yield lines
 
 
 def too_large(args, case, n, ms):
@@ -235,8 +237,11 @@ def main():
     peers = [*(Ours(*one.split('=', 1)) for one in args.beside), Ours(args.name, args.build)]
     peers += [] if args.alone else [OpenMpi(args.build)]
     result = {'machine': common.machine(args), 'seconds': args.seconds, 'open_mpi': getattr(peers[-1], 'version', None), 'libraries': [peer.name for peer in peers]}
-    result['lines'] = list(rounds(args, peers))
-    result['table'] = table(result['lines'], result['libraries'])
+    result['lines'] = []
+    for lines in rounds(args, peers):  # written after each block: a run of all takes long, and may be ended
+        result['lines'] += lines
+        result['table'] = table(result['lines'], result['libraries'])
+        common.write(args, 'scale', result)
     print('\n'.join(markdown(result['table'], result['libraries'])))
     common.write(args, 'scale', result)
 
