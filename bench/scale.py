@@ -243,7 +243,6 @@ def main():
         result['table'] = table(result['lines'], result['libraries'])
         common.write(args, 'scale', result)
     print('\n'.join(markdown(result['table'], result['libraries'])))
-    common.write(args, 'scale', result)
 
 
 if __name__ == '__main__':
