@@ -64,7 +64,7 @@ class Cluster(contextlib.ExitStack):
         return [self.start(i, pod) for i, pod in enumerate(pods)]
 
     def saved(self):
-        return any((self.folder / 'checkpoints').iterdir())
+        return any((self.folder / 'checkpoints').glob('checkpoint-*.cddp'))  # not a file that is being written
 
 
 def check_trained(jobs):
