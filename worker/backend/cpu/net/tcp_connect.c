@@ -173,21 +173,6 @@ static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, i
     return st == CDDP_OK ? parse_nodes(tcp, text, err) : st;
 }
 
-int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank)
-{
-    int lo = 0, hi = tcp->n_nodes - 1;
-
-    while (lo < hi) {
-        int mid = (lo + hi + 1) / 2;
-
-        if (tcp->first[mid] <= rank)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
-}
-
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
 
 /* Returns the timeout for error messages; the deadline was set a moment before the wait. */

@@ -6,24 +6,6 @@
 #include "common/clock.h"
 #include "worker/backend/cpu/net/tcp_listener.h"
 
-int cdi_tcp_n_links(const struct cdi_tcp *tcp)
-{
-    return 2 + (tcp->pair != NULL ? tcp->size : 0) + (tcp->mesh != NULL ? tcp->n_nodes : 0);
-}
-
-struct cdi_link *cdi_tcp_nth_link(struct cdi_tcp *tcp, int i)
-{
-    int n_pairs = tcp->pair != NULL ? tcp->size : 0;
-    struct cdi_link *l;
-
-    if (i < 2)
-        return i == 0 ? &tcp->prev : &tcp->next;
-    if (i < 2 + n_pairs)
-        return tcp->pair[i - 2];
-    l = tcp->mesh[i - 2 - n_pairs];
-    return l == &tcp->prev || l == &tcp->next ? NULL : l; /* each link once */
-}
-
 /*
  * Higher nodes first: their ranks accept while they connect themselves (tcp_wait_fd), so all of them make progress. The
  * highest rank that still has to connect waits only for ranks that accept.
