@@ -514,8 +514,8 @@ static void stop_text(const struct agent *a, char *text, size_t cap)
                    a->sup.assign.world_size, step);
 }
 
-/* The failures of workers after the signal that ended this agent; empty without any. */
-static void after_signal_text(const struct agent *a, char *text, size_t cap)
+/* The failures of workers after an order to stop; empty without any. */
+static void after_order_text(const struct agent *a, char *text, size_t cap)
 {
     const struct supervise *s = &a->sup;
     int n = 0;
@@ -527,6 +527,21 @@ static void after_signal_text(const struct agent *a, char *text, size_t cap)
         (void)snprintf(text + n, cap - (size_t)n,
                        "; killed %u worker%s that had not ended %g s later (--shutdown_timeout)", s->n_overdue,
                        s->n_overdue == 1 ? "" : "s", (double)s->grace_ms / 1000);
+    else if (s->n_hurried > 0 && n >= 0 && (size_t)n < cap)
+        (void)snprintf(text + n, cap - (size_t)n, "; the second signal killed %u worker%s", s->n_hurried,
+                       s->n_hurried == 1 ? "" : "s");
+}
+
+/* Prints why this agent ends, and what its workers did after the order to stop. */
+static void log_order(struct agent *a, const char *why, bool with_progress)
+{
+    const char *progress = a->group != NULL && with_progress ? worker_group_progress(a->group) : "";
+    char text[1024 + PROGRESS_TEXT], after[400];
+
+    after_order_text(a, after, sizeof after);
+    (void)snprintf(text, sizeof text, "%.512s%s%s%s", why, after, *progress != '\0' ? "\n    " REPORT_PROGRESS : "",
+                   progress);
+    agent_log_line(a, text);
 }
 
 static void agent_log_cause(struct agent *a)
@@ -543,18 +558,15 @@ static void agent_log_cause(struct agent *a)
     } else if (a->sup.signal == SIGPIPE) {
         agent_log_line(a, "the reader of its output is gone (SIGPIPE); the workers have been stopped");
     } else if (a->sup.signal != 0) {
-        const char *progress = a->group != NULL ? worker_group_progress(a->group) : "";
-        char after[400];
-
-        after_signal_text(a, after, sizeof after);
-        (void)snprintf(text, sizeof text, "ended by signal %d (%s)%s%s%s", a->sup.signal,
-                       signame(a->sup.signal, name, sizeof name), after,
-                       *progress != '\0' ? "\n    " REPORT_PROGRESS : "", progress);
-        agent_log_line(a, text);
+        (void)snprintf(text, sizeof text, "ended by signal %d (%s)", a->sup.signal,
+                       signame(a->sup.signal, name, sizeof name));
+        log_order(a, text, true);
     }
-    if (a->sup.given_up || (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
-                            supervise_exit_status(&a->sup) != 0))
+    if (a->sup.given_up)
         agent_log_line(a, a->sup.text);
+    else if (a->sup.first.kind == CDI_END_NONE && a->sup.signal == 0 && a->sup.text[0] != '\0' &&
+             supervise_exit_status(&a->sup) != 0)
+        log_order(a, a->sup.text, a->sup.n_overdue > 0);
 }
 
 static void on_trace_closed(void *arg, bool flushed)
@@ -719,6 +731,8 @@ static void agent_carry_out(struct agent *a, const struct supervise_action *acti
             worker_group_publish_end(a->group);
         return;
     case SUPERVISE_DO_KILL:
+        if (a->group != NULL && action->signal == SIGKILL && a->sup.first.kind == CDI_END_NONE)
+            worker_group_look_again(a->group);
         if (a->group != NULL)
             worker_group_end(a->group,
                              action->signal == SIGPIPE ? SIGTERM : action->signal); /* Python ignores SIGPIPE */

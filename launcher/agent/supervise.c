@@ -252,7 +252,7 @@ static void supervise_on_assign(struct supervise *s, const struct cdi_msg_assign
     s->round_over = false;
     s->cause_still_runs = s->sent_failed = s->sent_done = s->sent_stopped = false;
     s->n_succeeded = s->n_agreed = 0;
-    s->n_ended_after = s->n_overdue = 0;
+    s->n_ended_after = s->n_overdue = s->n_hurried = 0;
     s->local_first = s->stop_failure = (struct cdi_failure){.kind = CDI_END_NONE};
     s->first = s->local_first;
     supervise_act(out, SUPERVISE_DO_SPAWN, 0);
@@ -455,10 +455,15 @@ static bool is_success(const struct supervise *s, const struct cdi_failure *end,
     return end->kind == CDI_END_EXIT && (end->code == 0 || (agreed && end->code == s->stop_exit_code));
 }
 
-/* After a signal to cddprun a failure decides nothing, but a user who waits for a checkpoint must learn of it. */
+/*
+ * After a signal to this cddprun, or to that of another node, a failure decides nothing. But a user who waits for a
+ * checkpoint must learn of it.
+ */
 static void note_stop_failure(struct supervise *s, const struct cdi_failure *end)
 {
-    if (s->signal != 0 && !s->killed && s->first.kind == CDI_END_NONE && s->stop_failure.kind == CDI_END_NONE &&
+    bool ordered = s->signal != 0 || (s->round_over && s->over.failure.kind == CDI_END_NONE);
+
+    if (ordered && !s->killed && s->first.kind == CDI_END_NONE && s->stop_failure.kind == CDI_END_NONE &&
         !is_of_order(end, s->signal) && !is_of_order(end, s->stop_signal))
         s->stop_failure = *end;
 }
@@ -517,8 +522,10 @@ static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms,
         return;
     }
     if (s->signal != 0) {
-        if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM))
+        if (workers_live(s) && !s->killed && (signal == SIGINT || signal == SIGTERM)) {
+            s->n_hurried = s->n_alive;
             supervise_kill_workers(s, now_ms, out);
+        }
         if (s->state == SUPERVISE_WAITING)
             supervise_finish(s, out); /* a second signal: do not wait for the other nodes */
         return;

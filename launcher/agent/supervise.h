@@ -120,7 +120,8 @@ struct supervise {
     uint32_t n_succeeded, n_ended_after; /* of this round: with status 0; after the first failure */
     uint32_t n_agreed;                   /* of n_succeeded: after all ranks had agreed to stop */
     uint32_t n_overdue;                  /* workers that lived when grace_ms was over, and were killed */
-    struct cdi_failure stop_failure;     /* the first worker that failed after a signal to cddprun; kind NONE */
+    uint32_t n_hurried;                  /* workers that a second signal to this cddprun killed */
+    struct cdi_failure stop_failure;     /* the first worker here that failed after an order to stop; kind NONE */
 
     bool cause_still_runs;                     /* local_first is of a worker whose EXIT is still to follow */
     bool sent_failed, sent_done, sent_stopped; /* of this round */

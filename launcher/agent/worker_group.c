@@ -211,6 +211,12 @@ static void read_progress(struct worker_group *c)
     free(ranks);
 }
 
+void worker_group_look_again(struct worker_group *c)
+{
+    c->looked = false;
+    read_progress(c);
+}
+
 const char *worker_group_progress(const struct worker_group *c)
 {
     return c->progress;

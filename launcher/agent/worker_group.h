@@ -53,6 +53,8 @@ void worker_group_continue(struct worker_group *c);
  * workers are continued, so that they receive it.
  */
 void worker_group_end(struct worker_group *c, int signal);
+/* Reads the progress once more: of workers that did not obey an order to stop, it is what they do now. */
+void worker_group_look_again(struct worker_group *c);
 /*
  * Requests the workers to stop in order: cddp_stop_requested() becomes true, and cddp_should_stop() finds it. Those
  * that do not call the latter get the signal. Stopped ones are continued.

@@ -12,7 +12,7 @@
  * - agreed: after the answer 1, ranks ask differently often: nothing is communicated any more
  * - wrong: arguments that are refused, and calls on a communicator that is over
  * - until DIR: asks after every step until the answer is 1; notes in DIR that it runs, and the step at which it leaves.
- *   With LATE, rank 1 first waits for a second in the step; with CODE, ranks exit with this status
+ *   With LATE, rank 1 first waits for so many seconds in the step; with CODE, ranks exit with this status
  * - time N: prints the time of a step that asks, and of one that does not, in ns
  */
 #include "rank_check.h"
@@ -180,7 +180,8 @@ static void note(const char *folder, const char *what, int value)
 
 static int until(const char *folder)
 {
-    const struct timespec a_while = {.tv_sec = getenv("LATE") != NULL && rank == 1};
+    const char *late = getenv("LATE");
+    const struct timespec a_while = {.tv_sec = late != NULL && rank == 1 ? atoi(late) : 0};
     const char *code = getenv("CODE");
     cddp_ddp *ddp = make_reducer(0);
     int n = 0, stop = 0;

@@ -166,6 +166,7 @@ def test_second_signal_ends_workers_at_once(cddprun):
             job.process.send_signal(number)
             time.sleep(0.7)  # the same signal within 0.5 s counts once
         assert job.finish() == 143 and 'stopped on purpose' not in job.err, job.err
+        assert 'ended by signal 15 (SIGTERM); the second signal killed 1 worker' in job.err, job.err
 
 
 def test_workers_that_never_ask_are_ended(cddprun):
@@ -189,6 +190,18 @@ def test_status_of_a_rank_may_say_it_too(cddprun):
         status = t.finish()
         assert STATUS not in status and 0 not in status, (status, t.said())
         assert not any('stopped on purpose' in text for text in t.said()), t.said()
+        for node, text in enumerate(t.said()):  # also where no signal was received
+            assert re.search(rf'; then rank [{2 * node}{2 * node + 1}] \(pid \d+ on n{node}\) exited with status 3$', text, re.M), t.said()
+
+
+def test_rank_that_is_too_late_is_named_by_its_node(cddprun):
+    """The other node gets the signal. Rank 0 waits for rank 1 in the step, and libcddp ends its wait when both are killed."""
+    with Nodes(cddprun, '--shutdown_timeout=2', env={'LATE': '600'}) as t:
+        t.start_fixed(2).jobs[1].process.send_signal(signal.SIGTERM)
+        status = t.finish()
+        assert status == [1, 143], (status, t.said())
+        assert re.search(r'left: it was ended by signal 15 \(SIGTERM\); killed 2 workers that had not ended 2 s later \(--shutdown_timeout\)\n'
+                         r'    at that moment: .*rank 1 after ', t.said()[0]), t.said()
 
 
 def test_failure_ends_ranks_that_ask(cddprun):

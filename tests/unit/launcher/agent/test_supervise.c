@@ -671,6 +671,26 @@ Test(supervise, workers_may_save_during_grace_without_failure)
     }
 }
 
+Test(supervise, notes_failures_and_overdue_workers_after_the_order_of_another_node)
+{
+    supervise_init(&s, 3, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    over_by_a_leave(100);
+    ended(0, CDI_END_SIGNAL, SIGTERM, 200);
+    cr_assert_eq(s.stop_failure.kind, CDI_END_NONE, "it obeyed");
+    ended(1, CDI_END_EXIT, 9, 300);
+    cr_assert(s.stop_failure.kind == CDI_END_EXIT && s.stop_failure.rank == 1 && s.first.kind == CDI_END_NONE);
+    plain(SUPERVISE_TICK, 100 + SUPERVISE_GRACE_MS);
+    DID(SUPERVISE_DO_KILL);
+    cr_assert(s.n_overdue == 1 && s.n_hurried == 0);
+
+    supervise_init(&s, 2, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    round_over(0, 1, 100);
+    ended(0, CDI_END_EXIT, 9, 300);
+    cr_assert_eq(s.stop_failure.kind, CDI_END_NONE, "a consequence of the failure that ended the round");
+}
+
 Test(supervise, repeated_order_signals_workers_once)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
@@ -682,6 +702,7 @@ Test(supervise, repeated_order_signals_workers_once)
     signalled(SIGTERM, 2000);
     DID(SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[0].signal, SIGKILL, "the user's second signal ends the grace");
+    cr_assert(s.n_hurried == 1 && s.n_overdue == 0);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
     assign(0, 0, 0);
