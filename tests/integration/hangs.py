@@ -290,7 +290,10 @@ How it works: each agent looks at the flight pages of its workers about once a s
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
 (`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
 another one than most. Ranks that wait for messages of each other, in a circle, are named with the ranks that they wait for (on the
-CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count all collectives of a rank, over all communicators.
+CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count the collectives of a rank on the communicator of `cddp_init`.
+
+Parts (`cddp_comm_split`) are not recorded. A rank that waits in one is shown after its last collective on the whole, no message names
+the rank that is late there, and `CDDP_TIMEOUT` alone ends the wait. A reducer on a part shows no steps, either.
 
 A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
 where the Python stack of each one stands. When half of those workers use their processors again, it prints that once. Such a message
