@@ -5,6 +5,8 @@
 
 #include "worker/backend/cpu/net/tcp.h"
 
+#include <netinet/tcp.h>
+
 #define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_ADDRESS_TEXT)
 
 /* Listens, and publishes the addresses. CDDP_E_INVALID (CDDP_SOCKET_IFNAME, CDDP_DATA_PORTS), CDDP_E_SYSTEM. */
@@ -41,6 +43,10 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
 /* Waits until a rank of a lower node has connected a link. */
 cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
                                      struct cdi_error *err);
+#define CDI_TCP_BACKOFF_MS 1000 /* the least that Linux accepts */
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44 /* linux/tcp.h, Linux 6.15 */
+#endif
 /* Sets the options that all these sockets have. */
 void cdi_tcp_set_options(int fd);
 

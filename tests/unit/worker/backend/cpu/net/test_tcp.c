@@ -53,6 +53,23 @@ Test(tcp, headers_round_trip_and_limits_hold)
     }
 }
 
+/* Without the second option the first one would end a connection after a cut of 13 s in place of 15 minutes. */
+Test(tcp, backoff_is_short_where_the_kernel_permits_it)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0), most_ms = 0, give_up_ms = 0;
+    socklen_t len = sizeof most_ms;
+    bool has;
+
+    cr_assert_geq(fd, 0);
+    has = getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, &len) == 0;
+    cdi_tcp_set_options(fd);
+    if (has)
+        cr_assert(getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, &len) == 0 && most_ms == CDI_TCP_BACKOFF_MS);
+    cr_assert_eq(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &give_up_ms, &len), 0);
+    cr_assert_eq(give_up_ms, has ? 924600 : 0);
+    (void)close(fd);
+}
+
 Test(tcp, rejects_hello_of_another_byte_order_and_cleans_its_text)
 {
     struct cdi_tcp_hello h = {.from = 3, .to = 7, .pid = 42, .channel = CDI_TCP_PAIR_CONTROL, .host = "node\x1b[1m"}, g;
