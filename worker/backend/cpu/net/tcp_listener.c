@@ -258,22 +258,26 @@ void cdi_listener_accept(struct cdi_tcp *tcp)
     (void)cdi_listener_accept_or(tcp, -1, 0);
 }
 
+/* Only sockets that exist: poll(2) fails with more entries than RLIMIT_NOFILE, even if they are unused. */
 bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events)
 {
     struct cdi_listener *d = &tcp->listener;
-    struct pollfd p[CDI_TCP_PENDING + CDI_NET_ADDRESSES + 1], *last = &p[CDI_TCP_PENDING + d->n_fds];
+    struct pollfd p[CDI_TCP_PENDING + CDI_NET_ADDRESSES + 1];
+    nfds_t n_polled = 0;
 
-    for (int i = 0; i < CDI_TCP_PENDING; i++)
-        p[i] = (struct pollfd){.fd = d->pending[i].fd, .events = POLLIN};
     for (int i = 0; i < d->n_fds; i++)
-        p[CDI_TCP_PENDING + i] = (struct pollfd){.fd = d->fd[i], .events = POLLIN};
-    *last = (struct pollfd){.fd = fd, .events = events};
-    (void)poll(p, (nfds_t)(CDI_TCP_PENDING + d->n_fds + 1), SLICE_MS);
+        p[n_polled++] = (struct pollfd){.fd = d->fd[i], .events = POLLIN};
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        if (d->pending[i].fd >= 0)
+            p[n_polled++] = (struct pollfd){.fd = d->pending[i].fd, .events = POLLIN};
+    if (fd >= 0)
+        p[n_polled++] = (struct pollfd){.fd = fd, .events = events};
+    (void)poll(p, n_polled, SLICE_MS);
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         if (d->pending[i].fd >= 0)
             read_hello(tcp, &d->pending[i]);
     for (int i = 0; i < d->n_fds; i++)
-        for (int n = 0; p[CDI_TCP_PENDING + i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
+        for (int n = 0; p[i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;
-    return fd >= 0 && last->revents != 0;
+    return fd >= 0 && p[n_polled - 1].revents != 0;
 }
