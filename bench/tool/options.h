@@ -30,6 +30,7 @@ struct bench_options {
     bool host_time; /* that of the host, until the operations are begun, instead of the whole */
     bool timestamps;
     const char *json; /* a file; NULL: none */
+    const char *tune; /* a file for CDDP_COLL_TABLE, instead of all tests; NULL: none */
     char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
     int split_by;
     double least_bandwidth; /* NCCL_TESTS_MIN_BW: of each test's mean, in GB/s; below 0: any will do */
@@ -39,11 +40,12 @@ enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
 
 /* One flag; value NULL: it has none. A line end in help is one of --help. */
 struct bench_flag {
-    int letter;                      /* or BENCH_LONG_ONLY */
+    int letter;                      /* or BENCH_LONG_ONLY, and more */
     const char *name, *value, *help; /* help NULL: one of nccl-tests' that is only recognised */
 };
 
-#define BENCH_LONG_ONLY 128
+#define BENCH_LONG_ONLY 128 /* --version */
+#define BENCH_TUNE 129
 
 extern const struct bench_flag bench_flags[];
 extern const int bench_n_flags;
