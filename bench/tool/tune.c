@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define TABLE_ENV "CDDP_COLL_TABLE"
-#define BUDGET_S 50.0 /* for all; the rounds end when it is used up */
+#define BUDGET_S 50.0 /* for all; no round begins that would end later */
 #define POINT_S 0.05  /* for one size by one way in one round, at most */
 #define MOST_ITERS 200
 #define MOST_BYTES (UINT64_C(64) << 20) /* of one buffer */
@@ -126,6 +126,7 @@ static size_t plan(const struct bench *b, struct bench_tune *t, uint64_t most)
                 break;
             if (bytes == 0 || (s->n > 0 && bytes <= s->bytes[s->n - 1]))
                 continue;
+            s->sizes[s->n] = size;
             s->bytes[s->n++] = bytes;
             for (int way = 0; way < BENCH_WAYS; way++)
                 points += bench_tune_possible(&s->of.limits, (enum bench_way)way, bytes, total_of(&s->of, bytes, n),
@@ -188,6 +189,7 @@ static void measure_way(struct bench *b, struct bench_tune *t, enum bench_way wa
 static void measure_all(struct bench *b, struct bench_tune *t, size_t points)
 {
     double began = bench_now(), seconds = BUDGET_S / BENCH_TUNE_ROUNDS / (double)points;
+    double took;
     int32_t ends = 0;
 
     seconds = seconds < POINT_S ? seconds : POINT_S;
@@ -198,7 +200,8 @@ static void measure_all(struct bench *b, struct bench_tune *t, size_t points)
             join_again(b, t, way);
             measure_way(b, t, way, seconds);
         }
-        ends = bench_now() - began > BUDGET_S; /* rank 0's clock counts */
+        took = bench_now() - began; /* rank 0's clock counts */
+        ends = took + took / (t->rounds + 1) > BUDGET_S;
         bench_need(b, cddp_broadcast(b->world, &ends, 1, CDDP_INT32, 0), "agreeing to go on");
     }
 }

@@ -23,8 +23,9 @@ struct bench_tune_kind {
 
 struct bench_tune_series {
     struct bench_tune_kind of;
-    size_t n;                                                        /* sizes */
-    uint64_t bytes[BENCH_TUNE_SIZES];                                /* that a rank brings */
+    size_t n;
+    uint64_t sizes[BENCH_TUNE_SIZES]; /* that a rank brings, as the file shows them */
+    uint64_t bytes[BENCH_TUNE_SIZES]; /* as measured: in whole blocks, a little less on some numbers of ranks */
     double seconds[BENCH_TUNE_SIZES][BENCH_WAYS][BENCH_TUNE_ROUNDS]; /* of the slowest rank; 0: does not run */
 };
 
@@ -38,8 +39,7 @@ struct bench_tune {
 void bench_tune_kinds(struct bench_tune_kind *kinds);
 /* Returns the text of the file, to be freed; NULL: out of memory. It sorts the times. */
 char *bench_tune_text(struct bench_tune *t);
-/* Can the file be written? Returns false after an error message. Leaves nothing behind, and an earlier file as it is.
- */
+/* Can the file be written? Returns false after an error message. Changes nothing. */
 bool bench_tune_can_write(const char *path);
 /* Writes the file, whole or not at all. Returns false after an error message. */
 bool bench_tune_write(const char *path, const char *text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two thresholds of a line of CDDP_COLL_TABLE, from measured times. Pure. What can run at a size is what
- * docs/environment.md says.
+ * The two thresholds of a line of CDDP_COLL_TABLE, from measured times. Pure. docs/environment.md lists the sizes at
+ * which a way runs.
  */
 #ifndef BENCH_TUNE_CHOOSE_H
 #define BENCH_TUNE_CHOOSE_H

@@ -128,8 +128,8 @@ static void write_series(FILE *to, struct bench_tune_series *s, int rounds)
 
     (void)fprintf(to, "#\n# %-14s %12s %12s %12s %12s\n", s->of.name, "bytes", "rounds", "shards", "chain");
     for (size_t i = 0; i < s->n; i++) {
-        sizes[i].bytes = s->bytes[i];
-        (void)fprintf(to, "# %-14s %12llu", "", (unsigned long long)s->bytes[i]);
+        sizes[i].bytes = s->sizes[i];
+        (void)fprintf(to, "# %-14s %12llu", "", (unsigned long long)s->sizes[i]);
         for (int way = 0; way < BENCH_WAYS; way++) {
             sizes[i].seconds[way] = bench_tune_median(s->seconds[i][way], (size_t)rounds);
             if (sizes[i].seconds[way] > 0)
