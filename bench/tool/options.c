@@ -104,8 +104,9 @@ static void bench_getopt_tables(struct option *names, char *letters)
         const struct bench_flag *f = &bench_flags[i];
 
         *names++ = (struct option){f->name, f->value == NULL ? no_argument : required_argument, NULL, f->letter};
-        if (f->letter < BENCH_LONG_ONLY)
-            *letters++ = (char)f->letter;
+        if (f->letter >= BENCH_LONG_ONLY)
+            continue;
+        *letters++ = (char)f->letter;
         if (f->value != NULL)
             *letters++ = ':';
     }
@@ -309,7 +310,6 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
 {
     struct option names[sizeof bench_flags / sizeof bench_flags[0] + 2];
     char letters[2 * sizeof bench_flags / sizeof bench_flags[0] + 1], seen[BENCH_LONG_ONLY] = "";
-    size_t n_seen = 0;
     int c;
 
     bench_getopt_tables(names, letters);
@@ -342,7 +342,7 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
         if (!bench_read_flag(o, c, optarg, why, cap))
             return BENCH_BAD;
         if (c < BENCH_LONG_ONLY && strchr(seen, c) == NULL)
-            seen[n_seen++] = (char)c; /* each once: there are fewer flags than room */
+            seen[strlen(seen)] = (char)c; /* each once: there are fewer flags than room */
     }
     if (o->tune != NULL && !fits_tune(o, seen, optind < argc ? argv[optind] : NULL, why, cap))
         return BENCH_BAD;
