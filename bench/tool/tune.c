@@ -138,7 +138,8 @@ static size_t plan(const struct bench *b, struct bench_tune *t, uint64_t most)
 
 /* -------------------------------------------------------------------------------------------------- measure ---- */
 
-/* Returns the seconds of one operation: the slowest rank's. In the first round it checks a result, too. */
+/* Returns the seconds of one operation: the slowest rank's. In the first round it checks a result, too; below 0: wrong.
+ */
 static double measure_point(struct bench *b, const struct bench_tune_kind *k, struct bench_case *c, uint64_t bytes,
                             bool checks, double seconds)
 {
@@ -156,13 +157,10 @@ static double measure_point(struct bench *b, const struct bench_tune_kind *k, st
     b->opt.checks = checks;
     f = bench_measure(b, k->kind, &m, c, false);
     bench_buffers_free(b, &m);
-    if (f.wrong > 0) {
-        if (b->prints)
-            (void)fprintf(stderr, "cddp-bench: --tune: %s of %llu bytes: %.0f wrong elements\n", k->name,
-                          (unsigned long long)bytes, f.wrong);
-        exit(1);
-    }
-    return f.seconds;
+    if (f.wrong > 0 && b->prints)
+        (void)fprintf(stderr, "cddp-bench: --tune: %s of %llu bytes: %.0f wrong elements\n", k->name,
+                      (unsigned long long)bytes, f.wrong);
+    return f.wrong > 0 ? -1 : f.seconds;
 }
 
 static void measure_way(struct bench *b, struct bench_tune *t, enum bench_way way, double seconds)
@@ -178,9 +176,14 @@ static void measure_way(struct bench *b, struct bench_tune *t, enum bench_way wa
         struct bench_tune_series *s = &t->series[k];
 
         c.op = s->of.kind->reduces ? &bench_ops[b->opt.op] : NULL;
-        for (size_t i = 0; i < s->n; i++)
-            if (bench_tune_possible(&s->of.limits, way, s->bytes[i], total_of(&s->of, s->bytes[i], n), t->most_ranks))
-                s->seconds[i][way][t->rounds] = measure_point(b, &s->of, &c, s->bytes[i], t->rounds == 0, seconds);
+        for (size_t i = 0; i < s->n && !t->is_wrong; i++) {
+            double *to = &s->seconds[i][way][t->rounds];
+
+            if (!bench_tune_possible(&s->of.limits, way, s->bytes[i], total_of(&s->of, s->bytes[i], n), t->most_ranks))
+                continue;
+            *to = measure_point(b, &s->of, &c, s->bytes[i], t->rounds == 0, seconds);
+            t->is_wrong = *to < 0;
+        }
     }
     free(c.counts);
 }
@@ -188,20 +191,19 @@ static void measure_way(struct bench *b, struct bench_tune *t, enum bench_way wa
 /* Each round measures all ways, and begins with another one. */
 static void measure_all(struct bench *b, struct bench_tune *t, size_t points)
 {
-    double began = bench_now(), seconds = BUDGET_S / BENCH_TUNE_ROUNDS / (double)points;
-    double took;
+    double began = bench_now(), seconds = BUDGET_S / BENCH_TUNE_ROUNDS / (double)points, took;
     int32_t ends = 0;
 
     seconds = seconds < POINT_S ? seconds : POINT_S;
     for (t->rounds = 0; t->rounds < BENCH_TUNE_ROUNDS && !ends; t->rounds++) {
-        for (int i = 0; i < BENCH_WAYS; i++) {
+        for (int i = 0; i < BENCH_WAYS && !t->is_wrong; i++) {
             enum bench_way way = (enum bench_way)((t->rounds + i) % BENCH_WAYS);
 
             join_again(b, t, way);
             measure_way(b, t, way, seconds);
         }
         took = bench_now() - began; /* rank 0's clock counts */
-        ends = took + took / (t->rounds + 1) > BUDGET_S;
+        ends = t->is_wrong || took + took / (t->rounds + 1) > BUDGET_S;
         bench_need(b, cddp_broadcast(b->world, &ends, 1, CDDP_INT32, 0), "agreeing to go on");
     }
 }
@@ -242,10 +244,11 @@ int bench_tune_run(struct bench *b)
         b->opt.blocking = BENCH_WAIT_BARRIER_APART; /* all ranks begin at the same time: the root of a broadcast, too */
         b->opt.average = BENCH_MAX;
         measure_all(b, t, points);
-        text = b->prints ? bench_tune_text(t) : NULL;
-        if (b->prints && text == NULL)
+        status = t->is_wrong;
+        text = b->prints && !t->is_wrong ? bench_tune_text(t) : NULL;
+        if (b->prints && !t->is_wrong && text == NULL)
             give_up("out of memory");
-        if (b->prints)
+        if (text != NULL)
             status = bench_tune_write(b->opt.tune, text) && fputs(text, stdout) >= 0 && fflush(stdout) == 0 ? 0 : 1;
     }
     free(text);

@@ -32,6 +32,7 @@ struct bench_tune_series {
 struct bench_tune {
     int nodes, least_ranks, most_ranks; /* ranks: of a node */
     int rounds;                         /* done */
+    bool is_wrong;                      /* a result, on some rank: the same on all */
     struct bench_tune_series series[BENCH_TUNE_KINDS];
 };
 

@@ -345,6 +345,21 @@ def test_tune_writes_a_table_that_the_library_takes(cddprun):
             check_all_kinds(sum(ranks), out, err)
 
 
+def test_tune_forces_each_algorithm_in_turn(cddprun):
+    if SANITIZED:
+        raise launch.Skip('a sanitizer must be preloaded first')
+    with tempfile.TemporaryDirectory() as tmp:
+        env = {'CDDP_BACKEND': 'cpu', 'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED'], 'CDDP_PLANT': 'tables'}
+        statuses, out, err = on_nodes(cddprun, [1, 1], '--tune', f'{tmp}/table', '-b', '1K', '-e', '1K', env=env)
+        assert statuses == [0, 0], (out, err)
+        joins = re.findall(r'^\[0\] planted: joins with (.*)$', err, flags=re.M)
+        most = 2 ** 63 - 1
+        rounds, shards, chain = f'all_reduce 2 {most} 0', f'all_reduce 2 0 {most}', 'all_reduce 2 0 0'
+        want = [rounds, shards, chain, shards, chain, rounds, chain, rounds, shards, rounds, shards, chain, shards, chain, rounds]
+        n = 3 * int(re.search(r'; rounds: (\d)', out).group(1))
+        assert joins == ['none', *want[:n]], joins
+
+
 def test_tune_writes_nothing_after_a_wrong_result(cddprun):
     if SANITIZED:
         raise launch.Skip('a sanitizer must be preloaded first')
