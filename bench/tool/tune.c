@@ -9,8 +9,10 @@
 #include <unistd.h>
 
 #define TABLE_ENV "CDDP_COLL_TABLE"
-#define BUDGET_S 50.0 /* for all; no round begins that would end later */
-#define POINT_S 0.05  /* for one size by one way in one round, at most */
+#define BUDGET_S 50.0  /* for all; after the least rounds none begins that would end later */
+#define POINT_S 0.05   /* for one size by one way in one round, at most */
+#define MEASURED 0.6   /* of the budget; buffers, checks and the first operations take the rest */
+#define LEAST_ROUNDS 3 /* so that a median ignores one that was disturbed */
 #define MOST_ITERS 200
 #define MOST_BYTES (UINT64_C(64) << 20) /* of one buffer */
 #define BLOCK_BYTES 16                  /* blocks are multiples of it (measure.h) */
@@ -191,7 +193,7 @@ static void measure_way(struct bench *b, struct bench_tune *t, enum bench_way wa
 /* Each round measures all ways, and begins with another one. */
 static void measure_all(struct bench *b, struct bench_tune *t, size_t points)
 {
-    double began = bench_now(), seconds = BUDGET_S / BENCH_TUNE_ROUNDS / (double)points, took;
+    double began = bench_now(), seconds = MEASURED * BUDGET_S / BENCH_TUNE_ROUNDS / (double)points, took;
     int32_t ends = 0;
 
     seconds = seconds < POINT_S ? seconds : POINT_S;
@@ -203,7 +205,7 @@ static void measure_all(struct bench *b, struct bench_tune *t, size_t points)
             measure_way(b, t, way, seconds);
         }
         took = bench_now() - began; /* rank 0's clock counts */
-        ends = t->is_wrong || took + took / (t->rounds + 1) > BUDGET_S;
+        ends = t->is_wrong || (t->rounds + 1 >= LEAST_ROUNDS && took + took / (t->rounds + 1) > BUDGET_S);
         bench_need(b, cddp_broadcast(b->world, &ends, 1, CDDP_INT32, 0), "agreeing to go on");
     }
 }
