@@ -18,23 +18,25 @@
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
-/* Sets iov to what is left of a frame; returns the number of entries. */
-static size_t frame_rest(struct cdi_flow *f, const struct iovec *part, int n, struct iovec iov[1 + CDI_TCP_PARTS])
+/* Returns what is left of a frame. The type of msg_iovlen differs between C libraries. */
+static struct msghdr frame_rest(struct cdi_flow *f, const struct iovec *part, int n,
+                                struct iovec iov[1 + CDI_TCP_PARTS])
 {
-    size_t skip = f->done, used = 0;
+    struct msghdr msg = {.msg_iov = iov};
+    size_t skip = f->done;
 
     if (skip < CDI_TCP_HEADER)
-        iov[used++] = (struct iovec){.iov_base = f->head + skip, .iov_len = CDI_TCP_HEADER - skip};
+        iov[msg.msg_iovlen++] = (struct iovec){.iov_base = f->head + skip, .iov_len = CDI_TCP_HEADER - skip};
     skip -= skip < CDI_TCP_HEADER ? skip : CDI_TCP_HEADER;
     for (int i = 0; i < n; i++) {
         size_t over = skip < part[i].iov_len ? skip : part[i].iov_len;
 
         if (over < part[i].iov_len)
-            iov[used++] =
+            iov[msg.msg_iovlen++] =
                 (struct iovec){.iov_base = (uint8_t *)part[i].iov_base + over, .iov_len = part[i].iov_len - over};
         skip -= over;
     }
-    return used;
+    return msg;
 }
 
 /* Has the socket blocked, now or before? rc: of the call, unless that was left out. */
@@ -68,7 +70,7 @@ cddp_status cdi_link_send_parts(struct cdi_link *l, enum cdi_tcp_type type, cons
     }
     while (f->done < CDI_TCP_HEADER + len) {
         struct iovec iov[1 + CDI_TCP_PARTS];
-        const struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
+        const struct msghdr msg = frame_rest(f, part, n, iov);
         ssize_t sent = f->quiet ? -1 : sendmsg(l->data, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 
         if (flow_blocks(f, sent))
@@ -141,7 +143,7 @@ static cddp_status link_recv(struct cdi_link *l, enum cdi_tcp_type type, const s
 
     while (f->done < CDI_TCP_HEADER + len) {
         struct iovec iov[1 + CDI_TCP_PARTS];
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = frame_rest(f, part, n, iov)};
+        struct msghdr msg = frame_rest(f, part, n, iov);
         ssize_t got = f->quiet ? -1 : recvmsg(l->data, &msg, MSG_DONTWAIT);
         cddp_status st;
 
