@@ -303,8 +303,8 @@ static int scale_main(int argc, char **argv, struct fabric *f)
     f->barrier(f);
     tell_process(f, "after the first barrier");
     for (int i = 2; i < argc; i++) {
-        (void)parse_case(argv[i], &c);
-        one_case(f, &c, budget_s);
+        if (parse_case(argv[i], &c)) /* as above */
+            one_case(f, &c, budget_s);
     }
     tell_process(f, "at the end");
     return 0;

@@ -25,8 +25,10 @@ bool bench_parse_size(const char *text, size_t *bytes)
     if (*end == '.') {
         double digit = 0.1;
 
-        for (end++; isdigit((unsigned char)*end); end++, digit /= 10)
+        for (end++; isdigit((unsigned char)*end); end++) {
             part += digit * (*end - '0');
+            digit /= 10;
+        }
     }
     if (isalpha((unsigned char)*end) && (unit = strchr(units, toupper((unsigned char)*end))) != NULL) {
         shift = 10 * (int)(unit - units + 1);

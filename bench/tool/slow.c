@@ -16,7 +16,7 @@ static int ascending(const void *a, const void *b)
 
 double bench_slow(const double *times, int n, int i)
 {
-    double *sorted = malloc((size_t)n * sizeof *sorted), usual;
+    double *sorted = n > 0 ? malloc((size_t)n * sizeof *sorted) : NULL, usual;
 
     if (sorted == NULL)
         return 0;
@@ -29,7 +29,7 @@ double bench_slow(const double *times, int n, int i)
 
 double bench_slow_link(const double *times, const int32_t *nodes, int n, int i)
 {
-    double *alike = malloc((size_t)n * sizeof *alike), slow;
+    double *alike = n > 0 ? malloc((size_t)n * sizeof *alike) : NULL, slow;
     int m = 0, at = 0;
 
     if (alike == NULL)
