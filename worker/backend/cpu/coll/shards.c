@@ -40,11 +40,6 @@ static bool needs_all(const struct shards *g, int node)
     return op->kind == CDI_ALL_REDUCE || (op->kind == CDI_REDUCE && cdi_tcp_node_of(g->mesh.tcp, op->root) == node);
 }
 
-static int ranks_of(const struct cdi_tcp *tcp, int node)
-{
-    return tcp->first[node + 1] - tcp->first[node];
-}
-
 /* Returns where the input of `rank` for the shard of this node lies, or arrives. */
 static uint8_t *input_of(const struct shards *g, int rank)
 {
@@ -63,7 +58,7 @@ static bool may_send(const struct shards *g, int i, bool more)
     const struct cdi_tcp *tcp = g->mesh.tcp;
     int before = cdi_mesh_before(&g->mesh, i);
 
-    return before < 0 || tcp->progress[before].got >= (size_t)ranks_of(tcp, before) + more;
+    return before < 0 || tcp->progress[before].got >= (size_t)cdi_tcp_ranks_of(tcp, before) + more;
 }
 
 /* Sends the inputs of this node on link i, a frame for each rank. */
@@ -76,7 +71,7 @@ static cddp_status give_inputs(struct shards *g, int i, bool *moved, struct cdi_
     size_t lo, hi;
 
     shard_of(g, node, &lo, &hi);
-    while (st == CDDP_OK && p->sent < (size_t)ranks_of(tcp, tcp->node) && may_send(g, i, false)) {
+    while (st == CDDP_OK && p->sent < (size_t)cdi_tcp_ranks_of(tcp, tcp->node) && may_send(g, i, false)) {
         st = cdi_mesh_send(&g->mesh, node, (const uint8_t *)g->a->in[p->sent] + (g->at + lo) * g->size,
                            (hi - lo) * g->size, moved, err);
         p->sent += st == CDDP_OK;
@@ -88,7 +83,7 @@ static cddp_status take_inputs(struct shards *g, int node, bool *moved, struct c
 {
     struct cdi_tcp *tcp = g->mesh.tcp;
     struct cdi_progress *p = &tcp->progress[node];
-    size_t ranks = (size_t)ranks_of(tcp, node), lo, hi;
+    size_t ranks = (size_t)cdi_tcp_ranks_of(tcp, node), lo, hi;
     cddp_status st = CDDP_OK;
 
     shard_of(g, tcp->node, &lo, &hi);
@@ -127,18 +122,18 @@ static cddp_status exchange_results(struct shards *g, int i, bool *done, bool *m
     struct cdi_tcp *tcp = g->mesh.tcp;
     int node = cdi_mesh_node(&g->mesh, i);
     struct cdi_progress *p = &tcp->progress[node];
-    size_t to_send = (size_t)ranks_of(tcp, tcp->node) + needs_all(g, node);
-    size_t to_get = (size_t)ranks_of(tcp, node) + needs_all(g, tcp->node), lo, hi;
+    size_t to_send = (size_t)cdi_tcp_ranks_of(tcp, tcp->node) + needs_all(g, node);
+    size_t to_get = (size_t)cdi_tcp_ranks_of(tcp, node) + needs_all(g, tcp->node), lo, hi;
     uint8_t *out = (uint8_t *)g->a->out + g->at * g->size;
     cddp_status st = CDDP_OK;
 
-    if (g->summed && p->sent + 1 == to_send && p->sent == (size_t)ranks_of(tcp, tcp->node) &&
+    if (g->summed && p->sent + 1 == to_send && p->sent == (size_t)cdi_tcp_ranks_of(tcp, tcp->node) &&
         may_send(g, i, needs_all(g, tcp->node))) {
         shard_of(g, tcp->node, &lo, &hi);
         st = cdi_mesh_send(&g->mesh, node, out + lo * g->size, (hi - lo) * g->size, moved, err);
         p->sent += st == CDDP_OK;
     }
-    if (st >= 0 && p->got + 1 == to_get && p->got == (size_t)ranks_of(tcp, node)) {
+    if (st >= 0 && p->got + 1 == to_get && p->got == (size_t)cdi_tcp_ranks_of(tcp, node)) {
         shard_of(g, node, &lo, &hi);
         st = cdi_mesh_recv(&g->mesh, node, out + lo * g->size, (hi - lo) * g->size, moved, err);
         p->got += st == CDDP_OK;

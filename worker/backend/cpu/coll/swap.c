@@ -115,15 +115,10 @@ struct turns {
     uint8_t *in;
 };
 
-static int ranks_of(const struct cdi_tcp *tcp, int node)
-{
-    return tcp->first[node + 1] - tcp->first[node];
-}
-
 /* Returns the bytes of a piece that a rank gives to a node. */
 static size_t piece_for(const struct turns *g, int node)
 {
-    size_t all = g->block * (size_t)ranks_of(g->tcp, node);
+    size_t all = g->block * (size_t)cdi_tcp_ranks_of(g->tcp, node);
 
     return g->at < all ? smaller(g->most, all - g->at) : 0;
 }
@@ -131,8 +126,8 @@ static size_t piece_for(const struct turns *g, int node)
 static cddp_status turn_advance(void *arg, bool *moved, struct cdi_error *err)
 {
     struct turns *g = arg;
-    size_t n_out = piece_for(g, g->to) * (size_t)ranks_of(g->tcp, g->tcp->node);
-    size_t n_in = piece_for(g, g->tcp->node) * (size_t)ranks_of(g->tcp, g->from);
+    size_t n_out = piece_for(g, g->to) * (size_t)cdi_tcp_ranks_of(g->tcp, g->tcp->node);
+    size_t n_in = piece_for(g, g->tcp->node) * (size_t)cdi_tcp_ranks_of(g->tcp, g->from);
     cddp_status st = CDDP_OK;
 
     g->sent = g->sent || n_out == 0;
@@ -216,7 +211,8 @@ static cddp_status take_turn(struct turns *g, cdi_take_fn take, void *arg, struc
     if (st == CDDP_OK)
         st = cdi_step_after_network(g->run, err);
     if (st == CDDP_OK)
-        turn_take(g, cdi_slot_of(t, 0, 0, piece_for(g, g->tcp->node) * (size_t)ranks_of(g->tcp, g->from)), take, arg);
+        turn_take(g, cdi_slot_of(t, 0, 0, piece_for(g, g->tcp->node) * (size_t)cdi_tcp_ranks_of(g->tcp, g->from)), take,
+                  arg);
     return st;
 }
 

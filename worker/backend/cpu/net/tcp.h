@@ -172,6 +172,11 @@ int cdi_tcp_poll_ms(const struct cdi_tcp *tcp, int64_t left_ms);
 
 /* Returns the node of a rank. */
 int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank);
+/* Returns the number of ranks of a node. */
+static inline int cdi_tcp_ranks_of(const struct cdi_tcp *tcp, int node)
+{
+    return tcp->first[node + 1] - tcp->first[node];
+}
 
 /* Sets *out to the link with another rank for send and recv. Makes it first if there is none; then it blocks. */
 cddp_status cdi_tcp_pair(struct cdi_tcp *tcp, int rank, struct cdi_link **out, struct cdi_error *err);
