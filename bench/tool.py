@@ -19,7 +19,7 @@ import common
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
 SAMPLE_S = 0.05  # of each measurement
-SAMPLES = 15
+SAMPLES = 31
 MOST = 0.1       # a ratio may be off 1 by this
 # How each way is measured: cddp-bench's options, and the way of bench/allreduce to compare with.
 WAYS = {'private': (['-z', '2', '-a', '3'], 'private'),
@@ -45,13 +45,13 @@ def by_allreduce(args, start, env, size):
 
 
 def by_tool(args, start, env, size, us):
-    """The median of short samples, as bench/allreduce takes it; before them, each way is checked once."""
+    """The median of samples as long as bench/allreduce's; before them, each way is checked once."""
     found = {}
     for way, (flags, other) in WAYS.items():
-        command = [*start, f'{args.build}/bench/tool/cddp-bench', '-b', str(size), '-e', str(size), '-w', '3', '-o', 'sum', *flags]
-        # Its operations out of place, which it runs before, leave a cold cache: so a sample has more of them than there.
-        n = int(30000 / us[other]) + 1
-        for more in (['-n', '1', '-c', '1'], ['-n', str(n), '-c', '0', '-N', str(SAMPLES)]):
+        command = [*start, f'{args.build}/bench/tool/cddp-bench', '-b', str(size), '-e', str(size), '-o', 'sum', *flags]
+        # Each sample follows operations out of place, which leave a cold cache: warm it as long as bench/allreduce does.
+        n, warm_up = int(3000 / us[other]) + 1, int(20000 / us[other]) + 3
+        for more in (['-n', '1', '-c', '1'], ['-w', str(warm_up), '-n', str(n), '-c', '0', '-N', str(SAMPLES)]):
             rows = [line.split() for line in lines_of([*command, *more], env) if line[:1] == ' ']
             assert rows and all(row[12] in ('0', 'N/A') for row in rows), rows
         found[way] = statistics.median(float(row[9]) for row in rows)
@@ -69,11 +69,11 @@ def starts(args, backend):
     env = {**os.environ, 'CDDP_BACKEND': backend}
     if backend == 'cpu':
         return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}'], env
-    mpirun = shutil.which('mpirun.openmpi') or shutil.which('mpirun')
-    if not mpirun or not os.path.isdir(f'{args.build}/worker/backend/mpi'):
+    mpirun, module = shutil.which('mpirun.openmpi'), f'{args.build}/worker/backend/mpi/openmpi'  # as Debian names it
+    if not mpirun or not os.path.isdir(module):
         return None
     env.update({'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',  # in a container that is intended
-                'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())})
+                'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())})
     return [mpirun, '--oversubscribe', '-n', str(args.ranks)], env
 
 
@@ -111,7 +111,7 @@ def main():
     for backend in args.backends:
         how = starts(args, backend)
         if how is None:
-            print(f'{backend:>7} is skipped: no mpirun, or no MPI module in {args.build}')
+            print(f'{backend:>7} is skipped: no mpirun.openmpi, or no module for it in {args.build}')
             continue
         for size in args.sizes:
             result += compare(args, backend, *how, size)
