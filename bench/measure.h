@@ -69,8 +69,8 @@ static void read_all(const float *buf, size_t n)
 }
 
 /*
- * Ones and twos, which sums turn into infinities after a while; those cost as much to add. Not zeros: some processors move
- * them in a fifth less time.
+ * Ones and twos, which sums turn into infinities after a while; those cost as much to add. Not zeros: some processors
+ * move them in a fifth less time.
  */
 static void refill(struct subject *s)
 {

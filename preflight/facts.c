@@ -87,7 +87,7 @@ static void read_gpus(struct preflight_facts *f)
     }
 }
 
-void preflight_facts_read(struct preflight_facts *f, uint32_t workers)
+void preflight_facts_read(struct preflight_facts *f, const char *host, uint32_t workers)
 {
     struct rlimit files;
     const char *tmp = cdi_env_str("TMPDIR");
@@ -98,8 +98,7 @@ void preflight_facts_read(struct preflight_facts *f, uint32_t workers)
     memset(f, 0, sizeof *f);
     f->known = true;
     f->workers = workers;
-    if (gethostname(f->host, sizeof f->host) != 0 || f->host[0] == '\0')
-        (void)snprintf(f->host, sizeof f->host, "?");
+    (void)snprintf(f->host, sizeof f->host, "%s", host);
     make_printable(f->host);
     if (sched_getaffinity(0, sizeof cpus, &cpus) == 0)
         f->cpus = (uint32_t)CPU_COUNT(&cpus);

@@ -42,8 +42,11 @@ struct preflight_facts {
     struct preflight_link link[PREFLIGHT_LINKS_MAX];
 };
 
-/* Reads everything about this node but its clock and links. Blocks as statvfs(2) does. Never fails: 0 is unknown. */
-void preflight_facts_read(struct preflight_facts *f, uint32_t workers);
+/*
+ * Reads everything about this node but its clock and links. host is its name in messages. Blocks as statvfs(2) does.
+ * Never fails: 0 is unknown.
+ */
+void preflight_facts_read(struct preflight_facts *f, const char *host, uint32_t workers);
 
 /* Returns the link to a node, a new one if need be; NULL: there is no room for another one. */
 struct preflight_link *preflight_link_to(struct preflight_facts *f, uint32_t node);

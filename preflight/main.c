@@ -4,9 +4,9 @@
  * and its links; the others wait. Node 0 decides and prints the table. Then every process becomes the user's program,
  * or ends.
  *
- *     cddp-preflight stop|only|exclude GUARD LOCAL_RANK PROGRAM ARGV0 [ARGUMENT...]
+ *     cddp-preflight stop|only|exclude GUARD HOST LOCAL_RANK PROGRAM ARGV0 [ARGUMENT...]
  *
- * GUARD is the pid of cddprun's outer process, which takes signals.
+ * GUARD is the pid of cddprun's outer process, which takes signals. HOST is the node's name in messages.
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -143,20 +143,20 @@ static cddp_status decide(const struct preflight *p, struct cdi_error *err)
 
 /* -------------------------------------------------------------------------------------------------- afterwards ---- */
 
-/* As the shim does it: a file that the kernel does not know is a script for sh. argv[4] is the file, argv[5] its name.
+/* As the shim does it: a file that the kernel does not know is a script for sh. argv[5] is the file, argv[6] its name.
  */
 static int run_program(char **argv)
 {
     static char shell[] = "/bin/sh";
-    char *file = argv[4];
+    char *file = argv[5];
     int why;
 
-    (void)execv(file, argv + 5);
+    (void)execv(file, argv + 6);
     why = errno;
     if (why == ENOEXEC) {
-        argv[4] = shell;
-        argv[5] = file;
-        (void)execv(shell, argv + 4);
+        argv[5] = shell;
+        argv[6] = file;
+        (void)execv(shell, argv + 5);
     }
     cdi_log(CDI_LOG_ERROR, "PREFLIGHT-EXEC", "cannot run '%.300s': %s%s", file, strerror(why),
             why == ENOENT ? " (the file, or the interpreter in its first line)" : "");
@@ -227,11 +227,12 @@ int main(int argc, char **argv)
     cddp_status st;
 
     cdi_log_set_name("cddp-preflight");
-    if (argc < 6 || !read_mode(argv[1], &p.mode) || !cdi_parse_int(argv[2], 1, INT32_MAX, &p.guard) ||
-        !cdi_parse_int(argv[3], 0, INT32_MAX, &local_rank)) {
+    if (argc < 7 || !read_mode(argv[1], &p.mode) || !cdi_parse_int(argv[2], 1, INT32_MAX, &p.guard) ||
+        !cdi_parse_int(argv[4], 0, INT32_MAX, &local_rank)) {
         cdi_log(CDI_LOG_ERROR, "PREFLIGHT-USAGE", "this is a part of cddprun; start it by cddprun --preflight PROGRAM");
         return 2;
     }
+    p.meet.host = argv[3];
     p.first = local_rank == 0;
     st = read_place(&p, &err);
     if (st == CDDP_OK && p.first)

@@ -176,7 +176,8 @@ cddp_status meet_measure(struct meet *m, struct cdi_error *err)
 
     if (f == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    preflight_facts_read(f, m->workers); /* before the time counts: the drivers of GPUs may need seconds to begin */
+    preflight_facts_read(f, m->host,
+                         m->workers); /* before the time counts: the drivers of GPUs may need seconds to begin */
     st = share_token(m, err);
     m->until_ms = cdi_now_ms() + MEET_MS;
     if (st == CDDP_OK && m->n_nodes > 1)

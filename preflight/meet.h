@@ -12,6 +12,7 @@
 struct meet {
     cddp_store *store;
     uint32_t node, n_nodes, workers; /* workers of this node */
+    const char *host;                /* the name of this node in messages */
     int rank;
     uint8_t token[LINKS_TOKEN];
     int64_t until_ms; /* after that, a node that is missing is waited for no longer */

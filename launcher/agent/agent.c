@@ -464,7 +464,7 @@ static void write_failure_report(struct agent *a)
     struct report r = {.first = a->sup.first,
                        .n_succeeded = a->sup.n_succeeded,
                        .n_ended_after = a->sup.n_ended_after,
-                       .program = a->plan->command[0],
+                       .program = plan_shown_program(a->plan),
                        .after_ms = -1};
     struct cdi_buf text;
     int error = 0;
@@ -1522,6 +1522,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
                                       .ignored = ignored_signals(plan, link),
                                       .null_fd = -1,
                                       .preflight = preflight_mode(plan->options),
+                                      .host = plan->host,
                                       .read_buf = a->read_buf};
     supervise_init(&a->sup, plan->n_procs,
                    plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);

@@ -781,7 +781,7 @@ void worker_group_describe(struct worker_group *c, struct report *r)
     int32_t i = r->first.rank - (int32_t)c->opt.assign.rank_base;
     const struct worker *w = i >= 0 && (uint32_t)i < c->n ? &c->workers[i] : NULL;
 
-    r->program = c->opt.plan->command[0];
+    r->program = plan_shown_program(c->opt.plan);
     r->progress = c->progress;
     r->after_ms = -1;
     r->elsewhere = w == NULL;

@@ -95,6 +95,11 @@ const char *plan_program(const struct plan *p)
     return p->interpreter[0] != NULL ? p->interpreter[0] : p->command[0];
 }
 
+const char *plan_shown_program(const struct plan *p)
+{
+    return p->options->preflight == OPTIONS_PREFLIGHT_ONLY ? "cddp-preflight" : p->command[0];
+}
+
 bool plan_runs_python(const struct plan *p)
 {
     const char *slash = strrchr(p->command[0], '/');

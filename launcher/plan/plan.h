@@ -56,6 +56,8 @@ char **plan_env(const struct plan *p, const struct plan_rank *r, char *const *ba
 bool plan_runs_python(const struct plan *p);
 /* Returns the program to execute: Python, or the command itself. */
 const char *plan_program(const struct plan *p);
+/* Returns the name of the workers' program for messages. --preflight=only has none but its checks. */
+const char *plan_shown_program(const struct plan *p);
 /*
  * Returns the command, after its interpreter, with ${local_rank} replaced in the arguments; $${local_rank} becomes
  * ${local_rank}. Free it with plan_free_strings. NULL: out of memory.

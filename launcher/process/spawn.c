@@ -28,7 +28,7 @@
 #define CHILD_STACK 8192  /* for become_shim() */
 #define FSIZE_LEAST 32768 /* of a flight page, which counts as a file */
 #define PREFLIGHT "cddp-preflight"
-#define ARGS_OF_PREFLIGHT 5 /* its name, the mode, the guard, the local rank, the program */
+#define ARGS_OF_PREFLIGHT 6 /* its name, the mode, the guard, the host, the local rank, the program */
 #define FILES_PER_WORKER 8  /* two pipes, the page, exec's pipe; two logs; store connections of its ranks */
 
 /* ---------------------------------------------------------------------------------------------- preparations ---- */
@@ -527,6 +527,7 @@ static char **shim_args(const struct spawn_context *ctx, char own[ARGS_IN_NUMBER
         v[at++] = (char *)(uintptr_t)ctx->preflight;
         (void)snprintf(own[ARGS_IN_NUMBERS], 24, "%d", (int)getppid());
         v[at++] = own[ARGS_IN_NUMBERS];
+        v[at++] = (char *)(uintptr_t)ctx->host;
         (void)snprintf(own[ARGS_IN_NUMBERS + 1], 24, "%u", local_rank); /* LOCAL_RANK may be 0 for all */
         v[at++] = own[ARGS_IN_NUMBERS + 1];
         v[at++] = (char *)(uintptr_t)ctx->program;

@@ -62,6 +62,7 @@ struct spawn_context {
     char shim[PATH_MAX];
     char program[PATH_MAX]; /* the file that is executed */
     const char *preflight;  /* the mode of cddp-preflight, which becomes the program after its checks; NULL: none */
+    const char *host;       /* the name of this node in messages, for cddp-preflight */
     char preflight_program[PATH_MAX];
     int null_fd;            /* /dev/null; -1: not open */
     int crash_fd;           /* by which workers that crash call this process; 0: they do not */

@@ -48,7 +48,8 @@ class Nodes(contextlib.ExitStack):
 
     def named(self, kind, host, text):
         """The table has this finding about this host, and the job's last word agrees."""
-        assert re.search(rf'^\[\d+\] {kind}: node \d+ \(host{host}\): .*{text}', self.err, re.M), (text, self.err)
+        name = re.escape(hosts.address(host))  # of --local_addr
+        assert re.search(rf'^\[\d+\] {kind}: node \d+ \({name}\): .*{text}', self.err, re.M), (text, self.err)
 
 
 def tc(host, *words):
@@ -77,7 +78,7 @@ def test_slow_link(cddprun):
     try:
         with Nodes(cddprun, '--preflight') as nodes:
             nodes.finish()
-            nodes.named('warning', 2, r'the link from host2 to host\d is slow: [0-9.]+ MiB/s, the median is')
+            nodes.named('warning', 2, r'the link from \S+ to \S+ is slow: [0-9.]+ MiB/s, the median is')
             assert nodes.findings() == [] and set(nodes.status.values()) == {0} and 'runs 0/3' in nodes.out, (nodes.status, nodes.err)
     finally:
         tc(2, 'qdisc', 'del', 'dev', 'eth0', 'root')
@@ -99,7 +100,7 @@ def test_port_without_a_route(cddprun):
     ip(2, 'link', 'set', 'wrong1', 'up')
     try:
         with Nodes(cddprun, '--preflight', how={2: ([], {'CDDP_SOCKET_IFNAME': '=wrong0'})}) as nodes:
-            stopped_by(nodes, 2, r'host\d cannot reach its data ports: 10\.98\.0\.2:\d+: Network is unreachable')
+            stopped_by(nodes, 2, r'\S+ cannot reach its data ports: 10\.98\.0\.2:\d+: Network is unreachable')
     finally:
         ip(2, 'link', 'del', 'wrong0')
 
@@ -113,7 +114,7 @@ def test_port_behind_a_firewall(cddprun):
         raise launch.Skip('this kernel has no rules for ports') from why
     try:
         with Nodes(cddprun, '--preflight', '--data_ports=30000-30015') as nodes:
-            stopped_by(nodes, 3, r'host\d cannot reach its data ports: 10\.99\.0\.3:300\d\d: Connection timed out')
+            stopped_by(nodes, 3, r'\S+ cannot reach its data ports: 10\.99\.0\.3:300\d\d: Connection timed out')
     finally:
         ip(3, 'rule', 'del', *rule[2:])
 
@@ -160,6 +161,7 @@ def test_few_open_files(cddprun):
         stopped_by(nodes, 2, 'a worker may open only 200 files')
     with Nodes(cddprun, '--preflight=only', how={2: (FEW_FILES, {})}, command=()) as nodes:
         stopped_by(nodes, 2, 'a worker may open only 200 files')
+        assert 'local rank 0 of cddp-preflight' in nodes.jobs[2].err, nodes.jobs[2].err
     with Nodes(cddprun, '--preflight', '--on_failure=wait', '--nproc_per_node=2', how={3: (FEW_FILES, {})}) as nodes:
         stopped_by(nodes, 3, 'a worker may open only 200 files')
 
