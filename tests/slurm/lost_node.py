@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""When train.sbatch takes a node for lost after srun has failed: its decision, with scripts in place of Slurm's commands.
+"""When does train.sbatch take a node for lost after srun has failed? Scripts replace the commands of Slurm.
 
     lost_node.py CDDPRUN [TEST...]
 """
@@ -19,7 +19,7 @@ ANSWERS = '#!/bin/sh\nn=$(($(cat "$0.n" 2>/dev/null || echo 0) + 1)); echo $n >"
 
 
 def run(cddprun, steps, silent):
-    """(exit status, what scontrol was told): steps and silent are what squeue and sinfo print, look by look."""
+    """(exit status, the requests of scontrol). steps and silent: the lines of squeue and sinfo, look by look."""
     with tempfile.TemporaryDirectory() as folder:
         where = pathlib.Path(folder)
         scripts = {'srun': '#!/bin/sh\nexit 5\n', 'sleep': '#!/bin/sh\n', 'squeue': ANSWERS, 'sinfo': ANSWERS,
