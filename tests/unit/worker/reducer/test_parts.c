@@ -467,7 +467,7 @@ static int dies(int rank)
 
 Test(parts, does_not_wait_for_dead_member)
 {
-    cr_assert_eq(run_world(3, dies), 0);
+    cr_assert_eq(everywhere(3, dies), 0);
 }
 
 static int aborts(int rank)

@@ -182,6 +182,12 @@ cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
 
 cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err)
 {
+    struct cdi_error why;
+    bool tells = cdi_shm_peek(w->shm, &why) == CDDP_E_PEER; /* also of ranks of other nodes */
+
+    for (int i = 0; i < n && tells; i++)
+        if (why.blamed == of_job[i] + 1)
+            return cdi_fail_since(err, &why, "%s", why.msg);
     for (int i = 0; i < n; i++)
         for (int r = 0; r < w->shm->size; r++)
             if (cdi_wait_rank_of_job(w, w->shm->first + r) == of_job[i] && cdi_shm_has_died(w->shm, r))

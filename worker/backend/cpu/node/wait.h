@@ -34,7 +34,10 @@ cddp_status cdi_wait_check(const struct cdi_wait *w, struct cdi_error *err);
 /* Returns the same without a wait, and also finds ranks of this node that died or left. Any thread. */
 cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err);
 
-/* Returns CDDP_E_PEER if one of these n ranks of the job is on this node and has died, else CDDP_OK. Any thread. */
+/*
+ * Returns CDDP_E_PEER if one of these n ranks of the job is on this node and has died, or ended all waits by its death
+ * or goodbye; otherwise CDDP_OK. Any thread.
+ */
 cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err);
 
 /*
