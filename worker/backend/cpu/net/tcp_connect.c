@@ -40,17 +40,23 @@ static cddp_status tcp_check(struct cdi_tcp *tcp, struct cdi_error *err)
     return st == CDDP_OK && tcp->making_mesh ? cdi_control_look(tcp, err) : st;
 }
 
-/* Has a rank failed to connect? */
+/* Has a rank failed to connect? Where the host of the keys has gone, no rank could tell, or find an address. */
 static cddp_status tcp_check_peers(struct cdi_tcp *tcp, struct cdi_error *err)
 {
     char text[CDI_SHM_TEXT];
+    struct cdi_error why;
     cddp_status st = tcp_check(tcp, err);
 
     if (st == CDDP_OK && tcp->connecting != NULL)
         st = cdi_world_watch(tcp->connecting, err);
-    if (st != CDDP_OK || cdi_oob_get_text(&tcp->oob, BROKEN, text, sizeof text, 0, NULL) != CDDP_OK)
+    if (st != CDDP_OK)
         return st;
-    return cdi_oob_cause(text, err);
+    st = cdi_oob_get_text(&tcp->oob, BROKEN, text, sizeof text, 0, &why);
+    if (st == CDDP_OK)
+        return cdi_oob_cause(text, err);
+    return tcp->connecting != NULL && (st == CDDP_E_PEER || st == CDDP_E_CLOSED)
+               ? cdi_fail_since(err, &why, "%s", why.msg)
+               : CDDP_OK;
 }
 
 /* Waits for the text under `name`. whose, number: its owner, for the error message. */

@@ -289,6 +289,40 @@ Test(tcp, foreign_connection_replaces_only_those_of_its_host)
     cr_assert_eq(left, 3);
 }
 
+/* The host of the store dies after rank 1 has read the list of nodes. */
+static cddp_status get_until_host_dies(void *arg, const char *name, void *buf, size_t cap, size_t *len,
+                                       int64_t timeout_ms, struct cdi_error *err)
+{
+    struct rank *r = arg;
+    const struct cdi_oob oob = rank_oob(r);
+
+    if (strcmp(name, "broken") == 0)
+        return cdi_fail_by(err, 0, CDDP_E_PEER, "rank 0, which hosts the store, has died");
+    return oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
+}
+
+/* Rank 0 does not connect before rank 1 has given up. */
+static int without_store(struct rank *r)
+{
+    const struct cdi_oob late = {.set = set_late, .get = get_late, .arg = r};
+    const struct cdi_oob dead = {.set = set_late, .get = get_until_host_dies, .arg = r};
+    cddp_status st;
+
+    r->world.join_timeout_ms = 50000;
+    r->world.keys = r->rank == 0 ? late : dead;
+    st = cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err);
+    atomic_store(&r->board->flag[0], 1);
+    RANK_CHECK(st == CDDP_E_PEER && strcmp(r->err.msg, "rank 0, which hosts the store, has died") == 0);
+    return 0;
+}
+
+Test(tcp, rank_that_waits_for_a_connection_notices_the_end_of_the_store)
+{
+    const struct ranks_layout l = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, without_store, NULL, NULL), 0);
+}
+
 static int never_connects(struct rank *r)
 {
     r->world.join_timeout_ms = 2000;
