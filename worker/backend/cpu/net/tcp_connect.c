@@ -9,6 +9,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "worker/backend/cpu/net/tcp_listener.h"
+#include "worker/backend/describe.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -57,6 +58,16 @@ static cddp_status tcp_check_peers(struct cdi_tcp *tcp, struct cdi_error *err)
     return tcp->connecting != NULL && (st == CDDP_E_PEER || st == CDDP_E_CLOSED)
                ? cdi_fail_since(err, &why, "%s", why.msg)
                : CDDP_OK;
+}
+
+/* A peer that has left by another link can make no link any more: it would have left after this one was complete. */
+static cddp_status check_not_left(const struct cdi_tcp *tcp, const struct cdi_link *l, struct cdi_error *err)
+{
+    const struct cdi_link *known = tcp->mesh[cdi_tcp_node_of(tcp, l->rank)];
+
+    if (known == NULL || known == l || known->rank != l->rank || !cdi_link_gone(known))
+        return CDDP_OK;
+    return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, l->rank);
 }
 
 /* Waits for the text under `name`. whose, number: its owner, for the error message. */
@@ -347,6 +358,8 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
         if (best.how_far == CONNECTED)
             return CDDP_OK;
         st = tcp_check_peers(tcp, err);
+        if (st == CDDP_OK)
+            st = check_not_left(tcp, l, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
             return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
         if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
@@ -365,6 +378,8 @@ cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link 
         int64_t now = cdi_now_ms();
         cddp_status st = tcp_check(tcp, err);
 
+        if (st == CDDP_OK)
+            st = check_not_left(tcp, l, err);
         if (st == CDDP_OK && now >= look_at_ms) {
             st = tcp_check_peers(tcp, err);
             /* With a slow store a check takes long, and no connection is accepted meanwhile. */

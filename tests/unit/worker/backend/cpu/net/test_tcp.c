@@ -578,6 +578,40 @@ Test(tcp, rank_may_end_after_last_operation)
 
 /* ------------------------------------------------------------------------------------------- late receivers ---- */
 
+/* The rank of the other node leaves before the first message, for which there is no link yet. */
+static int alone_after_goodbye(struct rank *r)
+{
+    int waits = *(const int *)r->arg, other = 1 - waits;
+    float got = 0;
+    const struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                                .in = &number,
+                                .out = &got,
+                                .count = 1,
+                                .dtype = CDDP_FLOAT32,
+                                .root = other,
+                                .bucket = -1,
+                                .lazy = true};
+    char want[64];
+
+    r->world.timeout_ms = 50000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == other) {
+        rank_close(r);
+        return 0;
+    }
+    (void)snprintf(want, sizeof want, "rank %d has left the job", other);
+    RANK_CHECK(rank_do(r, &op) == CDDP_E_PEER && strstr(r->err.msg, want) != NULL, "want %s", want);
+    return 0;
+}
+
+Test(tcp, message_does_not_wait_for_a_rank_that_has_left)
+{
+    const struct ranks_layout l = {.node_size = {1, 1}};
+
+    for (int waits = 0; waits < 2; waits++)
+        cr_assert_eq(ranks_fork_on(&l, 60, alone_after_goodbye, &waits, NULL), 0);
+}
+
 /* The rank of the other node computes: neither the rank nor the network has failed. */
 static int alone_with_a_message(struct rank *r)
 {
