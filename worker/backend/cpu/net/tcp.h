@@ -112,6 +112,7 @@ struct cdi_tcp {
     struct cdi_link **mesh; /* by node, to the same local rank there: prev, next, and others (tcp_mesh.c); NULL: none */
     bool making_mesh;       /* a rank that dies meanwhile ends the operation at once */
     pthread_mutex_t lock;   /* of pair[] and mesh[], and of the parts of a link that several threads use */
+    int dialled;            /* socket of a link that is being made; -1: none; tcp->lock */
     struct cdi_tcp *other;  /* the next one of this process (tcp_fork.c) */
     uint8_t *ring;          /* CDI_TCP_RING pieces; NULL where this rank has no link */
 };

@@ -246,15 +246,35 @@ static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, e
     return CONNECTED;
 }
 
-/* *errnum says why there is no connection. */
-static int try_connect(struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
+/* Makes the socket that is dialled. A child that is forked from now on closes its copy. */
+static int open_dialled(struct cdi_tcp *tcp, int family, int *errnum)
 {
-    CDI_AUTOCLOSE int fd = socket(a->u.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd;
+
+    (void)pthread_mutex_lock(&tcp->lock);
+    fd = tcp->dialled = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    *errnum = errno;
+    (void)pthread_mutex_unlock(&tcp->lock);
+    return fd;
+}
+
+static void close_dialled(struct cdi_tcp *tcp)
+{
+    int fd = tcp->dialled;
+
+    cdi_tcp_set_socket(tcp, &tcp->dialled, -1);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+/* Connects tcp->dialled. *errnum says why there is no connection. */
+static bool try_connect(struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
+{
+    int fd = open_dialled(tcp, a->u.any.sa_family, errnum);
     socklen_t len = sizeof *errnum;
 
-    *errnum = errno;
     if (fd < 0)
-        return -1;
+        return false;
     cdi_tcp_set_options(fd);
     *errnum = connect(fd, &a->u.any, a->len) == 0 ? 0 : errno;
     if (*errnum == EINPROGRESS) {
@@ -262,7 +282,7 @@ static int try_connect(struct cdi_tcp *tcp, const struct cdi_address *a, int64_t
         if (tcp_wait_fd(tcp, fd, POLLOUT, deadline_ms))
             (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, errnum, &len);
     }
-    return *errnum == 0 ? cdi_steal_fd(&fd) : -1;
+    return *errnum == 0;
 }
 
 /* Connect both sockets to one address. */
@@ -273,13 +293,14 @@ static struct attempt connect_at(struct cdi_tcp *tcp, const struct cdi_address *
 
     for (int k = 0; k < 2 && try.how_far == CONNECTED; k++) {
         enum cdi_tcp_channel channel = (enum cdi_tcp_channel)((pair ? CDI_TCP_PAIR_DATA : CDI_TCP_DATA) + k);
-        int fd = try_connect(tcp, a, deadline_ms, &try.errnum);
 
-        try.how_far = fd < 0 ? NOT_CONNECTED : introduce(tcp, fd, l, channel, deadline_ms);
+        try.how_far = try_connect(tcp, a, deadline_ms, &try.errnum)
+                          ? introduce(tcp, tcp->dialled, l, channel, deadline_ms)
+                          : NOT_CONNECTED;
         if (try.how_far == CONNECTED)
-            cdi_tcp_set_socket(tcp, k == 0 ? &l->data : &l->control, fd);
-        else if (fd >= 0)
-            (void)close(fd);
+            cdi_tcp_move_socket(tcp, k == 0 ? &l->data : &l->control, &tcp->dialled);
+        else
+            close_dialled(tcp);
     }
     if (try.how_far != CONNECTED && l->data >= 0) {
         int dead = l->data;
@@ -476,6 +497,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     tcp->n_nodes = w->n_nodes;
     tcp->wait = wait;
     tcp->oob = w->keys;
+    tcp->dialled = -1;
     tcp->prev.rank = tcp->prev.data = tcp->prev.control = -1;
     tcp->next.rank = tcp->next.data = tcp->next.control = -1;
     for (int i = 0; i < CDI_TCP_PENDING; i++)

@@ -30,6 +30,7 @@ static void close_sockets(struct cdi_tcp *tcp)
         if (l != NULL)
             close_both(l);
     }
+    close_one(&tcp->dialled);
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         close_one(&tcp->listener.pending[i].fd);
     for (int i = 0; i < tcp->listener.n_fds; i++)

@@ -108,6 +108,14 @@ void cdi_tcp_set_socket(struct cdi_tcp *tcp, int *slot, int fd)
     (void)pthread_mutex_unlock(&tcp->lock);
 }
 
+void cdi_tcp_move_socket(struct cdi_tcp *tcp, int *to, int *from)
+{
+    (void)pthread_mutex_lock(&tcp->lock);
+    *to = *from;
+    *from = -1;
+    (void)pthread_mutex_unlock(&tcp->lock);
+}
+
 void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi_tcp_hello *h)
 {
     (void)pthread_mutex_lock(&tcp->lock);
@@ -142,6 +150,14 @@ static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struc
     return *slot < 0 ? slot : NULL;
 }
 
+static void close_pending(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
+{
+    int fd = s->fd;
+
+    cdi_tcp_set_socket(tcp, &s->fd, -1);
+    (void)close(fd);
+}
+
 /* Admits a connection whose hello is complete, or closes it. */
 static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
@@ -149,17 +165,16 @@ static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
     struct cdi_tcp_hello h;
     struct cdi_link *l;
     int *slot = cdi_tcp_check_hello(tcp, s->in, &h) ? socket_for(tcp, &h, &l) : NULL;
-    int fd = cdi_steal_fd(&s->fd);
 
-    if (slot != NULL && !is_dead(fd)) {
+    if (slot != NULL && !is_dead(s->fd)) {
         cdi_tcp_make_hello(tcp, h.from, h.channel, answer);
-        if (send(fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
+        if (send(s->fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
             cdi_tcp_name_link(tcp, l, &h);
-            cdi_tcp_set_socket(tcp, slot, fd);
+            cdi_tcp_move_socket(tcp, slot, &s->fd);
             return;
         }
     }
-    (void)close(fd);
+    close_pending(tcp, s);
 }
 
 /*
@@ -191,8 +206,7 @@ static void read_hello(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
     if (n < 0 && (errno == EAGAIN || errno == EINTR) && cdi_now_ms() < s->until_ms)
         return;
     if (n <= 0) {
-        (void)close(s->fd);
-        s->fd = -1;
+        close_pending(tcp, s);
         return;
     }
     s->got += (size_t)n;
@@ -239,16 +253,21 @@ int cdi_listener_slot(const struct cdi_listener *d)
 static bool accept_from(struct cdi_tcp *tcp, int listener)
 {
     struct cdi_address from = {.len = sizeof from.u};
-    int fd = accept4(listener, &from.u.any, &from.len, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    struct cdi_pending_conn *s;
+    struct cdi_pending_conn *s = &tcp->listener.pending[cdi_listener_slot(&tcp->listener)];
+    int fd, replaced, why;
 
+    (void)pthread_mutex_lock(&tcp->lock); /* no child is forked before the socket is in its place */
+    fd = accept4(listener, &from.u.any, &from.len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    why = errno;
+    replaced = fd >= 0 ? s->fd : -1;
+    if (fd >= 0)
+        *s = (struct cdi_pending_conn){.fd = fd, .until_ms = cdi_now_ms() + HELLO_MS, .from = from};
+    (void)pthread_mutex_unlock(&tcp->lock);
     if (fd < 0)
-        return errno == ECONNABORTED || errno == EINTR;
+        return why == ECONNABORTED || why == EINTR;
+    if (replaced >= 0)
+        (void)close(replaced);
     cdi_tcp_set_options(fd);
-    s = &tcp->listener.pending[cdi_listener_slot(&tcp->listener)];
-    if (s->fd >= 0)
-        (void)close(s->fd);
-    *s = (struct cdi_pending_conn){.fd = fd, .until_ms = cdi_now_ms() + HELLO_MS, .from = from};
     read_hello(tcp, s); /* a rank sends its hello at once, and then needs no slot */
     return true;
 }

@@ -30,6 +30,8 @@ bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEA
 
 /* Sets a socket of a link, to which another thread may be about to send. */
 void cdi_tcp_set_socket(struct cdi_tcp *tcp, int *socket, int fd);
+/* Moves a socket to another place, so that a child that is forked meanwhile closes its copy. */
+void cdi_tcp_move_socket(struct cdi_tcp *tcp, int *to, int *from);
 /* Records the process of the peer, for errors. */
 void cdi_tcp_name_link(struct cdi_tcp *tcp, struct cdi_link *l, const struct cdi_tcp_hello *h);
 /* Create a link for messages with `rank`, or with the same local rank of `node`, without sockets. NULL: out of memory.

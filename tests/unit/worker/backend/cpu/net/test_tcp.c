@@ -777,6 +777,55 @@ Test(tcp, forked_child_does_not_hide_death_of_parent)
     cr_assert_eq(ranks_fork_on(&two, 60, leave_an_heir, NULL, NULL), 1);
 }
 
+/* Has children as long as the other rank has not found out. */
+static void *fork_heirs(void *arg)
+{
+    struct rank *r = arg;
+
+    for (int i = 0; i < 200 && atomic_load(&r->board->flag[2]) == 0; i++) {
+        if (fork() != 0)
+            continue;
+        (void)alarm(90);
+        while (atomic_load(&r->board->flag[1]) == 0)
+            (void)usleep(20000);
+        _exit(0);
+    }
+    return NULL;
+}
+
+/* Rank 0 has children from before its links are made until they are. */
+static int fork_while_connecting(struct rank *r)
+{
+    static const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .lazy = true};
+    int64_t t0 = cdi_now_ms();
+    pthread_t thread;
+    cddp_status st;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(r->rank != 0 || pthread_create(&thread, NULL, fork_heirs, r) == 0);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 0) {
+        atomic_store(&r->board->flag[2], 1);
+        (void)pthread_join(thread, NULL);
+        begin_to_wait(r, 0);
+        (void)raise(SIGKILL);
+    }
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, &barrier);
+    atomic_store(&r->board->flag[1], 1);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 0 (pid ") != NULL);
+    RANK_CHECK(cdi_now_ms() - t0 < SOON_MS);
+    return 0;
+}
+
+Test(tcp, child_forked_while_connecting_does_not_hide_death_of_parent)
+{
+    static const struct ranks_layout l = {.node_size = {1, 1}};
+
+    for (int i = 0; i < 10; i++)
+        cr_assert_eq(ranks_fork_on(&l, 60, fork_while_connecting, NULL, NULL), 1); /* the killed one */
+}
+
 /* Rank 2 dies while rank 1 waits for it; rank 0, the only rank with a socket to it, computes. */
 static int die_beside(struct rank *r)
 {
