@@ -1200,6 +1200,25 @@ static int leave(struct rank *r)
     return 0;
 }
 
+/* It waits for the others before it leaves, as the host of a store does. */
+static int say_goodbye(struct rank *r)
+{
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_OK);
+    if (r->rank == 1 && r->ops->goodbye == NULL)
+        return 0;
+    if (r->rank == 1) {
+        r->ops->goodbye(r->b);
+        while (atomic_load(&r->board->flag[0]) + 1 < r->size)
+            (void)usleep(1000);
+        return 0;
+    }
+    RANK_CHECK(rank_do(r, &barrier) == CDDP_E_PEER);
+    RANK_CHECK(strstr(r->err.msg, "rank 1 has left the job") != NULL);
+    atomic_fetch_add(&r->board->flag[0], 1);
+    return 0;
+}
+
 static int stop_all(struct rank *r)
 {
     RANK_CHECK(rank_open(r) == CDDP_OK);
@@ -1288,6 +1307,7 @@ const struct conformance_case conformance_cases[] = {
     {"messages before a barrier do not hide the rank that is missing in it", stay_away_after_a_message, 3, -1},
     {"a message and a barrier that wait for each other name each other's rank", message_beside_a_barrier, 2, -1},
     {"a rank that has left is named as such", leave, 2, -1, true},
+    {"a rank that has said goodbye and waits is named as such", say_goodbye, 2, -1, true},
     {"an abort reaches every rank with its reason, and stays", stop_all, 2, -1},
     {"work that was not joined is abandoned", abandon, 2, -1},
     {"a rank that does not connect ends the wait at the deadline", never_starts, 2, -1},

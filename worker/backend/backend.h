@@ -293,6 +293,11 @@ struct cdi_backend_ops {
     /* Connects this rank with all ranks of the world; a collective. *out is set on success only. */
     cddp_status (*create)(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err);
     /*
+     * Tells the peers that this rank takes part in nothing more, before it waits for them to leave, too; `leave`
+     * follows. Never blocks. NULL where keeps_store: then `leave` comes first.
+     */
+    void (*goodbye)(struct cdi_backend *b);
+    /*
      * Ends the membership of this rank: it drops work that was not joined, and notifies its peers. Never blocks on
      * them. Regions and other memory stay. Afterwards only region_destroy, release, give_back and destroy are called.
      * Called once.

@@ -187,6 +187,8 @@ static void comm_leave(struct cddp_comm *c)
     st = c->ops->health(c->backend, &c->result);
     if (c->ops->keeps_store)
         c->ops->leave(c->backend);
+    if (c->host != NULL && c->backend != NULL && c->ops->goodbye != NULL)
+        c->ops->goodbye(c->backend); /* the wait for the others to leave the store may be long */
     if (c->whole == NULL)
         cdi_comm_say_goodbye(c, st != CDDP_OK);
     if (c->whole == NULL)

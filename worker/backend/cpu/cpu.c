@@ -65,7 +65,7 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
     return st;
 }
 
-static void cpu_leave(struct cdi_backend *b)
+static void abort_if_busy(struct cdi_backend *b)
 {
     if (b->queue != NULL && b->comm.shm != NULL && !cdi_queue_idle(b->queue)) {
         struct cdi_error why;
@@ -74,6 +74,20 @@ static void cpu_leave(struct cdi_backend *b)
                           "rank %d left the job while collectives were in flight", b->comm.rank);
         cdi_shm_abort(b->comm.shm, &why);
     }
+}
+
+static void cpu_goodbye(struct cdi_backend *b)
+{
+    abort_if_busy(b);
+    if (b->comm.tcp != NULL)
+        cdi_tcp_say_goodbye(b->comm.tcp);
+    if (b->comm.shm != NULL)
+        cdi_shm_say_goodbye(b->comm.shm);
+}
+
+static void cpu_leave(struct cdi_backend *b)
+{
+    abort_if_busy(b);
     cdi_queue_destroy(b->queue);
     b->queue = NULL;
     cdi_tcp_destroy(b->comm.tcp);
@@ -513,6 +527,7 @@ static bool cpu_is_aborted(struct cdi_backend *b)
 const struct cdi_backend_ops cdi_cpu_backend = {
     .name = "cpu",
     .create = cpu_create,
+    .goodbye = cpu_goodbye,
     .leave = cpu_leave,
     .destroy = cpu_destroy,
     .region_create = cpu_region_create,

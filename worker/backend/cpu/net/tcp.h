@@ -131,6 +131,8 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp);
 void cdi_tcp_pass_abort(struct cdi_tcp *tcp);
 /* Sends the goodbye alone. */
 void cdi_tcp_send_goodbye(struct cdi_tcp *tcp);
+/* Does the same, and ends the data after what was sent: by their end a peer that waits for more notices the goodbye. */
+void cdi_tcp_say_goodbye(struct cdi_tcp *tcp);
 /* Reports to the ranks of all nodes why this rank could not connect. */
 void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *why);
 

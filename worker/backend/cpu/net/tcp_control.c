@@ -170,6 +170,19 @@ void cdi_tcp_send_goodbye(struct cdi_tcp *tcp)
     send_control_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
 }
 
+void cdi_tcp_say_goodbye(struct cdi_tcp *tcp)
+{
+    cdi_tcp_send_goodbye(tcp);
+    (void)pthread_mutex_lock(&tcp->lock);
+    for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
+        struct cdi_link *l = cdi_tcp_nth_link(tcp, i);
+
+        if (l != NULL && l->data >= 0)
+            (void)shutdown(l->data, SHUT_WR);
+    }
+    (void)pthread_mutex_unlock(&tcp->lock);
+}
+
 /* -------------------------------------------------------------------------------------------------- the thread ---- */
 
 /* A wait until the network is quiet: before the thread reads, and before it reports a death. */

@@ -334,19 +334,24 @@ static void shm_wake_all(_Atomic uint32_t *word)
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void cdi_shm_say_goodbye(struct cdi_shm *s)
+{
+    struct cdi_shm_rank *me = &s->ranks[s->rank];
+
+    atomic_store(&me->left, 1);
+    for (uint32_t parity = 0; parity < 2; parity++) /* unchanged, but sleepers must check `left` */
+        shm_wake_all(&me->post[parity].value);
+    shm_wake_all(&me->mail.sent.value);
+    for (int r = 0; r < s->size; r++)
+        shm_wake_all(&s->ranks[r].mail.taken.value);
+}
+
 void cdi_shm_leave(struct cdi_shm *s)
 {
     if (s == NULL)
         return;
     if (s->header != NULL) {
-        struct cdi_shm_rank *me = &s->ranks[s->rank];
-
-        atomic_store(&me->left, 1);
-        for (uint32_t parity = 0; parity < 2; parity++) /* unchanged, but sleepers must check `left` */
-            shm_wake_all(&me->post[parity].value);
-        shm_wake_all(&me->mail.sent.value);
-        for (int r = 0; r < s->size; r++)
-            shm_wake_all(&s->ranks[r].mail.taken.value);
+        cdi_shm_say_goodbye(s);
         cdi_shm_unmap(&s->mapper, s->header, s->bytes);
         s->header = NULL;
     }

@@ -132,6 +132,8 @@ cddp_status cdi_shm_adopt(struct cdi_shm *s, void *segment, struct cdi_error *er
  * must not close any other descriptor of the segment, since that would release the lock.
  */
 void cdi_shm_hold(struct cdi_shm *s, int fd);
+/* Sends a goodbye to peers; cdi_shm_leave() follows. */
+void cdi_shm_say_goodbye(struct cdi_shm *s);
 /* Sends a goodbye to peers, unmaps, closes the sockets. Does nothing the second time. NULL-safe. */
 void cdi_shm_leave(struct cdi_shm *s);
 /* Leaves, and frees. NULL-safe. */
