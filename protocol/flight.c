@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 6u
+#define FLIGHT_VERSION 7u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -53,6 +53,17 @@ struct mark_record {
     _Atomic uint64_t number, step;
     _Atomic int64_t begun_ns, end_ns;
     _Atomic uint32_t kind;
+};
+
+/*
+ * A part of a communicator. `shown` is 0 while there is nothing to read, and otherwise differs with every use of the
+ * slot. Each record has one writer at a time: the one that enqueues, and the one that runs operations.
+ */
+struct part_slot {
+    _Atomic uint32_t taken, shown;
+    _Atomic uint64_t started; /* the seq of `running`, set before it */
+    _Atomic char who[CDI_FLIGHT_WHO];
+    struct record queued, running; /* the last one enqueued, and the last one started */
 };
 
 #define ENDED_MAX 64
@@ -91,6 +102,8 @@ struct page {
     _Atomic char names[CDI_FLIGHT_BUCKETS][CDI_FLIGHT_NAMES];
     _Atomic uint64_t last_mark;
     struct mark_record marks[CDI_FLIGHT_MARKS];
+    _Atomic uint64_t slot_uses;
+    struct part_slot parts[CDI_FLIGHT_PARTS];
 
     struct cdi_flight_crash crash; /* both directions */
     struct cdi_flight_stop stop;
@@ -113,6 +126,7 @@ struct cdi_flight {
      * record is copied there before its place in the ring is cleared.
      */
     _Atomic(struct record *) kept;
+    _Atomic(struct part_slot *) slot;     /* of a part's private page: where it is shown, on the worker's; or NULL */
     _Atomic uintptr_t asker;              /* the thread that calls the program while it waits; 0: none */
     struct cdi_flight_question *question; /* of that thread */
 };
@@ -286,6 +300,49 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
     if (has_running && running.done_ns == 0 &&
         (view->oldest_unfinished.seq == 0 || running.seq < view->oldest_unfinished.seq))
         view->oldest_unfinished = running;
+}
+
+/* Copies what a slot shows. Returns false if it is empty, or has changed meanwhile. */
+static bool read_slot(const struct part_slot *s, struct cdi_flight_part *part)
+{
+    uint32_t shown = atomic_load_explicit(&s->shown, memory_order_acquire);
+    uint64_t started = atomic_load_explicit(&s->started, memory_order_acquire);
+    struct cdi_flight_entry running, queued;
+
+    *part = (struct cdi_flight_part){.who = ""};
+    if (shown == 0)
+        return false;
+    for (size_t i = 0; i + 1 < CDI_FLIGHT_WHO; i++)
+        part->who[i] = atomic_load_explicit(&s->who[i], memory_order_acquire);
+    if (started != 0 && !read_record(&s->running, started, &running))
+        return false;
+    if (started != 0 && running.done_ns == 0)
+        part->unfinished = running;
+    else if (started != 0)
+        part->last = running;
+    if (part->unfinished.seq == 0 &&
+        read_record(&s->queued, atomic_load_explicit(&s->queued.seq, memory_order_acquire), &queued) &&
+        queued.seq > started)
+        part->unfinished = queued;
+    /* An operation that has started since then may have been read as a queued one. */
+    return atomic_load_explicit(&s->started, memory_order_acquire) == started &&
+           atomic_load_explicit(&s->shown, memory_order_acquire) == shown;
+}
+
+#define SLOT_READS 3 /* attempts; each fails only if the part has moved on */
+
+size_t cdi_flight_parts(const struct cdi_flight *f, struct cdi_flight_part out[CDI_FLIGHT_PARTS])
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < CDI_FLIGHT_PARTS; i++) {
+        bool is_there = false;
+
+        for (int k = 0; k < SLOT_READS && !is_there; k++)
+            is_there = read_slot(&f->page->parts[i], &out[n]);
+        n += is_there;
+    }
+    return n;
 }
 
 size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap)
@@ -515,10 +572,24 @@ bool cdi_flight_has_agent(const struct cdi_flight *f)
     return f->agent;
 }
 
+void cdi_flight_hide(struct cdi_flight *part)
+{
+    struct part_slot *slot = part != NULL ? atomic_load(&part->slot) : NULL;
+
+    if (slot != NULL)
+        atomic_store(&slot->shown, 0);
+}
+
 void cdi_flight_release(struct cdi_flight *f)
 {
+    struct part_slot *slot;
+
     if (f == NULL)
         return;
+    cdi_flight_hide(f);
+    slot = atomic_exchange(&f->slot, NULL);
+    if (slot != NULL)
+        atomic_store(&slot->taken, 0);
     if (!f->stays)
         (void)munmap(f->page, sizeof *f->page);
     free(atomic_load(&f->kept));
@@ -545,6 +616,57 @@ static void write_record(struct record *r, const struct cdi_flight_entry *e)
     atomic_store_explicit(&r->arrived_ns, e->arrived_ns, memory_order_release);
     atomic_store_explicit(&r->late_rank, e->late_rank, memory_order_release);
     atomic_store_explicit(&r->seq, e->seq, memory_order_release);
+}
+
+void cdi_flight_mirror(struct cdi_flight *part, struct cdi_flight *page, const char *who)
+{
+    struct part_slot *slot = NULL;
+    size_t n = strnlen(who, CDI_FLIGHT_WHO - 1);
+    uint32_t use;
+
+    if (part == NULL || page == NULL || part == page || !page->agent || part->mute || atomic_load(&part->slot) != NULL)
+        return;
+    for (size_t i = 0; i < CDI_FLIGHT_PARTS && slot == NULL; i++) {
+        uint32_t nobody = 0;
+
+        if (atomic_compare_exchange_strong(&page->page->parts[i].taken, &nobody, 1))
+            slot = &page->page->parts[i];
+    }
+    if (slot == NULL)
+        return;
+    use = (uint32_t)(atomic_fetch_add(&page->page->slot_uses, 1) + 1);
+    atomic_store(&slot->started, 0);
+    atomic_store(&slot->queued.seq, 0);
+    atomic_store(&slot->running.seq, 0);
+    for (size_t i = 0; i < CDI_FLIGHT_WHO; i++)
+        atomic_store_explicit(&slot->who[i], i < n ? who[i] : '\0', memory_order_release);
+    atomic_store(&part->slot, slot);
+    atomic_store(&slot->shown, use != 0 ? use : 1);
+}
+
+static struct part_slot *slot_of(const struct cdi_flight *f)
+{
+    return atomic_load_explicit(&f->slot, memory_order_acquire);
+}
+
+/* Shows an operation that starts, if f is the page of a part. */
+static void show_start(struct cdi_flight *f, const struct cdi_flight_entry *e)
+{
+    struct part_slot *slot = slot_of(f);
+
+    if (slot == NULL)
+        return;
+    atomic_store_explicit(&slot->started, e->seq, memory_order_release);
+    write_record(&slot->running, e);
+}
+
+/* Returns the running record of operation seq that the worker's page shows for a part; NULL: there is none. */
+static struct record *shown_running(const struct cdi_flight *f, uint64_t seq)
+{
+    struct part_slot *slot = slot_of(f);
+
+    return slot != NULL && atomic_load_explicit(&slot->running.seq, memory_order_relaxed) == seq ? &slot->running
+                                                                                                 : NULL;
 }
 
 /* Keeps the record of seq, which the ring is about to overwrite. Without memory, only its name is lost. */
@@ -585,8 +707,12 @@ uint64_t cdi_flight_add(struct cdi_flight *f, struct cdi_flight_entry *e, bool s
             keep(f, e->seq - CDI_FLIGHT_RING);
         e->started_ns = start ? e->enqueued_ns : 0;
         write_record(&p->ring[e->seq % CDI_FLIGHT_RING], e);
-        if (start)
+        if (start) {
             write_record(&p->running, e);
+            show_start(f, e);
+        } else if (slot_of(f) != NULL) {
+            write_record(&slot_of(f)->queued, e);
+        }
     }
     atomic_store_explicit(&p->last_seq, e->seq, memory_order_release);
     return e->seq;
@@ -613,6 +739,7 @@ int64_t cdi_flight_begin(struct cdi_flight *f, uint64_t seq)
     }
     e.started_ns = cdi_flight_now(f);
     write_record(&f->page->running, &e);
+    show_start(f, &e);
     return e.started_ns;
 }
 
@@ -623,12 +750,15 @@ void cdi_flight_start(struct cdi_flight *f, uint64_t seq)
 
 int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running, *shown;
     int64_t now_ns, started_ns = 0;
 
     if (f->mute)
         return 0;
     now_ns = cdi_flight_now(f);
+    shown = shown_running(f, seq);
+    if (shown != NULL)
+        atomic_store_explicit(&shown->done_ns, now_ns, memory_order_release);
     if (atomic_load_explicit(&running->seq, memory_order_relaxed) == seq) {
         started_ns = atomic_load_explicit(&running->started_ns, memory_order_relaxed);
         atomic_store_explicit(&running->done_ns, now_ns, memory_order_release);
@@ -669,7 +799,7 @@ void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns)
 
 void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running;
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running, *shown;
 
     if (f->mute || atomic_load_explicit(&r->seq, memory_order_acquire) != seq ||
         atomic_load_explicit(&r->done_ns, memory_order_relaxed) == 0)
@@ -678,6 +808,9 @@ void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int6
         atomic_store_explicit(&running->started_ns, started_ns, memory_order_release);
         atomic_store_explicit(&running->done_ns, done_ns, memory_order_release);
     }
+    shown = shown_running(f, seq);
+    if (shown != NULL && done_ns > 0)
+        atomic_store_explicit(&shown->done_ns, done_ns, memory_order_release);
     atomic_store_explicit(&r->ready_ns, ready_ns, memory_order_release);
     atomic_store_explicit(&r->started_ns, started_ns, memory_order_release);
     atomic_store_explicit(&r->done_ns, done_ns, memory_order_release);
@@ -690,8 +823,10 @@ void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int6
 
 void cdi_flight_arrived(struct cdi_flight *f, uint64_t seq, int rank, int64_t arrived_ns)
 {
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
+    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *shown = shown_running(f, seq);
 
+    if (shown != NULL)
+        atomic_store_explicit(&shown->late_rank, rank, memory_order_release);
     if (atomic_load_explicit(&r->seq, memory_order_relaxed) != seq)
         return;
     atomic_store_explicit(&r->late_rank, rank, memory_order_release);

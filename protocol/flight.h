@@ -2,7 +2,8 @@
 /*
  * The flight page: one shared memfd per worker, created by the agent, in two halves with one writer each.
  *   worker -> agent: a ring of the last collectives (operation, times of enqueue, start and end) and the current step.
- * The agent can read it when the worker hangs, is stopped or is dead.
+ * The agent can read it when the worker hangs, is stopped or is dead. Parts of a communicator have private pages; each
+ * shows what it does now in a slot of the worker's page.
  *   agent -> worker: stop requested, round over, the rank that died and why, with a futex word that every wait watches.
  * The worker finds the page by CDDP_FLIGHT=fd:N,/proc/PID/fd/N,NONCE. Every field is an atomic: there are no locks that
  * a dead writer could hold, and no torn reads that matter. Without an agent libcddp maps a private page of the same
@@ -28,6 +29,8 @@
 #define CDI_FLIGHT_BUCKETS 64 /* buckets with names */
 #define CDI_FLIGHT_MARKS 16   /* recorded marks; a power of two */
 #define CDI_FLIGHT_NAMES 128  /* bytes of the parameters' names of a bucket, NUL included */
+#define CDI_FLIGHT_PARTS 8    /* parts of a communicator that the page shows at once */
+#define CDI_FLIGHT_WHO 96     /* bytes of the name and the ranks of a part, NUL included */
 
 /*
  * Every collective, once: the enumerations and the tables of names are made from this list.
@@ -169,6 +172,16 @@ size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi
 size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_flight_step *out, size_t cap);
 /* The same for marks with a number above `after`. */
 size_t cdi_flight_marks(const struct cdi_flight *f, uint64_t after, struct cdi_flight_mark *out, size_t cap);
+/*
+ * What a part does: its newest operation that is not done (started_ns 0: it is queued) and the last one that is, each
+ * with seq 0 if there is none, counted in the part. Their late_rank is a rank of the job.
+ */
+struct cdi_flight_part {
+    char who[CDI_FLIGHT_WHO]; /* "'tp' (ranks 0, 2)", equal on all its ranks */
+    struct cdi_flight_entry unfinished, last;
+};
+/* Copies the parts that the page shows. One that changes meanwhile is left out. Returns their number. */
+size_t cdi_flight_parts(const struct cdi_flight *f, struct cdi_flight_part out[CDI_FLIGHT_PARTS]);
 /* Copies the names of the parameters in a bucket, such as "layer1.weight, layer1.bias and 3 more"; "": not known. */
 void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES]);
 
@@ -185,6 +198,14 @@ cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct c
 bool cdi_flight_has_agent(const struct cdi_flight *f);
 /* Are its times exact (CDDP_TIMING=on, which is the default)? */
 bool cdi_flight_is_timed(const struct cdi_flight *f);
+/*
+ * Makes `page` show the operations of the private page `part` under the name `who`, until cdi_flight_release(part),
+ * which precedes that of `page`. Nothing happens if all slots are in use, no agent reads `page`, or one of the two is NULL. Call it
+ * before the first record. Replays of CUDA graphs are not shown.
+ */
+void cdi_flight_mirror(struct cdi_flight *part, struct cdi_flight *page, const char *who);
+/* Ends that: none of the part's operations goes on, whatever it records. Any thread, more than once. */
+void cdi_flight_hide(struct cdi_flight *part);
 /* Unmaps the page; NULL-safe. The worker's claim stays, so that no later process writes into its records. */
 void cdi_flight_release(struct cdi_flight *f);
 /* Makes the page stay mapped after cdi_flight_release(), until the process ends. */

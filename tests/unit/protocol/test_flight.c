@@ -446,3 +446,188 @@ Test(flight, timing_can_be_switched_off)
     cr_assert_str_eq(err.msg, "CDDP_TIMING='sometimes' is none of on, off, none");
     cr_assert_eq(unsetenv("CDDP_TIMING"), 0);
 }
+
+static struct cdi_flight *private_page(void)
+{
+    struct cdi_flight *f;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    return f;
+}
+
+Test(flight, shows_what_a_part_does)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker, *part = private_page();
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+    struct cdi_flight_view v;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 0);
+    cdi_flight_mirror(part, worker, "'tp' (ranks 0, 2)");
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].unfinished.seq == 0 && parts[0].last.seq == 0);
+    cr_assert_str_eq(parts[0].who, "'tp' (ranks 0, 2)");
+    cr_assert_eq(cdi_flight_enqueue(part, CDI_FLIGHT_SEND, 8, 100, -1), 1);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].unfinished.seq == 1 && parts[0].unfinished.started_ns == 0 && parts[0].unfinished.count == 100);
+    cdi_flight_start(part, 1);
+    cdi_flight_arrived(part, 1, 2, 0);
+    cr_assert_eq(cdi_flight_enqueue(part, CDI_FLIGHT_BARRIER, 0, 0, -1), 2);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].unfinished.seq == 1 && parts[0].unfinished.started_ns > 0 && parts[0].last.seq == 0);
+    cr_assert(parts[0].unfinished.op == CDI_FLIGHT_SEND && parts[0].unfinished.late_rank == 2);
+    cdi_flight_done(part, 1);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].last.seq == 1 && parts[0].last.done_ns > 0);
+    cr_assert(parts[0].unfinished.seq == 2 && parts[0].unfinished.op == CDI_FLIGHT_BARRIER);
+    cdi_flight_start(part, 2);
+    cdi_flight_done(part, 2);
+    cdi_flight_times(part, 2, 0, 1000, 2000);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].unfinished.seq == 0 && parts[0].last.seq == 2 && parts[0].last.done_ns == 2000);
+    cdi_flight_read(agent, &v);
+    cr_assert_eq(v.last.seq, 0, "the whole has done nothing");
+    cdi_flight_release(part);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 0);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, a_part_begins_with_an_operation_that_starts_at_once)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker, *part = private_page();
+    struct cdi_flight_entry e = {.op = CDI_FLIGHT_ALL_REDUCE, .dtype = 8, .count = 7, .bucket = -1};
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cdi_flight_mirror(part, worker, "(ranks 0-2)");
+    cr_assert_eq(cdi_flight_add(part, &e, true), 1);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert(parts[0].unfinished.seq == 1 && parts[0].unfinished.started_ns > 0 && parts[0].unfinished.count == 7);
+    cdi_flight_hide(part); /* it has failed: its operation never ends */
+    cr_assert_eq(cdi_flight_parts(agent, parts), 0);
+    cdi_flight_start(part, cdi_flight_enqueue(part, CDI_FLIGHT_BARRIER, 0, 0, -1));
+    cr_assert_eq(cdi_flight_parts(agent, parts), 0);
+    cdi_flight_release(part);
+    part = private_page();
+    cdi_flight_mirror(part, worker, "(ranks 1, 2)"); /* in the same slot */
+    cr_assert_eq(cdi_flight_parts(agent, parts), 1);
+    cr_assert_str_eq(parts[0].who, "(ranks 1, 2)");
+    cr_assert(parts[0].unfinished.seq == 0 && parts[0].last.seq == 0);
+    cdi_flight_release(part);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, a_ninth_part_is_not_shown)
+{
+    char env[128], who[200];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker, *more = private_page(), *all[CDI_FLIGHT_PARTS];
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    memset(who, 'x', sizeof who);
+    who[sizeof who - 1] = '\0';
+    for (int i = 0; i < CDI_FLIGHT_PARTS; i++) {
+        all[i] = private_page();
+        cdi_flight_mirror(all[i], worker, who);
+    }
+    cr_assert_eq(cdi_flight_parts(agent, parts), CDI_FLIGHT_PARTS);
+    cr_assert_eq(strlen(parts[7].who), CDI_FLIGHT_WHO - 1);
+    cdi_flight_mirror(more, worker, "(ranks 0)");
+    cdi_flight_start(more, cdi_flight_enqueue(more, CDI_FLIGHT_BARRIER, 0, 0, -1));
+    cr_assert_eq(cdi_flight_parts(agent, parts), CDI_FLIGHT_PARTS);
+    for (int i = 0; i < CDI_FLIGHT_PARTS; i++)
+        cr_assert_eq(parts[i].unfinished.seq, 0);
+    cdi_flight_release(all[3]);
+    cdi_flight_mirror(more, worker, "(ranks 0)"); /* there is room now */
+    cr_assert_eq(cdi_flight_parts(agent, parts), CDI_FLIGHT_PARTS);
+    cr_assert_str_eq(parts[3].who, "(ranks 0)");
+    for (int i = 0; i < CDI_FLIGHT_PARTS; i++)
+        cdi_flight_release(i != 3 ? all[i] : more);
+    cr_assert_eq(cdi_flight_parts(agent, parts), 0);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
+
+Test(flight, without_an_agent_no_part_is_shown)
+{
+    struct cdi_flight *whole = private_page(), *part = private_page();
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+
+    cdi_flight_mirror(part, whole, "(ranks 0)");
+    cdi_flight_mirror(NULL, whole, "(ranks 0)");
+    cdi_flight_mirror(part, NULL, "(ranks 0)");
+    cdi_flight_hide(NULL);
+    cr_assert_eq(cdi_flight_parts(whole, parts), 0);
+    cdi_flight_release(whole); /* nothing of it is used any more */
+    cdi_flight_start(part, cdi_flight_enqueue(part, CDI_FLIGHT_BARRIER, 0, 0, -1));
+    cdi_flight_release(part);
+}
+
+struct busy_part {
+    struct cdi_flight *page;
+    _Atomic bool stop;
+};
+
+/* Operation seq has seq elements. */
+static void *run_part(void *arg)
+{
+    struct busy_part *busy = arg;
+
+    for (uint64_t i = 1; !atomic_load(&busy->stop); i++) {
+        uint64_t seq = cdi_flight_enqueue(busy->page, i % 2 == 0 ? CDI_FLIGHT_BARRIER : CDI_FLIGHT_BROADCAST, 8, i, -1);
+
+        cdi_flight_start(busy->page, seq);
+        cdi_flight_done(busy->page, seq);
+    }
+    return NULL;
+}
+
+static void check_entry(const struct cdi_flight_entry *e)
+{
+    if (e->seq == 0)
+        return;
+    cr_assert_eq(e->count, e->seq);
+    cr_assert_eq(e->op, e->seq % 2 == 0 ? CDI_FLIGHT_BARRIER : CDI_FLIGHT_BROADCAST);
+}
+
+Test(flight, reader_of_a_busy_part_sees_whole_records)
+{
+    char env[128];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct busy_part busy = {.page = private_page()};
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+    uint64_t last = 0, seen = 0;
+    pthread_t thread;
+
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    cdi_flight_mirror(busy.page, worker, "(ranks 0, 1)");
+    cr_assert_eq(pthread_create(&thread, NULL, run_part, &busy), 0);
+    for (int64_t until_ms = cdi_now_ms() + 20000; seen < 10000 && cdi_now_ms() < until_ms;) {
+        if (cdi_flight_parts(agent, parts) == 0)
+            continue;
+        check_entry(&parts[0].unfinished);
+        check_entry(&parts[0].last);
+        cr_assert(parts[0].unfinished.seq == 0 || parts[0].unfinished.seq > parts[0].last.seq);
+        cr_assert(parts[0].last.seq >= last || parts[0].last.seq == 0, "it does not go back");
+        last = parts[0].last.seq > last ? parts[0].last.seq : last;
+        seen++;
+    }
+    atomic_store(&busy.stop, true);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_geq(seen, 10000);
+    cdi_flight_release(busy.page);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    close(fd);
+}
