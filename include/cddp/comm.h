@@ -199,7 +199,7 @@ typedef struct cddp_split_options {
  * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
  * *out is NULL. cddp_rank and cddp_world_size count within the part, and so do error messages; local and node ranks,
  * and the rank of cddp_error_info, are those of the job. A part has its own reducers and its own errors: a rank that
- * fails in one part does not end the others. cddprun does not see collectives of parts. opt may be NULL; all
+ * fails in one part does not end the others. cddprun shows collectives of eight parts at once. opt may be NULL; all
  * ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it. Call it from one
  * thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED (unknown members of
  * *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get it); CDDP_E_NOMEM;

@@ -333,6 +333,12 @@ struct cdi_backend_ops {
                          struct cdi_error *err);
 
     /*
+     * Returns the private flight page of a communicator that split or group has made, which lives as long as it; NULL:
+     * it records in that of its world. NULL: so does every communicator of the backend.
+     */
+    struct cdi_flight *(*record)(struct cdi_backend *b);
+
+    /*
      * Enqueues one operation and sets *ticket (1, 2, ...). Never blocks on peers. On a device, the first operation on
      * more than 64 KiB of host memory, and a fifth such operation at once, allocate memory, and the driver may wait for
      * running work. Any thread. CDDP_OK, the sticky error, CDDP_E_INVALID (memory of another device, see check_memory).

@@ -112,6 +112,7 @@ static void fail_locked(struct cdi_queue *q, const struct cdi_error *err)
         return;
     q->failed = true;
     q->error = *err;
+    cdi_flight_hide(q->flight); /* the record of the operation stays as that of a running one */
     drop_all(q);
 }
 

@@ -184,6 +184,8 @@ static void comm_leave(struct cddp_comm *c)
     if (c->on_finalize.fn != NULL)
         saved = c->on_finalize.fn(c->on_finalize.arg, &unsaved);
     c->on_finalize = (struct cdi_on_finalize){.fn = NULL};
+    if (c->whole != NULL)
+        cdi_flight_hide(cdi_comm_record(c));
     st = c->ops->health(c->backend, &c->result);
     if (c->ops->keeps_store)
         c->ops->leave(c->backend);

@@ -92,6 +92,43 @@ static void set_part_layout(struct cdi_world *w, const int *nodes)
     }
 }
 
+/* Writes the name of a part, and its ranks of the job: "'tp' (ranks 0, 2-5)", or "(ranks 0, 2, 4 and 61 more)". */
+static void name_part(const struct cddp_comm *part, char who[CDI_FLIGHT_WHO])
+{
+    const struct cdi_world *w = &part->world;
+    bool named = w->name[0] != '\0';
+    size_t used = (size_t)snprintf(who, CDI_FLIGHT_WHO, "%s%s%s(ranks ", named ? "'" : "", w->name, named ? "' " : "");
+
+    for (int i = 0, end; i < w->size; i = end) {
+        char one[40];
+        int len;
+
+        for (end = i + 1; end < w->size && w->ranks[end] == w->ranks[end - 1] + 1;)
+            end++;
+        len = snprintf(one, sizeof one,
+                       end - i == 1   ? "%s%d"
+                       : end - i == 2 ? "%s%d, %d"
+                                      : "%s%d-%d",
+                       i > 0 ? ", " : "", w->ranks[i], w->ranks[end - 1]);
+        if (used + (size_t)len + sizeof " and 2147483647 more)" > CDI_FLIGHT_WHO) {
+            (void)snprintf(who + used, CDI_FLIGHT_WHO - used, " and %d more)", w->size - i);
+            return;
+        }
+        memcpy(who + used, one, (size_t)len + 1);
+        used += (size_t)len;
+    }
+    (void)snprintf(who + used, CDI_FLIGHT_WHO - used, ")");
+}
+
+/* Shows a new part on the worker's page. */
+static void show_part(const struct cddp_comm *part)
+{
+    char who[CDI_FLIGHT_WHO];
+
+    name_part(part, who);
+    cdi_flight_mirror(cdi_comm_record(part), part->whole->world.flight, who);
+}
+
 /* Connects a part of `of` by itself, as a job with its own keys. `nodes`: those of its ranks, in its order. */
 static cddp_status split_connect(struct cddp_comm *part, const cddp_comm *of, const int *nodes, struct cdi_error *err)
 {
@@ -135,7 +172,7 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
                                .place = comm->place,
                                .ops = comm->ops};
     part->world.keys = (struct cdi_oob){.set = NULL};
-    part->world.flight = NULL; /* the page has one writer, which is the whole */
+    part->world.flight = NULL; /* its records have one writer, which is the whole */
     part->world.record = NULL;
 }
 
@@ -278,8 +315,10 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     if (st == CDDP_OK)
         st = split_all(part, comm, all, &how, &err);
     part->world.watch.fn = NULL;
-    if (st == CDDP_OK && color >= 0)
+    if (st == CDDP_OK && color >= 0) {
+        show_part(part);
         cdi_comm_add_part(part);
+    }
     if (st == CDDP_OK)
         *to = color < 0 ? NULL : part;
     if (st == CDDP_OK && color >= 0)
@@ -390,6 +429,7 @@ cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *r
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
     st = create_group(part, comm, ranks, (int)n, me, tag, on_cpu, &how, &err);
     if (st == CDDP_OK) {
+        show_part(part);
         cdi_comm_add_part(part);
         *to = cdi_steal(&part);
     }

@@ -27,7 +27,7 @@ struct cdi_backend {
     struct cdi_mapper mapper;
     char prefix[PREFIX_MAX]; /* of a part; "": none */
     _Atomic uint32_t n_splits;
-    struct cdi_flight *own_flight; /* of a part: only the parent writes to the page of the world */
+    struct cdi_flight *own_flight; /* of a part: the records on the page of the world are those of the whole */
     int *ranks;                    /* of a part: world.ranks */
 };
 
@@ -524,6 +524,11 @@ static bool cpu_is_aborted(struct cdi_backend *b)
     return b->comm.shm != NULL && cdi_shm_aborted(b->comm.shm, NULL) != CDDP_OK;
 }
 
+static struct cdi_flight *cpu_record(struct cdi_backend *b)
+{
+    return b->own_flight;
+}
+
 const struct cdi_backend_ops cdi_cpu_backend = {
     .name = "cpu",
     .create = cpu_create,
@@ -533,6 +538,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .region_create = cpu_region_create,
     .region_destroy = cpu_region_destroy,
     .split = cpu_split,
+    .record = cpu_record,
     .enqueue = cpu_enqueue,
     .enqueue_group = cpu_enqueue_group,
     .check_reduction = cdi_element_check_reduction,

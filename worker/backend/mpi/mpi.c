@@ -654,6 +654,11 @@ static void mpi_abort(struct cdi_backend *b, cddp_status status, const char *why
     cdi_mpi_tell_peers(b, &err);
 }
 
+static struct cdi_flight *mpi_record(struct cdi_backend *b)
+{
+    return b->own_flight;
+}
+
 static const struct cdi_backend_ops mpi_ops = {
     .name = "mpi",
     .keeps_store = true,
@@ -664,6 +669,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .region_destroy = mpi_region_destroy,
     .split = mpi_split,
     .group = mpi_group,
+    .record = mpi_record,
     .enqueue = mpi_enqueue,
     .enqueue_group = mpi_enqueue_group,
     .check_reduction = cdi_element_check_reduction,

@@ -529,6 +529,11 @@ static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
     *out = b->device.info;
 }
 
+static struct cdi_flight *gpu_record(struct cdi_backend *b)
+{
+    return b->own_flight;
+}
+
 static const struct cdi_backend_ops gpu_ops = {
     .name = "nccl",
     .on_device = true,
@@ -539,6 +544,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .region_create = cdi_gpu_region_create,
     .region_destroy = cdi_gpu_region_destroy,
     .split = gpu_split,
+    .record = gpu_record,
     .enqueue = cdi_gpu_enqueue,
     .enqueue_group = cdi_gpu_enqueue_group,
     .check_reduction = cdi_gpu_check_reduction,
