@@ -46,6 +46,7 @@ static const struct member {
     NUMBER(bucket, I32, -1),
     NUMBER(peer, I32, -1),
     NUMBER(for_ms, I64, 0),
+    STRING(part),
     STRING(names),
     STRING(doing),
     NUMBER(halted, U32, 0),

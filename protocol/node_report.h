@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #define CDI_REPORT_RANKS_MAX 4096 /* of a node */
+#define CDI_PART_RANKS "(ranks "  /* in the text of a part, before its ranks of the job: "0, 2-5)" */
 
 /* The position of a rank relative to its collective `op` number `seq`. */
 enum cdi_place {
@@ -35,9 +36,10 @@ struct cdi_rank_report {
     enum cdi_place place;
     uint32_t op, dtype;
     uint64_t seq, count, step, replay;
-    int32_t bucket;               /* -1: none */
-    int32_t peer;                 /* of a send or a recv: the rank that it waits for; -1: none, or not known */
-    int64_t for_ms;               /* since the rank came to this place */
+    int32_t bucket;            /* -1: none */
+    int32_t peer;              /* of a send or a recv: the rank that it waits for; -1: none, or not known */
+    int64_t for_ms;            /* since the rank came to this place */
+    char part[CDI_FLIGHT_WHO]; /* whose collective it is, with seq counted there: "'tp' (ranks 0, 2)"; "": the whole */
     char names[CDI_FLIGHT_NAMES]; /* parameters of the bucket; "": none, or not known */
     char doing[128];              /* what the process does, such as "running, 99 % of a core"; "": not known */
     uint32_t halted;              /* 1: it cannot run, being stopped, frozen, swapping, ... */

@@ -82,6 +82,8 @@ static int places_compare(const struct cdi_rank_report *a, const struct cdi_rank
         by = order(a->seq, b->seq);
     if (by == 0 && !coarse)
         by = order(a->replay, b->replay);
+    if (by == 0 && !coarse)
+        by = strcmp(a->part, b->part);
     if (by == 0)
         by = phase_of(a->place) - phase_of(b->place);
     if (by == 0)
@@ -237,19 +239,21 @@ static void where_collective(const struct cdi_place_group *g, char text[CDI_PLAC
     const struct cdi_rank_report *r = g->ranks[0].r;
     const char *word = r->place == CDI_PLACE_BEFORE ? "before" : phase_of(r->place) == 1 ? "in" : "after";
     bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
-    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[128];
+    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[128], part[CDI_FLIGHT_WHO + sizeof " of part "] = "";
 
     where_peer(g, peer, sizeof peer);
     if (r->bucket >= 0 && r->names[0] != '\0')
         (void)snprintf(bucket, sizeof bucket, " (bucket %d: %s)", r->bucket, r->names);
     else if (r->bucket >= 0)
         (void)snprintf(bucket, sizeof bucket, " (bucket %d)", r->bucket);
+    if (r->part[0] != '\0')
+        (void)snprintf(part, sizeof part, " of part %s", r->part);
     if (replay)
         (void)snprintf(text, CDI_PLACES_TEXT, "%s captured %s%s, replay %" PRIu64, word, cdi_flight_op_name(r->op),
                        bucket, r->replay);
     else
-        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s%s", word, cdi_flight_op_name(r->op), r->seq, peer,
-                       bucket, r->place == CDI_PLACE_BEFORE ? ", queued" : "");
+        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s%s%s", word, cdi_flight_op_name(r->op), r->seq,
+                       part, peer, bucket, r->place == CDI_PLACE_BEFORE ? ", queued" : "");
 }
 
 void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])

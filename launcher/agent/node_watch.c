@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/node_watch.h"
 
+#include <string.h>
+
 #define NS_PER_MS 1000000
 #define NS_PER_US 1000
 
@@ -25,37 +27,76 @@ static int64_t since_ms(int64_t then_ns, int64_t now_ns)
     return then_ns > 0 && then_ns <= now_ns ? (now_ns - then_ns) / NS_PER_MS : 0;
 }
 
-void node_watch_place(const struct cdi_flight_view *v, int64_t now_ns, struct cdi_rank_report *r)
+/* Returns when the rank came to its place with respect to the whole. */
+static int64_t place_in_whole(const struct cdi_flight_view *v, struct cdi_rank_report *r)
 {
     const struct cdi_flight_entry *inside = &v->oldest_unfinished;
-    int64_t since_ns = 0;
 
-    r->process = v->claimed_pid;
-    r->step = v->step;
-    r->bucket = -1;
-    r->peer = -1;
-    if (v->claimed_pid == 0) {
-        r->place = CDI_PLACE_OUTSIDE;
-        return;
-    }
     if (inside->seq != 0) {
         take_entry(inside, r);
         r->place = inside->started_ns != 0 ? CDI_PLACE_IN : CDI_PLACE_BEFORE;
-        since_ns = inside->started_ns != 0 ? inside->started_ns : inside->enqueued_ns;
-    } else if (v->replay.begun > v->replay.ended || (v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns)) {
+        return inside->started_ns != 0 ? inside->started_ns : inside->enqueued_ns;
+    }
+    if (v->replay.begun > v->replay.ended || (v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns)) {
         r->place = v->replay.begun > v->replay.ended ? CDI_PLACE_IN_REPLAY : CDI_PLACE_AFTER_REPLAY;
         r->seq = v->last.seq;
         r->op = v->replay.op;
         r->bucket = v->replay.bucket;
         r->replay = v->replay.number;
-        since_ns = v->replay.since_ns;
-    } else if (v->last.seq != 0) {
+        return v->replay.since_ns;
+    }
+    if (v->last.seq != 0) {
         take_entry(&v->last, r);
         r->place = CDI_PLACE_AFTER;
-        since_ns = v->last.done_ns;
-    } else {
-        r->place = CDI_PLACE_START;
+        return v->last.done_ns;
     }
+    r->place = CDI_PLACE_START;
+    return 0;
+}
+
+/* Returns how much a place says about the rank: a wait counts more than all that the rank has done. */
+static int weight_of(enum cdi_place place)
+{
+    return place == CDI_PLACE_IN || place == CDI_PLACE_IN_REPLAY ? 3
+           : place == CDI_PLACE_BEFORE                           ? 2
+           : place == CDI_PLACE_START                            ? 0
+                                                                 : 1;
+}
+
+/* Takes the place in a part, unless the present one, since *since_ns, says more. */
+static void consider_part(const struct cdi_flight_part *part, struct cdi_rank_report *r, int64_t *since_ns)
+{
+    const struct cdi_flight_entry *e = part->unfinished.seq != 0 ? &part->unfinished : &part->last;
+    enum cdi_place place = e->done_ns != 0 ? CDI_PLACE_AFTER : e->started_ns != 0 ? CDI_PLACE_IN : CDI_PLACE_BEFORE;
+    int64_t then_ns = e->done_ns != 0 ? e->done_ns : e->started_ns != 0 ? e->started_ns : e->enqueued_ns;
+    int by = weight_of(place) - weight_of(r->place);
+
+    if (e->seq == 0 || by < 0 || (by == 0 && (place == CDI_PLACE_AFTER ? then_ns <= *since_ns : then_ns >= *since_ns)))
+        return;
+    take_entry(e, r);
+    r->place = place;
+    r->replay = 0;
+    memcpy(r->part, part->who, sizeof r->part);
+    *since_ns = then_ns;
+}
+
+void node_watch_place(const struct cdi_flight_view *v, const struct cdi_flight_part *parts, size_t n, int64_t now_ns,
+                      struct cdi_rank_report *r)
+{
+    int64_t since_ns;
+
+    r->process = v->claimed_pid;
+    r->step = v->step;
+    r->bucket = -1;
+    r->peer = -1;
+    r->part[0] = '\0';
+    if (v->claimed_pid == 0) {
+        r->place = CDI_PLACE_OUTSIDE;
+        return;
+    }
+    since_ns = place_in_whole(v, r);
+    for (size_t i = 0; i < n; i++)
+        consider_part(&parts[i], r, &since_ns);
     r->for_ms = since_ms(since_ns, now_ns);
 }
 
@@ -92,10 +133,11 @@ void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now
 void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
     struct cdi_flight_view view;
 
     cdi_flight_read(f, &view);
-    node_watch_place(&view, now_ns, r);
+    node_watch_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
     node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
-    cdi_flight_names(f, r->bucket, r->names);
+    cdi_flight_names(f, r->part[0] == '\0' ? r->bucket : -1, r->names); /* the page has those of the whole */
 }

@@ -198,19 +198,20 @@ static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
                                         [CDI_PLACE_EXITED] = "has ended"};
     bool named = r->op != CDI_FLIGHT_NONE && r->place != CDI_PLACE_EXITED;
     bool message = named && r->peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV);
-    char bucket[32] = "", since[32] = "", peer[32] = "", time[24];
+    char bucket[32] = "", since[32] = "", peer[32] = "", time[24], part[CDI_FLIGHT_WHO + sizeof " of part "] = "";
 
     if (message)
         (void)snprintf(peer, sizeof peer, " %s rank %" PRId32, r->op == CDI_FLIGHT_SEND ? "to" : "from", r->peer);
-
+    if (named && r->part[0] != '\0')
+        (void)snprintf(part, sizeof part, " of part %s", r->part);
     if (named && r->bucket >= 0)
         (void)snprintf(bucket, sizeof bucket, ", bucket %" PRId32, r->bucket);
     time_text(r->for_ms, time, sizeof time);
     if (named && r->for_ms >= 100)
         (void)snprintf(since, sizeof since, ", %s", time);
     if (named)
-        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq,
-                       peer, since, bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
+        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq,
+                       part, peer, since, bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
     else
         (void)snprintf(to, cap, "%s%s%s", words[r->place], r->doing[0] != '\0' ? "; " : "", r->doing);
 }

@@ -75,17 +75,19 @@ static const char *const columns[] = {"rank",
                                       "peer",
                                       "gpu_permille",
                                       "gpu_used_bytes",
-                                      "gpu_total_bytes"};
+                                      "gpu_total_bytes",
+                                      "part"};
 
 static json_t *row_of(const struct cdi_rank_report *r, bool late)
 {
-    return json_pack(
-        "[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I, I, b, i, i, I, I]", (int)r->rank, (json_int_t)r->pid,
-        cdi_place_name(r->place), r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)),
-        (json_int_t)r->seq, (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step, (json_int_t)r->step_us,
-        (json_int_t)r->comm_us, (json_int_t)r->exposed_us, (json_int_t)r->late_us, (int)r->late_rank,
-        json_text(r->doing), (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes, (json_int_t)r->step_age_ms,
-        (int)late, (int)r->peer, (int)r->gpu_permille, (json_int_t)r->gpu_used_bytes, (json_int_t)r->gpu_total_bytes);
+    return json_pack("[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I, I, b, i, i, I, I, o]", (int)r->rank,
+                     (json_int_t)r->pid, cdi_place_name(r->place),
+                     r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)),
+                     (json_int_t)r->seq, (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step,
+                     (json_int_t)r->step_us, (json_int_t)r->comm_us, (json_int_t)r->exposed_us, (json_int_t)r->late_us,
+                     (int)r->late_rank, json_text(r->doing), (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes,
+                     (json_int_t)r->step_age_ms, (int)late, (int)r->peer, (int)r->gpu_permille,
+                     (json_int_t)r->gpu_used_bytes, (json_int_t)r->gpu_total_bytes, json_text(r->part));
 }
 
 static json_t *rows_of(const struct page_job *j, const struct page_node *n)

@@ -57,6 +57,48 @@ static size_t mark_late(struct hang *h, bool (*is)(const struct hang *h, const s
     return n;
 }
 
+/* Returns the text after a number and a separator; NULL: there is no number. */
+static const char *skip_number(const char *at, long *value)
+{
+    char *end = NULL;
+
+    if (*at < '0' || *at > '9')
+        return NULL;
+    *value = strtol(at, &end, 10);
+    return end;
+}
+
+/*
+ * May the rank be one that a wait in `part` is about? False only if the part names all of its ranks, and this one is
+ * not among them: "'tp' (ranks 0, 2-5)".
+ */
+static bool may_belong(const char *part, int32_t rank)
+{
+    const char *at = part, *next;
+    bool belongs = false;
+
+    while ((next = strstr(at, CDI_PART_RANKS)) != NULL) /* the last one: a name may have it, too */
+        at = next + sizeof CDI_PART_RANKS - 1;
+    if (at == part)
+        return true;
+    for (;;) {
+        long first = 0, last = 0;
+
+        at = skip_number(at, &first);
+        last = first;
+        if (at != NULL && *at == '-')
+            at = skip_number(at + 1, &last);
+        if (at == NULL)
+            return true;
+        belongs = belongs || (rank >= first && rank <= last);
+        if (strcmp(at, ")") == 0)
+            return belongs;
+        if (strncmp(at, ", ", 2) != 0)
+            return true;
+        at += 2;
+    }
+}
+
 /*
  * The ones that the longest wait is about have been outside collectives for about as long. One that came out of a
  * collective lately belongs to another communicator, which goes on.
@@ -66,16 +108,34 @@ static bool has_stood_still(const struct hang *h, const struct hang_rank *r)
     return is_between(r->report) && (r->report->place == CDI_PLACE_START || r->for_ms >= h->waited_ms / 2);
 }
 
+/* The same, of the ranks of the part that the longest wait is in. */
+static bool has_stood_still_there(const struct hang *h, const struct hang_rank *r)
+{
+    return has_stood_still(h, r) && (h->longest == NULL || may_belong(h->longest->part, r->report->rank));
+}
+
 static bool is_halted(const struct hang *h, const struct hang_rank *r)
 {
     (void)h;
     return r->report->halted != 0 && r->report->place != CDI_PLACE_OUTSIDE;
 }
 
+static bool goes_on_there(const struct hang *h, const struct hang_rank *r)
+{
+    return is_between(r->report) && (h->longest == NULL || may_belong(h->longest->part, r->report->rank));
+}
+
 static bool goes_on(const struct hang *h, const struct hang_rank *r)
 {
     (void)h;
     return is_between(r->report);
+}
+
+/* Came it lately into a collective of another part than the longest wait is in? Then it goes on there. */
+static bool works_elsewhere(const struct hang *h, const struct hang_rank *r)
+{
+    return is_in_collective(r->report) && r->for_ms < h->waited_ms / 2 && h->longest != NULL &&
+           strcmp(r->report->part, h->longest->part) != 0 && may_belong(h->longest->part, r->report->rank);
 }
 
 static bool has_exited(const struct hang *h, const struct hang_rank *r)
@@ -93,7 +153,7 @@ static bool is_outside(const struct hang *h, const struct hang_rank *r)
 static bool same_call(const struct cdi_rank_report *a, const struct cdi_rank_report *b)
 {
     return a->place == b->place && a->op == b->op && a->seq == b->seq && a->count == b->count && a->dtype == b->dtype &&
-           a->bucket == b->bucket && a->replay == b->replay;
+           a->bucket == b->bucket && a->replay == b->replay && strcmp(a->part, b->part) == 0;
 }
 
 static size_t count_same(const struct hang *h, const struct hang_rank *r)
@@ -155,10 +215,20 @@ static bool is_below(const struct hang_rank *r, uint64_t seq)
     return r->report->place != CDI_PLACE_IN_REPLAY && r->report->seq < seq;
 }
 
+/* Do the numbers of the collectives count the same ones? */
+static bool is_one_communicator(const struct hang *h)
+{
+    for (size_t i = 1; i < h->n; i++)
+        if (strcmp(h->ranks[i].report->part, h->ranks[0].report->part) != 0)
+            return false;
+    return true;
+}
+
 /* All ranks are in collectives: finds those in another one than most, or in an earlier one. */
 static enum hang_kind judge_calls(struct hang *h)
 {
     const struct hang_rank *most = find_majority(h);
+    bool counts = is_one_communicator(h);
     uint64_t highest = 0;
     size_t n_below = 0;
 
@@ -169,7 +239,7 @@ static enum hang_kind judge_calls(struct hang *h)
         n_below += is_below(&h->ranks[i], highest);
     for (size_t i = 0; i < h->n; i++)
         h->ranks[i].late = most != NULL ? !same_call(h->ranks[i].report, most->report)
-                                        : n_below * 2 <= h->n && is_below(&h->ranks[i], highest);
+                                        : counts && n_below * 2 <= h->n && is_below(&h->ranks[i], highest);
     for (size_t i = 0; i < h->n; i++)
         h->n_late += h->ranks[i].late;
     if (h->n_late > 0)
@@ -183,13 +253,16 @@ static enum hang_kind judge_ranks(struct hang *h)
 
     if (mark_cycles(h) > 0)
         return HANG_CYCLE;
-    n_behind = mark_late(h, has_stood_still);
+    n_behind = mark_late(h, has_stood_still_there);
+    if (n_behind == 0) /* its ranks may wait for others */
+        n_behind = mark_late(h, has_stood_still);
     (void)mark_late(h, is_halted);
     if (h->n_late > 0)
         return n_behind > 0 ? HANG_BEHIND : HANG_HALTED;
     if (h->n_silent > 0)
         return HANG_SILENT;
-    if (mark_late(h, goes_on) > 0 || mark_late(h, has_exited) > 0 || mark_late(h, is_outside) > 0)
+    if (mark_late(h, goes_on_there) > 0 || mark_late(h, goes_on) > 0 || mark_late(h, has_exited) > 0 ||
+        mark_late(h, is_outside) > 0 || mark_late(h, works_elsewhere) > 0)
         return HANG_BEHIND;
     return judge_calls(h);
 }
@@ -197,6 +270,15 @@ static enum hang_kind judge_ranks(struct hang *h)
 static uint64_t mix(uint64_t hash, uint64_t value)
 {
     return (hash ^ value) * 0x100000001b3U;
+}
+
+static uint64_t hash_of(const char *text)
+{
+    uint64_t hash = 0;
+
+    for (; *text != '\0'; text++)
+        hash = mix(hash, (uint8_t)*text);
+    return hash;
 }
 
 cddp_status hang_judge(const struct view_node *nodes, size_t n, uint32_t world_size, int64_t now_ms, int64_t warning_ms,
@@ -208,14 +290,17 @@ cddp_status hang_judge(const struct view_node *nodes, size_t n, uint32_t world_s
     if (st != CDDP_OK)
         return st;
     for (size_t i = 0; i < h.n; i++)
-        if (h.ranks[i].waits && h.ranks[i].for_ms > h.waited_ms)
+        if (h.ranks[i].waits && h.ranks[i].for_ms > h.waited_ms) {
             h.waited_ms = h.ranks[i].for_ms;
+            h.longest = h.ranks[i].report;
+        }
     if (h.waited_ms > 0 && h.waited_ms >= warning_ms - HANG_SLACK_MS)
         h.kind = judge_ranks(&h);
     h.mark = mix(0xcbf29ce484222325U, h.kind);
     for (size_t i = 0; i < h.n; i++)
         if (h.ranks[i].late)
-            h.mark = mix(mix(mix(h.mark, (uint64_t)h.ranks[i].report->rank), h.ranks[i].report->place),
+            h.mark = mix(mix(mix(mix(h.mark, hash_of(h.ranks[i].report->part)), (uint64_t)h.ranks[i].report->rank),
+                             h.ranks[i].report->place),
                          h.ranks[i].report->seq);
     *out = h;
     return CDDP_OK;

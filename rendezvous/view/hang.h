@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A standstill of a job: from the reports of all nodes to the ranks that the others wait for, and to the message about
- * it. A rank counts its collectives of all communicators together, so a number tells little about ranks of different
- * communicators. Ranks in no collective come first, by how long they have been there. Pure.
+ * it. Each part of the job's communicator counts its collectives, so numbers are compared within one only. Ranks in no
+ * collective come first, by how long they have been there. Pure.
  */
 #ifndef RDZV_HANG_H
 #define RDZV_HANG_H
@@ -37,7 +37,8 @@ struct hang_rank {
 
 struct hang {
     enum hang_kind kind;
-    int64_t waited_ms; /* the longest wait in a collective */
+    int64_t waited_ms;                     /* the longest wait in a collective, */
+    const struct cdi_rank_report *longest; /* which is that of this rank; NULL: none */
     uint32_t world_size;
     size_t n_late, n_silent; /* n_silent: ranks without a report */
     uint64_t mark;           /* differs if the kind, a late rank or its place differs */

@@ -58,7 +58,16 @@ static cddp_status put_size(struct cdi_buf *out, const struct cdi_rank_report *r
     bytes = (double)r->count * dtypes[r->dtype].size;
     for (; bytes >= 1024 && unit < 4; unit++)
         bytes /= 1024;
-    return cdi_buf_printf(out, " of %.*f %s %s", unit > 0, bytes, units[unit], dtypes[r->dtype].name);
+    return cdi_buf_printf(out, "%s %.*f %s %s", r->part[0] != '\0' ? "," : " of", unit > 0, bytes, units[unit],
+                          dtypes[r->dtype].name);
+}
+
+/* Of which part the collective is. */
+static cddp_status put_part(struct cdi_buf *out, const struct cdi_rank_report *r)
+{
+    cddp_status st = r->part[0] != '\0' ? cdi_buf_printf(out, " of part ") : CDDP_OK;
+
+    return st == CDDP_OK ? put_clean(out, r->part, strnlen(r->part, sizeof r->part)) : st;
 }
 
 /* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)"; peer: the other rank of a message, or -1. */
@@ -71,6 +80,8 @@ static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r
         st = cdi_buf_printf(out, "captured %s, replay %" PRIu64, cdi_flight_op_name(r->op), r->replay);
     else
         st = cdi_buf_printf(out, "%s #%" PRIu64, cdi_flight_op_name(r->op), r->seq);
+    if (st == CDDP_OK)
+        st = put_part(out, r);
     if (st == CDDP_OK && whole && !replay)
         st = put_size(out, r);
     if (st == CDDP_OK && peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV))
@@ -211,7 +222,7 @@ static bool same_place(const struct hang_rank *a, const struct hang_rank *b)
 
     return a->late == b->late && x->place == y->place && x->op == y->op && x->seq == y->seq && x->count == y->count &&
            x->dtype == y->dtype && x->bucket == y->bucket && x->replay == y->replay && x->step == y->step &&
-           (!a->late || (strcmp(x->doing, y->doing) == 0 && x->peer == y->peer));
+           strcmp(x->part, y->part) == 0 && (!a->late || (strcmp(x->doing, y->doing) == 0 && x->peer == y->peer));
 }
 
 /* Numbers the groups from 1: of the late ranks, or of the others. The last number is for all that are left. */

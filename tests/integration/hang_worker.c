@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A training loop that comes to a stop: `hang_worker MODE RANK STEP` makes that rank do what MODE says in that step, in
- * planted_function(). The others wait for it in a collective. HANG_STAMP is a file for the time of it, HANG_CGROUP a
- * folder whose file cgroup.procs it enters, for `grow` and `freeze`.
+ * planted_function(). The others wait for it in a collective. MODE `part`: it sleeps, and its neighbour waits for it in
+ * a part of two ranks, while the other ranks have left their parts and wait in a barrier of the whole. HANG_STAMP is a
+ * file for the time of it, HANG_CGROUP a folder whose file cgroup.procs it enters, for `grow` and `freeze`.
  */
 #include <cddp/cddp.h>
 #include <pthread.h>
@@ -151,6 +152,25 @@ static int train(cddp_comm *comm, cddp_ddp *ddp, const char *mode, int rank, lon
     return 0;
 }
 
+/* Each two neighbours train in a part; then all meet. */
+static int train_in_parts(cddp_comm *comm, int rank, long at)
+{
+    cddp_split_options opt = {.size = sizeof opt, .name = "tp"};
+    cddp_comm *part;
+
+    if (cddp_comm_split(&part, comm, cddp_rank(comm) / 2, 0, &opt) != CDDP_OK)
+        return complain();
+    for (long step = 0; step <= at; step++) {
+        if (step == at && cddp_rank(comm) == rank)
+            (void)planted_function("sleep", part);
+        if (cddp_all_reduce(part, data, data, 1024, CDDP_FLOAT32, CDDP_SUM) != CDDP_OK)
+            return complain();
+    }
+    return cddp_barrier(comm) == CDDP_OK && cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK
+               ? 0
+               : complain();
+}
+
 int main(int argc, char **argv)
 {
     static float weight[WEIGHTS], bias[16];
@@ -166,6 +186,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: hang_worker MODE RANK STEP\n");
         return 2;
     }
+    if (strcmp(argv[1], "part") == 0)
+        return cddp_init(&comm, NULL) == CDDP_OK ? train_in_parts(comm, atoi(argv[2]), atol(argv[3])) : complain();
     if (cddp_init(&comm, NULL) != CDDP_OK || cddp_ddp_create(&ddp, comm, params, 2, NULL) != CDDP_OK)
         return complain();
     rc = train(comm, ddp, argv[1], atoi(argv[2]), atol(argv[3]));

@@ -41,12 +41,12 @@ class Hang(contextlib.ExitStack):
     def __init__(self, cddprun, mode, *flags, script=None, group=None):
         super().__init__()
         self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory(prefix='cddp-test-')))
-        port, self.jobs = free_port(), []
+        self.port, self.jobs = free_port(), []
         env = {'HANG_STAMP': str(self.folder / 'stamp'), 'CDDP_BACKEND': 'cpu', **({'HANG_CGROUP': str(group)} if group else {})}
         for node in 0, 1:
             err = self.enter_context(open(self.folder / f'err.{node}', 'w', encoding='utf-8'))
             self.jobs.append(self.enter_context(Job(
-                cddprun, '--nnodes=2', f'--node_rank={node}', '--master_addr=127.0.0.1', f'--master_port={port}',
+                cddprun, '--nnodes=2', f'--node_rank={node}', '--master_addr=127.0.0.1', f'--master_port={self.port}',
                 f'--local_addr=node{node}', '--nproc_per_node=4', f'--hang_warning={WARNING}', '--shutdown_timeout=1', *flags,
                 *(['sh', '-c', script, 'sh'] if script else []), WORKER, mode, str(LATE), '5', env=env, stdout=err, stderr=err)))
 
@@ -185,6 +185,28 @@ def test_waits_on_a_pipe(cddprun):
     stands(cddprun, 'It waits on a pipe', 'read of a pipe that nobody writes', 'pipe', 'sleeping in read of a pipe')
 
 
+def test_ci_sleeps_while_a_part_waits(cddprun):
+    with Hang(cddprun, 'part', '--hang_timeout=0') as job:
+        took, _ = job.hear(r'no progress for')
+        wait_for('the stack', lambda: f"rank {LATE}'s stack" in job.err(), more=job.err)
+        lines = message(job.err())
+        more = [] if any('stack:' in line for line in lines) else message(job.err(), 'cddprun: more about')
+        text = '\n'.join(lines)
+        assert took <= launch.within(NAMED), (took, lines)
+        assert re.search(rf"no progress for [2-9] s: rank {LATE} \(pid \d+ on node1\) is behind: after all_reduce #5 of part 'tp' "
+                         r'\(ranks 4, 5\), \d s ago, sleeping', lines[0]), lines
+        assert re.search(r"^    rank 4 waits in all_reduce #6 of part 'tp' \(ranks 4, 5\), 4\.0 KiB float32, for \d s$", text, re.M), lines
+        assert re.search(r'^    ranks 0-3, 6, 7 wait in barrier #\d+, for \d s$', text, re.M), lines
+        assert any('planted_function' in line for line in lines + more), lines + more
+        status, out, err = launch.run(cddprun, '--where', f'127.0.0.1:{job.port}')
+        assert status == 0 and err == '', (status, err)
+        assert re.search(r"\b4 .*in all_reduce #6 of part 'tp' \(ranks 4, 5\)", out), out
+        assert re.search(r"\b5 .*after all_reduce #5 of part 'tp' \(ranks 4, 5\)", out), out
+        seen.append(('It sleeps, and a part waits', 'nanosleep for an hour; rank 4 waits in a part, the others in a barrier of the whole',
+                     f'{took:.1f} s', lines + more))
+        job.end()
+
+
 def test_ci_is_killed_without_notice(cddprun):
     with Hang(cddprun, 'die', script=WRAPPED) as job:
         took, found = job.hear(rf'all_reduce\(sum\) of 1024 float32: rank {LATE} \(pid \d+.*\) died')
@@ -290,10 +312,13 @@ How it works: each agent looks at the flight pages of its workers about once a s
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
 (`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
 another one than most. Ranks that wait for messages of each other, in a circle, are named with the ranks that they wait for (on the
-CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count the collectives of a rank on the communicator of `cddp_init`.
+CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count the collectives of a rank on
+the communicator of `cddp_init`.
 
-Parts (`cddp_comm_split`) are not recorded. A rank that waits in one is shown after its last collective on the whole, no message names
-the rank that is late there, and `CDDP_TIMEOUT` alone ends the wait. A reducer on a part shows no steps, either.
+A part (`cddp_comm_split`, `cddp_comm_create_group`) counts its collectives from 1, and is shown with its name and its ranks of the
+job. A rank is shown in the collective, of the whole or of a part, in which it has been for longest. Outside of all it is shown after
+the one that it finished last. A page has room for eight parts at once. Further ones are not shown: `CDDP_TIMEOUT` alone ends a wait
+there. Steps of a reducer on a part, and CUDA graphs that replay its collectives, are not shown, either.
 
 A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
 where the Python stack of each one stands. When half of those workers use their processors again, it prints that once. Such a message

@@ -28,6 +28,7 @@ Test(node_report, survives_encoding)
                                         .step = 39,
                                         .bucket = 0,
                                         .for_ms = 31000,
+                                        .part = "'tp' (ranks 6, 7)",
                                         .names = "layer1.weight",
                                         .doing = "running, 99 % of a core",
                                         .late_rank = 0,
@@ -54,6 +55,8 @@ Test(node_report, survives_encoding)
     cr_assert(back.ranks[0].seq == UINT32_MAX + UINT64_C(9) && back.ranks[0].bucket == 0);
     cr_assert(back.ranks[0].late_rank == 0 && back.ranks[0].late_count == 4 && back.ranks[0].for_ms == 31000);
     cr_assert_eq(back.ranks[0].op, CDI_FLIGHT_ALL_REDUCE);
+    cr_assert_str_eq(back.ranks[0].part, "'tp' (ranks 6, 7)");
+    cr_assert_str_eq(back.ranks[1].part, "");
     cr_assert_str_eq(back.ranks[0].names, "layer1.weight");
     cr_assert_str_eq(back.ranks[0].doing, "running, 99 % of a core");
     cr_assert_str_eq(back.ranks[0].stack, "main\n");
@@ -127,4 +130,23 @@ Test(node_report, limits_ranks_and_cuts_long_text)
         cr_assert_eq(json_array_append_new(ranks, json_pack("{s:i, s:s}", "rank", i, "place", "in")), 0);
     cr_assert_eq(cdi_node_report_decode(root, &r, NULL), CDDP_E_LIMIT);
     json_decref(root);
+}
+
+Test(node_report, cuts_a_long_part)
+{
+    struct cdi_node_report r;
+    char text[400], part[200];
+    json_t *json;
+
+    memset(part, 'x', sizeof part);
+    part[sizeof part - 1] = '\0';
+    (void)snprintf(text, sizeof text, "{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"part\":\"%s\"}]}", part);
+    json = json_loads(text, 0, NULL);
+    cr_assert_eq(cdi_node_report_decode(json, &r, NULL), CDDP_OK);
+    cr_assert_eq(strlen(r.ranks[0].part), CDI_FLIGHT_WHO - 1);
+    cdi_node_report_release(&r);
+    json_decref(json);
+    json = json_loads("{\"ranks\":[{\"rank\":1,\"place\":\"in\",\"part\":2}]}", 0, NULL);
+    cr_assert_eq(cdi_node_report_decode(json, &r, NULL), CDDP_E_PROTOCOL);
+    json_decref(json);
 }

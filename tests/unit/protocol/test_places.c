@@ -99,6 +99,24 @@ Test(places, different_collectives_of_equal_number_differ)
     cr_assert_eq(cdi_places_group(placed, 3, groups, 12), 3);
 }
 
+Test(places, part_is_shown)
+{
+    static const char *const wanted[] = {"in all_reduce #7", "in all_reduce #7 of part 'tp' (ranks 1, 2)",
+                                         "in all_reduce #7 of part 'tp' (ranks 3, 4)",
+                                         "after send #9 of part (ranks 5, 6)"};
+
+    for (size_t i = 0; i < 5; i++)
+        plant(i, CDI_PLACE_IN, 7, 1);
+    for (size_t i = 1; i < 5; i++)
+        (void)snprintf(reports[i].part, sizeof reports[i].part, "'tp' (ranks %d, %d)", i < 3 ? 1 : 3, i < 3 ? 2 : 4);
+    plant(5, CDI_PLACE_AFTER, 9, 1)->op = CDI_FLIGHT_SEND;
+    (void)snprintf(reports[5].part, sizeof reports[5].part, "(ranks 5, 6)");
+    cr_assert_eq(cdi_places_group(placed, 6, groups, 12), 4);
+    cr_assert_str_eq(ranks_of(1), "1-2");
+    for (size_t i = 0; i < 4; i++)
+        cr_assert_str_eq(where(i), wanted[i]);
+}
+
 Test(places, too_many_places_share_lines)
 {
     for (size_t i = 0; i < MANY; i++)

@@ -446,3 +446,110 @@ Test(hang, a_late_rank_is_found_by_its_number)
     hang_release(&h);
     cr_assert_not(hang_is_late(&(struct hang){.n = 0}, 0));
 }
+
+/* The rank waits for so long in all_reduce #seq of a part. */
+static void is_in_part(int rank, const char *part, uint64_t seq, int64_t for_ms)
+{
+    ranks[rank].seq = seq;
+    ranks[rank].count = 1024;
+    ranks[rank].bucket = -1;
+    ranks[rank].step = 0;
+    ranks[rank].for_ms = for_ms;
+    (void)snprintf(ranks[rank].part, sizeof ranks[rank].part, "%s", part);
+}
+
+Test(hang, rank_that_a_part_waits_for_is_named_with_the_part)
+{
+    struct hang h;
+
+    all_wait();
+    is_in_part(4, "'tp' (ranks 4, 5)", 12, 33000);
+    is_in_part(5, "'tp' (ranks 4, 5)", 11, 32000);
+    ranks[5].place = CDI_PLACE_AFTER;
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_BEHIND);
+    cr_assert_str_eq(text_of(&h), "no progress for 33 s: rank 5 (pid 105 on node1) is behind: after all_reduce #11 of "
+                                  "part 'tp' (ranks 4, 5), 32 s ago\n"
+                                  "    ranks 0-3, 6, 7 wait in all_reduce #812 of 4.0 MiB float32 (bucket 3: "
+                                  "layer1.weight, layer1.bias and 3 more, step 39), for 31 s\n"
+                                  "    rank 4 waits in all_reduce #12 of part 'tp' (ranks 4, 5), 4.0 KiB float32, "
+                                  "for 33 s");
+}
+
+Test(hang, only_ranks_of_the_part_are_late_for_it)
+{
+    all_wait();
+    is_in_part(4, "'tp' (ranks 2, 4-5)", 12, 33000);
+    is_after(5, 811, 32000);
+    is_after(6, 811, 32000); /* it computes, and nobody waits for it */
+    expect_late(" 5");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "'(ranks 6)' (ranks 2, 4-5)"); /* a name */
+    expect_late(" 5");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 2, 4, 5 and 61 more)"); /* rank 6 may be one */
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 2, 4, 99999999999999999999)");
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks ");
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 4-");
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 3, 4)"); /* rank 3 waits for the others */
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 4-6)");
+    ranks[5].for_ms = ranks[6].for_ms = 20; /* both go on */
+    expect_late(" 5 6");
+    (void)snprintf(ranks[4].part, sizeof ranks[4].part, "(ranks 4, 6)");
+    expect_late(" 6");
+}
+
+Test(hang, numbers_of_different_parts_are_not_compared)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 0; i < RANKS; i++)
+        is_in_part(i, i < 4 ? "'tp' (ranks 0-3)" : "'tp' (ranks 4-7)", i < 4 ? 12 : 11, 31000);
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_SPLIT);
+    cr_assert_eq(hang_first(&h), NULL);
+    hang_release(&h);
+    for (int i = 0; i < RANKS; i++)
+        is_in_part(i, "'tp' (ranks 0-7)", i < 4 ? 12 : 11, 31000);
+    expect_late(" 4 5 6 7");
+    for (int i = 0; i < RANKS; i++)
+        is_in_part(i, "'tp' (ranks 0-7)", 11, 31000);
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_ALL);
+    hang_release(&h);
+    ranks[2].part[0] = '\0'; /* the same numbers on the whole */
+    expect_late(" 2");
+}
+
+Test(hang, rank_that_goes_on_in_a_part_is_behind)
+{
+    struct hang h;
+
+    all_wait();
+    for (int i = 1; i < RANKS; i++) /* at each look in one of their collectives */
+        is_in_part(i, i < 4 ? "'tp' (ranks 1-3)" : "'tp' (ranks 4-7)", 70000, 1);
+    h = judge(0);
+    cr_assert_eq(h.kind, HANG_BEHIND);
+    hang_release(&h);
+    expect_late(" 1 2 3 4 5 6 7");
+}
+
+Test(hang, mark_changes_with_the_part)
+{
+    struct hang a, b;
+
+    all_wait();
+    is_in_part(4, "'tp' (ranks 4, 5)", 12, 33000);
+    is_in_part(5, "'tp' (ranks 4, 5)", 11, 32000);
+    ranks[5].place = CDI_PLACE_AFTER;
+    a = judge(0);
+    ranks[5].part[0] = '\0';
+    b = judge(0);
+    cr_assert_neq(a.mark, b.mark);
+    hang_release(&a);
+    hang_release(&b);
+}
