@@ -200,8 +200,8 @@ bool cdi_flight_has_agent(const struct cdi_flight *f);
 bool cdi_flight_is_timed(const struct cdi_flight *f);
 /*
  * Makes `page` show the operations of the private page `part` under the name `who`, until cdi_flight_release(part),
- * which precedes that of `page`. Nothing happens if all slots are in use, no agent reads `page`, or one of the two is NULL. Call it
- * before the first record. Replays of CUDA graphs are not shown.
+ * which precedes that of `page`. Nothing happens if all slots are in use, no agent reads `page`, or one of the two is
+ * NULL. Call it before the first record. Replays of CUDA graphs are not shown.
  */
 void cdi_flight_mirror(struct cdi_flight *part, struct cdi_flight *page, const char *who);
 /* Ends that: none of the part's operations goes on, whatever it records. Any thread, more than once. */
