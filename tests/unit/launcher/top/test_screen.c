@@ -148,6 +148,18 @@ Test(screen, gpu_has_a_column_if_a_rank_has_one)
     json_decref(reply);
 }
 
+Test(screen, part_is_shown)
+{
+    json_t *reply = reply_of(job_json("train", 1, 2), NULL);
+
+    set_member(reply, 1, "part", json_string("'tp' (ranks 0, 1)"));
+    compose(reply, 140, 24, 0);
+    cr_assert_not_null(strstr(line(5)->text, "in all_reduce #812 of part 'tp' (ranks 0, 1), 4.2 s"), "%s",
+                       line(5)->text);
+    cr_assert_null(strstr(line(4)->text, "of part"), "%s", line(4)->text);
+    json_decref(reply);
+}
+
 Test(screen, message_names_the_other_rank)
 {
     json_t *reply = reply_of(job_json("train", 1, 2), NULL);
