@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rank 0, which hosts the store, leaves the job while rank 1 goes on: rank 1 is told in its next collective, although
+ * Rank 0, which hosts the store, leaves the job, and rank 1 goes on. The next collective of rank 1 fails soon, although
  * rank 0 still waits for it in cddp_finalize. Without a launcher, which would have its own store.
  */
 #include "by_hand.h"

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define FILE_MAX ((size_t)64 * 1024)
@@ -151,10 +152,15 @@ cddp_status cdi_choose_parse(const char *text, size_t len, struct cdi_choice_tab
 static ssize_t read_file(const char *path, char *buf, size_t cap)
 {
     CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
     size_t used = 0;
 
-    if (fd < 0)
+    if (fd < 0 || fstat(fd, &st) != 0)
         return -1;
+    if (!S_ISREG(st.st_mode)) { /* a pipe without a writer reads as an empty table */
+        errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+        return -1;
+    }
     while (used < cap) {
         ssize_t n = read(fd, buf + used, cap - used);
 
@@ -185,7 +191,8 @@ cddp_status cdi_choose_load(struct cdi_choice_table *out, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     len = read_file(path, text, FILE_MAX + 1);
     if (len < 0)
-        return cdi_fail(err, CDDP_E_INVALID, CDI_COLL_TABLE_ENV ": cannot read '%.200s': %s", path, strerror(errno));
+        return cdi_fail(err, CDDP_E_INVALID, CDI_COLL_TABLE_ENV ": cannot read '%.200s': %s", path,
+                        errno == EINVAL ? "it is not a regular file" : strerror(errno));
     if ((size_t)len > FILE_MAX)
         return cdi_fail(err, CDDP_E_INVALID, CDI_COLL_TABLE_ENV ": '%.200s' has more than %zu bytes", path, FILE_MAX);
     if (cdi_choose_parse(text, (size_t)len, out, &why) != CDDP_OK)

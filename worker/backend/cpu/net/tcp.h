@@ -91,6 +91,7 @@ struct cdi_listener {
     } pending[CDI_TCP_PENDING];
     int fd[CDI_NET_ADDRESSES];
     int n_fds;
+    int64_t full_since_ms; /* there is no descriptor for a connection that waits; 0: there is */
 };
 
 struct cdi_tcp {

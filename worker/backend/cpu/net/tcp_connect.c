@@ -335,6 +335,14 @@ static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link
     }
 }
 
+static cddp_status too_many_files(int rank, struct cdi_error *err)
+{
+    return cdi_fail_errno(err, EMFILE,
+                          "no connection with rank %d: this rank needs two more descriptors; raise the limit of open "
+                          "files (ulimit -n)",
+                          rank);
+}
+
 /* Reports that the time is over. */
 static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_link *l, const char *text,
                                  const struct attempt *best, double waited_s, struct cdi_error *err)
@@ -368,7 +376,7 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
                             struct cdi_error *err)
 {
     char name[32], text[CDI_TCP_ADDRESS_TEXT];
-    int64_t begin_ms = cdi_now_ms(), patience_ms = CONNECT_MS;
+    int64_t begin_ms = cdi_now_ms(), patience_ms = CONNECT_MS, full_since_ms = 0;
     struct attempt best;
     cddp_status st;
 
@@ -381,6 +389,13 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
         st = tcp_check_peers(tcp, err);
         if (st == CDDP_OK)
             st = check_not_left(tcp, l, err);
+        if (best.how_far != NOT_CONNECTED || !cdi_tcp_is_full(best.errnum))
+            full_since_ms = 0;
+        else if (full_since_ms == 0)
+            full_since_ms = cdi_now_ms();
+        if (st == CDDP_OK && full_since_ms != 0 &&
+            (cdi_now_ms() >= full_since_ms + CDI_TCP_FULL_MS || cdi_now_ms() + SLICE_MS >= deadline_ms))
+            return too_many_files(l->rank, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
             return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
         if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
@@ -408,6 +423,9 @@ cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link 
         }
         if (st != CDDP_OK)
             return st;
+        if (tcp->listener.full_since_ms != 0 &&
+            (now >= tcp->listener.full_since_ms + CDI_TCP_FULL_MS || now >= deadline_ms))
+            return too_many_files(l->rank, err);
         if (now >= deadline_ms)
             return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,
                                "rank %d did not arrive within %.4g s: it has not connected yet", l->rank,

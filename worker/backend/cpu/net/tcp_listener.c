@@ -263,8 +263,11 @@ static bool accept_from(struct cdi_tcp *tcp, int listener)
     if (fd >= 0)
         *s = (struct cdi_pending_conn){.fd = fd, .until_ms = cdi_now_ms() + HELLO_MS, .from = from};
     (void)pthread_mutex_unlock(&tcp->lock);
+    if (fd < 0 && cdi_tcp_is_full(why) && tcp->listener.full_since_ms == 0)
+        tcp->listener.full_since_ms = cdi_now_ms();
     if (fd < 0)
         return why == ECONNABORTED || why == EINTR;
+    tcp->listener.full_since_ms = 0;
     if (replaced >= 0)
         (void)close(replaced);
     cdi_tcp_set_options(fd);
@@ -298,5 +301,7 @@ bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events)
     for (int i = 0; i < d->n_fds; i++)
         for (int n = 0; p[i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;
+    if (d->full_since_ms != 0)
+        (void)poll(NULL, 0, SLICE_MS); /* the connection that waits ends every poll at once */
     return fd >= 0 && p[n_polled - 1].revents != 0;
 }

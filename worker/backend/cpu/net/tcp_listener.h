@@ -5,6 +5,8 @@
 
 #include "worker/backend/cpu/net/tcp.h"
 
+#include <errno.h>
+
 #include <netinet/tcp.h>
 
 #define CDI_TCP_ADDRESS_TEXT (CDI_NET_ADDRESSES * CDI_ADDRESS_TEXT)
@@ -49,6 +51,12 @@ cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link 
 #ifndef TCP_RTO_MAX_MS
 #define TCP_RTO_MAX_MS 44 /* linux/tcp.h, Linux 6.15 */
 #endif
+#define CDI_TCP_FULL_MS 6000 /* after which foreign connections, which may hold all descriptors, are closed */
+/* Is this the error of a process, or of a host, that has too many files open? */
+static inline bool cdi_tcp_is_full(int errnum)
+{
+    return errnum == EMFILE || errnum == ENFILE;
+}
 /* Sets the options that all these sockets have. */
 void cdi_tcp_set_options(int fd);
 

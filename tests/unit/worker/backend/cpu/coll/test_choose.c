@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 CDI_SUITE(choose);
@@ -126,6 +127,10 @@ Test(choose, loads_the_file_of_the_variable)
     (void)unlink(path);
     cr_assert_eq(cdi_choose_load(&t, &err), CDDP_E_INVALID);
     cr_expect(strstr(err.msg, "No such file") != NULL, "%s", err.msg);
+    cr_assert_eq(mkfifo(path, 0600), 0);
+    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_E_INVALID);
+    cr_expect(strstr(err.msg, "not a regular file") != NULL, "%s", err.msg);
+    (void)unlink(path);
     cr_assert_eq(unsetenv(CDI_COLL_TABLE_ENV), 0);
     cr_assert_eq(cdi_choose_load(&t, &err), CDDP_OK);
 }

@@ -13,6 +13,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -643,6 +644,43 @@ Test(tcp, missing_receiver_is_not_reported_as_broken_network)
 
     cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &lower, NULL), 0);
     cr_assert_eq(ranks_fork_on(&l, 60, alone_with_a_message, &higher, NULL), 0);
+}
+
+/* One rank may not open another file; the other one sends to it, or receives. */
+static int alone_with_few_files(struct rank *r)
+{
+    int limited = *(const int *)r->arg, other = 1 - r->rank;
+    const struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                                .in = &number,
+                                .out = &number,
+                                .count = 1,
+                                .dtype = CDDP_FLOAT32,
+                                .root = other,
+                                .bucket = -1,
+                                .lazy = true};
+    struct rlimit files;
+    cddp_status st;
+    int next;
+
+    r->world.timeout_ms = 40000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == limited) {
+        RANK_CHECK((next = dup(0)) >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &files) == 0);
+        files.rlim_cur = (rlim_t)next;
+        RANK_CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    }
+    st = rank_do(r, &op);
+    RANK_CHECK(strstr(r->err.msg, "raise the limit of open files") != NULL, "%s", r->err.msg);
+    RANK_CHECK(st == CDDP_E_SYSTEM, "%d", (int)st);
+    return 0;
+}
+
+Test(tcp, few_open_files_are_named)
+{
+    static const struct ranks_layout l = {.node_size = {1, 1}};
+
+    for (int limited = 0; limited < 2; limited++)
+        cr_assert_eq(ranks_fork_on(&l, 60, alone_with_few_files, &limited, NULL), 0);
 }
 
 /* Called in place of the first clock read after `due_ms`. */
