@@ -57,7 +57,7 @@ static size_t mark_late(struct hang *h, bool (*is)(const struct hang *h, const s
     return n;
 }
 
-/* Returns the text after a number and a separator; NULL: there is no number. */
+/* Reads a number. Returns the text after it, or NULL without a number. */
 static const char *skip_number(const char *at, long *value)
 {
     char *end = NULL;
@@ -108,10 +108,15 @@ static bool has_stood_still(const struct hang *h, const struct hang_rank *r)
     return is_between(r->report) && (r->report->place == CDI_PLACE_START || r->for_ms >= h->waited_ms / 2);
 }
 
-/* The same, of the ranks of the part that the longest wait is in. */
+/* May the longest wait be about the rank? */
+static bool is_concerned(const struct hang *h, const struct hang_rank *r)
+{
+    return may_belong(h->longest->part, r->report->rank);
+}
+
 static bool has_stood_still_there(const struct hang *h, const struct hang_rank *r)
 {
-    return has_stood_still(h, r) && (h->longest == NULL || may_belong(h->longest->part, r->report->rank));
+    return has_stood_still(h, r) && is_concerned(h, r);
 }
 
 static bool is_halted(const struct hang *h, const struct hang_rank *r)
@@ -122,7 +127,7 @@ static bool is_halted(const struct hang *h, const struct hang_rank *r)
 
 static bool goes_on_there(const struct hang *h, const struct hang_rank *r)
 {
-    return is_between(r->report) && (h->longest == NULL || may_belong(h->longest->part, r->report->rank));
+    return is_between(r->report) && is_concerned(h, r);
 }
 
 static bool goes_on(const struct hang *h, const struct hang_rank *r)
@@ -134,8 +139,8 @@ static bool goes_on(const struct hang *h, const struct hang_rank *r)
 /* Came it lately into a collective of another part than the longest wait is in? Then it goes on there. */
 static bool works_elsewhere(const struct hang *h, const struct hang_rank *r)
 {
-    return is_in_collective(r->report) && r->for_ms < h->waited_ms / 2 && h->longest != NULL &&
-           strcmp(r->report->part, h->longest->part) != 0 && may_belong(h->longest->part, r->report->rank);
+    return is_in_collective(r->report) && r->for_ms < h->waited_ms / 2 &&
+           strcmp(r->report->part, h->longest->part) != 0 && is_concerned(h, r);
 }
 
 static bool has_exited(const struct hang *h, const struct hang_rank *r)

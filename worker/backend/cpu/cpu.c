@@ -80,7 +80,7 @@ static void cpu_goodbye(struct cdi_backend *b)
 {
     abort_if_busy(b);
     if (b->comm.tcp != NULL)
-        cdi_tcp_say_goodbye(b->comm.tcp);
+        cdi_tcp_send_goodbye(b->comm.tcp);
     if (b->comm.shm != NULL)
         cdi_shm_say_goodbye(b->comm.shm);
 }

@@ -91,7 +91,7 @@ struct cdi_listener {
     } pending[CDI_TCP_PENDING];
     int fd[CDI_NET_ADDRESSES];
     int n_fds;
-    int64_t full_since_ms; /* there is no descriptor for a connection that waits; 0: there is */
+    int64_t full_since_ms; /* when accepting first failed for want of a descriptor; 0: it has not, or works again */
 };
 
 struct cdi_tcp {
@@ -130,10 +130,11 @@ cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, 
 void cdi_tcp_destroy(struct cdi_tcp *tcp);
 /* Sends the result of cdi_shm_aborted() to all neighbours. Any thread, repeatable. */
 void cdi_tcp_pass_abort(struct cdi_tcp *tcp);
-/* Sends the goodbye alone. */
+/*
+ * Sends the goodbye, or the abort, and ends the data after what was sent: by their end a peer that waits for more
+ * notices it.
+ */
 void cdi_tcp_send_goodbye(struct cdi_tcp *tcp);
-/* Does the same, and ends the data after what was sent: by their end a peer that waits for more notices the goodbye. */
-void cdi_tcp_say_goodbye(struct cdi_tcp *tcp);
 /* Reports to the ranks of all nodes why this rank could not connect. */
 void cdi_tcp_report_failure(const struct cdi_oob *oob, const struct cdi_error *why);
 

@@ -267,7 +267,7 @@ static void close_dialled(struct cdi_tcp *tcp)
         (void)close(fd);
 }
 
-/* Connects tcp->dialled. *errnum says why there is no connection. */
+/* Connects tcp->dialled. Sets *errnum to the reason of a failure. */
 static bool try_connect(struct cdi_tcp *tcp, const struct cdi_address *a, int64_t deadline_ms, int *errnum)
 {
     int fd = open_dialled(tcp, a->u.any.sa_family, errnum);
@@ -335,6 +335,12 @@ static void connect_round(struct cdi_tcp *tcp, const char *text, struct cdi_link
     }
 }
 
+/* Have descriptors been missing since then for so long, or until the deadline, that the wait is in vain? */
+static bool is_full_for_good(int64_t since_ms, int64_t now_ms, int64_t deadline_ms)
+{
+    return since_ms != 0 && (now_ms >= since_ms + CDI_TCP_FULL_MS || now_ms >= deadline_ms);
+}
+
 static cddp_status too_many_files(int rank, struct cdi_error *err)
 {
     return cdi_fail_errno(err, EMFILE,
@@ -393,8 +399,7 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
             full_since_ms = 0;
         else if (full_since_ms == 0)
             full_since_ms = cdi_now_ms();
-        if (st == CDDP_OK && full_since_ms != 0 &&
-            (cdi_now_ms() >= full_since_ms + CDI_TCP_FULL_MS || cdi_now_ms() + SLICE_MS >= deadline_ms))
+        if (st == CDDP_OK && is_full_for_good(full_since_ms, cdi_now_ms(), deadline_ms - SLICE_MS))
             return too_many_files(l->rank, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
             return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
@@ -423,8 +428,7 @@ cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link 
         }
         if (st != CDDP_OK)
             return st;
-        if (tcp->listener.full_since_ms != 0 &&
-            (now >= tcp->listener.full_since_ms + CDI_TCP_FULL_MS || now >= deadline_ms))
+        if (is_full_for_good(tcp->listener.full_since_ms, now, deadline_ms))
             return too_many_files(l->rank, err);
         if (now >= deadline_ms)
             return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,

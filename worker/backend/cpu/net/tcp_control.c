@@ -168,11 +168,6 @@ void cdi_tcp_send_goodbye(struct cdi_tcp *tcp)
 {
     cdi_tcp_pass_abort(tcp);
     send_control_all(tcp, CDI_TCP_IS_BYE, NULL, 0);
-}
-
-void cdi_tcp_say_goodbye(struct cdi_tcp *tcp)
-{
-    cdi_tcp_send_goodbye(tcp);
     (void)pthread_mutex_lock(&tcp->lock);
     for (int i = 0; i < cdi_tcp_n_links(tcp); i++) {
         struct cdi_link *l = cdi_tcp_nth_link(tcp, i);

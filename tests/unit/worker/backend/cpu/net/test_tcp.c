@@ -579,7 +579,7 @@ Test(tcp, rank_may_end_after_last_operation)
 
 /* ------------------------------------------------------------------------------------------- late receivers ---- */
 
-/* The rank of the other node leaves before the first message, for which there is no link yet. */
+/* The rank of the other node leaves before the first message, so the two have no link for it. */
 static int alone_after_goodbye(struct rank *r)
 {
     int waits = *(const int *)r->arg, other = 1 - waits;
