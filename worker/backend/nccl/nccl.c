@@ -233,6 +233,7 @@ static void set_host_ids(const struct cdi_backend *b)
     (void)snprintf(text + at, sizeof text - (size_t)at, "-%d", b->world.rank);
     (void)setenv("NCCL_HOSTID", text, 0);
     (void)setenv("NCCL_NET", "Socket", 0);
+    (void)setenv("NCCL_MNNVL_ENABLE", "0", 0); /* a fabric would join these hosts again (mnnvl.cc) */
     if (b->world.n_nodes > 1)
         return;
     /* NCCL's first choice is another interface, which may lead nowhere or have only a link-local address. */

@@ -17,35 +17,17 @@
 #include "worker/backend/nccl/state/ring.h"
 #include "worker/backend/nccl/state/stamps.h"
 
-#include <time.h>
-
 #define ROUND_MS 1
 #define ASK_GPU_ROUNDS 8 /* a fault of the GPU is rare, and each check is a call of the driver */
-#define WORD_OF_PEERS_MS \
-    1000 /* NCCL notices that a peer is gone; which one, the agent or a peer reports a moment later */
 
-/*
- * Handles an error that NCCL reports. The agent or a peer may report in a moment which rank is gone, which is a better
- * error message.
- */
+/* Handles an error that NCCL reports, if no better one follows it. */
 static void progress_nccl_error(struct cdi_backend *b, ncclResult_t r, const char *op)
 {
-    int64_t until_ms = cdi_now_ms() + WORD_OF_PEERS_MS;
     struct cdi_error err;
 
-    while (cdi_gpu_health_now(b, NULL) == CDDP_OK && cdi_now_ms() < until_ms) {
-        const struct timespec nap = {.tv_nsec = 20000000};
-
-        cdi_peers_listen(b);
-        (void)nanosleep(&nap, NULL);
-    }
+    if (cdi_nccl_await_word(b, r, cdi_peers_listen))
+        return;
     (void)cdi_nccl_fail(b, r, *op != '\0' ? op : "the communicator", &err);
-    if (err.status == CDDP_E_PEER) {
-        const struct cdi_error why = err;
-
-        (void)cdi_fail_since(&err, &why, "%.900s; a peer is gone, but neither the agent nor a peer has reported which",
-                             why.msg);
-    }
     (void)cdi_gpu_fail(b, &err);
 }
 

@@ -11,6 +11,8 @@
 #define REPLAY_MS 10    /* where only a graph may have begun a collective, or only stamps are left to read */
 #define ANCHOR_MS 2000  /* while there is nothing to do: the clocks of the GPU and the host part (stamps.h) */
 #define SPIN_ROUNDS 200 /* that a wait for NCCL polls without a pause */
+#define WORD_MS 1000    /* that the report of a death may arrive after NCCL's own error */
+#define WORD_NAP_NS 5000000
 
 cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
 {
@@ -164,11 +166,34 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     clean[n] = '\0';
     if (inside)
         cdi_nccl_leave(b);
-    (void)cdi_fail(err, st, "%s: NCCL reports \"%s\"%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
-                   n > 0 ? ")" : "");
+    (void)cdi_fail(err, st, "%s: NCCL reports \"%s\"%s%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
+                   n > 0 ? ")" : "",
+                   st == CDDP_E_PEER ? "; a peer is gone, but neither the agent nor a peer has reported which" : "");
     if (err != NULL)
         err->device_error = (int)r;
     return st;
+}
+
+bool cdi_nccl_await_word(struct cdi_backend *b, ncclResult_t r, void (*listen)(struct cdi_backend *b))
+{
+    const struct timespec nap = {.tv_nsec = WORD_NAP_NS};
+    int64_t until_ms = cdi_now_ms() + WORD_MS;
+
+    if (r == ncclInvalidArgument || r == ncclInvalidUsage) /* errors of this rank's own call */
+        until_ms = 0;
+    while (cdi_gpu_health_now(b, NULL) == CDDP_OK) {
+        if (b->world.size == 1 || cdi_now_ms() >= until_ms)
+            return false;
+        listen(b);
+        (void)nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
+/* Asks the progress thread to look in the store: the caller may hold `lock`, and the store may take long. */
+static void health_listen(struct cdi_backend *b)
+{
+    atomic_store(&b->check_store, true);
 }
 
 /*
@@ -227,5 +252,5 @@ cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResu
     if (r == ncclSuccess)
         return CDDP_OK;
     b->nccl_error = r;
-    return atomic_load(&b->failed) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
+    return cdi_nccl_await_word(b, r, health_listen) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
 }

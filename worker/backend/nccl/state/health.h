@@ -44,6 +44,12 @@ static inline struct timespec cdi_timespec_of(int64_t ms)
 /* Enclose calls of NCCL on comm. Enter returns false after a failure: there may be no comm any more. */
 bool cdi_nccl_enter(struct cdi_backend *b);
 void cdi_nccl_leave(struct cdi_backend *b);
+/*
+ * Waits, after an error r of NCCL, up to a second for the report of the agent or a peer that names the rank that is
+ * gone: NCCL often notices first that a connection is closed (socket.cc), and does not know whose it was. Calls listen
+ * between two checks. Returns true if there is now a sticky error, which is the better error message.
+ */
+bool cdi_nccl_await_word(struct cdi_backend *b, ncclResult_t r, void (*listen)(struct cdi_backend *b));
 /* Returns the status for NCCL's error r, with an error message such as "all_reduce: NCCL reports ...". */
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err);
 /*
@@ -58,8 +64,8 @@ ncclResult_t cdi_nccl_call(struct cdi_backend *b, ncclResult_t (*fn)(void *b));
 ncclResult_t cdi_nccl_state(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r);
 /*
  * Polls comm after a call that has returned r, until NCCL is done (with `lock`, if comm is b's). Returns CDDP_OK (comm
- * takes the next call), the sticky error, CDDP_E_TIMEOUT, or NCCL's error as CDDP_E_SYSTEM or CDDP_E_PEER. what: for
- * the error message.
+ * takes the next call), the sticky error, CDDP_E_TIMEOUT, or, if no report of a death follows it, NCCL's error as
+ * CDDP_E_SYSTEM or CDDP_E_PEER. what: for the error message.
  */
 cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResult_t r, const char *what,
                                 int64_t deadline_ms, struct cdi_error *err);
