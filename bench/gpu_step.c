@@ -5,9 +5,11 @@
  *
  *     cddprun --standalone --nproc_per_node=gpu gpu_step [--kib N] [--bucket-kib N] [--pairs N] [--work N]
  *
- * A step writes every gradient with a kernel that passes over it `work` times, then has it reduced; its time is that
- * between two events on the compute stream. Host time is that spent inside cddp_* calls, and bare's that spent in the
- * calls that do the same by hand. Then what clipping the gradients takes. One line of JSON from rank 0.
+ * A step passes over the gradients of a bucket `work` times, a kernel each, then has them reduced; its time is that
+ * between two events on the compute stream. A kernel is long enough (25 MiB: 18 us on an H100) for the host, which
+ * needs 4 us to launch one, to stay ahead of the GPU: otherwise a step measures the host. Host time is that spent
+ * inside cddp_* calls, and bare's that spent in the calls that do the same by hand. Then what clipping the gradients
+ * takes. One line of JSON from rank 0.
  */
 #include "bench/gpu_program.h"
 
@@ -148,37 +150,6 @@ static void close_bench(struct bench *b)
 
 /* ------------------------------------------------------------------------------------------------- the steps ---- */
 
-/* The backward pass of one parameter: `work` passes over its gradient, which keep its values. */
-static void backward(struct bench *b, size_t i, int work)
-{
-    struct cdi_launch l;
-
-    if (cdi_launch_scale(&l, b->card.n_sm, cddp_ddp_grad(b->ddp, i), b->params[i].count, CDDP_FLOAT32, 1, NULL) != 0)
-        card_die("gpu_step: a kernel was refused");
-    for (int k = 0; k < work; k++)
-        card_launch(&b->card, b->card.stream, &l);
-}
-
-/* Returns what the host spent in cddp_* calls, in microseconds. */
-static double reducer_step(struct bench *b, int work)
-{
-    double host = 0, start;
-    cddp_status status;
-
-    for (size_t i = b->n_params; i-- > 0;) {
-        backward(b, i, work);
-        start = now_us();
-        status = cddp_ddp_grad_ready(b->ddp, i);
-        host += now_us() - start;
-        must(status);
-    }
-    start = now_us();
-    status = cddp_ddp_wait(b->ddp);
-    host += now_us() - start;
-    must(status);
-    return host;
-}
-
 /* Where bucket k, in the order of launching, begins: its parameters lie side by side. */
 static void *bucket_base(const struct bench *b, size_t k)
 {
@@ -196,6 +167,38 @@ static void *bucket_base(const struct bench *b, size_t k)
     return low;
 }
 
+/* The backward pass of one bucket: `work` passes over its gradients, which keep their values. */
+static void backward(struct bench *b, void *base, int work)
+{
+    struct cdi_launch l;
+
+    if (cdi_launch_scale(&l, b->card.n_sm, base, b->sizes.bucket_bytes / sizeof(float), CDDP_FLOAT32, 1, NULL) != 0)
+        card_die("gpu_step: a kernel was refused");
+    for (int k = 0; k < work; k++)
+        card_launch(&b->card, b->card.stream, &l);
+}
+
+/* Returns what the host spent in cddp_* calls, in microseconds. */
+static double reducer_step(struct bench *b, int work)
+{
+    double host = 0, start;
+    cddp_status status = CDDP_OK;
+
+    for (size_t k = 0; k < b->sizes.n_buckets; k++) {
+        backward(b, bucket_base(b, k), work);
+        start = now_us();
+        for (size_t i = 0; i < PARAMS_PER_BUCKET && status == CDDP_OK; i++)
+            status = cddp_ddp_grad_ready(b->ddp, b->n_params - 1 - k * PARAMS_PER_BUCKET - i);
+        host += now_us() - start;
+        must(status);
+    }
+    start = now_us();
+    status = cddp_ddp_wait(b->ddp);
+    host += now_us() - start;
+    must(status);
+    return host;
+}
+
 /* Returns what the host spent on communication, as reducer_step does. */
 static double bare_step(struct bench *b, int work)
 {
@@ -204,8 +207,7 @@ static double bare_step(struct bench *b, int work)
     for (size_t k = 0; k < b->sizes.n_buckets; k++) {
         void *base = bucket_base(b, k);
 
-        for (size_t i = 0; i < PARAMS_PER_BUCKET; i++)
-            backward(b, b->n_params - 1 - k * PARAMS_PER_BUCKET - i, work);
+        backward(b, base, work);
         start = now_us();
         CARD(&b->card, cuEventRecord, b->ready[k], b->card.stream);
         CARD(&b->card, cuStreamWaitEvent, b->side, b->ready[k], 0);

@@ -15,13 +15,19 @@ SILENT_SECONDS = 60        # without output: then a part hangs
 # part: (seconds if each rank has a GPU, more seconds for each rank if ranks share a GPU)
 # Ranks that share a GPU take turns of about 2 ms, so that each collective costs several of them.
 LIMITS = {
-    'facts': (40, 0), 'kernels': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'capture': (40, 20), 'whole': (40, 20),
-    'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0), 'gpt': (200, 0),
-    'train': (90, 0), 'torch': (60, 0), 'death': (60, 20), 'memcheck': (60, 0), 'initcheck': (60, 0), 'conformance': (100, 40),
+    'facts': (40, 0), 'kernels': (60, 0), 'kernels_full': (60, 0), 'wine': (60, 60), 'hook': (40, 20), 'capture': (40, 20),
+    'whole': (40, 20), 'mean': (40, 20), 'step': (120, 0), 'wire': (60, 0), 'gpt': (200, 0), 'train': (90, 0),
+    'torch': (60, 0), 'death': (60, 20), 'memcheck': (60, 0), 'initcheck': (60, 0), 'conformance': (100, 40),
     'restart': (90, 45), 'host': (60, 20),
 }
+# What each took on an H100 with one rank, or two that share it (2026-11-26): for --plan.
+ON_H100 = {
+    'facts': 4, 'kernels': 4, 'kernels_full': 34, 'wine-1': 7, 'wine-2': 26, 'hook-1': 1, 'hook-2': 2, 'capture-1': 1, 'capture-2': 2,
+    'whole-1': 1, 'whole-2': 3, 'mean-1': 1, 'mean-2': 2, 'step-1': 6, 'wire-1': 6, 'gpt-1': 84, 'train-1': 5, 'torch': 18, 'death-2': 2,
+    'memcheck': 5, 'initcheck': 5, 'conformance-1': 15, 'conformance-2': 58, 'restart-2': 12, 'host-2': 38,
+}
 TIMED = ('step', 'wire', 'train', 'gpt')  # only if each rank has a GPU
-WITHOUT_NCCL = ('facts', 'kernels', 'torch')
+WITHOUT_NCCL = ('facts', 'kernels', 'kernels_full', 'torch', 'memcheck', 'initcheck')
 # No output until they end, and much slower than the others.
 SLOW = ('memcheck', 'initcheck', 'gpt')
 
@@ -31,26 +37,20 @@ def part_name(part, ranks):
 
 
 def plan(ranks, gpus):
-    """Returns [(part, ranks or None)], the most informative first: time may run out."""
+    """Returns [(part, ranks or None)], the most informative first: time may run out, and the machine may be lost."""
     several = sorted(n for n in ranks if n > 1)
-    alone = [1] if 1 in ranks else []
+    alone, pair, more = ([1] if 1 in ranks else []), several[:1], several[1:]
 
-    def of(n, *parts):
-        return [(part, n) for part in parts if part not in TIMED or n <= gpus]
+    def of(those, *parts):
+        return [(part, n) for n in those for part in parts if part not in TIMED or n <= gpus]
 
     order = [('facts', None), ('kernels', None)]
-    for n in alone:
-        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED) + [('torch', None)]
-    for n in several[:1]:
-        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED, 'death')
+    order += of(alone, 'hook', 'capture', 'whole', 'mean', 'step', 'wire', 'train', 'wine') + [('kernels_full', None)]
+    order += of(pair, 'death', 'hook', 'capture', 'whole', 'mean', 'conformance', 'step', 'wire', 'train')
     order += [('memcheck', None), ('initcheck', None)]
-    for n in alone + several[:1]:
-        order += of(n, 'conformance')
-    for n in several[:1]:
-        order += of(n, 'restart', 'host')
-    for n in several[1:]:
-        order += of(n, 'wine', 'hook', 'capture', 'whole', 'mean', *TIMED, 'death', 'conformance')
-    return order
+    order += of(alone, 'gpt') + ([('torch', None)] if alone else []) + of(alone, 'conformance')
+    order += of(pair, 'restart', 'host', 'wine', 'gpt')
+    return order + of(more, 'death', 'hook', 'capture', 'whole', 'mean', 'conformance', *TIMED, 'wine')
 
 
 def chosen(order, wanted):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node of scripts/gpu-check: its files and GPUs, and commands that run within the time limits of a part."""
 import glob
+import gzip
 import os
 import re
 import resource
@@ -137,8 +138,8 @@ class Machine:
             self.held = []
         else:
             self.gpus = gpus()
-            if self.found['nccl_library']:
-                self.environment['CDDP_NCCL_LIBRARY'] = self.found['nccl_library']
+            if args.nccl or self.found['nccl_library']:
+                self.environment['CDDP_NCCL_LIBRARY'] = args.nccl or self.found['nccl_library']
             if self.found.get('cublas_library'):
                 self.environment['CDDP_CUBLAS_LIBRARY'] = self.found['cublas_library']
             self.held = hold(nodes())
@@ -183,9 +184,9 @@ class Machine:
         return child.out()
 
     def collect_logs(self, name, into):
-        """Appends NCCL's log files of this part to the one log, and returns the warnings in them."""
+        """Appends NCCL's log files of this part to the one log, which is compressed, and returns the warnings in them."""
         warnings = []
-        with open(into, 'a', encoding='utf-8') as log:
+        with gzip.open(into, 'at', encoding='utf-8') as log:
             for path in sorted(glob.glob(os.path.join(self.logs, '*'))):
                 with open(path, encoding='utf-8', errors='replace') as source:
                     text = source.read()

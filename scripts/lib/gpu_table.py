@@ -19,7 +19,8 @@ def of_steps(detail):
             f'({one["reducer_ms"][1]:.3f} ms, host {one["host_us"][1]:.0f} us, bare {one["bare_host_us"][1]:.0f})'
             for one in detail['runs']]
     clip = f'clipping {detail["clip"]["ms"][1]:.3f} ms, host {detail["clip"]["host_us"][1]:.0f} us'
-    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}; {clip}'
+    off = f'with CDDP_TIMING=off {detail["timing_off"]["step_ratio"]:.3f}, host {detail["timing_off"]["host_us_more"]:.0f} us more than bare'
+    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}; {clip}; {off}'
 
 
 def of_facts(detail):
@@ -62,6 +63,7 @@ def gpt_text(d):
 TEXTS = [
     ('gpt', gpt_text),
     ('driver_lacks', of_facts),
+    ('under_sanitizer', lambda d: f'{d["under_sanitizer"]} comparisons, no error'),
     ('comparisons', lambda d: f'{d["comparisons"]} comparisons; GB/s: ' + ', '.join(
         f'{key[:-5]} {value:.0f}' for key, value in d.items() if key.endswith('_gb_s'))),
     ('hidden', lambda d: f'{d["hidden"]:.1%} of the wire hidden, {d["best"]:.1%} possible; host {d["host_us"][1]:.0f} us per step'),
@@ -86,6 +88,19 @@ TEXTS = [
     ('means', lambda d: f'{d["means"]} kinds of gradients, largest error {d["worst"]:.2f} of the allowed one'),
     ('passed', lambda d: f'{d["passed"]} cases, {d["skipped"]} skipped'),
 ]
+
+
+def plan(order, measured, seconds):
+    """Returns the text of --plan. order: [(name, limit in seconds)]; measured: {name: seconds}; seconds: the total limit. A part
+    that was not measured counts as nothing in the sum."""
+    lines, total = ['part              on an H100    so far    at most'], 0
+    for name, limit in order:
+        took = measured.get(name)
+        if total <= seconds < total + (took or 0):
+            lines.append(f'--- {seconds:.0f} s (--seconds) end about here')
+        total += took or 0
+        lines.append(f'{name:<16}{took if took is not None else "?":>10} s {total:>7} s {limit:>8} s')
+    return '\n'.join(lines)
 
 
 def summary(part):

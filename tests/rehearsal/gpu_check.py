@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests scripts/gpu-check on the stand-in: its report of a fault, and an archive of scripts/gpu-bundle.
 
-gpu_check.py BUILD fault | bundle
+gpu_check.py BUILD fault | lost | little | old | bundle
 """
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST = 30 << 20
@@ -44,6 +46,53 @@ def fault(build, folder):
     print('ok - a failing part runs once more, and both runs are reported')
 
 
+def begin(build, folder, *words, **environment):
+    return subprocess.Popen([ROOT / 'scripts/gpu-check', '--standin', '--build', build, '--out', folder, *words],
+                            env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def lost(build, folder):
+    """The machine is lost while a part runs: the result has every part before it."""
+    running = begin(build, folder, '--ranks', '1,2', '--part', 'facts', '--part', 'hook-1', '--part', 'death', '--part', 'gpt')
+    deadline = time.monotonic() + 100
+    try:
+        while not any('death-2' in path.read_text() for path in folder.glob('*.json')):
+            check(time.monotonic() < deadline and running.poll() is None, f'no result of death-2 in {list(folder.iterdir())}')
+            time.sleep(0.01)
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    parts = report_in(folder)
+    check(list(parts)[:3] == ['facts', 'hook-1', 'death-2'], f'parts {list(parts)}')
+    check(all(part['status'] == 'passed' for part in parts.values()), f'{parts}')
+    print(f'ok - a run that is killed leaves the results of its {len(parts)} parts')
+
+
+def little(build, folder):
+    """Little time is left: the first parts run, and each of the others is skipped with the reason."""
+    running = begin(build, folder, '--ranks', '2', '--seconds', '6', '--part', 'facts', '--part', 'kernels_full',
+                    '--part', 'wine')
+    said, _ = running.communicate(timeout=100)
+    parts = report_in(folder)
+    check(running.returncode == 0, f'exit status {running.returncode}\n{said}')
+    check(list(parts) == ['facts', 'kernels_full', 'wine-2'], f'parts {list(parts)}')
+    check(parts['facts']['status'] == 'passed' and parts['wine-2']['status'] == 'skipped', f'{parts}')
+    check('the total time is used up' in parts['wine-2']['reason'], parts['wine-2']['reason'])
+    print('ok - with little time the first parts run, and the others are skipped')
+
+
+def old(build, folder):
+    """NCCL is too old: the parts that need it fail and name both versions."""
+    running = begin(build, folder, '--ranks', '1', '--part', 'kernels', '--part', 'hook', CDDP_STANDIN_NCCL_VERSION='21804')
+    said, _ = running.communicate(timeout=100)
+    parts = report_in(folder)
+    check(running.returncode == 1, f'exit status {running.returncode}\n{said}')
+    check(parts['kernels']['status'] == 'passed', f'{parts["kernels"]}')
+    check('2.18.4' in parts['hook-1']['reason'] and '2.19' in parts['hook-1']['reason'], parts['hook-1']['reason'])
+    print('ok - an NCCL that is too old is named')
+
+
 def bundle(build, folder):
     """Unpacked elsewhere, with no program on the PATH but python3 and sh."""
     archive = folder / 'bundle.tar.gz'
@@ -72,7 +121,7 @@ def bundle(build, folder):
 def main():
     build, what = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        {'fault': fault, 'bundle': bundle}[what](build, pathlib.Path(folder))
+        {'fault': fault, 'lost': lost, 'little': little, 'old': old, 'bundle': bundle}[what](build, pathlib.Path(folder))
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / 'scripts' / 'lib'))
@@ -26,9 +27,10 @@ class Order(unittest.TestCase):
 
     def test_parts_for_one_gpu_come_first(self):
         self.assertEqual(self.names([4, 1, 2], 1), [
-            'facts', 'kernels', 'wine-1', 'hook-1', 'capture-1', 'whole-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'gpt-1', 'torch', 'wine-2', 'hook-2', 'capture-2', 'whole-2', 'mean-2', 'death-2', 'memcheck',
-            'initcheck', 'conformance-1', 'conformance-2', 'restart-2', 'host-2', 'wine-4', 'hook-4', 'capture-4', 'whole-4', 'mean-4', 'death-4',
-            'conformance-4'])
+            'facts', 'kernels', 'hook-1', 'capture-1', 'whole-1', 'mean-1', 'step-1', 'wire-1', 'train-1', 'wine-1', 'kernels_full',
+            'death-2', 'hook-2', 'capture-2', 'whole-2', 'mean-2', 'conformance-2', 'memcheck', 'initcheck', 'gpt-1', 'torch',
+            'conformance-1', 'restart-2', 'host-2', 'wine-2', 'death-4', 'hook-4', 'capture-4', 'whole-4', 'mean-4', 'conformance-4',
+            'wine-4'])
 
     def test_times_only_ranks_that_have_a_gpu(self):
         names = self.names([1, 2, 4], 2)
@@ -74,6 +76,22 @@ class Limits(unittest.TestCase):
         self.assertNotIn('NCCL_SOCKET_IFNAME', decide.environment(2, 1, {'NCCL_SOCKET_IFNAME': 'eth1'}))
         self.assertEqual(decide.environment(2, 2, {}), {})
         self.assertEqual(decide.environment(None, 1, {}), {})
+
+
+class Plan(unittest.TestCase):
+    def test_shows_what_fits_into_the_time(self):
+        text = gpu_table.plan([('facts', 40), ('kernels', 60), ('unknown', 9)], {'facts': 4, 'kernels': 5}, 6).splitlines()
+        self.assertEqual([line.split()[0] for line in text[1:]], ['facts', '---', 'kernels', 'unknown'])
+        self.assertIn('?', text[-1])
+
+    def test_measured_parts_exist(self):
+        names = {decide.part_name(*one) for one in decide.plan([1, 2], 8)}
+        self.assertEqual(set(decide.ON_H100) - names, set())
+
+    def test_without_nvidia_smi_the_device_files_count(self):
+        with unittest.mock.patch.object(gpu_machine, 'smi', return_value=''), \
+                unittest.mock.patch.object(gpu_machine, 'nodes', return_value=['/dev/nvidia0']):
+            self.assertEqual(gpu_machine.gpus(), [{'name': 'unknown'}])
 
 
 class Late(unittest.TestCase):
