@@ -221,6 +221,33 @@ static int die_while_it_frees(struct rank *r)
     return 0;
 }
 
+/* ----------------------------------------------------------------- NCCL notices a death before the agent reports it
+ */
+
+#define LATER_MS 300 /* NCCL's error comes this much before the death that explains it */
+
+/* Rank 0's call fails as it does when a peer's socket closes; rank 1 dies when that has happened. */
+static int notice_before_the_agent(struct rank *r)
+{
+    static float x[COUNT];
+    const struct cdi_coll op = all_reduce(x);
+    const struct timespec later = {.tv_nsec = LATER_MS * 1000000};
+    cddp_status st;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1) {
+        while (atomic_load(&r->board->flag[0]) == 0)
+            moment();
+        (void)nanosleep(&later, NULL);
+        (void)raise(SIGKILL);
+    }
+    configure("CDDP_STANDIN_FAIL", "ncclAllReduce:1:6");
+    atomic_store(&r->board->flag[0], 1);
+    st = rank_do(r, &op);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL, "%s", r->err.msg);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------- a call that fails, beside a
  * collective
  */
@@ -672,6 +699,7 @@ int main(int argc, char **argv)
         {"a graph is captured while the backend works", stay_out_of_captures, -1},
         {"a captured stream is rejected without harm", refuse_to_be_captured, -1},
         {"a death is noticed while a driver call does not return", die_while_it_frees, 1},
+        {"a death that NCCL notices before the agent is named", notice_before_the_agent, 1},
         {"a call that fails waits for no collective", fail_beside_a_collective, -1},
         {"a timeout in a launch, beside a store that does not answer", time_out_in_a_launch, -1},
         {"a timeout on the stream, beside a store that does not answer", time_out_on_the_stream, -1},
