@@ -3,6 +3,8 @@
 #ifndef CDI_THREAD_H
 #define CDI_THREAD_H
 
+#include "common/float_state.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -11,12 +13,14 @@
 
 /*
  * Starts a thread that receives no signals: they are for the program, which does not know the thread. Only those that
- * the thread's own faults cause are open, since the kernel would ignore the program's handlers for them. stack: in
- * bytes; 0: the system's default. Returns 0 or an errno.
+ * the thread's own faults cause are open, since the kernel would ignore the program's handlers for them. It computes in
+ * the default floating-point state, whatever that of the caller is. stack: in bytes; 0: the system's default. Returns 0
+ * or an errno.
  */
 static inline int cdi_thread_create(pthread_t *thread, size_t stack, void *(*run)(void *arg), void *arg)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+    struct cdi_float_state state = cdi_float_read();
     sigset_t all, before;
     pthread_attr_t attr;
     int rc = pthread_attr_init(&attr);
@@ -29,7 +33,9 @@ static inline int cdi_thread_create(pthread_t *thread, size_t stack, void *(*run
     for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++)
         (void)sigdelset(&all, faults[i]);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    cdi_float_set_default(state); /* the new thread inherits it */
     rc = pthread_create(thread, &attr, run, arg);
+    cdi_float_restore(state);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;

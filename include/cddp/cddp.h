@@ -47,6 +47,12 @@
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. If a
  * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging.
  *
+ * Numbers. Results do not depend on the floating-point state of the calling thread: its rounding, whether it flushes
+ * denormal numbers to zero (as in a program linked with -ffast-math), and what traps. A function computes with the
+ * default state of C, and then restores the caller's, the exception flags included: they show nothing of what the
+ * library computed. Functions of the program that the library calls (hooks, the log callback, `interrupted`) have the
+ * caller's state. What they change in it stays changed. The library's own threads have the default state.
+ *
  * Structs. Each create function takes an options struct, or NULL for the defaults. Every struct that a caller fills in
  * begins with `size`, which the caller sets to sizeof the struct, in each element of an array. Every other member that
  * is zero means the default. Structs grow at the end in later versions, and change in no other way. So a program runs

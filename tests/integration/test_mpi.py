@@ -77,6 +77,12 @@ def test_communicators_of_all_kinds_one_after_the_other_in_one_process(cddprun):
             assert done.returncode == 0, (kind, ranks, done)
 
 
+def test_results_do_not_depend_on_floating_point_state(cddprun):
+    for kind in found():
+        done = mpirun(kind, 2, built(cddprun, 'tests', 'integration', 'float_state'))
+        assert done.returncode == 0, (kind, done)
+
+
 def test_error_names_both_ranks_without_mpi_launcher(cddprun):
     for _, _, folder in found():
         env = {'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': folder, 'OMPI_ALLOW_RUN_AS_ROOT': '1',

@@ -7,6 +7,7 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/float_state.h"
 #include "protocol/flight.h"
 #include "worker/base/sized.h"
 #include "worker/checkpoint/async.h"
@@ -615,6 +616,7 @@ static void mark(const cddp_comm *comm, cddp_status st, enum cdi_flight_mark_kin
 cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                  size_t n_items, const cddp_checkpoint_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
@@ -633,6 +635,7 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
 
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
@@ -648,6 +651,7 @@ cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
                                  cddp_checkpoint_info *info)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};

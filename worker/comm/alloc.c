@@ -4,6 +4,7 @@
  * the same, and that all can have it: either all ranks get it or none, and it has the same number on all.
  */
 #include "common/cleanup.h"
+#include "common/float_state.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/memory.h"
 
@@ -164,6 +165,7 @@ static cddp_status alloc_any(cddp_comm *comm, size_t bytes, uint32_t flags, void
 
 cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     enum cdi_asked before;
     cddp_status st;
@@ -180,6 +182,7 @@ cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out
 
 void cddp_free(cddp_comm *comm, void *p)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_extent *e;
 
     if (comm == NULL || p == NULL || cdi_comm_is_others("cddp_free", comm))
@@ -242,6 +245,7 @@ static cddp_status register_memory(cddp_comm *comm, void *p, size_t bytes, uint3
 
 cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     enum cdi_asked before;
     cddp_status st;
@@ -258,6 +262,7 @@ cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
 
 cddp_status cddp_unregister(cddp_comm *comm, void *p)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_extent *e;
     struct cdi_error err;
 

@@ -3,6 +3,7 @@
  * Public collectives. Each cddp_coll_args becomes operations of the backend (coll_args.c), which are enqueued and
  * joined at once, or joined by cddp_coll_wait.
  */
+#include "common/float_state.h"
 #include "worker/backend/describe.h"
 #include "worker/base/sized.h"
 #include "worker/comm/coll_args.h"
@@ -101,6 +102,7 @@ cddp_status cdi_comm_all_gather(cddp_comm *comm, const void *in, void *to, size_
 
 cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_redop op)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
     return coll_result(cdi_comm_all_reduce(comm, in, to, count, dtype, op, &err), &err);
@@ -108,6 +110,7 @@ cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *to, size_t co
 
 cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int root)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
     return coll_result(cdi_comm_broadcast(comm, buf, count, dtype, root, &err), &err);
@@ -115,6 +118,7 @@ cddp_status cddp_broadcast(cddp_comm *comm, void *buf, size_t count, cddp_dtype 
 
 cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
     return coll_result(cdi_comm_all_gather(comm, in, to, count, dtype, &err), &err);
@@ -122,6 +126,8 @@ cddp_status cddp_all_gather(cddp_comm *comm, const void *in, void *to, size_t co
 
 cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *to, const size_t *counts, cddp_dtype dtype)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_all_gatherv",
         &(cddp_coll_args){.coll = CDDP_COLL_ALL_GATHERV, .in = in, .out = to, .out_counts = counts, .dtype = dtype});
@@ -130,6 +136,8 @@ cddp_status cddp_all_gatherv(cddp_comm *comm, const void *in, void *to, const si
 cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype, cddp_redop op,
                         int root)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_reduce",
         &(cddp_coll_args){
@@ -139,6 +147,8 @@ cddp_status cddp_reduce(cddp_comm *comm, const void *in, void *to, size_t count,
 cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype,
                                 cddp_redop op)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_reduce_scatter",
         &(cddp_coll_args){
@@ -147,6 +157,8 @@ cddp_status cddp_reduce_scatter(cddp_comm *comm, const void *in, void *to, size_
 
 cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *to, size_t count, cddp_dtype dtype)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_all_to_all",
         &(cddp_coll_args){.coll = CDDP_COLL_ALL_TO_ALL, .in = in, .out = to, .count = count, .dtype = dtype});
@@ -154,6 +166,8 @@ cddp_status cddp_all_to_all(cddp_comm *comm, const void *in, void *to, size_t co
 
 cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype dtype, int to)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_send",
         &(cddp_coll_args){.coll = CDDP_COLL_SEND, .in = buf, .count = count, .dtype = dtype, .root = to});
@@ -161,6 +175,8 @@ cddp_status cddp_send(cddp_comm *comm, const void *buf, size_t count, cddp_dtype
 
 cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype, int from)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(
         comm, "cddp_recv",
         &(cddp_coll_args){.coll = CDDP_COLL_RECV, .out = buf, .count = count, .dtype = dtype, .root = from});
@@ -168,6 +184,8 @@ cddp_status cddp_recv(cddp_comm *comm, void *buf, size_t count, cddp_dtype dtype
 
 cddp_status cddp_barrier(cddp_comm *comm)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return coll_run_public(comm, "cddp_barrier", &(cddp_coll_args){.coll = CDDP_COLL_BARRIER});
 }
 
@@ -294,6 +312,7 @@ static cddp_status coll_start(cddp_comm *comm, const char *name, const cddp_coll
 
 cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t n, uint64_t *ticket)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     uint64_t given;
     cddp_status st = coll_start(comm, "cddp_coll_start", args, n, (struct how){.lazy = false}, &given, &err);
@@ -312,6 +331,7 @@ static cddp_status coll_wait(cddp_comm *comm, uint64_t ticket, struct cdi_error 
 
 cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = check_comm("cddp_coll_wait", comm, &err);
 
@@ -320,6 +340,7 @@ cddp_status cddp_coll_wait(cddp_comm *comm, uint64_t ticket)
 
 cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = check_comm("cddp_coll_test", comm, &err);
 
@@ -335,6 +356,7 @@ cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
 
 cddp_status cddp_coll_run(cddp_comm *comm, const cddp_coll_args *args, size_t n)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     uint64_t ticket;
     cddp_status st = coll_start(comm, "cddp_coll_run", args, n, (struct how){.lazy = true}, &ticket, &err);
@@ -394,6 +416,7 @@ static cddp_status enqueue_on(cddp_comm *comm, const cddp_coll_args *args, size_
 
 cddp_status cddp_coll_enqueue(cddp_comm *comm, const cddp_coll_args *args, size_t n, void *stream)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
     return coll_result(enqueue_on(comm, args, n, stream, &err), &err);

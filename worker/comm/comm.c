@@ -2,6 +2,7 @@
 /* The process that a communicator belongs to, its state, and its getters. */
 #include "worker/comm/comm.h"
 
+#include "common/float_state.h"
 #include "worker/base/sized.h"
 #include "worker/comm/state.h"
 
@@ -34,6 +35,7 @@ bool cdi_comm_is_over(const cddp_comm *comm)
 
 cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = cdi_comm_own("cddp_comm_error", comm, &err);
 
@@ -50,6 +52,7 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
 
 void cddp_abort(cddp_comm *comm, const char *why)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     char text[400];
 
     if (comm == NULL || cdi_comm_is_others("cddp_abort", comm) || comm->over)
@@ -117,6 +120,7 @@ cddp_store *cddp_comm_store(cddp_comm *comm)
 
 cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     cddp_device_info known = {.size = sizeof known};
     struct cdi_error err;
 
@@ -133,6 +137,7 @@ cddp_status cddp_get_device_info(cddp_comm *comm, cddp_device_info *info)
 
 cddp_status cddp_copy(cddp_comm *comm, void *to, const void *from, size_t bytes)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_copy", comm, &err);
 

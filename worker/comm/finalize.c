@@ -2,6 +2,7 @@
 #include "worker/comm/finalize.h"
 
 #include "common/clock.h"
+#include "common/float_state.h"
 #include "worker/comm/claim.h"
 #include "worker/comm/keys.h"
 #include "worker/comm/stop.h"
@@ -210,6 +211,7 @@ static void comm_leave(struct cddp_comm *c)
 
 cddp_status cddp_finalize(cddp_comm *comm)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
     if (comm == NULL)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddp_init: reads the environment and the options, and joins the job that they describe. */
 #include "common/env.h"
+#include "common/float_state.h"
 #include "worker/backend/loader.h"
 #include "worker/base/sized.h"
 #include "worker/comm/error_file.h"
@@ -128,6 +129,7 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
 
 cddp_status cddp_init(cddp_comm **comm, const cddp_init_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     cddp_init_options known = {.size = sizeof known};
     struct cdi_launch l;
     struct cdi_error err;

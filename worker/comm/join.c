@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/float_state.h"
 #include "common/rank_list.h"
 #include "worker/base/host_id.h"
 #include "worker/comm/claim.h"
@@ -458,10 +459,19 @@ static void publish_given_up(const struct cddp_comm *c)
     (void)cdi_store_set(w->store, key, text, strlen(text), NULL);
 }
 
+static int ask_program(void *arg)
+{
+    const cddp_init_options *opt = arg;
+    CDI_CALLERS_FLOAT_STATE;
+
+    return opt->interrupted(opt->arg);
+}
+
 cddp_status cdi_join(struct cddp_comm *c, const struct cdi_launch *l, const cddp_init_options *opt,
                      struct cdi_error *err)
 {
-    struct cdi_flight_question asked = {.fn = opt->interrupted, .arg = opt->arg, .what = "cddp_init"};
+    cddp_init_options program = *opt;
+    struct cdi_flight_question asked = {.fn = ask_program, .arg = &program, .what = "cddp_init"};
     struct cdi_store_endpoint id;
     cddp_status st = opt->id != NULL ? cdi_unique_id_read(&id, opt->id, err) : CDDP_OK;
 

@@ -4,6 +4,7 @@
  * after they are done. So every rank learns the result, and the death of a rank is reported as in any collective.
  */
 #include "common/cleanup.h"
+#include "common/float_state.h"
 #include "worker/comm/comm.h"
 
 #include <stdio.h>
@@ -82,6 +83,7 @@ static cddp_status leader_first_begin(cddp_comm *comm, cddp_scope of, int *first
 
 cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = leader_first_begin(comm, of, first, &err);
 
@@ -90,6 +92,7 @@ cddp_status cddp_leader_first_begin(cddp_comm *comm, cddp_scope of, int *first)
 
 cddp_status cddp_leader_first_end(cddp_comm *comm, int first, const char *failure)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_leader_first_end", comm, &err);
 

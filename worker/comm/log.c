@@ -2,6 +2,7 @@
 #include "worker/comm/log.h"
 
 #include "common/env.h"
+#include "common/float_state.h"
 #include "common/log.h"
 #include "common/utf8.h"
 #include "worker/comm/comm.h"
@@ -151,6 +152,7 @@ void cddp_set_log_callback(cddp_log_fn fn, void *arg)
 
 void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level, const char *text)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_log_head head = {.name = "", .rank = -1};
     char line[CDI_LOG_LINE_BYTES];
     const struct target *to;
@@ -167,6 +169,8 @@ void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level,
     n = cdi_log_line(line, &head, text);
     to = is_calling ? NULL : atomic_load(&the_log.target);
     if (to != NULL) {
+        CDI_CALLERS_FLOAT_STATE;
+
         is_calling = true;
         to->fn(to->arg, level, line);
         is_calling = false;

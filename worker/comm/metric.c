@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Metrics over all ranks: gathered once, and merged in rank order on each. */
 #include "common/cleanup.h"
+#include "common/float_state.h"
 #include "worker/comm/comm.h"
 
 #include <math.h>
@@ -21,6 +22,10 @@ static void widen(cddp_metric *m, double min, double max)
 
 void cddp_metric_add(cddp_metric *m, double value, double weight)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
+    CDI_FLOAT_FENCE(value);
+    CDI_FLOAT_FENCE(weight);
     if (m == NULL)
         return;
     widen(m, value, value);
@@ -31,7 +36,11 @@ void cddp_metric_add(cddp_metric *m, double value, double weight)
 
 double cddp_metric_mean(const cddp_metric *m)
 {
-    return m != NULL && m->weight != 0 ? m->sum / m->weight : (double)NAN;
+    CDI_DEFAULT_FLOAT_STATE;
+    double mean = m != NULL && m->weight != 0 ? m->sum / m->weight : (double)NAN;
+
+    CDI_FLOAT_FENCE(mean);
+    return mean;
 }
 
 static void metric_merge(cddp_metric *to, const cddp_metric *from)
@@ -74,6 +83,7 @@ static cddp_status metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_
 
 cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all, size_t n, cddp_metric *ranks)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_METRIC_REDUCE);
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_metric_reduce", comm, &err);

@@ -2,6 +2,7 @@
 /* Makes parts of a communicator: cddp_comm_split by all of its ranks, cddp_comm_create_group by the members alone. */
 #include "common/cleanup.h"
 #include "common/crc64.h"
+#include "common/float_state.h"
 #include "worker/base/sized.h"
 #include "worker/comm/finalize.h"
 #include "worker/comm/keys.h"
@@ -282,6 +283,7 @@ static void discard_part(struct cddp_comm *part)
 
 cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key, const cddp_split_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_split how = {.color = color, .key = key};
     struct watched whole = {.whole = comm};
     CDI_AUTOFREE struct choice *all = NULL;
@@ -406,6 +408,7 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
 cddp_status cddp_comm_create_group(cddp_comm **to, cddp_comm *comm, const int *ranks, size_t n, int tag,
                                    const cddp_split_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_split how = {.color = 0};
     CDI_AUTOFREE struct cddp_comm *part = NULL;
     cddp_split_options known;

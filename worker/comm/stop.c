@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/comm/stop.h"
 
+#include "common/float_state.h"
 #include "worker/comm/state.h"
 #include "worker/comm/stop_signal.h"
 
@@ -181,6 +182,7 @@ static cddp_status should_stop(cddp_comm *comm, struct cdi_error *err)
 
 cddp_status cddp_should_stop(cddp_comm *comm, int *stop)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = stop_check("cddp_should_stop", comm, &err);
 

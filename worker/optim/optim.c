@@ -8,6 +8,7 @@
 #include "worker/optim/optim.h"
 
 #include "common/crc64.h"
+#include "common/float_state.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/step.h"
 
@@ -195,6 +196,7 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
 
 cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_CREATE);
     struct cdi_error err;
     cddp_status st = ddp != NULL ? cdi_comm_own("cddp_optim_create", ddp->comm, &err) : CDDP_OK;
@@ -223,6 +225,7 @@ static cddp_status optim_finish(const char *function, cddp_optim *o, cddp_status
 
 cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_optim_check("cddp_optim_step", optim, &err);
 
@@ -240,6 +243,8 @@ cddp_status cddp_optim_step(cddp_optim *optim, const cddp_optim_step_args *args)
 
 cddp_status cddp_optim_skip(cddp_optim *optim)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     return optim_finish("cddp_optim_skip", optim,
                         optim != NULL && optim->on_device ? cdi_optim_device_pass_over : cdi_optim_host_pass_over);
 }
@@ -260,8 +265,10 @@ static cddp_status set_numbers(cddp_optim *o, double lr, double grad_scale)
 
 cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
+    CDI_FLOAT_FENCE(lr);
     if (cdi_optim_check("cddp_optim_set_lr", optim, &err) != CDDP_OK)
         return cdi_last_error_set(&err);
     if (!(lr >= 0 && isfinite(lr))) {
@@ -273,8 +280,10 @@ cddp_status cddp_optim_set_lr(cddp_optim *optim, double lr)
 
 cddp_status cddp_optim_set_grad_scale(cddp_optim *optim, double scale)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
 
+    CDI_FLOAT_FENCE(scale);
     if (cdi_optim_check("cddp_optim_set_grad_scale", optim, &err) != CDDP_OK)
         return cdi_last_error_set(&err);
     if (!(scale > 0 && isfinite(scale))) {
@@ -286,6 +295,7 @@ cddp_status cddp_optim_set_grad_scale(cddp_optim *optim, double scale)
 
 cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_optim_check("cddp_optim_skipped", optim, &err);
 
@@ -307,6 +317,8 @@ size_t cddp_optim_state_bytes(const cddp_optim *optim)
 
 void cddp_optim_destroy(cddp_optim *optim)
 {
+    CDI_DEFAULT_FLOAT_STATE;
+
     if (optim == NULL || (optim->ddp != NULL && cdi_comm_is_others("cddp_optim_destroy", optim->ddp->comm)))
         return;
     if (optim->ddp != NULL) {

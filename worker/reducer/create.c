@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation and destruction of a reducer: cddp_ddp_create and cddp_ddp_destroy. */
+#include "common/float_state.h"
 #include "worker/base/nvtx.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/in_place.h"
@@ -222,6 +223,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
 cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n_params,
                             const cddp_ddp_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_DDP_CREATE);
     struct cdi_error err;
     cddp_status status;
@@ -239,6 +241,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
 
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     bool in_flight, in_step, broken, waits;
     struct cdi_error err;
     cddp_comm *comm;

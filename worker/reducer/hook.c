@@ -2,6 +2,7 @@
 /* Communication hooks: user functions that replace a bucket's all-reduce. */
 #include "worker/reducer/hook.h"
 
+#include "common/float_state.h"
 #include "common/status.h"
 #include "worker/base/sized.h"
 #include "worker/reducer/grads/in_place.h"
@@ -60,6 +61,13 @@ static cddp_status hook_failed(cddp_ddp *d, size_t bucket, const char *which, cd
     return cdi_ddp_fail_misuse(d, &err);
 }
 
+static cddp_status hook_run(cddp_ddp *d, const cddp_bucket *seen, uint64_t *ticket)
+{
+    CDI_CALLERS_FLOAT_STATE;
+
+    return ticket != NULL ? d->hook.begin(d->hook.arg, d->comm, seen, ticket) : d->hook.end(d->hook.arg, d->comm, seen);
+}
+
 /* Calls the hook's begin, or its end if ticket is NULL. On a device the hook gets the stream for its work. */
 static cddp_status hook_call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 {
@@ -70,10 +78,7 @@ static cddp_status hook_call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
     if (d->ops->on_device && d->ops->stream_acquire(d->b, &seen.stream, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     d->sticky = in_hook;
-    if (ticket != NULL)
-        st = d->hook.begin(d->hook.arg, d->comm, &seen, ticket);
-    else
-        st = d->hook.end(d->hook.arg, d->comm, &seen);
+    st = hook_run(d, &seen, ticket);
     d->sticky.status = CDDP_OK;
     if (d->ops->on_device)
         d->ops->stream_release(d->b);
@@ -142,6 +147,7 @@ static cddp_status read_hook(cddp_hook *hook, const cddp_hook *given, struct cdi
 
 cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     cddp_hook known;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_hook", ddp, &err);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddp_ddp_join: a rank whose samples are used up takes part in the steps of the others. */
+#include "common/float_state.h"
 #include "worker/reducer/grads/buffers.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
@@ -106,6 +107,7 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
 
 cddp_status cddp_ddp_join(cddp_ddp *ddp)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_join", ddp, &err);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/nan_replay.h"
 
+#include "common/float_state.h"
 #include "worker/reducer/nan_word.h"
 
 #include <inttypes.h>
@@ -119,6 +120,7 @@ void cdi_nan_replay_release(cddp_ddp *d)
 
 cddp_status cddp_ddp_replay_status(cddp_ddp *ddp)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_replay_status", ddp, &err);
 

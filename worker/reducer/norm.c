@@ -8,6 +8,7 @@
  */
 #include "worker/reducer/norm.h"
 
+#include "common/float_state.h"
 #include "worker/reducer/layout/shard.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/captured.h"
@@ -280,9 +281,11 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
 
 cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = ddp != NULL ? cdi_comm_own("cddp_ddp_grad_norm", ddp->comm, &err) : CDDP_OK;
 
+    CDI_FLOAT_FENCE(norm_type);
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     if (ddp == NULL || norm == NULL)
@@ -304,9 +307,12 @@ cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
 cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type, int error_if_nonfinite,
                                     double *norm)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_clip_grad_norm", ddp, &err);
 
+    CDI_FLOAT_FENCE(max_norm);
+    CDI_FLOAT_FENCE(norm_type);
     if (st == CDDP_OK)
         st = clip(ddp, max_norm, norm_type, error_if_nonfinite != 0, norm, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/powersgd.h"
 
+#include "common/float_state.h"
 #include "common/status.h"
 #include "worker/base/sized.h"
 #include "worker/math/randn.h"
@@ -551,6 +552,7 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
 
 cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     enum cdi_asked before = cdi_comm_ask(CDI_ASKED_SET_POWERSGD);
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_powersgd", ddp, &err);

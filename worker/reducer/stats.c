@@ -2,6 +2,7 @@
 #include "worker/reducer/stats.h"
 
 #include "common/clock.h"
+#include "common/float_state.h"
 #include "worker/base/sized.h"
 #include "worker/reducer/layout/stats.h"
 
@@ -457,6 +458,7 @@ void cdi_stats_read(cddp_ddp *d, cddp_ddp_stats *found)
 
 cddp_status cddp_ddp_get_stats(cddp_ddp *ddp, cddp_ddp_stats *stats)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_get_stats", ddp, &err);
     cddp_ddp_stats found;

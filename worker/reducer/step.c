@@ -9,6 +9,7 @@
  */
 #include "worker/reducer/step.h"
 
+#include "common/float_state.h"
 #include "worker/base/nvtx.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/launch.h"
@@ -156,6 +157,7 @@ static cddp_status step_ready(cddp_ddp *ddp, size_t i, void *stream)
 
 cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     bool captured;
     cddp_status status = step_check("cddp_ddp_grad_ready", ddp);
@@ -412,6 +414,7 @@ cddp_status cdi_step_finish_captured(cddp_ddp *d, cddp_status (*complete)(cddp_d
 
 cddp_status cddp_ddp_wait(cddp_ddp *ddp)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     cddp_status status = step_check("cddp_ddp_wait", ddp);
     bool captured;
 
@@ -469,6 +472,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
 
 cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     bool captured = false;
     cddp_status status = step_check("cddp_ddp_wait_param", ddp);
@@ -499,7 +503,11 @@ cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i)
 
 double cddp_ddp_grad_scale(const cddp_ddp *ddp)
 {
-    return ddp != NULL && (ddp->flags & CDDP_DDP_SUM) != 0 ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
+    CDI_DEFAULT_FLOAT_STATE;
+    double scale = ddp != NULL && (ddp->flags & CDDP_DDP_SUM) != 0 ? 1.0 / cdi_comm_world(ddp->comm)->size : 1.0;
+
+    CDI_FLOAT_FENCE(scale);
+    return scale;
 }
 
 size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)

@@ -6,6 +6,7 @@
  */
 #include "worker/reducer/grads/buffers.h"
 
+#include "common/float_state.h"
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/replicate.h"
 
@@ -86,6 +87,7 @@ static cddp_status sync_now(cddp_ddp *d, struct cdi_error *err)
 
 cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_sync_buffers", ddp, &err);
 

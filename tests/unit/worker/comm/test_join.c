@@ -2,6 +2,7 @@
 /* How ranks join if the program sets more than the environment: when it gives up, and the store's address. */
 #include "by_hand.h"
 #undef CHECK
+#include "float_words.h"
 #include "hygiene.h"
 #include "within.h"
 #include "world.h"
@@ -25,6 +26,7 @@ struct patience {
     bool elsewhere; /* called in another thread than that */
     int64_t begun_ms;
     bool bored;
+    uint64_t state; /* the floating-point state */
 };
 
 static int lose_patience(void *arg)
@@ -32,6 +34,7 @@ static int lose_patience(void *arg)
     struct patience *p = arg;
 
     p->elsewhere = p->elsewhere || !pthread_equal(p->thread, pthread_self());
+    p->state = float_get();
     return p->left-- > 0 ? 0 : 7;
 }
 
@@ -49,7 +52,10 @@ static int gives_up(int times)
     cddp_error_info info = {.size = sizeof info};
     cddp_comm *comm = NULL;
 
+    float_set(float_words[FLOAT_UP]);
     CHECK(cddp_init(&comm, &opt) == CDDP_E_ABORTED && comm == NULL);
+    CHECK(float_get() == float_words[FLOAT_UP] && p.state == float_words[FLOAT_UP]);
+    float_set(float_words[FLOAT_DEFAULT]);
     CHECK(strstr(cddp_last_error(), "(its `interrupted` returned 7)") != NULL);
     cddp_last_error_info(&info);
     CHECK(info.rank == atoi(getenv("RANK")));

@@ -2,6 +2,7 @@
 #include "worker/comm/log.h"
 
 #include "comm_ranks.h"
+#include "float_words.h"
 #include "hygiene.h"
 #include "rdzv_child.h"
 
@@ -314,6 +315,27 @@ Test(log, writes_whole_lines)
         for (int k = 0; k < 899; k++)
             cr_assert_eq(line[k], line[0], "line %zu is mixed", n);
     cr_assert_eq(n, WRITERS * LINES);
+}
+
+static uint64_t state_there;
+
+static void note_state(void *arg, cddp_log_level level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+    state_there = float_get();
+}
+
+Test(log, programs_function_has_callers_floating_point_state)
+{
+    uint64_t after;
+
+    cddp_set_log_callback(note_state, NULL);
+    float_set(float_words[FLOAT_UP]);
+    cddp_log(NULL, CDDP_LOG_ALL, CDDP_LOG_ERROR, "text");
+    after = float_get();
+    float_set(float_words[FLOAT_DEFAULT]);
+    cddp_set_log_callback(NULL, NULL);
+    cr_assert(state_there == float_words[FLOAT_UP] && after == float_words[FLOAT_UP]);
 }
 
 /* The function and its argument always belong together. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Communication hooks, as users write them. */
 #include "ddp_ranks.h"
+#include "float_words.h"
 #include "hygiene.h"
 
 CDI_SUITE(hook);
@@ -218,6 +219,55 @@ static int fail_on_rank_1(int rank)
 Test(hook, failure_ends_step_on_every_rank)
 {
     cr_assert_eq(ddp_world(fail_on_rank_1), 0);
+}
+
+/* The states that the two functions were called in. */
+struct float_watcher {
+    uint64_t begin, end;
+};
+
+static cddp_status begin_and_round_down(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    (void)comm, (void)b, (void)ticket;
+    ((struct float_watcher *)arg)->begin = float_get();
+    float_set(float_words[FLOAT_DOWN]);
+    return CDDP_OK;
+}
+
+static cddp_status end_quietly(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    (void)comm, (void)b;
+    ((struct float_watcher *)arg)->end = float_get();
+    return CDDP_OK;
+}
+
+static int hook_rounds_down(int rank)
+{
+    struct float_watcher w = {0};
+    const cddp_hook hook = {.size = sizeof hook, .begin = begin_and_round_down, .end = end_quietly, .arg = &w};
+    struct ddp_rank r = {0};
+    uint64_t after_begin, after_end;
+
+    (void)rank;
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
+    for (size_t i = DDP_PARAMS; i-- > 0;) {
+        float_set(float_words[FLOAT_UP]);
+        CHECK(cddp_ddp_grad_ready(r.ddp, i) == CDDP_OK);
+        after_begin = float_get();
+        CHECK(w.begin == float_words[FLOAT_UP] && after_begin == float_words[FLOAT_DOWN]);
+    }
+    float_set(float_words[FLOAT_FLUSH]);
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+    after_end = float_get();
+    CHECK(w.end == float_words[FLOAT_FLUSH] && after_end == float_words[FLOAT_FLUSH]);
+    float_set(float_words[FLOAT_DEFAULT]);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(hook, has_callers_floating_point_state)
+{
+    cr_assert_eq(ddp_world(hook_rounds_down), 0);
 }
 
 Test(hook, rejects_unsupported_combinations)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* CDDP_NAN_CHECK, by four ranks as processes: on one node, and as four ranks of two nodes that share no memory. */
 #include "ddp_ranks.h"
+#include "float_words.h"
 #include "hygiene.h"
 #include "worker/math/float16.h"
 #include "worker/reducer/nan_check.h"
@@ -469,6 +470,37 @@ static int many(int rank)
     cddp_ddp_destroy(ddp);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
+}
+
+static uint64_t state_in_log;
+
+static void keep_state(void *arg, cddp_log_level level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+    state_in_log = float_get();
+}
+
+static int log_from_inside(int rank)
+{
+    struct ddp_rank r = {0};
+
+    (void)setenv("CDDP_NAN_CHECK", "warn", 1);
+    cddp_set_log_callback(keep_state, NULL);
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    *(float *)cddp_ddp_grad(r.ddp, 0) = NAN;
+    float_set(float_words[FLOAT_UP]);
+    for (size_t i = DDP_PARAMS; i-- > 0;)
+        CHECK(cddp_ddp_grad_ready(r.ddp, i) == CDDP_OK);
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+    float_set(float_words[FLOAT_DEFAULT]);
+    CHECK(state_in_log == float_words[FLOAT_UP]);
+    (void)rank;
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(nan_check, warns_programs_function_in_callers_floating_point_state)
+{
+    cr_assert_eq(ddp_world(log_from_inside), 0);
 }
 
 Test(nan_check, warnings_of_a_step_are_bounded)
