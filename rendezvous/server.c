@@ -25,6 +25,7 @@
 #define TICK_MS 250
 #define STOPPED_MS 2000 /* a tick that is this late means that the process, or the node, was suspended */
 #define CLOSING_TICK_MS 20
+#define DRAIN_LOG_MS 2000   /* a wait for agents that is shorter is not worth a message */
 #define ACCEPT_AT_ONCE 64   /* then other events get a turn */
 #define ACCEPT_WHEN_FULL 4  /* the same when new connections replace others, which must be served first */
 #define ACCEPT_PAUSE_MS 250 /* when no descriptor is left */
@@ -87,6 +88,8 @@ struct rdzv_server {
     int64_t resume_ms;                       /* end of the pause in accepting; 0: no pause */
     void (*closed)(void *arg);
     void *closed_arg;
+    int64_t drain_ms; /* when draining began */
+    bool drain_logged;
 };
 
 static void server_on_tick(uv_timer_t *timer);
@@ -252,6 +255,7 @@ static void server_fill_reserve(struct rdzv_server *s)
     }
 }
 
+static void close_if_drained(struct rdzv_server *s);
 static void resume_accepting(struct rdzv_server *s);
 
 static void on_conn_closed(struct conn_ctx *ctx, struct conn_job *job)
@@ -263,6 +267,7 @@ static void on_conn_closed(struct conn_ctx *ctx, struct conn_job *job)
         resume_accepting(s);
     if (job != NULL)
         free_job_if_gone((struct job *)job);
+    close_if_drained(s);
     if (ctx->closing) {
         close_timer_if_idle(s);
         free_when_all_closed(s);
@@ -515,15 +520,49 @@ static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
     s->tick_ms = now_ms;
 }
 
+/* Names the agents that have not read yet that the job is over. */
+static void log_drain(const struct session *session, uint32_t n, uint32_t first)
+{
+    const char *host = round_host(session_round(session), first);
+    char more[32] = "";
+
+    if (n > 1)
+        (void)snprintf(more, sizeof more, " and %u more", n - 1);
+    cdi_log(
+        CDI_LOG_WARN, "RDZV-DRAIN",
+        "the job is over, but node %d (%s)%s cannot be reached to learn that; waiting for it, at most for the lease "
+        "(%lld s)",
+        round_node_rank(session_round(session), first), host != NULL ? host : "?", more,
+        (long long)session_lease_ms(session) / 1000);
+}
+
+/*
+ * The only job has ended when every agent has closed its connection, as it does after CLOSED, or has lost its lease.
+ * One that was cut off at the end returns meanwhile, and gets CLOSED then.
+ */
 static void close_if_drained(struct rdzv_server *s)
 {
-    if (s->ctx.draining && !s->ctx.closing && s->n_jobs == 0)
+    const struct session *only = s->ctx.only != NULL ? s->ctx.only->session : NULL;
+    uint32_t first = 0;
+    size_t left;
+
+    if (!s->ctx.draining || s->ctx.closing)
+        return;
+    left = only != NULL ? session_n_joined(only, &first) : s->n_jobs;
+    if (left == 0) {
         rdzv_server_close(s, s->closed, s->closed_arg);
+    } else if (only != NULL && !s->drain_logged && (int64_t)uv_now(s->ctx.loop) - s->drain_ms >= DRAIN_LOG_MS) {
+        s->drain_logged = true;
+        log_drain(only, (uint32_t)left, first);
+    }
 }
 
 void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg)
 {
     s->ctx.draining = true;
+    s->drain_ms = (int64_t)uv_now(s->ctx.loop);
+    if (s->ctx.only != NULL) /* from now on: one that is cut off has a whole lease to return */
+        session_extend_leases(s->ctx.only->session, session_lease_ms(s->ctx.only->session), s->drain_ms);
     s->closed = closed;
     s->closed_arg = arg;
     close_if_drained(s);

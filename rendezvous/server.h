@@ -64,8 +64,10 @@ uint16_t rdzv_server_port(const struct rdzv_server *s);
  */
 void rdzv_server_close(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
 /*
- * Rejects new jobs, and closes as rdzv_server_close() does when the last job has ended (with max_jobs). closed() may be
- * called before this returns. Until then, rdzv_server_close() may still be called.
+ * Rejects new jobs, and closes as rdzv_server_close() does when the last job has ended. A server with one job stays
+ * until each of its agents has read that the job is over, or has lost its lease, so that one that is cut off at the end
+ * still learns how the job ended. closed() may be called before this returns. Until then, rdzv_server_close() may still
+ * be called.
  */
 void rdzv_server_drain(struct rdzv_server *s, void (*closed)(void *arg), void *arg);
 /* Of an elected server: until when (cdi_now_ms()) agents get answers; 0, as at the start: they do not. */

@@ -605,6 +605,13 @@ static void end_election(struct agent *a)
     a->etcd = NULL;
 }
 
+static void on_server_closed(void *arg)
+{
+    struct agent *a = arg;
+
+    a->server = NULL;
+}
+
 static void agent_end_job(struct agent *a)
 {
     a->over = true;
@@ -626,9 +633,10 @@ static void agent_end_job(struct agent *a)
     rdzv_client_close(a->client);
     a->client = NULL;
     end_election(a);
-    if (a->server != NULL)
-        rdzv_server_close(a->server, NULL, NULL);
-    a->server = NULL;
+    if (a->server != NULL && a->sup.signal != 0)
+        rdzv_server_close(a->server, on_server_closed, a);
+    else if (a->server != NULL)
+        rdzv_server_drain(a->server, on_server_closed, a);
     (void)uv_timer_stop(&a->grace);
     /* One wait for a stalled reader in all, that of the sweep included. */
     a->flush_by_ms = CDI_NEVER_MS;
@@ -1052,6 +1060,8 @@ static void agent_on_signal(struct agent *a, int signal)
         else if (a->group != NULL && !a->held)
             worker_group_continue(a->group);
     } else if (a->over) {
+        if (a->server != NULL)
+            rdzv_server_close(a->server, on_server_closed, a);
         stop_waiting(a);
     } else {
         event_log_signal(a->events, signal);

@@ -21,7 +21,7 @@ static int64_t beat_every(const struct lease *c)
 
 int64_t lease_fence_ms(const struct lease *c)
 {
-    return c->alive_ms + c->lease_ms * 2 / 3;
+    return c->alive_ms + (c->idle ? c->lease_ms * 2 : c->lease_ms * 2 / 3);
 }
 
 static int64_t silent_at(const struct lease *c)
@@ -65,7 +65,8 @@ void lease_broken(struct lease *c)
 
 int64_t lease_act_by_ms(const struct lease *c)
 {
-    return c->lease_ms == 0 || (c->own && c->alone) || c->fenced ? CDI_NEVER_MS : c->alive_ms + c->lease_ms * 5 / 6;
+    return c->lease_ms == 0 || (c->own && c->alone) || c->fenced || c->idle ? CDI_NEVER_MS
+                                                                            : c->alive_ms + c->lease_ms * 5 / 6;
 }
 
 /* Did this time pass while this process did not run? */

@@ -16,6 +16,7 @@ struct lease {
     bool alone;  /* no other node waits for this one */
     bool linked; /* WELCOME was received on the present connection */
     bool fenced; /* FENCE was returned; no action follows it */
+    bool idle;   /* no worker runs until the next round: FENCE, which has nothing to kill, comes after two leases */
     bool held;   /* HOLD was returned; ends when the rendezvous answers a message sent after it */
     int64_t lease_ms; /* 0: no WELCOME yet */
     int64_t
@@ -48,7 +49,10 @@ uint32_t lease_beat(struct lease *c, int64_t now_ms);
 void lease_answer(struct lease *c, uint32_t seq);
 /* Notes that the connection is lost. */
 void lease_broken(struct lease *c);
-/* Returns when FENCE is due without an answer until then. */
+/*
+ * Returns when FENCE is due without an answer until then. An idle agent, whose workers have succeeded, waits longer: it
+ * may be cut off while it learns how the job ended, and the host waits for it for a lease.
+ */
 int64_t lease_fence_ms(const struct lease *c);
 /*
  * Returns the time by which this agent must have acted, or the guard ends its workers (guard.h). It is later than

@@ -221,10 +221,16 @@ static struct out *new_out(void)
     return o;
 }
 
+static void check_lease(struct rdzv_client *j);
+
 void rdzv_client_send(struct rdzv_client *j, const struct cdi_msg *msg)
 {
     struct out *o;
 
+    if (j != NULL && msg->type == CDI_MSG_DONE) { /* also where it cannot be sent now: it is sent after a reconnect */
+        j->lease.idle = true;
+        check_lease(j);
+    }
     if (j == NULL || !j->connected || j->opening.state != CDI_HELLO_C_READY || j->closing || (o = new_out()) == NULL)
         return;
     if (cdi_msg_encode(msg, &o->bytes, NULL) == CDDP_OK)
@@ -564,6 +570,7 @@ static void client_on_welcome(struct rdzv_client *j, const struct cdi_msg *msg)
 static void client_on_assign(struct rdzv_client *j, const struct cdi_msg_assign *assign)
 {
     j->in_round = true;
+    j->lease.idle = false;
     j->counted = false;
     j->restarts = assign->restart_count;
     j->opt.hello.round = assign->round;

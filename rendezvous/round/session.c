@@ -439,6 +439,24 @@ static bool is_joined(const struct peer *peer)
     return (peer->conn != NULL || peer->away) && !peer->ended && peer->joined;
 }
 
+uint32_t session_n_joined(const struct session *s, uint32_t *first)
+{
+    uint32_t n = 0;
+
+    for (uint32_t p = s->n_peers; p-- > 0;) {
+        if (!is_joined(&s->peers[p]))
+            continue;
+        *first = p;
+        n++;
+    }
+    return n;
+}
+
+int64_t session_lease_ms(const struct session *s)
+{
+    return s->lease_ms;
+}
+
 /* Returns the agent whose JOIN had this nonce. It repeats a JOIN whose reply it did not receive. */
 static uint32_t find_nonce(const struct session *s, const char *nonce)
 {

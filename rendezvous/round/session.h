@@ -75,6 +75,9 @@ cddp_status session_attach(struct session *s, void *conn, int64_t now_ms, uint32
  */
 void session_detach(struct session *s, uint32_t peer, const char *how, bool may_return, int64_t now_ms,
                     int64_t wall_ms);
+/* Returns how many agents have joined and have neither closed their connection nor lost their lease; *first: one. */
+uint32_t session_n_joined(const struct session *s, uint32_t *first);
+int64_t session_lease_ms(const struct session *s);
 /* Extends all leases by gap_ms, for which the caller did not run (it was suspended). */
 void session_extend_leases(struct session *s, int64_t gap_ms, int64_t now_ms);
 /* Processes and consumes the complete frames in `in`. After an error close the connection, then detach. */

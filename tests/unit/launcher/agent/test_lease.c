@@ -101,6 +101,17 @@ Test(lease, silence_reconnects_then_fences_at_two_thirds)
     cr_assert_eq(next, CDI_NEVER_MS);
 }
 
+Test(lease, agent_without_workers_waits_for_two_leases)
+{
+    joined(0, 10);
+    c.idle = true;
+    cr_assert_eq(lease_act_by_ms(&c), CDI_NEVER_MS, "the guard has no workers to end");
+    cr_assert_eq(time_of(LEASE_RECONNECT), LEASE / 5);
+    joined(0, 10);
+    c.idle = true;
+    cr_assert_eq(time_of(LEASE_FENCE), 2 * LEASE);
+}
+
 Test(lease, counts_from_send_time_of_answered_message)
 {
     uint32_t seq;
