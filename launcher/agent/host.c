@@ -11,20 +11,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define RESOLVE_MS 30000 /* a name may be registered a little later */
+#define RESOLVE_REPORT_MS 60000 /* between two messages that a name does not resolve yet */
 
+/* A name may be registered later than this node starts: it is tried for as long as nodes may join. */
 cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *opt, struct cdi_error *err)
 {
-    int64_t patience = m->join_timeout_ms < RESOLVE_MS ? m->join_timeout_ms : RESOLVE_MS;
-    int64_t give_up = cdi_now_ms() + (m->n_nodes > 1 ? patience : 0);
-    bool said = false;
+    int64_t now_ms = cdi_now_ms(), report_ms = now_ms, give_up_ms = now_ms + (m->n_nodes > 1 ? m->join_timeout_ms : 0);
     cddp_status st;
 
     while ((st = lookup_addresses(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
-           cdi_now_ms() < give_up) {
-        if (!said)
-            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg, (long long)patience / 1000);
-        said = true;
+           (now_ms = cdi_now_ms()) < give_up_ms) {
+        if (now_ms >= report_ms) {
+            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg,
+                    (long long)(give_up_ms - now_ms) / 1000);
+            report_ms = now_ms + RESOLVE_REPORT_MS;
+        }
         (void)sleep(1);
     }
     if (st == CDDP_OK)
@@ -158,6 +159,7 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
     }
     if (m->role == ENDPOINT_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
         return st;
+    client->taken = st == CDDP_E_EXISTS && m->node_rank == 0;
     if (st == CDDP_E_EXISTS)
         (void)snprintf(client->note, sizeof client->note,
                        "; this agent cannot host it, since port %u was in use here: end the program that uses it, or "

@@ -18,7 +18,9 @@
 #define ATTEMPT_MS 5000 /* for one address to accept the connection */
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN; twice as long the next time, since it may be busy */
 #define ANSWER_MAX_MS 60000
-#define BAD_ANSWERS_MAX 8 /* connections that end before an answer: then it is not a rendezvous server */
+#define OWN_ANSWER_MS 3000 /* the same for the program at this node's own port: no network delays it */
+#define SILENT_MAX 2       /* answers that this program may leave out */
+#define BAD_ANSWERS_MAX 8  /* connections that end before an answer: then it is not a rendezvous server */
 #define REPORT_WAITING_MS 10000
 #define SURE_MS 500         /* a server that is only starting does not refuse connections for so long */
 #define RETURN_RETRY_MS 250 /* between two attempts to reconnect: the lease runs */
@@ -47,10 +49,10 @@ struct rdzv_client {
     struct cdi_buf in;
     char chunk[16384];
     uint64_t wait_ms;
-    unsigned addr, next_addr, n_bad_answers; /* addr: of the present attempt */
-    unsigned port, next_port;                /* of the present and the next attempt, from the address's own on */
-    int64_t foreign_ms; /* since when one of several ports has another job's rendezvous; 0: never */
-    bool tcp_open;      /* tcp is initialised and not closing */
+    unsigned addr, next_addr, n_bad_answers, n_silent; /* addr: of the present attempt */
+    unsigned port, next_port; /* of the present and the next attempt, from the address's own on */
+    int64_t foreign_ms;       /* since when one of several ports has another job's rendezvous; 0: never */
+    bool tcp_open;            /* tcp is initialised and not closing */
     bool connected, lost, closing;
     bool answered;        /* JOIN was answered on this connection */
     bool resuming;        /* JOIN resumes a session */
@@ -503,9 +505,12 @@ static void not_rendezvous(struct rdzv_client *j, const char *why, bool final)
 
 static void client_on_limit(uv_timer_t *t)
 {
+    static const char silent[] = "it accepts connections but does not answer";
     struct rdzv_client *j = t->data;
 
-    if (j->connected)
+    if (j->connected && j->opt.taken && !j->known && ++j->n_silent >= SILENT_MAX)
+        not_rendezvous(j, silent, true);
+    else if (j->connected)
         client_later(j, "it accepts connections but does not answer; is it a cddprun rendezvous server?");
     else
         client_later(j, "no answer; packets may be dropped on the way");
@@ -858,7 +863,7 @@ cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const s
     j->on = *on;
     j->arg = arg;
     j->wait_ms = RETRY_FIRST_MS;
-    j->answer_ms = ANSWER_MS;
+    j->answer_ms = opt->taken ? OWN_ANSWER_MS : ANSWER_MS;
     j->act_by_ms = CDI_NEVER_MS;
     lease_init(&j->lease, opt->own, is_alone(opt));
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);
@@ -890,6 +895,7 @@ void rdzv_client_again(struct rdzv_client *j, int64_t deadline_ms)
     j->refusal[0] = '\0';
     j->refused_ms = 0;
     j->n_bad_answers = 0;
+    j->n_silent = 0;
     j->wait_ms = RETRY_FIRST_MS;
     j->opt.deadline_ms = deadline_ms;
     lease_init(&j->lease, j->opt.own, is_alone(&j->opt));

@@ -708,6 +708,23 @@ def test_unknown_host_name(cddprun):
     assert status == 1 and err.count('no-such-host.invalid') == err.count('\n') and err.count('\n') in (1, 2), err
 
 
+def test_unknown_host_name_is_tried_until_the_join_timeout(cddprun):
+    with Job(cddprun, '--nnodes=2', '--node_rank=1', '--master_addr=no-such-host.invalid', 'true', stderr=subprocess.PIPE) as job:
+        said = job.process.stderr.readline()
+        assert re.search(r'does not resolve on this node: .*; trying again for (600|59\d) s$', said), said
+        job.process.send_signal(signal.SIGTERM)
+        assert job.finish() == 143, job.err
+
+
+def test_silent_program_at_own_port_is_not_waited_for(cddprun):
+    with socket.create_server(('127.0.0.1', 0)) as s:
+        port = s.getsockname()[1]
+        status, _, err = run(cddprun, '--nnodes=2', '--node_rank=0', '--master_addr=127.0.0.1', f'--master_port={port}', 'true')
+        last = err.splitlines()[-1]
+        assert status == 1 and f'127.0.0.1:{port}' in last, err
+        assert 'is not a cddprun rendezvous server: it accepts connections but does not answer' in last and 'in use here' in last, err
+
+
 def test_a_port_of_another_program(cddprun):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
