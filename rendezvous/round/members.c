@@ -192,7 +192,12 @@ static size_t members_room(const struct round *r)
     return limit + gone - round_present(r);
 }
 
-bool members_may_join(struct round *r, const struct cdi_msg_join *j)
+bool round_has_place(const struct round *r, const struct cdi_msg_join *join)
+{
+    return members_with_rank(r, join->node_rank) == NULL && members_room(r) > 0;
+}
+
+bool members_may_join(struct round *r, const struct cdi_msg_join *j, bool stale)
 {
     const struct node *other = members_with_rank(r, j->node_rank);
 
@@ -228,14 +233,18 @@ bool members_may_join(struct round *r, const struct cdi_msg_join *j)
                      r->opt.max_nodes + r->opt.spares - 1);
     else if (r->state == ROUND_CLOSED)
         round_printf(r->text, "job '%.100s' is over", r->run_id);
-    else if (other != NULL)
+    else if ((stale && (other != NULL || members_room(r) == 0)) || (other != NULL && other->away)) {
+        round_printf(
+            r->text,
+            "%.100s (pid %lld) has to wait for its place: the node that has it is silent, and may return until "
+            "its lease ends",
+            j->host, (long long)j->pid);
+        r->for_now = true;
+    } else if (other != NULL)
         round_printf(r->text,
-                     "node rank %d is taken: %.100s (pid %lld) has it%s, and %.100s (pid %lld) requests it; give each "
-                     "node its own "
-                     "--node_rank",
-                     j->node_rank, other->host, (long long)other->pid,
-                     other->away ? " (its connection broke; it may return until its lease ends)" : "", j->host,
-                     (long long)j->pid);
+                     "node rank %d is taken: %.100s (pid %lld) has it, and %.100s (pid %lld) requests it; give each "
+                     "node its own --node_rank",
+                     j->node_rank, other->host, (long long)other->pid, j->host, (long long)j->pid);
     else if (members_room(r) == 0 && r->opt.spares > 0)
         round_printf(r->text, "job '%.100s' already has all of its %u nodes and %u spares; %.100s is one too many",
                      r->run_id, r->opt.max_nodes, r->opt.spares, j->host);

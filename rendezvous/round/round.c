@@ -329,9 +329,10 @@ static void round_on_newcomer(struct round *r, uint32_t peer, int64_t now_ms)
     round_stop(r, OVER_CHANGED, now_ms);
 }
 
-static void round_on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j, int64_t now_ms)
+static void round_on_join(struct round *r, uint32_t peer, const struct cdi_msg_join *j, bool stale, int64_t now_ms)
 {
-    if (!members_may_join(r, j)) {
+    r->for_now = false;
+    if (!members_may_join(r, j, stale)) {
         round_act(r, ROUND_DO_REFUSE, peer);
         return;
     }
@@ -599,7 +600,7 @@ const struct round_action *round_step(struct round *r, const struct round_event 
         if (there)
             round_drop(r, node, ev, "it sent JOIN twice", now_ms);
         else
-            round_on_join(r, ev->peer, ev->join, now_ms);
+            round_on_join(r, ev->peer, ev->join, ev->stale, now_ms);
         break;
     case ROUND_EV_FAILED:
     case ROUND_EV_DONE:
@@ -707,6 +708,11 @@ void round_limits(const struct round *r, uint32_t *min_nodes, uint32_t *max_node
 const char *round_host(const struct round *r, uint32_t peer)
 {
     return peer < r->cap && r->nodes[peer].state != NODE_ABSENT ? r->nodes[peer].host : NULL;
+}
+
+bool round_refused_for_now(const struct round *r)
+{
+    return r->for_now;
 }
 
 bool round_may_return(const struct round *r, uint32_t peer)

@@ -67,6 +67,7 @@ struct round_event {
     const struct cdi_failure *failure;
     const char *text;
     bool final;      /* the node hosts the rendezvous server: the job ends, elastic or not; or as for HANG */
+    bool stale;      /* JOIN: a node with this node rank or host may have died; its lease has not ended */
     int64_t wall_ms; /* Unix time, for the failure of a lost node */
     /* LOST after silence: time (of round_step's clock) from which its agent may have killed its workers; otherwise 0 */
     int64_t fence_ms;
@@ -109,7 +110,10 @@ uint32_t round_nodes(const struct round *r);         /* of the last round that b
 uint32_t round_world_size(const struct round *r);    /* workers of that round */
 uint32_t round_restart_count(const struct round *r); /* failed rounds that another one followed */
 const char *round_text(const struct round *r);       /* about the last event */
-const char *round_why(const struct round *r);        /* reason why the last round or the job ended */
+bool round_refused_for_now(const struct round *r);   /* JOIN: the peer may try again */
+/* Returns whether an agent with this JOIN finds a free place: its node rank, or any. */
+bool round_has_place(const struct round *r, const struct cdi_msg_join *join);
+const char *round_why(const struct round *r); /* reason why the last round or the job ended */
 /*
  * Returns the first failure of the round; kind NONE: none. While the round stops, another one may replace it: an
  * earlier one that a second node had already reported, a worker that was killed where this one exited, or a node that

@@ -207,6 +207,7 @@ static bool message_of(struct session *s, const struct round_action *a, struct c
         return true;
     case ROUND_DO_REFUSE:
         fill_closed(m, CDI_CLOSE_REFUSED, round_text(r), NULL);
+        m->u.closed.retry = round_refused_for_now(r);
         return true;
     case ROUND_DO_BYE:
         fill_closed(m, CDI_CLOSE_LEFT, "this node has left the job", NULL);
@@ -577,6 +578,24 @@ static bool session_may_answer(const struct session *s)
     return s->ops.may_answer == NULL || s->ops.may_answer(s->ops.arg);
 }
 
+/*
+ * Returns whether a node of this node rank or host may have died without a word: such as the pod or the machine that
+ * this agent replaces. A node that lives sends a HEARTBEAT every fifteenth of its lease.
+ */
+static bool has_stale(const struct session *s, const struct cdi_msg_join *join, int64_t now_ms)
+{
+    for (uint32_t p = 0; p < s->n_peers; p++) {
+        const struct peer *peer = &s->peers[p];
+        const char *host = is_joined(peer) ? round_host(s->round, p) : NULL;
+
+        if (host != NULL && (peer->away || now_ms - peer->heard_ms > s->lease_ms / 5) &&
+            (strcmp(host, join->host) == 0 ||
+             (join->node_rank >= 0 && round_node_rank(s->round, p) == join->node_rank)))
+            return true;
+    }
+    return false;
+}
+
 /* Processes one message. *peer changes when an agent returns. */
 static cddp_status session_on_message(struct session *s, uint32_t *peer, const struct cdi_msg *m, int64_t now_ms,
                                       int64_t wall_ms, struct cdi_error *err)
@@ -596,6 +615,7 @@ static cddp_status session_on_message(struct session *s, uint32_t *peer, const s
         note_nonce(s, *peer, m->u.join.nonce);
         ev.kind = ROUND_EV_JOIN;
         ev.join = &m->u.join;
+        ev.stale = !round_has_place(s->round, &m->u.join) && has_stale(s, &m->u.join, now_ms);
         break;
     case CDI_MSG_FAILED:
         ev.kind = ROUND_EV_FAILED;

@@ -51,6 +51,7 @@ struct round {
     bool gives_up;        /* the workers stood still, and the job is to end for that */
     enum cdi_close_status close_status;
     int64_t deadline_ms, next_waiting_ms;
+    bool for_now;      /* the last JOIN was refused, but may be repeated */
     int64_t enough_ms; /* JOINING: time since which min_nodes are present; INT64_MAX: fewer are */
     uint64_t arrivals;
 
@@ -99,7 +100,7 @@ void members_set_leaving(struct round *r, struct node *n);
 /* Removes a present node; its peer number is free afterwards. */
 void members_remove(struct round *r, struct node *n);
 /* Returns true if a node may join. Otherwise r->text holds the reason. */
-bool members_may_join(struct round *r, const struct cdi_msg_join *j);
+bool members_may_join(struct round *r, const struct cdi_msg_join *j, bool stale);
 /* Adds a node, in state WAITING. Returns false if out of memory (nothing changed). */
 bool members_add(struct round *r, uint32_t peer, const struct cdi_msg_join *j);
 /* Writes "WHAT: 1 of 2 nodes have joined (a); missing: node rank 1; lost: b". */

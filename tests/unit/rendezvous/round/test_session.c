@@ -444,6 +444,34 @@ Test(session, repeated_join_with_nonce_is_the_same_agent)
     session_destroy(s);
 }
 
+/* A pod or a machine is replaced while the lease of the old one runs: its successor waits, a double is an error. */
+Test(session, successor_of_silent_node_may_try_again)
+{
+    struct agent a, b, late;
+    struct cdi_msg m;
+
+    begin(2, 1);
+    attach(&a, 0);
+    attach(&b, 0);
+    join(&a, 2, 0);
+    join(&b, 2, 0);
+    attach(&late, 1000);
+    join(&late, 2, 1000);
+    m = hear(&late, CDI_MSG_CLOSED);
+    cr_assert(!m.u.closed.retry && strstr(m.u.closed.text, "one too many") != NULL, "%s", m.u.closed.text);
+    detach(&late, 1000);
+    cr_assert_eq(tell(&a, (struct cdi_msg){.type = CDI_MSG_HEARTBEAT}, 5000), CDDP_OK); /* b is silent */
+    attach(&late, 5000);
+    join(&late, 2, 5000);
+    m = hear(&late, CDI_MSG_CLOSED);
+    cr_assert(m.u.closed.retry && strstr(m.u.closed.text, "until its lease ends") != NULL, "%s", m.u.closed.text);
+    cr_assert_eq(m.u.closed.status, CDI_CLOSE_REFUSED);
+    detach(&late, 5000);
+    detach(&a, 5000);
+    detach(&b, 5000);
+    session_destroy(s);
+}
+
 Test(session, suspended_time_extends_leases)
 {
     struct agent a;
