@@ -4,36 +4,58 @@
 #include "common/env.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-static void address_text_v4(const void *ip, in_port_t port, char text[CDI_ADDRESS_TEXT])
+void cdi_address_host(const struct sockaddr *a, char text[CDI_HOST_TEXT])
 {
-    char host[INET_ADDRSTRLEN] = "?";
+    char name[IF_NAMESIZE];
+    struct sockaddr_in6 v6;
+    struct sockaddr_in v4;
+    size_t len;
 
-    (void)inet_ntop(AF_INET, ip, host, sizeof host);
-    (void)snprintf(text, CDI_ADDRESS_TEXT, "%s:%d", host, ntohs(port));
+    text[0] = '\0';
+    if (a->sa_family == AF_INET) {
+        memcpy(&v4, a, sizeof v4);
+        (void)inet_ntop(AF_INET, &v4.sin_addr, text, CDI_HOST_TEXT);
+    }
+    if (a->sa_family != AF_INET6)
+        return;
+    memcpy(&v6, a, sizeof v6);
+    if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+        (void)inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, CDI_HOST_TEXT);
+        return;
+    }
+    (void)inet_ntop(AF_INET6, &v6.sin6_addr, text, CDI_HOST_TEXT);
+    len = strlen(text);
+    if (v6.sin6_scope_id != 0 && if_indextoname(v6.sin6_scope_id, name) != NULL)
+        (void)snprintf(text + len, CDI_HOST_TEXT - len, "%%%s", name);
+    else if (v6.sin6_scope_id != 0)
+        (void)snprintf(text + len, CDI_HOST_TEXT - len, "%%%u", v6.sin6_scope_id);
 }
 
 void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT])
 {
-    char host[INET6_ADDRSTRLEN] = "?";
-    struct sockaddr_in6 v6;
-    struct sockaddr_in v4;
+    struct sockaddr_in6 six; /* the port is at the same place in both */
+    char host[CDI_HOST_TEXT];
 
-    if (a->sa_family != AF_INET6) {
-        memcpy(&v4, a, sizeof v4);
-        address_text_v4(&v4.sin_addr, v4.sin_port, text);
-        return;
-    }
-    memcpy(&v6, a, sizeof v6);
-    if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
-        address_text_v4(&v6.sin6_addr.s6_addr[12], v6.sin6_port, text);
-        return;
-    }
-    (void)inet_ntop(AF_INET6, &v6.sin6_addr, host, sizeof host);
-    (void)snprintf(text, CDI_ADDRESS_TEXT, "[%s]:%d", host, ntohs(v6.sin6_port));
+    memcpy(&six, a, a->sa_family == AF_INET6 ? sizeof six : sizeof(struct sockaddr_in));
+    cdi_address_host(a, host);
+    (void)snprintf(text, CDI_ADDRESS_TEXT, strchr(host, ':') != NULL ? "[%s]:%d" : "%s:%d",
+                   host[0] != '\0' ? host : "?", ntohs(six.sin6_port));
+}
+
+/* The number of an interface, from its name or its number. */
+static bool parse_scope(const char *text, uint32_t *scope)
+{
+    int64_t number;
+
+    *scope = if_nametoindex(text);
+    if (*scope == 0 && cdi_parse_int(text, 1, UINT32_MAX, &number))
+        *scope = (uint32_t)number;
+    return *scope != 0;
 }
 
 bool cdi_address_parse(const char *text, struct cdi_address *a)
@@ -43,6 +65,7 @@ bool cdi_address_parse(const char *text, struct cdi_address *a)
     bool v6 = text[0] == '[';
     int64_t port;
     size_t len;
+    char *scope;
 
     if (colon == NULL || !cdi_parse_int(colon + 1, 1, 65535, &port))
         return false;
@@ -56,6 +79,11 @@ bool cdi_address_parse(const char *text, struct cdi_address *a)
         a->len = sizeof a->u.v6;
         a->u.v6.sin6_family = AF_INET6;
         a->u.v6.sin6_port = htons((uint16_t)port);
+        scope = strchr(host, '%');
+        if (scope != NULL && !parse_scope(scope + 1, &a->u.v6.sin6_scope_id))
+            return false;
+        if (scope != NULL)
+            *scope = '\0';
         return inet_pton(AF_INET6, host, &a->u.v6.sin6_addr) == 1;
     }
     a->len = sizeof a->u.v4;

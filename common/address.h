@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Internet addresses with a port, and their text: "10.0.0.1:4000", "[fd00::1]:4000". Pure. */
+/*
+ * Internet addresses with a port, and their text: "10.0.0.1:4000", "[fd00::1]:4000", "[fe80::1%eth0]:4000". A
+ * link-local address means nothing without its interface, so the text keeps it.
+ */
 #ifndef CDI_ADDRESS_H
 #define CDI_ADDRESS_H
 
@@ -7,7 +10,8 @@
 #include <stdbool.h>
 #include <sys/socket.h>
 
-#define CDI_ADDRESS_TEXT 64 /* "[ipv6]:port" */
+#define CDI_HOST_TEXT 64    /* "ipv6%interface" */
+#define CDI_ADDRESS_TEXT 80 /* "[ipv6%interface]:port" */
 
 struct cdi_address {
     union {
@@ -19,6 +23,8 @@ struct cdi_address {
     socklen_t len; /* 0: none */
 };
 
+/* Prints the host of an IPv4 or IPv6 address; "" for another family. */
+void cdi_address_host(const struct sockaddr *a, char text[CDI_HOST_TEXT]);
 /* Prints an IPv4 or IPv6 address with its port. An IPv4 address mapped into IPv6 is printed as the IPv4 address. */
 void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT]);
 /* Reads such a text into *a. Returns false if it is not a numeric address with a port from 1 to 65535. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/lookup.h"
 
+#include "common/address.h"
 #include "common/resolve.h"
 
 #include <netdb.h>
@@ -22,11 +23,10 @@ void lookup_set_port(struct sockaddr_storage *addr, uint16_t port)
 
 void lookup_text(const struct sockaddr_storage *addr, char *text, size_t cap)
 {
-    text[0] = '\0';
-    if (addr->ss_family == AF_INET6)
-        (void)uv_ip6_name((const struct sockaddr_in6 *)addr, text, cap);
-    else if (addr->ss_family == AF_INET)
-        (void)uv_ip4_name((const struct sockaddr_in *)addr, text, cap);
+    char host[CDI_HOST_TEXT];
+
+    cdi_address_host((const struct sockaddr *)addr, host);
+    (void)snprintf(text, cap, "%s", host);
 }
 
 cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,

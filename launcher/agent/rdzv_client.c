@@ -741,15 +741,11 @@ static void client_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
 static void address_text(const struct sockaddr_storage *a, char *addr, size_t cap, uint16_t *port)
 {
-    addr[0] = '\0';
-    *port = 0;
-    if (a->ss_family == AF_INET6) {
-        (void)uv_ip6_name((const struct sockaddr_in6 *)a, addr, cap);
-        *port = ntohs(((const struct sockaddr_in6 *)a)->sin6_port);
-    } else if (a->ss_family == AF_INET) {
-        (void)uv_ip4_name((const struct sockaddr_in *)a, addr, cap);
-        *port = ntohs(((const struct sockaddr_in *)a)->sin_port);
-    }
+    struct sockaddr_in6 six; /* the port is at the same place in both */
+
+    memcpy(&six, a, sizeof six);
+    lookup_text(a, addr, cap);
+    *port = addr[0] != '\0' ? ntohs(six.sin6_port) : 0;
 }
 
 static void report_connected(struct rdzv_client *j)

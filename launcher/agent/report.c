@@ -276,7 +276,7 @@ static const char *wall_time(int64_t ms, char *buf, size_t cap)
     time_t seconds = (time_t)(ms / 1000);
     struct tm tm;
 
-    if (localtime_r(&seconds, &tm) == NULL || strftime(buf, cap, "%F %T", &tm) == 0)
+    if (localtime_r(&seconds, &tm) == NULL || strftime(buf, cap, "%F %T %z", &tm) == 0)
         buf[0] = '\0';
     return buf;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/plan/endpoint.h"
 
+#include "common/address.h"
 #include "common/env.h"
 #include "launcher/cli/parse.h"
 #include "launcher/plan/endpoint_etcd.h"
@@ -552,20 +553,19 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
 cddp_status endpoint_check_address(const struct endpoint *m, const struct sockaddr *addr, struct cdi_error *err)
 {
     static const char *const own[] = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"};
-    char text[INET6_ADDRSTRLEN] = "";
+    char text[CDI_HOST_TEXT];
     struct in6_addr numeric;
     bool loopback = false;
 
+    cdi_address_host(addr, text);
     if (addr->sa_family == AF_INET) {
         struct in_addr a = ((const struct sockaddr_in *)addr)->sin_addr;
 
         loopback = (ntohl(a.s_addr) >> 24) == 127;
-        (void)inet_ntop(AF_INET, &a, text, sizeof text);
     } else if (addr->sa_family == AF_INET6) {
         const struct in6_addr *a = &((const struct sockaddr_in6 *)addr)->sin6_addr;
 
         loopback = IN6_IS_ADDR_LOOPBACK(a);
-        (void)inet_ntop(AF_INET6, a, text, sizeof text);
     }
     if (m->n_nodes == 1 || !loopback || inet_pton(AF_INET, m->host, &numeric) == 1 ||
         inet_pton(AF_INET6, m->host, &numeric) == 1)

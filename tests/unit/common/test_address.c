@@ -7,7 +7,8 @@ CDI_SUITE(address);
 
 Test(address, survives_print_and_parse)
 {
-    static const char *const texts[] = {"10.0.0.1:4000", "[::1]:1", "[fd00::12]:65535"};
+    static const char *const texts[] = {"10.0.0.1:4000", "[::1]:1", "[fd00::12]:65535", "[fe80::1%lo]:4000",
+                                        "[fe80::1%4294967295]:4000"};
 
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct cdi_address a;
@@ -38,6 +39,8 @@ Test(address, rejects_text_without_numeric_host_and_port)
                                         "10.0.0.1:65536",
                                         "host:80",
                                         "[::1:80",
+                                        "[fe80::1%]:80",
+                                        "[fe80::1%no-such-interface]:80",
                                         "[]:80",
                                         "::1]:80",
                                         "[",

@@ -159,7 +159,7 @@ Test(report, full_report_fits_on_screen)
     report_details(&r.first, NULL, lines, 2);
     cr_assert_str_eq(written(&r),
                      "cddprun: rank 3 (pid 77 on node1) exited with status 7 after 12.3 s, after 1 restart\n"
-                     "    local rank 1 of ./train, at 2026-11-21 00:57:42\n"
+                     "    local rank 1 of ./train, at 2026-11-21 00:57:42 +0000\n"
                      "    the last of its stderr:\n"
                      "    | step 811\n"
                      "    | NaN in layer 3\n"
