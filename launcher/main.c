@@ -49,7 +49,7 @@ static void random_id(char *buf, size_t cap)
         n += (size_t)snprintf(buf + n, cap - n, "%02x", bytes[i]);
 }
 
-/* Writes a new auth token to a file in the run directory: 32 random bytes in hex. */
+/* Writes a new auth token to a file that does not exist: 32 random bytes in hex. */
 static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
@@ -91,6 +91,16 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
         plan->auth_token_file = path;
     }
     return st;
+}
+
+static int make_token(const char *path)
+{
+    struct cdi_error err;
+
+    if (make_secret_file(path, &err) == CDDP_OK)
+        return 0;
+    cdi_log(CDI_LOG_ERROR, "MAIN-TOKEN", "%s", err.msg);
+    return 1;
 }
 
 static int print_plan(const struct plan *plan, const struct machine *machine)
@@ -233,6 +243,8 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         return show_where(&o, stdout);
     case OPTIONS_TOP:
         return run_top(&o);
+    case OPTIONS_MAKE_TOKEN:
+        return make_token(o.make_token);
     case OPTIONS_RUN:
         return o.hosts != NULL ? run_hosts(&o, argv) : main_run(&o);
     }

@@ -66,6 +66,11 @@ cddp_status cdi_secret_load(struct cdi_secret *out, const char *path, struct cdi
         len--;
     if (st == CDDP_OK && len == 0)
         st = cdi_fail(err, CDDP_E_INVALID, "the auth token file '%.512s' is empty", path);
+    if (st == CDDP_OK && len < CDI_SECRET_MIN)
+        st = cdi_fail(err, CDDP_E_INVALID,
+                      "the auth token in '%.512s' has %zu bytes, and at least %d are needed: cddprun --make_token=FILE "
+                      "writes a good one",
+                      path, len, CDI_SECRET_MIN);
     if (st == CDDP_OK)
         (void)crypto_generichash(out->key, sizeof out->key, bytes, len, NULL, 0);
     sodium_memzero(bytes, sizeof bytes);

@@ -14,6 +14,7 @@
 
 #define CDI_AUTH_NONCE 32
 #define CDI_AUTH_HASH 32
+#define CDI_SECRET_MIN 16   /* bytes of a token: a shorter one can be guessed from one recorded handshake */
 #define CDI_SECRET_MAX 4096 /* bytes of the file */
 #define CDI_SECRET_ENV "CDDP_AUTH_TOKEN_FILE"
 
@@ -23,7 +24,8 @@ struct cdi_secret {
 };
 
 /*
- * Reads the auth token from a regular file of 1 to CDI_SECRET_MAX bytes that only its owner may access. Blocks on the
+ * Reads the auth token, of at least CDI_SECRET_MIN bytes without trailing newlines, from a regular file of at most
+ * CDI_SECRET_MAX bytes that only its owner may access. Blocks on the
  * disk only, and wipes its buffer. Returns CDDP_OK, CDDP_E_INVALID, CDDP_E_LIMIT, CDDP_E_DENIED (permissions) or
  * CDDP_E_SYSTEM. An error message names the file; *out is then unchanged.
  */

@@ -250,6 +250,9 @@ const struct flag flags[] = {
      .ours = true,
      .help = "start nothing; print where each rank of a running job is now: the job of the rendezvous at this "
              "endpoint, or the job of this name at --rdzv_endpoint or MASTER_ADDR"},
+    {.name = "make_token", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(make_token), RANGE(1, 4095),
+     .value = "FILE", .ours = true,
+     .help = "start nothing; write a new auth token for --auth_token_file to this file, which must not exist"},
     {.name = "version", .env = "", .group = GROUP_OTHER, .kind = FLAG_VERSION, .ours = true,
      .help = "print the version"},
     {.name = "help", .shorts = "h", .env = "", .group = GROUP_OTHER, .kind = FLAG_HELP, .help = "print this text"},

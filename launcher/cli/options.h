@@ -16,7 +16,7 @@
 #define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
 #define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
 
-enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION, OPTIONS_WHERE, OPTIONS_TOP };
+enum options_what { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_VERSION, OPTIONS_WHERE, OPTIONS_TOP, OPTIONS_MAKE_TOKEN };
 enum options_nproc { OPTIONS_NPROC_COUNT, OPTIONS_NPROC_CPU, OPTIONS_NPROC_GPU, OPTIONS_NPROC_AUTO };
 enum options_on_failure { OPTIONS_STOP, OPTIONS_WAIT };
 enum options_on_off { OPTIONS_ON, OPTIONS_OFF };
@@ -57,6 +57,7 @@ struct options {
     const char *run_id;                                                /* NULL: not given */
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *auth_token_file;                                       /* NULL: not given */
+    const char *make_token;                                            /* NULL: not given; then `what` is MAKE_TOKEN */
     const char *hosts;                                                 /* NULL: not given */
     const char *where;                                                 /* NULL: not given; then `what` is WHERE */
     bool remote;              /* started by ssh, for another cddprun's --hosts */

@@ -443,6 +443,27 @@ static cddp_status read_words(struct options *o, int argc, char **argv, int *at,
     return st;
 }
 
+/* Flags that start nothing. program: NULL if there is none. */
+static cddp_status choose_what(struct options *o, const char *program, struct cdi_error *err)
+{
+    const struct {
+        const char *value, *does;
+        enum options_what what;
+    } modes[] = {{o->top, "--top shows running jobs", OPTIONS_TOP},
+                 {o->where, "--where asks about a running job", OPTIONS_WHERE},
+                 {o->make_token, "--make_token writes a file and ends", OPTIONS_MAKE_TOKEN}};
+
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        if (modes[i].value == NULL)
+            continue;
+        o->what = modes[i].what;
+        if (program != NULL)
+            return cdi_fail(err, CDDP_E_INVALID, "%s; remove the program '%.200s'", modes[i].does, program);
+        return CDDP_OK;
+    }
+    return CDDP_OK;
+}
+
 cddp_status options_parse(struct options *out, int argc, char **argv, options_getenv env, void *arg,
                           struct cdi_error *err)
 {
@@ -458,17 +479,8 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         st = read_words(&o, argc, argv, &i, err);
     if (st == CDDP_OK && o.what == OPTIONS_RUN)
         st = check_all(&o, env, arg, err);
-    if (st == CDDP_OK && o.what == OPTIONS_RUN && o.top != NULL) {
-        o.what = OPTIONS_TOP;
-        if (i < argc)
-            st = cdi_fail(err, CDDP_E_INVALID, "--top shows running jobs; remove the program '%.200s'", argv[i]);
-    }
-    if (st == CDDP_OK && o.what == OPTIONS_RUN && o.where != NULL) {
-        o.what = OPTIONS_WHERE;
-        if (i < argc)
-            st =
-                cdi_fail(err, CDDP_E_INVALID, "--where asks about a running job; remove the program '%.200s'", argv[i]);
-    }
+    if (st == CDDP_OK && o.what == OPTIONS_RUN)
+        st = choose_what(&o, i < argc ? argv[i] : NULL, err);
     needs_program = o.what == OPTIONS_RUN && o.preflight != OPTIONS_PREFLIGHT_ONLY;
     if (st == CDDP_OK && needs_program && (i >= argc || *argv[i] == '\0'))
         st = cdi_fail(err, CDDP_E_INVALID,

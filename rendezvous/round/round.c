@@ -6,6 +6,10 @@
 #include <string.h>
 
 #define WAITING_EVERY_MS 10000
+#define QUICK_MS 5000       /* a round that fails sooner may fail again at once */
+#define QUICK_FREE 3        /* of those in a row, restarted without a pause */
+#define PAUSE_FIRST_MS 1000 /* then twice as long each time */
+#define PAUSE_MAX_MS 30000
 #define CONSEQUENCE_MS 1000 /* an exit within this time of a kill elsewhere may be its consequence */
 
 static void round_act(struct round *r, enum round_action_kind kind, uint32_t peer)
@@ -73,7 +77,7 @@ static void round_notify_spare(struct round *r, uint32_t peer)
     round_act(r, ROUND_DO_WAITING, peer);
 }
 
-static void round_start(struct round *r)
+static void round_start(struct round *r, int64_t now_ms)
 {
     uint32_t n = ranks_choose(r), base = 0;
     const uint32_t *place = ranks_assign(r, n);
@@ -93,6 +97,7 @@ static void round_start(struct round *r)
     r->n_nodes = n;
     r->world_size = base;
     r->state = ROUND_RUNNING;
+    r->started_ms = now_ms;
     r->n_left = 0;
     r->lost[0] = '\0';
     memset(&r->failure, 0, sizeof r->failure);
@@ -130,6 +135,8 @@ static void round_try_start(struct round *r, int64_t now_ms)
 {
     size_t have = r->count[NODE_WAITING], here = have - r->away[NODE_WAITING];
 
+    if (now_ms < r->begin_ms)
+        return;
     if (have < r->opt.min_nodes)
         r->enough_ms = INT64_MAX;
     else if (r->enough_ms == INT64_MAX)
@@ -139,7 +146,7 @@ static void round_try_start(struct round *r, int64_t now_ms)
         return;
     if (have >= r->opt.max_nodes ||
         (have >= r->opt.min_nodes && (now_ms >= r->deadline_ms || now_ms - r->enough_ms >= round_grace_ms(r))))
-        round_start(r);
+        round_start(r, now_ms);
     else if (now_ms >= r->deadline_ms)
         round_join_timed_out(r);
 }
@@ -156,14 +163,30 @@ bool round_restarts(const struct round *r)
     return r->verdict == OVER_CHANGED || round_counts(r);
 }
 
+/* A program that fails at once would use up its restarts within a second, and load the cluster with its start. */
+static int64_t round_pause_ms(struct round *r)
+{
+    int64_t pause_ms = PAUSE_FIRST_MS;
+
+    r->n_quick = r->verdict == OVER_FAILED && r->failed_ms - r->started_ms < QUICK_MS ? r->n_quick + 1 : 0;
+    if (r->n_quick <= QUICK_FREE)
+        return 0;
+    for (unsigned i = QUICK_FREE + 1; i < r->n_quick && pause_ms < PAUSE_MAX_MS; i++)
+        pause_ms *= 2;
+    return pause_ms < PAUSE_MAX_MS ? pause_ms : PAUSE_MAX_MS;
+}
+
 static void round_begin_joining(struct round *r, int64_t now_ms)
 {
+    int64_t pause_ms = round_pause_ms(r);
+
     round_act(r, ROUND_DO_END_KEYS, NO_PEER);
     r->state = ROUND_JOINING;
     r->number++;
-    r->deadline_ms = now_ms + r->opt.join_timeout_ms;
+    r->begin_ms = now_ms + pause_ms;
+    r->deadline_ms = r->begin_ms + r->opt.join_timeout_ms;
     r->enough_ms = INT64_MAX;
-    r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
+    r->next_waiting_ms = pause_ms > 0 ? now_ms : now_ms + WAITING_EVERY_MS;
     round_try_start(r, now_ms);
 }
 
@@ -582,7 +605,12 @@ static void round_on_tick(struct round *r, int64_t now_ms)
     if (r->state != ROUND_JOINING || now_ms < r->next_waiting_ms)
         return;
     r->next_waiting_ms = now_ms + WAITING_EVERY_MS;
-    members_say_missing(r, "waiting", r->text);
+    if (now_ms < r->begin_ms)
+        round_printf(r->text,
+                     "%u times in a row the workers failed within %d s of their start; the next start is in %.3g s",
+                     r->n_quick, QUICK_MS / 1000, (double)(r->begin_ms - now_ms) / 1000);
+    else
+        members_say_missing(r, "waiting", r->text);
     for (size_t i = 0; i < r->cap; i++)
         if (r->nodes[i].state == NODE_WAITING)
             round_act(r, ROUND_DO_WAITING, (uint32_t)i);

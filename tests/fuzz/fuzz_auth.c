@@ -54,7 +54,7 @@ static cddp_status expected(const uint8_t *bytes, size_t len, mode_t mode)
         return CDDP_E_DENIED;
     if (len > CDI_SECRET_MAX)
         return CDDP_E_LIMIT;
-    return without_newlines(bytes, len) == 0 ? CDDP_E_INVALID : CDDP_OK;
+    return without_newlines(bytes, len) < CDI_SECRET_MIN ? CDDP_E_INVALID : CDDP_OK;
 }
 
 /* A proof equals only itself, not the other side's, and none of another handshake. */

@@ -604,7 +604,7 @@ def secret_file(text, mode=0o600):
 def test_auth_token_admits_only_its_agents(cddprun):
     port = free_port()
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
-    with secret_file('correct horse\n') as good, secret_file('battery staple') as bad, \
+    with secret_file('correct horse battery\n') as good, secret_file('staple battery horse') as bad, \
             Job(cddprun, *where, '--node_rank=0', f'--auth_token_file={good}', *sh('cat $CDDP_AUTH_TOKEN_FILE')) as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
         one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={bad}', 'true'), 1, 'auth token')
@@ -612,13 +612,13 @@ def test_auth_token_admits_only_its_agents(cddprun):
         assert host.process.poll() is None
         with Job(cddprun, *where, '--node_rank=1', 'true', env={'CDDP_AUTH_TOKEN_FILE': good}) as guest:
             assert (guest.finish(), host.finish()) == (0, 0), (guest.err, host.err)
-        assert host.out == '[0] correct horse\n' and guest.err == '', (host.out, guest.err)
+        assert host.out == '[0] correct horse battery\n' and guest.err == '', (host.out, guest.err)
 
 
 def test_agent_with_auth_token_rejects_host_without(cddprun):
     port = free_port()
     where = ['--nnodes=2', '--master_addr=127.0.0.1', f'--master_port={port}']
-    with secret_file('s') as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
+    with secret_file('s' * 16) as good, Job(cddprun, *where, '--node_rank=0', 'true') as host:
         launch.wait_for('the host to listen', lambda: can_connect(port))
         one_sentence(run(cddprun, *where, '--node_rank=1', f'--auth_token_file={good}', 'true'), 1, 'auth token')
         host.process.send_signal(signal.SIGTERM)
@@ -626,7 +626,7 @@ def test_agent_with_auth_token_rejects_host_without(cddprun):
 
 
 def test_rejects_readable_auth_token_file(cddprun):
-    with secret_file('s', 0o644) as open_file:
+    with secret_file('s' * 16, 0o644) as open_file:
         one_sentence(run(cddprun, f'--auth_token_file={open_file}', 'true'), 1, open_file)
     one_sentence(run(cddprun, '--auth_token_file=/no/such/file', 'true'), 1, '/no/such/file')
 

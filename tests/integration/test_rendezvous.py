@@ -321,7 +321,7 @@ def test_ranks_without_room_fail_immediately(cddprun):
     with tempfile.TemporaryDirectory() as tmp:
         token = os.path.join(tmp, 'token')
         with open(token, 'w', encoding='ascii') as file:
-            file.write('secret\n')
+            file.write('secret-secret-secret\n')
         os.chmod(token, 0o600)
         for flags, popen, says, secret in [([], limit, few, []), (['--max_connections=16'], {}, many, []),
                                            (['--max_connections=16'], {}, many, [f'--auth_token_file={token}'])]:
@@ -407,7 +407,7 @@ class Squatters(threading.Thread):
 
 def secret_file(tmp):
     with open(f'{tmp}/secret', 'w', opener=lambda name, flags: os.open(name, flags, 0o600), encoding='ascii') as file:
-        file.write('hunter2\n')
+        file.write('hunter2-hunter2-hunter2\n')
     return f'--auth_token_file={tmp}/secret'
 
 
@@ -641,7 +641,7 @@ def test_systemd_notify_and_auth_token_reload(cddprun):
         systemd.bind(f'{tmp}/notify')
         systemd.settimeout(10)
         path, new = f'{tmp}/secret', f'{tmp}/new'
-        for name, secret in (path, 'hunter2\n'), (new, 'hunter3\n'):
+        for name, secret in (path, 'hunter2-hunter2-hunter2\n'), (new, 'hunter3-hunter3-hunter3\n'):
             with open(name, 'w', opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
                 f.write(secret)
         with Daemon(f'--auth_token_file={path}', env={'NOTIFY_SOCKET': f'{tmp}/notify'}) as daemon:
@@ -649,7 +649,7 @@ def test_systemd_notify_and_auth_token_reload(cddprun):
             flags = ['--nnodes=1', '--rdzv_backend=c10d', '--rdzv_id=job', f'--rdzv_endpoint=127.0.0.1:{daemon.port}']
             assert run(cddprun, *flags, f'--auth_token_file={new}', 'true')[0] == 1
             with open(path, 'w') as f:
-                f.write('hunter3\n')
+                f.write('hunter3-hunter3-hunter3\n')
             daemon.process.send_signal(signal.SIGHUP)
             assert systemd.recv(100).startswith(b'RELOADING=1\nMONOTONIC_USEC=')
             assert systemd.recv(100) == b'READY=1'
@@ -684,7 +684,7 @@ def test_rejects_readable_auth_token_and_accepts_good_one(cddprun):
     with tempfile.TemporaryDirectory() as tmp:
         path = f'{tmp}/secret'
         with open(path, 'w') as f:
-            f.write('hunter2\n')
+            f.write('hunter2-hunter2-hunter2\n')
         os.chmod(path, 0o644)
         with Job(DAEMON, '--bind=127.0.0.1', '--port=0', f'--auth_token_file={path}') as daemon:
             assert daemon.finish() == 1
@@ -692,7 +692,7 @@ def test_rejects_readable_auth_token_and_accepts_good_one(cddprun):
         os.chmod(path, 0o600)
         other = f'{tmp}/other'
         with open(other, 'w') as f:
-            f.write('hunter3\n')
+            f.write('hunter3-hunter3-hunter3\n')
         os.chmod(other, 0o600)
         hello = os.path.join(os.path.dirname(cddprun), '..', 'examples', 'hello_ranks')
         with Daemon('--plain_store=never', env={'CDDP_AUTH_TOKEN_FILE': path}) as daemon:

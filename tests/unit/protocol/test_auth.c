@@ -39,23 +39,23 @@ Test(auth, ignores_trailing_newlines)
     struct cdi_secret a, b, c, d;
     struct cdi_error err;
 
-    cr_assert_eq(load("hunter2", 7, 0600, &a, &err), CDDP_OK);
-    cr_assert_eq(load("hunter2\n", 8, 0400, &b, &err), CDDP_OK);
-    cr_assert_eq(load("hunter2\r\n", 9, 0600, &c, &err), CDDP_OK);
-    cr_assert_eq(load("hunter3\n", 8, 0600, &d, &err), CDDP_OK);
+    cr_assert_eq(load("hunter2-hunter2-", 16, 0600, &a, &err), CDDP_OK);
+    cr_assert_eq(load("hunter2-hunter2-\n", 17, 0400, &b, &err), CDDP_OK);
+    cr_assert_eq(load("hunter2-hunter2-\r\n", 18, 0600, &c, &err), CDDP_OK);
+    cr_assert_eq(load("hunter3-hunter3-\n", 17, 0600, &d, &err), CDDP_OK);
     cr_assert(cdi_auth_equal(a.key, b.key) && cdi_auth_equal(a.key, c.key));
     cr_assert_not(cdi_auth_equal(a.key, d.key));
 }
 
 Test(auth, key_is_the_hash_of_the_file)
 {
-    /* BLAKE2b-256("abc") */
-    static const uint8_t known[CDI_AUTH_HASH] = {0xbd, 0xdd, 0x81, 0x3c, 0x63, 0x42, 0x39, 0x72, 0x31, 0x71, 0xef,
-                                                 0x3f, 0xee, 0x98, 0x57, 0x9b, 0x94, 0x96, 0x4e, 0x3b, 0xb1, 0xcb,
-                                                 0x3e, 0x42, 0x72, 0x62, 0xc8, 0xc0, 0x68, 0xd5, 0x23, 0x19};
+    /* BLAKE2b-256("abc-abc-abc-abc-"), by Python's hashlib */
+    static const uint8_t known[CDI_AUTH_HASH] = {0xe5, 0xfb, 0x47, 0xe2, 0xdc, 0xfa, 0xca, 0xf9, 0x0c, 0x30, 0x0a,
+                                                 0xcd, 0xd0, 0x38, 0xec, 0x9f, 0xa5, 0xa1, 0x91, 0xe1, 0x77, 0x3e,
+                                                 0x37, 0x81, 0x73, 0xa1, 0x2d, 0x81, 0x8b, 0x8b, 0x23, 0xbc};
     struct cdi_secret a;
 
-    cr_assert_eq(load("abc\n", 4, 0600, &a, NULL), CDDP_OK);
+    cr_assert_eq(load("abc-abc-abc-abc-\n", 17, 0600, &a, NULL), CDDP_OK);
     cr_assert_eq(memcmp(a.key, known, sizeof known), 0);
 }
 
@@ -82,6 +82,8 @@ Test(auth, rejects_invalid_token_files)
     cr_assert_eq(load("", 0, 0600, &a, &err), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "is empty"), "%s", err.msg);
     cr_assert_eq(load("\n\n", 2, 0600, &a, &err), CDDP_E_INVALID);
+    cr_assert_eq(load("fifteen-bytes..\n", 16, 0600, &a, &err), CDDP_E_INVALID);
+    cr_assert(strstr(err.msg, "has 15 bytes") != NULL && strstr(err.msg, "--make_token") != NULL, "%s", err.msg);
     cr_assert_eq(load(big, CDI_SECRET_MAX, 0600, &a, &err), CDDP_OK);
     cr_assert_eq(load(big, CDI_SECRET_MAX + 1, 0600, &a, &err), CDDP_E_LIMIT);
     cr_assert_eq(cdi_secret_load(&a, "/nowhere/secret", &err), CDDP_E_SYSTEM);
@@ -123,7 +125,7 @@ Test(auth, release_wipes_the_token)
 {
     struct cdi_secret a, none = {{0}};
 
-    cr_assert_eq(load("secret", 6, 0600, &a, NULL), CDDP_OK);
+    cr_assert_eq(load("secret-secret-secret", 20, 0600, &a, NULL), CDDP_OK);
     cdi_secret_release(&a);
     cr_assert_eq(memcmp(&a, &none, sizeof a), 0);
     cdi_secret_release(NULL);

@@ -450,6 +450,31 @@ Test(round, new_node_replaces_lost_node)
     round_destroy(r);
 }
 
+/* A program that cannot work is not started as fast as the machine can. */
+Test(round, pauses_between_restarts_that_fail_at_once)
+{
+    static const int64_t pauses[] = {0, 0, 0, 1000, 2000, 4000, 8000, 16000, 30000, 30000};
+    const struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 3, .rank = 0, .node_rank = -1};
+    struct round *r = job(1, 1, 100);
+    int64_t now = 0;
+
+    join(r, 0, "a", 0, 1, 1);
+    for (size_t i = 0; i < sizeof pauses / sizeof pauses[0]; i++) {
+        cr_assert_eq(round_state(r), ROUND_RUNNING, "restart %zu", i);
+        step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = 0, .round = round_number(r), .failure = &f}, now);
+        step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = 0, .round = round_number(r)}, now);
+        if (pauses[i] > 0) {
+            step(r, (struct round_event){.kind = ROUND_EV_TICK}, now);
+            cr_assert(did(0, ROUND_DO_WAITING, 0) && strstr(round_text(r), "in a row") != NULL, "%s", round_text(r));
+            step(r, (struct round_event){.kind = ROUND_EV_TICK}, now + pauses[i] - 1);
+            cr_assert_eq(round_state(r), ROUND_JOINING, "before %lld ms", (long long)pauses[i]);
+        }
+        now += pauses[i];
+        step(r, (struct round_event){.kind = ROUND_EV_TICK}, now);
+    }
+    round_destroy(r);
+}
+
 Test(round, rejects_mismatching_join)
 {
     struct round *r = job(2, 2, 0);

@@ -469,7 +469,7 @@ Test(join, rank_0s_store_demands_the_auth_token)
 
         (void)snprintf(secrets[i], sizeof secrets[i], "/tmp/cddp_secret_XXXXXX");
         fd = mkstemp(secrets[i]);
-        cr_assert(fd >= 0 && write(fd, i == 0 ? "one" : "two", 3) == 3);
+        cr_assert(fd >= 0 && write(fd, i == 0 ? "one-one-one-one-" : "two-two-two-two-", 16) == 16);
         (void)close(fd);
     }
     cr_assert_eq(run_ranks(by_hand_port(), 3, 3, proves_its_secret), 0);

@@ -185,7 +185,8 @@ static void set_token(const char *text, char path[64])
 
     (void)snprintf(path, 64, "/tmp/cddp_token_XXXXXX");
     fd = mkstemp(path);
-    cr_assert(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    cr_assert(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) &&
+              write(fd, "-0123456789abcdef", 17) == 17);
     (void)close(fd);
     (void)setenv("CDDP_AUTH_TOKEN_FILE", path, 1);
 }
