@@ -4,6 +4,7 @@
 #include "rendezvous/http/job_json.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +145,7 @@ cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
 struct family {
     const char *name, *type, *help;
     double (*of_server)(const struct page_data *s);
-    double (*of_job)(const struct page_job *j);
+    double (*of_job)(const struct page_job *j); /* NAN: not known, so there is no sample */
 };
 
 /* clang-format off */
@@ -173,15 +174,15 @@ static double waits_limit(const struct page_job *j) { return (double)j->waits_li
 static double steps(const struct page_job *j) { return (double)j->sum.min_step; }
 static double step_rate(const struct page_job *j) { return j->sum.steps_per_s; }
 static double step_age(const struct page_job *j) { return (double)j->sum.step_age_ms / 1e3; }
-static double gpu_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_load : -1; }
-static double gpu_least_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_least_load : -1; }
-static double gpu_memory(const struct page_job *j) { return j->sum.gpu_memory; }
+static double gpu_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_load : NAN; }
+static double gpu_least_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_least_load : NAN; }
+static double gpu_memory(const struct page_job *j) { return j->sum.gpu_memory >= 0 ? j->sum.gpu_memory : NAN; }
 static double step_time(const struct page_job *j) { return j->sum.step_us / 1e6; }
 static double hidden(const struct page_job *j) { return j->sum.hidden_us / 1e6; }
 static double exposed(const struct page_job *j) { return j->sum.exposed_us / 1e6; }
 static double rank_waiting(const struct page_job *j) { return j->sum.late_us / 1e6; }
-static double slowest(const struct page_job *j) { return j->n_placed > 0 ? j->sum.slowest : -1; }
-static double slowest_share(const struct page_job *j) { return j->sum.slowest_share; }
+static double slowest(const struct page_job *j) { return j->n_placed > 0 && j->sum.slowest >= 0 ? (double)j->sum.slowest : NAN; }
+static double slowest_share(const struct page_job *j) { return isnan(slowest(j)) ? NAN : j->sum.slowest_share; }
 /* clang-format on */
 
 static const struct family families[] = {
@@ -203,7 +204,7 @@ static const struct family families[] = {
     {"cddp_job_nodes_needed", "gauge", "Nodes that the next round takes.", NULL, needed},
     {"cddp_job_nodes_min", "gauge", "Fewest nodes of a round.", NULL, min_nodes},
     {"cddp_job_nodes_max", "gauge", "Most nodes of a round.", NULL, max_nodes},
-    {"cddp_job_steps", "gauge", "Steps that every rank has completed.", NULL, steps},
+    {"cddp_job_steps_total", "counter", "Steps that every rank has completed.", NULL, steps},
     {"cddp_job_steps_per_second", "gauge", "Steps per second, by the last steps or, if it is longer, the time since.",
      NULL, step_rate},
     {"cddp_job_last_step_age_seconds", "gauge", "Time since the last step of any rank.", NULL, step_age},
@@ -214,12 +215,11 @@ static const struct family families[] = {
     {"cddp_job_step_communication_exposed_seconds", "gauge", "Communication in a step for which the program waits.",
      NULL, exposed},
     {"cddp_job_step_waiting_seconds", "gauge", "Waiting for the last rank in a step.", NULL, rank_waiting},
-    {"cddp_job_slowest_rank", "gauge", "The rank that the others most often wait for; -1: none.", NULL, slowest},
+    {"cddp_job_slowest_rank", "gauge", "The rank that the others most often wait for.", NULL, slowest},
     {"cddp_job_slowest_rank_ratio", "gauge", "Part of the steps in which they wait for it.", NULL, slowest_share},
-    {"cddp_job_gpu_load_ratio", "gauge", "Load of the ranks' GPUs, mean; -1: not known.", NULL, gpu_load},
-    {"cddp_job_gpu_least_load_ratio", "gauge", "Load of the rank's GPU that has least to do; -1: not known.", NULL,
-     gpu_least_load},
-    {"cddp_job_gpu_memory_used_ratio", "gauge", "Used memory of the fullest GPU; -1: not known.", NULL, gpu_memory},
+    {"cddp_job_gpu_load_ratio", "gauge", "Load of the ranks' GPUs, mean.", NULL, gpu_load},
+    {"cddp_job_gpu_least_load_ratio", "gauge", "Load of the rank's GPU that has least to do.", NULL, gpu_least_load},
+    {"cddp_job_gpu_memory_used_ratio", "gauge", "Used memory of the fullest GPU.", NULL, gpu_memory},
     {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
     {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
     {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
@@ -266,8 +266,12 @@ static cddp_status put_family(const struct page_data *s, const struct family *f,
 
     if (st == CDDP_OK && f->of_server != NULL)
         return cdi_buf_printf(out, "%s %.15g\n", f->name, f->of_server(s));
-    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++)
-        st = put_sample(out, f->name, &s->jobs[i], NULL, NULL, f->of_job(&s->jobs[i]));
+    for (size_t i = 0; st == CDDP_OK && i < s->n_jobs; i++) {
+        double value = f->of_job(&s->jobs[i]);
+
+        if (!isnan(value))
+            st = put_sample(out, f->name, &s->jobs[i], NULL, NULL, value);
+    }
     return st;
 }
 
