@@ -164,6 +164,20 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
 /*
+ * Tells whether any rank used parameter i in the last step. *used is 1 if some rank reported its gradient as ready. It
+ * is 0 if no rank did, so that the gradient has its old value. Every rank gets the same answer, without communication:
+ * the ranks have exchanged it in the step. Without CDDP_DDP_FIND_UNUSED and CDDP_DDP_STATIC_GRAPH every parameter is
+ * used, also in captured steps. Where gradients accumulate over several backward passes, the step is the one whose
+ * gradients were reported.
+ *
+ * Call it between two steps, from any thread. On a GPU the host waits for the last step. *used is written on success
+ * only. Returns CDDP_OK; CDDP_E_INVALID (no such parameter, NULL); CDDP_E_STATE (in the middle of a step; no step has
+ * ended yet, or none since cddp_ddp_join; nothing is broken); CDDP_E_UNSUPPORTED (the stream captures a graph); or the
+ * error of a communicator that has failed.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, int *used);
+
+/*
  * Copies rank 0's buffers (cddp_ddp_options) to every rank: running statistics, and anything else that a model has
  * beside its parameters. Call it before the first forward pass of a step. Without it each rank keeps its own. A
  * collective (small buffers travel together), on the CPU a blocking one; on a GPU the compute stream waits for it, and

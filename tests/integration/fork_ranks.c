@@ -145,12 +145,14 @@ static void refuse_reducer(void)
     cddp_optim *optim = NULL;
     uint64_t skipped = 0;
     double norm;
+    int used;
 
     CHECK(cddp_ddp_grad(job.ddp, 0) == NULL && blames("cddp_ddp_grad", true));
     REFUSED(cddp_ddp_grad_ready, job.ddp, 0);
     refused("cddp_ddp_grad_ready", cddp_ddp_grad_ready_on(job.ddp, 0, NULL));
     REFUSED(cddp_ddp_wait_param, job.ddp, 0);
     REFUSED(cddp_ddp_wait, job.ddp);
+    REFUSED(cddp_ddp_was_used, job.ddp, 0, &used);
     REFUSED(cddp_ddp_sync_buffers, job.ddp);
     REFUSED(cddp_ddp_join, job.ddp);
     REFUSED(cddp_ddp_get_stats, job.ddp, NULL);

@@ -298,17 +298,26 @@ static void refuse_flags(struct job *j, const cddp_param *params)
 {
     cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_FIND_UNUSED, .stream = j->compute};
     cddp_ddp *ddp;
+    int used = 7;
 
     DO(cddp_ddp_create(&ddp, j->comm, params, N_PARAMS, &opt));
+    DO(cddp_ddp_wait(ddp)); /* a step in which nobody uses anything */
     begin(j);
+    REFUSED(cddp_ddp_was_used(ddp, 0, &used), CDDP_E_UNSUPPORTED, "cddp_ddp_was_used");
     REFUSED(cddp_ddp_grad_ready(ddp, 0), CDDP_E_UNSUPPORTED, "FIND_UNUSED");
     end_well(j);
+    DO(cddp_ddp_was_used(ddp, 0, &used));
+    if (used != 0) {
+        fprintf(stderr, "rank %d: parameter 0 counts as used\n", cddp_rank(j->comm));
+        exit(WRONG);
+    }
     cddp_ddp_destroy(ddp);
 }
 
 static void refuse(struct job *j, const cddp_param *params)
 {
     double norm;
+    int used;
 
     set_sources(j, 0);
     begin(j); /* before the buckets are settled */
@@ -327,6 +336,7 @@ static void refuse(struct job *j, const cddp_param *params)
     }
     DO(cddp_ddp_wait(j->ddp));
     begin(j);
+    DO(cddp_ddp_was_used(j->ddp, 0, &used)); /* needs no device: all are */
     REFUSED(cddp_ddp_sync_buffers(j->ddp), CDDP_E_UNSUPPORTED, "cddp_ddp_sync_buffers");
     REFUSED(cddp_ddp_grad_norm(j->ddp, 2, &norm), CDDP_E_UNSUPPORTED, "captures a graph");
     REFUSED(cddp_ddp_wait(j->ddp), CDDP_E_STATE, "5 of 5 gradients are missing"); /* and misuse */

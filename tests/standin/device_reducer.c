@@ -82,6 +82,24 @@ static void write_gradient(struct job *j, int step, size_t i)
     CU(cuLaunchKernel((CUfunction)j->fill, (unsigned)((n + 255) / 256), 1, 1, 256, 1, 1, 0, j->compute, args, NULL));
 }
 
+/* Every rank hears which parameters some rank used in this step. */
+static void check_used(struct job *j, int step)
+{
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        bool want = false;
+        int used = -1;
+
+        for (int rank = 0; rank < cddp_world_size(j->comm); rank++)
+            want |= comes(j, rank, step, i);
+        DO(cddp_ddp_was_used(j->ddp, i, &used));
+        if (used == want)
+            continue;
+        fprintf(stderr, "rank %d: in step %d parameter %zu has been used: %d, not %d\n", cddp_rank(j->comm), step, i,
+                used, want);
+        exit(WRONG);
+    }
+}
+
 static void train(struct job *j, bool reuse, bool missing)
 {
     for (int step = 0; step < j->steps; step++) {
@@ -115,6 +133,7 @@ static void train(struct job *j, bool reuse, bool missing)
             device_axpy(&j->device, 1, (CUdeviceptr)cddp_ddp_grad(j->ddp, i), j->data[i], counts[i], j->compute);
         if (j->unused) /* the next step needs new memory while that of this step is in use */
             CU(cuStreamSynchronize(j->compute));
+        check_used(j, step);
     }
 }
 

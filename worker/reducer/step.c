@@ -252,6 +252,7 @@ cddp_status cdi_step_next(cddp_ddp *d)
     cdi_unused_next_step(d);
     d->n_copied = 0;
     d->begun = false;
+    d->ended = !d->shadow;
     d->synced = false;
     d->share_complete = false;
     d->step++;

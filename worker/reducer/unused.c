@@ -19,6 +19,7 @@
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/used.h"
 
 #include <stdlib.h>
@@ -161,6 +162,7 @@ static cddp_status unused_send_map(cddp_ddp *d, struct cdi_error *err)
     }
     if (st == CDDP_OK)
         d->enqueued = u->map_ticket;
+    u->there = op.out != u->used;
     return st;
 }
 
@@ -316,4 +318,63 @@ cddp_status cdi_unused_restore(cddp_ddp *d)
         memcpy(u->expected, u->seen, d->n_params * sizeof *u->seen);
     memset(u->seen, 0, d->n_params * sizeof *u->seen);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
+}
+
+/* Brings the last step's map to the host, with the lock held. */
+static cddp_status fetch_map(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_ddp_unused *u = &d->unused;
+    cddp_status st = cdi_captured_refuse(d, "cddp_ddp_was_used", err);
+
+    if (st != CDDP_OK)
+        return st;
+    if (u->map_ticket > 0)
+        st = d->ops->join(d->b, u->map_ticket, err);
+    if (st == CDDP_OK && u->there)
+        st = d->ops->copy(d->b, u->used, u->map, d->n_params, err);
+    if (st != CDDP_OK)
+        return cdi_ddp_set_error(d, err);
+    u->there = false;
+    return CDDP_OK;
+}
+
+/* Answers with the lock held. A question at a wrong time breaks nothing. */
+static cddp_status was_used(cddp_ddp *d, size_t i, int *used, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (i >= d->n_params)
+        return cdi_fail(err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", i, d->n_params - 1);
+    if (d->begun || d->finishing)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "cddp_ddp_was_used was called in the middle of step %llu: call it between two steps",
+                        (unsigned long long)d->step);
+    if (!d->ended)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "cddp_ddp_was_used was called before a step has ended%s: call it after cddp_ddp_wait",
+                        d->step == 0 ? "" : " since cddp_ddp_join");
+    if (d->unused.missing != NULL)
+        st = fetch_map(d, err);
+    if (st == CDDP_OK)
+        *used = d->unused.missing == NULL || d->unused.used[i] != 0;
+    return st;
+}
+
+cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, int *used)
+{
+    struct cdi_error err;
+    cddp_status st = cdi_ddp_check("cddp_ddp_was_used", ddp, &err);
+
+    if (st == CDDP_OK && used == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_was_used: used must not be NULL");
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&ddp->lock);
+        st = was_used(ddp, i, used, &err);
+        (void)pthread_mutex_unlock(&ddp->lock);
+    }
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

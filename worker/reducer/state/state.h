@@ -55,6 +55,7 @@ struct cdi_ddp_unused {
     uint64_t map_ticket;
     size_t n_missing;
     bool known;    /* static graph: the first step is over */
+    bool there;    /* the last step's map is only on the device: `used` is this rank's */
     bool followed; /* on a device: communication waits for the work that the compute stream had when this step ended */
     void *saved,
         *zeros; /* on the backend: the arena's old values, and as many zero bytes as the largest gradient has */
@@ -207,6 +208,7 @@ struct cddp_ddp {
     uint64_t nvtx_range; /* of this step; 0: none */
     bool finishing;      /* a thread is in cdi_step_finish */
     bool begun;          /* some gradient was reported ready in this step */
+    bool ended;          /* a step has ended, since cddp_ddp_join if that was called */
     bool by_param;       /* the program waits for single parameters (cddp_ddp_wait_param) */
     bool idle_due;       /* the next step's idle buckets are to be determined from the step that has ended */
     bool synced;         /* this step's buffers were sent */

@@ -500,6 +500,7 @@ static int clipped_without(int rank, size_t without)
     cddp_optim *optim;
     cddp_comm *comm;
     uint64_t taken = 0;
+    int used;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(model_open(&plain, comm) == 0 && model_open(&divided, comm) == 0);
@@ -520,6 +521,8 @@ static int clipped_without(int rank, size_t without)
             CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
             plain_step(&plain, ++taken, without);
         }
+        for (size_t i = 0; i < N; i++)
+            CHECK(cddp_ddp_was_used(divided.ddp, i, &used) == CDDP_OK && used == (i != without));
         CHECK(close_to(&plain, &divided) == 0);
     }
     cddp_optim_destroy(optim);

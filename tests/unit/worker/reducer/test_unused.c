@@ -97,6 +97,129 @@ Test(unused, skips_and_reuses_buckets_with_join)
     cr_assert_eq(ddp_world(skip_and_join), 0);
 }
 
+/* ------------------------------------------------------------------------------------------------ was_used ---- */
+
+static int used_is(struct ddp_rank *r, int first, int second, int third)
+{
+    const int want[DDP_PARAMS] = {first, second, third};
+
+    for (size_t i = 0; i < DDP_PARAMS; i++) {
+        int used = -1;
+
+        CHECK(cddp_ddp_was_used(r->ddp, i, &used) == CDDP_OK);
+        if (used != want[i]) {
+            fprintf(stderr, "parameter %zu has been used: %d, not %d\n", i, used, want[i]);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The question is refused, with these words, and breaks nothing. */
+static int cannot_ask(struct ddp_rank *r, cddp_status st, const char *words)
+{
+    int used = 7;
+
+    CHECK(cddp_ddp_was_used(r->ddp, 0, &used) == st && used == 7);
+    CHECK(strstr(cddp_last_error(), words) != NULL);
+    return 0;
+}
+
+/* Rank 2 alone uses the second one, in every second step, and nobody the first. */
+static int ask(int rank)
+{
+    struct ddp_rank r = {0};
+    int used = 7;
+
+    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | with.flags, CDDP_DTYPE_NONE, true) == 0);
+    CHECK(cannot_ask(&r, CDDP_E_STATE, "before a step has ended") == 0);
+    for (int step = 0; step < 4; step++) {
+        CHECK(ddp_give(&r, 2, 1) == 0);
+        CHECK(cannot_ask(&r, CDDP_E_STATE, "in the middle of step") == 0);
+        if (rank == 2 && step % 2 == 0)
+            CHECK(ddp_give(&r, 1, 1) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK);
+        CHECK(used_is(&r, 0, step % 2 == 0, 1) == 0);
+        CHECK(used_is(&r, 0, step % 2 == 0, 1) == 0); /* and again */
+    }
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && used_is(&r, 0, 0, 0) == 0);
+    CHECK(cddp_ddp_was_used(r.ddp, DDP_PARAMS, &used) == CDDP_E_INVALID && used == 7);
+    CHECK(cddp_ddp_was_used(r.ddp, 0, NULL) == CDDP_E_INVALID && cddp_ddp_was_used(NULL, 0, &used) == CDDP_E_INVALID);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, ranks_hear_what_any_rank_used)
+{
+    cr_assert_eq(ddp_world(ask), 0);
+    with.flags = CDDP_DDP_SKIP_UNUSED;
+    cr_assert_eq(ddp_world(ask), 0);
+    with.flags = CDDP_DDP_JOIN;
+    cr_assert_eq(ddp_world(ask), 0);
+}
+
+static int ask_without(int rank)
+{
+    struct ddp_rank r = {0};
+
+    CHECK(ddp_open(&r, with.flags, CDDP_DTYPE_NONE, false) == 0);
+    CHECK(cannot_ask(&r, CDDP_E_STATE, "before a step has ended") == 0);
+    for (size_t i = DDP_PARAMS; i-- > 0;)
+        CHECK(ddp_give(&r, i, (float)rank) == 0);
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && used_is(&r, 1, 1, 1) == 0);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, all_are_used_without_the_flag)
+{
+    cr_assert_eq(ddp_world(ask_without), 0);
+}
+
+/* Rank r trains r + 1 steps; only the last rank uses the second one, in its last step. */
+static int ask_uneven(int rank)
+{
+    struct ddp_rank r = {0};
+
+    CHECK(ddp_open(&r, CDDP_DDP_FIND_UNUSED | CDDP_DDP_JOIN, CDDP_DTYPE_NONE, false) == 0);
+    for (int epoch = 0; epoch < 2; epoch++) {
+        for (int step = 0; step <= rank; step++) {
+            CHECK(ddp_give(&r, 2, 1) == 0);
+            if (step == DDP_RANKS - 1)
+                CHECK(ddp_give(&r, 1, 1) == 0);
+            CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && used_is(&r, 0, step == DDP_RANKS - 1, 1) == 0);
+        }
+        CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
+        CHECK(cannot_ask(&r, CDDP_E_STATE, "since cddp_ddp_join") == 0);
+    }
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, ranks_with_fewer_samples_do_not_count)
+{
+    cr_assert_eq(ddp_world(ask_uneven), 0);
+}
+
+/* Even ranks alone use the second one; in later steps nothing is sent, and the answer is that of the first. */
+static int ask_static(int rank)
+{
+    struct ddp_rank r = {0};
+
+    CHECK(ddp_open(&r, CDDP_DDP_STATIC_GRAPH | with.flags, CDDP_DTYPE_NONE, false) == 0);
+    for (int step = 0; step < 3; step++) {
+        CHECK(ddp_give(&r, 2, 1) == 0);
+        if (rank % 2 == 0)
+            CHECK(ddp_give(&r, 1, 1) == 0);
+        CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && used_is(&r, 0, 1, 1) == 0);
+    }
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(unused, static_graph_knows_what_was_used)
+{
+    cr_assert_eq(ddp_world(ask_static), 0);
+    with.flags = CDDP_DDP_SKIP_UNUSED;
+    cr_assert_eq(ddp_world(ask_static), 0);
+}
+
 /* ------------------------------------------------------------------------------------------------- PyTorch ---- */
 
 #define TORCH_PARAMS 6
