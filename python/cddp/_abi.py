@@ -64,11 +64,23 @@ class Redop(enum.IntEnum):
     BXOR = 66
 
 
+class OptimKind(enum.IntEnum):
+    """The rules of the divided optimizer."""
+    SGD = 1
+    ADAM = 2
+    ADAMW = 3
+
+
 INIT_HOST_STORE = 1
 DDP_NO_BROADCAST = 1
 DDP_SUM = 2
 DDP_FIND_UNUSED = 4
 DDP_STATIC_GRAPH = 8
+DDP_JOIN = 16
+DDP_JOIN_ACTIVE = 32
+OPTIM_NESTEROV = 1
+OPTIM_GROUP_FROZEN = 1
+OPTIM_SKIP_NONFINITE = 1
 
 # The times of a step, whose sums and last values cddp_ddp_stats has.
 DDP_TIMES = ('step', 'forward', 'backward', 'comm', 'exposed', 'hidden', 'thread', 'late')
@@ -116,10 +128,25 @@ class DdpStats(Structure):
                 ('n_buckets', c_size_t), ('bucket_bytes', c_size_t), ('largest_bucket_bytes', c_size_t), ('rebuilds', c_uint64)]
 
 
+class OptimGroup(Structure):
+    _fields_ = [('size', c_size_t), ('params', POINTER(c_size_t)), ('n_params', c_size_t), ('lr_factor', c_double),
+                ('weight_decay', c_double), ('flags', c_uint64)]
+
+
+class OptimOptions(Structure):
+    _fields_ = [('size', c_size_t), ('kind', c_int), ('flags', c_uint32), ('groups', POINTER(OptimGroup)), ('n_groups', c_size_t),
+                *((name, c_double) for name in ('lr', 'weight_decay', 'momentum', 'dampening', 'beta1', 'beta2', 'eps'))]
+
+
+class OptimStepArgs(Structure):
+    _fields_ = [('size', c_size_t), ('flags', c_uint64), ('lr', c_double), ('grad_scale', c_double), ('max_norm', c_double)]
+
+
 # Their names in C, for the test that compares the two.
 STRUCTS = {'cddp_error_info': ErrorInfo, 'cddp_unique_id': UniqueId, 'cddp_init_options': InitOptions,
            'cddp_split_options': SplitOptions, 'cddp_param': Param, 'cddp_ddp_options': DdpOptions,
-           'cddp_ddp_stats': DdpStats}
+           'cddp_ddp_stats': DdpStats, 'cddp_optim_group': OptimGroup, 'cddp_optim_options': OptimOptions,
+           'cddp_optim_step_args': OptimStepArgs}
 
 _DATA = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]  # comm, in, out, count, dtype
 _FUNCTIONS = {
@@ -153,6 +180,9 @@ _FUNCTIONS = {
     'cddp_ddp_grad_ready': (c_int, [c_void_p, c_size_t]),
     'cddp_ddp_wait_param': (c_int, [c_void_p, c_size_t]),
     'cddp_ddp_wait': (c_int, [c_void_p]),
+    'cddp_ddp_was_used': (c_int, [c_void_p, c_size_t, POINTER(c_int)]),
+    'cddp_ddp_sync_buffers': (c_int, [c_void_p]),
+    'cddp_ddp_join': (c_int, [c_void_p]),
     'cddp_ddp_grad_norm': (c_int, [c_void_p, c_double, POINTER(c_double)]),
     'cddp_ddp_clip_grad_norm': (c_int, [c_void_p, c_double, c_double, c_int, POINTER(c_double)]),
     'cddp_ddp_destroy': (None, [c_void_p]),
@@ -160,6 +190,15 @@ _FUNCTIONS = {
 # Of include/cddp/experimental: another libcddp may lack them, or have another struct.
 _EXPERIMENTAL = {
     'cddp_ddp_get_stats': (c_int, [c_void_p, POINTER(DdpStats)]),
+    'cddp_optim_defaults': (None, [POINTER(OptimOptions), c_size_t, c_int]),
+    'cddp_optim_create': (c_int, [POINTER(c_void_p), c_void_p, POINTER(OptimOptions)]),
+    'cddp_optim_step': (c_int, [c_void_p, POINTER(OptimStepArgs)]),
+    'cddp_optim_skip': (c_int, [c_void_p]),
+    'cddp_optim_set_lr': (c_int, [c_void_p, c_double]),
+    'cddp_optim_set_grad_scale': (c_int, [c_void_p, c_double]),
+    'cddp_optim_skipped': (c_int, [c_void_p, POINTER(c_uint64)]),
+    'cddp_optim_state_bytes': (c_size_t, [c_void_p]),
+    'cddp_optim_destroy': (None, [c_void_p]),
 }
 
 

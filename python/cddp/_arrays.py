@@ -146,6 +146,13 @@ class View:
             self.release()
 
 
+def memory_order(array):
+    """The dimensions of a tensor in the order of its memory (as with channels_last); None: they are in that order."""
+    if not callable(getattr(array, 'stride', None)) or array.is_contiguous():
+        return None
+    return sorted(range(array.dim()), key=array.stride, reverse=True)
+
+
 _FORMATS = {'i': 'bhiq', 'u': 'BHIQ', 'f': ' efd', 'b': '?'}
 
 

@@ -4,6 +4,7 @@
 ranks.py MODE    each function below is a mode; it ends with an exception if something is wrong
 """
 import array
+import math
 import os
 import signal
 import sys
@@ -242,6 +243,52 @@ def reducer():
         assert raised is not None
         comm._handle, handle = None, comm._handle
         cddp._comm.lib().cddp_finalize(handle)
+
+
+def uneven():
+    """Without PyTorch: what any rank used, buffers, ranks with fewer steps, and the divided optimizer."""
+    with cddp.init() as comm:
+        w, b = array.array('d', [comm.rank + 1.0] * 3), array.array('q', [comm.rank + 5])
+        with cddp.DDP(comm, {'w': w, 'v': array.array('f', [0])}, buffers={'b': b}, find_unused=True, join=True) as ddp:
+            assert b[0] == 5 and w[0] == 1
+            error = raises(cddp.Error, ['before a step has ended'], ddp.was_used, 'w')
+            assert error.status == cddp.Status.STATE
+            for step in range(1 + comm.rank):
+                b[0] = 10 * comm.rank
+                ddp.sync_buffers()
+                assert b[0] == 10
+                ddp.grad('w')[0] = 4
+                ddp.ready('w')
+                ddp.wait()
+                assert ddp.was_used('w') and not ddp.was_used('v')
+                assert ddp.grad('w')[0] == (4 if step == 0 else 2)
+                w[0] -= 1
+            ddp.join()
+            assert w[0] == -1, w  # rank 1's
+        raises(ValueError, ["join 'all' is unknown"], cddp.DDP, comm, {'w': w}, join='all')
+        w = array.array('f', [1.0] * 4)
+        with cddp.DDP(comm, {'w': w, 'v': array.array('f', [2.0])}) as ddp:
+            raises(ValueError, ["kind 'lion' is unknown", 'sgd, adam, adamw'], cddp.Optim, ddp, 'lion')
+            raises(ValueError, ["a group has ['lr']"], cddp.Optim, ddp, 'sgd', groups=[{'params': ['w'], 'lr': 1}])
+            error = raises(cddp.Error, ['lr'], cddp.Optim, ddp, 'sgd', lr=0)
+            assert error.status == cddp.Status.INVALID
+            with cddp.Optim(ddp, 'sgd', lr=0.5, momentum=0.5, groups=[{'params': ['w'], 'lr_factor': 2}, {'params': ['v'], 'frozen': True}]) as optim:
+                for want, step in ((0, optim.step), (0, optim.skip), (-3, lambda: optim.step(lr=1.0)), (-4.75, optim.step)):
+                    for i in (1, 0):
+                        for k in range(len(ddp.grad(i))):
+                            ddp.grad(i)[k] = 2.0 * comm.rank
+                        ddp.ready(i)
+                    step()
+                    assert w.tolist() == [want] * 4, (w, want)
+                optim.set_lr(0.25)
+                optim.set_grad_scale(0.5)
+                for i in (1, 0):
+                    ddp.grad(i)[0] = math.nan
+                    ddp.ready(i)
+                error = raises(cddp.Error, ['not finite'], optim.step, skip_nonfinite=True)
+                assert error.status == cddp.Status.NONFINITE and optim.skipped() == 1
+                assert optim.state_bytes in range(4, 65), optim.state_bytes
+            raises(RuntimeError, ['closed'], optim.step)
 
 
 def stats():

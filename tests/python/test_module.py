@@ -32,10 +32,10 @@ def python_with(module):
     raise Skip(f'no python3 with {module}')
 
 
-def job(cddprun, python, mode, ranks=2):
-    with tempfile.TemporaryDirectory() as cache:
-        return launch.run(cddprun, '--standalone', f'--nproc_per_node={ranks}', python, HERE / 'ranks.py', mode,
-                          env={**ENV, 'TORCHINDUCTOR_CACHE_DIR': cache})
+def job(cddprun, python, *mode, ranks=2, script='ranks.py', deadline=launch.DEADLINE):
+    with tempfile.TemporaryDirectory() as cache, launch.Job(cddprun, '--standalone', f'--nproc_per_node={ranks}', python, HERE / script,
+                                                            *mode, env={**ENV, 'TORCHINDUCTOR_CACHE_DIR': cache}) as run:
+        return run.finish(deadline), run.out, run.err
 
 
 def passes(cddprun, python, mode):
@@ -79,6 +79,10 @@ def test_log(cddprun):
 
 def test_reducer(cddprun):
     passes(cddprun, python_with('numpy'), 'reducer')
+
+
+def test_uneven_ranks_buffers_and_optimizer(cddprun):
+    passes(cddprun, sys.executable, 'uneven')
 
 
 def test_stats(cddprun):

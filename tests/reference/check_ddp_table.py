@@ -43,7 +43,7 @@ ROWS = {  # option: (ours, the check's file, what in it)
                           "closes_bucket_at_or_above_cap"),
         "bucket_cap_mb_list": ("three caps: of the first bucket, of the last, of the others", "tests/unit/worker/reducer/test_bucket.c",
                                "makes_small_last_bucket"),
-        "find_unused_parameters": ("`CDDP_DDP_FIND_UNUSED`", "tests/unit/worker/reducer/test_unused.c",
+        "find_unused_parameters": ("`CDDP_DDP_FIND_UNUSED`; `cddp_ddp_was_used` tells whether any rank used a parameter", "tests/unit/worker/reducer/test_unused.c",
                                    "unused_keeps_value_and_partly_used_is_mean"),
         "check_reduction": ("none: without effect in PyTorch, too. A step that was not finished is always an error",
                             "tests/unit/worker/reducer/test_unused.c", "missing_without_flag_is_error_everywhere"),
