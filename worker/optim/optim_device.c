@@ -54,17 +54,6 @@ static struct cdi_optim_piece optim_piece_of(const cddp_optim *o, size_t i)
     return piece;
 }
 
-struct place {
-    size_t offset, param;
-};
-
-static int optim_compare_offsets(const void *a, const void *b)
-{
-    const struct place *x = a, *y = b;
-
-    return (x->offset > y->offset) - (x->offset < y->offset);
-}
-
 static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
 {
     if (bytes > 0)
@@ -72,24 +61,21 @@ static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
 }
 
 /* Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. */
-static void list_others(cddp_optim *o, struct place *place)
+static void list_others(cddp_optim *o)
 {
     const cddp_ddp *d = o->ddp;
     size_t end = 0;
 
-    for (size_t i = 0; i < d->n_params; i++)
-        place[i] = (struct place){d->plan.grads[i].offset, i};
-    qsort(place, d->n_params, sizeof *place, optim_compare_offsets);
     for (size_t k = 0; k < d->n_params; k++) {
-        size_t i = place[k].param, size = cddp_dtype_size(d->params[i].dtype), bytes = d->plan.grads[i].bytes;
+        size_t i = d->plan.place[k], size = cddp_dtype_size(d->params[i].dtype), bytes = d->plan.grads[i].bytes;
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
-        optim_add_slice(o, NULL, place[k].offset - end);
+        optim_add_slice(o, NULL, d->plan.grads[i].offset - end);
         optim_add_slice(o, w, lo);
         optim_add_slice(o, NULL, own);
         optim_add_slice(o, w + lo + own, bytes - lo - own);
-        end = place[k].offset + bytes;
+        end = d->plan.grads[i].offset + bytes;
     }
 }
 
@@ -117,7 +103,6 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
     struct layout l = layout_of(o);
-    struct place *place = calloc(d->n_params, sizeof *place);
     bool ok;
     cddp_status st;
 
@@ -125,7 +110,7 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
     o->pieces = calloc(d->n_params, sizeof *o->pieces);
     o->others = calloc(4 * d->n_params, sizeof *o->others);
     o->idle = calloc(d->n_params, sizeof *o->idle);
-    ok = place != NULL && o->rows != NULL && o->pieces != NULL && o->others != NULL && o->idle != NULL;
+    ok = o->rows != NULL && o->pieces != NULL && o->others != NULL && o->idle != NULL;
     st = ok ? d->ops->alloc(d->b, l.end, &d->optim_memory, err)
             : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
     if (st == CDDP_OK) {
@@ -139,10 +124,9 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
         o->master = (float *)(void *)(at + l.master);
         for (size_t i = 0; i < d->n_params; i++)
             o->pieces[i] = optim_piece_of(o, i);
-        list_others(o, place);
+        list_others(o);
         st = optim_fill(o, l.end, err);
     }
-    free(place);
     return st;
 }
 

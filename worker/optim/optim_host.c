@@ -177,11 +177,9 @@ static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
     cddp_ddp *d = o->ddp;
     cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
 
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        size_t lo = o->shards[i].lo, hi = lo + o->shards[i].count;
+    for (size_t k = 0; k < d->plan.b[bucket].n_grads && st == CDDP_OK; k++) {
+        size_t i = cdi_bucket_grad(&d->plan, bucket, k), lo = o->shards[i].lo, hi = lo + o->shards[i].count;
 
-        if (d->plan.grads[i].bucket != bucket)
-            continue;
         copy_values(d, i, 0, lo, false);
         copy_values(d, i, hi, d->params[i].count - hi, false);
     }
@@ -222,9 +220,8 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
         o->steps[i] += !cdi_optim_is_idle(o, i);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
         st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
-        for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
-            if (d->plan.grads[i].bucket == b)
-                update_param(o, i);
+        for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
+            update_param(o, cdi_bucket_grad(&d->plan, b, k));
         if (st == CDDP_OK && !alone)
             st = cdi_optim_exchange(o, b);
         if (st == CDDP_OK && !alone && b > 0)

@@ -22,10 +22,11 @@ static cddp_bucket hook_describe_bucket(cddp_ddp *d, size_t bucket)
                         .count = b->bytes / cddp_dtype_size(b->dtype),
                         .params = d->hook_params};
 
-    for (size_t i = 0; i < d->n_params; i++) {
+    for (size_t k = b->n_grads; k-- > 0;) {
+        size_t i = cdi_bucket_grad(&d->plan, bucket, k);
         const struct cdi_grad *g = &d->plan.grads[i];
 
-        if (bucket < g->bucket || bucket >= g->bucket + g->n_parts)
+        if (i >= d->n_params) /* the count of ranks that train (uneven.c) */
             continue;
         d->hook_params[seen.n_params++] = i;
         seen.offset = b->offset > g->offset ? (b->offset - g->offset) / cddp_dtype_size(b->dtype) : 0;

@@ -24,14 +24,6 @@ struct round {
     uint64_t step;
 };
 
-/* The gradients of each bucket, in the order of the arena. They move between steps only. */
-struct gradients {
-    size_t *first; /* by bucket; the number of parameters: none */
-    size_t *next;  /* by parameter */
-    size_t room;   /* buckets */
-    uint64_t step; /* plus 1; 0: not listed yet */
-};
-
 struct cdi_nan_check {
     enum cdi_nan_mode mode;
     uint64_t limit;         /* for float32 */
@@ -43,7 +35,6 @@ struct cdi_nan_check {
     struct cdi_look *looks; /* for the others: of this step's operations, with their parts */
     struct cdi_look_part *parts;
     size_t n_looks, n_parts, room;
-    struct gradients of;   /* where they are in this step */
     struct round round[2]; /* of even and of odd steps */
     bool sent;             /* in this step */
 };
@@ -205,35 +196,6 @@ static cddp_status reserve(cddp_ddp *d, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Lists the gradients of each bucket, once in a step. A cut gradient is alone in each of its buckets. */
-static cddp_status list_gradients(cddp_ddp *d, struct cdi_error *err)
-{
-    struct gradients *of = &d->nan->of;
-
-    if (of->step == d->step + 1)
-        return CDDP_OK;
-    if (of->room < d->plan.n || of->next == NULL) {
-        free(of->first);
-        of->room = 0;
-        of->first = calloc(d->plan.n, sizeof *of->first);
-        of->next = of->next != NULL ? of->next : calloc(d->n_params, sizeof *of->next);
-        if (of->first == NULL || of->next == NULL)
-            return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
-        of->room = d->plan.n;
-    }
-    for (size_t b = 0; b < d->plan.n; b++)
-        of->first[b] = d->n_params;
-    for (size_t i = 0; i < d->n_params; i++) {
-        const struct cdi_grad *g = &d->plan.grads[i];
-
-        of->next[i] = of->first[g->bucket];
-        for (size_t k = 0; k < g->n_parts; k++)
-            of->first[g->bucket + k] = i;
-    }
-    of->step = d->step + 1;
-    return CDDP_OK;
-}
-
 static int by_begin(const void *a, const void *b)
 {
     const struct cdi_look_part *x = a, *y = b;
@@ -272,10 +234,9 @@ static cddp_status look_at(cddp_ddp *d, size_t b, const struct cdi_ddp_stretch *
     bool sorted = true;
 
     *out = NULL;
-    if (st == CDDP_OK)
-        st = list_gradients(d, err);
-    for (size_t i = st == CDDP_OK ? n->of.first[b] : d->n_params; i < d->n_params; i = n->of.next[i])
-        add_part(d, i, b, s);
+    for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
+        if (cdi_bucket_grad(&d->plan, b, k) < d->n_params)
+            add_part(d, cdi_bucket_grad(&d->plan, b, k), b, s);
     if (st != CDDP_OK || n->n_parts == first)
         return st;
     for (size_t k = first + 1; k < n->n_parts; k++)
@@ -421,7 +382,5 @@ void cdi_nan_free(cddp_ddp *d)
         return;
     free(d->nan->looks);
     free(d->nan->parts);
-    free(d->nan->of.first);
-    free(d->nan->of.next);
     free(d->nan);
 }

@@ -62,34 +62,35 @@ static bool compresses(const struct cdi_powersgd *s, const cddp_ddp *d, size_t i
 /* Lists the bucket's matrices in the order of the arena, but those of one shape together, as PyTorch does. */
 static void list_matrices(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
-    for (size_t first = d->n_params; first-- > 0;) {
+    for (size_t at = 0, n = d->plan.b[bucket].n_grads; at < n; at++) {
+        size_t first = cdi_bucket_grad(&d->plan, bucket, at);
         struct cdi_lowrank of, other;
         bool known = false;
 
-        if (d->plan.grads[first].bucket != bucket || !compresses(s, d, first, &of))
+        if (first >= d->n_params || !compresses(s, d, first, &of))
             continue;
-        for (size_t j = 0; j < k->n_m; j++)
-            known |= k->m[j].of.rows == of.rows && k->m[j].of.cols == of.cols;
-        for (size_t i = first + 1; !known && i-- > 0;)
-            if (d->plan.grads[i].bucket == bucket && compresses(s, d, i, &other) && other.rows == of.rows &&
-                other.cols == of.cols)
+        for (size_t j = 0; j < k->n_m && !known; j++)
+            known = k->m[j].of.rows == of.rows && k->m[j].of.cols == of.cols;
+        for (size_t later = at; !known && later < n; later++) {
+            size_t i = cdi_bucket_grad(&d->plan, bucket, later);
+
+            if (compresses(s, d, i, &other) && other.rows == of.rows && other.cols == of.cols)
                 k->m[k->n_m++] = (struct cdi_powersgd_matrix){.of = other, .param = i, .m = cdi_arena_grad(d, i)};
+        }
     }
 }
 
-/* Lists what of the bucket is not in a matrix. Gradients are in the arena in the reverse of their order. */
-static void list_plain(const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
+/* Lists what of the bucket is not in a matrix. */
+static void list_plain(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_powersgd_packet *k)
 {
     const struct cdi_bucket *b = &d->plan.b[bucket];
     size_t at = b->offset;
 
-    for (size_t i = d->n_params; i-- > 0;) {
+    for (size_t j = 0; j < b->n_grads; j++) {
+        size_t i = cdi_bucket_grad(&d->plan, bucket, j);
         const struct cdi_grad *g = &d->plan.grads[i];
-        bool in_matrix = false;
 
-        for (size_t j = 0; g->bucket == bucket && j < k->n_m; j++)
-            in_matrix |= k->m[j].param == i;
-        if (!in_matrix)
+        if (i >= d->n_params || s->of_param[i] == NULL)
             continue;
         if (g->offset > at)
             k->plain[k->n_plain++] = (struct cdi_slice){.data = (char *)d->region->base + at, .bytes = g->offset - at};
@@ -153,10 +154,8 @@ static cddp_status powersgd_place(const struct cdi_powersgd *s, struct cdi_power
 static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d, size_t bucket, struct cdi_error *err)
 {
     struct cdi_powersgd_packet *k = &s->packets[d->plan.b[bucket].made];
-    size_t n = 0;
+    size_t n = d->plan.b[bucket].n_grads;
 
-    for (size_t i = 0; i < d->n_params; i++)
-        n += d->plan.grads[i].bucket == bucket;
     k->dtype = d->plan.b[bucket].dtype;
     k->m = calloc(n + 1, sizeof *k->m);
     k->plain = calloc(n + 1, sizeof *k->plain);
@@ -168,7 +167,7 @@ static cddp_status set_up_packet(const struct cdi_powersgd *s, const cddp_ddp *d
         s->of_param[k->m[j].param] = &k->m[j];
     if (k->n_m == 0)
         return CDDP_OK;
-    list_plain(d, bucket, k);
+    list_plain(s, d, bucket, k);
     return powersgd_place(s, k, err);
 }
 

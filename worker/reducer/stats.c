@@ -410,12 +410,10 @@ static void name_parameters(const cddp_ddp *d, size_t b, char buf[CDI_FLIGHT_NAM
     size_t n = 0, at = 0;
 
     buf[0] = '\0';
-    for (size_t i = 0; i < d->n_params; i++) {
-        const struct cdi_grad *g = &d->plan.grads[i];
+    for (size_t k = d->plan.b[b].n_grads; k-- > 0;) {
+        size_t i = cdi_bucket_grad(&d->plan, b, k);
 
-        if (b < g->bucket || b >= g->bucket + g->n_parts)
-            continue;
-        if (n++ < NAMED)
+        if (i < d->n_params && n++ < NAMED)
             at += (size_t)snprintf(buf + at, CDI_FLIGHT_NAMES - at, "%s%.48s", n == 1 ? "" : ", ", d->params[i].name);
     }
     if (n > NAMED)

@@ -204,8 +204,10 @@ static cddp_status fill_idle(cddp_ddp *d, size_t b)
     cddp_status st = CDDP_OK;
     struct cdi_error err;
 
-    for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK;) {
-        if (d->plan.grads[i].bucket != b || d->plan.grads[i].claimed)
+    for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++) {
+        size_t i = cdi_bucket_grad(&d->plan, b, k);
+
+        if (i >= d->n_params || d->plan.grads[i].claimed)
             continue;
         (void)cdi_bucket_claim(&d->plan, i);
         if (fill_one(d, i, &err) != CDDP_OK)

@@ -156,17 +156,15 @@ static void compact_arena(cddp_ddp *d)
     struct cdi_ddp_in_place *p = &d->in_place;
     size_t n = 0, at = 0;
 
-    /* The plan has no list in the order of the arena, which has the buckets of each type one after the other. */
-    for (int type = 0; type <= CDDP_BFLOAT16; type++)
-        for (size_t i = d->plan.n_grads; i-- > 0;) {
-            const struct cdi_grad *g = &d->plan.grads[i];
+    for (size_t k = 0; k < d->plan.n_grads; k++) {
+        size_t i = d->plan.place[k];
 
-            if ((int)g->dtype != type || (i < d->n_params && p->home[i].chosen))
-                continue;
-            p->offset[i] = at;
-            at += (g->bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
-            n++;
-        }
+        if (i < d->n_params && p->home[i].chosen)
+            continue;
+        p->offset[i] = at;
+        at += (d->plan.grads[i].bytes + CDI_GRAD_ALIGN - 1) / CDI_GRAD_ALIGN * CDI_GRAD_ALIGN;
+        n++;
+    }
     p->arena_bytes = n == 0 ? 0 : at;
 }
 
@@ -203,11 +201,12 @@ static bool arena_stretch(const cddp_ddp *d, size_t b, struct cdi_ddp_stretch *o
     const struct cdi_ddp_in_place *p = &d->in_place;
     size_t begin = SIZE_MAX, end = 0;
 
-    for (size_t i = 0; i < d->plan.n_grads; i++) {
+    for (size_t k = 0; k < d->plan.b[b].n_grads; k++) {
+        size_t i = cdi_bucket_grad(&d->plan, b, k);
         const struct cdi_grad *g = &d->plan.grads[i];
         size_t part = b - g->bucket, at = p->offset[i] + part * g->piece, rest;
 
-        if (b < g->bucket || part >= g->n_parts || (i < d->n_params && p->home[i].chosen))
+        if (i < d->n_params && p->home[i].chosen)
             continue;
         rest = g->bytes - part * g->piece;
         begin = at < begin ? at : begin;

@@ -158,6 +158,26 @@ static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
         p->grads[i].bucket = index[start[p->grads[i].dtype] + p->grads[i].bucket];
 }
 
+/* Lists the gradients in the order of the arena, type by type, and where each bucket begins in that list. */
+static void list_places(struct cdi_bucket_plan *p, const size_t *index)
+{
+    size_t start[N_DTYPES + 1] = {0}, at = 0, piece = 0;
+
+    for (size_t i = 0; i < p->n_grads; i++)
+        start[p->grads[i].dtype + 1]++;
+    for (size_t t = 1; t <= N_DTYPES; t++)
+        start[t] += start[t - 1];
+    for (size_t i = p->n_grads; i-- > 0;)
+        p->place[start[p->grads[i].dtype]++] = i;
+    for (size_t j = 0; j < p->n; j++) {
+        struct cdi_bucket *b = &p->b[index[j]];
+
+        b->first = at;
+        piece = piece + 1 < p->grads[p->place[at]].n_parts ? piece + 1 : 0; /* a cut gradient has several buckets */
+        at += piece == 0 ? b->n_grads : 0;
+    }
+}
+
 /* Places the buckets one after the other, type by type, and in each its gradients, the last of the model first. */
 static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
 {
@@ -192,7 +212,7 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
                                  const struct cdi_bucket_caps *caps, struct cdi_error *err)
 {
     cddp_status status = check_sizes(grads, n, caps->parts, err);
-    size_t *index, most;
+    size_t *index, *place, most;
     struct cdi_bucket *b;
 
     if (status != CDDP_OK)
@@ -200,14 +220,17 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     most = bucket_split(grads, n, caps);
     b = calloc(most + 1, sizeof *b);
     index = calloc(most + 1, sizeof *index);
-    if (b == NULL || index == NULL) {
+    place = calloc(n + 1, sizeof *place);
+    if (b == NULL || index == NULL || place == NULL) {
         free(b);
         free(index);
+        free(place);
         return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan up to %zu buckets for %zu gradients", most, n);
     }
-    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .b = b, .parts = caps->parts};
+    *p = (struct cdi_bucket_plan){.grads = grads, .n_grads = n, .place = place, .b = b, .parts = caps->parts};
     bucket_cut(p, caps);
     number_buckets(p, index);
+    list_places(p, index);
     bucket_place(p, index);
     for (size_t k = 0; k < p->n; k++)
         p->b[k].turn = k;
@@ -255,6 +278,7 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
         g->claimed = g->copied_out = false;
     }
     free(grads);
+    free(fresh.place);
     free(p->b);
     p->b = fresh.b;
     p->n = p->ahead = fresh.n;
@@ -267,6 +291,7 @@ void cdi_bucket_plan_release(struct cdi_bucket_plan *p)
     if (p == NULL)
         return;
     free(p->grads);
+    free(p->place);
     free(p->b);
     *p = (struct cdi_bucket_plan){0};
 }

@@ -33,6 +33,7 @@ struct cdi_bucket {
     size_t offset,
         bytes;      /* the part of the arena to reduce, including padding between gradients, but not after the last */
     size_t room;    /* bytes up to the next bucket of its type, a multiple of `parts` * CDI_GRAD_ALIGN */
+    size_t first;   /* its gradients are place[first] of the plan, and the n_grads - 1 after it */
     size_t n_grads; /* gradients in it; a piece of one counts as one */
     size_t missing; /* those not ready in this step yet */
     size_t made;    /* its number when the plan was made: cdi_bucket_reorder does not change it */
@@ -55,6 +56,7 @@ struct cdi_grad {
 struct cdi_bucket_plan {
     struct cdi_grad *grads;
     size_t n_grads;
+    size_t *place; /* the gradients in the order of the arena; does not change */
     struct cdi_bucket *b;
     size_t n;     /* buckets, in launch order */
     size_t ahead; /* number of buckets that are not idle. The idle ones follow; they are launched out of turn or not at
@@ -83,6 +85,12 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
                                  const struct cdi_bucket_caps *caps, struct cdi_error *err);
 /* Frees the plan. Accepts NULL and a zeroed plan. */
 void cdi_bucket_plan_release(struct cdi_bucket_plan *p);
+
+/* Returns gradient k, in the order of the arena, of the n_grads of bucket b. */
+static inline size_t cdi_bucket_grad(const struct cdi_bucket_plan *p, size_t b, size_t k)
+{
+    return p->place[p->b[b].first + k];
+}
 
 /* Claims gradient i (in range), which was reported ready. Returns false if it was claimed already in this step. */
 bool cdi_bucket_claim(struct cdi_bucket_plan *p, size_t i);

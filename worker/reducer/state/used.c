@@ -23,11 +23,10 @@ bool cdi_used_in_bucket(const cddp_ddp *d, size_t b)
 {
     bool used = false;
 
-    for (size_t i = 0; i < d->plan.n_grads && !used; i++) {
-        const struct cdi_grad *g = &d->plan.grads[i];
+    for (size_t k = 0; k < d->plan.b[b].n_grads && !used; k++) {
+        size_t i = cdi_bucket_grad(&d->plan, b, k);
 
-        /* The element after the parameters (uneven.c) always is. */
-        used = b >= g->bucket && b < g->bucket + g->n_parts && (i >= d->n_params || d->unused.used[i]);
+        used = i >= d->n_params || d->unused.used[i]; /* the element after the parameters (uneven.c) always is */
     }
     return used;
 }

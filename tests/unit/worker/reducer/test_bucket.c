@@ -272,6 +272,24 @@ static struct cdi_bucket_plan random_plan(size_t *bytes, cddp_dtype *dtypes, siz
     return plan_with(bytes, dtypes, n, caps);
 }
 
+/* Each bucket lists exactly its gradients, in the order of the arena. */
+static void expect_lists(const struct cdi_bucket_plan *p)
+{
+    for (size_t b = 0; b < p->n; b++) {
+        size_t n = 0;
+
+        for (size_t i = 0; i < p->n_grads; i++)
+            n += b >= p->grads[i].bucket && b < p->grads[i].bucket + p->grads[i].n_parts;
+        cr_assert_eq(p->b[b].n_grads, n);
+        for (size_t k = 0; k < n; k++) {
+            const struct cdi_grad *g = &p->grads[cdi_bucket_grad(p, b, k)];
+
+            cr_assert(b >= g->bucket && b < g->bucket + g->n_parts, "bucket %zu, gradient %zu of it", b, k);
+            cr_assert(k == 0 || g->offset > p->grads[cdi_bucket_grad(p, b, k - 1)].offset);
+        }
+    }
+}
+
 static void expect_sound_layout(const struct cdi_bucket_plan *p, const size_t *bytes, const cddp_dtype *dtypes)
 {
     size_t sum = 0, *in_bucket = calloc(p->n, sizeof *in_bucket);
@@ -324,6 +342,7 @@ Test(bucket, random_layouts_are_aligned_and_disjoint)
         n = 1 + dice(60);
         p = random_plan(bytes, dtypes, n, 1 + dice(5));
         expect_sound_layout(&p, bytes, dtypes);
+        expect_lists(&p);
         cdi_bucket_plan_release(&p);
     }
 }
@@ -407,6 +426,7 @@ Test(bucket, reorder_keeps_arena_layout)
         cr_assert_eq(p.grads[i].offset, offsets[i]);
     cr_assert(p.grads[2].bucket == 0 && p.grads[0].bucket == 1 && p.grads[1].bucket == 1 && p.grads[3].bucket == 2);
     cr_assert_eq(p.b[0].offset, offsets[2]);
+    expect_lists(&p);
     cr_assert_eq(ready(&p, 2), 1);
     cr_assert_eq(ready(&p, 3), 0, "its turn is last now");
     cr_assert_eq(ready(&p, 1), 0);
