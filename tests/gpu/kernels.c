@@ -568,6 +568,23 @@ static void check_lowrank(struct check *c, const size_t shape[3], cddp_dtype t, 
         }
 }
 
+/* The sum for tied parameters of 16 bits. */
+static void check_sums(struct check *c, const size_t shape[3], cddp_dtype t)
+{
+    const struct cdi_lowrank_matrix on_card = matrix_of(c, shape, t, true), on_host = matrix_of(c, shape, t, false);
+    struct cdi_launch l;
+
+    fill(c, &c->in, (uint32_t)shape[0]);
+    for (size_t i = 0; i < c->room; i++)
+        c->in.host[i] &= 0xbf; /* below 2, and no NaN */
+    CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
+    (void)cdi_launch_lowrank(&l, c->card.n_sm, CDI_LOWRANK_FEED, &on_card, 1, 0);
+    card_launch(&c->card, c->card.stream, &l);
+    (void)cdi_launch_lowrank(&l, c->card.n_sm, CDI_LOWRANK_FEED, &on_host, 1, 0);
+    cdi_launch_on_host(&l);
+    compare(c, &c->in, cdi_kernel_name(l.kernel), cdi_dtype_name(t), "", shape[0] * shape[1]);
+}
+
 static void check_lowranks(struct check *c)
 {
     static const size_t shapes[][3] = {{1, 1, 1},    {9, 1, 1},    {7, 5, 2},     {33, 16, 3},
@@ -579,6 +596,8 @@ static void check_lowranks(struct check *c)
             continue;
         check_lowrank(c, shapes[s], CDDP_FLOAT32, 0);
         check_lowrank(c, shapes[s], CDDP_FLOAT64, 1e-8);
+        check_sums(c, shapes[s], CDDP_FLOAT16);
+        check_sums(c, shapes[s], CDDP_BFLOAT16);
     }
 }
 

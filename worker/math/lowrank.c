@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/math/lowrank.h"
 
+#include "worker/math/float16.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -44,12 +46,25 @@ size_t cdi_lowrank_orthogonalize(cddp_dtype dtype, void *a, size_t n, size_t ran
     return dtype == CDDP_FLOAT32 ? orthogonalize_f32(a, n, rank, epsilon) : orthogonalize_f64(a, n, rank, epsilon);
 }
 
+/* The sum in float32, rounded once. */
+static void feed_16(cddp_dtype dtype, uint16_t *restrict x, uint16_t *restrict e, size_t n)
+{
+    if (dtype == CDDP_FLOAT16)
+        for (size_t k = 0; k < n; k++)
+            x[k] = e[k] = cdi_f16_of_float(cdi_float_of_f16(x[k]) + cdi_float_of_f16(e[k]));
+    else
+        for (size_t k = 0; k < n; k++)
+            x[k] = e[k] = cdi_bf16_of_float(cdi_float_of_bf16(x[k]) + cdi_float_of_bf16(e[k]));
+}
+
 void cdi_lowrank_feed(cddp_dtype dtype, void *x, void *e, size_t n)
 {
     if (dtype == CDDP_FLOAT32)
         feed_f32(x, e, n);
-    else
+    else if (dtype == CDDP_FLOAT64)
         feed_f64(x, e, n);
+    else
+        feed_16(dtype, x, e, n);
 }
 
 void cdi_lowrank_keep(cddp_dtype dtype, const void *x, void *e, size_t n)

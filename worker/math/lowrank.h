@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 struct cdi_lowrank {
-    cddp_dtype dtype; /* CDDP_FLOAT32, CDDP_FLOAT64 */
+    cddp_dtype dtype; /* CDDP_FLOAT32, CDDP_FLOAT64; for CDI_LOWRANK_FEED alone also CDDP_FLOAT16, CDDP_BFLOAT16 */
     size_t rows, cols, rank;
 };
 

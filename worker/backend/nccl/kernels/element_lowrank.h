@@ -45,6 +45,20 @@ CDI_INLINE const struct cdi_lowrank_piece *cdi_lowrank_piece_of(const struct cdi
 #undef REAL
 #undef NAME
 
+/* The same for 16 bits: the sum in float32, rounded once. */
+CDI_INLINE void cdi_feed_narrow(const struct cdi_kernel_thread *t, const struct cdi_lowrank_piece *p, uint64_t from)
+{
+    const uint64_t n = p->rows * p->cols, to = n - from < CDI_PIECE_CHUNK ? n : from + CDI_PIECE_CHUNK;
+    uint16_t *m = (uint16_t *)p->m, *e = (uint16_t *)p->error;
+
+    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+        const uint16_t sum = cdi_round(cdi_widen(m[i], p->dtype) + cdi_widen(e[i], p->dtype), p->dtype);
+
+        m[i] = sum;
+        e[i] = sum;
+    }
+}
+
 CDI_INLINE void cdi_feed_body(const struct cdi_kernel_thread *t, const struct cdi_lowrank_args *a)
 {
     for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
@@ -53,8 +67,10 @@ CDI_INLINE void cdi_feed_body(const struct cdi_kernel_thread *t, const struct cd
 
         if (p->dtype == CDDP_FLOAT64)
             cdi_feed_f64(t, p, from);
-        else
+        else if (p->dtype == CDDP_FLOAT32)
             cdi_feed_f32(t, p, from);
+        else
+            cdi_feed_narrow(t, p, from);
     }
 }
 

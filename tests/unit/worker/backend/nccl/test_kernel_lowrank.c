@@ -102,6 +102,31 @@ Test(kernel_lowrank, every_step_gives_the_cpus_bits)
     }
 }
 
+/* Sums of 16 bits, which tied parameters need, are rounded once. */
+Test(kernel_lowrank, adds_16_bits_like_the_cpu)
+{
+    static const size_t shape[3] = {257, 263, 1};
+
+    for (int wide = 0; wide < 2; wide++) {
+        cddp_dtype t = wide == 0 ? CDDP_FLOAT16 : CDDP_BFLOAT16;
+        const struct cdi_lowrank_matrix on_cpu = matrix_of(&cpu, shape, t), on_twin = matrix_of(&twin, shape, t);
+        static uint16_t m[257 * 263], e[257 * 263];
+
+        begin(shape, t, ANY);
+        memcpy(m, cpu.m, sizeof m);
+        memcpy(e, cpu.e, sizeof e);
+        cdi_lowrank_do(CDI_LOWRANK_FEED, &on_cpu, 1, 0);
+        step_on_twin(CDI_LOWRANK_FEED, &on_twin, 1, 0);
+        cr_assert_eq(memcmp(&cpu, &twin, sizeof cpu), 0);
+        for (size_t k = 0; k < sizeof m / sizeof m[0]; k++) {
+            uint16_t sum;
+
+            number_put(t, &sum, 0, number_get(t, m, k) + number_get(t, e, k));
+            cr_assert(((uint16_t *)(void *)cpu.m)[k] == sum && ((uint16_t *)(void *)cpu.e)[k] == sum);
+        }
+    }
+}
+
 /* The residual of an overflowing product is not kept; and without memory for it nothing is written. */
 Test(kernel_lowrank, residual_stays_finite)
 {
