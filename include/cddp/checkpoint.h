@@ -40,7 +40,8 @@ enum {
  * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
- *   and NAME.master (the float32 copies of parameters of 16 bits). Parameters are separate items. Learning rate and
+ *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate
+ *   items, tied ones one. Learning rate and
  *   other options are not in it: those of cddp_optim_create count.
  * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
  *   it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was

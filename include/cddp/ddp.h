@@ -14,7 +14,7 @@ extern "C" {
 typedef struct cddp_param {
     size_t size;           /* sizeof(cddp_param), in each of an array */
     const char *name;      /* for messages and checks */
-    void *data;            /* the parameter, on the backend's device */
+    void *data;            /* the parameter, on the backend's device. Shared: see cddp_ddp_create */
     size_t count;          /* elements, of the parameter and of its gradient */
     cddp_dtype dtype;      /* of data: CDDP_FLOAT32, ... */
     cddp_dtype grad_dtype; /* of the gradient; 0: dtype. Also CDDP_FLOAT32, where dtype has 16 bits */
@@ -86,9 +86,9 @@ typedef struct cddp_ddp cddp_ddp;
 /*
  * Creates a reducer for n_params parameters, given in forward order. A collective: every rank calls it.
  *
- * First the names, types and shapes are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH and an
- * error message that names the first such parameter and two ranks that disagree. Then rank 0's parameter values are
- * broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed. With the "nccl" backend
+ * First the names, types, shapes and ties are compared between ranks: if any differs, every rank gets CDDP_E_MISMATCH
+ * and an error message that names the first such parameter and two ranks that disagree. Then rank 0's parameter values
+ * are broadcast into every rank's `data`. Then one arena for all gradients is made and zeroed. With the "nccl" backend
  * `data` and `grad` are memory of the GPU, and the broadcast comes after the work that is on the compute stream. All
  * this holds for the `data` of buffers, too.
  *
@@ -96,15 +96,22 @@ typedef struct cddp_ddp cddp_ddp;
  * memory of all ranks (cddp_alloc with CDDP_MEM_COLLECTIVE, cddp_register) and every rank has them at the same places
  * of it. The order of the parameters does not matter. Neighbours within a bucket are reduced together; small gradients
  * (less than 64 KiB together) without such neighbours are copied into the arena and out of it. So are all others: those
- * in other memory, gradients that share memory, or that are sent in another type (comm_dtype), and those of a reducer
- * with a hook, PowerSGD or an optimizer. Results do not change by it, on the CPU not by a bit.
+ * in other memory, or that are sent in another type (comm_dtype), and those of a reducer with a hook, PowerSGD or an
+ * optimizer. Results do not change by it, on the CPU not by a bit.
+ *
+ * Parameters with the same `data`, count and type are tied: one memory under several names, such as an embedding that
+ * is also the output layer. Each has its own gradient and its own mean. The sum of the means is the gradient of the
+ * memory: a program with its own update adds them up, and cddp_optim_step() does so itself. If the backward pass adds
+ * up the gradients in one place, as PyTorch does, pass the parameter once. All ranks tie the same ones. Any other byte
+ * that two of `data`, `grad` and buffers share is CDDP_E_INVALID, with both names: a fused parameter and its parts, one
+ * `grad` of two parameters, a buffer in a parameter. Only buffers may overlap each other.
  *
  * params is copied, names and shapes too; the memory at `data` and `grad` stays the caller's and must outlive ddp. opt
  * may be NULL. *out is written on success only; release it with cddp_ddp_destroy(), before cddp_finalize() or after it.
  * Returns CDDP_OK, CDDP_E_INVALID (no parameter, a missing name or data, an integer type, count 0, a shape whose
- * product is not count, memory of the wrong kind, a gradient that does not fit its memory of cddp_alloc, bad opt, a
- * CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer cannot hold the arena), or what
- * a collective may return.
+ * product is not count, memory of the wrong kind, memory that overlaps, a gradient that does not fit its memory of
+ * cddp_alloc, bad opt, a CDDP_DEBUG that is not 0 or 1), CDDP_E_MISMATCH, CDDP_E_NOMEM (this machine or a peer cannot
+ * hold the arena), or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params,
                                                     size_t n_params, const cddp_ddp_options *opt);
@@ -207,12 +214,14 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
  * largest magnitude). Call it between cddp_ddp_wait() and the next step, from one thread, on every rank: each rank sums
  * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
  * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
- * is the norm of the mean. A gradient that no rank used counts as it is. A NaN gives NaN, else an infinity gives
- * infinity. Blocks, on a GPU too, since *norm is the host's. *norm is written on success only.
+ * is the norm of the mean. A gradient that no rank used counts as it is, and tied parameters' gradients one by one. A
+ * NaN gives NaN, else an infinity gives infinity. Blocks, on a GPU too, since *norm is the host's. *norm is written on
+ * success only.
  *
  * With an optimizer (cddp_optim_create), which overwrites the gradients, call it after the last cddp_ddp_grad_ready()
  * and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share of them, and a
- * gradient that no rank used does not count. The sum's order then depends on the buckets, too.
+ * gradient that no rank used does not count. Tied parameters count once, with the sum of their means. The order of the
+ * sum then depends on the buckets, too.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type); CDDP_E_STATE (in the middle of a step; with an optimizer:
  * gradients are missing, and the error is sticky, as that of cddp_ddp_wait()); CDDP_E_NOMEM; or what a collective may

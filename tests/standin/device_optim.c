@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The optimizer on a GPU against the CPU's arithmetic on whole parameters, as a program that cddprun starts: every
- * optimizer, types of 16 to 64 bits, groups, steps that are left out, and a state that is saved and loaded. In one step
- * the compute stream is blocked until the host has called everything: a host that waits for the GPU there hangs.
+ * optimizer, types of 16 to 64 bits, groups, steps that are left out, tied parameters, and a state that is saved and
+ * loaded. In one step the compute stream is blocked until the host has called everything: a host that waits for the GPU
+ * there hangs.
  */
 #include "device_job.h"
 #include "items.h"
@@ -278,6 +279,155 @@ static void check_saved(struct job *j)
         remove_folder(folder);
 }
 
+/* --- Tied parameters: after the N_PARAMS come others of the same memory, each with its own gradient. ----------
+ */
+
+#define N_TIED 5
+#define N_ALL (N_PARAMS + N_TIED)
+
+static const size_t same_as[N_ALL] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 0};
+
+static struct {
+    void *made[N_TIED];
+    cddp_optim *optim;
+    uint32_t flags;
+    double max_norm;
+} tied;
+
+/* Nobody uses parameter 0 and the second one of 3, and none of 1. */
+static bool is_used(size_t i)
+{
+    return (tied.flags & CDDP_DDP_FIND_UNUSED) == 0 || (i != 0 && i != N_PARAMS + 3 && same_as[i] != 1);
+}
+
+static double sum_of_means(const struct job *j, size_t first, size_t k)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < N_ALL; i++)
+        sum += same_as[i] == first && is_used(i) ? mean(j, i, k) : 0;
+    return sum;
+}
+
+static void tied_plain_step(const struct job *j, const cddp_optim_options *o, uint64_t step)
+{
+    struct cdi_optim_rule rule = {.kind = o->kind,
+                                  .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
+                                  .lr = o->lr,
+                                  .weight_decay = o->weight_decay,
+                                  .momentum = o->momentum,
+                                  .dampening = o->dampening,
+                                  .beta1 = o->beta1,
+                                  .beta2 = o->beta2,
+                                  .eps = o->eps,
+                                  .factor = 1};
+    double sum = 0;
+
+    for (size_t i = 0; i < N_PARAMS && tied.max_norm > 0; i++)
+        for (size_t k = 0; k < counts[i]; k++)
+            sum += sum_of_means(j, i, k) * sum_of_means(j, i, k);
+    if (tied.max_norm > 0)
+        rule.factor = tied.max_norm / (sqrt(sum) + 1e-6);
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        void *w = plain.w[i], *m = plain.s[i][0], *v = plain.s[i][1];
+
+        for (size_t k = 0; k < counts[i]; k++)
+            number_put(type_of_state(i), plain.g, k, sum_of_means(j, i, k));
+        if (i == 1 && !is_used(i))
+            continue;
+        if (is_wide(i))
+            cdi_optim_update_f64(&rule, step, w, plain.g, (double *[]){m, v}, counts[i]);
+        else
+            cdi_optim_update_f32(&rule, step, w, (float *)(void *)plain.g, (float *[]){m, v}, counts[i]);
+    }
+}
+
+static void tied_open(struct job *j, const cddp_optim_options *rule, size_t bucket_bytes)
+{
+    static const char *const names[N_ALL] = {"p0", "p1", "p2", "p3", "p4", "q0", "q1", "q2", "q3", "r0"};
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .stream = j->compute, .flags = tied.flags, .bucket_bytes = bucket_bytes};
+    cddp_optim_options o = *rule;
+    cddp_param params[N_ALL];
+    static double host[MOST];
+
+    o.size = sizeof o;
+    begin(j);
+    for (size_t i = 0; i < N_ALL; i++)
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = j->data[same_as[i]],
+                                 .count = counts[same_as[i]],
+                                 .dtype = types[same_as[i]]};
+    for (size_t i = N_PARAMS; i < N_ALL; i++) {
+        for (size_t k = 0; k < params[i].count; k++)
+            number_put(params[i].dtype, host, k, gradient(cddp_rank(j->comm), i, k));
+        DO(cddp_alloc(j->comm, bytes_of(same_as[i]), 0, &tied.made[i - N_PARAMS]));
+        DO(cddp_copy(j->comm, tied.made[i - N_PARAMS], host, bytes_of(same_as[i])));
+    }
+    DO(cddp_ddp_create(&j->ddp, j->comm, params, N_ALL, &opt));
+    DO(cddp_optim_create(&tied.optim, j->ddp, &o));
+}
+
+static void tied_step(struct job *j)
+{
+    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = tied.max_norm};
+
+    for (size_t i = N_ALL; i-- > 0;) {
+        if (!is_used(i))
+            continue;
+        CU(cuMemcpyDtoDAsync((CUdeviceptr)cddp_ddp_grad(j->ddp, i),
+                             (CUdeviceptr)(i < N_PARAMS ? j->made[i] : tied.made[i - N_PARAMS]), bytes_of(same_as[i]),
+                             j->compute));
+        DO(cddp_ddp_grad_ready(j->ddp, i));
+    }
+    DO(cddp_optim_step(tied.optim, &args));
+}
+
+/* captured: from step 4 on, when the buckets are final, steps are launches of a graph. */
+static void check_tied(struct job *j, size_t rule, size_t bucket_bytes, bool captured)
+{
+    CUgraphExec exec;
+    CUgraph graph;
+
+    tied_open(j, &rules[rule], bucket_bytes);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        if (captured && step == 4)
+            CU(cuStreamBeginCapture(j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        if (!captured || step <= 4)
+            tied_step(j);
+        if (captured && step == 4) {
+            CU(cuStreamEndCapture(j->compute, &graph));
+            CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+            CU(cuGraphDestroy(graph));
+        }
+        if (captured && step >= 4)
+            CU(cuGraphLaunch(exec, j->compute));
+        tied_plain_step(j, &rules[rule], step);
+    }
+    if (captured) {
+        CU(cuStreamSynchronize(j->compute));
+        CU(cuGraphExecDestroy(exec));
+    }
+    check_parameters(j, captured ? "tied ones in a graph" : "tied ones");
+    cddp_optim_destroy(tied.optim);
+    cddp_ddp_destroy(j->ddp);
+    for (size_t i = 0; i < N_TIED; i++)
+        cddp_free(j->comm, tied.made[i]);
+}
+
+static void check_all_tied(struct job *j)
+{
+    tied.max_norm = 0;
+    check_tied(j, 1, 8000, false);
+    check_tied(j, 4, (size_t)1 << 24, false);
+    tied.max_norm = 0.5;
+    check_tied(j, 4, 64, false);
+    check_tied(j, 1, 8000, true);
+    tied.flags = CDDP_DDP_FIND_UNUSED;
+    check_tied(j, 4, 8000, false);
+}
+
 /* If gradients have a type other than their parameters, a GPU has no kernel for the step: creation fails. */
 static void check_refused(struct job *j)
 {
@@ -309,6 +459,7 @@ int main(void)
     check_nonfinite(&j);
     check_saved(&j);
     check_refused(&j);
+    check_all_tied(&j);
     close_job(&j);
     return 0;
 }

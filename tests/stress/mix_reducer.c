@@ -18,7 +18,7 @@ struct model {
     cddp_ddp *ddp;
     cddp_param params[PARAMS];
     char names[PARAMS][24];
-    double data[COUNT]; /* of all of them: not used */
+    double data[PARAMS][COUNT]; /* not used */
     size_t n;
     _Atomic size_t next;
     _Atomic bool failed;
@@ -83,7 +83,7 @@ bool mix_reducer(struct mix_lane *l)
         (void)snprintf(m.names[i], sizeof m.names[i], "p%zu", i);
         m.params[i] = (cddp_param){.size = sizeof(cddp_param),
                                    .name = m.names[i],
-                                   .data = m.data,
+                                   .data = m.data[i],
                                    .count = 1 + mix_dice(l, 100 + i, COUNT),
                                    .dtype = mix_dice(l, 120 + i, 4) != 0 ? CDDP_FLOAT32 : CDDP_FLOAT64};
     }

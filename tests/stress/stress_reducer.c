@@ -32,7 +32,7 @@ struct job {
     bool unused; /* some gradients are not ready */
     size_t n, count[MAX_PARAMS], order[MAX_PARAMS];
     cddp_dtype dtype[MAX_PARAMS];
-    double data[MAX_COUNT]; /* of all parameters: not used */
+    double data[MAX_PARAMS][MAX_COUNT]; /* of the parameters: not used */
     double *own[MAX_PARAMS], *want[MAX_PARAMS];
     bool placed; /* in memory of all ranks, next to each other in another order: */
     double *block;
@@ -184,10 +184,10 @@ static int lay_own(struct job *j)
     size_t order[MAX_PARAMS], at = 0;
     void *block;
 
-    if (j->placed && cddp_alloc(j->comm, MAX_PARAMS * sizeof j->data, CDDP_MEM_COLLECTIVE, &block) != CDDP_OK)
+    if (j->placed && cddp_alloc(j->comm, sizeof j->data, CDDP_MEM_COLLECTIVE, &block) != CDDP_OK)
         return 1;
     if (j->placed)
-        memset(j->block = block, 0, MAX_PARAMS * sizeof j->data);
+        memset(j->block = block, 0, sizeof j->data);
     for (size_t i = 0; i < j->n; i++) {
         size_t other = dice(j, 16, 0, 2) == 0 ? i : dice(j, 15, i, i + 1);
 
@@ -240,7 +240,7 @@ static int run_seed(cddp_comm *comm, uint64_t seed)
     for (size_t i = 0; i < j->n; i++)
         params[i] = (cddp_param){.size = sizeof(cddp_param),
                                  .name = "p",
-                                 .data = j->data,
+                                 .data = j->data[i],
                                  .count = j->count[i],
                                  .dtype = j->dtype[i],
                                  .grad = j->own[i]};

@@ -156,7 +156,8 @@ static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_op
         ok = o->own != NULL && o->shards != NULL && o->steps != NULL && o->tickets != NULL;
     }
     if (ok)
-        o->sizes = cdi_shard_all(o->shards, &d->plan, d->params, d->n_params, cdi_comm_world(d->comm)->rank);
+        o->sizes =
+            cdi_shard_all(o->shards, &d->plan, d->params, d->tied.first, d->n_params, cdi_comm_world(d->comm)->rank);
     if (!ok || (!o->on_device && !cdi_optim_host_init(o)))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on rank %d",
                         cdi_comm_world(d->comm)->rank);

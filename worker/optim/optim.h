@@ -54,8 +54,13 @@ struct cddp_optim {
  * that made it. Every public function calls it first.
  */
 cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cdi_error *err);
-/* Returns true if parameter i stays as it is in this step, whose gradients are reduced. */
+/*
+ * Returns true if parameter i stays as it is in this step, whose gradients are reduced, or is updated as the one to
+ * which it is tied.
+ */
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
+/* Returns true if a bucket has other parameters than those that are tied to earlier ones. */
+bool cdi_optim_has_news(const cddp_optim *o, size_t bucket);
 /* Sends a bucket's new parameters, which are in the gradients' place, to all ranks. Sets the sticky error. */
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 

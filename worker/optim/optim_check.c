@@ -148,6 +148,29 @@ static cddp_status check_group(const cddp_optim_group *g, size_t k, size_t n_par
     return CDDP_OK;
 }
 
+/* Checks that one update can stand for those of tied parameters. */
+static cddp_status check_tied(const struct cdi_optim_own *own, const cddp_ddp *d, size_t i, struct cdi_error *err)
+{
+    size_t first = d->tied.first[i];
+    const struct cdi_optim_own *a = &own[first], *b = &own[i];
+    const char *what = a->lr_factor != b->lr_factor         ? "lr_factor"
+                       : a->weight_decay != b->weight_decay ? "weight_decay"
+                       : a->is_frozen != b->is_frozen       ? "flags"
+                                                            : NULL;
+
+    if (d->params[first].grad_dtype != d->params[i].grad_dtype)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_optim_create: parameters %zu '%.200s' and %zu '%.200s' are tied (the same data), but "
+                        "their gradients have two types: give both the same grad_dtype",
+                        first, d->params[first].name, i, d->params[i].name);
+    if (what == NULL)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID,
+                    "cddp_optim_options.groups: parameters %zu '%.200s' and %zu '%.200s' are tied (the same data) and "
+                    "have one update: give both the same %s, in one group",
+                    first, d->params[first].name, i, d->params[i].name, what);
+}
+
 cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d, const cddp_optim_options *opt,
                                    struct cdi_error *err)
 {
@@ -178,5 +201,8 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
     for (size_t i = 0; i < d->n_params; i++)
         if (own[i].lr_factor == 0)
             own[i] = (struct cdi_optim_own){.lr_factor = 1, .weight_decay = opt->weight_decay};
+    for (size_t i = 0; i < d->n_params; i++)
+        if (cdi_ddp_is_tied(d, i) && check_tied(own, d, i, err) != CDDP_OK)
+            return err->status;
     return CDDP_OK;
 }

@@ -50,17 +50,19 @@ static bool optim_has_array(const cddp_optim *o, int array)
     return false;
 }
 
-/* Returns the bytes of one element of parameter i in an array; 0: it is not in that array. */
+/* Returns the bytes of one element of parameter i in an array; 0: it is not in that array, as all that are tied. */
 static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
 {
     cddp_dtype dtype = o->ddp->params[i].dtype;
 
+    if (cdi_ddp_is_tied(o->ddp, i))
+        return 0;
     if (array == MASTER)
         return cdi_shard_has_master(dtype) ? sizeof(float) : 0;
     return cdi_shard_state_size(dtype);
 }
 
-/* Hashes the parameters: with another order, or other sizes, arrays would be divided at the wrong places. */
+/* Hashes the parameters: with other sizes, ties or another order, arrays would be divided at the wrong places. */
 static uint64_t hash_params(const cddp_ddp *d)
 {
     uint64_t hash = 0;
@@ -70,6 +72,8 @@ static uint64_t hash_params(const cddp_ddp *d)
 
         hash = cdi_crc64(hash, d->params[i].name, strlen(d->params[i].name) + 1);
         hash = cdi_crc64(hash, of, sizeof of);
+        if (cdi_ddp_is_tied(d, i))
+            hash = cdi_crc64(hash, &d->tied.first[i], sizeof d->tied.first[i]);
     }
     return hash;
 }
@@ -161,9 +165,9 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
         return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer works %s",
                         saved->n_states > 0 ? "with" : "without", mine->n_states > 0 ? "with" : "without");
     if (saved->params != mine->params)
-        return cdi_fail(
-            err, CDDP_E_MISMATCH,
-            "its state belongs to parameters of other names, sizes or types, or in another order, than this reducer's");
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "its state belongs to parameters of other names, sizes or types, tied otherwise or in another "
+                        "order, than this reducer's");
     return CDDP_OK;
 }
 
@@ -215,7 +219,8 @@ static cddp_status exchange_with(struct cdi_state *s, int rank, bool into_whole,
 {
     cddp_optim *o = s->object;
     const struct room room = room_of(s);
-    struct cdi_shard_sizes sizes = cdi_shard_all(room.shards, &o->ddp->plan, o->ddp->params, o->ddp->n_params, rank);
+    struct cdi_shard_sizes sizes =
+        cdi_shard_all(room.shards, &o->ddp->plan, o->ddp->params, o->ddp->tied.first, o->ddp->n_params, rank);
     size_t entry = FIRST_ARRAY;
     cddp_status st = CDDP_OK;
 

@@ -6,6 +6,7 @@
  */
 #include "worker/optim/optim.h"
 
+#include "worker/reducer/grads/tied.h"
 #include "worker/reducer/nan_replay.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/state/arena.h"
@@ -71,6 +72,8 @@ static void list_others(cddp_optim *o)
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
+        if (cdi_ddp_is_tied(d, i))
+            continue; /* it becomes part of the next gap */
         optim_add_slice(o, NULL, d->plan.grads[i].offset - end);
         optim_add_slice(o, w, lo);
         optim_add_slice(o, NULL, own);
@@ -190,6 +193,8 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .publish = cdi_comm_world(d->comm)->size > 1};
     cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
 
+    if (st == CDDP_OK)
+        st = cdi_tied_fold(d, err);
     for (size_t i = 0; i < d->n_params; i++)
         o->idle[i] = cdi_optim_is_idle(o, i);
     if (st == CDDP_OK &&
@@ -214,7 +219,8 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK && !alone; b++)
-        st = cdi_optim_exchange(o, b);
+        if (cdi_optim_has_news(o, b))
+            st = cdi_optim_exchange(o, b);
     if (st != CDDP_OK)
         return st;
     if (!alone)

@@ -6,6 +6,7 @@
 #include "worker/optim/optim.h"
 
 #include "worker/math/float16.h"
+#include "worker/reducer/grads/tied.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/step.h"
@@ -175,11 +176,16 @@ static void update_param(cddp_optim *o, size_t i)
 static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
+    cddp_status st;
 
+    if (!cdi_optim_has_news(o, bucket))
+        return CDDP_OK;
+    st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
     for (size_t k = 0; k < d->plan.b[bucket].n_grads && st == CDDP_OK; k++) {
         size_t i = cdi_bucket_grad(&d->plan, bucket, k), lo = o->shards[i].lo, hi = lo + o->shards[i].count;
 
+        if (cdi_ddp_is_tied(d, i))
+            continue;
         copy_values(d, i, 0, lo, false);
         copy_values(d, i, hi, d->params[i].count - hi, false);
     }
@@ -205,6 +211,18 @@ static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
+/*
+ * Adds up the gradients of tied parameters, which may be in any bucket. No exchange has begun: it would send the place
+ * of a mean that a peer still needs.
+ */
+static cddp_status fold_tied(cddp_ddp *d)
+{
+    struct cdi_error err;
+    cddp_status st = d->tied.first == NULL ? CDDP_OK : cdi_ddp_join_ticket(d, d->enqueued);
+
+    return st != CDDP_OK || cdi_tied_fold(d, &err) == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
+}
+
 cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
@@ -216,13 +234,14 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
     o->skipped += o->left_out;
     if (o->left_out || st != CDDP_OK)
         return st;
+    st = fold_tied(d);
     for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++)
         o->steps[i] += !cdi_optim_is_idle(o, i);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK; b++) {
         st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
         for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
             update_param(o, cdi_bucket_grad(&d->plan, b, k));
-        if (st == CDDP_OK && !alone)
+        if (st == CDDP_OK && !alone && cdi_optim_has_news(o, b))
             st = cdi_optim_exchange(o, b);
         if (st == CDDP_OK && !alone && b > 0)
             st = optim_collect_bucket(o, b - 1);

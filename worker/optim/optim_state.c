@@ -17,7 +17,12 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
 
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
 {
-    return o->own[i].is_frozen != 0 || cdi_used_nowhere(o->ddp, i);
+    return o->own[i].is_frozen != 0 || cdi_ddp_is_tied(o->ddp, i) || cdi_used_nowhere_tied(o->ddp, i);
+}
+
+bool cdi_optim_has_news(const cddp_optim *o, size_t bucket)
+{
+    return o->ddp->flight[bucket].n_tied < o->ddp->plan.b[bucket].n_grads;
 }
 
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
@@ -37,7 +42,8 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
         .ddp = d,
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
-        .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n,
+        .more =
+            d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n && cdi_optim_has_news(o, bucket + 1),
         .times = d->stats != NULL && !d->ops->on_device ? &d->flight[bucket].exchange : NULL,
     };
     cddp_status st = cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);

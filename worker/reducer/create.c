@@ -15,6 +15,7 @@
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/check.h"
 #include "worker/reducer/state/debug.h"
+#include "worker/reducer/state/overlap.h"
 #include "worker/reducer/state/replicate.h"
 #include "worker/reducer/state/verify.h"
 #include "worker/reducer/stats.h"
@@ -80,6 +81,8 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
     status = cdi_ddp_check_stream(d, opt->stream, err);
     if (status == CDDP_OK)
         status = cdi_ddp_check_memory(d, params, opt->buffers, err);
+    if (status == CDDP_OK)
+        status = cdi_overlap_find(&d->tied, params, n, opt->buffers, opt->n_buffers, err);
     if (status != CDDP_OK)
         return status;
     if (!copy_params(d, params, n))
@@ -116,6 +119,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_unused_release(d);
     cdi_uneven_release(d);
     cdi_replicate_release(d);
+    cdi_overlap_release(&d->tied);
     cdi_own_release(d);
     cdi_in_place_release(d);
     cdi_norm_release(d);
@@ -183,6 +187,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         .flags = given.opt.flags,
         .comm_dtype = given.opt.comm_dtype,
     };
+    in.tied = alone == CDDP_OK ? d->tied.first : NULL;
     in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
     in.own_everywhere = &own_everywhere;
     in.places = alone == CDDP_OK ? d->in_place.hash : 0;

@@ -97,7 +97,8 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
     };
     struct cdi_error err;
 
-    if (d->sharded && !d->flight[i].compressed) {
+    /* Every rank adds its share of tied gradients to the share of the first one, which is at another place. */
+    if (d->sharded && !d->flight[i].compressed && d->flight[i].n_tied == 0) {
         op.kind = CDI_REDUCE_SCATTER;
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;

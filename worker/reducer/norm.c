@@ -9,6 +9,7 @@
 #include "worker/reducer/norm.h"
 
 #include "common/float_state.h"
+#include "worker/reducer/grads/tied.h"
 #include "worker/reducer/layout/shard.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/captured.h"
@@ -56,9 +57,9 @@ static struct cdi_span norm_part_of(cddp_ddp *d, size_t i, size_t rank)
         return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin,
                                  dtype};
     own = cdi_shard_one(&d->plan, i, (int)rank);
-    /* The arena's content for a gradient that no rank used is not a gradient. */
-    return (struct cdi_span){(char *)cdi_arena_grad(d, i) + own.lo * size, cdi_used_nowhere(d, i) ? 0 : own.count,
-                             dtype};
+    /* The arena's content for a gradient that no rank used is not a gradient. Tied ones are in the first one's sum. */
+    return (struct cdi_span){(char *)cdi_arena_grad(d, i) + own.lo * size,
+                             cdi_ddp_is_tied(d, i) || cdi_used_nowhere_tied(d, i) ? 0 : own.count, dtype};
 }
 
 /* Stores in d->norm the sum of squares over this rank's parts, or the largest magnitude. add: adds to the old value. */
@@ -96,7 +97,7 @@ static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
     bool alone = (d->flags & CDDP_DDP_JOIN) != 0;
-    cddp_status st = CDDP_OK;
+    cddp_status st = d->sharded ? cdi_tied_fold(d, err) : CDDP_OK;
 
     for (int r = 0; alone && r < world->size && st == CDDP_OK; r++)
         st = count_part(d, r, largest, r > 0, err);

@@ -43,6 +43,8 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     free(d->flight);
     d->flight = flight;
     group_small(d);
+    for (size_t i = 0; i < d->n_params; i++)
+        d->flight[d->plan.grads[i].bucket].n_tied += cdi_ddp_is_tied(d, i);
     cdi_compress_place(d);
     cdi_own_place(d);
     if (cdi_in_place_reserve(d, err) != CDDP_OK)

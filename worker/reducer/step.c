@@ -254,7 +254,7 @@ cddp_status cdi_step_next(cddp_ddp *d)
     d->begun = false;
     d->ended = !d->shadow;
     d->synced = false;
-    d->share_complete = false;
+    d->share_complete = d->tied.folded = false;
     d->step++;
     cdi_comm_set_step(d->comm, d, d->step);
     cdi_nvtx_end(d->nvtx_range);

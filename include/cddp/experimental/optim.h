@@ -48,7 +48,7 @@ enum {
  */
 typedef struct cddp_optim_group {
     size_t size;          /* sizeof(cddp_optim_group), in each of an array */
-    const size_t *params; /* by number, each once, and in no other group */
+    const size_t *params; /* by number, each once, and in no other group; tied ones together */
     size_t n_params;
     double lr_factor;    /* > 0: the learning rate, also that of cddp_optim_set_lr and of a step, is multiplied by it */
     double weight_decay; /* >= 0, in place of the options' */
@@ -96,9 +96,14 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  * in that type. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as it
  * is, and so does its state.
  *
+ * Tied parameters (cddp_ddp_create) have one state and one update, by the sum of their mean gradients, which has the
+ * gradients' type. They need the same learning rate, weight decay, flags and grad_dtype. They stay as they are if no
+ * rank used any of them. On the CPU a step of a reducer that has some waits for all gradients before its first update.
+ *
  * *out is written on success only; release it with cddp_optim_destroy(), before ddp or after it: without its reducer an
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID (an
- * option, also one with which nothing would be learned, such as a learning rate of 0: it was not filled in);
+ * option, also one with which nothing would be learned, such as a learning rate of 0: it was not filled in; tied
+ * parameters with two learning rates, say: the error message names both);
  * CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, with grad_dtype
  * on a GPU, or with CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error
  * message says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different

@@ -125,31 +125,6 @@ static size_t adjacent_run(const cddp_ddp *d, const struct cdi_ddp_neighbour *s,
     return k;
 }
 
-/* Excludes memory that two parameters share, such as tied ones: it would be reduced twice. */
-static void exclude_shared(cddp_ddp *d)
-{
-    struct cdi_ddp_in_place *p = &d->in_place;
-    struct cdi_ddp_neighbour *s = p->sorted;
-    size_t n = in_place_sort(d, false), last = 0;
-
-    for (size_t k = 0; k < n; k++)
-        s[k].bucket = 0; /* whatever their buckets are */
-    qsort(s, n, sizeof *s, in_place_compare);
-    for (size_t k = 1; k < n; k++) {
-        size_t end = s[last].at + grad_bytes(d, s[last].param);
-
-        if (s[k].id == s[last].id && s[k].at < end) {
-            p->home[s[k].param].shared = p->home[s[last].param].shared = true;
-            if (s[k].at + grad_bytes(d, s[k].param) <= end)
-                continue;
-        }
-        last = k;
-    }
-    for (size_t i = 0; i < d->n_params; i++)
-        if (p->home[i].shared)
-            p->home[i].id = 0;
-}
-
 /* Assigns a place in the arena to each gradient that stays there, in the order of the plan. */
 static void compact_arena(cddp_ddp *d)
 {
@@ -175,7 +150,6 @@ void cdi_in_place_choose(cddp_ddp *d)
 
     if (p->home == NULL)
         return;
-    exclude_shared(d);
     n = in_place_sort(d, false);
     for (size_t at = 0; at < n; at += k) {
         k = adjacent_run(d, &p->sorted[at], n - at, &bytes);

@@ -30,14 +30,14 @@ struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int ra
 }
 
 struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, const cddp_param *params,
-                                     size_t n, int rank)
+                                     const size_t *first, size_t n, int rank)
 {
     struct cdi_shard_sizes sum = {0, 0};
 
     for (size_t i = 0; i < n; i++) {
         cddp_dtype dtype = params != NULL ? params[i].dtype : p->grads[i].dtype;
 
-        out[i] = cdi_shard_one(p, i, rank);
+        out[i] = first == NULL || first[i] == i ? cdi_shard_one(p, i, rank) : (struct cdi_shard){0};
         out[i].state_at = sum.state;
         out[i].master_at = sum.master;
         sum.state += shard_align(out[i].count * cdi_shard_state_size(dtype));

@@ -49,7 +49,7 @@ void cdi_captured_forget(cddp_ddp *d)
         d->flight[b].n_streams = 0;
     }
     d->n_copied = 0;
-    d->begun = d->share_complete = false;
+    d->begun = d->share_complete = d->tied.folded = false;
     d->captured = (struct cdi_ddp_captured){0};
 }
 

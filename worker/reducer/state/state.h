@@ -7,9 +7,9 @@
  * has their order and checks it; from the ground up, by rooms:
  *
  * - layout: bucket, tune, shard, active_ranks. Arithmetic of plans and shares.
- * - state: verify (the comparison at creation), this file; arena, used, check, replicate (where gradients are, which of
- *   them were used, input, copies to all ranks); captured (CUDA graphs), debug (warnings).
- * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers.
+ * - state: verify (the comparison at creation), this file; arena, used, check, overlap, replicate (where gradients are,
+ *   which of them were used, input, shared memory, copies to all ranks); captured (CUDA graphs), debug (warnings).
+ * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers, tied.
  * - reducer: stats, metrics (times of steps); plan (which gradient is in which bucket), nan_check, replicas (wrong
  *   numbers), powersgd, hook; launch (counts gradients down, and hands buckets to the backend); unused, uneven (missing
  *   gradients, ranks with fewer samples); step (grad_ready and wait); join, norm, powersgd_checkpoint; create.
@@ -38,6 +38,7 @@ struct cdi_ddp_flight {
     int n_streams;
     bool more;         /* on a device: starts together with the next bucket; equal on all ranks */
     bool skipped;      /* in this step: idle, and in the end no rank used it */
+    size_t n_tied;     /* its gradients of parameters that are tied to an earlier one */
     size_t own, n_own; /* in cddp_ddp.own.list: its gradients in the user's own memory, in the order of the arena */
     size_t stretch, n_stretches; /* in cddp_ddp.in_place.stretch, if some gradients are reduced in place */
     /* Compressed: */
@@ -65,6 +66,13 @@ struct cdi_ddp_unused {
     uint32_t *of;             /* the parameters in it */
 };
 
+/* overlap.c, tied.c: parameters that are the same memory. NULL arrays: there are none. */
+struct cdi_ddp_tied {
+    size_t *first; /* by parameter: the first one of the same memory, mostly itself */
+    size_t *next;  /* by parameter: the next one of the same memory; n_params: none */
+    bool folded;   /* with an optimizer: in this step, the first one's gradient became the sum */
+};
+
 /* own.c: gradients in the user's own memory. NULL arrays: there are none. */
 struct cdi_ddp_own {
     size_t *list;             /* parameters, bucket by bucket: see cdi_ddp_flight.own */
@@ -79,7 +87,6 @@ struct cdi_ddp_home {
     struct cdi_region *region; /* NULL: operations know no region at this address */
     uint64_t id;               /* of the memory (memory.h); 0: none */
     size_t at;                 /* offset in bytes */
-    bool shared;               /* overlaps another parameter */
     bool chosen;               /* it is reduced in place */
 };
 
@@ -154,6 +161,7 @@ struct cddp_ddp {
     char *name;   /* of the model, for messages; NULL: none */
     size_t *rows; /* by parameter: the first dimension of its shape, or its count if it has none */
     size_t n_params;
+    struct cdi_ddp_tied tied;
     struct cdi_region *region;
     struct cdi_region *comm_region;    /* for compressed buckets; NULL: none */
     const struct cdi_backend_ops *ops; /* the communicator's */
@@ -249,6 +257,12 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
 static inline uint32_t cdi_ddp_look_key(size_t i)
 {
     return (uint32_t)i + 1;
+}
+
+/* Returns true if parameter i is the memory of an earlier one, whose update is also its own. */
+static inline bool cdi_ddp_is_tied(const cddp_ddp *d, size_t i)
+{
+    return d->tied.first != NULL && d->tied.first[i] != i;
 }
 
 /* Returns true with CDDP_DDP_STATIC_GRAPH. */

@@ -19,6 +19,15 @@ bool cdi_used_nowhere(const cddp_ddp *d, size_t i)
     return d->unused.missing != NULL && !cdi_used_stays_on_device(d) && d->unused.missing[i] && !d->unused.used[i];
 }
 
+bool cdi_used_nowhere_tied(const cddp_ddp *d, size_t i)
+{
+    bool nowhere = cdi_used_nowhere(d, i);
+
+    for (size_t k = i; nowhere && d->tied.first != NULL && (k = d->tied.next[k]) < d->n_params;)
+        nowhere = cdi_used_nowhere(d, k);
+    return nowhere;
+}
+
 bool cdi_used_in_bucket(const cddp_ddp *d, size_t b)
 {
     bool used = false;

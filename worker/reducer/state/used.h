@@ -17,6 +17,8 @@ bool cdi_used_stays_on_device(const cddp_ddp *d);
 cddp_status cdi_used_await(cddp_ddp *d, struct cdi_error *err);
 /* Returns true if gradient i must keep its old value, since no rank used it. */
 bool cdi_used_nowhere(const cddp_ddp *d, size_t i);
+/* Returns true if that holds for gradient i and for those of parameters that are tied to it. */
+bool cdi_used_nowhere_tied(const cddp_ddp *d, size_t i);
 /* Returns true if some rank used a gradient of bucket b in the completed step. All ranks get the same result. */
 bool cdi_used_in_bucket(const cddp_ddp *d, size_t b);
 

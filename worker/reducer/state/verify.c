@@ -10,9 +10,11 @@
 
 #define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
 #define BUFFER_BIT 0x10000u          /* in the type that is sent: this is a buffer, not a parameter */
+#define TIED_BIT 0x20000u            /* in the same: after the dimensions comes the parameter to which it is tied */
 #define GRAD_SHIFT 8                 /* followed by the gradient's type, if it differs */
 #define SHOWN_DIMS 8
 #define SHOWN_NAME 200
+#define SHOWN_TEXT (112 + 22 * SHOWN_DIMS)
 
 /* What each rank sends to all others, as u64 numbers. */
 enum {
@@ -47,11 +49,13 @@ struct entry {
     cddp_dtype dtype, grad_dtype; /* grad_dtype is 0 if it equals dtype */
     uint32_t n_dims;
     const uint8_t *dims;
+    const uint8_t *tied; /* NULL: to no earlier parameter */
 };
 
 /* ------------------------------------------------------------------------------------------------- the lists ---- */
 
-cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n, bool buffers)
+cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, const size_t *tied, size_t n,
+                              bool buffers)
 {
     cddp_status status = CDDP_OK;
 
@@ -59,6 +63,7 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
         const cddp_param *p = &params[i];
         size_t name_len = strlen(p->name), n_dims = p->shape == NULL ? 1 : p->n_dims;
         uint32_t other = p->grad_dtype == p->dtype ? 0 : (uint32_t)p->grad_dtype << GRAD_SHIFT;
+        bool is_tied = tied != NULL && tied[i] != i;
 
         if (name_len > LIST_LIMIT || n_dims > LIST_LIMIT / 8)
             return CDDP_E_LIMIT;
@@ -66,11 +71,14 @@ cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, si
         if (status == CDDP_OK)
             status = cdi_buf_append(list, p->name, name_len);
         if (status == CDDP_OK)
-            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | other | (buffers ? BUFFER_BIT : 0));
+            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | other | (buffers ? BUFFER_BIT : 0) |
+                                               (is_tied ? TIED_BIT : 0));
         if (status == CDDP_OK)
             status = cdi_buf_put_u32(list, (uint32_t)n_dims);
         for (size_t d = 0; d < n_dims && status == CDDP_OK; d++)
             status = cdi_buf_put_u64(list, p->shape == NULL ? p->count : p->shape[d]);
+        if (status == CDDP_OK && is_tied)
+            status = cdi_buf_put_u64(list, tied[i]);
     }
     return status;
 }
@@ -112,7 +120,8 @@ static bool next_entry(struct reader *r, struct entry *e)
 
     *e = (struct entry){.bytes = r->p};
     if (!take_u32(r, &name_len) || !verify_take(r, name_len, &name) || !take_u32(r, &dtype) ||
-        !take_u32(r, &e->n_dims) || !verify_take(r, (size_t)e->n_dims * 8, &e->dims))
+        !take_u32(r, &e->n_dims) || !verify_take(r, (size_t)e->n_dims * 8, &e->dims) ||
+        ((dtype & TIED_BIT) != 0 && !verify_take(r, 8, &e->tied)))
         return false;
     e->name = (const char *)name;
     e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
@@ -129,7 +138,7 @@ static bool verify_same_name(const struct entry *a, const struct entry *b)
            memcmp(a->name, b->name, verify_number(a->bytes, 4)) == 0;
 }
 
-/* "float32 [3, 64]", "bfloat16 [64] with gradients of float32" */
+/* "float32 [3, 64]", "bfloat16 [64] with gradients of float32", "float32 [3, 64] tied to parameter 0" */
 static const char *show(const struct entry *e, char *text, size_t cap)
 {
     size_t at = (size_t)snprintf(text, cap, "%s [", cdi_dtype_name(e->dtype));
@@ -139,7 +148,9 @@ static const char *show(const struct entry *e, char *text, size_t cap)
                                verify_number(e->dims + 8 * (size_t)d, 8));
     at += (size_t)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
     if (e->grad_dtype != CDDP_DTYPE_NONE)
-        (void)snprintf(text + at, cap - at, " with gradients of %s", cdi_dtype_name(e->grad_dtype));
+        at += (size_t)snprintf(text + at, cap - at, " with gradients of %s", cdi_dtype_name(e->grad_dtype));
+    if (e->tied != NULL)
+        (void)snprintf(text + at, cap - at, " tied to parameter %" PRIu64, verify_number(e->tied, 8));
     return text;
 }
 
@@ -151,7 +162,7 @@ static const char *noun(const struct entry *e)
 static cddp_status verify_name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b,
                                           int rank_b, struct cdi_error *err)
 {
-    char text_a[64 + 22 * SHOWN_DIMS], text_b[64 + 22 * SHOWN_DIMS];
+    char text_a[SHOWN_TEXT], text_b[SHOWN_TEXT];
 
     (void)show(a, text_a, sizeof text_a);
     (void)show(b, text_b, sizeof text_b);
@@ -172,7 +183,7 @@ static cddp_status verify_name_difference(size_t i, const struct entry *a, int r
 static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
                                 struct cdi_error *err)
 {
-    char text[64 + 22 * SHOWN_DIMS];
+    char text[SHOWN_TEXT];
     struct entry e;
     size_t n_long = i + 1;
 
@@ -384,9 +395,9 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
     if (records == NULL)
         return verify_give_up(comm, err);
     cdi_buf_init(&list, LIST_LIMIT);
-    status = local == NULL ? cdi_verify_encode(&list, in->params, in->n_params, false) : CDDP_OK;
+    status = local == NULL ? cdi_verify_encode(&list, in->params, in->tied, in->n_params, false) : CDDP_OK;
     if (local == NULL && status == CDDP_OK)
-        status = cdi_verify_encode(&list, in->buffers, in->n_buffers, true);
+        status = cdi_verify_encode(&list, in->buffers, NULL, in->n_buffers, true);
     if (local == NULL && status != CDDP_OK) {
         (void)cdi_fail(&own, status, "no memory for the list of %zu parameters", in->n_params);
         local = &own;

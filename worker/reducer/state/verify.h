@@ -13,6 +13,7 @@
 struct cdi_verify_input {
     const cddp_param *params; /* validated */
     size_t n_params;
+    const size_t *tied; /* by parameter: the first one of the same memory; NULL: none share memory */
     const cddp_param *buffers;
     size_t n_buffers;
     size_t bucket_bytes, first_bucket_bytes, last_bucket_bytes;
@@ -37,10 +38,11 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
 
 /* The pure part. A parameter without a shape has the shape [count]. */
 /*
- * Appends names, types and shapes of all parameters, or buffers, to list. Returns CDDP_OK, CDDP_E_NOMEM or
+ * Appends names, types, shapes and ties of all parameters, or buffers, to list. Returns CDDP_OK, CDDP_E_NOMEM or
  * CDDP_E_LIMIT.
  */
-cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, size_t n, bool buffers);
+cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, const size_t *tied, size_t n,
+                              bool buffers);
 /* Names the first difference between two ranks' lists in err. Returns CDDP_E_MISMATCH, or CDDP_OK if there is none. */
 cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
                                struct cdi_error *err);

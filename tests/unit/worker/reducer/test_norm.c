@@ -197,12 +197,12 @@ Test(norm, counts_wide_narrow_and_user_gradients)
 {
     static double own[10007];
     static const uint16_t two[] = {[CDDP_FLOAT16] = 0x4000, [CDDP_BFLOAT16] = 0x4000};
-    double w;
+    static double w[4][100003];
     cddp_param p[] = {
-        {.size = sizeof(cddp_param), .name = "f64", .data = &w, .count = 10007, .dtype = CDDP_FLOAT64, .grad = own},
-        {.size = sizeof(cddp_param), .name = "f32", .data = &w, .count = 100003, .dtype = CDDP_FLOAT32},
-        {.size = sizeof(cddp_param), .name = "f16", .data = &w, .count = 517, .dtype = CDDP_FLOAT16},
-        {.size = sizeof(cddp_param), .name = "bf16", .data = &w, .count = 9, .dtype = CDDP_BFLOAT16}};
+        {.size = sizeof(cddp_param), .name = "f64", .data = w[0], .count = 10007, .dtype = CDDP_FLOAT64, .grad = own},
+        {.size = sizeof(cddp_param), .name = "f32", .data = w[1], .count = 100003, .dtype = CDDP_FLOAT32},
+        {.size = sizeof(cddp_param), .name = "f16", .data = w[2], .count = 517, .dtype = CDDP_FLOAT16},
+        {.size = sizeof(cddp_param), .name = "bf16", .data = w[3], .count = 9, .dtype = CDDP_BFLOAT16}};
     cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_NO_BROADCAST};
     cddp_comm *comm = NULL;
     cddp_ddp *ddp = NULL;

@@ -27,7 +27,7 @@ static size_t expect_sound(const struct cdi_bucket_plan *p, const size_t *counts
     struct cdi_shard *s = calloc(n, sizeof *s);
 
     for (int r = 0; r < (int)p->parts; r++) {
-        struct cdi_shard_sizes sizes = cdi_shard_all(s, p, NULL, n, r);
+        struct cdi_shard_sizes sizes = cdi_shard_all(s, p, NULL, NULL, n, r);
         size_t state_end = 0;
 
         for (size_t i = 0; i < n; i++) {
@@ -78,10 +78,10 @@ Test(shard, large_world_has_ranks_without_elements)
     struct cdi_bucket_plan p = plan_of((size_t[]){3}, (cddp_dtype[]){CDDP_FLOAT64}, 1, 1, 8);
     struct cdi_shard s;
 
-    cr_assert_eq(cdi_shard_all(&s, &p, NULL, 1, 0).state, 64);
+    cr_assert_eq(cdi_shard_all(&s, &p, NULL, NULL, 1, 0).state, 64);
     cr_assert_eq(s.count, 3);
     for (int r = 1; r < 8; r++) {
-        cr_assert_eq(cdi_shard_all(&s, &p, NULL, 1, r).state, 0);
+        cr_assert_eq(cdi_shard_all(&s, &p, NULL, NULL, 1, r).state, 0);
         cr_assert_eq(s.count, 0);
     }
     cdi_bucket_plan_release(&p);
@@ -94,7 +94,7 @@ Test(shard, shares_are_equal_except_for_padding)
     struct cdi_shard s[2];
 
     for (int r = 0; r < 4; r++) {
-        size_t mine = cdi_shard_all(s, &p, NULL, 2, r).state;
+        size_t mine = cdi_shard_all(s, &p, NULL, NULL, 2, r).state;
 
         cr_assert(mine + 512 >= 1000080 && mine <= 1000080 + 512, "rank %d has %zu bytes", r, mine);
     }
@@ -108,9 +108,9 @@ Test(shard, independent_of_launch_order)
     struct cdi_bucket_plan p = plan_of(counts, dtypes, 3, 1, 3);
     struct cdi_shard before[3], after[3];
 
-    (void)cdi_shard_all(before, &p, NULL, 3, 1);
+    (void)cdi_shard_all(before, &p, NULL, NULL, 3, 1);
     cr_assert_eq(cdi_bucket_reorder(&p, (int32_t[]){0, 2, 1}, 3, to, NULL), CDDP_OK);
-    (void)cdi_shard_all(after, &p, NULL, 3, 1);
+    (void)cdi_shard_all(after, &p, NULL, NULL, 3, 1);
     for (int i = 0; i < 3; i++)
         cr_assert(before[i].lo == after[i].lo && before[i].count == after[i].count &&
                   before[i].state_at == after[i].state_at);

@@ -230,7 +230,7 @@ static const json_t *recorded;
 static int as_torch(int rank)
 {
     const json_t *counts = json_object_get(recorded, "sizes"), *one, *cases = json_object_get(recorded, "cases");
-    double w[TORCH_COUNT] = {0};
+    double w[TORCH_PARAMS][TORCH_COUNT] = {{0}};
     cddp_comm *comm;
     size_t c, s;
 
@@ -249,7 +249,7 @@ static int as_torch(int rank)
         for (size_t i = 0; i < TORCH_PARAMS; i++)
             p[i] = (cddp_param){.size = sizeof(cddp_param),
                                 .name = "w",
-                                .data = w,
+                                .data = w[i],
                                 .count = (size_t)json_integer_value(json_array_get(counts, i)),
                                 .dtype = CDDP_FLOAT64};
         CHECK(cddp_ddp_create(&ddp, comm, p, TORCH_PARAMS, &opt) == CDDP_OK);

@@ -104,6 +104,23 @@ Test(verify, names_different_shape)
                       "parameter 2 'fc2.weight' is float32 [3, 64] on rank 0 but float32 [3, 65] on rank 1");
 }
 
+/* The shapes are equal, but one rank has a copy where the other one has the same memory. */
+Test(verify, names_other_ties)
+{
+    static const size_t tied[] = {0, 1, 2, 0}, others[] = {0, 1, 2, 1};
+    struct scene s = same(3);
+
+    s.in[0].tied = s.in[1].tied = s.in[2].tied = tied;
+    expect_everywhere(&s, 3, CDDP_OK, NULL);
+    s.in[2].tied = others;
+    expect_everywhere(&s, 3, CDDP_E_MISMATCH,
+                      "parameter 3 'fc2.bias' is float32 [3] tied to parameter 0 on rank 0 but float32 [3] tied to "
+                      "parameter 1 on rank 2");
+    s.in[2].tied = NULL;
+    expect_everywhere(&s, 3, CDDP_E_MISMATCH,
+                      "parameter 3 'fc2.bias' is float32 [3] tied to parameter 0 on rank 0 but float32 [3] on rank 2");
+}
+
 Test(verify, detects_transposed_shape)
 {
     struct scene s = same(3);
@@ -235,7 +252,7 @@ Test(verify, truncated_list_is_not_overread)
 
     cdi_buf_init(&whole, 0);
     cdi_buf_init(&part, 0);
-    cr_assert_eq(cdi_verify_encode(&whole, model, 4, false), CDDP_OK);
+    cr_assert_eq(cdi_verify_encode(&whole, model, NULL, 4, false), CDDP_OK);
     for (size_t len = 0; len < whole.len; len++) {
         struct cdi_error err;
 
