@@ -1,21 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/reducer/layout/stats.h"
 
+#include <stdbool.h>
+#include <stdlib.h>
+
+static int interval_before(const void *a, const void *b)
+{
+    const struct cdi_interval *x = a, *y = b;
+
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
 size_t cdi_intervals_join(struct cdi_interval *v, size_t n)
 {
-    size_t kept = 0;
+    size_t full = 0, kept = 0;
+    bool sorted = true;
 
-    for (size_t i = 1; i < n; i++) { /* buckets end nearly in the order in which they are listed */
-        struct cdi_interval one = v[i];
-        size_t k = i;
-
-        for (; k > 0 && v[k - 1].begin > one.begin; k--)
-            v[k] = v[k - 1];
-        v[k] = one;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (v[i].end <= v[i].begin)
-            continue;
+    for (size_t i = 0; i < n; i++)
+        if (v[i].end > v[i].begin) {
+            sorted &= full == 0 || v[full - 1].begin <= v[i].begin;
+            v[full++] = v[i];
+        }
+    if (!sorted) /* mostly buckets end in the order in which they are listed */
+        qsort(v, full, sizeof *v, interval_before);
+    for (size_t i = 0; i < full; i++) {
         if (kept > 0 && v[i].begin <= v[kept - 1].end)
             v[kept - 1].end = v[i].end > v[kept - 1].end ? v[i].end : v[kept - 1].end;
         else
