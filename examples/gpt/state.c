@@ -113,7 +113,8 @@ static cddp_status check_kind(struct job *job)
 {
     struct kind_of_run kind, mine = kind_of(job);
     const cddp_checkpoint_item item = memory("run", &kind, sizeof kind);
-    const cddp_status status = cddp_checkpoint_load(job->comm, job->opt->resume, &item, 1, NULL);
+    cddp_checkpoint_info info = {.size = sizeof info}; /* load() reports it */
+    const cddp_status status = cddp_checkpoint_load(job->comm, job->opt->resume, &item, 1, &info);
 
     if (status != CDDP_OK || memcmp(&kind, &mine, sizeof kind) == 0)
         return status;
@@ -145,20 +146,22 @@ static cddp_status load(struct job *job)
     return CDDP_OK;
 }
 
-/* A save removes the checkpoints of later steps, so a run from the start would remove those of a run before it. */
+/* The first save would be refused: it does not replace what another run has saved. Better to learn of it now. */
 static cddp_status check_unused(struct job *job)
 {
+    const char *save = job->opt->save, *resume = job->opt->resume;
     int64_t step;
     const cddp_checkpoint_item item = memory("step", &step, sizeof step);
-    const cddp_status status =
-        job->opt->save == NULL ? CDDP_E_NOT_FOUND : cddp_checkpoint_load(job->comm, job->opt->save, &item, 1, NULL);
+    cddp_status status = CDDP_E_NOT_FOUND;
 
+    if (save != NULL && (resume == NULL || strcmp(save, resume) != 0))
+        status = cddp_checkpoint_load(job->comm, save, &item, 1, NULL);
     if (status == CDDP_E_NOT_FOUND)
         return CDDP_OK;
     if (status != CDDP_OK)
         return status;
-    return job_fail(job, "%.150s has a checkpoint of step %" PRId64 ": add --resume %.150s, or save elsewhere",
-                    job->opt->save, step, job->opt->save);
+    return job_fail(job, "%.150s has a checkpoint of step %" PRId64 ": add --resume %.150s, or save elsewhere", save,
+                    step, save);
 }
 
 /* Tries what the first save does, which would otherwise report a bad path after hours of training. Rank 0 writes. */
@@ -186,10 +189,10 @@ cddp_status state_resume(struct job *job)
 {
     cddp_status status = check_can_save(job);
 
-    if (status != CDDP_OK)
+    if (status == CDDP_OK)
+        status = check_unused(job);
+    if (status != CDDP_OK || job->opt->resume == NULL)
         return status;
-    if (job->opt->resume == NULL)
-        return check_unused(job);
     status = load(job);
     if (status == CDDP_E_NOT_FOUND) {
         if (cddp_rank(job->comm) == 0)

@@ -109,7 +109,7 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
     const cddp_checkpoint_item head = memory("dtype", type, TYPE_BYTES);
     cddp_checkpoint_item items[N_ITEMS];
     cddp_checkpoint_info info = {.size = sizeof info};
-    cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, NULL);
+    cddp_status status = cddp_checkpoint_load(job->comm, dir, &head, 1, &info);
 
     if (status != CDDP_OK)
         return status;
@@ -148,12 +148,35 @@ static bool cut_metrics(FILE *f, int64_t epochs)
     return fseeko(f, end, SEEK_SET) == 0 && ok;
 }
 
-cddp_status state_resume(const struct job *job, struct state *s, char *why, size_t cap)
+/* The first save would be refused: it does not replace what another run has saved. Better to learn of it now. */
+static cddp_status check_unused(const struct job *job, char *why, size_t cap)
 {
+    const struct options *opt = job->opt;
+    char type[TYPE_BYTES];
+    const cddp_checkpoint_item head = memory("dtype", type, TYPE_BYTES);
+    cddp_checkpoint_info info = {.size = sizeof info};
     cddp_status status;
 
-    if (job->opt->resume == NULL)
+    if (opt->save == NULL || (opt->resume != NULL && strcmp(opt->save, opt->resume) == 0))
         return CDDP_OK;
+    status = cddp_checkpoint_load(job->comm, opt->save, &head, 1, &info);
+    if (status == CDDP_E_NOT_FOUND)
+        return CDDP_OK;
+    if (status != CDDP_OK)
+        return status;
+    (void)snprintf(why, cap,
+                   "--save %.150s holds a checkpoint of step %" PRIu64
+                   ": add --resume %.150s, save into another directory, or remove it",
+                   opt->save, info.step, opt->save);
+    return CDDP_E_EXISTS;
+}
+
+cddp_status state_resume(const struct job *job, struct state *s, char *why, size_t cap)
+{
+    cddp_status status = check_unused(job, why, cap);
+
+    if (status != CDDP_OK || job->opt->resume == NULL)
+        return status;
     status = load(job, s, why, cap);
     if (status == CDDP_E_NOT_FOUND) {
         if (cddp_rank(job->comm) == 0)

@@ -77,10 +77,12 @@ typedef struct cddp_checkpoint_info {
 /*
  * Saves the items as DIR/checkpoint-STEP.cddp: whole or not at all, even if the machine stops in the middle (a
  * temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists. Then it removes
- * older checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run of the job; so
- * each job has its own directory. A collective: every rank calls it, and all get the same result, so that all take the
- * same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and items with
- * CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are read on rank 0 only.
+ * older checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run of the job. It
+ * replaces and removes only those that rank 0's process has saved itself, or that were there when it loaded. Where
+ * dir holds another whole one, the save does nothing: so a run that starts anew does not remove what an earlier run has
+ * saved, and a second job that saves there is detected. A collective: every rank calls it, and all get the same result,
+ * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and
+ * items with CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are read on rank 0 only.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
@@ -90,8 +92,9 @@ typedef struct cddp_checkpoint_info {
  *
  * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the error message names file
  * and cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items:
- * the error message names a rank and an item); CDDP_E_STATE (an optimizer or a reducer in the middle of a step, or
- * gone); CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
+ * the error message names a rank and an item); CDDP_E_EXISTS (dir holds a checkpoint that this run has neither loaded
+ * nor saved: load it, save into another directory, or remove it); CDDP_E_STATE (an optimizer or a reducer in the middle
+ * of a step, or gone); CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                                          const cddp_checkpoint_item *items, size_t n_items,

@@ -52,6 +52,9 @@ class Place:
     def files(self):
         return sorted(self.dir.glob('checkpoint-*.cddp'))
 
+    def unfinished(self):
+        return list(self.dir.glob('.checkpoint*'))
+
 
 @contextlib.contextmanager
 def place():
@@ -119,6 +122,30 @@ def test_powersgd_resumes_with_its_error_feedback(cddprun):
         train(cddprun, [*p.flags(2), *p.saving()])
         _, err = train(cddprun, [*p.flags(3, '--compress', 'powersgd'), *p.saving()], status=1)
         assert "item 'reducer': it was saved from a reducer without PowerSGD, and this one has it" in err, err
+
+
+def test_a_run_that_does_not_resume_leaves_another_runs_checkpoints(cddprun):
+    with place() as p:
+        train(cddprun, [*p.flags(20), *p.saving(10)])
+        before = {f: f.read_bytes() for f in p.files()}
+        for more in [], ['--save-background'], ['--resume', str(p.folder / 'other')]:
+            _, err = train(cddprun, ['--epochs', '5', '--save', str(p.dir), '--save-every', '1', *more], status=1)
+            assert f'--save {p.dir} holds a checkpoint of step 60: add --resume {p.dir}, save into another directory, or remove it' \
+                in err, err
+            assert {f: f.read_bytes() for f in p.files()} == before
+
+
+def test_a_restarted_worker_that_does_not_resume_leaves_its_first_lifes_checkpoints(cddprun):
+    with place() as p:
+        script = f'echo $$ > {p.folder}/pid.$RANK.$TORCHELASTIC_RESTART_COUNT; exec "$@"'
+        with Job(cddprun, '--standalone', '--nproc_per_node=2', '--max_restarts=1', 'sh', '-c', script, 'sh', wine(cddprun),
+                 '--epochs', '100000', '--save', str(p.dir)) as job:
+            wait_for('a checkpoint', p.checkpoints)
+            os.kill(int((p.folder / 'pid.1.0').read_text()), signal.SIGKILL)
+            status = job.finish()
+        assert status == 1 and (p.folder / 'pid.1.1').exists(), (status, job.out, job.err)
+        last = re.search(r'holds a checkpoint of step (\d+)', job.err)
+        assert last and p.steps()[-1] == int(last[1]), (job.err, p.steps())
 
 
 def test_restarted_job_equals_an_undisturbed_one(cddprun):
@@ -271,12 +298,12 @@ def kill_in_mid_save(cddprun, *more):
                 assert 'damaged' not in job.err, job.err
                 assert kills == 0 or int(re.search(r'after epoch (\d+)', job.out)[1]) >= last > 0, (job.out, last)
             kills += 1
-            in_mid_save += (p.dir / '.checkpoint.tmp').exists()
+            in_mid_save += bool(p.unfinished())
             last = p.checkpoints()[-1]
             assert time.time() - began < launch.DEADLINE
         out, err = train(cddprun, [*p.flags(last + 10), *p.saving(1)])
         assert 'damaged' not in err and f'after epoch {last}' in out, (out, err)
-        assert not (p.dir / '.checkpoint.tmp').exists()
+        assert not p.unfinished()
         assert p.result() == undisturbed(cddprun, last + 10)
 
 
@@ -323,7 +350,7 @@ def test_a_file_size_limit_is_an_error_that_leaves_the_older_checkpoints(cddprun
             resource.prlimit(int((p.folder / 'pid.0').read_text()), resource.RLIMIT_FSIZE, (8192, 8192))
             status = job.finish()
         assert status == 1 and re.search(NOT_WRITTEN + 'File too large', job.err), (status, job.out, job.err)
-        assert not (p.dir / '.checkpoint.tmp').exists()
+        assert not p.unfinished()
         last = p.checkpoints()[-1]
         assert p.checkpoints() == [last - 1, last]
         _, err = train(cddprun, [*p.flags(last + 5), *p.saving(1)])
@@ -345,7 +372,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_older_checkpoint(cddprun):
             _, err = train(cddprun, ['--epochs', '40', *p.saving(10)], status=1)
             assert re.search(NOT_WRITTEN + 'No space left on device', err), err
             assert {f: f.read_bytes() for f in p.files()} == before and len(before) == 1
-            assert not (p.dir / '.checkpoint.tmp').exists()
+            assert not p.unfinished()
             subprocess.run(['mount', '-o', 'remount,size=1m', p.dir], check=True)
             train(cddprun, [*p.flags(40), *p.saving(10)])
             assert p.result() == want

@@ -15,12 +15,18 @@ static inline void scratch_make(void)
     cr_assert_not_null(mkdtemp(scratch));
 }
 
+/* Removes what is in there by this name; "": everything. */
+static inline void scratch_drop(const char *name)
+{
+    char command[200];
+
+    (void)snprintf(command, sizeof command, "rm -rf '%s/%s'", scratch, name);
+    cr_assert_eq(system(command), 0);
+}
+
 static inline void scratch_remove(void)
 {
-    char command[100];
-
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", scratch);
-    cr_assert_eq(system(command), 0);
+    scratch_drop("");
 }
 
 #endif

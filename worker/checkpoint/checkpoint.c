@@ -414,6 +414,8 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
         st = list_make_room(l, comm, err);
     if (st == CDDP_OK && is_root)
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
+    if (st == CDDP_OK && is_root)
+        st = cdi_checkpoint_may_write(dir, err);
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
     if (st == CDDP_OK)
         st = gather_own(l, comm, err);
@@ -588,6 +590,8 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
     memcpy(f->info.damaged, v.damaged, sizeof v.damaged);
     if (is_root) /* from here on data changes */
         v.status = checkpoint_drain_device(comm, err);
+    if (is_root && v.status == CDDP_OK)
+        v.status = cdi_checkpoint_own(f->file, err);
     if (is_root && v.status == CDDP_OK)
         v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
     st = share_verdict(comm, &v, err);

@@ -4,6 +4,8 @@
 #include "common/buf.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
+#include "common/map.h"
+#include "worker/checkpoint/owned.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,6 +15,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 
 #define MAGIC "CDDPCKPT"
@@ -26,6 +30,7 @@
 #define PIECE ((size_t)1 << 20)
 #define MOVED ((size_t)4 << 20) /* bytes that are copied from or to a device at once */
 #define FILE_NAME "checkpoint-%020" PRIu64 ".cddp"
+#define TMP_PREFIX ".checkpoint"
 
 cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err)
 {
@@ -51,17 +56,26 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
 
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
 {
+    struct cdi_map seen;
+    cddp_status st = CDDP_OK;
+
     if (n_items == 0 || items == NULL || n_items > CDI_CHECKPOINT_MAX_ITEMS)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d", n_items,
                         CDI_CHECKPOINT_MAX_ITEMS);
-    for (size_t i = 0; i < n_items; i++) {
-        if (strlen(items[i].name) > MAX_NAME)
-            return cdi_fail(err, CDDP_E_INVALID, "checkpoint: '%.200s...' is too long a name", items[i].name);
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(items[k].name, items[i].name) == 0)
-                return cdi_fail(err, CDDP_E_INVALID, "checkpoint: two items are named '%s'", items[i].name);
+    cdi_map_init(&seen);
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        const char *name = items[i].name;
+        size_t len = strlen(name);
+
+        if (len > MAX_NAME)
+            st = cdi_fail(err, CDDP_E_INVALID, "checkpoint: '%.200s...' is too long a name", name);
+        else if (cdi_map_get(&seen, name, len) != NULL)
+            st = cdi_fail(err, CDDP_E_INVALID, "checkpoint: two items are named '%s'", name);
+        else if (cdi_map_add(&seen, name, len, (void *)(uintptr_t)name) != CDDP_OK)
+            st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_items);
     }
-    return CDDP_OK;
+    cdi_map_release(&seen);
+    return st;
 }
 
 static uint64_t file_align(uint64_t n)
@@ -251,57 +265,201 @@ static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, stru
 }
 
 /*
- * Removes old checkpoints, and temporary files that a killed run left. A failure to remove one does not fail the save.
+ * Removes, of those that this process knows, old checkpoints beyond `keep`, those of later steps, which belong to a
+ * round that was abandoned, and damaged ones. A failure to remove one does not fail the save.
  */
-static void remove_old(int dir_fd, const char *dir, uint64_t just_written, int keep)
+static void remove_old(int dir_fd, const struct stat *dir, const char *path, uint64_t just_written, int keep)
 {
     CDI_AUTOFREE uint64_t *steps = NULL;
     size_t n = 0;
     char name[64];
-    int kept = 0;
+    int kept = 1;
 
-    if (list_steps(dir, &steps, &n, NULL) != CDDP_OK)
+    if (list_steps(path, &steps, &n, NULL) != CDDP_OK)
         return;
     for (size_t i = 0; i < n; i++) {
-        /* A step newer than ours belongs to a round that was abandoned: ours is the newest now. */
-        if (steps[i] == just_written || (steps[i] < just_written && (keep < 0 || ++kept < keep)))
+        enum cdi_owned_kind kind = cdi_owned_find(dir, steps[i]);
+
+        if (steps[i] == just_written || kind == CDI_OWNED_NOT || kind == CDI_OWNED_STRAY)
+            continue;
+        if (kind == CDI_OWNED_WHOLE && steps[i] < just_written && (keep < 0 || kept++ < keep))
             continue;
         (void)snprintf(name, sizeof name, FILE_NAME, steps[i]);
-        (void)unlinkat(dir_fd, name, 0);
+        if (unlinkat(dir_fd, name, 0) == 0 || errno == ENOENT)
+            (void)cdi_owned_put(dir, steps[i], CDI_OWNED_NOT);
     }
+}
+
+/*
+ * Removes temporary files that killed runs have left. One that somebody writes is locked. Where a file system has no
+ * locks, a file is left over that is a day older than `now`, a time of the same clock.
+ */
+static void remove_leftovers(int dir_fd, const char *path, time_t now)
+{
+    DIR *d = opendir(path);
+    const struct dirent *e;
+
+    while (d != NULL && (e = readdir(d)) != NULL) {
+        size_t len = strlen(e->d_name);
+        CDI_AUTOCLOSE int fd = -1;
+        struct stat sb;
+
+        if (strncmp(e->d_name, TMP_PREFIX, sizeof TMP_PREFIX - 1) != 0 || len < 4 ||
+            strcmp(e->d_name + len - 4, ".tmp") != 0)
+            continue;
+        fd = openat(dir_fd, e->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0 ? errno == ELOOP /* a link */
+                   : fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
+                         (flock(fd, LOCK_EX | LOCK_NB) == 0 ||
+                          (errno != EWOULDBLOCK && now - sb.st_mtime > (time_t)24 * 3600)))
+            (void)unlinkat(dir_fd, e->d_name, 0);
+    }
+    if (d != NULL)
+        (void)closedir(d);
+}
+
+/* Opens the directory; makes it first, so that its name stays when the machine stops. Returns -1 on failure. */
+static int open_dir(const char *dir, struct stat *sb, struct cdi_error *err)
+{
+    CDI_AUTOCLOSE int fd = -1, parent = -1;
+    bool is_new = mkdir(dir, 0777) == 0;
+
+    if (!is_new && errno != EEXIST) {
+        (void)cdi_fail_errno(err, errno, "checkpoint: making the directory '%s'", dir);
+        return -1;
+    }
+    fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && is_new)
+        parent = openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, sb) != 0 || (parent >= 0 && fsync(parent) != 0)) {
+        (void)cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
+        return -1;
+    }
+    return cdi_steal_fd(&fd);
+}
+
+static cddp_status refuse(const char *dir, uint64_t step, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_EXISTS,
+                    "checkpoint directory '%.400s': the checkpoint of step %" PRIu64
+                    " there was neither loaded nor saved by this run, so nothing was saved or removed: load it first "
+                    "(resume), save into another directory, or remove it",
+                    dir, step);
+}
+
+/* Decides for a directory that this process has neither loaded from nor saved to. */
+static cddp_status check_first(const char *dir, const struct stat *sb, const uint64_t *steps, size_t n,
+                               struct cdi_error *err)
+{
+    struct cdi_checkpoint_file *f = NULL;
+    cddp_checkpoint_info info = {.size = sizeof info};
+    cddp_status st = n == 0 ? CDDP_E_NOT_FOUND : cdi_checkpoint_open(&f, dir, &info, err);
+
+    cdi_checkpoint_close(f);
+    if (st == CDDP_OK || st == CDDP_E_VERSION)
+        return refuse(dir, st == CDDP_OK ? info.step : steps[0], err);
+    if (st != CDDP_E_NOT_FOUND && st != CDDP_E_IO)
+        return st;
+    st = cdi_owned_begin(sb);
+    for (size_t i = 0; i < n && st == CDDP_OK; i++)
+        st = cdi_owned_put(sb, steps[i], CDI_OWNED_STRAY);
+    return st == CDDP_OK ? CDDP_OK : cdi_fail(err, st, "checkpoint directory '%s': out of memory", dir);
+}
+
+cddp_status cdi_checkpoint_may_write(const char *dir, struct cdi_error *err)
+{
+    CDI_AUTOFREE uint64_t *steps = NULL;
+    struct stat sb;
+    size_t n = 0;
+    cddp_status st = list_steps(dir, &steps, &n, err);
+
+    if (st == CDDP_E_NOT_FOUND)
+        return CDDP_OK;
+    if (st == CDDP_OK && stat(dir, &sb) != 0)
+        st = cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
+    if (st != CDDP_OK)
+        return st;
+    if (!cdi_owned_has(&sb))
+        return check_first(dir, &sb, steps, n, err);
+    for (size_t i = 0; i < n; i++)
+        if (cdi_owned_find(&sb, steps[i]) == CDI_OWNED_NOT)
+            return refuse(dir, steps[i], err);
+    return CDDP_OK;
+}
+
+/*
+ * Gives the file its name, which replaces only a file that this process knows: another job may have saved the same step
+ * meanwhile. A file system over a network may report that the name exists, though it has just made it.
+ */
+static cddp_status publish(int dir_fd, const char *tmp, int fd, const char *name, bool may_replace,
+                           struct cdi_error *err)
+{
+    struct stat sb;
+    int rc = may_replace ? -1 : linkat(dir_fd, tmp, dir_fd, name, 0), error = rc == 0 ? 0 : errno;
+
+    if (rc == 0 || (!may_replace && fstat(fd, &sb) == 0 && sb.st_nlink == 2)) {
+        (void)unlinkat(dir_fd, tmp, 0);
+    } else {
+        if (!may_replace && error != EEXIST && faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            error = EEXIST; /* a file system without links */
+        if (!may_replace && error == EEXIST)
+            return CDDP_E_EXISTS;
+        if (renameat(dir_fd, tmp, dir_fd, name) != 0)
+            return not_written(err);
+    }
+    return fsync(dir_fd) == 0 ? CDDP_OK : not_written(err);
 }
 
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, const struct cdi_mover *mover, struct cdi_error *err)
 {
-    static const char tmp[] = ".checkpoint.tmp"; /* one writer per directory: a killed run's file is removed */
     CDI_AUTOCLOSE int dir_fd = -1, fd = -1;
-    char name[64];
-    cddp_status st;
+    bool may_replace;
+    char name[64], tmp[64];
+    uint64_t random;
+    struct stat sb, file;
+    cddp_status st = cdi_checkpoint_may_write(dir, err);
 
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
-        return cdi_fail_errno(err, errno, "checkpoint: making the directory '%s'", dir);
-    dir_fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (st != CDDP_OK)
+        return st;
+    dir_fd = open_dir(dir, &sb, err);
     if (dir_fd < 0)
-        return cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
-
+        return err->status;
+    may_replace = cdi_owned_find(&sb, step) != CDI_OWNED_NOT;
     (void)snprintf(name, sizeof name, FILE_NAME, step);
     /*
      * Creates a new file, and never opens an existing one: that might be a link to another file, which would be
-     * overwritten.
+     * overwritten, or another process's.
      */
-    (void)unlinkat(dir_fd, tmp, 0);
+    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
+        return cdi_fail_errno(err, errno, "checkpoint directory '%s': no random number", dir);
+    (void)snprintf(tmp, sizeof tmp, TMP_PREFIX "-%016" PRIx64 ".tmp", random);
     fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    st = fd < 0 ? not_written(err) : checkpoint_write_file(fd, step, items, n_items, mover, err);
-    if (st == CDDP_OK && (renameat(dir_fd, tmp, dir_fd, name) != 0 || fsync(dir_fd) != 0))
+    if (fd < 0 || fstat(fd, &file) != 0) {
         st = not_written(err);
-    if (st != CDDP_OK) {
+    } else {
+        (void)flock(fd, LOCK_EX | LOCK_NB); /* it is in use, if anybody asks */
+        remove_leftovers(dir_fd, dir, file.st_mtime);
+        st = checkpoint_write_file(fd, step, items, n_items, mover, err);
+    }
+    /* Known before it is there: a file whose name may not last is this process's, too. */
+    if (st == CDDP_OK && cdi_owned_put(&sb, step, CDI_OWNED_WHOLE) != CDDP_OK)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    if (st == CDDP_OK) {
+        st = publish(dir_fd, tmp, fd, name, may_replace, err);
+        if (st == CDDP_E_EXISTS)
+            (void)cdi_owned_put(&sb, step, CDI_OWNED_NOT);
+    }
+    if (st != CDDP_OK)
         (void)unlinkat(dir_fd, tmp, 0);
+    if (st == CDDP_E_EXISTS)
+        return refuse(dir, step, err);
+    if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "checkpoint '%s/%s' (%" PRIu64 " bytes) was not written", dir, name,
                              file_bytes_of(items, n_items));
         return st;
     }
-    remove_old(dir_fd, dir, step, keep);
+    remove_old(dir_fd, &sb, dir, step, keep);
     return CDDP_OK;
 }
 
@@ -320,6 +478,10 @@ struct cdi_checkpoint_file {
     uint8_t *header;
     struct entry *entries;
     uint32_t n_entries;
+    struct cdi_map by_name;
+    uint64_t *steps; /* of all files in the directory, newest first */
+    size_t n_steps;
+    struct stat dir;
 };
 
 void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
@@ -328,8 +490,10 @@ void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
         return;
     if (f->fd >= 0)
         (void)close(f->fd);
+    cdi_map_release(&f->by_name);
     free(f->header);
     free(f->entries);
+    free(f->steps);
     free(f);
 }
 
@@ -385,6 +549,21 @@ static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, 
     return p == end;
 }
 
+/* Returns false without memory. Of two items of one name, which no save writes, the first one counts. */
+static bool index_entries(struct cdi_checkpoint_file *f)
+{
+    bool ok = true;
+
+    cdi_map_init(&f->by_name);
+    for (uint32_t i = 0; i < f->n_entries && ok; i++) {
+        struct entry *e = &f->entries[i];
+
+        if (cdi_map_get(&f->by_name, e->name, e->name_len) == NULL)
+            ok = cdi_map_add(&f->by_name, e->name, e->name_len, e) == CDDP_OK;
+    }
+    return ok;
+}
+
 /* A dangling link, a directory or a pipe may have the name of a checkpoint: CDDP_E_IO, as for a damaged file. */
 static cddp_status checkpoint_open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
 {
@@ -417,8 +596,9 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
     if ((uint64_t)sb.st_size != file_bytes)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it has %" PRIu64 " of its %" PRIu64 " bytes",
                         f->path, (uint64_t)sb.st_size, file_bytes);
+    /* Before memory is allocated: no more than for what the file really holds. */
     if (header_bytes < FIXED_BYTES + 8 || header_bytes > MAX_HEADER || header_bytes > file_bytes ||
-        f->n_entries > CDI_CHECKPOINT_MAX_ITEMS)
+        f->n_entries > (header_bytes - FIXED_BYTES - 8) / ENTRY_BYTES)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
     f->header = malloc(header_bytes);
     f->entries = calloc(f->n_entries + 1u, sizeof *f->entries);
@@ -433,6 +613,8 @@ static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *
                         f->path, get_uint(fixed + 8, 4), VERSION);
     if (!parse_entries(f, header_bytes, file_bytes))
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
+    if (!index_entries(f))
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
     return CDDP_OK;
 }
 
@@ -464,10 +646,7 @@ static cddp_status verify_items(const struct cdi_checkpoint_file *f, struct cdi_
 
 static const struct entry *find_entry(const struct cdi_checkpoint_file *f, const char *name)
 {
-    for (uint32_t i = 0; i < f->n_entries; i++)
-        if (strlen(name) == f->entries[i].name_len && memcmp(name, f->entries[i].name, f->entries[i].name_len) == 0)
-            return &f->entries[i];
-    return NULL;
+    return cdi_map_get(&f->by_name, name, strlen(name));
 }
 
 /* Returns true if an item may be missing: that of a rank that did not exist at the save, but not rank 0's. */
@@ -584,9 +763,13 @@ cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *di
         return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir);
     for (size_t i = 0; i < n; i++) {
         st = open_one(out, dir, steps[i], &why);
+        if (st == CDDP_OK && stat(dir, &(*out)->dir) != 0)
+            st = cdi_fail_errno(&why, errno, "checkpoint directory '%s'", dir);
         if (st == CDDP_OK) {
-            found.step = steps[i];
+            found.step = (*out)->step = steps[i];
             *info = found;
+            (*out)->n_steps = n;
+            (*out)->steps = cdi_steal(&steps);
             return CDDP_OK;
         }
         cdi_checkpoint_close(*out);
@@ -598,4 +781,14 @@ cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *di
     }
     return cdi_fail(err, CDDP_E_IO, "none of the %zu checkpoints in '%s' is whole; the newest: %s", n, dir,
                     found.damaged);
+}
+
+cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    cddp_status st = cdi_owned_begin(&f->dir);
+
+    /* Those that are newer were passed over. */
+    for (size_t i = f->n_steps; i-- > 0 && st == CDDP_OK;)
+        st = cdi_owned_put(&f->dir, f->steps[i], f->steps[i] > f->step ? CDI_OWNED_DAMAGED : CDI_OWNED_WHOLE);
+    return st == CDDP_OK ? CDDP_OK : cdi_fail(err, st, "checkpoint '%s': out of memory", f->path);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoint files of one process, below the public collective calls: write completely or not at all, find the newest
- * whole one, read. Also the functions that those calls share with other parts of the library. One writer per directory.
+ * whole one, read. Also the functions that those calls share with other parts of the library. One job per directory: a
+ * second one is refused (owned.h).
  * Layout, little-endian:
  *
  *     "CDDPCKPT" | u32 version | u32 n_items | u64 step | u64 header_bytes | u64 file_bytes
@@ -20,7 +21,7 @@
 
 #include <stdbool.h>
 
-#define CDI_CHECKPOINT_MAX_ITEMS 65536
+#define CDI_CHECKPOINT_MAX_ITEMS 10000000
 
 /* A flag of an item, in addition to the public ones: its bytes are on the device, and are copied by a mover. */
 #define CDI_ITEM_ON_DEVICE 0x80000000u
@@ -39,8 +40,13 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err);
 
 /*
- * Writes dir/checkpoint-STEP.cddp and keeps the newest `keep`. Returns CDDP_OK, CDDP_E_SYSTEM, CDDP_E_NOMEM, or the
- * mover's error.
+ * Decides whether this process may save into dir (owned.h): it has loaded from there, or its first save found no whole
+ * checkpoint; and it knows all that are there now. Returns CDDP_OK, CDDP_E_EXISTS, CDDP_E_SYSTEM or CDDP_E_NOMEM.
+ */
+cddp_status cdi_checkpoint_may_write(const char *dir, struct cdi_error *err);
+/*
+ * Writes dir/checkpoint-STEP.cddp and keeps the newest `keep`. Returns CDDP_OK, CDDP_E_EXISTS, CDDP_E_SYSTEM,
+ * CDDP_E_NOMEM, or the mover's error.
  */
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, const struct cdi_mover *mover, struct cdi_error *err);
@@ -51,6 +57,8 @@ struct cdi_checkpoint_file;
 /* Opens it. The caller closes *out. *info is written on success only. Returns the statuses of cddp_checkpoint_load. */
 cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *dir, cddp_checkpoint_info *info,
                                 struct cdi_error *err);
+/* Notes that the program has what this file holds, so that it may save there. Returns CDDP_OK or CDDP_E_NOMEM. */
+cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err);
 /* Closes the file. Accepts NULL. */
 void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
 bool cdi_checkpoint_has(const struct cdi_checkpoint_file *f, const char *name);

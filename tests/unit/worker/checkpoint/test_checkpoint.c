@@ -215,6 +215,55 @@ Test(checkpoint_comm, background_save_has_data_of_call)
     scratch_remove();
 }
 
+/* Another run that has not loaded: all ranks get the same answer, at once also in the background. */
+static int save_over_another_run(int rank)
+{
+    cddp_checkpoint_options opt = {.size = sizeof opt};
+    uint64_t x = 1;
+    const cddp_checkpoint_item item = {
+        .size = sizeof(cddp_checkpoint_item), .name = "x", .data = &x, .bytes = sizeof x};
+    cddp_comm *comm;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (; opt.background < 2; opt.background++) {
+        CHECK(cddp_checkpoint_save(comm, scratch, 3, &item, 1, &opt) == CDDP_E_EXISTS);
+        CHECK(strstr(cddp_last_error(), "the checkpoint of step 7 there was neither loaded nor saved") != NULL);
+    }
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+static int load_and_save(int rank)
+{
+    uint64_t x = 1;
+    const cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item),
+                                       .name = "rng",
+                                       .data = &x,
+                                       .bytes = sizeof x,
+                                       .flags = CDDP_ITEM_PER_RANK};
+    cddp_comm *comm;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 3, &item, 1, NULL) == CDDP_OK);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, only_a_run_that_has_loaded_removes_what_it_found)
+{
+    char path[128];
+
+    scratch_make();
+    cr_assert_eq(run_world(2, save_and_go_on), 0);
+    (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", scratch, 7);
+    cr_assert_eq(run_world(2, save_over_another_run), 0);
+    cr_assert_eq(access(path, F_OK), 0);
+    cr_assert_eq(run_world(2, load_and_save), 0);
+    cr_assert_neq(access(path, F_OK), 0);
+    scratch_remove();
+}
+
 /* The directory cannot be made; the next call reports it on both ranks, once. */
 static int save_to_nowhere(int rank)
 {

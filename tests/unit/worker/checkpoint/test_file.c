@@ -9,8 +9,11 @@
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 CDI_SUITE(checkpoint);
@@ -124,6 +127,168 @@ Test(checkpoint, earlier_step_replaces_abandoned_future)
     save(6, 2);
     cr_assert_eq(read_newest(items, 3, &info, NULL), CDDP_OK);
     cr_assert_eq(info.step, 6);
+    scratch_remove();
+}
+
+/* ------------------------------------------------------------------------------------------------- other runs ---- */
+
+/* Does it in another process, whose job is another one. */
+static void elsewhere(void (*what)(void))
+{
+    pid_t pid = fork();
+    int status;
+
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        (void)alarm(30); /* an assertion that fails there does not return here */
+        what();
+        _exit(0);
+    }
+    cr_assert(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
+static void load_newest(void)
+{
+    cddp_checkpoint_info info = {.size = sizeof info};
+    struct cdi_checkpoint_file *f;
+    struct cdi_error err;
+
+    cr_assert_eq(cdi_checkpoint_open(&f, dir, &info, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(cdi_checkpoint_own(f, &err), CDDP_OK, "%s", err.msg);
+    cdi_checkpoint_close(f);
+}
+
+static void save_7_and_8(void)
+{
+    save(7, 2);
+    save(8, 2);
+}
+
+static void load_and_save_9(void)
+{
+    load_newest();
+    save(9, 2);
+}
+
+static void expect_refused(uint64_t step, uint64_t of)
+{
+    char text[64];
+    struct cdi_error err;
+
+    (void)snprintf(text, sizeof text, "the checkpoint of step %lu there was neither loaded nor saved",
+                   (unsigned long)of);
+    cr_assert_eq(cdi_checkpoint_write(dir, step, items, 3, 2, NULL, &err), CDDP_E_EXISTS);
+    cr_assert(strstr(err.msg, text) != NULL && strstr(err.msg, dir) != NULL, "%s", err.msg);
+    cr_assert(strstr(err.msg, "load it first (resume), save into another directory, or remove it") != NULL);
+}
+
+Test(checkpoint, first_save_beside_another_run_is_refused)
+{
+    (void)fresh_dir();
+    elsewhere(save_7_and_8);
+    expect_refused(3, 8);
+    expect_refused(8, 8);
+    expect_refused(9, 8);
+    cr_assert(access(file_of(7), F_OK) == 0 && access(file_of(8), F_OK) == 0 && access(file_of(3), F_OK) != 0);
+    load_newest();
+    save(9, 2);
+    cr_assert(access(file_of(7), F_OK) != 0 && access(file_of(8), F_OK) == 0);
+    save(3, 2); /* what it has saved and loaded itself it may remove */
+    cr_assert(access(file_of(8), F_OK) != 0 && access(file_of(9), F_OK) != 0);
+    scratch_remove();
+}
+
+Test(checkpoint, removed_by_hand_it_may_save)
+{
+    (void)fresh_dir();
+    elsewhere(save_7_and_8);
+    expect_refused(3, 8);
+    cr_assert(unlink(file_of(7)) == 0 && unlink(file_of(8)) == 0);
+    save(3, 2);
+    scratch_remove();
+}
+
+Test(checkpoint, job_that_saves_there_meanwhile_is_detected)
+{
+    (void)fresh_dir();
+    save(1, 2);
+    elsewhere(load_and_save_9);
+    expect_refused(2, 9);
+    cr_assert(access(file_of(1), F_OK) == 0 && access(file_of(9), F_OK) == 0 && access(file_of(2), F_OK) != 0);
+    scratch_remove();
+}
+
+Test(checkpoint, damaged_files_do_not_refuse_and_stay)
+{
+    (void)fresh_dir();
+    elsewhere(save_7_and_8);
+    cr_assert(truncate(file_of(7), 100) == 0 && truncate(file_of(8), 100) == 0);
+    save(3, 2);
+    cr_assert(access(file_of(7), F_OK) == 0 && access(file_of(8), F_OK) == 0);
+    save(8, 2); /* in its place */
+    cr_assert(access(file_of(7), F_OK) == 0 && access(file_of(3), F_OK) == 0);
+    forget();
+    cr_assert_eq(read_newest(items, 3, &(cddp_checkpoint_info){.size = sizeof(cddp_checkpoint_info)}, NULL), CDDP_OK);
+    cr_assert_eq(epoch, 8);
+    scratch_remove();
+}
+
+/* `keep` counts whole ones: a damaged one in their number would leave no other to fall back on. */
+Test(checkpoint, damaged_file_that_was_passed_over_goes_first)
+{
+    (void)fresh_dir();
+    elsewhere(save_7_and_8);
+    cr_assert_eq(truncate(file_of(8), 100), 0);
+    load_newest();
+    save(9, 2);
+    cr_assert(access(file_of(7), F_OK) == 0 && access(file_of(8), F_OK) != 0 && access(file_of(9), F_OK) == 0);
+    scratch_remove();
+}
+
+Test(checkpoint, file_under_way_of_another_process_stays)
+{
+    char tmp[256];
+    int fd;
+
+    (void)fresh_dir();
+    save(1, 2);
+    (void)snprintf(tmp, sizeof tmp, "%s/.checkpoint-0123456789abcdef.tmp", dir);
+    fd = open(tmp, O_RDWR | O_CREAT | O_EXCL, 0600);
+    cr_assert_eq(flock(fd, LOCK_EX), 0);
+    save(2, 2);
+    cr_assert_eq(access(tmp, F_OK), 0);
+    (void)close(fd); /* it was killed */
+    save(3, 2);
+    cr_assert_neq(access(tmp, F_OK), 0);
+    scratch_remove();
+}
+
+static ino_t synced[8];
+static size_t n_synced;
+
+/* The library's calls come here. */
+int fsync(int fd)
+{
+    struct stat sb;
+
+    if (n_synced < sizeof synced / sizeof synced[0] && fstat(fd, &sb) == 0)
+        synced[n_synced++] = sb.st_ino;
+    return (int)syscall(SYS_fsync, fd);
+}
+
+Test(checkpoint, new_directory_outlasts_a_power_cut)
+{
+    struct stat parent, own;
+    size_t n_parent = 0, n_own = 0;
+
+    (void)fresh_dir();
+    save(1, 2);
+    cr_assert(stat(scratch, &parent) == 0 && stat(dir, &own) == 0);
+    for (size_t i = 0; i < n_synced; i++) {
+        n_parent += synced[i] == parent.st_ino;
+        n_own += synced[i] == own.st_ino;
+    }
+    cr_assert(n_synced == 3 && n_parent == 1 && n_own == 1); /* the third is the file */
     scratch_remove();
 }
 

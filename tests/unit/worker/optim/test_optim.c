@@ -953,13 +953,13 @@ static int frozen(int rank)
 
 Test(optim, frozen_parameters_keep_values_and_state)
 {
-    scratch_make();
     for (size_t r = 1; r < sizeof rules / sizeof rules[0]; r++) {
         now.opt = rules[r];
         memcpy(now.dtypes, kinds_of_types[r - 1], sizeof now.dtypes);
+        scratch_make();
         cr_assert_eq(run_world((int)r, frozen), 0, "rule %zu", r);
+        scratch_remove();
     }
-    scratch_remove();
 }
 
 /* ------------------------------------------------------------------------------------------------ memory, worlds */

@@ -370,6 +370,8 @@ Test(powersgd, resumes_bit_for_bit)
 {
     scratch_make();
     cr_assert_eq(run_world(1, go_on), 0);
+    scratch_remove();
+    scratch_make();
     cr_assert_eq(run_world(3, go_on), 0);
     scratch_remove();
 }
