@@ -119,6 +119,7 @@ static int save_and_fail(int rank)
     int32_t y = 1;
 
     begin(&j);
+    check_loaded(&j, 3);
     save(&j, 4, true);
     if (rank == 1)
         cddp_abort(j.comm, "enough");

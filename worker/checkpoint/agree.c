@@ -36,19 +36,24 @@ static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const 
         (void)snprintf(text, cap, "'%s', %s", items[k]->name, cdi_checkpoint_kind_name((unsigned)items[k]->kind));
 }
 
+#define BLOCK 512u /* hashes that are compared at once */
+
 /* Names, in a collective, the first item that `other` has and rank 0 does not. All ranks know that the items differ. */
 static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
                                          size_t n_items, struct cdi_error *err)
 {
-    uint64_t n = n_items, first = 0;
+    uint64_t n = n_items, first = 0, hashes[BLOCK];
     char root_text[320] = "", other_text[320] = "";
     cddp_status st = cdi_comm_broadcast(comm, &n, 1, CDDP_UINT64, 0, err);
 
     for (uint64_t k = 0; k < n && st == CDDP_OK; k++) {
-        uint64_t hash = k < n_items ? hash_item(items[k]) : 0, root = hash;
+        uint64_t in_block = k % BLOCK, more = n - k < BLOCK ? n - k : BLOCK;
 
-        st = cdi_comm_broadcast(comm, &root, 1, CDDP_UINT64, 0, err);
-        first += first == k && root == hash;
+        for (uint64_t i = 0; in_block == 0 && i < more; i++)
+            hashes[i] = k + i < n_items ? hash_item(items[k + i]) : 0;
+        if (in_block == 0)
+            st = cdi_comm_broadcast(comm, hashes, more, CDDP_UINT64, 0, err);
+        first += first == k && k < n_items && hashes[in_block] == hash_item(items[k]);
     }
     if (st == CDDP_OK)
         st = cdi_comm_broadcast(comm, &first, 1, CDDP_UINT64, other, err);

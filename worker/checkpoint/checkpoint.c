@@ -92,7 +92,8 @@ struct list {
     cddp_checkpoint_item *all, *memory;
     const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
     size_t n, n_memory, n_alike;
-    uint8_t *own; /* buffer: of each rank, one byte and all its own items; then this rank's */
+    uint8_t *own;  /* buffer: of each rank, one byte and all its own items; then this rank's */
+    uint8_t *pack; /* buffer of a load: PACK bytes */
 };
 
 static void list_release(struct list *l)
@@ -101,6 +102,7 @@ static void list_release(struct list *l)
     free(l->memory);
     free(l->alike);
     free(l->own);
+    free(l->pack);
 }
 
 static bool is_collective(const cddp_checkpoint_item *item)
@@ -524,6 +526,51 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
     return st == CDDP_OK && mine[0] != 0 ? checkpoint_copy(comm, item->data, mine + 1, item->bytes, err) : st;
 }
 
+/* Items of up to SMALL bytes travel together: a collective for each would take longer than their bytes. */
+#define SMALL ((size_t)16 << 10)
+#define PACK ((size_t)1 << 20)
+
+/* Returns the number of items from `first` on that travel in one pack, and the bytes of these. */
+static size_t count_pack(const struct list *l, size_t first, size_t *bytes)
+{
+    size_t n = 0;
+
+    *bytes = 0;
+    for (; first + n < l->n_memory; n++) {
+        const cddp_checkpoint_item *item = &l->memory[first + n];
+
+        if (is_own(item) || item->bytes > SMALL || *bytes + item->bytes > PACK)
+            break;
+        *bytes += item->bytes;
+    }
+    return n;
+}
+
+/* Distributes n items, which are `bytes` in all. A collective also if the copy fails on one rank. */
+static cddp_status give_pack(cddp_comm *comm, const struct list *l, size_t first, size_t n, size_t bytes,
+                             struct cdi_error *err)
+{
+    bool is_root = cddp_rank(comm) == 0;
+    struct cdi_error why;
+    cddp_status st = CDDP_OK, sent = CDDP_OK;
+
+    for (int turn = 0; turn < 2; turn++) {
+        uint8_t *at = l->pack;
+
+        if (turn == 1)
+            sent = cdi_comm_broadcast(comm, l->pack, bytes, CDDP_UINT8, 0, &why);
+        for (size_t i = first; i < first + n && is_root == (turn == 0) && st == CDDP_OK && sent == CDDP_OK; i++) {
+            const cddp_checkpoint_item *item = &l->memory[i];
+
+            st = checkpoint_copy(comm, is_root ? at : item->data, is_root ? item->data : at, item->bytes, err);
+            at += item->bytes;
+        }
+    }
+    if (st == CDDP_OK && sent != CDDP_OK)
+        *err = why;
+    return st != CDDP_OK ? st : sent;
+}
+
 /* Distributes everything from rank 0 to all. */
 static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *present, const struct list *l,
                             struct cdi_error *err)
@@ -531,14 +578,18 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
     cddp_status st = CDDP_OK;
     size_t k = 0;
 
-    for (size_t i = 0; st == CDDP_OK && i < l->n_memory; i++) {
+    for (size_t i = 0; st == CDDP_OK && i < l->n_memory;) {
         const cddp_checkpoint_item *item = &l->memory[i];
+        size_t bytes, n = count_pack(l, i, &bytes);
 
-        if (is_own(item))
+        if (n > 0)
+            st = give_pack(comm, l, i, n, bytes, err);
+        else if (is_own(item))
             st = give_own(comm, s, k, present, item, l->own, err);
         else
             st = cdi_comm_broadcast(comm, item->data, item->bytes, CDDP_UINT8, 0, err);
-        k += is_own(item) ? (size_t)cddp_world_size(comm) : 1;
+        k += n > 0 ? n : is_own(item) ? (size_t)cddp_world_size(comm) : 1;
+        i += n > 0 ? n : 1;
     }
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
         st = cdi_item_ops(&s->states[i])->restore(&s->states[i], comm, err);
@@ -571,6 +622,8 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
         st = checkpoint_check_memory(comm, l, err);
     if (st == CDDP_OK)
         st = list_make_room(l, comm, err);
+    if (st == CDDP_OK && (l->pack = malloc(PACK)) == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
     if (st != CDDP_OK)
         return st;

@@ -11,7 +11,9 @@
 void *cdi_state_add(struct cdi_state *s, const char *suffix, size_t bytes, struct cdi_error *err)
 {
     size_t text = strlen(s->name) + strlen(suffix) + 1;
-    cddp_checkpoint_item *more = reallocarray(s->entries, s->n_entries + 1, sizeof *more);
+    bool is_full = (s->n_entries & (s->n_entries - 1)) == 0; /* its room is a power of two */
+    cddp_checkpoint_item *more =
+        is_full ? reallocarray(s->entries, s->n_entries > 0 ? 2 * s->n_entries : 1, sizeof *more) : s->entries;
     char *name = malloc(text);
     void *data = calloc(bytes + 1, 1); /* for size 0, calloc may return NULL */
 

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of several ranks, and those that a thread writes while the ranks continue. */
+#include "common/clock.h"
 #include "hygiene.h"
+#include "items.h"
 #include "scratch.h"
+#include "within.h"
 #include "world.h"
 
 #include <stdint.h>
@@ -154,6 +157,54 @@ Test(checkpoint_comm, names_mismatched_items_on_every_rank)
     scratch_make();
     cr_assert_eq(run_world(2, save_others), 0);
     cr_assert_eq(run_world(2, save_a_double), 0);
+    scratch_remove();
+}
+
+/* --------------------------------------------------------------------------------------------------- many items ----
+ */
+
+#define MANY                                                                                                \
+    100000 /* a large model by its layers; in a second on a calm machine, and in minutes if it is quadratic \
+            */
+
+static uint64_t many_values[MANY];
+static char many_names[MANY][48];
+static cddp_checkpoint_item many_items[MANY];
+
+static int save_and_load_many(int rank)
+{
+    int64_t begun_ns = cdi_now_ns(), saved_ns, loaded_ns;
+    cddp_checkpoint_info info = {.size = sizeof info};
+    cddp_comm *comm;
+
+    for (size_t i = 0; i < MANY; i++) {
+        many_values[i] = i * 3;
+        (void)snprintf(many_names[i], sizeof many_names[i], "transformer.layers.%zu.weight", i);
+        many_items[i] = item_memory(many_names[i], &many_values[i], 1 + i % sizeof many_values[i]);
+    }
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    begun_ns = cdi_now_ns();
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, many_items, MANY, NULL) == CDDP_OK);
+    saved_ns = cdi_now_ns();
+    memset(many_values, 0, sizeof many_values);
+    CHECK(cddp_checkpoint_load(comm, scratch, many_items, MANY, &info) == CDDP_OK);
+    loaded_ns = cdi_now_ns();
+    for (size_t i = 0; i < MANY; i++) {
+        uint64_t want = i * 3;
+
+        CHECK(memcmp(&many_values[i], &want, many_items[i].bytes) == 0);
+    }
+    if (rank == 0)
+        fprintf(stderr, "%d items: saved in %.2f s, loaded in %.2f s\n", MANY, (double)(saved_ns - begun_ns) / 1e9,
+                (double)(loaded_ns - saved_ns) / 1e9);
+    CHECK(loaded_ns - begun_ns < cdi_within_ms(8000) * 1000000);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, time_grows_with_items_and_not_faster)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, save_and_load_many), 0);
     scratch_remove();
 }
 

@@ -375,6 +375,30 @@ Test(checkpoint, other_format_is_error)
     scratch_remove();
 }
 
+/* Memory is for what the file holds, and not for the numbers in it. */
+Test(checkpoint, header_that_claims_more_items_than_it_holds_is_damaged)
+{
+    cddp_checkpoint_info info = {.size = sizeof info};
+    struct cdi_error err;
+    uint8_t header[4096];
+    uint64_t header_bytes, crc;
+    int fd;
+
+    (void)fresh_dir();
+    save(1, 9);
+    fd = open(file_of(1), O_RDWR);
+    cr_assert_eq(pread(fd, header, sizeof header, 0), (ssize_t)sizeof header);
+    memcpy(&header_bytes, header + 24, 8);
+    memset(header + 12, 0xff, 4);
+    crc = cdi_crc64(0, header, header_bytes - 8);
+    memcpy(header + header_bytes - 8, &crc, 8);
+    cr_assert_eq(pwrite(fd, header, sizeof header, 0), (ssize_t)sizeof header);
+    (void)close(fd);
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_IO);
+    cr_assert(strstr(err.msg, "its header is inconsistent") != NULL, "%s", err.msg);
+    scratch_remove();
+}
+
 Test(checkpoint, skips_and_names_non_file)
 {
     const char *const why[] = {"cannot be opened: No such file", "is not a file", "is not a file",
