@@ -37,7 +37,10 @@ enum {
  *
  * - Memory is the caller's, on the host or on the backend's GPU (then nothing may be writing it). Rank 0's is
  *   everyone's, unless flags say otherwise.
- * - A sampler's place is that of rank 0's sampler, and does not depend on the number of ranks.
+ * - A sampler's place is each rank's own. Ranks may stand at different places, as with uneven inputs: a world of as
+ *   many ranks goes on exactly there. In a world of another size all ranks begin at the first of these places, so that
+ *   no sample is lost and some come again; rank 0 logs it (cddp_log). Where all stand at the same place, as usual, a
+ *   world of any size goes on there.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
  *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate
@@ -81,8 +84,8 @@ typedef struct cddp_checkpoint_info {
  * replaces and removes only those that rank 0's process has saved itself, or that were there when it loaded. Where
  * dir holds another whole one, the save does nothing: so a run that starts anew does not remove what an earlier run has
  * saved, and a second job that saves there is detected. A collective: every rank calls it, and all get the same result,
- * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same optimizers, reducers, and
- * items with CDDP_ITEM_PER_RANK, in the same order. Other memory and samplers are read on rank 0 only.
+ * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same samplers, optimizers,
+ * reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0 only.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * Rank 0 holds a copy of them until the file is there: of memory that is on its GPU there, if at least twice as much is
@@ -112,15 +115,16 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
  * any rank, before all of them are known to fit on every rank. After that only a disk or a rank that fails can leave
  * items half loaded. A collective: every rank passes items of the same names, kinds, sizes and flags, and all get the
  * same result. What the file holds beside the items asked for is left alone. A save in the background is waited for.
- * info may be NULL.
+ * info may be NULL: then rank 0 logs (cddp_log) a damaged checkpoint that was passed over.
  *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
  * none is whole); CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM; CDDP_E_NOMEM; CDDP_E_UNSUPPORTED;
  * CDDP_E_STATE (as of cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in
  * the file, or has another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of
- * another order; an optimizer's state is of another rule (those of Adam and AdamW are alike), or of parameters of other
- * names, sizes, types or in another order; PowerSGD's state is of other options or shapes, or only one of checkpoint
- * and reducer has one. The error message names the item.
+ * another order, or the ranks' samplers stood in different orders and the world has another size; an optimizer's state
+ * is of another rule (those of Adam and AdamW are alike), or of parameters of other names, sizes, types or in another
+ * order; PowerSGD's state is of other options or shapes, or only one of checkpoint and reducer has one. The error
+ * message names the item.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
                                                          const cddp_checkpoint_item *items, size_t n_items,

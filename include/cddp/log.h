@@ -44,7 +44,7 @@ typedef enum cddp_log_level {
  *
  * Local: no rank waits for another one, and no collective waits for a message. Any thread, also in a child of fork(),
  * which logs in the name of its parent. Reports no error: a line that cannot be written is lost. libcddp itself logs
- * only what CDDP_NAN_CHECK=warn asks for.
+ * what CDDP_NAN_CHECK=warn asks for, and what a program must know of a checkpoint that it loads (cddp_checkpoint_load).
  */
 CDDP_API void cddp_log(const cddp_comm *comm, cddp_log_scope scope, cddp_log_level level, const char *text);
 

@@ -14,6 +14,7 @@
 #include "worker/checkpoint/item.h"
 #include "worker/comm/comm.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -105,13 +106,8 @@ static void list_release(struct list *l)
     free(l->pack);
 }
 
-static bool is_collective(const cddp_checkpoint_item *item)
-{
-    return item->kind != CDDP_ITEM_MEMORY && item->kind != CDDP_ITEM_SAMPLER;
-}
-
 /* Adds item i, which this rank has to read. */
-static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm *comm, size_t i, struct cdi_error *err)
+static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm, size_t i, struct cdi_error *err)
 {
     const cddp_checkpoint_item *item = &l->all[i];
 
@@ -121,8 +117,9 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm 
         l->memory[l->n_memory++] = *item;
         return CDDP_OK;
     }
-    s->states[s->n_states++] = (struct cdi_state){.name = item->name, .object = item->data, .kind = item->kind};
-    if (cdi_item_ops(&s->states[s->n_states - 1])->check(item->data, comm, err) != CDDP_OK)
+    s->states[s->n_states++] = (struct cdi_state){
+        .name = item->name, .object = item->data, .comm = comm, .kind = item->kind};
+    if (cdi_item_ops(&s->states[s->n_states - 1])->check(&s->states[s->n_states - 1], err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", item->name);
     return CDDP_OK;
 }
@@ -131,7 +128,7 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, const cddp_comm 
  * Reads the list on this rank. all: every item counts, and has the same name, on every rank; otherwise only on rank 0,
  * except for those of which each rank has a part.
  */
-static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm *comm,
+static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm,
                              const cddp_checkpoint_item *items, size_t n_items, bool all, struct cdi_error *err)
 {
     bool looks = all || cddp_rank(comm) == 0;
@@ -150,7 +147,7 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, const cddp_comm
     if (l->memory == NULL || l->alike == NULL || s->states == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_items);
     for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        bool alike = all || is_own(&l->all[i]) || is_collective(&l->all[i]);
+        bool alike = all || is_own(&l->all[i]) || l->all[i].kind != CDDP_ITEM_MEMORY;
 
         if (looks || alike)
             st = list_add(l, s, comm, i, err);
@@ -491,7 +488,7 @@ static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struc
         if (ops->compare == NULL)
             continue;
         any = true;
-        st = ops->compare(&s->states[i], comm, &one, &why);
+        st = ops->compare(&s->states[i], &one, &why);
         if (st != CDDP_OK) {
             *err = why;
         } else if (fit == CDDP_OK && one != CDDP_OK) {
@@ -592,7 +589,7 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
         i += n > 0 ? n : 1;
     }
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        st = cdi_item_ops(&s->states[i])->restore(&s->states[i], comm, err);
+        st = cdi_item_ops(&s->states[i])->restore(&s->states[i], err);
     return st;
 }
 
@@ -721,6 +718,9 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
         st = checkpoint_load(comm, dir, items, n_items, info, &l, &s, &f, &err);
     if (st == CDDP_OK && info != NULL)
         cdi_sized_put(info, &f.info, sizeof f.info);
+    else if (st == CDDP_OK && f.info.n_damaged > 0)
+        cddp_logf(comm, CDDP_LOG_RANK0, CDDP_LOG_WARN, "%s (%zu damaged, passed over); loaded that of step %" PRIu64,
+                  f.info.damaged, f.info.n_damaged, f.info.step);
     mark(comm, st, CDI_MARK_LOAD, 0, begun_ns);
     cdi_checkpoint_close(f.file);
     free(f.present);

@@ -676,9 +676,13 @@ static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_che
     return st;
 }
 
-bool cdi_checkpoint_has(const struct cdi_checkpoint_file *f, const char *name)
+bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes)
 {
-    return find_entry(f, name) != NULL;
+    const struct entry *e = find_entry(f, name);
+
+    if (e != NULL && bytes != NULL)
+        *bytes = e->bytes;
+    return e != NULL;
 }
 
 const char *cdi_checkpoint_kind_name(unsigned kind)

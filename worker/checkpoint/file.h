@@ -61,7 +61,8 @@ cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *di
 cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err);
 /* Closes the file. Accepts NULL. */
 void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
-bool cdi_checkpoint_has(const struct cdi_checkpoint_file *f, const char *name);
+/* Returns true if the file has such an item, and stores its size (NULL: not needed). */
+bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes);
 /*
  * Checks that each item is there, with the same kind and size: CDDP_E_MISMATCH if not. One with CDDP_ITEM_PER_RANK,
  * which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. Sets present[i] (NULL: not needed)

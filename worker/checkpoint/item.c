@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/checkpoint/item.h"
 
+#include "common/cleanup.h"
 #include "worker/comm/comm.h"
 #include "worker/data/sampler.h"
 
@@ -37,12 +38,18 @@ void *cdi_state_at(const struct cdi_state *s, size_t k)
     return s->entries[k].data;
 }
 
+void cdi_state_drop(struct cdi_state *s)
+{
+    cddp_checkpoint_item *last = &s->entries[--s->n_entries];
+
+    free((void *)(uintptr_t)last->name);
+    free(last->data);
+}
+
 void cdi_state_release(struct cdi_state *s)
 {
-    for (size_t k = 0; k < s->n_entries; k++) {
-        free((void *)(uintptr_t)s->entries[k].name);
-        free(s->entries[k].data);
-    }
+    while (s->n_entries > 0)
+        cdi_state_drop(s);
     free(s->entries);
     free(s->scratch);
     *s = (struct cdi_state){0};
@@ -82,59 +89,136 @@ cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *o
 
 /* --------------------------------------------------------------------------------------------------- samplers ---- */
 
-static cddp_status sampler_check(void *object, const cddp_comm *comm, struct cdi_error *err)
+/*
+ * The places of all ranks, and then this rank's. In a file there is one, unless ranks stand at different places: then
+ * it is the first of them, and NAME.ranks has them all.
+ */
+static cddp_sampler_state *places_of(const struct cdi_state *s)
 {
-    (void)object, (void)comm, (void)err;
+    return s->scratch;
+}
+
+static cddp_status sampler_check(struct cdi_state *s, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(s->comm);
+
+    s->scratch = calloc(world + 1, sizeof(cddp_sampler_state));
+    if (s->scratch == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
+    cddp_sampler_get_state(s->object, &places_of(s)[world]);
     return CDDP_OK;
 }
 
 static cddp_status sampler_begin_save(struct cdi_state *s, struct cdi_error *err)
 {
-    cddp_sampler_state *state = cdi_state_add(s, "", sizeof *state, err);
+    size_t bytes = (size_t)cddp_world_size(s->comm) * sizeof(cddp_sampler_state);
 
-    if (state == NULL)
+    if (cdi_state_add(s, "", sizeof(cddp_sampler_state), err) == NULL || cdi_state_add(s, ".ranks", bytes, err) == NULL)
         return err->status;
-    cddp_sampler_get_state(s->object, state);
+    return CDDP_OK;
+}
+
+static cddp_status sampler_collect(struct cdi_state *s, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(s->comm), first;
+    cddp_sampler_state *places = places_of(s);
+    cddp_status st = cdi_comm_all_gather(s->comm, &places[world], places, sizeof *places, CDDP_UINT8, err);
+    bool differ = false;
+
+    if (st != CDDP_OK || s->n_entries == 0)
+        return st;
+    first = cdi_sampler_first_place(places, world, NULL);
+    memcpy(cdi_state_at(s, 0), &places[first], sizeof *places);
+    for (size_t r = 1; r < world; r++)
+        differ = differ || memcmp(&places[r], &places[0], sizeof *places) != 0;
+    if (differ)
+        memcpy(cdi_state_at(s, 1), places, world * sizeof *places);
+    else
+        cdi_state_drop(s);
+    return CDDP_OK;
+}
+
+/* Reads the places of all ranks. A world of another size has a use for them only if they are in one order of samples.
+ */
+static cddp_status sampler_read_ranks(struct cdi_state *s, const struct cdi_checkpoint_file *f, size_t bytes,
+                                      struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(s->comm), saved = bytes / sizeof(cddp_sampler_state);
+    bool one_order;
+    cddp_status st;
+
+    if (bytes == 0 || bytes % sizeof(cddp_sampler_state) != 0)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "checkpoint: item '%s.ranks' has %zu bytes, which is not a list of places", s->name, bytes);
+    if (cdi_state_add(s, ".ranks", bytes, err) == NULL)
+        return err->status;
+    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err);
+    if (st != CDDP_OK)
+        return st;
+    (void)cdi_sampler_first_place(cdi_state_at(s, 1), saved, &one_order);
+    if (saved != world && !one_order)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "checkpoint: item '%s': the samplers of %zu ranks were saved in the middle of epochs of "
+                        "different orders, which %zu ranks cannot share: load it with %zu ranks",
+                        s->name, saved, world, saved);
     return CDDP_OK;
 }
 
 static cddp_status sampler_begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
-    cddp_status st = cdi_state_add(s, "", sizeof(cddp_sampler_state), err) != NULL ? CDDP_OK : err->status;
+    size_t len = strlen(s->name) + sizeof ".ranks", bytes;
+    CDI_AUTOFREE char *ranks = malloc(len);
+    cddp_status st = CDDP_OK;
 
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    if (ranks == NULL || cdi_state_add(s, "", sizeof(cddp_sampler_state), err) == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
+    (void)snprintf(ranks, len, "%s.ranks", s->name);
+    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    if (st == CDDP_OK && cdi_checkpoint_find(f, ranks, &bytes))
+        return sampler_read_ranks(s, f, bytes, err);
     return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
 }
 
-/* Each rank's sampler has its own options. After this, s->scratch holds the state. */
-static cddp_status sampler_compare(struct cdi_state *s, cddp_comm *comm, cddp_status *fits, struct cdi_error *err)
+/* Returns how many ranks have saved different places; 0: all were at the same one. */
+static size_t ranks_apart(const struct cdi_state *s)
 {
-    cddp_sampler_state state = {{0}};
-    cddp_status st;
-
-    if (s->n_entries > 0)
-        memcpy(&state, cdi_state_at(s, 0), sizeof state);
-    st = cdi_comm_broadcast(comm, &state, sizeof state, CDDP_UINT8, 0, err);
-    if (st != CDDP_OK)
-        return st;
-    *fits = cdi_sampler_check_state(s->object, &state, err);
-    s->scratch = malloc(sizeof state);
-    if (*fits == CDDP_OK && s->scratch == NULL)
-        *fits = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
-    if (s->scratch != NULL)
-        memcpy(s->scratch, &state, sizeof state);
-    return CDDP_OK;
+    return s->n_entries > 1 ? s->entries[1].bytes / sizeof(cddp_sampler_state) : 0;
 }
 
-static cddp_status sampler_restore(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
+/* Each rank's sampler has its own options, and each rank has its place. */
+static cddp_status sampler_compare(struct cdi_state *s, cddp_status *fits, struct cdi_error *err)
 {
-    (void)comm, (void)err;
-    return cddp_sampler_set_state(s->object, s->scratch); /* the state was checked */
+    size_t world = (size_t)cddp_world_size(s->comm);
+    cddp_sampler_state *places = places_of(s);
+    cddp_status st;
+
+    for (size_t r = 0; r < world && s->n_entries > 0; r++)
+        places[r] = ranks_apart(s) == world ? ((cddp_sampler_state *)cdi_state_at(s, 1))[r]
+                                            : *(cddp_sampler_state *)cdi_state_at(s, 0);
+    st = cdi_comm_broadcast(s->comm, places, world * sizeof *places, CDDP_UINT8, 0, err);
+    if (st == CDDP_OK)
+        *fits = cdi_sampler_check_state(s->object, &places[cddp_rank(s->comm)], err);
+    return st;
+}
+
+static cddp_status sampler_restore(struct cdi_state *s, struct cdi_error *err)
+{
+    int world = cddp_world_size(s->comm);
+
+    (void)err;
+    if (ranks_apart(s) != 0 && ranks_apart(s) != (size_t)world)
+        cddp_logf(s->comm, CDDP_LOG_RANK0, CDDP_LOG_WARN,
+                  "checkpoint: item '%s': %zu ranks stood at different places of their epoch when it was saved; all %d "
+                  "ranks begin at the first of these, so that no sample is lost, and some come again",
+                  s->name, ranks_apart(s), world);
+    return cddp_sampler_set_state(s->object, &places_of(s)[cddp_rank(s->comm)]); /* the state was checked */
 }
 
 static const struct cdi_item_ops sampler = {.check = sampler_check,
                                             .begin_save = sampler_begin_save,
+                                            .collect = sampler_collect,
                                             .begin_load = sampler_begin_load,
                                             .compare = sampler_compare,
                                             .restore = sampler_restore};

@@ -16,6 +16,7 @@
 struct cdi_state {
     const char *name; /* the caller's, like the object */
     void *object;
+    cddp_comm *comm; /* which saves or loads */
     cddp_item_kind kind;
     cddp_checkpoint_item *entries;
     size_t n_entries;
@@ -28,6 +29,8 @@ struct cdi_state {
 void *cdi_state_add(struct cdi_state *s, const char *suffix, size_t bytes, struct cdi_error *err);
 /* Returns the memory of the k-th entry. */
 void *cdi_state_at(const struct cdi_state *s, size_t k);
+/* Removes the last entry. */
+void cdi_state_drop(struct cdi_state *s);
 void cdi_state_release(struct cdi_state *s);
 
 /*
@@ -42,8 +45,8 @@ cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *o
  * ranks. One that is a collective (collect, restore) fails with the communicator, or with the device.
  */
 struct cdi_item_ops {
-    /* On each rank: checks that the object belongs to comm, and can be saved now. */
-    cddp_status (*check)(void *object, const cddp_comm *comm, struct cdi_error *err);
+    /* On each rank: checks that the object belongs to s->comm, and can be saved now. May allocate s->scratch. */
+    cddp_status (*check)(struct cdi_state *s, struct cdi_error *err);
     /* On rank 0: adds all entries, and fills in rank 0's part of them. */
     cddp_status (*begin_save)(struct cdi_state *s, struct cdi_error *err);
     /* A collective; NULL: rank 0 has everything. Fills in the other ranks' part of the entries. */
@@ -54,9 +57,9 @@ struct cdi_item_ops {
      * A collective; NULL: nothing to compare. Gives each rank what it needs to check that the state fits. *fits is this
      * rank's answer, with its message in *err; the result is the communicator's.
      */
-    cddp_status (*compare)(struct cdi_state *s, cddp_comm *comm, cddp_status *fits, struct cdi_error *err);
+    cddp_status (*compare)(struct cdi_state *s, cddp_status *fits, struct cdi_error *err);
     /* A collective: restores the object from the entries. */
-    cddp_status (*restore)(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err);
+    cddp_status (*restore)(struct cdi_state *s, struct cdi_error *err);
 };
 
 /* Returns the functions of s->object. An optimizer and a reducer begin with a pointer to theirs. */

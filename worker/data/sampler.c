@@ -282,6 +282,29 @@ cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_samp
     return sampler_find_place(&p, sampler, state, err);
 }
 
+size_t cdi_sampler_first_place(const cddp_sampler_state *places, size_t n, bool *one_order)
+{
+    struct place first = {0}, p;
+    bool one = true, begun = false;
+    size_t at = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        one = read_state(&p, &places[i]) && one;
+        begun = begun || p.taken > 0;
+        if (i == 0)
+            first = p;
+        one = one && p.n == first.n && p.no_shuffle == first.no_shuffle && (p.no_shuffle || p.seed == first.seed);
+        if (p.epoch < first.epoch || (p.epoch == first.epoch && p.taken < first.taken)) {
+            first.epoch = p.epoch;
+            first.taken = p.taken;
+            at = i;
+        }
+    }
+    if (one_order != NULL)
+        *one_order = one || !begun;
+    return at;
+}
+
 static cddp_status set_state(cddp_sampler *s, const cddp_sampler_state *state, struct cdi_error *err)
 {
     struct place p = {0};

@@ -7,6 +7,7 @@
 #include "worker/math/mt19937.h"
 
 #include <cddp/cddp.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 /* With this many elements (UINT32_MAX / 20) or more, torch draws 64 bits per element, since 32 would be too biased. */
@@ -27,5 +28,11 @@ uint64_t cdi_randperm_wide_place(struct cdi_mt19937 *g, uint64_t i);
 /* Checks whether cddp_sampler_set_state would accept the state. Returns the same status, and changes nothing. */
 cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_sampler_state *state,
                                     struct cdi_error *err);
+
+/*
+ * Returns the index of the earliest of n places. *one_order (may be NULL) becomes false if some of them are in the
+ * middle of epochs of different orders, or are not places: then the earliest one says nothing about the others.
+ */
+size_t cdi_sampler_first_place(const cddp_sampler_state *places, size_t n, bool *one_order);
 
 #endif

@@ -86,15 +86,15 @@ static struct head optim_head_of(const cddp_optim *o)
 }
 
 /* Checks that the optimizer belongs to comm, has a reducer, and is between two steps. */
-static cddp_status optim_check_item(void *object, const cddp_comm *comm, struct cdi_error *err)
+static cddp_status optim_check_item(struct cdi_state *s, struct cdi_error *err)
 {
-    const cddp_optim *o = object;
+    const cddp_optim *o = s->object;
     cddp_ddp *d = o->ddp;
     cddp_status st = cdi_optim_check(cdi_asked_name((uint32_t)cdi_comm_asked()), o, err);
 
     if (st != CDDP_OK)
         return st;
-    if (d->comm != comm)
+    if (d->comm != s->comm)
         return cdi_fail(err, CDDP_E_INVALID, "this optimizer's reducer belongs to another communicator");
     (void)pthread_mutex_lock(&d->lock);
     st = d->sticky.status;
@@ -266,14 +266,14 @@ static cddp_status optim_collect(struct cdi_state *s, struct cdi_error *err)
     return exchange_all(s, true, err);
 }
 
-static cddp_status optim_restore(struct cdi_state *s, cddp_comm *comm, struct cdi_error *err)
+static cddp_status optim_restore(struct cdi_state *s, struct cdi_error *err)
 {
     cddp_optim *o = s->object;
     cddp_status st;
 
     if (s->n_entries > 0)
         memcpy(o->steps, cdi_state_at(s, STEPS), o->ddp->n_params * sizeof *o->steps);
-    st = cdi_comm_broadcast(comm, o->steps, o->ddp->n_params, CDDP_UINT64, 0, err);
+    st = cdi_comm_broadcast(s->comm, o->steps, o->ddp->n_params, CDDP_UINT64, 0, err);
     if (st == CDDP_OK && o->on_device)
         st = cdi_optim_device_push(o, err);
     return st == CDDP_OK ? exchange_all(s, false, err) : st;

@@ -134,12 +134,12 @@ static char *errors_of(const struct cdi_state *w, size_t rank)
 }
 
 /* Checks that the reducer belongs to comm and is between two steps. */
-static cddp_status powersgd_check_item(void *object, const cddp_comm *comm, struct cdi_error *err)
+static cddp_status powersgd_check_item(struct cdi_state *w, struct cdi_error *err)
 {
-    cddp_ddp *d = object;
+    cddp_ddp *d = w->object;
     cddp_status st;
 
-    if (d->comm != comm)
+    if (d->comm != w->comm)
         return cdi_fail(err, CDDP_E_INVALID, "this reducer belongs to another communicator");
     (void)pthread_mutex_lock(&d->lock);
     st = d->sticky.status;
@@ -220,7 +220,7 @@ static cddp_status compare_kinds(const struct cdi_state *w, const struct cdi_che
 {
     bool has = ((const cddp_ddp *)w->object)->powersgd != NULL;
 
-    if (cdi_checkpoint_has(f, w->entries[HEAD].name) == has)
+    if (cdi_checkpoint_find(f, w->entries[HEAD].name, NULL) == has)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_MISMATCH,
                     has ? "it was saved from a reducer without PowerSGD, and this one has it: the checkpoint has no "
@@ -322,8 +322,9 @@ static cddp_status give_errors(cddp_ddp *d, const struct cdi_powersgd_matrix *m,
 }
 
 /* Distributes rank 0's whole state to all ranks. */
-static cddp_status powersgd_restore(struct cdi_state *w, cddp_comm *comm, struct cdi_error *err)
+static cddp_status powersgd_restore(struct cdi_state *w, struct cdi_error *err)
 {
+    cddp_comm *comm = w->comm;
     cddp_ddp *d = w->object;
     bool is_root = cdi_comm_world(comm)->rank == 0;
     size_t n = 0, q_at = 0, error_at = 0;

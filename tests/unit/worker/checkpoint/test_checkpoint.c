@@ -8,6 +8,7 @@
 #include "world.h"
 
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 CDI_SUITE(checkpoint_comm);
@@ -157,6 +158,137 @@ Test(checkpoint_comm, names_mismatched_items_on_every_rank)
     scratch_make();
     cr_assert_eq(run_world(2, save_others), 0);
     cr_assert_eq(run_world(2, save_a_double), 0);
+    scratch_remove();
+}
+
+/* ----------------------------------------------------------------------------------------------- uneven samplers ----
+ */
+
+#define SAMPLES 40
+
+static struct {
+    _Atomic int seen[SAMPLES];
+    _Atomic int n_logged;
+    int64_t seed_step; /* the seeds of two neighbours differ by it */
+    cddp_status expected;
+    bool from_start;
+} * uneven;
+
+static void count_lines(void *arg, cddp_log_level level, const char *line)
+{
+    (void)arg;
+    uneven->n_logged += level == CDDP_LOG_WARN && strstr(line, "no sample is lost, and some come again") != NULL;
+}
+
+/* Rank r takes 7 - 2 r samples, and saves: rank 0 is the farthest. Then, in another run, each rank takes the rest. */
+static int take_some(int rank)
+{
+    const cddp_sampler_options data = {.size = sizeof data,
+                                       .n = SAMPLES,
+                                       .world_size = atoi(getenv("WORLD_SIZE")),
+                                       .rank = rank,
+                                       .seed = 3 + uneven->seed_step * rank};
+    cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "s", .kind = CDDP_ITEM_SAMPLER};
+    cddp_sampler *sampler;
+    const int64_t *rows;
+    cddp_comm *comm;
+    size_t n;
+
+    cddp_set_log_callback(count_lines, NULL);
+    CHECK(cddp_sampler_create(&sampler, &data) == CDDP_OK);
+    item.data = sampler;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (!uneven->from_start)
+        CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == uneven->expected);
+    n = cddp_sampler_next(sampler, uneven->from_start ? 7 - 2 * (size_t)rank : SAMPLES, &rows);
+    for (size_t i = 0; i < n && uneven->expected == CDDP_OK; i++)
+        uneven->seen[rows[i]]++;
+    if (uneven->from_start)
+        CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, NULL) == CDDP_OK);
+    CHECK(uneven->expected == CDDP_OK ||
+          strstr(cddp_last_error(), "item 's': the samplers of 4 ranks were saved in the middle") != NULL);
+    cddp_sampler_destroy(sampler);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+/* Four ranks, and then `ranks`; *most is how often a sample was seen. Returns the samples that nobody has seen. */
+static int take_all(int ranks, int64_t seed_step, cddp_status expected, int *most)
+{
+    int lost = 0;
+
+    *most = 0;
+    scratch_make();
+    uneven = mmap(NULL, sizeof *uneven, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(uneven != MAP_FAILED);
+    uneven->seed_step = seed_step;
+    uneven->from_start = true;
+    cr_assert_eq(run_world(4, take_some), 0);
+    uneven->from_start = false;
+    uneven->expected = expected;
+    cr_assert_eq(run_world(ranks, take_some), 0);
+    for (int i = 0; i < SAMPLES; i++) {
+        lost += uneven->seen[i] == 0;
+        *most = uneven->seen[i] > *most ? uneven->seen[i] : *most;
+    }
+    cr_assert_eq(uneven->n_logged, ranks == 4 || expected != CDDP_OK ? 0 : 1);
+    (void)munmap(uneven, sizeof *uneven);
+    scratch_remove();
+    return lost;
+}
+
+Test(checkpoint_comm, samplers_at_different_places_lose_no_sample)
+{
+    int most;
+
+    cr_assert_eq(take_all(4, 0, CDDP_OK, &most), 0);
+    cr_assert_eq(most, 1, "as many ranks go on exactly where they were");
+    for (int ranks = 1; ranks <= 5; ranks += ranks == 3 ? 2 : 1)
+        cr_assert_eq(take_all(ranks, 0, CDDP_OK, &most), 0, "%d ranks", ranks);
+}
+
+Test(checkpoint_comm, samplers_of_different_orders_need_as_many_ranks)
+{
+    int most;
+
+    (void)take_all(4, 1, CDDP_OK, &most);
+    (void)take_all(3, 1, CDDP_E_MISMATCH, &most);
+}
+
+/* ------------------------------------------------------------------------------------------------ damaged files ----
+ */
+
+static void count_damaged(void *arg, cddp_log_level level, const char *line)
+{
+    static const char text[] = "checkpoint-00000000000000000002.cddp' is damaged: it has 100 of its ";
+
+    if (level == CDDP_LOG_WARN && strstr(line, text) != NULL && strstr(line, "loaded that of step 1") != NULL)
+        ++*(int *)arg;
+}
+
+static int load_past_damaged(int rank)
+{
+    uint64_t x = 1;
+    const cddp_checkpoint_item item = item_memory("x", &x, sizeof x);
+    cddp_checkpoint_info info = {.size = sizeof info};
+    char path[128];
+    cddp_comm *comm;
+    int n = 0;
+
+    cddp_set_log_callback(count_damaged, &n);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 2, &item, 1, NULL) == CDDP_OK);
+    (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", scratch, 2);
+    CHECK(rank != 0 || truncate(path, 100) == 0);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, &info) == CDDP_OK && info.n_damaged == 1 && n == 0);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_OK && n == (rank == 0));
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, load_that_asks_for_no_info_logs_damaged_file)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, load_past_damaged), 0);
     scratch_remove();
 }
 
