@@ -194,6 +194,10 @@ def test_checkpoint_of_another_run_is_rejected(cddprun):
             assert 'is of another run: the sizes of the model' in err, err
         out, _ = train(cddprun, [*r.flags, *r.saving])
         assert 'resumed from' in out and 'after step 5\n' in out, end(out)
+        save = r.saving[r.saving.index('--save') + 1]
+        for other in [], ['--resume', str(f / 'other')]:
+            _, err = train(cddprun, [*r.flags, '--save', save, *other], status=1)
+            assert f'{save} has a checkpoint of step 5: add --resume {save}, or save elsewhere' in err, err
 
 
 def test_lines_on_a_terminal_and_in_a_file(cddprun):

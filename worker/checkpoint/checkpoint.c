@@ -117,8 +117,8 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm,
         l->memory[l->n_memory++] = *item;
         return CDDP_OK;
     }
-    s->states[s->n_states++] = (struct cdi_state){
-        .name = item->name, .object = item->data, .comm = comm, .kind = item->kind};
+    s->states[s->n_states++] =
+        (struct cdi_state){.name = item->name, .object = item->data, .comm = comm, .kind = item->kind};
     if (cdi_item_ops(&s->states[s->n_states - 1])->check(&s->states[s->n_states - 1], err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", item->name);
     return CDDP_OK;
@@ -128,8 +128,8 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm,
  * Reads the list on this rank. all: every item counts, and has the same name, on every rank; otherwise only on rank 0,
  * except for those of which each rank has a part.
  */
-static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm,
-                             const cddp_checkpoint_item *items, size_t n_items, bool all, struct cdi_error *err)
+static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items,
+                             size_t n_items, bool all, struct cdi_error *err)
 {
     bool looks = all || cddp_rank(comm) == 0;
     cddp_status st = CDDP_OK;
