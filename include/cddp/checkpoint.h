@@ -36,7 +36,8 @@ enum {
  * samplers and two reducers of a GAN, say.
  *
  * - Memory is the caller's, on the host or on the backend's GPU (then nothing may be writing it). Rank 0's is
- *   everyone's, unless flags say otherwise.
+ *   everyone's, unless flags say otherwise. With CDDP_DEBUG=1 a save logs, once, an item on the host that differs among
+ *   the ranks.
  * - A sampler's place is each rank's own. Ranks may stand at different places, as with uneven inputs: a world of as
  *   many ranks goes on exactly there. In a world of another size all ranks begin at the first of these places, so that
  *   no sample is lost and some come again; rank 0 logs it (cddp_log). Where all stand at the same place, as usual, a

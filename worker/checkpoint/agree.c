@@ -8,6 +8,7 @@
 #include "worker/checkpoint/file.h"
 #include "worker/comm/comm.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,25 +39,48 @@ static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const 
 
 #define BLOCK 512u /* hashes that are compared at once */
 
-/* Names, in a collective, the first item that `other` has and rank 0 does not. All ranks know that the items differ. */
-static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
-                                         size_t n_items, struct cdi_error *err)
+/* The same with its bytes, if they are on the host. */
+static uint64_t hash_content(const cddp_comm *comm, const cddp_checkpoint_item *item)
 {
-    uint64_t n = n_items, first = 0, hashes[BLOCK];
-    char root_text[320] = "", other_text[320] = "";
+    bool is_here = item->bytes > 0 && !cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), item->data);
+
+    return cdi_crc64(hash_item(item), item->data, is_here ? item->bytes : 0);
+}
+
+/*
+ * Finds, in a collective, the first item that differs between `other` and rank 0. *first is rank 0's number of items if
+ * there is none.
+ */
+static cddp_status agree_find_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
+                                         size_t n_items, bool by_content, uint64_t *first, struct cdi_error *err)
+{
+    uint64_t n = n_items, hashes[BLOCK], own[BLOCK] = {0};
     cddp_status st = cdi_comm_broadcast(comm, &n, 1, CDDP_UINT64, 0, err);
+
+    *first = 0;
 
     for (uint64_t k = 0; k < n && st == CDDP_OK; k++) {
         uint64_t in_block = k % BLOCK, more = n - k < BLOCK ? n - k : BLOCK;
 
         for (uint64_t i = 0; in_block == 0 && i < more; i++)
-            hashes[i] = k + i < n_items ? hash_item(items[k + i]) : 0;
+            own[i] = hashes[i] = k + i >= n_items ? 0
+                                 : by_content     ? hash_content(comm, items[k + i])
+                                                  : hash_item(items[k + i]);
         if (in_block == 0)
             st = cdi_comm_broadcast(comm, hashes, more, CDDP_UINT64, 0, err);
-        first += first == k && k < n_items && hashes[in_block] == hash_item(items[k]);
+        *first += *first == k && k < n_items && hashes[in_block] == own[in_block];
     }
-    if (st == CDDP_OK)
-        st = cdi_comm_broadcast(comm, &first, 1, CDDP_UINT64, other, err);
+    return st == CDDP_OK ? cdi_comm_broadcast(comm, first, 1, CDDP_UINT64, other, err) : st;
+}
+
+/* Names, in a collective, the first item that `other` has and rank 0 does not. All ranks know that the items differ. */
+static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_checkpoint_item *const *items,
+                                         size_t n_items, struct cdi_error *err)
+{
+    uint64_t first;
+    char root_text[320] = "", other_text[320] = "";
+    cddp_status st = agree_find_difference(comm, other, items, n_items, false, &first, err);
+
     if (st != CDDP_OK)
         return st;
     item_text(root_text, sizeof root_text, items, n_items, first);
@@ -72,9 +96,29 @@ static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_
                        root_text, other_text, other);
 }
 
+/*
+ * With CDDP_DEBUG=1 rank 0 logs, once, an item of which its value is saved and another rank's is different. A correct
+ * program may have such items. A collective: all ranks know that `other` differs.
+ */
+static cddp_status agree_warn(cddp_comm *comm, int other, const struct cdi_shared *shared, struct cdi_error *err)
+{
+    static atomic_flag has_warned = ATOMIC_FLAG_INIT;
+    uint64_t first;
+    cddp_status st = agree_find_difference(comm, other, shared->items, shared->n, true, &first, err);
+
+    if (st == CDDP_OK && cddp_rank(comm) == 0 && first < shared->n && !atomic_flag_test_and_set(&has_warned))
+        cddp_logf(
+            comm, CDDP_LOG_RANK0, CDDP_LOG_WARN,
+            "checkpoint: item '%s' differs between rank 0 and rank %d, and rank 0's is saved for all ranks: if it "
+            "should differ, give it CDDP_ITEM_PER_RANK",
+            shared->items[first]->name, other);
+    return st;
+}
+
 /* What the ranks compare. */
 struct card {
-    uint64_t hash; /* of the items with the same names on all ranks */
+    uint64_t content; /* a hash of the shared items; 0: not to be compared */
+    uint64_t hash;    /* of the items with the same names on all ranks */
     int32_t status;
     int32_t os_error;
 };
@@ -102,7 +146,7 @@ static cddp_status agree_send_failure(cddp_comm *comm, int failed, const struct 
 }
 
 cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
-                                 size_t n_items, struct cdi_error *err)
+                                 size_t n_items, const struct cdi_shared *shared, struct cdi_error *err)
 {
     struct card card = {.status = mine, .os_error = mine == CDDP_OK ? 0 : err->os_error};
     int world = cddp_world_size(comm);
@@ -117,6 +161,11 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
 
         card.hash = cdi_crc64(0, pair, sizeof pair);
     }
+    for (size_t i = 0; shared != NULL && i < shared->n && mine == CDDP_OK; i++) {
+        const uint64_t pair[] = {card.content, hash_content(comm, shared->items[i])};
+
+        card.content = cdi_crc64(0, pair, sizeof pair);
+    }
     st = cdi_comm_all_gather(comm, &card, all, sizeof card, CDDP_UINT8, &other);
     if (st != CDDP_OK) {
         if (mine == CDDP_OK)
@@ -129,5 +178,8 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
     for (int r = 1; r < world; r++)
         if (all[r].hash != all[0].hash)
             return agree_name_difference(comm, r, items, n_items, err);
+    for (int r = 1; r < world; r++)
+        if (all[0].content != 0 && all[r].content != 0 && all[r].content != all[0].content)
+            return agree_warn(comm, r, shared != NULL ? shared : &(struct cdi_shared){0}, err);
     return CDDP_OK;
 }

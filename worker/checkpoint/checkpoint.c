@@ -7,6 +7,7 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/env.h"
 #include "common/float_state.h"
 #include "protocol/flight.h"
 #include "worker/base/sized.h"
@@ -92,6 +93,7 @@ static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
 struct list {
     cddp_checkpoint_item *all, *memory;
     const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
+    struct cdi_shared shared;
     size_t n, n_memory, n_alike;
     uint8_t *own;  /* buffer: of each rank, one byte and all its own items; then this rank's */
     uint8_t *pack; /* buffer of a load: PACK bytes */
@@ -102,6 +104,7 @@ static void list_release(struct list *l)
     free(l->all);
     free(l->memory);
     free(l->alike);
+    free(l->shared.items);
     free(l->own);
     free(l->pack);
 }
@@ -157,6 +160,24 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm
     if (st == CDDP_OK && looks)
         st = cdi_checkpoint_check_items(l->all, n_items, err);
     return st;
+}
+
+/* With CDDP_DEBUG=1: lists the items of which rank 0's value is everyone's. Other ranks need not have them. */
+static cddp_status list_shared(struct list *l, struct cdi_error *err)
+{
+    int64_t on;
+    cddp_status st = cdi_env_int_or("CDDP_DEBUG", 0, 1, 0, &on, err);
+
+    if (st != CDDP_OK || on == 0)
+        return st;
+    l->shared.items = calloc(l->n + 1, sizeof *l->shared.items); /* NOLINT(bugprone-sizeof-expression): pointers */
+    if (l->shared.items == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", l->n);
+    for (size_t i = 0; i < l->n; i++)
+        if (l->all[i].kind == CDDP_ITEM_MEMORY && l->all[i].flags == 0 && l->all[i].name != NULL &&
+            (l->all[i].data != NULL || l->all[i].bytes == 0))
+            l->shared.items[l->shared.n++] = &l->all[i];
+    return CDDP_OK;
 }
 
 /* Allocates the buffer to exchange each rank's own items. */
@@ -415,7 +436,9 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     if (st == CDDP_OK && is_root)
         st = cdi_checkpoint_may_write(dir, err);
-    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
+    if (st == CDDP_OK)
+        st = list_shared(l, err);
+    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, &l->shared, err);
     if (st == CDDP_OK)
         st = gather_own(l, comm, err);
     if (st == CDDP_OK)
@@ -497,7 +520,7 @@ static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struc
             (void)cdi_error_wrap(err, "checkpoint: item '%s'", s->states[i].name);
         }
     }
-    return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, 0, err) : st;
+    return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, 0, NULL, err) : st;
 }
 
 /*
@@ -621,7 +644,7 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
         st = list_make_room(l, comm, err);
     if (st == CDDP_OK && (l->pack = malloc(PACK)) == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, err);
+    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, NULL, err);
     if (st != CDDP_OK)
         return st;
     if (is_root) {

@@ -78,11 +78,18 @@ cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_
 const char *cdi_checkpoint_kind_name(unsigned kind);
 
 /* --- agree.c */
+/* Items of which rank 0's value is everyone's. */
+struct cdi_shared {
+    const cddp_checkpoint_item **items;
+    size_t n; /* 0: they are not compared */
+};
+
 /*
  * A collective. Returns CDDP_OK if every rank has succeeded so far (mine) and lists the same n_items items in the same
- * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return.
+ * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return. A shared
+ * item with another value on another rank is logged. shared may be NULL.
  */
 cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
-                                 size_t n_items, struct cdi_error *err);
+                                 size_t n_items, const struct cdi_shared *shared, struct cdi_error *err);
 
 #endif

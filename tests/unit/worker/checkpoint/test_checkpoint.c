@@ -254,6 +254,41 @@ Test(checkpoint_comm, samplers_of_different_orders_need_as_many_ranks)
     (void)take_all(3, 1, CDDP_E_MISMATCH, &most);
 }
 
+/* -------------------------------------------------------------------------------------- rank 0's, of CDDP_DEBUG ----
+ */
+
+static void count_differing(void *arg, cddp_log_level level, const char *line)
+{
+    static const char text[] = "checkpoint: item 'step' differs between rank 0 and rank 1, and rank 0's is saved";
+
+    if (level == CDDP_LOG_WARN && strstr(line, text) != NULL)
+        ++*(int *)arg;
+}
+
+static int save_different_steps(int rank)
+{
+    uint64_t epoch = 1, step = (uint64_t)rank;
+    const cddp_checkpoint_item items[] = {item_memory("epoch", &epoch, sizeof epoch),
+                                          item_memory("step", &step, sizeof step)};
+    cddp_comm *comm;
+    int n = 0;
+
+    cddp_set_log_callback(count_differing, &n);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, items, 2, NULL) == CDDP_OK && n == 0);
+    CHECK(rank == 2 || setenv("CDDP_DEBUG", "1", 1) == 0); /* ranks may differ in it */
+    CHECK(cddp_checkpoint_save(comm, scratch, 2, items, rank == 2 ? 0 : 2, NULL) == CDDP_OK && n == (rank == 0));
+    CHECK(cddp_checkpoint_save(comm, scratch, 3, items, 2, NULL) == CDDP_OK && n == (rank == 0));
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, debug_names_item_that_differs_among_ranks)
+{
+    scratch_make();
+    cr_assert_eq(run_world(3, save_different_steps), 0);
+    scratch_remove();
+}
+
 /* ------------------------------------------------------------------------------------------------ damaged files ----
  */
 
