@@ -172,7 +172,7 @@ static cddp_status map_new(struct cdi_flight **out, int fd, struct cdi_error *er
 
 cddp_status cdi_flight_create(struct cdi_flight **out, uint32_t epoch, int *fd_out, struct cdi_error *err)
 {
-    CDI_AUTOCLOSE int fd = memfd_create("cddp-flight", MFD_CLOEXEC);
+    CDI_AUTOCLOSE int fd = memfd_create("cddp-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     uint64_t nonce;
     cddp_status st;
     int rc;
@@ -183,6 +183,9 @@ cddp_status cdi_flight_create(struct cdi_flight **out, uint32_t epoch, int *fd_o
     rc = posix_fallocate(fd, 0, (off_t)sizeof(struct page));
     if (rc != 0)
         return cdi_fail_errno(err, rc, "flight page: reserving %zu bytes", sizeof(struct page));
+    /* The worker has this descriptor: a page that it made shorter would be a SIGBUS in the agent that reads it. */
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+        return cdi_fail_errno(err, errno, "flight page: sealing");
     if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
         return cdi_fail_errno(err, errno, "flight page: getrandom");
     st = map_new(out, fd, err);
@@ -221,9 +224,16 @@ void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text)
     say(f, SAID_DEATH);
 }
 
+static int32_t claimed_pid(const struct page *p)
+{
+    int32_t pid = atomic_load_explicit(&p->claimed, memory_order_acquire);
+
+    return pid > 0 ? pid : 0;
+}
+
 bool cdi_flight_is_claimed(const struct cdi_flight *f)
 {
-    return atomic_load(&f->page->claimed) != 0;
+    return claimed_pid(f->page) != 0;
 }
 
 void cdi_flight_tell_ended(struct cdi_flight *f, int rank)
@@ -247,23 +257,55 @@ void cdi_flight_tell_stop_wanted(struct cdi_flight *f)
     say(f, SAID_STOP);
 }
 
+/*
+ * Every number of the worker's half is read by one of these four: a worker may have written anything there. What they
+ * return can be a bound of a loop, and be added and subtracted. A time or a rank out of range counts as not known.
+ */
+static uint64_t load_count(const _Atomic uint64_t *at)
+{
+    uint64_t n = atomic_load_explicit(at, memory_order_acquire);
+
+    return n > CDI_FLIGHT_COUNT_MAX ? CDI_FLIGHT_COUNT_MAX : n;
+}
+
+static int64_t load_time(const _Atomic int64_t *at)
+{
+    int64_t ns = atomic_load_explicit(at, memory_order_acquire);
+
+    return ns < 0 || ns > CDI_FLIGHT_TIME_MAX ? 0 : ns;
+}
+
+static int64_t load_span(const _Atomic int64_t *at)
+{
+    int64_t ns = atomic_load_explicit(at, memory_order_acquire);
+
+    return ns < 0 || ns > CDI_FLIGHT_SPAN_MAX ? 0 : ns;
+}
+
+static int32_t load_rank(const _Atomic int32_t *at)
+{
+    int32_t rank = atomic_load_explicit(at, memory_order_acquire);
+
+    return rank < -1 ? -1 : rank;
+}
+
 /* Copies the record of seq. Returns false while it is rewritten, or if it has another seq. */
 static bool read_record(const struct record *r, uint64_t seq, struct cdi_flight_entry *e)
 {
-    if (seq == 0 || atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
+    if (seq == 0 || seq > CDI_FLIGHT_COUNT_MAX || atomic_load_explicit(&r->seq, memory_order_acquire) != seq)
         return false;
     *e = (struct cdi_flight_entry){
         .seq = seq,
         .op = atomic_load_explicit(&r->op, memory_order_acquire),
         .dtype = atomic_load_explicit(&r->dtype, memory_order_acquire),
-        .count = atomic_load_explicit(&r->count, memory_order_acquire),
-        .bucket = atomic_load_explicit(&r->bucket, memory_order_acquire),
-        .enqueued_ns = atomic_load_explicit(&r->enqueued_ns, memory_order_acquire),
-        .started_ns = atomic_load_explicit(&r->started_ns, memory_order_acquire),
-        .done_ns = atomic_load_explicit(&r->done_ns, memory_order_acquire),
-        .ready_ns = atomic_load_explicit(&r->ready_ns, memory_order_acquire),
-        .arrived_ns = atomic_load_explicit(&r->arrived_ns, memory_order_acquire),
-        .late_rank = atomic_load_explicit(&r->late_rank, memory_order_acquire),
+        .count = load_count(&r->count),
+        .bucket = load_rank(&r->bucket),
+        .enqueued_ns = load_time(&r->enqueued_ns),
+        .started_ns = load_time(&r->started_ns),
+        .done_ns = load_time(&r->done_ns),
+        .ready_ns = load_time(&r->ready_ns),
+        .arrived_ns = load_time(&r->arrived_ns),
+        .late_rank = load_rank(&r->late_rank),
     };
     return atomic_load_explicit(&r->seq, memory_order_acquire) == seq;
 }
@@ -271,21 +313,22 @@ static bool read_record(const struct record *r, uint64_t seq, struct cdi_flight_
 void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
 {
     const struct page *p = f->page;
-    uint64_t last = atomic_load_explicit(&p->last_seq, memory_order_acquire);
+    uint64_t last = load_count(&p->last_seq);
     uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
     struct cdi_flight_entry e, running;
     bool has_running = read_record(&p->running, atomic_load_explicit(&p->running.seq, memory_order_acquire), &running);
+    int32_t missed = load_rank(&p->missed_plus_1);
 
     *view = (struct cdi_flight_view){
-        .step = atomic_load_explicit(&p->step, memory_order_acquire),
-        .claimed_pid = atomic_load_explicit(&p->claimed, memory_order_acquire),
-        .missed_rank = (int32_t)((uint32_t)atomic_load_explicit(&p->missed_plus_1, memory_order_acquire) - 1),
-        .replay = {.ended = atomic_load_explicit(&p->replay_ended, memory_order_acquire),
-                   .begun = atomic_load_explicit(&p->replay_begun, memory_order_acquire),
-                   .number = atomic_load_explicit(&p->replay_number, memory_order_acquire),
+        .step = load_count(&p->step),
+        .claimed_pid = claimed_pid(p),
+        .missed_rank = missed > 0 ? missed - 1 : -1,
+        .replay = {.ended = load_count(&p->replay_ended),
+                   .begun = load_count(&p->replay_begun),
+                   .number = load_count(&p->replay_number),
                    .op = atomic_load_explicit(&p->replay_op, memory_order_acquire),
-                   .bucket = atomic_load_explicit(&p->replay_bucket, memory_order_acquire),
-                   .since_ns = atomic_load_explicit(&p->replay_since_ns, memory_order_acquire)},
+                   .bucket = load_rank(&p->replay_bucket),
+                   .since_ns = load_time(&p->replay_since_ns)},
     };
     for (uint64_t seq = first; seq <= last; seq++) {
         if (!read_record(&p->ring[seq % CDI_FLIGHT_RING], seq, &e))
@@ -306,7 +349,7 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
 static bool read_slot(const struct part_slot *s, struct cdi_flight_part *part)
 {
     uint32_t shown = atomic_load_explicit(&s->shown, memory_order_acquire);
-    uint64_t started = atomic_load_explicit(&s->started, memory_order_acquire);
+    uint64_t started = load_count(&s->started);
     struct cdi_flight_entry running, queued;
 
     *part = (struct cdi_flight_part){.who = ""};
@@ -325,8 +368,7 @@ static bool read_slot(const struct part_slot *s, struct cdi_flight_part *part)
         queued.seq > started)
         part->unfinished = queued;
     /* An operation that has started since then may have been read as a queued one. */
-    return atomic_load_explicit(&s->started, memory_order_acquire) == started &&
-           atomic_load_explicit(&s->shown, memory_order_acquire) == shown;
+    return load_count(&s->started) == started && atomic_load_explicit(&s->shown, memory_order_acquire) == shown;
 }
 
 #define SLOT_READS 3 /* attempts; each fails only if the part has moved on */
@@ -348,7 +390,7 @@ size_t cdi_flight_parts(const struct cdi_flight *f, struct cdi_flight_part out[C
 size_t cdi_flight_records(const struct cdi_flight *f, uint64_t after, struct cdi_flight_entry *out, size_t cap)
 {
     const struct page *p = f->page;
-    uint64_t last = atomic_load_explicit(&p->last_seq, memory_order_acquire);
+    uint64_t last = load_count(&p->last_seq);
     uint64_t first = last > CDI_FLIGHT_RING ? last - CDI_FLIGHT_RING + 1 : 1;
     struct cdi_flight_entry running;
     bool has_running = read_record(&p->running, atomic_load_explicit(&p->running.seq, memory_order_acquire), &running);
@@ -371,20 +413,22 @@ static bool read_step(const struct step_record *r, uint64_t number, struct cdi_f
         return false;
     *s = (struct cdi_flight_step){
         .step = number - 1,
-        .begun_ns = atomic_load_explicit(&r->begun_ns, memory_order_acquire),
-        .end_ns = atomic_load_explicit(&r->end_ns, memory_order_acquire),
-        .comm_ns = atomic_load_explicit(&r->comm_ns, memory_order_acquire),
-        .exposed_ns = atomic_load_explicit(&r->exposed_ns, memory_order_acquire),
-        .late_ns = atomic_load_explicit(&r->late_ns, memory_order_acquire),
-        .late_rank = atomic_load_explicit(&r->late_rank, memory_order_acquire),
+        .begun_ns = load_time(&r->begun_ns),
+        .end_ns = load_time(&r->end_ns),
+        .comm_ns = load_span(&r->comm_ns),
+        .exposed_ns = load_span(&r->exposed_ns),
+        .late_ns = load_span(&r->late_ns),
+        .late_rank = load_rank(&r->late_rank),
         .n_buckets = atomic_load_explicit(&r->n_buckets, memory_order_acquire),
     };
+    if (s->end_ns - s->begun_ns > CDI_FLIGHT_SPAN_MAX || s->begun_ns - s->end_ns > CDI_FLIGHT_SPAN_MAX)
+        s->begun_ns = s->end_ns;
     return atomic_load_explicit(&r->number, memory_order_acquire) == number;
 }
 
 size_t cdi_flight_steps(const struct cdi_flight *f, uint64_t from, struct cdi_flight_step *out, size_t cap)
 {
-    uint64_t done = atomic_load_explicit(&f->page->step, memory_order_acquire);
+    uint64_t done = load_count(&f->page->step);
     uint64_t first = done > CDI_FLIGHT_STEPS ? done - CDI_FLIGHT_STEPS : 0;
     size_t n = 0;
 
@@ -400,16 +444,16 @@ static bool read_mark(const struct mark_record *r, uint64_t number, struct cdi_f
     *m = (struct cdi_flight_mark){
         .number = number,
         .kind = atomic_load_explicit(&r->kind, memory_order_acquire),
-        .step = atomic_load_explicit(&r->step, memory_order_acquire),
-        .begun_ns = atomic_load_explicit(&r->begun_ns, memory_order_acquire),
-        .end_ns = atomic_load_explicit(&r->end_ns, memory_order_acquire),
+        .step = load_count(&r->step),
+        .begun_ns = load_time(&r->begun_ns),
+        .end_ns = load_time(&r->end_ns),
     };
     return atomic_load_explicit(&r->number, memory_order_acquire) == number;
 }
 
 size_t cdi_flight_marks(const struct cdi_flight *f, uint64_t after, struct cdi_flight_mark *out, size_t cap)
 {
-    uint64_t last = atomic_load_explicit(&f->page->last_mark, memory_order_acquire);
+    uint64_t last = load_count(&f->page->last_mark);
     uint64_t first = last > CDI_FLIGHT_MARKS ? last - CDI_FLIGHT_MARKS + 1 : 1;
     size_t n = 0;
 

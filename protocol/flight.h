@@ -161,7 +161,14 @@ struct cdi_flight_view {
     int32_t claimed_pid; /* 0: the worker does not use libcddp (yet) */
     int32_t missed_rank; /* a wait failed because this rank was gone without cddp_finalize; -1: none */
 };
-/* Reads the worker's half of the page. */
+/*
+ * Reads the worker's half of the page. Here and below, whatever the worker has written: at most as many turns as the
+ * page has records, numbers up to CDI_FLIGHT_COUNT_MAX, times from 0 to CDI_FLIGHT_TIME_MAX, durations that can be
+ * added for all steps of the page, and ranks and buckets from -1. Other times count as 0, and other ranks as -1.
+ */
+#define CDI_FLIGHT_COUNT_MAX (UINT64_C(1) << 62) /* which JSON can hold, and 1 can be added to */
+#define CDI_FLIGHT_TIME_MAX (INT64_C(1) << 61)   /* ns; two of them can be added */
+#define CDI_FLIGHT_SPAN_MAX (INT64_MAX / (2 * CDI_FLIGHT_STEPS))
 void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view);
 /*
  * Copies the records of collectives with a seq above `after`, oldest first, at most cap of them. Records that the ring

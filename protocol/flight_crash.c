@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -24,6 +25,12 @@ void cdi_crash_offer(struct cdi_flight_crash *c, int fd)
     atomic_store(&c->reader_pid, (int32_t)getpid());
 }
 
+/* Reads a plain member once: the number that is checked is the one that is used. */
+static int32_t load_once(const void *at)
+{
+    return *(const volatile int32_t *)at;
+}
+
 enum cdi_crash_state cdi_crash_look(const struct cdi_flight_crash *c, struct cdi_flight_crash *copy)
 {
     const uint32_t state = atomic_load_explicit(&c->state, memory_order_acquire);
@@ -32,16 +39,20 @@ enum cdi_crash_state cdi_crash_look(const struct cdi_flight_crash *c, struct cdi
     atomic_init(&copy->armed, atomic_load_explicit(&c->armed, memory_order_acquire));
     if (state == CDI_CRASH_NONE || state > CDI_CRASH_UNREACHED)
         return CDI_CRASH_NONE;
-    copy->signal = c->signal;
+    copy->signal = load_once(&c->signal);
     copy->code = c->code;
-    copy->pid = c->pid;
-    copy->tid = c->tid;
+    copy->pid = load_once(&c->pid);
+    copy->tid = load_once(&c->tid);
     copy->address = c->address;
     copy->pc = c->pc;
-    copy->n_registers = c->n_registers;
+    copy->n_registers = (uint32_t)load_once(&c->n_registers);
     if (copy->n_registers > CDI_CRASH_REGISTERS)
         copy->n_registers = CDI_CRASH_REGISTERS;
     memcpy(copy->registers, c->registers, copy->n_registers * sizeof copy->registers[0]);
+    if (copy->signal <= 0 || copy->signal >= NSIG || copy->pid <= 0 || copy->tid <= 0) {
+        copy->signal = copy->pid = copy->tid = 0;
+        return CDI_CRASH_NONE;
+    }
     return (enum cdi_crash_state)state;
 }
 

@@ -44,7 +44,10 @@ struct cdi_flight_crash {
 
 /* Tells the worker that this process reads stacks when a byte arrives in the pipe with the end fd. */
 void cdi_crash_offer(struct cdi_flight_crash *c, int fd);
-/* Copies what the worker has noted, checked for sizes. Returns its state; CDI_CRASH_NONE: nothing yet. */
+/*
+ * Copies what the worker has noted, checked for sizes. Returns its state; CDI_CRASH_NONE: nothing yet, or a signal, a
+ * pid or a tid that there cannot be. Then it has only `armed`.
+ */
 enum cdi_crash_state cdi_crash_look(const struct cdi_flight_crash *c, struct cdi_flight_crash *copy);
 /* Lets the worker go on, to its end. Any thread. */
 void cdi_crash_tell_read(struct cdi_flight_crash *c);

@@ -16,8 +16,8 @@
 #define CDI_RECORDS_MAX 2048      /* collectives, and steps, of a frame */
 #define CDI_RECORDS_EVENTS_MAX 64 /* of a frame */
 #define CDI_RECORDS_NAMES_MAX 256
-#define CDI_RECORDS_TEXT 256             /* bytes of an event's text, NUL included */
-#define CDI_RECORDS_TIME_MAX (1LL << 61) /* ns; later times, and those before 0, are rejected */
+#define CDI_RECORDS_TEXT 256                     /* bytes of an event's text, NUL included */
+#define CDI_RECORDS_TIME_MAX CDI_FLIGHT_TIME_MAX /* ns; later times, and those before 0, are rejected */
 
 /* A collective with done_ns 0 still runs, or has not ended: its rank has. */
 struct cdi_record_coll {

@@ -38,8 +38,7 @@ static void crash_on_call(uv_poll_t *p, int status, int events)
     char bytes[256];
 
     (void)status, (void)events;
-    while (read(w->ends[0], bytes, sizeof bytes) > 0)
-        ;
+    (void)!read(w->ends[0], bytes, sizeof bytes); /* one read: a worker that writes for ever must not keep the loop */
     w->called(w->arg);
 }
 

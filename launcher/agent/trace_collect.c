@@ -7,17 +7,6 @@
 
 #define WHOLE 1000u
 
-/* The page is the worker's memory: numbers that no frame may have are left out. */
-static int64_t sane_ns(int64_t ns)
-{
-    return ns < 0 || ns > CDI_RECORDS_TIME_MAX ? 0 : ns;
-}
-
-static int32_t sane_rank(int32_t rank)
-{
-    return rank < -1 ? -1 : rank;
-}
-
 /* Returns the index of the bucket's names in out->names; -1: there are none, or no room. */
 static int32_t take_names(const struct cdi_flight *page, int32_t bucket, struct cdi_records *out)
 {
@@ -37,16 +26,8 @@ static int32_t take_names(const struct cdi_flight *page, int32_t bucket, struct 
 
 static void take_coll(const struct trace_source *from, const struct cdi_flight_entry *e, struct cdi_records *out)
 {
-    struct cdi_record_coll *c = &out->colls[out->n_colls++];
-
-    *c = (struct cdi_record_coll){.rank = from->rank, .name = take_names(from->page, e->bucket, out), .e = *e};
-    c->e.bucket = sane_rank(e->bucket);
-    c->e.late_rank = sane_rank(e->late_rank);
-    c->e.enqueued_ns = sane_ns(e->enqueued_ns);
-    c->e.started_ns = sane_ns(e->started_ns);
-    c->e.done_ns = sane_ns(e->done_ns);
-    c->e.ready_ns = sane_ns(e->ready_ns);
-    c->e.arrived_ns = sane_ns(e->arrived_ns);
+    out->colls[out->n_colls++] =
+        (struct cdi_record_coll){.rank = from->rank, .name = take_names(from->page, e->bucket, out), .e = *e};
 }
 
 /* The oldest collective that is not done: reported once, if it lasts, or if its rank has ended. */
@@ -96,20 +77,12 @@ static unsigned take_steps(struct trace_cursor *c, const struct trace_source *fr
     size_t n = cdi_flight_steps(from->page, c->n_steps, ring, CDI_FLIGHT_STEPS);
 
     for (size_t i = 0; i < n && i < from->room && out->n_steps < CDI_RECORDS_MAX; i++) {
-        struct cdi_record_step *s = &out->steps[out->n_steps++];
-
         /* The first number of a program that continues from a checkpoint may be any. */
         if (c->has_step)
             out->n_lost += ring[i].step - c->n_steps;
         c->has_step = true;
         c->n_steps = ring[i].step + 1;
-        *s = (struct cdi_record_step){.rank = from->rank, .s = ring[i]};
-        s->s.begun_ns = sane_ns(ring[i].begun_ns);
-        s->s.end_ns = sane_ns(ring[i].end_ns);
-        s->s.comm_ns = sane_ns(ring[i].comm_ns);
-        s->s.exposed_ns = sane_ns(ring[i].exposed_ns);
-        s->s.late_ns = sane_ns(ring[i].late_ns);
-        s->s.late_rank = sane_rank(ring[i].late_rank);
+        out->steps[out->n_steps++] = (struct cdi_record_step){.rank = from->rank, .s = ring[i]};
     }
     return (unsigned)(n * WHOLE / CDI_FLIGHT_STEPS);
 }
@@ -118,10 +91,10 @@ static void take_mark(const struct trace_source *from, const struct cdi_flight_m
 {
     static const char *const kinds[] = {[CDI_MARK_SAVE] = "save", [CDI_MARK_WAIT] = "wait", [CDI_MARK_LOAD] = "load"};
     const char *kind = m->kind >= CDI_MARK_SAVE && m->kind <= CDI_MARK_LOAD ? kinds[m->kind] : "?";
-    int64_t end_ns = sane_ns(m->end_ns), ms = (end_ns - sane_ns(m->begun_ns)) / 1000000;
+    int64_t ms = (m->end_ns - m->begun_ns) / 1000000;
     struct cdi_record_event *e = &out->events[out->n_events++];
 
-    *e = (struct cdi_record_event){.time_ns = end_ns, .rank = from->rank, .kind = "checkpoint"};
+    *e = (struct cdi_record_event){.time_ns = m->end_ns, .rank = from->rank, .kind = "checkpoint"};
     if (m->kind == CDI_MARK_SAVE)
         (void)snprintf(e->text, sizeof e->text, "save of step %" PRIu64 ", %" PRId64 " ms", m->step, ms);
     else

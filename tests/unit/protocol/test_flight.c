@@ -3,10 +3,14 @@
 #include "hygiene.h"
 #include "protocol/flight.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -630,4 +634,171 @@ Test(flight, reader_of_a_busy_part_sees_whole_records)
     cdi_flight_release(worker);
     cdi_flight_release(agent);
     close(fd);
+}
+
+/* ------------------------------------------------------------------------------- what a worker may have written ----
+ */
+
+/* Maps the whole page, as a stray write of the worker sees it. */
+static uint64_t *raw_page(int fd, size_t *n_words)
+{
+    struct stat sb;
+    void *p;
+
+    cr_assert_eq(fstat(fd, &sb), 0);
+    p = mmap(NULL, (size_t)sb.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert(p != MAP_FAILED);
+    *n_words = (size_t)sb.st_size / sizeof(uint64_t);
+    return p;
+}
+
+static bool is_time(int64_t ns)
+{
+    return ns >= 0 && ns <= CDI_FLIGHT_TIME_MAX;
+}
+
+static bool is_span(int64_t ns)
+{
+    return ns >= 0 && ns <= CDI_FLIGHT_SPAN_MAX;
+}
+
+static bool is_entry(const struct cdi_flight_entry *e)
+{
+    return e->seq <= CDI_FLIGHT_COUNT_MAX && e->count <= CDI_FLIGHT_COUNT_MAX && e->bucket >= -1 &&
+           e->late_rank >= -1 && is_time(e->enqueued_ns) && is_time(e->started_ns) && is_time(e->done_ns) &&
+           is_time(e->ready_ns) && is_time(e->arrived_ns);
+}
+
+static bool is_step(const struct cdi_flight_step *s)
+{
+    return is_time(s->begun_ns) && is_time(s->end_ns) && s->end_ns - s->begun_ns <= CDI_FLIGHT_SPAN_MAX &&
+           s->late_rank >= -1 && is_span(s->comm_ns) && is_span(s->exposed_ns) && is_span(s->late_ns);
+}
+
+static bool is_view(const struct cdi_flight_view *v)
+{
+    return is_entry(&v->last) && is_entry(&v->oldest_unfinished) && v->step <= CDI_FLIGHT_COUNT_MAX &&
+           v->claimed_pid >= 0 && v->missed_rank >= -1 && v->replay.begun <= CDI_FLIGHT_COUNT_MAX &&
+           v->replay.ended <= CDI_FLIGHT_COUNT_MAX && v->replay.number <= CDI_FLIGHT_COUNT_MAX &&
+           v->replay.bucket >= -1 && is_time(v->replay.since_ns);
+}
+
+/* Reads all that the agent reads. A number that bounds a loop shows by the time limit of the test. */
+static bool page_is_bounded(const struct cdi_flight *agent)
+{
+    static struct cdi_flight_entry records[CDI_FLIGHT_RING];
+    struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+    struct cdi_flight_mark marks[CDI_FLIGHT_MARKS];
+    struct cdi_flight_view view;
+    char names[CDI_FLIGHT_NAMES];
+    bool ok;
+    size_t n;
+
+    cdi_flight_read(agent, &view);
+    ok = is_view(&view);
+    n = cdi_flight_records(agent, 0, records, CDI_FLIGHT_RING);
+    for (size_t i = 0; i < n; i++)
+        ok = ok && is_entry(&records[i]);
+    n = cdi_flight_steps(agent, 0, steps, CDI_FLIGHT_STEPS);
+    for (size_t i = 0; i < n; i++)
+        ok = ok && is_step(&steps[i]);
+    n = cdi_flight_marks(agent, 0, marks, CDI_FLIGHT_MARKS);
+    for (size_t i = 0; i < n; i++)
+        ok = ok && marks[i].number <= CDI_FLIGHT_COUNT_MAX && marks[i].step <= CDI_FLIGHT_COUNT_MAX &&
+             is_time(marks[i].begun_ns) && is_time(marks[i].end_ns);
+    n = cdi_flight_parts(agent, parts);
+    for (size_t i = 0; i < n; i++)
+        ok = ok && is_entry(&parts[i].unfinished) && is_entry(&parts[i].last) &&
+             memchr(parts[i].who, '\0', sizeof parts[i].who) != NULL;
+    cdi_flight_names(agent, 0, names);
+    return ok && memchr(names, '\0', sizeof names) != NULL;
+}
+
+/* A worker that has used every part of its page. */
+static struct cdi_flight *used_page(struct cdi_flight *worker)
+{
+    struct cdi_flight *part = private_page();
+
+    for (uint64_t i = 0; i < CDI_FLIGHT_RING + 9; i++) {
+        uint64_t seq = cdi_flight_enqueue(worker, CDI_FLIGHT_ALL_REDUCE, 8, 100, 0);
+
+        cdi_flight_start(worker, seq);
+        if (i % 7 != 0)
+            cdi_flight_done(worker, seq);
+        cdi_flight_step_done(worker, &(struct cdi_flight_step){.step = i, .begun_ns = 10, .end_ns = 20});
+        cdi_flight_mark(worker, CDI_MARK_SAVE, i, 1, 2);
+    }
+    cdi_flight_set_names(worker, 0, "weight");
+    cdi_flight_mirror(part, worker, "'tp' (ranks 0, 2)");
+    cdi_flight_start(part, cdi_flight_enqueue(part, CDI_FLIGHT_BARRIER, 0, 0, -1));
+    return part;
+}
+
+Test(flight, a_page_full_of_one_byte_is_read_within_bounds, .timeout = 60)
+{
+    const int bytes[] = {0xff, 0x7f, 0x80, 0x01, 0x40};
+    char env[128];
+    int fd;
+
+    for (size_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++) {
+        struct cdi_flight *agent = agent_page(&fd, env);
+        size_t n;
+        uint64_t *raw = raw_page(fd, &n);
+
+        memset(raw, bytes[i], n * sizeof *raw);
+        cr_assert(page_is_bounded(agent), "all 0x%02x", (unsigned)bytes[i]);
+        cdi_flight_tell_ended(agent, 1);
+        cdi_flight_tell_death(agent, 1, "rank 1 died");
+        (void)munmap(raw, n * sizeof *raw);
+        cdi_flight_release(agent);
+        (void)close(fd);
+    }
+}
+
+Test(flight, each_word_of_a_page_is_read_within_bounds, .timeout = 60)
+{
+    const uint64_t values[] = {UINT64_MAX, UINT64_C(1) << 63, INT64_MAX, UINT64_C(0x80000000ffffffff)};
+    struct cdi_flight *worker, *agent, *part;
+    char env[128];
+    uint64_t *raw;
+    size_t n;
+    int fd;
+
+    agent = agent_page(&fd, env);
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    part = used_page(worker);
+    raw = raw_page(fd, &n);
+    for (size_t i = 8192 / sizeof *raw; i < n; i++)
+        for (size_t k = 0; k < sizeof values / sizeof values[0]; k++) {
+            uint64_t before = raw[i];
+
+            raw[i] = values[k];
+            if (!page_is_bounded(agent))
+                cr_assert_fail("%#llx at byte %zu", (unsigned long long)values[k], i * sizeof *raw);
+            raw[i] = before;
+        }
+    (void)munmap(raw, n * sizeof *raw);
+    cdi_flight_release(part);
+    cdi_flight_release(worker);
+    cdi_flight_release(agent);
+    (void)close(fd);
+}
+
+Test(flight, a_worker_cannot_make_its_page_shorter)
+{
+    char env[128], path[64];
+    int fd, again;
+    struct cdi_flight *agent = agent_page(&fd, env);
+
+    cr_assert_eq(ftruncate(fd, 0), -1);
+    cr_assert_eq(errno, EPERM);
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    again = open(path, O_RDWR | O_TRUNC | O_CLOEXEC);
+    if (again >= 0)
+        (void)close(again);
+    cr_assert(page_is_bounded(agent));
+    cr_assert_neq(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK, 0);
+    cdi_flight_release(agent);
+    (void)close(fd);
 }

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -66,9 +67,18 @@ Test(flight_crash, a_page_of_wrong_numbers_is_read_within_its_bounds)
     agent = make_pages(&worker, &fd);
     c = cdi_flight_crash(worker);
     c->n_registers = UINT32_MAX;
+    c->signal = 11;
+    c->pid = c->tid = 77;
     atomic_store(&c->state, CDI_CRASH_UNREACHED);
     cr_assert_eq(cdi_crash_look(cdi_flight_crash(agent), &copy), CDI_CRASH_UNREACHED);
     cr_assert_eq(copy.n_registers, CDI_CRASH_REGISTERS);
+    for (int i = 0; i < 4; i++) {
+        c->signal = i == 0 ? -1 : i == 1 ? NSIG : 11;
+        c->pid = i == 2 ? 0 : 77;
+        c->tid = i == 3 ? INT32_MIN : 77;
+        cr_assert_eq(cdi_crash_look(cdi_flight_crash(agent), &copy), CDI_CRASH_NONE, "%d", i);
+        cr_assert(copy.signal == 0 && copy.pid == 0 && copy.tid == 0);
+    }
     atomic_store(&c->state, UINT32_MAX);
     cr_assert_eq(cdi_crash_look(cdi_flight_crash(agent), &copy), CDI_CRASH_NONE);
     free_pages(agent, worker, fd);
