@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/error.h"
 
+#include "common/visible.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #undef cdi_fail
 #undef cdi_fail_by
+#undef cdi_fail_told
 #undef cdi_fail_since
 #undef cdi_fail_errno
 
@@ -42,6 +45,14 @@ cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, con
     if (err != NULL)
         err->blamed = rank + 1;
     return status;
+}
+
+cddp_status cdi_fail_told(struct cdi_error *err, int blamed, cddp_status status, const char *text)
+{
+    char line[CDI_ERROR_TEXT];
+
+    (void)cdi_visible_line(line, sizeof line, text, strlen(text));
+    return cdi_fail_by(err, blamed > 0 ? blamed - 1 : -1, status, "%s", line);
 }
 
 cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, const char *fmt, ...)

@@ -27,6 +27,12 @@ cddp_status cdi_fail(struct cdi_error *err, cddp_status status, const char *fmt,
 cddp_status cdi_fail_by(struct cdi_error *err, int rank, cddp_status status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/*
+ * Does the same with an error message that another rank has sent: as one visible line (common/visible.h). blamed: the
+ * rank plus 1, as sent; below 1: unknown.
+ */
+cddp_status cdi_fail_told(struct cdi_error *err, int blamed, cddp_status status, const char *text);
+
 /* Does the same as cdi_fail with the status and the facts of *why. The text includes why->msg if it should. */
 cddp_status cdi_fail_since(struct cdi_error *err, const struct cdi_error *why, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -41,6 +47,7 @@ cddp_status cdi_error_wrap(struct cdi_error *err, const char *fmt, ...) __attrib
 #ifdef __clang_analyzer__ /* which sees one file at a time: these return what they are given, never CDDP_OK */
 #define cdi_fail(err, status, ...) ((void)(cdi_fail)(err, status, __VA_ARGS__), (status))
 #define cdi_fail_by(err, rank, status, ...) ((void)(cdi_fail_by)(err, rank, status, __VA_ARGS__), (status))
+#define cdi_fail_told(err, blamed, status, text) ((void)(cdi_fail_told)(err, blamed, status, text), (status))
 #define cdi_fail_since(err, why, ...) ((void)(cdi_fail_since)(err, why, __VA_ARGS__), (why)->status)
 #define cdi_fail_errno(err, errnum, ...) ((void)(cdi_fail_errno)(err, errnum, __VA_ARGS__), CDDP_E_SYSTEM)
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/log.h"
 
+#include "common/visible.h"
+
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -68,14 +70,16 @@ static void to_stderr(enum cdi_log_level level, const char *id, const char *text
 
 void cdi_log(enum cdi_log_level level, const char *id, const char *fmt, ...)
 {
-    char text[1536];
+    char raw[1536], text[1536];
     va_list ap;
 
     if ((int)level < atomic_load(&threshold) || level >= CDI_LOG_OFF)
         return;
     va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof text, fmt, ap);
+    (void)vsnprintf(raw, sizeof raw, fmt, ap);
     va_end(ap);
+    /* Text of a file or the system has come through no decoder. */
+    (void)cdi_visible_lines(text, sizeof text, raw, strlen(raw));
     if (the_sink != NULL)
         the_sink(level, id, text, the_sink_arg);
     else

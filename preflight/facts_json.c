@@ -2,6 +2,8 @@
 /* The facts of a node as JSON. Numbers that JSON cannot hold exactly (above 2^63) are cut to INT64_MAX. */
 #include "preflight/facts.h"
 
+#include "protocol/json_text.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,17 +79,13 @@ static bool get_u32(const json_t *o, const char *name, uint32_t *out)
     return true;
 }
 
-/* The terminal shows these texts: no control characters. */
 static bool get_text(const json_t *o, const char *name, char *out, size_t cap)
 {
-    const char *text = json_string_value(json_object_get(o, name));
+    json_t *v = json_object_get(o, name);
 
-    if (text == NULL || strlen(text) >= cap)
+    if (!json_is_string(v) || json_text_bytes(v) >= cap)
         return false;
-    for (size_t i = 0; text[i] != '\0'; i++)
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-            return false;
-    (void)snprintf(out, cap, "%s", text);
+    json_cut(out, cap, json_line(v));
     return true;
 }
 

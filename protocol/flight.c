@@ -8,6 +8,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/visible.h"
 #include "protocol/flight_crash.h"
 #include "protocol/flight_stop.h"
 
@@ -113,6 +114,7 @@ _Static_assert(offsetof(struct page, wake) == 4096, "the agent's half starts on 
 _Static_assert(offsetof(struct page, ring) == 8192 + 64, "the compiler has inserted no padding");
 _Static_assert(offsetof(struct page, last_seq) == 8192, "the worker's half starts on its own page");
 _Static_assert((CDI_FLIGHT_RING & (CDI_FLIGHT_RING - 1)) == 0, "the ring is indexed by seq modulo its size");
+_Static_assert(CDI_FLIGHT_WHO <= CDI_FLIGHT_NAMES, "load_text has room for both");
 _Static_assert((CDI_FLIGHT_STEPS & (CDI_FLIGHT_STEPS - 1)) == 0, "the steps are indexed by number modulo their count");
 
 struct cdi_flight {
@@ -258,8 +260,8 @@ void cdi_flight_tell_stop_wanted(struct cdi_flight *f)
 }
 
 /*
- * Every number of the worker's half is read by one of these four: a worker may have written anything there. What they
- * return can be a bound of a loop, and be added and subtracted. A time or a rank out of range counts as not known.
+ * Every number and text of the worker's half is read by one of these five: a worker may have written anything there.
+ * The numbers can be bounds of loops, and be added and subtracted. A time or a rank out of range counts as not known.
  */
 static uint64_t load_count(const _Atomic uint64_t *at)
 {
@@ -287,6 +289,16 @@ static int32_t load_rank(const _Atomic int32_t *at)
     int32_t rank = atomic_load_explicit(at, memory_order_acquire);
 
     return rank < -1 ? -1 : rank;
+}
+
+/* Copies a text of cap bytes, of at most CDI_FLIGHT_NAMES, as one visible line. */
+static void load_text(char *to, const _Atomic char *at, size_t cap)
+{
+    char text[CDI_FLIGHT_NAMES];
+
+    for (size_t i = 0; i < cap; i++)
+        text[i] = atomic_load_explicit(&at[i], memory_order_acquire);
+    (void)cdi_visible_line(to, cap, text, strnlen(text, cap - 1));
 }
 
 /* Copies the record of seq. Returns false while it is rewritten, or if it has another seq. */
@@ -355,8 +367,7 @@ static bool read_slot(const struct part_slot *s, struct cdi_flight_part *part)
     *part = (struct cdi_flight_part){.who = ""};
     if (shown == 0)
         return false;
-    for (size_t i = 0; i + 1 < CDI_FLIGHT_WHO; i++)
-        part->who[i] = atomic_load_explicit(&s->who[i], memory_order_acquire);
+    load_text(part->who, s->who, CDI_FLIGHT_WHO);
     if (started != 0 && !read_record(&s->running, started, &running))
         return false;
     if (started != 0 && running.done_ns == 0)
@@ -481,9 +492,7 @@ void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGH
     buf[0] = '\0';
     if (bucket < 0 || bucket >= CDI_FLIGHT_BUCKETS)
         return;
-    for (size_t i = 0; i < CDI_FLIGHT_NAMES; i++)
-        buf[i] = atomic_load_explicit(&f->page->names[bucket][i], memory_order_relaxed);
-    buf[CDI_FLIGHT_NAMES - 1] = '\0';
+    load_text(buf, f->page->names[bucket], CDI_FLIGHT_NAMES);
 }
 
 /* fd:N,/path,nonce in hex. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/hello.h"
 
+#include "common/visible.h"
 #include "protocol/c10d.h"
 #include "protocol/frame.h"
 
@@ -83,20 +84,14 @@ cddp_status cdi_hello_client_start(struct cdi_hello_client *c, enum cdi_hello_ki
     return st;
 }
 
-/* Sets err to the server's message, without control characters, and returns `st`. */
+/* Sets err to the server's message, and returns `st`. */
 static cddp_status hello_refused(const struct cdi_frame *f, cddp_status st, struct cdi_error *err)
 {
     char text[CDI_HELLO_TEXT_MAX + 1];
-    size_t len;
 
     if (f->len < 2 || f->len != 2u + hello_get_u16(f->payload))
         return unexpected(f, "a reply", err);
-    len = f->len - 2;
-    memcpy(text, f->payload + 2, len);
-    text[len] = '\0';
-    for (size_t i = 0; i < len; i++)
-        if ((uint8_t)text[i] < ' ' || text[i] == 0x7f)
-            text[i] = '?';
+    (void)cdi_visible_line(text, sizeof text, (const char *)f->payload + 2, f->len - 2);
     return cdi_fail(err, st, "%s", text);
 }
 

@@ -4,17 +4,18 @@
 
 #include "common/utf8.h"
 #include "protocol/frame.h"
+#include "protocol/json_text.h"
 
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
 
-enum kind { I32, U32, I64, BOOL, TEXT, ENUM, FAILURE };
+enum kind { I32, U32, I64, BOOL, TEXT, LINES, ENUM, FAILURE };
 
 struct field {
     const char *name;
     enum kind kind;
-    size_t offset, size; /* in the struct; size: of a TEXT's array */
+    size_t offset, size; /* in the struct; size: of a text's array */
     int64_t min, max;    /* of a number */
 };
 
@@ -34,7 +35,7 @@ static const struct field failure_fields[] = {
     {"core_dumped", U32, FAIL(core_dumped), 0, 1},
     {"misses", U32, FAIL(misses), 0, INT32_MAX},
     {"host", TEXT, FAIL(host), 0, 0},
-    {"text", TEXT, FAIL(text), 0, 0},
+    {"text", LINES, FAIL(text), 0, 0},
     {NULL, I32, 0, 0, 0, 0},
 };
 
@@ -212,6 +213,7 @@ static json_t *fields_to_json(const struct field *f, const char *base)
             value = json_boolean(*(const bool *)at);
             break;
         case TEXT:
+        case LINES:
             value = text_to_json(at, f->size);
             break;
         case FAILURE:
@@ -278,17 +280,18 @@ static cddp_status number_from_json(const struct message *m, const struct field 
     return CDDP_OK;
 }
 
-static cddp_status text_from_json(const struct message *m, const struct field *f, const json_t *value, char *at,
+/* A text that is too long only when it is visible is cut. */
+static cddp_status text_from_json(const struct message *m, const struct field *f, json_t *value, char *at,
                                   struct cdi_error *err)
 {
-    size_t len = json_string_length(value);
+    size_t len = json_text_bytes(value);
 
     if (!json_is_string(value))
         return cdi_fail(err, CDDP_E_PROTOCOL, "%s: '%s' is not a string", m->name, f->name);
     if (len >= f->size)
         return cdi_fail(err, CDDP_E_PROTOCOL, "%s: '%s' has %zu bytes; the limit is %zu", m->name, f->name, len,
                         f->size - 1);
-    memcpy(at, json_string_value(value), len + 1);
+    json_cut(at, f->size, f->kind == LINES ? json_lines(value) : json_line(value));
     return CDDP_OK;
 }
 
@@ -306,7 +309,7 @@ static cddp_status fields_from_json(const struct message *m, const struct field 
     cddp_status st = CDDP_OK;
 
     for (; st == CDDP_OK && f->name != NULL; f++) {
-        const json_t *value = json_object_get(object, f->name);
+        json_t *value = json_object_get(object, f->name);
         char *at = base + f->offset;
 
         if (value == NULL && may_be_missing(m, f))
@@ -321,6 +324,7 @@ static cddp_status fields_from_json(const struct message *m, const struct field 
             st = number_from_json(m, f, value, at, err);
             break;
         case TEXT:
+        case LINES:
             st = text_from_json(m, f, value, at, err);
             break;
         case BOOL:

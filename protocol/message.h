@@ -12,7 +12,8 @@
  *   LEAVE      the node leaves (after a signal)      HEARTBEAT  reply
  *   HEARTBEAT  keeps the lease
  *
- * Strings are UTF-8; the encoder replaces invalid bytes. Pure: from bytes to structs. One thread at a time.
+ * Strings are UTF-8; the encoder replaces invalid bytes, and the decoder makes them visible (common/visible.h): a
+ * string that is too long only then is cut. Pure: from bytes to structs. One thread at a time.
  */
 #ifndef CDI_MESSAGE_H
 #define CDI_MESSAGE_H

@@ -180,10 +180,9 @@ static bool take_member(struct cdi_rank_report *r, json_t *o, const struct membe
     int64_t value;
 
     if (m->kind == TEXT) {
-        const char *s = json_string_value(text);
-        size_t n = s == NULL ? 0 : strnlen(s, m->size - 1);
+        const char *s = json_line(text);
 
-        memcpy((char *)r + m->offset, s == NULL ? "" : s, n);
+        json_cut((char *)r + m->offset, m->size, s);
         return text == NULL || s != NULL;
     }
     if (!take_number(o, m->name, m->none, min, max, &value))
@@ -194,7 +193,7 @@ static bool take_member(struct cdi_rank_report *r, json_t *o, const struct membe
 
 static bool take_place(struct cdi_rank_report *r, json_t *o)
 {
-    const char *name = json_string_value(json_object_get(o, "place"));
+    const char *name = json_line(json_object_get(o, "place"));
 
     for (size_t i = 0; name != NULL && i < N_PLACES; i++)
         if (strcmp(name, place_names[i]) == 0) {
@@ -215,14 +214,13 @@ static bool decode_rank(json_t *o, struct cdi_rank_report *r)
     if (!take_number(o, "op_number", 0, 0, UINT32_MAX, &op))
         return false;
     r->op = (uint32_t)op;
-    r->stack = json_string_value(json_object_get(o, "stack"));
+    r->stack = json_lines(json_object_get(o, "stack"));
     return r->rank >= 0 && take_place(r, o);
 }
 
 cddp_status cdi_node_report_decode(json_t *root, struct cdi_node_report *out, struct cdi_error *err)
 {
     json_t *ranks = json_object_get(root, "ranks");
-    const char *host = json_string_value(json_object_get(root, "host"));
     struct cdi_node_report r = {.n_ranks = json_array_size(ranks)};
     int64_t round, asked, node_rank;
 
@@ -236,7 +234,7 @@ cddp_status cdi_node_report_decode(json_t *root, struct cdi_node_report *out, st
     r.round = (uint32_t)round;
     r.asked = (uint32_t)asked;
     r.node_rank = (int32_t)node_rank;
-    (void)snprintf(r.host, sizeof r.host, "%s", host != NULL ? host : "");
+    json_cut(r.host, sizeof r.host, json_line(json_object_get(root, "host")));
     r.ranks = calloc(r.n_ranks + 1, sizeof *r.ranks);
     if (r.ranks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a report of a node");

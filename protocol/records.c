@@ -245,11 +245,9 @@ static bool take_step(json_t *array, int64_t base, struct cdi_record_step *s)
 
 static bool take_text(json_t *v, char *buf, size_t cap)
 {
-    const char *text = json_string_value(v);
-
-    if (text == NULL || json_string_length(v) >= cap)
+    if (!json_is_string(v) || json_text_bytes(v) >= cap)
         return false;
-    memcpy(buf, text, strlen(text) + 1);
+    json_cut(buf, cap, json_line(v));
     return true;
 }
 

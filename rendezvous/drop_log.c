@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/drop_log.h"
 
+#include "common/visible.h"
+
 #include <stdbool.h>
-#include <stdio.h>
+#include <string.h>
 
 void drop_log_init(struct drop_log *d, int64_t now_ms)
 {
@@ -29,10 +31,7 @@ void drop_log_add(struct drop_log *d, enum cdi_log_level level, const char *name
 
     if (level >= CDI_LOG_WARN && !drop_log_allows(d, now_ms))
         return;
-    (void)snprintf(line, sizeof line, "%.*s", (int)sizeof line - 1, why);
-    for (char *at = line; *at != '\0'; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?'; /* text from the peer must not look like separate log lines */
+    (void)cdi_visible_line(line, sizeof line, why, strlen(why)); /* the peer's text must not look like other lines */
     cdi_log(level, "RDZV-DROP", "rendezvous: connection from %s closed: %s", name, line);
 }
 

@@ -155,16 +155,15 @@ static void query_on_answers(struct conn *c)
 static cddp_status read_question(struct conn *c, const struct cdi_frame *f, struct cdi_error *err)
 {
     json_t *root = f->len > QUESTION_MAX ? NULL : json_loadb((const char *)f->payload, f->len, 0, NULL);
-    const char *what = json_string_value(json_object_get(root, "what"));
+    const char *what = json_line(json_object_get(root, "what"));
     json_t *job = json_object_get(root, "job");
     cddp_status st = CDDP_OK;
 
     if (f->type != CDI_BULK_QUERY || what == NULL || strcmp(what, "job") != 0 ||
-        (job != NULL && !json_is_null(job) && !json_is_string(job)) || json_string_length(job) >= sizeof c->ask_name)
+        (job != NULL && !json_is_null(job) && !json_is_string(job)) || json_text_bytes(job) >= sizeof c->ask_name)
         st = cdi_fail(err, CDDP_E_PROTOCOL, "a client asked something that this rendezvous server does not know");
     else
-        (void)snprintf(c->ask_name, sizeof c->ask_name, "%s",
-                       job == NULL || json_is_null(job) ? "" : json_string_value(job));
+        json_cut(c->ask_name, sizeof c->ask_name, json_line(job));
     json_decref(root);
     return st;
 }

@@ -736,9 +736,6 @@ static cddp_status server_make_job(struct conn_ctx *ctx, const struct cdi_msg_jo
     if (join->run_id[0] == '\0')
         return cdi_fail(err, CDDP_E_INVALID,
                         "this rendezvous server serves several jobs; name this one with --rdzv_id");
-    for (const char *at = join->run_id; *at != '\0'; at++)
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            return cdi_fail(err, CDDP_E_INVALID, "a job name (--rdzv_id) must not contain control characters");
     if (s->ctx.draining)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "the rendezvous server is shutting down and accepts no new jobs");
     if (s->n_jobs >= s->max_jobs)

@@ -18,6 +18,7 @@
 #include "launcher/etcd/etcd.h"
 #include "launcher/process/signame.h"
 #include "protocol/bulk.h"
+#include "protocol/json_text.h"
 #include "protocol/node_report.h"
 #include "rendezvous/server.h"
 
@@ -924,31 +925,18 @@ static cddp_status start_hang_report(struct agent *a, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_NOMEM, "out of memory for the reports of %u workers", a->plan->n_procs);
 }
 
-/* Lines for people, from the rendezvous: with nothing that moves the cursor. */
-static void print_notice(struct agent *a, const char *text)
-{
-    char *copy = strdup(text);
-
-    for (char *c = copy; c != NULL && *c != '\0'; c++)
-        if (((unsigned char)*c < ' ' && *c != '\n') || *c == 0x7f)
-            *c = '?';
-    if (copy != NULL)
-        agent_log_line(a, copy);
-    free(copy);
-}
-
 static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
 {
     struct agent *a = arg;
     json_t *root = trace_on_bulk(a->trace, type, payload, len) ? NULL : json_loadb(payload, len, 0, NULL);
-    const char *text = json_string_value(json_object_get(root, "text"));
+    const char *text = json_lines(json_object_get(root, "text"));
 
     if (type == CDI_BULK_NOTICE && text != NULL)
         trace_event(a->trace, "notice", -1, text);
     if (type == CDI_BULK_ASK)
         hang_report_on_ask(a->hang_report, root);
     if (type == CDI_BULK_NOTICE && text != NULL) {
-        print_notice(a, text);
+        agent_log_line(a, text);
         run_watch_event(a->watch, "notice", text);
     }
     json_decref(root);

@@ -72,8 +72,8 @@ static long long number_of(json_t *o, const char *name)
 /* What a person wants to know of an event. */
 static void pass_on(const struct event_log *s, const char *event, json_t *o)
 {
-    const char *text = json_string_value(json_object_get(o, "text"));
-    const char *name = json_string_value(json_object_get(o, json_object_get(o, "name") != NULL ? "name" : "signal"));
+    const char *text = json_lines(json_object_get(o, "text"));
+    const char *name = json_line(json_object_get(o, json_object_get(o, "name") != NULL ? "name" : "signal"));
     json_t *rank = json_object_get(o, "rank");
     char line[96] = "";
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/report.h"
 
+#include "common/visible.h"
 #include "launcher/output/ranklog.h"
 #include "launcher/process/signame.h"
 #include "protocol/flight.h"
@@ -76,7 +77,7 @@ static const char *find_message(json_t *root)
 
     if (json_is_object(m))
         m = json_object_get(m, "message");
-    return json_string_value(m);
+    return json_lines(m);
 }
 
 /* NULL: there is none, or it is not JSON. */
@@ -119,43 +120,10 @@ int report_error_status(const char *path, int otherwise)
 
 /* ------------------------------------------------------------------------------------------------- the report ---- */
 
-/*
- * Escapes a character of a worker's text, which must not move the cursor or change colours: control characters become
- * \x1b, also the eight-bit ones in UTF-8 (U+0080 to U+009F). Returns the bytes of one visible character at text, and
- * *used.
- */
-static size_t visible(char out[8], const char *text, size_t n, size_t *used)
-{
-    unsigned char c = (unsigned char)text[0], next = (unsigned char)(n > 1 ? text[1] : 0);
-    bool eight = c == 0xc2 && next >= 0x80 && next <= 0x9f;
-
-    *used = eight ? 2 : 1;
-    if ((c < ' ' && c != '\t') || c == 0x7f || eight)
-        return (size_t)snprintf(out, 8, "\\x%02x", eight ? next : c);
-    out[0] = text[0];
-    return 1;
-}
-
-/* Copies a line, cut if too long (cap: NUL included), without a carriage return at its end. Returns its full length. */
+/* Copies a line of a worker's text, cut if too long (cap: NUL included). Returns its full length. */
 static size_t put_visible(char *to, size_t cap, const char *text, size_t n)
 {
-    size_t at = 0, used;
-    bool fits = cap > 0;
-    char part[8];
-
-    if (n > 0 && text[n - 1] == '\r')
-        n--;
-    for (size_t i = 0; i < n; i += used) {
-        size_t len = visible(part, text + i, n - i, &used);
-
-        fits = fits && at + len < cap;
-        if (fits)
-            memcpy(to + at, part, len);
-        if (fits)
-            to[at + len] = '\0';
-        at += len;
-    }
-    return at;
+    return cdi_visible_line(to, cap, text, n > 0 && text[n - 1] == '\r' ? n - 1 : n);
 }
 
 /* Returns the bytes of the lines from first on, each after its frame. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/etcd/etcd_json.h"
 
-#include "common/utf8.h"
+#include "protocol/json_text.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -188,15 +188,7 @@ bool etcd_login_request(const char *user, const char *password, struct cdi_buf *
 
 static void say(struct elect_answer *a, char *text, const char *what)
 {
-    char plain[TEXT_MAX];
-    size_t n = strnlen(what, sizeof plain - 1);
-
-    cdi_utf8_clean(plain, what, n);
-    plain[n] = '\0';
-    for (char *c = plain; *c != '\0'; c++)
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
-    (void)snprintf(text, TEXT_MAX, "%s", plain);
+    json_cut(text, TEXT_MAX, what);
     a->failed = true;
     a->text = text;
 }
@@ -204,8 +196,8 @@ static void say(struct elect_answer *a, char *text, const char *what)
 /* A 64-bit number: a string in the gateway's JSON, which leaves zeros out. Returns false if it is something else. */
 static bool number_of(const json_t *object, const char *name, int64_t *out)
 {
-    const json_t *value = json_object_get(object, name);
-    const char *text = json_string_value(value);
+    json_t *value = json_object_get(object, name);
+    const char *text = json_line(value);
     char *end;
 
     *out = 0;
@@ -223,11 +215,11 @@ static bool number_of(const json_t *object, const char *name, int64_t *out)
 
 static const char *error_text(const json_t *root)
 {
-    const json_t *error = json_object_get(root, "error");
+    json_t *error = json_object_get(root, "error");
 
     if (json_is_object(error)) /* in a stream */
-        return json_string_value(json_object_get(error, "message"));
-    return json_string_value(error);
+        return json_line(json_object_get(error, "message"));
+    return json_line(error);
 }
 
 static json_t *load(const char *bytes, size_t n)
@@ -270,7 +262,7 @@ static void read_value(const char *text, struct elect_host *host)
     uint8_t value[VALUE_MAX];
     long n = text == NULL ? -1 : etcd_unbase64(value, sizeof value, text);
     json_t *root = n < 0 ? NULL : json_loadb((const char *)value, (size_t)n, JSON_REJECT_DUPLICATES, NULL);
-    const char *addr = json_string_value(json_object_get(root, "addr"));
+    const char *addr = json_line(json_object_get(root, "addr"));
     json_int_t port = json_integer_value(json_object_get(root, "port"));
 
     host->foreign = json_integer_value(json_object_get(root, "cddprun")) != 1 || addr == NULL || addr[0] == '\0' ||
@@ -306,7 +298,7 @@ static bool read_keys(const json_t *root, struct elect_answer *a)
         return false;
     if (over != NULL && (!number_of(over, "mod_revision", &a->over) || a->over == 0))
         return false;
-    value = json_string_value(json_object_get(over, "value"));
+    value = json_line(json_object_get(over, "value"));
     a->over_done = value != NULL && strcmp(value, "ZG9uZQ==") == 0; /* "done" */
     if (host == NULL)
         return true;
@@ -314,7 +306,7 @@ static bool read_keys(const json_t *root, struct elect_answer *a)
     if (!number_of(host, "create_revision", &a->host.epoch) || a->host.epoch == 0 ||
         !number_of(host, "lease", &a->host.lease))
         return false;
-    read_value(json_string_value(json_object_get(host, "value")), &a->host);
+    read_value(json_line(json_object_get(host, "value")), &a->host);
     return true;
 }
 
@@ -391,7 +383,7 @@ bool etcd_wants_token(int http_status, const char *bytes, size_t n)
 bool etcd_read_token(int http_status, const char *bytes, size_t n, char *token, struct elect_answer *a, char *text)
 {
     json_t *root = load(bytes, n);
-    const char *found = json_string_value(json_object_get(root, "token"));
+    const char *found = json_line(json_object_get(root, "token"));
     bool good = http_status == 200 && found != NULL && strlen(found) < ETCD_TOKEN_MAX &&
                 found[strcspn(found, " \r\n\t")] == '\0';
 

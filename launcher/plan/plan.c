@@ -4,6 +4,7 @@
 #include "common/buf.h"
 #include "common/cleanup.h"
 #include "common/signal_abbrev.h"
+#include "common/visible.h"
 #include "protocol/flight_stop.h"
 
 #include <inttypes.h>
@@ -137,7 +138,7 @@ cddp_status plan_make(struct plan *out, const struct options *o, const struct en
         name = endpoint->run_id;
     else if (endpoint->n_nodes > 1)
         name = "none";
-    (void)snprintf(p.run_id, sizeof p.run_id, "%s", name);
+    (void)cdi_visible_line(p.run_id, sizeof p.run_id, name, strlen(name)); /* as the rendezvous decodes it */
     choose_interpreter(&p, o);
     *out = p;
     return CDDP_OK;

@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/visible.h"
 #include "launcher/process/py_spy.h"
 #include "launcher/process/python_symbols.h"
 #include "launcher/process/tasks.h"
@@ -125,21 +126,18 @@ static void live_find_native(struct live *p, struct python_thread *t)
 
 static void live_read_name(const struct live *p, uint64_t tid, char name[16])
 {
-    char path[96];
+    char path[96], raw[16];
     ssize_t n;
 
     live_task_path(p, tid, "comm", path, sizeof path);
     {
         CDI_AUTOCLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-        n = fd < 0 ? 0 : read(fd, name, 15);
+        n = fd < 0 ? 0 : read(fd, raw, sizeof raw);
     }
-    while (n > 0 && name[n - 1] == '\n')
+    while (n > 0 && raw[n - 1] == '\n')
         n--;
-    name[n < 0 ? 0 : n] = '\0';
-    for (char *c = name; *c != '\0'; c++)
-        if ((unsigned char)*c < 0x20 || (unsigned char)*c >= 0x7F)
-            *c = '?';
+    (void)cdi_visible_line(name, 16, raw, n < 0 ? 0 : (size_t)n);
 }
 
 static int live_order(const void *a, const void *b)

@@ -2,6 +2,7 @@
 #include "launcher/process/tasks.h"
 
 #include "common/clock.h"
+#include "common/visible.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/small_file.h"
 
@@ -65,10 +66,7 @@ bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state)
         return false;
     *close_mark = '\0';
     *state = close_mark[2];
-    (void)snprintf(name, TASK_NAME, "%s", open_mark + 1);
-    for (char *p = name; *p != '\0'; p++)
-        if (*p < ' ' || *p > '~')
-            *p = '?';
+    (void)cdi_visible_line(name, TASK_NAME, open_mark + 1, strlen(open_mark + 1));
     return true;
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/visible.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,16 +22,13 @@ static const char *base_name(const char *path)
     return slash == NULL ? path : slash + 1;
 }
 
-/* Appends a name of the process's own, without characters that no terminal should get. */
+/* Appends a name of the process's own. */
 static cddp_status append_name(struct cdi_buf *out, const char *before, const char *name)
 {
     char text[200];
 
-    (void)snprintf(text, sizeof text, "%s%s", before, name);
-    for (char *p = text; *p != '\0'; p++)
-        if ((unsigned char)*p < ' ' || *p == 0x7f)
-            *p = '?';
-    return cdi_buf_append(out, text, strlen(text));
+    (void)cdi_visible_line(text, sizeof text, name, strlen(name));
+    return cdi_buf_printf(out, "%s%s", before, text);
 }
 
 /* FUNCTION(), or FUNCTION(TYPES) of C++. A part that a compiler has moved or copied has the name of the whole. */

@@ -355,7 +355,7 @@ cddp_status query_ask(struct query *q, const char *job, int64_t timeout_ms, json
             st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for the reply of '%s' port %u", q->host, q->port);
         json_decref(part);
     }
-    error = json_string_value(json_object_get(whole, "error"));
+    error = json_line(json_object_get(whole, "error"));
     if (st == CDDP_OK && error != NULL)
         st = cdi_fail(err, CDDP_E_NOT_FOUND, "'%s' port %u: %s", q->host, q->port, error);
     if (st == CDDP_OK)

@@ -2,6 +2,7 @@
 #include "launcher/query/where.h"
 
 #include "common/utf8.h"
+#include "protocol/json_text.h"
 #include "protocol/places.h"
 
 #include <inttypes.h>
@@ -69,7 +70,7 @@ static cddp_status job_decode(json_t *json, size_t rows, struct where_job *j, st
 
 static const char *text_at(const json_t *o, const char *name)
 {
-    const char *text = json_string_value(json_object_get(o, name));
+    const char *text = json_line(json_object_get(o, name));
 
     return text == NULL ? "" : text;
 }
@@ -86,15 +87,12 @@ static const char *s_of(long long n)
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
 
-/* A line, cut to the width between two characters of UTF-8, without spaces at its end or control characters. */
+/* A line, cut to the width between two characters of UTF-8, without spaces at its end. */
 static cddp_status put_line(struct cdi_buf *out, char *line, size_t columns)
 {
     size_t at = 0, shown = 0, n;
 
-    cdi_utf8_clean(line, line, strlen(line));
     while (line[at] != '\0' && (columns == 0 || shown < columns)) {
-        if ((unsigned char)line[at] < ' ' || line[at] == 0x7f)
-            line[at] = '?';
         n = cdi_utf8_char(line + at, strlen(line + at));
         at += n == 0 ? 1 : n;
         shown++;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/top/jobs.h"
 
+#include "protocol/json_text.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 const char *top_text(json_t *o, const char *name, const char *otherwise)
 {
-    const char *text = json_string_value(json_object_get(o, name));
+    const char *text = json_line(json_object_get(o, name));
 
     return text != NULL ? text : otherwise;
 }

@@ -31,19 +31,6 @@ static const struct {
     [CDDP_UINT16] = {"uint16", 2},
 };
 
-/* Appends text of a worker or an agent: it must not move the cursor. */
-static cddp_status put_clean(struct cdi_buf *out, const char *text, size_t n)
-{
-    size_t at = out->len;
-    cddp_status st = cdi_buf_append(out, text, n);
-    uint8_t *bytes = st == CDDP_OK ? (uint8_t *)(uintptr_t)cdi_buf_data(out) + at : NULL;
-
-    for (size_t i = 0; st == CDDP_OK && i < n; i++)
-        if (bytes[i] < ' ' || bytes[i] == 0x7f || (i > 0 && bytes[i - 1] == 0xc2 && bytes[i] < 0xa0))
-            bytes[i] = '?';
-    return st;
-}
-
 /* ------------------------------------------------------------------------------------------------- one rank ---- */
 
 static cddp_status put_size(struct cdi_buf *out, const struct cdi_rank_report *r)
@@ -67,7 +54,7 @@ static cddp_status put_part(struct cdi_buf *out, const struct cdi_rank_report *r
 {
     cddp_status st = r->part[0] != '\0' ? cdi_buf_printf(out, " of part ") : CDDP_OK;
 
-    return st == CDDP_OK ? put_clean(out, r->part, strnlen(r->part, sizeof r->part)) : st;
+    return st == CDDP_OK ? cdi_buf_append(out, r->part, strnlen(r->part, sizeof r->part)) : st;
 }
 
 /* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)"; peer: the other rank of a message, or -1. */
@@ -91,7 +78,7 @@ static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r
     if (st == CDDP_OK && r->bucket >= 0 && whole && r->names[0] != '\0')
         st = cdi_buf_append(out, ": ", 2);
     if (st == CDDP_OK && r->bucket >= 0 && whole)
-        st = put_clean(out, r->names, strnlen(r->names, sizeof r->names));
+        st = cdi_buf_append(out, r->names, strnlen(r->names, sizeof r->names));
     if (st == CDDP_OK && (r->bucket >= 0 || r->step > 0))
         st = cdi_buf_printf(out, "%sstep %" PRIu64 ")", r->bucket >= 0 ? ", " : " (", r->step);
     return st;
@@ -131,7 +118,7 @@ static cddp_status put_doing(struct cdi_buf *out, const struct hang_rank *rank)
     const char *doing = rank->report->doing;
     cddp_status st = doing[0] == '\0' ? CDDP_OK : cdi_buf_append(out, ", ", 2);
 
-    return st == CDDP_OK ? put_clean(out, doing, strnlen(doing, sizeof rank->report->doing)) : st;
+    return st == CDDP_OK ? cdi_buf_append(out, doing, strnlen(doing, sizeof rank->report->doing)) : st;
 }
 
 static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
@@ -139,7 +126,7 @@ static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
     cddp_status st = cdi_buf_printf(out, "rank %d (pid %" PRId64 " on ", rank->report->rank, rank->report->pid);
 
     if (st == CDDP_OK)
-        st = put_clean(out, rank->node->host, strnlen(rank->node->host, sizeof rank->node->host));
+        st = cdi_buf_append(out, rank->node->host, strnlen(rank->node->host, sizeof rank->node->host));
     return st == CDDP_OK ? cdi_buf_append(out, ")", 1) : st;
 }
 
@@ -339,7 +326,7 @@ static cddp_status put_stack(struct cdi_buf *out, const struct hang_rank *r, int
             return cdi_buf_printf(out, "\n" INDENT INDENT "...");
         st = cdi_buf_printf(out, "\n" INDENT INDENT);
         if (st == CDDP_OK)
-            st = put_clean(out, line, n < LINE_MAX_BYTES ? n : LINE_MAX_BYTES);
+            st = cdi_buf_append(out, line, n < LINE_MAX_BYTES ? n : LINE_MAX_BYTES);
         line += n + (line[n] == '\n');
     }
     return st;

@@ -102,6 +102,7 @@ CALLS = [
     (r'v?fork|clone3?|exec[lv]p?e?|execvpe|fexecve|posix_spawnp?|system|popen|uv_spawn', PROCESS_FILES),
     (r'signal|sigaction|kill|killpg|pidfd_send_signal|uv_kill|uv_signal_start|uv_process_kill',
      [*PROCESS_FILES, 'worker/comm/crash.c', 'worker/comm/stop_signal.c']),  # an example is a user's program
+    (r'json_string_(?:value|length)', ['protocol/json_text.c']),  # which makes text from outside visible
     (r'atoi|atol|atoll|atof|gets|strcpy|strcat|v?sprintf|strtok', []),
 ]
 
@@ -197,6 +198,7 @@ PLANTED = {
     'worker/base/d.c': '#include <uv.h>\n',
     'worker/comm/e.c': '#include <sodium.h>\n',
     'launcher/cli/b.c': '#include <jansson.h>\n',
+    'launcher/query/b.c': 'const char *f(json_t *v)\n{\n    return json_string_value(v);\n}\n',
     'launcher/plan/c.c': 'int f(void)\n{\n    return fork();\n}\n',
     'launcher/agent/d.c': 'void f(void)\n{\n    kill(1, 9);\n}\n',
     'common/b.c': 'char *f(void)\n{\n    return getenv("HOME");\n}\n',

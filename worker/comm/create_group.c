@@ -381,7 +381,7 @@ static cddp_status read_end(const struct gathering *m, const char *all, int *nod
             status = CDDP_E_ABORTED;
         if (status == CDDP_E_ABORTED && blamed > 0 && g->watch.fn != NULL)
             await_abort(g);
-        return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", all + at);
+        return cdi_fail_told(err, blamed, (cddp_status)status, all + at);
     }
     all += sizeof ALL_ARE_HERE - 1;
 

@@ -23,7 +23,7 @@ static struct cdi_records some(void)
     r.n_before = 10;
     r.n_lost = 2;
     r.n_names = 1;
-    (void)snprintf(r.names[0], sizeof r.names[0], "layer1.weight \"x\"\n");
+    (void)snprintf(r.names[0], sizeof r.names[0], "layer1.weight \"x\"");
     r.n_colls = 2;
     r.colls[0] = (struct cdi_record_coll){.rank = 2,
                                           .name = 0,

@@ -898,7 +898,7 @@ Test(server, jobs_have_separate_ports_and_keys)
     fd = dial();
     cr_assert_eq(greet(fd, CDI_HELLO_STORE, "x\nforged", 0, NULL, &err), CDDP_E_DENIED);
     (void)close(fd);
-    cr_assert(logged("no job 'x?forged'"));
+    cr_assert(logged("no job 'x\\x0aforged'"));
     dial_port = port[0]; /* the name of another job at red's port */
     fd = dial();
     dial_port = 0;
@@ -1067,9 +1067,6 @@ Test(server, rejects_job_without_free_port)
     (void)close(fd);
     fd = dial_agent("", -1, 1);
     cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "name this one with --rdzv_id"));
-    (void)close(fd);
-    fd = dial_agent("a\nb", -1, 1);
-    cr_assert_not_null(strstr(hear(fd, CDI_MSG_CLOSED).u.closed.text, "must not contain control characters"));
     (void)close(fd);
     (void)close(taken);
     agent = dial_agent("job", -1, 1);

@@ -355,7 +355,7 @@ Test(report, escapes_control_characters)
     cr_assert_str_eq(strchr(f.text, '\n'),
                      "\nits message:\n| \\x1b[31mred\\x1b[0m\n| next\nthe last of its stderr:\n"
                      "| \\x1b[2J\\x1b[1;1Hall is well\\x07\n| 10%\\x0d20%\n"
-                     "| tab\tand \xc3\xa9 stay\\x7f\n| \\x9b31mred\xc2\n",
+                     "| tab\tand \xc3\xa9 stay\\x7f\n| \\x9b31mred\\xc2\n",
                      "%s", f.text);
 }
 

@@ -93,6 +93,9 @@ Test(etcd_json, answers)
     got(ELECT_ASK_LOOK, 200, RANGES(HOST("eyJjZGRwcnVuIjoxLCJhZGRyIjoiMTAuMC4wLjEiLCJwb3J0Ijo1fQ=="), ""));
     cr_assert(!a.failed && a.host.is && !a.host.foreign && a.host.epoch == 12 && a.host.lease == 2324035572564904454);
     cr_assert(strcmp(a.host.addr, "10.0.0.1") == 0 && a.host.port == 5);
+    got(ELECT_ASK_LOOK, 200,
+        RANGES(HOST("eyJjZGRwcnVuIjoxLCJhZGRyIjoiaFx1MDAxYlsySlx1MDA5Ylx1MjAyZVxuIiwicG9ydCI6NX0="), ""));
+    cr_assert_str_eq(a.host.addr, "h\\x1b[2J\\x9b\\u202e\\x0a", "others read it on their terminals");
     got(ELECT_ASK_LOOK, 200, RANGES("", "\"kvs\":[{\"mod_revision\":\"50\",\"value\":\"ZG9uZQ==\"}]"));
     cr_assert(!a.failed && a.over == 50 && a.over_done);
     got(ELECT_ASK_CAMPAIGN, 200, "{\"header\":{\"revision\":\"2\"},\"succeeded\":true}");
@@ -138,7 +141,7 @@ Test(etcd_json, anything_else_is_an_error)
             got(asks[k], 200, bad[i]);
             cr_assert(a.failed && a.text != NULL && a.text[0] != '\0', "%s", bad[i]);
         }
-    cr_assert(strcmp(a.text, "?no leader") == 0, "%s", a.text);
+    cr_assert(strcmp(a.text, "\\x07no leader") == 0, "%s", a.text);
 }
 
 Test(etcd_json, token_is_one_word_for_a_header)

@@ -136,7 +136,7 @@ Test(where, control_characters_do_not_reach_the_terminal)
     (void)json_object_set_new(json_array_get(json_object_get(json_array_get(jobs, 0), "nodes"), 0), "host",
                               json_string("no\ade"));
     cr_assert_eq(show(reply, 18, 0), CDDP_OK);
-    cr_assert_not_null(strstr(text, "job 'a?[2Jb?c'"), "%s", text);
+    cr_assert_not_null(strstr(text, "job 'a\\x1b[2Jb\\x0ac'"), "%s", text);
     cr_assert(strchr(text, '\033') == NULL && strchr(text, '\a') == NULL);
     json_decref(reply);
 }

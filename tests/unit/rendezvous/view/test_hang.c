@@ -235,24 +235,6 @@ Test(hang, ranks_of_reports_are_checked)
     hang_release(&h);
 }
 
-Test(hang, text_of_workers_moves_no_cursor)
-{
-    struct hang h;
-    const char *text;
-
-    all_wait();
-    is_after(5, 811, 32000);
-    (void)snprintf(ranks[5].doing, sizeof ranks[5].doing, "a\x1b[2Jb\nc\xc2\x9b");
-    (void)snprintf(ranks[0].names, sizeof ranks[0].names, "w\r");
-    ranks[5].stack = "x\x1by\n";
-    h = judge(0);
-    text = text_of(&h);
-    cr_assert_not_null(strstr(text, "a?[2Jb?c\xc2?"));
-    cr_assert_not_null(strstr(text, "x?y"));
-    cr_assert_eq(strchr(text, '\r'), NULL);
-    cr_assert_eq(strchr(text, '\x1b'), NULL);
-}
-
 Test(hang, mark_changes_with_late_ranks)
 {
     struct hang a, b;

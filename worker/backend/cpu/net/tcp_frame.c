@@ -2,6 +2,7 @@
 #include "worker/backend/cpu/net/tcp_frame.h"
 
 #include "common/status.h"
+#include "common/visible.h"
 
 #include <string.h>
 
@@ -99,11 +100,8 @@ cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_he
     h->to = (int32_t)get32(p + 8);
     h->pid = (int32_t)get32(p + 12);
     h->channel = (enum cdi_tcp_channel)channel;
-    memcpy(h->host, p + 20, CDI_TCP_HOST);
-    h->host[CDI_TCP_HOST - 1] = '\0';
-    for (char *c = h->host; *c != '\0'; c++)
-        if (*c < ' ' || *c > '~')
-            *c = '?';
+    (void)cdi_visible_line(h->host, sizeof h->host, (const char *)p + 20,
+                           strnlen((const char *)p + 20, CDI_TCP_HOST - 1));
     return CDDP_OK;
 }
 
@@ -147,11 +145,9 @@ cddp_status cdi_tcp_get_abort(const uint8_t *in, uint32_t len, struct cdi_error 
     int32_t status = (int32_t)get32(in), blamed = (int32_t)get32(in + 4);
     char text[CDI_SHM_TEXT];
 
-    len -= 8;
-    for (uint32_t i = 0; i < len; i++)
-        text[i] = in[8 + i] >= ' ' && in[8 + i] != 0x7f ? (char)in[8 + i] : '?';
-    text[len] = '\0';
+    memcpy(text, in + 8, len - 8);
+    text[len - 8] = '\0';
     if (status >= 0 || strcmp(cdi_status_name((cddp_status)status), "CDDP_UNKNOWN") == 0)
         status = CDDP_E_PROTOCOL;
-    return cdi_fail_by(err, blamed > 0 ? blamed - 1 : -1, (cddp_status)status, "%s", text);
+    return cdi_fail_told(err, blamed, (cddp_status)status, text);
 }

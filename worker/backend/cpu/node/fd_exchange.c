@@ -209,7 +209,7 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err)
 
     if (sscanf(text, "%d %d %n", &st, &blamed, &at) < 2)
         blamed = at = 0;
-    return cdi_fail_by(err, blamed - 1, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, "%s", text + at);
+    return cdi_fail_told(err, blamed, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, text + at);
 }
 
 /* ---------------------------------------------------------------------------------------------- the first rank ---- */

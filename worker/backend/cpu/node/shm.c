@@ -420,7 +420,7 @@ static cddp_status read_abort(struct cdi_shm_header *h, struct cdi_error *err)
     for (size_t i = 0; i < sizeof text; i++)
         text[i] = atomic_load_explicit(&h->text[i], memory_order_relaxed);
     text[sizeof text - 1] = '\0';
-    return cdi_fail_by(err, atomic_load(&h->blamed) - 1, (cddp_status)atomic_load(&h->status), "%s", text);
+    return cdi_fail_told(err, atomic_load(&h->blamed), (cddp_status)atomic_load(&h->status), text);
 }
 
 cddp_status cdi_shm_peek(const struct cdi_shm *s, struct cdi_error *err)

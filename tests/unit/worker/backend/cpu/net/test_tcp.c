@@ -80,7 +80,7 @@ Test(tcp, rejects_hello_of_another_byte_order_and_cleans_its_text)
     cdi_tcp_put_hello(wire, &h);
     cr_assert_eq(cdi_tcp_get_hello(wire, &g, NULL), CDDP_OK);
     cr_assert(g.from == 3 && g.to == 7 && g.pid == 42 && g.channel == CDI_TCP_PAIR_CONTROL);
-    cr_assert_str_eq(g.host, "node?[1m");
+    cr_assert_str_eq(g.host, "node\\x1b[1m");
     wire[CDI_TCP_TOKEN] ^= 5;
     cr_assert_eq(cdi_tcp_get_hello(wire, &g, NULL), CDDP_E_PROTOCOL);
 }
