@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 #define FLIGHT_MAGIC 0x54474c4650444443u /* "CDDPFLGT" */
-#define FLIGHT_VERSION 7u
+#define FLIGHT_VERSION 8u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
 
@@ -65,6 +65,13 @@ struct part_slot {
     _Atomic uint64_t started; /* the seq of `running`, set before it */
     _Atomic char who[CDI_FLIGHT_WHO];
     struct record queued, running; /* the last one enqueued, and the last one started */
+};
+
+/* at_ns is 0 while the rest changes. */
+struct cdi_flight_note {
+    _Atomic int64_t at_ns;
+    _Atomic int32_t status, blamed_plus_1;
+    _Atomic char text[CDI_FLIGHT_TEXT];
 };
 
 #define ENDED_MAX 64
@@ -105,6 +112,7 @@ struct page {
     struct mark_record marks[CDI_FLIGHT_MARKS];
     _Atomic uint64_t slot_uses;
     struct part_slot parts[CDI_FLIGHT_PARTS];
+    struct cdi_flight_note error;
 
     struct cdi_flight_crash crash; /* both directions */
     struct cdi_flight_stop stop;
@@ -211,17 +219,23 @@ static void say(struct cdi_flight *f, uint32_t what)
     (void)syscall(SYS_futex, &f->page->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text)
+/* Publishes a text with its end, cut if it is too long. */
+static void put_text(_Atomic char to[CDI_FLIGHT_TEXT], const char *text)
 {
     size_t n = strlen(text);
 
-    if (atomic_load(&f->page->said) & SAID_DEATH)
-        return;
     if (n >= CDI_FLIGHT_TEXT)
         n = CDI_FLIGHT_TEXT - 1;
     for (size_t i = 0; i < n; i++)
-        atomic_store_explicit(&f->page->text[i], text[i], memory_order_relaxed);
-    atomic_store_explicit(&f->page->text[n], '\0', memory_order_relaxed);
+        atomic_store_explicit(&to[i], text[i], memory_order_relaxed);
+    atomic_store_explicit(&to[n], '\0', memory_order_relaxed);
+}
+
+void cdi_flight_tell_death(struct cdi_flight *f, int rank, const char *text)
+{
+    if (atomic_load(&f->page->said) & SAID_DEATH)
+        return;
+    put_text(f->page->text, text);
     atomic_store(&f->page->dead_rank, rank);
     say(f, SAID_DEATH);
 }
@@ -939,6 +953,33 @@ void cdi_flight_miss(struct cdi_flight *f, int rank)
     int32_t none = 0;
 
     (void)atomic_compare_exchange_strong(&f->page->missed_plus_1, &none, rank + 1);
+}
+
+struct cdi_flight_note *cdi_flight_error_note(struct cdi_flight *f)
+{
+    return &f->page->error;
+}
+
+void cdi_flight_note_error(struct cdi_flight_note *note, const struct cdi_error *err)
+{
+    atomic_store_explicit(&note->at_ns, 0, memory_order_release);
+    atomic_store_explicit(&note->status, (int32_t)err->status, memory_order_release);
+    atomic_store_explicit(&note->blamed_plus_1, err->blamed, memory_order_release);
+    put_text(note->text, err->msg);
+    atomic_store_explicit(&note->at_ns, cdi_now_ns(), memory_order_release);
+}
+
+void cdi_flight_error(const struct cdi_flight *f, struct cdi_flight_error *e)
+{
+    const struct cdi_flight_note *note = &f->page->error;
+
+    *e = (struct cdi_flight_error){.blamed = -1, .at_ns = atomic_load_explicit(&note->at_ns, memory_order_acquire)};
+    if (e->at_ns <= 0)
+        return;
+    e->status = (cddp_status)atomic_load_explicit(&note->status, memory_order_acquire);
+    e->blamed = (int32_t)((uint32_t)atomic_load_explicit(&note->blamed_plus_1, memory_order_acquire) - 1);
+    for (size_t i = 0; i + 1 < CDI_FLIGHT_TEXT; i++)
+        e->text[i] = atomic_load_explicit(&note->text[i], memory_order_acquire);
 }
 
 void cdi_flight_ask(struct cdi_flight *f, struct cdi_flight_question *q)

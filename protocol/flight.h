@@ -69,6 +69,14 @@ const char *cdi_flight_op_name(uint32_t op);
 
 struct cdi_flight; /* a mapped page */
 
+/* The last error of a libcddp function in this worker: why it ends, if it ends soon. */
+struct cdi_flight_error {
+    cddp_status status; /* CDDP_OK: there is none */
+    int32_t blamed;     /* the rank that it names, in the world; -1: none */
+    int64_t at_ns;      /* CLOCK_MONOTONIC */
+    char text[CDI_FLIGHT_TEXT];
+};
+
 /*
  * A copy of the record of one collective. Times are CLOCK_MONOTONIC ns, 0 if the event has not happened yet. They are
  * exact to a microsecond, with CDDP_TIMING=off to the kernel's tick (1 to 10 ms), and may contradict each other by that
@@ -189,6 +197,8 @@ struct cdi_flight_part {
 };
 /* Copies the parts that the page shows. One that changes meanwhile is left out. Returns their number. */
 size_t cdi_flight_parts(const struct cdi_flight *f, struct cdi_flight_part out[CDI_FLIGHT_PARTS]);
+/* Reads the worker's last error. */
+void cdi_flight_error(const struct cdi_flight *f, struct cdi_flight_error *e);
 /* Copies the names of the parameters in a bucket, such as "layer1.weight, layer1.bias and 3 more"; "": not known. */
 void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGHT_NAMES]);
 
@@ -267,6 +277,14 @@ void cdi_flight_set_names(struct cdi_flight *f, int bucket, const char *names);
 void cdi_flight_replays(struct cdi_flight *f, const struct cdi_flight_replay *r);
 /* Records that a wait fails because this rank is gone without cddp_finalize; the first call wins. Any thread. */
 void cdi_flight_miss(struct cdi_flight *f, int rank);
+
+/*
+ * Records the last error of a libcddp function, for cdi_flight_error(); `note` is cdi_flight_error_note(). The caller
+ * serialises the calls. The note is there until cdi_flight_release(), or for good after cdi_flight_keep().
+ */
+struct cdi_flight_note;
+struct cdi_flight_note *cdi_flight_error_note(struct cdi_flight *f);
+void cdi_flight_note_error(struct cdi_flight_note *note, const struct cdi_error *err);
 
 /*
  * Returns what the agent has reported. CDDP_OK: nothing that ends a wait; CDDP_E_PEER: a rank died (the message is in

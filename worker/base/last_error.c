@@ -11,6 +11,7 @@ static _Thread_local struct cdi_error last_error;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cdi_error of_process;
+static void (*teller)(const struct cdi_error *err);
 
 cddp_status cdi_last_error_set(const struct cdi_error *err)
 {
@@ -18,8 +19,17 @@ cddp_status cdi_last_error_set(const struct cdi_error *err)
     last_error.msg[sizeof last_error.msg - 1] = '\0';
     (void)pthread_mutex_lock(&lock);
     of_process = last_error;
+    if (teller != NULL)
+        teller(&of_process);
     (void)pthread_mutex_unlock(&lock);
     return err->status;
+}
+
+void cdi_last_error_tell(void (*tell)(const struct cdi_error *err))
+{
+    (void)pthread_mutex_lock(&lock);
+    teller = tell;
+    (void)pthread_mutex_unlock(&lock);
 }
 
 cddp_status cdi_last_error_return(cddp_status st, struct cdi_error *err)

@@ -19,6 +19,8 @@ cddp_status cdi_last_error_return(cddp_status st, struct cdi_error *err);
 void cdi_error_info_fill(cddp_error_info *info, const struct cdi_error *err);
 /* Copies the last error of any thread of this process to *err. Returns false if no call has failed yet. */
 bool cdi_last_error_of_process(struct cdi_error *err);
+/* Makes every later error of this process be passed to tell(err), one at a time; NULL: none. */
+void cdi_last_error_tell(void (*tell)(const struct cdi_error *err));
 /* Locks before fork() and unlocks after it, so that the child does not inherit a lock that another thread holds. */
 void cdi_last_error_lock(void);
 void cdi_last_error_unlock(void);

@@ -15,6 +15,26 @@
 
 #define JSON_MAX (6 * CDI_ERROR_TEXT + 256) /* every byte as \u00xx */
 
+static struct cdi_flight_note *note; /* it stays mapped */
+static pid_t its_process;
+
+static void note_error(const struct cdi_error *err)
+{
+    if (getpid() == its_process)
+        cdi_flight_note_error(note, err);
+}
+
+void cdi_error_page_arm(struct cdi_flight *f)
+{
+    if (!cdi_flight_has_agent(f))
+        return;
+    cdi_last_error_tell(NULL); /* no call of note_error() is under way after it */
+    cdi_flight_keep(f);
+    note = cdi_flight_error_note(f);
+    its_process = getpid();
+    cdi_last_error_tell(note_error);
+}
+
 #ifdef __GLIBC__ /* on_exit(3) passes the status; elsewhere there is no way to get it */
 
 static char path[PATH_MAX];

@@ -10,6 +10,7 @@
 #include "worker/base/host_id.h"
 #include "worker/comm/claim.h"
 #include "worker/comm/crash.h"
+#include "worker/comm/error_file.h"
 #include "worker/comm/keys.h"
 #include "worker/comm/placement.h"
 #include "worker/comm/unique_id.h"
@@ -479,6 +480,8 @@ cddp_status cdi_join(struct cddp_comm *c, const struct cdi_launch *l, const cddp
         st = cdi_flight_attach(&c->world.flight, cdi_env_str(CDI_FLIGHT_ENV), err);
     if (st == CDDP_OK)
         st = cdi_crash_arm(c->world.flight, err);
+    if (st == CDDP_OK)
+        cdi_error_page_arm(c->world.flight);
     if (st == CDDP_OK)
         st = cdi_page_acquire(c, err);
     if (st != CDDP_OK)

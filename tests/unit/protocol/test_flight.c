@@ -244,6 +244,38 @@ Test(flight, uses_path_if_descriptor_is_closed)
     close(fd);
 }
 
+Test(flight, last_error_of_a_worker_is_there_after_its_end)
+{
+    char env[128], text[CDI_ERROR_TEXT];
+    int fd;
+    struct cdi_flight *agent = agent_page(&fd, env), *worker;
+    struct cdi_flight_note *note;
+    struct cdi_flight_error e;
+    struct cdi_error err;
+    int64_t began_ns = cdi_now_ns();
+
+    cdi_flight_error(agent, &e);
+    cr_assert(e.status == CDDP_OK && e.blamed == -1 && e.at_ns == 0);
+    cr_assert_eq(cdi_flight_attach(&worker, env, NULL), CDDP_OK);
+    note = cdi_flight_error_note(worker);
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    (void)cdi_fail_by(&err, 3, CDDP_E_PEER, "%s", text);
+    cdi_flight_note_error(note, &err);
+    cdi_flight_keep(worker);
+    cdi_flight_release(worker);
+    cdi_flight_error(agent, &e);
+    cr_assert(e.status == CDDP_E_PEER && e.blamed == 3 && e.at_ns >= began_ns && e.at_ns <= cdi_now_ns());
+    cr_assert_eq(strlen(e.text), CDI_FLIGHT_TEXT - 1, "cut");
+    (void)cdi_fail(&err, CDDP_E_STATE, "late");
+    cdi_flight_note_error(note, &err); /* its own page stays */
+    cdi_flight_error(agent, &e);
+    cr_assert(e.status == CDDP_E_STATE && e.blamed == -1);
+    cr_assert_str_eq(e.text, "late");
+    cdi_flight_release(agent);
+    (void)close(fd);
+}
+
 Test(flight, wrong_nonce_or_missing_page_gives_private_page)
 {
     char env[128];
