@@ -340,8 +340,12 @@ cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers
                                const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
     struct reading *r = NULL;
-    cddp_status st = prepare(&r, pid, limits, err);
+    char name[TASK_NAME], state;
+    cddp_status st;
 
+    if (task_look(pid, pid, name, &state) && state == 'Z')
+        pid = tid; /* the main thread has called pthread_exit(), and shows the process's memory no more */
+    st = prepare(&r, pid, limits, err);
     if (st != CDDP_OK)
         return st;
     r->is_waiting = true;
