@@ -31,9 +31,12 @@ static const struct field failure_fields[] = {
     {"local_rank", I32, FAIL(local_rank), -1, INT32_MAX},
     {"node_rank", I32, FAIL(node_rank), -1, INT32_MAX},
     {"pid", I64, FAIL(pid), 0, INT64_MAX},
-    {"time_ms", I64, FAIL(time_ms), 0, INT64_MAX},
+    {"time_ms", I64, FAIL(time_ms), 0, INT64_MAX / 4},
     {"core_dumped", U32, FAIL(core_dumped), 0, 1},
     {"misses", U32, FAIL(misses), 0, INT32_MAX},
+    {"error", I32, FAIL(error), INT32_MIN, 0},
+    {"blames", U32, FAIL(blames), 0, INT32_MAX},
+    {"age_ms", I64, FAIL(age_ms), 0, CDI_JOIN_TIME_MAX_MS},
     {"host", TEXT, FAIL(host), 0, 0},
     {"text", LINES, FAIL(text), 0, 0},
     {NULL, I32, 0, 0, 0, 0},
@@ -63,6 +66,7 @@ static const struct field join_fields[] = {
     {"hang_warning_ms", I64, MSG(join.hang_warning_ms), 0, CDI_JOIN_TIME_MAX_MS},
     {"hang_timeout_ms", I64, MSG(join.hang_timeout_ms), 0, CDI_JOIN_TIME_MAX_MS},
     {"on_hang", ENUM, MSG(join.on_hang), CDI_ON_HANG_NONE, CDI_ON_HANG_STOP},
+    {"sent_ms", I64, MSG(join.sent_ms), 0, INT64_MAX / 4},
     {NULL, I32, 0, 0, 0, 0},
 };
 static const struct field failed_fields[] = {
@@ -135,7 +139,10 @@ static const struct added {
     {CDI_MSG_JOIN, "nonce"},           {CDI_MSG_JOIN, "restart_count"}, {CDI_MSG_WELCOME, "hosted"},
     {CDI_MSG_CLOSED, "retry"},         {CDI_MSG_CLOSED, "gone"},        {CDI_MSG_FAILED, "misses"},
     {CDI_MSG_ROUND_OVER, "misses"},    {CDI_MSG_CLOSED, "misses"},      {CDI_MSG_JOIN, "hang_warning_ms"},
-    {CDI_MSG_JOIN, "hang_timeout_ms"}, {CDI_MSG_JOIN, "on_hang"},
+    {CDI_MSG_JOIN, "hang_timeout_ms"}, {CDI_MSG_JOIN, "on_hang"},       {CDI_MSG_JOIN, "sent_ms"},
+    {CDI_MSG_FAILED, "error"},         {CDI_MSG_ROUND_OVER, "error"},   {CDI_MSG_CLOSED, "error"},
+    {CDI_MSG_FAILED, "blames"},        {CDI_MSG_ROUND_OVER, "blames"},  {CDI_MSG_CLOSED, "blames"},
+    {CDI_MSG_FAILED, "age_ms"},        {CDI_MSG_ROUND_OVER, "age_ms"},  {CDI_MSG_CLOSED, "age_ms"},
 };
 
 static const struct message {

@@ -65,6 +65,10 @@ struct cdi_failure {
     char host[256];
     char text[1024]; /* the error message; further lines may follow (the tail of stderr) */
     uint32_t misses; /* one more than the rank on another node that had exited and was still needed; 0: none */
+    /* Of libcddp's last error in that process: its status, 0 for none; and one more than the rank that it names. */
+    int32_t error;
+    uint32_t blames;
+    int64_t age_ms; /* from time_ms until the message was sent */
 };
 /*
  * Returns true for a signal (0: none) that kills a process for its own reason: not a request to terminate, and not
@@ -109,6 +113,7 @@ struct cdi_msg_join {
     /* Those of a job's first agent count; 0: off. */
     int64_t hang_warning_ms, hang_timeout_ms;
     enum cdi_on_hang on_hang;
+    int64_t sent_ms; /* Unix time in ms, by the node's clock; 0: not known */
 };
 
 struct cdi_msg_assign {

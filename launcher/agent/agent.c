@@ -85,6 +85,7 @@ struct agent {
 };
 
 static void agent_handle(struct agent *a, const struct supervise_event *ev);
+static void set_timer(struct agent *a);
 
 /* Writes cddprun's own output, which is not a worker's. */
 static void agent_push(struct agent *a, const void *text, size_t n)
@@ -329,11 +330,13 @@ static void on_child(void *arg)
     struct agent *a = arg;
     struct worker *none;
 
-    if (a->group != NULL)
+    if (a->group != NULL) {
         worker_group_on_child(a->group);
-    else
-        while (spawn_reap(NULL, 0, &none))
-            ;
+        set_timer(a); /* an end may wait for its cause */
+        return;
+    }
+    while (spawn_reap(NULL, 0, &none))
+        ;
 }
 
 static void on_crash_call(void *arg)
@@ -654,6 +657,14 @@ static void agent_end_job(struct agent *a)
 
 /* ------------------------------------------------------------------------------------------------- decisions ---- */
 
+/* The clock may have been set since: then the age is not known, and as good as 0. */
+static int64_t age_ms(const struct cdi_failure *f)
+{
+    const int64_t age = cdi_wall_ms() - f->time_ms;
+
+    return f->time_ms > 0 && age > 0 && age < CDI_JOIN_TIME_MAX_MS ? age : 0;
+}
+
 static void send_round_message(struct agent *a, enum cdi_msg_type type)
 {
     struct cdi_msg msg = {.type = type};
@@ -665,6 +676,7 @@ static void send_round_message(struct agent *a, enum cdi_msg_type type)
     if (type == CDI_MSG_FAILED) {
         msg.u.failed.round = a->sup.assign.round;
         msg.u.failed.failure = a->sup.local_first;
+        msg.u.failed.failure.age_ms = age_ms(&a->sup.local_first);
     } else if (type == CDI_MSG_DONE) {
         msg.u.done.round = a->sup.assign.round;
     } else if (type == CDI_MSG_STOPPED) {
@@ -784,6 +796,7 @@ static void on_grace(uv_timer_t *t)
 {
     struct supervise_event ev = {.kind = SUPERVISE_TICK};
 
+    on_child(t->data); /* an end that waited for its cause */
     agent_handle(t->data, &ev);
 }
 
@@ -793,6 +806,8 @@ static void set_timer(struct agent *a)
 
     if (a->over)
         return;
+    if (a->group != NULL && worker_group_deadline_ms(a->group) < at)
+        at = worker_group_deadline_ms(a->group);
     (void)uv_timer_stop(&a->grace);
     if (at == CDI_NEVER_MS)
         return;
@@ -846,7 +861,7 @@ static void agent_on_round_over(struct agent *a, const struct cdi_msg_round_over
 {
     on_child(a); /* an exit here that is not reaped yet may be the cause: report it before the workers are stopped */
     if (a->group != NULL && !a->sup.round_over && over->round == a->sup.assign.round)
-        worker_group_note_missed(a->group, &over->failure);
+        worker_group_note_failure(a->group, &over->failure);
     agent_handle(a, &(struct supervise_event){.kind = SUPERVISE_ROUND_OVER, .u.over = *over});
 }
 

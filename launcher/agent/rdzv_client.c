@@ -286,6 +286,7 @@ static void send_join(struct rdzv_client *j)
 {
     struct cdi_msg msg = {.type = CDI_MSG_JOIN, .u.join = j->opt.hello};
 
+    msg.u.join.sent_ms = cdi_wall_ms();
     j->resuming = j->opt.hello.session[0] != '\0';
     lease_joining(&j->lease, cdi_now_ms());
     rdzv_client_send(j, &msg);

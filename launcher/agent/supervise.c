@@ -2,6 +2,7 @@
 #include "launcher/agent/supervise.h"
 
 #include "common/clock.h"
+#include "protocol/cause.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -125,8 +126,10 @@ static void supervise_stop_workers(struct supervise *s, int signal, int64_t now_
  */
 static bool is_of_order(const struct cdi_failure *f, int signal)
 {
-    return signal != 0 &&
-           ((f->kind == CDI_END_SIGNAL && f->code == signal) || (f->kind == CDI_END_EXIT && f->code == 128 + signal));
+    struct cdi_cause c = cdi_cause_of(f, 0);
+
+    c.ordered = signal;
+    return cdi_cause_class_of(&c) == CDI_CAUSE_ORDERED;
 }
 
 /* Did a worker die of a signal that may be about to reach this cddprun, too? */
@@ -662,8 +665,7 @@ int supervise_failure_status(const struct cdi_failure *f)
 /* Is `first` typical of a worker whose peer has died, with no other cause known? */
 static bool is_consequence(const struct supervise *s)
 {
-    return s->unreported &&
-           (s->first.kind == CDI_END_EXIT || (s->first.kind == CDI_END_SIGNAL && !cdi_signal_is_cause(s->first.code)));
+    return s->unreported && cdi_cause_may_follow(s->first.kind, s->first.code);
 }
 
 bool supervise_has_stopped(const struct supervise *s)

@@ -4,12 +4,14 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/status.h"
 #include "launcher/agent/crash.h"
 #include "launcher/agent/node_watch.h"
 #include "launcher/agent/progress.h"
 #include "launcher/process/oom.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/program.h"
+#include "protocol/cause.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -23,12 +25,17 @@
 #define FILE_CLOCK_MS 20 /* the most by which the time of a file is early: the kernel takes it from its last tick */
 #define ALIVE_SHOWN 4
 #define CRASHES_READ 4
-#define LOGS_NOTE_MAX 500 /* the message and the end of stderr follow it in the failure's text */
+#define FOLLOWS_WAIT_MS 2000 /* a failure that follows from another one may be known so much earlier than that one; */
+#define ENDS_WAIT_MS 5000    /* a worker that has noted its failure may need so long to end */
+#define ERROR_MS 60000       /* an older error of libcddp's does not explain an end; */
+#define LATE_ERROR_MS 10000  /* nor this one a rank's silence, if another rank names it */
+#define LOGS_NOTE_MAX 500    /* the message and the end of stderr follow it in the failure's text */
 
 struct output {
     struct logs_stream streams[2];
     bool paused;
     struct crash_read *crash; /* NULL: the worker has not crashed */
+    int64_t crash_ms;         /* when it was seen to crash; 0: not yet */
 };
 
 struct worker_group {
@@ -39,9 +46,13 @@ struct worker_group {
     struct cdi_error why;     /* of the first of them */
     struct oom_count ooms;    /* before the start */
     bool destroyed;
-    bool failed;  /* the first failure was reported */
-    bool stopped; /* by worker_group_kill(), until it continues them */
-    bool looked;  /* progress was read */
+    bool failed;    /* the first failure was reported */
+    bool stopped;   /* by worker_group_kill(), until it continues them */
+    bool looked;    /* progress was read */
+    int end_signal; /* the first by which the workers were to end; 0: none */
+    int64_t end_ms;
+    bool waits;            /* an end is not reported yet, since its cause may become known */
+    int64_t wait_until_ms; /* for it; 0: no end has waited */
     uint32_t n_crashes;
     char progress[PROGRESS_TEXT];
     char error_file[PATH_MAX];
@@ -151,8 +162,24 @@ static bool uses_libcddp(const struct worker *w)
     return w->flight != NULL && cdi_flight_is_claimed(w->flight);
 }
 
+/* Why the worker failed, if libcddp knows. Returns false if it has no error of the last `recent_ms`. */
+static bool read_error(const struct worker *w, int64_t recent_ms, struct cdi_flight_error *e)
+{
+    *e = (struct cdi_flight_error){.blamed = -1};
+    if (w->flight == NULL)
+        return false;
+    cdi_flight_error(w->flight, e);
+    if (e->status < 0 && (w->exited ? w->ended_ms : cdi_now_ms()) - e->at_ns / 1000000 <= recent_ms)
+        return true;
+    *e = (struct cdi_flight_error){.blamed = -1};
+    return false;
+}
+
 static void fill_end(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
+    struct cdi_flight_error e;
+
+    (void)read_error(w, ERROR_MS, &e);
     *f = (struct cdi_failure){
         .kind = CDI_END_EXIT,
         .code = w->exit_code,
@@ -162,6 +189,8 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
         .pid = w->pid,
         .time_ms = cdi_wall_ms() - (w->exited ? cdi_now_ms() - w->ended_ms : 0),
         .core_dumped = w->dumped,
+        .error = e.status,
+        .blames = (uint32_t)e.blamed + 1,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
     if (w->exec_errno < 0) {
@@ -355,79 +384,200 @@ static bool noted_at(struct worker_group *c, const struct worker *w, struct time
     return true;
 }
 
-/* Did the worker end before another one wrote its error file? */
-static bool ended_before_error(struct worker_group *c, const struct worker *ended, const struct worker *w)
-{
-    int64_t ended_ms = cdi_wall_ms() - (cdi_now_ms() - ended->ended_ms);
-    struct timespec at;
+/* --------------------------------------------------------------------------------------------------- the cause ---- */
 
-    return noted_at(c, w, &at) && ended_ms <= (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000 + FILE_CLOCK_MS;
-}
+/* A worker that has failed, or is about to end since it has noted a failure. */
+struct suspect {
+    struct worker *w; /* NULL: none */
+    bool noted;       /* in its error file */
+    struct cdi_cause cause;
+};
 
 /*
- * Returns the worker that wrote its error file before w, which wrote one, too; NULL: none. Python takes long to exit:
+ * Gathers what is known of a worker. An exception is as old as the worker's error file: Python takes long to exit, and
  * workers that fail because of another's exception may exit before the one that raised it. (torchrun uses the time in
  * the file, too, but in whole seconds.)
  */
-static struct worker *find_earlier(struct worker_group *c, const struct worker *w)
+static struct suspect suspect_of(struct worker_group *c, struct worker *w)
 {
-    struct timespec first, at;
-    struct worker *found = NULL;
+    const int64_t now_ms = cdi_now_ms();
+    struct suspect s = {.w = w, .cause = {.kind = CDI_END_EXIT, .code = w->exit_code, .rank = w->rank}};
+    struct cdi_flight_error e;
+    struct timespec at;
+    int64_t noted_ms;
 
-    if (!noted_at(c, w, &first))
-        return NULL;
-    for (uint32_t i = 0; i < c->n; i++) {
-        struct worker *v = &c->workers[i];
-
-        if (v == w || v->reported || has_succeeded(v) || !noted_at(c, v, &at) ||
-            (at.tv_sec != first.tv_sec ? at.tv_sec > first.tv_sec : at.tv_nsec >= first.tv_nsec))
-            continue;
-        first = at;
-        found = v;
+    (void)read_error(w, ERROR_MS, &e);
+    s.cause.error = e.status;
+    s.cause.blamed = missed_by(w) >= 0 ? missed_by(w) : e.blamed;
+    s.cause.at_ms = w->exited ? w->ended_ms : now_ms;
+    if (w->exited && c->end_signal != 0 && w->ended_ms >= c->end_ms)
+        s.cause.ordered = c->end_signal;
+    if (w->exec_errno != 0)
+        s.cause.kind = CDI_END_SPAWN;
+    else if (w->exit_signal != 0) {
+        s.cause.kind = CDI_END_SIGNAL;
+        s.cause.code = w->exit_signal;
     }
-    return found;
+    s.noted = !has_succeeded(w) && noted_at(c, w, &at);
+    if (!s.noted)
+        return s;
+    noted_ms = now_ms - cdi_wall_ms() + (int64_t)at.tv_sec * 1000 + at.tv_nsec / 1000000 + FILE_CLOCK_MS;
+    s.cause.recorded = true;
+    if (noted_ms < s.cause.at_ms)
+        s.cause.at_ms = noted_ms;
+    return s;
 }
 
-/* w: the worker that failed because of v; NULL: a rank of another node. */
-static void report_cause_worker(struct worker_group *c, struct worker *v, const struct worker *w)
+static void suspect_if(struct suspect *best, const struct suspect *s)
+{
+    if (best->w == NULL || cdi_cause_precedes(&s->cause, &best->cause))
+        *best = *s;
+}
+
+/* Has it crashed, and is only about to end? A process of many threads, or one that dumps a core, needs long for it. */
+static bool is_crashing(struct worker_group *c, struct worker *w, struct suspect *s)
+{
+    struct output *o = &c->outputs[w->local_rank];
+    struct cdi_flight_crash note;
+    enum cdi_crash_state state;
+
+    if (w->flight == NULL)
+        return false;
+    state = cdi_crash_look(cdi_flight_crash(w->flight), &note);
+    if ((state != CDI_CRASH_WAITS && state != CDI_CRASH_UNREACHED) || note.pid != w->pid)
+        return false;
+    if (o->crash_ms == 0)
+        o->crash_ms = cdi_now_ms();
+    *s = suspect_of(c, w);
+    s->cause.kind = CDI_END_SIGNAL;
+    s->cause.code = note.signal;
+    s->cause.at_ms = o->crash_ms;
+    return true;
+}
+
+/*
+ * Adds the workers that still run: one that crashes; one that has noted an exception, if the other has, too, or says
+ * that it follows; and one that has noted an error, if the other names it.
+ */
+static void suspect_running(struct worker_group *c, const struct cdi_cause *because, bool noted, struct suspect *best)
+{
+    const bool follows = cdi_cause_class_of(because) == CDI_CAUSE_FOLLOWS;
+    struct cdi_flight_error e;
+    struct suspect s;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct worker *w = &c->workers[i];
+
+        if (w->exited || w->pid <= 0)
+            continue;
+        if (is_crashing(c, w, &s)) {
+            suspect_if(best, &s);
+            continue;
+        }
+        s = suspect_of(c, w);
+        if ((s.noted && (noted || follows)) ||
+            (follows && because->blamed == w->rank && read_error(w, LATE_ERROR_MS, &e)))
+            suspect_if(best, &s);
+    }
+}
+
+/* Finds the cause of what has failed so far. *by is the first that has exited, or NULL. */
+static struct suspect find_cause(struct worker_group *c, struct worker **by)
+{
+    struct suspect best = {.w = NULL}, s;
+    struct worker *missed;
+
+    for (uint32_t i = 0; i < c->n; i++) {
+        struct worker *w = &c->workers[i];
+
+        if (!w->exited || w->reported || has_succeeded(w))
+            continue;
+        s = suspect_of(c, w);
+        suspect_if(&best, &s);
+    }
+    *by = best.w;
+    if (best.w == NULL)
+        return best;
+    s = best;
+    missed = best.cause.kind == CDI_END_EXIT ? find_missed(c) : NULL;
+    if (missed != NULL) {
+        const struct suspect m = suspect_of(c, missed);
+
+        suspect_if(&best, &m);
+    }
+    suspect_running(c, &s.cause, s.noted, &best);
+    return best;
+}
+
+/*
+ * May the report wait? If the failure follows from another one, until that is known. If the worker still runs, until it
+ * has ended: then its end is known, and its last words. A recorded exception is enough.
+ */
+static bool waits_for_cause(struct worker_group *c, const struct suspect *s)
+{
+    const bool follows = cdi_cause_class_of(&s->cause) == CDI_CAUSE_FOLLOWS;
+    const int64_t now_ms = cdi_now_ms();
+    bool others = c->opt.assign.world_size > c->n;
+
+    for (uint32_t i = 0; i < c->n; i++)
+        others = others || (c->workers[i].pid > 0 && !c->workers[i].exited);
+    if (c->end_signal != 0 || (follows ? !others : s->w->exited || (s->noted && s->cause.kind == CDI_END_EXIT)))
+        return false;
+    if (c->wait_until_ms == 0)
+        c->wait_until_ms = now_ms + (s->w->exited ? FOLLOWS_WAIT_MS : ENDS_WAIT_MS);
+    return now_ms < c->wait_until_ms;
+}
+
+/* Describes a failure whose worker still runs: it may get SIGTERM first. */
+static void describe_running(struct worker_group *c, const struct suspect *s, const struct worker *by,
+                             struct cdi_failure *f)
+{
+    struct cdi_flight_error e;
+    char note[CDI_FLIGHT_TEXT + 80];
+
+    f->kind = s->cause.kind;
+    f->code = s->cause.code;
+    if (f->kind == CDI_END_EXIT) {
+        logs_error_file(c->opt.logs, s->w->local_rank, c->error_file);
+        f->code = report_error_status(c->error_file, 1); /* 1: Python's status after an exception */
+    }
+    report_headline(f, f->text, sizeof f->text);
+    if (f->kind == CDI_END_SIGNAL)
+        (void)snprintf(note, sizeof note, "it has not ended yet");
+    else if (by != NULL)
+        (void)snprintf(note, sizeof note,
+                       "it recorded its %s first, although rank %d, which failed later, exited earlier",
+                       s->noted ? "exception" : "error", by->rank);
+    else
+        (void)snprintf(note, sizeof note, "it recorded its %s first", s->noted ? "exception" : "error");
+    report_note(f, note);
+    if (s->noted || f->kind != CDI_END_EXIT || !read_error(s->w, LATE_ERROR_MS, &e))
+        return;
+    (void)snprintf(note, sizeof note, "its error: %s: %s", cdi_status_name(e.status), e.text);
+    report_note(f, note);
+}
+
+/* by: the worker that failed because of s; NULL: a rank of another node. */
+static void report_cause_worker(struct worker_group *c, const struct suspect *s, const struct worker *by)
 {
     struct cdi_failure end;
-    char note[120];
 
-    fill_end(c, v, &end);
-    if (!v->exited && w != NULL) { /* it may get SIGTERM first. 1: Python's status after an exception */
-        logs_error_file(c->opt.logs, v->local_rank, c->error_file);
-        end.code = report_error_status(c->error_file, 1);
-        report_headline(&end, end.text, sizeof end.text);
-        (void)snprintf(note, sizeof note,
-                       "it recorded its exception first, although rank %d, which failed later, exited earlier",
-                       w->rank);
-        report_note(&end, note);
-    }
+    fill_end(c, s->w, &end);
+    if (!s->w->exited)
+        describe_running(c, s, by, &end);
     read_progress(c);
-    add_details(c, v, &end);
+    add_details(c, s->w, &end);
     c->failed = true;
     c->opt.cause(c->opt.arg, &end);
 }
 
 static void report_exit(struct worker_group *c, struct worker *w)
 {
-    struct worker *cause = NULL;
     struct cdi_failure end;
 
     fill_end(c, w, &end);
     if (end.kind == CDI_END_EXIT && end.code == 0)
         publish_exit(c, w);
-    else if (!c->failed && end.kind != CDI_END_SPAWN)
-        cause = find_earlier(c, w);
-    if (!c->failed && end.kind == CDI_END_EXIT && end.code != 0) {
-        struct worker *missed = find_missed(c);
-
-        if (missed != NULL && (cause == NULL || ended_before_error(c, missed, cause)))
-            cause = missed;
-    }
-    if (cause != NULL)
-        report_cause_worker(c, cause, w);
     if (!c->failed && (end.kind == CDI_END_SIGNAL || (end.kind == CDI_END_EXIT && end.code != 0))) {
         read_progress(c);
         add_details(c, w, &end);
@@ -439,14 +589,47 @@ static void report_exit(struct worker_group *c, struct worker *w)
     c->opt.exited(c->opt.arg, &end);
 }
 
-void worker_group_note_missed(struct worker_group *c, const struct cdi_failure *first)
+/* Reports the first failure. Returns false if there is none, or if it waits. */
+static bool report_first(struct worker_group *c)
 {
-    struct worker *cause = first->misses > 0 ? succeeded_rank(c, (int32_t)(first->misses - 1)) : NULL;
+    struct worker *by;
+    const struct suspect s = find_cause(c, &by);
 
-    if (cause == NULL && first->kind == CDI_END_EXIT)
-        cause = find_missed(c);
-    if (cause != NULL && !c->failed)
-        report_cause_worker(c, cause, NULL);
+    c->waits = s.w != NULL && waits_for_cause(c, &s);
+    if (s.w == NULL || c->waits)
+        return false;
+    if (s.w->exited && !has_succeeded(s.w))
+        report_exit(c, s.w);
+    else
+        report_cause_worker(c, &s, by);
+    return true;
+}
+
+void worker_group_note_failure(struct worker_group *c, const struct cdi_failure *first)
+{
+    const struct cdi_cause because = cdi_cause_of(first, cdi_now_ms());
+    struct worker *by, *missed = first->misses > 0 ? succeeded_rank(c, (int32_t)(first->misses - 1)) : NULL;
+    struct suspect s = find_cause(c, &by);
+
+    c->wait_until_ms = 1; /* no end waits any more */
+    if (missed == NULL && first->kind == CDI_END_EXIT)
+        missed = find_missed(c);
+    if (missed != NULL) {
+        s = suspect_of(c, missed);
+    } else if (cdi_cause_class_of(&because) == CDI_CAUSE_FOLLOWS) {
+        suspect_running(c, &because, false, &s);
+        if (s.w != NULL && cdi_cause_class_of(&s.cause) != CDI_CAUSE_OWN)
+            s.w = NULL;
+    } else {
+        s.w = NULL;
+    }
+    if (s.w != NULL && !c->failed)
+        report_cause_worker(c, &s, NULL);
+}
+
+int64_t worker_group_deadline_ms(const struct worker_group *c)
+{
+    return c->waits && !c->failed ? c->wait_until_ms : CDI_NEVER_MS;
 }
 
 /*
@@ -514,12 +697,14 @@ void worker_group_on_child(struct worker_group *c)
         note_hidden_crash(&c->workers[i]);
     if (waits_for_stack(c))
         return;
-    /* A killed worker is reported first: if both are found at the same time, the other exited because of it. */
-    for (int pass = 0; pass < 2; pass++)
-        for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
-            if (c->workers[i].exited && !c->workers[i].reported &&
-                (pass == 1 || cdi_signal_is_cause(c->workers[i].exit_signal)))
-                report_exit(c, &c->workers[i]);
+    for (uint32_t i = 0; i < c->n && !c->destroyed; i++)
+        if (has_succeeded(&c->workers[i]) && !c->workers[i].reported)
+            report_exit(c, &c->workers[i]);
+    while (!c->destroyed && !c->failed && report_first(c))
+        ;
+    for (uint32_t i = 0; i < c->n && !c->destroyed && c->failed; i++)
+        if (c->workers[i].exited && !c->workers[i].reported)
+            report_exit(c, &c->workers[i]);
     if (c->failed && !c->destroyed)
         worker_group_on_crash(c);
 }
@@ -534,6 +719,7 @@ void worker_group_report_unstarted(struct worker_group *c)
 
         c->workers[i].exited = true;
         c->workers[i].reported = true;
+        c->workers[i].ended_ms = cdi_now_ms();
         fill_end(c, &c->workers[i], &end);
         end.kind = CDI_END_SPAWN;
         end.code = EAGAIN;
@@ -624,6 +810,11 @@ void worker_group_continue(struct worker_group *c)
 static void group_end(struct worker_group *c, int signal, bool spares_those_that_ask)
 {
     read_progress(c);
+    if (c->end_signal == 0) {
+        c->end_signal = signal;
+        c->end_ms = cdi_now_ms();
+        c->wait_until_ms = c->end_ms;
+    }
     for (uint32_t i = 0; i < c->n; i++) {
         struct cdi_flight *page = c->workers[i].flight;
         struct cdi_stop_view stop = {.asks = false};

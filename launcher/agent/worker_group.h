@@ -27,7 +27,7 @@ struct worker_group_options {
     void (*exited)(void *arg, const struct cdi_failure *end);
     /*
      * This worker caused another's end, whose exited() follows: it had exited with status 0 and was still needed, or it
-     * wrote its error file first, and its own exited() follows, too.
+     * has failed, as it has noted, and its own exited() follows, too.
      */
     void (*cause)(void *arg, const struct cdi_failure *end);
     /* Some output was read or has ended. */
@@ -69,10 +69,13 @@ void worker_group_publish_end(struct worker_group *c);
 /* See cdi_flight_tell_alone_until(). */
 void worker_group_publish_alone(struct worker_group *c, int64_t until_ms);
 /*
- * Notes that this failure of another node has ended the round. If a worker here had exited with status 0 and was still
- * needed, it is the cause, and is reported by cause().
+ * Notes that this failure of another node has ended the round, before the workers here are ended for it. If a worker
+ * here is rather the cause (it had exited with status 0 and was still needed, or has noted an error that another one
+ * names), it is reported by cause().
  */
-void worker_group_note_missed(struct worker_group *c, const struct cdi_failure *first);
+void worker_group_note_failure(struct worker_group *c, const struct cdi_failure *first);
+/* When worker_group_on_child() is to be called again; CDI_NEVER_MS: with the next SIGCHLD. */
+int64_t worker_group_deadline_ms(const struct worker_group *c);
 /* Resumes reading from workers that had to wait for room in the logs. */
 void worker_group_read_on(struct worker_group *c);
 bool worker_group_has_output(const struct worker_group *c);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "protocol/cause.h"
 #include "rendezvous/round/state.h"
 
 #include <assert.h>
@@ -10,7 +11,6 @@
 #define QUICK_FREE 3        /* of those in a row, restarted without a pause */
 #define PAUSE_FIRST_MS 1000 /* then twice as long each time */
 #define PAUSE_MAX_MS 30000
-#define CONSEQUENCE_MS 1000 /* an exit within this time of a kill elsewhere may be its consequence */
 
 static void round_act(struct round *r, enum round_action_kind kind, uint32_t peer)
 {
@@ -264,11 +264,11 @@ static void round_describe_failure(struct round *r, bool lost)
 }
 
 /* Stops the round because of its first failure, r->failure. */
-static void round_fail(struct round *r, int64_t now_ms)
+static void round_fail(struct round *r, int64_t at_ms, int64_t now_ms)
 {
     bool lost = r->failure.kind == CDI_END_NODE && is_elastic(r);
 
-    r->failed_ms = now_ms;
+    r->failed_ms = at_ms;
     round_describe_failure(r, lost);
     round_stop(r, lost ? OVER_CHANGED : OVER_FAILED, now_ms);
 }
@@ -297,27 +297,41 @@ static void round_blame_node(struct round *r)
     round_resend_over(r);
 }
 
+/* The failure that ended the round, by the clock of this server. */
+static struct cdi_cause present_cause(const struct round *r)
+{
+    return cdi_cause_of(&r->failure, r->failed_ms);
+}
+
 /*
  * Returns true if the failure that ended the round was a consequence of this loss. In an elastic job any loss counts as
- * the cause. Otherwise the node must have been silent for so long that it may have killed its workers before.
+ * the cause. Otherwise the node has been silent for so long that it may have killed its workers before, or a rank names
+ * one of them as its reason.
  */
-static bool was_consequence(const struct round *r, const struct round_event *ev)
+static bool was_consequence(const struct round *r, const struct node *n, const struct round_event *ev, int64_t now_ms)
 {
+    const struct cdi_cause now = present_cause(r);
+    const struct cdi_cause lost = {
+        .kind = CDI_END_NODE, .rank = -1, .blamed = -1, .at_ms = ev->fence_ms > 0 ? ev->fence_ms : now_ms};
+    const bool named = cdi_cause_class_of(&now) == CDI_CAUSE_FOLLOWS && now.blamed >= 0 &&
+                       (uint32_t)now.blamed - n->rank_base < n->n_procs;
+
     if (r->verdict != OVER_FAILED || r->failure.kind == CDI_END_NODE || r->ending || r->gives_up)
         return false;
-    return is_elastic(r) || (ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms);
+    return is_elastic(r) || ((ev->fence_ms > 0 || named) && cdi_cause_precedes(&lost, &now));
 }
 
 static void round_on_lost(struct round *r, struct node *n, const struct round_event *ev, const char *how,
                           int64_t now_ms)
 {
     enum node_state was = n->state;
-    bool left = n->leaving;
+    bool left = n->leaving, explains;
     struct cdi_failure f;
 
     if (was == NODE_ABSENT)
         return;
     f = loss_of(n, ev, how);
+    explains = was_consequence(r, n, ev, now_ms);
     if (left)
         r->n_left++;
     else
@@ -325,9 +339,9 @@ static void round_on_lost(struct round *r, struct node *n, const struct round_ev
     members_remove(r, n);
     if (r->state == ROUND_RUNNING && was == NODE_RUNNING) {
         r->failure = f;
-        round_fail(r, now_ms);
+        round_fail(r, now_ms, now_ms);
     } else if (r->state == ROUND_STOPPING && was == NODE_STOPPING) {
-        if (!left && was_consequence(r, ev)) {
+        if (!left && explains) {
             r->failure = f;
             round_blame_node(r);
         }
@@ -338,6 +352,13 @@ static void round_on_lost(struct round *r, struct node *n, const struct round_ev
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
+
+/* Compares the clock of a node with that of this server. */
+static void note_clock(struct node *n, const struct cdi_msg_join *j, int64_t now_ms)
+{
+    n->has_clock = j->sent_ms > 0;
+    n->ahead_ms = j->sent_ms - now_ms;
+}
 
 /* A node has joined while a round runs. */
 static void round_on_newcomer(struct round *r, uint32_t peer, int64_t now_ms)
@@ -364,6 +385,7 @@ static void round_on_join(struct round *r, uint32_t peer, const struct cdi_msg_j
         round_act(r, ROUND_DO_REFUSE, peer);
         return;
     }
+    note_clock(&r->nodes[peer], j, now_ms);
     round_act(r, ROUND_DO_WELCOME, peer);
     if (r->state == ROUND_JOINING)
         round_try_start(r, now_ms);
@@ -371,38 +393,29 @@ static void round_on_join(struct round *r, uint32_t peer, const struct cdi_msg_j
         round_on_newcomer(r, peer, now_ms);
 }
 
-static bool was_killed(const struct cdi_failure *f)
+/*
+ * When it happened, by the clock of this server. The message may have been on its way for long, and the clocks of nodes
+ * differ; but a message arrives no earlier than it was sent, and the JOIN has arrived soon.
+ */
+static int64_t time_of_failure(const struct node *n, const struct cdi_failure *f, int64_t now_ms)
 {
-    return f->kind == CDI_END_SIGNAL && cdi_signal_is_cause(f->code);
-}
+    const int64_t by_arrival = now_ms - f->age_ms, by_clock = f->time_ms - n->ahead_ms;
 
-/* Returns true if the rank of f exited with status 0 and `by` is the failure of a rank that needed it. */
-static bool was_missed(const struct cdi_failure *by, const struct cdi_failure *f)
-{
-    return f->kind == CDI_END_EXIT && f->code == 0 && f->rank >= 0 && by->misses == (uint32_t)f->rank + 1;
+    return n->has_clock && by_clock < by_arrival ? by_clock : by_arrival;
 }
 
 /*
  * Returns true if f is the cause of the failure that ended the round. Another node reported f before it received
- * ROUND_OVER, so the order of arrival is chance. A rank that the other needed is always the cause. A node that was cut
- * off and killed its workers, or a worker that was killed, is the cause of an exit at about the same time, since a busy
- * agent notices exits late. Otherwise the times of the failures decide.
+ * ROUND_OVER, or knows that one of its ranks is the reason, so the order of arrival is chance.
  */
-static bool was_earlier(const struct round *r, const struct node *n, const struct cdi_failure *f)
+static bool was_cause(const struct round *r, const struct node *n, const struct cdi_failure *f, int64_t at_ms)
 {
-    int64_t before = r->failure.time_ms - f->time_ms;
+    const struct cdi_cause late = cdi_cause_of(f, at_ms), now = present_cause(r);
 
     if (r->state != ROUND_STOPPING || r->verdict != OVER_FAILED || n->node_rank == r->failure.node_rank ||
-        r->failure.kind == CDI_END_NODE || r->gives_up || f->kind == CDI_END_NONE || f->time_ms <= 0 ||
-        r->failure.time_ms <= 0)
+        r->failure.kind == CDI_END_NODE || r->gives_up)
         return false;
-    if (f->kind == CDI_END_NODE)
-        return before > -CONSEQUENCE_MS;
-    if (was_missed(&r->failure, f))
-        return true;
-    if (was_killed(f) != was_killed(&r->failure) && before > -CONSEQUENCE_MS && before < CONSEQUENCE_MS)
-        return was_killed(f);
-    return before > 0;
+    return cdi_cause_precedes(&late, &now);
 }
 
 static void round_set_failure(struct round *r, const struct node *n, const struct cdi_failure *f)
@@ -429,11 +442,14 @@ static void round_set_failure(struct round *r, const struct node *n, const struc
 
 static void round_on_failed(struct round *r, const struct node *n, const struct cdi_failure *f, int64_t now_ms)
 {
+    const int64_t at_ms = time_of_failure(n, f, now_ms);
+
     if (r->state == ROUND_RUNNING) {
         round_set_failure(r, n, f);
-        round_fail(r, now_ms);
-    } else if (was_earlier(r, n, f)) {
+        round_fail(r, at_ms, now_ms);
+    } else if (was_cause(r, n, f, at_ms)) {
         round_set_failure(r, n, f);
+        r->failed_ms = at_ms;
         if (f->kind == CDI_END_NODE) {
             round_blame_node(r);
             return;
@@ -453,7 +469,7 @@ static void round_on_hang(struct round *r, const struct round_event *ev, int64_t
     if (r->failure.text[0] == '\0')
         (void)snprintf(r->failure.text, sizeof r->failure.text, "the workers stood still");
     r->gives_up = ev->final;
-    round_fail(r, now_ms);
+    round_fail(r, now_ms, now_ms);
 }
 
 static void round_release(struct round *r, uint32_t peer, struct node *n)
@@ -584,6 +600,7 @@ static void round_on_back(struct round *r, struct node *n, const struct round_ev
         round_drop(r, n, ev, "it returns from a future round", now_ms);
         return;
     }
+    note_clock(n, ev->join, now_ms);
     round_act(r, ROUND_DO_RESUME, ev->peer);
     if (r->state == ROUND_STOPPING)
         round_update_over(r); /* may have changed since it was sent: a node may have left */

@@ -36,6 +36,8 @@ struct node {
     uint32_t restarts; /* of the job, from an earlier rendezvous server, not added yet */
     bool away;         /* its connection broke, its lease has not ended */
     bool leaving;      /* leaves after its workers have stopped */
+    int64_t ahead_ms;  /* its clock, of the server's, if has_clock */
+    bool has_clock;
     int64_t pid;
     char *host;
     char *topology; /* "": none */
@@ -72,7 +74,7 @@ struct round {
     struct round_action *actions; /* room for the most actions of one event */
     size_t n_actions;
     struct cdi_failure failure;
-    int64_t failed_ms;              /* when it was received */
+    int64_t failed_ms;              /* when it happened */
     struct cdi_msg_round_over over; /* last ROUND_OVER */
     char text[512];                 /* about the last event */
     char why[512];                  /* reason why the round or the job ended */

@@ -58,7 +58,7 @@ static void blame_node(struct sim *w)
 /* fence_ms: time from which it may have killed its workers; 0: never, as far as known. */
 static void lost(struct sim *w, struct sim_slot *s, int64_t fence_ms)
 {
-    bool cut_off_before = fence_ms > 0 && fence_ms <= w->failed_ms;
+    bool cut_off_before = fence_ms > 0 && (w->failed_at <= 0 || fence_ms < w->failed_at + CDI_CAUSE_SUDDEN_MS);
 
     if (s->member && w->state == ROUND_RUNNING && !s->done) {
         w->cause = w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
@@ -110,10 +110,9 @@ static void failed(struct sim *w, const struct sim_slot *s, const struct cdi_fai
     if (w->state == ROUND_RUNNING) {
         w->cause = node && w->elastic ? CAUSE_CHANGED : CAUSE_FAILED;
         w->by_node = node;
-        w->failed_ms = w->now;
     } else if (w->state == ROUND_STOPPING && w->cause == CAUSE_FAILED && !w->by_node && !w->gives_up &&
-               s->last_rank != w->failed_by && f->time_ms > 0 && w->failed_at > 0 &&
-               w->failed_at > f->time_ms - (node ? 1000 : 0)) {
+               s->last_rank != w->failed_by && f->time_ms > 0 &&
+               (w->failed_at <= 0 || w->failed_at > f->time_ms - (node ? CDI_CAUSE_SUDDEN_MS : 0))) {
         w->recast = true;
         if (node)
             blame_node(w);
@@ -133,7 +132,6 @@ static void hung(struct sim *w, const struct round_event *ev)
     w->by_node = false;
     w->gives_up = ev->final;
     w->failed_at = ev->failure->time_ms;
-    w->failed_ms = w->now;
     w->failed_by = (uint32_t)ev->failure->node_rank;
 }
 

@@ -28,7 +28,7 @@ BUGS = {
     'host_answers_long': ('e->good_ms + e->ttl_ms / 5 : 0', 'e->good_ms + e->ttl_ms : 0'),
     'renewed_by_answer': ('    e->good_ms = e->keep_ms;\n', '    e->good_ms = now_ms;\n'),
     'old_lease_is_new': ('    e->good_ms = e->granted_ms;\n', '    e->good_ms = now_ms;\n'),
-    'later_loss': ('(ev->fence_ms > 0 && ev->fence_ms <= r->failed_ms)', '(ev->fence_ms > 0)'),
+    'later_loss': ('(ev->fence_ms > 0 || named) && cdi_cause_precedes(&lost, &now)', '(ev->fence_ms > 0 || named) && lost.kind == CDI_END_NODE'),
 }
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@
 #ifndef SIM_H
 #define SIM_H
 
+#include "protocol/cause.h"
 #include "rendezvous/round/round.h"
 
 #include <setjmp.h>
@@ -119,7 +120,6 @@ struct sim {
     bool recast;        /* by this event: the failure that ended the round was a consequence */
     bool by_node;       /* the round ended because a node was lost or cut off */
     int64_t failed_at;  /* time of that failure on its node */
-    int64_t failed_ms;  /* time when it was received */
     uint32_t failed_by; /* its node rank */
     uint32_t n_running; /* nodes whose workers run */
     uint32_t *place;    /* scratch: the peer of each rank, or UINT32_MAX */

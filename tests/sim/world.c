@@ -652,6 +652,7 @@ static void give_report(struct sim *w, const struct sim_event *ev)
 
     if (w->slots[ev->who].machine != NO_PEER)
         f.time_ms = w->machines[w->slots[ev->who].machine].failed_ms;
+    f.age_ms = w->now - f.time_ms;
     switch ((enum sim_report)(ev->what & ~DOUBLED)) {
     case SAY_NODE:
         f.kind = CDI_END_NODE;

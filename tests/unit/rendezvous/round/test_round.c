@@ -77,13 +77,21 @@ static void stopped(struct round *r, uint32_t peer, uint32_t round)
     step(r, (struct round_event){.kind = ROUND_EV_STOPPED, .peer = peer, .round = round}, 0);
 }
 
-static void end_at(struct round *r, uint32_t peer, int64_t time_ms, enum cdi_end_kind kind, int32_t code)
+#define NOW_MS 100000
+
+/* It happened at that time, 0: not known, and arrives at NOW_MS. */
+static void end_at(struct round *r, uint32_t peer, int64_t at_ms, enum cdi_end_kind kind, int32_t code)
 {
-    struct cdi_failure f = {
-        .kind = kind, .code = code, .rank = -1, .local_rank = 0, .node_rank = -1, .time_ms = time_ms};
+    struct cdi_failure f = {.kind = kind,
+                            .code = code,
+                            .rank = -1,
+                            .local_rank = 0,
+                            .node_rank = -1,
+                            .time_ms = at_ms > 0 ? 7000000 - at_ms : 0, /* by a clock that runs backwards */
+                            .age_ms = NOW_MS - at_ms};
 
     (void)snprintf(f.text, sizeof f.text, "code %d", code);
-    step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = peer, .round = 0, .failure = &f}, 0);
+    step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = peer, .round = 0, .failure = &f}, NOW_MS);
 }
 
 static void fail_at(struct round *r, uint32_t peer, int64_t time_ms, int32_t code)
@@ -224,7 +232,8 @@ Test(round, missed_rank_is_the_cause_despite_clocks)
         uint32_t misses;
         int32_t code;
         bool cause;
-    } cases[] = {{2, 0, true}, {3, 0, false}, {0, 0, false}, {2, 1, false}};
+    } cases[] = {
+        {2, 0, true}, {3, 0, true}, {0, 0, false}, {2, 1, true}}; /* a rank that misses another one follows it */
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 3, .time_ms = 50000, .misses = cases[i].misses};
@@ -312,7 +321,8 @@ Test(round, failure_follows_from_loss_after_long_silence)
 {
     for (int silent = 0; silent < 2; silent++) {
         struct round *r = job(2, 2, 0);
-        struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 1, .rank = -1, .local_rank = 0, .text = "rank 0 exited"};
+        struct cdi_failure f = {
+            .kind = CDI_END_EXIT, .code = 1, .rank = -1, .local_rank = 0, .time_ms = 1, .text = "rank 0 exited"};
 
         join(r, 0, "a", 0, 1, 2);
         join(r, 1, "b", 1, 1, 2);
@@ -320,7 +330,7 @@ Test(round, failure_follows_from_loss_after_long_silence)
         stopped(r, 0, 0);
         step(r,
              (struct round_event){
-                 .kind = ROUND_EV_LOST, .peer = 1, .text = "silence", .fence_ms = silent ? 10000 : 10001},
+                 .kind = ROUND_EV_LOST, .peer = 1, .text = "silence", .fence_ms = silent ? 10999 : 11000},
              18000);
         cr_assert_eq(round_state(r), ROUND_CLOSED);
         cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);

@@ -246,7 +246,7 @@ static enum cdi_end_kind cause_of(int64_t silent, int64_t failed)
     (void)hear(&a, CDI_MSG_ASSIGN);
     (void)hear(&a, CDI_MSG_ROUND_OVER);
     (void)hear(&a, CDI_MSG_HEARTBEAT);
-    m = hear(&a, silent + 6000 <= failed ? CDI_MSG_ROUND_OVER : CDI_MSG_CLOSED);
+    m = hear(&a, silent + 5000 < failed ? CDI_MSG_ROUND_OVER : CDI_MSG_CLOSED);
     detach(&b, silent + 15001);
     detach(&a, silent + 15001);
     session_destroy(s);
@@ -256,8 +256,8 @@ static enum cdi_end_kind cause_of(int64_t silent, int64_t failed)
 Test(session, failure_follows_from_long_silence)
 {
     cr_assert_eq(cause_of(1000, 11000), CDI_END_NODE);
-    cr_assert_eq(cause_of(1000, 7000), CDI_END_NODE);
-    cr_assert_eq(cause_of(1000, 6900), CDI_END_EXIT);
+    cr_assert_eq(cause_of(1000, 6001), CDI_END_NODE);
+    cr_assert_eq(cause_of(1000, 6000), CDI_END_EXIT);
 }
 
 Test(session, closes_agent_that_never_joins)
