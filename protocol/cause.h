@@ -19,7 +19,7 @@
  */
 #define CDI_CAUSE_SUDDEN_MS 1000
 
-/* What is known of one failure. */
+/* One failure, as far as it is known. */
 struct cdi_cause {
     enum cdi_end_kind kind; /* NONE: no failure */
     int32_t code;           /* as in struct cdi_failure */

@@ -120,7 +120,7 @@ static bool has_lost_node(const struct sim *s)
     return s->fault == NODE_CUT_OFF || s->fault == NODE_SILENT;
 }
 
-/* What happens to the rank itself. */
+/* The fault: the end of the rank itself. */
 static void plant(struct sim *s)
 {
     struct end *e = &s->ends[s->rank];
@@ -194,7 +194,7 @@ static void make_job(struct sim *s, unsigned seed)
             follow(s, i);
 }
 
-/* The report of a node, as its agent makes it: the cause among what it knows when it does not wait any more. */
+/* The report of a node, as its agent makes it: the cause among the ends known by `until`, when it waits no longer. */
 struct report {
     struct end first;
     int64_t sent_ms;
@@ -211,7 +211,7 @@ static struct report report_of(const struct sim *s, int node)
     for (int i = node * s->per_node; i < (node + 1) * s->per_node; i++)
         if (s->ends[i].noticed_ms < since_ms)
             since_ms = s->ends[i].noticed_ms;
-    for (int64_t until = since_ms; since_ms != INT64_MAX && changed;) { /* until: what is known by then */
+    for (int64_t until = since_ms; since_ms != INT64_MAX && changed;) {
         changed = false;
         for (int i = node * s->per_node; i < (node + 1) * s->per_node; i++) {
             struct cdi_cause c = cdi_cause_of(&s->ends[i].f, s->ends[i].noticed_ms);
