@@ -132,10 +132,14 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-/* The kernel also returns ENOENT for an existing file whose interpreter does not exist. */
-static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
+/*
+ * The kernel also returns ENOENT for an existing file whose interpreter does not exist. The environment of a worker is
+ * larger than that of cddprun, so only the worker's may be too large.
+ */
+static void explain_program(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
-    const char *program = c->opt.plan->command[0], *error = strerror(w->exec_errno);
+    const char *program = c->opt.spawn->preflight != NULL ? c->opt.spawn->preflight_program : c->opt.plan->command[0];
+    const char *error = strerror(w->exec_errno);
     struct program_facts facts;
 
     if (w->exec_errno != ENOENT || !program_read(c->opt.spawn->program, &facts) || facts.interpreter[0] == '\0')
@@ -150,6 +154,55 @@ static void explain_exec(const struct worker_group *c, const struct worker *w, s
                        "rank %d: cannot run %s '%.300s': the file exists, but its %s does not: '%.200s'", w->rank,
                        facts.script ? "script" : "program", program, facts.script ? "interpreter" : "dynamic loader",
                        facts.interpreter);
+}
+
+/* Names what failed before the program ran, and the object. */
+static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
+{
+    const char *error = strerror(w->exec_errno);
+
+    if (w->exec_errno == E2BIG) {
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot run program '%.300s': its arguments and environment, with the variables of "
+                       "cddprun, are too large; shorten them (a variable may have 128 KiB), or raise the limit of the "
+                       "stack, of which they may take a quarter (ulimit -s)",
+                       w->rank, c->opt.plan->command[0]);
+        return;
+    }
+    switch (w->exec_failure) {
+    case EXEC_PROGRAM:
+        explain_program(c, w, f);
+        return;
+    case EXEC_CPUS:
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot be bound to cores %.300s: %s; use --numa_binding=none to start without binding",
+                       w->rank, w->cpus == NULL ? "" : w->cpus, error);
+        return;
+    case EXEC_SHIM:
+        (void)snprintf(f->text, sizeof f->text, "rank %d: cannot run '%.300s', a part of cddprun: %s%s", w->rank,
+                       c->opt.spawn->shim, error,
+                       w->exec_errno == EPERM ? "; the kernel or a seccomp filter forbids it"
+                                              : "; install cddprun again");
+        return;
+    case EXEC_GROUP:
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: cannot make a process group or session for it: %s; a seccomp filter may forbid it",
+                       w->rank, error);
+        return;
+    case EXEC_FILES:
+        (void)snprintf(
+            f->text, sizeof f->text,
+            "rank %d: cannot give it its standard streams and flight page: %s; a seccomp filter may forbid it", w->rank,
+            error);
+        return;
+    case EXEC_ARGS:
+    case EXEC_AGENT:
+        (void)snprintf(f->text, sizeof f->text,
+                       "rank %d: '%.300s' does not fit this cddprun: %s; install cddprun again", w->rank,
+                       c->opt.spawn->shim, error);
+        return;
+    }
+    (void)snprintf(f->text, sizeof f->text, "rank %d could not be started: %s", w->rank, error);
 }
 
 static bool has_succeeded(const struct worker *w)
@@ -193,14 +246,6 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
         .blames = (uint32_t)e.blamed + 1,
     };
     (void)snprintf(f->host, sizeof f->host, "%s", c->opt.plan->host);
-    if (w->exec_errno < 0) {
-        f->kind = CDI_END_SPAWN;
-        f->code = -w->exec_errno;
-        (void)snprintf(f->text, sizeof f->text,
-                       "rank %d: cannot be bound to cores %.300s: %s; use --numa_binding=none to start without binding",
-                       w->rank, w->cpus, strerror(-w->exec_errno));
-        return;
-    }
     if (w->exec_errno != 0) {
         f->kind = CDI_END_SPAWN;
         f->code = w->exec_errno;

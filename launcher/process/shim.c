@@ -6,9 +6,10 @@
  *   cddprun-shim AGENT_PID MASK IGNORED NOFILE CPUS FILE PROGRAM [ARGS]
  * MASK and IGNORED are hexadecimal, bit n-1 for signal n; CPUS is a list such as 0-7,16-23, or "-".
  *
- * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page. Descriptor 4 is the pipe for the errno of
- * a failed exec (or, negative, of CPUS that the kernel has rejected). All higher descriptors are closed.
+ * FILE is executed, PROGRAM is its argv[0]. Descriptor 3 is the flight page. Descriptor 4 is the pipe for what fails
+ * (exec_failure.h). All higher descriptors are closed.
  */
+#include "launcher/process/exec_failure.h"
 #include "launcher/process/syscalls.h"
 
 #include <errno.h>
@@ -141,26 +142,34 @@ static int exec_program(char **argv, char **env)
     return (int)-rc;
 }
 
+/* Tells the agent why there is no program. Returns the exit status. */
+static int fail(enum exec_failure what, int error)
+{
+    const int word = (int)what << EXEC_ERRNO_BITS | error;
+
+    while (sys(SYS_write, ERRNO_FD, (long)&word, sizeof word, 0, 0) == -EINTR)
+        ;
+    return what == EXEC_PROGRAM && error == ENOENT ? 127 : 126;
+}
+
 static int shim(long argc, char **argv, char **env)
 {
     int error;
 
     if (argc < FIRST_ARG + 2)
-        return 125;
+        return fail(EXEC_ARGS, EINVAL);
     (void)sys(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     /* If the agent died before the line above, no signal will be sent. */
     if (sys(SYS_getppid, 0, 0, 0, 0, 0) != number(argv[1], 10))
-        return 125;
+        return fail(EXEC_AGENT, ESRCH);
     (void)sys(SYS_fcntl, ERRNO_FD, F_SETFD, FD_CLOEXEC, 0, 0);
     close_from(ERRNO_FD + 1);
     restore_nofile(number(argv[4], 10));
     restore_signals((uint64_t)number(argv[2], 16), (uint64_t)number(argv[3], 16));
-    error = -shim_bind_to(argv[FIRST_ARG - 1]);
-    if (error == 0)
-        error = exec_program(argv + FIRST_ARG, env);
-    while (sys(SYS_write, ERRNO_FD, (long)&error, sizeof error, 0, 0) == -EINTR)
-        ;
-    return error == ENOENT ? 127 : 126;
+    error = shim_bind_to(argv[FIRST_ARG - 1]);
+    if (error != 0)
+        return fail(EXEC_CPUS, error);
+    return fail(EXEC_PROGRAM, exec_program(argv + FIRST_ARG, env));
 }
 
 /* ----------------------------------------------------------------------------------------------------- start ---- */

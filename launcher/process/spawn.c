@@ -337,8 +337,10 @@ static void read_exec_errno(struct worker *w)
     if (w->exec_fd < 0)
         return;
     n = read(w->exec_fd, &error, sizeof error);
-    if (n == (ssize_t)sizeof error)
-        w->exec_errno = error;
+    if (n == (ssize_t)sizeof error) {
+        w->exec_failure = (enum exec_failure)(error >> EXEC_ERRNO_BITS);
+        w->exec_errno = error & EXEC_ERRNO_MASK;
+    }
     (void)close(w->exec_fd);
     w->exec_fd = -1;
 }
@@ -436,14 +438,24 @@ struct spawn_child {
 static int become_shim(void *arg)
 {
     struct spawn_child *c = arg;
-    bool ready = c->apart < 0 || sys(c->apart, 0, 0, 0, 0, 0) >= 0;
+    enum exec_failure what = EXEC_GROUP;
+    long rc = c->apart < 0 ? 0 : sys(c->apart, 0, 0, 0, 0, 0);
+    int word;
 
-    for (int i = 0; i < 5 && ready; i++)
-        ready = (i <= STDERR_FILENO && c->fds[i] == i) || (c->fds[i] >= 5 && sys(SYS_dup3, c->fds[i], i, 0, 0, 0) == i);
-    if (ready)
-        (void)sys(SYS_execve, (long)c->shim, (long)c->argv, (long)c->env, 0, 0);
-    (void)sys(SYS_exit_group, 125, 0, 0, 0, 0);
-    return 125;
+    for (int i = 0; i < 5 && rc >= 0; i++) {
+        what = EXEC_FILES;
+        if (i > STDERR_FILENO || c->fds[i] != i)
+            rc = c->fds[i] >= 5 ? sys(SYS_dup3, c->fds[i], i, 0, 0, 0) : -EBADF;
+    }
+    if (rc >= 0) {
+        what = EXEC_SHIM;
+        rc = sys(SYS_execve, (long)c->shim, (long)c->argv, (long)c->env, 0, 0);
+    }
+    word = (int)what << EXEC_ERRNO_BITS | (int)-rc;
+    if (c->fds[4] >= 5)
+        (void)sys(SYS_write, c->fds[4], (long)&word, sizeof word, 0, 0);
+    (void)sys(SYS_exit_group, 126, 0, 0, 0, 0);
+    return 126;
 }
 
 /*

@@ -7,6 +7,7 @@
 #ifndef SPAWN_H
 #define SPAWN_H
 
+#include "launcher/process/exec_failure.h"
 #include "protocol/flight.h"
 
 #include <limits.h>
@@ -28,7 +29,7 @@ struct worker {
     int master;            /* -1: not open */
     struct cdi_flight *flight;
     int flight_fd; /* kept open for /proc/PID/fd/N */
-    int exec_fd;   /* errno of a failed exec; -1 */
+    int exec_fd;   /* why its program does not run; -1 */
     uint32_t local_rank;
     int32_t rank;
     int pid;
@@ -42,10 +43,11 @@ struct worker {
     int64_t started_wall_ms;
     bool piped[2]; /* stream i + 1 is read and has not ended */
     bool exited;
-    bool reported;              /* the caller's: the exit was reported */
-    int exit_code, exit_signal; /* of an exited one */
-    bool dumped;                /* it dumped a core */
-    int exec_errno;             /* its program could not be run; negative: it could not be bound to cpus; 0 */
+    bool reported;                  /* the caller's: the exit was reported */
+    int exit_code, exit_signal;     /* of an exited one */
+    bool dumped;                    /* it dumped a core */
+    int exec_errno;                 /* its program could not be run; 0 */
+    enum exec_failure exec_failure; /* the step that failed */
     int64_t ended_ms;
     const struct worker_events *on;
     void *arg; /* the caller's */

@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """cddprun runs a job: exit status, report, environment, output, restart, bad input."""
 import contextlib
+import ctypes
+import errno
 import json
 import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -478,6 +482,71 @@ def test_a_program_whose_interpreter_is_missing(cddprun):
         status, out, err = run(cddprun, '--nproc_per_node=2', path)
         os.unlink(path)
         assert status == 127 and f"cannot run script '{path}': the file exists, but its interpreter does not: '/no/such/interpreter'" in err, (status, err)
+
+
+def test_an_environment_that_only_cddprun_makes_too_large(cddprun):
+    stack = 4 << 20  # a quarter of it is for arguments and environment
+
+    def filled(n):
+        env = {**{k: os.environ[k] for k in ('PATH', 'LD_LIBRARY_PATH') if k in os.environ}, 'LANG': 'C'}
+        env.update({f'FILL{i:05}': 'x' * 200 for i in range(n)})
+        return env
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+    def fits(n):
+        try:
+            return subprocess.run([cddprun, '--version'], env=filled(n), preexec_fn=limit, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+    low, high = 500, 20000
+    while low + 1 < high:
+        low, high = ((low + high) // 2, high) if fits((low + high) // 2) else (low, (low + high) // 2)
+    with tempfile.TemporaryDirectory() as tmp:
+        done = subprocess.run([cddprun, '--nproc_per_node=2', 'true'], env={**filled(low), 'TMPDIR': tmp}, preexec_fn=limit, capture_output=True,
+                              text=True, check=False, timeout=launch.DEADLINE)
+    if done.returncode == 0:
+        raise Skip('the last variable that fits leaves room for those of cddprun')
+    assert done.returncode == 126 and re.match(r"cddprun: rank 0: cannot run program 'true': its arguments and environment, with the variables of "
+                                               r'cddprun, are too large; .*\(ulimit -s\)\n', done.stderr), (done.returncode, done.stderr)
+
+
+def test_a_shim_that_is_lost_while_the_job_runs(cddprun):
+    for how, status, words in (('rm -f', 127, 'No such file or directory'), ('chmod 600', 126, 'Permission denied')):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ('cddprun', 'cddprun-shim'):
+                shutil.copy(os.path.join(os.path.dirname(cddprun), name), folder)
+            shim = os.path.join(os.path.realpath(folder), 'cddprun-shim')
+            got, out, err = run(os.path.join(folder, 'cddprun'), '--max_restarts=1', *sh(f'{how} {shlex.quote(shim)}; exit 3'))
+            assert got == status, (got, err)
+            assert f"cddprun: rank 0: cannot run '{shim}', a part of cddprun: {words}; install cddprun again" in err, err
+
+
+def forbid(number, error):
+    """Make this process and its children get that error from a system call: seccomp(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    program = b''.join(struct.pack('HBBI', *line) for line in (
+        (0x20, 0, 0, 0),                      # the number of the call
+        (0x15, 0, 1, number),                 # is it that one?
+        (0x06, 0, 0, 0x00050000 | error),     # SECCOMP_RET_ERRNO
+        (0x06, 0, 0, 0x7fff0000)))            # SECCOMP_RET_ALLOW
+    text = ctypes.create_string_buffer(program)
+    head = struct.pack('HxxxxxxP', len(program) // 8, ctypes.addressof(text))
+    if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, ctypes.c_char_p(head), 0, 0) != 0:
+        os._exit(99)
+
+
+def test_a_system_call_that_a_filter_forbids_is_named(cddprun):
+    dup3 = {'x86_64': 292, 'aarch64': 24}.get(os.uname().machine)
+    if dup3 is None or launch.SLOW:
+        raise Skip('the number of dup3 is not known here, or libc uses it')
+    status, out, err = run(cddprun, '--nproc_per_node=2', 'true', preexec_fn=lambda: forbid(dup3, errno.EPERM))
+    if status == 99:
+        raise Skip('seccomp filters are not allowed here')
+    assert status == 126, (status, err)
+    assert re.match(r'cddprun: rank \d: cannot give it its standard streams and flight page: Operation not permitted; a seccomp filter', err), err
 
 
 def test_a_port_in_use(cddprun):
