@@ -123,7 +123,7 @@ static int main_run(const struct options *o)
     struct cluster_env cluster = {.kind = NULL};
     struct endpoint endpoint;
     struct plan plan;
-    struct cdi_error err;
+    struct cdi_error err = {.status = CDDP_OK};
     char id[40];
 
     machine_read(&machine, "", o->cuda_visible_devices);
@@ -147,6 +147,10 @@ static int main_run(const struct options *o)
     }
     if (o->dry_run) {
         status = print_plan(&plan, &machine);
+        if (status == 0)
+            status = agent_check(&plan, &err);
+        if (status != 0 && err.msg[0] != '\0')
+            cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
     } else {
         status = agent_run(&plan, &link);
         cdi_secret_release(&secret);

@@ -33,7 +33,8 @@
 #include <unistd.h>
 #include <uv.h>
 
-#define SWEEP_TICK_MS 1 /* between two scans for remaining descendants */
+#define PYTHON_CANNOT_OPEN 2 /* its exit status then */
+#define SWEEP_TICK_MS 1      /* between two scans for remaining descendants */
 #define SWEEP_GIVE_UP_MS 10000
 #define FINISH_QUIET_MS \
     200 /* processes that the workers have left may continue to write, if never silent for this long */
@@ -1485,17 +1486,35 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
 }
 
 /* The user may not know that Python is used: the program's name selects it. */
-static cddp_status agent_find_program(struct agent *a, int *status, struct cdi_error *err)
+static cddp_status agent_find_program(const struct plan *plan, char *path, int *status, struct cdi_error *err)
 {
     struct cdi_error why;
-    cddp_status st = spawn_find_program(plan_program(a->plan), a->spawn.program, status, &why);
+    cddp_status st = spawn_find_program(plan_program(plan), path, status, &why);
 
     if (st == CDDP_OK)
         return st;
-    if (a->plan->interpreter[0] == NULL)
+    if (plan->interpreter[0] == NULL)
         return cdi_fail(err, st, "%s", why.msg);
     return cdi_fail(err, st, "'%.200s' is run by Python, but %s; set PYTHON_EXEC to use another Python",
-                    a->plan->command[0], why.msg);
+                    plan->command[0], why.msg);
+}
+
+int agent_check(const struct plan *plan, struct cdi_error *err)
+{
+    struct sockaddr_storage addrs[LOOKUP_ADDRS_MAX];
+    char path[PATH_MAX];
+    unsigned n;
+    int status;
+
+    if (agent_find_program(plan, path, &status, err) != CDDP_OK)
+        return status;
+    if (plan->interpreter[0] != NULL && plan->interpreter[2] == NULL && access(plan->command[0], R_OK) != 0) {
+        (void)cdi_fail(err, CDDP_E_NOT_FOUND, "cannot read script '%.300s': %s", plan->command[0], strerror(errno));
+        return PYTHON_CANNOT_OPEN;
+    }
+    if (plan->endpoint.role == ENDPOINT_ELECT) /* the winner's address */
+        return 0;
+    return lookup_addresses(addrs, &n, plan->endpoint.host, plan->endpoint.port, err) == CDDP_OK ? 0 : 1;
 }
 
 /*
@@ -1544,7 +1563,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
         supervise_keep_others(&a->sup);
     if (agent_is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
-    if (agent_find_program(a, &status, &err) == CDDP_OK) {
+    if (agent_find_program(plan, a->spawn.program, &status, &err) == CDDP_OK) {
         mpi_program_warn(plan, a->spawn.program);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)

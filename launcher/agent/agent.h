@@ -14,5 +14,10 @@
  * returns. Takes link->fd. All messages are written to stderr before it returns.
  */
 int agent_run(const struct plan *plan, struct guard_link *link);
+/*
+ * Checks what a start would need first: the program, and the address of the rendezvous, which blocks for as long as the
+ * resolver does. Returns 0, or agent_run()'s exit status with an error message in *err.
+ */
+int agent_check(const struct plan *plan, struct cdi_error *err);
 
 #endif

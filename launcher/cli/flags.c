@@ -235,7 +235,7 @@ const struct flag flags[] = {
      .fallback = "0",
      .ours = true,
      .help = "start nothing; print what would run on this node as JSON: nodes, ranks, devices, cores, commands, "
-             "variables"},
+             "variables; fails as the start would if the program or the address is not found"},
     {.name = "top", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(top), RANGE(1, 255),
      .value = "HOST[:PORT]", .ours = true,
      .help = "start nothing; show the running jobs of the rendezvous at this endpoint on the terminal, the late "

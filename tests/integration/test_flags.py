@@ -232,5 +232,20 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(cddprun):
         assert status == 2 and 'needs a rendezvous endpoint' in err and not out, (status, out, err)
 
 
+def test_a_dry_run_says_what_the_start_would_say(cddprun):
+    for args in (['no-such-program'], ['./no/such/program'], ['/'], ['--master_addr=no-such-host.invalid', '--nnodes=2', '--node_rank=1', 'true'],
+                 ['--master_addr=no-such-host.invalid', 'true']):
+        status, out, err = run(cddprun, '--dry_run', *args)
+        if '--nnodes=2' in args: # the start itself tries again for half a minute
+            assert status == 1 and 'does not resolve on this node' in err, (args, status, err)
+        else:
+            assert (status, err) == run(cddprun, *args)[::2], (args, status, err)
+        assert json.loads(out)['workers'], out
+    status, out, err = run(cddprun, '--dry_run', 'no-such-script.py')
+    assert (status, err) == (2, "cddprun: cannot read script 'no-such-script.py': No such file or directory\n"), (status, err)
+    status, out, err = run(cddprun, '--dry_run', '-m', 'no_such_module')  # only Python knows
+    assert (status, err) == (0, ''), (status, err)
+
+
 if __name__ == '__main__':
     launch.main()
