@@ -44,7 +44,7 @@ struct record {
 /* A completed step: `number` is step + 1, and is cleared while the fields change. */
 struct step_record {
     _Atomic uint64_t number;
-    _Atomic int64_t begun_ns, end_ns, comm_ns, exposed_ns, late_ns;
+    _Atomic int64_t begun_ns, end_ns, comm_ns, exposed_ns, late_ns, transfer_ns;
     _Atomic int32_t late_rank;
     _Atomic uint32_t n_buckets;
 };
@@ -443,6 +443,7 @@ static bool read_step(const struct step_record *r, uint64_t number, struct cdi_f
         .comm_ns = load_span(&r->comm_ns),
         .exposed_ns = load_span(&r->exposed_ns),
         .late_ns = load_span(&r->late_ns),
+        .transfer_ns = load_span(&r->transfer_ns),
         .late_rank = load_rank(&r->late_rank),
         .n_buckets = atomic_load_explicit(&r->n_buckets, memory_order_acquire),
     };
@@ -910,6 +911,7 @@ void cdi_flight_step_times(struct cdi_flight *f, const struct cdi_flight_step *s
     atomic_store_explicit(&r->comm_ns, step->comm_ns, memory_order_release);
     atomic_store_explicit(&r->exposed_ns, step->exposed_ns, memory_order_release);
     atomic_store_explicit(&r->late_ns, step->late_ns, memory_order_release);
+    atomic_store_explicit(&r->transfer_ns, step->transfer_ns, memory_order_release);
     atomic_store_explicit(&r->late_rank, step->late_rank, memory_order_release);
     atomic_store_explicit(&r->n_buckets, step->n_buckets, memory_order_release);
     atomic_store_explicit(&r->number, step->step + 1, memory_order_release);
@@ -977,7 +979,8 @@ void cdi_flight_error(const struct cdi_flight *f, struct cdi_flight_error *e)
     if (e->at_ns <= 0)
         return;
     e->status = (cddp_status)atomic_load_explicit(&note->status, memory_order_acquire);
-    e->blamed = (int32_t)((uint32_t)atomic_load_explicit(&note->blamed_plus_1, memory_order_acquire) - 1);
+    e->blamed = atomic_load_explicit(&note->blamed_plus_1, memory_order_acquire);
+    e->blamed = e->blamed > 0 ? e->blamed - 1 : -1; /* whatever the worker has written there */
     for (size_t i = 0; i + 1 < CDI_FLIGHT_TEXT; i++)
         e->text[i] = atomic_load_explicit(&note->text[i], memory_order_acquire);
 }

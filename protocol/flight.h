@@ -105,6 +105,7 @@ struct cdi_flight_step {
     int64_t comm_ns;          /* with a bucket between start and end: the union of these times */
     int64_t exposed_ns;       /* of it: while the program waited */
     int64_t late_ns;          /* of exposed_ns: until the last peer had arrived */
+    int64_t transfer_ns;      /* of comm_ns: some bucket was moved; in the rest all waited for their last peer */
     int32_t late_rank;        /* the peer that this rank waited for longest, of the world; -1: none, or not known */
     uint32_t n_buckets;
 };

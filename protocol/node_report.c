@@ -60,6 +60,7 @@ static const struct member {
     NUMBER(comm_us, U64, 0),
     NUMBER(exposed_us, U64, 0),
     NUMBER(late_us, U64, 0),
+    NUMBER(transfer_us, U64, 0),
     NUMBER(late_rank, I32, -1),
     NUMBER(late_count, U32, 0),
     NUMBER(step_age_ms, I64, 0),

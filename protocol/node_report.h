@@ -51,7 +51,7 @@ struct cdi_rank_report {
     uint64_t gpu_total_bytes; /* which has this size; 0: not known */
     /* Means of the last steps in the flight page; step_us 0: none. */
     uint32_t n_steps;
-    uint64_t step_us, comm_us, exposed_us, late_us;
+    uint64_t step_us, comm_us, exposed_us, late_us, transfer_us;
     int32_t late_rank;   /* the peer that it most often waited for longest; -1: none */
     uint32_t late_count; /* in so many of these steps */
     int64_t step_age_ms; /* since the last of them was complete */

@@ -400,6 +400,7 @@ static void sum_steps(const struct cdi_rank_report *r, struct cdi_places_sum *ou
     out->exposed_us += (double)r->exposed_us;
     out->hidden_us += r->comm_us > r->exposed_us ? (double)(r->comm_us - r->exposed_us) : 0;
     out->late_us += (double)r->late_us;
+    out->transfer_us += (double)r->transfer_us;
 }
 
 static void sum_gpu(const struct cdi_rank_report *r, struct cdi_places_sum *out)
@@ -428,6 +429,7 @@ static void divide(struct cdi_places_sum *out)
     out->hidden_us /= fresh;
     out->exposed_us /= fresh;
     out->late_us /= fresh;
+    out->transfer_us /= fresh;
 }
 
 void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out)

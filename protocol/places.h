@@ -51,6 +51,7 @@ struct cdi_places_sum {
     int64_t step_age_ms;         /* since the last step of any of them */
     size_t n_fresh;              /* of them, without those that stand still; the following are means over these */
     double step_us, hidden_us, exposed_us, late_us; /* hidden and exposed communication; waiting for the last rank */
+    double transfer_us;                             /* of the communication, moving data */
     int32_t slowest;                                /* the rank that the others most often waited for; -1: none */
     double slowest_share;                           /* of the steps, 0 to 1 */
     size_t n_gpus;                                  /* ranks whose GPU's load is known; the following are of these */

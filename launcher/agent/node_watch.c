@@ -102,7 +102,7 @@ void node_watch_place(const struct cdi_flight_view *v, const struct cdi_flight_p
 
 void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r)
 {
-    int64_t period = 0, comm = 0, exposed = 0, late = 0;
+    int64_t period = 0, comm = 0, exposed = 0, late = 0, transfer = 0;
 
     r->late_rank = -1;
     r->late_count = 0;
@@ -114,6 +114,7 @@ void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now
         comm += steps[i].comm_ns;
         exposed += steps[i].exposed_ns;
         late += steps[i].late_ns;
+        transfer += steps[i].transfer_ns;
         for (size_t k = 0; k < n; k++)
             count += steps[k].late_rank == steps[i].late_rank;
         if (steps[i].late_rank >= 0 && count > r->late_count) {
@@ -128,6 +129,7 @@ void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now
     r->comm_us = (uint64_t)(comm > 0 ? comm : 0) / n / NS_PER_US;
     r->exposed_us = (uint64_t)(exposed > 0 ? exposed : 0) / n / NS_PER_US;
     r->late_us = (uint64_t)(late > 0 ? late : 0) / n / NS_PER_US;
+    r->transfer_us = (uint64_t)(transfer > 0 ? transfer : 0) / n / NS_PER_US;
 }
 
 void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a worker's process could not do before its program ran. The process writes it, and the errno in the lower bits,
- * into the pipe to its agent, whatever else it can no more do.
+ * into the pipe to its agent, the only way that is left to it.
  */
 #ifndef EXEC_FAILURE_H
 #define EXEC_FAILURE_H

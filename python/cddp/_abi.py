@@ -125,7 +125,8 @@ class DdpStats(Structure):
                 *((f'{name}_ns', c_int64) for name in DDP_TIMES), ('bytes', c_uint64),
                 *((f'last_{name}_ns', c_int64) for name in DDP_TIMES), ('last_bytes', c_uint64),
                 ('slowest_steps', c_uint64), ('slowest_rank', c_int32), ('last_slowest_rank', c_int32),
-                ('n_buckets', c_size_t), ('bucket_bytes', c_size_t), ('largest_bucket_bytes', c_size_t), ('rebuilds', c_uint64)]
+                ('n_buckets', c_size_t), ('bucket_bytes', c_size_t), ('largest_bucket_bytes', c_size_t), ('rebuilds', c_uint64),
+                *((name, c_int64) for name in ('waiting_ns', 'transfer_ns', 'last_waiting_ns', 'last_transfer_ns'))]
 
 
 class OptimGroup(Structure):

@@ -284,7 +284,7 @@ class DDP:
         """Returns where the time of the steps went, on this rank: a named tuple with the members of cddp_ddp_stats.
 
         Sums over `steps` steps, in ns: step_ns, and its parts forward_ns, backward_ns, comm_ns, exposed_ns, hidden_ns,
-        thread_ns, late_ns; last_step_ns and so on are those of the last step. slowest_rank and last_slowest_rank are the
+        thread_ns, late_ns, waiting_ns, transfer_ns; last_step_ns and so on are those of the last step. slowest_rank and last_slowest_rank are the
         rank that this one has waited for longest, or None. Experimental: members may change. It waits for no rank.
         """
         stats = DdpStats(size=sizeof(DdpStats))

@@ -76,18 +76,19 @@ static const char *const columns[] = {"rank",
                                       "gpu_permille",
                                       "gpu_used_bytes",
                                       "gpu_total_bytes",
-                                      "part"};
+                                      "part",
+                                      "transfer_us"};
 
 static json_t *row_of(const struct cdi_rank_report *r, bool late)
 {
-    return json_pack("[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I, I, b, i, i, I, I, o]", (int)r->rank,
-                     (json_int_t)r->pid, cdi_place_name(r->place),
-                     r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)),
-                     (json_int_t)r->seq, (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step,
-                     (json_int_t)r->step_us, (json_int_t)r->comm_us, (json_int_t)r->exposed_us, (json_int_t)r->late_us,
-                     (int)r->late_rank, json_text(r->doing), (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes,
-                     (json_int_t)r->step_age_ms, (int)late, (int)r->peer, (int)r->gpu_permille,
-                     (json_int_t)r->gpu_used_bytes, (json_int_t)r->gpu_total_bytes, json_text(r->part));
+    return json_pack(
+        "[i, I, s, o, I, i, I, I, I, I, I, I, i, o, I, I, I, b, i, i, I, I, o, I]", (int)r->rank, (json_int_t)r->pid,
+        cdi_place_name(r->place), r->op == CDI_FLIGHT_NONE ? json_null() : json_string(cdi_flight_op_name(r->op)),
+        (json_int_t)r->seq, (int)r->bucket, (json_int_t)r->for_ms, (json_int_t)r->step, (json_int_t)r->step_us,
+        (json_int_t)r->comm_us, (json_int_t)r->exposed_us, (json_int_t)r->late_us, (int)r->late_rank,
+        json_text(r->doing), (json_int_t)r->cpu_permille, (json_int_t)r->resident_bytes, (json_int_t)r->step_age_ms,
+        (int)late, (int)r->peer, (int)r->gpu_permille, (json_int_t)r->gpu_used_bytes, (json_int_t)r->gpu_total_bytes,
+        json_text(r->part), (json_int_t)r->transfer_us);
 }
 
 static json_t *rows_of(const struct page_job *j, const struct page_node *n)
@@ -136,13 +137,13 @@ static json_t *groups_of(const struct page_job *j)
 
 static json_t *timing_of(const struct cdi_places_sum *s)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:i, s:f, s:f, s:I, s:I, s:f, s:f, s:f}", "ranks",
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:i, s:f, s:f, s:I, s:I, s:f, s:f, s:f}", "ranks",
                      (json_int_t)s->n, "timed", (json_int_t)s->n_timed, "min_step", (json_int_t)s->min_step, "max_step",
                      (json_int_t)s->max_step, "step_us", s->step_us, "hidden_us", s->hidden_us, "exposed_us",
-                     s->exposed_us, "waiting_us", s->late_us, "slowest_rank", (int)s->slowest, "slowest_share",
-                     s->slowest_share, "steps_per_s", s->steps_per_s, "last_step_age_ms", (json_int_t)s->step_age_ms,
-                     "gpus", (json_int_t)s->n_gpus, "gpu_load", s->gpu_load, "gpu_least_load", s->gpu_least_load,
-                     "gpu_memory", s->gpu_memory);
+                     s->exposed_us, "waiting_us", s->late_us, "transfer_us", s->transfer_us, "slowest_rank",
+                     (int)s->slowest, "slowest_share", s->slowest_share, "steps_per_s", s->steps_per_s,
+                     "last_step_age_ms", (json_int_t)s->step_age_ms, "gpus", (json_int_t)s->n_gpus, "gpu_load",
+                     s->gpu_load, "gpu_least_load", s->gpu_least_load, "gpu_memory", s->gpu_memory);
 }
 
 static json_t *history_of(const struct page_job *j)

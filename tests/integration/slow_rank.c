@@ -24,12 +24,14 @@ static void print(int rank, const cddp_ddp_stats *s)
 {
     (void)printf("{\"rank\": %d, \"steps\": %" PRIu64 ", \"step_ns\": %" PRId64 ", \"forward_ns\": %" PRId64
                  ", \"backward_ns\": %" PRId64 ", \"comm_ns\": %" PRId64 ", \"exposed_ns\": %" PRId64
-                 ", \"hidden_ns\": %" PRId64 ", \"late_ns\": %" PRId64 ", \"bytes\": %" PRIu64 ", \"slowest\": %d, "
+                 ", \"hidden_ns\": %" PRId64 ", \"waiting_ns\": %" PRId64 ", \"transfer_ns\": %" PRId64
+                 ", \"late_ns\": %" PRId64 ", \"bytes\": %" PRIu64 ", \"slowest\": %d, "
                  "\"slowest_steps\": %" PRIu64 ", \"last_slowest\": %d, \"last_step_ns\": %" PRId64
                  ", \"buckets\": %zu, \"bucket_bytes\": %zu, \"largest\": %zu, \"rebuilds\": %" PRIu64 "}\n",
                  rank, s->steps, s->step_ns, s->forward_ns, s->backward_ns, s->comm_ns, s->exposed_ns, s->hidden_ns,
-                 s->late_ns, s->bytes, (int)s->slowest_rank, s->slowest_steps, (int)s->last_slowest_rank,
-                 s->last_step_ns, s->n_buckets, s->bucket_bytes, s->largest_bucket_bytes, s->rebuilds);
+                 s->waiting_ns, s->transfer_ns, s->late_ns, s->bytes, (int)s->slowest_rank, s->slowest_steps,
+                 (int)s->last_slowest_rank, s->last_step_ns, s->n_buckets, s->bucket_bytes, s->largest_bucket_bytes,
+                 s->rebuilds);
 }
 
 int main(int argc, char **argv)

@@ -34,6 +34,8 @@ def train(cddprun, nprocs, slow, env=None, steps=STEPS):
 def check_sums(line, steps=STEPS):
     assert line['steps'] == steps - 1, line
     assert line['comm_ns'] == line['exposed_ns'] + line['hidden_ns'], line
+    assert line['comm_ns'] == line['waiting_ns'] + line['transfer_ns'], line
+    assert 0 <= line['late_ns'] <= line['waiting_ns'] and 0 < line['transfer_ns'], line
     assert 0 <= line['late_ns'] <= line['exposed_ns'] <= line['comm_ns'] <= line['step_ns'], line
     assert 0 <= line['forward_ns'] and 0 <= line['backward_ns'], line
     assert line['forward_ns'] + line['backward_ns'] <= line['step_ns'], line

@@ -294,7 +294,7 @@ def uneven():
 def stats():
     """Where the time of the steps went: rank 1 is late in each of them."""
     with cddp.init() as comm, cddp.DDP(comm, {'w': array.array('f', [0.0] * 1000)}) as ddp:
-        assert ddp.get_stats()._replace(bucket_bytes=0, largest_bucket_bytes=0) == (0,) * 20 + (None, None, 1, 0, 0, 0), ddp.get_stats()
+        assert ddp.get_stats()._replace(bucket_bytes=0, largest_bucket_bytes=0) == (0,) * 20 + (None, None, 1, 0, 0, 0) + (0,) * 4, ddp.get_stats()
         for _ in range(4):
             time.sleep(0.1 * comm.rank)
             ddp.ready('w')
@@ -304,6 +304,7 @@ def stats():
         assert s.step_ns >= 3 * 50e6 and s.last_step_ns > 0 and s.comm_ns == s.exposed_ns + s.hidden_ns, s
         if comm.rank == 0:
             assert s.slowest_rank == 1 and 1 <= s.slowest_steps <= 3 and 20e6 < s.late_ns <= s.exposed_ns, s
+            assert s.late_ns <= s.waiting_ns and s.waiting_ns + s.transfer_ns == s.comm_ns, s
         error = raises(cddp.Error, ['has no cddp_no_such'], cddp._abi.experimental, 'cddp_no_such')
         assert error.status == cddp.Status.UNSUPPORTED
     raises(RuntimeError, ['closed'], ddp.get_stats)

@@ -195,6 +195,8 @@ static void add_step(struct cdi_ddp_stats *s, const struct cdi_step_shares *step
     sum->hidden_ns += sum->last_hidden_ns = step->comm - step->exposed;
     sum->thread_ns += sum->last_thread_ns = step->thread;
     sum->late_ns += sum->last_late_ns = step->late;
+    sum->waiting_ns += sum->last_waiting_ns = step->comm - step->transfer;
+    sum->transfer_ns += sum->last_transfer_ns = step->transfer;
     sum->bytes += sum->last_bytes = bytes;
     sum->last_slowest_rank = step->late_rank;
     if (step->late_rank < 0)
@@ -234,6 +236,7 @@ static void count_step(cddp_ddp *d)
     record.end_ns = t.end;
     record.comm_ns = shares.comm;
     record.exposed_ns = shares.exposed;
+    record.transfer_ns = shares.transfer;
     record.late_ns = shares.late;
     record.late_rank = shares.late_rank;
     cdi_flight_step_done(page_of(d), &record);
@@ -335,6 +338,7 @@ static void count_device_step(cddp_ddp *d, const struct device_step *p)
     record.end_ns = t.end;
     record.comm_ns = shares.comm;
     record.exposed_ns = shares.exposed;
+    record.transfer_ns = shares.transfer;
     cdi_flight_step_times(page_of(d), &record);
 }
 

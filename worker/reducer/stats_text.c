@@ -68,6 +68,10 @@ size_t cdi_stats_text(const cddp_ddp_stats *s, int rank, const char *model, char
     seconds(&t, "exposed_seconds_total", "Communication for which the program waited.", s->exposed_ns);
     seconds(&t, "thread_seconds_total", "Processor time of hidden communication.", s->thread_ns);
     seconds(&t, "late_seconds_total", "Exposed time until the last rank had arrived.", s->late_ns);
+    seconds(&t, "waiting_seconds_total", "Communication in which every bucket waited for its last rank.",
+            s->waiting_ns);
+    seconds(&t, "transfer_seconds_total", "The rest of the communication, in which buckets were moved.",
+            s->transfer_ns);
     number(&t, "gradient_bytes_total", "counter", "Bytes of averaged gradients.", s->bytes);
     number(&t, "buckets", "gauge", "Buckets of gradients.", s->n_buckets);
     number(&t, "bucket_rebuilds_total", "counter", "Changes of the buckets.", s->rebuilds);

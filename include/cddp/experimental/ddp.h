@@ -92,6 +92,10 @@ typedef struct cddp_ddp_stats {
     size_t bucket_bytes; /* of all buckets together */
     size_t largest_bucket_bytes;
     uint64_t rebuilds; /* how often the buckets were cut or ordered anew */
+    /* The parts of comm_ns, hidden or not; where nobody knows who is late, all of it is transfer_ns. */
+    int64_t waiting_ns;  /* every bucket that has started waits for its last rank */
+    int64_t transfer_ns; /* all ranks have begun some bucket, and it is moved and summed */
+    int64_t last_waiting_ns, last_transfer_ns;
 } cddp_ddp_stats;
 
 /*

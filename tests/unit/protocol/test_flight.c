@@ -350,8 +350,10 @@ Test(flight, lists_newest_collectives_and_steps)
     cr_assert(cdi_flight_records(f, 0, e, 1) == 1 && e[0].seq == 11);
     cr_assert_eq(cdi_flight_records(f, UINT64_MAX, e, CDI_FLIGHT_RING), 0);
     for (uint64_t i = 0; i < CDI_FLIGHT_STEPS + 3; i++)
-        cdi_flight_step_done(f, &(struct cdi_flight_step){.step = i, .comm_ns = 10 + (int64_t)i, .late_rank = -1});
-    cr_assert(cdi_flight_steps(f, 0, s, CDI_FLIGHT_STEPS) == CDI_FLIGHT_STEPS && s[0].step == 3 && s[0].comm_ns == 13);
+        cdi_flight_step_done(f, &(struct cdi_flight_step){
+                                    .step = i, .comm_ns = 10 + (int64_t)i, .transfer_ns = (int64_t)i, .late_rank = -1});
+    cr_assert(cdi_flight_steps(f, 0, s, CDI_FLIGHT_STEPS) == CDI_FLIGHT_STEPS && s[0].step == 3 && s[0].comm_ns == 13 &&
+              s[0].transfer_ns == 3);
     cr_assert(cdi_flight_steps(f, CDI_FLIGHT_STEPS + 2, s, CDI_FLIGHT_STEPS) == 1 && s[0].late_rank == -1);
     cdi_flight_set_names(f, 1, "layer1.weight");
     cdi_flight_set_names(f, CDI_FLIGHT_BUCKETS, "none");

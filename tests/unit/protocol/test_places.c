@@ -169,6 +169,7 @@ Test(places, summary_names_the_slowest_rank)
         r->comm_us = 4000;
         r->exposed_us = 1000;
         r->late_us = 500;
+        r->transfer_us = 2500;
         r->late_rank = i == 3 ? 0 : 3;
         r->late_count = i == 3 ? 5 : 8;
     }
@@ -178,6 +179,7 @@ Test(places, summary_names_the_slowest_rank)
     cr_assert(sum.n_fresh == 8 && sum.n_gpus == 0 && sum.gpu_memory < 0);
     cr_assert_float_eq(sum.steps_per_s, 100, 1e-9);
     cr_assert(sum.step_us == 10000 && sum.hidden_us == 3000 && sum.exposed_us == 1000 && sum.late_us == 500);
+    cr_assert_eq(sum.transfer_us, 2500);
     cr_assert_eq(sum.slowest, 3);
     cr_assert_float_eq(sum.slowest_share, 56.0 / 80, 1e-9);
 }

@@ -101,6 +101,18 @@ static int64_t hidden_thread_time(const struct cdi_step_times *t, size_t n_waits
     return sum;
 }
 
+/* A bucket moves from when its last rank has arrived, or from its start if that is not known. Uses t->comm. */
+static int64_t transfer_time(const struct cdi_step_times *t)
+{
+    for (size_t b = 0; b < t->n_buckets; b++) {
+        const struct cdi_bucket_times *one = &t->buckets[b];
+
+        t->comm[b] = (struct cdi_interval){.begin = one->arrived > one->started ? one->arrived : one->started,
+                                           .end = one->started > 0 ? one->done : 0};
+    }
+    return cdi_intervals_length(t->comm, cdi_intervals_join(t->comm, t->n_buckets));
+}
+
 struct cdi_step_shares cdi_step_shares_of(const struct cdi_step_times *t)
 {
     struct cdi_step_shares s = {.late_rank = -1};
@@ -116,6 +128,7 @@ struct cdi_step_shares cdi_step_shares_of(const struct cdi_step_times *t)
     n_comm = cdi_intervals_join(t->comm, t->n_buckets);
     s.comm = cdi_intervals_length(t->comm, n_comm);
     s.exposed = cdi_intervals_common(t->comm, n_comm, t->waits, n_waits);
+    s.transfer = transfer_time(t);
     s.thread = hidden_thread_time(t, n_waits);
     share_late(t, n_waits, &s);
     s.backward = ready - t->first;

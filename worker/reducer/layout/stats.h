@@ -39,8 +39,9 @@ struct cdi_step_shares {
     int64_t forward;  /* of it: until the first gradient */
     int64_t backward; /* from there until the last bucket is ready */
     int64_t comm, exposed, late;
-    int64_t thread; /* processor time of the backend's own thread in comm that is not exposed */
-    int late_rank;  /* -1: none */
+    int64_t transfer; /* of comm: all ranks have arrived at some bucket, as far as known, so that it moves */
+    int64_t thread;   /* processor time of the backend's own thread in comm that is not exposed */
+    int late_rank;    /* -1: none */
 };
 
 /* Sorts intervals and joins those that touch or overlap; drops empty ones. Returns how many are left. */

@@ -52,12 +52,19 @@ Test(node_watch, other_collectives_and_ended_ones_wait_for_no_single_rank)
 Test(node_watch, steps_have_an_age)
 {
     const struct cdi_flight_step steps[] = {
-        {.step = 7, .begun_ns = S, .end_ns = 2 * (int64_t)S, .comm_ns = S / 2, .exposed_ns = S / 4, .late_rank = 2},
+        {.step = 7,
+         .begun_ns = S,
+         .end_ns = 2 * (int64_t)S,
+         .comm_ns = S / 2,
+         .exposed_ns = S / 4,
+         .transfer_ns = S / 8,
+         .late_rank = 2},
         {.step = 8, .begun_ns = 2 * (int64_t)S, .end_ns = 5 * (int64_t)S, .comm_ns = S / 2, .late_rank = -1}};
     struct cdi_rank_report r = {.rank = 0};
 
     node_watch_steps(steps, 2, 45 * (int64_t)S, &r);
-    cr_assert(r.step_us == 2000000 && r.comm_us == 500000 && r.exposed_us == 125000 && r.n_steps == 2);
+    cr_assert(r.step_us == 2000000 && r.comm_us == 500000 && r.exposed_us == 125000 && r.transfer_us == 62500);
+    cr_assert_eq(r.n_steps, 2);
     cr_assert(r.late_rank == 2 && r.late_count == 1);
     cr_assert_eq(r.step_age_ms, 40000);
     node_watch_steps(steps, 2, 4 * (int64_t)S, &r);

@@ -117,6 +117,7 @@ Test(stats, tells_hidden_from_exposed_communication)
     cr_expect_eq(s.backward, 190);
     cr_expect_eq(s.comm, 40 + 190);
     cr_expect_eq(s.exposed, 140);
+    cr_expect_eq(s.transfer, 30 + 20 + 70, "the rest of comm waits for ranks 1 and 2");
     cr_expect_eq(s.thread, 12 + 10, "half of the second bucket's");
     cr_expect_eq(s.late, 40 + 10);
     cr_expect_eq(s.late_rank, 2, "rank 1 was last twice, but for a shorter time");
@@ -143,7 +144,7 @@ Test(stats, counts_only_what_is_known)
     struct cdi_step_shares s = cdi_step_shares_of(&t);
 
     cr_expect(s.step == 140 && s.forward == 0 && s.backward == 35);
-    cr_expect(s.comm == 70 && s.exposed == 70 && s.thread == 0 && s.late == 0 && s.late_rank == -1);
+    cr_expect(s.comm == 70 && s.exposed == 70 && s.transfer == 60 && s.thread == 0 && s.late == 0 && s.late_rank == -1);
 }
 
 Test(stats, writes_the_format_of_prometheus)
