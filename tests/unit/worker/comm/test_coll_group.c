@@ -149,7 +149,7 @@ Test(coll_group, all_to_allv_takes_counts_and_offsets_from_the_callers_stack)
 static int uneven_sums(int rank)
 {
     static const size_t counts[N] = {2, 0, 3, 1}, begin[N] = {0, 2, 2, 5}, apart[N] = {5, 0, 0, 9};
-    float in[10], out[3] = {0};
+    float in[10] = {0}, out[3] = {0};
     cddp_comm *comm = NULL;
     cddp_coll_args a = args_of(CDDP_COLL_REDUCE_SCATTERV, CDDP_FLOAT32, in, out, 0, 0);
 
