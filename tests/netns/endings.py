@@ -33,7 +33,7 @@ def ended(pid_file):
 
 
 def one(cddprun, host, seed):
-    """One job: node 0 on host 1, node 1 on `host`, which is cut off. Returns '' or what went wrong."""
+    """Runs one job, with node 0 on host 1 and node 1 on `host`, and cuts that one off. Returns '' or the error."""
     rng = random.Random(seed)
     cut_s, later_s, before_cut_s = rng.uniform(SHORTEST, LONGEST), rng.uniform(0, 3), rng.choice([0, 0, rng.uniform(0, 0.2)])
     restarts = rng.choice([0, 1])

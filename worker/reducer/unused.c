@@ -15,6 +15,7 @@
  */
 #include "worker/reducer/unused.h"
 
+#include "common/float_state.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
@@ -368,6 +369,7 @@ static cddp_status was_used(cddp_ddp *d, size_t i, int *used, struct cdi_error *
 
 cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, int *used)
 {
+    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_was_used", ddp, &err);
 

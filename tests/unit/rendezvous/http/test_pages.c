@@ -319,7 +319,7 @@ Test(pages, gpu_is_shown_where_it_is_known)
     write_it(page_metrics, &one);
     cr_assert(!has("cddp_job_gpu_load_ratio{") && !has("cddp_job_gpu_least_load_ratio{") &&
                   !has("cddp_job_gpu_memory_used_ratio{"),
-              "what is not known has no sample: -1 would fire alerts and spoil averages");
+              "an unknown value has no sample: -1 would fire alerts and spoil averages");
     cr_assert(has("# TYPE cddp_job_gpu_load_ratio gauge\n") && has("# TYPE cddp_job_steps_total counter\n"));
     write_it(page_html, &one);
     cr_assert_not(has("GPU"));
