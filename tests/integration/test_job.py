@@ -39,7 +39,7 @@ def test_the_exit_status_is_the_first_failing_ranks(cddprun):
     status, out, err = run(cddprun, '--nproc_per_node=3', *sh('[ $RANK = 1 ] && exit 42; exec sleep 60'))
     assert status == 42, (status, err)
     assert re.match(r'cddprun: rank 1 \(pid \d+ on \S+\) exited with status 42 after \d+\.\d s\n'
-                    r'    local rank 1 of sh, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n', err), err
+                    r'    local rank 1 of sh, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}\n', err), err
     assert 'workers of this node were stopped or failed after it' in err, err
 
 

@@ -569,7 +569,7 @@ def test_cut_off_node_kills_workers_before_it_counts_as_lost(cddprun):
         began = time.monotonic()
         assert nodes[1].finish() == 1, nodes[1].err
         assert nodes[0].process.poll() is None, 'the host still waited'
-        assert re.fullmatch(r'cddprun: no message from the rendezvous at \S+ for 2 s; .*node.*\n', nodes[1].err)
+        assert re.fullmatch(r'cddprun: no message from the rendezvous at \S+ for 2 s; .*node.*\n', nodes[1].err), nodes[1].err
         assert nodes[0].finish() == 1
         assert time.monotonic() - began < 3 + launch.within(2)
         assert re.search(r'^cddprun: node 1 \(.*\) was lost while its workers ran: no message was received', nodes[0].err, re.M), nodes[0].err

@@ -224,7 +224,7 @@ def test_without_ptys_auto_uses_pipe_and_always_fails(cddprun):
     with Job(*without_ptys([cddprun]), '--standalone', '-n', '3', '--pty=always', PRINTER, 'tty') as job:
         assert job.finish() == 126, job.err
         assert 'rank 0 could not be started: cannot open a pseudo-terminal for its stdout (--pty=always): ' in job.err, job.err
-        when = time.mktime(time.strptime(re.search(r' at (\d+-\d+-\d+ \d+:\d+:\d+)\n', job.err)[1], '%Y-%m-%d %H:%M:%S'))
+        when = time.mktime(time.strptime(re.search(r' at (\d+-\d+-\d+ \d+:\d+:\d+) [+-]\d{4}\n', job.err)[1], '%Y-%m-%d %H:%M:%S'))
         assert time.time() - launch.DEADLINE < when <= time.time(), job.err
 
 
