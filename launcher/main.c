@@ -3,7 +3,6 @@
 #include "common/log.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/events.h"
-#include "launcher/agent/supervise.h"
 #include "launcher/cli/help.h"
 #include "launcher/cli/parse.h"
 #include "launcher/plan/dry_run.h"
@@ -78,8 +77,7 @@ static cddp_status start_guard(struct guard_link *link, const struct options *o,
             st = cdi_fail_errno(err, errno, "--auth_token_file '%.300s'", o->auth_token_file);
     }
     if (st == CDDP_OK)
-        st = guard_start(link, o->tmpdir, options_ending(o),
-                         o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : SUPERVISE_GRACE_MS, err);
+        st = guard_start(link, o->tmpdir, options_ending(o), options_grace_ms(o), err);
     if (st == CDDP_OK && o->auth_token_file == NULL && o->standalone) {
         (void)snprintf(path, sizeof path, "%s/auth_token", link->run_dir);
         st = make_secret_file(path, err);
@@ -231,7 +229,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     else if (level < 0 && o.log_level != NULL && *o.log_level != '\0' && !o.remote)
         cdi_log(CDI_LOG_WARN, "MAIN-LOGLEVEL", "LOGLEVEL '%.64s' is not debug, info, warning or error; using warning",
                 o.log_level);
-    if (o.remote && remote_end_start(&err) != CDDP_OK) {
+    if (o.remote && remote_end_start(&o, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-REMOTE", "%s", err.msg);
         return 1;
     }

@@ -42,7 +42,6 @@
 #define FLUSH_ON_SIGNAL_MS 2000
 #define FLUSH_REST_MS 1000 /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
-#define GUARD_GONE_SWEEP_MS 10000
 #define AGENT_LINE_MAX (128 * 1024) /* bytes of a message */
 
 struct agent {
@@ -1027,19 +1026,6 @@ static void on_act_by(void *arg, int64_t act_by_ms)
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
 }
 
-/* The guard cannot kill the orphans any more: kill them now, in any state. */
-static _Noreturn void guard_is_gone(struct agent *a)
-{
-    static const char text[] = "cddprun: the guard process was killed; all workers have been killed\n";
-    bool all = guard_sweep(GUARD_GONE_SWEEP_MS);
-    ssize_t n;
-
-    guard_remove_dir(a->guard->run_dir);
-    n = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)n;
-    _exit(all ? 1 : 2);
-}
-
 static void agent_on_signal(struct agent *a, int signal)
 {
     static const char stopped[] = {GUARD_STOPPED};
@@ -1090,7 +1076,7 @@ static void on_link_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
     struct agent *a = s->data;
 
     if (n < 0)
-        guard_is_gone(a);
+        guard_is_gone(a->guard);
     for (ssize_t i = 0; i < n; i++)
         if ((options_ending(a->plan->options) >> ((unsigned char)buf->base[i] - 1) & 1) != 0)
             (void)uv_try_write((uv_stream_t *)&a->link, &heard, 1);
@@ -1556,8 +1542,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
                                       .preflight = preflight_mode(plan->options),
                                       .host = plan->host,
                                       .read_buf = a->read_buf};
-    supervise_init(&a->sup, plan->n_procs,
-                   plan->options->shutdown_timeout_ms >= 0 ? plan->options->shutdown_timeout_ms : SUPERVISE_GRACE_MS);
+    supervise_init(&a->sup, plan->n_procs, options_grace_ms(plan->options));
     supervise_set_stop(&a->sup, plan->options->stop_set, (int)plan->options->stop_exit_code);
     if (plan->wait_on_failure)
         supervise_keep_others(&a->sup);

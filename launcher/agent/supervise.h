@@ -17,7 +17,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SUPERVISE_GRACE_MS 30000   /* from the first signal to SIGKILL, by default */
 #define SUPERVISE_PATIENCE_MS 5000 /* after it, the workers still running are logged, unless SIGKILL is due soon: */
 #define SUPERVISE_SOON_MS 500
 #define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time counts once */

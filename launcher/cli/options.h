@@ -5,14 +5,17 @@
 
 #include "common/error.h"
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define OPTIONS_MAX_PROCS 4096
 #define OPTIONS_MAX_NODES 100000
 #define OPTIONS_NODES_AUTO 0 /* max_nodes: as many as the scheduler's step has */
 #define OPTIONS_MAX_EXPORTS 256
+#define OPTIONS_GRACE_MS 30000             /* from the first signal to SIGKILL, by default */
 #define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
 #define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
 
@@ -112,6 +115,18 @@ struct options {
 static inline uint64_t options_ending(const struct options *o)
 {
     return o->signals | o->stop_set;
+}
+
+/* Returns one of the signals that end the job: SIGTERM, or the first where the user's list lacks it. */
+static inline int options_end_signal(const struct options *o)
+{
+    return (o->signals >> (SIGTERM - 1) & 1) != 0 ? SIGTERM : ffsll((long long)o->signals);
+}
+
+/* Returns the time from a signal that ends the job to SIGKILL: everything that waits for workers to end uses it. */
+static inline int64_t options_grace_ms(const struct options *o)
+{
+    return o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : OPTIONS_GRACE_MS;
 }
 
 /* Returns the value of an environment variable, or NULL. */

@@ -26,7 +26,8 @@
 #define LATE_MS 100                /* a running agent ends its workers well within it */
 #define RESUMED_MS 1000            /* an agent that was stopped together with the guard may have to be paged in first */
 #define UNRESPONSIVE_LEAST_MS 5000 /* on a busy node an agent may need time to read a signal */
-#define SWEEP_LIMIT_MS 30000       /* a process that survives SIGKILL for so long is held by the kernel */
+#define GUARD_GONE_SWEEP_MS 10000
+#define SWEEP_LIMIT_MS 30000 /* a process that survives SIGKILL for so long is held by the kernel */
 
 #define N_SIGNALS 64
 #define BIT(signal) (UINT64_C(1) << ((signal)-1))
@@ -478,27 +479,45 @@ static int conclude(const struct guard *g)
     return 128 + signal;
 }
 
+/* ------------------------------------------------------------------------------------------- the agent's side ---- */
+
+void guard_is_gone(const struct guard_link *link)
+{
+    static const char text[] = "cddprun: the guard process was killed; all workers have been killed\n";
+    bool all = guard_sweep(GUARD_GONE_SWEEP_MS);
+    ssize_t n;
+
+    guard_remove_dir(link->run_dir);
+    n = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)n;
+    _exit(all ? 1 : 2);
+}
+
 /* ----------------------------------------------------------------------------------------------------- start ---- */
 
 static void note_dispositions(struct guard_link *link, const sigset_t *mask)
 {
-    struct sigaction sa;
-
     for (int s = 1; s <= N_SIGNALS; s++) {
         if (sigismember(mask, s) == 1)
             link->mask |= BIT(s);
-        if (sigaction(s, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN)
+        if (guard_is_ignored(s))
             link->ignored |= BIT(s);
     }
 }
 
-/* The signals to handle, without those that were ignored (nohup, a shell's background jobs). */
-static void choose_signals(const struct guard_link *link, uint64_t ending, sigset_t *set)
+bool guard_is_ignored(int signal)
+{
+    struct sigaction sa;
+
+    return sigaction(signal, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN;
+}
+
+void guard_signals(uint64_t ending, sigset_t *set)
 {
     (void)sigemptyset(set);
     (void)sigaddset(set, SIGCHLD);
     for (int s = 1; s <= N_SIGNALS; s++)
-        if (((HANDED_ON | ending) & ~link->ignored & BIT(s)) != 0)
+        if (((HANDED_ON | ending) & BIT(s)) != 0 && !guard_is_ignored(s))
             (void)sigaddset(set, s);
 }
 
@@ -573,7 +592,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
     (void)signal(SIGCHLD, SIG_DFL); /* ignored, it would make waitpid lose every status */
     (void)sigprocmask(SIG_SETMASK, NULL, &before);
     note_dispositions(link, &before);
-    choose_signals(link, ending, &set);
+    guard_signals(ending, &set);
     signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0)
         return cdi_fail_errno(err, errno, "cannot watch for signals");
@@ -599,7 +618,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
     (void)close(pair[0]);
     if (st == CDDP_OK) {
         become_agent(ending, guard);
-        st = make_run_dir(link, tmpdir, err);
+        st = tmpdir == NULL ? CDDP_OK : make_run_dir(link, tmpdir, err);
     } else {
         (void)sigprocmask(SIG_SETMASK, &before, NULL);
     }

@@ -13,6 +13,7 @@
 #include "common/error.h"
 
 #include <limits.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -34,11 +35,22 @@ struct guard_link {
 };
 
 /*
- * Forks, and makes the run directory under tmpdir. Returns in the agent only, or after a failure before the fork; the
- * guard never returns. The guard kills an agent, with its workers, that has not read an ending signal after
- * patience_ms; it continues a stopped one first. Signals in `ending` (bit n-1 for signal n) end an agent that does not
- * handle signals yet; after that they are forwarded to it, as are all signals for workers. Call it before any thread
- * exists. CDDP_E_SYSTEM.
+ * Returns whether this process ignores the signal: as long as it has changed nothing, because nohup or a shell's
+ * background job had it ignored at the start. It must stay so.
+ */
+bool guard_is_ignored(int signal);
+/*
+ * Fills *set with SIGCHLD, the signals in `ending` (bit n-1 for signal n) and all signals for workers, but for those
+ * that are ignored: the one list of what every outer process of cddprun receives and forwards.
+ */
+void guard_signals(uint64_t ending, sigset_t *set);
+
+/*
+ * Forks, and makes the run directory under tmpdir (NULL: none). Returns in the agent only, or after a failure before
+ * the fork; the guard never returns. The guard kills an agent, with its workers, that has not read an ending signal
+ * after patience_ms; it continues a stopped one first. Signals in `ending` (bit n-1 for signal n) end an agent that
+ * does not handle signals yet; after that they are forwarded to it, as are all signals for workers. Call it before any
+ * thread exists. CDDP_E_SYSTEM.
  */
 cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t ending, int64_t patience_ms,
                         struct cdi_error *err);
@@ -58,6 +70,12 @@ bool guard_act_by(struct guard_link *link, int64_t act_by_ms);
  * not read.
  */
 void guard_hold(const struct guard_link *link, int fd);
+
+/*
+ * For an agent whose link has ended: the guard cannot kill the orphans any more. Kills them now, in any state, and
+ * exits.
+ */
+_Noreturn void guard_is_gone(const struct guard_link *link);
 
 /* Reaps the dead; false: no child is left. Never blocks. */
 bool guard_has_children(void);

@@ -92,7 +92,7 @@ const char *hosts_address(const struct host *h)
     return at == NULL ? h->name : at + 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------ command ----
+/* ------------------------------------------------------------------------------------------------------- script ----
  */
 
 /* Adds a space and the word in quotes for sh. */
@@ -142,7 +142,7 @@ static cddp_status hosts_add_place(struct cdi_buf *out, const struct hosts_job *
     return st == CDDP_OK ? add_word(out, "--") : st;
 }
 
-cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
+cddp_status hosts_script(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
 {
     cddp_status st = cdi_buf_append(out, "cd", 2);
 
@@ -161,5 +161,5 @@ cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint
         st = hosts_add_place(out, job, node);
     for (char *const *word = job->command; st == CDDP_OK && *word != NULL; word++)
         st = add_word(out, *word);
-    return st == CDDP_OK ? cdi_buf_append(out, "", 1) : st;
+    return st == CDDP_OK ? cdi_buf_append(out, "; exit\n", 7) : st; /* where it was not run */
 }

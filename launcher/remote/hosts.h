@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --hosts a:8,b:8: the list, and the command that ssh runs on each host. Pure. ssh.c starts the commands; remote_end.c
- * runs on the hosts.
+ * --hosts a:8,b:8: the list, and what is sent to each host. Pure. ssh.c starts the hosts; remote_end.c
+ * runs on them.
  */
 #ifndef HOSTS_H
 #define HOSTS_H
@@ -27,7 +27,7 @@ struct hosts {
  */
 cddp_status hosts_parse(struct hosts *out, const struct options *o, struct cdi_error *err);
 
-/* The part of the command that is the same for all hosts of a job. */
+/* The part of the script that is the same for all hosts of a job. */
 struct hosts_job {
     const struct hosts *hosts;
     char *const *flags; /* the user's, without cddprun and PROGRAM */
@@ -41,15 +41,32 @@ struct hosts_job {
     uint16_t master_port;
 };
 
-/* Writes a line for sh, which changes to the directory and runs cddprun as node `node`, and a NUL. CDDP_E_NOMEM. */
-cddp_status hosts_command(struct cdi_buf *out, const struct hosts_job *job, uint32_t node);
+/*
+ * Writes a line for sh, which changes to the directory and runs cddprun as node `node`. sh reads it from its stdin, so
+ * that its length has no limit but the kernel's for arguments, and any login shell can start sh. CDDP_E_NOMEM.
+ */
+cddp_status hosts_script(struct cdi_buf *out, const struct hosts_job *job, uint32_t node);
 /* Returns the address of a host: "user@a" -> "a". */
 const char *hosts_address(const struct host *h);
 
-/* Frames that ssh.c sends to remote_end.c over ssh's stdin. End of file means: end the job. */
-#define HOSTS_SIGNAL 's' /* and its number */
-#define HOSTS_DATA 'd'   /* and a little-endian u16 of bytes that follow: for stdin of rank 0 */
-#define HOSTS_END 'e'    /* no more data */
-#define HOSTS_DATA_MAX 4096
+/*
+ * What ssh.c and remote_end.c send to each other through ssh: after the script for sh, ssh.c is silent until
+ * remote_end.c has written HOSTS_HELLO. The stdout of a login shell may have written something before it. From then on
+ * both send frames (protocol/frame.h). The end of file on remote_end.c's stdin means: end the job.
+ */
+#define HOSTS_HELLO "\0cddprun --hosts 1\n"
+#define HOSTS_HELLO_LEN (sizeof HOSTS_HELLO - 1)
+#define HOSTS_WINDOW                                                                                                \
+    0x40000                 /* bytes of INPUT on the way, so that SIGNAL never waits behind input that nobody reads \
+                             */
+#define HOSTS_DATA_MAX 4096 /* bytes of an INPUT */
+
+enum hosts_frame {
+    HOSTS_SIGNAL,    /* u8: its number */
+    HOSTS_INPUT,     /* bytes for the job's stdin; none: its end */
+    HOSTS_INPUT_GOT, /* from remote_end.c, u32 little-endian: so many of these bytes are written */
+    HOSTS_OUTPUT,    /* from remote_end.c: bytes of stdout */
+    HOSTS_STATUS,    /* from remote_end.c, u8: the exit status; the last frame */
+};
 
 #endif

@@ -1,88 +1,124 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/remote/ssh.h"
 
+#include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "launcher/cluster/cluster.h"
+#include "launcher/process/guard.h"
+#include "protocol/frame.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
-#define SSH_FAILED 255 /* its own exit status; all others are the command's */
+#define SSH_FAILED 255 /* its own exit status; others are the remote shell's */
 #define READ_SIZE 16384
 #define LINE_MAX_BYTES (1u << 20) /* a longer line is cut */
 #define QUEUE_MAX (1u << 20)      /* of output that is not read yet: then the hosts wait */
 #define WRITE_MAX 4096            /* never blocks if poll reports room */
-#define OTHERS_MS 60000           /* from the first failed host until the other hosts are ended, too */
-#define KILL_MS 75000             /* and from then on, until their ssh is killed */
-#define LEAVE_MS 5000             /* and from then on, until output that is not read is dropped */
+#define TO_MAX (16u << 20)        /* the script, whose words the kernel limits to a quarter of this, and frames */
+#define UNREAD_MS 2000            /* the least time for a reader that does not read */
+#define STARTING_MAX 8            /* hosts at a time: from the 10th on, sshd refuses some (MaxStartups) */
+#define RETRY_MS 1000             /* from the first failures to the second tries */
+#define OTHERS_MS 15000 /* for the others to learn of a host's failure, and to end, besides the grace period */
+#define SLACK_MS 60000  /* the same from a signal on, when every process must end */
+#define TERMINAL_MS 500 /* between two looks of a background job, which may have got the terminal */
+#define SIGNAL_MS 200   /* for a signal that another process got at the same moment */
+#define FLUSH_MS 1000   /* for signals on their way to ssh, before this process is stopped */
 
-struct stream {
-    int fd; /* -1: it has ended */
-    struct cdi_buf line;
-};
+enum remote_state { REMOTE_WAITING, REMOTE_STARTING, REMOTE_UP, REMOTE_OVER };
 
 struct remote {
     const char *name;
-    pid_t pid;         /* 0: it has exited */
-    int in;            /* -1: closed */
-    struct cdi_buf to; /* frames to be written to `in` */
-    struct stream out[2];
+    enum remote_state state;
+    unsigned tries;
+    bool unwanted; /* its ssh was killed */
+    pid_t pid;     /* of its ssh */
+    int in;        /* -1: closed */
+    int out[2];    /* its stdout and stderr */
+    int status;    /* the exit status that remote_end.c has sent; -1: none yet */
+    size_t window; /* bytes of stdin that may be sent */
+    struct cdi_buf to, from;
+    struct cdi_buf lines[2]; /* incomplete lines for our stdout and stderr */
 };
 
 struct ssh_run {
+    const struct options *opt;
+    const struct hosts_job *job;
+    struct guard_link link;
     struct remote *v;
-    uint32_t n, n_alive, n_streams;
-    int signals;
+    uint32_t n, n_up, n_over, n_starting;
+    int children;            /* tells of SIGCHLD */
     struct cdi_buf queue[2]; /* for our stdout and stderr */
     bool input;              /* our stdin is open */
     int status;              /* the first that was not 0 */
     int unwritten;           /* the errno of a failed write to our stdout or stderr; 0 */
-    int64_t end_at_ms, kill_at_ms, leave_at_ms;
+    bool unread;             /* some output was dropped */
+    int64_t unread_at_ms[2]; /* when output of a job that ends is dropped, since nobody reads it */
+    bool ending;
+    int signal;            /* the first that ends the job; 0 */
+    int64_t start_at_ms;   /* not before it */
+    int64_t nudge_at_ms;   /* hosts that have not ended by then are told to */
+    int64_t give_up_at_ms; /* and are left alone from then on */
+    int64_t stop_by_ms;    /* TSTP was received: stop as soon as the hosts have it */
 };
 
 /* -------------------------------------------------------------------------------------------------------- start ----
  */
 
-/* In the child. ssh keeps ignored signals ignored, so that only cddprun receives a terminal's Ctrl-C. */
-static _Noreturn void become_ssh(const struct remote *r, const char *command, const int fds[3], const sigset_t *mask,
-                                 pid_t parent)
+/*
+ * In the child. Signals are for cddprun, which forwards them: the guard's agent ignores them, and so does ssh, which
+ * keeps ignored ones. A first try asks no questions; the second one may, since only one host at a time has it. A shared
+ * connection (ControlMaster) that ssh would leave for the user's other commands would not outlive cddprun.
+ */
+static _Noreturn void become_ssh(const struct ssh_run *s, const struct remote *r, const int fds[3], pid_t parent)
 {
-    const char *const argv[] = {"ssh",   "-T",    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-                                r->name, command, NULL};
+    char batch[] = "-oBatchMode=yes", alive[] = "-oServerAliveInterval=5", count[] = "-oServerAliveCountMax=3",
+         own[] = "-oControlMaster=no", ssh[] = "ssh", no_tty[] = "-T", shell[] = "exec /bin/sh -s";
+    char *argv[] = {ssh, no_tty, alive, count, own, (char *)(uintptr_t)r->name, shell, NULL, NULL};
+    sigset_t none;
 
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
-    (void)signal(SIGINT, SIG_IGN);
-    (void)signal(SIGQUIT, SIG_IGN);
-    (void)signal(SIGPIPE, SIG_DFL);
-    (void)sigprocmask(SIG_SETMASK, mask, NULL);
+    if (r->tries == 1) {
+        memmove(&argv[2], &argv[1], 6 * sizeof *argv);
+        argv[1] = batch;
+    }
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    for (int i = 0; i < 3; i++) {
+        static const int own_signals[] = {SIGPIPE, SIGTTIN, SIGTTOU};
+
+        if ((s->link.ignored >> (own_signals[i] - 1) & 1) == 0)
+            (void)signal(own_signals[i], SIG_DFL);
+    }
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
     for (int i = 0; i < 3; i++)
         if (dup2(fds[i], i) < 0)
             _exit(SSH_FAILED);
     if (getppid() == parent)
-        (void)execvp("ssh", (char *const *)(uintptr_t)argv);
+        (void)execvp("ssh", argv);
     cdi_log(CDI_LOG_ERROR, "NEAR-SSH", "cannot run ssh: %s", strerror(errno));
-    _exit(SSH_FAILED);
+    _exit(SSH_FAILED - 1);
 }
 
-static void close_pair(int fds[2])
+static void close_fd(int *fd)
 {
-    for (int i = 0; i < 2; i++)
-        if (fds[i] >= 0)
-            (void)close(fds[i]);
+    if (*fd >= 0)
+        (void)close(*fd);
+    *fd = -1;
 }
 
-static cddp_status start_ssh(struct remote *r, const char *command, const sigset_t *mask, struct cdi_error *err)
+static cddp_status start_ssh(struct ssh_run *s, struct remote *r, struct cdi_error *err)
 {
     int pipes[3][2] = {{-1, -1}, {-1, -1}, {-1, -1}};
     pid_t me = getpid();
@@ -90,27 +126,50 @@ static cddp_status start_ssh(struct remote *r, const char *command, const sigset
 
     for (int i = 0; i < 3; i++)
         good = good && pipe2(pipes[i], O_CLOEXEC) == 0;
+    r->tries++;
     r->pid = good ? fork() : -1;
     if (r->pid == 0) {
         const int fds[3] = {pipes[0][0], pipes[1][1], pipes[2][1]};
 
-        become_ssh(r, command, fds, mask, me);
+        become_ssh(s, r, fds, me);
     }
     if (r->pid < 0) {
         (void)cdi_fail_errno(err, errno, "starting ssh");
-        for (int i = 0; i < 3; i++)
-            close_pair(pipes[i]);
-        r->pid = 0;
+        for (int i = 0; i < 6; i++)
+            close_fd(&pipes[i / 2][i % 2]);
         return CDDP_E_SYSTEM;
     }
-    (void)close(pipes[0][0]);
-    (void)close(pipes[1][1]);
-    (void)close(pipes[2][1]);
+    close_fd(&pipes[0][0]);
+    close_fd(&pipes[1][1]);
+    close_fd(&pipes[2][1]);
     r->in = pipes[0][1];
-    r->out[0].fd = pipes[1][0];
-    r->out[1].fd = pipes[2][0];
-    (void)fcntl(r->in, F_SETFL, O_NONBLOCK);
+    r->out[0] = pipes[1][0];
+    r->out[1] = pipes[2][0];
+    for (int i = 0; i < 3; i++)
+        (void)fcntl(i < 2 ? r->out[i] : r->in, F_SETFL, O_NONBLOCK);
+    r->state = REMOTE_STARTING;
+    s->n_starting++;
     return CDDP_OK;
+}
+
+/* Starts the hosts that wait, at most STARTING_MAX at a time; those that have failed once one by one, after all others.
+ */
+static cddp_status start_waiting(struct ssh_run *s, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (unsigned tries = 0; tries < 2; tries++)
+        for (uint32_t i = 0; i < s->n && st == CDDP_OK && !s->ending; i++) {
+            struct remote *r = &s->v[i];
+
+            if (r->state != REMOTE_WAITING || r->tries != tries)
+                continue;
+            if (s->n_starting >= (tries == 0 ? STARTING_MAX : 1) || (tries > 0 && cdi_now_ms() < s->start_at_ms))
+                return CDDP_OK;
+            st = hosts_script(&r->to, s->job, i);
+            st = st == CDDP_OK ? start_ssh(s, r, err) : cdi_fail(err, st, "out of memory");
+        }
+    return st;
 }
 
 /* ------------------------------------------------------------------------------------------------------- output ----
@@ -127,36 +186,25 @@ static void queue_lines(struct ssh_run *s, int which, struct cdi_buf *line, bool
     cdi_buf_consume(line, n);
 }
 
-static void read_stream(struct ssh_run *s, int which, struct stream *st)
+static void add_output(struct ssh_run *s, struct remote *r, int which, const void *bytes, size_t n)
 {
-    uint8_t *room = cdi_buf_reserve(&st->line, READ_SIZE);
-    ssize_t n = room == NULL ? -1 : read(st->fd, room, READ_SIZE);
+    /* What ssh says on a first try is said again on the second one. */
+    bool held = which == 1 && r->state == REMOTE_STARTING && r->tries == 1;
 
-    if (room == NULL) { /* a line without end */
-        queue_lines(s, which, &st->line, true);
-        return;
+    if (cdi_buf_append(&r->lines[which], bytes, n) != CDDP_OK) { /* a line without end */
+        queue_lines(s, which, &r->lines[which], true);
+        (void)cdi_buf_append(&r->lines[which], bytes, n);
     }
-    if (n < 0 && errno == EINTR)
-        return;
-    if (n > 0)
-        cdi_buf_commit(&st->line, (size_t)n);
-    queue_lines(s, which, &st->line, n <= 0);
-    if (n <= 0) {
-        (void)close(st->fd);
-        st->fd = -1;
-        s->n_streams--;
-        cdi_buf_release(&st->line);
-    }
+    if (!held)
+        queue_lines(s, which, &r->lines[which], false);
 }
 
 static void ssh_begin_end(struct ssh_run *s, int64_t patience_ms);
-
-static void ssh_send_frame(struct remote *r, const void *frame, size_t n);
+static void ssh_end_all(struct ssh_run *s);
 
 /* The same as in agent.c on one node: a full disk costs the output, a closed pipe ends the job. */
 static void ssh_on_unwritten(struct ssh_run *s, int which, int error)
 {
-    static const uint8_t end[2] = {HOSTS_SIGNAL, SIGTERM};
     const char *name = which == 0 ? "stdout" : "stderr";
 
     if (s->unwritten != 0)
@@ -172,38 +220,64 @@ static void ssh_on_unwritten(struct ssh_run *s, int which, int error)
     cdi_log(CDI_LOG_ERROR, "NEAR-UNWRITTEN", "the reader of its output is gone (SIGPIPE); ending the job");
     if (s->status == 0)
         s->status = 128 + SIGPIPE;
-    for (uint32_t i = 0; i < s->n; i++)
-        ssh_send_frame(&s->v[i], end, sizeof end);
-    ssh_begin_end(s, OTHERS_MS);
+    ssh_end_all(s);
+    ssh_begin_end(s, options_grace_ms(s->opt) + SLACK_MS);
 }
 
-static void write_queue(struct ssh_run *s, int which)
+/* From the end of the job on, a reader that does not read is waited for as long as workers are. */
+static void write_queue(struct ssh_run *s, int which, bool room)
 {
     struct cdi_buf *q = &s->queue[which];
-    ssize_t n = write(which + 1, cdi_buf_data(q), q->len < WRITE_MAX ? q->len : WRITE_MAX);
+    ssize_t n = room && q->len > 0 ? write(which + 1, cdi_buf_data(q), q->len < WRITE_MAX ? q->len : WRITE_MAX) : 0;
 
-    if (n < 0 && (errno == EINTR || errno == EAGAIN))
-        return;
-    if (n < 0)
+    if (n < 0 && errno != EINTR && errno != EAGAIN) {
         ssh_on_unwritten(s, which, errno);
-    cdi_buf_consume(q, n < 0 ? q->len : (size_t)n);
+        cdi_buf_consume(q, q->len);
+    }
+    if (n > 0)
+        cdi_buf_consume(q, (size_t)n);
+    if (n > 0 || q->len == 0 || !s->ending) {
+        s->unread_at_ms[which] =
+            cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) > UNREAD_MS ? options_grace_ms(s->opt) : UNREAD_MS);
+    } else if (cdi_now_ms() >= s->unread_at_ms[which]) {
+        if (!s->unread)
+            cdi_log(CDI_LOG_ERROR, "NEAR-UNREAD",
+                    "its output is not being read: the last output of the workers is lost");
+        s->unread = true;
+        cdi_buf_consume(q, q->len);
+    }
 }
 
-/* ----------------------------------------------------------------------------------------------------- commands ----
+/* ------------------------------------------------------------------------------------------------------- frames ----
  */
 
 static void close_in(struct remote *r)
 {
-    if (r->in >= 0)
-        (void)close(r->in);
-    r->in = -1;
+    close_fd(&r->in);
     cdi_buf_release(&r->to);
 }
 
-static void ssh_send_frame(struct remote *r, const void *frame, size_t n)
+static void ssh_send_frame(struct remote *r, enum hosts_frame type, const void *payload, size_t n)
 {
-    if (r->in >= 0 && cdi_buf_append(&r->to, frame, n) != CDDP_OK)
+    if (r->in >= 0 && cdi_frame_put(&r->to, (uint16_t)type, payload, n) != CDDP_OK)
         close_in(r); /* the host does not read: the end of file ends its job */
+}
+
+/* A host that is not up yet has no job that a signal could be for. */
+static void ssh_signal_all(struct ssh_run *s, int signal)
+{
+    const uint8_t number = (uint8_t)signal;
+
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->v[i].state == REMOTE_UP)
+            ssh_send_frame(&s->v[i], HOSTS_SIGNAL, &number, 1);
+}
+
+/* Unless the user's signal has: a second one would kill workers that are saving. */
+static void ssh_end_all(struct ssh_run *s)
+{
+    if (s->signal == 0)
+        ssh_signal_all(s, options_end_signal(s->opt));
 }
 
 static void write_remote(struct remote *r)
@@ -216,97 +290,247 @@ static void write_remote(struct remote *r)
         close_in(r);
 }
 
-/* Sends stdin to the host of rank 0. */
-static void read_input(struct ssh_run *s)
+/* What comes before HOSTS_HELLO is from the login shell, and shown. */
+static bool is_up(struct ssh_run *s, struct remote *r)
 {
-    uint8_t frame[3 + HOSTS_DATA_MAX] = {HOSTS_DATA};
-    static const uint8_t end[] = {HOSTS_END};
-    ssize_t n = read(STDIN_FILENO, frame + 3, HOSTS_DATA_MAX);
+    const uint8_t *bytes = cdi_buf_data(&r->from), *at = memmem(bytes, r->from.len, HOSTS_HELLO, HOSTS_HELLO_LEN);
+    size_t n = at != NULL ? (size_t)(at - bytes) : r->from.len < HOSTS_HELLO_LEN ? 0 : r->from.len - HOSTS_HELLO_LEN;
 
-    if (n < 0 && (errno == EINTR || errno == EAGAIN))
-        return;
-    if (n <= 0) {
-        s->input = false;
-        ssh_send_frame(&s->v[0], end, sizeof end);
-        return;
-    }
-    frame[1] = (uint8_t)n;
-    frame[2] = (uint8_t)(n >> 8);
-    ssh_send_frame(&s->v[0], frame, 3 + (size_t)n);
+    add_output(s, r, 0, bytes, n);
+    cdi_buf_consume(&r->from, n + (at == NULL ? 0 : HOSTS_HELLO_LEN));
+    if (at == NULL)
+        return false;
+    r->state = REMOTE_UP;
+    r->window = HOSTS_WINDOW;
+    s->n_starting--;
+    s->n_up++;
+    return true;
 }
 
+static void take_frame(struct ssh_run *s, struct remote *r, const struct cdi_frame *f)
+{
+    if (f->type == HOSTS_OUTPUT)
+        add_output(s, r, 0, f->payload, f->len);
+    else if (f->type == HOSTS_INPUT_GOT && f->len == 4)
+        r->window += (size_t)(f->payload[0] | f->payload[1] << 8 | f->payload[2] << 16);
+    else if (f->type == HOSTS_STATUS && f->len == 1)
+        r->status = f->payload[0];
+}
+
+/* Returns false if there is nothing to read now, or no more. */
+static bool read_remote(struct ssh_run *s, struct remote *r, int which)
+{
+    uint8_t bytes[READ_SIZE];
+    ssize_t n = read(r->out[which], bytes, sizeof bytes);
+    struct cdi_frame frame;
+    struct cdi_error err;
+
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        close_fd(&r->out[which]);
+    if (n <= 0)
+        return false;
+    if (which == 1) {
+        add_output(s, r, 1, bytes, (size_t)n);
+        return true;
+    }
+    if (cdi_buf_append(&r->from, bytes, (size_t)n) != CDDP_OK)
+        close_fd(&r->out[which]); /* its frames are none */
+    if (r->state == REMOTE_STARTING && !is_up(s, r))
+        return true;
+    while (cdi_frame_next(&r->from, &frame, &err) == CDDP_OK) {
+        take_frame(s, r, &frame);
+        cdi_buf_consume(&r->from, frame.size);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------- stdin ----
+ */
+
+/* May this process read its stdin? From a terminal only as its foreground job: others would be stopped (SIGTTIN). */
+static bool has_stdin(void)
+{
+    pid_t group = tcgetpgrp(STDIN_FILENO);
+
+    return group < 0 || group == getpgrp();
+}
+
+/* Not before all hosts are up: until then ssh may have questions. */
+static bool wants_stdin(const struct ssh_run *s)
+{
+    return s->input && s->n_up == s->n && s->v[0].state == REMOTE_UP && s->v[0].window >= HOSTS_DATA_MAX;
+}
+
+/* Sends stdin to the host of rank 0. */
+static void read_stdin(struct ssh_run *s)
+{
+    uint8_t bytes[HOSTS_DATA_MAX];
+    ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);
+
+    if (n < 0 && (errno == EINTR || errno == EAGAIN || !has_stdin()))
+        return;
+    s->input = n > 0;
+    n = n > 0 ? n : 0;
+    ssh_send_frame(&s->v[0], HOSTS_INPUT, bytes, (size_t)n);
+    s->v[0].window -= (size_t)n;
+}
+
+/* ------------------------------------------------------------------------------------------------------- the end ----
+ */
+
+/* The hosts must have ended after this time; the workers there have their own, in each cddprun. */
 static void ssh_begin_end(struct ssh_run *s, int64_t patience_ms)
 {
     int64_t at = cdi_deadline_ms(cdi_now_ms(), patience_ms);
 
-    if (at < s->end_at_ms)
-        s->end_at_ms = at;
-    if (s->kill_at_ms == CDI_NEVER_MS)
-        s->kill_at_ms = cdi_deadline_ms(at, KILL_MS);
+    s->ending = true;
+    if (at < s->give_up_at_ms)
+        s->give_up_at_ms = at;
+    if (s->n_up == s->n)
+        return;
+    /* No worker runs yet, since a host is missing. It will not be asked for again, and a question of ssh is over. */
+    for (uint32_t i = 0; i < s->n; i++) {
+        struct remote *r = &s->v[i];
+
+        if (r->state == REMOTE_STARTING) {
+            r->unwanted = true;
+            close_in(r);
+            if (r->pid > 0)
+                (void)kill(r->pid, SIGKILL);
+        } else if (r->state == REMOTE_WAITING) {
+            r->state = REMOTE_OVER;
+            s->n_over++;
+        }
+    }
 }
 
-static void on_exit_of(struct ssh_run *s, struct remote *r, int status)
+/* ------------------------------------------------------------------------------------------------------- signals ----
+ */
+
+static void tell_guard(const struct ssh_run *s, char word)
 {
-    r->pid = 0;
-    s->n_alive--;
-    close_in(r);
-    if (status == 0)
+    (void)send(s->link.fd, &word, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+static void on_ending_signal(struct ssh_run *s, int signal)
+{
+    bool second = s->ending && (signal == SIGINT || signal == SIGTERM);
+
+    tell_guard(s, GUARD_GOT_SIGNAL);
+    s->signal = s->signal == 0 ? signal : s->signal;
+    if (s->n_up < s->n && s->status == 0)
+        s->status = 128 + signal;
+    ssh_signal_all(s, signal);
+    ssh_begin_end(s, SLACK_MS + (second ? 0 : options_grace_ms(s->opt)));
+}
+
+/* Signals come from the guard, as in agent.c. */
+static void take_signals(struct ssh_run *s)
+{
+    unsigned char signals[16];
+    ssize_t n = read(s->link.fd, signals, sizeof signals);
+
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        guard_is_gone(&s->link);
+    for (ssize_t i = 0; i < n; i++) {
+        s->stop_by_ms = signals[i] == SIGTSTP   ? cdi_deadline_ms(cdi_now_ms(), FLUSH_MS)
+                        : signals[i] == SIGCONT ? CDI_NEVER_MS
+                                                : s->stop_by_ms;
+        if ((options_ending(s->opt) >> (signals[i] - 1) & 1) != 0)
+            on_ending_signal(s, signals[i]);
+        else if (signals[i] != SIGWINCH)
+            ssh_signal_all(s, signals[i]);
+    }
+}
+
+static void check_stop(struct ssh_run *s)
+{
+    bool sent = true;
+
+    if (s->stop_by_ms == CDI_NEVER_MS)
         return;
-    if (status == SSH_FAILED)
-        cdi_log(CDI_LOG_ERROR, "NEAR-HOST", "the connection to %s failed (ssh's exit status 255); ending the job",
+    for (uint32_t i = 0; i < s->n; i++)
+        sent = sent && s->v[i].to.len == 0;
+    if (!sent && cdi_now_ms() < s->stop_by_ms)
+        return;
+    s->stop_by_ms = CDI_NEVER_MS;
+    tell_guard(s, GUARD_STOPPED);
+}
+
+/* ------------------------------------------------------------------------------------------------------- exits ----
+ */
+
+/* Logs why a host has no exit status. Returns whether it is started again. */
+static bool has_second_try(struct ssh_run *s, struct remote *r, int status)
+{
+    const char *at = hosts_address(&s->job->hosts->v[r - s->v]);
+
+    if (r->state == REMOTE_STARTING && status == SSH_FAILED && r->tries == 1 && !s->ending) {
+        cdi_log(CDI_LOG_INFO, "NEAR-AGAIN", "the connection to %s failed (ssh's exit status 255); trying again",
                 r->name);
-    if (s->status == 0)
-        s->status = status == SSH_FAILED ? 1 : status;
-    /* The hosts report a failure to each other. Only this process knows of a lost connection. */
-    ssh_begin_end(s, status == SSH_FAILED ? 0 : OTHERS_MS);
+        s->start_at_ms = cdi_deadline_ms(cdi_now_ms(), RETRY_MS);
+        return true;
+    }
+    if (r->state == REMOTE_UP || status == SSH_FAILED)
+        cdi_log(CDI_LOG_ERROR, "NEAR-HOST", "the connection to %s failed (ssh's exit status %d); ending the job",
+                r->name, status);
+    else if (status != SSH_FAILED - 1)
+        cdi_log(CDI_LOG_ERROR, "NEAR-START",
+                "cddprun did not start on %s (exit status %d); '%s' and the directory '%s' must be there, too", at,
+                status, s->job->program, s->job->directory);
+    return false;
+}
+
+static void on_ssh_exit(struct ssh_run *s, struct remote *r, int status)
+{
+    struct pollfd link = {.fd = s->link.fd, .events = POLLIN};
+    bool failed = false, again = false;
+
+    for (int i = 0; i < 2; i++)
+        while (r->out[i] >= 0 && read_remote(s, r, i))
+            ;
+    r->pid = 0;
+    /* A Ctrl-C at a question of ssh ends ssh, too, which may be quicker than the guard. */
+    if (r->state == REMOTE_STARTING && r->tries > 1 && poll(&link, 1, SIGNAL_MS) > 0)
+        take_signals(s);
+    if (r->status < 0 && !r->unwanted)
+        failed = !(again = has_second_try(s, r, status));
+    s->n_starting -= r->state == REMOTE_STARTING;
+    r->state = again ? REMOTE_WAITING : REMOTE_OVER;
+    s->n_over += !again;
+    for (int i = 0; i < 2; i++) {
+        close_fd(&r->out[i]);
+        if (!again)
+            queue_lines(s, i, &r->lines[i], true);
+        cdi_buf_release(&r->lines[i]);
+    }
+    close_in(r);
+    cdi_buf_release(&r->from);
+    if (r->status <= 0 && !failed)
+        return;
+    /* A host that was told by another one before it got our signal has status 1. */
+    if (s->status == 0 || (s->status == 1 && s->signal != 0 && r->status == 128 + s->signal))
+        s->status = failed ? 1 : r->status;
+    /* The hosts tell each other of a failure. Only this process knows of a lost connection. */
+    if (failed || s->n_up < s->n)
+        ssh_end_all(s);
+    else if (s->nudge_at_ms == CDI_NEVER_MS)
+        s->nudge_at_ms = cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) + OTHERS_MS);
+    ssh_begin_end(s, 2 * options_grace_ms(s->opt) + OTHERS_MS + SLACK_MS);
 }
 
 static void ssh_reap(struct ssh_run *s)
 {
+    struct signalfd_siginfo info;
     int status;
     pid_t pid;
 
+    if (read(s->children, &info, sizeof info) != (ssize_t)sizeof info)
+        return;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (uint32_t i = 0; i < s->n; i++)
             if (s->v[i].pid == pid)
-                on_exit_of(s, &s->v[i], WIFSIGNALED(status) ? SSH_FAILED : WEXITSTATUS(status));
-}
-
-static void ssh_take_signal(struct ssh_run *s)
-{
-    struct signalfd_siginfo info;
-    uint8_t frame[2] = {HOSTS_SIGNAL};
-
-    if (read(s->signals, &info, sizeof info) != (ssize_t)sizeof info)
-        return;
-    if (info.ssi_signo == SIGCHLD) {
-        ssh_reap(s);
-        return;
-    }
-    frame[1] = (uint8_t)info.ssi_signo;
-    for (uint32_t i = 0; i < s->n; i++)
-        ssh_send_frame(&s->v[i], frame, sizeof frame);
-    if (info.ssi_signo != SIGUSR1 && info.ssi_signo != SIGUSR2)
-        ssh_begin_end(s, OTHERS_MS);
-}
-
-/* Ends the job when its time is over: to a remote end, the end of file means SIGTERM. */
-static void check_deadlines(struct ssh_run *s)
-{
-    int64_t now = cdi_now_ms();
-
-    if (now >= s->end_at_ms) {
-        for (uint32_t i = 0; i < s->n; i++)
-            close_in(&s->v[i]);
-        s->end_at_ms = CDI_NEVER_MS;
-    }
-    if (now < s->kill_at_ms)
-        return;
-    for (uint32_t i = 0; i < s->n; i++)
-        if (s->v[i].pid > 0)
-            (void)kill(s->v[i].pid, SIGKILL);
-    s->kill_at_ms = CDI_NEVER_MS;
-    s->leave_at_ms = now + LEAVE_MS;
+                on_ssh_exit(s, &s->v[i], WIFSIGNALED(status) ? SSH_FAILED : WEXITSTATUS(status));
 }
 
 /* --------------------------------------------------------------------------------------------------------- loop ----
@@ -314,66 +538,95 @@ static void check_deadlines(struct ssh_run *s)
 
 static int wait_ms(const struct ssh_run *s)
 {
-    int64_t at = s->end_at_ms < s->kill_at_ms ? s->end_at_ms : s->kill_at_ms, now = cdi_now_ms();
+    int64_t now = cdi_now_ms(), at = s->give_up_at_ms < s->stop_by_ms ? s->give_up_at_ms : s->stop_by_ms;
 
-    at = at < s->leave_at_ms ? at : s->leave_at_ms;
+    if (s->nudge_at_ms < at)
+        at = s->nudge_at_ms;
+    for (int i = 0; i < 2; i++)
+        if (s->ending && s->queue[i].len > 0 && s->unread_at_ms[i] < at)
+            at = s->unread_at_ms[i];
+    if (s->start_at_ms > now && s->start_at_ms < at)
+        at = s->start_at_ms;
+    if (wants_stdin(s) && !has_stdin() && at > now + TERMINAL_MS)
+        at = now + TERMINAL_MS;
     if (at == CDI_NEVER_MS)
         return -1;
-    return at <= now ? 0 : at - now > 1000 ? 1000 : (int)(at - now);
+    return at <= now ? 0 : at - now > INT_MAX ? INT_MAX : (int)(at - now);
 }
 
-/* Sets the descriptors and events: signals, stdin, stdout, stderr, then three for each host. */
+/* Sets the descriptors and events: signals, children, stdin, stdout, stderr, then three for each host. */
 static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
 {
     bool full = s->queue[0].len >= QUEUE_MAX || s->queue[1].len >= QUEUE_MAX;
-    bool takes = s->input && s->v[0].in >= 0 && s->v[0].to.len < HOSTS_DATA_MAX;
 
-    fds[0] = (struct pollfd){.fd = s->signals, .events = POLLIN};
-    fds[1] = (struct pollfd){.fd = takes ? STDIN_FILENO : -1, .events = POLLIN};
+    fds[0] = (struct pollfd){.fd = s->link.fd, .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = s->children, .events = POLLIN};
+    fds[2] = (struct pollfd){.fd = wants_stdin(s) && has_stdin() ? STDIN_FILENO : -1, .events = POLLIN};
     for (int i = 0; i < 2; i++)
-        fds[2 + i] = (struct pollfd){.fd = s->queue[i].len > 0 ? i + 1 : -1, .events = POLLOUT};
+        fds[3 + i] = (struct pollfd){.fd = s->queue[i].len > 0 ? i + 1 : -1, .events = POLLOUT};
     for (uint32_t i = 0; i < s->n; i++) {
         const struct remote *r = &s->v[i];
 
-        fds[4 + 3 * i] = (struct pollfd){.fd = r->to.len > 0 ? r->in : -1, .events = POLLOUT};
+        fds[5 + 3 * i] = (struct pollfd){.fd = r->to.len > 0 ? r->in : -1, .events = POLLOUT};
         for (int k = 0; k < 2; k++)
-            fds[5 + 3 * i + k] = (struct pollfd){.fd = full ? -1 : r->out[k].fd, .events = POLLIN};
+            fds[6 + 3 * i + k] = (struct pollfd){.fd = full ? -1 : r->out[k], .events = POLLIN};
     }
 }
 
 static void ssh_serve(struct ssh_run *s, const struct pollfd *fds)
 {
     for (int i = 0; i < 2; i++)
-        if (fds[2 + i].revents != 0)
-            write_queue(s, i);
+        write_queue(s, i, fds[3 + i].revents != 0);
     for (uint32_t i = 0; i < s->n; i++) {
-        if (fds[4 + 3 * i].revents != 0)
-            write_remote(&s->v[i]);
+        struct remote *r = &s->v[i];
+
+        if (fds[5 + 3 * i].revents != 0 && r->in >= 0)
+            write_remote(r);
         for (int k = 0; k < 2; k++)
-            if (fds[5 + 3 * i + k].revents != 0)
-                read_stream(s, k, &s->v[i].out[k]);
+            if (fds[6 + 3 * i + k].revents != 0)
+                (void)read_remote(s, r, k);
     }
+    if (fds[2].revents != 0)
+        read_stdin(s);
     if (fds[1].revents != 0)
-        read_input(s);
+        ssh_reap(s);
     if (fds[0].revents != 0)
-        ssh_take_signal(s);
-    check_deadlines(s);
+        take_signals(s);
+    check_stop(s);
 }
 
-static void ssh_run_loop(struct ssh_run *s, struct pollfd *fds)
+static cddp_status ssh_run_loop(struct ssh_run *s, struct pollfd *fds, struct cdi_error *err)
 {
-    while (s->n_alive > 0 || s->n_streams > 0 || s->queue[0].len > 0 || s->queue[1].len > 0) {
+    cddp_status st = CDDP_OK, first = CDDP_OK;
+
+    while (s->n_over < s->n || s->queue[0].len > 0 || s->queue[1].len > 0) {
+        st = first == CDDP_OK ? start_waiting(s, err) : CDDP_OK;
+        if (st != CDDP_OK) {
+            first = st;
+            ssh_begin_end(s, SLACK_MS);
+            continue;
+        }
         fill_polls(s, fds);
-        if (poll(fds, 4 + 3 * (nfds_t)s->n, wait_ms(s)) >= 0)
+        if (poll(fds, 5 + 3 * (nfds_t)s->n, wait_ms(s)) >= 0)
             ssh_serve(s, fds);
         else if (errno != EINTR)
-            return;
-        if (cdi_now_ms() >= s->leave_at_ms)
-            return;
+            return cdi_fail_errno(err, errno, "poll");
+        if (cdi_now_ms() >= s->nudge_at_ms) {
+            s->nudge_at_ms = CDI_NEVER_MS;
+            ssh_end_all(s);
+        }
+        if (cdi_now_ms() >= s->give_up_at_ms) {
+            if (s->n_over < s->n)
+                cdi_log(CDI_LOG_ERROR, "NEAR-GIVEUP",
+                        "%u of %u hosts did not end the job in time; closing their connections", s->n - s->n_over,
+                        s->n);
+            break;
+        }
     }
+    return first;
 }
 
-/* -------------------------------------------------------------------------------------------------------- start ----
+/* -------------------------------------------------------------------------------------------------------- job ----
  */
 
 static uint16_t random_port(void)
@@ -416,72 +669,69 @@ static char **choose_env(const struct options *o)
     return v;
 }
 
-static cddp_status ssh_start_all(struct ssh_run *s, const struct hosts_job *job, struct cdi_error *err)
+/* After guard_start(). */
+static cddp_status ssh_run_job(struct ssh_run *s, const struct hosts *hosts, struct cdi_error *err)
 {
-    sigset_t set, before;
+    struct pollfd *fds = calloc(5 + 3 * (size_t)hosts->n, sizeof *fds);
+    struct termios before;
+    CDI_AUTOCLOSE int terminal = open("/dev/tty", O_RDWR | O_CLOEXEC | O_NOCTTY);
+    bool has_terminal = tcgetattr(terminal, &before) == 0;
     cddp_status st = CDDP_OK;
-
-    (void)signal(SIGPIPE, SIG_IGN);
-    (void)sigemptyset(&set);
-    for (size_t i = 0; i < 7; i++)
-        (void)sigaddset(&set, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}[i]);
-    (void)sigprocmask(SIG_BLOCK, &set, &before);
-    s->signals = signalfd(-1, &set, SFD_CLOEXEC);
-    if (s->signals < 0)
-        return cdi_fail_errno(err, errno, "signalfd");
-    for (uint32_t i = 0; i < s->n && st == CDDP_OK; i++) {
-        struct cdi_buf command;
-
-        cdi_buf_init(&command, 0);
-        st = hosts_command(&command, job, i);
-        if (st == CDDP_OK)
-            st = start_ssh(&s->v[i], (const char *)cdi_buf_data(&command), &before, err);
-        else
-            st = cdi_fail(err, st, "out of memory");
-        cdi_buf_release(&command);
-        s->n_alive += st == CDDP_OK;
-        s->n_streams += st == CDDP_OK ? 2 : 0;
-    }
-    return st;
-}
-
-static cddp_status ssh_run_job(struct ssh_run *s, const struct hosts *hosts, const struct hosts_job *job,
-                               struct cdi_error *err)
-{
-    struct pollfd *fds = calloc(4 + 3 * (size_t)hosts->n, sizeof *fds);
-    cddp_status st;
+    sigset_t set;
 
     s->v = calloc(hosts->n, sizeof *s->v);
-    if (fds == NULL || s->v == NULL) {
-        free(fds);
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    }
-    s->n = hosts->n;
+    if (fds == NULL || s->v == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    (void)signal(SIGTTIN, SIG_IGN);
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGCHLD);
+    (void)sigprocmask(SIG_BLOCK, &set, NULL);
+    s->children = signalfd(-1, &set, SFD_CLOEXEC);
+    if (st == CDDP_OK && s->children < 0)
+        st = cdi_fail_errno(err, errno, "signalfd");
     cdi_buf_init(&s->queue[0], 0); /* reading stops at QUEUE_MAX */
     cdi_buf_init(&s->queue[1], 0);
-    for (uint32_t i = 0; i < s->n; i++) {
+    for (uint32_t i = 0; st == CDDP_OK && i < hosts->n; i++) {
         struct remote *r = &s->v[i];
 
-        *r = (struct remote){.name = hosts->v[i].name, .in = -1, .out = {{.fd = -1}, {.fd = -1}}};
-        cdi_buf_init(&r->to, QUEUE_MAX);
-        cdi_buf_init(&r->out[0].line, LINE_MAX_BYTES);
-        cdi_buf_init(&r->out[1].line, LINE_MAX_BYTES);
+        *r = (struct remote){.name = hosts->v[i].name, .in = -1, .out = {-1, -1}, .status = -1};
+        cdi_buf_init(&r->to, TO_MAX);
+        cdi_buf_init(&r->from, CDI_FRAME_MAX);
+        cdi_buf_init(&r->lines[0], LINE_MAX_BYTES);
+        cdi_buf_init(&r->lines[1], LINE_MAX_BYTES);
     }
-    st = ssh_start_all(s, job, err);
-    if (st != CDDP_OK) /* the end of file ends those that were started */
-        ssh_begin_end(s, 0);
-    ssh_run_loop(s, fds);
+    if (st == CDDP_OK) {
+        s->n = hosts->n;
+        tell_guard(s, GUARD_READY);
+        st = ssh_run_loop(s, fds, err);
+    }
+    /* An ssh that was killed while it asked for a password has switched the echo off. */
+    if (has_terminal && tcgetpgrp(terminal) == getpgrp())
+        (void)tcsetattr(terminal, TCSADRAIN, &before);
     free(fds);
     return st;
 }
 
+static void ssh_release(struct ssh_run *s)
+{
+    for (uint32_t i = 0; i < s->n; i++) {
+        close_in(&s->v[i]);
+        cdi_buf_release(&s->v[i].from);
+        cdi_buf_release(&s->v[i].lines[0]);
+        cdi_buf_release(&s->v[i].lines[1]);
+    }
+    cdi_buf_release(&s->queue[0]);
+    cdi_buf_release(&s->queue[1]);
+    free(s->v);
+}
+
 int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
 {
-    struct ssh_run s = {.input = true,
-                        .signals = -1,
-                        .end_at_ms = CDI_NEVER_MS,
-                        .kill_at_ms = CDI_NEVER_MS,
-                        .leave_at_ms = CDI_NEVER_MS};
+    struct ssh_run s = {.opt = o,
+                        .input = true,
+                        .nudge_at_ms = CDI_NEVER_MS,
+                        .give_up_at_ms = CDI_NEVER_MS,
+                        .stop_by_ms = CDI_NEVER_MS};
     struct hosts hosts = {.n = 0};
     char program[PATH_MAX] = "", *directory = get_current_dir_name(), **env = choose_env(o);
     struct hosts_job job = {.hosts = &hosts,
@@ -499,25 +749,19 @@ int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
     if (st == CDDP_OK &&
         (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || directory == NULL || env == NULL))
         st = cdi_fail_errno(err, errno, "cannot find cddprun's path and directory");
+    if (st == CDDP_OK)
+        st = guard_start(&s.link, NULL, options_ending(o), options_grace_ms(o), err);
     if (st == CDDP_OK) {
+        s.job = &job;
         if (job.n_flags > 0 && strcmp(argv[job.n_flags], "--") == 0)
             job.n_flags--;
         if (job.master_addr == NULL)
             job.master_addr = hosts_address(&hosts.v[0]);
         job.master_port = o->master_port > 0 ? (uint16_t)o->master_port : random_port();
-        st = ssh_run_job(&s, &hosts, &job, err);
+        st = ssh_run_job(&s, &hosts, err);
         status = st != CDDP_OK || (s.status == 0 && s.unwritten != 0) ? 1 : s.status;
     }
-    for (uint32_t i = 0; i < s.n && s.v != NULL; i++) {
-        close_in(&s.v[i]);
-        cdi_buf_release(&s.v[i].out[0].line);
-        cdi_buf_release(&s.v[i].out[1].line);
-    }
-    cdi_buf_release(&s.queue[0]);
-    cdi_buf_release(&s.queue[1]);
-    if (s.signals >= 0)
-        (void)close(s.signals);
-    free(s.v);
+    ssh_release(&s);
     free(hosts.v);
     free(directory);
     free(env);

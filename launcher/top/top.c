@@ -2,6 +2,7 @@
 #include "launcher/top/top.h"
 
 #include "common/clock.h"
+#include "launcher/process/guard.h"
 #include "launcher/query/query.h"
 #include "launcher/top/curses.h"
 #include "launcher/top/screen.h"
@@ -250,13 +251,13 @@ static cddp_status top_loop(struct top *t, int signals, int *signal)
 /* The signals that end the view are read from a descriptor: no handler, and the terminal is restored in one place. */
 static int block_signals(void)
 {
+    static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
     sigset_t set;
 
     (void)sigemptyset(&set);
-    (void)sigaddset(&set, SIGINT);
-    (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGHUP);
-    (void)sigaddset(&set, SIGQUIT);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        if (!guard_is_ignored(ends[i]))
+            (void)sigaddset(&set, ends[i]);
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }

@@ -74,7 +74,7 @@ static void check_hosts(const struct options *o)
     for (uint32_t i = 0; i < h.n; i++)
         if (h.v[i].name[0] == '\0' || h.v[i].name[0] == '-' || h.v[i].n_procs < 0)
             abort();
-    if (hosts_command(&line, &job, h.n - 1) == CDDP_OK && cdi_buf_data(&line)[line.len - 1] != '\0')
+    if (hosts_script(&line, &job, h.n - 1) == CDDP_OK && cdi_buf_data(&line)[line.len - 1] != '\n')
         abort();
     cdi_buf_release(&line);
     free(h.v);

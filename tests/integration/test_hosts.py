@@ -23,7 +23,7 @@ def ssh():
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, 'log'))
         os.symlink(os.path.join(HERE, 'fake_ssh.py'), os.path.join(folder, 'ssh'))
-        yield {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_LOG': os.path.join(folder, 'log')}
+        yield {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_LOG': os.path.join(folder, 'log'), 'FAKE_SSH_SERVER': launch.far_ends()}
 
 
 def started(env, host):

@@ -202,6 +202,15 @@ def test_every_signal_restores_the_terminal(top):
         t.restored()
 
 
+def test_an_ignored_signal_stays_ignored(top):
+    with Terminal(f"""sh -c 'trap "" HUP; exec "$0" "$1"' {top}""", answer_of(2, 4), 80, 24) as t:
+        t.shows('train: running')
+        pid = t.pid()
+        for number in signal.SIGHUP, signal.SIGTERM:
+            os.kill(pid, number)
+        t.shows(f'{ENDED} {128 + signal.SIGTERM}')
+
+
 def test_a_real_job_and_its_end(top):
     """cddprun --top at the endpoint of two ranks of which one is stopped, until the job ends."""
     cddprun, port = os.environ.get('CDDP_CDDPRUN'), launch.free_port()

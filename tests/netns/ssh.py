@@ -16,7 +16,7 @@ FAKE_SSH = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'integ
 
 def job(cddprun, folder, *command):
     os.symlink(os.path.realpath(FAKE_SSH), os.path.join(folder, 'ssh'))
-    env = {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_EXEC': hosts.SCRIPT, 'NETNS_HOSTS': os.environ['NETNS_HOSTS']}
+    env = {'PATH': folder + os.pathsep + os.environ['PATH'], 'FAKE_SSH_EXEC': hosts.SCRIPT, 'FAKE_SSH_SERVER': launch.far_ends(), 'NETNS_HOSTS': os.environ['NETNS_HOSTS']}
     return Job(cddprun, '--hosts', f'{address(1)}:2,{address(2)}:1', *command, env=env)
 
 

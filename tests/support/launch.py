@@ -2,9 +2,12 @@
 """Running cddprun in tests: a private TMPDIR, a mark in the environment by which every process of the job is found
 whatever it is called, deadlines, and a runner that prints TAP.
 
-A test file defines functions test_*(cddprun) and ends with launch.main(). meson gives it the path of cddprun, and
---slow where sanitizers are in it.
+A test file defines functions test_*(cddprun) and ends with launch.main(). meson gives it the path of cddprun,
+--slow where sanitizers are in it, and --hosts for a second run, in which --hosts starts each job, by fake_ssh.py.
 """
+import atexit
+import contextlib
+import json
 import os
 import random
 import shutil
@@ -13,16 +16,67 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
 MARK = 'CDDP_TEST_MARK'
 DEADLINE = 90.0  # for anything that must happen; only what hangs reaches it
 SLOW = False
+HOSTS = False
+FAKE_SSH = os.path.join(os.path.dirname(os.path.realpath(__file__)), '..', 'integration', 'fake_ssh.py')
 
 
 class Skip(Exception):
     """Raised by a test that cannot run here; its text says why."""
+
+
+def only_local(why):
+    """For a test of what --hosts does not have."""
+    if HOSTS:
+        raise Skip(f'only without --hosts: {why}')
+
+
+servers = []
+
+
+def far_ends():
+    """A socket by which fake_ssh.py has commands run by this process, as sshd would: outside of cddprun's own tree."""
+    if not servers:
+        folder = tempfile.mkdtemp(prefix='cddp-far-')
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        servers.append(os.path.join(folder, 'server'))
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(servers[0])
+        server.listen(64)
+        threading.Thread(target=serve_far_ends, args=(server,), daemon=True).start()
+    return servers[0]
+
+
+def serve_far_ends(server):
+    while True:
+        threading.Thread(target=run_far_end, args=(server.accept()[0],), daemon=True).start()
+
+
+def run_far_end(connection):
+    text, fds, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+    while more := connection.recv(1 << 16):
+        text += more
+    there, env, folder = json.loads(text)
+    with subprocess.Popen(there, stdin=fds[0], stdout=fds[1], stderr=fds[2], env=env, cwd=folder, start_new_session=True) as far:
+        for fd in fds:
+            os.close(fd)
+        status = far.wait()
+    with contextlib.suppress(OSError):  # ssh was killed
+        connection.send(str(status).encode())
+    connection.close()
+
+
+def by_ssh(command):
+    """The command with --hosts: one host, the same number of workers."""
+    at = next(i for i, word in enumerate(command) if os.path.basename(word) == 'cddprun') + 1
+    flags = ['--nproc_per_node' if word == '-n' else word for word in command[at:at + 5] if word != '--standalone']
+    return [*command[:at], '--hosts=a', *flags, *command[at + 5:]]
 
 
 class Job:
@@ -36,7 +90,13 @@ class Job:
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'TORCHELASTIC_', 'CDDP_', 'OMP_', 'SLURM_', 'MASTER_'))}
         self.env.update({MARK: self.mark, 'TMPDIR': self.tmp})
         self.env.update(env or {})
-        self.process = subprocess.Popen([cddprun, *args], env=self.env, stdin=stdin, stdout=stdout, stderr=stderr,
+        command = [cddprun, *args]
+        if HOSTS:
+            command = by_ssh(command)
+            self.ssh = tempfile.mkdtemp(prefix='cddp-test-ssh-')
+            os.symlink(os.path.realpath(FAKE_SSH), os.path.join(self.ssh, 'ssh'))
+            self.env.update({'PATH': self.ssh + os.pathsep + self.env['PATH'], 'FAKE_SSH_SERVER': far_ends()})
+        self.process = subprocess.Popen(command, env=self.env, stdin=stdin, stdout=stdout, stderr=stderr,
                                         text=True, **popen)
         self.out = self.err = ''
 
@@ -53,10 +113,11 @@ class Job:
         return marked(self.mark)
 
     def agent(self):
-        """The pid of cddprun's inner process; None: not yet."""
+        """The pid of cddprun's inner process, on the host with --hosts; None: not yet."""
         program = exe(self.process.pid)
         for pid in self.alive():
-            if parent(pid) == self.process.pid and exe(pid) == program:
+            guard = parent(pid)
+            if exe(pid) == program and (exe(guard) == exe(parent(guard)) == program if HOSTS else guard == self.process.pid):
                 return pid
         return None
 
@@ -82,6 +143,8 @@ class Job:
             if stream:
                 stream.close()
         shutil.rmtree(self.tmp, ignore_errors=True)
+        if HOSTS:
+            shutil.rmtree(self.ssh)
         if kind is None:
             assert not left, f'processes left running: {left}'
             assert not litter, f'left in TMPDIR: {litter}'
@@ -196,12 +259,15 @@ def take_signals():
 
 
 def main():
-    global SLOW
+    global SLOW, HOSTS
     take_signals()
     args = sys.argv[1:]
     if '--slow' in args:
         SLOW = True
         args.remove('--slow')
+    if '--hosts' in args:
+        HOSTS = True
+        args.remove('--hosts')
     cddprun = os.path.abspath(args[0])
     names = args[1:]
     tests = [(n, f) for n, f in sys.modules['__main__'].__dict__.items() if n.startswith('test_') and callable(f)]

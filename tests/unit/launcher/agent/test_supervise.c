@@ -9,6 +9,8 @@
 
 CDI_SUITE(supervise);
 
+#define SUPERVISE_GRACE_MS 30000
+
 static struct supervise s;
 static struct supervise_actions did;
 

@@ -44,7 +44,7 @@ Test(hosts, error_names_invalid_host)
     }
 }
 
-Test(hosts, command_is_one_quoted_line_for_sh)
+Test(hosts, script_is_one_quoted_line_for_sh)
 {
     char *flags[] = {(char *)"--hosts", (char *)"a:2,b"}, *command[] = {(char *)"./it's", (char *)"$x", NULL};
     char *env[] = {(char *)"PET_ROLE=a b", NULL};
@@ -61,14 +61,16 @@ Test(hosts, command_is_one_quoted_line_for_sh)
 
     cr_assert_eq(parse("a:2,b"), CDDP_OK);
     cdi_buf_init(&line, 0);
-    cr_assert_eq(hosts_command(&line, &job, 0), CDDP_OK);
+    cr_assert_eq(hosts_script(&line, &job, 0), CDDP_OK);
+    cr_assert_eq(cdi_buf_append(&line, "", 1), CDDP_OK);
     cr_assert_str_eq(
         (const char *)cdi_buf_data(&line),
         "cd '/my dir' && exec env CDDP_REMOTE=1 'PET_ROLE=a b' '/usr/bin/cddprun' '--hosts' 'a:2,b' '--hosts=' "
         "'--nnodes=2' '--node_rank=0' '--nproc_per_node=2' '--master_addr=a' '--master_port=7' "
-        "'--local_addr=a' '--' './it'\\''s' '$x'");
+        "'--local_addr=a' '--' './it'\\''s' '$x'; exit\n");
     cdi_buf_consume(&line, line.len);
-    cr_assert_eq(hosts_command(&line, &job, 1), CDDP_OK);
+    cr_assert_eq(hosts_script(&line, &job, 1), CDDP_OK);
+    cr_assert_eq(cdi_buf_append(&line, "", 1), CDDP_OK);
     cr_assert_null(strstr((const char *)cdi_buf_data(&line), "--nproc_per_node"), "as the user's flag says");
     cdi_buf_release(&line);
     free(h.v);
