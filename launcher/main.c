@@ -5,6 +5,7 @@
 #include "launcher/agent/events.h"
 #include "launcher/cli/help.h"
 #include "launcher/cli/parse.h"
+#include "launcher/cluster/hostlist.h"
 #include "launcher/plan/dry_run.h"
 #include "launcher/plan/inputs.h"
 #include "launcher/process/guard.h"
@@ -173,7 +174,15 @@ static bool has_stack(void)
 static int run_hosts(const struct options *o, char **argv)
 {
     struct cdi_error err = {.status = CDDP_OK};
-    int status = ssh_run_hosts(o, argv, &err);
+    struct cdi_buf file;
+    int status = 2;
+
+    cdi_buf_init(&file, HOSTLIST_MAX);
+    if (o->hostfile == NULL ||
+        (inputs_read_file(o->hostfile, &file, &err) == CDDP_OK && cdi_buf_append(&file, "", 1) == CDDP_OK)) {
+        status = ssh_run_hosts(o, (const char *)cdi_buf_data(&file), argv, &err);
+    }
+    cdi_buf_release(&file);
 
     if (err.msg[0] != '\0')
         cdi_log(CDI_LOG_ERROR, "MAIN-HOSTS", "%s", err.msg);
@@ -248,7 +257,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     case OPTIONS_MAKE_TOKEN:
         return make_token(o.make_token);
     case OPTIONS_RUN:
-        return o.hosts != NULL ? run_hosts(&o, argv) : main_run(&o);
+        return o.hosts != NULL || o.hostfile != NULL ? run_hosts(&o, argv) : main_run(&o);
     }
     return 2;
 }

@@ -32,10 +32,11 @@ const struct flag flags[] = {
      .help = "the job's name, TORCHELASTIC_RUN_ID of the workers"},
     {.name = "role", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(role), RANGE(1, 255), .fallback = "default",
      .value = "NAME", .help = "ROLE_NAME of the workers"},
-    {.name = "export", .shorts = "x", .env = "", .group = GROUP_JOB, .kind = FLAG_EXPORT, .value = "NAME[=VALUE]",
-     .ours = true,
+    {.name = "export", .shorts = "x", .env = "", .group = GROUP_JOB, .kind = FLAG_EXPORT,
+     .value = "NAME[=VALUE]|ALL", .ours = true,
      .help = "export a variable to the workers: NAME=VALUE, or NAME to pass on its current value, which must be "
-             "set (repeatable)"},
+             "set (repeatable); ALL: to the hosts of --hosts and --hostfile all variables but those of the login and "
+             "the batch system"},
     /* ----------------------------------------------------------------------------------------- several nodes */
     {.name = "nnodes", .group = GROUP_NODES, .kind = FLAG_NNODES, AT(min_nodes), RANGE(1, OPTIONS_MAX_NODES),
      .fallback = "1", .value = "N|MIN:MAX|MIN:",
@@ -80,6 +81,13 @@ const struct flag flags[] = {
      .ours = true,
      .help = "start cddprun on each of these hosts by ssh, with N workers (default: --nproc_per_node); the first "
              "is node 0"},
+    {.name = "hostfile", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(hostfile), RANGE(0, 4095), .value = "FILE",
+     .ours = true,
+     .help = "the same with the hosts of a file in Open MPI's format: a line HOST slots=N for each, with N workers; "
+             "--nproc_per_node, if given, is the number on each host, and at most N"},
+    {.name = "ssh_args", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(ssh_args), RANGE(1, 4095), .value = "ARGUMENTS",
+     .ours = true,
+     .help = "arguments for ssh, separated by spaces, such as --ssh_args=\"-p 2222 -i key\""},
     {.name = "rank_order",
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,

@@ -15,6 +15,7 @@
 #define OPTIONS_MAX_NODES 100000
 #define OPTIONS_NODES_AUTO 0 /* max_nodes: as many as the scheduler's step has */
 #define OPTIONS_MAX_EXPORTS 256
+#define OPTIONS_EXPORT_ALL "ALL"
 #define OPTIONS_GRACE_MS 30000             /* from the first signal to SIGKILL, by default */
 #define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
 #define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
@@ -61,14 +62,15 @@ struct options {
     const char *rdzv_backend, *rdzv_endpoint, *rdzv_conf, *local_addr; /* NULL: not given */
     const char *auth_token_file;                                       /* NULL: not given */
     const char *make_token;                                            /* NULL: not given; then `what` is MAKE_TOKEN */
-    const char *hosts;                                                 /* NULL: not given */
+    const char *hosts, *hostfile;                                      /* NULL: not given */
+    const char *ssh_args;                                              /* NULL: not given */
     const char *where;                                                 /* NULL: not given; then `what` is WHERE */
     bool remote;              /* started by ssh, for another cddprun's --hosts */
     bool remote_terminal;     /* that cddprun's stdout is a terminal */
     const char *rank_order;   /* a file of hosts; NULL: not given */
     char from_variables[256]; /* "PET_NNODES=2 PET_NODE_RANK=0": the variables about several nodes, cut; or "" */
     const char *role;
-    const char *exports[OPTIONS_MAX_EXPORTS]; /* NAME=VALUE, or NAME of a variable that is set */
+    const char *exports[OPTIONS_MAX_EXPORTS]; /* NAME=VALUE, NAME of a variable that is set, or OPTIONS_EXPORT_ALL */
     size_t n_exports;
 
     /* Python; at most one of module and no_python. */

@@ -100,8 +100,7 @@ static cddp_status ambiguous_flag(const char *name, struct cdi_error *err)
 static const struct {
     const char *name, *instead;
 } foreign_flags[] = {
-    {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
-    {"machinefile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
+    {"machinefile", "use --hostfile, with a line HOST slots=N for each host"},
     {"oversubscribe", "not needed: --nproc_per_node starts any number of workers, regardless of cores; remove it"},
     {"allow_run_as_root", "not needed: cddprun runs as any user; remove it"},
     {"bind_to", "use --numa_binding to bind workers to cores"},
@@ -130,7 +129,7 @@ static const struct {
     {"N", "use -ppn for the number of workers on each node, and --nnodes for the number of nodes"},
     {"c", "use -n for the number of workers, and --numa_binding to bind them to cores"},
     {"mca", "it configures Open MPI, which cddprun does not use; remove it and its two values"},
-    {"hostfile", "--hosts a:8,b:8 starts the job there by ssh, and --rank_order FILE ranks hosts"},
+    {"hostfile", "use --hostfile, with two dashes"},
     {"v", "use LOGLEVEL=info for more messages, and --version for the version"},
     {"V", "use --version"},
 };
@@ -363,7 +362,8 @@ static cddp_status apply_world_size(struct options *o, struct cdi_error *err)
 static cddp_status check_exports(const struct options *o, options_getenv env, void *arg, struct cdi_error *err)
 {
     for (size_t i = 0; i < o->n_exports; i++)
-        if (strchr(o->exports[i], '=') == NULL && env(o->exports[i], arg) == NULL)
+        if (strchr(o->exports[i], '=') == NULL && strcmp(o->exports[i], OPTIONS_EXPORT_ALL) != 0 &&
+            env(o->exports[i], arg) == NULL)
             return cdi_fail(err, CDDP_E_INVALID,
                             "--export '%.64s': no such variable is set; give a value (%.64s=VALUE)", o->exports[i],
                             o->exports[i]);

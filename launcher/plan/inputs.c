@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads a whole file, HOSTLIST_MAX bytes at most. */
-static cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
+cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
 {
     FILE *f = fopen(path, "re");
     cddp_status st = CDDP_OK;

@@ -11,6 +11,8 @@
  */
 cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct options *o, const char *host,
                                 struct cdi_error *err);
+/* Appends a whole file, HOSTLIST_MAX bytes at most by the limit of out. CDDP_E_SYSTEM, CDDP_E_LIMIT, CDDP_E_NOMEM. */
+cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err);
 /* Logs one line about values that were taken from the environment. */
 void plan_inputs_log(const struct endpoint *endpoint, const struct options *o);
 /* Logs one line about each flag that was given but has no effect on this plan. */

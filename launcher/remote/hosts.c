@@ -10,6 +10,15 @@
 /* --------------------------------------------------------------------------------------------------------- list ----
  */
 
+/* ssh would read a dash as a flag. */
+static bool read_name(struct host *h, const char *text, size_t len)
+{
+    if (len == 0 || len >= sizeof h->name || text[0] == '-' || memchr(text, ' ', len) != NULL)
+        return false;
+    memcpy(h->name, text, len);
+    return true;
+}
+
 /* One "name", "name:8" or "[v6]:8" of len bytes. */
 static bool read_host(struct host *h, const char *text, size_t len)
 {
@@ -28,14 +37,10 @@ static bool read_host(struct host *h, const char *text, size_t len)
         text++;
         name -= 2;
     }
-    /* ssh would read a dash as a flag. */
-    if (name == 0 || name >= sizeof h->name || text[0] == '-' || memchr(text, ' ', name) != NULL)
-        return false;
-    memcpy(h->name, text, name);
-    return true;
+    return read_name(h, text, name);
 }
 
-static cddp_status check_flags(const struct options *o, struct cdi_error *err)
+static cddp_status check_flags(const struct options *o, const char *flag, struct cdi_error *err)
 {
     const char *other = o->standalone              ? "--standalone"
                         : o->nnodes_given          ? "--nnodes"
@@ -46,43 +51,133 @@ static cddp_status check_flags(const struct options *o, struct cdi_error *err)
                         : o->local_addr != NULL    ? "--local_addr"
                                                    : NULL;
 
+    if (o->hosts != NULL && o->hostfile != NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "--hosts and --hostfile both name the hosts; remove one of them");
     if (other != NULL)
         return cdi_fail(err, CDDP_E_INVALID,
-                        "--hosts defines the nodes and their order; remove %s (--master_addr and --master_port may set "
+                        "%s defines the nodes and their order; remove %s (--master_addr and --master_port may set "
                         "the rendezvous endpoint)",
-                        other);
+                        flag, other);
     if (o->world_size > 0)
-        return cdi_fail(err, CDDP_E_INVALID, "--hosts with --world_size: give each host's number of workers (a:8,b:8)");
+        return cdi_fail(err, CDDP_E_INVALID, "%s with --world_size: give each host's number of workers (%s)", flag,
+                        o->hosts != NULL ? "a:8,b:8" : "slots=8");
     return CDDP_OK;
 }
 
-cddp_status hosts_parse(struct hosts *out, const struct options *o, struct cdi_error *err)
+static cddp_status parse_list(struct hosts *h, const char *list, struct cdi_error *err)
 {
-    struct hosts h = {.n = 0};
-    cddp_status st = check_flags(o, err);
-    size_t n = 1;
+    const char *p = list;
 
-    for (const char *p = o->hosts; *p != '\0'; p++)
-        n += *p == ',';
-    if (st == CDDP_OK && n > HOSTS_MAX)
-        st = cdi_fail(err, CDDP_E_LIMIT, "--hosts has more than %d hosts", HOSTS_MAX);
-    if (st != CDDP_OK)
-        return st;
-    h.v = calloc(n, sizeof *h.v);
-    if (h.v == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    for (const char *p = o->hosts; h.n < n; p += strcspn(p, ",") + 1) {
+    for (;; p++) {
         size_t len = strcspn(p, ",");
 
-        if (!read_host(&h.v[h.n], p, len)) {
-            free(h.v);
+        if (h->n == HOSTS_MAX)
+            return cdi_fail(err, CDDP_E_LIMIT, "--hosts has more than %d hosts", HOSTS_MAX);
+        if (!read_host(&h->v[h->n++], p, len))
             return cdi_fail(err, CDDP_E_INVALID, "--hosts: '%.*s' is not HOST or HOST:N with N from 1 to %d",
                             len < 64 ? (int)len : 64, p, OPTIONS_MAX_PROCS);
-        }
-        h.n++;
+        p += len;
+        if (*p == '\0')
+            return CDDP_OK;
     }
-    *out = h;
+}
+
+/* One line without its comment: HOST [slots=N] [max_slots=N]. As in Open MPI, a host may be repeated without slots. */
+static bool read_line(struct host *h, const char *line, size_t len)
+{
+    size_t at = strspn(line, " \t\r"), word = strcspn(line + at, " \t\r\n#");
+    bool good = read_name(h, line + at, word);
+
+    while (good) {
+        char text[32];
+        int64_t max;
+
+        at += word;
+        at += strspn(line + at, " \t\r");
+        word = at < len ? strcspn(line + at, " \t\r\n#") : 0;
+        if (word == 0)
+            return true;
+        (void)snprintf(text, sizeof text, "%.*s", word < sizeof text ? (int)word : (int)sizeof text - 1, line + at);
+        if (strncmp(text, "slots=", 6) == 0)
+            h->has_slots = good = !h->has_slots && cdi_parse_int(text + 6, 1, OPTIONS_MAX_PROCS, &h->n_procs);
+        else
+            good = strncmp(text, "max_slots=", 10) == 0 && cdi_parse_int(text + 10, 1, INT32_MAX, &max);
+    }
+    return false;
+}
+
+static cddp_status add_host(struct hosts *h, const struct host *one, const char *path, struct cdi_error *err)
+{
+    struct host *same = NULL;
+
+    for (uint32_t i = 0; i < h->n && same == NULL; i++)
+        same = strcmp(h->v[i].name, one->name) == 0 ? &h->v[i] : NULL;
+    if (same != NULL && (same->has_slots || one->has_slots))
+        return cdi_fail(err, CDDP_E_INVALID, "--hostfile '%.200s': '%.64s' has slots in more than one line", path,
+                        one->name);
+    if (same != NULL) {
+        same->n_procs += same->n_procs == 0 ? 2 : 1;
+    } else {
+        if (h->n == HOSTS_MAX)
+            return cdi_fail(err, CDDP_E_LIMIT, "--hostfile '%.200s' has more than %d hosts", path, HOSTS_MAX);
+        h->v[h->n++] = *one;
+    }
     return CDDP_OK;
+}
+
+static cddp_status parse_file(struct hosts *h, const char *text, const char *path, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (int number = 1; st == CDDP_OK && *text != '\0'; number++) {
+        size_t all = strcspn(text, "\n"), len = strcspn(text, "\n#");
+        struct host one = {.n_procs = 0};
+
+        if (strspn(text, " \t\r") < len && !read_line(&one, text, len))
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "--hostfile '%.200s', line %d: '%.*s' is not HOST or HOST slots=N with N from 1 to %d",
+                            path, number, len < 64 ? (int)len : 64, text, OPTIONS_MAX_PROCS);
+        if (one.name[0] != '\0')
+            st = add_host(h, &one, path, err);
+        text += all + (text[all] == '\n');
+    }
+    return st != CDDP_OK || h->n > 0 ? st : cdi_fail(err, CDDP_E_INVALID, "--hostfile '%.200s' has no host", path);
+}
+
+/* --nproc_per_node is the number on each host of a file, whose slots are the most that fit there. */
+static cddp_status apply_nproc(struct hosts *h, const struct options *o, struct cdi_error *err)
+{
+    for (uint32_t i = 0; o->nproc_given && i < h->n; i++) {
+        struct host *one = &h->v[i];
+
+        if (o->nproc_kind == OPTIONS_NPROC_COUNT && one->has_slots && o->nproc > one->n_procs)
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "--hostfile '%.200s': '%.64s' has %lld slots, fewer than --nproc_per_node %lld; change one "
+                            "of them",
+                            o->hostfile, one->name, (long long)one->n_procs, (long long)o->nproc);
+        one->n_procs = 0;
+    }
+    return CDDP_OK;
+}
+
+cddp_status hosts_parse(struct hosts *out, const struct options *o, const char *file, struct cdi_error *err)
+{
+    struct hosts h = {.n = 0};
+    cddp_status st = check_flags(o, o->hosts != NULL ? "--hosts" : "--hostfile", err);
+
+    if (st != CDDP_OK)
+        return st;
+    h.v = calloc(HOSTS_MAX, sizeof *h.v);
+    if (h.v == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    st = o->hosts != NULL ? parse_list(&h, o->hosts, err) : parse_file(&h, file, o->hostfile, err);
+    if (st == CDDP_OK && o->hosts == NULL)
+        st = apply_nproc(&h, o, err);
+    if (st == CDDP_OK)
+        *out = h;
+    else
+        free(h.v);
+    return st;
 }
 
 const char *hosts_address(const struct host *h)
@@ -127,6 +222,8 @@ static cddp_status hosts_add_place(struct cdi_buf *out, const struct hosts_job *
     const struct host *h = &job->hosts->v[node];
     cddp_status st = add_word(out, "--hosts=");
 
+    if (st == CDDP_OK)
+        st = add_word(out, "--hostfile=");
     if (st == CDDP_OK)
         st = add_number(out, "--nnodes", job->hosts->n);
     if (st == CDDP_OK)

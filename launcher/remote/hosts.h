@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --hosts a:8,b:8: the list, and what is sent to each host. Pure. ssh.c starts the hosts; remote_end.c
+ * --hosts a:8,b:8 and --hostfile: the list, and the script for each host. Pure. ssh.c starts the hosts; remote_end.c
  * runs on them.
  */
 #ifndef HOSTS_H
@@ -14,6 +14,7 @@
 struct host {
     char name[256];  /* as ssh takes it: user@name too */
     int64_t n_procs; /* 0: the value of --nproc_per_node */
+    bool has_slots;  /* slots=N */
 };
 
 struct hosts {
@@ -22,10 +23,11 @@ struct hosts {
 };
 
 /*
- * Parses HOST[:N],HOST[:N]... ([v6]:N for IPv6). CDDP_E_INVALID with an error message, also if another flag of o
- * contradicts --hosts; CDDP_E_LIMIT, CDDP_E_NOMEM. Free out->v.
+ * Parses --hosts, HOST[:N],HOST[:N]... ([v6]:N for IPv6), or file, the text of --hostfile: a line HOST [slots=N] for
+ * each, where a repeated HOST without slots is one more worker. CDDP_E_INVALID with an error message, also if another
+ * flag of o contradicts --hosts; CDDP_E_LIMIT, CDDP_E_NOMEM. Free out->v.
  */
-cddp_status hosts_parse(struct hosts *out, const struct options *o, struct cdi_error *err);
+cddp_status hosts_parse(struct hosts *out, const struct options *o, const char *file, struct cdi_error *err);
 
 /* The part of the script that is the same for all hosts of a job. */
 struct hosts_job {
@@ -56,9 +58,8 @@ const char *hosts_address(const struct host *h);
  */
 #define HOSTS_HELLO "\0cddprun --hosts 1\n"
 #define HOSTS_HELLO_LEN (sizeof HOSTS_HELLO - 1)
-#define HOSTS_WINDOW                                                                                                \
-    0x40000                 /* bytes of INPUT on the way, so that SIGNAL never waits behind input that nobody reads \
-                             */
+/* Bytes of INPUT on the way: SIGNAL must not wait until rank 0 has read more. */
+#define HOSTS_WINDOW 0x40000
 #define HOSTS_DATA_MAX 4096 /* bytes of an INPUT */
 
 enum hosts_frame {

@@ -30,7 +30,7 @@ struct remote_end {
     bool no_data;                     /* none will arrive: close the child's stdin when data is empty */
     bool no_commands;                 /* the stdin of this process has ended */
     bool no_reader;                   /* the stdout has */
-    bool ending;                      /* the child was told to end the job */
+    bool ending;                      /* the child has a signal that ends the job */
     int status;                       /* the child's exit status; -1: it runs */
     int64_t leave_at_ms;
 };

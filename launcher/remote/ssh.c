@@ -56,6 +56,9 @@ struct remote {
 struct ssh_run {
     const struct options *opt;
     const struct hosts_job *job;
+    const char **argv; /* ssh's, of which argc are the same for all hosts */
+    char *words;       /* of --ssh_args, for argv */
+    size_t argc;
     struct guard_link link;
     struct remote *v;
     uint32_t n, n_up, n_over, n_starting;
@@ -69,7 +72,7 @@ struct ssh_run {
     bool ending;
     int signal;            /* the first that ends the job; 0 */
     int64_t start_at_ms;   /* not before it */
-    int64_t nudge_at_ms;   /* hosts that have not ended by then are told to */
+    int64_t nudge_at_ms;   /* hosts that have not ended by then get a signal */
     int64_t give_up_at_ms; /* and are left alone from then on */
     int64_t stop_by_ms;    /* TSTP was received: stop as soon as the hosts have it */
 };
@@ -78,21 +81,40 @@ struct ssh_run {
  */
 
 /*
- * In the child. Signals are for cddprun, which forwards them: the guard's agent ignores them, and so does ssh, which
- * keeps ignored ones. A first try asks no questions; the second one may, since only one host at a time has it. A shared
- * connection (ControlMaster) that ssh would leave for the user's other commands would not outlive cddprun.
+ * ssh's arguments: --ssh_args first, since ssh takes the first value of an option. A shared connection (ControlMaster)
+ * that ssh would leave for the user's other commands would not outlive cddprun.
  */
-static _Noreturn void become_ssh(const struct ssh_run *s, const struct remote *r, const int fds[3], pid_t parent)
+static cddp_status make_argv(struct ssh_run *s, struct cdi_error *err)
 {
-    char batch[] = "-oBatchMode=yes", alive[] = "-oServerAliveInterval=5", count[] = "-oServerAliveCountMax=3",
-         own[] = "-oControlMaster=no", ssh[] = "ssh", no_tty[] = "-T", shell[] = "exec /bin/sh -s";
-    char *argv[] = {ssh, no_tty, alive, count, own, (char *)(uintptr_t)r->name, shell, NULL, NULL};
+    static const char *const own[] = {"-oServerAliveInterval=5", "-oServerAliveCountMax=3", "-oControlMaster=no"};
+    const char *args = s->opt->ssh_args == NULL ? "" : s->opt->ssh_args;
+    char *word, *rest = NULL;
+
+    s->words = strdup(args);
+    s->argv = calloc(strlen(args) / 2 + 10, sizeof *s->argv);
+    if (s->words == NULL || s->argv == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    s->argv[s->argc++] = "ssh";
+    s->argv[s->argc++] = "-T";
+    for (word = strtok_r(s->words, " \t\n", &rest); word != NULL; word = strtok_r(NULL, " \t\n", &rest))
+        s->argv[s->argc++] = word;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        s->argv[s->argc++] = own[i];
+    return CDDP_OK;
+}
+
+/*
+ * In the child. Signals are for cddprun, which forwards them: the guard's agent ignores them, and so does ssh, which
+ * keeps ignored ones. A first try asks no questions; the second one may, since only one host at a time has it.
+ */
+static _Noreturn void become_ssh(struct ssh_run *s, const struct remote *r, const int fds[3], pid_t parent)
+{
     sigset_t none;
 
-    if (r->tries == 1) {
-        memmove(&argv[2], &argv[1], 6 * sizeof *argv);
-        argv[1] = batch;
-    }
+    if (r->tries == 1)
+        s->argv[s->argc++] = "-oBatchMode=yes";
+    s->argv[s->argc++] = r->name;
+    s->argv[s->argc++] = "exec /bin/sh -s";
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     for (int i = 0; i < 3; i++) {
         static const int own_signals[] = {SIGPIPE, SIGTTIN, SIGTTOU};
@@ -106,7 +128,7 @@ static _Noreturn void become_ssh(const struct ssh_run *s, const struct remote *r
         if (dup2(fds[i], i) < 0)
             _exit(SSH_FAILED);
     if (getppid() == parent)
-        (void)execvp("ssh", argv);
+        (void)execvp("ssh", (char *const *)(uintptr_t)s->argv);
     cdi_log(CDI_LOG_ERROR, "NEAR-SSH", "cannot run ssh: %s", strerror(errno));
     _exit(SSH_FAILED - 1);
 }
@@ -188,7 +210,7 @@ static void queue_lines(struct ssh_run *s, int which, struct cdi_buf *line, bool
 
 static void add_output(struct ssh_run *s, struct remote *r, int which, const void *bytes, size_t n)
 {
-    /* What ssh says on a first try is said again on the second one. */
+    /* ssh repeats on a second try what it printed on the first one. */
     bool held = which == 1 && r->state == REMOTE_STARTING && r->tries == 1;
 
     if (cdi_buf_append(&r->lines[which], bytes, n) != CDDP_OK) { /* a line without end */
@@ -290,7 +312,7 @@ static void write_remote(struct remote *r)
         close_in(r);
 }
 
-/* What comes before HOSTS_HELLO is from the login shell, and shown. */
+/* Bytes before HOSTS_HELLO are from the login shell, and shown. */
 static bool is_up(struct ssh_run *s, struct remote *r)
 {
     const uint8_t *bytes = cdi_buf_data(&r->from), *at = memmem(bytes, r->from.len, HOSTS_HELLO, HOSTS_HELLO_LEN);
@@ -414,7 +436,7 @@ static void tell_guard(const struct ssh_run *s, char word)
 
 static void on_ending_signal(struct ssh_run *s, int signal)
 {
-    bool second = s->ending && (signal == SIGINT || signal == SIGTERM);
+    bool second = s->signal != 0 && (signal == SIGINT || signal == SIGTERM);
 
     tell_guard(s, GUARD_GOT_SIGNAL);
     s->signal = s->signal == 0 ? signal : s->signal;
@@ -508,7 +530,7 @@ static void on_ssh_exit(struct ssh_run *s, struct remote *r, int status)
     cdi_buf_release(&r->from);
     if (r->status <= 0 && !failed)
         return;
-    /* A host that was told by another one before it got our signal has status 1. */
+    /* A host that learned of the end from another one, before it got our signal, has status 1. */
     if (s->status == 0 || (s->status == 1 && s->signal != 0 && r->status == 128 + s->signal))
         s->status = failed ? 1 : r->status;
     /* The hosts tell each other of a failure. Only this process knows of a lost connection. */
@@ -637,22 +659,51 @@ static uint16_t random_port(void)
     return (uint16_t)(CLUSTER_FIRST_PORT + v % CLUSTER_N_PORTS);
 }
 
+/* prefixes: separated by spaces. */
+static bool begins_with_any(const char *setting, const char *prefixes)
+{
+    for (const char *p = prefixes; *p != '\0'; p += strspn(p, " ")) {
+        size_t n = strcspn(p, " ");
+
+        if (strncmp(setting, p, n) == 0)
+            return true;
+        p += n;
+    }
+    return false;
+}
+
 /* Does the remote cddprun get this variable, too? */
 static bool is_exported(const struct options *o, const char *setting)
 {
-    static const char *const prefixes[] = {"PET_", "LOGLEVEL=", "PYTHON_EXEC=",
-                                           "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT="};
+    static const char always[] = "PET_ LOGLEVEL= PYTHON_EXEC= TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE= "
+                                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=";
+    /* Even with ALL: they are those of this login, this machine, or this job of a batch system. */
+    static const char never[] =
+        "HOME= USER= LOGNAME= SHELL= SHLVL= PWD= OLDPWD= MAIL= HOSTNAME= TMPDIR= DISPLAY= _= SSH_ XDG_ DBUS_ SLURM PMI "
+        "OMPI_ PBS_ LSB_ KUBERNETES_ MASTER_ " OPTIONS_REMOTE_ENV "=";
 
-    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
-        if (strncmp(setting, prefixes[i], strlen(prefixes[i])) == 0)
-            return true;
+    if (begins_with_any(setting, always))
+        return true;
     for (size_t i = 0; i < o->n_exports; i++) {
         size_t n = strlen(o->exports[i]);
 
         if (strncmp(setting, o->exports[i], n) == 0 && setting[n] == '=')
             return true;
+        if (strcmp(o->exports[i], OPTIONS_EXPORT_ALL) == 0 && !begins_with_any(setting, never))
+            return true;
     }
     return false;
+}
+
+/* Another python3 there may lack the packages of this one. */
+static void warn_of_python(const struct options *o)
+{
+    for (char **e = environ; *e != NULL; e++)
+        if (begins_with_any(*e, "VIRTUAL_ENV= CONDA_PREFIX=") && !is_exported(o, *e))
+            cdi_log(CDI_LOG_WARN, "NEAR-PYTHON",
+                    "%.*s is set here, but not on the hosts, where python3 may be another one; add --export=ALL, or -x "
+                    "PATH -x %.*s",
+                    (int)strcspn(*e, "="), *e, (int)strcspn(*e, "="), *e);
 }
 
 static char **choose_env(const struct options *o)
@@ -723,9 +774,11 @@ static void ssh_release(struct ssh_run *s)
     cdi_buf_release(&s->queue[0]);
     cdi_buf_release(&s->queue[1]);
     free(s->v);
+    free(s->argv);
+    free(s->words);
 }
 
-int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
+int ssh_run_hosts(const struct options *o, const char *file, char **argv, struct cdi_error *err)
 {
     struct ssh_run s = {.opt = o,
                         .input = true,
@@ -743,12 +796,16 @@ int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err)
                             .program = program,
                             .directory = directory,
                             .master_addr = o->master_addr};
-    cddp_status st = hosts_parse(&hosts, o, err);
+    cddp_status st = hosts_parse(&hosts, o, file, err);
     int status = st == CDDP_OK ? 1 : 2;
 
     if (st == CDDP_OK &&
         (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || directory == NULL || env == NULL))
         st = cdi_fail_errno(err, errno, "cannot find cddprun's path and directory");
+    if (st == CDDP_OK)
+        st = make_argv(&s, err);
+    if (st == CDDP_OK)
+        warn_of_python(o);
     if (st == CDDP_OK)
         st = guard_start(&s.link, NULL, options_ending(o), options_grace_ms(o), err);
     if (st == CDDP_OK) {

@@ -9,9 +9,10 @@
 #include "launcher/remote/hosts.h"
 
 /*
- * Runs the job to its end. argv: cddprun's own, of which o was made. Blocks. Returns the first exit status that is not
- * 0, or 1 after an error message if a host cannot be reached or its connection breaks.
+ * Runs the job to its end. file: the text of --hostfile, if there is one. argv: cddprun's own, of which o was made.
+ * Blocks. Returns the first exit status that is not 0, or 1 after an error message if a host cannot be reached or its
+ * connection breaks.
  */
-int ssh_run_hosts(const struct options *o, char **argv, struct cdi_error *err);
+int ssh_run_hosts(const struct options *o, const char *file, char **argv, struct cdi_error *err);
 
 #endif

@@ -65,7 +65,7 @@ static void check_hosts(const struct options *o)
 
     if (o->hosts == NULL)
         return;
-    if (hosts_parse(&h, o, &err) != CDDP_OK) {
+    if (hosts_parse(&h, o, NULL, &err) != CDDP_OK) {
         if (err.msg[0] == '\0')
             abort();
         return;

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--hosts through a real sshd (tests/support/sshd.py): with and without a terminal, and what can go wrong with ssh."""
+"""--hosts through a real sshd (tests/support/sshd.py): on a terminal, without one, and where ssh fails."""
 import contextlib
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ LEAD = 'import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os
 
 
 class Terminal(Job):
-    """A command on a terminal of its own: what it shows, what is typed."""
+    """A command on its own terminal."""
 
     def __init__(self, command, env):
         self.master, slave = pty.openpty()
@@ -295,6 +296,30 @@ def test_ssh_has_the_terminal_for_its_questions(cddprun):
     set_passphrase(server, 'open sesame', '')
 
 
+def test_a_question_in_the_background_waits_for_fg(cddprun):
+    server = sshd.sshd()
+    set_passphrase(server, '', 'open sesame')
+    with Terminal(['bash', '--norc', '-i'], {**server.env(), 'PS1': 'ready> '}) as shell:
+        path = server.write('worker.py', WORKER)
+        shell.see('ready> ')
+        shell.type(f'{cddprun} --hosts=a {path} &\n')
+        wait_for('the stop', lambda: [p for p in shell.alive() if os.path.basename(launch.exe(p) or '') == 'ssh' and launch.state(p) == 'T'])
+        shell.type('\n')
+        shell.see('Stopped')
+        shell.type('fg\n')
+        shell.see('worker.py')
+        wait_for('ssh', lambda: not any(launch.state(p) == 'T' for p in shell.alive()))
+        shell.see('Enter passphrase')
+        shell.type('open sesame\n')
+        shell.see(r'\[0\] up')
+        shell.type('\x03')
+        shell.see('ended by signal 2')
+        shell.see('ready> ', 4)
+        shell.type('exit\n')
+        shell.end()
+    set_passphrase(server, 'open sesame', '')
+
+
 def set_passphrase(server, old, new):
     subprocess.run(['ssh-keygen', '-q', '-p', '-a', '1', '-P', old, '-N', new, '-f', os.path.join(server.folder, 'key')], check=True,
                    stdout=subprocess.DEVNULL)
@@ -310,6 +335,37 @@ def test_what_did_not_start_is_named(cddprun):
     with Job(cddprun, *BOTH, 'true', env=server.env()) as job:
         assert job.finish() == 1 and re.search(r'Permission denied', job.err), job.err
         assert re.search(r'the connection to [ab] failed \(ssh.s exit status 255\)', job.err), job.err
+
+
+def test_hosts_that_a_busy_sshd_refuses_have_a_second_try(cddprun):
+    server = sshd.sshd()
+    hosts = [f'h{i}' for i in range(8)]
+    with Job(cddprun, '--hosts', ','.join(hosts), '--master_addr=127.0.0.1', 'sh', '-c', 'echo $RANK', env=server.env()) as job:
+        assert job.finish() == 0, job.err
+        assert lines(job) == [f'[{i}] {i}' for i in range(8)] and not job.err, (job.out, job.err)
+        assert 'MaxStartups' in server.text()  # so that they were refused
+
+
+def test_ssh_args_and_a_hostfile(cddprun):
+    server = sshd.sshd()
+    config = os.path.join(server.folder, 'ssh_config')
+    path = server.write('hosts', '# all\na slots=2\nb\n')
+    script = ['sh', '-c', 'echo $RANK $WORLD_SIZE $GROUP_RANK']
+    plain = {'PATH': os.path.dirname(shutil.which('ssh')) + os.pathsep + os.environ['PATH']}
+    for flags, want in ([], ['[0] 0 3 0', '[1] 1 3 0', '[2] 2 3 1']), (['--nproc_per_node=1'], ['[0] 0 2 0', '[1] 1 2 1']):
+        with Job(cddprun, '--hostfile', path, *flags, f'--ssh_args=-F {config} -v', '--master_addr=127.0.0.1', *script, env=plain) as job:
+            assert job.finish() == 0 and lines(job) == want, (job.out, job.err)
+            assert 'debug1:' in job.err, job.err
+
+
+def test_environment_goes_along_if_asked_for(cddprun):
+    server = sshd.sshd()
+    here = {**server.env(), 'HERE': 'yes', 'VIRTUAL_ENV': '/venv', 'SLURM_X': '1', 'HOME': '/nowhere'}
+    script = ['sh', '-c', 'echo "$HERE $VIRTUAL_ENV $SLURM_X" $([ "$HOME" = /nowhere ] || echo home)']
+    for flags, want in ([], '[0]    home'), (['--export=ALL'], '[0] yes /venv  home'), (['-x', 'VIRTUAL_ENV'], '[0]  /venv  home'):
+        with Job(cddprun, '--hosts=a', *flags, *script, env=here) as job:
+            assert job.finish() == 0 and job.out == want + '\n', (flags, job.out, job.err)
+            assert ('VIRTUAL_ENV is set here' in job.err) == (not flags), job.err
 
 
 if __name__ == '__main__':

@@ -32,6 +32,7 @@ UsePAM no
 PermitRootLogin yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
+MaxStartups 4:100:4
 AcceptEnv CDDP_TEST_MARK TMPDIR
 """
 CLIENT = """Host *

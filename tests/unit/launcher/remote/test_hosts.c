@@ -14,7 +14,7 @@ static cddp_status parse(const char *list)
 {
     struct options o = {.hosts = list, .node_rank = -1, .world_size = -1};
 
-    return hosts_parse(&h, &o, &err);
+    return hosts_parse(&h, &o, NULL, &err);
 }
 
 Test(hosts, parses_names_and_numbers)
@@ -44,6 +44,61 @@ Test(hosts, error_names_invalid_host)
     }
 }
 
+static cddp_status parse_file(const char *text, int64_t nproc)
+{
+    struct options o = {
+        .hostfile = "F", .node_rank = -1, .world_size = -1, .nproc = nproc, .nproc_given = nproc > 0, .min_nodes = 1};
+
+    return hosts_parse(&h, &o, text, &err);
+}
+
+Test(hosts, reads_a_hostfile_of_open_mpi)
+{
+    cr_assert_eq(
+        parse_file("# nodes\n\nnode1 slots=4 # two GPUs\n  user@node2\tmax_slots=9 slots=2\r\nnode3\nfe80::1 slots=1",
+                   0),
+        CDDP_OK, "%s", err.msg);
+    cr_assert_eq(h.n, 4);
+    cr_assert_str_eq(h.v[0].name, "node1");
+    cr_assert_eq(h.v[0].n_procs, 4);
+    cr_assert_str_eq(h.v[1].name, "user@node2");
+    cr_assert_eq(h.v[1].n_procs, 2);
+    cr_assert_eq(h.v[2].n_procs, 0, "as --nproc_per_node says");
+    cr_assert_str_eq(h.v[3].name, "fe80::1");
+    free(h.v);
+    cr_assert_eq(parse_file("a\nb\na\na\n", 0), CDDP_OK);
+    cr_assert_eq(h.n, 2);
+    cr_assert_eq(h.v[0].n_procs, 3, "a repeated line is one more worker");
+    free(h.v);
+}
+
+Test(hosts, nproc_per_node_is_at_most_the_slots)
+{
+    cr_assert_eq(parse_file("a slots=4\nb slots=8\n", 4), CDDP_OK);
+    cr_assert_eq(h.v[1].n_procs, 0, "the flag, which every host gets");
+    free(h.v);
+    cr_assert_eq(parse_file("a slots=4\nb slots=8\n", 5), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--hostfile 'F': 'a' has 4 slots, fewer than --nproc_per_node 5; change one of them");
+}
+
+Test(hosts, error_names_the_line_of_a_hostfile)
+{
+    static const char *const bad[][2] = {
+        {"a slots=0", "line 1: 'a slots=0' is not HOST"},
+        {"a\nb slots=x # c", "line 2: 'b slots=x ' is not HOST"},
+        {"a slots=1 slots=2", "line 1"},
+        {"a cores=2", "line 1"},
+        {"-oX=y", "line 1"},
+        {"# none\n", "has no host"},
+        {"a slots=1\na slots=2", "'a' has slots in more than one line"},
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_expect_eq(parse_file(bad[i][0], 0), CDDP_E_INVALID, "'%s'", bad[i][0]);
+        cr_expect_not_null(strstr(err.msg, bad[i][1]), "%s", err.msg);
+    }
+}
+
 Test(hosts, script_is_one_quoted_line_for_sh)
 {
     char *flags[] = {(char *)"--hosts", (char *)"a:2,b"}, *command[] = {(char *)"./it's", (char *)"$x", NULL};
@@ -63,11 +118,11 @@ Test(hosts, script_is_one_quoted_line_for_sh)
     cdi_buf_init(&line, 0);
     cr_assert_eq(hosts_script(&line, &job, 0), CDDP_OK);
     cr_assert_eq(cdi_buf_append(&line, "", 1), CDDP_OK);
-    cr_assert_str_eq(
-        (const char *)cdi_buf_data(&line),
-        "cd '/my dir' && exec env CDDP_REMOTE=1 'PET_ROLE=a b' '/usr/bin/cddprun' '--hosts' 'a:2,b' '--hosts=' "
-        "'--nnodes=2' '--node_rank=0' '--nproc_per_node=2' '--master_addr=a' '--master_port=7' "
-        "'--local_addr=a' '--' './it'\\''s' '$x'; exit\n");
+    cr_assert_str_eq((const char *)cdi_buf_data(&line),
+                     "cd '/my dir' && exec env CDDP_REMOTE=1 'PET_ROLE=a b' '/usr/bin/cddprun' '--hosts' 'a:2,b' "
+                     "'--hosts=' '--hostfile=' "
+                     "'--nnodes=2' '--node_rank=0' '--nproc_per_node=2' '--master_addr=a' '--master_port=7' "
+                     "'--local_addr=a' '--' './it'\\''s' '$x'; exit\n");
     cdi_buf_consume(&line, line.len);
     cr_assert_eq(hosts_script(&line, &job, 1), CDDP_OK);
     cr_assert_eq(cdi_buf_append(&line, "", 1), CDDP_OK);
