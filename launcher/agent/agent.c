@@ -52,6 +52,7 @@ struct agent {
     uv_timer_t grace, sweep;
     const struct plan *plan;
     struct guard_link *guard;
+    struct stdin_copy *stdin_copy; /* NULL: not with --stdin=all */
     struct spawn_context spawn;
     struct supervise sup;
     struct worker_group *group;
@@ -286,6 +287,7 @@ static void agent_start_workers(struct agent *a)
         .spawn = &a->spawn,
         .plan = a->plan,
         .logs = a->logs,
+        .stdin_copy = a->stdin_copy,
         .events = a->events,
         .assign = a->sup.assign,
         .exited = on_worker_exited,
@@ -1410,6 +1412,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = run_watch_start(&a->watch, &a->loop, a->plan, a->logs, err);
     lead_session(a);
+    if (st == CDDP_OK && a->plan->options->stdin_to == OPTIONS_STDIN_ALL)
+        st = stdin_copy_start(&a->stdin_copy, a->plan->n_procs, err);
     if (st == CDDP_OK)
         st = start_crash_watch(a, err);
     if (st == CDDP_OK)
@@ -1557,6 +1561,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     }
     if (err.msg[0] != '\0')
         cdi_log(CDI_LOG_ERROR, "AGENT-START", "%s", err.msg);
+    stdin_copy_end(a->stdin_copy);
     free(a);
     return status;
 }

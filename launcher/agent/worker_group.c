@@ -66,12 +66,15 @@ struct words {
     char **args, **env;
 };
 
-/* Does this worker read cddprun's stdin? */
-static bool reads_stdin(const struct worker_group *c, const struct worker *w)
+/* The descriptor for the stdin of this worker; -1: an empty file, or an error that errno tells. */
+static int stdin_of(const struct worker_group *c, const struct worker *w)
 {
-    int64_t interactive = c->opt.plan->options->interactive;
+    const struct options *o = c->opt.plan->options;
 
-    return interactive >= 0 ? w->rank == interactive : w->rank == 0;
+    if (c->opt.stdin_copy != NULL)
+        return stdin_copy_pipe(c->opt.stdin_copy, w->local_rank);
+    return o->stdin_to != OPTIONS_STDIN_NONE && w->rank == (o->interactive >= 0 ? o->interactive : 0) ? STDIN_FILENO
+                                                                                                      : -1;
 }
 
 static cddp_status group_start_one(struct worker_group *c, struct worker *w, struct words *words, struct cdi_error *err)
@@ -79,6 +82,7 @@ static cddp_status group_start_one(struct worker_group *c, struct worker *w, str
     char flight[128], path[PATH_MAX];
     struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
     cddp_status st = worker_make_page(w, c->opt.assign.round, flight, sizeof flight, err);
+    int in;
 
     logs_error_file(c->opt.logs, w->local_rank, path);
     (void)unlink(path); /* an older one */
@@ -90,7 +94,13 @@ static cddp_status group_start_one(struct worker_group *c, struct worker *w, str
     words->args = plan_args(c->opt.plan, w->local_rank);
     if (words->env == NULL || words->args == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    return worker_start(w, c->opt.spawn, words->args, words->env, reads_stdin(c, w) ? STDIN_FILENO : -1, err);
+    in = stdin_of(c, w);
+    if (in < 0 && c->opt.stdin_copy != NULL)
+        return cdi_fail_errno(err, errno, "a pipe for its stdin");
+    st = worker_start(w, c->opt.spawn, words->args, words->env, in, err);
+    if (in > STDIN_FILENO)
+        (void)close(in);
+    return st;
 }
 
 /* Starts all workers, or those before the first that cannot be started. */

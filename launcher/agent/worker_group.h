@@ -12,6 +12,7 @@
 #include "launcher/agent/worker_page.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
+#include "launcher/process/stdin_copy.h"
 #include "protocol/flight_stop.h"
 #include "protocol/node_report.h"
 
@@ -20,9 +21,10 @@ struct worker_group;
 struct worker_group_options {
     const struct spawn_context *spawn;
     const struct plan *plan;
-    struct logs *logs;            /* begun for this round */
-    struct event_log *events;     /* NULL: none */
-    struct cdi_msg_assign assign; /* with master_addr and master_port */
+    struct logs *logs;             /* begun for this round */
+    struct stdin_copy *stdin_copy; /* NULL: one worker at most reads stdin */
+    struct event_log *events;      /* NULL: none */
+    struct cdi_msg_assign assign;  /* with master_addr and master_port */
     /* A worker has exited; kind EXIT with code 0: success. From the loop, or from worker_group_report_unstarted(). */
     void (*exited)(void *arg, const struct cdi_failure *end);
     /*

@@ -31,6 +31,7 @@ enum options_preflight {
     OPTIONS_PREFLIGHT_EXCLUDE,
     OPTIONS_PREFLIGHT_OFF
 };
+enum options_stdin { OPTIONS_STDIN_NONE, OPTIONS_STDIN_FIRST, OPTIONS_STDIN_ALL };
 enum options_pty { OPTIONS_PTY_AUTO, OPTIONS_PTY_ALWAYS, OPTIONS_PTY_NEVER };
 
 struct options {
@@ -100,6 +101,7 @@ struct options {
     const char *trace;                                               /* NULL: not given */
     int64_t trace_max_mib;
     int64_t interactive; /* a rank; -1: not given */
+    int stdin_to;        /* enum options_stdin */
     const char *report;  /* a file; NULL: not given */
     bool progress;
     const char *top;             /* an endpoint; NULL: not given; then `what` is TOP */

@@ -408,6 +408,8 @@ static cddp_status check_all(struct options *o, options_getenv env, void *arg, s
         st = check_logs(o, err);
     if (st == CDDP_OK)
         st = check_preflight(o, err);
+    if (st == CDDP_OK && o->interactive >= 0 && o->stdin_to != OPTIONS_STDIN_FIRST)
+        st = cdi_fail(err, CDDP_E_INVALID, "--interactive gives stdin to one rank; remove --stdin");
     if (st == CDDP_OK && o->world_size >= 0 && (o->max_nodes != o->min_nodes || o->spares > 0))
         st = cdi_fail(err, CDDP_E_INVALID,
                       "--world_size %" PRId64

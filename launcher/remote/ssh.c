@@ -377,13 +377,22 @@ static bool has_stdin(void)
     return group < 0 || group == getpgrp();
 }
 
+/* The number of hosts that get stdin. The first has rank 0. */
+static uint32_t n_readers(const struct ssh_run *s)
+{
+    return s->opt->stdin_to == OPTIONS_STDIN_ALL ? s->n : 1;
+}
+
 /* Not before all hosts are up: until then ssh may have questions. */
 static bool wants_stdin(const struct ssh_run *s)
 {
-    return s->input && s->n_up == s->n && s->v[0].state == REMOTE_UP && s->v[0].window >= HOSTS_DATA_MAX;
+    bool room = s->input && s->n_up == s->n && s->n_over < s->n;
+
+    for (uint32_t i = 0; room && i < n_readers(s); i++)
+        room = s->v[i].state == REMOTE_OVER ? n_readers(s) > 1 : s->v[i].window >= HOSTS_DATA_MAX;
+    return room;
 }
 
-/* Sends stdin to the host of rank 0. */
 static void read_stdin(struct ssh_run *s)
 {
     uint8_t bytes[HOSTS_DATA_MAX];
@@ -393,8 +402,10 @@ static void read_stdin(struct ssh_run *s)
         return;
     s->input = n > 0;
     n = n > 0 ? n : 0;
-    ssh_send_frame(&s->v[0], HOSTS_INPUT, bytes, (size_t)n);
-    s->v[0].window -= (size_t)n;
+    for (uint32_t i = 0; i < n_readers(s); i++) {
+        ssh_send_frame(&s->v[i], HOSTS_INPUT, bytes, (size_t)n);
+        s->v[i].window -= (size_t)n;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------- the end ----
@@ -781,7 +792,7 @@ static void ssh_release(struct ssh_run *s)
 int ssh_run_hosts(const struct options *o, const char *file, char **argv, struct cdi_error *err)
 {
     struct ssh_run s = {.opt = o,
-                        .input = true,
+                        .input = o->stdin_to != OPTIONS_STDIN_NONE,
                         .nudge_at_ms = CDI_NEVER_MS,
                         .give_up_at_ms = CDI_NEVER_MS,
                         .stop_by_ms = CDI_NEVER_MS};

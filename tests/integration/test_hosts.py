@@ -55,6 +55,16 @@ def test_stdin_goes_to_rank_0_and_output_is_complete(cddprun):
             assert job.out == ''.join('[0] ' + line + '\n' for line in text.splitlines()), len(job.out)
 
 
+def test_stdin_all_goes_to_every_host(cddprun):
+    with ssh() as env:
+        text = ''.join(f'{i}\n' for i in range(100000))
+        with Job(cddprun, *BOTH, '--stdin=all', 'cksum', env=env, stdin=subprocess.PIPE) as job:
+            job.out, job.err = job.process.communicate(text, timeout=launch.DEADLINE)
+            assert job.process.returncode == 0, job.err
+            want = subprocess.run(['cksum'], input=text, check=True, stdout=subprocess.PIPE, text=True).stdout
+            assert sorted(job.out.splitlines()) == [f'[{r}] {want.strip()}' for r in range(3)], (job.out, job.err)
+
+
 def test_a_failure_ends_all_hosts_with_its_status(cddprun):
     with ssh() as env, Job(cddprun, *BOTH, 'sh', '-c', '[ $RANK = 2 ] && exit 42; exec sleep 60', env=env) as job:
         began = time.monotonic()

@@ -425,6 +425,41 @@ def test_stdin_goes_to_local_rank_0_only(cddprun):
         assert (job.process.returncode, job.out) == (0, '[0] to rank 0\n'), job.out
 
 
+def test_stdin_goes_to_the_ranks_that_the_flag_says(cddprun):
+    text = ''.join(f'{i}\n' for i in range(30000))
+    script = 'read first; sum=$(cksum); echo "$first $sum"'
+    want = subprocess.run(['cksum'], input=text[2:], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    nothing = subprocess.run(['cksum'], input='', check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    for flags, lines in (['--stdin=none'], [f'[{i}]  {nothing}' for i in range(3)]), (['--stdin=all'], [f'[{i}] 0 {want}' for i in range(3)]), \
+            ([], [f'[0] 0 {want}', f'[1]  {nothing}', f'[2]  {nothing}']):
+        with Job(cddprun, '--nproc_per_node=3', *flags, 'sh', '-c', script, stdin=subprocess.PIPE) as job:
+            out, err = job.process.communicate(text if flags != ['--stdin=none'] else '', timeout=launch.DEADLINE)
+            assert job.process.returncode == 0 and sorted(out.splitlines()) == lines, (flags, out, err)
+
+
+def test_ranks_that_do_not_read_a_copy_of_stdin(cddprun):
+    # Rank 0 reads some, the others end: nobody is left who reads, and the job ends, although the input does not.
+    with subprocess.Popen(['yes'], stdout=subprocess.PIPE) as yes:
+        with Job(cddprun, '--nproc_per_node=2', '--stdin=all', 'sh', '-c', 'exec head -n 100000 | tail -n 1', stdin=yes.stdout) as job:
+            assert job.finish() == 0 and sorted(job.out.splitlines()) == ['[0] y', '[1] y'], (job.out, job.err)
+        yes.kill()
+    script = '[ $RANK = 1 ] && exit 3; sleep 60'  # the thread waits for a rank that does not read
+    with subprocess.Popen(['yes'], stdout=subprocess.PIPE) as yes:
+        with Job(cddprun, '--nproc_per_node=2', '--stdin=all', 'sh', '-c', script, stdin=yes.stdout) as job:
+            assert job.finish() == 3, job.err
+        yes.kill()
+    # A later round reads on.
+    with Job(cddprun, '--nproc_per_node=2', '--stdin=all', '--max_restarts=1', 'sh', '-c',
+             'read line; [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1; echo "$line"', stdin=subprocess.PIPE) as job:
+        job.process.stdin.write('first\n')
+        job.process.stdin.flush()
+        assert 'restarting' in job.process.stderr.readline()
+        launch.wait_for('the second round', lambda: len(job.workers()) == 2)
+        job.process.stdin.write('second\n')
+        job.process.stdin.flush()
+        assert job.finish() == 0 and sorted(job.out.splitlines()) == ['[0] second', '[1] second'], (job.out, job.err)
+
+
 def test_a_worker_has_four_descriptors_and_no_more(cddprun):
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * --stdin=all: a thread copies this process's stdin to every worker, through a pipe for each. It takes the next bytes
+ * after all workers have taken the last ones. What it has read is lost to the workers of a later round.
+ */
+#ifndef STDIN_COPY_H
+#define STDIN_COPY_H
+
+#include "common/error.h"
+
+#include <stdint.h>
+
+struct stdin_copy;
+
+/*
+ * Starts the thread, for n workers; it reads once all have had a stdin_copy_pipe().
+ * *out is written on success only. CDDP_E_SYSTEM, CDDP_E_NOMEM.
+ */
+cddp_status stdin_copy_start(struct stdin_copy **out, uint32_t n, struct cdi_error *err);
+
+/* Returns the stdin of a new worker in this place, the caller's to close, or -1 and errno. Never blocks for long. */
+int stdin_copy_pipe(struct stdin_copy *c, uint32_t place);
+/* At the end of the process: frees c if stdin has ended. Otherwise the thread may hang in read(2), and keeps it. */
+void stdin_copy_end(struct stdin_copy *c);
+
+#endif
