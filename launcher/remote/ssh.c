@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -34,6 +35,7 @@
 #define OTHERS_MS 15000 /* for the others to learn of a host's failure, and to end, besides the grace period */
 #define SLACK_MS 60000  /* the same from a signal on, when every process must end */
 #define TERMINAL_MS 500 /* between two looks of a background job, which may have got the terminal */
+#define FILES_BASE 32   /* open files without hosts, with reserve */
 #define SIGNAL_MS 200   /* for a signal that another process got at the same moment */
 #define FLUSH_MS 1000   /* for signals on their way to ssh, before this process is stopped */
 
@@ -731,6 +733,23 @@ static char **choose_env(const struct options *o)
     return v;
 }
 
+/* For three descriptors for each host. ssh closes what it does not need, so its own limit does not matter. */
+static cddp_status raise_nofile(uint32_t n, struct cdi_error *err)
+{
+    rlim_t need = FILES_BASE + 3 * (rlim_t)n;
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= need)
+        return CDDP_OK;
+    lim.rlim_cur = need;
+    if (lim.rlim_max < need || setrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return cdi_fail(err, CDDP_E_LIMIT,
+                        "the limit of open files is %llu, but with %u hosts cddprun needs %llu; raise it (ulimit -n "
+                        "%llu)",
+                        (unsigned long long)lim.rlim_max, n, (unsigned long long)need, (unsigned long long)need);
+    return CDDP_OK;
+}
+
 /* After guard_start(). */
 static cddp_status ssh_run_job(struct ssh_run *s, const struct hosts *hosts, struct cdi_error *err)
 {
@@ -813,6 +832,8 @@ int ssh_run_hosts(const struct options *o, const char *file, char **argv, struct
     if (st == CDDP_OK &&
         (readlink("/proc/self/exe", program, sizeof program - 1) < 0 || directory == NULL || env == NULL))
         st = cdi_fail_errno(err, errno, "cannot find cddprun's path and directory");
+    if (st == CDDP_OK)
+        st = raise_nofile(hosts.n, err);
     if (st == CDDP_OK)
         st = make_argv(&s, err);
     if (st == CDDP_OK)

@@ -3,6 +3,7 @@
 """--hosts: one command starts a job on several nodes by ssh (fake_ssh.py), and ends it everywhere."""
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -120,6 +121,17 @@ def test_reports_mistakes_before_start(cddprun):
                         (['--hosts=a', '-n', '3'], 'give each host')]:
         with ssh() as env, Job(cddprun, *flags, 'true', env=env) as job:
             assert job.finish() == 2 and says in job.err and not os.listdir(env['FAKE_SSH_LOG']), (flags, job.err)
+
+
+def test_many_hosts_have_enough_descriptors_or_a_message(cddprun):
+    hosts = ','.join(f'h{i}' for i in range(12))
+
+    def limit(soft, hard):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ssh() as env, Job(cddprun, '--hosts', hosts, '--dry_run', 'true', env=env, preexec_fn=limit(30, 100)) as job:
+        assert job.finish() == 0, job.err
+    with Job(cddprun, '--hosts', hosts, 'true', preexec_fn=limit(30, 60)) as job:
+        assert job.finish() == 1 and 'with 12 hosts cddprun needs 68; raise it (ulimit -n 68)' in job.err, job.err
 
 
 def test_reports_missing_ssh(cddprun):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 
@@ -335,6 +336,13 @@ def test_what_did_not_start_is_named(cddprun):
     with Job(cddprun, *BOTH, 'true', env=server.env()) as job:
         assert job.finish() == 1 and re.search(r'Permission denied', job.err), job.err
         assert re.search(r'the connection to [ab] failed \(ssh.s exit status 255\)', job.err), job.err
+
+
+def test_a_missing_directory_is_named(cddprun):
+    server = sshd.sshd()
+    with tempfile.TemporaryDirectory(dir='/run') as folder:  # sshd's users have another /run
+        with Job(cddprun, *BOTH, 'true', env=server.env(), cwd=folder) as job:
+            assert job.finish() in (1, 2) and re.search(rf"cddprun did not start on [ab] .*'{folder}' must be there", job.err), job.err
 
 
 def test_hosts_that_a_busy_sshd_refuses_have_a_second_try(cddprun):
