@@ -99,13 +99,15 @@ static void on_reload(uv_signal_t *handle, int number)
 
 static cddp_status watch_signals(uv_loop_t *loop, struct cdi_error *err)
 {
+    struct sigaction before;
+    bool takes_int = sigaction(SIGINT, NULL, &before) != 0 || before.sa_handler != SIG_IGN; /* a script's background */
     int rc;
 
     (void)uv_signal_init(loop, &on_term);
     (void)uv_signal_init(loop, &on_int);
     (void)uv_signal_init(loop, &on_hup);
     rc = uv_signal_start(&on_term, on_end_signal, SIGTERM);
-    if (rc == 0)
+    if (rc == 0 && takes_int)
         rc = uv_signal_start(&on_int, on_end_signal, SIGINT);
     if (rc == 0)
         rc = uv_signal_start(&on_hup, on_reload, SIGHUP);

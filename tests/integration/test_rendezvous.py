@@ -297,6 +297,16 @@ def test_failure_restarts_its_job_only(cddprun):
         assert daemon.end(signal.SIGINT) == 0
 
 
+def test_an_ignored_interrupt_stays_ignored(cddprun):
+    """A script that starts the server in its background ignores it there: a Ctrl-C is for the script."""
+    with Daemon(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as daemon:
+        with open(f'/proc/{daemon.process.pid}/status', encoding='ascii') as f:
+            masks = dict(line.split(':\t') for line in f.read().splitlines() if line.startswith('Sig'))
+        bit = 1 << signal.SIGINT - 1
+        assert int(masks['SigIgn'], 16) & bit and not int(masks['SigCgt'], 16) & bit, masks
+        assert daemon.end() == 0, daemon.err
+
+
 def test_jobs_have_their_own_limits(cddprun):
     with Daemon() as daemon, contextlib.ExitStack() as stack:
         began = time.monotonic()
