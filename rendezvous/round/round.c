@@ -168,7 +168,7 @@ static int64_t round_pause_ms(struct round *r)
 {
     int64_t pause_ms = PAUSE_FIRST_MS;
 
-    r->n_quick = r->verdict == OVER_FAILED && r->failed_ms - r->started_ms < QUICK_MS ? r->n_quick + 1 : 0;
+    r->n_quick = r->verdict == OVER_FAILED && r->stopped_ms - r->started_ms < QUICK_MS ? r->n_quick + 1 : 0;
     if (r->n_quick <= QUICK_FREE)
         return 0;
     for (unsigned i = QUICK_FREE + 1; i < r->n_quick && pause_ms < PAUSE_MAX_MS; i++)
@@ -222,6 +222,7 @@ static void round_update_over(struct round *r)
 static void round_stop(struct round *r, enum verdict verdict, int64_t now_ms)
 {
     r->verdict = verdict;
+    r->stopped_ms = now_ms;
     r->state = ROUND_STOPPING;
     round_update_over(r);
     for (size_t i = 0; i < r->cap; i++) {

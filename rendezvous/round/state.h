@@ -53,10 +53,11 @@ struct round {
     bool gives_up;        /* the workers stood still, and the job is to end for that */
     enum cdi_close_status close_status;
     int64_t deadline_ms, next_waiting_ms;
-    int64_t started_ms, begin_ms; /* of the running round; of the next one at the earliest */
-    unsigned n_quick;             /* rounds in a row that failed soon after their start */
-    bool for_now;                 /* the last JOIN was refused, but may be repeated */
-    int64_t enough_ms;            /* JOINING: time since which min_nodes are present; INT64_MAX: fewer are */
+    int64_t started_ms, stopped_ms; /* of the last round: when it began, and when it was to stop */
+    int64_t begin_ms;               /* of the next one at the earliest */
+    unsigned n_quick;               /* rounds in a row that failed soon after their start */
+    bool for_now;                   /* the last JOIN was refused, but may be repeated */
+    int64_t enough_ms;              /* JOINING: time since which min_nodes are present; INT64_MAX: fewer are */
     uint64_t arrivals;
 
     struct node *nodes; /* by peer */

@@ -290,7 +290,7 @@ static void check_survivors(struct sim *w, size_t n)
 static void check_time(struct sim *w, size_t n)
 {
     int64_t waited = w->enough_ms < 0 ? 0 : w->now - w->enough_ms, patience = w->opt.regroup_ms;
-    bool deadline = w->now >= w->since_ms + w->opt.join_timeout_ms;
+    bool deadline = w->now >= w->since_ms + w->pause_ms + w->opt.join_timeout_ms;
 
     SIM_CHECK(w, w->n_away == 0 || deadline || w->n_waiting - w->n_away >= w->opt.max_nodes,
               "round %u begins without waiting for %u nodes whose connection broke", round_number(w->r), w->n_away);
@@ -301,6 +301,22 @@ static void check_time(struct sim *w, size_t n)
     SIM_CHECK(w, n == w->opt.max_nodes || deadline || waited >= patience,
               "round %u begins with %zu nodes after %lld ms instead of %lld ms", round_number(w->r), n,
               (long long)waited, (long long)patience);
+}
+
+/*
+ * What the pause after the last round has to be, once for each round: after three that failed within 5 s of their start
+ * it is 1 s, then twice as long each time, 30 s at most.
+ */
+static void expect_pause(struct sim *w)
+{
+    static const int64_t pauses[] = {1000, 2000, 4000, 8000, 16000, 30000};
+    int64_t failed_ms = w->state == ROUND_STOPPING ? w->since_ms : w->now; /* the last node may be lost at once */
+
+    if (w->paused_for == w->last_number)
+        return;
+    w->paused_for = w->last_number;
+    w->n_quick = w->cause == CAUSE_FAILED && failed_ms - w->began_ms < 5000 ? w->n_quick + 1 : 0;
+    w->pause_ms = w->n_quick <= 3 ? 0 : pauses[w->n_quick - 4 < 5 ? w->n_quick - 4 : 5];
 }
 
 static void check_start(struct sim *w, const struct round_action *a, size_t n)
@@ -331,7 +347,12 @@ static void check_start(struct sim *w, const struct round_action *a, size_t n)
     }
     w->n_waiting -= (uint32_t)n;
     w->last_n = (uint32_t)n;
+    expect_pause(w);
     w->last_number = number;
+    SIM_CHECK(w, w->now - w->since_ms >= w->pause_ms,
+              "round %u begins after %lld ms, and %u in a row had failed at once", number,
+              (long long)(w->now - w->since_ms), w->n_quick);
+    w->began_ms = w->now;
     w->keys = true;
     w->cause = CAUSE_NONE;
     w->by_node = false;
@@ -372,7 +393,7 @@ static void check_closed(struct sim *w, struct sim_slot *s, bool again)
         left = w->cause != CAUSE_FAILED || may_restart(w);
         break;
     case CDI_CLOSE_TIMEOUT:
-        left = w->state != ROUND_JOINING || w->now < w->since_ms + w->opt.join_timeout_ms;
+        left = w->state != ROUND_JOINING || w->now < w->since_ms + w->pause_ms + w->opt.join_timeout_ms;
         break;
     case CDI_CLOSE_LEFT:
         left = w->cause != CAUSE_LEFT && !w->any_left;
@@ -442,6 +463,8 @@ static void look_after(struct sim *w)
 
     if (state != w->state || (state == ROUND_JOINING && w->enough_ms >= 0 && w->n_waiting < w->opt.min_nodes))
         w->enough_ms = -1;
+    if (state != w->state && state == ROUND_JOINING)
+        expect_pause(w);
     if (state != w->state) {
         w->since_ms = w->notified_ms = w->now;
         w->state = state;
@@ -500,9 +523,9 @@ void oracle_tick(struct sim *w)
 
     switch (w->state) {
     case ROUND_JOINING:
-        SIM_CHECK(w, since <= w->opt.join_timeout_ms + SLACK_MS, "the round has waited for nodes for %lld ms",
-                  (long long)since);
-        SIM_CHECK(w, w->ready_ms < 0 || w->now - w->ready_ms <= patience,
+        SIM_CHECK(w, since <= w->pause_ms + w->opt.join_timeout_ms + SLACK_MS,
+                  "the round has waited for nodes for %lld ms", (long long)since);
+        SIM_CHECK(w, w->ready_ms < 0 || w->now - w->ready_ms <= patience || since <= w->pause_ms + patience,
                   "enough nodes have been present for %lld ms, but no round begins", (long long)(w->now - w->ready_ms));
         SIM_CHECK(w, w->n_waiting == 0 || w->now - w->notified_ms <= 10000 + SLACK_MS,
                   "waiting nodes got no message for %lld ms", (long long)(w->now - w->notified_ms));

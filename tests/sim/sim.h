@@ -113,6 +113,10 @@ struct sim {
     int64_t enough_ms;   /* JOINING: time since which enough nodes are present; -1 */
     int64_t ready_ms;    /* the same, all of them connected */
     int64_t notified_ms; /* JOINING: time of the last WAITING */
+    int64_t began_ms;    /* the last round */
+    int64_t pause_ms;    /* JOINING: the least time before the next round, after rounds that failed at once */
+    unsigned n_quick;    /* of those, in a row */
+    int64_t paused_for;  /* the round after which pause_ms is */
     int64_t last_number; /* of the last round that began; -1 */
     uint32_t last_n, restarts, n_done, n_waiting, n_away, n_present, n_leaving;
     bool keys, ending, any_left;

@@ -1133,6 +1133,7 @@ bool sim_run(struct sim *w, uint64_t seed, uint32_t lo, uint32_t hi, bool trace)
                       .trace = trace,
                       .free_slot = NO_PEER,
                       .last_number = -1,
+                      .paused_for = -1,
                       .enough_ms = -1,
                       .ready_ms = -1};
     good = try_job(w, lo, hi);
