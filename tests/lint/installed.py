@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What 'meson install' leaves must serve a stranger: everything is there, and pkg-config is all that a user needs.
+"""What 'meson install' leaves must serve a stranger: everything is there, and pkg-config or CMake is all that a user needs.
 
 installed.py STAGE CC CXX   STAGE is the DESTDIR of an installation with --prefix=/usr
 """
@@ -38,7 +38,30 @@ EXPECTED = [
     'usr/lib/**/libcddp.so',
     'usr/lib/**/libcddp.so.[0-9]',
     'usr/lib/**/pkgconfig/cddp.pc',
+    'usr/lib/**/cmake/cddp/cddp-config.cmake',
+    'usr/lib/**/cmake/cddp/cddp-config-version.cmake',
 ]
+
+
+def check_cmake(stage, cc, cxx, try_out):
+    """Builds a CMake project against the stage, which lies elsewhere than its prefix says."""
+    if not shutil.which('cmake'):
+        print('CMake project: not built, as there is no cmake')
+        return
+    stage = os.path.realpath(stage)
+    version = subprocess.run([os.path.join(stage, 'usr/bin/cddprun'), '--version'], capture_output=True, text=True,
+                             check=True).stdout.split()[1]
+    with tempfile.TemporaryDirectory() as tmp:
+        for command in (['cmake', '-S', os.path.join(HERE, 'cmake'), '-B', tmp, f'-DVERSION={version}', f'-DSTAGE={stage}',
+                         f'-DCMAKE_PREFIX_PATH={stage}/usr', f'-DCMAKE_C_COMPILER={cc}', f'-DCMAKE_CXX_COMPILER={cxx}'],
+                        ['cmake', '--build', tmp]):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+            if done.returncode != 0:
+                sys.exit(f'CMake project:\n{done.stdout}')
+        for name in ('c_shared', 'c_static', 'cxx_shared', 'cxx_static'):
+            # CMake's own path in the program serves, without LD_LIBRARY_PATH.
+            try_out(f'CMake, {name}', os.path.join(tmp, name), 'shared' in name,
+                    {k: v for k, v in os.environ.items() if k != 'LD_LIBRARY_PATH'})
 
 
 def main():
@@ -76,20 +99,23 @@ def main():
         'C, -static-pie': [cc, '-std=c99', *strict, 'c', source, '-x', 'none', '-static-pie', *flags('--cflags'),
                            *flags('--static', '--libs')],
     }
+    def try_out(name, program, shared, environment):
+        needed = subprocess.run(['readelf', '-d', program], capture_output=True, text=True, check=True).stdout
+        if ('libcddp.so' in needed) != shared:
+            sys.exit(f'{name}: libcddp was linked the other way:\n{needed}')
+        subprocess.run([program], env=environment, check=True, timeout=60)
+        launched = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', program], env=environment, check=True,
+                                  timeout=60, capture_output=True, text=True).stdout
+        if not all(f'rank {rank} of 2: the mean is right' in launched for rank in (0, 1)):
+            sys.exit(f'{name}: under the installed cddprun it says:\n{launched}')
+        print(f'{name}: works, alone and on two ranks')
+
     for name, command in shapes.items():
         with tempfile.TemporaryDirectory() as tmp:
             program = os.path.join(tmp, 'consumer')
             subprocess.run([*command, '-o', program], check=True)
-            needed = subprocess.run(['readelf', '-d', program], capture_output=True, text=True, check=True).stdout
-            if ('libcddp.so' in needed) != ('shared' in name):
-                sys.exit(f'{name}: libcddp was linked the other way:\n{needed}')
-            libraries = {**os.environ, 'LD_LIBRARY_PATH': libdir}
-            subprocess.run([program], env=libraries, check=True, timeout=60)
-            launched = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', program], env=libraries, check=True,
-                                      timeout=60, capture_output=True, text=True).stdout
-            if not all(f'rank {rank} of 2: the mean is right' in launched for rank in (0, 1)):
-                sys.exit(f'{name}: under the installed cddprun it says:\n{launched}')
-            print(f'{name}: works, alone and on two ranks')
+            try_out(name, program, 'shared' in name, {**os.environ, 'LD_LIBRARY_PATH': libdir})
+    check_cmake(stage, cc, cxx, try_out)
 
     # The same job in five languages; gfortran and rustc are run where they are found.
     libraries = {**os.environ, 'LD_LIBRARY_PATH': libdir}
