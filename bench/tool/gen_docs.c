@@ -49,7 +49,7 @@ int main(void)
 {
     FILE *to = stdout;
 
-    (void)fprintf(to, ".TH CDDP-BENCH 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
+    (void)fprintf(to, ".TH CDDP-BENCH 1 \"%s\" \"cddprun %s\" \"User Commands\"\n", CDI_RELEASE_DATE, CDDP_VERSION);
     (void)fputs(".SH NAME\ncddp\\-bench \\- measure collectives and messages of libcddp\n"
                 ".SH SYNOPSIS\n.B cddprun\n[...]\n.B cddp\\-bench\n[\\fIKIND\\fR] [\\fIflags\\fR]\n.SH DESCRIPTION\n",
                 to);

@@ -4,7 +4,6 @@
 #include "common/cli_docs.h"
 #include "launcher/cli/flags.h"
 
-#include <cddp/version.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,7 +116,6 @@ static void man_flag(FILE *to, const struct flag *f)
 
 void help_man(FILE *to)
 {
-    fprintf(to, ".TH CDDPRUN 1 \"\" \"cddprun %s\" \"User Commands\"\n", CDDP_VERSION);
     fputs(".SH NAME\ncddprun \\- run a program as several ranks of one job\n"
           ".SH SYNOPSIS\n.B cddprun\n[\\fIflags\\fR] \\fIPROGRAM\\fR [\\fIARGS\\fR]\n.SH EXAMPLES\n",
           to);

@@ -7,7 +7,7 @@
 
 /* Prints --help. */
 void help_usage(FILE *to);
-/* Prints cddprun(1), for man. */
+/* Prints cddprun(1), for man, below its title. */
 void help_man(FILE *to);
 /* Prints a file for bash-completion. */
 void help_bash(FILE *to);

@@ -3,7 +3,6 @@
 #include "common/cli_docs.h"
 #include "common/env.h"
 
-#include <cddp/version.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -283,7 +282,6 @@ void daemon_options_usage(FILE *to)
 
 void daemon_options_man(FILE *to)
 {
-    (void)fprintf(to, ".TH CDDP-RENDEZVOUS 8 \"\" \"cddprun %s\" \"System Administration\"\n", CDDP_VERSION);
     (void)fputs(".SH NAME\ncddp\\-rendezvous \\- rendezvous server for the nodes of several jobs\n"
                 ".SH SYNOPSIS\n.B cddp\\-rendezvous\n[\\fIflags\\fR]\n.SH DESCRIPTION\n",
                 to);

@@ -32,7 +32,7 @@ struct daemon_options {
  */
 cddp_status daemon_options_parse(struct daemon_options *out, int argc, char *const argv[], struct cdi_error *err);
 void daemon_options_usage(FILE *to); /* prints --help */
-void daemon_options_man(FILE *to);   /* prints the man page, cddp-rendezvous(8) */
+void daemon_options_man(FILE *to);   /* prints the man page, cddp-rendezvous(8), below its title */
 void daemon_options_bash(FILE *to);  /* prints a file for bash-completion */
 
 #endif

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcddp(7), on stdout: what the library is, and its functions by header.
 
-    api_man.py VERSION HEADER...
+    api_man.py VERSION DATE HEADER...
 """
 import pathlib
 import re
 import sys
 
 FUNCTION = re.compile(r'^CDDP_API\s[^;]*?\b(cddp_\w+)\(', re.M)
-HEAD = r'''.TH LIBCDDP 7 "" "cddprun {version}" "Miscellaneous Information"
+HEAD = r'''.TH LIBCDDP 7 "{date}" "cddprun {version}" "Miscellaneous Information"
 .SH NAME
 libcddp \- data\-parallel training for C, C++ and CUDA programs
 .SH SYNOPSIS
@@ -41,8 +41,8 @@ TAIL = r'''.SH SEE ALSO
 '''
 
 if __name__ == '__main__':
-    print(HEAD.format(version=sys.argv[1]), end='')
-    for path in map(pathlib.Path, sys.argv[2:]):
+    print(HEAD.format(version=sys.argv[1], date=sys.argv[2]), end='')
+    for path in map(pathlib.Path, sys.argv[3:]):
         names = FUNCTION.findall(path.read_text(encoding='utf-8'))
         if names:
             print(f'.TP\n.I <cddp/{path.name}>\n' + ',\n'.join(f'.BR {name} ()' for name in names))
