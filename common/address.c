@@ -91,3 +91,17 @@ bool cdi_address_parse(const char *text, struct cdi_address *a)
     a->u.v4.sin_port = htons((uint16_t)port);
     return inet_pton(AF_INET, host, &a->u.v4.sin_addr) == 1;
 }
+
+cddp_status cdi_address_without_port(const char *text, const char *host_setting, const char *port_setting,
+                                     struct cdi_error *err)
+{
+    bool in_brackets = text[0] == '[';
+    const char *from = in_brackets ? text + 1 : text, *end = from + strcspn(from, in_brackets ? "]" : ":"),
+               *colon = in_brackets && *end == ']' ? end + 1 : end;
+
+    if (end == from || end - from > 255 || *colon != ':' || colon[1] == '\0' ||
+        colon[1 + strspn(colon + 1, "0123456789")] != '\0')
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is an address with a port; give %s=%.*s and %s=%.20s",
+                    host_setting, text, host_setting, (int)(end - from), from, port_setting, colon + 1);
+}

@@ -6,6 +6,8 @@
 #ifndef CDI_ADDRESS_H
 #define CDI_ADDRESS_H
 
+#include "common/error.h"
+
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <sys/socket.h>
@@ -29,5 +31,11 @@ void cdi_address_host(const struct sockaddr *a, char text[CDI_HOST_TEXT]);
 void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT]);
 /* Reads such a text into *a. Returns false if it is not a numeric address with a port from 1 to 65535. */
 bool cdi_address_parse(const char *text, struct cdi_address *a);
+/*
+ * Checks a host name or an address that a setting gives. Returns CDDP_OK; CDDP_E_INVALID if it has a port, too, such as
+ * "node1:4000" or "[::1]:4000": the message names the settings for both.
+ */
+cddp_status cdi_address_without_port(const char *text, const char *host_setting, const char *port_setting,
+                                     struct cdi_error *err);
 
 #endif

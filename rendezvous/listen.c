@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/listen.h"
+#include "common/address.h"
 #include "common/cleanup.h"
 #include "common/resolve.h"
 
@@ -107,6 +108,8 @@ static cddp_status listen_host(struct listen_set *s, const char *host, uint16_t 
     cddp_status st = CDDP_E_NOT_FOUND;
     int rc = cdi_resolve(host, NULL, &hints, &list);
 
+    if (rc != 0 && cdi_address_without_port(host, s->names.host, s->names.port, err) != CDDP_OK)
+        return CDDP_E_INVALID;
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "the listening address '%s' does not resolve: %s; check %s", host,
                         rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc), s->names.host);

@@ -25,7 +25,8 @@ struct listen_set {
 /*
  * Listens on a port (0: any free one) of a host: a name, an address, or "*" for every address of both families.
  * Resolving a name may block. Returns CDDP_OK, CDDP_E_NOT_FOUND (it does not resolve), CDDP_E_EXISTS (the port is in
- * use), CDDP_E_INVALID (not an address of this node) or CDDP_E_SYSTEM. After an error nothing is open.
+ * use), CDDP_E_INVALID (not an address of this node, or one with a port) or CDDP_E_SYSTEM. After an error nothing is
+ * open.
  */
 cddp_status listen_open(struct listen_set *s, const char *host, uint16_t port, struct listen_names names,
                         struct cdi_error *err);

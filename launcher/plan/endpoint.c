@@ -24,14 +24,13 @@
 
 static cddp_status check_addr(const char *addr, const char *from, struct cdi_error *err)
 {
-    const char *colon = strchr(addr, ':');
+    cddp_status st;
 
     if (endpoint_can_be_host(addr))
         return CDDP_OK;
-    if (colon != NULL && colon != addr && colon[1] != '\0' && colon[1 + strspn(colon + 1, "0123456789")] == '\0')
-        return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is an address with a port; give %s=%.*s and %s=%.20s", from,
-                        addr, from, (int)(colon - addr), addr, from[0] == '-' ? "--master_port" : "MASTER_PORT",
-                        colon + 1);
+    st = cdi_address_without_port(addr, from, from[0] == '-' ? "--master_port" : "MASTER_PORT", err);
+    if (st != CDDP_OK)
+        return st;
     return cdi_fail(err, CDDP_E_INVALID, "%s '%.200s' is neither a host name nor an address", from, addr);
 }
 

@@ -679,6 +679,7 @@ def test_errors_are_one_message(cddprun):
             (['--port=x'], 2, "--port is 'x'; it must be a port, 0 to 65535"),
             (['--bind=127.0.0.1', f'--port={port}'], 1, f'port {port} on 127.0.0.1 is in use by another program; end '
              'that one, or choose another port with --port (0: any free port)'),
+            (['--bind=127.0.0.1:80'], 1, "--bind '127.0.0.1:80' is an address with a port; give --bind=127.0.0.1 and --port=80"),
             (['--bind=no.such.host.invalid'], 1, "the listening address 'no.such.host.invalid' does not resolve"),
             (['--bind=192.0.2.1'], 1, 'cannot listen on it; check --bind'),
             (['--auth_token_file=/no/such/file'], 1, '/no/such/file'),

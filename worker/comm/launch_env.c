@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/comm/launch_env.h"
 
+#include "common/address.h"
 #include "common/env.h"
 
 #include <inttypes.h>
@@ -162,6 +163,8 @@ static cddp_status read_endpoint(struct cdi_launch *l, cdi_env_fn *env, const st
     if (l->host == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "MASTER_ADDR is not set: %s", d->remedy);
     l->hosted = hosted != NULL && strcmp(hosted, "True") == 0;
+    if (cdi_address_without_port(l->host, "MASTER_ADDR", "MASTER_PORT", err) != CDDP_OK)
+        return CDDP_E_INVALID;
     return required_int(env, d, "MASTER_PORT", 1, 65535, &l->port, err);
 }
 
@@ -230,6 +233,8 @@ cddp_status cdi_launch_given(struct cdi_launch *out, cdi_env_fn *env, const stru
     else if (!given->by_id && given->host == NULL)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_init_options.world_size is set, so set host and port of the store, or id, too");
+    else if (!given->by_id && cdi_address_without_port(given->host, "cddp_init_options.host", "port", err) != CDDP_OK)
+        return CDDP_E_INVALID;
     else if (!given->by_id && (given->port < 1 || given->port > 65535))
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options.port is %d, but must be from 1 to 65535", given->port);
     *out = l;

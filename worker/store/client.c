@@ -5,6 +5,7 @@
  */
 #include "worker/store/client.h"
 
+#include "common/address.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
@@ -412,6 +413,10 @@ static cddp_status open_checked(cddp_store **store, const cddp_store_options *op
         st = cdi_env_int("MASTER_PORT", 1, 65535, &port, err);
     if (st == CDDP_E_NOT_FOUND)
         return cdi_fail(err, CDDP_E_INVALID, "MASTER_PORT is not set: pass the store's port, or start with cddprun");
+    if (st != CDDP_OK)
+        return st;
+    st = opt->host != NULL ? cdi_address_without_port(host, "cddp_store_options.host", "port", err)
+                           : cdi_address_without_port(host, "MASTER_ADDR", "MASTER_PORT", err);
     if (st != CDDP_OK)
         return st;
     if (port < 1 || port > 65535 || opt->timeout_ms < 0)

@@ -51,3 +51,20 @@ Test(address, rejects_text_without_numeric_host_and_port)
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         cr_assert(!cdi_address_parse(texts[i], &a), "%s", texts[i]);
 }
+
+Test(address, a_host_with_a_port_is_rejected_with_both_settings)
+{
+    static const char *const good[] = {"",       "*",   "node1",     "10.0.0.1", "::1", "fe80::1%eth0",
+                                       "node1:", ":80", "node1:http"};
+    static const char *const bad[][2] = {{"node1:80", "give --bind=node1 and --port=80"},
+                                         {"10.0.0.1:0", "give --bind=10.0.0.1 and --port=0"},
+                                         {"[fe80::1%eth0]:80", "give --bind=fe80::1%eth0 and --port=80"}};
+    struct cdi_error err;
+
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        cr_assert_eq(cdi_address_without_port(good[i], "--bind", "--port", &err), CDDP_OK, "%s", good[i]);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cr_assert_eq(cdi_address_without_port(bad[i][0], "--bind", "--port", &err), CDDP_E_INVALID, "%s", bad[i][0]);
+        cr_assert_not_null(strstr(err.msg, bad[i][1]), "%s", err.msg);
+    }
+}

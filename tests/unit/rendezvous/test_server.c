@@ -533,6 +533,12 @@ Test(server, port_and_address_errors_have_one_message_each)
     opt.host = "no.such.host.invalid";
     cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_NOT_FOUND);
     cr_assert_not_null(strstr(err.msg, "listening address 'no.such.host.invalid' does not resolve"));
+    opt.host = "127.0.0.1:29400";
+    opt.host_flag = "--bind";
+    opt.port_flag = "--port";
+    cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
+    cr_assert_str_eq(err.msg, "--bind '127.0.0.1:29400' is an address with a port; give --bind=127.0.0.1 and "
+                              "--port=29400");
     opt.host = "192.0.2.1";
     cr_assert_eq(rdzv_server_start(&second, &loop, &opt, &err), CDDP_E_INVALID);
     cr_assert_not_null(strstr(err.msg, "is not an address of this node"));

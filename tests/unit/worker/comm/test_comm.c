@@ -121,6 +121,10 @@ Test(comm, names_missing_or_wrong_variables)
         {"WORLD_SIZE", NULL, "WORLD_SIZE is not set", CDDP_E_INVALID},
         {"WORLD_SIZE", "0", "WORLD_SIZE='0'", CDDP_E_INVALID},
         {"MASTER_ADDR", NULL, "MASTER_ADDR is not set", CDDP_E_INVALID},
+        {"MASTER_ADDR", "[::1]:80",
+         "MASTER_ADDR '[::1]:80' is an address with a port; give MASTER_ADDR=::1 and "
+         "MASTER_PORT=80",
+         CDDP_E_INVALID},
         {"MASTER_PORT", NULL, "MASTER_PORT is not set", CDDP_E_INVALID},
         {"MASTER_PORT", "http", "MASTER_PORT='http'", CDDP_E_INVALID},
         {"LOCAL_RANK", "x", "LOCAL_RANK='x'", CDDP_E_INVALID},

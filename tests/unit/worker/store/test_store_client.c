@@ -582,6 +582,16 @@ Test(store_client, gives_up_early_on_an_unknown_name)
                                         "or service not known (tried for 0.05 s)");
 }
 
+Test(store_client, a_host_with_a_port_is_rejected_at_once)
+{
+    const cddp_store_options opt = {.size = sizeof opt, .host = "localhost:80", .port = 1};
+    cddp_store *store;
+
+    cr_assert_eq(cddp_store_open(&store, &opt), CDDP_E_INVALID);
+    cr_assert_str_eq(cddp_last_error(), "cddp_store_options.host 'localhost:80' is an address with a port; give "
+                                        "cddp_store_options.host=localhost and port=80");
+}
+
 Test(store_client, rejects_bad_arguments_before_sending)
 {
     struct script s;
