@@ -57,6 +57,8 @@ struct agent {
     struct supervise sup;
     struct worker_group *group;
     struct torch_look *look; /* NULL: off */
+    struct mpi_look mpi;
+    bool mpi_known; /* the warning was given */
     struct writer *console;
     struct logs *logs;
     struct event_log *events; /* NULL: none */
@@ -310,6 +312,8 @@ static void agent_start_workers(struct agent *a)
         if (a->alone_ms != 0)
             worker_group_publish_alone(a->group, a->alone_ms);
         run_watch_round(a->watch, &a->sup.assign, a->group);
+        if (!a->mpi_known)
+            mpi_look_start(&a->mpi);
         return;
     }
     /* No worker exists: set that all have exited, and end. */
@@ -409,6 +413,7 @@ static void on_flushed(void *arg, bool flushed)
     close_handle((uv_handle_t *)&a->grace);
     close_handle((uv_handle_t *)&a->sweep);
     close_handle((uv_handle_t *)&a->link);
+    close_handle((uv_handle_t *)&a->mpi.timer);
     close_handle((uv_handle_t *)&a->child.handle);
     crash_watch_close(&a->crash);
 }
@@ -1398,6 +1403,8 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     (void)uv_timer_init(&a->loop, &a->grace);
     (void)uv_timer_init(&a->loop, &a->sweep);
     (void)uv_pipe_init(&a->loop, &a->link, 0);
+    a->mpi = (struct mpi_look){.plan = a->plan, .workers = on_list_workers, .arg = a};
+    (void)uv_timer_init(&a->loop, &a->mpi.timer);
     a->grace.data = a;
     a->sweep.data = a;
     a->link.data = a;
@@ -1553,7 +1560,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     if (agent_is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
     if (agent_find_program(plan, a->spawn.program, &status, &err) == CDDP_OK) {
-        mpi_program_warn(plan, a->spawn.program);
+        a->mpi_known = mpi_program_warn(plan, a->spawn.program);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = agent_run_loop(a, &err);

@@ -1,13 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/mpi_program.h"
 
+#include "common/cleanup.h"
 #include "common/env.h"
 #include "common/log.h"
-#include "launcher/process/program.h"
+#include "launcher/process/procs.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#define MPI_WORDS 16 /* of a command that are checked */
+#define MPI_WORDS 16      /* of a command that are checked */
+#define LOOK_FIRST_MS 500 /* after the start; then twice as long each time: an interpreter may load MPI late */
+#define LOOK_PAUSE_MAX_MS 32000
+#define SAYS \
+    "but cddprun does not set up MPI: each worker will be rank 0 of 1; start it with mpirun, or with srun --mpi=pmix"
+
+static const char *const launchers_set[] = {"PMI_RANK", "PMI_FD", "PMIX_RANK", "PMIX_NAMESPACE",
+                                            "OMPI_COMM_WORLD_RANK"};
+#define N_SET (sizeof launchers_set / sizeof launchers_set[0])
 
 /* Checks a program's file, or that of a wrapper's argument (numactl). */
 static bool is_mpi_program(const char *path, char name[PROGRAM_NAME_MAX])
@@ -20,24 +32,122 @@ static bool is_mpi_program(const char *path, char name[PROGRAM_NAME_MAX])
     return true;
 }
 
-void mpi_program_warn(const struct plan *p, const char *program)
+bool mpi_program_warn(const struct plan *p, const char *program)
 {
-    static const char *const known[] = {"PMI_RANK", "PMI_FD", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK"};
     char *const *command = p->command, *found = NULL, name[PROGRAM_NAME_MAX];
 
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (cdi_env_has(known[i]))
-            return;
+    for (size_t i = 0; i < N_SET; i++)
+        if (cdi_env_has(launchers_set[i]))
+            return false;
     if (p->interpreter[0] != NULL || (p->n_procs == 1 && p->endpoint.n_nodes == 1))
-        return;
+        return false;
     if (is_mpi_program(program, name))
         found = command[0];
     for (int i = 1; found == NULL && i < MPI_WORDS && command[i] != NULL; i++)
         if (strchr(command[i], '/') != NULL && is_mpi_program(command[i], name))
             found = command[i];
     if (found != NULL)
-        cdi_log(CDI_LOG_WARN, "AGENT-MPI",
-                "'%.200s' is an MPI program (it needs %.60s), but cddprun does not set up MPI: each worker will be "
-                "rank 0 of 1; start it with mpirun, or with srun --mpi=pmix",
-                found, name);
+        cdi_log(CDI_LOG_WARN, "AGENT-MPI", "'%.200s' is an MPI program (it needs %.60s), " SAYS, found, name);
+    return found != NULL;
+}
+
+/* -------------------------------------------------------------------------------------------- started by a script */
+
+/*
+ * Reads /proc/PID/maps or environ. A process that MPI's own launcher has started, which the script may have run, counts
+ * as one of libcddp: no warning.
+ */
+static void take_facts(struct program_facts *facts, pid_t pid, bool variables)
+{
+    CDI_AUTOFREE char *line = NULL;
+    char path[64];
+    size_t cap = 0;
+    FILE *f;
+
+    (void)snprintf(path, sizeof path, "/proc/%ld/%s", (long)pid, variables ? "environ" : "maps");
+    f = fopen(path, "re");
+    if (f == NULL)
+        return;
+    while (!facts->cddp && getdelim(&line, &cap, variables ? '\0' : '\n', f) > 0) {
+        if (!variables)
+            program_take_map(facts, line);
+        for (size_t i = 0; variables && i < N_SET; i++)
+            facts->cddp |=
+                strncmp(line, launchers_set[i], strlen(launchers_set[i])) == 0 && line[strlen(launchers_set[i])] == '=';
+    }
+    (void)fclose(f);
+}
+
+/* A worker leads a process group, in which its descendants are, too. */
+static void look_at(void *arg, pid_t pid)
+{
+    struct mpi_look *l = arg;
+    struct program_facts facts = {.cddp = false};
+    char path[64], text[PROCS_STAT], *end;
+    const char *at;
+
+    (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    at = l->found == 0 ? procs_stat(AT_FDCWD, path, text) : NULL;
+    if (at == NULL)
+        return;
+    (void)strtol(at + 1, &end, 10); /* its parent */
+    if (strtol(end, NULL, 10) != l->worker)
+        return;
+    take_facts(&facts, pid, false);
+    if (facts.mpi[0] != '\0')
+        take_facts(&facts, pid, true);
+    if (facts.mpi[0] != '\0' && !facts.cddp) {
+        l->found = pid;
+        l->facts = facts;
+    }
+}
+
+static void look(uv_work_t *w)
+{
+    procs_each(look_at, w->data);
+}
+
+static void on_pause_over(uv_timer_t *t);
+
+static void look_later(struct mpi_look *l)
+{
+    if (l->pause_ms <= LOOK_PAUSE_MAX_MS)
+        (void)uv_timer_start(&l->timer, on_pause_over, l->pause_ms, 0);
+    l->pause_ms *= 2;
+}
+
+static void on_looked(uv_work_t *w, int status)
+{
+    struct mpi_look *l = w->data;
+
+    if (status != 0 || uv_is_closing((uv_handle_t *)&l->timer))
+        return;
+    if (l->found != 0)
+        cdi_log(CDI_LOG_WARN, "AGENT-MPI", "'%.200s' runs an MPI program (process %ld has loaded %.60s), " SAYS,
+                l->plan->command[0], (long)l->found, l->facts.mpi);
+    else
+        look_later(l);
+}
+
+static void on_pause_over(uv_timer_t *t)
+{
+    struct mpi_look *l = t->data;
+    struct torch_worker workers[TORCH_WORKERS_MAX];
+
+    if (l->workers(l->arg, workers, TORCH_WORKERS_MAX) == 0) {
+        look_later(l);
+    } else {
+        l->worker = workers[0].pid;
+        (void)uv_queue_work(t->loop, &l->work, look, on_looked);
+    }
+}
+
+void mpi_look_start(struct mpi_look *l)
+{
+    if (l->found != 0 || l->pause_ms != 0 || (l->plan->n_procs == 1 && l->plan->endpoint.n_nodes == 1))
+        return;
+    l->pause_ms = LOOK_FIRST_MS;
+    l->timer.data = l;
+    l->work.data = l;
+    look_later(l);
 }

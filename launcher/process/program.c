@@ -81,8 +81,21 @@ static void take_needed(struct program_facts *out, const char *name)
 {
     if (out->mpi[0] == '\0' && is_mpi(name))
         memcpy(out->mpi, name, strlen(name) + 1);
-    if (strncmp(name, "libcddp.so", strlen("libcddp.so")) == 0)
+    if (strncmp(name, "libcddp.so", strlen("libcddp.so")) == 0 || strcmp(name, "cddp_mpi.so") == 0)
         out->cddp = true;
+}
+
+void program_take_map(struct program_facts *facts, const char *line)
+{
+    const char *slash = strrchr(line, '/');
+    size_t n = slash != NULL ? strcspn(slash + 1, " \n") : 0;
+    char name[PROGRAM_NAME_MAX];
+
+    if (n == 0 || n >= sizeof name)
+        return;
+    memcpy(name, slash + 1, n);
+    name[n] = '\0';
+    take_needed(facts, name);
 }
 
 static void read_dynamic(const struct file *f, const ElfW(Phdr) * p, struct program_facts *out)

@@ -20,5 +20,7 @@ struct program_facts {
  * kind of machine. False: the file cannot be read or is neither; then the facts are all empty. Blocks as read(2) does.
  */
 bool program_read(const char *path, struct program_facts *out);
+/* Adds what a line of /proc/PID/maps tells about mpi and cddp to the facts; a module of libcddp counts as libcddp. */
+void program_take_map(struct program_facts *facts, const char *line);
 
 #endif

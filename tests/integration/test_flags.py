@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What flags do to a job that runs: Python programs, variables for the workers, refusals."""
+import contextlib
 import json
 import os
 import re
@@ -90,6 +91,35 @@ def test_warns_about_mpi_program(cddprun):
         for quiet in (['-n', '1', path], ['-n', '2', PRINTER, 'tty'], ['-n', '2', sys.executable, '-c', 'pass', path + '.none']):
             assert 'MPI' not in run(cddprun, *quiet)[2], quiet
         assert 'is an MPI program' not in run(cddprun, '-n', '2', path, env={'PMI_RANK': '0'})[2]
+
+
+def test_warns_about_mpi_behind_a_script(cddprun):
+    maps = ('import mmap, os, sys, time\n'
+            'maps = [mmap.mmap(os.open(path, os.O_RDONLY), 1, prot=mmap.PROT_READ) for path in sys.argv[2:]]\n'
+            'while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n')
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        mpi, module, go = (os.path.join(folder, name) for name in ('libmpi.so.40', 'cddp_mpi.so', 'go'))
+        for path in mpi, module:
+            script(folder, path, 'x')
+        python = ['sh', '-c', '"$@"; exit $?', 'wrapper', sys.executable, '-c', maps, go]
+
+        def begin(*args):
+            err = stack.enter_context(tempfile.TemporaryFile('w+'))
+            return stack.enter_context(Job(cddprun, *args, stderr=err)), err
+
+        def said(err):
+            err.seek(0)
+            return err.read()
+
+        quiet = [begin('-n', '1', *python, mpi), begin('-n', '2', *python, mpi, module), begin('-n', '2', *python),
+                 begin('-n', '2', 'env', 'PMIX_RANK=0', *python, mpi)]
+        loud, err = begin('-n', '2', *python, mpi)
+        launch.wait_for('the warning', lambda: re.search(r"'sh' runs an MPI program \(process \d+ has loaded libmpi\.so\.40\), but "
+                                                         r'cddprun does not set up MPI: each worker will be rank 0 of 1', said(err)),
+                        more=lambda: said(err))
+        script(folder, go)
+        for job, words in [*quiet, (loud, err)]:
+            assert job.finish() == 0 and said(words).count('MPI program') == (job is loud), said(words)
 
 
 def test_uses_ipv6_loopback_without_127_0_0_1(cddprun):

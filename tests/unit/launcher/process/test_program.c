@@ -147,3 +147,38 @@ Test(program, survives_broken_files, .timeout = 120)
         cr_assert_lt(strnlen(facts.interpreter, sizeof facts.interpreter), sizeof facts.interpreter);
     }
 }
+
+Test(program, finds_mpi_and_libcddp_in_maps)
+{
+    static const struct {
+        const char *line, *mpi;
+        bool cddp;
+    } cases[] = {
+        {"7f00-7f10 r-xp 00000000 08:01 9   /usr/lib/x86_64-linux-gnu/libmpi.so.40.30.4\n", "libmpi.so.40.30.4", false},
+        {"7f00-7f10 r--p 00000000 08:01 9   /a b/libmpich.so.12 (deleted)\n", "libmpich.so.12", false},
+        {"7f00-7f10 r--p 00000000 08:01 9   /opt/lib/libcddp.so.0.1.0\n", "", true},
+        {"7f00-7f10 r--p 00000000 08:01 9   /opt/lib/cddp/mpich/cddp_mpi.so\n", "", true},
+        {"7f00-7f10 r--p 00000000 08:01 9   /data/libmpi.so/weights\n", "", false},
+        {"7f00-7f10 rw-p 00000000 00:00 0   [heap]\n", "", false},
+        {"7f00-7f10 rw-p 00000000 00:00 0 \n", "", false},
+        {"/", "", false},
+        {"", "", false},
+    };
+    char longest[2 * PROGRAM_NAME_MAX] = "/libmpi.so.";
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct program_facts facts = {.cddp = false};
+
+        program_take_map(&facts, cases[i].line);
+        cr_assert_str_eq(facts.mpi, cases[i].mpi, "%s", cases[i].line);
+        cr_assert_eq(facts.cddp, cases[i].cddp, "%s", cases[i].line);
+    }
+    memset(longest + strlen(longest), 'x', PROGRAM_NAME_MAX);
+    for (int shorter = 0; shorter < 2; shorter++) {
+        struct program_facts facts = {.cddp = false};
+
+        program_take_map(&facts, longest);
+        cr_assert_eq(strlen(facts.mpi), shorter == 0 ? 0 : PROGRAM_NAME_MAX - 1, "%s", facts.mpi);
+        longest[PROGRAM_NAME_MAX] = '\0';
+    }
+}
