@@ -86,8 +86,8 @@ struct cdi_shared {
 
 /*
  * A collective. Returns CDDP_OK if every rank has succeeded so far (mine) and lists the same n_items items in the same
- * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return. A shared
- * item with another value on another rank is logged. shared may be NULL.
+ * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return. A
+ * shared item with another value on another rank is logged. shared may be NULL.
  */
 cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
                                  size_t n_items, const struct cdi_shared *shared, struct cdi_error *err);
