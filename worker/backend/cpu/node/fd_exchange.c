@@ -28,7 +28,8 @@
 #define CAUSE_NAME "broken" /* the same: why it failed, for ranks whose connection ends */
 #define SLICE_MS 20
 #define SLACK_MS 1000
-#define ASK_MS 200 /* between two checks of the members of a part, before the first one's socket exists */
+#define ASK_MS 200   /* between two checks of the members of a part, before the first one's socket exists */
+#define WORD_MS 1000 /* that the report of a death may arrive after the end of a connection */
 
 struct message {
     uint32_t magic;
@@ -74,6 +75,12 @@ static cddp_status fdx_wait_fd(int fd, short events, const struct deadline *p, s
     }
 }
 
+/* Before Linux 6.2 (net/unix/af_unix.c, unix_dgram_sendmsg) a close during a send gives the last two. */
+static bool is_end(int errnum)
+{
+    return errnum == EPIPE || errnum == ECONNRESET || errnum == ECONNREFUSED || errnum == ENOTCONN;
+}
+
 /* Sends m, and fd unless it is negative. */
 static cddp_status fdx_send(int sock, const struct message *m, int fd, const struct deadline *p, struct cdi_error *err)
 {
@@ -102,7 +109,7 @@ static cddp_status fdx_send(int sock, const struct message *m, int fd, const str
             return CDDP_OK;
         if (errno == EINTR)
             continue;
-        if (errno == EPIPE || errno == ECONNRESET)
+        if (is_end(errno))
             return cdi_fail(err, CDDP_E_PEER, "the connection ended");
         if (errno != EAGAIN && errno != ETOOMANYREFS)
             return cdi_fail_errno(err, errno, "cannot send to a rank of this node");
@@ -139,7 +146,7 @@ static cddp_status fdx_recv(int sock, struct message *m, int *fd, const struct d
             return st;
         n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     } while (n < 0 && (errno == EINTR || errno == EAGAIN));
-    if (n == 0 || (n < 0 && errno == ECONNRESET))
+    if (n == 0 || (n < 0 && is_end(errno)))
         return cdi_fail(err, CDDP_E_PEER, "the connection ended");
     if (n < 0)
         return cdi_fail_errno(err, errno, "cannot receive from a rank of this node");
@@ -210,6 +217,32 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err)
     if (sscanf(text, "%d %d %n", &st, &blamed, &at) < 2)
         blamed = at = 0;
     return cdi_fail_told(err, blamed, st < 0 ? (cddp_status)st : CDDP_E_PROTOCOL, text + at);
+}
+
+/*
+ * A rank of this node is gone. It may have left because it heard of a death before this rank, or be dead, which the
+ * agent or the parent communicator report a moment later. Returns the error of the first report of all these; CDDP_OK:
+ * there was none within a second.
+ */
+static cddp_status fdx_await_word(const struct cdi_world *world, const struct deadline *p, struct cdi_error *err)
+{
+    const struct names names = names_of(world);
+    const struct deadline word = {
+        .deadline_ms = cdi_now_ms() + WORD_MS, .flight = p->flight, .connecting = p->connecting};
+    char text[CDI_SHM_TEXT];
+
+    for (;;) {
+        struct cdi_error why;
+        cddp_status st = fdx_check(&word, &why);
+
+        if (st != CDDP_OK && st != CDDP_E_TIMEOUT)
+            return cdi_fail_since(err, &why, "%s", why.msg);
+        if (cdi_oob_get_text(&world->keys, names.cause, text, sizeof text, 0, NULL) == CDDP_OK)
+            return cdi_oob_cause(text, err);
+        if (st != CDDP_OK)
+            return CDDP_OK;
+        (void)poll(NULL, 0, SLICE_MS);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------- the first rank ---- */
@@ -316,9 +349,12 @@ static cddp_status fdx_agree(struct cdi_shm *s, const struct cdi_world *world, c
         int of_job = cdi_rank_of_job(world, s->first + r);
         struct message m;
         struct cdi_error why;
+        cddp_status word;
 
         st = fdx_recv(s->socks[r], &m, NULL, p, &why);
-        if (st != CDDP_OK && why.blamed > 0) /* another event has ended the wait */
+        if (st == CDDP_E_PEER && why.blamed <= 0 && (word = fdx_await_word(world, p, err)) != CDDP_OK)
+            st = word;
+        else if (st != CDDP_OK && why.blamed > 0) /* another event has ended the wait */
             *err = why;
         else if (st != CDDP_OK)
             (void)cdi_fail_by(err, of_job, st, "rank %d exited during the shared-memory setup: %.800s", s->first + r,
@@ -467,8 +503,8 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
                                   struct cdi_error *err)
 {
     const struct names names = names_of(world);
-    char where[CDI_SHM_TEXT], text[CDI_SHM_TEXT];
-    cddp_status st = find_socket(&world->keys, names.socket, where, sizeof where, p, err);
+    char where[CDI_SHM_TEXT];
+    cddp_status word, st = find_socket(&world->keys, names.socket, where, sizeof where, p, err);
 
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
@@ -479,6 +515,8 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
     if (where[0] != '+')
         return cdi_oob_cause(where, err);
     st = fdx_connect(where + 1, s->first, &s->socks[0], err);
+    if (st == CDDP_E_UNSUPPORTED && (word = fdx_await_word(world, p, err)) != CDDP_OK)
+        return word;
     if (st != CDDP_OK) {
         (void)cdi_error_wrap(err, "rank %d", world->rank);
         cdi_oob_tell_cause(&world->keys, names.cause, err); /* rank 0 waits for us */
@@ -488,9 +526,8 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
     if (st == CDDP_E_PEER && err->blamed > 0) /* the agent or the parent communicator knows the rank that died */
         return st;
     /* The first rank knows the missing ranks, and may have begun its wait a moment later. */
-    if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) &&
-        cdi_oob_get_text(&world->keys, names.cause, text, sizeof text, 1000, NULL) == CDDP_OK)
-        return cdi_oob_cause(text, err);
+    if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) && (word = fdx_await_word(world, p, err)) != CDDP_OK)
+        return word;
     if (st == CDDP_E_PEER)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died during the shared-memory setup",
                            s->first);

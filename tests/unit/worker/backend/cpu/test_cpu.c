@@ -356,6 +356,111 @@ Test(cpu, does_not_wait_for_dead_member)
     cr_assert_eq(ranks_fork(3, 60, makes_a_part, NULL, NULL), 0);
 }
 
+static const int part_of_job[] = {7, 8, 9};
+
+/* Makes a part; fn tells of rank 2's death. */
+static cddp_status open_watched(struct rank *r, cddp_status (*fn)(void *, const int *, int, struct cdi_error *))
+{
+    r->world.ranks = part_of_job;
+    r->world.join_timeout_ms = 100000;
+    r->world.watch = (struct cdi_watch){.fn = fn, .arg = r};
+    return rank_open(r);
+}
+
+static void await_flag(struct rank *r, int flag)
+{
+    while (atomic_load(&r->board->flag[flag]) == 0)
+        (void)usleep(1000);
+}
+
+/* The first rank hears of the death and leaves; rank 1 finds its address afterwards. */
+static int comes_after_first_left(struct rank *r)
+{
+    if (r->rank == 2)
+        return 0;
+    if (r->rank == 1)
+        await_flag(r, 0);
+    RANK_CHECK(open_watched(r, rank_2_died) == CDDP_E_PEER);
+    atomic_store(&r->board->flag[0], 1);
+    RANK_CHECK(r->err.blamed == 10 && strcmp(r->err.msg, "rank 2 is dead") == 0);
+    return 0;
+}
+
+Test(cpu, first_rank_of_part_that_left_tells_why)
+{
+    cr_assert_eq(ranks_fork(3, 60, comes_after_first_left, NULL, NULL), 0);
+}
+
+/* The first rank dies while it waits for the others, without a word. */
+static cddp_status first_rank_dies(void *arg, const int *of_job, int n, struct cdi_error *err)
+{
+    struct rank *r = arg;
+
+    (void)of_job;
+    (void)n;
+    if (r->rank == 0) {
+        atomic_store(&r->board->flag[0], 1);
+        _exit(0);
+    }
+    if (atomic_fetch_add(&r->board->flag[1], 1) < 3)
+        return CDDP_OK; /* its death takes a moment to be heard */
+    return cdi_fail_by(err, 7, CDDP_E_PEER, "rank 0 is dead");
+}
+
+static int comes_after_first_died(struct rank *r)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+
+    if (r->rank == 1) {
+        await_flag(r, 0);
+        (void)nanosleep(&moment, NULL);
+    }
+    RANK_CHECK(open_watched(r, first_rank_dies) == CDDP_E_PEER);
+    RANK_CHECK(r->err.blamed == 8 && strcmp(r->err.msg, "rank 0 is dead") == 0);
+    return 0;
+}
+
+Test(cpu, first_rank_of_part_that_died_is_named)
+{
+    cr_assert_eq(ranks_fork(2, 60, comes_after_first_died, NULL, NULL), 0);
+}
+
+/* Rank 1 has heard that rank 2 is dead and leaves; a moment later the first rank hears it, too. */
+static cddp_status hears_after_rank_1(void *arg, const int *of_job, int n, struct cdi_error *err)
+{
+    struct rank *r = arg;
+
+    if (atomic_load(&r->board->flag[0]) == 0 || atomic_fetch_add(&r->board->flag[1], 1) < 3)
+        return CDDP_OK;
+    return rank_2_died(NULL, of_job, n, err);
+}
+
+static void *map_or_leave(void *arg, int fd, size_t bytes)
+{
+    struct rank *r = arg;
+    void *p;
+
+    if (r->rank == 1) {
+        atomic_store(&r->board->flag[0], 1);
+        _exit(0);
+    }
+    p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return p != MAP_FAILED ? p : NULL;
+}
+
+static int loses_rank_that_heard(struct rank *r)
+{
+    r->mapper = (struct cdi_mapper){.map = map_or_leave, .unmap = unmap, .arg = r};
+    RANK_CHECK(open_watched(r, hears_after_rank_1) == CDDP_E_PEER);
+    RANK_CHECK(r->err.blamed == 10 && strcmp(r->err.msg, "rank 2 is dead") == 0);
+    return 0;
+}
+
+Test(cpu, member_that_left_for_a_death_is_not_blamed)
+{
+    cr_assert_eq(ranks_fork(3, 60, loses_rank_that_heard, NULL, NULL), 0);
+}
+
 static int small_memory(struct rank *r)
 {
     const struct rlimit memory = {.rlim_cur = 64u << 20, .rlim_max = 64u << 20};
