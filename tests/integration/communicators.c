@@ -7,13 +7,16 @@
  *
  * beside: parts of the CPU's beside a GPU's; again: joins after they were left; given: jobs that the program describes,
  * beside that of the environment; group: communicators that their members alone make; leave: two that each rank leaves
- * in its own order; outlive: a part of a part that is gone; threads: groups in two threads at a time.
+ * in its own order; outlive: a part of a part that is gone; reset: a connection of live ranks of two nodes breaks;
+ * threads: groups in two threads at a time.
  */
 #include "by_hand.h"
 
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #define LIMIT_S 100
 
@@ -274,6 +277,40 @@ static void leave(void)
     CHECK(cddp_finalize(control) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
 }
 
+/* ----------------------------------------------------------------------------------------------------- reset ---- */
+
+/* Resets the first connection that is not the store's: the data of the only link. */
+static void reset_data(void)
+{
+    const struct sockaddr none = {.sa_family = AF_UNSPEC};
+    const char *store = getenv("MASTER_PORT");
+
+    for (int fd = 3; fd < 256; fd++) {
+        struct sockaddr_in peer;
+        socklen_t len = sizeof peer;
+
+        if (getpeername(fd, (struct sockaddr *)&peer, &len) != 0 || peer.sin_family != AF_INET ||
+            (store != NULL && ntohs(peer.sin_port) == atoi(store)))
+            continue;
+        CHECK(connect(fd, &none, sizeof none) == 0);
+        return;
+    }
+    CHECK(!"a connection with the other node");
+}
+
+static void reset(void)
+{
+    cddp_comm *comm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
+    if (cddp_rank(comm) == 1)
+        reset_data();
+    while (cddp_barrier(comm) == CDDP_OK)
+        ;
+    (void)cddp_finalize(comm);
+    exit(1);
+}
+
 /* --------------------------------------------------------------------------------------------------- outlive ---- */
 
 /* Messages whose links are made when the communicator of which this one is a part is gone. */
@@ -331,6 +368,8 @@ static int as_a_rank(int rank)
         leave();
     else if (strcmp(mode, "outlive") == 0)
         outlive();
+    else if (strcmp(mode, "reset") == 0)
+        reset();
     else if (strcmp(mode, "threads") == 0)
         threads();
     else

@@ -300,6 +300,14 @@ def test_a_failure_ends_the_collectives_of_all_nodes_at_once(cddprun):
         assert nodes.saved() == [] and 'rank 2' in nodes.jobs[0].err, (nodes.saved(), said(nodes))
 
 
+def test_a_broken_connection_is_reported_as_such(cddprun):
+    with Nodes(cddprun, [1, 1], f'exec {shlex.quote(os.environ["CDDP_COMMUNICATORS"])} reset', env={'CDDP_BACKEND': 'cpu'}) as nodes:
+        assert nodes.finish() == [1, 1], said(nodes)
+        for job in nodes.jobs:
+            assert re.search(r'\| CDDP_E_IO: .*the connection of rank [01] with rank [01] \(pid \d+ on \S+\) broke: ', job.err), said(nodes)
+            assert ') died' not in job.err and 'was killed' not in job.err, said(nodes)
+
+
 def test_nodes_signalled_together_end_immediately(cddprun):
     # A node that leaves must not take back its word by a reset, else the host waits for it as long as the lease.
     for _ in range(15):

@@ -78,6 +78,8 @@ cddp_status cdi_link_send_parts(struct cdi_link *l, enum cdi_tcp_type type, cons
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0)
+            l->data_errno = errno;
+        if (sent < 0)
             return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
         *moved = true;
         f->done += (size_t)sent;
@@ -151,6 +153,8 @@ static cddp_status link_recv(struct cdi_link *l, enum cdi_tcp_type type, const s
             return CDDP_IN_PROGRESS;
         if (got < 0 && errno == EINTR)
             continue;
+        if (got < 0)
+            l->data_errno = errno;
         if (got <= 0)
             return cdi_fail(err, CDDP_E_PEER, "the connection with rank %d ended", l->rank);
         *moved = true;

@@ -4,8 +4,9 @@
  * with local rank j of the previous and of the next node; there are as many chains as the smallest node has ranks.
  * Algorithms that need other nodes connect with local rank j there, at their first use (tcp_mesh.c). send and recv
  * between nodes make a separate connection at the first message of a pair. A connection is two sockets, one
- * for data and one for control. An abort or a goodbye on control never waits for data, and the end of control without a
- * goodbye is a death.
+ * for data and one for control. An abort or a goodbye on control never waits for data. The end of control without a
+ * goodbye is a death, since the kernel of a dead process closes both sockets. An error of control, or the end of data
+ * alone, is a broken connection.
  */
 #ifndef CDI_NET_TCP_H
 #define CDI_NET_TCP_H
@@ -43,20 +44,23 @@ struct cdi_flow {
 enum cdi_link_fate {
     CDI_LINK_ALIVE = 0,
     CDI_LINK_LEFT,   /* the peer sent a goodbye or an abort; data that it sent before may still be in transit */
-    CDI_LINK_DIED,   /* the control socket ended without either */
+    CDI_LINK_DIED,   /* the peer's end of the control socket was closed without either, as by its kernel */
+    CDI_LINK_RESET,  /* the control socket ended by an error, as by a device in between, or with the peer's machine */
     CDI_LINK_BROKEN, /* the peer sent something that is not a control frame */
 };
 
 struct cdi_link {
-    int rank;         /* of the peer; -1: no link */
-    int data;         /* socket; -1: none yet */
-    int control;      /* the same; changed under tcp->lock, since other threads send there */
-    _Atomic int fate; /* as received on control */
-    bool made;        /* both sockets are final; tcp->lock */
-    bool last_sent;   /* an abort or a goodbye was sent on control; tcp->lock */
-    bool begun;       /* the peer has sent its operation */
-    bool suspect;     /* control became readable, which the data may explain */
-    char who[64];     /* "pid 77 on node1"; changed under tcp->lock, and never after both sockets are final */
+    int rank;          /* of the peer; -1: no link */
+    int data;          /* socket; -1: none yet */
+    int control;       /* the same; changed under tcp->lock, since other threads send there */
+    _Atomic int fate;  /* as received on control */
+    bool made;         /* both sockets are final; tcp->lock */
+    bool last_sent;    /* an abort or a goodbye was sent on control; tcp->lock */
+    bool begun;        /* the peer has sent its operation */
+    bool suspect;      /* control became readable, which the data may explain */
+    int data_errno;    /* why data ended; 0: it has not, or the peer's end was closed */
+    int control_errno; /* the same of control; tcp->lock */
+    char who[64];      /* "pid 77 on node1"; changed under tcp->lock, and never after both sockets are final */
     struct cdi_flow rx, tx;
     uint8_t control_in[CDI_TCP_HEADER + CDI_TCP_ABORT_MAX]; /* tcp->lock */
     size_t control_got;                                     /* tcp->lock */
@@ -157,7 +161,8 @@ void cdi_tcp_fork_unregister(struct cdi_tcp *tcp);
 
 /*
  * Reads the control socket of a link. CDDP_IN_PROGRESS: nothing that ends a wait. CDDP_E_PEER: the peer died.
- * CDDP_E_PROTOCOL; the reason of an abort of the node, including an abort that this call reads.
+ * CDDP_E_IO: the connection broke, and for a second nothing reported a death. CDDP_E_PROTOCOL; the reason of an abort
+ * of the node, including an abort that this call reads.
  */
 cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err);
 /* Returns why the data socket of a link ended; waits a moment for the control socket to tell. Never CDDP_OK. */

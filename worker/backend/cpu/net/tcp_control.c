@@ -20,7 +20,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define END_CAUSE_MS 300    /* after the end of a data socket, for its control socket to report why */
+#define WORD_MS 1000 /* after the end of a socket, for the other one, the agent or another rank to report why */
+#define WORD_SLICE_MS 5
 #define CONTROL_SLICE_MS 50 /* between two checks of shared memory, where there is no abort fd */
 /*
  * The thread reads only after the network has been quiet for a while. An abort may overtake data that were sent before
@@ -59,8 +60,9 @@ static void read_control_locked(struct cdi_tcp *tcp, struct cdi_link *l)
     n = recv(l->control, l->control_in + l->control_got, sizeof l->control_in - l->control_got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (n <= 0) {
-        atomic_store(&l->fate, CDI_LINK_DIED);
+    if (n <= 0) { /* the kernel of a dead process resets a socket that holds bytes which the process has not read */
+        l->control_errno = n < 0 ? errno : 0;
+        atomic_store(&l->fate, n == 0 || (errno == ECONNRESET && l->last_sent) ? CDI_LINK_DIED : CDI_LINK_RESET);
         return;
     }
     l->control_got += (size_t)n;
@@ -79,6 +81,28 @@ static enum cdi_link_fate read_control(struct cdi_tcp *tcp, struct cdi_link *l)
     return (enum cdi_link_fate)atomic_load(&l->fate);
 }
 
+static cddp_status broke(const struct cdi_tcp *tcp, const struct cdi_link *l, int errnum, struct cdi_error *err)
+{
+    (void)cdi_fail(err, CDDP_E_IO,
+                   "the connection of rank %d with rank %d (%s) broke: %s. Nothing reports that rank %d died: check "
+                   "whether a firewall or another device between the nodes ends connections",
+                   tcp->rank, l->rank, l->who, errnum != 0 ? strerror(errnum) : "the other end was closed", l->rank);
+    if (err != NULL)
+        err->os_error = errnum;
+    return CDDP_E_IO;
+}
+
+/* The control socket ended by an error. Waits a moment for a report of the agent or of another rank. */
+static cddp_status link_reset(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
+{
+    int64_t until_ms = cdi_now_ms() + WORD_MS;
+    cddp_status st;
+
+    while ((st = cdi_wait_check(tcp->wait, err)) == CDDP_OK && cdi_now_ms() < until_ms)
+        (void)poll(NULL, 0, WORD_SLICE_MS);
+    return st != CDDP_OK ? st : broke(tcp, l, l->control_errno, err);
+}
+
 cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
 {
     enum cdi_link_fate fate = read_control(tcp, l);
@@ -88,6 +112,8 @@ cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struc
         return st;
     if (fate == CDI_LINK_DIED)
         return cdi_wait_died(tcp->wait, l->rank, l->who, err);
+    if (fate == CDI_LINK_RESET)
+        return link_reset(tcp, l, err);
     if (fate == CDI_LINK_BROKEN)
         return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL,
                            "rank %d sent unexpected data", l->rank);
@@ -103,7 +129,7 @@ int cdi_tcp_poll_ms(const struct cdi_tcp *tcp, int64_t left_ms)
 
 cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct cdi_error *err)
 {
-    int64_t until_ms = cdi_now_ms() + END_CAUSE_MS;
+    int64_t until_ms = cdi_now_ms() + WORD_MS;
     cddp_status st = cdi_wait_check(tcp->wait, err);
 
     while (st == CDDP_OK && !cdi_link_gone(l) && cdi_now_ms() < until_ms) {
@@ -122,7 +148,7 @@ cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct c
     if (cdi_link_gone(l))
         return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT,
                            l->rank);
-    return cdi_wait_died(tcp->wait, l->rank, l->who, err);
+    return broke(tcp, l, l->data_errno, err); /* a death would have ended control, too */
 }
 
 /* ----------------------------------------------------------------------------------------------------- sending ---- */

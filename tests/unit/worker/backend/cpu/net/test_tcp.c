@@ -896,3 +896,128 @@ Test(tcp, every_rank_of_node_notices_each_death)
 
     cr_assert_eq(ranks_fork_on(&l, 60, die_beside, NULL, NULL), 1);
 }
+
+/* ------------------------------------------------------------------------------------------ broken connections ---- */
+
+enum { BREAKS_DATA = 1, BREAKS_CONTROL = 2, IS_IDLE = 4, DEATH_IS_REPORTED = 8 };
+
+/* Resets the connections of this rank's only link, as a firewall does. */
+static int reset_sockets(struct rank *r, int which)
+{
+    const struct sockaddr none = {.sa_family = AF_UNSPEC};
+    int n = 0;
+
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_storage a;
+        socklen_t len = sizeof a;
+
+        if (getpeername(fd, (struct sockaddr *)&a, &len) != 0 || a.ss_family != AF_INET)
+            continue;
+        if ((which & 1 << n++) != 0) /* data, then control, as they were made */
+            RANK_CHECK(connect(fd, &none, sizeof none) == 0);
+    }
+    RANK_CHECK(n == 2, "%d sockets", n);
+    return 0;
+}
+
+static void *report_death(void *arg)
+{
+    struct rank *r = arg;
+
+    (void)poll(NULL, 0, 300);
+    cdi_flight_tell_death(r->world.flight, 1, "rank 1 was killed");
+    return NULL;
+}
+
+/* Rank 1 lives, and one or both of its connections with rank 0 break. */
+static int lose_connection(struct rank *r)
+{
+    int how = *(const int *)r->arg;
+    pthread_t agent;
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &sum_of_all) == CDDP_OK);
+    if (r->rank == 1) {
+        if ((how & IS_IDLE) == 0)
+            begin_to_wait(r, 0);
+        RANK_CHECK(reset_sockets(r, how) == 0);
+        atomic_store(&r->board->flag[1], 1);
+        while (atomic_load(&r->board->flag[2]) == 0)
+            (void)usleep(1000);
+        rank_close(r);
+        return 0;
+    }
+    if ((how & IS_IDLE) != 0)
+        begin_to_wait(r, 1);
+    if ((how & DEATH_IS_REPORTED) != 0)
+        RANK_CHECK(pthread_create(&agent, NULL, report_death, r) == 0);
+    atomic_store(&r->board->flag[0], 1);
+    if ((how & DEATH_IS_REPORTED) != 0) {
+        RANK_CHECK(rank_do(r, &from_rank_1) == CDDP_E_PEER && strstr(r->err.msg, "rank 1 was killed") != NULL);
+        RANK_CHECK(pthread_join(agent, NULL) == 0 && r->err.blamed == 2);
+    } else {
+        RANK_CHECK(rank_do(r, &sum_of_all) == CDDP_E_IO);
+        RANK_CHECK(strstr(r->err.msg, "the connection of rank 0 with rank 1 (pid ") != NULL);
+        RANK_CHECK(strstr(r->err.msg, "broke: Connection reset by peer") != NULL &&
+                   strstr(r->err.msg, ") died") == NULL);
+        RANK_CHECK(r->err.blamed == 0);
+    }
+    atomic_store(&r->board->flag[2], 1);
+    rank_close(r);
+    return 0;
+}
+
+static void lose(int how)
+{
+    const struct ranks_layout l = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, lose_connection, &how, NULL), 0, "case %d", how);
+}
+
+Test(tcp, broken_connection_is_not_a_death)
+{
+    lose(BREAKS_DATA);
+    lose(BREAKS_CONTROL);
+    lose(BREAKS_CONTROL | IS_IDLE);
+    lose(BREAKS_DATA | BREAKS_CONTROL);
+}
+
+Test(tcp, report_of_a_death_explains_a_broken_connection)
+{
+    lose(BREAKS_DATA | DEATH_IS_REPORTED);
+    lose(BREAKS_DATA | BREAKS_CONTROL | DEATH_IS_REPORTED);
+}
+
+/* The kernel resets the data socket of a rank that dies with unread data. */
+static int die_with_unread_data(struct rank *r)
+{
+    static float many[1 << 20];
+    struct cdi_coll op = {.kind = r->rank == 0 ? CDI_SEND : CDI_RECV,
+                          .in = many,
+                          .out = many,
+                          .count = 1,
+                          .dtype = CDDP_FLOAT32,
+                          .root = 1 - r->rank,
+                          .bucket = -1,
+                          .lazy = true};
+
+    r->world.timeout_ms = DEAF_MS;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(rank_do(r, &op) == CDDP_OK); /* makes the connection */
+    if (r->rank == 1) {
+        begin_to_wait(r, 0);
+        (void)raise(SIGKILL);
+    }
+    atomic_store(&r->board->flag[0], 1);
+    op.count = sizeof many / sizeof many[0];
+    RANK_CHECK(rank_do(r, &op) == CDDP_E_PEER && strstr(r->err.msg, ") died") != NULL);
+    return 0;
+}
+
+Test(tcp, death_with_unread_data_is_a_death)
+{
+    const struct ranks_layout l = {.node_size = {1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, die_with_unread_data, NULL, NULL), 1, "only the one that was killed");
+}
