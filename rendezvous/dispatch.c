@@ -114,7 +114,8 @@ static void enter_job(struct conn *c, struct conn_job *job)
     job->n_conns++;
 }
 
-static void dispatch_begin_store(struct conn *c, struct conn_job *job)
+/* proved: the client has the job's auth token, or there is none. */
+static void dispatch_begin_store(struct conn *c, struct conn_job *job, bool proved)
 {
     struct cdi_kv *keys = session_keys(job->session);
 
@@ -128,6 +129,7 @@ static void dispatch_begin_store(struct conn *c, struct conn_job *job)
     c->begun_ms = conn_now_ms(c->ctx);
     cdi_serve_init(&c->serve, keys, &c->out, on_store_woken);
     c->serve.counts = job->operations;
+    c->serve.guarded = !proved;
 }
 
 /* ------------------------------------------------------------------------------------------------------ http ---- */
@@ -299,7 +301,7 @@ static void begin_plain_store(struct conn *c)
     else if (!dispatch_may(c, c->ctx->plain_store, job))
         dispatch_deny(c, "plain store connection, which cannot prove the job's auth token (see --plain_store)");
     else
-        dispatch_begin_store(c, job);
+        dispatch_begin_store(c, job, c->ctx->secret == NULL);
 }
 
 static void refuse_hello(struct conn *c, const char *why)
@@ -345,7 +347,7 @@ static void admit_store(struct conn *c)
                        c->hello.hello.round, round_number(round));
         refuse_hello(c, why);
     } else if (welcome_hello(c)) {
-        dispatch_begin_store(c, job);
+        dispatch_begin_store(c, job, true);
     }
 }
 

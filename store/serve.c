@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/serve.h"
 
+#include <string.h>
+
 static void serve_on_wake(struct cdi_kv_client *client)
 {
     struct cdi_serve *s = (struct cdi_serve *)client;
@@ -93,14 +95,27 @@ static cddp_status serve_queue_pop(struct cdi_serve *s, const struct cdi_c10d_re
     return st;
 }
 
+static bool is_guarded(const struct cdi_serve *s, struct cdi_c10d_bytes key)
+{
+    const size_t len = sizeof CDI_SERVE_GUARDED - 1;
+
+    return s->guarded && key.len >= len && memcmp(key.data, CDI_SERVE_GUARDED, len) == 0;
+}
+
 static cddp_status serve_list_keys(struct cdi_serve *s)
 {
     struct cdi_c10d_bytes key;
     size_t at = 0;
-    cddp_status st = cdi_c10d_put_i64(s->out, (int64_t)cdi_kv_count(s->kv));
+    int64_t n = (int64_t)cdi_kv_count(s->kv);
+    cddp_status st;
 
+    while (s->guarded && cdi_kv_next(s->kv, &at, &key))
+        n -= is_guarded(s, key);
+    st = cdi_c10d_put_i64(s->out, n);
+    at = 0;
     while (st == CDDP_OK && cdi_kv_next(s->kv, &at, &key))
-        st = cdi_c10d_put_string(s->out, key.data, key.len);
+        if (!is_guarded(s, key))
+            st = cdi_c10d_put_string(s->out, key.data, key.len);
     return st;
 }
 
@@ -114,6 +129,24 @@ static cddp_status serve_wait(struct cdi_serve *s, const struct cdi_c10d_request
     else
         st = cdi_kv_barrier(s->kv, &s->client, q->key, q->number, &now, err);
     return st == CDDP_OK && now ? cdi_buf_put_u8(s->out, CDI_C10D_STOP_WAITING) : st;
+}
+
+/* A client that has proved nothing may not touch libcddp's keys: their token opens the data ports. */
+static cddp_status check_keys(const struct cdi_serve *s, const struct cdi_c10d_request *q, struct cdi_error *err)
+{
+    struct cdi_c10d_bytes key = q->key, value;
+    size_t at = 0;
+    bool guarded = is_guarded(s, key);
+
+    while (s->guarded && !guarded && cdi_c10d_next_item(q, &at, &key)) {
+        guarded = is_guarded(s, key);
+        if (q->op == CDI_C10D_MULTI_SET)
+            (void)cdi_c10d_next_item(q, &at, &value);
+    }
+    return guarded ? cdi_fail(err, CDDP_E_DENIED,
+                              "%s of a key of libcddp (%.*s...) without a proof of the job's auth token",
+                              cdi_c10d_op_name(q->op), (int)sizeof CDI_SERVE_GUARDED - 1, CDI_SERVE_GUARDED)
+                   : CDDP_OK;
 }
 
 /* Checks that the first request, and no later one, is VALIDATE with the right magic. */
@@ -197,6 +230,8 @@ cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enoug
         if (s->counts != NULL)
             s->counts[q.op]++;
         st = check_order(s, &q, err);
+        if (st == CDDP_OK)
+            st = check_keys(s, &q, err);
         if (st == CDDP_OK)
             st = serve_request(s, &q, err);
         cdi_buf_consume(in, q.size);

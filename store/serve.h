@@ -10,6 +10,8 @@
 
 #include "store/kv.h"
 
+#define CDI_SERVE_GUARDED "cddp/" /* before the keys of libcddp itself, among them those of its data ports */
+
 struct cdi_serve {
     struct cdi_kv_client client; /* first */
     struct cdi_kv *kv;
@@ -17,6 +19,7 @@ struct cdi_serve {
     struct cdi_buf *out;
     void (*woken)(struct cdi_serve *s);
     uint64_t *counts; /* CDI_C10D_N_OPS counters of requests; the owner may set it; NULL: not counted */
+    bool guarded;     /* the owner may set it: keys of libcddp (CDI_SERVE_GUARDED) are refused, and not listed */
     bool validated;
     bool broken; /* a wake-up could not be appended: close the connection */
 };
@@ -31,8 +34,9 @@ void cdi_serve_release(struct cdi_serve *s);
 
 /*
  * Processes the complete requests at the front of `in`, and consumes them. CDDP_OK: more bytes are needed.
- * CDDP_IN_PROGRESS: it stopped because `out` holds enough_out bytes or more; call again when some were written. After
- * an error close the connection; the bytes in `out` may still be written.
+ * CDDP_E_DENIED: a key of libcddp, on a guarded connection. CDDP_IN_PROGRESS: it stopped because `out` holds enough_out
+ * bytes or more; call again when some were written. After an error close the connection; the bytes in `out` may still
+ * be written.
  */
 cddp_status cdi_serve_feed(struct cdi_serve *s, struct cdi_buf *in, size_t enough_out, struct cdi_error *err);
 

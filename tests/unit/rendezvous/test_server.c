@@ -841,6 +841,37 @@ Test(server, plain_store_is_for_this_node_and_joined_nodes)
     stop();
 }
 
+/* PyTorch's client shares the store with libcddp, whose keys open the data ports. */
+Test(server, plain_store_client_has_no_access_to_keys_of_libcddp)
+{
+    struct cdi_error err = {0};
+    int proved, plain;
+
+    start((struct rdzv_server_options){.secret = &right});
+    proved = dial();
+    cr_assert_eq(greet(proved, CDI_HELLO_STORE, "job", 0, &right, &err), CDDP_OK, "%s", err.msg);
+    put(proved, "\x00\xce\xf7\x85\x3c", 5);
+    ask(proved, CDI_C10D_SET, "cddp/0/nodes", "token");
+    ask(proved, CDI_C10D_GET, "cddp/0/nodes", NULL);
+    answers(proved, "token");
+    plain = dial_store();
+    ask(plain, CDI_C10D_SET, "k", "v");
+    ask(plain, CDI_C10D_GET, "k", NULL);
+    answers(plain, "v");
+    ask(plain, CDI_C10D_GET, "cddp/0/nodes", NULL);
+    cr_assert(ends(plain));
+    cr_assert(logged("GET of a key of libcddp (cddp/...) without a proof of the job's auth token"), "%s", host.log);
+    (void)close(plain), (void)close(proved);
+    stop();
+    start((struct rdzv_server_options){0}); /* without an auth token there is nothing to prove */
+    plain = dial_store();
+    ask(plain, CDI_C10D_SET, "cddp/0/nodes", "token");
+    ask(plain, CDI_C10D_GET, "cddp/0/nodes", NULL);
+    answers(plain, "token");
+    (void)close(plain);
+    stop();
+}
+
 /* ---------------------------------------------------------------------------------------------- several jobs ---- */
 
 /* Starts a job of one agent and returns its port. */

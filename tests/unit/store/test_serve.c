@@ -135,6 +135,83 @@ Test(serve, replies_in_order_to_every_operation)
     cdi_kv_destroy(kv);
 }
 
+/* Writes request number i with this key. Returns false after the last one. */
+static bool request_with_key(struct client *c, int i, const char *key)
+{
+    static const struct {
+        enum cdi_c10d_op op;
+        int strings; /* after the key */
+        bool number;
+    } one[] = {{CDI_C10D_SET, 1, false},        {CDI_C10D_COMPARE_SET, 2, false}, {CDI_C10D_GET, 0, false},
+               {CDI_C10D_ADD, 0, true},         {CDI_C10D_DELETE_KEY, 0, false},  {CDI_C10D_APPEND, 1, false},
+               {CDI_C10D_QUEUE_PUSH, 1, false}, {CDI_C10D_QUEUE_POP, 0, false},   {CDI_C10D_QUEUE_LEN, 0, false},
+               {CDI_C10D_BARRIER, 0, true}};
+    static const enum cdi_c10d_op lists[] = {CDI_C10D_CHECK, CDI_C10D_WAIT, CDI_C10D_MULTI_GET, CDI_C10D_MULTI_SET};
+    const int n = sizeof one / sizeof one[0], n_lists = sizeof lists / sizeof lists[0];
+
+    if (i < n) {
+        op(c, one[i].op), str(c, key);
+        for (int k = 0; k < one[i].strings; k++)
+            str(c, "x");
+        if (one[i].number)
+            i64(c, 1);
+    } else if (i < n + n_lists) {
+        op(c, lists[i - n]), i64(c, 2), str(c, "own");
+        if (lists[i - n] == CDI_C10D_MULTI_SET)
+            str(c, "cddp/ is a value");
+        str(c, key);
+        if (lists[i - n] == CDI_C10D_MULTI_SET)
+            str(c, "x");
+    }
+    return i < n + n_lists;
+}
+
+Test(serve, guarded_connection_has_no_access_to_keys_of_libcddp)
+{
+    struct cdi_kv *kv;
+    struct client owner, c;
+
+    cr_assert_eq(cdi_kv_create(&kv, NULL), CDDP_OK);
+    begin(&owner, kv);
+    op(&owner, CDI_C10D_SET), str(&owner, "cddp/0/nodes"), str(&owner, "token");
+    op(&owner, CDI_C10D_SET), str(&owner, "own"), str(&owner, "1");
+    cr_assert_eq(feed(&owner), CDDP_OK);
+    for (int i = 0;; i++) {
+        struct cdi_error err = {0};
+
+        begin(&c, kv);
+        c.serve.guarded = true;
+        if (!request_with_key(&c, i, "cddp/0/nodes")) {
+            end(&c);
+            break;
+        }
+        cr_assert_eq(cdi_serve_feed(&c.serve, &c.in, SIZE_MAX, &err), CDDP_E_DENIED, "request %d", i);
+        cr_assert_not_null(strstr(err.msg, "without a proof of the job's auth token"), "%s", err.msg);
+        cr_assert_eq(c.out.len, 0);
+        end(&c);
+        begin(&c, kv);
+        c.serve.guarded = true;
+        (void)request_with_key(&c, i, "cddp");
+        cr_assert_eq(feed(&c), CDDP_OK, "request %d with a key of the program", i);
+        end(&c);
+        op(&owner, CDI_C10D_DELETE_KEY), str(&owner, "cddp");
+        cr_assert_eq(feed(&owner), CDDP_OK);
+        (void)number(&owner, 8);
+    }
+    begin(&c, kv);
+    c.serve.guarded = true;
+    op(&c, CDI_C10D_LIST_KEYS);
+    cr_assert_eq(feed(&c), CDDP_OK);
+    cr_assert_eq(number(&c, 8), 1);
+    cr_assert(string(&c, "own") && c.out.len == 0);
+    op(&owner, CDI_C10D_GET), str(&owner, "cddp/0/nodes");
+    cr_assert_eq(feed(&owner), CDDP_OK);
+    cr_assert(string(&owner, "token"), "nothing has changed it");
+    end(&c);
+    end(&owner);
+    cdi_kv_destroy(kv);
+}
+
 Test(serve, one_connection_ends_the_wait_of_another)
 {
     struct cdi_kv *kv;
