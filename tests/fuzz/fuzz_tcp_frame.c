@@ -8,6 +8,27 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* A proof depends on everything that the peer cannot choose later, and on the side. */
+static void check_proof(const struct cdi_tcp_hello *h)
+{
+    const struct cdi_secret secret = {.key = {1}};
+    struct cdi_tcp_hello other = *h;
+    uint8_t nonce[CDI_AUTH_NONCE] = {2}, mine[CDI_TCP_PROOF], changed[4][CDI_TCP_PROOF];
+
+    cdi_tcp_proof(&secret, CDI_AUTH_CLIENT, h, nonce, mine);
+    cdi_tcp_proof(&secret, CDI_AUTH_SERVER, h, nonce, changed[0]);
+    other.nonce[0] ^= 1;
+    cdi_tcp_proof(&secret, CDI_AUTH_CLIENT, &other, nonce, changed[1]);
+    other = *h;
+    other.from ^= 1;
+    cdi_tcp_proof(&secret, CDI_AUTH_CLIENT, &other, nonce, changed[2]);
+    nonce[0] ^= 1;
+    cdi_tcp_proof(&secret, CDI_AUTH_CLIENT, h, nonce, changed[3]);
+    for (int i = 0; i < 4; i++)
+        if (memcmp(mine, changed[i], sizeof mine) == 0)
+            abort();
+}
+
 static void check_hello(const uint8_t *payload)
 {
     struct cdi_tcp_hello h;
@@ -20,6 +41,7 @@ static void check_hello(const uint8_t *payload)
     cdi_tcp_put_hello(back, &h);
     if (memcmp(back, payload, CDI_TCP_HELLO - CDI_TCP_HOST) != 0)
         abort();
+    check_proof(&h);
 }
 
 static void check_op(const uint8_t *payload)

@@ -85,11 +85,14 @@ struct cdi_control_thread {
 
 /* The sockets that the other nodes connect to. */
 struct cdi_listener {
-    /* Accepted connections whose hello is not complete. */
+    /* Accepted connections that have proved nothing yet. */
     struct cdi_pending_conn {
         int fd;
         int64_t until_ms;
         struct cdi_address from;
+        bool challenged; /* hello and nonce are set, and the proof is to come */
+        struct cdi_tcp_hello hello;
+        uint8_t nonce[CDI_AUTH_NONCE]; /* of this rank */
         size_t got;
         uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO];
     } pending[CDI_TCP_PENDING];
@@ -101,7 +104,7 @@ struct cdi_listener {
 struct cdi_tcp {
     int rank, size, local_rank, node, n_nodes, n_chains, largest; /* ranks of the largest node */
     int *first;                                                   /* by node: its first rank; first[n_nodes] is size */
-    uint8_t token[CDI_TCP_TOKEN];
+    struct cdi_secret token; /* of this communicator, from rank 0 through the store */
     struct cdi_wait *wait;
     const struct cdi_world *connecting; /* until the links are made */
     struct cdi_abort_fd abort_fd;

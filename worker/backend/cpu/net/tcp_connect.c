@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -91,20 +90,20 @@ static cddp_status tcp_get_text(struct cdi_tcp *tcp, const char *name, const cha
     }
 }
 
-static void print_token(const struct cdi_tcp *tcp, char hex[2 * CDI_TCP_TOKEN + 1])
+static void print_token(const struct cdi_tcp *tcp, char hex[2 * CDI_AUTH_HASH + 1])
 {
-    for (int i = 0; i < CDI_TCP_TOKEN; i++)
-        (void)snprintf(hex + (size_t)2 * i, 3, "%02x", tcp->token[i]);
+    for (int i = 0; i < CDI_AUTH_HASH; i++)
+        (void)snprintf(hex + (size_t)2 * i, 3, "%02x", tcp->token.key[i]);
 }
 
 static bool parse_token(struct cdi_tcp *tcp, const char *hex)
 {
-    for (int i = 0; i < CDI_TCP_TOKEN; i++) {
+    for (int i = 0; i < CDI_AUTH_HASH; i++) {
         unsigned v;
 
         if (sscanf(hex + (size_t)2 * i, "%2x", &v) != 1)
             return false;
-        tcp->token[i] = (uint8_t)v;
+        tcp->token.key[i] = (uint8_t)v;
     }
     return true;
 }
@@ -112,18 +111,19 @@ static bool parse_token(struct cdi_tcp *tcp, const char *hex)
 /* Rank 0: collects the nodes, checks that their ranks are in order, publishes the list. */
 static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int64_t deadline_ms, struct cdi_error *err)
 {
-    char hex[2 * CDI_TCP_TOKEN + 1];
+    char hex[2 * CDI_AUTH_HASH + 1];
     size_t used;
     int next = 0;
+    cddp_status st;
 
-    if (getrandom(tcp->token, sizeof tcp->token, 0) != (ssize_t)sizeof tcp->token)
-        return cdi_fail_errno(err, errno, "cannot get random bytes");
+    st = cdi_auth_nonce(tcp->token.key, err);
+    if (st != CDDP_OK)
+        return st;
     print_token(tcp, hex);
     used = (size_t)snprintf(text, cap, "%s", hex);
     for (int n = 0; n < tcp->n_nodes; n++) {
         char name[32], value[64];
         int first, ranks;
-        cddp_status st;
 
         (void)snprintf(name, sizeof name, "node/%d", n);
         st = tcp_get_text(tcp, name, "node", n, value, sizeof value, deadline_ms, err);
@@ -145,10 +145,10 @@ static cddp_status gather_nodes(struct cdi_tcp *tcp, char *text, size_t cap, int
 
 static cddp_status parse_nodes(struct cdi_tcp *tcp, const char *text, struct cdi_error *err)
 {
-    const char *p = text + (size_t)2 * CDI_TCP_TOKEN;
+    const char *p = text + (size_t)2 * CDI_AUTH_HASH;
     int at = 0;
 
-    if (strlen(text) < (size_t)2 * CDI_TCP_TOKEN || !parse_token(tcp, text))
+    if (strlen(text) < (size_t)2 * CDI_AUTH_HASH || !parse_token(tcp, text))
         return cdi_fail(err, CDDP_E_PROTOCOL, "cannot parse the list of nodes that rank 0 has sent");
     tcp->n_chains = tcp->size;
     for (int n = 0; n < tcp->n_nodes; n++) {
@@ -170,7 +170,7 @@ static cddp_status parse_nodes(struct cdi_tcp *tcp, const char *text, struct cdi
 static cddp_status learn_nodes(struct cdi_tcp *tcp, const struct cdi_world *w, int64_t deadline_ms,
                                struct cdi_error *err)
 {
-    size_t cap = 2 * CDI_TCP_TOKEN + 16 + (size_t)tcp->n_nodes * 12;
+    size_t cap = 2 * CDI_AUTH_HASH + 16 + (size_t)tcp->n_nodes * 12;
     CDI_AUTOFREE char *text = malloc(cap);
     char name[32], value[64];
     cddp_status st = CDDP_OK;
@@ -219,30 +219,49 @@ static bool tcp_wait_fd(struct cdi_tcp *tcp, int fd, short events, int64_t deadl
     return false;
 }
 
-/* Sends a hello, and checks that of the peer. */
-static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, enum cdi_tcp_channel channel,
-                              int64_t deadline_ms)
+/* Sends a frame, and receives the peer's. */
+static enum how_far exchange_frames(struct cdi_tcp *tcp, int fd, const uint8_t *out, uint8_t *in, size_t len,
+                                    int64_t deadline_ms)
 {
-    uint8_t hello[CDI_TCP_HEADER + CDI_TCP_HELLO];
-    struct cdi_tcp_hello h;
     size_t got = 0;
 
-    cdi_tcp_make_hello(tcp, l->rank, channel, hello);
-    if (send(fd, hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof hello)
+    if (send(fd, out, len, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)len)
         return HUNG_UP;
-    while (got < sizeof hello) {
+    while (got < len) {
         ssize_t n;
 
         if (!tcp_wait_fd(tcp, fd, POLLIN, deadline_ms))
             return NO_ANSWER;
-        n = recv(fd, hello + got, sizeof hello - got, MSG_DONTWAIT);
+        n = recv(fd, in + got, len - got, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
             return HUNG_UP;
         got += n > 0 ? (size_t)n : 0;
     }
-    if (!cdi_tcp_check_hello(tcp, hello, &h) || h.from != l->rank || h.channel != channel)
+    return CONNECTED;
+}
+
+/* Both sides say hello, and then prove that they have the token. */
+static enum how_far introduce(struct cdi_tcp *tcp, int fd, struct cdi_link *l, enum cdi_tcp_channel channel,
+                              int64_t deadline_ms)
+{
+    uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO], in[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    struct cdi_tcp_hello mine, peer;
+    enum how_far how_far;
+
+    if (!cdi_tcp_make_hello(tcp, l->rank, channel, out, &mine))
+        return HUNG_UP;
+    how_far = exchange_frames(tcp, fd, out, in, sizeof out, deadline_ms);
+    if (how_far != CONNECTED)
+        return how_far;
+    if (!cdi_tcp_check_hello(tcp, in, &peer) || peer.from != l->rank || peer.channel != channel)
         return NOT_OURS;
-    cdi_tcp_name_link(tcp, l, &h);
+    cdi_tcp_make_proof(tcp, CDI_AUTH_CLIENT, &mine, peer.nonce, out);
+    how_far = exchange_frames(tcp, fd, out, in, CDI_TCP_HEADER + CDI_TCP_PROOF, deadline_ms);
+    if (how_far != CONNECTED)
+        return how_far;
+    if (!cdi_tcp_check_proof(tcp, CDI_AUTH_SERVER, &mine, peer.nonce, in))
+        return NOT_OURS;
+    cdi_tcp_name_link(tcp, l, &peer);
     return CONNECTED;
 }
 
@@ -494,6 +513,7 @@ void cdi_tcp_destroy(struct cdi_tcp *tcp)
             (void)close(tcp->listener.pending[i].fd);
     cdi_abort_fd_stop(&tcp->abort_fd);
     (void)pthread_mutex_destroy(&tcp->lock);
+    cdi_secret_release(&tcp->token);
     free(tcp->polled);
     free(tcp->links);
     free(tcp->node_at);

@@ -4,9 +4,10 @@
 #include "common/status.h"
 #include "common/visible.h"
 
+#include <stdio.h>
 #include <string.h>
 
-#define MAGIC 0x34544443u /* "CDT4" */
+#define MAGIC 0x35544443u /* "CDT5" */
 #define BYTE_ORDER_MARK 0x01020304u
 
 static void put32(uint8_t *p, uint32_t v)
@@ -44,6 +45,8 @@ static bool length_fits(uint32_t type, uint32_t len)
     switch (type) {
     case CDI_TCP_IS_HELLO:
         return len == CDI_TCP_HELLO;
+    case CDI_TCP_IS_PROOF:
+        return len == CDI_TCP_PROOF;
     case CDI_TCP_IS_OP:
         return len == CDI_TCP_OP;
     case CDI_TCP_IS_DATA:
@@ -74,9 +77,9 @@ cddp_status cdi_tcp_get_header(const uint8_t in[CDI_TCP_HEADER], struct cdi_tcp_
 void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h)
 {
     const uint32_t mark = BYTE_ORDER_MARK;
-    uint8_t *p = out + CDI_TCP_TOKEN;
+    uint8_t *p = out + CDI_AUTH_NONCE;
 
-    memcpy(out, h->token, CDI_TCP_TOKEN);
+    memcpy(out, h->nonce, CDI_AUTH_NONCE);
     memcpy(p, &mark, 4); /* in the byte order of this node, which the data have */
     put32(p + 4, (uint32_t)h->from);
     put32(p + 8, (uint32_t)h->to);
@@ -87,7 +90,7 @@ void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h
 
 cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_hello *h, struct cdi_error *err)
 {
-    const uint8_t *p = in + CDI_TCP_TOKEN;
+    const uint8_t *p = in + CDI_AUTH_NONCE;
     uint32_t mark, channel = get32(p + 16);
 
     memcpy(&mark, p, 4);
@@ -95,7 +98,7 @@ cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_he
         return cdi_fail(err, CDDP_E_PROTOCOL, "the other node has another byte order");
     if (channel >= CDI_TCP_CHANNELS)
         return cdi_fail(err, CDDP_E_PROTOCOL, "the peer is not a rank of this libcddp");
-    memcpy(h->token, in, CDI_TCP_TOKEN);
+    memcpy(h->nonce, in, CDI_AUTH_NONCE);
     h->from = (int32_t)get32(p + 4);
     h->to = (int32_t)get32(p + 8);
     h->pid = (int32_t)get32(p + 12);
@@ -103,6 +106,17 @@ cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_he
     (void)cdi_visible_line(h->host, sizeof h->host, (const char *)p + 20,
                            strnlen((const char *)p + 20, CDI_TCP_HOST - 1));
     return CDDP_OK;
+}
+
+void cdi_tcp_proof(const struct cdi_secret *secret, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                   const uint8_t server_nonce[CDI_AUTH_NONCE], uint8_t out[CDI_TCP_PROOF])
+{
+    char ranks[32];
+    const struct cdi_auth_about about = {
+        .kind = (uint8_t)client->channel, .client_nonce = client->nonce, .server_nonce = server_nonce, .run_id = ranks};
+
+    (void)snprintf(ranks, sizeof ranks, "%d %d", (int)client->from, (int)client->to);
+    cdi_auth_proof(secret, side, &about, out);
 }
 
 void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d, int32_t late)

@@ -6,23 +6,25 @@
 #ifndef CDI_NET_TCP_FRAME_H
 #define CDI_NET_TCP_FRAME_H
 
+#include "protocol/auth.h"
 #include "worker/backend/cpu/node/shm.h"
 
 #define CDI_TCP_HEADER 16
-#define CDI_TCP_TOKEN 32
 #define CDI_TCP_HOST 32
-#define CDI_TCP_HELLO (CDI_TCP_TOKEN + 5 * 4 + CDI_TCP_HOST)
+#define CDI_TCP_HELLO (CDI_AUTH_NONCE + 5 * 4 + CDI_TCP_HOST)
+#define CDI_TCP_PROOF CDI_AUTH_HASH
 #define CDI_TCP_OP 44
 #define CDI_TCP_ABORT_MAX (8 + CDI_SHM_TEXT)
 #define CDI_TCP_PAYLOAD_MAX CDI_SHM_PIECE_BYTES
 
 enum cdi_tcp_type {
-    CDI_TCP_IS_HELLO = 1, /* both ways, first: the sender's rank, and the job's token as proof */
+    CDI_TCP_IS_HELLO = 1, /* both ways, first: the sender's rank, and a nonce */
     CDI_TCP_IS_OP = 2,    /* the operation that the sender has begun */
     CDI_TCP_IS_DATA = 3,
     CDI_TCP_IS_ABORT = 4, /* the communicator has failed: status, the rank that caused it, text */
     CDI_TCP_IS_BYE = 5,   /* the sender leaves in order */
     CDI_TCP_IS_ROUND = 6, /* the operation that the sender has begun, and data of it */
+    CDI_TCP_IS_PROOF = 7, /* both ways, second: the keyed hash of cdi_tcp_proof(); the rank that connects goes first */
 };
 
 struct cdi_tcp_header {
@@ -40,7 +42,7 @@ enum cdi_tcp_channel { CDI_TCP_DATA = 0, CDI_TCP_CONTROL = 1, CDI_TCP_PAIR_DATA 
 #define CDI_TCP_CHANNELS 4
 
 struct cdi_tcp_hello {
-    uint8_t token[CDI_TCP_TOKEN];
+    uint8_t nonce[CDI_AUTH_NONCE];
     int32_t from, to; /* ranks */
     int32_t pid;
     enum cdi_tcp_channel channel;
@@ -49,8 +51,15 @@ struct cdi_tcp_hello {
 
 /* Writes the payload of a hello. */
 void cdi_tcp_put_hello(uint8_t out[CDI_TCP_HELLO], const struct cdi_tcp_hello *h);
-/* Reads a hello. CDDP_E_PROTOCOL: another byte order, an unknown channel. The caller compares token and ranks. */
+/* Reads a hello. CDDP_E_PROTOCOL: another byte order, an unknown channel. The caller compares the ranks. */
 cddp_status cdi_tcp_get_hello(const uint8_t in[CDI_TCP_HELLO], struct cdi_tcp_hello *h, struct cdi_error *err);
+
+/*
+ * Computes the keyed hash that one side sends, once it has received the other side's hello: cdi_auth_proof() of the
+ * channel, the nonces and the ranks. `secret` is the communicator's token, which is never sent.
+ */
+void cdi_tcp_proof(const struct cdi_secret *secret, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                   const uint8_t server_nonce[CDI_AUTH_NONCE], uint8_t out[CDI_TCP_PROOF]);
 
 /* Write and read the payload that describes an operation. late: the rank of the sender's node that arrived last. */
 void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d, int32_t late);

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define SLICE_MS 20
-#define HELLO_MS 5000 /* for the hello of a pending connection, which is closed then */
+#define HELLO_MS 5000 /* for the hello and the proof of a pending connection, which is closed then */
 
 cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *reached, struct cdi_error *err)
 {
@@ -41,31 +41,49 @@ cddp_status cdi_listener_open(struct cdi_tcp *tcp, const struct cdi_address *rea
     return st == CDDP_OK ? cdi_oob_set_text(&tcp->oob, name, text, err) : st;
 }
 
-void cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
-                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO])
+bool cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO], struct cdi_tcp_hello *h)
 {
-    struct cdi_tcp_hello h = {.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
     const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
 
-    memcpy(h.token, tcp->token, sizeof h.token);
-    (void)gethostname(h.host, sizeof h.host - 1);
-    h.host[sizeof h.host - 1] = '\0';
+    *h = (struct cdi_tcp_hello){.from = tcp->rank, .to = to, .pid = (int32_t)getpid(), .channel = channel};
+    (void)gethostname(h->host, sizeof h->host - 1);
+    h->host[sizeof h->host - 1] = '\0';
     cdi_tcp_put_header(out, &head);
-    cdi_tcp_put_hello(out + CDI_TCP_HEADER, &h);
+    if (cdi_auth_nonce(h->nonce, NULL) != CDDP_OK)
+        return false;
+    cdi_tcp_put_hello(out + CDI_TCP_HEADER, h);
+    return true;
+}
+
+void cdi_tcp_make_proof(const struct cdi_tcp *tcp, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                        const uint8_t server_nonce[CDI_AUTH_NONCE], uint8_t out[CDI_TCP_HEADER + CDI_TCP_PROOF])
+{
+    const struct cdi_tcp_header head = {.type = CDI_TCP_IS_PROOF, .len = CDI_TCP_PROOF};
+
+    cdi_tcp_put_header(out, &head);
+    cdi_tcp_proof(&tcp->token, side, client, server_nonce, out + CDI_TCP_HEADER);
+}
+
+bool cdi_tcp_check_proof(const struct cdi_tcp *tcp, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                         const uint8_t server_nonce[CDI_AUTH_NONCE], const uint8_t in[CDI_TCP_HEADER + CDI_TCP_PROOF])
+{
+    struct cdi_tcp_header head;
+    uint8_t want[CDI_TCP_PROOF];
+
+    cdi_tcp_proof(&tcp->token, side, client, server_nonce, want);
+    return cdi_tcp_get_header(in, &head, NULL) == CDDP_OK && head.type == CDI_TCP_IS_PROOF &&
+           cdi_auth_equal(in + CDI_TCP_HEADER, want);
 }
 
 bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
                          struct cdi_tcp_hello *h)
 {
     struct cdi_tcp_header head;
-    uint8_t differ = 0;
 
-    if (cdi_tcp_get_header(in, &head, NULL) != CDDP_OK || head.type != CDI_TCP_IS_HELLO ||
-        cdi_tcp_get_hello(in + CDI_TCP_HEADER, h, NULL) != CDDP_OK)
-        return false;
-    for (int i = 0; i < CDI_TCP_TOKEN; i++) /* in constant time */
-        differ |= h->token[i] ^ tcp->token[i];
-    return differ == 0 && h->to == tcp->rank && h->from >= 0 && h->from < tcp->size && h->from != tcp->rank;
+    return cdi_tcp_get_header(in, &head, NULL) == CDDP_OK && head.type == CDI_TCP_IS_HELLO &&
+           cdi_tcp_get_hello(in + CDI_TCP_HEADER, h, NULL) == CDDP_OK && h->to == tcp->rank && h->from >= 0 &&
+           h->from < tcp->size && h->from != tcp->rank;
 }
 
 static struct cdi_link *new_link(struct cdi_tcp *tcp, int rank, struct cdi_link **place)
@@ -158,18 +176,35 @@ static void close_pending(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
     (void)close(fd);
 }
 
-/* Admits a connection whose hello is complete, or closes it. */
-static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
+/* Asks a connection whose hello is complete for its proof, or closes it. */
+static void challenge(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
     uint8_t answer[CDI_TCP_HEADER + CDI_TCP_HELLO];
-    struct cdi_tcp_hello h;
+    struct cdi_tcp_hello mine;
+
+    if (!cdi_tcp_check_hello(tcp, s->in, &s->hello) ||
+        !cdi_tcp_make_hello(tcp, s->hello.from, s->hello.channel, answer, &mine) ||
+        send(s->fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof answer) {
+        close_pending(tcp, s);
+        return;
+    }
+    memcpy(s->nonce, mine.nonce, sizeof s->nonce);
+    s->challenged = true;
+    s->got = 0;
+}
+
+/* Admits a connection whose proof is complete, or closes it. */
+static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
+{
+    uint8_t answer[CDI_TCP_HEADER + CDI_TCP_PROOF];
     struct cdi_link *l;
-    int *slot = cdi_tcp_check_hello(tcp, s->in, &h) ? socket_for(tcp, &h, &l) : NULL;
+    int *slot =
+        cdi_tcp_check_proof(tcp, CDI_AUTH_CLIENT, &s->hello, s->nonce, s->in) ? socket_for(tcp, &s->hello, &l) : NULL;
 
     if (slot != NULL && !is_dead(s->fd)) {
-        cdi_tcp_make_hello(tcp, h.from, h.channel, answer);
+        cdi_tcp_make_proof(tcp, CDI_AUTH_SERVER, &s->hello, s->nonce, answer);
         if (send(s->fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
-            cdi_tcp_name_link(tcp, l, &h);
+            cdi_tcp_name_link(tcp, l, &s->hello);
             cdi_tcp_move_socket(tcp, slot, &s->fd);
             return;
         }
@@ -199,9 +234,10 @@ void cdi_tcp_set_options(int fd)
     limit_backoff(fd);
 }
 
-static void read_hello(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
+static void read_pending(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
 {
-    ssize_t n = recv(s->fd, s->in + s->got, sizeof s->in - s->got, MSG_DONTWAIT);
+    size_t len = CDI_TCP_HEADER + (s->challenged ? CDI_TCP_PROOF : CDI_TCP_HELLO);
+    ssize_t n = recv(s->fd, s->in + s->got, len - s->got, MSG_DONTWAIT);
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR) && cdi_now_ms() < s->until_ms)
         return;
@@ -210,8 +246,10 @@ static void read_hello(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
         return;
     }
     s->got += (size_t)n;
-    if (s->got == sizeof s->in)
+    if (s->got == len && s->challenged)
         admit(tcp, s);
+    else if (s->got == len)
+        challenge(tcp, s);
 }
 
 static bool same_address(const struct cdi_address *a, const struct cdi_address *b)
@@ -232,6 +270,11 @@ static int n_from(const struct cdi_listener *d, const struct cdi_address *from)
     return n;
 }
 
+static bool goes_before(const struct cdi_pending_conn *a, const struct cdi_pending_conn *b)
+{
+    return a->challenged != b->challenged ? !a->challenged : a->until_ms < b->until_ms;
+}
+
 int cdi_listener_slot(const struct cdi_listener *d)
 {
     int best = 0, most = 0;
@@ -241,7 +284,7 @@ int cdi_listener_slot(const struct cdi_listener *d)
 
         if (d->pending[i].fd < 0)
             return i;
-        if (n > most || (n == most && d->pending[i].until_ms < d->pending[best].until_ms)) {
+        if (n > most || (n == most && goes_before(&d->pending[i], &d->pending[best]))) {
             best = i;
             most = n;
         }
@@ -271,7 +314,7 @@ static bool accept_from(struct cdi_tcp *tcp, int listener)
     if (replaced >= 0)
         (void)close(replaced);
     cdi_tcp_set_options(fd);
-    read_hello(tcp, s); /* a rank sends its hello at once, and then needs no slot */
+    read_pending(tcp, s); /* a rank sends its hello at once */
     return true;
 }
 
@@ -297,7 +340,7 @@ bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events)
     (void)poll(p, n_polled, SLICE_MS);
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         if (d->pending[i].fd >= 0)
-            read_hello(tcp, &d->pending[i]);
+            read_pending(tcp, &d->pending[i]);
     for (int i = 0; i < d->n_fds; i++)
         for (int n = 0; p[i].revents != 0 && n < CDI_DATA_BACKLOG && accept_from(tcp, d->fd[i]); n++)
             ;

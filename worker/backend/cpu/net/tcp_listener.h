@@ -19,14 +19,21 @@ void cdi_listener_accept(struct cdi_tcp *tcp);
 bool cdi_listener_accept_or(struct cdi_tcp *tcp, int fd, short events);
 /*
  * Returns the slot for one more pending connection: a free one, otherwise the oldest connection of the address that has
- * the most. So a foreign host replaces only its own connections. Pure.
+ * the most, of those without a hello if there are any. So a foreign host replaces only its own connections, and a
+ * silent one none of a rank. Pure.
  */
 int cdi_listener_slot(const struct cdi_listener *l);
 
-/* Makes the first frame, both ways. */
-void cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
-                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO]);
-/* Is it a hello of this job, for this rank? The token is compared before anything else is used. */
+/* Makes the first frame, both ways, with a new nonce, and copies its contents to *h. Returns false: no random bytes. */
+bool cdi_tcp_make_hello(const struct cdi_tcp *tcp, int to, enum cdi_tcp_channel channel,
+                        uint8_t out[CDI_TCP_HEADER + CDI_TCP_HELLO], struct cdi_tcp_hello *h);
+/* Makes the second frame: the proof of a side of the connection that `client` opens. */
+void cdi_tcp_make_proof(const struct cdi_tcp *tcp, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                        const uint8_t server_nonce[CDI_AUTH_NONCE], uint8_t out[CDI_TCP_HEADER + CDI_TCP_PROOF]);
+/* Is it the frame that cdi_tcp_make_proof() makes for these? In constant time. */
+bool cdi_tcp_check_proof(const struct cdi_tcp *tcp, enum cdi_auth_side side, const struct cdi_tcp_hello *client,
+                         const uint8_t server_nonce[CDI_AUTH_NONCE], const uint8_t in[CDI_TCP_HEADER + CDI_TCP_PROOF]);
+/* Is it a hello for this rank? It proves nothing. */
 bool cdi_tcp_check_hello(const struct cdi_tcp *tcp, const uint8_t in[CDI_TCP_HEADER + CDI_TCP_HELLO],
                          struct cdi_tcp_hello *h);
 

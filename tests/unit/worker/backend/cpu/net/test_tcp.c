@@ -10,6 +10,8 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -38,7 +40,9 @@ Test(tcp, headers_round_trip_and_limits_hold)
         {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP + CDI_TCP_PAYLOAD_MAX}, CDDP_OK},
         {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP + CDI_TCP_PAYLOAD_MAX + 1}, CDDP_E_PROTOCOL},
         {{CDI_TCP_IS_ROUND, 0, CDI_TCP_OP - 1}, CDDP_E_PROTOCOL},
-        {{(enum cdi_tcp_type)7, 0, 0}, CDDP_E_PROTOCOL},
+        {{CDI_TCP_IS_PROOF, 0, CDI_TCP_PROOF}, CDDP_OK},
+        {{CDI_TCP_IS_PROOF, 0, CDI_TCP_PROOF + 1}, CDDP_E_PROTOCOL},
+        {{(enum cdi_tcp_type)8, 0, 0}, CDDP_E_PROTOCOL},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -76,12 +80,12 @@ Test(tcp, rejects_hello_of_another_byte_order_and_cleans_its_text)
     struct cdi_tcp_hello h = {.from = 3, .to = 7, .pid = 42, .channel = CDI_TCP_PAIR_CONTROL, .host = "node\x1b[1m"}, g;
     uint8_t wire[CDI_TCP_HELLO];
 
-    memset(h.token, 9, sizeof h.token);
+    memset(h.nonce, 9, sizeof h.nonce);
     cdi_tcp_put_hello(wire, &h);
     cr_assert_eq(cdi_tcp_get_hello(wire, &g, NULL), CDDP_OK);
     cr_assert(g.from == 3 && g.to == 7 && g.pid == 42 && g.channel == CDI_TCP_PAIR_CONTROL);
     cr_assert_str_eq(g.host, "node\\x1b[1m");
-    wire[CDI_TCP_TOKEN] ^= 5;
+    wire[CDI_AUTH_NONCE] ^= 5;
     cr_assert_eq(cdi_tcp_get_hello(wire, &g, NULL), CDDP_E_PROTOCOL);
 }
 
@@ -102,23 +106,86 @@ Test(tcp, abort_keeps_message_and_unknown_status_is_protocol_error)
 
 /* ----------------------------------------------------------------------------------------- foreign connections ---- */
 
-/* Connects to rank 1, sends other bytes than a hello, and waits until rank 1 closes the connection. */
-static int foreign_connection(struct rank *r, const void *said, size_t len)
+/* Connects to rank 1, with a time limit for its answers. */
+static int dial_rank_1(struct rank *r, int *fd)
 {
     const struct cdi_oob oob = rank_oob(r);
     const struct timeval patience = {.tv_sec = 10};
     char text[512];
     struct cdi_address a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
+    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     RANK_CHECK(cdi_oob_get_text(&oob, "addr/1", text, sizeof text, 10000, &r->err) == CDDP_OK);
     text[strcspn(text, " ")] = '\0';
     RANK_CHECK(cdi_address_parse(text, &a));
-    RANK_CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
-    RANK_CHECK(connect(fd, &a.u.any, a.len) == 0);
-    RANK_CHECK(send(fd, said, len, MSG_NOSIGNAL) == (ssize_t)len);
-    RANK_CHECK(recv(fd, text, sizeof text, 0) <= 0 && errno != EAGAIN, "a foreign connection got an answer");
+    RANK_CHECK(setsockopt(*fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0);
+    RANK_CHECK(connect(*fd, &a.u.any, a.len) == 0);
+    return 0;
+}
+
+/* Sends other bytes than a hello, and waits until rank 1 closes the connection. */
+static int send_junk(struct rank *r)
+{
+    uint8_t junk[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    int fd;
+
+    memset(junk, 'x', sizeof junk);
+    if (dial_rank_1(r, &fd) != 0)
+        return 1;
+    RANK_CHECK(send(fd, junk, sizeof junk, MSG_NOSIGNAL) == (ssize_t)sizeof junk);
+    RANK_CHECK(recv(fd, junk, 1, 0) <= 0 && errno != EAGAIN, "a foreign connection got an answer");
     (void)close(fd);
+    return 0;
+}
+
+/*
+ * Says hello as rank 0. token: makes the proof in *proof with it; NULL: sends the *proof that is there. Returns in
+ * *said whether rank 1 has admitted the connection.
+ */
+static int say_hello(struct rank *r, const struct cdi_secret *token, uint8_t proof[CDI_TCP_HEADER + CDI_TCP_PROOF],
+                     bool *admitted)
+{
+    uint8_t bytes[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    const size_t proof_len = CDI_TCP_HEADER + CDI_TCP_PROOF;
+    const struct cdi_tcp_hello h = {.to = 1, .channel = CDI_TCP_DATA, .host = "liar"};
+    struct cdi_tcp_hello peer;
+    struct cdi_tcp tcp = {.rank = 0};
+    int fd;
+
+    cdi_tcp_put_header(bytes, &(struct cdi_tcp_header){.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO});
+    cdi_tcp_put_hello(bytes + CDI_TCP_HEADER, &h);
+    if (dial_rank_1(r, &fd) != 0)
+        return 1;
+    RANK_CHECK(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) == (ssize_t)sizeof bytes);
+    RANK_CHECK(recv(fd, bytes, sizeof bytes, MSG_WAITALL) == (ssize_t)sizeof bytes);
+    RANK_CHECK(cdi_tcp_get_hello(bytes + CDI_TCP_HEADER, &peer, NULL) == CDDP_OK && peer.from == 1);
+    if (token != NULL) {
+        tcp.token = *token;
+        cdi_tcp_make_proof(&tcp, CDI_AUTH_CLIENT, &h, peer.nonce, proof);
+    }
+    RANK_CHECK(send(fd, proof, proof_len, MSG_NOSIGNAL) == (ssize_t)proof_len);
+    errno = 0;
+    *admitted = recv(fd, bytes, proof_len, MSG_WAITALL) == (ssize_t)proof_len;
+    RANK_CHECK(errno != EAGAIN, "neither admitted nor closed");
+    tcp.token = token != NULL ? *token : tcp.token;
+    RANK_CHECK(!*admitted || token == NULL || cdi_tcp_check_proof(&tcp, CDI_AUTH_SERVER, &h, peer.nonce, bytes));
+    (void)close(fd);
+    return 0;
+}
+
+/* Reads the token of the communicator, as its ranks do. */
+static int read_token(struct rank *r, struct cdi_secret *token)
+{
+    const struct cdi_oob oob = rank_oob(r);
+    char text[512];
+
+    RANK_CHECK(cdi_oob_get_text(&oob, "nodes", text, sizeof text, 10000, &r->err) == CDDP_OK);
+    for (size_t i = 0; i < sizeof token->key; i++) {
+        unsigned v;
+
+        RANK_CHECK(sscanf(text + 2 * i, "%2x", &v) == 1);
+        token->key[i] = (uint8_t)v;
+    }
     return 0;
 }
 
@@ -143,15 +210,17 @@ static cddp_status set_late(void *arg, const char *name, const void *value, size
 
 static int connect_foreign(struct rank *r)
 {
-    uint8_t junk[CDI_TCP_HEADER + CDI_TCP_HELLO], hello[CDI_TCP_HEADER + CDI_TCP_HELLO];
-    const struct cdi_tcp_hello h = {.from = 0, .to = 1, .channel = CDI_TCP_DATA, .host = "liar"};
-    const struct cdi_tcp_header head = {.type = CDI_TCP_IS_HELLO, .len = CDI_TCP_HELLO};
+    static const struct cdi_secret wrong = {.key = {1}};
+    uint8_t proof[CDI_TCP_HEADER + CDI_TCP_PROOF] = {0};
+    struct cdi_secret token;
+    bool admitted;
 
-    memset(junk, 'x', sizeof junk);
-    cdi_tcp_put_header(hello, &head);
-    cdi_tcp_put_hello(hello + CDI_TCP_HEADER, &h); /* correct except for the token */
-    if (foreign_connection(r, junk, sizeof junk) != 0 || foreign_connection(r, hello, sizeof hello) != 0)
+    if (send_junk(r) != 0 || read_token(r, &token) != 0)
         return 1;
+    RANK_CHECK(say_hello(r, NULL, proof, &admitted) == 0 && !admitted, "without a proof");
+    RANK_CHECK(say_hello(r, &wrong, proof, &admitted) == 0 && !admitted, "another token");
+    RANK_CHECK(say_hello(r, &token, proof, &admitted) == 0 && admitted); /* recorded; the connection then ends */
+    RANK_CHECK(say_hello(r, NULL, proof, &admitted) == 0 && !admitted, "a replayed proof");
     atomic_store(&r->board->flag[0], 1);
     return 0;
 }
@@ -178,6 +247,81 @@ Test(tcp, rejects_foreign_connections_without_harm)
     const struct ranks_layout l = {.node_size = {1, 1, 1}};
 
     cr_assert_eq(ranks_fork_on(&l, 60, with_foreign_connections, NULL, NULL), 0);
+}
+
+/* Rank 0 tries the port of another program first. */
+static cddp_status get_with_impostor(void *arg, const char *name, void *buf, size_t cap, size_t *len,
+                                     int64_t timeout_ms, struct cdi_error *err)
+{
+    struct rank *r = arg;
+    const struct cdi_oob oob = rank_oob(r);
+    char text[512], both[1024];
+    cddp_status st = oob.get(oob.arg, name, buf, cap, len, timeout_ms, err);
+
+    if (st != CDDP_OK || strcmp(name, "addr/1") != 0)
+        return st;
+    st = cdi_oob_get_text(&oob, "impostor", text, sizeof text, 10000, err);
+    *len = (size_t)snprintf(both, sizeof both, "%s %.*s", text, (int)*len, (const char *)buf);
+    memcpy(buf, both, *len);
+    return st;
+}
+
+/* Answers as rank 1 would, and sends the proof of rank 0 back to it. */
+static int pretend_to_be_rank_1(struct rank *r)
+{
+    const struct cdi_oob oob = rank_oob(r);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof a;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+    uint8_t bytes[CDI_TCP_HEADER + CDI_TCP_HELLO];
+    const size_t proof_len = CDI_TCP_HEADER + CDI_TCP_PROOF;
+    struct cdi_tcp_hello h;
+    char text[64];
+
+    RANK_CHECK(bind(listener, (struct sockaddr *)&a, sizeof a) == 0 && listen(listener, 8) == 0);
+    RANK_CHECK(getsockname(listener, (struct sockaddr *)&a, &len) == 0);
+    (void)snprintf(text, sizeof text, "127.0.0.1:%d", ntohs(a.sin_port));
+    RANK_CHECK(cdi_oob_set_text(&oob, "impostor", text, &r->err) == CDDP_OK);
+    fd = accept(listener, NULL, NULL);
+    RANK_CHECK(recv(fd, bytes, sizeof bytes, MSG_WAITALL) == (ssize_t)sizeof bytes);
+    RANK_CHECK(cdi_tcp_get_hello(bytes + CDI_TCP_HEADER, &h, NULL) == CDDP_OK && h.from == 0 && h.to == 1);
+    h.from = 1;
+    h.to = 0;
+    cdi_tcp_put_hello(bytes + CDI_TCP_HEADER, &h);
+    RANK_CHECK(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) == (ssize_t)sizeof bytes);
+    RANK_CHECK(recv(fd, bytes, proof_len, MSG_WAITALL) == (ssize_t)proof_len);
+    RANK_CHECK(send(fd, bytes, proof_len, MSG_NOSIGNAL) == (ssize_t)proof_len);
+    RANK_CHECK(recv(fd, bytes, 1, 0) <= 0);
+    (void)close(fd);
+    RANK_CHECK(fcntl(listener, F_SETFL, O_NONBLOCK) == 0);
+    while ((fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) { /* rank 0 may have tried again */
+        RANK_CHECK(recv(fd, bytes, sizeof bytes, MSG_WAITALL) == (ssize_t)sizeof bytes);
+        RANK_CHECK(cdi_tcp_get_hello(bytes + CDI_TCP_HEADER, &h, NULL) == CDDP_OK);
+        RANK_CHECK(h.channel == CDI_TCP_DATA, "rank 0 goes on with an impostor");
+        (void)close(fd);
+    }
+    (void)close(listener);
+    return 0;
+}
+
+static int with_impostor(struct rank *r)
+{
+    const struct cdi_oob both = {.set = set_late, .get = get_with_impostor, .arg = r};
+
+    if (r->rank == 2)
+        return pretend_to_be_rank_1(r);
+    r->world.size = r->world.n_nodes = r->size = 2;
+    r->world.keys = r->rank == 0 ? both : rank_oob(r);
+    RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err) == CDDP_OK);
+    rank_close(r);
+    return 0;
+}
+
+Test(tcp, rank_that_connects_rejects_an_impostor)
+{
+    const struct ranks_layout l = {.node_size = {1, 1, 1}};
+
+    cr_assert_eq(ranks_fork_on(&l, 60, with_impostor, NULL, NULL), 0);
 }
 
 /* The store is slow: each request of rank 1 takes a while, and rank 1 makes one after another. */
@@ -281,13 +425,16 @@ Test(tcp, foreign_connection_replaces_only_those_of_its_host)
     accept_from_host(&d, "[fd00::1]:1", 0);
     accept_from_host(&d, "10.0.0.1:1", 1);
     accept_from_host(&d, "10.0.0.1:2", 2);
+    accept_from_host(&d, "10.0.0.2:1", 0);
+    for (int i = 0; i < CDI_TCP_PENDING; i++)
+        d.pending[i].challenged = d.pending[i].fd >= 0 && d.pending[i].until_ms == 0; /* one of each */
     for (int i = 0; i < 10 * CDI_TCP_PENDING; i++)
         accept_from_host(&d, "10.0.0.2:1", 3 + i);
     for (int i = 0; i < CDI_TCP_PENDING; i++) {
         left += d.pending[i].until_ms < 3;
         cr_assert(d.pending[i].until_ms < 3 || d.pending[i].until_ms > 8 * CDI_TCP_PENDING, "the oldest goes");
     }
-    cr_assert_eq(left, 3);
+    cr_assert_eq(left, 4, "those of other hosts, and the one that has said hello");
 }
 
 /* The host of the store dies after rank 1 has read the list of nodes. */
