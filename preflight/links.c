@@ -27,8 +27,10 @@
 #define SERVED_MS 5000 /* how long a silent one lasts */
 #define STACK (256 << 10)
 
+#define HELLO (CDI_AUTH_NONCE + 1) /* the client's nonce and its letter */
+
 static struct {
-    uint8_t token[LINKS_TOKEN];
+    struct cdi_secret token;
     struct pollfd at[CDI_NET_ADDRESSES];
     int n_at;
     int served; /* atomic */
@@ -81,6 +83,25 @@ static int64_t unix_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* Proves the token to the other side, which does the same. The client goes first. */
+static bool links_prove(int fd, const struct cdi_secret *token, enum cdi_auth_side side, const uint8_t hello[HELLO],
+                        const uint8_t server_nonce[CDI_AUTH_NONCE])
+{
+    const struct cdi_auth_about about = {
+        .kind = hello[CDI_AUTH_NONCE], .client_nonce = hello, .server_nonce = server_nonce, .run_id = ""};
+    uint8_t client[CDI_AUTH_HASH], server_proof[CDI_AUTH_HASH], got[CDI_AUTH_HASH];
+
+    cdi_auth_proof(token, CDI_AUTH_CLIENT, &about, client);
+    cdi_auth_proof(token, CDI_AUTH_SERVER, &about, server_proof);
+    if (side == CDI_AUTH_SERVER)
+        return receive_all(fd, got, sizeof got) && cdi_auth_equal(got, client) &&
+               send_all(fd, server_proof, sizeof server_proof);
+    if (!send_all(fd, client, sizeof client) || !receive_all(fd, got, sizeof got))
+        return false;
+    errno = EPROTO;
+    return cdi_auth_equal(got, server_proof);
+}
+
 /* ------------------------------------------------------------------------------------------------------ server ---- */
 
 static void answer_pings(int fd)
@@ -107,15 +128,14 @@ static void swallow(int fd)
 static void *serve_one(void *arg)
 {
     CDI_AUTOCLOSE int fd = (int)(intptr_t)arg;
-    uint8_t hello[LINKS_TOKEN + 1], differ = 0;
+    uint8_t hello[HELLO], nonce[CDI_AUTH_NONCE];
 
     set_limits(fd, SERVED_MS);
-    if (receive_all(fd, hello, sizeof hello)) {
-        for (int i = 0; i < LINKS_TOKEN; i++) /* in constant time */
-            differ |= hello[i] ^ server.token[i];
-        if (differ == 0 && hello[LINKS_TOKEN] == 'p')
+    if (receive_all(fd, hello, sizeof hello) && cdi_auth_nonce(nonce, NULL) == CDDP_OK &&
+        send_all(fd, nonce, sizeof nonce) && links_prove(fd, &server.token, CDI_AUTH_SERVER, hello, nonce)) {
+        if (hello[CDI_AUTH_NONCE] == 'p')
             answer_pings(fd);
-        else if (differ == 0 && hello[LINKS_TOKEN] == 's')
+        else if (hello[CDI_AUTH_NONCE] == 's')
             swallow(fd);
     }
     (void)__atomic_sub_fetch(&server.served, 1, __ATOMIC_RELAXED);
@@ -154,7 +174,7 @@ static void *serve_all(void *arg)
     }
 }
 
-cddp_status links_serve(const struct cdi_address *reached, int rank, const uint8_t token[LINKS_TOKEN],
+cddp_status links_serve(const struct cdi_address *reached, int rank, const struct cdi_secret *token,
                         char text[LINKS_TEXT], struct cdi_error *err)
 {
     struct cdi_address at[CDI_NET_ADDRESSES];
@@ -175,7 +195,7 @@ cddp_status links_serve(const struct cdi_address *reached, int rank, const uint8
     }
     if (st != CDDP_OK)
         return st;
-    memcpy(server.token, token, LINKS_TOKEN);
+    server.token = *token;
     rc = cdi_thread_create(&thread, STACK, serve_all, NULL);
     if (rc != 0)
         return cdi_fail_errno(err, rc, "cannot start a thread");
@@ -220,29 +240,38 @@ static int connect_one(const struct cdi_address *a, int64_t until_ms, int *why)
     return *why == 0 ? cdi_steal_fd(&fd) : -1;
 }
 
+static void not_answered(const char *where, char why[160])
+{
+    (void)snprintf(why, 160, "%.64s accepts a connection, but does not answer: %.40s", where,
+                   strerror(errno == EAGAIN ? ETIMEDOUT : errno));
+}
+
 /* Tries the addresses in their order, each for its part of the time. Returns -1 with the reason in why. */
 static int links_connect(const struct links_target *t, char op, int64_t timeout_ms, char why[160])
 {
     char text[LINKS_TEXT], *rest = text, *word;
-    uint8_t hello[LINKS_TOKEN + 1];
+    uint8_t hello[HELLO], nonce[CDI_AUTH_NONCE];
     int64_t until_ms = cdi_now_ms() + timeout_ms;
 
     (void)snprintf(text, sizeof text, "%s", t->text);
     (void)snprintf(why, 160, "the node has not published its addresses");
-    memcpy(hello, t->token, LINKS_TOKEN);
-    hello[LINKS_TOKEN] = (uint8_t)op;
+    hello[CDI_AUTH_NONCE] = (uint8_t)op;
     while ((word = strsep(&rest, " ")) != NULL) {
         struct cdi_address a;
         int error = EINVAL, fd = cdi_address_parse(word, &a) ? connect_one(&a, until_ms, &error) : -1;
 
         if (fd >= 0) {
-            set_limits(fd, timeout_ms);
-            if (send_all(fd, hello, sizeof hello))
+            int64_t left = until_ms - cdi_now_ms();
+
+            set_limits(fd, left > 1 ? left : 1);
+            if (cdi_auth_nonce(hello, NULL) == CDDP_OK && send_all(fd, hello, sizeof hello) &&
+                receive_all(fd, nonce, sizeof nonce) && links_prove(fd, &t->token, CDI_AUTH_CLIENT, hello, nonce)) {
+                set_limits(fd, timeout_ms);
                 return fd;
-            error = errno;
+            }
+            not_answered(word, why);
             (void)close(fd);
-        }
-        if (*word != '\0')
+        } else if (*word != '\0')
             (void)snprintf(why, 160, "%.80s: %.60s", word, strerror(error));
     }
     return -1;
@@ -281,8 +310,7 @@ static void *reach_one(void *arg)
 
     t->reached = fd >= 0 && ping(fd, &t->clock_ns, &t->error_ns);
     if (fd >= 0 && !t->reached)
-        (void)snprintf(t->why, sizeof t->why, "%.64s accepts a connection, but does not answer: %.40s", t->text,
-                       strerror(errno == EAGAIN ? ETIMEDOUT : errno));
+        not_answered(t->text, t->why);
     if (t->reached)
         t->why[0] = '\0';
     return NULL;

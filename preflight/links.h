@@ -3,30 +3,32 @@
  * Real connections between the nodes, on the ports that training would use. A node serves all others in threads, which
  * last until the process ends or becomes another program.
  *
- * The protocol: a client sends the job's token (16 bytes) and a letter. After 'p' each further byte is answered with
- * the server's Unix time in ns (8 bytes, big-endian). After 's' the server reads until the connection ends.
+ * The protocol: a client sends a nonce (32 bytes) and a letter, and receives the server's nonce. Then the client and
+ * after it the server prove the job's token (cdi_auth_proof, the letter as its kind). After 'p' each further byte is
+ * answered with the server's Unix time in ns (8 bytes, big-endian). After 's' the server reads until the connection
+ * ends.
  */
 #ifndef PREFLIGHT_LINKS_H
 #define PREFLIGHT_LINKS_H
 
 #include "preflight/facts.h"
+#include "protocol/auth.h"
 #include "worker/base/interfaces.h"
 
-#define LINKS_TOKEN 16
 #define LINKS_TEXT (CDI_NET_ADDRESSES * (CDI_ADDRESS_TEXT + 1)) /* "a:1 b:2", as a node publishes it */
 
 /*
- * Listens, and starts to serve those that know the token. reached: this node's address in the connection to the
+ * Listens, and starts to serve those that prove the token. reached: this node's address in the connection to the
  * rendezvous. Writes the addresses to text. The errors of cdi_net_choose and cdi_data_listen; CDDP_E_SYSTEM.
  */
-cddp_status links_serve(const struct cdi_address *reached, int rank, const uint8_t token[LINKS_TOKEN],
+cddp_status links_serve(const struct cdi_address *reached, int rank, const struct cdi_secret *token,
                         char text[LINKS_TEXT], struct cdi_error *err);
 
 /* A node to be reached, and the answer. */
 struct links_target {
     uint32_t node;
     char text[LINKS_TEXT]; /* its addresses; "": it has not published them */
-    uint8_t token[LINKS_TOKEN];
+    struct cdi_secret token;
     bool reached;
     int64_t clock_ns, error_ns; /* this clock minus its; half of the shortest round trip */
     char why[160];

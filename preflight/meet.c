@@ -77,23 +77,25 @@ static cddp_status meet_all(const struct meet *m, uint32_t phase, struct cdi_err
 /* Node 0 draws the token; the store gives it to the members of this job only. */
 static cddp_status share_token(struct meet *m, struct cdi_error *err)
 {
-    char hex[2 * LINKS_TOKEN + 1];
+    char hex[2 * CDI_AUTH_HASH + 1];
 
     if (m->node == 0) {
-        if (getrandom(m->token, sizeof m->token, 0) != (ssize_t)sizeof m->token)
-            return cdi_fail_errno(err, errno, "getrandom");
-        for (int i = 0; i < LINKS_TOKEN; i++)
-            (void)snprintf(hex + 2 * (size_t)i, 3, "%02x", m->token[i]);
+        cddp_status st = cdi_auth_nonce(m->token.key, err);
+
+        if (st != CDDP_OK)
+            return st;
+        for (int i = 0; i < CDI_AUTH_HASH; i++)
+            (void)snprintf(hex + 2 * (size_t)i, 3, "%02x", m->token.key[i]);
         return meet_put(m, "token", 0, hex, err);
     }
     if (!meet_get(m, "token", 0, hex, sizeof hex, MEET_MS))
         return cdi_fail(err, CDDP_E_TIMEOUT, "node 0 has not begun the checks within %d s", MEET_MS / 1000);
-    for (int i = 0; i < LINKS_TOKEN; i++) {
+    for (int i = 0; i < CDI_AUTH_HASH; i++) {
         unsigned byte = 0;
 
         if (sscanf(hex + 2 * (size_t)i, "%2x", &byte) != 1)
             return cdi_fail(err, CDDP_E_PROTOCOL, "the store's token of the checks is damaged");
-        m->token[i] = (uint8_t)byte;
+        m->token.key[i] = (uint8_t)byte;
     }
     return CDDP_OK;
 }
@@ -107,7 +109,7 @@ static cddp_status meet_serve(const struct meet *m, struct cdi_error *err)
 
     cdi_store_local_address(m->store, &local, &reached.len);
     memcpy(&reached.u, &local, reached.len);
-    st = links_serve(&reached, m->rank, m->token, text, err);
+    st = links_serve(&reached, m->rank, &m->token, text, err);
     return st == CDDP_OK ? meet_put(m, "address", m->node, text, err) : st;
 }
 
@@ -115,7 +117,7 @@ static void meet_target(const struct meet *m, uint32_t node, int64_t until_ms, s
 {
     memset(t, 0, sizeof *t);
     t->node = node;
-    memcpy(t->token, m->token, sizeof t->token);
+    t->token = m->token;
     if (!meet_get(m, "address", node, t->text, sizeof t->text, until_ms - cdi_now_ms()))
         t->text[0] = '\0';
 }

@@ -14,7 +14,7 @@ struct meet {
     uint32_t node, n_nodes, workers; /* workers of this node */
     const char *host;                /* the name of this node in messages */
     int rank;
-    uint8_t token[LINKS_TOKEN];
+    struct cdi_secret token;
     int64_t until_ms; /* after that, a node that is missing is waited for no longer */
 };
 

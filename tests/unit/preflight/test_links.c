@@ -34,7 +34,7 @@ Test(links, every_pair_meets_once)
     cr_assert_eq(links_partner(3, 3, 0), UINT32_MAX);
 }
 
-static const uint8_t token[LINKS_TOKEN] = "0123456789abcde";
+static const struct cdi_secret token = {.key = "0123456789abcde"};
 
 static void serve(struct links_target *t)
 {
@@ -43,8 +43,8 @@ static void serve(struct links_target *t)
 
     cr_assert(cdi_address_parse("127.0.0.1:1", &at));
     memset(t, 0, sizeof *t);
-    cr_assert_eq(links_serve(&at, 0, token, t->text, &err), CDDP_OK, "%s", err.msg);
-    memcpy(t->token, token, sizeof token);
+    cr_assert_eq(links_serve(&at, 0, &token, t->text, &err), CDDP_OK, "%s", err.msg);
+    t->token = token;
 }
 
 Test(links, reaches_a_node_and_measures_clock_and_rate)
@@ -71,7 +71,7 @@ Test(links, reports_why_a_node_is_not_reached)
     cr_assert(bind(closed, (struct sockaddr *)&a, len) == 0 && getsockname(closed, (struct sockaddr *)&a, &len) == 0);
     serve(&t[0]);
     t[1] = t[2] = t[0];
-    t[0].token[3] ^= 1;
+    t[0].token.key[3] ^= 1;
     (void)snprintf(t[1].text, sizeof t[1].text, "127.0.0.1:%d", ntohs(a.sin_port)); /* bound, not listening */
     t[2].text[0] = '\0';
     links_reach(t, 3, 5000);
