@@ -159,20 +159,40 @@ static void must(struct rank *r, cddp_status st)
     _exit(1);
 }
 
+static cddp_status lend(struct rank *r, const void *p, size_t bytes, uint8_t **lent)
+{
+    void *there;
+    cddp_status st = r->ops->alloc(r->b, bytes, &there, &r->err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = r->ops->copy(r->b, there, p, bytes, &r->err);
+    if (st != CDDP_OK)
+        r->ops->release(r->b, there);
+    *lent = there;
+    return st;
+}
+
+/* st: of the operation before it; only its results are copied. */
+static cddp_status take_back(struct rank *r, cddp_status st, void *p, void *lent, size_t bytes)
+{
+    if (st == CDDP_OK && p != NULL)
+        st = r->ops->copy(r->b, p, lent, bytes, &r->err);
+    r->ops->release(r->b, lent);
+    return st;
+}
+
 void *rank_lend(struct rank *r, const void *p, size_t bytes)
 {
-    void *lent;
+    uint8_t *lent;
 
-    must(r, r->ops->alloc(r->b, bytes, &lent, &r->err));
-    must(r, r->ops->copy(r->b, lent, p, bytes, &r->err));
+    must(r, lend(r, p, bytes, &lent));
     return lent;
 }
 
 void rank_return(struct rank *r, void *p, void *lent, size_t bytes)
 {
-    if (p != NULL)
-        must(r, r->ops->copy(r->b, p, lent, bytes, &r->err));
-    r->ops->release(r->b, lent);
+    must(r, take_back(r, CDDP_OK, p, lent, bytes));
 }
 
 /* Sets the bytes of the operation's buffers on this rank. */
@@ -193,11 +213,11 @@ static void extents(const struct rank *r, const struct cdi_coll *op, size_t *in,
     }
 }
 
-/* The same on memory of the device; in place stays in place. */
+/* The same on memory of the device; in place stays in place. A copy fails, too, once a rank has died. */
 static cddp_status run_on_device(struct rank *r, const struct cdi_coll *op)
 {
     struct cdi_coll there = *op;
-    uint8_t *in = (uint8_t *)(uintptr_t)op->in, *out = op->out, *lent_in, *lent_out = NULL;
+    uint8_t *in = (uint8_t *)(uintptr_t)op->in, *out = op->out, *lent_in, *lent_out;
     size_t n_in, n_out;
     cddp_status st;
 
@@ -207,21 +227,25 @@ static cddp_status run_on_device(struct rank *r, const struct cdi_coll *op)
     if (in != NULL && out != NULL && in < out + n_out && out < in + n_in) { /* one block for both */
         uint8_t *first = in < out ? in : out, *end = in + n_in > out + n_out ? in + n_in : out + n_out;
 
-        lent_in = rank_lend(r, first, (size_t)(end - first));
+        st = lend(r, first, (size_t)(end - first), &lent_in);
+        if (st != CDDP_OK)
+            return st;
         there.in = lent_in + (in - first);
         there.out = lent_in + (out - first);
-        st = run(r, &there);
-        rank_return(r, st == CDDP_OK ? first : NULL, lent_in, (size_t)(end - first));
-        return st;
+        return take_back(r, run(r, &there), first, lent_in, (size_t)(end - first));
     }
-    there.in = lent_in = rank_lend(r, in, in != NULL ? n_in : 0);
-    if (out != NULL)
-        there.out = lent_out = rank_lend(r, out, n_out);
-    st = run(r, &there);
-    rank_return(r, st == CDDP_OK ? in : NULL, lent_in, n_in);
-    if (out != NULL)
-        rank_return(r, st == CDDP_OK ? out : NULL, lent_out, n_out);
-    return st;
+    st = lend(r, in, in != NULL ? n_in : 0, &lent_in);
+    if (st != CDDP_OK)
+        return st;
+    there.in = lent_in;
+    if (out == NULL)
+        return take_back(r, run(r, &there), in, lent_in, n_in);
+    st = lend(r, out, n_out, &lent_out);
+    if (st != CDDP_OK)
+        return take_back(r, st, NULL, lent_in, n_in);
+    there.out = lent_out;
+    st = take_back(r, run(r, &there), in, lent_in, n_in);
+    return take_back(r, st, out, lent_out, n_out);
 }
 
 cddp_status rank_do(struct rank *r, const struct cdi_coll *op)
