@@ -77,7 +77,12 @@ enum {
      * A gradient larger than bucket_bytes is cut into several buckets of about equal size, of bucket_bytes at most
      * (rounded up to 64 bytes), which hold no other gradient. Results do not change by it, on the CPU not by a bit.
      */
-    CDDP_DDP_SPLIT = 64
+    CDDP_DDP_SPLIT = 64,
+    /*
+     * The mean may have weights, which the ranks exchange in every step: cddp_ddp_set_weight(). Every rank's flags say
+     * so. Without it nothing is exchanged.
+     */
+    CDDP_DDP_WEIGHTED = 1024
 };
 
 /* The reducer: averages the gradients of one model over all ranks, in buckets, while they are being made. */
@@ -130,7 +135,8 @@ CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
  * compute stream has been given until then. On the CPU the last bucket of a step is left to the thread that calls
  * cddp_ddp_wait(), which saves the hand-over. If nobody waits within 50 us, the communication thread takes it, so that
  * work before cddp_ddp_wait() does not hold up the peers. (Where steps take less than a millisecond, the first late
- * wait may hold them up for about 1 ms.) Never blocks on peers. Any thread, several at once.
+ * wait may hold them up for about 1 ms.) Never blocks on peers, except with CDDP_DDP_WEIGHTED (cddp_ddp_set_weight).
+ * Any thread, several at once.
  *
  * Returns CDDP_OK, CDDP_E_INVALID (no such parameter), CDDP_E_STATE (already ready in this step), or the sticky error.
  * CDDP_E_INVALID and CDDP_E_STATE become the sticky error: this rank cannot end the step, and its peers hear why. (How
@@ -166,7 +172,7 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * return, also for calls of this step whose status was ignored. With CDDP_NAN_CHECK=error also CDDP_E_NONFINITE: a rank
  * had a NaN or an infinity in its gradients. With CDDP_CHECK_REPLICAS=N also CDDP_E_MISMATCH, every N steps: parameters
  * differ between ranks. Every rank gets these two with the same message, which names parameter and rank; the step is
- * over, and the next one may begin.
+ * over, and the next one may begin. So do they if the sum of the step's weights is 0 (cddp_ddp_set_weight).
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 
@@ -183,6 +189,29 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
  * error of a communicator that has failed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, int *used);
+
+/*
+ * Sets this rank's weight in the mean of the next step, such as its number of samples or tokens, which may be 0. The
+ * gradients become sum(w g) / sum(w) over all ranks. So if each rank's gradients are the mean over its own samples, the
+ * result is the mean over the samples of all ranks. Call it between two steps, before the first cddp_ddp_grad_ready();
+ * it holds for one step, and the last call counts. With gradients that are accumulated over several backward passes it
+ * is called once, too. Needs CDDP_DDP_WEIGHTED.
+ *
+ * A rank that sets no weight counts as 1, and one that is in cddp_ddp_join() as 0, with CDDP_DDP_JOIN_ACTIVE or
+ * without. If no rank sets one, or if all weights are equal, the means have the bits of a reducer without weights. A
+ * rank with weight 0 adds zeros, whatever its gradients are, also a NaN. With CDDP_DDP_SUM the sum is that by which
+ * cddp_ddp_grad_scale() gives this mean. A communication hook gets gradients whose plain mean it is, as does PowerSGD.
+ *
+ * Each rank multiplies its gradients by w / sum(w), in float32 unless they are float64, and all get the same sum. For
+ * that the ranks exchange their weights when a step begins: the cddp_ddp_grad_ready() that fills the first bucket waits
+ * until every rank has begun the step, on a GPU in the host. A step with weights cannot be captured in a CUDA graph.
+ *
+ * If the sum is 0, the end of the step (cddp_ddp_wait, cddp_optim_step) returns CDDP_E_INVALID on every rank, and the
+ * gradients are zeros; nothing is broken, and the next step may begin. Any thread. Never blocks on peers. Returns
+ * CDDP_OK; CDDP_E_INVALID (ddp is NULL; a weight that is negative, infinite or NaN); CDDP_E_STATE (no
+ * CDDP_DDP_WEIGHTED, or in the middle of a step: nothing is broken); or the sticky error.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_weight(cddp_ddp *ddp, double weight);
 
 /*
  * Copies rank 0's buffers (cddp_ddp_options) to every rank: running statistics, and anything else that a model has

@@ -78,6 +78,7 @@ DDP_FIND_UNUSED = 4
 DDP_STATIC_GRAPH = 8
 DDP_JOIN = 16
 DDP_JOIN_ACTIVE = 32
+DDP_WEIGHTED = 1024
 OPTIM_NESTEROV = 1
 OPTIM_GROUP_FROZEN = 1
 OPTIM_SKIP_NONFINITE = 1
@@ -179,6 +180,7 @@ _FUNCTIONS = {
     'cddp_ddp_create': (c_int, [POINTER(c_void_p), c_void_p, POINTER(Param), c_size_t, POINTER(DdpOptions)]),
     'cddp_ddp_grad': (c_void_p, [c_void_p, c_size_t]),
     'cddp_ddp_grad_ready': (c_int, [c_void_p, c_size_t]),
+    'cddp_ddp_set_weight': (c_int, [c_void_p, c_double]),
     'cddp_ddp_wait_param': (c_int, [c_void_p, c_size_t]),
     'cddp_ddp_wait': (c_int, [c_void_p]),
     'cddp_ddp_was_used': (c_int, [c_void_p, c_size_t, POINTER(c_int)]),

@@ -9,8 +9,8 @@ import sys
 import zlib
 from ctypes import byref, c_double, c_int, c_size_t, c_void_p, sizeof
 
-from cddp._abi import DDP_FIND_UNUSED, DDP_JOIN, DDP_JOIN_ACTIVE, DDP_NO_BROADCAST, DDP_STATIC_GRAPH, DDP_SUM, DdpOptions, DdpStats, \
-    Dtype, Error, Param, Status, check, experimental, lib
+from cddp._abi import DDP_FIND_UNUSED, DDP_JOIN, DDP_JOIN_ACTIVE, DDP_NO_BROADCAST, DDP_STATIC_GRAPH, DDP_SUM, DDP_WEIGHTED, DdpOptions, \
+    DdpStats, Dtype, Error, Param, Status, check, experimental, lib
 from cddp._arrays import View, like, memory_order, nbytes
 
 _COMM_DTYPES = {None: 0, 'float16': Dtype.FLOAT16, 'bfloat16': Dtype.BFLOAT16, 'float32': Dtype.FLOAT32}
@@ -107,6 +107,7 @@ class DDP:
     static_graph      the same gradients are made in every step
     join              True: ranks may have different numbers of steps (join()); 'active': then the mean is over the ranks
                       that still train
+    weighted          the mean may have weights: set_weight()
     bucket_bytes, first_bucket_bytes   a bucket closes when it reaches this; 0: 25 MiB, 1 MiB
     comm_dtype        'float16' or 'bfloat16': float32 gradients are sent in that type; 'float32': those of 16 bits are
                       summed in float32; None: as they are
@@ -116,7 +117,7 @@ class DDP:
     """
 
     def __init__(self, comm, params, *, buffers=(), average=True, broadcast=True, find_unused=False, static_graph=False, join=False,
-                 bucket_bytes=0, first_bucket_bytes=0, comm_dtype=None, name=None):
+                 weighted=False, bucket_bytes=0, first_bucket_bytes=0, comm_dtype=None, name=None):
         pairs = list(_named(params))
         if comm_dtype not in _COMM_DTYPES:
             raise ValueError(f"DDP: comm_dtype {comm_dtype!r} is unknown; it is 'float16', 'bfloat16', 'float32' or None")
@@ -148,7 +149,8 @@ class DDP:
                              buffers=_describe(copied), n_buffers=len(copied))
         options.flags = ((0 if broadcast else DDP_NO_BROADCAST) | (0 if average else DDP_SUM) |
                          (DDP_FIND_UNUSED if find_unused else 0) | (DDP_STATIC_GRAPH if static_graph else 0) |
-                         (DDP_JOIN if join else 0) | (DDP_JOIN_ACTIVE if join == 'active' else 0))
+                         (DDP_JOIN if join else 0) | (DDP_JOIN_ACTIVE if join == 'active' else 0) |
+                         (DDP_WEIGHTED if weighted else 0))
         handle = c_void_p()
         check(lib().cddp_ddp_create(byref(handle), comm.handle, _describe(list(zip(self._names, reduced))), len(pairs), byref(options)))
         self._reducer = _Reducer(handle, reduced + [view for _, view in copied])
@@ -222,6 +224,14 @@ class DDP:
     def ready(self, which):
         """The gradient of this parameter is complete for this step; its bucket starts when it is full. Never blocks."""
         check(lib().cddp_ddp_grad_ready(self.handle, self._number(which)))
+
+    def set_weight(self, weight):
+        """Sets this rank's weight in the mean of the next step, such as its number of samples; before its first ready().
+
+        Needs weighted=True. A rank that sets none counts as 1. The ready() that fills the first bucket waits until every
+        rank has begun the step. A sum of 0 raises Error with Status.INVALID in wait().
+        """
+        check(lib().cddp_ddp_set_weight(self.handle, weight))
 
     def wait(self):
         """Blocks until every gradient of this step is the mean over all ranks. Once per step."""
@@ -377,10 +387,14 @@ class DDP:
         try:
             check(status)
         except Error as error:
-            if error.status in _STEP_IS_OVER:
+            if error.status in _STEP_IS_OVER or (error.status is Status.INVALID and self._is_between_steps()):
                 self._settle()
             raise
         self._settle()
+
+    def _is_between_steps(self):
+        """Whether the step is over: it is if its weights were all 0, and goes on if an argument was wrong."""
+        return lib().cddp_ddp_was_used(self.handle, 0, byref(c_int())) == Status.OK
 
     def _settle(self):
         """Gives a parameter that only other ranks used its gradient. One that no rank used keeps what it has."""

@@ -260,6 +260,7 @@ static const struct kind {
 } kinds[] = {
     {.name = "float32", .dtype = CDDP_FLOAT32},
     {.name = "float64, joined", .dtype = CDDP_FLOAT64, .flags = CDDP_DDP_JOIN | CDDP_DDP_JOIN_ACTIVE},
+    {.name = "float32, weights", .dtype = CDDP_FLOAT32, .flags = CDDP_DDP_WEIGHTED},
     {.name = "bfloat16, sums", .dtype = CDDP_BFLOAT16, .flags = CDDP_DDP_SUM},
     {.name = "float16 as float32", .dtype = CDDP_FLOAT16, .comm_dtype = CDDP_FLOAT32},
     {.name = "float32 as float16", .dtype = CDDP_FLOAT32, .comm_dtype = CDDP_FLOAT16},
@@ -298,6 +299,10 @@ static void put_gradients(const char *what, const struct kind *k, cddp_ddp *ddp)
 
 static void report_gradients(const struct kind *k, cddp_ddp *ddp, unsigned step)
 {
+    static const double weights[] = {0.3, 0.7, 1e-310, 5};
+
+    if ((k->flags & CDDP_DDP_WEIGHTED) != 0)
+        DO(cddp_ddp_set_weight(ddp, weights[rank % 4]));
     for (size_t i = PARAMS; i-- > 0;) {
         fill(cddp_ddp_grad(ddp, i), counts[i], k->dtype, 300 + step * PARAMS + (unsigned)i);
         DO((hook_expects = float_get(), cddp_ddp_grad_ready(ddp, i)));

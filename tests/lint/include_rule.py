@@ -71,7 +71,7 @@ FLOORS = {
     'worker/backend/nccl/device': ['anchor library launch_shape mean reduction_support ticket', 'pinned_blocks', 'device', 'copy call_thread look teardown'],
     'worker/backend/nccl/state': ['state', 'health', 'ring', 'failure stamps', 'nccl_call completion'],
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
-    'worker/reducer/state': ['verify state', 'arena used check overlap replicate', 'captured debug'],
+    'worker/reducer/state': ['verify state', 'arena used check overlap replicate', 'weight captured', 'debug'],
     'worker/reducer/grads': ['compress own', 'in_place buffers tied'],
     'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check nan_replay nan_word replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
 }

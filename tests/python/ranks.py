@@ -232,6 +232,13 @@ def reducer():
     del ddp
     assert np.array_equal(kept, value)
     with cddp.init() as comm:  # again
+        with cddp.DDP(comm, {'w': w}, weighted=True) as ddp:
+            ddp.set_weight(1 + 2 * comm.rank)
+            ddp.grad('w')[:] = 8 * comm.rank
+            ddp.ready('w')
+            ddp.wait()
+            assert (ddp.grad('w') == 6).all()
+            assert raises(cddp.Error, ['-1'], ddp.set_weight, -1).status == cddp.Status.INVALID
         ddp = cddp.DDP(comm, {'w': w}, average=False)
         ddp.grad('w')[:] = 1
         ddp.ready('w')

@@ -294,20 +294,23 @@ static void begin(struct job *j)
     CU(cuStreamBeginCapture(j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
 }
 
-static void refuse_flags(struct job *j, const cddp_param *params)
+static void refuse_flag(struct job *j, const cddp_param *params, uint32_t flag, const char *name)
 {
-    cddp_ddp_options opt = {.size = sizeof opt, .flags = CDDP_DDP_FIND_UNUSED, .stream = j->compute};
+    cddp_ddp_options opt = {.size = sizeof opt, .flags = flag, .stream = j->compute};
     cddp_ddp *ddp;
     int used = 7;
 
     DO(cddp_ddp_create(&ddp, j->comm, params, N_PARAMS, &opt));
-    DO(cddp_ddp_wait(ddp)); /* a step in which nobody uses anything */
+    if (flag == CDDP_DDP_FIND_UNUSED)
+        DO(cddp_ddp_wait(ddp)); /* a step in which nobody uses anything */
     begin(j);
-    REFUSED(cddp_ddp_was_used(ddp, 0, &used), CDDP_E_UNSUPPORTED, "cddp_ddp_was_used");
-    REFUSED(cddp_ddp_grad_ready(ddp, 0), CDDP_E_UNSUPPORTED, "FIND_UNUSED");
+    if (flag == CDDP_DDP_FIND_UNUSED)
+        REFUSED(cddp_ddp_was_used(ddp, 0, &used), CDDP_E_UNSUPPORTED, "cddp_ddp_was_used");
+    REFUSED(cddp_ddp_grad_ready(ddp, 0), CDDP_E_UNSUPPORTED, name);
     end_well(j);
-    DO(cddp_ddp_was_used(ddp, 0, &used));
-    if (used != 0) {
+    if (flag == CDDP_DDP_FIND_UNUSED)
+        DO(cddp_ddp_was_used(ddp, 0, &used));
+    if (flag == CDDP_DDP_FIND_UNUSED && used != 0) {
         fprintf(stderr, "rank %d: parameter 0 counts as used\n", cddp_rank(j->comm));
         exit(WRONG);
     }
@@ -365,7 +368,8 @@ static void refuse(struct job *j, const cddp_param *params)
         exit(WRONG);
     REFUSED(cddp_ddp_grad_ready(j->ddp, 0), CDDP_E_UNSUPPORTED, "INVALIDATED");
     end_badly(j, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-    refuse_flags(j, params);
+    refuse_flag(j, params, CDDP_DDP_FIND_UNUSED, "FIND_UNUSED");
+    refuse_flag(j, params, CDDP_DDP_WEIGHTED, "_WEIGHTED");
 }
 
 /* A wait for a parameter of a step that was begun before the capture is refused, and does not end it. */

@@ -10,6 +10,7 @@
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/weight.h"
 #include "worker/reducer/stats.h"
 
 /*
@@ -76,7 +77,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         .out = at,
         .count = s->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) ? CDDP_SUM : CDDP_AVG,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) || cdi_weight_sums(d) ? CDDP_SUM : CDDP_AVG,
         .region = s->region,
         .known = true,
         .bucket = (int)i,
@@ -128,11 +129,24 @@ static cddp_status enqueue_bucket(cddp_ddp *d, size_t i, bool lazy, bool more, i
     return status;
 }
 
+/* Multiplies bucket i, whose gradients are complete, by this rank's weight in the mean. */
+static cddp_status weigh_bucket(cddp_ddp *d, size_t i)
+{
+    struct cdi_error err;
+
+    if (cdi_weight_apply(d, i, d->flight[i].compressed || cdi_own_scales(d, i), &err) == CDDP_OK)
+        return CDDP_OK;
+    return cdi_ddp_set_error(d, &err);
+}
+
 /* Launches the next bucket: by PowerSGD, by a hook, or as an all-reduce. */
 static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
 {
     size_t i = d->plan.next;
-    cddp_status status;
+    cddp_status status = weigh_bucket(d, i);
+
+    if (status != CDDP_OK)
+        return status;
 
     cdi_nvtx_push("cddp bucket", i);
     if (cdi_powersgd_applies(d, i)) {
@@ -153,12 +167,15 @@ static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
 
 cddp_status cdi_launch_late(cddp_ddp *d, size_t b)
 {
-    cddp_status status = CDDP_OK;
+    cddp_status status = cdi_weight_await(d);
     struct cdi_error err;
 
-    if (d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
+    if (status == CDDP_OK && d->ops->on_device && gather_bucket(d, b, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    status = enqueue_bucket(d, b, true, false, 0);
+    if (status == CDDP_OK)
+        status = weigh_bucket(d, b);
+    if (status == CDDP_OK)
+        status = enqueue_bucket(d, b, true, false, 0);
     if (status == CDDP_OK)
         cdi_bucket_launched_late(&d->plan, b);
     return status;
@@ -185,9 +202,11 @@ static cddp_status launch_group(cddp_ddp *d, size_t k, int64_t now_ns)
 {
     /* Calls the backend without interruption, except for a hook, which may do anything in its thread. */
     bool hold = d->ops->hold != NULL && d->hook.begin == NULL, first = d->plan.next == 0;
-    cddp_status status = CDDP_OK;
+    cddp_status status = cdi_weight_await(d);
     struct cdi_error err;
 
+    if (status != CDDP_OK)
+        return status;
     if (hold && d->ops->hold(d->b, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (complete_early(d, &err) != CDDP_OK)

@@ -7,6 +7,7 @@
 #include "worker/reducer/nan_replay.h"
 #include "worker/reducer/nan_word.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/weight.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -133,7 +134,7 @@ void cdi_nan_look(cddp_ddp *d, size_t i)
     cddp_dtype dtype;
     enum cdi_nonfinite kind;
 
-    if (d->nan == NULL || d->ops->on_device || i >= d->n_params)
+    if (d->nan == NULL || d->ops->on_device || i >= d->n_params || cdi_weight_is_none(d))
         return;
     x = cdi_arena_grad(d, i);
     dtype = d->params[i].grad_dtype;
@@ -165,7 +166,7 @@ static struct cdi_look look_of(const cddp_ddp *d, size_t b)
 
 const struct cdi_look *cdi_nan_look_in_copies(cddp_ddp *d, size_t b)
 {
-    if (d->nan == NULL || d->nan->there == NULL || d->shadow || d->flight[b].compressed)
+    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || d->flight[b].compressed)
         return NULL;
     d->nan->copies = look_of(d, b);
     return &d->nan->copies;
@@ -254,7 +255,7 @@ cddp_status cdi_nan_look_on_way(cddp_ddp *d, size_t b, const struct cdi_ddp_stre
                                 struct cdi_error *err)
 {
     *out = NULL;
-    if (d->nan == NULL || d->nan->there == NULL || d->shadow || looks_alone(d))
+    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || looks_alone(d))
         return CDDP_OK;
     return look_at(d, b, s, out, err);
 }
@@ -265,7 +266,7 @@ cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err)
     struct cdi_ddp_stretch s;
     cddp_status st;
 
-    if (d->nan == NULL || d->nan->there == NULL || d->shadow || !looks_alone(d))
+    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || !looks_alone(d))
         return CDDP_OK;
     s = cdi_arena_stretch(d, b, 0); /* the only one: such buckets are in one piece */
     st = look_at(d, b, &s, &look, err);

@@ -22,6 +22,7 @@
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/state/check.h"
 #include "worker/reducer/state/debug.h"
+#include "worker/reducer/state/weight.h"
 #include "worker/reducer/stats.h"
 #include "worker/reducer/uneven.h"
 #include "worker/reducer/unused.h"
@@ -250,6 +251,7 @@ cddp_status cdi_step_next(cddp_ddp *d)
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].unpacked = d->flight[b].skipped = false;
     cdi_unused_next_step(d);
+    cdi_weight_next_step(d);
     d->n_copied = 0;
     d->begun = false;
     d->ended = !d->shadow;
@@ -284,11 +286,16 @@ cddp_status cdi_step_close(cddp_ddp *d)
 
 cddp_status cdi_step_check(cddp_ddp *d, struct cdi_error *bad)
 {
-    cddp_status status;
+    cddp_status status = cdi_weight_await(d);
 
     bad->status = CDDP_OK;
-    status = cdi_nan_verdict(d, bad);
-    return status == CDDP_OK && bad->status == CDDP_OK ? cdi_replicas_check(d, bad) : status;
+    if (status == CDDP_OK)
+        status = cdi_nan_verdict(d, bad);
+    if (status == CDDP_OK && bad->status == CDDP_OK)
+        status = cdi_replicas_check(d, bad);
+    if (status == CDDP_OK && bad->status == CDDP_OK)
+        cdi_weight_check(d, bad);
+    return status;
 }
 
 /* Completes a step with bad numbers: an optimizer must not use them. */

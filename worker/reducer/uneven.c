@@ -11,6 +11,7 @@
 #include "worker/reducer/launch.h"
 #include "worker/reducer/layout/active_ranks.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/weight.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,10 +27,10 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
     size_t bytes;
-    cddp_status st;
+    cddp_status st = cdi_weight_init(d, err);
 
-    if ((d->flags & CDDP_DDP_JOIN) == 0)
-        return CDDP_OK;
+    if (st != CDDP_OK || (d->flags & CDDP_DDP_JOIN) == 0)
+        return st;
     bytes = d->plan.grads[d->n_params].bytes;
     d->active_elements = calloc(1, bytes);
     if (d->active_elements == NULL)
@@ -46,6 +47,7 @@ cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err)
 
 void cdi_uneven_release(cddp_ddp *d)
 {
+    cdi_weight_release(d);
     if (d->one != NULL)
         d->ops->release(d->b, d->one);
     if (d->zero != NULL)
@@ -56,10 +58,11 @@ void cdi_uneven_release(cddp_ddp *d)
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
 {
     struct cdi_slice flag = {.data = trains ? d->one : d->zero};
+    cddp_status st = cdi_weight_begin(d, trains);
     struct cdi_error err;
 
-    if ((d->flags & CDDP_DDP_JOIN) == 0)
-        return CDDP_OK;
+    if (st != CDDP_OK || (d->flags & CDDP_DDP_JOIN) == 0)
+        return st;
     if (cdi_buffers_check(d) != CDDP_OK)
         return d->sticky.status;
     flag.bytes = d->plan.grads[d->n_params].bytes;
@@ -72,8 +75,13 @@ cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains)
 cddp_status cdi_uneven_count(cddp_ddp *d, int *active, struct cdi_error *err)
 {
     int size = cdi_comm_world(d->comm)->size;
-    cddp_status st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
+    cddp_status st;
 
+    if (d->weight.all != NULL) { /* the element was multiplied like the gradients of its bucket */
+        *active = d->weight.active;
+        return CDDP_OK;
+    }
+    st = d->ops->on_device ? d->ops->join(d->b, d->enqueued, err) : CDDP_OK;
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, d->active_elements, cdi_arena_grad(d, d->n_params), d->plan.grads[d->n_params].bytes,
                           err);
@@ -114,23 +122,10 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
                     first, more, (unsigned long long)d->step, active, size);
 }
 
-static cddp_status scale_bucket(cddp_ddp *d, size_t b, double factor, struct cdi_error *err)
-{
-    cddp_dtype dtype = d->plan.b[b].dtype;
-    cddp_status st = CDDP_OK;
-
-    for (size_t k = 0; k < cdi_arena_n_stretches(d, b) && st == CDDP_OK; k++) {
-        const struct cdi_ddp_stretch s = cdi_arena_stretch(d, b, k);
-
-        st = d->ops->scale(d->b, s.at, s.bytes / cddp_dtype_size(dtype), dtype, factor, err);
-    }
-    return st;
-}
-
 cddp_status cdi_uneven_complete(cddp_ddp *d)
 {
     bool strict = (d->flags & CDDP_DDP_JOIN_STRICT) != 0;
-    bool scales = (d->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && !d->shadow;
+    bool scales = (d->flags & CDDP_DDP_JOIN_ACTIVE) != 0 && !d->shadow && !d->weight.differ;
     int size = cdi_comm_world(d->comm)->size, active = size;
     cddp_status st = CDDP_OK;
     struct cdi_error err;
@@ -141,6 +136,6 @@ cddp_status cdi_uneven_complete(cddp_ddp *d)
     if (st == CDDP_OK && strict && active > 0 && active < size)
         st = ended_early(d, active, &err);
     for (size_t b = 0; scales && b < d->plan.n && active < size && st == CDDP_OK; b++)
-        st = d->flight[b].skipped ? CDDP_OK : scale_bucket(d, b, (double)size / active, &err);
+        st = d->flight[b].skipped ? CDDP_OK : cdi_arena_scale(d, b, (double)size / active, &err);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of CDDP_DDP_JOIN that is in every step: each rank sends whether it trains. */
+/*
+ * What each rank sends when a step begins: its weight (weight.h), and with CDDP_DDP_JOIN whether it trains.
+ */
 #ifndef CDI_REDUCER_UNEVEN_H
 #define CDI_REDUCER_UNEVEN_H
 
@@ -8,11 +10,11 @@
 cddp_status cdi_uneven_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_uneven_release(cddp_ddp *d);
 /*
- * Writes into the arena, at the start of a step, that this rank trains (in cddp_ddp_join: that it does not). Sets the
- * sticky error.
+ * Sends this rank's weight at the start of a step, and writes into the arena that it trains (in cddp_ddp_join: that it
+ * does not). Sets the sticky error.
  */
 cddp_status cdi_uneven_begin(cddp_ddp *d, bool trains);
-/* Counts the ranks that trained in the completed step. The host waits for it. */
+/* Counts the ranks that trained in the completed step. The host waits for it, unless it knows their weights. */
 cddp_status cdi_uneven_count(cddp_ddp *d, int *active, struct cdi_error *err);
 /*
  * Completes the means: with CDDP_DDP_JOIN_ACTIVE they become those over the ranks that trained; with

@@ -6,7 +6,7 @@
  *
  * On a device one of the two casts applies the factor of the mean, and the network only adds. For float16, whose range
  * ends at 65504, it is applied before the sum; for the other two, with float32's range, after it. On the host the
- * reduction multiplies before it rounds, at no cost.
+ * reduction multiplies before it rounds, at no cost. Where weights differ, the first cast applies this rank's.
  */
 #include "worker/reducer/grads/compress.h"
 
@@ -49,6 +49,8 @@ static float factor_of(const cddp_ddp *d, bool out)
 {
     bool ours = d->ops->on_device && (d->flags & CDDP_DDP_SUM) == 0;
 
+    if (d->weight.differ)
+        return out ? (float)d->weight.share : 1.0f;
     return ours && out == (d->comm_dtype == CDDP_FLOAT16) ? 1.0f / (float)cdi_comm_world(d->comm)->size : 1.0f;
 }
 

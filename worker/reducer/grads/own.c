@@ -4,8 +4,8 @@
  * Both are one call of the backend per bucket, which is one launch on a device. On the host each gradient is copied as
  * soon as it is ready, while others are being computed (step.c).
  *
- * A device scales them on the way in for the mean, if that is exact (by a power of two), or in float16, whose sum must
- * not overflow. Then the network only adds, and no further kernel touches the bucket.
+ * A device scales them on the way in for the mean, if that is exact (by a power of two), if their weights differ, or in
+ * float16, whose sum must not overflow. Then the network only adds, and no further kernel touches the bucket.
  */
 #include "worker/reducer/grads/own.h"
 
@@ -89,7 +89,7 @@ bool cdi_own_scales(const cddp_ddp *d, size_t b)
     /* The element that counts the ranks that train is in the first bucket, and in the arena. */
     if (d->plan.n_grads > d->n_params && d->plan.grads[d->n_params].bucket == b)
         return false;
-    return exact || d->plan.b[b].dtype == CDDP_FLOAT16;
+    return exact || d->weight.differ || d->plan.b[b].dtype == CDDP_FLOAT16;
 }
 
 /* Appends gradient i to the slices, after a gap if it does not start at `end` in the arena. */
@@ -107,7 +107,8 @@ static size_t own_add_slice(cddp_ddp *d, size_t n, size_t i, size_t end)
 
 cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err)
 {
-    const double factor = cdi_own_scales(d, bucket) ? 1.0 / cdi_comm_world(d->comm)->size : 1.0;
+    const double mean = d->weight.differ ? d->weight.share : 1.0 / cdi_comm_world(d->comm)->size;
+    const double factor = cdi_own_scales(d, bucket) ? mean : 1.0;
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     size_t n = 0, first = 0, end = 0;
 

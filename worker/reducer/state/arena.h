@@ -19,5 +19,7 @@ size_t cdi_arena_bytes(const cddp_ddp *d);
 size_t cdi_arena_n_stretches(const cddp_ddp *d, size_t b);
 /* Returns stretch k of bucket b. */
 struct cdi_ddp_stretch cdi_arena_stretch(const cddp_ddp *d, size_t b, size_t k);
+/* Multiplies bucket b by factor. A factor of 0 gives zeros, also where a NaN was. */
+cddp_status cdi_arena_scale(cddp_ddp *d, size_t b, double factor, struct cdi_error *err);
 
 #endif

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#define NEVER (CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN)
+#define NEVER (CDDP_DDP_FIND_UNUSED | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_STATIC_GRAPH | CDDP_DDP_JOIN | CDDP_DDP_WEIGHTED)
 
 static cddp_status refuse(struct cdi_error *err, const char *what)
 {
@@ -26,8 +26,9 @@ static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
     if (d->powersgd != NULL)
         return refuse(err, "PowerSGD cannot be captured");
     if ((d->flags & NEVER) != 0)
-        return refuse(err, "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH or _JOIN the ranks exchange in each "
-                           "step which gradients they used, which cannot be captured");
+        return refuse(err,
+                      "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH, _JOIN or _WEIGHTED the ranks exchange "
+                      "in each step which gradients they used, or their weights, which cannot be captured");
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "the capture began in the middle of step %llu: begin it between two steps",
                         (unsigned long long)d->step);

@@ -240,7 +240,7 @@ void cdi_debug_completed(cddp_ddp *d)
     if (d->step > 0 || d->shadow)
         return;
     if (cdi_comm_world(d->comm)->size > 1 && !d->sharded && d->powersgd == NULL && d->hook.begin == NULL &&
-        (d->flags & CDDP_DDP_JOIN) == 0 && some_came(d) && !all_zero(d)) {
+        (d->flags & CDDP_DDP_JOIN) == 0 && !d->weight.differ && some_came(d) && !all_zero(d)) {
         for (size_t i = 0; i < d->n_params && same; i++)
             same = !d->debug->seen[i] || mean_is_own(d, i);
         if (same && debug_warns_first(d, SAME_EVERYWHERE))

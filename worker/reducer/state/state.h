@@ -8,7 +8,8 @@
  *
  * - layout: bucket, tune, shard, active_ranks. Arithmetic of plans and shares.
  * - state: verify (the comparison at creation), this file; arena, used, check, overlap, replicate (where gradients are,
- *   which of them were used, input, shared memory, copies to all ranks); captured (CUDA graphs), debug (warnings).
+ *   which of them were used, input, shared memory, copies to all ranks); weight (of the mean), captured (CUDA graphs),
+ *   debug (warnings).
  * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers, tied.
  * - reducer: stats, metrics (times of steps); plan (which gradient is in which bucket), nan_check, replicas (wrong
  *   numbers), powersgd, hook; launch (counts gradients down, and hands buckets to the backend); unused, uneven (missing
@@ -71,6 +72,18 @@ struct cdi_ddp_tied {
     size_t *first; /* by parameter: the first one of the same memory, mostly itself */
     size_t *next;  /* by parameter: the next one of the same memory; n_params: none */
     bool folded;   /* with an optimizer: in this step, the first one's gradient became the sum */
+};
+
+/* weight.c: the weights of the mean. */
+struct cdi_ddp_weight {
+    double *all; /* by rank; NULL: the mean has no weights */
+    double mine; /* what this rank sends for this step */
+    uint64_t ticket;
+    bool pending; /* they are on their way */
+    bool differ;  /* in this step; false: the mean is the plain one */
+    bool none;    /* in this step, their sum is 0 */
+    int active;   /* ranks that train in this step */
+    double share; /* if they differ, the factor of this rank's gradients */
 };
 
 /* own.c: gradients in the user's own memory. NULL arrays: there are none. */
@@ -205,6 +218,7 @@ struct cddp_ddp {
     size_t comm_bytes;
     struct cdi_ddp_flight *flight; /* by bucket */
     struct cdi_ddp_unused unused;
+    struct cdi_ddp_weight weight;
     void *one,
         *zero; /* with CDDP_DDP_JOIN: this rank's contribution to the count of ranks that train, on the backend */
     void *active_elements;   /* the reduced count, on the host */
