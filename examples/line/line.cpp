@@ -62,8 +62,7 @@ void train()
             y[i] += static_cast<float>(d + 1) * x[i][d];
         }
 
-    cddp_param p{};
-    p.size = sizeof p;
+    cddp_param p = CDDP_INIT(cddp_param);
     p.name = "w";
     p.data = w.data();
     p.count = w.size();

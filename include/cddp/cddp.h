@@ -54,13 +54,13 @@
  * caller's state. What they change in it stays changed. The library's own threads have the default state.
  *
  * Structs. Each create function takes an options struct, or NULL for the defaults. Every struct that a caller fills in
- * begins with `size`, which the caller sets to sizeof the struct, in each element of an array. Every other member that
- * is zero means the default. Structs grow at the end in later versions, and change in no other way. So a program runs
- * with a library that is older or newer than its header. Members past the caller's size count as zero. If the caller's
- * struct is larger than the library's, the bytes that the library does not know must be zero. Otherwise the function
- * returns CDDP_E_UNSUPPORTED, and the error message gives the offset of the first such byte. A size that was not set is
- * CDDP_E_INVALID. A struct that the library fills in has its size set by the caller, too. It is written up to the
- * smaller of both sizes, so a program zeroes it before.
+ * begins with `size`, which the caller sets to sizeof the struct, in each element of an array; CDDP_INIT(type) does
+ * that. Every other member that is zero means the default. Structs grow at the end in later versions, and change in no
+ * other way. So a program runs with a library that is older or newer than its header. Members past the caller's size
+ * count as zero. If the caller's struct is larger than the library's, the bytes that the library does not know must be
+ * zero. Otherwise the function returns CDDP_E_UNSUPPORTED, and the error message gives the offset of the first such
+ * byte. A size that was not set is CDDP_E_INVALID. A struct that the library fills in has its size set by the caller,
+ * too. It is written up to the smaller of both sizes, so a program zeroes it before.
  *
  * Enumerations are 32 bits wide, also with -fshort-enums, and get new enumerators: a switch over one has a default.
  *

@@ -66,6 +66,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_sampler_create(cddp_sampler **out, cons
 CDDP_API size_t cddp_sampler_count(const cddp_sampler *sampler);
 /* Computes the indices of an epoch, which overwrite those of the previous one. CDDP_OK, CDDP_E_INVALID (epoch < 0). */
 CDDP_API cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch);
+/* Returns the epoch: that of set_epoch, or after cddp_sampler_set_state the saved one. */
+CDDP_API int64_t cddp_sampler_epoch(const cddp_sampler *sampler);
 /* Returns cddp_sampler_count() indices in [0, n), in the sampler's memory, valid until set_epoch, set_state or destroy.
  */
 CDDP_API const int64_t *cddp_sampler_indices(const cddp_sampler *sampler);

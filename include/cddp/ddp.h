@@ -24,6 +24,7 @@ typedef struct cddp_param {
     size_t n_dims;         /* at most 64 */
     uint32_t flags;        /* 0 */
     uint32_t zero;         /* 0 */
+    void *user;            /* the program's own: cddp_ddp_user() returns it, and nothing else uses it */
 } cddp_param;
 
 typedef struct cddp_ddp_options {
@@ -127,6 +128,9 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *c
  * during the life of ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
  */
 CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
+
+/* Returns cddp_param.user of parameter i; NULL if i is out of range. Any thread, also in a communication hook. */
+CDDP_API void *cddp_ddp_user(const cddp_ddp *ddp, size_t i);
 
 /*
  * Reports parameter i's gradient of this step as complete: the caller must neither read nor write it until

@@ -8,6 +8,33 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/*
+ * The initial value of a struct that begins with `size`: its size is set, and all else is zero, so that a member that
+ * a later version adds has its default:
+ *
+ *     cddp_param p = CDDP_INIT(cddp_param);
+ *     p.name = "w";
+ *
+ * In C also as a compound literal, (cddp_param)CDDP_INIT(cddp_param), and in C++ as an expression.
+ */
+#ifdef __cplusplus
+extern "C++" {
+template <typename T> inline T cddp_init_struct()
+{
+    T value = T();
+
+    value.size = sizeof(T);
+    return value;
+}
+}
+#define CDDP_INIT(type) cddp_init_struct<type>()
+#else
+#define CDDP_INIT(type)      \
+    {                        \
+        .size = sizeof(type) \
+    }
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

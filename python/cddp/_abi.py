@@ -112,7 +112,7 @@ class SplitOptions(Structure):
 class Param(Structure):
     _fields_ = [('size', c_size_t), ('name', c_char_p), ('data', c_void_p), ('count', c_size_t), ('dtype', c_int),
                 ('grad_dtype', c_int), ('grad', c_void_p), ('shape', POINTER(c_size_t)), ('n_dims', c_size_t),
-                ('flags', c_uint32), ('zero', c_uint32)]
+                ('flags', c_uint32), ('zero', c_uint32), ('user', c_void_p)]
 
 
 class DdpOptions(Structure):

@@ -6,12 +6,21 @@ headers.py CC CXX INCLUDE_DIR... -- HEADER...   exit 77 (skipped) without a C++ 
 headers.py --self-test CC CXX                   headers with faults of one language each must be found
 """
 import os
+import re
 import subprocess
 import sys
 import tempfile
 
 STANDARDS = ('c99', 'c11', 'c17', 'c2x', 'c++11', 'c++14', 'c++17', 'c++20', 'c++2b')  # c2x and c++2b: as gcc 12 calls them
 STRICT = ['-fsyntax-only', '-Wall', '-Wextra', '-Wpedantic', '-Werror', '-Wundef', '-Wshadow']
+
+
+def initializers(dirs, header):
+    """A function for each struct of the header, which returns its initial value."""
+    at = next(filter(os.path.exists, (os.path.join(d, header) for d in dirs)))
+    with open(at, encoding='utf-8') as text:
+        names = re.findall(r'^typedef struct (cddp_\w+) \{\n    size_t size;', text.read(), re.M)
+    return ''.join(f'{n} make_{n}(void);\n{n} make_{n}(void) {{ {n} x = CDDP_INIT({n}); return x; }}\n' for n in names)
 
 
 def compile_alone(cc, cxx, dirs, header):
@@ -22,7 +31,7 @@ def compile_alone(cc, cxx, dirs, header):
             compiler, suffix = (cxx, 'cpp') if '+' in std else (cc, 'c')
             source = os.path.join(tmp, 'alone.' + suffix)
             with open(source, 'w', encoding='utf-8') as out:
-                out.write(f'#include <{header}>\n#include <{header}>\nint alone;\n')
+                out.write(f'#include <{header}>\n#include <{header}>\nint alone;\n' + initializers(dirs, header))
             done = subprocess.run([compiler, '-std=' + std, *STRICT, *more, *('-I' + d for d in dirs), source],
                                   capture_output=True, text=True, check=False)
             if done.returncode != 0:
@@ -37,6 +46,8 @@ FAULTS = {
     'cxx.h': ('c++11', 'struct s { int class; };\n'),
     'experimental_alone.h': ('c99', '#ifndef CDDP_EXPERIMENTAL\n#error "this header is not stable"\n#endif\n'),
     'both.h': ('c99', 'size_t f(void);\n'),
+    'no_size.h': ('c99', '#define CDDP_INIT(type) {sizeof(type)}\n#include <stddef.h>\ntypedef struct cddp_two {\n    size_t size;\n'
+                         '    int two;\n} cddp_two;\n'),
     'prototype.h': ('c++11', '#include <string.h>\nstatic inline char *f(void *p) { return p; }\n'),
 }
 

@@ -40,7 +40,8 @@ static inline int ddp_open_with(struct ddp_rank *r, const cddp_ddp_options *opt,
                             .data = r->w[i],
                             .count = DDP_COUNT,
                             .dtype = CDDP_FLOAT32,
-                            .grad = own && i == 1 ? r->own : NULL};
+                            .grad = own && i == 1 ? r->own : NULL,
+                            .user = r->w[i]};
     CHECK(cddp_init(&r->comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&r->ddp, r->comm, p, DDP_PARAMS, opt) == CDDP_OK);
     return 0;

@@ -176,6 +176,11 @@ cddp_status cddp_sampler_set_epoch(cddp_sampler *sampler, int64_t epoch)
     return CDDP_OK;
 }
 
+int64_t cddp_sampler_epoch(const cddp_sampler *sampler)
+{
+    return sampler == NULL ? 0 : sampler->epoch;
+}
+
 const int64_t *cddp_sampler_indices(const cddp_sampler *sampler)
 {
     return sampler == NULL ? NULL : sampler->indices;

@@ -518,6 +518,11 @@ double cddp_ddp_grad_scale(const cddp_ddp *ddp)
     return scale;
 }
 
+void *cddp_ddp_user(const cddp_ddp *ddp, size_t i)
+{
+    return ddp == NULL || i >= ddp->n_params ? NULL : ddp->params[i].user;
+}
+
 size_t cddp_ddp_bucket_count(const cddp_ddp *ddp)
 {
     return ddp == NULL ? 0 : ddp->plan.n;

@@ -150,6 +150,8 @@ Test(sampler, resumes_within_epoch)
             cr_assert_eq(cddp_sampler_next(before, stop, &batch), stop);
             cddp_sampler_get_state(before, &state);
             cr_assert_eq(cddp_sampler_set_state(after, &state), CDDP_OK, "%s", cddp_last_error());
+            cr_assert_eq(cddp_sampler_epoch(before), number(one, "epoch"));
+            cr_assert_eq(cddp_sampler_epoch(after), number(one, "epoch"));
             cr_assert_eq(cddp_sampler_count(after), json_array_size(full) - stop, "case %zu, from %zu", i, stop);
             while ((n = cddp_sampler_next(after, 7, &batch)) > 0)
                 for (size_t k = 0; k < n; k++, at++)
@@ -279,6 +281,7 @@ Test(sampler, accepts_null_sampler)
     cddp_sampler *s;
 
     cr_assert_eq(cddp_sampler_count(NULL), 0);
+    cr_assert_eq(cddp_sampler_epoch(NULL), 0);
     cr_assert_null(cddp_sampler_indices(NULL));
     cr_assert_eq(cddp_sampler_next(NULL, 1, &batch), 0);
     cr_assert_eq(cddp_sampler_set_epoch(NULL, 0), CDDP_E_INVALID);

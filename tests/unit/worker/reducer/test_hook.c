@@ -10,6 +10,7 @@ CDI_SUITE(hook);
 struct quantizer {
     int8_t sent[DDP_PARAMS][256], received[DDP_PARAMS][256 * DDP_RANKS];
     int n_begun, n_ended, n_last;
+    struct ddp_rank *rank;
 };
 
 static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
@@ -24,7 +25,8 @@ static cddp_status begin_int8(void *arg, cddp_comm *comm, const cddp_bucket *b, 
                            .count = b->count};
 
     if (b->size != sizeof *b || b->dtype != CDDP_FLOAT32 || b->count > 256 || b->n_params != 1 ||
-        b->params[0] != DDP_PARAMS - 1 - b->index || q->n_begun % DDP_PARAMS != (int)b->index)
+        b->params[0] != DDP_PARAMS - 1 - b->index || q->n_begun % DDP_PARAMS != (int)b->index ||
+        cddp_ddp_user(q->rank->ddp, b->params[0]) != q->rank->w[b->params[0]])
         return CDDP_E_STATE;
     q->n_begun++;
     q->n_last += b->is_last;
@@ -50,7 +52,7 @@ static cddp_status end_int8(void *arg, cddp_comm *comm, const cddp_bucket *b)
 static int use_hook(int rank)
 {
     struct ddp_rank r = {0};
-    struct quantizer q = {0};
+    struct quantizer q = {.rank = &r};
     cddp_hook hook = {.size = sizeof hook, .begin = begin_int8, .end = end_int8, .arg = &q};
 
     CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, true) == 0);
@@ -64,6 +66,7 @@ static int use_hook(int rank)
             CHECK(ddp_is(&r, i, 3 + (float)i) == 0);
     }
     CHECK(q.n_begun == 4 * DDP_PARAMS && q.n_ended == q.n_begun && q.n_last == 4);
+    CHECK(cddp_ddp_user(r.ddp, DDP_PARAMS) == NULL && cddp_ddp_user(NULL, 0) == NULL);
     CHECK(cddp_ddp_set_hook(r.ddp, NULL) == CDDP_OK);
     for (size_t i = DDP_PARAMS; i-- > 0;)
         CHECK(ddp_give(&r, i, 0.25f) == 0);
