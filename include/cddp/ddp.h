@@ -184,13 +184,13 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
  * Tells whether any rank used parameter i in the last step. *used is 1 if some rank reported its gradient as ready. It
  * is 0 if no rank did, so that the gradient has its old value. Every rank gets the same answer, without communication:
  * the ranks have exchanged it in the step. Without CDDP_DDP_FIND_UNUSED and CDDP_DDP_STATIC_GRAPH every parameter is
- * used, also in captured steps. Where gradients accumulate over several backward passes, the step is the one whose
- * gradients were reported.
+ * used that was not frozen (cddp_ddp_set_frozen), also in captured steps. Where gradients accumulate over several
+ * backward passes, the step is the one whose gradients were reported. A report by a rank of weight 0 counts, too.
  *
  * Call it between two steps, from any thread. On a GPU the host waits for the last step. *used is written on success
  * only. Returns CDDP_OK; CDDP_E_INVALID (no such parameter, NULL); CDDP_E_STATE (in the middle of a step; no step has
- * ended yet, or none since cddp_ddp_join; nothing is broken); CDDP_E_UNSUPPORTED (the stream captures a graph); or the
- * error of a communicator that has failed.
+ * ended yet, or none since cddp_ddp_join or cddp_ddp_set_frozen; nothing is broken); CDDP_E_UNSUPPORTED (the stream
+ * captures a graph); or the error of a communicator that has failed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, int *used);
 
@@ -216,6 +216,23 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, i
  * CDDP_DDP_WEIGHTED, or in the middle of a step: nothing is broken); or the sticky error.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_weight(cddp_ddp *ddp, double weight);
+
+/*
+ * Freezes the n parameters that `params` numbers, from the next step on, or with `frozen` 0 trains them again: for
+ * groups of layers that are trained by turns. A frozen parameter's gradient is not reported ready, and has the value of
+ * before when a step has ended (in between, one in the arena may show zeros). A bucket in which all are frozen is not
+ * sent, and zeros travel in the place of the others. An optimizer (cddp_optim_create) leaves the parameter and its
+ * state as they are; a norm without one counts the gradient as it is. Tied parameters are one: all of them are frozen,
+ * or none.
+ *
+ * A collective, between two steps, with the same parameters on every rank, which are compared; it blocks. Not while a
+ * rank is in cddp_ddp_join(). A step with frozen parameters cannot be captured in a CUDA graph. Returns CDDP_OK;
+ * CDDP_E_INVALID (NULL, no such parameter, one of tied parameters without the others); CDDP_E_STATE (in the middle of a
+ * step); CDDP_E_UNSUPPORTED (with CDDP_DDP_FIND_UNUSED, where it suffices to report nothing, CDDP_DDP_STATIC_GRAPH, a
+ * communication hook or PowerSGD); CDDP_E_MISMATCH (on every rank; nothing has changed); CDDP_E_NOMEM; or what a
+ * collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_frozen(cddp_ddp *ddp, const size_t *params, size_t n, int frozen);
 
 /*
  * Copies rank 0's buffers (cddp_ddp_options) to every rank: running statistics, and anything else that a model has

@@ -153,6 +153,7 @@ static void refuse_reducer(void)
     REFUSED(cddp_ddp_wait_param, job.ddp, 0);
     REFUSED(cddp_ddp_wait, job.ddp);
     REFUSED(cddp_ddp_was_used, job.ddp, 0, &used);
+    REFUSED(cddp_ddp_set_frozen, job.ddp, NULL, 0, 1);
     REFUSED(cddp_ddp_set_weight, job.ddp, 1);
     REFUSED(cddp_ddp_sync_buffers, job.ddp);
     REFUSED(cddp_ddp_join, job.ddp);

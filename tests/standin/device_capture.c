@@ -319,6 +319,7 @@ static void refuse_flag(struct job *j, const cddp_param *params, uint32_t flag, 
 
 static void refuse(struct job *j, const cddp_param *params)
 {
+    const size_t first = 0;
     double norm;
     int used;
 
@@ -356,7 +357,13 @@ static void refuse(struct job *j, const cddp_param *params)
     }
     DO(cddp_ddp_wait(j->ddp));
     end_well(j); /* all the same */
-    begin(j);    /* given up */
+    DO(cddp_ddp_set_frozen(j->ddp, &first, 1, 1));
+    begin(j);
+    REFUSED(cddp_ddp_grad_ready(j->ddp, 1), CDDP_E_UNSUPPORTED, "frozen");
+    REFUSED(cddp_ddp_set_frozen(j->ddp, &first, 1, 0), CDDP_E_UNSUPPORTED, "cddp_ddp_set_frozen");
+    end_well(j);
+    DO(cddp_ddp_set_frozen(j->ddp, &first, 1, 0));
+    begin(j); /* given up */
     make_gradient(j, N_PARAMS - 1, j->compute);
     DO(cddp_ddp_grad_ready(j->ddp, N_PARAMS - 1));
     end_badly(j, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);

@@ -122,6 +122,10 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer skips unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook needs "
                         "every bucket");
+    if (d->n_frozen > 0)
+        return cdi_fail(
+            err, CDDP_E_UNSUPPORTED,
+            "cddp_ddp_set_hook: parameters are frozen (cddp_ddp_set_frozen), but a hook needs every bucket");
     if (d->comm_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");

@@ -24,7 +24,11 @@ static cddp_status shadow_step(cddp_ddp *d, int *active)
         st = cdi_plan_sort_idle(d);
     if (st == CDDP_OK)
         st = cdi_uneven_begin(d, false);
+    if (st == CDDP_OK)
+        st = cdi_frozen_begin(d);
     for (size_t i = d->n_params; i-- > 0 && st == CDDP_OK && d->unused.missing == NULL;) {
+        if (cdi_ddp_is_frozen(d, i))
+            continue;
         if (cdi_unused_zero(d, i, &err) != CDDP_OK)
             return cdi_ddp_fail_misuse(d, &err);
         (void)cdi_bucket_claim(&d->plan, i);

@@ -303,12 +303,13 @@ static cddp_status plan_result(cddp_ddp *d, cddp_status status, const struct cdi
 
 cddp_status cdi_plan_update(cddp_ddp *d)
 {
+    bool moves = d->step <= FIRST_TRIAL || d->trial != NULL;
     struct cdi_error err;
     cddp_status status = plan_apply_order(d, &err);
 
     if (status == CDDP_OK)
         status = plan_apply_size(d, &err);
-    d->idle_due = (d->flags & CDDP_DDP_SKIP_UNUSED) != 0;
+    d->idle_due |= (d->flags & CDDP_DDP_SKIP_UNUSED) != 0 || (d->n_frozen > 0 && moves);
     return plan_result(d, status, &err);
 }
 

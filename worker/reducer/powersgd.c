@@ -469,6 +469,8 @@ static cddp_status powersgd_check_reducer(const cddp_ddp *d, struct cdi_error *e
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer leaves out unused buckets (CDDP_DDP_SKIP_UNUSED)");
+    if (d->n_frozen > 0)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_ddp_set_powersgd: parameters are frozen (cddp_ddp_set_frozen)");
     if (d->comm_dtype != CDDP_DTYPE_NONE)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_powersgd: this reducer compresses gradients already "

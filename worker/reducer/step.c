@@ -77,6 +77,16 @@ static cddp_status step_claim(cddp_ddp *d, size_t i, bool *now)
         status = cdi_plan_sort_idle(d);
         if (status == CDDP_OK)
             status = cdi_uneven_begin(d, true);
+        if (status == CDDP_OK)
+            status = cdi_frozen_begin(d);
+    }
+    if (status == CDDP_OK && cdi_ddp_is_frozen(d, i)) {
+        (void)cdi_fail(
+            &err, CDDP_E_STATE,
+            "the gradient of parameter %zu '%.200s' was reported ready, but the parameter is frozen: thaw it with "
+            "cddp_ddp_set_frozen before the step",
+            i, d->params[i].name);
+        return cdi_ddp_fail_misuse(d, &err);
     }
     if (status == CDDP_OK)
         status = cdi_unused_on_ready(d, i, now);
@@ -271,10 +281,13 @@ cddp_status cdi_step_close(cddp_ddp *d)
 
     if (status != CDDP_OK || d->share_complete)
         return status;
-    if (!d->begun && d->unused.missing != NULL)
+    if (!d->begun && (d->unused.missing != NULL || d->n_frozen > 0)) {
         status = cdi_plan_sort_idle(d);
-    if (status == CDDP_OK && !d->begun && d->unused.missing != NULL)
-        status = cdi_uneven_begin(d, true);
+        if (status == CDDP_OK)
+            status = cdi_uneven_begin(d, true);
+        if (status == CDDP_OK)
+            status = cdi_frozen_begin(d);
+    }
     if (status == CDDP_OK)
         status = cdi_unused_fill(d);
     if (status == CDDP_OK && !cdi_bucket_all_launched(&d->plan)) {
@@ -446,6 +459,8 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     cddp_status status = CDDP_OK;
 
     d->by_param = true;
+    if (cdi_ddp_is_frozen(d, i))
+        return CDDP_OK;
     if ((d->flags & CDDP_DDP_JOIN_ACTIVE) != 0)
         return cdi_fail(err, CDDP_E_STATE,
                         "parameter %zu '%.200s' cannot be waited for alone: with CDDP_DDP_JOIN_ACTIVE all gradients "

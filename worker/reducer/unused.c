@@ -48,6 +48,7 @@ cddp_status cdi_unused_init(cddp_ddp *d, struct cdi_error *err)
 
 void cdi_unused_release(cddp_ddp *d)
 {
+    free(d->frozen);
     free(d->unused.missing);
     free(d->unused.used);
     free(d->unused.expected);
@@ -131,7 +132,7 @@ static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
  */
 static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
 {
-    bool own = d->params[i].grad != NULL && cdi_used_stays_on_device(d);
+    bool own = d->params[i].grad != NULL && (cdi_used_stays_on_device(d) || cdi_ddp_is_frozen(d, i));
     struct cdi_slice old = {.data = own ? d->params[i].grad : cdi_arena_grad(d, i), .bytes = d->plan.grads[i].bytes};
     cddp_status st = follow_once(d, err);
 
@@ -142,6 +143,34 @@ static cddp_status fill_one(cddp_ddp *d, size_t i, struct cdi_error *err)
     if (st == CDDP_OK)
         st = d->ops->pack(d->b, (char *)d->unused.saved + d->plan.grads[i].offset, &old, 1, err);
     return st == CDDP_OK ? cdi_unused_zero(d, i, err) : st;
+}
+
+cddp_status cdi_frozen_begin(cddp_ddp *d)
+{
+    cddp_status st = CDDP_OK;
+    struct cdi_error err;
+
+    for (size_t i = d->n_params; d->n_frozen > 0 && i-- > 0 && st == CDDP_OK;) {
+        if (!cdi_ddp_is_frozen(d, i))
+            continue;
+        (void)cdi_bucket_claim(&d->plan, i);
+        if (d->plan.grads[i].bucket >= d->plan.ahead)
+            continue;
+        if (fill_one(d, i, &err) != CDDP_OK)
+            return cdi_ddp_fail_misuse(d, &err);
+        st = cdi_launch_count_down(d, i);
+    }
+    return st;
+}
+
+/* Skips the buckets that hold frozen gradients alone, which come last in the order of the first step. */
+static void skip_frozen(cddp_ddp *d)
+{
+    for (size_t b = d->plan.ahead; b < d->plan.n && d->n_frozen > 0; b++)
+        d->flight[b].skipped = true;
+    for (size_t i = d->n_params; d->n_frozen > 0 && i-- > 0;)
+        if (cdi_ddp_is_frozen(d, i) && d->plan.grads[i].bucket >= d->plan.ahead)
+            cdi_plan_note_order(d, i);
 }
 
 static cddp_status unused_send_map(cddp_ddp *d, struct cdi_error *err)
@@ -245,6 +274,7 @@ cddp_status cdi_unused_fill(cddp_ddp *d)
     cddp_status st = CDDP_OK;
     struct cdi_error err;
 
+    skip_frozen(d);
     if (u->missing == NULL)
         return CDDP_OK;
     u->n_missing = 0;
@@ -299,12 +329,29 @@ static cddp_status restore_there(cddp_ddp *d, struct cdi_error *err)
     return st;
 }
 
+/* Writes back the values of the frozen gradients whose buckets were sent. */
+static cddp_status restore_frozen(cddp_ddp *d, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < d->n_params && d->n_frozen > 0 && st == CDDP_OK; i++) {
+        const struct cdi_slice old = {.data = (char *)d->unused.saved + d->plan.grads[i].offset,
+                                      .bytes = d->plan.grads[i].bytes};
+
+        if (cdi_ddp_is_frozen(d, i) && d->params[i].grad == NULL && !d->flight[d->plan.grads[i].bucket].skipped)
+            st = d->ops->pack(d->b, cdi_arena_grad(d, i), &old, 1, err);
+    }
+    return st;
+}
+
 cddp_status cdi_unused_restore(cddp_ddp *d)
 {
     struct cdi_ddp_unused *u = &d->unused;
-    cddp_status st = CDDP_OK;
     struct cdi_error err;
+    cddp_status st = restore_frozen(d, &err);
 
+    if (st != CDDP_OK)
+        return cdi_ddp_set_error(d, &err);
     if (u->missing == NULL)
         return CDDP_OK;
     /* The host has to know, but only if something is missing here. */
@@ -359,11 +406,11 @@ static cddp_status was_used(cddp_ddp *d, size_t i, int *used, struct cdi_error *
     if (!d->ended)
         return cdi_fail(err, CDDP_E_STATE,
                         "cddp_ddp_was_used was called before a step has ended%s: call it after cddp_ddp_wait",
-                        d->step == 0 ? "" : " since cddp_ddp_join");
+                        d->step == 0 ? "" : " since cddp_ddp_join or cddp_ddp_set_frozen");
     if (d->unused.missing != NULL)
         st = fetch_map(d, err);
     if (st == CDDP_OK)
-        *used = d->unused.missing == NULL || d->unused.used[i] != 0;
+        *used = d->unused.missing == NULL ? !cdi_ddp_is_frozen(d, i) : d->unused.used[i] != 0;
     return st;
 }
 

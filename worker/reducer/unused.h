@@ -26,5 +26,10 @@ cddp_status cdi_unused_restore(cddp_ddp *d);
 cddp_status cdi_unused_zero(cddp_ddp *d, size_t i, struct cdi_error *err);
 /* Begins a step: nothing is missing yet. */
 void cdi_unused_next_step(cddp_ddp *d);
+/*
+ * Takes the frozen gradients out of a step that begins: zeros are sent in their place, and their buckets are skipped if
+ * they hold nothing else. Sets the sticky error.
+ */
+cddp_status cdi_frozen_begin(cddp_ddp *d);
 
 #endif

@@ -69,7 +69,8 @@ typedef struct cddp_hook {
  * between the same two steps; a collective where gradients were reduced where they lie, which are copied from now on.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips); CDDP_E_STATE (in the middle of a
- * step, or bucket sizes are still being tried); CDDP_E_NOMEM. One thread. It ends PowerSGD, too.
+ * step, or bucket sizes are still being tried); CDDP_E_UNSUPPORTED (parameters are frozen: cddp_ddp_set_frozen);
+ * CDDP_E_NOMEM. One thread. It ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 

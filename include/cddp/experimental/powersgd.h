@@ -53,8 +53,8 @@ enum {
  * A collective, between two steps: every rank calls it, with equal options. cddp_ddp_set_hook(ddp, NULL) ends it. One
  * thread. Returns CDDP_OK; CDDP_E_INVALID (bad options, a reducer that compresses, sums, splits or skips);
  * CDDP_E_MISMATCH (ranks have different options); CDDP_E_STATE (in the middle of a step, or bucket sizes are still
- * being tried); CDDP_E_NOMEM; or what a collective may return. If it fails on one rank it fails on all, and nothing has
- * changed.
+ * being tried); CDDP_E_UNSUPPORTED (parameters are frozen: cddp_ddp_set_frozen); CDDP_E_NOMEM; or what a collective may
+ * return. If it fails on one rank it fails on all, and nothing has changed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt);
 

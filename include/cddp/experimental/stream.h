@@ -29,12 +29,12 @@ extern "C" {
  * - All ranks capture the same, and a launch of the graph is a collective: all launch it as often, and in the same
  *   order among their other collectives (which NCCL_GRAPH_MIXING_SUPPORT=0 forbids, and NCCL_GRAPH_STREAM_ORDERING=0).
  * - Refused, with CDDP_E_UNSUPPORTED (or CDDP_E_STATE, where the time is wrong), are communication hooks, PowerSGD,
- *   cddp_ddp_grad_norm, cddp_ddp_sync_buffers, cddp_optim_set_lr, cddp_optim_set_grad_scale, cddp_ddp_join, and
- *   reducers with CDDP_DDP_FIND_UNUSED, CDDP_DDP_SKIP_UNUSED, CDDP_DDP_STATIC_GRAPH, CDDP_DDP_JOIN or
- *   CDDP_DDP_WEIGHTED. A refused call does nothing, and breaks neither the capture nor the reducer; nor does misuse
- *   within a capture. (But where a capture begins in the middle of a step that is not captured, cddp_ddp_grad_ready
- *   makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended before the step is, the reducer goes
- *   on as if the step had not begun.
+ *   cddp_ddp_grad_norm, cddp_ddp_sync_buffers, cddp_optim_set_lr, cddp_optim_set_grad_scale, cddp_ddp_join,
+ *   cddp_ddp_set_frozen, steps with frozen parameters, and reducers with CDDP_DDP_FIND_UNUSED, CDDP_DDP_SKIP_UNUSED,
+ *   CDDP_DDP_STATIC_GRAPH, CDDP_DDP_JOIN or CDDP_DDP_WEIGHTED. A refused call does nothing, and breaks neither the
+ *   capture nor the reducer; nor does misuse within a capture. (But where a capture begins in the middle of a step that
+ *   is not captured, cddp_ddp_grad_ready makes CDDP_E_UNSUPPORTED the sticky error.) If the capture fails, or is ended
+ *   before the step is, the reducer goes on as if the step had not begun.
  * - If a rank dies or stays away, a launch that waits for it ends in the timeout; the gradients are lost, the next call
  *   of libcddp returns the error, and the graph cannot be used any more.
  * - A graph, and all that was instantiated of it, is destroyed before cddp_ddp_destroy(). NCCL's communicator cannot

@@ -115,7 +115,7 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *lo
     for (size_t k = 0; k < f->n_own && !d->shadow; k++) {
         size_t i = d->own.list[f->own + k];
 
-        if (d->unused.missing != NULL && d->unused.missing[i])
+        if ((d->unused.missing != NULL && d->unused.missing[i]) || cdi_ddp_is_frozen(d, i))
             continue; /* zeros are in its place */
         first = n == 0 ? i : first;
         n = own_add_slice(d, n, i, end);

@@ -29,6 +29,8 @@ static cddp_status may_begin(const cddp_ddp *d, struct cdi_error *err)
         return refuse(err,
                       "with CDDP_DDP_FIND_UNUSED, _SKIP_UNUSED, _STATIC_GRAPH, _JOIN or _WEIGHTED the ranks exchange "
                       "in each step which gradients they used, or their weights, which cannot be captured");
+    if (d->n_frozen > 0)
+        return refuse(err, "a step with frozen parameters (cddp_ddp_set_frozen) cannot be captured");
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "the capture began in the middle of step %llu: begin it between two steps",
                         (unsigned long long)d->step);

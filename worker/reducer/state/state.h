@@ -13,7 +13,7 @@
  * - grads: compress, own (gradients in another type or in the user's memory); in_place, buffers, tied.
  * - reducer: stats, metrics (times of steps); plan (which gradient is in which bucket), nan_check, replicas (wrong
  *   numbers), powersgd, hook; launch (counts gradients down, and hands buckets to the backend); unused, uneven (missing
- *   gradients, ranks with fewer samples); step (grad_ready and wait); join, norm, powersgd_checkpoint; create.
+ *   gradients, ranks with fewer samples); step (grad_ready and wait); join, frozen, norm, powersgd_checkpoint; create.
  */
 #ifndef CDI_REDUCER_STATE_H
 #define CDI_REDUCER_STATE_H
@@ -219,6 +219,8 @@ struct cddp_ddp {
     struct cdi_ddp_flight *flight; /* by bucket */
     struct cdi_ddp_unused unused;
     struct cdi_ddp_weight weight;
+    uint8_t *frozen; /* by parameter; NULL: none was ever frozen */
+    size_t n_frozen;
     void *one,
         *zero; /* with CDDP_DDP_JOIN: this rank's contribution to the count of ranks that train, on the backend */
     void *active_elements;   /* the reduced count, on the host */
@@ -230,7 +232,7 @@ struct cddp_ddp {
     uint64_t nvtx_range; /* of this step; 0: none */
     bool finishing;      /* a thread is in cdi_step_finish */
     bool begun;          /* some gradient was reported ready in this step */
-    bool ended;          /* a step has ended, since cddp_ddp_join if that was called */
+    bool ended;          /* a step has ended, since cddp_ddp_join or cddp_ddp_set_frozen if one was called */
     bool by_param;       /* the program waits for single parameters (cddp_ddp_wait_param) */
     bool idle_due;       /* the next step's idle buckets are to be determined from the step that has ended */
     bool synced;         /* this step's buffers were sent */
@@ -277,6 +279,12 @@ static inline uint32_t cdi_ddp_look_key(size_t i)
 static inline bool cdi_ddp_is_tied(const cddp_ddp *d, size_t i)
 {
     return d->tied.first != NULL && d->tied.first[i] != i;
+}
+
+/* Returns true if parameter i is frozen: its gradient is not made, and keeps its value. */
+static inline bool cdi_ddp_is_frozen(const cddp_ddp *d, size_t i)
+{
+    return d->n_frozen > 0 && d->frozen[i] != 0;
 }
 
 /* Returns true with CDDP_DDP_STATIC_GRAPH. */

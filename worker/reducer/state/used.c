@@ -16,7 +16,8 @@ cddp_status cdi_used_await(cddp_ddp *d, struct cdi_error *err)
 
 bool cdi_used_nowhere(const cddp_ddp *d, size_t i)
 {
-    return d->unused.missing != NULL && !cdi_used_stays_on_device(d) && d->unused.missing[i] && !d->unused.used[i];
+    return cdi_ddp_is_frozen(d, i) ||
+           (d->unused.missing != NULL && !cdi_used_stays_on_device(d) && d->unused.missing[i] && !d->unused.used[i]);
 }
 
 bool cdi_used_nowhere_tied(const cddp_ddp *d, size_t i)
@@ -35,7 +36,8 @@ bool cdi_used_in_bucket(const cddp_ddp *d, size_t b)
     for (size_t k = 0; k < d->plan.b[b].n_grads && !used; k++) {
         size_t i = cdi_bucket_grad(&d->plan, b, k);
 
-        used = i >= d->n_params || d->unused.used[i]; /* the element after the parameters (uneven.c) always is */
+        /* The element after the parameters (uneven.c) always is. */
+        used = i >= d->n_params || (d->unused.used != NULL ? d->unused.used[i] != 0 : !cdi_ddp_is_frozen(d, i));
     }
     return used;
 }

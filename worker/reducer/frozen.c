@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cddp_ddp_set_frozen: parameters that are not trained for a while. unused.c takes their gradients out of each step. */
+#include "common/float_state.h"
+#include "common/status.h"
+#include "worker/reducer/plan.h"
+#include "worker/reducer/state/captured.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Checks what this rank can check alone, with the lock held, and makes the new list in `frozen`. */
+static cddp_status frozen_prepare(cddp_ddp *d, const size_t *params, size_t n, bool freeze, uint8_t *frozen,
+                                  struct cdi_error *err)
+{
+    if (frozen == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a list of %zu parameters", d->n_params);
+    if (d->begun)
+        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_frozen was called in the middle of step %llu",
+                        (unsigned long long)d->step);
+    if (d->unused.missing != NULL)
+        return cdi_fail(
+            err, CDDP_E_UNSUPPORTED,
+            "cddp_ddp_set_frozen: with CDDP_DDP_FIND_UNUSED a gradient that no rank reports keeps its value "
+            "anyway; with CDDP_DDP_STATIC_GRAPH all steps are like the first");
+    if (d->hook.begin != NULL || d->powersgd != NULL)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_ddp_set_frozen: a hook, and PowerSGD, need every bucket");
+    if (params == NULL && n > 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_ddp_set_frozen: n is %zu, but params is NULL", n);
+    if (d->frozen != NULL)
+        memcpy(frozen, d->frozen, d->n_params);
+    for (size_t k = 0; k < n; k++) {
+        if (params[k] >= d->n_params)
+            return cdi_fail(err, CDDP_E_INVALID, "there is no parameter %zu, only 0 to %zu", params[k],
+                            d->n_params - 1);
+        frozen[params[k]] = freeze;
+    }
+    for (size_t i = 0; d->tied.first != NULL && i < d->n_params; i++) {
+        size_t first = d->tied.first[i];
+
+        if (frozen[i] != frozen[first])
+            return cdi_fail(err, CDDP_E_INVALID,
+                            "cddp_ddp_set_frozen: parameters %zu '%.200s' and %zu '%.200s' are tied (the same data), "
+                            "and one of them would be frozen: freeze both or neither, in one call",
+                            first, d->params[first].name, i, d->params[i].name);
+    }
+    return CDDP_OK;
+}
+
+/* Compares the lists, also if this rank has failed: the others must not wait for it. Without the lock. */
+static cddp_status frozen_agree(cddp_ddp *d, cddp_status mine, const uint8_t *frozen, struct cdi_error *err)
+{
+    const struct cdi_world *world = cdi_comm_world(d->comm);
+    struct {
+        int64_t status;
+        uint64_t step, hash;
+    } me = {.status = mine, .step = d->step, .hash = UINT64_C(0xcbf29ce484222325)}, *all;
+    cddp_status st;
+
+    for (size_t i = 0; mine == CDDP_OK && i < d->n_params; i++)
+        me.hash = (me.hash ^ frozen[i]) * UINT64_C(0x100000001b3);
+    all = calloc((size_t)world->size, sizeof *all);
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the lists of %d ranks", world->size);
+    st = cdi_comm_all_gather(d->comm, &me, all, sizeof me / sizeof me.hash, CDDP_UINT64, err);
+    for (int r = 0; r < world->size && st == CDDP_OK && mine == CDDP_OK; r++)
+        if (all[r].status != CDDP_OK)
+            st = cdi_fail_by(err, cdi_rank_of_job(world, r), (cddp_status)all[r].status,
+                             "cddp_ddp_set_frozen failed on rank %d: %s", r,
+                             cdi_status_text((cddp_status)all[r].status));
+    for (int r = 1; r < world->size && st == CDDP_OK && mine == CDDP_OK; r++)
+        if (memcmp(&all[r], &all[0], sizeof me) != 0)
+            st = cdi_fail_by(err, cdi_rank_of_job(world, r), CDDP_E_MISMATCH,
+                             "cddp_ddp_set_frozen: rank %d would have other frozen parameters than rank 0, or is in "
+                             "another step",
+                             r);
+    free(all);
+    return st;
+}
+
+static cddp_status set_frozen(cddp_ddp *d, const size_t *params, size_t n, bool freeze, struct cdi_error *err)
+{
+    uint8_t *frozen = calloc(d->n_params, 1);
+    struct cdi_error alone;
+    cddp_status mine, st;
+
+    (void)pthread_mutex_lock(&d->lock);
+    st = d->sticky.status;
+    if (st != CDDP_OK)
+        *err = d->sticky;
+    else
+        st = cdi_captured_refuse(d, "cddp_ddp_set_frozen", err);
+    mine = st == CDDP_OK ? frozen_prepare(d, params, n, freeze, frozen, &alone) : st;
+    (void)pthread_mutex_unlock(&d->lock);
+    if (st == CDDP_OK)
+        st = frozen_agree(d, mine, frozen, err);
+    if (st == CDDP_OK && mine != CDDP_OK) {
+        *err = alone;
+        st = mine;
+    }
+    if (st == CDDP_OK) {
+        (void)pthread_mutex_lock(&d->lock);
+        free(d->frozen);
+        d->frozen = frozen;
+        d->n_frozen = 0;
+        for (size_t i = 0; i < d->n_params; i++)
+            d->n_frozen += frozen[i];
+        d->idle_due = true;
+        d->ended = false; /* cddp_ddp_was_used does not know any more what was frozen in it */
+        (void)pthread_mutex_unlock(&d->lock);
+        return CDDP_OK;
+    }
+    free(frozen);
+    return st;
+}
+
+cddp_status cddp_ddp_set_frozen(cddp_ddp *ddp, const size_t *params, size_t n, int frozen)
+{
+    CDI_DEFAULT_FLOAT_STATE;
+    struct cdi_error err;
+    cddp_status st = cdi_ddp_check("cddp_ddp_set_frozen", ddp, &err);
+
+    if (st == CDDP_OK)
+        st = set_frozen(ddp, params, n, frozen != 0, &err);
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
