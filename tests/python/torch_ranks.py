@@ -300,21 +300,21 @@ class Buffers(Case):
 
 
 class Weights(Case):
-    """Rank r has r + 1 rows: the mean over all rows, by sums."""
+    """Rank r has r + 1 rows: the mean over all rows, in PyTorch by losses that are multiplied."""
 
-    def broken_init(self, *args, whole=cddp.DDP.__init__, average=None, **options):
-        whole(self, *args, average=True, **options)
-
-    ours = {'average': False}
-    breaks = [(cddp.DDP, '__init__', broken_init)]  # the mean over ranks
+    ours = {'weighted': True}
+    breaks = [(cddp.DDP, 'set_weight', lambda self, weight: None)]  # the mean over ranks
 
     def model(self):
         return nn.Linear(6, 6)
 
     def backward(self, side, step):
-        rows = self.size * (self.size + 1) / 2
-        scale = self.size if isinstance(side, Theirs) else 1
-        (side.call(self.batch(step, self.rank + 1)).pow(2).sum() * scale / rows).backward()
+        rows = self.rank + 1
+        scale = 2 / (self.size + 1)
+        if isinstance(side, Ours):
+            side.ddp.set_weight(rows)
+            scale = 1 / rows
+        (side.call(self.batch(step, rows)).pow(2).sum() * scale).backward()
 
 
 class Uneven(Case):
@@ -469,6 +469,14 @@ def wrong_use(comm):
         raises(RuntimeError, "'0.weight' did not require a gradient", ddp.wait)
         model[0].weight.requires_grad_(False)
         ddp.wait()
+    with cddp.DDP(comm, list(model[1].named_parameters()), weighted=True).attach() as ddp:
+        ddp.set_weight(0)
+        model[1](torch.ones(1, 3)).sum().backward()
+        raises(cddp.Error, 'every rank that trained had weight 0', ddp.wait)
+        with ddp.no_sync():  # that step is over
+            model[1](torch.ones(1, 3)).sum().backward()
+        ddp.wait()
+        assert (model[1].weight.grad == 1).all()
     rows = nn.Embedding(4, 2, sparse=True)
     with cddp.DDP(comm, list(rows.named_parameters())).attach() as ddp:
         raises(TypeError, "'weight' has a sparse gradient", rows(torch.tensor([1])).sum().backward)

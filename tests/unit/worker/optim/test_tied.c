@@ -55,6 +55,7 @@ static struct {
     double max_norm; /* 0: none */
     bool clip_first; /* by cddp_ddp_clip_grad_norm */
     bool own, hook, groups;
+    bool frozen; /* in some steps, block 0 is */
 } now;
 
 struct model {
@@ -75,9 +76,16 @@ static double start(size_t block, size_t k)
     return (double)((int)((k * 5 + block) % 23) - 11) / 8;
 }
 
+static bool is_frozen(size_t i, size_t step)
+{
+    return now.frozen && params[i].block == 0 && (step == 1 || step == 2);
+}
+
 /* Does a rank use parameter i? In some steps nobody uses the first of those that are tied, or any of them. */
 static bool uses(int rank, size_t i, size_t step)
 {
+    if (is_frozen(i, step))
+        return false;
     if ((now.flags & CDDP_DDP_FIND_UNUSED) == 0)
         return true;
     switch (i) {
@@ -102,6 +110,12 @@ static double gradient(int rank, size_t i, size_t k, size_t step)
     return (double)((int)((k * 7 + i * 3 + (size_t)rank * 5 + step * 11) % 17) - 8) / 4;
 }
 
+/* This rank's part of the mean. With weights they are exact, and their sum is 4. */
+static double part(int rank, int ranks)
+{
+    return (now.flags & CDDP_DDP_WEIGHTED) == 0 ? 1.0 / ranks : rank + 1 < ranks ? 0.25 : 0.25 * (5 - ranks);
+}
+
 static double lr_factor(size_t block)
 {
     return now.groups && block == 0 ? 0.5 : 1;
@@ -119,7 +133,7 @@ static bool sum_means(double *g, size_t block, int ranks, size_t step)
                 continue;
             used = true;
             for (size_t k = 0; k < blocks[block].count; k++)
-                g[k] += gradient(r, i, k, step) / ranks;
+                g[k] += gradient(r, i, k, step) * part(r, ranks);
         }
     return used;
 }
@@ -262,6 +276,28 @@ static struct serial *serial_open(void)
     return s;
 }
 
+/* All tied parameters are frozen, or none. */
+static int freeze(const struct model *m, size_t step)
+{
+    static const size_t tied[] = {6, 0, 3};
+    int used = 7;
+
+    if (step == 1) {
+        CHECK(cddp_ddp_set_frozen(m->ddp, tied, 2, 1) == CDDP_E_INVALID);
+        CHECK(strstr(cddp_last_error(), "0 'embed' and 3 'head' are tied") != NULL);
+        CHECK(cddp_ddp_was_used(m->ddp, 0, &used) == CDDP_OK && used == 1);
+        CHECK(cddp_ddp_set_frozen(m->ddp, tied, 3, 1) == CDDP_OK);
+        CHECK(cddp_ddp_was_used(m->ddp, 0, &used) == CDDP_E_STATE);
+    } else if (step == 2) {
+        CHECK(cddp_ddp_was_used(m->ddp, 3, &used) == CDDP_OK && used == 0);
+        CHECK(cddp_ddp_was_used(m->ddp, 1, &used) == CDDP_OK && used == 1);
+    } else if (step == 3) {
+        CHECK(cddp_ddp_set_frozen(m->ddp, tied, 1, 0) == CDDP_E_INVALID);
+        CHECK(cddp_ddp_set_frozen(m->ddp, tied, 3, 0) == CDDP_OK);
+    }
+    return 0;
+}
+
 static int train(int rank)
 {
     struct serial *s = serial_open();
@@ -270,6 +306,9 @@ static int train(int rank)
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && model_open(m, comm) == 0);
     for (size_t step = 0; step < STEPS; step++) {
+        CHECK(!now.frozen || freeze(m, step) == 0);
+        CHECK((now.flags & CDDP_DDP_WEIGHTED) == 0 ||
+              cddp_ddp_set_weight(m->ddp, 4 * part(rank, cddp_world_size(comm))) == CDDP_OK);
         CHECK(backward(m, rank, step) == 0 && update(m) == 0);
         serial_step(s, cddp_world_size(comm), step);
         CHECK(compare(comm, m, s) == 0);
@@ -319,6 +358,29 @@ Test(tied, one_that_is_used_is_enough)
     now.flags |= CDDP_DDP_SKIP_UNUSED;
     now.bucket_bytes = 64;
     expect_serial(3, "unused buckets");
+}
+
+Test(tied, means_with_weights_match_serial_run)
+{
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        now.flags = CDDP_DDP_WEIGHTED;
+        now.bucket_bytes = 0;
+        now.max_norm = ranks == 3 ? 0.5 : 0;
+        expect_serial(ranks, "weights");
+        now.flags |= CDDP_DDP_FIND_UNUSED;
+        now.bucket_bytes = 64;
+        expect_serial(ranks, "weights, unused ones");
+    }
+}
+
+Test(tied, are_frozen_together)
+{
+    now.frozen = true;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        now.bucket_bytes = ranks == 2 ? 0 : 64;
+        now.max_norm = ranks == 3 ? 0.5 : 0;
+        expect_serial(ranks, "frozen ones");
+    }
 }
 
 Test(tied, other_ways_and_a_group_of_all_match_serial_run)
