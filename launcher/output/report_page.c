@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define NS_PER_US 1000
+#define STEPS_ROUNDED 1e12 /* more steps than any run has: they need no rounding */
 
 /* Made of report.html by embed_page.py. */
 extern const unsigned char report_html_head[], report_html_tail[];
@@ -56,8 +57,9 @@ static json_t *spans_of(const struct run_record *rr, int64_t ended_ms, int *rc)
     for (size_t i = 0; i < used_spans(rr, ended_ms); i++) {
         const struct run_record_sums *s = &rr->spans[i].sums;
         int64_t sums[] = {s->period_ns, s->comm_ns, s->exposed_ns, s->late_ns};
+        double steps = rr->spans[i].steps; /* a worker may have written any number into its page */
 
-        append(lists[0], json_real((double)(int64_t)(rr->spans[i].steps * 1000 + 0.5) / 1000), rc);
+        append(lists[0], json_real(steps < STEPS_ROUNDED ? (double)(int64_t)(steps * 1000 + 0.5) / 1000 : steps), rc);
         append(lists[1], json_integer((json_int_t)s->n), rc);
         for (int k = 0; k < 4; k++)
             append(lists[2 + k], json_integer(mean_us(sums[k], s->n)), rc);

@@ -103,7 +103,7 @@ def cases(cddprun, probe, tmp):
         yield Case(f"shapes differ, rank {rank} says it", [*two, str(probe), "shapes"],
                    rf"\[{rank}\] .*E_MISMATCH.*'fc\.weight'.*rank 0.*rank 1")
     yield Case("the report has libcddp's own words", [*two, str(probe), "shapes"],
-               r"cddprun: rank \d .*\n.*\n    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
+               r"cddprun: rank \d .*\n(    .*\n)+    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
     yield Case("collectives in different order", [*two, str(probe), "order"], r"E_MISMATCH.*(all_reduce.*broadcast|broadcast.*all_reduce)")
     yield Case("a rank makes a reducer alone", [*two, str(probe), "create"],
                r"rank 0 called cddp_ddp_create \(all_gather of \d+ uint64\), rank 1 called barrier")

@@ -522,8 +522,8 @@ def test_a_program_whose_interpreter_is_missing(cddprun):
 def test_an_environment_that_only_cddprun_makes_too_large(cddprun):
     stack = 4 << 20  # a quarter of it is for arguments and environment
 
-    def filled(n):
-        env = {**{k: os.environ[k] for k in ('PATH', 'LD_LIBRARY_PATH') if k in os.environ}, 'LANG': 'C'}
+    def filled(n, tmp='/tmp/cddp-test-12345678'):  # of the length of the one that is used
+        env = {**{k: os.environ[k] for k in ('PATH', 'LD_LIBRARY_PATH') if k in os.environ}, 'LANG': 'C', 'TMPDIR': tmp}
         env.update({f'FILL{i:05}': 'x' * 200 for i in range(n)})
         return env
 
@@ -540,7 +540,8 @@ def test_an_environment_that_only_cddprun_makes_too_large(cddprun):
     while low + 1 < high:
         low, high = ((low + high) // 2, high) if fits((low + high) // 2) else (low, (low + high) // 2)
     with tempfile.TemporaryDirectory() as tmp:
-        done = subprocess.run([cddprun, '--nproc_per_node=2', 'true'], env={**filled(low), 'TMPDIR': tmp}, preexec_fn=limit, capture_output=True,
+        # A few variables less: this command is longer than that of the search.
+        done = subprocess.run([cddprun, '--nproc_per_node=2', 'true'], env=filled(low - 1, tmp), preexec_fn=limit, capture_output=True,
                               text=True, check=False, timeout=launch.DEADLINE)
     if done.returncode == 0:
         raise Skip('the last variable that fits leaves room for those of cddprun')
