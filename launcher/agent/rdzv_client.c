@@ -160,10 +160,12 @@ static void client_end(struct rdzv_client *j, bool fenced, const char *text)
     j->lost = true;
     if (j->held) {
         /* The answer would have shown whether another round may run without this node. */
-        (void)snprintf(why, sizeof why,
-                       "no message from the rendezvous at %s while this node was stopped for %lld s, and then: %s",
-                       j->opt.name, (long long)j->lease.still_ms / 1000, text);
-        text = why;
+        if (j->lease.still_ms >= 1000) { /* a busy node may not run this agent for a moment */
+            (void)snprintf(why, sizeof why,
+                           "no message from the rendezvous at %s while this node was stopped for %lld s, and then: %s",
+                           j->opt.name, (long long)j->lease.still_ms / 1000, text);
+            text = why;
+        }
         fenced = true;
         j->held = j->lease.held = false;
     }
