@@ -343,6 +343,8 @@ def test_a_missing_directory_is_named(cddprun):
     with tempfile.TemporaryDirectory(dir='/run') as folder:  # sshd's users have another /run
         with Job(cddprun, *BOTH, 'true', env=server.env(), cwd=folder) as job:
             assert job.finish() in (1, 2) and re.search(rf"cddprun did not start on [ab] .*'{folder}' must be there", job.err), job.err
+            # The shell of the other host ends by itself: its connection may end first.
+            wait_for('both hosts to end', lambda: not job.alive())
 
 
 def test_hosts_that_a_busy_sshd_refuses_have_a_second_try(cddprun):
