@@ -289,11 +289,13 @@ cddp_status cdi_sampler_check_state(const cddp_sampler *sampler, const cddp_samp
 
 size_t cdi_sampler_first_place(const cddp_sampler_state *places, size_t n, bool *one_order)
 {
-    struct place first = {0}, p;
+    struct place first = {0};
     bool one = true, begun = false;
     size_t at = 0;
 
     for (size_t i = 0; i < n; i++) {
+        struct place p = {0}; /* one that cannot be read counts as the beginning: no sample is lost */
+
         one = read_state(&p, &places[i]) && one;
         begun = begun || p.taken > 0;
         if (i == 0)
