@@ -67,8 +67,8 @@ static cddp_status name_overlap(const struct range *a, const struct range *b, st
 static cddp_status tie(struct cdi_ddp_tied *out, size_t n, size_t first, size_t last, size_t i, struct cdi_error *err)
 {
     if (out->first == NULL) {
-        out->first = calloc(n, sizeof *out->first);
-        out->next = calloc(n, sizeof *out->next);
+        out->first = calloc(n + 1, sizeof *out->first); /* never 0 bytes, for which calloc may return NULL */
+        out->next = calloc(n + 1, sizeof *out->next);
         if (out->first == NULL || out->next == NULL)
             return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu tied parameters", n);
         for (size_t k = 0; k < n; k++) {
