@@ -53,7 +53,7 @@ def with_cmake(lines, source, home, env):
     shutil.copy(os.path.join(source, 'train.c'), folder)
     with open(os.path.join(folder, 'CMakeLists.txt'), 'w', encoding='utf-8') as f:
         f.write(f'cmake_minimum_required(VERSION 3.16)\nproject(train C)\nadd_executable(train train.c)\n{lines}')
-    script = f'cmake -S {folder} -B {folder}/build && cmake --build {folder}/build && {home}/cddp/bin/cddprun -n 2 {folder}/build/train'
+    script = f'cmake -S {folder} -B {folder}/build -DCMAKE_PREFIX_PATH={home}/cddp && cmake --build {folder}/build && {home}/cddp/bin/cddprun -n 2 {folder}/build/train'
     expect('CMake', run('CMake', script, source, {**env, 'PKG_CONFIG_PATH': f'{home}/cddp/lib/pkgconfig'}))
 
 
