@@ -277,7 +277,7 @@ def test_ssh_has_the_terminal_for_its_questions(cddprun):
         job.see(r'\[0\] line hello')
         job.type('\x03')
         assert job.end() == 130, job.shown
-    set_passphrase(server, '', 'open sesame')
+    set_passphrase(server, 'open sesame')
     with on_terminal(cddprun, server) as job:
         for n in 1, 2:
             job.see('Enter passphrase', n)
@@ -294,12 +294,11 @@ def test_ssh_has_the_terminal_for_its_questions(cddprun):
         job.type('\x03')
         assert job.end() == 130, job.shown
         assert echoes(job.master)
-    set_passphrase(server, 'open sesame', '')
 
 
 def test_a_question_in_the_background_waits_for_fg(cddprun):
     server = sshd.sshd()
-    set_passphrase(server, '', 'open sesame')
+    set_passphrase(server, 'open sesame')
     with Terminal(['bash', '--norc', '-i'], {**server.env(), 'PS1': 'ready> '}) as shell:
         path = server.write('worker.py', WORKER)
         shell.see('ready> ')
@@ -318,11 +317,10 @@ def test_a_question_in_the_background_waits_for_fg(cddprun):
         shell.see('ready> ', 4)
         shell.type('exit\n')
         shell.end()
-    set_passphrase(server, 'open sesame', '')
 
 
-def set_passphrase(server, old, new):
-    subprocess.run(['ssh-keygen', '-q', '-p', '-a', '1', '-P', old, '-N', new, '-f', os.path.join(server.folder, 'key')], check=True,
+def set_passphrase(server, new):
+    subprocess.run(['ssh-keygen', '-q', '-p', '-a', '1', '-P', '', '-N', new, '-f', os.path.join(server.folder, 'key')], check=True,
                    stdout=subprocess.DEVNULL)
 
 

@@ -69,6 +69,7 @@ class Sshd:
         self.log = os.path.join(folder, 'log')
         for name in 'host_key', 'key':
             subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', os.path.join(folder, name)], check=True)
+        shutil.copy(os.path.join(folder, 'key'), os.path.join(folder, 'plain_key'))
         with open('/etc/passwd', encoding='utf-8') as f:
             users = [line for line in f.read().splitlines() if not line.startswith('sshd:')]
         users.append('sshd:x:65534:65534::/run/sshd:/usr/sbin/nologin')
@@ -129,6 +130,7 @@ def sshd():
         atexit.register(running[0].stop)
     running[0].client()
     running[0].trust()
+    shutil.copy(os.path.join(running[0].folder, 'plain_key'), os.path.join(running[0].folder, 'key'))  # without a passphrase
     return running[0]
 
 

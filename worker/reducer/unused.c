@@ -335,11 +335,12 @@ static cddp_status restore_frozen(cddp_ddp *d, struct cdi_error *err)
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < d->n_params && d->n_frozen > 0 && st == CDDP_OK; i++) {
-        const struct cdi_slice old = {.data = (char *)d->unused.saved + d->plan.grads[i].offset,
-                                      .bytes = d->plan.grads[i].bytes};
+        if (cdi_ddp_is_frozen(d, i) && d->params[i].grad == NULL && !d->flight[d->plan.grads[i].bucket].skipped) {
+            const struct cdi_slice old = {.data = (char *)d->unused.saved + d->plan.grads[i].offset,
+                                          .bytes = d->plan.grads[i].bytes};
 
-        if (cdi_ddp_is_frozen(d, i) && d->params[i].grad == NULL && !d->flight[d->plan.grads[i].bucket].skipped)
             st = d->ops->pack(d->b, cdi_arena_grad(d, i), &old, 1, err);
+        }
     }
     return st;
 }
