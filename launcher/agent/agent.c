@@ -891,8 +891,9 @@ static void on_message(void *arg, const struct cdi_msg *msg)
         closed.u.closed.failure = msg->u.closed.failure;
         agent_handle(a, &closed);
         return;
-    case CDI_MSG_WAITING:
-        cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
+    case CDI_MSG_WAITING: /* with --hosts all nodes share one terminal, and node 0 says it for all */
+        if (!a->plan->options->remote || a->plan->endpoint.node_rank <= 0)
+            cdi_log(CDI_LOG_WARN, "AGENT-WAITING", "%s", msg->u.waiting.text);
         return;
     case CDI_MSG_WELCOME:
         etcd_set_linked(a->etcd, true);

@@ -459,11 +459,11 @@ static void on_ending_signal(struct ssh_run *s, int signal)
     ssh_begin_end(s, SLACK_MS + (second ? 0 : options_grace_ms(s->opt)));
 }
 
-/* Signals come from the guard, as in agent.c. */
+/* Signals come from the guard, as in agent.c. on_ssh_exit() may have taken those that poll reported. */
 static void take_signals(struct ssh_run *s)
 {
     unsigned char signals[16];
-    ssize_t n = read(s->link.fd, signals, sizeof signals);
+    ssize_t n = recv(s->link.fd, signals, sizeof signals, MSG_DONTWAIT);
 
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         guard_is_gone(&s->link);
@@ -767,7 +767,7 @@ static cddp_status ssh_run_job(struct ssh_run *s, const struct hosts *hosts, str
     (void)sigemptyset(&set);
     (void)sigaddset(&set, SIGCHLD);
     (void)sigprocmask(SIG_BLOCK, &set, NULL);
-    s->children = signalfd(-1, &set, SFD_CLOEXEC);
+    s->children = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (st == CDDP_OK && s->children < 0)
         st = cdi_fail_errno(err, errno, "signalfd");
     cdi_buf_init(&s->queue[0], 0); /* reading stops at QUEUE_MAX */

@@ -288,12 +288,13 @@ def test_ssh_has_the_terminal_for_its_questions(cddprun):
         assert 'line open' not in job.shown, job.shown
         job.type('\x03')
         assert job.end() == 130, job.shown
-    with on_terminal(cddprun, server) as job:  # Ctrl-C at a question
-        job.see('Enter passphrase')
-        assert not echoes(job.master)
-        job.type('\x03')
-        assert job.end() == 130, job.shown
-        assert echoes(job.master)
+    for _ in range(5):  # Ctrl-C at a question: ssh and the guard hear of it in any order
+        with on_terminal(cddprun, server) as job:
+            job.see('Enter passphrase')
+            assert not echoes(job.master)
+            job.type('\x03')
+            assert job.end() == 130, job.shown
+            assert echoes(job.master)
 
 
 def test_a_question_in_the_background_waits_for_fg(cddprun):
@@ -346,11 +347,12 @@ def test_a_missing_directory_is_named(cddprun):
 
 
 def test_hosts_that_a_busy_sshd_refuses_have_a_second_try(cddprun):
-    server = sshd.sshd()
+    server = sshd.sshd(startups='4:100:4')
     hosts = [f'h{i}' for i in range(8)]
     with Job(cddprun, '--hosts', ','.join(hosts), '--master_addr=127.0.0.1', 'sh', '-c', 'echo $RANK', env=server.env()) as job:
         assert job.finish() == 0, job.err
-        assert lines(job) == [f'[{i}] {i}' for i in range(8)] and not job.err, (job.out, job.err)
+        said = [line for line in job.err.splitlines() if 'nodes have joined' not in line]  # which a busy machine prints after 10 s
+        assert lines(job) == [f'[{i}] {i}' for i in range(8)] and not said, (job.out, job.err)
         assert 'MaxStartups' in server.text()  # so that they were refused
 
 

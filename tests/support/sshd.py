@@ -32,7 +32,7 @@ UsePAM no
 PermitRootLogin yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-MaxStartups 4:100:4
+MaxStartups {startups}
 AcceptEnv CDDP_TEST_MARK TMPDIR
 """
 CLIENT = """Host *
@@ -61,11 +61,13 @@ def shell(name):
 
 
 class Sshd:
-    def __init__(self, folder):
+    def __init__(self, startups):
         path = program('sshd', 'usr/sbin')
         if os.getuid() != 0 or not path or not shutil.which('ssh') or not shutil.which('unshare'):
             raise Skip('there is no sshd, no ssh, or this is not root; scripts/setup --ci gets an sshd')
-        self.folder, self.port = folder, free_port()
+        self.folder = folder = tempfile.mkdtemp(prefix='cddp-sshd-')
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        self.port = free_port()
         self.log = os.path.join(folder, 'log')
         for name in 'host_key', 'key':
             subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', os.path.join(folder, name)], check=True)
@@ -78,7 +80,7 @@ class Sshd:
             os.makedirs(home)
             users.append(f'cddp-{name}:x:0:0::{home}:{program(name, "bin", "usr/bin") or "/bin/false"}')
         self.write('passwd', '\n'.join(users) + '\n')
-        self.write('sshd_config', CONFIG.format(port=self.port, folder=folder))
+        self.write('sshd_config', CONFIG.format(port=self.port, folder=folder, startups=startups))
         self.client()
         self.trust()
         libraries = ':'.join(glob.glob(os.path.join(UNPACKED, 'usr/lib/*-linux-gnu')))
@@ -118,20 +120,19 @@ class Sshd:
         self.process.wait()
 
 
-running = []
+running = {}
 
 
-def sshd():
-    """The one sshd of this process, as it was at its start. It ends with the process."""
-    if not running:
-        folder = tempfile.mkdtemp(prefix='cddp-sshd-')
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        running.append(Sshd(folder))
-        atexit.register(running[0].stop)
-    running[0].client()
-    running[0].trust()
-    shutil.copy(os.path.join(running[0].folder, 'plain_key'), os.path.join(running[0].folder, 'key'))  # without a passphrase
-    return running[0]
+def sshd(startups='100'):
+    """An sshd that refuses connections beyond `startups` (MaxStartups), as it was at its start. It ends with the process."""
+    if startups not in running:
+        running[startups] = Sshd(startups)
+        atexit.register(running[startups].stop)
+    server = running[startups]
+    server.client()
+    server.trust()
+    shutil.copy(os.path.join(server.folder, 'plain_key'), os.path.join(server.folder, 'key'))  # without a passphrase
+    return server
 
 
 if __name__ == '__main__':
