@@ -227,7 +227,7 @@ def test_terminal_stops_and_continues_the_job(cddprun):
         shell.type('\x1a')
         shell.see('Stopped')
         workers = [p for p in shell.alive() if b'worker.py' in open(f'/proc/{p}/cmdline', 'rb').read() and 'python' in launch.exe(p)]
-        assert [launch.state(p) for p in workers] == ['T', 'T'], workers
+        wait_for('all stopped', lambda: [launch.state(p) for p in workers] == ['T', 'T'])  # the far ends hear of it later
         shell.type('fg\n')
         wait_for('all running', lambda: 'T' not in [launch.state(p) for p in workers])
         shell.type('second\n')
