@@ -154,6 +154,7 @@ static void shutdown_if_written(struct conn *c)
 
 void conn_mark_dirty(struct conn *c)
 {
+    conn_account(c);
     if (cdi_list_empty(&c->dirty))
         cdi_list_push_back(&c->ctx->dirty, &c->dirty);
 }
@@ -203,7 +204,7 @@ static void conn_on_written(uv_write_t *req, int status)
     conn_flush_all(c->ctx);
 }
 
-void conn_flush(struct conn *c)
+static void write_queued(struct conn *c)
 {
     uv_buf_t b = uv_buf_init((char *)(uintptr_t)cdi_buf_data(&c->out), (unsigned)c->out.len);
     int n;
@@ -234,6 +235,15 @@ void conn_flush(struct conn *c)
         c->writing = false;
         close_broken(c, n);
     }
+}
+
+/* Whatever fills a connection's buffers ends here, so the limit is checked here: replies grow without a read, too. */
+void conn_flush(struct conn *c)
+{
+    write_queued(c);
+    conn_account(c);
+    if (c->ctx->buffered > c->ctx->max_buffered && c->held > CONN_KEEP)
+        conn_close(c, CDI_LOG_WARN, "incomplete requests and replies of all connections exceed the memory limit");
 }
 
 void conn_flush_all(struct conn_ctx *ctx)
@@ -294,9 +304,7 @@ static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         conn_on_end(c, (int)n);
     else if (c->state != CONN_LINGERING)
         ctx->ops->received(c, (uint8_t *)buf->base, (size_t)n);
-    conn_account(c);
-    if (ctx->buffered > ctx->max_buffered && c->held > CONN_KEEP)
-        conn_close(c, CDI_LOG_WARN, "incomplete requests and replies of all connections exceed the memory limit");
+    conn_flush(c);
     conn_flush_all(ctx);
 }
 

@@ -21,6 +21,9 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #define TICK_MS 250
 #define STOPPED_MS 2000 /* a tick that is this late means that the process, or the node, was suspended */
@@ -218,8 +221,13 @@ static void on_ask_timer_closed(uv_handle_t *handle)
 /* Frees a finished job after its last connection and listener are closed. */
 static void free_job_if_gone(struct job *job)
 {
-    if (job->ending && job->listen_port.n_open == 0 && job->conn.n_conns == 0 && !job->server->ctx.closing)
-        destroy_job(job);
+    if (!job->ending || job->listen_port.n_open > 0 || job->conn.n_conns > 0 || job->server->ctx.closing)
+        return;
+    destroy_job(job);
+#ifdef __GLIBC__
+    (void)malloc_trim(
+        0); /* by itself free() returns only what is at the heap's end; the keys may have been gigabytes */
+#endif
 }
 
 static void on_listener_closed(uv_handle_t *handle)

@@ -620,6 +620,28 @@ def test_pages_show_jobs(cddprun):
         assert daemon.end() == 0
 
 
+def test_memory_of_a_job_goes_with_it(cddprun):
+    def used():
+        with open(f'/proc/{daemon.process.pid}/statm', encoding='ascii') as file:
+            return int(file.read().split()[1]) * resource.getpagesize() >> 20
+    if launch.SLOW:
+        raise launch.Skip('AddressSanitizer keeps memory that was freed')
+    with Daemon() as daemon:
+        with running_job(cddprun, daemon, 'job') as (job, _):
+            before = used()
+            with socket.create_connection(('127.0.0.1', job['port']), 5) as store:
+                store.sendall(b'\0\xce\xf7\x85\x3c')
+                for size in [1 << 10] * (48 << 10) + [3 << 20] * 16:  # on the heap, and large enough for a mapping
+                    name = os.urandom(8)
+                    store.sendall(b'\x01' + struct.pack('<Q', 8) + name + struct.pack('<Q', size) + bytes(size))
+                store.sendall(b'\x0d1234')
+                assert store.recv(4) == b'1234'
+            assert used() > before + 96, (before, used())
+        launch.wait_for('the end of the job', lambda: json.loads(page(daemon, '/status'))['jobs'] == [])
+        assert used() < before + 16, (before, used())
+        assert daemon.end() == 0
+
+
 def test_cddprun_itself_has_the_pages(cddprun):
     script = 'import os, urllib.request; print(urllib.request.urlopen("http://127.0.0.1:" + os.environ["MASTER_PORT"] + ' \
              '"/metrics").read().decode())'

@@ -1154,6 +1154,32 @@ Test(server, limits_memory_of_incomplete_requests)
     stop();
 }
 
+/* Each client reads one reply, and no more. The next reply follows by itself, without another read from the client. */
+Test(server, limits_memory_of_replies_that_follow_without_a_read)
+{
+    static char value[7 << 20], reply[sizeof value];
+    static const char gets[] = "\x03\x03\0\0\0\0\0\0\0big\x03\x03\0\0\0\0\0\0\0big\x03\x03\0\0\0\0\0\0\0big";
+    int other, slow[8];
+
+    start((struct rdzv_server_options){.max_buffered = 32 << 20});
+    other = dial_store();
+    (void)memset(value, 'x', sizeof value - 1);
+    ask(other, CDI_C10D_SET, "big", value);
+    for (size_t i = 0; i < 8; i++) {
+        slow[i] = dial_store();
+        put(slow[i], gets, sizeof gets - 1);
+        (void)recv(slow[i], reply, sizeof reply, MSG_WAITALL); /* less if it was closed */
+    }
+    for (int64_t end = cdi_now_ms() + cdi_within_ms(2000); !logged("exceed the memory limit");)
+        cr_assert_lt(cdi_now_ms(), end, "replies of 8 MiB wait for each of 8 clients");
+    ask(other, CDI_C10D_GET, "none", NULL);
+    answers(other, "");
+    for (size_t i = 0; i < 8; i++)
+        (void)close(slow[i]);
+    (void)close(other);
+    stop();
+}
+
 Test(server, rejects_connections_above_limit)
 {
     struct cdi_error err = {0};
