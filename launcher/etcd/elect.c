@@ -141,6 +141,7 @@ static void elect_follow(struct elect *e, const struct elect_host *host, int64_t
     e->epoch = host->epoch;
     e->ever_joined = true;
     e->deadline_ms = e->say_ms = CDI_NEVER_MS;
+    e->wait_ms = RETRY_FIRST_MS;
     e->next_ms = e->linked && !other ? CDI_NEVER_MS : now_ms + ELECT_POLL_MS;
     if (other) {
         e->linked = false;
@@ -196,7 +197,7 @@ static void elect_unhost(struct elect *e, const char *why, int64_t now_ms, struc
     e->lease = 0;
     e->epoch = 0;
     e->listening = false;
-    e->next_ms = now_ms + RETRY_FIRST_MS;
+    retry(e, now_ms);
     elect_say(out, ELECT_DO_UNHOST, "this node no longer hosts the rendezvous: %s", why);
 }
 
@@ -219,6 +220,7 @@ static void on_host_checked(struct elect *e, const struct elect_answer *a, int64
     if (e->stale_said)
         elect_say(out, ELECT_DO_WAITING, "etcd at %s answers again", e->name);
     e->stale_said = false;
+    e->wait_ms = RETRY_FIRST_MS; /* not by winning: an election that is lost at once must not be repeated at once */
     e->good_ms = e->keep_ms;
     e->next_ms = e->keep_ms + keep_every(e) > now_ms ? e->keep_ms + keep_every(e) : now_ms + 1;
 }
@@ -308,7 +310,6 @@ static void elect_on_answer(struct elect *e, const struct elect_answer *a, int64
     }
     if (!a->failed) {
         e->contacted = true;
-        e->wait_ms = RETRY_FIRST_MS;
         e->last_text[0] = '\0';
     }
     if (e->ending) {

@@ -152,6 +152,34 @@ Test(elect, host_without_lease_or_key_closes_its_server)
     DOES(1, ELECT_ASK_NONE, ELECT_DO_UNHOST);
 }
 
+/* Such as by a cleaner of keys. A host whose key was seen has the shortest wait again. */
+Test(elect, elections_lost_at_once_are_repeated_with_growing_waits)
+{
+    struct elect_answer own = held_by(40);
+    int64_t now, waits[] = {50, 100, 200, 400, 800, ELECT_RETRY_MAX_MS, ELECT_RETRY_MAX_MS};
+
+    own.host.lease = 7;
+    host();
+    for (size_t i = 0; i < sizeof waits / sizeof waits[0]; i++) {
+        now = e.granted_ms + 200;
+        answer((struct elect_answer){.ttl_ms = TTL}, now);
+        answer((struct elect_answer){.ttl_ms = TTL}, now); /* there is no key */
+        cr_assert_eq(todo.v[0].what, ELECT_DO_UNHOST);
+        cr_assert_eq(elect_next_ms(&e), now + waits[i], "after %zu losses: %lld ms", i + 1,
+                     (long long)(elect_next_ms(&e) - now));
+        now += waits[i];
+        give((struct elect_event){.kind = ELECT_EV_TICK}, now);
+        answer((struct elect_answer){0}, now);
+        answer((struct elect_answer){.lease = 7, .ttl_ms = TTL}, now);
+        answer((struct elect_answer){.won = true, .epoch = 40}, now);
+    }
+    answer((struct elect_answer){.ttl_ms = TTL}, now);
+    answer(own, now);
+    give((struct elect_event){.kind = ELECT_EV_TICK}, elect_next_ms(&e));
+    answer((struct elect_answer){.ttl_ms = 0}, now + TTL / 15);
+    cr_assert_eq(elect_next_ms(&e), now + TTL / 15 + 50);
+}
+
 Test(elect, one_message_reports_that_the_host_waits_for_etcd)
 {
     struct elect_answer own = held_by(40), none = {.failed = true, .text = "no answer"};
