@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/output/report_page.h"
 
+#include "common/nofollow.h"
 #include "protocol/json_text.h"
 
 #include <errno.h>
@@ -285,6 +286,9 @@ cddp_status report_page_check(const char *path, char **target, struct cdi_error 
 
     if (!exists && (errno != ENOENT || lstat(path, &st) == 0))
         return cdi_fail(err, CDDP_E_INVALID, "--report '%.300s': %s", path, strerror(errno != 0 ? errno : ENOENT));
+    if (cdi_link_is_planted(path))
+        return cdi_fail(err, CDDP_E_INVALID, "--report '%.300s' is a symbolic link of another user; give another path",
+                        path);
     if (exists && !S_ISREG(st.st_mode))
         return cdi_fail(err, CDDP_E_INVALID, "--report '%.300s' is not a file; give the path of an HTML file", path);
     if (strlen(path) >= PATH_MAX || *directory_of(path, dir) == '\0')

@@ -2,6 +2,7 @@
 #include "launcher/output/trace_file.h"
 
 #include "common/cleanup.h"
+#include "common/nofollow.h"
 #include "launcher/output/writer.h"
 
 #include <errno.h>
@@ -174,7 +175,9 @@ cddp_status trace_file_open(struct trace_file **out, uv_loop_t *loop, const stru
     error = begin_file(f);
     if (error != 0) {
         writer_close(f->writer, on_writer_closed, f);
-        return cdi_fail_errno(err, error, "cannot write the trace '%.400s'", opt->path);
+        return cdi_fail(err, CDDP_E_SYSTEM, "cannot write the trace '%.400s': %s", opt->path,
+                        cdi_link_is_planted(opt->path) ? "it is a symbolic link of another user; give another path"
+                                                       : strerror(error));
     }
     *out = f;
     return CDDP_OK;

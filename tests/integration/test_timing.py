@@ -105,6 +105,20 @@ def test_metrics_file_of_each_rank(cddprun):
             assert f'cddp_step_seconds_total{{rank="{rank}",model=""}} {line["step_ns"] / 1e9:.9f}\n' in text, text
 
 
+def test_metrics_file_follows_no_planted_link(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        precious, name = f'{folder}/precious', f'{folder}/rank.prom'
+        with open(precious, 'w', encoding='ascii') as f:
+            f.write('kept')
+        plant = f'ln -s {precious} {name}.$$.0.tmp && exec "$@"'
+        with Job(cddprun, '--standalone', '--nproc_per_node=1', 'sh', '-c', plant, 'sh', os.environ['CDDP_SLOW_RANK'], '0', '1', '2',
+                 env={'CDDP_METRICS_FILE': name}) as job:
+            assert job.finish() == 0, job.err
+        assert sorted(os.listdir(folder)) == ['precious', 'rank.prom'], os.listdir(folder)
+        with open(precious, encoding='ascii') as f:
+            assert f.read() == 'kept'
+
+
 def test_metrics_file_that_cannot_be_written_is_no_error(cddprun):
     train(cddprun, [1], 0, {'CDDP_METRICS_FILE': '/proc/nowhere/%r'}, steps=2)
 

@@ -52,7 +52,8 @@ static void write_file(struct cdi_metrics *m)
 
     cdi_stats_read(m->ddp, &stats); /* also after cddp_finalize(), before cddp_ddp_destroy() */
     n = cdi_stats_text(&stats, m->rank, m->ddp->name, m->text);
-    fd = open(m->fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    (void)unlink(m->fresh); /* left by a process of the same number, or planted */
+    fd = open(m->fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd >= 0 && (!write_all(fd, m->text, n) || rename(m->fresh, m->path) != 0))
         (void)unlink(m->fresh);
 }

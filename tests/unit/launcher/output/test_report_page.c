@@ -166,6 +166,23 @@ Test(report_page, file_is_replaced_as_a_whole)
     cr_assert_eq(rmdir(dir), 0, "no temporary file is left");
 }
 
+Test(report_page, link_of_another_user_is_not_followed)
+{
+    char dir[] = "/tmp/cddp-report-XXXXXX", path[64], link[64], *target = NULL;
+    struct cdi_error err;
+
+    if (geteuid() != 0)
+        cr_skip("only root can give a link away");
+    cr_assert_not_null(mkdtemp(dir));
+    (void)snprintf(path, sizeof path, "%s/precious", dir);
+    (void)snprintf(link, sizeof link, "%s/l.html", dir);
+    write_text(path, "kept");
+    cr_assert(symlink(path, link) == 0 && lchown(link, 12345, 12345) == 0 && chmod(dir, 01777) == 0);
+    cr_assert_eq(report_page_check(link, &target, &err), CDDP_E_INVALID);
+    cr_assert_not_null(strstr(err.msg, "is a symbolic link of another user"), "%s", err.msg);
+    cr_assert(target == NULL && unlink(link) == 0 && unlink(path) == 0 && rmdir(dir) == 0);
+}
+
 Test(report_page, rejects_what_is_not_a_file)
 {
     static const char *const bad[] = {"/dev/null", "/tmp", "/no/such/directory/r.html",

@@ -234,6 +234,28 @@ Test(trace_file, anothers_file_at_the_same_place_stays_there)
     end();
 }
 
+Test(trace_file, link_of_another_user_is_not_followed)
+{
+    struct cdi_error err;
+    struct stat kept;
+    char precious[140];
+    FILE *f;
+
+    if (geteuid() != 0)
+        cr_skip("only root can give a link away");
+    begin(0);
+    (void)snprintf(precious, sizeof precious, "%s.precious", path);
+    f = fopen(precious, "w");
+    cr_assert(f != NULL && fputs("kept", f) >= 0 && fclose(f) == 0);
+    cr_assert(symlink(precious, path) == 0 && lchown(path, 12345, 12345) == 0 && chmod(folder, 01777) == 0);
+    cr_assert_eq(open_at(path, 10000, &err), CDDP_E_SYSTEM);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_not_null(strstr(err.msg, "it is a symbolic link of another user"), "%s", err.msg);
+    cr_assert(stat(precious, &kept) == 0 && kept.st_size == 4, "the file at the end of the link was emptied");
+    (void)unlink(precious);
+    end();
+}
+
 Test(trace_file, file_that_cannot_be_created)
 {
     struct cdi_error err;
