@@ -115,7 +115,7 @@ static int print_plan(const struct plan *plan, const struct machine *machine)
 
 static int main_run(const struct options *o)
 {
-    struct guard_link link;
+    struct guard_link link = {.fd = -1};
     struct cdi_secret secret;
     int status;
     struct machine machine;
@@ -142,6 +142,7 @@ static int main_run(const struct options *o)
     if ((!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
         plan_inputs_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
+        guard_leave(&link);
         return 1;
     }
     if (o->dry_run) {
@@ -152,6 +153,7 @@ static int main_run(const struct options *o)
             cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
     } else {
         status = agent_run(&plan, &link);
+        guard_leave(&link);
         cdi_secret_release(&secret);
     }
     bind_free(plan.bind, plan.n_procs);

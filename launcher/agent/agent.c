@@ -1477,8 +1477,10 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
     }
     log_trace(a);
     finish_watch(a);
-    if (a->abandoned)
+    if (a->abandoned) {
+        guard_leave(a->guard);
         _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */
+    }
     (void)uv_loop_close(&a->loop);
     return status;
 }

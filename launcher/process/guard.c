@@ -493,6 +493,13 @@ void guard_is_gone(const struct guard_link *link)
     _exit(all ? 1 : 2);
 }
 
+void guard_leave(const struct guard_link *link)
+{
+    if (link->guard != 0 && getppid() != link->guard) /* killed before the agent's loop could see that */
+        guard_is_gone(link);
+    guard_remove_dir(link->run_dir);
+}
+
 /* ----------------------------------------------------------------------------------------------------- start ---- */
 
 static void note_dispositions(struct guard_link *link, const sigset_t *mask)
@@ -617,6 +624,7 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
     st = pid < 0 ? cdi_fail_errno(err, errno, "cannot fork") : CDDP_OK;
     (void)close(pair[0]);
     if (st == CDDP_OK) {
+        link->guard = guard;
         become_agent(ending, guard);
         st = tmpdir == NULL ? CDDP_OK : make_run_dir(link, tmpdir, err);
     } else {

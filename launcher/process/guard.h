@@ -26,12 +26,12 @@
 #define GUARD_HOLD 'C'       /* with a descriptor: see guard_hold() */
 
 struct guard_link {
+    pid_t guard;                 /* 0: guard_start() has not forked */
     int fd;                      /* a socket to the guard, close-on-exec, the caller's to close */
     uint64_t mask;               /* signals blocked at cddprun's start, bit n-1 for signal n */
     uint64_t ignored;            /* and ignored; the workers get both back */
     struct guard_shared *shared; /* shared with the guard; the agent writes it */
-    char
-        run_dir[PATH_MAX]; /* private to this run, mode 0700; removed by the guard, or by the agent if the guard dies */
+    char run_dir[PATH_MAX];      /* private to this run, mode 0700; removed by the guard, or by the agent */
 };
 
 /*
@@ -76,6 +76,8 @@ void guard_hold(const struct guard_link *link, int fd);
  * exits.
  */
 _Noreturn void guard_is_gone(const struct guard_link *link);
+/* For an agent that ends by itself: removes the run directory, which nobody would do if the guard is killed now. */
+void guard_leave(const struct guard_link *link);
 
 /* Reaps the dead; false: no child is left. Never blocks. */
 bool guard_has_children(void);

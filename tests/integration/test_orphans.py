@@ -79,6 +79,20 @@ def test_kill_9_of_the_guard_leaves_nothing(cddprun):
     kill_one_half(cddprun, 'guard')
 
 
+def test_kill_9_of_the_guard_of_an_agent_that_ends_by_itself(cddprun):
+    began, runs = time.monotonic(), 40
+    with Job(cddprun, '/nonexistent') as job:
+        assert job.finish() == 127, job.err
+    took = time.monotonic() - began
+    for i in range(runs):
+        with Job(cddprun, '/nonexistent') as job:
+            until = time.monotonic() + took * i / runs
+            while time.monotonic() < until:  # a sleep would not end in time
+                pass
+            job.process.kill()
+            job.finish()  # the agent has its stderr until it ends
+
+
 def test_kill_9_of_the_whole_process_group_leaves_nothing(cddprun):
     # As timeout -s KILL does it: the agent and the workers are in other groups.
     with start(cddprun, start_new_session=True) as job:
