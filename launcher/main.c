@@ -54,15 +54,20 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    bool written;
+    int error;
 
     random_id(text, 33);
     random_id(text + 32, 33);
-    written = fd >= 0 && write(fd, text, 64) == 64;
+    error = fd >= 0 && write(fd, text, 64) == 64 ? 0 : errno;
     explicit_bzero(text, sizeof text);
-    if (fd >= 0 && close(fd) == 0 && written)
+    if (fd >= 0 && close(fd) != 0 && error == 0)
+        error = errno;
+    if (error == 0)
         return CDDP_OK;
-    return cdi_fail_errno(err, errno, "cannot write the job's auth token to '%.300s'", path);
+    if (fd >= 0)
+        (void)unlink(path);
+    return cdi_fail_errno(err, error, "cannot write the job's auth token to '%.300s'%s", path,
+                          error == EFBIG ? " (raise the limit of file sizes, ulimit -f)" : "");
 }
 
 /* Loads the user's auth token before the fork, or makes one after it, when the run directory exists. */
@@ -102,15 +107,22 @@ static int make_token(const char *path)
     return 1;
 }
 
+/* Returns the exit status. */
+static int end_stdout(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return 0;
+    cdi_log(CDI_LOG_ERROR, "MAIN-STDOUT", "cannot write to stdout: %s", strerror(errno));
+    return 1;
+}
+
 static int print_plan(const struct plan *plan, const struct machine *machine)
 {
     char *text = dry_run_text(plan, machine, environ);
-    bool good = text != NULL && puts(text) >= 0 && fflush(stdout) == 0;
+    int status = text != NULL && puts(text) >= 0 ? 0 : 1;
 
     free(text);
-    if (!good)
-        cdi_log(CDI_LOG_ERROR, "MAIN-PLAN", "cannot write the plan");
-    return good ? 0 : 1;
+    return end_stdout() == 0 ? status : 1;
 }
 
 static int main_run(const struct options *o)
@@ -224,6 +236,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     int level;
 
     fill_standard_fds();
+    guard_outlive_file_limit();
     cdi_log_set_name("cddprun");
     if (options_parse(&o, argc, argv, options_real_env, NULL, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
@@ -248,10 +261,10 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
     switch (o.what) {
     case OPTIONS_HELP:
         help_usage(stdout);
-        return fflush(stdout) == 0 ? 0 : 1;
+        return end_stdout();
     case OPTIONS_VERSION:
         printf("cddprun %s\n", CDDP_VERSION);
-        return fflush(stdout) == 0 ? 0 : 1;
+        return end_stdout();
     case OPTIONS_WHERE:
         return show_where(&o, stdout);
     case OPTIONS_TOP:

@@ -512,10 +512,19 @@ static void note_dispositions(struct guard_link *link, const sigset_t *mask)
     }
 }
 
+static bool dies_of_file_limit; /* before guard_outlive_file_limit() */
+
+void guard_outlive_file_limit(void)
+{
+    dies_of_file_limit = signal(SIGXFSZ, SIG_IGN) != SIG_IGN;
+}
+
 bool guard_is_ignored(int signal)
 {
     struct sigaction sa;
 
+    if (signal == SIGXFSZ && dies_of_file_limit)
+        return false;
     return sigaction(signal, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN;
 }
 
@@ -612,10 +621,6 @@ cddp_status guard_start(struct guard_link *link, const char *tmpdir, uint64_t en
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return cdi_fail_errno(err, errno, "cannot create the link between guard and agent");
     (void)sigprocmask(SIG_SETMASK, &set, NULL);
-    /*
-     * Exceeding the limit of file sizes (ulimit -f) is an error to report, not to die of; workers get the signal back.
-     */
-    (void)signal(SIGXFSZ, SIG_IGN);
     pid = fork();
     if (pid > 0) {
         (void)close(pair[1]);

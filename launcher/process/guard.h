@@ -40,6 +40,11 @@ struct guard_link {
  */
 bool guard_is_ignored(int signal);
 /*
+ * Makes a write beyond the limit of file sizes (ulimit -f) an error to report, not a signal to die of. Workers get the
+ * signal back. Call it once, first.
+ */
+void guard_outlive_file_limit(void);
+/*
  * Fills *set with SIGCHLD, the signals in `ending` (bit n-1 for signal n) and all signals for workers, but for those
  * that are ignored: the one list of what every outer process of cddprun receives and forwards.
  */

@@ -118,8 +118,8 @@ static _Noreturn void become_ssh(struct ssh_run *s, const struct remote *r, cons
     s->argv[s->argc++] = r->name;
     s->argv[s->argc++] = "exec /bin/sh -s";
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    for (int i = 0; i < 3; i++) {
-        static const int own_signals[] = {SIGPIPE, SIGTTIN, SIGTTOU};
+    for (size_t i = 0; i < 4; i++) {
+        static const int own_signals[4] = {SIGPIPE, SIGTTIN, SIGTTOU, SIGXFSZ};
 
         if ((s->link.ignored >> (own_signals[i] - 1) & 1) == 0)
             (void)signal(own_signals[i], SIG_DFL);

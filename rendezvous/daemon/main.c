@@ -151,6 +151,7 @@ static cddp_status daemon_serve(uv_loop_t *loop, const struct daemon_options *o,
     if (st == CDDP_OK)
         st = watch_signals(loop, err);
     (void)signal(SIGPIPE, SIG_IGN); /* a client may disconnect during a reply */
+    (void)signal(SIGXFSZ, SIG_IGN); /* its log may reach the limit of file sizes (ulimit -f) */
     if (st == CDDP_OK) {
         if (secret == NULL)
             cdi_log(CDI_LOG_WARN, "RDZV-OPEN",

@@ -311,6 +311,16 @@ def test_reports_too_low_limits(cddprun):
         assert (status, out) == (1, '') and words in err and '; raise it (ulimit -' in err, (status, err)
 
 
+def test_output_beyond_the_limit_of_file_sizes_is_an_error_with_words(cddprun):
+    with tempfile.TemporaryDirectory() as folder:
+        token = f'{folder}/token'
+        for args in [f'--make_token={token}'], ['--standalone', '--dry_run', 'true'], ['--help'], ['--version']:
+            with open(f'{folder}/out', 'w') as out, \
+                    Job(cddprun, *args, stdout=out, preexec_fn=limited(resource.RLIMIT_FSIZE, 0)) as job:
+                assert job.finish() == 1 and ': File too large' in job.err, (args, job.process.returncode, job.err)
+        assert not os.path.exists(token)
+
+
 def test_the_signal_of_a_file_size_limit_stays_the_workers(cddprun):
     # cddprun ignores it; a worker that did not choose to dies of it.
     with tempfile.TemporaryDirectory() as folder:

@@ -307,6 +307,12 @@ def test_an_ignored_interrupt_stays_ignored(cddprun):
         assert daemon.end() == 0, daemon.err
 
 
+def test_a_log_at_the_limit_of_file_sizes_does_not_end_the_daemon(cddprun):
+    with tempfile.TemporaryFile('w') as full, \
+            Daemon(stderr=full, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))) as daemon:
+        assert page(daemon, '/healthz') == 'ok\n' and daemon.end() == 0
+
+
 def test_jobs_have_their_own_limits(cddprun):
     with Daemon() as daemon, contextlib.ExitStack() as stack:
         began = time.monotonic()
