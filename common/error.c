@@ -3,6 +3,7 @@
 
 #include "common/visible.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,6 +81,14 @@ static const char *errno_text(int errnum, char *buf, size_t cap)
 #endif
 }
 
+/* What the user may do about it. */
+static const char *errno_cure(int errnum)
+{
+    return errnum == EMFILE  ? "; raise the limit of open files (ulimit -n)"
+           : errnum == EFBIG ? "; raise the limit of file sizes (ulimit -f)"
+                             : "";
+}
+
 cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, ...)
 {
     if (err != NULL) {
@@ -92,7 +101,8 @@ cddp_status cdi_fail_errno(struct cdi_error *err, int errnum, const char *fmt, .
         va_end(ap);
         err->os_error = errnum;
         len = strlen(err->msg);
-        (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s", errno_text(errnum, why, sizeof why));
+        (void)snprintf(err->msg + len, sizeof err->msg - len, ": %s%s", errno_text(errnum, why, sizeof why),
+                       errno_cure(errnum));
     }
     return CDDP_E_SYSTEM;
 }

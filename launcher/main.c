@@ -66,8 +66,7 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
         return CDDP_OK;
     if (fd >= 0)
         (void)unlink(path);
-    return cdi_fail_errno(err, error, "cannot write the job's auth token to '%.300s'%s", path,
-                          error == EFBIG ? " (raise the limit of file sizes, ulimit -f)" : "");
+    return cdi_fail_errno(err, error, "cannot write the job's auth token to '%.300s'", path);
 }
 
 /* Loads the user's auth token before the fork, or makes one after it, when the run directory exists. */
