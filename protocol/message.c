@@ -37,6 +37,7 @@ static const struct field failure_fields[] = {
     {"error", I32, FAIL(error), INT32_MIN, 0},
     {"blames", U32, FAIL(blames), 0, INT32_MAX},
     {"age_ms", I64, FAIL(age_ms), 0, CDI_JOIN_TIME_MAX_MS},
+    {"final", U32, FAIL(final), 0, 1},
     {"host", TEXT, FAIL(host), 0, 0},
     {"text", LINES, FAIL(text), 0, 0},
     {NULL, I32, 0, 0, 0, 0},
@@ -143,6 +144,7 @@ static const struct added {
     {CDI_MSG_FAILED, "error"},         {CDI_MSG_ROUND_OVER, "error"},   {CDI_MSG_CLOSED, "error"},
     {CDI_MSG_FAILED, "blames"},        {CDI_MSG_ROUND_OVER, "blames"},  {CDI_MSG_CLOSED, "blames"},
     {CDI_MSG_FAILED, "age_ms"},        {CDI_MSG_ROUND_OVER, "age_ms"},  {CDI_MSG_CLOSED, "age_ms"},
+    {CDI_MSG_FAILED, "final"},         {CDI_MSG_ROUND_OVER, "final"},   {CDI_MSG_CLOSED, "final"},
 };
 
 static const struct message {

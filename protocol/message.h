@@ -69,6 +69,7 @@ struct cdi_failure {
     int32_t error;
     uint32_t blames;
     int64_t age_ms; /* from time_ms until the message was sent */
+    uint32_t final; /* 1: the job is not restarted after it (--no_restart_codes) */
 };
 /*
  * Returns true for a signal (0: none) that kills a process for its own reason: not a request to terminate, and not

@@ -15,6 +15,7 @@
 #include "launcher/agent/supervise.h"
 #include "launcher/agent/trace.h"
 #include "launcher/agent/worker_group.h"
+#include "launcher/cli/rankmap.h"
 #include "launcher/etcd/etcd.h"
 #include "launcher/process/signame.h"
 #include "protocol/bulk.h"
@@ -113,12 +114,21 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
 
 /* --------------------------------------------------------------------------------------------------- workers ---- */
 
+static void agent_judge(const struct agent *a, struct cdi_failure *end)
+{
+    const char *codes = a->plan->options->no_restart_codes;
+    bool succeeded = end->kind == CDI_END_EXIT && end->code == 0;
+
+    end->final = codes != NULL && !succeeded && rankset_has(codes, (uint32_t)supervise_failure_status(end));
+}
+
 static void on_worker_exited(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_EXIT, .u.end = *end};
     struct agent *a = arg;
     struct cdi_stop_view stop;
 
+    agent_judge(a, &ev.u.end);
     ev.agreed = worker_group_stop(a->group, end->rank, &stop) && stop.agreed != CDI_STOP_NONE;
     agent_handle(a, &ev);
 }
@@ -127,6 +137,7 @@ static void on_worker_cause(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE, .u.end = *end};
 
+    agent_judge(arg, &ev.u.end);
     agent_handle(arg, &ev);
 }
 

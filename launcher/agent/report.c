@@ -262,6 +262,8 @@ static cddp_status write_head(const struct report *r, struct cdi_buf *out)
                             (long long)(r->after_ms / 1000), (long long)(r->after_ms % 1000 / 100));
     if (st == CDDP_OK && r->restart_count > 0)
         st = cdi_buf_printf(out, ", after %u restart%s", r->restart_count, r->restart_count == 1 ? "" : "s");
+    if (st == CDDP_OK && r->first.final != 0 && r->restart_count < r->max_restarts)
+        st = cdi_buf_printf(out, ", not restarted (--no_restart_codes)");
     if (st == CDDP_OK && r->first.local_rank >= 0)
         st = cdi_buf_printf(out, "\n    local rank %d%s of %.300s, at %s\n", r->first.local_rank,
                             r->elsewhere ? " of another node" : "", r->program,

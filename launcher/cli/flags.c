@@ -116,6 +116,10 @@ const struct flag flags[] = {
     /* ------------------------------------------------------------------------------------------------- failures */
     {.name = "max_restarts", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(max_restarts), RANGE(0, 1000000),
      .fallback = "0", .value = "N", .help = "restart all workers after a failure, N times at most"},
+    {.name = "no_restart_codes", .group = GROUP_FAILURE, .kind = FLAG_RANKS, AT(no_restart_codes), .value = "STATUS,...",
+     .ours = true,
+     .help = "end the job without a restart if the worker that failed first has one of these exit statuses, such as 2 "
+             "for a wrong argument, or 128 + the number of the signal that killed it"},
     {.name = "on_failure", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_failure), .fallback = "stop",
      .value = "stop|wait", .ours = true,
      .help = "after a failure of a worker: stop ends the others; wait leaves them running, and "

@@ -47,8 +47,9 @@ struct options {
     const char *data_ports; /* A-B; NULL: not given */
     int preflight;          /* enum options_preflight */
     int64_t max_restarts;
-    int64_t master_port; /* -1: not given */
-    int64_t node_rank;   /* -1: not given */
+    const char *no_restart_codes; /* a set of exit statuses; NULL: not given */
+    int64_t master_port;          /* -1: not given */
+    int64_t node_rank;            /* -1: not given */
     bool standalone;
     bool virtual_local_rank;
     int numa_binding; /* enum bind_mode */

@@ -82,7 +82,7 @@ cddp_status rankset_check(const char *set, const char *from, struct cdi_error *e
         if (*p != ',')
             break;
     }
-    return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a list of local ranks, such as 0,4", from, set);
+    return cdi_fail(err, CDDP_E_INVALID, "%s '%.64s' is not a list of numbers, such as 0,4", from, set);
 }
 
 bool rankset_has(const char *set, uint32_t local_rank)

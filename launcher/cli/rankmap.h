@@ -21,7 +21,7 @@ unsigned rankmap_streams(const char *map, uint32_t local_rank);
 /* Returns whether a checked map names any stream of any worker. */
 bool rankmap_any(const char *map);
 
-/* Checks a set: RANK,RANK,... CDDP_E_INVALID. */
+/* Checks a set of local ranks, or of other small numbers: RANK,RANK,... CDDP_E_INVALID. */
 cddp_status rankset_check(const char *set, const char *from, struct cdi_error *err);
 /* Returns whether the rank is in a checked set. NULL is the set of all. */
 bool rankset_has(const char *set, uint32_t local_rank);

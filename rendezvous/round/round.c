@@ -155,7 +155,7 @@ static void round_try_start(struct round *r, int64_t now_ms)
 
 bool round_counts(const struct round *r)
 {
-    return r->verdict == OVER_FAILED && !r->gives_up && r->restart_count < r->opt.max_restarts;
+    return r->verdict == OVER_FAILED && !r->gives_up && r->failure.final == 0 && r->restart_count < r->opt.max_restarts;
 }
 
 bool round_restarts(const struct round *r)

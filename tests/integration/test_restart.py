@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """How workers are stopped, on every path: SIGTERM, the grace, SIGKILL; and how a killed one restarts all."""
+import contextlib
 import os
 import re
 import signal
@@ -73,6 +74,20 @@ def stopped_within(cddprun, *flags, status, act=None):
         took = time.monotonic() - began
         assert GRACE <= took + 0.2 and took < GRACE + launch.within(2), took
         return job.err
+
+
+def test_some_statuses_are_not_followed_by_a_restart(cddprun):
+    # By the rank that failed first, on any node; the others have SIGTERM.
+    script = '[ $RANK = 1 ] || exec sleep 60; echo life; {}'
+    for nodes, end, status, lives in ((1, 'exit 77', 77, 1), (1, 'exit 3', 3, 2), (1, 'kill -9 $$', 137, 1), (2, 'exit 77', 77, 1), (2, 'exit 3', 3, 2)):
+        flags = [f'--nnodes={nodes}', f'--nproc_per_node={2 // nodes}', '--max_restarts=1', '--no_restart_codes=2,77,137',
+                 '--master_addr=127.0.0.1', f'--master_port={launch.free_port()}']
+        with contextlib.ExitStack() as stack:
+            jobs = [stack.enter_context(Job(cddprun, *flags, f'--node_rank={i}', 'sh', '-c', script.format(end))) for i in range(nodes)]
+            ends = [job.finish() for job in jobs]
+            out, err = ''.join(job.out for job in jobs), ''.join(job.err for job in jobs)
+        assert set(ends) == {status} and out.count('life') == lives, (nodes, end, ends, out, err)
+        assert err.count('not restarted (--no_restart_codes)') == (nodes if lives == 1 else 0), err
 
 
 def test_peer_ignoring_sigterm_is_killed_after_failure(cddprun):

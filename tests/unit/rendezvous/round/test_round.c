@@ -184,6 +184,20 @@ Test(round, standstill_may_end_the_job_with_restarts_left)
     round_destroy(r);
 }
 
+Test(round, final_failure_ends_the_job_with_restarts_left)
+{
+    struct cdi_failure f = {.kind = CDI_END_EXIT, .code = 77, .final = 1, .age_ms = NOW_MS - 50000};
+    struct round *r = job(2, 2, 3);
+
+    join(r, 0, "a", 0, 1, 2);
+    join(r, 1, "b", 1, 1, 2);
+    step(r, (struct round_event){.kind = ROUND_EV_FAILED, .peer = 0, .failure = &f}, NOW_MS);
+    cr_assert_not(round_restarts(r));
+    end_at(r, 1, 49500, CDI_END_SIGNAL, SIGKILL);
+    cr_assert(round_restarts(r) && round_failure(r)->node_rank == 1, "the cause decides, and is another failure");
+    round_destroy(r);
+}
+
 Test(round, new_cause_goes_to_nodes_of_the_round_only)
 {
     struct round *r = job(2, 2, 1);
