@@ -67,7 +67,7 @@ static int whole_cpus(int64_t quota, int64_t period)
 }
 
 /* Reads cpu.max of version 2: "max 100000" or "150000 100000". */
-static int quota_v2(const char *dir)
+static int64_t quota_v2(const char *dir)
 {
     char path[4300], line[64], *space;
     int64_t quota, period;
@@ -81,21 +81,24 @@ static int quota_v2(const char *dir)
     return whole_cpus(quota, period);
 }
 
-static int quota_v1(const char *dir)
+static bool read_number(const char *dir, const char *file, int64_t *n)
 {
     char path[4300], line[64];
-    int64_t quota, period;
 
-    (void)snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
-    if (!read_line(path, line, sizeof line) || !cdi_parse_int(line, 1, INT64_MAX, &quota))
-        return 0;
-    (void)snprintf(path, sizeof path, "%s/cpu.cfs_period_us", dir);
-    if (!read_line(path, line, sizeof line) || !cdi_parse_int(line, 1, INT64_MAX, &period))
-        return 0;
-    return whole_cpus(quota, period);
+    (void)snprintf(path, sizeof path, "%s/%s", dir, file);
+    return read_line(path, line, sizeof line) && cdi_parse_int(line, 0, INT64_MAX, n);
 }
 
-static int smaller(int a, int b)
+static int64_t quota_v1(const char *dir)
+{
+    int64_t quota, period;
+
+    return read_number(dir, "cpu.cfs_quota_us", &quota) && read_number(dir, "cpu.cfs_period_us", &period)
+               ? whole_cpus(quota, period)
+               : 0;
+}
+
+static int64_t smaller(int64_t a, int64_t b)
 {
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
@@ -105,11 +108,11 @@ static int smaller(int a, int b)
  * may be of the host's hierarchy, which does not exist there: then only the mount's own files count, which are the
  * container's.
  */
-static int walk_up(const char *mount, const char *group, int (*quota)(const char *dir))
+static int64_t walk_up(const char *mount, const char *group, int64_t (*quota)(const char *dir))
 {
     char dir[4200];
     size_t root = strlen(mount);
-    int n = 0;
+    int64_t n = 0;
 
     if (snprintf(dir, sizeof dir, "%s%s", mount, group) >= (int)sizeof dir)
         return quota(mount);
@@ -124,8 +127,12 @@ static int walk_up(const char *mount, const char *group, int (*quota)(const char
     }
 }
 
-/* Returns the quota of a line of /proc/self/cgroup: "0::/group" (version 2) or "4:cpu,cpuacct:/group". */
-static int quota_of_line(const char *root, char *line)
+/*
+ * Returns the quota of a line of /proc/self/cgroup: "0::/group" (version 2, by v2) or "4:cpu,cpuacct:/group" (by v1,
+ * NULL: none).
+ */
+static int64_t quota_of_line(const char *root, char *line, int64_t (*v2)(const char *dir),
+                             int64_t (*v1)(const char *dir))
 {
     char *controllers = strchr(line, ':'), *group, mount[256];
     bool cpu = false;
@@ -138,15 +145,15 @@ static int quota_of_line(const char *root, char *line)
         return 0;
     if (*controllers == '\0') {
         (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup", root);
-        return walk_up(mount, group, quota_v2);
+        return walk_up(mount, group, v2);
     }
     for (char *save, *c = strtok_r(controllers, ",", &save); c != NULL; c = strtok_r(NULL, ",", &save))
         cpu = cpu || strcmp(c, "cpu") == 0;
-    if (!cpu)
+    if (!cpu || v1 == NULL)
         return 0;
     (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup/cpu",
                    root); /* a link if it is mounted together with cpuacct */
-    return walk_up(mount, group, quota_v1);
+    return walk_up(mount, group, v1);
 }
 
 uint64_t cdi_cpus_autogroup(const char *root)
@@ -161,11 +168,11 @@ uint64_t cdi_cpus_autogroup(const char *root)
     return read_line(path, line, sizeof line) && sscanf(line, "/autogroup-%" SCNu64, &group) == 1 ? group : 0;
 }
 
-int cdi_cpus_quota(const char *root)
+static int64_t smallest_quota(const char *root, int64_t (*v2)(const char *dir), int64_t (*v1)(const char *dir))
 {
     char path[256], line[4096];
     FILE *f;
-    int n = 0;
+    int64_t n = 0;
 
     (void)snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     f = fopen(path, "re");
@@ -173,13 +180,60 @@ int cdi_cpus_quota(const char *root)
         return 0;
     while (fgets(line, sizeof line, f) != NULL) {
         line[strcspn(line, "\n")] = '\0';
-        n = smaller(n, quota_of_line(root, line));
+        n = smaller(n, quota_of_line(root, line, v2, v1));
     }
     (void)fclose(f);
     return n;
 }
 
+int cdi_cpus_quota(const char *root)
+{
+    return (int)smallest_quota(root, quota_v2, quota_v1);
+}
+
+/* Returns the sum of the numbers in the file's lines that begin with one of two names; -1: there is no such line. */
+static int64_t sum_of_lines(const char *path, const char *one, const char *other)
+{
+    FILE *f = fopen(path, "re");
+    int64_t sum = -1, n;
+    char name[64];
+
+    while (f != NULL && fscanf(f, "%63s %" SCNd64 "%*[^\n]", name, &n) == 2)
+        if (strcmp(name, one) == 0 || strcmp(name, other) == 0)
+            sum = (sum < 0 ? 0 : sum) + n;
+    if (f != NULL)
+        (void)fclose(f);
+    return sum;
+}
+
+/* Returns what a group (version 2) may still take, at least 1. It can drop its page cache, but not shared memory. */
+static int64_t memory_left(const char *dir)
+{
+    char path[4300];
+    int64_t most, used, cache;
+
+    if (!read_number(dir, "memory.max", &most) || !read_number(dir, "memory.current", &used))
+        return 0;
+    (void)snprintf(path, sizeof path, "%s/memory.stat", dir);
+    cache = sum_of_lines(path, "active_file", "inactive_file");
+    used -= cache > 0 ? cache : 0;
+    return used < most ? most - used : 1;
+}
+
+int64_t cdi_memory_available(const char *root)
+{
+    int64_t group = smallest_quota(root, memory_left, NULL), swap, host;
+    char path[256];
+
+    (void)snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    host = sum_of_lines(path, "MemAvailable:", "MemAvailable:");
+    if (host < 0)
+        return INT64_MAX;
+    swap = sum_of_lines(path, "SwapFree:", "SwapFree:");
+    return smaller(group, host * 1024) + (swap > 0 ? swap * 1024 : 0);
+}
+
 int cdi_usable_cpus(void)
 {
-    return smaller(affinity(NULL, 0), cdi_cpus_quota(""));
+    return (int)smaller(affinity(NULL, 0), cdi_cpus_quota(""));
 }

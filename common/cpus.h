@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The processors that this process can use. They may be fewer than the node's, since a container or a batch system
- * limits them by affinity or by a quota of time. Read at each call; any thread; never fails.
+ * The processors and the memory that this process can use. They may be fewer than the node's, since a container or a
+ * batch system limits them by affinity, by a quota of time, or by a cgroup. Read at each call; any thread; never fails.
  */
 #ifndef CDI_CPUS_H
 #define CDI_CPUS_H
@@ -26,5 +26,11 @@ void cdi_cpus_affinity(uint64_t *words, int n_words);
  * `root` is put in front of /proc and /sys ("" in production).
  */
 int cdi_cpus_quota(const char *root);
+
+/*
+ * Returns the bytes that this process can still get: of the node and of its cgroups (version 2), page cache and swap
+ * included. INT64_MAX: not known. `root` as above.
+ */
+int64_t cdi_memory_available(const char *root);
 
 #endif

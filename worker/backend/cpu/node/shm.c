@@ -23,6 +23,8 @@
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 #define PAGE ((size_t)4096)
 #define GRAIN ((size_t)1 << 20) /* of one call that allocates */
+#define LOOK (16 * GRAIN)       /* after so much, the memory that is left is read again */
+#define RESERVE (4 * LOOK)      /* stays for others, and for peers that allocate at the same time */
 #define MANY_RANKS 16           /* more than these watch their RSS */
 
 #ifndef MADV_COLLAPSE
@@ -101,19 +103,43 @@ static void *map_memfd(int fd, size_t bytes)
     return NULL;
 }
 
+/* The kernel does not refuse what it lacks: it kills a process, maybe another one, when all memory is taken. */
+static cddp_status shm_check_room(int fd, size_t bytes, struct cdi_error *err)
+{
+    uint64_t left = (uint64_t)cdi_memory_available(""), need = bytes, reserve;
+    struct stat sb = {.st_blocks = 0};
+
+    if (fstat(fd, &sb) == 0)
+        need -= (uint64_t)sb.st_blocks * 512 < need ? (uint64_t)sb.st_blocks * 512 : need;
+    reserve = need / 8 < RESERVE ? need / 8 : RESERVE;
+    if (left >= reserve && need <= left - reserve)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_NOMEM,
+                    "cannot allocate %zu bytes of shared memory: %llu are missing, and %llu bytes of memory are "
+                    "available to this process",
+                    bytes, (unsigned long long)need, (unsigned long long)left);
+}
+
 /*
  * Older kernels undo a call that a signal interrupts. In small parts, so that a program with a frequent signal (a
  * profiler's) does not begin again for ever.
  */
-static int shm_allocate(int fd, size_t at, size_t bytes)
+static cddp_status shm_allocate(int fd, size_t bytes, struct cdi_error *err)
 {
     int rc = 0;
 
     for (size_t done = 0, n; done < bytes && (rc == 0 || rc == EINTR); done += rc == 0 ? n : 0) {
+        if (done % LOOK == 0 && shm_check_room(fd, bytes, err) != CDDP_OK)
+            return CDDP_E_NOMEM;
         n = bytes - done < GRAIN ? bytes - done : GRAIN;
-        rc = posix_fallocate(fd, (off_t)(at + done), (off_t)n);
+        rc = posix_fallocate(fd, (off_t)done, (off_t)n);
     }
-    return rc;
+    if (rc == 0)
+        return CDDP_OK;
+    (void)cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
+    if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
+        err->status = CDDP_E_NOMEM;
+    return rc == ENOMEM || rc == ENOSPC || rc == EFBIG ? CDDP_E_NOMEM : CDDP_E_SYSTEM;
 }
 
 /*
@@ -129,7 +155,9 @@ static void try_huge(int fd, size_t bytes)
         return;
     p = map_memfd(fd, bytes);
     for (size_t at = 0; p != NULL && at + HUGE_PAGE <= bytes; at += HUGE_PAGE)
-        if (shm_allocate(fd, at, 1) != 0 || madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0) /* a hole has no pages */
+        if ((at % LOOK == 0 && shm_check_room(fd, bytes, NULL) != CDDP_OK) ||
+            posix_fallocate(fd, (off_t)at, 1) != 0 || /* a hole has no pages */
+            madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0)
             break;
     if (p != NULL)
         (void)munmap(p, bytes);
@@ -144,10 +172,12 @@ cddp_status cdi_shm_memfd(const char *name, size_t bytes, bool huge, int *out, s
 {
     CDI_AUTOCLOSE int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct rlimit most;
-    int rc;
+    cddp_status st;
 
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot create shared memory");
+    if (shm_check_room(fd, bytes, err) != CDDP_OK)
+        return CDDP_E_NOMEM;
     if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
         return cdi_fail(err, CDDP_E_NOMEM, /* else the kernel sends SIGXFSZ */
                         "cannot allocate %zu bytes of shared memory: files of this process may have %llu bytes; raise "
@@ -155,13 +185,9 @@ cddp_status cdi_shm_memfd(const char *name, size_t bytes, bool huge, int *out, s
                         bytes, (unsigned long long)most.rlim_cur);
     if (huge)
         try_huge(fd, bytes);
-    rc = shm_allocate(fd, 0, bytes);
-    if (rc != 0) {
-        (void)cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
-        if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
-            err->status = CDDP_E_NOMEM;
-        return rc == ENOMEM || rc == ENOSPC || rc == EFBIG ? CDDP_E_NOMEM : CDDP_E_SYSTEM;
-    }
+    st = shm_allocate(fd, bytes, err);
+    if (st != CDDP_OK)
+        return st;
     (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     *out = cdi_steal_fd(&fd);
     return CDDP_OK;

@@ -149,6 +149,24 @@ Test(shm, limit_of_file_sizes_is_an_error)
     (void)close(fd);
 }
 
+/* The limit of file sizes keeps a mistake here from taking the machine's memory. */
+Test(shm, more_memory_than_available_is_an_error_before_any_is_taken)
+{
+    struct rlimit most;
+    struct cdi_error err;
+    int fd;
+
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &most), 0);
+    most.rlim_cur = 64 * MIB;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &most), 0);
+    for (int huge = 0; huge < 2; huge++) {
+        cr_assert_eq(cdi_shm_memfd("test", (size_t)1 << 45, huge != 0, &fd, &err), CDDP_E_NOMEM);
+        cr_assert_eq(err.status, CDDP_E_NOMEM);
+        cr_assert_not_null(strstr(err.msg, "cannot allocate 35184372088832 bytes"), "%s", err.msg);
+        cr_assert_not_null(strstr(err.msg, "bytes of memory are available"), "%s", err.msg);
+    }
+}
+
 Test(shm, large_worlds_have_huge_pages_in_large_shares_only)
 {
     cr_assert(cdi_shm_suits_huge(2, 5 * MIB));
