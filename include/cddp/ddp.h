@@ -303,8 +303,11 @@ CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
  * Frees everything; NULL is allowed. It is local: no peer has to call it, and it waits for none. Communication in
  * flight goes on without the reducer, and the memory that it needs is freed by cddp_finalize. On a GPU, and with
  * gradients that are reduced where they lie, that is the caller's memory: it waits until buckets that have started are
- * done. After an error it returns at once. Peers that count on the rest of a step hear, in their next wait, that this
- * rank has left.
+ * done. After an error it returns at once.
+ *
+ * In the middle of a step, peers count on what is missing of it: the communicator is aborted, so that they get
+ * CDDP_E_ABORTED at once, with an error message that names this rank. Between two steps nobody is told: a peer that
+ * begins another step waits as for a late rank, until this one calls cddp_finalize() or timeout_ms is over.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have
  * destroyed the reducer and the next one is made, or until cddp_finalize().
