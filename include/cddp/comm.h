@@ -40,12 +40,12 @@ typedef struct cddp_init_options {
     const char *device;  /* "cuda:3", of those that CUDA_VISIBLE_DEVICES leaves; NULL: by LOCAL_RANK. nccl only */
     int join_timeout_ms; /* until every rank is present; 0: $CDDP_JOIN_TIMEOUT seconds, else 300 s */
     int timeout_ms;      /* of every wait for a peer inside a collective; 0: $CDDP_TIMEOUT seconds, else 600 s */
-    const char *name; /* of the communicator, copied, 47 bytes at most; NULL: "world". Any other name appears in error
-                         messages and in NCCL's traces */
-    uint32_t flags;   /* CDDP_INIT_... above */
-    int world_size;   /* 0: all comes from the environment; then rank, host, port and id are 0, too */
-    int rank;         /* from 0 to world_size - 1 */
-    int port;         /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
+    const char *name;    /* of the communicator, copied, 47 bytes at most, or CDDP_E_INVALID; NULL: "world". Any other
+                            name appears in error messages and in NCCL's traces */
+    uint32_t flags;      /* CDDP_INIT_... above */
+    int world_size;      /* 0: all comes from the environment; then rank, host, port and id are 0, too */
+    int rank;            /* from 0 to world_size - 1 */
+    int port;            /* with host: where a store is that runs already, or that rank 0 hosts (flags) */
     const char *host;
     const cddp_unique_id *id;      /* in place of host and port */
     const void *mpi_comm;          /* backend "mpi": an MPI_Comm *; NULL: MPI_COMM_WORLD. Its ranks are the job's */

@@ -103,6 +103,8 @@ static cddp_status read_world(struct cddp_comm *c, struct cdi_launch *l, cddp_in
     cddp_status st = given == NULL ? CDDP_OK : cdi_sized_get(opt, sizeof *opt, given, "cddp_init_options", err);
 
     if (st == CDDP_OK)
+        st = cdi_comm_check_name("cddp_init_options.name", opt->name, err);
+    if (st == CDDP_OK)
         st = read_device(w, opt, err);
     if (st == CDDP_OK)
         st = read_timeouts(w, opt, err);

@@ -28,6 +28,14 @@ void cdi_comm_set_prefix(struct cdi_world *w, bool given, int joins_before)
         (void)snprintf(w->prefix, sizeof w->prefix, "cddp/%s%d.%d/", job, w->restart_count, joins_before);
 }
 
+cddp_status cdi_comm_check_name(const char *member, const char *name, struct cdi_error *err)
+{
+    if (name == NULL || strnlen(name, CDI_COMM_NAME_BYTES) < CDI_COMM_NAME_BYTES)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_INVALID, "%s '%.*s...' is longer than %d bytes", member, CDI_COMM_NAME_BYTES, name,
+                    CDI_COMM_NAME_BYTES - 1);
+}
+
 void cdi_comm_key(const struct cdi_world *w, const char *name, int rank, char key[CDI_COMM_KEY_BYTES])
 {
     if (rank < 0)

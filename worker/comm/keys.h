@@ -7,6 +7,8 @@
 
 #define CDI_COMM_KEY_BYTES 160
 
+/* Returns CDDP_E_INVALID for a name (NULL: none) that does not fit: names must differ as given. Pure. */
+cddp_status cdi_comm_check_name(const char *member, const char *name, struct cdi_error *err);
 /* Sets w->prefix. `given`: the program has described the job; joins_before: by this process, of the same job. Pure. */
 void cdi_comm_set_prefix(struct cdi_world *w, bool given, int joins_before);
 /* Writes the key with the communicator's prefix; "NAME/RANK", or "NAME" if rank is negative. Pure. */

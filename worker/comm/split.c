@@ -257,6 +257,9 @@ static cddp_status read_split(struct cdi_split *how, bool *on_cpu, cddp_split_op
                             known->flags);
         if (known->timeout_ms < 0)
             return cdi_fail(err, CDDP_E_INVALID, "%s: the timeout is negative", function);
+        st = cdi_comm_check_name("cddp_split_options.name", known->name, err);
+        if (st != CDDP_OK)
+            return st;
         backend = known->backend;
     }
     how->timeout_ms = known->timeout_ms;

@@ -108,6 +108,22 @@ Test(comm, getters_accept_null)
     cr_assert_null(cddp_comm_store(NULL));
 }
 
+/* Two jobs whose long names differ at their ends must not become one. */
+Test(comm, rejects_a_name_that_does_not_fit)
+{
+    char name[49] = "012345678901234567890123456789012345678901234567";
+    const cddp_init_options opt = {.size = sizeof opt, .backend = "cpu", .name = name};
+    cddp_comm *comm = NULL;
+
+    clean_env();
+    cr_assert(cddp_init(&comm, &opt) == CDDP_E_INVALID && comm == NULL);
+    cr_assert_str_eq(cddp_last_error(), "cddp_init_options.name '012345678901234567890123456789012345678901234567...' "
+                                        "is longer than 47 bytes");
+    name[47] = '\0';
+    cr_assert_eq(cddp_init(&comm, &opt), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
 Test(comm, names_missing_or_wrong_variables)
 {
     static const struct {

@@ -96,8 +96,7 @@ static int is_named(int rank)
 {
     const cddp_init_options world = {.size = sizeof world, .name = "trainer"};
     const cddp_split_options dp = {.size = sizeof dp, .name = "dp", .timeout_ms = 300},
-                             long_one = {.size = sizeof dp,
-                                         .name = "0123456789012345678901234567890123456789012345678901234567890"};
+                             long_one = {.size = sizeof dp, .name = "01234567890123456789012345678901234567890123456"};
     cddp_error_info info = {.size = sizeof info};
     cddp_comm *comm, *part, *other;
     float x = 1;
@@ -154,6 +153,7 @@ Test(parts, rejects_invalid_options)
 {
     cddp_split_options opt = {.size = sizeof opt, .backend = "abacus"};
     cddp_comm *comm, *part = NULL;
+    const int self = 0;
 
     clean_env();
     cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
@@ -167,6 +167,10 @@ Test(parts, rejects_invalid_options)
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, &opt), CDDP_E_UNSUPPORTED);
     opt = (cddp_split_options){.size = 1};
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, &opt), CDDP_E_INVALID);
+    opt = (cddp_split_options){.size = sizeof opt, .name = "012345678901234567890123456789012345678901234567"};
+    cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, &opt), CDDP_E_INVALID);
+    cr_assert_eq(cddp_comm_create_group(&part, comm, &self, 1, 0, &opt), CDDP_E_INVALID);
+    cr_assert(strstr(cddp_last_error(), "longer than 47 bytes") != NULL, "%s", cddp_last_error());
     cr_assert_null(part, "written on success only");
     opt = (cddp_split_options){.size = sizeof opt, .backend = "cpu", .name = "alone", .timeout_ms = 5};
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, &opt), CDDP_OK, "%s", cddp_last_error());
