@@ -40,6 +40,11 @@ cddp_status cdi_last_error_return(cddp_status st, struct cdi_error *err)
     return cdi_last_error_set(err);
 }
 
+struct cdi_error *cdi_last_error_mine(void)
+{
+    return &last_error;
+}
+
 void cdi_last_error_lock(void)
 {
     (void)pthread_mutex_lock(&lock);

@@ -15,6 +15,8 @@
 cddp_status cdi_last_error_set(const struct cdi_error *err);
 /* Returns st. If st is an error, sets the last error from err, with st as its status: the end of a public function. */
 cddp_status cdi_last_error_return(cddp_status st, struct cdi_error *err);
+/* Returns this thread's last error, also to change it; it lives as long as the thread. */
+struct cdi_error *cdi_last_error_mine(void);
 /* Writes to *info, up to info->size, what a program can learn of err; info may be NULL. */
 void cdi_error_info_fill(cddp_error_info *info, const struct cdi_error *err);
 /* Copies the last error of any thread of this process to *err. Returns false if no call has failed yet. */

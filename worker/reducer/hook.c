@@ -4,6 +4,7 @@
 
 #include "common/float_state.h"
 #include "common/status.h"
+#include "worker/base/last_error.h"
 #include "worker/base/sized.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/plan.h"
@@ -52,38 +53,53 @@ void cdi_hook_init_lock(cddp_ddp *d)
     (void)pthread_mutexattr_destroy(&attr);
 }
 
-/* Fails the job: peers would wait for a bucket that is never sent. */
-static cddp_status hook_failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st)
+/*
+ * Fails the job: peers would wait for a bucket that is never sent. *why: of the call that failed in the hook, if its
+ * status is st. A failure of the communicator comes first, also if the hook returns another status.
+ */
+static cddp_status hook_failed(cddp_ddp *d, size_t bucket, const char *which, cddp_status st, struct cdi_error *why)
 {
     struct cdi_error err;
 
-    (void)cdi_fail(&err, st < 0 ? st : CDDP_E_STATE, "the communication hook's %s failed for bucket %zu: %s", which,
-                   bucket, cdi_status_text(st));
-    return cdi_ddp_fail_misuse(d, &err);
+    if (d->ops->health(d->b, &err) != CDDP_OK)
+        *why = err;
+    else if (why->status != st || st >= 0)
+        (void)cdi_fail(why, st < 0 ? st : CDDP_E_STATE, "%s", cdi_status_text(st));
+    (void)cdi_error_wrap(why, "the communication hook's %s failed for bucket %zu", which, bucket);
+    return cdi_ddp_fail_misuse(d, why);
 }
 
-static cddp_status hook_run(cddp_ddp *d, const cddp_bucket *seen, uint64_t *ticket)
+/* *why: of this thread's last call that failed in the hook; its status is CDDP_OK if there is none. */
+static cddp_status hook_run(cddp_ddp *d, const cddp_bucket *seen, uint64_t *ticket, struct cdi_error *why)
 {
     CDI_CALLERS_FLOAT_STATE;
+    struct cdi_error *last = cdi_last_error_mine();
+    cddp_status before = last->status, st;
 
-    return ticket != NULL ? d->hook.begin(d->hook.arg, d->comm, seen, ticket) : d->hook.end(d->hook.arg, d->comm, seen);
+    last->status = CDDP_OK;
+    st = ticket != NULL ? d->hook.begin(d->hook.arg, d->comm, seen, ticket) : d->hook.end(d->hook.arg, d->comm, seen);
+    if (st != CDDP_OK)
+        *why = *last;
+    if (last->status == CDDP_OK)
+        last->status = before;
+    return st;
 }
 
 /* Calls the hook's begin, or its end if ticket is NULL. On a device the hook gets the stream for its work. */
 static cddp_status hook_call(cddp_ddp *d, size_t bucket, uint64_t *ticket)
 {
     cddp_bucket seen = hook_describe_bucket(d, bucket);
-    struct cdi_error err;
+    struct cdi_error err, why;
     cddp_status st;
 
     if (d->ops->on_device && d->ops->stream_acquire(d->b, &seen.stream, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     d->sticky = in_hook;
-    st = hook_run(d, &seen, ticket);
+    st = hook_run(d, &seen, ticket, &why);
     d->sticky.status = CDDP_OK;
     if (d->ops->on_device)
         d->ops->stream_release(d->b);
-    return st == CDDP_OK ? st : hook_failed(d, bucket, ticket != NULL ? "begin" : "end", st);
+    return st == CDDP_OK ? st : hook_failed(d, bucket, ticket != NULL ? "begin" : "end", st, &why);
 }
 
 cddp_status cdi_hook_begin(cddp_ddp *d, size_t bucket, uint64_t *ticket)

@@ -224,6 +224,69 @@ Test(hook, failure_ends_step_on_every_rank)
     cr_assert_eq(ddp_world(fail_on_rank_1), 0);
 }
 
+static cddp_status begin_nothing(void *arg, cddp_comm *comm, const cddp_bucket *b, uint64_t *ticket)
+{
+    (void)arg, (void)comm, (void)b, (void)ticket;
+    return CDDP_OK;
+}
+
+/* *arg: this rank's elements, or what it does instead. */
+enum { NULL_POINTER = -1, OWN_STATUS = -2 };
+
+static cddp_status end_differently(void *arg, cddp_comm *comm, const cddp_bucket *b)
+{
+    int n = *(int *)arg;
+
+    if (n == OWN_STATUS)
+        return CDDP_E_INVALID;
+    return cddp_all_reduce(comm, n == NULL_POINTER ? NULL : b->data, b->data, n > 0 ? (size_t)n : 1, b->dtype,
+                           CDDP_AVG);
+}
+
+static int fail_in_end(int rank, int n, cddp_status own, const char *cause, cddp_status of_peers)
+{
+    struct ddp_rank r = {0};
+    cddp_hook hook = {.size = sizeof hook, .begin = begin_nothing, .end = end_differently, .arg = &n};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_status st;
+
+    CHECK(ddp_open(&r, 0, CDDP_DTYPE_NONE, false) == 0);
+    CHECK(cddp_all_reduce(r.comm, NULL, NULL, 1, CDDP_FLOAT32, CDDP_SUM) == CDDP_E_INVALID); /* not the cause */
+    CHECK(cddp_ddp_set_hook(r.ddp, &hook) == CDDP_OK);
+    for (size_t i = DDP_PARAMS; i-- > 0;)
+        (void)cddp_ddp_grad_ready(r.ddp, i);
+    st = cddp_ddp_wait(r.ddp);
+    cddp_last_error_info(&info);
+    CHECK(st == (rank == 1 ? own : of_peers));
+    CHECK(strstr(info.message, "the communication hook's end failed for bucket 0: ") != NULL);
+    CHECK(strstr(info.message, cause) != NULL);
+    CHECK(rank == 1 || info.rank == 1);
+    return ddp_close(&r, of_peers);
+}
+
+static int ends_mismatched(int rank)
+{
+    return fail_in_end(rank, rank == 1 ? 2 : 1, CDDP_E_MISMATCH, "all_reduce(mean) of 2 float32", CDDP_E_MISMATCH);
+}
+
+static int ends_invalid(int rank)
+{
+    return fail_in_end(rank, rank == 1 ? NULL_POINTER : 1, CDDP_E_INVALID, "cddp_all_reduce: in is NULL",
+                       CDDP_E_ABORTED);
+}
+
+static int ends_with_own_status(int rank)
+{
+    return fail_in_end(rank, rank == 1 ? OWN_STATUS : 1, CDDP_E_INVALID, "bucket 0: invalid argument", CDDP_E_ABORTED);
+}
+
+Test(hook, failure_keeps_its_cause_and_rank)
+{
+    cr_assert_eq(ddp_world(ends_mismatched), 0);
+    cr_assert_eq(ddp_world(ends_invalid), 0);
+    cr_assert_eq(ddp_world(ends_with_own_status), 0);
+}
+
 /* The states that the two functions were called in. */
 struct float_watcher {
     uint64_t begin, end;
