@@ -255,7 +255,7 @@ CDDP_API cddp_status cddp_ddp_sync_buffers(cddp_ddp *ddp);
  * a new epoch may begin. Every rank calls it, also those that end last. It mirrors the reducer's own collectives only,
  * and no others that a program makes in each step. Needs CDDP_DDP_JOIN. A rank that sums (CDDP_DDP_SUM) divides as
  * always. Blocks, on a GPU too. Call it between two steps, from one thread. Returns CDDP_OK; CDDP_E_INVALID;
- * CDDP_E_STATE (no CDDP_DDP_JOIN, or in the middle of a step); or what a collective may return.
+ * CDDP_E_STATE (no CDDP_DDP_JOIN, or in the middle of a step: nothing is broken); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 

@@ -83,17 +83,14 @@ static cddp_status join_others(cddp_ddp *d, struct cdi_error *err)
     (void)pthread_mutex_lock(&d->lock);
     trained = d->step;
     st = cdi_captured_refuse(d, "cddp_ddp_join", err);
+    if (st == CDDP_OK && d->sticky.status == CDDP_OK && d->begun) /* the step can still end */
+        st = cdi_fail(err, CDDP_E_STATE, "cddp_ddp_join was called in the middle of step %llu: call %s first",
+                      (unsigned long long)d->step, d->sharded ? "cddp_optim_step" : "cddp_ddp_wait");
     if (st != CDDP_OK) {
         (void)pthread_mutex_unlock(&d->lock);
         return st;
     }
     st = d->sticky.status;
-    if (st == CDDP_OK && d->begun) {
-        (void)cdi_fail(err, CDDP_E_STATE,
-                       "cddp_ddp_join was called in the middle of step %llu: call cddp_ddp_wait first",
-                       (unsigned long long)d->step);
-        st = cdi_ddp_fail_misuse(d, err);
-    }
     d->shadow = true;
     while (st == CDDP_OK && active > 0)
         st = shadow_step(d, &active);

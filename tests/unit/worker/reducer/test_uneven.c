@@ -119,6 +119,27 @@ Test(uneven, strict_names_early_rank_everywhere)
     cr_assert_eq(ddp_world(strict), 0);
 }
 
+static int joins_too_early(int rank)
+{
+    struct ddp_rank r = {0};
+
+    CHECK(ddp_open(&r, CDDP_DDP_JOIN, CDDP_DTYPE_NONE, false) == 0);
+    for (size_t i = DDP_PARAMS; i-- > 0;) {
+        CHECK(ddp_give(&r, i, (float)rank) == 0);
+        CHECK(rank != 1 || cddp_ddp_join(r.ddp) == CDDP_E_STATE);
+    }
+    CHECK(rank != 1 || strcmp(cddp_last_error(), "cddp_ddp_join was called in the middle of step 0: call cddp_ddp_wait "
+                                                 "first") == 0);
+    CHECK(cddp_ddp_wait(r.ddp) == CDDP_OK && ddp_is(&r, 0, 1.5f) == 0);
+    CHECK(cddp_ddp_join(r.ddp) == CDDP_OK);
+    return ddp_close(&r, CDDP_OK);
+}
+
+Test(uneven, join_in_a_step_does_nothing)
+{
+    cr_assert_eq(ddp_world(joins_too_early), 0);
+}
+
 Test(uneven, rejects_incompatible_flags)
 {
     static const struct {
