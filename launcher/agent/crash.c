@@ -86,7 +86,7 @@ static void read_stack(uv_work_t *work)
 {
     const struct stack_limits limits = {.threads = 1, .frames = FRAMES, .timeout_ms = TIMEOUT_MS};
     struct crash_read *r = work->data;
-    struct task_registers regs = {.n = r->note.n_registers, .pc = r->note.pc};
+    struct stack_registers regs = {.n = r->note.n_registers, .pc = r->note.pc};
     struct cdi_error why;
     struct cdi_buf out;
 

@@ -19,6 +19,7 @@ static bool libdw_resolve(struct libdw *dw)
         "dwfl_linux_proc_report",
         "dwfl_report_end",
         "dwfl_linux_proc_find_elf",
+        "dwfl_linux_proc_attach",
         "dwfl_attach_state",
         "dwfl_thread_state_registers",
         "dwfl_thread_state_register_pc",
@@ -32,12 +33,6 @@ static bool libdw_resolve(struct libdw *dw)
         "dwarf_getsrc_die",
         "dwarf_linesrc",
         "dwarf_lineno",
-        "dwfl_module_addrinfo",
-        "dwfl_module_eh_cfi",
-        "dwfl_module_dwarf_cfi",
-        "dwarf_cfi_addrframe",
-        "dwarf_frame_cfa",
-        "dwarf_frame_register",
         "dwfl_module_addrdie",
         "dwarf_getscopes",
         "dwarf_getscopes_die",
@@ -58,8 +53,6 @@ static bool libdw_resolve(struct libdw *dw)
         if ((found[i] = dlsym(dw->library, names[i])) == NULL)
             return false;
     memcpy((char *)dw + offsetof(struct libdw, begin), found, sizeof found);
-    found[0] = dlsym(dw->library, "dwfl_frame_reg");
-    memcpy((char *)dw + offsetof(struct libdw, frame_register), &found[0], sizeof found[0]);
     return true;
 }
 

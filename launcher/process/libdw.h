@@ -14,14 +14,14 @@
 /* Its functions. */
 struct libdw {
     void *library;
-    char *(*demangle)(const char *name, char *buf, size_t *size, int *status);    /* of C++; NULL: no libstdc++ here */
-    int (*frame_register)(Dwfl_Frame *frame, unsigned number, Dwarf_Word *value); /* NULL: older than 0.188 */
+    char *(*demangle)(const char *name, char *buf, size_t *size, int *status); /* of C++; NULL: no libstdc++ here */
     __typeof__(&dwfl_begin) begin;
     __typeof__(&dwfl_end) end;
     __typeof__(&dwfl_linux_proc_report) report;
     __typeof__(&dwfl_report_end) report_end;
     __typeof__(&dwfl_linux_proc_find_elf) find_elf;
-    __typeof__(&dwfl_attach_state) attach;
+    __typeof__(&dwfl_linux_proc_attach) attach;
+    __typeof__(&dwfl_attach_state) attach_state;
     __typeof__(&dwfl_thread_state_registers) set_registers;
     __typeof__(&dwfl_thread_state_register_pc) set_pc;
     __typeof__(&dwfl_getthread_frames) thread_frames;
@@ -34,12 +34,6 @@ struct libdw {
     __typeof__(&dwarf_getsrc_die) unit_line_at;
     __typeof__(&dwarf_linesrc) unit_line_file;
     __typeof__(&dwarf_lineno) unit_line_number;
-    __typeof__(&dwfl_module_addrinfo) symbol_at;
-    __typeof__(&dwfl_module_eh_cfi) frames_eh;
-    __typeof__(&dwfl_module_dwarf_cfi) frames_debug;
-    __typeof__(&dwarf_cfi_addrframe) frame_at;
-    __typeof__(&dwarf_frame_cfa) frame_address;
-    __typeof__(&dwarf_frame_register) frame_rule;
     __typeof__(&dwfl_module_addrdie) unit_at;
     __typeof__(&dwarf_getscopes) scopes_at;
     __typeof__(&dwarf_getscopes_die) scopes_of;

@@ -6,9 +6,9 @@
  */
 #include "launcher/process/stack.h"
 
-#include "launcher/process/blocked.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/stack_text.h"
+#include "launcher/process/tasks.h"
 #include "launcher/process/unwind.h"
 
 #ifdef CDI_LIBDW
@@ -28,7 +28,7 @@
 #define TEXT_MAX (4 << 20)         /* bytes of all stacks */
 #define HOLD_NS INT64_C(300000000) /* for one thread to stop; the others follow */
 #define ABANDONED_MAX 4            /* readings that hang in the kernel */
-#define BLOCKED_TRIES 3            /* for a thread that runs between two looks */
+#define BLOCKED_PAUSE_NS 20000000
 #define MS_NS INT64_C(1000000)
 
 /* One call: shared by the caller and the thread that reads. The last one frees it. */
@@ -39,11 +39,8 @@ struct reading {
     pid_t pid;
     struct stack_limits limits;
     int64_t deadline_ns;
-    bool is_waiting; /* stack_read_waiting(): tid and regs are given */
-    bool is_native;  /* the kernel's names of its registers are known */
-    bool is_frozen;  /* by its cgroup */
-    struct task_registers regs;
-    pid_t tid;
+    bool is_frozen; /* by its cgroup */
+    pid_t tid;      /* of stack_read_waiting() */
     struct unwind unwind;
     struct stack_thread *threads;
     int n_threads, n_unread;
@@ -57,28 +54,27 @@ static atomic_int n_abandoned;
 
 /* --------------------------------------------------------------------------------------------------- threads ---- */
 
-/* Forgets what was read of a thread that has run meanwhile. */
-static void clear_frames(struct stack_thread *t)
+/* A thread that waits in the kernel: the system call and the kernel's function are all that can be had of it. */
+static void take_wait(struct stack_thread *t, const char *why)
 {
-    t->n = t->found = 0;
-    t->cut = t->lost = t->blocked = false;
-    t->why_none = NULL;
+    struct proc_sample s;
+
+    if (proc_sample_take(t->tid, &s) != 0)
+        s.call[0] = s.wchan[0] = '\0';
+    (void)snprintf(t->why_none, sizeof t->why_none, "%s%s%s%s%s%s", why, s.call[0] != '\0' ? ", in " : "", s.call,
+                   s.wchan[0] != '\0' ? " (" : "", s.wchan, s.wchan[0] != '\0' ? ")" : "");
 }
 
-/* Reads a thread that waits in the kernel by what the kernel tells; false: it does not wait, or not for long. */
-static bool read_blocked(struct reading *r, struct stack_thread *t)
+/* Is a thread in uninterruptible sleep, and not only for a moment, as it is while it waits for a disk? */
+static bool is_blocked(const struct reading *r, struct stack_thread *t)
 {
-    struct blocked_look before, after;
+    const struct timespec pause = {.tv_nsec = BLOCKED_PAUSE_NS};
 
-    for (int i = 0; i < BLOCKED_TRIES && cdi_now_ns() < r->deadline_ns; i++) {
-        if (!r->is_native || !blocked_look(r->pid, t->tid, &before) || !blocked_parse(before.line, &r->regs))
-            return false;
-        unwind_blocked(&r->unwind, t, &r->regs);
-        if (blocked_look(r->pid, t->tid, &after) && blocked_is_same(&before, &after))
-            return true;
-        clear_frames(t);
+    if (t->state == 'D' && !r->is_frozen) {
+        (void)nanosleep(&pause, NULL);
+        (void)task_look(r->pid, t->tid, t->name, &t->state);
     }
-    return false;
+    return t->state == 'D';
 }
 
 static void read_stopped(struct reading *r, struct stack_thread *t)
@@ -86,30 +82,24 @@ static void read_stopped(struct reading *r, struct stack_thread *t)
     int64_t until = cdi_now_ns() + HOLD_NS;
     int signal, rc;
 
-    if (t->state == 'Z' || t->state == 'X') {
-        t->why_none = "it has ended";
+    if (is_blocked(r, t)) {
+        take_wait(t, "it cannot be stopped");
         return;
     }
-    if (t->state == 'D' && read_blocked(r, t))
-        return;
-    if (t->state == 'D' && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'D')) {
-        t->why_none = "it waits in the kernel and cannot be stopped";
-        return;
-    }
-    rc = task_hold(r->pid, t->tid, until < r->deadline_ns ? until : r->deadline_ns, &r->regs, &signal);
+    rc = t->state == 'Z' || t->state == 'X'
+             ? ESRCH
+             : task_hold(r->pid, t->tid, until < r->deadline_ns ? until : r->deadline_ns, &signal);
     if (rc == 0) {
-        unwind_thread(&r->unwind, t, &r->regs);
+        unwind_thread(&r->unwind, t);
         task_let_go(t->tid, signal);
         return;
     }
-    if (rc == ETIMEDOUT && read_blocked(r, t))
-        return;
     if (rc == EPERM && (!task_look(r->pid, t->tid, t->name, &t->state) || t->state == 'Z' || t->state == 'X'))
         rc = ESRCH; /* the kernel's answer for an ending thread, too */
-    t->why_none = rc == ETIMEDOUT ? "it waits in the kernel, or gets no processor, and could not be stopped"
-                  : rc == ESRCH   ? "it has ended"
-                  : rc == EPERM   ? "it may not be traced"
-                                  : "its registers cannot be read";
+    if (rc == ETIMEDOUT)
+        take_wait(t, "it waits in the kernel, or gets no processor, and could not be stopped");
+    else
+        (void)snprintf(t->why_none, sizeof t->why_none, "%s", rc == ESRCH ? "it has ended" : "it may not be traced");
     if (rc == EPERM && r->n_threads == 1)
         r->status = unwind_denied(r->pid, &r->err);
 }
@@ -174,7 +164,7 @@ static cddp_status read_waiting(struct reading *r)
     t = add_thread(r, r->tid);
     if (t == NULL)
         return cdi_fail(&r->err, CDDP_E_NOT_FOUND, "process %d is gone", (int)r->pid);
-    unwind_thread(&r->unwind, t, &r->regs);
+    unwind_thread(&r->unwind, t);
     return CDDP_OK;
 }
 
@@ -182,17 +172,16 @@ static cddp_status read_waiting(struct reading *r)
 
 static cddp_status collect(struct reading *r)
 {
-    const pid_t tracer = r->is_waiting ? 0 : task_tracer(r->pid);
+    const pid_t tracer = r->unwind.is_waiting ? 0 : task_tracer(r->pid);
     cddp_status st;
 
     if (tracer != 0) /* asked first: the kernel would give no cause */
         return cdi_fail(&r->err, CDDP_E_DENIED, "process %d has a debugger (pid %d), so its stacks cannot be read",
                         (int)r->pid, (int)tracer);
-    r->is_native = blocked_is_native(r->pid);
-    r->is_frozen = !r->is_waiting && proc_is_frozen(r->pid);
+    r->is_frozen = !r->unwind.is_waiting && proc_is_frozen(r->pid);
     st = unwind_open(&r->unwind, &r->err);
     if (st == CDDP_OK)
-        st = r->is_waiting ? read_waiting(r) : read_threads(r);
+        st = r->unwind.is_waiting ? read_waiting(r) : read_threads(r);
     return st;
 }
 
@@ -200,7 +189,7 @@ static cddp_status write_text(struct reading *r)
 {
     cddp_status st;
 
-    if (!r->is_waiting)
+    if (!r->unwind.is_waiting)
         st = stack_text(r->threads, r->n_threads, r->n_unread, unwind_name, &r->unwind, &r->out);
     else if ((st = cdi_buf_printf(&r->out, "thread '%s':\n", r->threads[0].name)) == CDDP_OK)
         st = stack_text_frames(&r->threads[0], unwind_name, &r->unwind, &r->out);
@@ -312,8 +301,6 @@ static cddp_status prepare(struct reading **out, pid_t pid, const struct stack_l
     struct reading *r;
     cddp_status st;
 
-    if (!task_has_registers())
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddprun does not know this machine's registers");
     if (atomic_load(&n_abandoned) >= ABANDONED_MAX)
         return cdi_fail(err, CDDP_E_TIMEOUT, "earlier readings of stacks still hang");
     r = new_reading(pid, limits);
@@ -336,21 +323,23 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
     return st == CDDP_OK ? run_reading(r, out, err) : st;
 }
 
-cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
+cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct stack_registers *regs,
                                const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
     struct reading *r = NULL;
     char name[TASK_NAME], state;
     cddp_status st;
 
+    if (regs->n == 0)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED, "libcddp does not know this machine's registers");
     if (task_look(pid, pid, name, &state) && state == 'Z')
         pid = tid; /* the main thread has called pthread_exit(), and shows the process's memory no more */
     st = prepare(&r, pid, limits, err);
     if (st != CDDP_OK)
         return st;
-    r->is_waiting = true;
+    r->unwind.is_waiting = true;
+    r->unwind.regs = *regs;
     r->tid = tid;
-    r->regs = *regs;
     return run_reading(r, out, err);
 }
 
@@ -362,7 +351,7 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
     return cdi_fail(err, CDDP_E_UNSUPPORTED, "this cddprun was built without libdw");
 }
 
-cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
+cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct stack_registers *regs,
                                const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err)
 {
     (void)tid, (void)regs;

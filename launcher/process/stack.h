@@ -13,16 +13,24 @@
 
 #include "common/buf.h"
 #include "common/error.h"
-#include "launcher/process/tasks.h"
 
+#include <stdint.h>
 #include <sys/types.h>
 
 #define STACK_TIMEOUT_MS 5000
+#define STACK_REGISTERS 33 /* the most that a machine has here */
 
 struct stack_limits {
     int threads;    /* at most this many threads, in the order of their ids; the rest is counted; at most 1024 */
     int frames;     /* at most this many frames of each, from the innermost on; at most 256 */
     int timeout_ms; /* of the whole call; 0: STACK_TIMEOUT_MS */
+};
+
+/* A thread's registers: those that DWARF numbers from 0 on, and its program counter. n 0: not known on this machine. */
+struct stack_registers {
+    uint32_t n;
+    uint64_t pc;
+    uint64_t value[STACK_REGISTERS];
 };
 
 /*
@@ -31,10 +39,8 @@ struct stack_limits {
  * MODULE+OFFSET`. Threads in equal stacks and states share a text: `threads 77 (a), 78 (b) and 5 more, sleeping:`.
  * Where a function is inlined, the line is `  #N FUNCTION() at FILE:LINE, inlined INNERMOST() at FILE:LINE`.
  *
- * A thread that cannot be stopped is read as it is: it is frozen by its cgroup, or in uninterruptible sleep, and the
- * text says `read without stopping it`. Then only few registers are known. Frames that the tables do not give without
- * the others are looked for on the stack, and end with `(found on the stack)`: such a frame and those after it may be
- * wrong, and on arm64 a function may be missing before them. Without any, `(its outer frames are not known)` follows.
+ * A thread that cannot be stopped, since it is frozen by its cgroup or in uninterruptible sleep, has one line in place
+ * of its frames: `  no stack: it cannot be stopped, in CALL (KERNEL_FUNCTION)`, as far as the kernel tells.
  *
  * Each thread is stopped while its frames are read, for some milliseconds, and then goes on; a stopped process stays
  * stopped. A wait of this process for its children may return these stops, whatever its flags: ignore them.
@@ -49,7 +55,7 @@ cddp_status stack_read(pid_t pid, const struct stack_limits *limits, struct cdi_
  * Appends the frames of one thread that itself waits and has passed its registers: that of a crash. Nothing is stopped,
  * and only the frames' lines are written, after a line `thread 'NAME':`. Otherwise as stack_read().
  */
-cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct task_registers *regs,
+cddp_status stack_read_waiting(pid_t pid, pid_t tid, const struct stack_registers *regs,
                                const struct stack_limits *limits, struct cdi_buf *out, struct cdi_error *err);
 
 #endif

@@ -30,11 +30,7 @@ static const char *state_text(char state)
 
 static bool are_equal(const struct stack_thread *a, const struct stack_thread *b)
 {
-    if (a->state != b->state || a->n != b->n || a->cut != b->cut || (a->why_none == NULL) != (b->why_none == NULL))
-        return false;
-    if (a->blocked != b->blocked || a->lost != b->lost || a->found != b->found)
-        return false;
-    if (a->why_none != NULL && strcmp(a->why_none, b->why_none) != 0)
+    if (a->state != b->state || a->n != b->n || a->cut != b->cut || strcmp(a->why_none, b->why_none) != 0)
         return false;
     return a->n == 0 || memcmp(a->pc, b->pc, (size_t)a->n * sizeof a->pc[0]) == 0;
 }
@@ -64,28 +60,26 @@ static cddp_status append_head(const struct stack_thread *threads, int n, int fi
     }
     if (st == CDDP_OK && members > named)
         st = cdi_buf_printf(out, " and %d more", members - named);
-    return st == CDDP_OK ? cdi_buf_printf(out, ", %s%s:\n", state_text(threads[first].state),
-                                          threads[first].blocked ? ", read without stopping it" : "")
-                         : st;
+    return st == CDDP_OK ? cdi_buf_printf(out, ", %s:\n", state_text(threads[first].state)) : st;
 }
 
 cddp_status stack_text_frames(const struct stack_thread *t, stack_name_fn *name, void *arg, struct cdi_buf *out)
 {
     cddp_status st = CDDP_OK;
 
-    if (t->why_none != NULL)
+    if (t->why_none[0] != '\0')
         return cdi_buf_printf(out, "  no stack: %s\n", t->why_none);
     for (int i = 0, last; st == CDDP_OK && i < t->n; i = last + 1) {
-        for (last = i; last + 1 < t->n && t->pc[last + 1] == t->pc[i] && last + 1 != t->found;)
+        for (last = i; last + 1 < t->n && t->pc[last + 1] == t->pc[i];)
             last++;
         st = last == i ? cdi_buf_printf(out, "  #%d", i) : cdi_buf_printf(out, "  #%d to #%d", i, last);
         if (st == CDDP_OK)
             st = name(arg, t->pc[i], out);
         if (st == CDDP_OK)
-            st = cdi_buf_printf(out, "%s\n", t->found > 0 && i >= t->found ? STACK_FOUND : "");
+            st = cdi_buf_append(out, "\n", 1);
     }
-    if (st == CDDP_OK && (t->cut || t->lost))
-        st = cdi_buf_printf(out, "  %s\n", t->cut ? STACK_CUT : STACK_LOST);
+    if (st == CDDP_OK && t->cut)
+        st = cdi_buf_printf(out, "  " STACK_CUT "\n");
     return st;
 }
 

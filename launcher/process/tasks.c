@@ -7,15 +7,12 @@
 #include "launcher/process/small_file.h"
 
 #include <dirent.h>
-#include <elf.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ptrace.h>
-#include <sys/uio.h>
-#include <sys/user.h>
 #include <unistd.h>
 
 #define FIRST_PAUSE_NS 50000 /* between two looks whether it has stopped; */
@@ -106,53 +103,6 @@ pid_t task_tracer(pid_t pid)
     return at == NULL ? 0 : (pid_t)strtol(at + strlen("\nTracerPid:"), NULL, 10);
 }
 
-/* The order of DWARF's numbers: System V ABI, AMD64 supplement, figure 3.36. */
-#if defined __x86_64__
-static void take_registers(const struct user_regs_struct *u, struct task_registers *regs)
-{
-    *regs = (struct task_registers){.n = 17,
-                                    .pc = u->rip,
-                                    .value = {u->rax, u->rdx, u->rcx, u->rbx, u->rsi, u->rdi, u->rbp, u->rsp, u->r8,
-                                              u->r9, u->r10, u->r11, u->r12, u->r13, u->r14, u->r15, u->rip}};
-}
-#elif defined __aarch64__ /* DWARF for the Arm 64-bit architecture, "DWARF register names": x0 to x30, sp */
-static void take_registers(const struct user_regs_struct *u, struct task_registers *regs)
-{
-    *regs = (struct task_registers){.n = 32, .pc = u->pc};
-    for (int i = 0; i < 31; i++)
-        regs->value[i] = u->regs[i];
-    regs->value[31] = u->sp;
-}
-#endif
-
-bool task_has_registers(void)
-{
-#if defined __x86_64__ || defined __aarch64__
-    return true;
-#else
-    return false;
-#endif
-}
-
-static int read_registers(pid_t tid, struct task_registers *regs)
-{
-#if defined __x86_64__ || defined __aarch64__
-    struct user_regs_struct user;
-    struct iovec io = {.iov_base = &user, .iov_len = sizeof user};
-
-    if (ptrace(PTRACE_GETREGSET, tid, (void *)(uintptr_t)NT_PRSTATUS, &io) != 0)
-        return errno;
-    if (io.iov_len != sizeof user)
-        return EINVAL; /* a 32-bit program */
-    take_registers(&user, regs);
-    return 0;
-#else
-    (void)tid;
-    *regs = (struct task_registers){.n = 0};
-    return ENOSYS;
-#endif
-}
-
 /*
  * Waits for the thread to stop, by its state: a wait(2) could take the end of the process from its parent, or lose the
  * stop to it, if that is a thread of this process.
@@ -185,9 +135,9 @@ static int kept_signal(pid_t tid)
 }
 
 /* PTRACE_SEIZE, and not PTRACE_ATTACH: no SIGSTOP that the process could see, and a stopped process stays stopped. */
-int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, struct task_registers *regs, int *signal)
+int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, int *signal)
 {
-    int rc = 0;
+    int rc;
 
     *signal = 0;
     if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0)
@@ -198,10 +148,7 @@ int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, struct task_registers *
     if (rc != 0)
         return rc;
     *signal = kept_signal(tid);
-    rc = read_registers(tid, regs);
-    if (rc != 0)
-        task_let_go(tid, *signal);
-    return rc;
+    return 0;
 }
 
 void task_let_go(pid_t tid, int signal)

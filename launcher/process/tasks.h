@@ -10,16 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define TASK_NAME 32      /* bytes of a thread's name, NUL included */
-#define TASK_REGISTERS 33 /* the most that a machine has here */
-
-/* A thread's registers: those that DWARF numbers from 0 on, and its program counter. n 0: not known on this machine. */
-struct task_registers {
-    uint32_t n;
-    uint64_t unknown; /* a bit for each one without a value */
-    uint64_t pc;
-    uint64_t value[TASK_REGISTERS];
-};
+#define TASK_NAME 32 /* bytes of a thread's name, NUL included */
 
 /*
  * Writes the ids of pid's threads in ascending order, the main thread first, at most `most` of them. Returns how many
@@ -37,16 +28,14 @@ bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state);
 bool tasks_are_stuck(pid_t pid);
 /* Returns the process that traces pid; 0: none does, or pid is gone. */
 pid_t task_tracer(pid_t pid);
-/* Are the registers of threads known on this machine? */
-bool task_has_registers(void);
 
 /*
- * Stops a thread and reads its registers. Returns 0, and then task_let_go() with *signal lets it go on; or an errno:
- * EPERM (it may not be traced), ESRCH (it is gone), ETIMEDOUT (it has not stopped until deadline_ns, since it is in
- * uninterruptible sleep). After ETIMEDOUT it stays traced until the calling thread ends. A stopped thread stays
- * stopped. The calls for one thread must come from one thread.
+ * Stops a thread. Returns 0, and then task_let_go() with *signal lets it go on; or an errno: EPERM (it may not be
+ * traced), ESRCH (it is gone), ETIMEDOUT (it has not stopped until deadline_ns, since it is in uninterruptible sleep).
+ * After ETIMEDOUT it stays traced until the calling thread ends. A stopped thread stays stopped. The calls for one
+ * thread must come from one thread.
  */
-int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, struct task_registers *regs, int *signal);
+int task_hold(pid_t pid, pid_t tid, int64_t deadline_ns, int *signal);
 void task_let_go(pid_t tid, int signal);
 
 #endif

@@ -4,8 +4,8 @@
 #define UNWIND_H
 
 #include "launcher/process/libdw.h"
+#include "launcher/process/stack.h"
 #include "launcher/process/stack_text.h"
-#include "launcher/process/tasks.h"
 
 #ifdef CDI_LIBDW
 
@@ -16,14 +16,12 @@ struct unwind {
     Dwfl *dwfl;
     bool opened; /* its memory: */
     int mem;
-    pid_t pid, tid;
-    struct task_registers regs;  /* of tid */
+    pid_t pid;
+    bool is_waiting; /* its one thread waits, and has passed its registers: */
+    struct stack_registers regs;
     struct stack_thread *thread; /* that is unwound */
     int frames;                  /* the most */
     int64_t deadline_ns;         /* frames and lines of sources are not looked for after it */
-    int first;                   /* the frame at which libdw has begun */
-    bool has_sp;                 /* the stack pointer of the last frame: */
-    uint64_t sp;
 };
 
 /*
@@ -31,13 +29,8 @@ struct unwind {
  * CDDP_E_SYSTEM, CDDP_E_NOMEM. Call unwind_close() in any case.
  */
 cddp_status unwind_open(struct unwind *u, struct cdi_error *err);
-/* Fills t->pc (room for u->frames) with the frames of a thread that does not run and has these registers. */
-void unwind_thread(struct unwind *u, struct stack_thread *t, const struct task_registers *regs);
-/*
- * Does the same for a thread of which some registers are not known, such as one that cannot be stopped. Frames that the
- * tables do not give without them are looked for on the stack: t->found and t->lost tell.
- */
-void unwind_blocked(struct unwind *u, struct stack_thread *t, const struct task_registers *regs);
+/* Fills t->pc (room for u->frames) with the frames of a thread that waits, or that the caller has stopped. */
+void unwind_thread(struct unwind *u, struct stack_thread *t);
 /* Is a stack_name_fn; arg is the struct unwind. The process may run meanwhile. */
 cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out);
 void unwind_close(struct unwind *u);

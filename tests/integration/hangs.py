@@ -216,14 +216,14 @@ def test_ci_is_killed_without_notice(cddprun):
                      f'{took:.1f} s', [found[0]]))
 
 
-def unstopped(kind, state):
-    """What a stack's first line says; a process that version 2 has frozen can be stopped and read as any other."""
-    return f'{state}, read without stopping it' if top_of(kind).name == kind else ''
+def stack_in(kind):
+    """What its stack shows; a process that version 2 has frozen or holds back can be stopped and read as any other."""
+    return 'no stack: it cannot be stopped' if top_of(kind).name == kind else 'planted_function'
 
 
 def test_is_frozen(cddprun):
     in_group(cddprun, 'freezer', 'It is frozen', 'its cgroup is frozen', 'freeze', 'frozen by its cgroup',
-             head=unstopped('freezer', 'frozen by its cgroup'))
+             stack=stack_in('freezer'), head='frozen by its cgroup:')
 
 
 def test_is_frozen_by_version_2(cddprun):
@@ -235,7 +235,7 @@ def test_is_frozen_by_version_2(cddprun):
 
 def test_is_at_its_memory_limit(cddprun):
     in_group(cddprun, 'memory', 'It is at its memory limit', 'its cgroup has 64 MiB and no way to free any', 'grow',
-             'at its memory limit', head=unstopped('memory', 'in D state'))
+             'at its memory limit', stack=stack_in('memory'))
 
 
 def test_ci_skips_a_collective(cddprun):
@@ -328,9 +328,8 @@ Time in which cddprun was suspended does not count.
 A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
 workers unless a container or `ptrace_scope` forbids it. If it cannot be read, the message gives the reason.
 
-A thread that is frozen by its cgroup, or in D state, cannot be stopped. It is read as it is ("read without stopping it"), by the
-two registers that the kernel prints for it, and by those that its functions have saved. A frame that needs others is looked for on
-the stack. It has the mark "(found on the stack)", as have those after it: they may be wrong.
+A thread that is frozen by its cgroup (version 1), or in D state, cannot be stopped, and has no stack. The message has the system
+call in which it waits, and the function of the kernel.
 
 Jobs of 8 ranks on 2 nodes follow (ranks 0 to 3 on node0, 4 to 7 on node1), with `--hang_warning=2`. Rank 5 comes to a stop in
 `planted_function`. The time is counted from there to the message.

@@ -162,11 +162,10 @@ struct hold {
 
 static void *hold_worker(void *arg)
 {
-    struct task_registers regs;
     struct hold *h = arg;
     int signal = 0;
 
-    h->failed = task_hold(h->pid, h->pid, cdi_now_ns() + INT64_C(60000000000), &regs, &signal);
+    h->failed = task_hold(h->pid, h->pid, cdi_now_ns() + INT64_C(60000000000), &signal);
     atomic_store(&h->state, 1);
     while (atomic_load(&h->state) != 2)
         (void)usleep(1000);
