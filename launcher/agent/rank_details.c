@@ -7,7 +7,7 @@
 #include "launcher/process/nvml.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/procs.h"
-#include "launcher/process/python_stack.h"
+#include "launcher/process/py_spy.h"
 #include "launcher/process/small_file.h"
 #include "launcher/process/stack.h"
 
@@ -160,12 +160,20 @@ static void look_at(struct rank_memory *m, struct cdi_rank_report *r)
         m->sample = now;
 }
 
+static cddp_status read_python_stack(pid_t pid, int64_t left_ms, struct cdi_buf *out, struct cdi_error *err)
+{
+    const struct python_stack_limits limits = {.timeout_ms = (uint32_t)left_ms, .max_threads = 16, .max_frames = 24};
+    struct python_stacks stacks;
+    cddp_status st = py_spy_collect(pid, &limits, &stacks, err);
+
+    if (st == CDDP_OK && (st = python_stack_text(&stacks, out)) != CDDP_OK)
+        (void)cdi_fail(err, st, "the text is too long");
+    python_stacks_release(&stacks);
+    return st;
+}
+
 static void read_stack(pid_t pid, int64_t left_ms, struct cdi_buf *out)
 {
-    struct python_stack_limits python = {.timeout_ms = (uint32_t)left_ms,
-                                         .max_threads = 16,
-                                         .max_frames = 24,
-                                         .no_py_spy = left_ms < RANK_DETAILS_MS / 2};
     struct stack_limits native = {.threads = 8, .frames = 16, .timeout_ms = (int)left_ms};
     struct cdi_error err = {.status = CDDP_OK};
 
@@ -174,7 +182,7 @@ static void read_stack(pid_t pid, int64_t left_ms, struct cdi_buf *out)
         return;
     }
     if (python_stack_is_python(pid)) {
-        if (python_stack_read(pid, &python, out, &err) == CDDP_OK)
+        if (read_python_stack(pid, left_ms, out, &err) == CDDP_OK)
             return;
         (void)cdi_buf_printf(out, "its Python stack cannot be read: %s\n", err.msg);
     }

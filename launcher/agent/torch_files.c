@@ -3,7 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "launcher/agent/torch_dump.h"
+#include "common/visible.h"
 #include "launcher/process/tasks.h"
 
 #include <fcntl.h>
@@ -19,7 +19,8 @@
 #define LOOK_MS 50 /* between two looks whether a dump is there */
 
 struct dump_file {
-    char path[PATH_MAX]; /* as this process sees it; "": the worker has none */
+    char path[PATH_MAX];   /* as this process sees it; "": the worker has none */
+    char name[TORCH_NOTE]; /* as the worker sees it, without its rank */
     struct timespec before;
     bool asked;
 };
@@ -105,6 +106,7 @@ static void begin_dump(const struct torch_rank *r, struct dump_file *f)
     make_path(r, file, "", f->path, sizeof f->path);
     if (f->path[0] == '\0')
         return;
+    (void)cdi_visible_line(f->name, sizeof f->name, file, strlen(file));
     if (stat(f->path, &st) == 0)
         f->before = st.st_mtim;
     make_path(r, pipe, ".pipe", path, sizeof path);
@@ -123,26 +125,16 @@ static bool is_new(const struct dump_file *f, const struct stat *now)
 }
 
 /*
- * Reads a worker's dump; false: it is not there yet. One that this worker has not been asked for may be an earlier
- * round's or job's: it is older than the worker, since every round begins after the end of the one before. (The time of
- * /proc/PID does not tell when a worker began: it is when the kernel made the entry, perhaps for the second time.)
+ * Is a worker's dump there? One that this worker has not been asked for may be an earlier round's or job's: it is older
+ * than the worker, since every round begins after the end of the one before. (The time of /proc/PID does not tell when
+ * a worker began: it is when the kernel made the entry, perhaps for the second time.)
  */
-static bool read_dump(struct torch_rank *r, const struct dump_file *f)
+static bool has_dump(const struct torch_rank *r, const struct dump_file *f)
 {
     struct stat st;
-    struct torch_dump dump;
-    CDI_AUTOFREE uint8_t *bytes = NULL;
-    CDI_AUTOCLOSE int fd = open(f->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    size_t n;
 
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) ||
-        (!is_new(f, &st) && is_before_ms(&st.st_mtim, r->started_wall_ms + 1)))
-        return false;
-    bytes = read_whole(fd, TORCH_DUMP_MAX, &n);
-    if (bytes == NULL || torch_dump_read(bytes, n, &dump, NULL) != CDDP_OK)
-        return false;
-    torch_dump_text(&dump, r->last, sizeof r->last);
-    return true;
+    return f->path[0] != '\0' && stat(f->path, &st) == 0 && S_ISREG(st.st_mode) &&
+           (is_new(f, &st) || !is_before_ms(&st.st_mtim, r->started_wall_ms + 1));
 }
 
 static bool waits_for_dump(const struct dump_file *f)
@@ -152,7 +144,7 @@ static bool waits_for_dump(const struct dump_file *f)
     return f->asked && (stat(f->path, &st) != 0 || !is_new(f, &st));
 }
 
-bool torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping)
+bool torch_files_find(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping)
 {
     const struct timespec pause = {.tv_nsec = LOOK_MS * 1000000};
     int64_t deadline_ms = cdi_now_ms() + wait_ms;
@@ -166,13 +158,10 @@ bool torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const ato
         asked |= files[i].asked;
     }
     for (size_t i = 0; i < n && !atomic_load(stopping); i++) {
-        if (files[i].path[0] == '\0')
-            continue;
         while (waits_for_dump(&files[i]) && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
             (void)nanosleep(&pause, NULL);
-        /* A new file may still be incomplete. */
-        while (!read_dump(&v[i], &files[i]) && files[i].asked && cdi_now_ms() < deadline_ms && !atomic_load(stopping))
-            (void)nanosleep(&pause, NULL);
+        if (has_dump(&v[i], &files[i]))
+            memcpy(v[i].dump, files[i].name, sizeof v[i].dump);
     }
     return asked;
 }

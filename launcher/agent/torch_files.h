@@ -12,10 +12,10 @@
 #include <stdatomic.h>
 
 /*
- * Asks all workers for a dump that can be asked, waits for it for at most wait_ms, and sets `last` of each rank whose
- * dump can be read, and has changed since the question or is not older than the worker. Blocks, so call it from a
+ * Asks all workers for a dump that can be asked, waits for it for at most wait_ms, and sets `dump` of each rank whose
+ * dump has changed since the question, or is not older than the worker. Blocks, so call it from a
  * thread that may wait; it returns early after *stopping has become true. Returns whether a worker was asked.
  */
-bool torch_files_read(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping);
+bool torch_files_find(struct torch_rank *v, size_t n, int64_t wait_ms, const atomic_bool *stopping);
 
 #endif

@@ -4,7 +4,7 @@
 #include "common/clock.h"
 #include "launcher/agent/torch_files.h"
 #include "launcher/process/procs.h"
-#include "launcher/process/python_stack.h"
+#include "launcher/process/py_spy.h"
 #include "launcher/process/sockets.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 
 #define TICK_MS 1000
 #define STALLED_MS 5000
-#define STACK_MS 1000      /* for the stack of one rank */
+#define STACK_MS 3000      /* for the stack of one rank */
 #define STACKS_MS 8000     /* for all of them */
 #define DUMPS_MS 3000      /* for the dumps of PyTorch's flight recorder */
 #define DUMP_WORK_MS 10000 /* that a worker may go on with a dump, which has the stacks of all records */
@@ -126,15 +126,14 @@ static void read_stack(struct torch_rank *r)
 
     if (!look_at_process(r->pid, &cpu_ms, &r->state, &group))
         r->state = 'X';
-    if (python_stack_collect(r->pid, &limits, &s, &err) != CDDP_OK) {
+    if (py_spy_collect(r->pid, &limits, &s, &err) != CDDP_OK) {
         (void)snprintf(r->why, sizeof r->why, "its Python stack cannot be read: %.150s", err.msg);
-    } else if (s.n > 0) {
+    } else {
         const struct python_thread *t = &s.threads[0]; /* the main thread */
 
         r->cut = t->cut;
         r->n_frames = t->n_frames;
-        if (t->n_frames > 0)
-            memcpy(r->frames, t->frames, t->n_frames * sizeof t->frames[0]);
+        memcpy(r->frames, t->frames, t->n_frames * sizeof t->frames[0]);
     }
     python_stacks_release(&s);
 }
@@ -179,7 +178,7 @@ static void look_work(uv_work_t *w)
     if (!l->refuted && !atomic_load(&l->stopping))
         find_waits(l);
     if (!l->refuted && !atomic_load(&l->stopping))
-        l->asked = torch_files_read(l->found, l->n_found, DUMPS_MS, &l->stopping);
+        l->asked = torch_files_find(l->found, l->n_found, DUMPS_MS, &l->stopping);
 }
 
 static void look_say(struct torch_look *l)

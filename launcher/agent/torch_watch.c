@@ -136,8 +136,6 @@ static int compare_places(const struct torch_rank *a, const struct torch_rank *b
     if (by == 0)
         by = compare_frames(own_frame(a), own_frame(b));
     if (by == 0)
-        by = strcmp(a->last, b->last);
-    if (by == 0)
         by = strcmp(a->key, b->key);
     return by;
 }
@@ -270,15 +268,56 @@ static cddp_status put_group(const struct torch_rank *v, size_t n, const char *h
 
     if (st == CDDP_OK)
         st = put_place(v, out);
-    if (st == CDDP_OK && v->last[0] != '\0')
-        st = cdi_buf_printf(out, "; %s", v->last);
     return st == CDDP_OK && v->key[0] != '\0' ? put_key(v, n, out) : st;
+}
+
+static int by_rank(const void *p, const void *q)
+{
+    const struct torch_rank *a = p, *b = q;
+
+    return (a->rank > b->rank) - (a->rank < b->rank);
+}
+
+/* The ranks share a path up to the rank, unless they have set different ones. */
+static cddp_status put_dumps(struct torch_rank *v, size_t n, struct cdi_buf *out)
+{
+    cddp_status st = CDDP_OK;
+
+    qsort(v, n, sizeof *v, by_rank);
+    for (size_t i = 0, k; st == CDDP_OK && i < n; i++) {
+        struct cdi_rank_list ranks = {0};
+
+        for (k = 0; k < i && strcmp(v[k].dump, v[i].dump) != 0; k++)
+            ;
+        if (v[i].dump[0] == '\0' || k < i)
+            continue;
+        for (size_t j = i; j < n; j++)
+            if (strcmp(v[j].dump, v[i].dump) == 0)
+                cdi_rank_list_add(&ranks, v[j].rank);
+        st = cdi_buf_printf(out, "\n    dumps of PyTorch's flight recorder: %sRANK, RANK is %s", v[i].dump, ranks.text);
+    }
+    return st;
+}
+
+static cddp_status put_groups(const struct torch_rank *v, size_t n, const char *host, struct cdi_buf *out)
+{
+    cddp_status st = CDDP_OK;
+    size_t groups = 0;
+
+    for (size_t i = 0, end; st == CDDP_OK && i < n; i = end) {
+        for (end = i; end < n && v[end].suspect == v[i].suspect && compare_places(&v[i], &v[end]) == 0; end++)
+            ;
+        if (++groups > GROUPS_SHOWN)
+            return cdi_buf_printf(out, "\n    and %zu more ranks elsewhere", n - i);
+        st = put_group(v + i, end - i, host, out);
+    }
+    return st;
 }
 
 cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standstill kind, int64_t quiet_ms,
                              const char *host, struct cdi_buf *out)
 {
-    size_t groups = 0, n_quiet = 0;
+    size_t n_quiet = 0;
     char seconds[SECONDS_TEXT];
     cddp_status st;
 
@@ -293,14 +332,8 @@ cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standsti
                             n_quiet == 1 ? "its processor" : "their processors", seconds);
     else
         st = cdi_buf_printf(out, "no worker of this node has used its processor for %s, and none has ended:", seconds);
-    for (size_t i = 0, end; st == CDDP_OK && i < n; i = end) {
-        for (end = i; end < n && v[end].suspect == v[i].suspect && compare_places(&v[i], &v[end]) == 0; end++)
-            ;
-        if (++groups > GROUPS_SHOWN)
-            return cdi_buf_printf(out, "\n    and %zu more ranks elsewhere", n - i);
-        st = put_group(v + i, end - i, host, out);
-    }
-    return st;
+    st = st == CDDP_OK ? put_groups(v, n, host, out) : st;
+    return st == CDDP_OK ? put_dumps(v, n, out) : st;
 }
 
 void torch_again_text(size_t n, int64_t after_ms, char buf[TORCH_NOTE])

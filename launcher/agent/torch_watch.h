@@ -7,7 +7,7 @@
 #define TORCH_WATCH_H
 
 #include "common/buf.h"
-#include "launcher/process/python_decode.h"
+#include "launcher/process/python_stack.h"
 
 #define TORCH_FRAMES 8 /* that are shown of a rank, innermost first */
 #define TORCH_NOTE 200 /* bytes, NUL included */
@@ -64,7 +64,7 @@ struct torch_rank {
     char why[TORCH_NOTE];  /* if n_frames is 0: why it is not known; "": it runs no Python code */
     char key[TORCH_NOTE];  /* of the store, for which it waits; "": none */
     int64_t key_ms;        /* for how long */
-    char last[TORCH_NOTE]; /* its place in PyTorch's flight recorder; "": not known */
+    char dump[TORCH_NOTE]; /* of PyTorch's flight recorder: the file's path without the rank at its end; "": none */
     bool suspect;          /* set by torch_watch_text() */
 };
 
@@ -76,8 +76,8 @@ struct torch_rank {
  *     ranks 0, 1, 3: in all_reduce (torch/distributed/distributed_c10d.py:2810), called from main (train.py:44)
  *
  * Ranks at one place share a line. First come the suspects: those that do not wait in PyTorch's communication, or for a
- * key of the store, while others do; otherwise those that stand elsewhere than the majority. Sorts v. No newline at the
- * end. CDDP_E_LIMIT, CDDP_E_NOMEM.
+ * key of the store, while others do; otherwise those that stand elsewhere than the majority. A line about the dumps of
+ * PyTorch's flight recorder follows. Sorts v by rank. No newline at the end. CDDP_E_LIMIT, CDDP_E_NOMEM.
  */
 cddp_status torch_watch_text(struct torch_rank *v, size_t n, enum torch_standstill kind, int64_t quiet_ms,
                              const char *host, struct cdi_buf *out);

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program py-spy, for Pythons whose memory layout is not known here. */
+/*
+ * The program py-spy, which reads Python stacks from outside: the process does not stop, and nothing runs in it. It
+ * reads the memory of another process, for which Yama wants a declaration of that process: shim.c makes it.
+ */
 #ifndef CDI_PY_SPY_H
 #define CDI_PY_SPY_H
 
-#include "common/buf.h"
-
-#include <sys/types.h>
+#include "launcher/process/python_stack.h"
 
 /*
- * Runs `py-spy dump --nonblocking`, then `py-spy dump`, if PATH has it, and appends what it prints to out, at most 64
- * KiB. Blocks for at most twice timeout_ms, so call it from a thread that may wait. Another thread may reap the child.
- * CDDP_E_NOT_FOUND: there is no such program, or it fails; CDDP_E_TIMEOUT, CDDP_E_LIMIT, CDDP_E_NOMEM, CDDP_E_SYSTEM.
+ * Reads the stacks of all Python threads by py-spy, which is beside cddprun or on PATH. limits NULL: the defaults.
+ * Blocks for at most limits->timeout_ms, so call it from a thread that may wait. Another thread may reap the child.
+ * Release *out with python_stacks_release() in any case. CDDP_E_UNSUPPORTED: there is no py-spy; CDDP_E_DENIED: the
+ * memory may not be read; CDDP_E_PROTOCOL: py-spy fails, such as for a process that is gone or not Python;
+ * CDDP_E_NOT_FOUND: no thread runs Python code; CDDP_E_TIMEOUT, CDDP_E_NOMEM, CDDP_E_SYSTEM.
  */
-cddp_status py_spy_dump(pid_t pid, uint32_t timeout_ms, struct cdi_buf *out);
+cddp_status py_spy_collect(pid_t pid, const struct python_stack_limits *limits, struct python_stacks *out,
+                           struct cdi_error *err);
 
 #endif

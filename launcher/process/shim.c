@@ -162,6 +162,8 @@ static int shim(long argc, char **argv, char **env)
     /* If the agent died before the line above, no signal will be sent. */
     if (sys(SYS_getppid, 0, 0, 0, 0, 0) != number(argv[1], 10))
         return fail(EXEC_AGENT, ESRCH);
+    /* For Yama (security/yama/yama_lsm.c): py-spy, a child of the agent, may read this process, also after exec. */
+    (void)sys(SYS_prctl, PR_SET_PTRACER, number(argv[1], 10), 0, 0, 0);
     (void)sys(SYS_fcntl, ERRNO_FD, F_SETFD, FD_CLOEXEC, 0, 0);
     close_from(ERRNO_FD + 1);
     restore_nofile(number(argv[4], 10));

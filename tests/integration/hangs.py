@@ -322,11 +322,15 @@ there. Steps of a reducer on a part, and CUDA graphs that replay its collectives
 
 A PyTorch program has no flight page. Its agent watches the processor time of the node's workers, and after `--hang_warning` prints
 where the Python stack of each one stands. When half of those workers use their processors again, it prints that once. Such a message
-ends nothing: `--hang_timeout` is for collectives of libcddp.
+ends nothing: `--hang_timeout` is for collectives of libcddp. If PyTorch's flight recorder is on (`TORCH_FR_DUMP_TEMP_FILE`), the
+message names its dumps, which `torchfrtrace` reads.
 Time in which cddprun was suspended does not count.
 
-A stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
+A native stack is read from outside. It needs libdw (Debian's package libdw1) and the permission to trace: an agent may trace its own
 workers unless a container or `ptrace_scope` forbids it. If it cannot be read, the message gives the reason.
+
+A Python stack is read by py-spy, which cddprun looks for beside itself and in `PATH`. The Python wheel brings it; otherwise
+`pip install py-spy`, on every node. Without it the message has the native stack, and the line that says how to install it.
 
 A thread that is frozen by its cgroup (version 1), or in D state, cannot be stopped, and has no stack. The message has the system
 call in which it waits, and the function of the kernel.

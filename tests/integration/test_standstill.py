@@ -43,14 +43,14 @@ planted_sleep() if os.environ["RANK"] == "2" else wait_for_key()
 '''
 # Does what PyTorch's NCCL backend does: a byte in its pipe makes it write a dump. Rank 1 writes none.
 RECORDER = '''
-import os, shutil, sys, threading, time
+import os, threading, time
 prefix, rank = os.environ["TORCH_FR_DUMP_TEMP_FILE"], os.environ["RANK"]
 pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
 os.mkfifo(pipe)
 def dump():
     fd = os.open(pipe, os.O_RDONLY)
     os.read(fd, 128)
-    shutil.copy(sys.argv[1], prefix + rank)
+    open(prefix + rank, "w").close()
 if rank != "1":
     threading.Thread(target=dump, daemon=True).start()
 time.sleep(1000)
@@ -75,6 +75,9 @@ subprocess.run([sys.executable, "-c", "import time; end = time.monotonic() + 6\\
 CHILD_WORKS_FIRST = CHILD_WORKS + 'import time; time.sleep(1000)'
 
 
+NO_STACK = {'PATH': os.environ['PATH']}  # of a test without a message: it needs no py-spy
+
+
 def stderr_of(job):
     with open(job.error_file, encoding='utf-8') as f:
         return f.read()
@@ -82,6 +85,9 @@ def stderr_of(job):
 
 def start(cddprun, program, *args, n=4, warning='1', before=(), env=None):
     """The job; its stderr is in a file, so that it can be read while it runs."""
+    env = env or {}
+    if 'PATH' not in env:
+        env = {'PATH': launch.path_with_py_spy(), **env}
     path = os.path.join(launch.tempfile.gettempdir(), f'cddp-test-standstill-{os.getpid()}-{time.monotonic_ns()}')
     with open(path, 'w', encoding='utf-8') as f:
         command = [*before, cddprun, f'--nproc_per_node={n}', f'--hang_warning={warning}', '--shutdown_timeout=0.1',
@@ -146,16 +152,38 @@ def test_names_key_of_the_store(cddprun):
     assert re.search(r"\n    ranks 0, 1, 3: in wait_for_key .*; waiting for the store's key 'planted key' for [0-9.]+ s\n", text), text
 
 
-def test_reads_dumps_of_pytorchs_recorder(cddprun):
-    dump = os.path.join(os.path.dirname(__file__), '..', 'data', 'torch-recorder-2.13.pickle')
+def test_names_dumps_of_pytorchs_recorder(cddprun):
     with launch.tempfile.TemporaryDirectory() as folder:
         env = {'TORCH_FR_DUMP_TEMP_FILE': folder + '/trace_', 'TORCH_NCCL_DEBUG_INFO_PIPE_FILE': folder + '/pipe_'}
-        with start(cddprun, RECORDER, dump, n=3, env=env) as job:
+        with start(cddprun, RECORDER, n=3, env=env) as job:
             wait_for('the message', lambda: 'none has ended' in stderr_of(job), more=lambda: stderr_of(job))
             text = end(job)
-    said = "; PyTorch's recorder: in gloo:all_reduce #4 of default_pg ([[8]], scheduled)\n"
-    assert re.search(r'\n    rank 1 \(pid \d+ on \S+, asleep\): in <module> \(<string>:12\)\n', text), text
-    assert '\n    ranks 0, 2: in <module> (<string>:12)' + said in text, text
+    assert f"\n    ranks 0, 1, 2: in <module> (<string>:12)\n    dumps of PyTorch's flight recorder: {folder}/trace_RANK, RANK is 0, 2\n" in text, text
+
+
+def test_a_missing_py_spy_is_named(cddprun):
+    path = os.pathsep.join(p for p in os.environ['PATH'].split(os.pathsep) if not os.path.exists(os.path.join(p, 'py-spy')))
+    with start(cddprun, ONE_STOPS, 'sleep', env={'PATH': path}) as job:
+        wait_for('the message', lambda: 'ranks 0, 1, 2, 3: ' in stderr_of(job), more=lambda: stderr_of(job))
+        text = end(job)
+    said = 'its Python stack cannot be read: py-spy is missing: install it with `pip install py-spy`'
+    assert f'none has ended:\n    ranks 0, 1, 2, 3: {said}\n' in text and text.count('py-spy') == 2, text
+
+
+def test_py_spy_beside_cddprun_is_found(cddprun):
+    """As pip installs both. What it prints is a thread of no program."""
+    with launch.tempfile.TemporaryDirectory() as folder:
+        os.makedirs(f'{folder}/bin')
+        os.makedirs(f'{folder}/libexec/cddp')
+        shutil.copy(cddprun, f'{folder}/bin')
+        shutil.copy(os.path.join(os.path.dirname(cddprun), 'cddprun-shim'), f'{folder}/libexec/cddp')
+        with open(f'{folder}/bin/py-spy', 'w', encoding='ascii') as f:
+            f.write('#!/bin/sh\necho \'[{"frames": [{"name": "beside", "short_filename": "x.py", "line": 7}]}]\'\n')
+        os.chmod(f'{folder}/bin/py-spy', 0o755)
+        with start(f'{folder}/bin/cddprun', ONE_STOPS, 'sleep', env=NO_STACK) as job:
+            wait_for('the message', lambda: 'ranks 0, 1, 2, 3: ' in stderr_of(job), more=lambda: stderr_of(job))
+            text = end(job)
+    assert 'ranks 0, 1, 2, 3: in beside (x.py:7)\n' in text, text
 
 
 def test_says_it_once_for_each_standstill(cddprun):
@@ -180,11 +208,10 @@ def test_a_short_warning_has_a_tenth_of_a_second(cddprun):
 
 def test_work_for_a_dump_does_not_count(cddprun):
     """Its workers use a processor for it: this neither ends the standstill nor begins another one."""
-    dump = os.path.join(os.path.dirname(__file__), '..', 'data', 'torch-recorder-2.13.pickle')
-    program = RECORDER.replace('shutil.copy(', 'end = time.thread_time() + 0.4\n    while time.thread_time() < end: pass\n    shutil.copy(')
+    program = RECORDER.replace('open(prefix', 'end = time.thread_time() + 0.4\n    while time.thread_time() < end: pass\n    open(prefix')
     with launch.tempfile.TemporaryDirectory() as folder:
         env = {'TORCH_FR_DUMP_TEMP_FILE': folder + '/trace_', 'TORCH_NCCL_DEBUG_INFO_PIPE_FILE': folder + '/pipe_'}
-        with start(cddprun, program, dump, n=3, env=env) as job:
+        with start(cddprun, program, n=3, env=env) as job:
             wait_for('the message', lambda: 'none has ended' in stderr_of(job), more=lambda: stderr_of(job))
             time.sleep(4)  # nothing more is to come
             text = end(job)
@@ -192,18 +219,18 @@ def test_work_for_a_dump_does_not_count(cddprun):
 
 
 def test_is_silent_when_all_is_well(cddprun):
-    with start(cddprun, TWICE, n=2, warning='0', env={'PAUSE': '2'}) as job:
+    with start(cddprun, TWICE, n=2, warning='0', env={'PAUSE': '2', **NO_STACK}) as job:
         assert job.finish() == 0
         assert stderr_of(job) == ''
         os.unlink(job.error_file)
-    with start(cddprun, TWICE, n=2, warning='60', env={'PAUSE': '1'}) as job:
+    with start(cddprun, TWICE, n=2, warning='60', env={'PAUSE': '1', **NO_STACK}) as job:
         assert job.finish() == 0
         assert stderr_of(job) == ''
         os.unlink(job.error_file)
 
 
 def test_is_silent_while_children_work(cddprun):
-    with start(cddprun, CHILD_WORKS, n=2) as job:
+    with start(cddprun, CHILD_WORKS, n=2, env=NO_STACK) as job:
         assert job.finish() == 0
         assert stderr_of(job) == ''
         os.unlink(job.error_file)

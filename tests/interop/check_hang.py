@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An unmodified PyTorch DDP program (gloo, 4 ranks) that hangs in one rank: cddprun names rank, host and function.
 
-    check_hang.py CDDPRUN PYTHON     PYTHON has torch; exits 77 (skipped) if it is empty
+    check_hang.py CDDPRUN PYTHON     PYTHON has torch, and py-spy beside it; exits 77 (skipped) without
 
-Neither py-spy nor privileges are used: cddprun and its workers run without any capability, if setpriv can take them away.
+No privileges are used: cddprun and its workers run without any capability, if setpriv can take them away.
 """
 import os
 import pathlib
@@ -28,18 +28,13 @@ def without_privileges():
     return drop if subprocess.run([*drop, "true"], check=False, capture_output=True).returncode == 0 else []
 
 
-def path_without_py_spy(folder):
-    """A PATH in which no py-spy is."""
-    return os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if not os.path.exists(os.path.join(p, "py-spy"))) or folder
-
-
 def stderr_of_hang(cddprun, python, how):
     """What cddprun prints within a second after its message."""
     with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "err"), "w+", encoding="utf-8") as err:
         command = [*without_privileges(), cddprun, "--standalone", "--nproc_per_node=4", "--hang_warning=3", "--shutdown_timeout=1",
                    python, "-u", str(HERE / "ddp_hang.py"), how]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
-                                   env={**os.environ, "PATH": path_without_py_spy(folder), "TMPDIR": folder})
+                                   env={**os.environ, "PATH": os.environ["PATH"] + os.pathsep + os.path.dirname(python), "TMPDIR": folder})
         try:
             deadline = time.monotonic() + LIMIT_S
             text = ""
@@ -70,6 +65,9 @@ def check(text, how):
 def main():
     if len(sys.argv) < 3 or not sys.argv[2]:
         print("skipped: no python with torch was given (meson option torch_python)")
+        return 77
+    if shutil.which("py-spy", path=os.environ["PATH"] + os.pathsep + os.path.dirname(sys.argv[2])) is None:
+        print("skipped: needs py-spy: pip install py-spy")
         return 77
     bad = []
     for how in "sleep", "spin", "key":

@@ -83,7 +83,7 @@ FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
     'uv.h': ['rendezvous/', 'launcher/'],
-    'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c',
+    'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'launcher/query/', 'rendezvous/http/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c', 'launcher/process/python_stack.c',
                   'launcher/plan/dry_run.c', 'launcher/output/report_page.c', 'launcher/top/', 'launcher/etcd/etcd_json.c', 'preflight/facts_json.c', 'preflight/spare.c'],
     'sodium.h': ['protocol/auth.c'],
     'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'launcher/top/curses.c', 'launcher/etcd/libcurl.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c', 'examples/gpt/kernels_pick.c', 'examples/gpt/gpu.c', 'examples/gpt/cublas.c'],

@@ -349,5 +349,16 @@ def tensors():
         say(f'rank {comm.rank}: PyTorch agrees')
 
 
+def stands():
+    """Rank 1 leaves the others alone."""
+    def planted_sleep():
+        time.sleep(1000)
+
+    with cddp.init() as comm:
+        if comm.rank == 1:
+            planted_sleep()
+        comm.barrier()
+
+
 if __name__ == '__main__':
     globals()[sys.argv[1]]()

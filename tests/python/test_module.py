@@ -130,6 +130,15 @@ def test_world_of_one(_):
     assert out == '<cddp.Comm: rank 0 of 1, cpu> [2.0]\n', out + err
 
 
+def test_a_rank_that_stands_still_has_its_python_stack(cddprun):
+    env = {**ENV, 'PATH': launch.path_with_py_spy()}
+    with launch.Job(cddprun, '--standalone', '--nproc_per_node=2', '--hang_warning=1', '--hang_timeout=3', '--shutdown_timeout=0.1',
+                    sys.executable, HERE / 'ranks.py', 'stands', env=env) as run:
+        assert run.finish() == 1, run.out + run.err
+    assert re.search(r"\n    rank 1's stack:\n        main thread:\n {12}(stands\.<locals>\.)?planted_sleep \(ranks\.py:\d+\)\n {12}stands ",
+                     run.err), run.err
+
+
 def test_job_without_a_launcher(_):
     code = ('import array, cddp, sys\n'
             'with cddp.init(world_size=2, rank=int(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), host_store=True,'

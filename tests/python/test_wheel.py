@@ -91,7 +91,8 @@ def test_version_is_that_of_meson_build(_):
     assert version in inside('cddprun', '--version').split()
     assert version in inside('cddp-rendezvous', '--version').split()
     assert inside('python', '-c', 'import cddp; print(cddp.__version__)').strip() == version
-    assert f'Version: {version}\n' in inside('python', '-m', 'pip', 'show', 'cddprun')
+    shown = inside('python', '-m', 'pip', 'show', 'cddprun')
+    assert f'Version: {version}\n' in shown and 'Requires: py-spy\n' in shown, shown
 
 
 def test_programs_run(_):

@@ -244,6 +244,14 @@ def busyness():
     return max(1.0, float(average) / os.cpu_count(), int(running.split('/')[0]) / os.cpu_count())
 
 
+def path_with_py_spy():
+    """A PATH with py-spy: this one, or with the folder of -Dtorch_python's interpreter."""
+    path = os.environ['PATH'] + os.pathsep + os.path.dirname(os.environ.get('CDDP_TEST_TORCH_PYTHON', ''))
+    if shutil.which('py-spy', path=path) is None:
+        raise Skip('needs py-spy: pip install py-spy')
+    return path
+
+
 STALL_S = 1  # a virtual machine can lose its processors for so long, which no load average shows
 
 

@@ -205,12 +205,23 @@ Test(torch_watch, without_a_majority_all_places_are_shown)
     struct torch_rank v[] = {at(0, "b", "x.py", 2), at(1, "a", "x.py", 1)};
 
     v[0].state = 'T';
-    (void)snprintf(v[1].last, sizeof v[1].last, "last started all_reduce #7");
     cr_assert_str_eq(text_of(v, 2, TORCH_IDLE),
                      "no worker of this node has used its processor for 30 s, and none has ended:\n"
-                     "    rank 1 (pid 71 on box, asleep): in a (x.py:1), called from main (train.py:40); last started "
-                     "all_reduce #7\n"
+                     "    rank 1 (pid 71 on box, asleep): in a (x.py:1), called from main (train.py:40)\n"
                      "    rank 0 (pid 70 on box, stopped by a signal): in b (x.py:2), called from main (train.py:40)");
+}
+
+Test(torch_watch, dumps_of_the_flight_recorder_are_named)
+{
+    struct torch_rank v[] = {at(2, "f", "x.py", 2), at(0, "f", "x.py", 2), at(1, "f", "x.py", 2)};
+
+    for (int i = 0; i < 3; i++)
+        (void)snprintf(v[i].dump, sizeof v[i].dump, i == 2 ? "/b/" : "/tmp/trace_");
+    cr_assert_str_eq(text_of(v, 3, TORCH_IDLE),
+                     "no worker of this node has used its processor for 30 s, and none has ended:\n"
+                     "    ranks 0, 1, 2: in f (x.py:2), called from main (train.py:40)\n"
+                     "    dumps of PyTorch's flight recorder: /tmp/trace_RANK, RANK is 0, 2\n"
+                     "    dumps of PyTorch's flight recorder: /b/RANK, RANK is 1");
 }
 
 Test(torch_watch, ranks_that_wait_for_a_key_wait_for_the_others)
@@ -239,7 +250,7 @@ Test(torch_watch, says_why_there_is_no_stack_and_bounds_the_text)
     text = text_of(v, 100, TORCH_IDLE);
     cr_assert_not_null(strstr(text, "\n    rank 7 (pid 77 on box, asleep): in f (x.py:7)"), "%s", text);
     cr_assert_not_null(strstr(text, "\n    and 92 more ranks elsewhere"), "%s", text);
-    text = text_of(&v[99], 1, TORCH_IDLE); /* sorted: it is the last one */
+    text = text_of(&v[50], 1, TORCH_IDLE);
     cr_assert_not_null(strstr(text, "\n    rank 50 (pid 7 on box, in the kernel (state D)): it cannot be read"), "%s",
                        text);
 }
