@@ -64,7 +64,7 @@ def work(seconds):
 for i in range(2):
     work(0.2)
     time.sleep(float(__import__("os").environ["PAUSE"]))
-work(1)
+work(2)
 '''
 # The worker waits for a process that it has started, and that works.
 CHILD_WORKS = '''
