@@ -248,7 +248,10 @@ static void ssh_on_unwritten(struct ssh_run *s, int which, int error)
     ssh_begin_end(s, options_grace_ms(s->opt) + SLACK_MS);
 }
 
-/* From the end of the job on, a reader that does not read is waited for as long as workers are. */
+/*
+ * From the end of the job on, a reader that does not read is waited for as long as workers are; after that, no more
+ * until it reads again.
+ */
 static void write_queue(struct ssh_run *s, int which, bool room)
 {
     struct cdi_buf *q = &s->queue[which];
@@ -260,10 +263,10 @@ static void write_queue(struct ssh_run *s, int which, bool room)
     }
     if (n > 0)
         cdi_buf_consume(q, (size_t)n);
-    if (n > 0 || q->len == 0 || !s->ending) {
+    if (n > 0 || !s->ending || (q->len == 0 && !s->unread)) {
         s->unread_at_ms[which] =
             cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) > UNREAD_MS ? options_grace_ms(s->opt) : UNREAD_MS);
-    } else if (cdi_now_ms() >= s->unread_at_ms[which]) {
+    } else if (q->len > 0 && cdi_now_ms() >= s->unread_at_ms[which]) {
         if (!s->unread)
             cdi_log(CDI_LOG_ERROR, "NEAR-UNREAD",
                     "its output is not being read: the last output of the workers is lost");
@@ -592,8 +595,6 @@ static int wait_ms(const struct ssh_run *s)
 /* Sets the descriptors and events: signals, children, stdin, stdout, stderr, then three for each host. */
 static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
 {
-    bool full = s->queue[0].len >= QUEUE_MAX || s->queue[1].len >= QUEUE_MAX;
-
     fds[0] = (struct pollfd){.fd = s->link.fd, .events = POLLIN};
     fds[1] = (struct pollfd){.fd = s->children, .events = POLLIN};
     fds[2] = (struct pollfd){.fd = wants_stdin(s) && has_stdin() ? STDIN_FILENO : -1, .events = POLLIN};
@@ -604,7 +605,7 @@ static void fill_polls(const struct ssh_run *s, struct pollfd *fds)
 
         fds[5 + 3 * i] = (struct pollfd){.fd = r->to.len > 0 ? r->in : -1, .events = POLLOUT};
         for (int k = 0; k < 2; k++)
-            fds[6 + 3 * i + k] = (struct pollfd){.fd = full ? -1 : r->out[k], .events = POLLIN};
+            fds[6 + 3 * i + k] = (struct pollfd){.fd = s->queue[k].len >= QUEUE_MAX ? -1 : r->out[k], .events = POLLIN};
     }
 }
 

@@ -297,6 +297,23 @@ def test_stalled_reader_does_not_block_failure_report(cddprun):
     assert re.search(r'cddprun: rank 1 \(pid .*exited with status 5', job.err), job.err
 
 
+def test_a_signal_ends_a_job_with_a_stalled_reader_within_its_grace(cddprun):
+    read, write = os.pipe()
+    with Job(cddprun, '--standalone', '-n', '1', '--shutdown_timeout=5', 'sh', '-c', 'yes; :', stdout=write) as job:
+        os.close(write)
+        # Every buffer on the way is full when the worker sleeps in its write.
+        launch.wait_for('a worker that waits', lambda: len(
+            [pid for pid in job.alive() if launch.exe(pid).endswith(('yes', 'coreutils')) and launch.state(pid) == 'S']) == 1)
+        time.sleep(0.5)
+        began = time.monotonic()
+        os.kill(job.process.pid, signal.SIGTERM)
+        status = job.finish(launch.within(60))
+        took = time.monotonic() - began
+        os.close(read)
+    assert status == 128 + signal.SIGTERM and took < 9.5, (status, took, job.err)
+    assert 'cddprun: its output is not being read: the last output of the workers is lost\n' in job.err, job.err
+
+
 def test_successful_job_waits_for_its_reader(cddprun):
     read, write = os.pipe()
     with Job(cddprun, '--standalone', '--shutdown_timeout=0', 'seq', '50000', stdout=write) as job:
