@@ -19,8 +19,9 @@
 #define ANSWER_MS 10000 /* for a rendezvous to answer JOIN; twice as long the next time, since it may be busy */
 #define ANSWER_MAX_MS 60000
 #define OWN_ANSWER_MS 3000 /* the same for the program at this node's own port: no network delays it */
-#define SILENT_MAX 2       /* answers that this program may leave out */
-#define BAD_ANSWERS_MAX 8  /* connections that end before an answer: then it is not a rendezvous server */
+#define SILENT "it accepts connections but does not answer"
+#define SILENT_MAX 2      /* answers that this program may leave out */
+#define BAD_ANSWERS_MAX 8 /* connections that end before an answer: then it is not a rendezvous server */
 #define REPORT_WAITING_MS 10000
 #define SURE_MS 500         /* a server that is only starting does not refuse connections for so long */
 #define RETURN_RETRY_MS 250 /* between two attempts to reconnect: the lease runs */
@@ -508,13 +509,12 @@ static void not_rendezvous(struct rdzv_client *j, const char *why, bool final)
 
 static void client_on_limit(uv_timer_t *t)
 {
-    static const char silent[] = "it accepts connections but does not answer";
     struct rdzv_client *j = t->data;
 
     if (j->connected && j->opt.taken && !j->known && ++j->n_silent >= SILENT_MAX)
-        not_rendezvous(j, silent, true);
+        not_rendezvous(j, SILENT, true);
     else if (j->connected)
-        client_later(j, "it accepts connections but does not answer; is it a cddprun rendezvous server?");
+        client_later(j, SILENT "; is it a cddprun rendezvous server?");
     else
         client_later(j, "no answer; packets may be dropped on the way");
 }
