@@ -601,6 +601,7 @@ static int fail_to_register(struct rank *r)
     RANK_CHECK(r->ops->region_create(r->b, 100000, &region, &r->err) != CDDP_OK);
     RANK_CHECK(strstr(r->err.msg, "registering gradients as a window: NCCL reports") != NULL);
     RANK_CHECK(strstr(r->err.msg, "CDDP_NCCL_WINDOWS=0") != NULL);
+    RANK_CHECK(r->rank != 1 || strstr(r->err.msg, "(\\x1b[31mno text)") != NULL);
     rank_close(r);
     _exit(0); /* rank 0 waits in a call of NCCL's, and leaves what that may use */
 }

@@ -18,8 +18,8 @@
 
 #define COMMS 256
 
-static struct ncclComm *comms[COMMS]; /* alive */
-static char last_error[256];
+static struct ncclComm *comms[COMMS];              /* alive */
+static char last_error[256] = "\x1b[31mno text\n"; /* as NCCL ends its own, and as a plugin may colour them */
 static uint64_t n_comms_ever;
 
 /* --------------------------------------------------------------------------------------------------- references -- */

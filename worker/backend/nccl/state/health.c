@@ -2,6 +2,7 @@
 #include "worker/backend/nccl/state/health.h"
 
 #include "common/clock.h"
+#include "common/visible.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -157,13 +158,11 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
     cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
-    size_t n = 0;
+    size_t n = detail == NULL ? 0 : strlen(detail);
 
-    for (; detail != NULL && *detail != '\0' && n + 1 < sizeof clean; detail++)
-        clean[n++] = (unsigned char)*detail < ' ' ? ' ' : *detail;
-    while (n > 0 && clean[n - 1] == ' ')
+    while (n > 0 && (unsigned char)detail[n - 1] <= ' ')
         n--;
-    clean[n] = '\0';
+    (void)cdi_visible_line(clean, sizeof clean, n > 0 ? detail : "", n);
     if (inside)
         cdi_nccl_leave(b);
     (void)cdi_fail(err, st, "%s: NCCL reports \"%s\"%s%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
