@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoint files. The first byte of the input decides whether the rest is the file as it is, or has its magic, its
- * sizes and its checksums made right first, so that what lies behind them is reached. An item of a file that was opened
+ * sizes and its checksums made right first, so that the fuzzer comes past them. An item of a file that was opened
  * fits and is read as the file's index says.
  */
 #include "common/crc64.h"

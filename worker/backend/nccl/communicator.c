@@ -293,6 +293,7 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
     struct cdi_error mine = *local, why = {.status = CDDP_OK};
     int roots = count_roots(b);
     ncclUniqueId *ids = b->call.ids = cdi_host->alloc((size_t)roots, sizeof *ids);
+    ncclResult_t rc;
     cddp_status st;
 
     if (ids == NULL && mine.status == CDDP_OK)
@@ -305,8 +306,8 @@ cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error 
     } else {
         st = mine.status;
         b->old_gpu = b->device.capability < CDI_FLOAT8_CAPABILITY;
-        if (st == CDDP_OK && cdi_nccl.unique_id(ids) != ncclSuccess)
-            st = cdi_fail(&mine, CDDP_E_SYSTEM, "NCCL cannot make a unique id: %.300s", cdi_nccl.last_error(NULL));
+        if (st == CDDP_OK && (rc = cdi_nccl.unique_id(ids)) != ncclSuccess)
+            st = cdi_nccl_fail(b, rc, "making a unique id", &mine);
         if (st != CDDP_OK && err != NULL)
             *err = mine;
     }
