@@ -5,6 +5,7 @@
  */
 #include "mean_hook.h"
 #include "rank_check.h"
+#include "three_params.h"
 
 #include <cddp/cddp.h>
 #include <math.h>
@@ -14,13 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARAMS 3
-#define LARGEST 17000 /* 68 kB: it is reduced in place where it can be */
 #define STEPS 12
 
-enum place { ARENA, OWN, SHARED };
-
-static const size_t counts[PARAMS] = {1000, LARGEST, 77};
 /* By step and parameter; from step 8 on nothing is left out for long, and once everything. */
 static const int is_frozen[STEPS][PARAMS] = {{0, 1, 0}, {0, 1, 0}, {0, 1, 0}, {0, 1, 0}, {1, 0, 1}, {1, 0, 1},
                                              {1, 0, 0}, {0, 0, 0}, {1, 1, 1}, {0, 0, 1}, {0, 1, 1}, {0, 0, 0}};
@@ -49,26 +45,7 @@ static const struct kind {
     {.name = "optimizer, one bucket", .optim = true, .bucket_bytes = 1 << 20},
 };
 
-static cddp_comm *comm;
-static int rank, n_ranks;
 static bool on_host;
-
-struct model {
-    const struct kind *kind;
-    cddp_ddp *ddp;
-    cddp_optim *optim;
-    void *data[PARAMS], *grad[PARAMS], *block;
-};
-
-static void *allocate(size_t bytes, uint32_t flags)
-{
-    void *zeros = calloc(1, bytes), *p = NULL;
-
-    CHECK(zeros != NULL && cddp_alloc(comm, bytes, flags, &p) == CDDP_OK && cddp_copy(comm, p, zeros, bytes) == CDDP_OK,
-          "memory");
-    free(zeros);
-    return p;
-}
 
 static void make_model(struct model *m, const struct kind *k)
 {
@@ -79,25 +56,9 @@ static void make_model(struct model *m, const struct kind *k)
                                   .first_bucket_bytes = k->bucket_bytes > 0 ? k->bucket_bytes : 64};
     cddp_optim_options rule;
     cddp_param p[PARAMS];
-    size_t at = 0;
 
     *m = (struct model){.kind = k};
-    if (k->place == SHARED)
-        m->block = allocate((counts[0] + counts[1] + counts[2]) * sizeof(float), CDDP_MEM_COLLECTIVE);
-    for (size_t i = 0; i < PARAMS; i++) {
-        m->data[i] = allocate(counts[i] * sizeof(float), 0);
-        if (k->place == OWN)
-            m->grad[i] = allocate(counts[i] * sizeof(float), 0);
-        else if (k->place == SHARED)
-            m->grad[i] = (float *)m->block + at;
-        at += counts[i];
-        p[i] = (cddp_param){.size = sizeof p[i],
-                            .name = "p",
-                            .data = m->data[i],
-                            .count = counts[i],
-                            .dtype = CDDP_FLOAT32,
-                            .grad = m->grad[i]};
-    }
+    place_params(m, k->place, CDDP_FLOAT32, p);
     CHECK(cddp_ddp_create(&m->ddp, comm, p, PARAMS, &opt) == CDDP_OK, "%s", k->name);
     if (!k->optim)
         return;
@@ -105,18 +66,6 @@ static void make_model(struct model *m, const struct kind *k)
     rule.lr = 1;
     rule.momentum = 0.5;
     CHECK(cddp_optim_create(&m->optim, m->ddp, &rule) == CDDP_OK, "%s", k->name);
-}
-
-static void free_model(struct model *m)
-{
-    cddp_optim_destroy(m->optim);
-    cddp_ddp_destroy(m->ddp);
-    for (size_t i = 0; i < PARAMS; i++) {
-        cddp_free(comm, m->data[i]);
-        if (m->block == NULL)
-            cddp_free(comm, m->grad[i]);
-    }
-    cddp_free(comm, m->block);
 }
 
 static void fill(void *at, size_t i, float value)

@@ -9,6 +9,7 @@
 #include "mean_hook.h"
 #include "numbers.h"
 #include "rank_check.h"
+#include "three_params.h"
 
 #include <cddp/cddp.h>
 #include <math.h>
@@ -18,14 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARAMS 3
-#define LARGEST 17000 /* 68 kB: it is reduced in place where it can be */
 #define BATCHES 3
 
-enum place { ARENA, OWN, SHARED };
 enum step { PLAIN, EQUAL, SAMPLES, SOME, EMPTY, NONE, AGAIN, N_STEPS };
 
-static const size_t counts[PARAMS] = {1000, LARGEST, 77}, shape[] = {170, 100};
+static const size_t shape[] = {170, 100};
 static const int batch[BATCHES] = {5, 11, 2};
 
 static const struct kind {
@@ -57,16 +55,6 @@ static const struct kind {
     {.name = "optimizer", .dtype = CDDP_FLOAT32, .optim = true},
 };
 
-static cddp_comm *comm;
-static int rank, n_ranks;
-
-struct model {
-    const struct kind *kind;
-    cddp_ddp *ddp;
-    cddp_optim *optim;
-    void *data[PARAMS], *grad[PARAMS], *block;
-};
-
 /* ---------------------------------------------------------------------------------------------------- numbers ---- */
 
 /*
@@ -86,16 +74,6 @@ static double gradient(const struct kind *k, int r, int step, size_t i, size_t j
 
 /* ----------------------------------------------------------------------------------------------------- models ---- */
 
-static void *allocate(size_t bytes, uint32_t flags)
-{
-    void *zeros = calloc(1, bytes), *p = NULL;
-
-    CHECK(zeros != NULL && cddp_alloc(comm, bytes, flags, &p) == CDDP_OK && cddp_copy(comm, p, zeros, bytes) == CDDP_OK,
-          "%s", cddp_last_error());
-    free(zeros);
-    return p;
-}
-
 static void make_model(struct model *m, const struct kind *k, uint32_t flags)
 {
     const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
@@ -106,29 +84,13 @@ static void make_model(struct model *m, const struct kind *k, uint32_t flags)
                                   .comm_dtype = k->comm_dtype,
                                   .bucket_bytes = k->bucket_bytes > 0 ? k->bucket_bytes : 64,
                                   .first_bucket_bytes = k->bucket_bytes > 0 ? k->bucket_bytes : 64};
-    size_t size = cddp_dtype_size(k->dtype), at = 0;
     cddp_optim_options rule;
     cddp_param p[PARAMS];
 
     *m = (struct model){.kind = k};
-    if (k->place == SHARED)
-        m->block = allocate((counts[0] + counts[1] + counts[2]) * size, CDDP_MEM_COLLECTIVE);
-    for (size_t i = 0; i < PARAMS; i++) {
-        m->data[i] = allocate(counts[i] * size, 0);
-        if (k->place == OWN)
-            m->grad[i] = allocate(counts[i] * size, 0);
-        else if (k->place == SHARED)
-            m->grad[i] = (char *)m->block + at;
-        at += counts[i] * size;
-        p[i] = (cddp_param){.size = sizeof p[i],
-                            .name = "p",
-                            .data = m->data[i],
-                            .count = counts[i],
-                            .dtype = k->dtype,
-                            .grad = m->grad[i],
-                            .shape = i == 1 ? shape : NULL,
-                            .n_dims = i == 1 ? 2 : 0};
-    }
+    place_params(m, k->place, k->dtype, p);
+    p[1].shape = shape;
+    p[1].n_dims = 2;
     CHECK(cddp_ddp_create(&m->ddp, comm, p, PARAMS, &opt) == CDDP_OK, "%s", cddp_last_error());
     if (k->hook)
         CHECK(cddp_ddp_set_hook(m->ddp, &hook) == CDDP_OK, "%s", cddp_last_error());
@@ -139,18 +101,6 @@ static void make_model(struct model *m, const struct kind *k, uint32_t flags)
     cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
     rule.lr = 1;
     CHECK(cddp_optim_create(&m->optim, m->ddp, &rule) == CDDP_OK, "%s", cddp_last_error());
-}
-
-static void free_model(struct model *m)
-{
-    cddp_optim_destroy(m->optim);
-    cddp_ddp_destroy(m->ddp);
-    for (size_t i = 0; i < PARAMS; i++) {
-        cddp_free(comm, m->data[i]);
-        if (m->block == NULL)
-            cddp_free(comm, m->grad[i]);
-    }
-    cddp_free(comm, m->block);
 }
 
 /* Does rank r make gradient i? The first one is made on rank 0 alone, where some may be missing. */
