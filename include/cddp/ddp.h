@@ -125,7 +125,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *c
 /*
  * Returns where parameter i's gradient lives: `count` elements, 64-byte aligned, zeroed at creation and never
  * afterwards; or the caller's own memory, where `grad` was given, which is not cleared. The address never changes
- * during the life of ddp. The backward pass writes it, every step anew. NULL if i is out of range. Any thread.
+ * during the life of ddp, also after an error or cddp_finalize(). The backward pass writes it, every step anew. NULL if
+ * i is out of range, ddp is NULL, or in a child made by fork(). Any thread.
  */
 CDDP_API void *cddp_ddp_grad(cddp_ddp *ddp, size_t i);
 

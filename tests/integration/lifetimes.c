@@ -112,12 +112,14 @@ static void look(const struct objects *o)
     if (!o->gone[REDUCER] && o->gone[WHOLE]) {
         CHECK(cddp_ddp_grad_ready(o->reducer, 0) == CDDP_E_STATE && cddp_ddp_wait(o->reducer) == CDDP_E_STATE);
         CHECK(strstr(cddp_last_error(), "cddp_finalize") != NULL);
-        CHECK(cddp_ddp_grad_norm(o->reducer, 2, &norm) == CDDP_E_STATE && cddp_ddp_grad(o->reducer, 0) == NULL);
+        CHECK(cddp_ddp_grad_norm(o->reducer, 2, &norm) == CDDP_E_STATE);
+        CHECK(cddp_ddp_grad(o->reducer, 0) == o->grad[0] && cddp_ddp_grad(o->reducer, 2) == NULL);
         CHECK(cddp_ddp_bucket_count(o->reducer) == 2 && cddp_ddp_grad_scale(o->reducer) == 1);
     }
     if (!o->gone[PART_REDUCER] && (o->gone[WHOLE] || o->gone[PART]))
         CHECK(cddp_ddp_grad_ready(o->part_reducer, 0) == CDDP_E_STATE &&
-              cddp_ddp_sync_buffers(o->part_reducer) == CDDP_E_STATE);
+              cddp_ddp_sync_buffers(o->part_reducer) == CDDP_E_STATE &&
+              cddp_ddp_grad(o->part_reducer, 0) == o->grad[1]);
     if (!o->gone[PART] && o->gone[WHOLE]) {
         CHECK(cddp_barrier(o->part) == CDDP_E_STATE && strstr(cddp_last_error(), "it is a part of") != NULL);
         CHECK(cddp_comm_error(o->part, &info) == CDDP_E_STATE && cddp_comm_store(o->part) == NULL);
