@@ -94,7 +94,7 @@ struct list {
     cddp_checkpoint_item *all, *memory;
     const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
     struct cdi_shared shared;
-    size_t n, n_memory, n_alike;
+    size_t n, n_memory, n_alike, bytes;
     uint8_t *own;  /* buffer: of each rank, one byte and all its own items; then this rank's */
     uint8_t *pack; /* buffer of a load: PACK bytes */
 };
@@ -113,9 +113,15 @@ static void list_release(struct list *l)
 static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm, size_t i, struct cdi_error *err)
 {
     const cddp_checkpoint_item *item = &l->all[i];
+    size_t copies = is_own(item) ? (size_t)cddp_world_size(comm) + 1 : 1;
 
     if (cdi_checkpoint_check_item(item, i, err) != CDDP_OK)
         return err->status;
+    if (item->bytes > PTRDIFF_MAX / copies || (l->bytes += item->bytes * copies) > PTRDIFF_MAX)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "checkpoint: item '%s' has %zu bytes, which is more than memory can hold, alone or with those "
+                        "before it",
+                        item->name, item->bytes);
     if (item->kind == CDDP_ITEM_MEMORY) {
         l->memory[l->n_memory++] = *item;
         return CDDP_OK;
@@ -175,7 +181,7 @@ static cddp_status list_shared(struct list *l, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", l->n);
     for (size_t i = 0; i < l->n; i++)
         if (l->all[i].kind == CDDP_ITEM_MEMORY && l->all[i].flags == 0 && l->all[i].name != NULL &&
-            (l->all[i].data != NULL || l->all[i].bytes == 0))
+            (l->all[i].data != NULL || l->all[i].bytes == 0) && l->all[i].bytes <= PTRDIFF_MAX)
             l->shared.items[l->shared.n++] = &l->all[i];
     return CDDP_OK;
 }

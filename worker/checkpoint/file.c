@@ -26,6 +26,7 @@
 #define ENTRY_BYTES 26 /* without the name */
 #define MAX_NAME 255u
 #define MAX_OBJECT_NAME 200u /* capacity for a suffix */
+#define MAX_OWN_NAME 240u    /* the same, for the number of a rank */
 #define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (ENTRY_BYTES + MAX_NAME))
 #define PIECE ((size_t)1 << 20)
 #define MOVED ((size_t)4 << 20) /* bytes that are copied from or to a device at once */
@@ -35,7 +36,8 @@
 cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err)
 {
     bool is_memory = item->kind == CDDP_ITEM_MEMORY;
-    size_t len = item->name == NULL ? 0 : strlen(item->name), most = is_memory ? MAX_NAME : MAX_OBJECT_NAME;
+    size_t len = item->name == NULL ? 0 : strlen(item->name);
+    size_t most = !is_memory ? MAX_OBJECT_NAME : (item->flags & CDDP_ITEM_PER_RANK) != 0 ? MAX_OWN_NAME : MAX_NAME;
 
     if (item->kind < CDDP_ITEM_MEMORY || item->kind > CDDP_ITEM_DDP)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu is of kind %d, which this libcddp does not know", i,

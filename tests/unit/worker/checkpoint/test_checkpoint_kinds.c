@@ -419,6 +419,20 @@ Test(checkpoint_kinds, rejects_mismatch_without_changes)
     scratch_remove();
 }
 
+/* A save of n such items, and a load, are rejected with the name of the last one. */
+static int refuses(cddp_comm *comm, const char *name, size_t bytes, uint32_t flags, size_t n)
+{
+    uint64_t other = 0;
+    cddp_checkpoint_item items[] = {item_memory("first", &other, bytes), item_memory(name, &other, bytes)};
+
+    items[1].flags = flags;
+    CHECK(cddp_checkpoint_save(comm, dir_of("a"), 9, items + 2 - n, n, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), name) != NULL && strstr(cddp_last_error(), "than memory can hold") != NULL);
+    CHECK(cddp_checkpoint_load(comm, dir_of("a"), items + 2 - n, n, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "than memory can hold") != NULL);
+    return 0;
+}
+
 /* Lists that are wrong, on one rank or on all. */
 static int wrong_lists(int rank)
 {
@@ -445,6 +459,9 @@ static int wrong_lists(int rank)
     items[n].bytes = sizeof other;
     CHECK(cddp_checkpoint_save(comm, dir_of("a"), 9, items, n + 1, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "two items are named 'd.sgd.steps'") != NULL);
+    /* Sizes that no memory has: of one item, of two together, and of all ranks' together. */
+    CHECK(refuses(comm, "huge", SIZE_MAX, 0, 1) == 0 && refuses(comm, "huge", PTRDIFF_MAX - 10, 0, 2) == 0);
+    CHECK(refuses(comm, "huge", SIZE_MAX / 5, CDDP_ITEM_PER_RANK, 1) == 0);
     items[n] = item_of(CDDP_ITEM_OPTIM, "g", g.side[1].optim);
     CHECK(cddp_checkpoint_save(comm, dir_of("a"), 9, items, n + 1, NULL) == CDDP_E_INVALID);
     CHECK(strstr(cddp_last_error(), "two items are named 'g'") != NULL);

@@ -535,7 +535,16 @@ Test(checkpoint, rejects_bad_items)
     cr_assert_eq(check(item_of(CDDP_ITEM_DDP, name, weights)), CDDP_E_INVALID);
     name[200] = '\0';
     cr_assert_eq(check(item_of(CDDP_ITEM_DDP, name, weights)), CDDP_OK);
-    name[200] = name[255] = 'x';
+    name[200] = 'x';
+    for (size_t len = 240; len <= 241; len++) { /* whatever the number of ranks */
+        cddp_checkpoint_item own = item_memory(name, weights, 4);
+
+        name[len] = '\0';
+        own.flags = CDDP_ITEM_PER_RANK;
+        cr_assert_eq(check(own), len == 240 ? CDDP_OK : CDDP_E_INVALID);
+        name[len] = 'x';
+    }
+    name[255] = 'x';
     name[256] = '\0';
     cr_assert_eq(check(item_memory(name, weights, 4)), CDDP_E_INVALID);
 }
