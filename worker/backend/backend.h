@@ -149,7 +149,9 @@ struct cdi_region {
     X(GRAD_NORM, "norm of the gradients")      \
     X(NAN_CHECK, "CDDP_NAN_CHECK")             \
     X(CHECK_REPLICAS, "CDDP_CHECK_REPLICAS")   \
-    X(SHOULD_STOP, "cddp_should_stop")
+    X(SHOULD_STOP, "cddp_should_stop")         \
+    X(WEIGHTS, "CDDP_DDP_WEIGHTED")            \
+    X(SET_FROZEN, "cddp_ddp_set_frozen")
 
 /*
  * The caller of a collective: the program itself, one of these functions, or a collective that is made of others, which

@@ -140,6 +140,38 @@ Test(uneven, join_in_a_step_does_nothing)
     cr_assert_eq(ddp_world(joins_too_early), 0);
 }
 
+/* Rank 1 alone begins a step with weights, or freezes: its own exchange has a name in what all ranks get. */
+static int exchanges_alone(int rank, bool freezes, const char *name)
+{
+    struct ddp_rank r = {0};
+    const size_t first = 0;
+    cddp_status st;
+
+    CHECK(ddp_open(&r, CDDP_DDP_WEIGHTED, CDDP_DTYPE_NONE, false) == 0);
+    if (rank != 1)
+        st = cddp_barrier(r.comm);
+    else
+        st = freezes ? cddp_ddp_set_frozen(r.ddp, &first, 1, 1) : cddp_ddp_grad_ready(r.ddp, DDP_PARAMS - 1);
+    CHECK(st == CDDP_E_MISMATCH && strstr(cddp_last_error(), name) != NULL);
+    return ddp_close(&r, CDDP_E_MISMATCH);
+}
+
+static int weighs_alone(int rank)
+{
+    return exchanges_alone(rank, false, "rank 1 called CDDP_DDP_WEIGHTED (all_gather of 1 float64)");
+}
+
+static int freezes_alone(int rank)
+{
+    return exchanges_alone(rank, true, "rank 1 called cddp_ddp_set_frozen (all_gather of 3 uint64)");
+}
+
+Test(uneven, reports_rank_that_exchanges_alone)
+{
+    cr_assert_eq(ddp_world(weighs_alone), 0);
+    cr_assert_eq(ddp_world(freezes_alone), 0);
+}
+
 Test(uneven, rejects_incompatible_flags)
 {
     static const struct {
