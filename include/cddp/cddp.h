@@ -41,8 +41,10 @@
  * copies of it (a data loader, a program that calls exec), and may exit as it likes. Its calls on them disturb nobody:
  * functions that return a status return CDDP_E_STATE at once, with an error message that names both processes;
  * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Queries such as cddp_rank() still work. A
- * child may call cddp_init() for another job. A child made by vfork() shares its parent's memory, so frequently called
- * functions cannot tell the two apart: it must not call any function.
+ * child may call cddp_init() for another job. On the CPU gradients in the arena, and memory of cddp_alloc() with
+ * CDDP_MEM_COLLECTIVE, are no copies: they stay shared with the parent and the other ranks. A child may read them, and
+ * must not write them, which would change the gradients of the job. A child made by vfork() shares its parent's memory,
+ * so frequently called functions cannot tell the two apart: it must not call any function.
  *
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. If a
  * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging.

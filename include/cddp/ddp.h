@@ -202,8 +202,9 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_was_used(cddp_ddp *ddp, size_t i, i
  * it holds for one step, and the last call counts. With gradients that are accumulated over several backward passes it
  * is called once, too. Needs CDDP_DDP_WEIGHTED.
  *
- * A rank that sets no weight counts as 1, and one that is in cddp_ddp_join() as 0, with CDDP_DDP_JOIN_ACTIVE or
- * without. If no rank sets one, or if all weights are equal, the means have the bits of a reducer without weights. A
+ * In a step in which no rank sets a weight, the mean is as without the flag, also its divisor with CDDP_DDP_JOIN. In a
+ * step in which any rank sets one, a rank that sets none counts as 1, and one that is in cddp_ddp_join() as 0, with
+ * CDDP_DDP_JOIN_ACTIVE or without. If all weights are equal, the means have the bits of a reducer without weights. A
  * rank with weight 0 adds zeros, whatever its gradients are, also a NaN. With CDDP_DDP_SUM the sum is that by which
  * cddp_ddp_grad_scale() gives this mean. A communication hook gets gradients whose plain mean it is, as does PowerSGD.
  *

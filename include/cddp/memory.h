@@ -43,10 +43,10 @@ enum {
  * different places, or other memory, and get the same result, at the price of copies. The call is a collective then.
  *
  * *out is written on success only and is released by cddp_free before cddp_finalize; with CDDP_MEM_COLLECTIVE after the
- * reducers that use it. Returns CDDP_OK; CDDP_E_INVALID (unknown flags); CDDP_E_NOMEM; CDDP_E_SYSTEM; with
- * CDDP_MEM_COLLECTIVE also CDDP_E_MISMATCH (ranks give different sizes or flags), CDDP_E_UNSUPPORTED (with
- * CDDP_MEM_HOST, where the backend works on a GPU), or what a collective may return. After an error no rank has the
- * memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
+ * reducers that use it. Returns CDDP_OK; CDDP_E_INVALID (unknown flags); CDDP_E_NOMEM (also more than the node, or a
+ * cgroup of it, has left); CDDP_E_SYSTEM; with CDDP_MEM_COLLECTIVE also CDDP_E_MISMATCH (ranks give different sizes or
+ * flags), CDDP_E_UNSUPPORTED (with CDDP_MEM_HOST, where the backend works on a GPU), or what a collective may return.
+ * After an error no rank has the memory. Any thread; with CDDP_MEM_COLLECTIVE one thread at a time.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out);
 /*

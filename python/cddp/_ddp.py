@@ -228,8 +228,8 @@ class DDP:
     def set_weight(self, weight):
         """Sets this rank's weight in the mean of the next step, such as its number of samples; before its first ready().
 
-        Needs weighted=True. A rank that sets none counts as 1. The ready() that fills the first bucket waits until every
-        rank has begun the step. A sum of 0 raises Error with Status.INVALID in wait().
+        Needs weighted=True. A rank that sets none counts as 1, if another sets one. The ready() that fills the first
+        bucket waits until every rank has begun the step. A sum of 0 raises Error with Status.INVALID in wait().
         """
         check(lib().cddp_ddp_set_weight(self.handle, weight))
 
