@@ -93,9 +93,9 @@ static int64_t quota_v1(const char *dir)
 {
     int64_t quota, period;
 
-    return read_number(dir, "cpu.cfs_quota_us", &quota) && read_number(dir, "cpu.cfs_period_us", &period)
-               ? whole_cpus(quota, period)
-               : 0;
+    if (!read_number(dir, "cpu.cfs_quota_us", &quota) || !read_number(dir, "cpu.cfs_period_us", &period))
+        return 0;
+    return whole_cpus(quota, period);
 }
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -127,10 +127,7 @@ static int64_t walk_up(const char *mount, const char *group, int64_t (*quota)(co
     }
 }
 
-/*
- * Returns the quota of a line of /proc/self/cgroup: "0::/group" (version 2, by v2) or "4:cpu,cpuacct:/group" (by v1,
- * NULL: none).
- */
+/* Returns the quota of a line of /proc/self/cgroup: "0::/group" (by v2) or "4:cpu,cpuacct:/group" (by v1, or NULL). */
 static int64_t quota_of_line(const char *root, char *line, int64_t (*v2)(const char *dir),
                              int64_t (*v1)(const char *dir))
 {
@@ -220,7 +217,7 @@ static int64_t memory_left(const char *dir)
     return used < most ? most - used : 1;
 }
 
-int64_t cdi_memory_available(const char *root)
+int64_t cdi_memory_available(const char *root, bool with_swap)
 {
     int64_t group = smallest_quota(root, memory_left, NULL), swap, host;
     char path[256];
@@ -229,7 +226,7 @@ int64_t cdi_memory_available(const char *root)
     host = sum_of_lines(path, "MemAvailable:", "MemAvailable:");
     if (host < 0)
         return INT64_MAX;
-    swap = sum_of_lines(path, "SwapFree:", "SwapFree:");
+    swap = with_swap ? sum_of_lines(path, "SwapFree:", "SwapFree:") : 0;
     return smaller(group, host * 1024) + (swap > 0 ? swap * 1024 : 0);
 }
 

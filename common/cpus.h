@@ -6,6 +6,7 @@
 #ifndef CDI_CPUS_H
 #define CDI_CPUS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Returns the number of processors in the affinity mask, or the cgroup's quota (v1 or v2, rounded down) if that is
@@ -28,9 +29,9 @@ void cdi_cpus_affinity(uint64_t *words, int n_words);
 int cdi_cpus_quota(const char *root);
 
 /*
- * Returns the bytes that this process can still get: of the node and of its cgroups (version 2), page cache and swap
- * included. INT64_MAX: not known. `root` as above.
+ * Returns the bytes that this process can still get: of the node and of its cgroups (version 2), with the page cache,
+ * which can go. INT64_MAX: not known. `root` as above.
  */
-int64_t cdi_memory_available(const char *root);
+int64_t cdi_memory_available(const char *root, bool with_swap);
 
 #endif

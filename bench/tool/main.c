@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cddp-bench: what nccl-tests is to NCCL, for every backend of libcddp, under any launcher. Uses the public interface
- * and nothing else, so that it also shows how a program does.
+ * cddp-bench: what nccl-tests is to NCCL, for every backend of libcddp, under any launcher. Of libcddp it uses the
+ * public interface and nothing else, so that it also shows how a program does.
  */
+#include "common/cpus.h"
 #include "room.h"
 #include "slow.h"
 #include "tune.h"
@@ -196,7 +197,7 @@ static void meet(struct bench *b, struct bench_table *t)
     bench_need(b, cddp_get_device_info(b->comm, &device), "asking for the device");
     mine.device = device.device;
     mine.device_bytes = device.memory_bytes;
-    mine.host_room = bench_host_room();
+    mine.host_room = (uint64_t)cdi_memory_available("", false);
     (void)snprintf(mine.name, sizeof mine.name, "%s", device.name);
     (void)snprintf(mine.pci, sizeof mine.pci, "%s", device.pci);
     all = calloc((size_t)cddp_world_size(b->world), sizeof *all);

@@ -6,11 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Returns the bytes that the host can still give: MemAvailable, or the rest of this memory cgroup (v2), if that is
- * less. */
-uint64_t bench_host_room(void);
-/* Returns the value of "name: N kB" in the text of /proc/meminfo, in bytes; UINT64_MAX if it is not there. */
-uint64_t bench_meminfo(const char *text, const char *name);
 /*
  * Returns the bytes that one buffer may have. A rank has two of them where the backend works, and one on the host for
  * checks. host: what the node can give, for `ranks` ranks; device: the memory of the rank's GPU, 0 for the CPU.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tune.h"
 
+#include "common/cpus.h"
 #include "room.h"
 
 #include <stdlib.h>
@@ -76,7 +77,8 @@ static uint64_t look_around(const struct bench *b, struct bench_tune *t)
     struct {
         int32_t node, ranks;
         uint64_t room;
-    } mine = {cddp_node_rank(b->world), cddp_local_world_size(b->world), bench_host_room()}, *all;
+    } mine = {cddp_node_rank(b->world), cddp_local_world_size(b->world), (uint64_t)cdi_memory_available("", false)},
+      *all;
     int n = cddp_world_size(b->world);
     uint64_t most = MOST_BYTES;
 

@@ -99,22 +99,23 @@ Test(cpus, ignores_a_malformed_quota)
 Test(cpus, memory_is_what_the_host_and_the_groups_have_left)
 {
     make_root();
-    cr_assert_eq(cdi_memory_available(root), INT64_MAX, "not known");
-    put("/proc/meminfo", "MemTotal: 900 kB\nMemAvailable:     100 kB\nSwapFree:  0 kB\nHugePages_Free:   5\n");
-    cr_assert_eq(cdi_memory_available(root), 102400);
+    cr_assert_eq(cdi_memory_available(root, true), INT64_MAX, "not known");
+    put("/proc/meminfo", "MemTotal: 900 kB\nMemAvailable:     100 kB\nSwapFree:  0 kB\nMemAvailableNot: 1 kB\n");
+    cr_assert_eq(cdi_memory_available(root, true), 102400);
     put("/proc/self/cgroup", "4:memory:/x\n0::/a/b\n");
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
     put("/sys/fs/cgroup/a/b/memory.current", "90000\n");
-    cr_assert_eq(cdi_memory_available(root), 102400, "no limit");
+    cr_assert_eq(cdi_memory_available(root, true), 102400, "no limit");
     put("/sys/fs/cgroup/a/memory.max", "100000\n");
     put("/sys/fs/cgroup/a/memory.current", "95000\n");
-    cr_assert_eq(cdi_memory_available(root), 5000, "a parent's limit");
+    cr_assert_eq(cdi_memory_available(root, true), 5000, "a parent's limit");
     put("/sys/fs/cgroup/a/memory.stat", "anon 7\nfile 60000\ninactive_file 20000\nactive_file 10000\nshmem 30000\n");
-    cr_assert_eq(cdi_memory_available(root), 35000, "the page cache can go, shared memory cannot");
+    cr_assert_eq(cdi_memory_available(root, true), 35000, "the page cache can go, shared memory cannot");
     put("/sys/fs/cgroup/a/memory.current", "200000\n");
-    cr_assert_eq(cdi_memory_available(root), 1, "none left is not no limit");
+    cr_assert_eq(cdi_memory_available(root, true), 1, "none left is not no limit");
     put("/proc/meminfo", "MemAvailable:     100 kB\nSwapFree:  10 kB\n");
-    cr_assert_eq(cdi_memory_available(root), 10241);
+    cr_assert_eq(cdi_memory_available(root, true), 10241);
+    cr_assert_eq(cdi_memory_available(root, false), 1);
     drop_root();
 }
 

@@ -106,7 +106,7 @@ static void *map_memfd(int fd, size_t bytes)
 /* The kernel does not refuse what it lacks: it kills a process, maybe another one, when all memory is taken. */
 static cddp_status shm_check_room(int fd, size_t bytes, struct cdi_error *err)
 {
-    uint64_t left = (uint64_t)cdi_memory_available(""), need = bytes, reserve;
+    uint64_t left = (uint64_t)cdi_memory_available("", true), need = bytes, reserve;
     struct stat sb = {.st_blocks = 0};
 
     if (fstat(fd, &sb) == 0)
