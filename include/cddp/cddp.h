@@ -42,7 +42,7 @@
  * functions that return a status return CDDP_E_STATE at once, with an error message that names both processes;
  * cddp_ddp_grad() returns NULL; functions that return nothing do nothing. Queries such as cddp_rank() still work. A
  * child may call cddp_init() for another job. On the CPU gradients in the arena, and memory of cddp_alloc() with
- * CDDP_MEM_COLLECTIVE, are no copies: they stay shared with the parent and the other ranks. A child may read them, and
+ * CDDP_MEM_COLLECTIVE, are not copied: they stay shared with the parent and the other ranks. A child may read them, and
  * must not write them, which would change the gradients of the job. A child made by vfork() shares its parent's memory,
  * so frequently called functions cannot tell the two apart: it must not call any function.
  *

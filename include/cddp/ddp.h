@@ -308,7 +308,7 @@ CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
  * done. After an error it returns at once.
  *
  * In the middle of a step, peers count on what is missing of it: the communicator is aborted, so that they get
- * CDDP_E_ABORTED at once, with an error message that names this rank. Between two steps nobody is told: a peer that
+ * CDDP_E_ABORTED at once, with an error message that names this rank. Between two steps nobody hears of it: a peer that
  * begins another step waits as for a late rank, until this one calls cddp_finalize() or timeout_ms is over.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have

@@ -118,9 +118,7 @@ static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm,
     if (cdi_checkpoint_check_item(item, i, err) != CDDP_OK)
         return err->status;
     if (item->bytes > PTRDIFF_MAX / copies || (l->bytes += item->bytes * copies) > PTRDIFF_MAX)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "checkpoint: item '%s' has %zu bytes, which is more than memory can hold, alone or with those "
-                        "before it",
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: items up to '%s' (%zu bytes) are more than memory can hold",
                         item->name, item->bytes);
     if (item->kind == CDDP_ITEM_MEMORY) {
         l->memory[l->n_memory++] = *item;

@@ -42,12 +42,10 @@ static cddp_status step_check(const char *function, const cddp_ddp *ddp)
 
 void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 {
-    if (ddp != NULL && cdi_comm_is_over(ddp->comm)) { /* the gradients live as long as the reducer */
-        if (cdi_comm_is_others("cddp_ddp_grad", ddp->comm))
-            return NULL;
-    } else if (step_check("cddp_ddp_grad", ddp) != CDDP_OK) {
+    bool over = ddp != NULL && cdi_comm_is_over(ddp->comm); /* the gradients live as long as the reducer */
+
+    if (over ? cdi_comm_is_others("cddp_ddp_grad", ddp->comm) : step_check("cddp_ddp_grad", ddp) != CDDP_OK)
         return NULL;
-    }
     if (i >= ddp->n_params)
         return NULL;
     cdi_debug_asked(ddp, i);
