@@ -103,7 +103,7 @@ struct page {
     _Atomic uint64_t replay_begun, replay_ended, replay_number;
     _Atomic int64_t replay_since_ns;
     _Atomic int32_t replay_bucket;
-    uint8_t pad3[64 - 60];
+    _Atomic uint32_t over;
     struct record ring[CDI_FLIGHT_RING];
     struct record running; /* the collective that started last: the ring may have lost it */
     struct step_record steps[CDI_FLIGHT_STEPS];
@@ -349,6 +349,7 @@ void cdi_flight_read(const struct cdi_flight *f, struct cdi_flight_view *view)
         .step = load_count(&p->step),
         .claimed_pid = claimed_pid(p),
         .missed_rank = missed > 0 ? missed - 1 : -1,
+        .over = atomic_load_explicit(&p->over, memory_order_acquire) != 0,
         .replay = {.ended = load_count(&p->replay_ended),
                    .begun = load_count(&p->replay_begun),
                    .number = load_count(&p->replay_number),
@@ -646,6 +647,23 @@ void cdi_flight_hide(struct cdi_flight *part)
 
     if (slot != NULL)
         atomic_store(&slot->shown, 0);
+}
+
+void cdi_flight_tell_over(struct cdi_flight *f)
+{
+    atomic_store(&f->page->over, 1);
+}
+
+void cdi_flight_renew(struct cdi_flight *f)
+{
+    struct page *p = f->page;
+    int64_t now_ns = cdi_flight_now(f), pending = 0;
+
+    for (size_t i = 0; i < CDI_FLIGHT_RING; i++, pending = 0)
+        (void)atomic_compare_exchange_strong(&p->ring[i].done_ns, &pending, now_ns);
+    (void)atomic_compare_exchange_strong(&p->running.done_ns, &pending, now_ns);
+    atomic_store(&p->replay_ended, atomic_load(&p->replay_begun));
+    atomic_store(&p->over, 0);
 }
 
 void cdi_flight_release(struct cdi_flight *f)

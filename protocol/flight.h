@@ -169,6 +169,7 @@ struct cdi_flight_view {
     uint64_t step;       /* steps that the reducer has completed */
     int32_t claimed_pid; /* 0: the worker does not use libcddp (yet) */
     int32_t missed_rank; /* a wait failed because this rank was gone without cddp_finalize; -1: none */
+    bool over;           /* the communicator, and with it what is unfinished */
 };
 /*
  * Reads the worker's half of the page. Here and below, whatever the worker has written: at most as many turns as the
@@ -224,6 +225,10 @@ bool cdi_flight_is_timed(const struct cdi_flight *f);
 void cdi_flight_mirror(struct cdi_flight *part, struct cdi_flight *page, const char *who);
 /* Ends that: none of the part's operations goes on, whatever it records. Any thread, more than once. */
 void cdi_flight_hide(struct cdi_flight *part);
+/* Records that the communicator is over: nothing that is pending on the page goes on, for those who look for a hang. */
+void cdi_flight_tell_over(struct cdi_flight *f);
+/* Begins the records of the next communicator: all that is pending ends. */
+void cdi_flight_renew(struct cdi_flight *f);
 /* Unmaps the page; NULL-safe. The worker's claim stays, so that no later process writes into its records. */
 void cdi_flight_release(struct cdi_flight *f);
 /* Makes the page stay mapped after cdi_flight_release(), until the process ends. */

@@ -34,11 +34,11 @@ static int64_t place_in_whole(const struct cdi_flight_view *v, struct cdi_rank_r
 
     if (inside->seq != 0) {
         take_entry(inside, r);
-        r->place = inside->started_ns != 0 ? CDI_PLACE_IN : CDI_PLACE_BEFORE;
+        r->place = v->over ? CDI_PLACE_AFTER : inside->started_ns != 0 ? CDI_PLACE_IN : CDI_PLACE_BEFORE;
         return inside->started_ns != 0 ? inside->started_ns : inside->enqueued_ns;
     }
     if (v->replay.begun > v->replay.ended || (v->replay.begun > 0 && v->replay.since_ns > v->last.done_ns)) {
-        r->place = v->replay.begun > v->replay.ended ? CDI_PLACE_IN_REPLAY : CDI_PLACE_AFTER_REPLAY;
+        r->place = !v->over && v->replay.begun > v->replay.ended ? CDI_PLACE_IN_REPLAY : CDI_PLACE_AFTER_REPLAY;
         r->seq = v->last.seq;
         r->op = v->replay.op;
         r->bucket = v->replay.bucket;

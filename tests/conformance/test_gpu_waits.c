@@ -681,6 +681,38 @@ static bool words_and_tickets(void)
            !cdi_ticket_reached(1, far);
 }
 
+/* The page that the agent of a rank reads names nothing that the rank does not wait for. */
+static int show_no_wait(struct rank *r)
+{
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+    struct cdi_flight *agent, *page;
+    struct cdi_flight_view v;
+    struct cdi_region *region;
+    char env[128];
+    int fd;
+
+    RANK_CHECK(cdi_flight_create(&agent, 0, &fd, &r->err) == CDDP_OK);
+    cdi_flight_env(agent, fd, fd, env, sizeof env);
+    RANK_CHECK(cdi_flight_attach(&page, env, &r->err) == CDDP_OK);
+    RANK_CHECK(cdi_flight_attach(&r->world.record, NULL, &r->err) == CDDP_OK);
+    cdi_flight_mirror(r->world.record, page, "'tp' (ranks 0, 1)");
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(work(r) == 0);
+    RANK_CHECK(r->ops->region_create(r->b, (size_t)1 << 40, &region, &r->err) == CDDP_E_NOMEM, "%s", r->err.msg);
+    RANK_CHECK(work(r) == 0);
+    cdi_flight_read(r->world.record, &v);
+    RANK_CHECK(v.oldest_unfinished.seq == 0, "operation %llu", (unsigned long long)v.oldest_unfinished.seq);
+    RANK_CHECK(cdi_flight_parts(agent, parts) == 1);
+    r->ops->abort(r->b, CDDP_E_ABORTED, "a test");
+    RANK_CHECK(cdi_flight_parts(agent, parts) == 0, "nobody waits in an aborted part");
+    rank_close(r);
+    cdi_flight_release(r->world.record);
+    cdi_flight_release(page);
+    cdi_flight_release(agent);
+    (void)close(fd);
+    return 0;
+}
+
 static int n_tests, n_failed;
 
 static void result(bool ok, const char *what)
@@ -713,6 +745,7 @@ int main(int argc, char **argv)
         {"time in which the process was stopped is not counted", be_suspended, -1},
         {"a timeout while a launch waits for room", time_out_in_a_full_stream, -1},
         {"a timeout while an event waits for room in the compute stream", time_out_in_a_full_compute_stream, -1},
+        {"the agent is shown no wait that is over", show_no_wait, -1},
         {"a death while a launch waits for room", die_beside_a_full_stream, 1},
     };
     const char *only = argc > 1 ? argv[1] : "";

@@ -47,6 +47,7 @@ static const struct cdi_host host = {
     .flight_enqueue = cdi_flight_enqueue,
     .flight_start = cdi_flight_start,
     .flight_done = cdi_flight_done,
+    .flight_hide = cdi_flight_hide,
     .flight_is_timed = cdi_flight_is_timed,
     .flight_times = cdi_flight_times,
     .flight_replays = cdi_flight_replays,

@@ -27,6 +27,7 @@ struct cdi_host {
     uint64_t (*flight_enqueue)(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
     void (*flight_start)(struct cdi_flight *f, uint64_t seq);
     void (*flight_done)(struct cdi_flight *f, uint64_t seq);
+    void (*flight_hide)(struct cdi_flight *f);
     bool (*flight_is_timed)(const struct cdi_flight *f);
     void (*flight_times)(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns);
     void (*flight_replays)(struct cdi_flight *f, const struct cdi_flight_replay *r);

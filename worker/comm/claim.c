@@ -195,6 +195,8 @@ cddp_status cdi_page_acquire(struct cddp_comm *c, struct cdi_error *err)
     (void)pthread_mutex_unlock(&lock);
     if (taken)
         st = cdi_flight_attach(&c->record, NULL, err);
+    else
+        cdi_flight_renew(c->world.flight);
     c->world.record = c->record;
     return st;
 }
@@ -202,8 +204,10 @@ cddp_status cdi_page_acquire(struct cddp_comm *c, struct cdi_error *err)
 void cdi_page_release(struct cddp_comm *c)
 {
     (void)pthread_mutex_lock(&lock);
-    if (c->has_page)
+    if (c->has_page) {
+        cdi_flight_tell_over(c->world.flight);
         page_is_taken = false;
+    }
     c->has_page = false;
     (void)pthread_mutex_unlock(&lock);
 }

@@ -324,6 +324,31 @@ Test(flight, records_progress_of_replays)
     cdi_flight_release(f);
 }
 
+Test(flight, next_communicator_has_nothing_pending)
+{
+    const struct cdi_flight_replay r = {.begun = 7, .ended = 6};
+    struct cdi_flight_view v;
+    struct cdi_flight *f;
+    uint64_t seq;
+
+    cr_assert_eq(cdi_flight_attach(&f, NULL, NULL), CDDP_OK);
+    seq = cdi_flight_enqueue(f, CDI_FLIGHT_ALL_REDUCE, 8, 100, 0);
+    cdi_flight_start(f, seq);
+    for (int i = 0; i < CDI_FLIGHT_RING; i++) /* the ring has only queued ones then */
+        (void)cdi_flight_enqueue(f, CDI_FLIGHT_ALL_REDUCE, 8, 100, 0);
+    cdi_flight_replays(f, &r);
+    cdi_flight_tell_over(f);
+    cdi_flight_read(f, &v);
+    cr_assert(v.over && v.oldest_unfinished.seq == seq, "a report of the failure still names it");
+    cdi_flight_renew(f);
+    cdi_flight_read(f, &v);
+    cr_assert(!v.over && v.oldest_unfinished.seq == 0 && v.replay.ended == 7);
+    seq = cdi_flight_enqueue(f, CDI_FLIGHT_BARRIER, 0, 0, -1);
+    cdi_flight_read(f, &v);
+    cr_assert(v.oldest_unfinished.seq == seq && v.last.done_ns == 0);
+    cdi_flight_release(f);
+}
+
 Test(flight, lists_newest_collectives_and_steps)
 {
     struct cdi_flight_entry e[CDI_FLIGHT_RING];

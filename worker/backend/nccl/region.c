@@ -326,12 +326,13 @@ cddp_status cdi_gpu_region_create(struct cdi_backend *b, size_t bytes, struct cd
     cdi_host->flight_start(b->record, seq);
     (void)pthread_mutex_unlock(&b->ring_lock);
     st = region_make(b, bytes, &r, err);
-    if (st == CDDP_OK && r != NULL) {
+    if (cdi_gpu_health_now(b, NULL) == CDDP_OK) { /* the ranks may have agreed that one lacks the memory */
         (void)pthread_mutex_lock(&b->ring_lock);
         cdi_host->flight_done(b->record, seq);
         (void)pthread_mutex_unlock(&b->ring_lock);
-        *out = &r->base;
     }
+    if (st == CDDP_OK && r != NULL)
+        *out = &r->base;
     cdi_device_leave(&b->device);
     return st;
 }

@@ -121,6 +121,21 @@ Test(node_watch, rank_is_in_the_collective_that_it_waits_in_for_longest)
     cr_assert(r.place == CDI_PLACE_BEFORE && r.seq == 5 && r.part[0] == '\0');
 }
 
+Test(node_watch, rank_waits_for_nothing_once_its_communicator_is_over)
+{
+    struct cdi_flight_view v = in_message(CDI_FLIGHT_ALL_REDUCE, -1);
+    struct cdi_rank_report r;
+
+    v.over = true;
+    r = place_of(&v, part_at(0, 0));
+    cr_assert(r.place == CDI_PLACE_BEFORE && r.seq == 4, "a part may outlive the whole");
+    node_watch_place(&v, NULL, 0, 32 * (int64_t)S, &r);
+    cr_assert(r.place == CDI_PLACE_AFTER && r.seq == 5 && r.for_ms == 30000);
+    v = (struct cdi_flight_view){.claimed_pid = 77, .over = true, .replay = {.begun = 2, .ended = 1}};
+    node_watch_place(&v, NULL, 0, 32 * (int64_t)S, &r);
+    cr_assert_eq(r.place, CDI_PLACE_AFTER_REPLAY);
+}
+
 Test(node_watch, rank_in_no_collective_is_after_the_last_one)
 {
     struct cdi_flight_view v = in_message(CDI_FLIGHT_ALL_REDUCE, -1);

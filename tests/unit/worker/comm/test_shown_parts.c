@@ -128,6 +128,34 @@ Test(shown_part, waits_for_nobody_after_its_failure)
     cr_assert_eq(run_world(N, abort_pair), 0);
 }
 
+/* The ranks differ in their collective, which fails; then the program joins once more. */
+static int leave_work_behind(int rank)
+{
+    float w = 0;
+    const cddp_param p = {.size = sizeof p, .name = "w", .data = &w, .count = 1, .dtype = CDDP_FLOAT32};
+    struct cdi_flight_view v;
+    cddp_comm *comm;
+    cddp_ddp *ddp;
+
+    CHECK(join(&comm) == CDDP_OK);
+    CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(rank == 0 || cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
+    CHECK(cddp_barrier(comm) != CDDP_OK);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) != CDDP_OK);
+    cdi_flight_read(agent, &v);
+    CHECK(v.over && v.oldest_unfinished.seq != 0);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
+    cdi_flight_read(agent, &v);
+    CHECK(!v.over && v.oldest_unfinished.seq == 0 && v.last.op == CDI_FLIGHT_BARRIER);
+    return leave(comm);
+}
+
+Test(shown_part, nothing_of_the_last_communicator_is_pending_in_the_next)
+{
+    cr_assert_eq(run_world(2, leave_work_behind), 0);
+}
+
 /* A name of the greatest length leaves no room for all ranks. */
 static int name_many(int rank)
 {

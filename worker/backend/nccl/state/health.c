@@ -23,6 +23,7 @@ cddp_status cdi_gpu_fail(struct cdi_backend *b, const struct cdi_error *err)
     if (!atomic_load(&b->failed)) {
         b->error = *err;
         atomic_store(&b->failed, true);
+        cdi_host->flight_hide(b->record);
     }
     st = b->error.status;
     (void)pthread_cond_broadcast(&b->changed);
