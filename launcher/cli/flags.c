@@ -76,12 +76,12 @@ const struct flag flags[] = {
      .group = GROUP_NODES,
      .kind = FLAG_TEXT,
      AT(hosts),
-     RANGE(0, 65535),
+     RANGE(1, 65535),
      .value = "HOST[:N],...",
      .ours = true,
      .help = "start cddprun on each of these hosts by ssh, with N workers (default: --nproc_per_node); the first "
              "is node 0"},
-    {.name = "hostfile", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(hostfile), RANGE(0, 4095), .value = "FILE",
+    {.name = "hostfile", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(hostfile), RANGE(1, 4095), .value = "FILE",
      .ours = true,
      .help = "the same with the hosts of a file in Open MPI's format: a line HOST slots=N for each, with N workers; "
              "--nproc_per_node, if given, is the number on each host, and at most N"},

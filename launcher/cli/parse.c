@@ -479,6 +479,8 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         st = read_environment(&o, env, arg, err);
     if (st == CDDP_OK)
         st = read_words(&o, argc, argv, &i, err);
+    if (o.remote)
+        o.hosts = o.hostfile = NULL; /* this node is one of them */
     if (st == CDDP_OK && o.what == OPTIONS_RUN)
         st = check_all(&o, env, arg, err);
     if (st == CDDP_OK && o.what == OPTIONS_RUN)

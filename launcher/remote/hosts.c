@@ -220,12 +220,8 @@ static cddp_status add_number(struct cdi_buf *out, const char *name, int64_t val
 static cddp_status hosts_add_place(struct cdi_buf *out, const struct hosts_job *job, uint32_t node)
 {
     const struct host *h = &job->hosts->v[node];
-    cddp_status st = add_word(out, "--hosts=");
+    cddp_status st = add_number(out, "--nnodes", job->hosts->n);
 
-    if (st == CDDP_OK)
-        st = add_word(out, "--hostfile=");
-    if (st == CDDP_OK)
-        st = add_number(out, "--nnodes", job->hosts->n);
     if (st == CDDP_OK)
         st = add_number(out, "--node_rank", node);
     if (st == CDDP_OK && h->n_procs > 0)

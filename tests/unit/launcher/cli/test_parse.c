@@ -169,6 +169,8 @@ Test(options, bad_value_error_names_flag_or_variable)
         {"--status_fd=0", "--status_fd '0' is not a whole number from 1"},
         {"--interactive=-1", "--interactive '-1' is not a whole number from 0"},
         {"--log_dir=", "--log_dir '' is empty"},
+        {"--hosts=", "--hosts '' is empty"},
+        {"--hostfile=", "--hostfile '' is empty"},
         {"--spares=-1", "--spares '-1' is not"},
         {"-n0", "--world_size '0' is not a whole number from 1"},
         {"-x==1", "--export '=1' has no name"},
@@ -184,6 +186,16 @@ Test(options, bad_value_error_names_flag_or_variable)
     cr_assert_eq(parse_env(&o, &err, (const char *[]){"PET_STANDALONE=true", NULL}, (const char *[]){"a", NULL}),
                  CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "PET_STANDALONE 'true' is neither 0 nor 1");
+}
+
+Test(options, host_of_a_hosts_job_starts_no_hosts)
+{
+    const char *env[] = {"CDDP_REMOTE=1", "PET_HOSTFILE=f", NULL};
+    struct options o;
+    struct cdi_error err;
+
+    cr_assert_eq(parse_env(&o, &err, env, (const char *[]){"--hosts=a,b", "a", NULL}), CDDP_OK);
+    cr_assert(o.remote && o.hosts == NULL && o.hostfile == NULL);
 }
 
 Test(options, nnodes_is_number_or_range)

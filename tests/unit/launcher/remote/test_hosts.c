@@ -120,7 +120,6 @@ Test(hosts, script_is_one_quoted_line_for_sh)
     cr_assert_eq(cdi_buf_append(&line, "", 1), CDDP_OK);
     cr_assert_str_eq((const char *)cdi_buf_data(&line),
                      "cd '/my dir' && exec env CDDP_REMOTE=1 'PET_ROLE=a b' '/usr/bin/cddprun' '--hosts' 'a:2,b' "
-                     "'--hosts=' '--hostfile=' "
                      "'--nnodes=2' '--node_rank=0' '--nproc_per_node=2' '--master_addr=a' '--master_port=7' "
                      "'--local_addr=a' '--' './it'\\''s' '$x'; exit\n");
     cdi_buf_consume(&line, line.len);
