@@ -192,6 +192,8 @@ static bool one_of(const char *word, const char *words)
     return false;
 }
 
+#define SAVE_EVERY_UNSET (-1)
+
 bool options_parse(struct options *o, int argc, char **argv)
 {
     const char *wrong;
@@ -211,13 +213,17 @@ bool options_parse(struct options *o, int argc, char **argv)
                           .bucket_kib = 512,
                           .log_every = 10,
                           .eval_every = 500,
-                          .save_every = 100,
+                          .save_every = SAVE_EVERY_UNSET,
                           .sample = 400,
                           .prompt = "\nAnd ",
                           .temperature = 0.7};
     if (!parse(o, argc, argv))
         return false;
     wrong = gpt_check(&o->config);
+    if (wrong == NULL && o->save_every != SAVE_EVERY_UNSET && o->save == NULL)
+        wrong = "--save-every needs --save DIR";
+    if (o->save_every == SAVE_EVERY_UNSET)
+        o->save_every = 100;
     if (wrong == NULL && o->apart_every > 0 && (o->divided || o->save != NULL))
         wrong = "--apart-every cannot be combined with --divided or --save: the ranks' weights become different";
     if (wrong == NULL && o->apart_every > 0 && strcmp(o->device, "gpu") == 0)

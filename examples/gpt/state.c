@@ -143,6 +143,8 @@ static cddp_status load(struct job *job)
     if (info.n_damaged > 0)
         (void)fprintf(stderr, "gpt: %s (%zu damaged, passed over)\n", info.damaged, info.n_damaged);
     (void)printf("gpt: resumed from %s after step %" PRId64 "\n", job->opt->resume, job->step);
+    if (job->step >= job->opt->steps)
+        (void)printf("gpt: that is all of the %ld steps; nothing is left to train\n", job->opt->steps);
     return CDDP_OK;
 }
 

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SETTLED 3 /* steps before a capture: by then the order of the buckets is final */
 
@@ -292,6 +293,11 @@ static cddp_status set_up(struct job *job)
 
     if (opt->batch % ranks != 0)
         return job_fail(job, "--batch %ld cannot be divided evenly among %d ranks", opt->batch, ranks);
+    if (opt->weights_out != NULL && cddp_rank(job->comm) == 0) {
+        job->weights = fopen(opt->weights_out, "ae"); /* what an earlier run wrote stays until then */
+        if (job->weights == NULL)
+            return job_fail(job, "cannot write %.200s: %s", opt->weights_out, strerror(errno));
+    }
     if (!data_open(&job->data, job->comm, opt->text, opt->config.context, (size_t)opt->batch, opt->seed, job->why,
                    sizeof job->why))
         return CDDP_E_STATE;
@@ -318,17 +324,17 @@ static cddp_status write_weights(struct job *job)
     const char *path = job->opt->weights_out;
     const struct gpt *m = &job->model;
     cddp_status status;
-    FILE *f;
     bool ok;
 
-    if (path == NULL || cddp_rank(job->comm) != 0)
+    if (job->weights == NULL)
         return CDDP_OK;
     status = job->engine->ops->fetch(job->engine);
     if (status != CDDP_OK)
         return status;
-    f = fopen(path, "we");
-    ok = f != NULL && fwrite(m->params[0].w, sizeof(real), m->n_weights, f) == m->n_weights;
-    ok = f != NULL && fclose(f) == 0 && ok;
+    ok = ftruncate(fileno(job->weights), 0) == 0 || errno == EINVAL; /* a pipe */
+    ok = ok && fwrite(m->params[0].w, sizeof(real), m->n_weights, job->weights) == m->n_weights;
+    ok = fclose(job->weights) == 0 && ok;
+    job->weights = NULL;
     return ok ? CDDP_OK : job_fail(job, "cannot write %.200s: %s", path, strerror(errno));
 }
 
@@ -364,6 +370,8 @@ cddp_status train(struct job *job)
         status = run(job);
     if (job->has_graph) /* before what it refers to */
         (void)job->engine->ops->graph(job->engine, GRAPH_DROP);
+    if (job->weights != NULL)
+        (void)fclose(job->weights);
     optimizer_release(&job->optimizer);
     cddp_ddp_destroy(job->ddp);
     if (job->engine != NULL)

@@ -17,6 +17,7 @@ struct job {
     cddp_ddp *ddp;
     struct optimizer optimizer;
     struct progress progress;
+    FILE *weights; /* of rank 0, for --weights-out: a path that is wrong is an error now, not after the training */
     int64_t step;  /* done */
     int64_t taken; /* of them, in this process and without a graph */
     bool has_graph;

@@ -202,7 +202,7 @@ bool options_parse(struct options *o, int argc, char **argv)
 {
     int flag, which = 0;
 
-    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3, .save_every = 50, .accumulate = 1};
+    *o = (struct options){.epochs = 100, .batch_size = 32, .lr = 1e-3, .accumulate = 1};
     opterr = 0;
     while ((flag = getopt_long(argc, argv, ":", flags, &which)) != -1) {
         const char *must;
@@ -222,6 +222,15 @@ bool options_parse(struct options *o, int argc, char **argv)
             return false;
         }
     }
+    if (o->save == NULL && (o->save_every > 0 || o->save_steps > 0 || o->save_background)) {
+        (void)fprintf(stderr, "wine: --%s needs --save DIR\n",
+                      o->save_every > 0   ? "save-every"
+                      : o->save_steps > 0 ? "save-steps"
+                                          : "save-background");
+        return false;
+    }
+    if (o->save_every == 0)
+        o->save_every = 50;
     if (optind < argc) {
         (void)fprintf(stderr, "wine: unexpected argument '%s' (see wine --help)\n", argv[optind]);
         return false;

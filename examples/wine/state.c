@@ -122,6 +122,9 @@ static cddp_status load(const struct job *job, struct state *s, char *why, size_
     status = cddp_checkpoint_load(job->comm, dir, items, list_items(s, items), &info);
     if (status == CDDP_OK)
         tell(job, &s->done, &info);
+    else if (strstr(cddp_last_error(), "holds no item 'adam") != NULL)
+        (void)snprintf(why, cap, "the checkpoint in %.150s was saved %s --zero: resume it in the same way", dir,
+                       job->opt->zero ? "without" : "with");
     return status;
 }
 

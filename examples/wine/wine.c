@@ -8,8 +8,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,6 +55,26 @@ static bool close_out(FILE *f, const char *path)
     return false;
 }
 
+/* Tries what the first save does, which would otherwise report a bad path after hours of training. Sets errno. */
+static bool can_save(const char *dir)
+{
+    char path[PATH_MAX];
+    int fd;
+
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        return false;
+    if (snprintf(path, sizeof path, "%s/.save-XXXXXX", dir) >= (int)sizeof path) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    fd = mkstemp(path);
+    if (fd < 0)
+        return false;
+    (void)close(fd);
+    (void)unlink(path);
+    return true;
+}
+
 static void show_result(const struct job *job, const struct result *r, double took)
 {
     size_t n = job->data->test.n;
@@ -94,6 +116,10 @@ static bool run(const struct options *opt, const struct wine_data *data, cddp_co
     if (cddp_rank(comm) == 0) {
         job.metrics = open_out(opt->metrics, opt->resume != NULL, &ok);
         job.weights_out = ok ? open_out(opt->weights_out, false, &ok) : NULL;
+        if (ok && opt->save != NULL && !can_save(opt->save)) {
+            (void)fprintf(stderr, "wine: cannot save in %s: %s\n", opt->save, strerror(errno));
+            ok = false;
+        }
     }
     if (!ok)
         cddp_abort(comm, "rank 0 cannot write its files");

@@ -74,7 +74,7 @@ def train(cddprun, flags, ranks=2, status=0):
 
 def undisturbed(cddprun, epochs, *more):
     with place() as p:
-        train(cddprun, p.flags(epochs, *more))
+        train(cddprun, p.flags(epochs, *(flag for flag in more if flag != '--save-background')))
         return p.result()
 
 

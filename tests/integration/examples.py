@@ -63,6 +63,9 @@ def check_flags(wine):
         (["--compress", "int8"], r"--compress must be fp16, bf16 or powersgd, not 'int8'"),
         (["--uneven", "-1"], r"--uneven must be a whole number from 0 to 1000000, not '-1'"),
         (["--save-every", "0"], r"--save-every must be a whole number from 1 to 1000000, not '0'"),
+        (["--save-every", "9"], r"--save-every needs --save DIR"),
+        (["--save-steps", "9", "--save-background"], r"--save-steps needs --save DIR"),
+        (["--save-background"], r"--save-background needs --save DIR"),
         (["--resume", ""], r"--resume must be a directory, not ''"),
         (["--data"], r"--data needs a value"),
         (["--nosuch"], r"unknown flag.*--nosuch"),
@@ -129,6 +132,13 @@ def main():
                run([wine, "--epochs", "1", "--metrics", os.path.join(tmp, "no", "file")]), 1, err=["cannot write .*no/file"])
         expect("wine with a full disk", run([wine, "--epochs", "1", "--weights-out", "/dev/full"]), 1,
                err=["cannot write /dev/full"])
+        expect("wine that cannot save", ranks(cddprun, 2, wine, "--epochs", "50000", "--save", "/proc/self"), 1,
+               err=["cannot save in /proc/self: "])
+        for saved, resumed, how in ([], ["--zero"], "without"), (["--zero"], [], "with"):
+            flags = ["--epochs", "2", "--save", os.path.join(tmp, how)]
+            expect(f"wine {how} --zero", ranks(cddprun, 2, wine, *flags, *saved))
+            expect(f"wine that goes on from a run {how} --zero", ranks(cddprun, 2, wine, *flags, "--resume", flags[-1], *resumed),
+                   1, err=[rf"was saved {how} --zero: resume it in the same way"])
     return 1 if failures else 0
 
 

@@ -193,7 +193,7 @@ def test_checkpoint_of_another_run_is_rejected(cddprun):
             _, err = train(cddprun, [*r.flags, *r.saving, *other], status=1)
             assert 'is of another run: the sizes of the model' in err, err
         out, _ = train(cddprun, [*r.flags, *r.saving])
-        assert 'resumed from' in out and 'after step 5\n' in out, end(out)
+        assert 'resumed from' in out and 'after step 5\n' in out and 'all of the 5 steps; nothing is left to train' in out, end(out)
         save = r.saving[r.saving.index('--save') + 1]
         for other in [], ['--resume', str(f / 'other')]:
             _, err = train(cddprun, [*r.flags, '--save', save, *other], status=1)
@@ -264,6 +264,7 @@ def test_says_what_is_wrong(cddprun):
         (['--size', '7B'], r'--size must be tiny, small, 124M.*not .7B.'),
         (['--heads', '3'], r'the width must be a multiple of the number of heads'),
         (['--kernels', 'abacus'], r'--kernels must be openblas, avx512, avx2 or plain'),
+        (['--save-every', '5'], r'--save-every needs --save DIR'),
         (['--save', ''], r'--save must not be empty'),
         (['--log'], r'--log: needs a value'),
         (['--nosuch'], r'unknown flag'),
@@ -284,8 +285,9 @@ def test_says_what_is_wrong(cddprun):
             got, out, err = run(alone, *flags)
             assert got == 1 and re.search('gpt: rank 0: .*' + says, err), (flags, got, out, err)
         # All ranks end, before the first step.
-        out, err = train(cddprun, [*SMALL, '--save', str(f / 'no' / 'dir')], status=1)
-        assert 'rank 0: cannot make' in err and 'step 1/' not in out, (end(out), end(err))
+        for flag, says in ('--save', 'cannot make'), ('--weights-out', 'cannot write'):
+            out, err = train(cddprun, [*SMALL, '--steps', '20', flag, str(f / 'no' / 'dir')], status=1)
+            assert f'rank 0: {says}' in err and 'step 1/' not in out, (end(out), end(err))
         out, _ = train(cddprun, [*SMALL, '--steps', '2', '--save', str(f / 'new')])
         assert [path.name for path in (f / 'new').iterdir()] == ['checkpoint-00000000000000000002.cddp'], list((f / 'new').iterdir())
     for flag in ['--divided'], ['--save', 'x']:
