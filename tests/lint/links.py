@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Links of the documents lead to files that are in the tree, and to headings that those have; docs/index.md leads to all of docs/.
+Programs in build/ are those that scripts/quickstart builds, or the page says how to build them.
 
 links.py ROOT         names those that do not, and lines of README.md that are too long
 links.py --self-test  a page with one fault of each kind must fail
@@ -11,6 +12,7 @@ import sys
 import tempfile
 
 LINK = re.compile(r'(?<!\\)\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)')
+PROGRAM = re.compile(r'(?<![\w/.-])build/(\w+/[\w/-]+)')
 WIDEST = 160  # columns of README.md
 LONGEST = 250  # lines of it
 
@@ -24,8 +26,12 @@ def anchors(text):
 def faults(root):
     pages = [page for page in sorted(root.rglob('*.md')) if not {'tests', 'subprojects'} & set(page.relative_to(root).parts)
              and not page.relative_to(root).parts[0].startswith(('build', '.'))]
+    built = (root / 'scripts/quickstart').read_text(encoding='utf-8').split()
     for page in pages:
         text = page.read_text(encoding='utf-8')
+        for program in sorted(set(PROGRAM.findall(text)) - set(built)):
+            if f'ninja -C build {program}\n' not in text:
+                yield f'{page.relative_to(root)}: scripts/quickstart does not build {program}: write "ninja -C build {program}"'
         for target in LINK.findall(re.sub(r'(?ms)^```.*?^```$', '', text)):
             if re.match(r'\w+:', target):
                 continue
@@ -52,12 +58,14 @@ def self_test():
         (root / 'docs/index.md').write_text('# Here, and `there`\n[a](#here-and-there) [b](../README.md#top) [c](https://x/#y) [d](in.md)\n'
                                             '```\n[code](nowhere)\n```\n')
         (root / 'docs/in.md').write_text('')
-        (root / 'README.md').write_text('# Top\n')
+        (root / 'README.md').write_text('# Top\n```\nbuild/a/quick\nninja -C build b/slow\nbuild/b/slow\n```\n')
+        (root / 'scripts').mkdir()
+        (root / 'scripts/quickstart').write_text('ninja -C "$build" a/quick\n')
         assert not list(faults(root)), list(faults(root))
-        (root / 'docs/out.md').write_text('[a](gone.md) [b](../README.md#gone)\n')
+        (root / 'docs/out.md').write_text('[a](gone.md) [b](../README.md#gone) `build/b/slow`\n')
         (root / 'README.md').write_text('# Top\n' + 'x' * (WIDEST + 1) + '\n' * LONGEST)
         found = ' '.join(faults(root))
-        for says in ('gone.md is not there', 'README.md#gone names no heading', 'does not lead to out.md', 'README.md:2: ', 'README.md has '):
+        for says in ('does not build b/slow', 'gone.md is not there', 'README.md#gone names no heading', 'does not lead to out.md', 'README.md:2: ', 'README.md has '):
             assert says in found, (says, found)
 
 
