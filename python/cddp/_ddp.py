@@ -350,10 +350,18 @@ class DDP:
         """Brings .grad into the reducer's memory, where it stays, and reports it."""
         if p.grad is not None and p.grad.is_sparse:
             raise TypeError(f"DDP: parameter '{self._names[i]}' has a sparse gradient; make it dense (sparse=False)")
+        again = i in self._reported
         self._copy_in(i, p)
         p.grad = self._grads[i]
         self._reported.add(i)
-        self.ready(i)
+        try:
+            self.ready(i)
+        except Error as error:
+            if not again or error.status is not Status.STATE:
+                raise
+            end = 'wait()' if self._optim is None else 'Optim.step()'
+            raise Error(Status.STATE, f"the gradient of parameter '{self._names[i]}' was made again in this step: call {end} after backward(), "
+                                      'or make all passes of a step but the last within no_sync()') from error
 
     def _copy_in(self, i, p):
         if p.grad is None:  # zero_grad() after a pass within no_sync()

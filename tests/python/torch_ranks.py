@@ -480,6 +480,10 @@ def wrong_use(comm):
     rows = nn.Embedding(4, 2, sparse=True)
     with cddp.DDP(comm, list(rows.named_parameters())).attach() as ddp:
         raises(TypeError, "'weight' has a sparse gradient", rows(torch.tensor([1])).sum().backward)
+    with cddp.DDP(comm.split(0), list(model[1].named_parameters())).attach() as ddp:
+        model[1](torch.ones(1, 3)).sum().backward()
+        raises(cddp.Error, 'call wait() after backward(), or make all passes of a step but the last within no_sync()',
+               model[1](torch.ones(1, 3)).sum().backward)
 
 
 def main():
