@@ -4,6 +4,8 @@ import array
 import collections
 import contextlib
 import ctypes
+import functools
+import inspect
 import math
 import sys
 import zlib
@@ -38,6 +40,33 @@ def _named(params):
         params = params.items()
     for i, item in enumerate(params):
         yield item if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) else (str(i), item)
+
+
+def _again(named, method):
+    """A function that reads a module's tensors anew, since it may replace them; None for what names no module."""
+    if hasattr(named, method):
+        return getattr(named, method)
+    torch = sys.modules.get('torch')
+    if torch is not None and inspect.isgenerator(named) and inspect.getgeneratorstate(named) == inspect.GEN_CREATED:
+        for call in ('named_parameters', 'parameters', 'named_buffers', 'buffers'):
+            if named.gi_code is getattr(torch.nn.Module, call).__code__:
+                return functools.partial(getattr(torch.nn.Module, call), **named.gi_frame.f_locals)
+    return None
+
+
+@contextlib.contextmanager
+def _brought(known, again=None):
+    """Within it, the memory that libcddp knows has the values of the tensors in use; after it, they have the memory's."""
+    now = {} if again is None else dict(_named(again()))
+    moved = [(n, now.get(n, t), memory) for n, t, memory in known if now.get(n, t).data_ptr() != memory.data_ptr()]
+    for n, t, memory in moved:
+        if (t.shape, t.dtype) != (memory.shape, memory.dtype):
+            raise RuntimeError(f"DDP: '{n}' was {memory.dtype} {list(memory.shape)} when the DDP was made, and is {t.dtype} "
+                               f'{list(t.shape)} now; make a new DDP')
+        memory.copy_(t.detach())
+    yield
+    for _, t, memory in moved:
+        t.detach().copy_(memory)
 
 
 def _is_frozen(param):
@@ -96,11 +125,11 @@ class DDP:
 
     For PyTorch's autograd attach() does what stands between the first line and wait().
 
-    params            the parameters in forward order: a dict, (name, array) pairs such as model.named_parameters(), or
-                      arrays alone. Floating-point, in host memory, contiguous or (PyTorch) dense, such as channels_last;
-                      they stay where they are. A torch.nn.Parameter that requires no gradient is broadcast, and has no
-                      number and no gradient here; one with two names (tied weights) has one number
-    buffers           likewise, of any type, such as model.named_buffers(): for sync_buffers()
+    params            the parameters in forward order: a PyTorch module, a dict, (name, array) pairs such as
+                      model.named_parameters(), or arrays alone. Floating-point, in host memory, contiguous or (PyTorch)
+                      dense, such as channels_last; they stay where they are. A torch.nn.Parameter that requires no gradient
+                      is broadcast, and has no number and no gradient here; one with two names (tied weights) has one number
+    buffers           likewise, of any type, such as model.named_buffers(): for sync_buffers(). None: those of the module
     average           False: the sum instead of the mean
     broadcast         False: every rank has loaded the same values
     find_unused       not every gradient is made in every step: those that no ready() reported count as zeros
@@ -116,9 +145,12 @@ class DDP:
     Names, types and shapes are compared between the ranks. Raises Error, TypeError, ValueError.
     """
 
-    def __init__(self, comm, params, *, buffers=(), average=True, broadcast=True, find_unused=False, static_graph=False, join=False,
+    def __init__(self, comm, params, *, buffers=None, average=True, broadcast=True, find_unused=False, static_graph=False, join=False,
                  weighted=False, bucket_bytes=0, first_bucket_bytes=0, comm_dtype=None, name=None):
-        pairs = list(_named(params))
+        buffers = params if buffers is None and hasattr(params, 'named_buffers') else buffers
+        self._again, self._buffers_again = _again(params, 'named_parameters'), _again(buffers, 'named_buffers')
+        pairs = list(_named(self._again() if self._again else params))
+        buffers = list(_named(self._buffers_again() if self._buffers_again else buffers or ()))
         if comm_dtype not in _COMM_DTYPES:
             raise ValueError(f"DDP: comm_dtype {comm_dtype!r} is unknown; it is 'float16', 'bfloat16', 'float32' or None")
         if join not in (False, True, 'active'):
@@ -142,7 +174,7 @@ class DDP:
             if views[-1].kind not in ('f', 'bf'):
                 raise TypeError(f"DDP: parameter '{n}' is not of a floating-point type")
         reduced = [_with_an_element(p, view) for p, view in zip(self._params, views)]
-        copied = [(n, View(_in_memory_order(b), 'DDP', f"buffer '{n}'")) for n, b in _named(buffers)]
+        copied = [(n, View(_in_memory_order(b), 'DDP', f"buffer '{n}'")) for n, b in buffers]
         copied = [(n, view) for n, view in copied if view.items > 0]
         options = DdpOptions(size=sizeof(DdpOptions), comm_dtype=_COMM_DTYPES[comm_dtype], bucket_bytes=bucket_bytes,
                              first_bucket_bytes=first_bucket_bytes, name=None if name is None else name.encode(),
@@ -157,8 +189,11 @@ class DDP:
         self._grads = [self._make_grad(i, view) for i, view in enumerate(views)]
         if broadcast:
             self._broadcast_frozen(comm)
+        self._known, self._known_buffers = ([(n, t, t.detach()) for n, t in some if hasattr(t, 'data_ptr') and t.numel() > 0]
+                                            for some in (pairs, buffers))
         self._attached = False
         self._hooks = []
+        self._checked = False  # whether the module has no parameters that this DDP does not know
         self._optim = None
         self._syncs = True
         self._made = set()      # gradients that were made since the last step, and
@@ -257,7 +292,8 @@ class DDP:
 
         With join they are those of the highest rank that still trains; then every step begins with this call.
         """
-        check(lib().cddp_ddp_sync_buffers(self.handle))
+        with _brought(self._known_buffers, self._buffers_again):
+            check(lib().cddp_ddp_sync_buffers(self.handle))
 
     def join(self):
         """Takes part in the steps of the other ranks until none has samples left; a rank calls it after its last step.
@@ -266,7 +302,8 @@ class DDP:
         """
         self._keep_grads()
         self._made.clear()
-        check(lib().cddp_ddp_join(self.handle))
+        with _brought(self._known, self._again), _brought(self._known_buffers, self._buffers_again):
+            check(lib().cddp_ddp_join(self.handle))
 
     def grad_norm(self, norm_type=2.0):
         """Returns the norm of all gradients as one vector: norm_type 2 or infinity. Between wait() and the next step.
@@ -386,6 +423,13 @@ class DDP:
             if p.requires_grad:
                 raise RuntimeError(f"parameter '{n}' did not require a gradient when the DDP was made, so no rank averages its gradient; "
                                    f'make a new DDP')
+        if self._again and (not self._checked or len(self._made) < len(self._params)):
+            known = {id(p) for p in (*self._params, *(p for _, p in self._frozen))}
+            for n, p in _named(self._again()):
+                if p.grad is not None and id(p) not in known:
+                    raise RuntimeError(f"parameter '{n}' is another tensor than when the DDP was made, or a new one, so no rank "
+                                       f'averages its gradient; make a new DDP')
+            self._checked = True
         for i, p in enumerate(self._params):
             if i not in self._reported and self._is_due(i, p):
                 self._report(i, p)

@@ -4,6 +4,7 @@ from ctypes import byref, c_size_t, c_uint64, c_void_p, pointer, sizeof
 
 from cddp._abi import OPTIM_GROUP_FROZEN, OPTIM_NESTEROV, OPTIM_SKIP_NONFINITE, OptimGroup, OptimKind, OptimOptions, OptimStepArgs, \
     check, experimental
+from cddp._ddp import _brought
 
 _KINDS = {'sgd': OptimKind.SGD, 'adam': OptimKind.ADAM, 'adamw': OptimKind.ADAMW}
 
@@ -83,7 +84,8 @@ class Optim:
                              grad_scale=grad_scale, max_norm=max_norm)
         handle = self.handle
         self._ddp._close_step()
-        self._ddp._end_step(experimental('cddp_optim_step')(handle, pointer(args)))
+        with _brought(self._ddp._known):
+            self._ddp._end_step(experimental('cddp_optim_step')(handle, pointer(args)))
 
     def skip(self):
         """Ends the step without an update."""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import cddp
-from cddp import _ddp
+from cddp import _ddp, _optim
 
 STEPS = 20
 LIMIT = 1e-6
@@ -299,6 +299,71 @@ class Buffers(Case):
         return nn.Sequential(nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
 
+class Counter(nn.Module):
+    """Assigns its buffer, as pytorch#63916."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+        self.register_buffer('total', torch.zeros(1))
+
+    def forward(self, x):
+        self.total = self.total + x.detach().mean()
+        return self.linear(x) * (1 + self.total)
+
+
+class AssignedBuffer(Case):
+    breaks = [(_ddp, '_again', lambda named, method: None)]  # the tensors of the beginning
+
+    def model(self):
+        return Counter()
+
+
+class ConvertedBuffer(AssignedBuffer, Buffers):
+    """Module._apply makes new buffers, and load_state_dict(assign=True)."""
+
+    breaks = AssignedBuffer.breaks
+
+    def model(self):
+        return Buffers.model(self)
+
+    def between(self, model, step):
+        for name in ('running_mean', 'running_var', 'num_batches_tracked'):
+            setattr(model[1], name, getattr(model[1], name).clone())
+
+
+class MovedParameters(Case):
+    """p.data = ..., as some optimizers do; join() writes the parameters."""
+
+    ours = {'join': True}
+    uneven = True
+    zero = None
+    breaks = [(_ddp, '_brought', lambda *_: contextlib.nullcontext())]  # join() writes what was there at the beginning
+
+    def model(self):
+        return nn.Linear(6, 2)
+
+    def between(self, model, step):
+        for p in model.parameters():
+            p.data = p.data.clone()
+
+    def steps(self):
+        return STEPS - 3 * self.rank
+
+
+class MovedDivided(MovedParameters):
+    """The same with cddp.Optim, which writes them in every step."""
+
+    ours = {}
+    uneven = False
+    divided = True
+    zero = 'none'
+    breaks = [(_optim, *MovedParameters.breaks[0][1:])]
+
+    def steps(self):
+        return STEPS
+
+
 class Weights(Case):
     """Rank r has r + 1 rows: the mean over all rows, in PyTorch by losses that are multiplied."""
 
@@ -429,7 +494,7 @@ def compare(kind, comm, rank, size):
 
 
 CASES = [BranchesPerRank, Kept, Zeroed, NeverUsed, FrozenFromStart, FrozenLater, Tied, Accumulation, ReentrantCheckpoint, ChannelsLast,
-         ZeroElements, Bfloat16, Buffers, Weights, Uneven, UnevenActive, Divided]
+         ZeroElements, Bfloat16, Buffers, AssignedBuffer, ConvertedBuffer, MovedParameters, MovedDivided, Weights, Uneven, UnevenActive, Divided]
 
 
 def raises(kind, part, call, *args, **named):
@@ -486,6 +551,30 @@ def wrong_use(comm):
                model[1](torch.ones(1, 3)).sum().backward)
 
 
+def replaced(comm):
+    """Parameters that the module has replaced, or got later."""
+    def again(model):
+        model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+
+    def submodule(model):
+        model[1] = nn.Linear(3, 1)
+
+    def more(model):
+        model.append(nn.Linear(1, 1))
+
+    for replace in (again, submodule, more):
+        for source in (nn.Module.named_parameters, nn.Module.parameters, lambda model: model):
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+            with cddp.DDP(comm, source(model), find_unused=replace is not more).attach() as ddp:
+                replace(model)
+                model(torch.ones(1, 3)).sum().backward()
+                raises(RuntimeError, 'is another tensor than when the DDP was made, or a new one', ddp.wait)
+    model = nn.BatchNorm1d(3)
+    with cddp.DDP(comm, model).attach() as ddp:
+        model.running_mean = torch.zeros(3, dtype=torch.float64)
+        raises(RuntimeError, "'running_mean' was torch.float32 [3] when the DDP was made, and is torch.float64 [3]", ddp.sync_buffers)
+
+
 def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group('gloo')
@@ -493,6 +582,7 @@ def main():
         for kind in CASES:
             wrong = compare(kind, comm, comm.rank, comm.size)
             os.write(1, f'rank {comm.rank}: {kind.__name__}: {"; ".join(wrong) or "as PyTorch"}\n'.encode())
+        replaced(comm)
         wrong_use(comm)
         os.write(1, f'rank {comm.rank}: done\n'.encode())
     os._exit(0)  # PyTorch's threads abort now and then while Python ends
