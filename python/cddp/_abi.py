@@ -263,8 +263,10 @@ def status_of(number):
 
 
 def error_of(info):
-    return Error(status_of(info.status), info.message.decode(errors='replace'), info.rank if info.rank >= 0 else None,
-                 info.os_error)
+    message = info.message.decode(errors='replace').replace(
+        'call cddp_ddp_grad_ready for every parameter before',
+        'pass find_unused=True to DDP if not every step makes all of them, or call ready() for each before')
+    return Error(status_of(info.status), message, info.rank if info.rank >= 0 else None, info.os_error)
 
 
 def check(status):

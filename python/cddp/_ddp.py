@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import sys
+import weakref
 import zlib
 from ctypes import byref, c_double, c_int, c_size_t, c_void_p, sizeof
 
@@ -145,6 +146,8 @@ class DDP:
     Names, types and shapes are compared between the ranks. Raises Error, TypeError, ValueError.
     """
 
+    _all = weakref.WeakSet()  # those with attach()
+
     def __init__(self, comm, params, *, buffers=None, average=True, broadcast=True, find_unused=False, static_graph=False, join=False,
                  weighted=False, bucket_bytes=0, first_bucket_bytes=0, comm_dtype=None, name=None):
         buffers = params if buffers is None and hasattr(params, 'named_buffers') else buffers
@@ -192,7 +195,6 @@ class DDP:
         self._known, self._known_buffers = ([(n, t, t.detach()) for n, t in some if hasattr(t, 'data_ptr') and t.numel() > 0]
                                             for some in (pairs, buffers))
         self._attached = False
-        self._hooks = []
         self._checked = False  # whether the module has no parameters that this DDP does not know
         self._optim = None
         self._syncs = True
@@ -351,13 +353,18 @@ class DDP:
 
         After wait() every .grad is what PyTorch's DistributedDataParallel leaves there with gradient_as_bucket_view: the
         mean over all ranks. With find_unused or static_graph, that of a parameter that no rank used stays as it is, also
-        None. Until the first backward() no .grad is touched. Returns self.
+        None. Until the first backward() no .grad is touched. An older DDP of these parameters ends. Returns self.
         """
         for n, p in zip(self._names, self._params):
             if not getattr(p, 'requires_grad', False):
                 raise TypeError(f"DDP.attach: parameter '{n}' is not a PyTorch tensor that requires a gradient")
-        for i, p in enumerate(self._params):
-            self._hooks.append(p.register_post_accumulate_grad_hook(lambda p, i=i: self._on_grad(i, p)))
+        for other in list(DDP._all):
+            if not {id(p) for p in other._params}.isdisjoint(map(id, self._params)):
+                other._detach()
+        ddp = weakref.ref(self)  # parameters must not keep the DDP
+        hooks = [p.register_post_accumulate_grad_hook(lambda p, i=i: ddp()._on_grad(i, p)) for i, p in enumerate(self._params)]
+        self._detach = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
+        DDP._all.add(self)
         self._attached = True
         return self
 
@@ -419,6 +426,8 @@ class DDP:
             return
         if not self._syncs:
             raise RuntimeError('the step cannot end within DDP.no_sync: nothing has been sent; leave it before the last backward()')
+        if not self._detach.alive:
+            raise RuntimeError('DDP: another DDP was attached to these parameters after this one; use that one')
         for n, p in self._frozen:
             if p.requires_grad:
                 raise RuntimeError(f"parameter '{n}' did not require a gradient when the DDP was made, so no rank averages its gradient; "
@@ -471,9 +480,8 @@ class DDP:
 
         Gradients of grad() that are still held keep their memory, and with it the reducer.
         """
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        if self._attached:
+            self._detach()
         self._attached = False
         self._grads = []
         self._reducer = None

@@ -7,6 +7,7 @@ None. Then the case runs again with a part of attach() broken in the way that th
 import contextlib
 import copy
 import os
+import weakref
 
 import torch
 import torch.distributed
@@ -542,6 +543,11 @@ def wrong_use(comm):
             model[1](torch.ones(1, 3)).sum().backward()
         ddp.wait()
         assert (model[1].weight.grad == 1).all()
+    model = Branches(1)
+    part = comm.split(0, comm.rank)  # which the error ends
+    ddp = cddp.DDP(part, model).attach()
+    model(torch.ones(1, 6)).sum().backward()
+    raises(cddp.Error, "'branches.0.weight', 'branches.0.bias'; pass find_unused=True", ddp.wait)
     rows = nn.Embedding(4, 2, sparse=True)
     with cddp.DDP(comm, list(rows.named_parameters())).attach() as ddp:
         raises(TypeError, "'weight' has a sparse gradient", rows(torch.tensor([1])).sum().backward)
@@ -575,6 +581,36 @@ def replaced(comm):
         raises(RuntimeError, "'running_mean' was torch.float32 [3] when the DDP was made, and is torch.float64 [3]", ddp.sync_buffers)
 
 
+def wrapped_again(comm):
+    """The DDP that was attached last averages; an older one is gone with its last reference, or ends."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+
+    def step(ddp):
+        model.zero_grad()
+        model(torch.full((1, 3), comm.rank + 1.)).sum().backward()
+        ddp.wait()
+        assert torch.allclose(model[1].bias.grad, torch.ones(1))
+
+    first = cddp.DDP(comm, model).attach()
+    step(first)
+    second = cddp.DDP(comm, model).attach()
+    for _ in range(2):
+        step(second)
+    raises(RuntimeError, 'another DDP was attached', first.wait)
+    del first
+    step(second.attach())
+    gone = weakref.ref(second)
+    del second
+    assert gone() is None
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    third = cddp.DDP(comm, model).attach()
+    for _ in range(2):
+        step(third)
+    third.close()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
 def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group('gloo')
@@ -583,6 +619,7 @@ def main():
             wrong = compare(kind, comm, comm.rank, comm.size)
             os.write(1, f'rank {comm.rank}: {kind.__name__}: {"; ".join(wrong) or "as PyTorch"}\n'.encode())
         replaced(comm)
+        wrapped_again(comm)
         wrong_use(comm)
         os.write(1, f'rank {comm.rank}: done\n'.encode())
     os._exit(0)  # PyTorch's threads abort now and then while Python ends
