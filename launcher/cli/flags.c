@@ -83,8 +83,8 @@ const struct flag flags[] = {
              "is node 0"},
     {.name = "hostfile", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(hostfile), RANGE(1, 4095), .value = "FILE",
      .ours = true,
-     .help = "the same with the hosts of a file in Open MPI's format: a line HOST slots=N for each, with N workers; "
-             "--nproc_per_node, if given, is the number on each host, and at most N"},
+     .help = "the same with the hosts of a file in Open MPI's or MPICH's format: a line HOST slots=N or HOST:N for "
+             "each, with N workers; --nproc_per_node, if given, is the number on each host, and at most N"},
     {.name = "ssh_args", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(ssh_args), RANGE(1, 4095), .value = "ARGUMENTS",
      .ours = true,
      .help = "arguments for ssh, separated by spaces, such as --ssh_args=\"-p 2222 -i key\""},

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define UTF8_MARK "\xef\xbb\xbf" /* editors of Windows put it at the start of a text */
+
 cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err)
 {
     FILE *f = fopen(path, "re");
@@ -28,6 +30,8 @@ cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_e
         st = cdi_fail(err, st, "'%.300s' is too large", path);
     else if (ferror(f))
         st = cdi_fail_errno(err, errno, "cannot read '%.300s'", path);
+    else if (out->len >= strlen(UTF8_MARK) && memcmp(cdi_buf_data(out), UTF8_MARK, strlen(UTF8_MARK)) == 0)
+        cdi_buf_consume(out, strlen(UTF8_MARK));
     (void)fclose(f);
     return st;
 }

@@ -11,7 +11,10 @@
  */
 cddp_status plan_inputs_cluster(struct cluster_env *cluster, const struct options *o, const char *host,
                                 struct cdi_error *err);
-/* Appends a whole file, HOSTLIST_MAX bytes at most by the limit of out. CDDP_E_SYSTEM, CDDP_E_LIMIT, CDDP_E_NOMEM. */
+/*
+ * Appends a whole file to out, whose limit is HOSTLIST_MAX bytes, without UTF-8's byte order mark at its start.
+ * CDDP_E_SYSTEM, CDDP_E_LIMIT, CDDP_E_NOMEM.
+ */
 cddp_status inputs_read_file(const char *path, struct cdi_buf *out, struct cdi_error *err);
 /* Logs one line about values that were taken from the environment. */
 void plan_inputs_log(const struct endpoint *endpoint, const struct options *o);

@@ -82,28 +82,45 @@ static cddp_status parse_list(struct hosts *h, const char *list, struct cdi_erro
     }
 }
 
-/* One line without its comment: HOST [slots=N] [max_slots=N]. As in Open MPI, a host may be repeated without slots. */
-static bool read_line(struct host *h, const char *line, size_t len)
+/* Copies the word at *p, which ends before one of `ends`, and moves *p past it and the spaces after it. */
+static void next_word(const char **p, const char *ends, char text[static 32])
 {
-    size_t at = strspn(line, " \t\r"), word = strcspn(line + at, " \t\r\n#");
-    bool good = read_name(h, line + at, word);
+    size_t len = strcspn(*p, ends);
 
-    while (good) {
-        char text[32];
+    (void)snprintf(text, 32, "%.*s", len < 32 ? (int)len : 31, *p);
+    *p += len;
+    *p += strspn(*p, " \t\r");
+}
+
+/*
+ * One line up to its comment: HOST or MPICH's HOST:N, [slots=N] [max_slots=N]. As in Open MPI, spaces may stand around
+ * '=', and a host may be repeated without slots.
+ */
+static bool read_line(struct host *h, const char *line)
+{
+    const char *p = line + strspn(line, " \t\r");
+    size_t word = strcspn(p, " \t\r\n#");
+    bool good = read_host(h, p, word);
+
+    h->has_slots = h->n_procs > 0;
+    p += word;
+    p += strspn(p, " \t\r");
+    while (good && strchr("\n#", *p) == NULL) { /* or the end */
+        char key[32], value[32];
         int64_t max;
 
-        at += word;
-        at += strspn(line + at, " \t\r");
-        word = at < len ? strcspn(line + at, " \t\r\n#") : 0;
-        if (word == 0)
-            return true;
-        (void)snprintf(text, sizeof text, "%.*s", word < sizeof text ? (int)word : (int)sizeof text - 1, line + at);
-        if (strncmp(text, "slots=", 6) == 0)
-            h->has_slots = good = !h->has_slots && cdi_parse_int(text + 6, 1, OPTIONS_MAX_PROCS, &h->n_procs);
+        next_word(&p, " \t\r\n#=", key);
+        good = *p == '=';
+        p += good;
+        p += strspn(p, " \t\r");
+        next_word(&p, " \t\r\n#", value);
+        if (good && strcmp(key, "slots") == 0)
+            h->has_slots = good = !h->has_slots && cdi_parse_int(value, 1, OPTIONS_MAX_PROCS, &h->n_procs);
         else
-            good = strncmp(text, "max_slots=", 10) == 0 && cdi_parse_int(text + 10, 1, INT32_MAX, &max);
+            good = good && (strcmp(key, "max_slots") == 0 || strcmp(key, "max-slots") == 0) &&
+                   cdi_parse_int(value, 1, INT32_MAX, &max);
     }
-    return false;
+    return good;
 }
 
 static cddp_status add_host(struct hosts *h, const struct host *one, const char *path, struct cdi_error *err)
@@ -133,10 +150,11 @@ static cddp_status parse_file(struct hosts *h, const char *text, const char *pat
         size_t all = strcspn(text, "\n"), len = strcspn(text, "\n#");
         struct host one = {.n_procs = 0};
 
-        if (strspn(text, " \t\r") < len && !read_line(&one, text, len))
-            return cdi_fail(err, CDDP_E_INVALID,
-                            "--hostfile '%.200s', line %d: '%.*s' is not HOST or HOST slots=N with N from 1 to %d",
-                            path, number, len < 64 ? (int)len : 64, text, OPTIONS_MAX_PROCS);
+        if (strspn(text, " \t\r") < len && !read_line(&one, text))
+            return cdi_fail(
+                err, CDDP_E_INVALID,
+                "--hostfile '%.200s', line %d: '%.*s' is not HOST, HOST slots=N or HOST:N with N from 1 to %d", path,
+                number, len < 64 ? (int)len : 64, text, OPTIONS_MAX_PROCS);
         if (one.name[0] != '\0')
             st = add_host(h, &one, path, err);
         text += all + (text[all] == '\n');

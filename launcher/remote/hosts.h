@@ -23,9 +23,9 @@ struct hosts {
 };
 
 /*
- * Parses --hosts, HOST[:N],HOST[:N]... ([v6]:N for IPv6), or file, the text of --hostfile: a line HOST [slots=N] for
- * each, where a repeated HOST without slots is one more worker. CDDP_E_INVALID with an error message, also if another
- * flag of o contradicts --hosts; CDDP_E_LIMIT, CDDP_E_NOMEM. Free out->v.
+ * Parses --hosts, HOST[:N],HOST[:N]... ([v6]:N for IPv6), or file, the text of --hostfile: a line HOST [slots=N] or
+ * HOST:N for each, where a repeated HOST without slots is one more worker. CDDP_E_INVALID with an error message, also
+ * if another flag of o contradicts --hosts; CDDP_E_LIMIT, CDDP_E_NOMEM. Free out->v.
  */
 cddp_status hosts_parse(struct hosts *out, const struct options *o, const char *file, struct cdi_error *err);
 

@@ -182,7 +182,7 @@ def test_reports_missing_python_and_its_variable(cddprun):
 def test_rank_order_file_ranks_hosts(cddprun):
     with tempfile.TemporaryDirectory() as folder:
         port = launch.free_port()
-        order = script(folder, 'order', '# ranks\n127.0.0.1 slots=8\nhost-b.cluster\n')
+        order = script(folder, 'order', '\ufeff# ranks\n127.0.0.1 slots=8\nhost-b.cluster\n')
         flags = ['--rank_order', order, '--master_port', str(port), '-ppn', '1', 'sh', '-c', 'echo $GROUP_RANK of $GROUP_WORLD_SIZE']
         with Job(cddprun, '--local_addr=host-b', *flags) as b, Job(cddprun, '--local_addr=127.0.0.1', *flags) as a:
             assert (a.finish(), b.finish()) == (0, 0), (a.err, b.err)

@@ -359,7 +359,7 @@ def test_hosts_that_a_busy_sshd_refuses_have_a_second_try(cddprun):
 def test_ssh_args_and_a_hostfile(cddprun):
     server = sshd.sshd()
     config = os.path.join(server.folder, 'ssh_config')
-    path = server.write('hosts', '# all\na slots=2\nb\n')
+    path = server.write('hosts', '\ufeffa slots = 2\n# all\nb\n')  # as an editor of Windows writes it
     script = ['sh', '-c', 'echo $RANK $WORLD_SIZE $GROUP_RANK']
     plain = {'PATH': os.path.dirname(shutil.which('ssh')) + os.pathsep + os.environ['PATH']}
     for flags, want in ([], ['[0] 0 3 0', '[1] 1 3 0', '[2] 2 3 1']), (['--nproc_per_node=1'], ['[0] 0 2 0', '[1] 1 2 1']):

@@ -72,6 +72,42 @@ Test(hosts, reads_a_hostfile_of_open_mpi)
     free(h.v);
 }
 
+/* The lexer of Open MPI (hostfile_lex.l) skips spaces around '='; max-slots is its other spelling. */
+Test(hosts, reads_spaces_around_the_equals_sign)
+{
+    static const int64_t want[] = {2, 3, 5, 6};
+
+    cr_assert_eq(
+        parse_file("a slots = 2\nb slots= 3 max-slots\t=\t4\r\nc slots =5# five\nd max_slots = 9 slots = 6", 0),
+        CDDP_OK, "%s", err.msg);
+    cr_assert_eq(h.n, 4);
+    for (uint32_t i = 0; i < h.n; i++) {
+        cr_expect_eq(h.v[i].n_procs, want[i], "%s", h.v[i].name);
+        cr_expect(h.v[i].has_slots);
+    }
+    free(h.v);
+}
+
+/* MPICH's Hydra (HYDU_process_mfile_token). */
+Test(hosts, reads_a_hostfile_of_mpich)
+{
+    static const int64_t want[] = {2, 3, 1, 4, 0, 0};
+
+    cr_assert_eq(parse_file("a:2\n  user@b:3 # three\n10.0.0.1:1\r\n[fe80::1]:4\nfe80::2\nc", 0), CDDP_OK, "%s",
+                 err.msg);
+    cr_assert_eq(h.n, 6);
+    cr_assert_str_eq(h.v[0].name, "a");
+    cr_assert_str_eq(h.v[1].name, "user@b");
+    cr_assert_str_eq(h.v[3].name, "fe80::1");
+    cr_assert_str_eq(h.v[4].name, "fe80::2");
+    for (uint32_t i = 0; i < h.n; i++) {
+        cr_expect_eq(h.v[i].n_procs, want[i], "%s", h.v[i].name);
+        cr_expect_eq(h.v[i].has_slots, i < 4);
+    }
+    free(h.v);
+    cr_assert_eq(parse_file("a:4\n", 5), CDDP_E_INVALID, "--nproc_per_node is at most that");
+}
+
 Test(hosts, nproc_per_node_is_at_most_the_slots)
 {
     cr_assert_eq(parse_file("a slots=4\nb slots=8\n", 4), CDDP_OK);
@@ -87,6 +123,17 @@ Test(hosts, error_names_the_line_of_a_hostfile)
         {"a slots=0", "line 1: 'a slots=0' is not HOST"},
         {"a\nb slots=x # c", "line 2: 'b slots=x ' is not HOST"},
         {"a slots=1 slots=2", "line 1"},
+        {"a slots", "line 1: 'a slots' is not HOST"},
+        {"a slots =", "line 1"},
+        {"a slots = = 2", "line 1"},
+        {"a slots\n= 2", "line 1"},
+        {"a = 2", "line 1"},
+        {"a slotsmax=2", "line 1"},
+        {"a slots=2x", "line 1"},
+        {"a:0", "line 1: 'a:0' is not HOST"},
+        {"a:x", "line 1"},
+        {"a:2 slots=2", "line 1"},
+        {"a:1\na:2", "'a' has slots in more than one line"},
         {"a cores=2", "line 1"},
         {"-oX=y", "line 1"},
         {"# none\n", "has no host"},
