@@ -115,7 +115,9 @@ const struct flag flags[] = {
              "take part; only: check, and end; exclude: such a node leaves the job, and a spare one takes its place"},
     /* ------------------------------------------------------------------------------------------------- failures */
     {.name = "max_restarts", .group = GROUP_FAILURE, .kind = FLAG_NUMBER, AT(max_restarts), RANGE(0, 1000000),
-     .fallback = "0", .value = "N", .help = "restart all workers after a failure, N times at most"},
+     .fallback = "0", .value = "N",
+     .help = "restart all workers after a failure, N times at most; after more than three failures in a row within 5 s "
+             "of their start it pauses: 1 s, 2 s, 4 s and so on up to 30 s"},
     {.name = "no_restart_codes", .group = GROUP_FAILURE, .kind = FLAG_RANKS, AT(no_restart_codes), .value = "STATUS,...",
      .ours = true,
      .help = "end the job without a restart if the worker that failed first has one of these exit statuses, such as 2 "
@@ -145,7 +147,8 @@ const struct flag flags[] = {
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",
      .help = "signals that end the job: cddprun forwards them to the workers and stops; of these four, SIGUSR1 and "
-             "SIGUSR2, the others are forwarded only"},
+             "SIGUSR2, the others are forwarded only; those ignored at cddprun's start stay so (SIGINT and "
+             "SIGQUIT after & in a script: use SIGTERM)"},
     {.name = "stop_signals", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(stop_signals), .value = "NAME,...",
      .ours = true,
      .help = "signals, such as USR1, that cddprun takes as a request to stop: workers that call cddp_should_stop get no "

@@ -49,6 +49,22 @@ def test_each_ending_signal_reaches_every_worker_and_is_the_exit_status(cddprun)
             assert f'ended by signal {int(number)} ({name})' in job.err, job.err
 
 
+def test_signals_that_the_shell_of_a_script_ignores_stay_ignored(cddprun):
+    """Which it does for a command with &. docs/stopping.md says to use SIGTERM."""
+    read, write = os.pipe()
+    shell = ['sh', '-c', f'"$@" & echo $! >&{write}; wait $!', 'sh', cddprun]
+    with Job(*shell, '--nproc_per_node=1', sys.executable, '-c', OBEDIENT, pass_fds=[write]) as job:
+        assert job.process.stdout.readline() == '[0] up\n'
+        pid = int(os.read(read, 32))
+        for number in signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1:
+            os.kill(pid, number)
+        assert job.process.stdout.readline() == '[0] got SIGUSR1\n'
+        os.kill(pid, signal.SIGTERM)
+        assert job.finish() == 143 and job.out == '[0] got SIGTERM\n', (job.out, job.err)
+    os.close(read)
+    os.close(write)
+
+
 def test_worker_can_query_stop_request(cddprun):
     with Job(cddprun, '--nproc_per_node=2', os.environ['CDDP_PROBE'], 'stop') as job:
         assert sorted(job.process.stdout.readline() for _ in range(2)) == ['[0] up\n', '[1] up\n']
