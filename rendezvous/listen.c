@@ -3,6 +3,7 @@
 #include "common/address.h"
 #include "common/cleanup.h"
 #include "common/resolve.h"
+#include "common/tcp_backoff.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -72,6 +73,7 @@ static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr,
     set_port(&a, s->port);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* inherited by accepted sockets */
+    cdi_tcp_limit_backoff(fd);
     if (addr->sa_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
     if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #define KEY_BYTES 320
-#define PRESENT_MS 10000 /* to read a value that exists */
 
 /*
  * A store may outlive a restart, and also a communicator whose ranks all finalize it and join again: each round and
@@ -68,8 +67,7 @@ static cddp_status keys_get(void *arg, const char *name, void *buf, size_t cap, 
         return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' is not in the store", key);
     if (st != CDDP_OK)
         return st;
-    return (w->shares_store ? cdi_store_get_polling : cdi_store_get)(w->store, key, buf, cap, len,
-                                                                     timeout_ms > 0 ? timeout_ms : PRESENT_MS, err);
+    return (w->shares_store ? cdi_store_get_polling : cdi_store_get)(w->store, key, buf, cap, len, timeout_ms, err);
 }
 
 static cddp_status keys_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)

@@ -14,16 +14,18 @@
 #include "worker/base/sized.h"
 #include "worker/store/conn.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #define DEFAULT_TIMEOUT_MS 300000
-#define CANCEL_MS 10000  /* for the server to confirm that a wait is cancelled */
 #define FIRST_NAP_US 100 /* between two polls; grows by half each time, up to the next line */
 #define LAST_NAP_US 20000
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
 
 /* ------------------------------------------------------------------------------------------------ operations ---- */
+
+int64_t cdi_store_cancel_ms = 10000;
 
 /* A key as it is sent: prefix and name one after the other. */
 struct key {
@@ -74,28 +76,51 @@ static cddp_status put_value(cddp_store *s, const void *value, size_t len)
     return cdi_c10d_put_string(&s->out, len > 0 ? value : "", len);
 }
 
-/* An operation: client_begin locks, requests and replies follow, client_end unlocks. */
-static cddp_status client_begin(cddp_store *s, struct cdi_error *err)
-{
-    (void)pthread_mutex_lock(&s->lock);
-    s->in_order = false;
-    if (s->fd < 0)
-        return cdi_fail(err, CDDP_E_CLOSED, "the connection to the store at %s was closed after an earlier error",
-                        s->where);
-    return CDDP_OK;
-}
-
-static cddp_status client_end(cddp_store *s, cddp_status st)
-{
-    if (st != CDDP_OK && st != CDDP_E_LIMIT && !s->in_order)
-        cdi_store_drop(s);
-    (void)pthread_mutex_unlock(&s->lock);
-    return st;
-}
-
 static int64_t deadline_of(const cddp_store *s, int64_t timeout_ms)
 {
     return cdi_deadline_ms(cdi_now_ms(), timeout_ms == 0 ? s->timeout_ms : timeout_ms);
+}
+
+/* Reads what is still to come of the answers to a cancelled wait. */
+static cddp_status client_settle(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
+{
+    cddp_status st = s->settling ? cdi_store_flush(s, deadline_ms, err) : CDDP_OK;
+    unsigned answer;
+
+    while (st == CDDP_OK && s->settling) {
+        st = cdi_store_read_u8(s, deadline_ms, &answer, err);
+        if (st == CDDP_OK && answer != CDI_C10D_WAIT_CANCELED && (answer != CDI_C10D_STOP_WAITING || s->woken))
+            return cdi_store_nonsense(s, err);
+        s->woken = s->woken || (st == CDDP_OK && answer == CDI_C10D_STOP_WAITING);
+        s->settling = st != CDDP_OK || answer != CDI_C10D_WAIT_CANCELED;
+    }
+    return st;
+}
+
+/* An operation: client_begin locks, requests and replies follow, client_end unlocks. */
+static cddp_status client_begin(cddp_store *s, int64_t timeout_ms, struct cdi_error *err)
+{
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&s->lock);
+    s->in_order = false;
+    if (s->fd < 0)
+        return cdi_fail(err, CDDP_E_CLOSED, "the connection to the store at %s was closed after an earlier error%s%s",
+                        s->where, s->why[0] != '\0' ? ": " : "", s->why);
+    st = client_settle(s, deadline_of(s, timeout_ms), err);
+    s->in_order = st == CDDP_E_TIMEOUT || (st != CDDP_OK && s->flight != NULL && cdi_flight_is_interrupted(s->flight));
+    return st;
+}
+
+static cddp_status client_end(cddp_store *s, cddp_status st, const struct cdi_error *err)
+{
+    if (st != CDDP_OK && st != CDDP_E_LIMIT && !s->in_order) {
+        if (s->fd >= 0 && err != NULL)
+            (void)snprintf(s->why, sizeof s->why, "%.290s", err->msg);
+        cdi_store_drop(s);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return st;
 }
 
 /* Sends the request that was put, unless that failed: no partial request may stay. */
@@ -106,23 +131,21 @@ static cddp_status client_submit(cddp_store *s, cddp_status put, int64_t deadlin
     return cdi_store_flush(s, deadline_ms, err);
 }
 
-/* Cancels a wait that has timed out. If a wake-up has crossed the request, the wait has succeeded. */
+/*
+ * Cancels a wait that has timed out. If a wake-up has crossed the request, the wait has succeeded. While the network is
+ * cut, no answer comes: then the next operation reads it, since the job may outlive a cut as long as the lease.
+ */
 static cddp_status client_cancel_wait(cddp_store *s, struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), CANCEL_MS);
-    bool woken = false;
-    unsigned answer;
-    cddp_status st = client_submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), cdi_store_cancel_ms);
+    cddp_status st;
 
-    while (st == CDDP_OK) {
-        st = cdi_store_read_u8(s, deadline_ms, &answer, err);
-        if (st != CDDP_OK || answer == CDI_C10D_WAIT_CANCELED)
-            break;
-        if (answer != CDI_C10D_STOP_WAITING || woken)
-            return cdi_store_nonsense(s, err);
-        woken = true;
-    }
-    return st == CDDP_OK && !woken ? CDDP_IN_PROGRESS : st;
+    s->settling = true;
+    s->woken = false;
+    st = client_submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
+    if (st == CDDP_OK)
+        st = client_settle(s, deadline_ms, err);
+    return st == CDDP_E_TIMEOUT || (st == CDDP_OK && !s->woken) ? CDDP_IN_PROGRESS : st;
 }
 
 /* Cancels a wait that the program has interrupted: the store must stay usable, to notify the others. */
@@ -172,8 +195,8 @@ static cddp_status client_end_wait(cddp_store *s, cddp_status st, const char *na
     double seconds = (double)(timeout_ms == 0 ? s->timeout_ms : timeout_ms) / 1000;
 
     if (st != CDDP_IN_PROGRESS)
-        return client_end(s, st);
-    (void)client_end(s, CDDP_OK);
+        return client_end(s, st, err);
+    (void)client_end(s, CDDP_OK, NULL);
     return cdi_fail(err, CDDP_E_TIMEOUT, "key '%.128s' did not appear in the store within %.4g s", name, seconds);
 }
 
@@ -185,7 +208,7 @@ static cddp_status client_set(cddp_store *s, struct key k, const void *value, si
         st = check_value(value, len, err);
     if (st != CDDP_OK)
         return st;
-    st = client_begin(s, err);
+    st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_SET);
 
@@ -195,7 +218,7 @@ static cddp_status client_set(cddp_store *s, struct key k, const void *value, si
             put = put_value(s, value, len);
         st = client_submit(s, put, deadline_of(s, 0), err);
     }
-    return client_end(s, st);
+    return client_end(s, st, err);
 }
 
 static cddp_status client_get(cddp_store *s, struct key k, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
@@ -205,7 +228,7 @@ static cddp_status client_get(cddp_store *s, struct key k, void *buf, size_t cap
 
     if (st != CDDP_OK)
         return st;
-    st = client_begin(s, err);
+    st = client_begin(s, timeout_ms, err);
     if (st == CDDP_OK)
         st = wait_keys(s, &k, 1, timeout_ms, err);
     if (st == CDDP_OK) {
@@ -228,7 +251,7 @@ static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_
 
     if (st != CDDP_OK)
         return st;
-    st = client_begin(s, err);
+    st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_ADD);
@@ -243,7 +266,7 @@ static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_
     }
     if (st == CDDP_OK && sum != NULL)
         *sum = (int64_t)v;
-    return client_end(s, st);
+    return client_end(s, st, err);
 }
 
 static cddp_status client_compare_set(cddp_store *s, struct key k, const void *expected, size_t expected_len,
@@ -258,7 +281,7 @@ static cddp_status client_compare_set(cddp_store *s, struct key k, const void *e
         st = check_value(desired, desired_len, err);
     if (st != CDDP_OK)
         return st;
-    st = client_begin(s, err);
+    st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_COMPARE_SET);
@@ -273,7 +296,7 @@ static cddp_status client_compare_set(cddp_store *s, struct key k, const void *e
         if (st == CDDP_OK)
             st = cdi_store_read_string(s, deadline_ms, buf, cap, len, err);
     }
-    return client_end(s, st);
+    return client_end(s, st, err);
 }
 
 static cddp_status client_delete(cddp_store *s, struct key k, uint64_t *n, struct cdi_error *err)
@@ -282,7 +305,7 @@ static cddp_status client_delete(cddp_store *s, struct key k, uint64_t *n, struc
 
     if (st != CDDP_OK)
         return st;
-    st = client_begin(s, err);
+    st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
         cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_DELETE_KEY);
@@ -293,13 +316,13 @@ static cddp_status client_delete(cddp_store *s, struct key k, uint64_t *n, struc
         if (st == CDDP_OK)
             st = cdi_store_read_u64(s, deadline_ms, n, err);
     }
-    return client_end(s, st);
+    return client_end(s, st, err);
 }
 
 static cddp_status client_check_keys(cddp_store *s, const struct key *keys, size_t n, bool *all, struct cdi_error *err)
 {
     unsigned answer = CDI_C10D_NOT_READY;
-    cddp_status st = client_begin(s, err);
+    cddp_status st = client_begin(s, 0, err);
 
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
@@ -316,7 +339,7 @@ static cddp_status client_check_keys(cddp_store *s, const struct key *keys, size
             st = cdi_store_nonsense(s, err);
     }
     *all = answer == CDI_C10D_READY;
-    return client_end(s, st);
+    return client_end(s, st, err);
 }
 
 void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len)
@@ -515,12 +538,12 @@ cddp_status cddp_store_wait(cddp_store *store, const char *const *keys, size_t n
     st = key_list(keys, n_keys, &list, &err);
     if (st != CDDP_OK)
         return cdi_last_error_return(st, &err);
-    st = client_begin(store, &err);
+    st = client_begin(store, timeout_ms, &err);
     if (st == CDDP_OK)
         st = wait_keys(store, list, n_keys, timeout_ms, &err);
     if (st != CDDP_IN_PROGRESS || n_keys == 1)
         return cdi_last_error_return(client_end_wait(store, st, keys[0], timeout_ms, &err), &err);
-    (void)client_end(store, CDDP_OK);
+    (void)client_end(store, CDDP_OK, NULL);
     return cdi_last_error_return(cdi_fail(&err, CDDP_E_TIMEOUT,
                                           "not all of %zu keys ('%.64s', ...) appeared in the store in time", n_keys,
                                           keys[0]),

@@ -5,6 +5,7 @@
 #include "common/env.h"
 #include "common/resolve.h"
 #include "common/self_connect.h"
+#include "common/tcp_backoff.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
 #include "worker/base/fork_close.h"
@@ -187,6 +188,7 @@ static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t 
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot make a socket for the store");
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    cdi_tcp_limit_backoff(fd);
     if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
         cddp_status st;
 

@@ -23,8 +23,11 @@ struct cddp_store {
     const struct cdi_flight *flight; /* may be NULL */
     enum cdi_store_by by;
     bool given;      /* host and port come from the program */
-    bool in_order;   /* the failed wait was cancelled: the connection is as before */
+    bool in_order;   /* the failed operation has sent nothing, or its wait was cancelled: the connection is as before */
+    bool settling;   /* the answer to a cancelled wait is still to come */
+    bool woken;      /* its first part has come: the wait had succeeded */
     char where[300]; /* "host:port", for error messages */
+    char why[300];   /* the error that closed it; "": none */
 };
 
 /*
@@ -32,6 +35,8 @@ struct cddp_store {
  * other failures are retried until the timeout. Tests set their own.
  */
 extern int64_t cdi_store_unknown_ms;
+/* How long a wait that has timed out waits for the server to confirm its end; after it, the next operation does. */
+extern int64_t cdi_store_cancel_ms;
 
 /* Sends all of s->out. */
 cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error *err);

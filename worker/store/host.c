@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/list.h"
 #include "common/resolve.h"
+#include "common/tcp_backoff.h"
 #include "common/thread.h"
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
@@ -108,6 +109,7 @@ static int host_listen_on(const struct sockaddr *a, socklen_t len)
     if (fd < 0)
         return -errno;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    cdi_tcp_limit_backoff(fd);
     if (a->sa_family == AF_INET6) /* [::] accepts IPv4 as well */
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0) {

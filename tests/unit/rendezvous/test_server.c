@@ -2,6 +2,7 @@
 /* The server over the loopback interface. It runs in a thread with its own loop; the test is a blocking client. */
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/tcp_backoff.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
 #include "protocol/frame.h"
@@ -294,6 +295,28 @@ Test(server, store_clients_share_keys_and_waits)
     ask(b, CDI_C10D_GET, "k", NULL);
     answers(b, "value");
     (void)close(b);
+    stop();
+}
+
+/* After a cut that has healed, the next retransmission could otherwise come after the end of the lease. */
+Test(server, backoff_of_its_connections_is_short)
+{
+    int n = 0, most_ms = 0, client;
+
+    start((struct rdzv_server_options){.host = "127.0.0.1"});
+    client = dial();
+    for (int64_t until = cdi_now_ms() + cdi_within_ms(5000); n < 2 && cdi_now_ms() < until;) {
+        n = 0;
+        for (int fd = 3; fd < 256; fd++) {
+            socklen_t len = sizeof most_ms;
+
+            n += getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, &len) == 0 && most_ms == CDI_TCP_BACKOFF_MS;
+        }
+        if (most_ms == 0) /* an older kernel */
+            break;
+    }
+    cr_expect(n == 2 || most_ms == 0, "%d sockets", n); /* it listens, and has accepted one */
+    (void)close(client);
     stop();
 }
 

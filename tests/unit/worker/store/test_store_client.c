@@ -8,6 +8,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -169,6 +170,64 @@ Test(store_client, cancels_a_wait_that_times_out)
     cr_assert_eq(cddp_store_wait(store, &k, 1, 50), CDDP_E_TIMEOUT);
     cr_assert_str_eq(cddp_last_error(), "key 'k' did not appear in the store within 0.05 s");
     cr_assert_eq(cddp_store_add(store, "n", 1, NULL), CDDP_OK);
+    cddp_store_close(store);
+    stop(&s);
+}
+
+static sem_t cut_heals;
+
+static bool confirm_late(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x0c") && sem_wait(&cut_heals) == 0)
+        PUT(fd, "\0\x01");
+    if (WANT(fd, "\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\0");
+    return false;
+}
+
+Test(store_client, a_cut_longer_than_a_wait_keeps_the_connection)
+{
+    struct script s;
+    const char *const k = "k";
+    cddp_store *store;
+
+    cdi_store_cancel_ms = 20;
+    cr_assert_eq(sem_init(&cut_heals, 0, 0), 0);
+    start(&s, confirm_late);
+    store = open_at(&s);
+    cr_assert_eq(cddp_store_wait(store, &k, 1, 20), CDDP_E_TIMEOUT);
+    cr_assert_str_eq(cddp_last_error(), "key 'k' did not appear in the store within 0.02 s");
+    cr_assert_eq(cddp_store_wait(store, &k, 1, 20), CDDP_E_TIMEOUT, "%s", cddp_last_error());
+    (void)sem_post(&cut_heals);
+    cr_assert_eq(cddp_store_wait(store, &k, 1, 0), CDDP_OK, "%s", cddp_last_error());
+    cddp_store_close(store);
+    stop(&s);
+    (void)sem_destroy(&cut_heals);
+}
+
+static bool answer_nonsense(int fd, int nth)
+{
+    (void)nth;
+    if (greet(fd) && WANT(fd, "\x05\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k"))
+        PUT(fd, "\x09");
+    return false;
+}
+
+Test(store_client, a_closed_connection_names_the_error_that_closed_it)
+{
+    struct script s;
+    const char *const k = "k";
+    cddp_store *store;
+    int yes;
+
+    start(&s, answer_nonsense);
+    store = open_at(&s);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(cddp_store_check(store, &k, 1, &yes), i == 0 ? CDDP_E_PROTOCOL : CDDP_E_CLOSED);
+        cr_assert(i == 0 || strstr(cddp_last_error(), "was closed after an earlier error: the server at 127.0.0.1:"),
+                  "%s", cddp_last_error());
+    }
     cddp_store_close(store);
     stop(&s);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
+#include "common/tcp_backoff.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
@@ -84,6 +85,26 @@ static void *set_later(void *arg)
     (void)usleep(20000);
     (void)cddp_store_set(arg, "late", "x", 1);
     return NULL;
+}
+
+/* After a cut that has healed, the next retransmission could otherwise come after the end of the lease. */
+Test(store_host, backoff_is_short_at_both_ends)
+{
+    struct cdi_store_host *h = host_at("127.0.0.1", NULL);
+    cddp_store *s = client_of(h);
+    int n = 0, most_ms;
+
+    for (int fd = 3; fd < 256; fd++) {
+        socklen_t len = sizeof most_ms;
+
+        if (getsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, &len) != 0)
+            continue;
+        cr_expect_eq(most_ms, CDI_TCP_BACKOFF_MS, "fd %d: %d ms", fd, most_ms);
+        n++;
+    }
+    cr_expect(n == 0 || n == 3, "%d sockets", n); /* 0: an older kernel */
+    cddp_store_close(s);
+    cdi_store_host_stop(h);
 }
 
 Test(store_host, a_wait_ends_when_another_client_sets_the_key)

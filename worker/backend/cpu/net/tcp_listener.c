@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/tcp_backoff.h"
 #include "worker/base/data_port.h"
 
 #include <errno.h>
@@ -212,26 +213,13 @@ static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
     close_pending(tcp, s);
 }
 
-/*
- * After a cut of the network that has healed, data wait for the next retransmission, which TCP puts off twice as long
- * each time. From Linux 6.15 on, this limits that to a second. The kernel derives its limit of 15 retransmissions from
- * the same number, so the usual limit of 924.6 s (ip-sysctl.txt, tcp_retries2) is set as well.
- */
-static void limit_backoff(int fd)
-{
-    const int most_ms = CDI_TCP_BACKOFF_MS, give_up_ms = 924600;
-
-    if (setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, sizeof most_ms) == 0)
-        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &give_up_ms, sizeof give_up_ms);
-}
-
 void cdi_tcp_set_options(int fd)
 {
     const int on = 1;
 
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    limit_backoff(fd);
+    cdi_tcp_limit_backoff(fd);
 }
 
 static void read_pending(struct cdi_tcp *tcp, struct cdi_pending_conn *s)

@@ -54,10 +54,6 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
 /* Waits until a rank of a lower node has connected a link. */
 cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link *l, int64_t deadline_ms,
                                      struct cdi_error *err);
-#define CDI_TCP_BACKOFF_MS 1000 /* the least that Linux accepts */
-#ifndef TCP_RTO_MAX_MS
-#define TCP_RTO_MAX_MS 44 /* linux/tcp.h, Linux 6.15 */
-#endif
 #define CDI_TCP_FULL_MS 6000 /* after which foreign connections, which may hold all descriptors, are closed */
 /* Is this the error of a process, or of a host, that has too many files open? */
 static inline bool cdi_tcp_is_full(int errnum)

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CDI_COMMON_TCP_BACKOFF_H
+#define CDI_COMMON_TCP_BACKOFF_H
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#define CDI_TCP_BACKOFF_MS 1000 /* the least that Linux accepts */
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44 /* linux/tcp.h, Linux 6.15 */
+#endif
+
+/*
+ * Limits how long this socket waits between retransmissions; the sockets that a listener accepts inherit it. After a
+ * cut of the network that has healed, data wait for the next retransmission, which TCP puts off twice as long each
+ * time. From Linux 6.15 on, this limits that to a second. The kernel derives its limit of 15 retransmissions from the
+ * same number, so the usual limit of 924.6 s (ip-sysctl.txt, tcp_retries2) is set as well. Any thread.
+ */
+static inline void cdi_tcp_limit_backoff(int fd)
+{
+    const int most_ms = CDI_TCP_BACKOFF_MS, give_up_ms = 924600;
+
+    if (setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &most_ms, sizeof most_ms) == 0)
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &give_up_ms, sizeof give_up_ms);
+}
+
+#endif
