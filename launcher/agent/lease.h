@@ -12,7 +12,7 @@
 #define LEASE_IN_FLIGHT 32 /* heartbeats whose send time is remembered */
 
 struct lease {
-    bool own;    /* the rendezvous is in this process, and stops and continues with it, so no message can be missed */
+    bool own;    /* the rendezvous is in this process, and stops and continues with it */
     bool alone;  /* no other node waits for this one */
     bool linked; /* WELCOME was received on the present connection */
     bool fenced; /* FENCE was returned; no action follows it */

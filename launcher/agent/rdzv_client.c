@@ -645,7 +645,7 @@ static void client_on_ended(struct rdzv_client *j, ssize_t n)
         not_rendezvous(j, why, false);
         return;
     }
-    if (!j->opt.own && !j->over) {
+    if (!j->over && !(j->opt.own && n == UV_EOF)) { /* a server in this process ends only what it means to end */
         bool last_chance = (n == UV_EOF || n == UV_ECONNRESET) && !has_restart_left(j);
 
         reconnect(j, last_chance ? RETRY_FIRST_MS : RETURN_RETRY_MS);

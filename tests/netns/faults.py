@@ -11,6 +11,7 @@ import pathlib
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -124,6 +125,20 @@ def test_a_killed_agent(cddprun):
         record('An agent is killed', 'SIGKILL for the inner process of cddprun on node 1', t)
         assert status == [1, 137], (status, t.err(0), t.err(1))
         says(t, 0, r'cddprun: node 1 \(host2.*\) was lost')
+
+
+def test_a_connection_that_is_ended_from_outside(cddprun):
+    """As by a firewall that restarts: node 0's to its own rendezvous, too."""
+    if shutil.which('ss') is None:
+        raise launch.Skip('needs ss of iproute2')
+    with Training(cddprun, 1500) as t:
+        t.start()
+        for node in 0, 1:
+            out = subprocess.run([hosts.SCRIPT, 'exec', str(node + 1), 'ss', '-HKtn', 'dport', '=', f':{PORT}'], check=True,
+                                 capture_output=True, text=True).stdout
+            assert 'ESTAB' in out or not out, out  # nothing: the kernel cannot do it
+        status = t.finish(LEASE)
+        assert status == [0, 0], (status, t.err(0), t.err(1))
 
 
 def test_a_node_cut_off_for_eight_seconds(cddprun):

@@ -243,6 +243,19 @@ Test(lease, reconnect_in_time_restarts_count)
     cr_assert_eq(c.alive_ms, 9100);
 }
 
+/* A firewall or an administrator may end that connection, too. */
+Test(lease, broken_connection_to_own_rendezvous_ends_as_any_other)
+{
+    lease_init(&c, true, false);
+    lease_joining(&c, 0);
+    lease_welcome(&c, LEASE, 1);
+    cr_assert_eq(lease_look(&c, 1000, &next), LEASE_NOTHING);
+    lease_broken(&c);
+    cr_assert_eq(lease_look(&c, 1000, &next), LEASE_NOTHING);
+    cr_assert_eq(next, 1000 + LEASE * 2 / 3);
+    cr_assert_eq(lease_look(&c, next, &next), LEASE_FENCE);
+}
+
 Test(lease, own_rendezvous_stops_with_process)
 {
     lease_init(&c, true, true);
