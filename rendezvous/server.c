@@ -532,16 +532,17 @@ static void tick_jobs(struct rdzv_server *s, int64_t now_ms)
 static void log_drain(const struct session *session, uint32_t n, uint32_t first)
 {
     const char *host = round_host(session_round(session), first);
-    char more[32] = "";
+    int32_t rank = round_node_rank(session_round(session), first);
+    char more[32] = "", node[32] = "a spare node";
 
+    if (rank >= 0)
+        (void)snprintf(node, sizeof node, "node %d", rank);
     if (n > 1)
         (void)snprintf(more, sizeof more, " and %u more", n - 1);
-    cdi_log(
-        CDI_LOG_WARN, "RDZV-DRAIN",
-        "the job is over, but node %d (%s)%s cannot be reached to learn that; waiting for it, at most for the lease "
-        "(%lld s)",
-        round_node_rank(session_round(session), first), host != NULL ? host : "?", more,
-        (long long)session_lease_ms(session) / 1000);
+    cdi_log(CDI_LOG_WARN, "RDZV-DRAIN",
+            "the job is over, but %s (%s)%s cannot be reached to learn that; waiting for it, at most for the lease "
+            "(%lld s)",
+            node, host != NULL ? host : "?", more, (long long)session_lease_ms(session) / 1000);
 }
 
 /*

@@ -34,6 +34,7 @@ static struct {
     pthread_t thread;
     struct rdzv_server *server;
     uint16_t port;
+    bool drains; /* at the next on_stop() */
     pthread_mutex_t lock;
     char log[16384];
 } host = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -61,6 +62,11 @@ static bool logged(const char *text)
 
 static void on_stop(uv_async_t *async)
 {
+    if (host.drains) {
+        host.drains = false;
+        rdzv_server_drain(host.server, NULL, NULL);
+        return;
+    }
     uv_close((uv_handle_t *)async, NULL);
     rdzv_server_close(host.server, NULL, NULL);
 }
@@ -387,6 +393,35 @@ Test(server, failed_round_closes_stores_before_next_assignment)
     cr_assert(ends(fresh));
     (void)close(a), (void)close(waiting), (void)close(idle), (void)close(fresh);
     stop();
+}
+
+Test(server, names_a_spare_node_that_does_not_learn_the_end)
+{
+    const struct cdi_msg done = {.type = CDI_MSG_DONE};
+    struct cdi_msg join;
+    int nodes[2];
+
+    start((struct rdzv_server_options){.min_nodes = 1, .max_nodes = 1, .spares = 1});
+    for (int i = 0; i < 2; i++) {
+        nodes[i] = dial();
+        cr_assert_eq(greet(nodes[i], CDI_HELLO_AGENT, "job", CDI_HELLO_CURRENT_ROUND, NULL, NULL), CDDP_OK);
+        join = join_of("job", -1, 1);
+        join.u.join.spares = 1;
+        tell(nodes[i], join);
+        (void)hear(nodes[i], CDI_MSG_WELCOME);
+        if (i == 0)
+            (void)hear(nodes[i], CDI_MSG_ASSIGN);
+    }
+    tell(nodes[0], done);
+    cr_assert_eq(hear(nodes[0], CDI_MSG_CLOSED).u.closed.status, CDI_CLOSE_DONE);
+    (void)close(nodes[0]);
+    host.drains = true;
+    (void)uv_async_send(&host.stop);
+    for (int64_t until = cdi_now_ms() + cdi_within_ms(10000); !logged("RDZV-DRAIN") && cdi_now_ms() < until;)
+        (void)poll(NULL, 0, 10);
+    cr_expect(logged("the job is over, but a spare node (h) cannot be reached"), "%s", host.log);
+    stop();
+    (void)close(nodes[1]);
 }
 
 Test(server, agent_may_return_after_reset_but_not_after_eof)
