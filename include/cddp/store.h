@@ -58,7 +58,11 @@ CDDP_API cddp_status cddp_store_set(cddp_store *store, const char *key, const vo
  */
 CDDP_API cddp_status cddp_store_get(cddp_store *store, const char *key, void *buf, size_t cap, size_t *len,
                                     int timeout_ms);
-/* Adds delta to the decimal number at key (0 if there is none), and stores the result in *sum (may be NULL). */
+/*
+ * Adds delta to the decimal number at key (0 if there is none), and stores the result in *sum (may be NULL). If the
+ * value is no number, the server ends the connection, as PyTorch's does: CDDP_E_CLOSED, with an error message that says
+ * so.
+ */
 CDDP_API cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum);
 /*
  * Sets key to desired if its value equals expected (or key does not exist and expected_len is 0). Either way the value
