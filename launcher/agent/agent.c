@@ -1298,7 +1298,7 @@ static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
 
     if (a->plan->endpoint.role == ENDPOINT_ELECT)
         return start_election(a, err);
-    st = host_resolve(&a->plan->endpoint, &opt, err);
+    st = host_resolve(&a->plan->endpoint, a->plan->options->remote, &opt, err);
     if (st == CDDP_OK)
         st = host_start(&a->server, &a->loop, a->plan, &opt, err);
     if (st == CDDP_OK && a->server != NULL && a->plan->endpoint.n_nodes > 1)

@@ -14,23 +14,26 @@
 #define RESOLVE_REPORT_MS 60000 /* between two messages that a name does not resolve yet */
 
 /* A name may be registered later than this node starts: it is tried for as long as nodes may join. */
-cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *opt, struct cdi_error *err)
+cddp_status host_resolve(const struct endpoint *m, bool remote, struct rdzv_client_options *opt, struct cdi_error *err)
 {
+    /* ssh may know the host by a name that only its own configuration has. */
+    const char *remedy = remote ? "; with --hosts give the address of the first host: --master_addr=IP" : "";
+    struct cdi_error why;
     int64_t now_ms = cdi_now_ms(), report_ms = now_ms, give_up_ms = now_ms + (m->n_nodes > 1 ? m->join_timeout_ms : 0);
     cddp_status st;
 
-    while ((st = lookup_addresses(opt->addrs, &opt->n_addrs, m->host, m->port, err)) == CDDP_E_NOT_FOUND &&
+    while ((st = lookup_addresses(opt->addrs, &opt->n_addrs, m->host, m->port, &why)) == CDDP_E_NOT_FOUND &&
            (now_ms = cdi_now_ms()) < give_up_ms) {
         if (now_ms >= report_ms) {
-            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s; trying again for %lld s", err->msg,
+            cdi_log(CDI_LOG_WARN, "AGENT-RESOLVE", "%s%s; trying again for %lld s", why.msg, remedy,
                     (long long)(give_up_ms - now_ms) / 1000);
             report_ms = now_ms + RESOLVE_REPORT_MS;
         }
         (void)sleep(1);
     }
-    if (st == CDDP_OK)
-        st = endpoint_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
-    return st;
+    if (st != CDDP_OK)
+        return cdi_fail(err, st, "%s%s", why.msg, remedy);
+    return endpoint_check_address(m, (const struct sockaddr *)&opt->addrs[0], err);
 }
 
 /* Starts the server at the first free port of the job. */

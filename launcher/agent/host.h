@@ -9,9 +9,10 @@
 
 /*
  * Finds the addresses of the job's endpoint. Blocks for as long as the resolver does: the loop has nothing to do yet,
- * and the guard ends this process if a signal arrives.
+ * and the guard ends this process if a signal arrives. remote: --hosts has started this agent.
  */
-cddp_status host_resolve(const struct endpoint *m, struct rdzv_client_options *client, struct cdi_error *err);
+cddp_status host_resolve(const struct endpoint *m, bool remote, struct rdzv_client_options *client,
+                         struct cdi_error *err);
 
 /*
  * Starts the rendezvous server if this agent hosts it, and sets client's addresses to it. *server stays as it is if

@@ -3,6 +3,7 @@
 """--hosts: one command starts a job on several nodes by ssh (fake_ssh.py), and ends it everywhere."""
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -110,6 +111,12 @@ def test_reports_unreachable_host(cddprun):
     with ssh() as env, Job(cddprun, '--hosts', 'a,nowhere', '--master_addr=127.0.0.1', 'sleep', '60', env=env) as job:
         assert job.finish() == 1, job.err
         assert 'the connection to nowhere failed' in job.err and 'Could not resolve' in job.err, job.err
+
+
+def test_reports_a_first_host_that_is_only_an_alias_of_ssh(cddprun):
+    with ssh() as env:
+        status, _, err = launch.run(cddprun, '--hosts', 'alias.invalid,b', '--rdzv_conf=join_timeout=1', 'true', env=env)
+        assert status == 1 and re.search(r"'alias.invalid' .*does not resolve on this node: .*; with --hosts give .*--master_addr=IP", err), err
 
 
 def test_reports_mistakes_before_start(cddprun):
