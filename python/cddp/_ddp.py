@@ -195,7 +195,6 @@ class DDP:
         self._known, self._known_buffers = ([(n, t, t.detach()) for n, t in some if hasattr(t, 'data_ptr') and t.numel() > 0]
                                             for some in (pairs, buffers))
         self._attached = False
-        self._checked = False  # whether the module has no parameters that this DDP does not know
         self._optim = None
         self._syncs = True
         self._made = set()      # gradients that were made since the last step, and
@@ -432,13 +431,11 @@ class DDP:
             if p.requires_grad:
                 raise RuntimeError(f"parameter '{n}' did not require a gradient when the DDP was made, so no rank averages its gradient; "
                                    f'make a new DDP')
-        if self._again and (not self._checked or len(self._made) < len(self._params)):
-            known = {id(p) for p in (*self._params, *(p for _, p in self._frozen))}
-            for n, p in _named(self._again()):
-                if p.grad is not None and id(p) not in known:
-                    raise RuntimeError(f"parameter '{n}' is another tensor than when the DDP was made, or a new one, so no rank "
-                                       f'averages its gradient; make a new DDP')
-            self._checked = True
+        known = {id(p) for p in (*self._params, *(p for _, p in self._frozen))}
+        for n, p in _named(self._again() if self._again else ()):
+            if p.grad is not None and id(p) not in known:
+                raise RuntimeError(f"parameter '{n}' is another tensor than when the DDP was made, or a new one, so no rank averages its "
+                                   f'gradient; make a new DDP')
         for i, p in enumerate(self._params):
             if i not in self._reported and self._is_due(i, p):
                 self._report(i, p)

@@ -572,6 +572,8 @@ def replaced(comm):
         for source in (nn.Module.named_parameters, nn.Module.parameters, lambda model: model):
             model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
             with cddp.DDP(comm, source(model), find_unused=replace is not more).attach() as ddp:
+                model(torch.ones(1, 3)).sum().backward()
+                ddp.wait()
                 replace(model)
                 model(torch.ones(1, 3)).sum().backward()
                 raises(RuntimeError, 'is another tensor than when the DDP was made, or a new one', ddp.wait)
