@@ -307,9 +307,9 @@ CDDP_API double cddp_ddp_grad_scale(const cddp_ddp *ddp);
  * gradients that are reduced where they lie, that is the caller's memory: it waits until buckets that have started are
  * done. After an error it returns at once.
  *
- * In the middle of a step, peers count on what is missing of it: the communicator is aborted, so that they get
- * CDDP_E_ABORTED at once, with an error message that names this rank. Between two steps nobody hears of it: a peer that
- * begins another step waits as for a late rank, until this one calls cddp_finalize() or timeout_ms is over.
+ * Nobody hears of it: a peer that counts on the rest of a step, or begins another one, waits as for a late rank, until
+ * this one calls cddp_finalize(), and the peer gets CDDP_E_PEER, or timeout_ms is over. After an error in the middle of
+ * a step call cddp_abort(), which all hear at once.
  *
  * On a GPU whose gradients lie in a symmetric window (NCCL 2.29.7 and newer) their memory stays until all ranks have
  * destroyed the reducer and the next one is made, or until cddp_finalize().

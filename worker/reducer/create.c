@@ -244,20 +244,6 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
 
-/* Aborts if peers count on more of this step than the buckets that this rank has started. With the lock held. */
-static void tell_peers(cddp_ddp *d)
-{
-    bool all_started = cdi_bucket_all_launched(&d->plan) && !d->sharded && d->hook.end == NULL && d->powersgd == NULL &&
-                       cdi_nan_mode(d) == CDI_NAN_OFF && cdi_replicas_period(d) == 0;
-    struct cdi_error err;
-
-    if (!d->begun || all_started || cdi_comm_is_over(d->comm) || cdi_comm_world(d->comm)->size == 1)
-        return;
-    (void)cdi_fail(&err, CDDP_E_ABORTED, "cddp_ddp_destroy was called in the middle of step %llu: end it on every rank",
-                   (unsigned long long)d->step);
-    (void)cdi_ddp_fail_misuse(d, &err);
-}
-
 void cddp_ddp_destroy(cddp_ddp *ddp)
 {
     CDI_DEFAULT_FLOAT_STATE;
@@ -272,7 +258,6 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     cdi_comm_end_steps(comm, ddp);
     cdi_metrics_stop(ddp);
     (void)pthread_mutex_lock(&ddp->lock);
-    tell_peers(ddp);
     in_flight = !cdi_comm_is_over(comm) && ddp->joined < ddp->enqueued;
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
     /* Operations in flight may access the caller's own memory, which the caller may free after this. */
