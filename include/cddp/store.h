@@ -60,8 +60,8 @@ CDDP_API cddp_status cddp_store_get(cddp_store *store, const char *key, void *bu
                                     int timeout_ms);
 /*
  * Adds delta to the decimal number at key (0 if there is none), and stores the result in *sum (may be NULL). If the
- * value is no number, the server ends the connection, as PyTorch's does: CDDP_E_CLOSED, with an error message that says
- * so.
+ * value is not a number, the server ends the connection, as PyTorch's does: CDDP_E_CLOSED, with an error message that
+ * says so.
  */
 CDDP_API cddp_status cddp_store_add(cddp_store *store, const char *key, int64_t delta, int64_t *sum);
 /*

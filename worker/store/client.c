@@ -266,7 +266,7 @@ static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_
         /* The protocol has no error for it: servers, PyTorch's too (TCPStoreBackend.cpp, addHandler), end the
          * connection. */
         if (st == CDDP_E_CLOSED)
-            st = cdi_error_wrap(err, "adding to key '%.128s', whose value may be no number", k.name);
+            st = cdi_error_wrap(err, "adding to key '%.128s', whose value may not be a number", k.name);
     }
     if (st == CDDP_OK && sum != NULL)
         *sum = (int64_t)v;
