@@ -6,9 +6,11 @@
 #include "launcher/cli/rankmap.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +28,7 @@ struct logs {
     struct writer *files;   /* NULL: no files */
     char dir[PATH_MAX];     /* of the run, in --log_dir; "": none */
     char attempt[PATH_MAX]; /* of this attempt; "": none */
+    int lock;               /* on `dir`: systemd-tmpfiles spares a locked directory (tmpfiles.d(5)); -1: none */
     uint32_t restart_count;
     bool warned_lost, said_no_pty;
     bool colour[2];
@@ -360,6 +363,8 @@ static void free_logs(struct logs *l)
     cdi_buf_release(&l->duplicates);
     free(l->words[0]);
     free(l->words[1]);
+    if (l->lock >= 0)
+        (void)close(l->lock);
     free(l);
 }
 
@@ -387,6 +392,7 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     if (l == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
     l->opt = *opt;
+    l->lock = -1;
     cdi_buf_init(&l->shown, LINES_MAX);
     cdi_buf_init(&l->duplicates, LINES_MAX);
     for (int i = 0; i < 2; i++) {
@@ -397,6 +403,10 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
         st = cdi_fail(err, CDDP_E_NOMEM, "logs: out of memory");
     if (st == CDDP_OK)
         st = make_directory(l, err);
+    if (l->dir[0] != '\0')
+        l->lock = open(l->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (l->lock >= 0)
+        (void)flock(l->lock, LOCK_EX | LOCK_NB);
     if (st == CDDP_OK && l->dir[0] != '\0')
         st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
     if (st == CDDP_OK)

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nothing outlives the job: kill -9 of either half of cddprun, with descendants of every awkward kind, leaves no process
 within a second. Processes are found by a mark in their environment, not by name."""
+import contextlib
 import ctypes
+import fcntl
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -205,6 +208,27 @@ def test_a_guard_that_dies_at_once_leaves_no_directory(cddprun):
                 job.finish()
                 launch.wait_for('the end of the rest', lambda: not job.alive())
             assert not os.listdir(folder), (i, os.listdir(folder))
+
+
+def test_a_cleaner_of_tmp_spares_the_directories_of_a_job(cddprun):
+    """systemd-tmpfiles skips a locked directory: tmpfiles.d(5)."""
+    launch.only_local('--standalone makes an auth token')
+    with Job(cddprun, '--standalone', '--tee=1', 'sleep', '1000') as job:
+        launch.wait_for('a worker', job.workers)
+        names = job.left_in_tmp()
+        assert len(names) == 2, names
+        for name in names:
+            fd = os.open(os.path.join(job.tmp, name), os.O_RDONLY)
+            try:
+                for how in fcntl.LOCK_SH, fcntl.LOCK_EX:
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(fd, how | fcntl.LOCK_NB)
+                        raise AssertionError(f'{name} is not locked')
+            finally:
+                os.close(fd)
+        job.process.terminate()
+        job.finish()
+        shutil.rmtree(os.path.join(job.tmp, *job.left_in_tmp()))  # of --tee
 
 
 launch.main()
