@@ -15,6 +15,7 @@ import tempfile
 import time
 
 import common
+import fair
 
 SIZES = [25, 50, 100, 200, 400, 800, 1600]
 LIMIT_S = 240
@@ -47,9 +48,11 @@ class Daemon:
         if not line.startswith('listening '):
             sys.exit(f'cddp-rendezvous did not start: {line!r}')
         self.port = int(line.rsplit(':', 1)[1])
+        self.before = fair.read_all([self.process.pid])
         return self
 
     def __exit__(self, *why):
+        fair.side('cddp-rendezvous').told(1, self.before, fair.read_all([self.process.pid]))
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
@@ -102,7 +105,6 @@ def run(args, n):
 def main():
     parser = common.parser(__doc__.splitlines()[0])
     parser.add_argument('--nodes', type=int, nargs='+', default=SIZES)
-    parser.add_argument('--rounds', type=int, default=3)
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
     result, bad = {'machine': common.machine(args), 'rounds': args.rounds, 'nodes': {}}, 0

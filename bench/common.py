@@ -1,35 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: timed runs in interleaved pairs, the machine's description, a table, one JSON file."""
+"""What the benchmarks share: timed runs in turn, the machine's description, one JSON file. fair.py has the rules."""
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
+
+import fair
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 
 
-def parser(description):
-    """What every benchmark's command line has."""
+def parser(description, rounds=fair.LEAST_ROUNDS):
+    """What every benchmark's command line has. rounds: how often all sides run, in turn."""
+    newest = os.path.join(fair.cache(), 'torch', 'bin', 'python3')
     words = argparse.ArgumentParser(description=description)
-    words.add_argument('--torch-python', help='a python3 that has PyTorch (and numpy); default: this one',
-                        default=sys.executable)
+    words.add_argument('--torch-python', help='a python3 that has PyTorch (and numpy); default: that of bench/peers.py install torch, or this one',
+                        default=newest if os.access(newest, os.X_OK) else sys.executable)
     words.add_argument('--build', help='build folder, best with --buildtype=release', default=os.path.join(ROOT, 'build'))
     words.add_argument('--out', help='folder for the result', default=os.path.join(HERE, 'results'))
+    words.add_argument('--rounds', type=int, help=f'in turn; with fewer than {fair.LEAST_ROUNDS} the result does not count', default=rounds)
     return words
-
-
-def arguments(description):
-    words = parser(description)
-    words.add_argument('--pairs', type=int, help='interleaved pairs', default=5)
-    args = words.parse_args()
-    need_torch(args)
-    return args
 
 
 def need_torch(args):
@@ -58,46 +54,49 @@ def torchrun(python):
     return [python, '-m', 'torch.distributed.run']
 
 
-def timed(command, retries=0, **kwargs):
+def watched(name, command, program, ranks, env=None, **kwargs):
+    """subprocess.run() of one side, which is read meanwhile."""
+    with fair.side(name).watch(command, program, ranks, env) as env:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, text=True, check=False, env=env, **kwargs)
+
+
+UNREAD = (None, None, 0)
+
+
+def timed(command, retries=0, side=UNREAD, env=None, **kwargs):
     """Run to the end; return (seconds, output). A run that fails ends the benchmark: its time means nothing.
 
+    side: its name, the ranks' program and their number, to be read while it runs.
     retries: how often a peer that fails is run again. PyTorch's workers sometimes abort in their teardown, with all
     their work done; such a run is reported and not counted.
     """
-    began = time.monotonic()
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=600, check=False, **kwargs)
-    seconds = time.monotonic() - began
+    name, program, ranks = side
+    with fair.side(name).watch(command, program, ranks, env) if name else contextlib.nullcontext(env) as env:
+        began = time.monotonic()
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=600, check=False, env=env, **kwargs)
+        seconds = time.monotonic() - began
     if done.returncode != 0 and retries > 0:
         print(f'  exit status {done.returncode} after {seconds:.1f} s, once more: {" ".join(command)}', flush=True)
-        return timed(command, retries - 1, **kwargs)
+        return timed(command, retries - 1, side, env, **kwargs)
     if done.returncode != 0:
         sys.exit(f'exit status {done.returncode}: {" ".join(command)}\n{done.stdout}')
     return seconds, done.stdout
 
 
-def interleaved(pairs, ours, theirs):
-    """Time ours() and theirs() in turn, after one untimed run of each; both return seconds."""
-    ours(), theirs()
-    times = []
-    for pair in range(pairs):
-        times.append((ours(), theirs()))
-        print(f'  pair {pair + 1} of {pairs}: cddprun {times[-1][0]:8.3f} s   torchrun {times[-1][1]:8.3f} s', flush=True)
-    return summary(times)
-
-
-def summary(times):
-    """Ratios are taken pair by pair: what disturbs the machine disturbs both of a pair."""
-    ratios = [theirs / ours for ours, theirs in times]
-    return {
-        'cddprun_s': [ours for ours, _ in times],
-        'torchrun_s': [theirs for _, theirs in times],
-        'cddprun_median_s': statistics.median(ours for ours, _ in times),
-        'torchrun_median_s': statistics.median(theirs for _, theirs in times),
-        'ratio_median': statistics.median(ratios),
-        'ratio_min': min(ratios),
-        'ratio_max': max(ratios),
-    }
+def interleaved(rounds, runs):
+    """{name: seconds of each round} of runs(untimed) that return seconds, in turn, with one untimed run of each before and after."""
+    times = {name: [] for name in runs}
+    for k in range(-1, rounds + 1):
+        untimed = not 0 <= k < rounds
+        for name in fair.turns(runs, k):
+            seconds = runs[name](untimed)
+            if not untimed:
+                times[name].append(seconds)
+        fair.check()
+        if not untimed:
+            print(f'  round {k + 1} of {rounds}: ' + ', '.join(f'{name} {of[-1]:.3f} s' for name, of in times.items()), flush=True)
+    return times
 
 
 def cpu_model():
@@ -138,18 +137,15 @@ def machine(args):
     }
 
 
-def table(rows):
-    """rows: (name, summary)"""
-    print(f'\n{"":24}{"cddprun":>12}{"torchrun":>12}{"ratio":>10}{"(min to max)":>20}')
-    for name, one in rows:
-        spread = f'({one["ratio_min"]:.1f} to {one["ratio_max"]:.1f})'
-        print(f'{name:24}{one["cddprun_median_s"]:10.3f} s{one["torchrun_median_s"]:10.3f} s'
-              f'{one["ratio_median"]:9.1f}x{spread:>20}')
-
-
 def write(args, name, result):
+    """Refuses where one side has fewer cores. A result of too few rounds has another name, which summary.py does not take."""
+    rounds = getattr(args, 'rounds', None)
+    told = fair.record(rounds)
+    assert not told.keys() & result.keys(), 'a result has one of the names that fair.py uses'
+    result = {**result, **told}
+    few = '_few_rounds' if rounds is not None and rounds < fair.LEAST_ROUNDS else ''
     os.makedirs(args.out, exist_ok=True)
-    path = os.path.join(args.out, f'{name}-{result["machine"]["date"][:10]}-{result["machine"]["commit"] or "none"}.json')
+    path = os.path.join(args.out, f'{name}{few}-{result["machine"]["date"][:10]}-{result["machine"]["commit"] or "none"}.json')
     with open(path, 'w', encoding='utf-8') as out:
         json.dump(result, out, indent=2)
         out.write('\n')

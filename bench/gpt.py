@@ -1,18 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""examples/gpt on 2 ranks beside PyTorch's DDP (gloo) of the same training, and beside llm.c's train_gpt2.c.
+"""examples/gpt on 2 ranks beside PyTorch's DDP (gloo) of the same training.
 
 Every second step does not communicate (--apart-every 2; PyTorch's no_sync). How much longer the others take, in pairs of
-neighbouring steps, is the exposed communication. Both begin with the same weights and must end with the same loss.
-llm.c is compiled as its Makefile does, with OpenMP on as many threads as there are ranks here. Each round runs all of
-them, in an order that rotates.
-
-    gpt.py --torch-python PYTHON [--llm-c DIR]     DIR: a checkout of github.com/karpathy/llm.c; without it that peer is left out
+neighbouring steps, is the exposed communication. Both begin with the same weights and must end with the same loss. Each
+round runs all of them, in an order that alternates.
 """
 import json
 import os
 import pathlib
-import re
 import shlex
 import statistics
 import subprocess
@@ -21,35 +17,13 @@ import tempfile
 import time
 
 import common
-import llm_c
+import fair
 
-# The default model of examples/gpt (llm_c's size 'small' is the same). A lower rate: at its own one, roundings grow.
+# The default model of examples/gpt. A lower rate: at its own one, roundings grow.
 BATCH, CONTEXT, RANKS = 8, 128, 2
 FLAGS = ['--lr', '0.0005', '--warmup', '20', '--batch', str(BATCH)]
 TOLERANCE = 1e-3
 WARM = 2  # steps that are not counted
-
-
-def changed(text, old, new):
-    if text.count(old) != 1:
-        sys.exit(f'{text.count(old)} lines of train_gpt2.c hold {old!r}: it is another version')
-    return text.replace(old, new)
-
-
-def compile_llm_c(source, folder, steps):
-    """The program with our shape, fewer steps, and no sample; its step itself is as it was."""
-    text = (source / 'train_gpt2.c').read_text()
-    for old, new in (('int B = 4;', f'int B = {BATCH};'), ('int T = 64;', f'int T = {CONTEXT};'), ('const int genT = 64;', 'const int genT = 1;'),
-                     ('step <= 40;', f'step < {steps};'), ('int val_num_batches = 5;', 'int val_num_batches = 1;')):
-        text = changed(text, old, new)
-    (folder / 'llm.c').write_text(text)
-    subprocess.run(['gcc', '-Ofast', '-march=native', '-fopenmp', '-DOMP', '-Wno-unused-result', '-I', str(source), str(folder / 'llm.c'), '-o',
-                    str(folder / 'llm'), '-lm'], check=True)
-    data = folder / 'dev/data/tinyshakespeare'
-    data.mkdir(parents=True)
-    llm_c.make_model(folder / 'gpt2_124M.bin', 'small', CONTEXT)
-    llm_c.make_tokens(data / 'tiny_shakespeare_train.bin', 60000, 1)
-    llm_c.make_tokens(data / 'tiny_shakespeare_val.bin', 20000, 2)
 
 
 class Peers:
@@ -61,8 +35,9 @@ class Peers:
         self.weights = str(folder / 'weights')
         common.timed([self.gpt, '--steps', '0', '--sample', '0', '--weights-out', self.weights], env=self.env)
 
-    def steps(self, command, log, retries=0):
-        common.timed([*self.launch, *command, *FLAGS, '--steps', str(self.args.steps), '--log', log], retries=retries, env=self.env)
+    def steps(self, name, program, command, log, retries=0):
+        common.timed([*self.launch, *command, *FLAGS, '--steps', str(self.args.steps), '--log', log], retries=retries, env=self.env,
+                     side=(name, program, RANKS))
         with open(log, encoding='ascii') as f:
             lines = [json.loads(line) for line in f]
         return [line for line in lines if 'loss' in line]
@@ -75,23 +50,25 @@ class Peers:
                 'tokens_per_s': BATCH * CONTEXT * 1e3 / statistics.median(together), 'loss': steps[-1]['loss'], 'ms': [round(x, 3) for x in ms]}
 
     def ours(self):
-        steps = self.steps([self.gpt, '--log-every', '1', '--eval-every', '0', '--sample', '0', '--apart-every', '2',
+        steps = self.steps('libcddp', self.gpt, [self.gpt, '--log-every', '1', '--eval-every', '0', '--sample', '0', '--apart-every', '2',
                             *self.args.gpt_flags], str(self.folder / 'log'))
         return self.line(steps, [BATCH * CONTEXT * 1e3 / step['tokens_per_s'] for step in steps])
 
-    def torch(self, mib):
-        steps = self.steps([self.args.torch_python, os.path.join(common.HERE, 'peers', 'gpt_ddp.py'), '--weights', self.weights,
+    def torch(self, name, mib):
+        script = os.path.join(common.HERE, 'peers', 'gpt_ddp.py')
+        steps = self.steps(name, script, [self.args.torch_python, script, '--weights', self.weights,
                             '--apart-every', '2', '--bucket-mib', str(mib)], str(self.folder / 'log'), retries=3)
         return self.line(steps, [step['ms'] for step in steps])
 
     def alone(self):
         """As many jobs of one rank at the same time, each with a rank's share: its steps never wait for anybody."""
         logs = [str(self.folder / f'alone{r}') for r in range(RANKS)]
-        jobs = [subprocess.Popen([*self.args.prefix, self.gpt, *FLAGS, '--batch', str(BATCH // RANKS), '--steps', str(self.args.steps), '--log-every', '1',
-                                  '--eval-every', '0', '--sample', '0', '--log', log], env=self.env, stdout=subprocess.DEVNULL)
-                for log in logs]
-        if any([job.wait(600) for job in jobs]):
-            sys.exit('gpt on one rank failed')
+        command = [*self.args.prefix, self.gpt, *FLAGS, '--batch', str(BATCH // RANKS), '--steps', str(self.args.steps), '--log-every', '1',
+                   '--eval-every', '0', '--sample', '0', '--log']
+        with fair.side('two jobs').watch(command, self.gpt, RANKS, self.env) as env:
+            jobs = [subprocess.Popen([*command, log], env=env, stdout=subprocess.DEVNULL) for log in logs]
+            if any([job.wait(600) for job in jobs]):
+                sys.exit('gpt on one rank failed')
         ms = []
         for log in logs:
             with open(log, encoding='ascii') as f:
@@ -99,33 +76,19 @@ class Peers:
             ms.append(statistics.median(BATCH // RANKS * CONTEXT * 1e3 / rate for rate in rates[WARM:]))
         return {'step_ms': max(ms)}
 
-    def llm_c(self):
-        _, out = common.timed([*self.args.prefix, str(self.folder / 'llm')], cwd=self.folder, env={**os.environ, 'OMP_NUM_THREADS': str(RANKS)})
-        ms = [float(x) for x in re.findall(r'took ([0-9.]+) ms', out)][WARM:]
-        return {'step_ms': statistics.median(ms), 'tokens_per_s': BATCH * CONTEXT * 1e3 / statistics.median(ms)}
-
-
-def spread(values):
-    return {'median': statistics.median(values), 'min': min(values), 'max': max(values)}
-
 
 def summary(seen):
-    found = {'exposed_ms': {name: spread([line['exposed_ms'] for line in lines]) for name, lines in seen.items() if 'exposed_ms' in lines[0]}}
-    ours = seen['libcddp']
-    found['step_longer_than_two_jobs_ms'] = spread([a['step_ms'] - b['step_ms'] for a, b in zip(ours, seen['two jobs'])])
-    for name, lines in seen.items():
-        if name != 'libcddp':
-            found[f'step, {name} to libcddp'] = spread([b['step_ms'] / a['step_ms'] for a, b in zip(ours, lines)])
-        if name in found['exposed_ms'] and name != 'libcddp':
-            found[f'exposed, libcddp to {name}'] = found['exposed_ms']['libcddp']['median'] / found['exposed_ms'][name]['median']
+    """Differences in ms, with their spread: some of ours are below 0, so there are no ratios of them."""
+    found = {'exposed_ms': {name: fair.spread([line['exposed_ms'] for line in lines]) for name, lines in seen.items() if 'exposed_ms' in lines[0]}}
+    ours = [line['step_ms'] for line in seen['libcddp']]
+    found['step_longer_than_two_jobs_ms'] = fair.spread([a - b['step_ms'] for a, b in zip(ours, seen['two jobs'])])
+    found['step'] = {name: fair.speedup(ours, [line['step_ms'] for line in lines]) for name, lines in seen.items() if name != 'libcddp'}
     return found
 
 
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=9, help='each runs everyone once')
     words.add_argument('--steps', type=int, default=82, help='of one training, of which the first two warm up')
-    words.add_argument('--llm-c', type=pathlib.Path, help='a checkout of github.com/karpathy/llm.c')
     words.add_argument('--launch', type=str.split, default=[], help="more flags of cddprun, for all ranks alike, such as '--numa_binding=exclusive'")
     words.add_argument('--gpt-flags', type=str.split, default=[], help="more flags of gpt, such as '--bucket-kib 128'")
     words.add_argument('--prefix', type=shlex.split, default=[], help="before each rank's and each peer's command, such as 'nice -n -20' on a machine with others")
@@ -135,18 +98,17 @@ def main():
     machine = common.machine(args)
     with tempfile.TemporaryDirectory() as tmp:
         peers = Peers(args, pathlib.Path(tmp))
-        runs = {'libcddp': peers.ours, 'PyTorch DDP': lambda: peers.torch(25), 'PyTorch DDP, 0.5 MiB': lambda: peers.torch(0.5),
-                'two jobs': peers.alone}
-        if args.llm_c:
-            compile_llm_c(args.llm_c.resolve(), pathlib.Path(tmp), 12)
-            runs['llm.c'] = peers.llm_c
+        runs = {'libcddp': peers.ours, 'two jobs': peers.alone}
+        for name, mib in (('PyTorch DDP', 25), ('PyTorch DDP, 0.5 MiB', 0.5)):
+            fair.side(name, f'PyTorch {common.torch_version(args.torch_python)}')
+            runs[name] = lambda name=name, mib=mib: peers.torch(name, mib)
         seen, loads = {name: [] for name in runs}, []
         for k in range(args.rounds):
             loads.append(os.getloadavg()[0])
-            order = list(runs)[k % len(runs):] + list(runs)[:k % len(runs)]
-            for name in order:
+            for name in fair.turns(runs, k):
                 time.sleep(args.pause)
                 seen[name].append(runs[name]())
+            fair.check()
             print(f'  round {k + 1} of {args.rounds}, load {loads[-1]:.1f}: ' + ', '.join(
                 f'{name} {lines[-1]["step_ms"]:.1f}' + (f' ({lines[-1]["exposed_ms"]:.2f} exposed)' if 'exposed_ms' in lines[-1] else '')
                 for name, lines in seen.items()) + ' ms', flush=True)
@@ -157,13 +119,7 @@ def main():
     found = summary(seen)
     print(json.dumps(found, indent=2))
     common.write(args, 'gpt', {'machine': machine, 'flags': FLAGS, 'prefix': args.prefix, 'launch': args.launch, 'gpt_flags': args.gpt_flags, 'loads': loads,
-                               'llm_c': llm_c_commit(args.llm_c), 'summary': found, 'rounds': seen})
-
-
-def llm_c_commit(source):
-    if source is None:
-        return None
-    return subprocess.run(['git', '-C', str(source), 'rev-parse', '--short=7', 'HEAD'], capture_output=True, text=True, check=False).stdout.strip()
+                               'summary': found, 'rounds': seen})
 
 
 if __name__ == '__main__':

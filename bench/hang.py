@@ -9,6 +9,7 @@ import sys
 import time
 
 import common
+import fair
 
 sys.path.insert(0, os.path.join(common.ROOT, 'tests', 'integration'))
 import hang_agents
@@ -25,8 +26,9 @@ def children(pid):
 def agent_cpu(args, warning):
     """Seconds of the agent's processor time per second, with 8 workers of which seven wait for the eighth."""
     worker = os.path.join(args.build, 'tests', 'integration', 'hang_worker')
-    with subprocess.Popen([common.cddprun(args.build), '--standalone', '--nproc_per_node=8', f'--hang_warning={warning}', '--hang_timeout=0',
-                           '--shutdown_timeout=1', worker, 'sleep', '0', '1'], stderr=subprocess.DEVNULL) as job:
+    command = [common.cddprun(args.build), '--standalone', '--nproc_per_node=8', f'--hang_warning={warning}', '--hang_timeout=0', '--shutdown_timeout=1',
+               worker, 'sleep', '0', '1']
+    with fair.side('cddprun').watch(command, worker, 8) as env, subprocess.Popen(command, stderr=subprocess.DEVNULL, env=env) as job:
         try:
             time.sleep(2)
             agent, = children(job.pid)
@@ -39,7 +41,6 @@ def agent_cpu(args, warning):
 
 def main():
     args = common.parser(__doc__)
-    args.add_argument('--rounds', type=int, default=5)
     args = args.parse_args()
     args.build = os.path.abspath(args.build)
     server = os.path.join(args.build, 'rendezvous', 'cddp-rendezvous')

@@ -15,6 +15,7 @@ import sys
 import time
 
 import common
+import fair
 import servers
 
 SIZES = [1000, 4000, 10000]
@@ -56,15 +57,17 @@ def compare(args, ranks, names_us, rounds):
     if names_us == 0:
         start['bare'] = lambda: servers.bare(args)
     rows = {name: [] for name in start}
-    for _ in range(rounds):
-        for name, server in start.items():
-            rows[name].append(once(args, server, ranks))
+    for k in range(rounds):
+        for name in fair.turns(start, k):
+            rows[name].append(once(args, start[name], ranks))
+    fair.check()
     return rows
 
 
 def ratio(rows, ours, theirs, field):
     values = [a[field] / b[field] for a, b in zip(rows[ours], rows[theirs])]
-    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
+    low, middle, high = fair.quartiles(values)
+    return f'{middle:.2f} ({low:.2f} to {high:.2f})'
 
 
 def show(name, rows):
@@ -142,13 +145,13 @@ def crowd(args, files, result):
 
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=5)
     words.add_argument('--crowd', action='store_true', help='only ours, without PyTorch: 10,000 idle connections, and the '
                        'largest join that the limit on open files allows')
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
     files = servers.raise_files(LARGEST + 1000)
     if args.crowd:
+        args.rounds = None
         crowd(args, files, result := {'machine': common.machine(args)})
         common.write(args, 'join', result)
         return

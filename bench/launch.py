@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Launch alone: /bin/true on 1, 8 and 64 ranks under cddprun, MPICH's Hydra, Open MPI and torchrun, in turn, and the memory
+"""Launch alone: /bin/true on 1, 8 and 64 ranks under cddprun, the MPIs' launchers and torchrun, in turn, and the memory
 that each launcher's biggest process needs. A peer's run that takes longer than a few seconds is killed and counted as hung.
 --hang [N] instead: N runs (1,000) of 64 ranks that end at once under cddprun; none may hang or fail."""
 import os
@@ -12,37 +12,41 @@ import threading
 import time
 
 import common
+import fair
+import peers
 
 RANKS = (1, 8, 64)
 HANG_S = 20       # of cddprun, after which it fails
 PEER_HANG_S = 5   # of a peer, without Python: its slowest run here is a tenth of this
-FEW = ('torchrun', 'Open MPI')  # long, or hanging long
+IMPORT = 'the import of torchrun alone'
 PROGRAM = '/bin/true'
 
 
-def peers(args):
-    """{name: command for a number of ranks}; a missing one is named."""
-    found = {'cddprun': lambda n: [common.cddprun(args.build), '--standalone', f'--nproc_per_node={n}']}
-    hydra, ompi = shutil.which('mpiexec.hydra'), shutil.which('mpirun.openmpi')
-    if hydra:
-        found['Hydra'] = lambda n: [hydra, '-n', str(n)]
-    if ompi:
-        found['Open MPI'] = lambda n: [ompi, '--allow-run-as-root', '--oversubscribe', '-n', str(n)]
-    if common.torch_version(args.torch_python):
-        found['torchrun'] = lambda n: [*common.torchrun(args.torch_python), '--no-python', '--standalone',
-                                       f'--nproc_per_node={n}']
-    for name, how in (('Hydra', 'scripts/setup --bench'), ('Open MPI', 'scripts/setup --bench'),
-                      ('torchrun', '--torch-python')):
-        if name not in found:
-            print(f'{name} is skipped: it is not here ({how})')
+def launchers(args):
+    """{name: (command for a number of ranks and a program, environment)}; a missing one is named."""
+    found = {'cddprun': lambda n, *program: ([common.cddprun(args.build), '--standalone', f'--nproc_per_node={n}', *program], dict(os.environ))}
+    for one in peers.chosen(args.peers):
+        if one.why:
+            print(f'{one.name} is skipped: {one.why}')
+            continue
+        found[peers.title(one)] = lambda n, *program, one=one: one.command(n, program)
+        fair.side(peers.title(one), peers.title(one))
+    version = common.torch_version(args.torch_python)
+    if version:
+        found['torchrun'] = lambda n, *program: ([*common.torchrun(args.torch_python), '--no-python', '--standalone', f'--nproc_per_node={n}', *program],
+                                                 dict(os.environ))
+        found[IMPORT] = lambda n, *program: ([args.torch_python, '-c', 'import torch.distributed.run'], dict(os.environ))
+        fair.side('torchrun', f'PyTorch {version}')
+    else:
+        print('torchrun is skipped: it is not here (bench/peers.py install torch)')
     return found
 
 
-def run(command, limit):
+def run(command, env, limit):
     """Seconds, or None: it did not end in time (Open MPI is known to hang now and then) and was killed."""
     began = time.monotonic()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)
+                               text=True, start_new_session=True, env=env)
     try:
         _, said = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -74,60 +78,61 @@ def resident_kib(pid, program):
     return max([size if own else 0, *(resident_kib(child, program) for child in children(pid))])
 
 
-def memory(command):
-    """KiB, while its ranks sleep."""
+def memory(name, launcher, ranks):
+    """KiB, while its ranks sleep; meanwhile they are read."""
     sleeper = shutil.which('sleep')
-    process = subprocess.Popen([*command, sleeper, '30'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
-    most, settled = 0, 0
-    while settled < 20 and process.poll() is None:  # a second without growth
-        time.sleep(0.05)
-        now = resident_kib(process.pid, sleeper)
-        settled, most = (settled + 1, most) if now <= most and now > 0 else (0, max(now, most))
-    process.terminate()
-    killer = threading.Timer(20, process.kill)
-    killer.start()
-    process.wait()
-    killer.cancel()
+    command, env = launcher(ranks, sleeper, '30')
+    with fair.side(name).watch(command, sleeper, ranks, env) as env:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env)
+        most, settled = 0, 0
+        while settled < 20 and process.poll() is None:  # a second without growth
+            time.sleep(0.05)
+            now = resident_kib(process.pid, sleeper)
+            settled, most = (settled + 1, most) if now <= most and now > 0 else (0, max(now, most))
+        process.terminate()
+        killer = threading.Timer(20, process.kill)
+        killer.start()
+        process.wait()
+        killer.cancel()
     return most
 
 
+def memories(found, ranks):
+    """Also what is read of each side, since /bin/true ends too soon: before the times are taken, and after."""
+    sizes = {name: memory(name, launcher, ranks) for name, launcher in found.items() if name != IMPORT}
+    fair.check()
+    return sizes
+
+
 def compare(args, found):
-    result = {'machine': common.machine(args)}
+    result = {'machine': common.machine(args), 'memory_kib': memories(found, 8)}
     for ranks in RANKS:
         times = {name: [] for name in found}
-        for pair in range(-1, args.pairs):
-            for name, command in found.items():
-                if name in FEW and pair >= args.few_pairs:
-                    continue
-                seconds = run([*command(ranks), PROGRAM], HANG_S if name in ('cddprun', 'torchrun') else PEER_HANG_S)
-                if pair >= 0:
+        for k in range(-1, args.rounds):
+            for name in fair.turns(found, k):
+                seconds = run(*found[name](ranks, PROGRAM), HANG_S if name in ('cddprun', 'torchrun', IMPORT) else PEER_HANG_S)
+                if k >= 0:
                     times[name].append(seconds)
         result[f'ranks_{ranks}'] = one = {}
         print(f'{PROGRAM} on {ranks} ranks')
         for name, values in times.items():
             ended = [v for v in values if v is not None]
-            ratios = [v / ours for v, ours in zip(values, times['cddprun']) if v is not None and ours is not None]
             one[name] = {'s': values, 'hung': len(values) - len(ended), 'median_s': statistics.median(ended) if ended else None,
-                         'ratio_median': statistics.median(ratios) if ratios else None}
-            hung = f'   hung {one[name]["hung"]} of {len(values)}' if one[name]['hung'] else ''
-            if not ended:
-                print(f'  {name:10}{hung}')
-                continue
-            one[name] |= {'ratio_min': min(ratios), 'ratio_max': max(ratios)}
-            print(f'  {name:10}{one[name]["median_s"] * 1000:10.1f} ms ({min(ended) * 1000:.1f} to {max(ended) * 1000:.1f})'
-                  f'{one[name]["ratio_median"]:9.2f}x ({min(ratios):.2f} to {max(ratios):.2f}){hung}')
+                         'speedup': fair.speedup(times['cddprun'], values)}
+            print(f'  {name:32}' + (f'{one[name]["median_s"] * 1000:10.1f} ms   {fair.speedup_text(one[name]["speedup"])}' if ended else '') +
+                  (f'   hung {one[name]["hung"]} of {len(values)}' if one[name]['hung'] else ''))
+    memories(found, 8)
     print('memory of the biggest process, 8 ranks')
-    result['memory_kib'] = {name: memory(command(8)) for name, command in found.items()}
     for name, size in result['memory_kib'].items():
-        print(f'  {name:10}{size / 1024:10.1f} MiB{size / result["memory_kib"]["cddprun"]:9.1f}x')
+        print(f'  {name:32}{size / 1024:10.1f} MiB{size / result["memory_kib"]["cddprun"]:9.1f}x')
     common.write(args, 'launch', result)
 
 
 def hang(args, found):
     result, times = {'machine': common.machine(args)}, []
+    memories(found, 64)
     for i in range(args.hang):
-        seconds = run([*found['cddprun'](64), PROGRAM], HANG_S)
+        seconds = run(*found['cddprun'](64, PROGRAM), HANG_S)
         if seconds is None:
             sys.exit(f'run {i + 1} of {args.hang} did not end within {HANG_S} s')
         times.append(seconds)
@@ -139,17 +144,19 @@ def hang(args, found):
 
 
 def main():
-    words = common.parser(__doc__)
-    words.add_argument('--pairs', type=int, default=20, help='runs of each')
-    words.add_argument('--few-pairs', type=int, default=5, help='runs of torchrun and Open MPI, which are long or hang')
+    words = common.parser(__doc__, rounds=15)
+    words.add_argument('--peers', help=f'MPIs to compare with, of {", ".join(peers.MPIS)}', default=peers.CURRENT)
     words.add_argument('--hang', type=int, nargs='?', const=1000, metavar='N',
                        help='only look for runs that hang, in N (1000) runs of cddprun')
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
+    found = launchers(args)
     if args.hang:
-        hang(args, peers(args))
+        args.rounds = None
+        fair.start_anew()
+        hang(args, {'cddprun': found['cddprun']})
     else:
-        compare(args, peers(args))
+        compare(args, found)
 
 
 if __name__ == '__main__':

@@ -11,6 +11,7 @@ import tempfile
 import time
 
 import common
+import fair
 
 LINE = bytes(ord('!') + i % 90 for i in range(99)) + b'\n'
 MODES = {'console': [], 'file': ['--redirects=0:1'], 'tee': ['--tee=0:1']}
@@ -60,13 +61,14 @@ def once(args, flags):
     lines = args.mib * (1 << 20) // len(LINE)
     with tempfile.TemporaryDirectory(prefix='cddp-bench-logs-') as folder:
         logs = os.path.join(folder, 'logs')
-        process = subprocess.Popen(
-            [common.cddprun(args.build), '--standalone', '--nproc_per_node=2', *(flags and [*flags, f'--log_dir={logs}']),
-             os.path.join(args.build, 'bench', 'logs'), str(lines), os.path.join(folder, 'time')],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        chunks = read_all(process.stdout)
-        if process.wait() != 0:
-            sys.exit(f'exit status {process.returncode}')
+        program = os.path.join(args.build, 'bench', 'logs')
+        command = [common.cddprun(args.build), '--standalone', '--nproc_per_node=2', *(flags and [*flags, f'--log_dir={logs}']), program,
+                   str(lines), os.path.join(folder, 'time')]
+        with fair.side('cddprun').watch(command, program, 2) as env:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=env)
+            chunks = read_all(process.stdout)
+            if process.wait() != 0:
+                sys.exit(f'exit status {process.returncode}')
         shown, delays = check(chunks)
         if shown != (0 if '--redirects=0:1' in flags else lines):
             sys.exit(f'{shown} lines on the console instead of {lines}')
@@ -80,14 +82,13 @@ def once(args, flags):
 def main():
     words = common.parser(__doc__)
     words.add_argument('--mib', type=int, default=256, help='what the rank prints in a run, which this keeps in memory')
-    words.add_argument('--runs', type=int, default=5, help='of each')
     words.add_argument('--least', type=float, default=100, help='MB/s of the median, below which this fails')
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
     result = {'machine': common.machine(args), 'mib': args.mib}
     print(f'{"":10}{"MB/s":>8}{"(min to max)":>20}{"other: longest write":>24}{"line to console, median":>26}{"max":>12}')
     for name, flags in MODES.items():
-        runs = [once(args, flags) for _ in range(args.runs)]
+        runs = [once(args, flags) for _ in range(args.rounds)]
         rates = [one['mb_per_s'] for one in runs]
         print(f'{name:10}{statistics.median(rates):8.0f}{f"({min(rates):.0f} to {max(rates):.0f})":>20}'
               f'{max(one["longest_write_s"] for one in runs) * 1000:21.2f} ms'

@@ -13,148 +13,15 @@
  * BATCH is that of a rank (or thread). Every step begins with a barrier that is not timed, and its time is that of the
  * slowest rank. One line of JSON from rank 0: times in ms, and the loss of the last step over all samples.
  */
-#include "mlp.h"
+#include "mlp_train.h"
 
 #include <cddp/cddp.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#define RATE 0.01f
-#define MAX_STEPS 1000
-
-static double now_ms(void)
-{
-    struct timespec ts;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
-}
-
-static _Noreturn void die(const char *why)
-{
-    (void)fprintf(stderr, "mlp_train: %s\n", why);
-    exit(1);
-}
 
 static void must(cddp_status st)
 {
     if (st != CDDP_OK)
         die(cddp_last_error());
-}
-
-static void *memory(size_t count, size_t bytes)
-{
-    void *p = aligned_alloc(64, (count * bytes + 63) / 64 * 64);
-
-    if (p == NULL)
-        die("out of memory");
-    memset(p, 0, count * bytes);
-    return p;
-}
-
-/* One who trains: a rank, or a thread. */
-struct trainer {
-    struct mlp *mlp;
-    float *params[MLP_PARAMS], *grads[MLP_PARAMS], *x;
-    int *labels;
-    size_t batch;
-};
-
-static void trainer_init(struct trainer *t, size_t batch)
-{
-    t->mlp = mlp_create(batch);
-    t->x = memory(batch * MLP_INPUTS, sizeof *t->x);
-    t->labels = memory(batch, sizeof *t->labels);
-    t->batch = batch;
-    if (t->mlp == NULL)
-        die("out of memory");
-}
-
-static void own_params(struct trainer *t)
-{
-    for (size_t i = 0; i < MLP_PARAMS; i++) {
-        t->params[i] = memory(mlp_param_count(i), sizeof(float));
-        mlp_init_param(t->params[i], i);
-    }
-}
-
-static void own_grads(struct trainer *t)
-{
-    for (size_t i = 0; i < MLP_PARAMS; i++)
-        t->grads[i] = memory(mlp_param_count(i), sizeof(float));
-}
-
-/* The samples of this step: the n trainers take every n-th of the next n * batch. */
-static void load(struct trainer *t, long step, int rank, int n)
-{
-    for (size_t s = 0; s < t->batch; s++)
-        mlp_sample((size_t)step * t->batch * (size_t)n + s * (size_t)n + (size_t)rank, t->x + s * MLP_INPUTS,
-                   &t->labels[s]);
-}
-
-static double pass(struct trainer *t, void (*done)(void *arg, size_t i), void *arg)
-{
-    return mlp_step(t->mlp, t->params, t->grads, t->x, t->labels, t->batch, done, arg);
-}
-
-static void sgd(struct trainer *t, float rate)
-{
-    for (size_t i = 0; i < MLP_PARAMS; i++)
-        for (size_t k = 0; k < mlp_param_count(i); k++)
-            t->params[i][k] -= rate * t->grads[i][k];
-}
-
-/* --------------------------------------------------------------------------------------------------- results ---- */
-
-/* By step, of the slowest: until gradients are there, and until parameters are. */
-struct times {
-    double grads[MAX_STEPS], step[MAX_STEPS];
-    /* What cddp_ddp_get_stats() says of it, of the rank that it says least of: the others have waited for that one. */
-    double comm[MAX_STEPS], exposed[MAX_STEPS], thread[MAX_STEPS];
-    long n;
-    size_t bucket_bytes; /* 0: there are no buckets */
-};
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* The median over every second step from `first` on, or over all (stride 1). The first two steps warm up. */
-static double median(const double *of, long n, long first, long stride)
-{
-    double some[MAX_STEPS] = {0};
-    size_t k = 0;
-
-    for (long i = 2 + first; i < n; i += stride)
-        some[k++] = of[i];
-    qsort(some, k, sizeof some[0], ascending);
-    return k > 0 ? some[k / 2] : 0;
-}
-
-static void print(const char *mode, int ranks, size_t batch, const struct times *t, double loss)
-{
-    bool alternate = strcmp(mode, "alternate") == 0;
-
-    (void)printf(
-        "{\"mode\": \"%s\", \"ranks\": %d, \"batch\": %zu, \"steps\": %ld, \"grads_ms\": %.3f, \"step_ms\": %.3f, ",
-        mode, ranks, batch, t->n, median(t->grads, t->n, 0, alternate ? 2 : 1),
-        median(t->step, t->n, 0, alternate ? 2 : 1));
-    if (alternate)
-        (void)printf("\"alone_ms\": %.3f, \"library_comm_ms\": %.3f, \"library_exposed_ms\": %.3f, "
-                     "\"library_thread_ms\": %.3f, ",
-                     median(t->grads, t->n, 1, 2), median(t->comm, t->n, 0, 2), median(t->exposed, t->n, 0, 2),
-                     median(t->thread, t->n, 0, 2));
-    if (t->bucket_bytes > 0)
-        (void)printf("\"bucket_mib\": %zu, ", t->bucket_bytes >> 20);
-    (void)printf("\"loss\": %.6f}\n", loss);
-    (void)fflush(stdout);
 }
 
 /* ---------------------------------------------------------------------------------------------- many processes ---- */
@@ -166,6 +33,7 @@ static void note(cddp_comm *comm, struct times *t, cddp_ddp *ddp, double began, 
 
     if (ddp != NULL)
         must(cddp_ddp_get_stats(ddp, &stats));
+    t->told = ddp != NULL;
     five[4] = -(double)stats.last_thread_ns;
     five[2] = -(double)stats.last_comm_ns;
     five[3] = -(double)stats.last_exposed_ns;
@@ -243,6 +111,12 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
     return loss;
+}
+
+static void own_grads(struct trainer *t)
+{
+    for (size_t i = 0; i < MLP_PARAMS; i++)
+        t->grads[i] = memory(mlp_param_count(i), sizeof(float));
 }
 
 static double train_server(cddp_comm *comm, size_t batch, long steps, struct times *times)

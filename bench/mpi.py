@@ -6,62 +6,64 @@ import statistics
 
 import allreduce
 import common
+import fair
+import peers
 
 
-def backend_over(args, peer, folder):
-    """libcddp's bench over this MPI; its lines are called by the MPI's name, "direct" (a bucket) and "private"."""
+def backend_over(args, one):
+    """libcddp's bench over this MPI, started alike; its ways are "direct" (a bucket) and "private"."""
     program = os.path.join(args.build, 'bench', 'allreduce')
-    module = os.path.join(args.build, 'worker', 'backend', 'mpi', folder)
-    why = peer.why or ('' if os.path.exists(os.path.join(module, 'cddp_mpi.so')) else f'the build has no module for {peer.name}')
-    env = ['env', 'CDDP_BACKEND=mpi', f'CDDP_MODULE_DIR={module}', 'MASTER_ADDR=127.0.0.1', f'MASTER_PORT={allreduce.PORT}']
+    module = os.path.join(args.build, 'worker', 'backend', 'mpi', one.name)
+    why = one.why or ('' if os.path.exists(os.path.join(module, 'cddp_mpi.so')) else f'the build has no module for {one.name}')
 
-    def run(ranks, words):
-        command = peer.run(ranks, words)  # launcher, its flags, "-n", ranks, program, words
-        return [*command[:command.index('-n') + 2], *env, program, *words]
-    return allreduce.Peer('libcddp', why=why, run=run)
+    def runs(ranks, sizes):
+        for setting, some in one.plan(ranks, sizes):
+            command, env = one.command(ranks, [program, *allreduce.words_of(args, some)], setting)
+            env.update({'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(allreduce.PORT)})
+            yield command, env, program, setting['label'], some
+    return allreduce.Peer('libcddp', why=why, runs=runs)
 
 
 def main():
     parser = common.parser(__doc__)
     parser.add_argument('--ranks', type=int, nargs='+', default=[2, 4])
     parser.add_argument('--sizes', type=int, nargs='+', help='bytes', default=[4, 64 << 10, 25 << 20])
-    parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--seconds', type=float, help='of each measurement', default=0.1)
+    parser.add_argument('--peers', help='those that the build has a module for', default='openmpi,mpich')
     args = parser.parse_args()
     args.build, args.hosts = os.path.abspath(args.build), False
     result = {'machine': common.machine(args), 'sizes': args.sizes, 'seconds': args.seconds, 'times': []}
-    words = [str(args.seconds), *map(str, args.sizes)]
-    for find, folder in ((allreduce.open_mpi, 'openmpi'), (allreduce.mpich, 'mpich')):
-        plain = find(args)
-        ours = backend_over(args, plain, folder)
+    for one in peers.chosen(args.peers):
+        plain, ours = allreduce.mpi(args, one), backend_over(args, one)
         if ours.why:
             print(f'{plain.name} was skipped: {ours.why}')
             continue
+        fair.side(plain.name, plain.version)
         for ranks in args.ranks:
             seen = []
-            for _ in range(args.rounds):
-                seen.append({**allreduce.launch(plain, ranks, words), **allreduce.launch(ours, ranks, words)})
+            for k in range(args.rounds):
+                seen.append({})
+                for side in fair.turns((plain, ours), k):
+                    seen[-1].update(allreduce.launch(args, side, ranks, args.sizes))
                 if plain.why or ours.why:
                     raise SystemExit(plain.why or ours.why)
+                fair.check()
             result['times'] += show(plain, ranks, args.sizes, seen)
     common.write(args, 'mpi', result)
 
 
 def show(plain, ranks, sizes, seen):
     lines = []
-    print(f'\n{plain.name} {plain.version}, {ranks} ranks: microseconds, median over rounds; ratio to its MPI_Allreduce (and spread)')
+    print(f'\n{plain.name}, {ranks} ranks: microseconds, median over rounds; speedup beside its MPI_Allreduce, median (quartiles)')
     for size in sizes:
         for variant in (allreduce.FAIR, allreduce.BACK):
             base = [one[plain.name, variant, size]['us'] for one in seen]
             text = f'{allreduce.size_text(size):8} {variant:13} MPI_Allreduce {statistics.median(base):10.1f}'
             for what in ('direct', 'private'):
                 times = [one[what, variant, size]['us'] for one in seen]
-                ratios = [ours / theirs for ours, theirs in zip(times, base)]
-                lines.append({'mpi': plain.name, 'version': plain.version, 'ranks': ranks, 'bytes': size, 'variant': variant,
-                              'what': what, 'us': statistics.median(times), 'mpi_us': statistics.median(base),
-                              'ratio': statistics.median(ratios), 'ratio_min': min(ratios), 'ratio_max': max(ratios)})
-                text += (f'   {what} {statistics.median(times):10.1f} '
-                         f'{statistics.median(ratios):5.2f} ({min(ratios):.2f}-{max(ratios):.2f})')
+                lines.append({'mpi': plain.name, 'setting': plain.labels.get(size), 'ranks': ranks, 'bytes': size, 'variant': variant, 'what': what,
+                              'us': statistics.median(times), 'mpi_us': statistics.median(base), 'speedup': fair.speedup(times, base)})
+                text += f'   {what} {statistics.median(times):10.1f} {fair.speedup_text(lines[-1]["speedup"])}'
             print(text, flush=True)
     return lines
 

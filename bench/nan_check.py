@@ -44,15 +44,14 @@ def calls_on_standin(build):
 
 
 def main():
-    words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=21, help='interleaved rounds of each model')
+    words = common.parser(__doc__.splitlines()[0], rounds=21)
     words.add_argument('--ranks', type=int, default=2)
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
     machine = common.machine(args)
-    done = subprocess.run([common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}',
-                           os.path.join(args.build, 'bench', 'nan_check'), str(args.rounds)],
-                          stdout=subprocess.PIPE, text=True, timeout=1000, check=False)
+    program = os.path.join(args.build, 'bench', 'nan_check')
+    done = common.watched('libcddp', [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}', program, str(args.rounds)], program,
+                          args.ranks, stdout=subprocess.PIPE, timeout=1000)
     if done.returncode != 0:
         sys.exit(f'nan_check ended with status {done.returncode}')
     rounds = [json.loads(line.removeprefix('[0] ')) for line in done.stdout.splitlines()]

@@ -6,13 +6,13 @@ Beside it, in the same run: 8 such workers started through the same shim by a lo
 """
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
 import common
+import fair
 
 RANKS = 8
 RESTARTS = 3
@@ -52,13 +52,16 @@ def bare(program, shim):
     return (ended - began) / 1e6
 
 
-def restarts(command, program, victims):
+def restarts(name, command, program, victims):
     """Milliseconds from each kill to the last of the new workers' main(), in one job."""
     times = []
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'lives')
-        process = subprocess.Popen([*command, program, 'worker', path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE, text=True)
+        with fair.side(name).watch(command, program, RANKS) as env:
+            process = subprocess.Popen([*command, program, 'worker', path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True, env=env)
+            wait_for_all(path, 0, process)
+            time.sleep(0.3)  # all are read
         for life, victim in enumerate(victims):
             pid, _ = wait_for_all(path, life, process)[victim]
             time.sleep(0.05 + 0.013 * (victim % 8))  # all are asleep by then, and torchrun's polls are met at any phase
@@ -70,13 +73,8 @@ def restarts(command, program, victims):
     return times
 
 
-def describe(times):
-    return {'ms': times, 'median_ms': statistics.median(times), 'min_ms': min(times), 'max_ms': max(times)}
-
-
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--samples', type=int, default=20)
     args = words.parse_args()
     args.build = os.path.abspath(args.build)
     program = os.path.join(args.build, 'bench', 'restart')
@@ -87,22 +85,23 @@ def main():
     if common.torch_version(args.torch_python):
         theirs = [*common.torchrun(args.torch_python), '--no-python', *flags]
     else:
-        print(f'torchrun is skipped: {args.torch_python} has no PyTorch; name one that has with --torch-python')
+        print(f'torchrun is skipped: {args.torch_python} has no PyTorch; bench/peers.py install torch')
+    if theirs:
+        fair.side('torchrun', f'PyTorch {common.torch_version(args.torch_python)}')
     result = {'machine': common.machine(args), 'ranks': RANKS, 'max_restarts': RESTARTS}
-    spawns, own, other = [], [], []
+    times = {'bare spawn': [], 'cddprun': [], **({'torchrun': []} if theirs else {})}
     bare(program, shim)
-    for first in range(0, args.samples, RESTARTS):
-        victims = [(first + i) % RANKS for i in range(min(RESTARTS, args.samples - first))]
-        spawns += [bare(program, shim) for _ in victims]
-        own += restarts(ours, program, victims)
-        if theirs:
-            other += restarts(theirs, program, victims)
-        print(f'  {len(own):3} of {args.samples}', flush=True)
-    for name, times in (('bare spawn', spawns), ('cddprun', own), ('torchrun', other)):
-        if times:
-            one = result[name.replace(' ', '_')] = describe(times)
-            print(f'{name:12}{one["median_ms"]:9.2f} ms   ({one["min_ms"]:.2f} to {one["max_ms"]:.2f})')
-    result['ratio_to_bare'] = result['cddprun']['median_ms'] / result['bare_spawn']['median_ms']
+    for k in range(args.rounds):
+        victims = [(RESTARTS * k + i) % RANKS for i in range(RESTARTS)]
+        for name in fair.turns(times, k):
+            times[name] += [bare(program, shim) for _ in victims] if name == 'bare spawn' else \
+                restarts(name, ours if name == 'cddprun' else theirs, program, victims)
+        fair.check()
+        print(f'  round {k + 1} of {args.rounds}', flush=True)
+    for name, of in times.items():
+        one = result[name.replace(' ', '_')] = {'ms': of, **fair.spread(of), 'speedup': fair.speedup(times['cddprun'], of)}
+        print(f'{name:12}{one["median"]:9.2f} ms   speedup {fair.speedup_text(one["speedup"])}')
+    result['ratio_to_bare'] = result['cddprun']['median'] / result['bare_spawn']['median']
     print(f'cddprun takes {result["ratio_to_bare"]:.2f} times the bare spawn (at most {LIMIT:.0f} are wanted)')
     common.write(args, 'restart', result)
     return 0 if result['ratio_to_bare'] <= LIMIT else 1

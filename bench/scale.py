@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over 2 to 32 hosts, one rank each: libcddp's CPU backend beside Open MPI over TCP, with and without a delay.
+"""Collectives over 2 to 32 hosts, one rank each: libcddp's CPU backend beside MPIs over TCP, with and without a delay.
 
 Hosts are network namespaces (root and iproute2 are needed). README.md says how to read the figures. --check times
 nothing and checks every element of every result, as a test (TAP).
 """
 import contextlib
-import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 
 import common
+import fair
+import peers
 
 sys.path.insert(0, os.path.join(common.ROOT, 'tests', 'netns'))
 import hosts
@@ -26,8 +26,7 @@ CHECKED = ['barrier', *(f'all_reduce:{n}' for n in (4, 12, 252, 4096, 4100, 16 <
            *(f'all_to_all:{n}' for n in (4, 1000, 64 << 10, 400000))]
 DELAY_MS = 4.8
 RUN_S = 400
-ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(('PET_', 'CDDP_', 'TORCHELASTIC_', 'SLURM_', 'MASTER_', 'OMPI_'))},
-       'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMP_NUM_THREADS': '1', 'CDDP_BACKEND': 'cpu'}
+ENV = {**peers.ENV, 'CDDP_BACKEND': 'cpu'}
 
 
 def busy_share(seconds=0.3):
@@ -89,62 +88,58 @@ class Ours:
     def __init__(self, name, build):
         self.name, self.build = name, os.path.abspath(build)
 
-    def run(self, n, words, ranks_per_host=1):
+    def run(self, n, cases, seconds, ranks_per_host=1):
         port = launch.free_port()
         program = os.path.join(self.build, 'bench', 'scale')
-        processes = [subprocess.Popen([hosts.SCRIPT, 'exec', str(i + 1), common.cddprun(self.build), f'--nnodes={n}', f'--node_rank={i}',
-                                       f'--master_addr={hosts.address(1)}', f'--master_port={port}', f'--nproc_per_node={ranks_per_host}',
-                                       program, *words], env=ENV, stdin=subprocess.DEVNULL, text=True,
-                                      stdout=subprocess.PIPE if i == 0 else subprocess.DEVNULL,
-                                      stderr=subprocess.PIPE if i == 0 else subprocess.DEVNULL) for i in range(n)]
-        return finish(processes, f'{self.name}, {n} hosts')
+        commands = [[hosts.SCRIPT, 'exec', str(i + 1), common.cddprun(self.build), f'--nnodes={n}', f'--node_rank={i}',
+                     f'--master_addr={hosts.address(1)}', f'--master_port={port}', f'--nproc_per_node={ranks_per_host}', program, seconds, *cases]
+                    for i in range(n)]
+        with fair.side(self.name).watch(commands[0], program, n * ranks_per_host, ENV) as env:
+            processes = [subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, text=True,
+                                          stdout=subprocess.DEVNULL if i else subprocess.PIPE, stderr=subprocess.DEVNULL if i else subprocess.PIPE)
+                         for i, command in enumerate(commands)]
+            return finish(processes, f'{self.name}, {n} hosts')
 
 
-class OpenMpi:
-    """Open MPI over TCP, between the same hosts."""
+class Mpi:
+    """An MPI over TCP, between the same hosts; all-reduces as its sweep found them fastest, where there is one for so many hosts."""
 
-    name = 'Open MPI'
+    def __init__(self, build, one):
+        self.one, self.name = one, peers.title(one)
+        self.program = one.compile(build, 'mpi_scale')
+        fair.side(self.name, self.name)
 
-    def __init__(self, build):
-        mpicc, self.start = shutil.which('mpicc.openmpi'), shutil.which('mpirun.openmpi')
-        if not mpicc or not self.start:
-            sys.exit('no mpicc.openmpi and mpirun.openmpi (scripts/setup --bench installs them)')
-        self.program = os.path.join(build, 'bench', 'mpi_scale')
-        subprocess.run([mpicc, '-O3', '-o', self.program, os.path.join(common.HERE, 'peers', 'mpi_scale.c')], check=True)
-        self.version = subprocess.run([self.start, '--version'], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-
-    def run(self, n, words):
-        # The hosts share two cores and do not know it: ranks that wait must yield.
-        settings = {'pml': 'ob1', 'btl': 'tcp,self', 'btl_tcp_if_include': 'eth0', 'oob_tcp_if_include': 'eth0', 'mpi_yield_when_idle': '1',
-                    'plm_rsh_agent': os.path.join(common.HERE, 'peers', 'remote_shell'), 'plm_rsh_no_tree_spawn': '1',
-                    'plm_rsh_num_concurrent': '64'}
-        flags = [word for name, value in settings.items() for word in ('--mca', name, value)]
-        command = [hosts.SCRIPT, 'exec', '1', self.start, *flags, '--host', ','.join(f'{hosts.address(i + 1)}:1' for i in range(n)),
-                   '-n', str(n), self.program, *words]
-        return finish([subprocess.Popen(command, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)],
-                      f'{self.name}, {n} hosts')
+    def run(self, n, cases, seconds):
+        sizes = [int(case.partition(':')[2]) for case in cases if case.startswith('all_reduce')]
+        plan = [(setting, [f'all_reduce:{size}' for size in some]) for setting, some in self.one.plan(n, sizes, n)]
+        plan.append(({}, [case for case in cases if not case.startswith('all_reduce')]))
+        out = ''
+        for setting, some in plan:
+            if some:
+                command, env = self.one.command(n, [self.program, seconds, *some], setting, n)
+                with fair.side(self.name).watch(command, self.program, n, env) as env:
+                    out += finish([subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)],
+                                  f'{self.name}, {n} hosts')
+        return out
 
 
-def lines_of(out):
-    return [json.loads(line[line.index('{'):]) for line in out.splitlines() if '{"what"' in line]
-
-
-def rounds(args, peers):
+def rounds(args, libraries):
     """The lines of each block of runs (one number of hosts, one delay), with round, hosts, delay, library and the work of others beside each."""
     for k in range(args.rounds):
         for ms in args.delays:
             for n in args.hosts:
-                words = [str(args.seconds), *(case for case in args.cases if not too_large(args, case, n, ms))]
+                cases = [case for case in args.cases if not too_large(args, case, n, ms)]
                 lines = []
                 with delayed(args.build, n, ms):
-                    for peer in peers:
+                    for peer in fair.turns(libraries, k):
                         others, load = busy_share(), os.getloadavg()[0]
-                        seen = lines_of(peer.run(n, words))
+                        seen = peers.lines_of(peer.run(n, cases, str(args.seconds)))
                         others = (others + busy_share()) / 2
                         beside = {'round': k, 'hosts': n, 'delay_ms': ms, 'library': peer.name, 'others': round(others, 3), 'load': load}
                         lines += [{**beside, **one} for one in seen]
                         print(f'  round {k + 1} of {args.rounds}, {n} hosts, delay {ms:g} ms: {peer.name} '
                               f'(before and after, others kept {others:.0%} of the cores busy)', flush=True)
+                fair.check()
                 yield lines
 
 
@@ -159,16 +154,16 @@ def key(line):
 
 
 def table(lines, names):
-    """[{case, and for each library its times and its ratio to the last one, round by round}]"""
+    """[{case, and for each library its times, and the speedup of the first one beside it, round by round}]"""
     rows = []
     for at in sorted({key(line) for line in lines if 'us' in line}, key=lambda at: (at[0], ['barrier', 'all_reduce', 'all_to_all'].index(at[2]), at[3], at[1])):
         times = {name: {line['round']: line['us'] for line in lines if 'us' in line and key(line) == at and line['library'] == name} for name in names}
         row = {'delay_ms': at[0], 'hosts': at[1], 'what': at[2], 'bytes': at[3], 'libraries': {}}
         for name in names:
-            ratios = [us / times[names[-1]][k] for k, us in times[name].items() if k in times[names[-1]]]
-            row['libraries'][name] = {'us': statistics.median(times[name].values()), 'us_min': min(times[name].values()),
-                                      'us_max': max(times[name].values()), 'ratio': statistics.median(ratios), 'ratio_min': min(ratios),
-                                      'ratio_max': max(ratios)}
+            pairs = [(times[names[0]].get(k), us) for k, us in times[name].items()]
+            of = list(times[name].values())
+            row['libraries'][name] = {'us': statistics.median(of), 'us_quartiles': fair.quartiles(of)[::2],
+                                      'speedup': fair.speedup([a for a, _ in pairs], [b for _, b in pairs])}
         rows.append(row)
     return rows
 
@@ -183,8 +178,8 @@ def size_text(n):
 
 def cells(row, name, base):
     one = row['libraries'][name]
-    time_cell = f'{time_text(one["us"])} ({time_text(one["us_min"])} to {time_text(one["us_max"])})'
-    return [time_cell] + ([f'{one["ratio"]:.2f} ({one["ratio_min"]:.2f} to {one["ratio_max"]:.2f})'] if name != base else [])
+    low, high = map(time_text, one['us_quartiles'])
+    return [f'{time_text(one["us"])} ({low} to {high})'] + ([fair.speedup_text(one['speedup'])] if name != base else [])
 
 
 def case_text(row):
@@ -192,14 +187,14 @@ def case_text(row):
 
 
 def markdown(rows, names):
-    head = ['operation', 'hosts'] + [word for name in names for word in ([name] if name == names[-1] else [name, f'{name} / {names[-1]}'])]
+    head = ['operation', 'hosts'] + [word for name in names for word in ([name] if name == names[0] else [name, 'speedup'])]
     for ms in sorted({row['delay_ms'] for row in rows}):
-        yield f'\n{f"{ms:g} ms one way" if ms else "no delay"}: median over rounds (smallest to largest)\n'
+        yield f'\n{f"{ms:g} ms one way" if ms else "no delay"}: median over rounds (quartiles); the speedup of {names[0]}\n'
         yield '| ' + ' | '.join(head) + ' |'
         yield '|' + '---|' * len(head)
         for row in rows:
             if row['delay_ms'] == ms:
-                yield '| ' + ' | '.join([case_text(row), str(row['hosts'])] + [cell for name in names for cell in cells(row, name, names[-1])]) + ' |'
+                yield '| ' + ' | '.join([case_text(row), str(row['hosts'])] + [cell for name in names for cell in cells(row, name, names[0])]) + ' |'
 
 
 def check(args):
@@ -209,7 +204,7 @@ def check(args):
     print(f'1..{len(plan)}')
     for i, (n, ms, ranks) in enumerate(plan):
         with delayed(args.build, n, ms):
-            seen = lines_of(ours.run(n, ['0', *CHECKED], ranks))
+            seen = peers.lines_of(ours.run(n, CHECKED, '0', ranks))
         done = [one for one in seen if 'checked' in one]
         good = len(done) == len(CHECKED) and all(one['checked'] > 0 for one in done)
         print(f'{"ok" if good else "not ok"} {i + 1} - {n} hosts, {ranks} rank(s) each, delay {ms} ms: {len(done)} of {len(CHECKED)} cases', flush=True)
@@ -220,12 +215,12 @@ def main():
     parser.add_argument('--hosts', type=int, nargs='+')
     parser.add_argument('--delays', type=float, nargs='+', help='ms one way; 0: none', default=[0, DELAY_MS])
     parser.add_argument('--cases', nargs='+', default=CASES)
-    parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--seconds', type=float, help='of each case', default=0.3)
     parser.add_argument('--most_mib', type=int, help='skip cases whose data on all hosts is larger', default=400)
     parser.add_argument('--beside', action='append', default=[], metavar='NAME=BUILD', help='libcddp of another build folder, measured by turns')
     parser.add_argument('--name', help='of the libcddp in --build', default='libcddp')
-    parser.add_argument('--alone', action='store_true', help='without Open MPI; ratios are to the libcddp in --build')
+    parser.add_argument('--alone', action='store_true', help='without MPIs')
+    parser.add_argument('--peers', help=f'MPIs to compare with, of {", ".join(peers.MPIS)}', default=peers.CURRENT)
     parser.add_argument('--check', action='store_true', help='check every result and time nothing')
     args = parser.parse_args()
     args.build = os.path.abspath(args.build)
@@ -234,11 +229,15 @@ def main():
     if args.check:
         check(args)
         return
-    peers = [*(Ours(*one.split('=', 1)) for one in args.beside), Ours(args.name, args.build)]
-    peers += [] if args.alone else [OpenMpi(args.build)]
-    result = {'machine': common.machine(args), 'seconds': args.seconds, 'open_mpi': getattr(peers[-1], 'version', None), 'libraries': [peer.name for peer in peers]}
+    libraries = [Ours(args.name, args.build), *(Ours(*one.split('=', 1)) for one in args.beside)]
+    for one in [] if args.alone else peers.chosen(args.peers):
+        if one.why:
+            print(f'{one.name} is skipped: {one.why}')
+        else:
+            libraries.append(Mpi(args.build, one))
+    result = {'machine': common.machine(args), 'seconds': args.seconds, 'libraries': [one.name for one in libraries]}
     result['lines'] = []
-    for lines in rounds(args, peers):  # written after each block: a run of all takes long, and may be ended
+    for lines in rounds(args, libraries):  # written after each block: a run of all takes long, and may be ended
         result['lines'] += lines
         result['table'] = table(result['lines'], result['libraries'])
         common.write(args, 'scale', result)

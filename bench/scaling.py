@@ -9,6 +9,7 @@ import os
 import statistics
 
 import common
+import fair
 import mlp
 
 NAMES = ['libcddp', 'PyTorch DDP', 'parameter server', 'threads']
@@ -21,10 +22,11 @@ def measure(args, peers):
     for k in range(args.rounds):
         for n in args.ranks:
             for kind, batch in (('strong', args.batch * max(args.ranks) // n), ('weak', args.batch)):
-                lines = {name: [run('ddp', n, batch, args.steps)] for name, run in peers.items()}
+                lines = {name: [peers[name]('ddp', n, batch, args.steps)] for name in fair.turns(peers, k)}
                 mlp.same_loss(lines)
                 for name, (line,) in lines.items():
                     seen[kind][name][n].append(line['step_ms'])
+        fair.check()
         print(f'  round {k + 1} of {args.rounds} is done', flush=True)
     return seen
 
@@ -78,7 +80,6 @@ def plot(path, ranks, curves, cores):
 
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=3, help='interleaved rounds')
     words.add_argument('--steps', type=int, default=8, help='per run, of which the first two warm up')
     words.add_argument('--batch', type=int, default=32, help="a rank's samples per step; of strong scaling, with most ranks")
     words.add_argument('--ranks', type=int, nargs='+', default=[1, 2, 4])
@@ -96,13 +97,13 @@ def main():
         cells = []
         for kind in rounds:
             for n in args.ranks[1:]:
-                values = rounds[kind][name][n]
-                cells.append(f'{100 * curves[kind][name][n]:.0f} % ({100 * min(values):.0f} to {100 * max(values):.0f})')
+                low, _, high = fair.quartiles(rounds[kind][name][n])
+                cells.append(f'{100 * curves[kind][name][n]:.0f} % ({100 * low:.0f} to {100 * high:.0f})')
         print(f'{name:18}' + ''.join(f'{cell:>28}' for cell in cells))
     print(f'\n{"ms per step":18}' + ''.join(f'{kind + ", " + str(n):>14}' for kind in seen for n in args.ranks))
     for name in peers:
         print(f'{name:18}' + ''.join(f'{statistics.median(seen[kind][name][n]):14.1f}' for kind in seen for n in args.ranks))
-    common.write(args, 'scaling', {'machine': machine, 'batch': args.batch, 'step_ms': seen, 'efficiency': curves})
+    common.write(args, 'scaling', {'machine': machine, 'batch': args.batch, 'step_ms': seen, 'efficiency': curves, 'efficiency_rounds': rounds})
     path = os.path.join(args.out, f'scaling-{machine["date"][:10]}-{machine["commit"] or "none"}.svg')
     plot(path, args.ranks, curves, machine['cores'])
     print(f'written: {path}')

@@ -10,6 +10,7 @@ import sys
 import time
 
 import common
+import fair
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -42,12 +43,14 @@ def raise_files(n):
 class Server:
     """A process that prints its port and ends when its standard input does; or one that listens on a given port."""
 
-    def __init__(self, name, protocol, command, env=None, port=None):
+    def __init__(self, name, protocol, command, env=None, port=None, version=''):
         self.name, self.protocol = name, protocol
+        fair.side(name, version).started(command, env or {})
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE if port is None else
                                         subprocess.DEVNULL, text=True, env=env, preexec_fn=for_child(0))
         self.port = port if port is not None else int(self.process.stdout.readline() or 0)
         self.await_answer()
+        self.before = fair.read_all([self.process.pid])
 
     def await_answer(self):
         for _ in range(500):
@@ -69,6 +72,7 @@ class Server:
             return next(int(line.split()[1]) for line in status if line.startswith('VmRSS'))
 
     def close(self):
+        fair.side(self.name).told(1, self.before, fair.read_all([self.process.pid]))
         self.process.stdin.close()
         try:
             self.process.wait(2)
@@ -96,7 +100,8 @@ def torch(args, names_us=0):
     """names_us: how long its look-up of each client's name takes, in microseconds."""
     env = dict(os.environ, TORCH_CPP_LOG_LEVEL='FATAL', OMP_NUM_THREADS='1', NAMES_US=str(names_us),
                LD_PRELOAD=os.path.join(args.build, 'bench', 'libbench_names.so'))
-    return Server('PyTorch', 'c10d', [args.torch_python, os.path.join(common.HERE, 'peers', 'torch_store.py')], env)
+    return Server('PyTorch', 'c10d', [args.torch_python, os.path.join(common.HERE, 'peers', 'torch_store.py')], env,
+                  version=f'PyTorch {common.torch_version(args.torch_python)}')
 
 
 def redis():
@@ -104,8 +109,9 @@ def redis():
     program = shutil.which('redis-server')
     if not program:
         return None
+    version = subprocess.run([program, '--version'], capture_output=True, text=True, check=True).stdout.split(' v=')[1].split()[0]
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     return Server('Redis', 'resp', [program, '--save', '', '--appendonly', 'no', '--bind', '127.0.0.1', '--port', str(port),
-                                    '--daemonize', 'no', '--loglevel', 'warning'], port=port)
+                                    '--daemonize', 'no', '--loglevel', 'warning'], port=port, version=f'Redis {version}')

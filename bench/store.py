@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import common
+import fair
 import servers
 
 CONFIGS = [(1, 1), (8, 1), (1, 64), (8, 64)]  # clients, requests in flight
@@ -35,7 +36,7 @@ def measure(args, operations, running):
     for turn in range(args.rounds):
         for name, redis_too in operations:
             for clients, depth in CONFIGS:
-                for one in running:
+                for one in fair.turns(running, turn):
                     if one.protocol == 'resp' and not redis_too:
                         continue
                     if one.name == 'bare' and (depth > 1 or name not in MAIN):
@@ -43,7 +44,7 @@ def measure(args, operations, running):
                     line = load(args, one.protocol, one.port, one.pid, name, clients, depth, args.seconds)
                     rates.setdefault((name, clients, depth), {}).setdefault(one.name, []).append(json.loads(line))
         for waiters, repeats in WAKES:
-            for one in running:
+            for one in fair.turns(running, turn):
                 if one.protocol == 'c10d':
                     line = load(args, 'wake', one.port, one.pid, waiters, repeats)
                     wakes.setdefault(waiters, {}).setdefault(one.name, []).append(json.loads(line))
@@ -64,7 +65,8 @@ def ratios(by_server, ours_over, field, ours='cddprun'):
 def spread(values, wanted=''):
     if not values:
         return '-'
-    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}){wanted}'
+    low, middle, high = fair.quartiles(values)
+    return f'{middle:.2f} ({low:.2f} to {high:.2f}){wanted}'
 
 
 def show_rates(rates):
@@ -79,7 +81,7 @@ def show_rates(rates):
 
 
 def show_ratios(rates, wakes):
-    print('\nratios, ours / theirs, median (min to max) over the rounds')
+    print('\nratios, ours / theirs, median (quartiles) over the rounds')
     for name in MAIN:
         for clients in (1, 8):
             by_server = rates[name, clients, 64]
@@ -101,7 +103,6 @@ def show_ratios(rates, wakes):
 
 def main():
     words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=5)
     words.add_argument('--seconds', type=float, default=0.2, help='per measurement')
     words.add_argument('--operations', help='only these, separated by commas')
     args = words.parse_args()

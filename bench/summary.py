@@ -5,6 +5,7 @@
     summary.py           say whether both are up to date
     summary.py --write   write them
 """
+import datetime
 import json
 import os
 import re
@@ -13,6 +14,8 @@ import statistics
 import subprocess
 import sys
 
+import fair
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(HERE), 'docs', 'benchmarks.md')
 README = os.path.join(os.path.dirname(HERE), 'README.md')
@@ -20,9 +23,9 @@ SHORT = r'(?<=<!-- bench/summary.py writes this table -->\n).*?(?=<!-- until her
 HEAD = """# Figures
 
 Made by `bench/summary.py` from the newest file of each kind in [bench/results](../bench/results); [bench/README.md](../bench/README.md)
-describes how each was measured, and its unfair sides. "Times as long" is the other's time (or processor
-time) divided by ours, taken round by round: the median, and in brackets the smallest and the largest. Below 1 the other was
-faster.
+describes how each was measured, and its unfair sides. "Speedup" is the other's time (or processor time) divided by ours, taken
+round by round: the median, and in brackets the quartiles. Below 1 the other was faster. A peer that was older than two years
+then is named as that.
 
 """
 
@@ -40,7 +43,7 @@ def newest(all_of_them):
     """{kind: (file's name, its content)}"""
     found = {}
     for name in results(all_of_them):
-        if not name.endswith('.json') or name.startswith('gpu-check'):
+        if not name.endswith('.json') or name.startswith('gpu-check') or '_few_rounds-' in name:
             continue
         with open(os.path.join(HERE, 'results', name), encoding='utf-8') as file:
             content = json.load(file)
@@ -61,21 +64,38 @@ def seconds(s):
     return f'{number(s * 1e9)} ns'
 
 
-def spread(ratios):
-    ratios = sorted(ratios)
-    return f'{number(statistics.median(ratios))} ({number(ratios[0])} to {number(ratios[-1])})'
+def spread(values, text=number):
+    low, middle, high = fair.quartiles(values)
+    return f'{text(middle)} ({text(low)} to {text(high)})'
 
 
 def size(n):
     return f'{n >> 20} MiB' if n >= 1 << 20 else f'{n >> 10} KiB' if n >= 1 << 10 else f'{n} B'
 
 
-def against(what, ours, theirs, name, text=seconds):
-    """A row of a table: times of rounds, of which a peer may lack some (it hung)."""
+class Row(tuple):
+    """Of a table, with the quartiles of its speedup beside it, if it has one."""
+
+    quartiles = None
+
+    @classmethod
+    def of(cls, row):
+        return row if isinstance(row, cls) else cls(row)
+
+
+def against(what, ours, theirs, name):
+    """A row: times of rounds, of which a peer may lack some (it hung)."""
     pairs = [(a, b) for a, b in zip(ours, theirs) if a and b]
     hung = len([b for b in theirs if b is None])
-    return (what, text(statistics.median(ours)), f'{name}: {text(statistics.median(b for _, b in pairs))}',
-            spread([b / a for a, b in pairs]) + (f'; hung {hung} of {len(theirs)} times' if hung else ''))
+    ratios = [b / a for a, b in pairs]
+    row = Row((what, seconds(statistics.median(ours)), f'{name}: {seconds(statistics.median(b for _, b in pairs))}',
+               spread(ratios) + (f'; hung {hung} of {len(theirs)} times' if hung else '')))
+    row.quartiles = fair.quartiles(ratios)
+    return row
+
+
+def ms(values):
+    return f'{spread(values, lambda x: f"{x:.3g}")} ms'
 
 
 # --------------------------------------------------------------------------------------------- one function per kind
@@ -90,7 +110,7 @@ def launch(d):
         for name in (peer for peer in runs if peer != 'cddprun'):
             yield against(f'`/bin/true`, {n} rank{"s" * (n > 1)}', runs['cddprun']['s'], runs[name]['s'], name)
     ours, theirs = d['memory_kib']['cddprun'], d['memory_kib']['torchrun']
-    yield 'memory of the launcher', f'{ours / 1024:.1f} MiB', f'torchrun: {theirs / 1024:.0f} MiB', f'{theirs / ours:.0f}'
+    yield 'memory of the launcher', f'{ours / 1024:.1f} MiB', f'torchrun, mostly its imports: {theirs / 1024:.0f} MiB', ''
 
 
 def launch_hang(d):
@@ -133,34 +153,42 @@ def join(d):
     yield f'{d["largest"]["ranks"]:,} ranks meet (all the files that machine lets be open)', seconds(statistics.median(largest)), '', ''
 
 
+def versioned(name, d):
+    """A peer's name with its version, which the oldest results have elsewhere, and with its age then."""
+    version = (d['peers'].get(name) or name).split()[-1]
+    name = name if name == 'gloo' or version in name else f'{name} {version}'
+    old = '' if name == 'gloo' else fair.age(name, datetime.date.fromisoformat(d['machine']['date'][:10]))
+    return name + (f', {old}' if old else '')
+
+
 def allreduce(d):
     for ranks in (2, 4):
-        rows = {(r['what'], r['bytes']): r for r in d.get(f'ranks_{ranks}', {'times': []})['times'] if r['variant'] == 'fair'}
-        for n in d['sizes']:
-            ours = rows.get(('direct', n))
-            for name in ('Open MPI', 'MPICH', 'gloo'):
-                if ours and (name, n) in rows:
-                    yield against(f'{size(n)}, {ranks} ranks', [t / 1e6 for t in ours['round_us']], [t / 1e6 for t in rows[name, n]['round_us']], name)
+        rows = [r for r in d.get(f'ranks_{ranks}', {'times': []})['times'] if r['variant'] == 'fair']
+        for ours in rows:
+            for r in rows:
+                if ours['what'] == 'direct' and r['bytes'] == ours['bytes'] and r['what'] not in ('direct', 'private', 'shared', 'bound'):
+                    setting = f' ({r["setting"]})' if r.get('setting') else ''
+                    name = versioned(r['what'], d)
+                    yield against(f'{size(r["bytes"])}, {ranks} ranks', *([t and t / 1e6 for t in one['round_us']] for one in (ours, r)),
+                                  name + setting)
 
 
 def ddp_step(d):
-    one = d['summary']
-    shares = {name: [r['exposed'] for r in d['rounds'][name]] for name in d['rounds']}
-    yield against('communication that the backward pass does not hide, as a part of the step without it', shares['libcddp'],
-                  shares['PyTorch DDP'], 'PyTorch DDP', lambda x: f'{100 * x:.1f} %')
-    yield ('a step\'s gradients, averaged', f'{one["libcddp"]["synchronised_ms"]:.0f} ms', f'PyTorch DDP: {one["PyTorch DDP"]["synchronised_ms"]:.0f} ms',
-           f'{one["PyTorch DDP"]["synchronised_ms"] / one["libcddp"]["synchronised_ms"]:.2f}')
+    """Differences in ms, and no ratio: one of them is near 0."""
+    lines = {name: [{**r, 'exposed_ms': r['grads_ms'] - r['alone_ms']} for r in of] for name, of in d['rounds'].items()}
+    for name in (peer for peer in lines if not peer.startswith('libcddp')):
+        ours, theirs = ([r['exposed_ms'] for r in lines[one]] for one in ('libcddp', name))
+        yield 'communication that the backward pass does not hide', ms(ours), f'{name}: {ms(theirs)}', ''
+        yield against("a step with its gradients averaged", *([r['grads_ms'] / 1e3 for r in lines[one]] for one in ('libcddp', name)), name)
 
 
 def gpt(d):
-    runs = {name: [line['step_ms'] / 1e3 for line in lines] for name, lines in d['rounds'].items()}
-    for name in (peer for peer in runs if peer.startswith('PyTorch')):
-        # No ratios: some rounds of ours are below 0.
-        ours, theirs = (f'{one["median"]:.2f} ms ({one["min"]:.2f} to {one["max"]:.2f})'
-                        for one in (d['summary']['exposed_ms']['libcddp'], d['summary']['exposed_ms'][name]))
-        yield 'GPT: communication that the backward pass does not hide', ours, f'{name}: {theirs}', ''
-    for name in (peer for peer in runs if peer.startswith('PyTorch') or peer == 'llm.c'):
-        yield against('GPT: a whole step', runs['libcddp'], runs[name], name)
+    lines = {name: of for name, of in d['rounds'].items() if name.startswith('PyTorch')}
+    for name, of in lines.items():
+        ours, theirs = ([r['exposed_ms'] for r in one] for one in (d['rounds']['libcddp'], of))
+        yield 'GPT: communication that the backward pass does not hide', ms(ours), f'{name}: {ms(theirs)}', ''
+    for name, of in lines.items():
+        yield against('GPT: a whole step', *([r['step_ms'] / 1e3 for r in one] for one in (d['rounds']['libcddp'], of)), name)
 
 
 def zero(d):
@@ -183,22 +211,30 @@ SECTIONS = (  # title, kinds, the text before the table
     ('All-reduce within a machine', (('allreduce', allreduce),),
      'A bucket of float32 that is rewritten before and read after, both timed, as in a training step.\n\n'),
     ('All-reduce between two hosts, over TCP', (('allreduce_two_hosts', allreduce),),
-     'Two network namespaces. MPICH finds that they share a kernel and uses its memory, so its rows are none of TCP.\n\n'),
+     'Two network namespaces, and a check that the data crossed between them.\n\n'),
     ('Training steps', (('ddp_step', ddp_step), ('gpt', gpt), ('zero', zero), ('scaling', scaling)),
      'An MLP of 25 million parameters, and the default model of examples/gpt; efficiency is T1 / (N Tn) or T1 / Tn of each program\'s own one-rank time.\n\n'),
 )
 
 
 def machine_of(name, content):
-    m = content['machine']
-    return f'[{name}](../bench/results/{name}): {m["date"][:10]}, {m["cpu"]}, {m["cores"]} cores, load {m["load"]:.1f}, commit {m["commit"]}'
+    """Where a file comes from, and the versions beside it. Results older than fair.py do not have the cores of both sides."""
+    m, load = content['machine'], content.get('load_before_and_after')
+    text = (f'[{name}](../bench/results/{name}): {m["date"][:10]}, {m["cpu"]}, {m["cores"]} cores, load '
+            f'{f"{load[0]:.1f} before and {load[1]:.1f} after" if load else format(m["load"], ".1f")}, commit {m["commit"]}')
+    if 'sides' not in content:
+        return text + ', cores of both sides not recorded'
+    return text + ''.join(f'; {one["version"]}' + (f' ({one["age"]})' if one['age'] else '') for one in content['sides'].values() if one['version'])
 
 
 def page(found):
     text = HEAD
     for title, kinds, before in SECTIONS:
         there = [(kind, rows) for kind, rows in kinds if kind in found]
-        text += f'## {title}\n\n{before}| what | here | beside it | times as long |\n|---|---|---|---|\n'
+        if not there:
+            text += f'## {title}\n\nThis is measured anew: earlier peers were not started fairly.\n\n'
+            continue
+        text += f'## {title}\n\n{before}| what | here | beside it | speedup |\n|---|---|---|---|\n'
         text += ''.join('| ' + ' | '.join(row) + ' |\n' for kind, rows in there for row in rows(found[kind][1]))
         for kind, _ in there:
             plot = found[kind][0].replace('.json', '.svg')
@@ -209,24 +245,35 @@ def page(found):
 
 
 IN_README = (  # kind, its rows, how the row begins, whom it is beside
-    ('launch', launch, '`/bin/true`, 8 ranks', 'torchrun'),
-    ('launch', launch, '`/bin/true`, 8 ranks', 'Hydra'),
-    ('wine_vs_torchrun', wine, 'the whole Wine job', 'torchrun'),
-    ('restart', restart, '`kill -9`', 'torchrun'),
-    ('store', store, 'server\'s processor time of GET, 8 clients', 'Redis'),
-    ('allreduce', allreduce, '25 MiB, 2 ranks', 'Open MPI'),
-    ('allreduce_two_hosts', allreduce, '25 MiB, 2 ranks', 'Open MPI'),
-    ('ddp_step', ddp_step, 'communication', 'PyTorch DDP'),
+    ('launch', launch, '`/bin/true`, 8 ranks', 'Hydra', ''),
+    ('launch', launch, '`/bin/true`, 8 ranks', 'MPICH', ''),
+    ('restart', restart, '`kill -9`', 'torchrun', ''),
+    ('store', store, 'server\'s processor time of GET, 8 clients', 'Redis', ''),
+    ('allreduce', allreduce, '25 MiB, 2 ranks', '', 'all-reduce within a machine: '),
+    ('allreduce_two_hosts', allreduce, '25 MiB, 2 ranks', '', 'all-reduce between two hosts: '),
+    ('ddp_step', ddp_step, 'communication', 'PyTorch DDP', ''),
+    ('ddp_step', ddp_step, 'a step', 'PyTorch DDP', ''),
 )
-NAMED = {'allreduce': 'all-reduce within a machine: ', 'allreduce_two_hosts': 'all-reduce between two hosts: '}
+
+
+FLOORS = ('a bare loop', 'a server without a store')  # no peers: they do not do the work
+
+
+def excludes_one(row):
+    return not row.quartiles or row.quartiles[0] > 1 or row.quartiles[2] < 1
 
 
 def short(found):
-    """README's table."""
-    text = '| what | here | beside it | times as long |\n|---|---|---|---|\n'
-    for kind, rows, begins, beside in IN_README:
-        row = next(row for row in rows(found[kind][1]) if row[0].startswith(begins) and row[2].startswith(beside))
-        text += f'| {NAMED.get(kind, "")}' + ' | '.join(row) + ' |\n'
+    """README's table: rows whose quartiles exclude 1, and the row where a peer is most ahead."""
+    rows = [(before, row) for kind, rows_of, begins, beside, before in IN_README if kind in found for row in rows_of(found[kind][1])
+            if row[0].startswith(begins) and row[2].startswith(beside) and excludes_one(Row.of(row))]
+    named = {kind: before for kind, _, _, _, before in IN_README}
+    behind = [(row.quartiles[1], named.get(kind, ''), row) for _, kinds, _ in SECTIONS for kind, rows_of in kinds if kind in found
+              for row in map(Row.of, rows_of(found[kind][1])) if row.quartiles and row.quartiles[2] < 1 and not row[2].startswith(FLOORS)]
+    rows += [one[1:] for one in sorted(behind, key=lambda one: one[0])[:1]]
+    text = '| what | here | beside it | speedup |\n|---|---|---|---|\n' + ''.join(f'| {before}' + ' | '.join(row) + ' |\n' for before, row in rows)
+    shown = sorted({(found[kind][1]['machine']['date'][:10], found[kind][1]['machine']['commit']) for kind, *_ in IN_README if kind in found})
+    text += '\nFrom ' + ', '.join(f'{date} (commit {commit})' for date, commit in shown) + '.\n'
     return text + f'\n![scaling](bench/results/{found["scaling"][0].replace(".json", ".svg")})\n\n'
 
 

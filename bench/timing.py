@@ -10,22 +10,19 @@ import json
 import os
 import resource
 import shlex
-import statistics
 import time
 
 import common
+import fair
 
 MODES = ('on', 'off', 'none')
-
-
-def spread(values):
-    return {'median': statistics.median(values), 'min': min(values), 'max': max(values)}
 
 
 def run(args, mode, ranks, *program):
     """The lines of JSON, and the processor time of the whole job in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     _, text = common.timed([*args.prefix, common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', *program],
+                           side=(mode, program[0], ranks),
                            env={**os.environ, 'CDDP_TIMING': mode, 'CDDP_BACKEND': 'cpu', 'OPENBLAS_NUM_THREADS': '1'})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines = [json.loads(line[line.index('{'):]) for line in text.splitlines() if '{' in line]
@@ -51,8 +48,8 @@ def all_reduce(args):
     for (ranks, what), modes in sorted(seen.items()):
         for kind in 'least', 'median':
             more = {name: [on - other for on, other in zip(modes['on'][kind], modes[name][kind])] for name in ('off', 'none')}
-            row = {'ranks': ranks, 'what': what, 'of_samples': kind, **{f'{name}_ns': spread(modes[name][kind]) for name in MODES},
-                   'on_less_off_ns': spread(more['off']), 'on_less_none_ns': spread(more['none']), 'rounds': {name: modes[name][kind] for name in MODES}}
+            row = {'ranks': ranks, 'what': what, 'of_samples': kind, **{f'{name}_ns': fair.spread(modes[name][kind]) for name in MODES},
+                   'on_less_off_ns': fair.spread(more['off']), 'on_less_none_ns': fair.spread(more['none']), 'rounds': {name: modes[name][kind] for name in MODES}}
             found.append(row)
             one = row['on_less_none_ns']
             spread_text = f'({one["min"]:.0f} to {one["max"]:.0f})'
@@ -75,10 +72,10 @@ def training(args):
             seen[mode].append(line)
             print(f'  round {k + 1} of {args.steps_rounds}: {mode:5} alone {line["alone_ms"]:8.1f} ms, synchronised {line["grads_ms"]:8.1f} ms, '
                   f'{cpu_s:6.2f} s of processors; exposed {100 * line["exposed"]:6.1f} %, the library says {100 * line["library_exposed"]:5.1f} %', flush=True)
-    found = {'rounds': seen, 'exposed': spread([line['exposed'] for line in seen['on']]),
-             'library_exposed': spread([line['library_exposed'] for line in seen['on']])}
+    found = {'rounds': seen, 'exposed': fair.spread([line['exposed'] for line in seen['on']]),
+             'library_exposed': fair.spread([line['library_exposed'] for line in seen['on']])}
     for name in 'grads_ms', 'cpu_s':
-        found[f'{name}_on_to_off'] = spread([on[name] / off[name] for on, off in zip(seen['on'], seen['off'])])
+        found[f'{name}_on_to_off'] = fair.spread([on[name] / off[name] for on, off in zip(seen['on'], seen['off'])])
     found['apart_points'] = 100 * abs(found['exposed']['median'] - found['library_exposed']['median'])
     for name in 'grads_ms_on_to_off', 'cpu_s_on_to_off':
         one = found[name]
@@ -89,8 +86,7 @@ def training(args):
 
 
 def main():
-    words = common.parser(__doc__.splitlines()[0])
-    words.add_argument('--rounds', type=int, default=21, help='of the all-reduce; 0: none')
+    words = common.parser(__doc__.splitlines()[0], rounds=21)
     words.add_argument('--steps-rounds', type=int, default=9, help='of the training; 0: none')
     words.add_argument('--steps', type=int, default=22, help='of one training, of which the first two warm up')
     words.add_argument('--pause', type=float, default=0, help='seconds before each training, for others on the machine')
@@ -99,6 +95,7 @@ def main():
     args.build = os.path.abspath(args.build)
     for name, rounds, measure in ('timing_4_bytes', args.rounds, all_reduce), ('timing_step', args.steps_rounds, training):
         if rounds > 0:
+            fair.start_anew()
             common.write(args, name, {'machine': common.machine(args), 'prefix': args.prefix, 'result': measure(args)})
 
 

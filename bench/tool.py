@@ -9,13 +9,13 @@ allreduce, round by round.
 """
 import json
 import os
-import shutil
 import socket
 import statistics
-import subprocess
 import sys
 
 import common
+import fair
+import peers
 
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
 SAMPLE_S = 0.05  # of each measurement
@@ -27,8 +27,8 @@ WAYS = {'private': (['-z', '2', '-a', '3'], 'private'),
         'begun': ([], 'private')}
 
 
-def lines_of(command, env):
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False, env=env)
+def lines_of(args, name, command, program, env):
+    done = common.watched(name, command, program, args.ranks, env, capture_output=True, timeout=240)
     if done.returncode != 0:
         sys.exit(f'exit status {done.returncode}: {" ".join(command)}\n{done.stdout}{done.stderr}')
     return [line.removeprefix('[0] ') for line in done.stdout.splitlines()]
@@ -37,7 +37,8 @@ def lines_of(command, env):
 def by_allreduce(args, start, env, size):
     """{way: microseconds}"""
     found = {}
-    for line in lines_of([*start, f'{args.build}/bench/allreduce', str(SAMPLE_S), str(size)], env):
+    program = f'{args.build}/bench/allreduce'
+    for line in lines_of(args, 'allreduce', [*start, program, str(SAMPLE_S), str(size)], program, env):
         one = json.loads(line) if line.startswith('{') else {}
         if one.get('variant') == 'back to back':
             found[one['what']] = one['us']
@@ -48,11 +49,12 @@ def by_tool(args, start, env, size, us):
     """The median of samples as long as bench/allreduce's; before them, each way is checked once."""
     found = {}
     for way, (flags, other) in WAYS.items():
-        command = [*start, f'{args.build}/bench/tool/cddp-bench', '-b', str(size), '-e', str(size), '-o', 'sum', *flags]
+        program = f'{args.build}/bench/tool/cddp-bench'
+        command = [*start, program, '-b', str(size), '-e', str(size), '-o', 'sum', *flags]
         # Each sample follows operations out of place, which leave a cold cache: warm it as long as bench/allreduce does.
         n, warm_up = int(3000 / us[other]) + 1, int(20000 / us[other]) + 3
         for more in (['-n', '1', '-c', '1'], ['-w', str(warm_up), '-n', str(n), '-c', '0', '-N', str(SAMPLES)]):
-            rows = [line.split() for line in lines_of([*command, *more], env) if line[:1] == ' ']
+            rows = [line.split() for line in lines_of(args, 'cddp-bench', [*command, *more], program, env) if line[:1] == ' ']
             assert rows and all(row[12] in ('0', 'N/A') for row in rows), rows
         found[way] = statistics.median(float(row[9]) for row in rows)
     return found
@@ -66,15 +68,13 @@ def free_port():
 
 def starts(args, backend):
     """The command that starts the ranks on a backend, and their environment; None: not here."""
-    env = {**os.environ, 'CDDP_BACKEND': backend}
     if backend == 'cpu':
-        return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}'], env
-    mpirun, module = shutil.which('mpirun.openmpi'), f'{args.build}/worker/backend/mpi/openmpi'  # as Debian names it
-    if not mpirun or not os.path.isdir(module):
+        return [common.cddprun(args.build), '--standalone', f'--nproc_per_node={args.ranks}'], {**peers.ENV, 'CDDP_BACKEND': backend}
+    one, module = peers.MPIS['openmpi'](), f'{args.build}/worker/backend/mpi/openmpi'  # as Debian names it
+    if one.why or not os.path.isdir(module):
         return None
-    env.update({'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',  # in a container that is intended
-                'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())})
-    return [mpirun, '--oversubscribe', '-n', str(args.ranks)], env
+    start, env = one.command(args.ranks, [])
+    return start, {**env, 'CDDP_BACKEND': backend, 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
 
 
 def compare(args, backend, start, env, size):
@@ -88,7 +88,7 @@ def compare(args, backend, start, env, size):
         seen.append((theirs, ours))
     for way, (_, other) in WAYS.items():
         ratios = [theirs[other] / ours[way] for theirs, ours in seen]
-        low, median, high = statistics.quantiles(ratios, n=4)
+        low, median, high = fair.quartiles(ratios)
         one = {'backend': backend, 'bytes': size, 'way': way, 'ratio': median, 'ratio_quartiles': [low, high], 'ratios': ratios,
                'allreduce_gb_s': statistics.median(share * size / theirs[other] for theirs, _ in seen),
                'cddp_bench_gb_s': statistics.median(share * size / ours[way] for _, ours in seen)}
@@ -99,9 +99,8 @@ def compare(args, backend, start, env, size):
 
 
 def main():
-    words = common.parser(__doc__.splitlines()[0])
+    words = common.parser(__doc__.splitlines()[0], rounds=15)
     words.add_argument('--ranks', type=int, default=2)
-    words.add_argument('--rounds', type=int, default=15)
     words.add_argument('--sizes', type=int, nargs='+', default=SIZES, help='bytes')
     words.add_argument('--backends', nargs='+', default=['cpu', 'mpi'], choices=['cpu', 'mpi'])
     args = words.parse_args()
@@ -115,7 +114,7 @@ def main():
             continue
         for size in args.sizes:
             result += compare(args, backend, *how, size)
-    common.write(args, 'tool', {'machine': machine, 'ranks': args.ranks, 'rounds': args.rounds, 'load': os.getloadavg()[0], 'results': result})
+    common.write(args, 'tool', {'machine': machine, 'ranks': args.ranks, 'results': result})
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ import struct
 import tempfile
 
 import common
+import fair
 
 EPOCHS = 100
 TOLERANCE = 1e-6  # float32, and the order of sums within a rank differs
@@ -49,7 +50,9 @@ def prepare(folder):
 
 
 def main():
-    args = common.arguments(__doc__.splitlines()[0])
+    args = common.parser(__doc__.splitlines()[0]).parse_args()
+    common.need_torch(args)
+    fair.side('torchrun', f'PyTorch {common.torch_version(args.torch_python)}')
     machine = common.machine(args)
     wine = os.path.join(args.build, 'examples', 'wine', 'wine')
     launch = ['--standalone', '--nproc_per_node=2']
@@ -59,28 +62,33 @@ def main():
         prepare(folder)
         metrics = os.path.join(folder, 'metrics.jsonl')
 
-        def ours():
+        def ours(untimed):  # only an untimed run is read, and it is longer: a timed one is too short not to be disturbed
             seconds, _ = common.timed([common.cddprun(args.build), *launch, wine, '--dtype', 'f32', '--seed', '0',
-                                       '--epochs', str(EPOCHS), '--metrics', metrics])
+                                       '--epochs', str(EPOCHS * (50 if untimed else 1)), '--metrics', metrics],
+                                      side=('cddprun', wine, 2) if untimed else common.UNREAD)
+            if untimed:
+                return seconds
             with open(metrics, encoding='ascii') as lines:
                 losses['cddprun'] = json.loads(lines.read().splitlines()[-1])['loss']
             return seconds
 
-        def theirs():
-            seconds, output = common.timed([*common.torchrun(args.torch_python), *launch,
-                                            os.path.join(folder, 'wine_ddp.py'), 'f32', '0'], retries=3)
+        def theirs(untimed):
+            program = os.path.join(folder, 'wine_ddp.py')
+            seconds, output = common.timed([*common.torchrun(args.torch_python), *launch, program, 'f32', '0'], retries=3,
+                                           side=('torchrun', program, 2) if untimed else common.UNREAD)
             losses['torchrun'] = float(re.search(r'loss first/last \S+ (\S+)', output).group(1))
             return seconds
 
         print(f'the Wine job, 2 ranks, float32, {EPOCHS} epochs, launch included')
-        result = common.interleaved(args.pairs, ours, theirs)
+        times = common.interleaved(args.rounds, {'cddprun': ours, 'torchrun': theirs})
 
-    common.table([('Wine, 2 ranks', result)])
+    speedup = fair.speedup(times['cddprun'], times['torchrun'])
+    print(f'speedup {fair.speedup_text(speedup)}')
     difference = abs(losses['cddprun'] - losses['torchrun'])
     print(f'loss of the last epoch: {losses["cddprun"]:.9f} and {losses["torchrun"]:.9f}')
     if not difference <= TOLERANCE:
         raise SystemExit(f'the losses differ by {difference:.3g}: these were not the same training')
-    common.write(args, 'wine_vs_torchrun', {'machine': machine, 'wine': result, 'last_loss': losses})
+    common.write(args, 'wine_vs_torchrun', {'machine': machine, 'wine': {'cddprun_s': times['cddprun'], 'torchrun_s': times['torchrun'], 'speedup': speedup}, 'last_loss': losses})
 
 
 if __name__ == '__main__':
