@@ -14,6 +14,7 @@ import time
 
 MARK = 'CDDP_BENCH_SIDE'
 FIRST_S, AGAIN_S = 0.01, 0.25  # how often ranks are looked for, and then read again
+STEADY, STEADY_S = 5, 0.05     # ranks with fewer cores than this process are read so often, which must agree
 LEAST_ROUNDS = 7
 OLD_DAYS = 2 * 365
 # Year and month of the releases that are compared with, by how name and version begin.
@@ -167,12 +168,26 @@ def follow(over, mark, program, ranks, readings):
     pids = []
     while len(pids) < ranks and not over.wait(FIRST_S):
         pids = [pid for pid in map(int, filter(str.isdigit, os.listdir('/proc'))) if runs(pid, program, mark)]
-    while now := read_all(pids):
+    while now := steady(over, pids):
         readings[1:] = [now] if readings else []
         if not readings:
             readings.append(now)
         if over.wait(AGAIN_S):
             return
+
+
+def steady(over, pids):
+    """read_all(), but not of a moment: hwloc binds a thread to each core in turn to look at it, and libcddp to leave another rank's."""
+    own = os.sched_getaffinity(0)
+    same, last = 0, None
+    while same < STEADY and (now := read_all(pids)):
+        cores = [one['cores'] for one in now]
+        if all(cores_of(one) == own for one in cores):
+            return now
+        same, last = (same + 1 if cores == last else 1), cores
+        if over.wait(STEADY_S):
+            return None
+    return now
 
 
 sides, loads = {}, [os.getloadavg()[0]]

