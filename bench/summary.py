@@ -86,6 +86,8 @@ class Row(tuple):
 def against(what, ours, theirs, name):
     """A row: times of rounds, of which a peer may lack some (it hung)."""
     pairs = [(a, b) for a, b in zip(ours, theirs) if a and b]
+    if not pairs:
+        return Row((what, seconds(statistics.median(ours)), name, f'hung {len(theirs)} of {len(theirs)} times'))
     hung = len([b for b in theirs if b is None])
     ratios = [b / a for a, b in pairs]
     row = Row((what, seconds(statistics.median(ours)), f'{name}: {seconds(statistics.median(b for _, b in pairs))}',
