@@ -3,7 +3,7 @@
 #include "common/address.h"
 #include "common/cleanup.h"
 #include "common/resolve.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 
 #include <errno.h>
 #include <netdb.h>

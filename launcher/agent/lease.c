@@ -61,18 +61,13 @@ void lease_answer(struct lease *c, uint32_t seq)
 void lease_broken(struct lease *c)
 {
     c->linked = false;
+    c->own = false; /* a connection that breaks may miss messages, as any other node's */
 }
 
 int64_t lease_act_by_ms(const struct lease *c)
 {
     return c->lease_ms == 0 || (c->own && c->alone) || c->fenced || c->idle ? CDI_NEVER_MS
                                                                             : c->alive_ms + c->lease_ms * 5 / 6;
-}
-
-/* Is the rendezvous in this process, and the connection to it good? Then no message can be missed. */
-static bool hears_all(const struct lease *c)
-{
-    return c->own && c->linked;
 }
 
 /* Did this time pass while this process did not run? */
@@ -86,7 +81,7 @@ bool lease_was_stopped(struct lease *c, int64_t now_ms)
     int64_t still = c->look_ms < now_ms ? now_ms - c->look_ms : 0;
 
     /* A good connection that only seems silent is kept: reconnecting takes time, and the fence may be near. */
-    if (c->lease_ms == 0 || hears_all(c) || c->fenced ||
+    if (c->lease_ms == 0 || c->own || c->fenced ||
         !(slept_over(silent_at(c), now_ms, still) || slept_over(lease_fence_ms(c), now_ms, still)))
         return false;
     c->held = true;
@@ -103,11 +98,11 @@ static enum lease_action lease_next(struct lease *c, int64_t now_ms, int64_t *ne
     *next_ms = CDI_NEVER_MS;
     if (c->lease_ms == 0 || c->fenced)
         return LEASE_NOTHING;
-    if (hears_all(c))
+    if (c->own)
         c->alive_ms = now_ms; /* a stop of this process stops the rendezvous, too */
     if (lease_was_stopped(c, now_ms))
         return LEASE_HOLD;
-    if (!hears_all(c) && now_ms >= lease_fence_ms(c)) {
+    if (!c->own && now_ms >= lease_fence_ms(c)) {
         c->fenced = true;
         return LEASE_FENCE;
     }
@@ -125,7 +120,7 @@ static enum lease_action lease_next(struct lease *c, int64_t now_ms, int64_t *ne
         *next_ms = c->beat_ms;
     if (c->linked && !c->own && silent_at(c) < *next_ms)
         *next_ms = silent_at(c);
-    if (!hears_all(c) && lease_fence_ms(c) < *next_ms)
+    if (!c->own && lease_fence_ms(c) < *next_ms)
         *next_ms = lease_fence_ms(c);
     return LEASE_NOTHING;
 }

@@ -2,7 +2,7 @@
 #include "launcher/agent/rdzv_client.h"
 
 #include "common/clock.h"
-#include "common/self_connect.h"
+#include "common/tcp.h"
 #include "launcher/agent/lease.h"
 #include "protocol/bulk.h"
 #include "protocol/frame.h"

@@ -3,7 +3,7 @@
 
 #include "common/clock.h"
 #include "common/resolve.h"
-#include "common/self_connect.h"
+#include "common/tcp.h"
 #include "launcher/plan/endpoint.h"
 #include "protocol/bulk.h"
 #include "protocol/frame.h"

@@ -4,7 +4,7 @@
 #include "common/clock.h"
 #include "common/list.h"
 #include "common/resolve.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 #include "common/thread.h"
 #include "protocol/hello.h"
 #include "protocol/sniff.h"

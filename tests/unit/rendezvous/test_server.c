@@ -2,7 +2,7 @@
 /* The server over the loopback interface. It runs in a thread with its own loop; the test is a blocking client. */
 #include "common/clock.h"
 #include "common/log.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
 #include "protocol/frame.h"

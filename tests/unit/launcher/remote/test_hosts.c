@@ -78,7 +78,7 @@ Test(hosts, reads_spaces_around_the_equals_sign)
     static const int64_t want[] = {2, 3, 5, 6};
 
     cr_assert_eq(
-        parse_file("a slots = 2\nb slots= 3 max-slots\t=\t4\r\nc slots =5# five\nd max_slots = 9 slots = 6", 0),
+        parse_file("a slots = 2\nb slots= 3 max-slots\t=\t4\r\nc slots =5# five\n d max_slots = 9 slots = 6", 0),
         CDDP_OK, "%s", err.msg);
     cr_assert_eq(h.n, 4);
     for (uint32_t i = 0; i < h.n; i++) {

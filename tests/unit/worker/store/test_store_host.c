@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 #include "hygiene.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"

@@ -5,7 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 #include "worker/base/data_port.h"
 
 #include <errno.h>

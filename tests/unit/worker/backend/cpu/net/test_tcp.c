@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames between nodes, and foreign connections. Collectives over TCP are tested in tests/conformance. */
 #include "common/clock.h"
-#include "common/tcp_backoff.h"
+#include "common/tcp.h"
 #include "hygiene.h"
 #include "ranks.h"
 #include "worker/backend/cpu/net/abort_fd.h"
