@@ -543,10 +543,10 @@ def wrong_use(comm):
             model[1](torch.ones(1, 3)).sum().backward()
         ddp.wait()
         assert (model[1].weight.grad == 1).all()
-    model = Branches(1)
+    branches = Branches(1)
     part = comm.split(0, comm.rank)  # which the error ends
-    ddp = cddp.DDP(part, model).attach()
-    model(torch.ones(1, 6)).sum().backward()
+    ddp = cddp.DDP(part, branches).attach()
+    branches(torch.ones(1, 6)).sum().backward()
     raises(cddp.Error, "'branches.0.weight', 'branches.0.bias'; pass find_unused=True", ddp.wait)
     rows = nn.Embedding(4, 2, sparse=True)
     with cddp.DDP(comm, list(rows.named_parameters())).attach() as ddp:
