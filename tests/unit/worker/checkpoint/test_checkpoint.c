@@ -330,9 +330,8 @@ Test(checkpoint_comm, load_that_asks_for_no_info_logs_damaged_file)
 /* --------------------------------------------------------------------------------------------------- many items ----
  */
 
-#define MANY                                                                                                \
-    100000 /* a large model by its layers; in a second on a calm machine, and in minutes if it is quadratic \
-            */
+/* A large model by its layers: in a second on a calm machine, and in minutes if the time is quadratic. */
+#define MANY 100000
 
 static uint64_t many_values[MANY];
 static char many_names[MANY][48];
