@@ -87,12 +87,14 @@ static const char *s_of(long long n)
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
 
-/* A line, cut to the width between two characters of UTF-8, without spaces at its end. */
+/* A line, cut to the width between two characters of UTF-8, without tabs and without spaces at its end. */
 static cddp_status put_line(struct cdi_buf *out, char *line, size_t columns)
 {
     size_t at = 0, shown = 0, n;
 
     while (line[at] != '\0' && (columns == 0 || shown < columns)) {
+        if (line[at] == '\t')
+            line[at] = ' ';
         n = cdi_utf8_char(line + at, strlen(line + at));
         at += n == 0 ? 1 : n;
         shown++;
