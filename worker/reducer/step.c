@@ -46,7 +46,7 @@ void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 
     if (over ? cdi_comm_is_others("cddp_ddp_grad", ddp->comm) : step_check("cddp_ddp_grad", ddp) != CDDP_OK)
         return NULL;
-    if (i >= ddp->n_params)
+    if (ddp == NULL || i >= ddp->n_params) /* NULL is an error above, too, which the analyzer does not see */
         return NULL;
     cdi_debug_asked(ddp, i);
     return ddp->params[i].grad != NULL ? ddp->params[i].grad : cdi_arena_grad(ddp, i);
