@@ -305,7 +305,7 @@ def test_a_question_in_the_background_waits_for_fg(cddprun):
         shell.see('ready> ')
         shell.type(f'{cddprun} --hosts=a {path} &\n')
         wait_for('the stop', lambda: [p for p in shell.alive() if os.path.basename(launch.exe(p) or '') == 'ssh' and launch.state(p) == 'T'])
-        # ssh stops first. The shell speaks of its own child at the next prompt only.
+        # ssh stops first. The shell reports that cddprun has stopped at its next prompt, and not later.
         wait_for('cddprun', lambda: [p for p in shell.alive() if launch.parent(p) == shell.process.pid and launch.state(p) == 'T'])
         shell.type('\n')
         shell.see('Stopped')
