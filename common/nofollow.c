@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,4 +27,13 @@ int cdi_nofollow(const char *path)
     struct stat is;
 
     return lstat(path, &is) == 0 && S_ISLNK(is.st_mode) && !cdi_link_is_planted(path) ? 0 : O_NOFOLLOW;
+}
+
+int cdi_lock_dir(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (fd >= 0)
+        (void)flock(fd, LOCK_EX | LOCK_NB);
+    return fd;
 }

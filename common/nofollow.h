@@ -12,5 +12,10 @@ bool cdi_link_is_planted(const char *path);
  * the open.
  */
 int cdi_nofollow(const char *path);
+/*
+ * Locks a directory of this program until the descriptor that it returns is closed: systemd-tmpfiles, which removes
+ * what is old, spares a locked one (tmpfiles.d(5)). -1: it cannot be opened.
+ */
+int cdi_lock_dir(const char *path);
 
 #endif

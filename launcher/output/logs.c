@@ -3,14 +3,13 @@
 
 #include "common/env.h"
 #include "common/log.h"
+#include "common/nofollow.h"
 #include "launcher/cli/rankmap.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,7 +27,7 @@ struct logs {
     struct writer *files;   /* NULL: no files */
     char dir[PATH_MAX];     /* of the run, in --log_dir; "": none */
     char attempt[PATH_MAX]; /* of this attempt; "": none */
-    int lock;               /* on `dir`: systemd-tmpfiles spares a locked directory (tmpfiles.d(5)); -1: none */
+    int lock;               /* on `dir`; -1: none */
     uint32_t restart_count;
     bool warned_lost, said_no_pty;
     bool colour[2];
@@ -404,9 +403,7 @@ cddp_status logs_start(struct logs **out, uv_loop_t *loop, const struct logs_opt
     if (st == CDDP_OK)
         st = make_directory(l, err);
     if (l->dir[0] != '\0')
-        l->lock = open(l->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (l->lock >= 0)
-        (void)flock(l->lock, LOCK_EX | LOCK_NB);
+        l->lock = cdi_lock_dir(l->dir);
     if (st == CDDP_OK && l->dir[0] != '\0')
         st = writer_start(&l->files, loop, opt->plan->n_procs, &file_events, l, err);
     if (st == CDDP_OK)

@@ -4,6 +4,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/nofollow.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/signame.h"
 
@@ -16,15 +17,12 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #define LATE_MS 100                /* a running agent ends its workers well within it */
 #define RESUMED_MS 1000            /* an agent that was stopped together with the guard may have to be paged in first */
@@ -177,15 +175,6 @@ void guard_remove_dir(const char *dir)
         (void)nftw(dir, guard_remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Locks a run directory until this process ends: systemd-tmpfiles spares a locked one (tmpfiles.d(5)). */
-static void lock_dir(const char *dir)
-{
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-
-    if (fd >= 0)
-        (void)flock(fd, LOCK_EX | LOCK_NB);
-}
-
 struct guard_shared {
     _Atomic int64_t act_by_ms; /* see guard_act_by() */
     atomic_bool has_run_dir;   /* run_dir is complete: it can be removed */
@@ -210,7 +199,7 @@ static cddp_status make_run_dir(struct guard_link *link, const char *tmpdir, str
         return cdi_fail_errno(
             err, errno, "cannot create a private directory in '%.200s' (set TMPDIR to another directory)", tmpdir);
     }
-    lock_dir(s->run_dir);
+    (void)cdi_lock_dir(s->run_dir); /* until this process ends */
     memcpy(link->run_dir, s->run_dir, sizeof link->run_dir);
     return CDDP_OK;
 }
