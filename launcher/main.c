@@ -54,11 +54,18 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    int error;
+    int error = fd < 0 ? errno : 0;
 
     random_id(text, 33);
     random_id(text + 32, 33);
-    error = fd >= 0 && write(fd, text, 64) == 64 ? 0 : errno;
+    for (size_t at = 0; error == 0 && at < 64;) { /* a full disk may take a part of it, and refuse the rest */
+        ssize_t n = write(fd, text + at, 64 - at);
+
+        if (n < 0)
+            error = errno;
+        else
+            at += (size_t)n;
+    }
     explicit_bzero(text, sizeof text);
     if (fd >= 0 && close(fd) != 0 && error == 0)
         error = errno;
@@ -118,10 +125,14 @@ static int end_stdout(void)
 static int print_plan(const struct plan *plan, const struct machine *machine)
 {
     char *text = dry_run_text(plan, machine, environ);
-    int status = text != NULL && puts(text) >= 0 ? 0 : 1;
 
+    if (text == NULL) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-PLAN", "out of memory for the plan");
+        return 1;
+    }
+    (void)puts(text);
     free(text);
-    return end_stdout() == 0 ? status : 1;
+    return end_stdout();
 }
 
 static int main_run(const struct options *o)

@@ -319,6 +319,9 @@ def test_output_beyond_the_limit_of_file_sizes_is_an_error_with_words(cddprun):
                     Job(cddprun, *args, stdout=out, preexec_fn=limited(resource.RLIMIT_FSIZE, 0)) as job:
                 assert job.finish() == 1 and ': File too large' in job.err, (args, job.process.returncode, job.err)
         assert not os.path.exists(token)
+        with Job(cddprun, f'--make_token={token}', preexec_fn=limited(resource.RLIMIT_FSIZE, 32)) as job:  # of its 64 bytes
+            assert job.finish() == 1 and ': File too large' in job.err, (job.process.returncode, job.err)
+        assert not os.path.exists(token)
 
 
 def test_the_signal_of_a_file_size_limit_stays_the_workers(cddprun):
