@@ -126,20 +126,23 @@ static cddp_status shm_check_room(int fd, size_t bytes, struct cdi_error *err)
  */
 static cddp_status shm_allocate(int fd, size_t bytes, struct cdi_error *err)
 {
+    cddp_status st;
     int rc = 0;
 
     for (size_t done = 0, n; done < bytes && (rc == 0 || rc == EINTR); done += rc == 0 ? n : 0) {
-        if (done % LOOK == 0 && shm_check_room(fd, bytes, err) != CDDP_OK)
+        if (done > 0 && done % LOOK == 0 && shm_check_room(fd, bytes, err) != CDDP_OK)
             return CDDP_E_NOMEM;
         n = bytes - done < GRAIN ? bytes - done : GRAIN;
         rc = posix_fallocate(fd, (off_t)done, (off_t)n);
     }
     if (rc == 0)
         return CDDP_OK;
-    (void)cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
-    if (err != NULL && (rc == ENOMEM || rc == ENOSPC || rc == EFBIG))
-        err->status = CDDP_E_NOMEM;
-    return rc == ENOMEM || rc == ENOSPC || rc == EFBIG ? CDDP_E_NOMEM : CDDP_E_SYSTEM;
+    st = cdi_fail_errno(err, rc, "cannot allocate %zu bytes of shared memory", bytes);
+    if (rc == ENOMEM || rc == ENOSPC || rc == EFBIG)
+        st = CDDP_E_NOMEM;
+    if (err != NULL)
+        err->status = st;
+    return st;
 }
 
 /*
@@ -155,7 +158,7 @@ static void try_huge(int fd, size_t bytes)
         return;
     p = map_memfd(fd, bytes);
     for (size_t at = 0; p != NULL && at + HUGE_PAGE <= bytes; at += HUGE_PAGE)
-        if ((at % LOOK == 0 && shm_check_room(fd, bytes, NULL) != CDDP_OK) ||
+        if ((at > 0 && at % LOOK == 0 && shm_check_room(fd, bytes, NULL) != CDDP_OK) ||
             posix_fallocate(fd, (off_t)at, 1) != 0 || /* a hole has no pages */
             madvise(p + at, HUGE_PAGE, MADV_COLLAPSE) != 0)
             break;
