@@ -105,29 +105,28 @@ def test_mpirun_with_two_ranks_on_one_core_is_refused(cddprun):
     assert refusal().startswith('refused: Open MPI has fewer cores than ours'), refusal()
 
 
-def test_rank_that_is_confined_later_is_refused(cddprun):
+def beside_script(cddprun, text):
+    """Ours, and a peer whose two ranks run this script."""
     two_cores()
     fair.start_anew()
     with tempfile.NamedTemporaryFile('w', suffix='.py') as script:
-        script.write(f'import os, threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\ntime.sleep(0.5)\n'
-                     f'os.sched_setaffinity(0, {{{CORES[0]}}})\ntime.sleep(1.2)\nos._exit(0)\n')
+        script.write(text)
         script.flush()
         run('ours', *ours(cddprun))
         run('peer', cddprun, '--standalone', '--nproc_per_node=2', sys.executable, script.name, program=script.name)
+
+
+def test_rank_that_is_confined_later_is_refused(cddprun):
+    beside_script(cddprun, f'import os, threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\ntime.sleep(0.5)\n'
+                  f'os.sched_setaffinity(0, {{{CORES[0]}}})\ntime.sleep(1.2)\nos._exit(0)\n')
     seen, = fair.sides['peer'].seen
     assert [sum(one['threads'].values()) for one in seen['after']] == [2, 2] and seen['before'] != seen['after'], seen
     assert refusal().startswith('refused: peer has fewer cores than ours'), refusal()
 
 
 def test_rank_that_is_confined_for_a_moment_passes(cddprun):
-    two_cores()
-    fair.start_anew()
-    with tempfile.NamedTemporaryFile('w', suffix='.py') as script:
-        script.write(f'import os, time\nfor i in range(80):\n    os.sched_setaffinity(0, [{CORES[0]}] if i % 2 else {CORES})\n'
-                     f'    time.sleep(0.005 if i % 2 else 0.02)\n')
-        script.flush()
-        run('ours', *ours(cddprun))
-        run('peer', cddprun, '--standalone', '--nproc_per_node=2', sys.executable, script.name, program=script.name)
+    beside_script(cddprun, f'import os, time\nfor i in range(80):\n    os.sched_setaffinity(0, [{CORES[0]}] if i % 2 else {CORES})\n'
+                  f'    time.sleep(0.005 if i % 2 else 0.02)\n')
     assert refusal() == '' or 'was seen' in refusal(), refusal()
 
 
