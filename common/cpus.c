@@ -188,7 +188,7 @@ int cdi_cpus_quota(const char *root)
     return (int)smallest_quota(root, quota_v2, quota_v1);
 }
 
-/* Returns the sum of the numbers in the file's lines that begin with one of two names; -1: there is no such line. */
+/* Returns the sum of the numbers in the file's lines that begin with one of two names, or -1 without such a line. */
 static int64_t sum_of_lines(const char *path, const char *one, const char *other)
 {
     FILE *f = fopen(path, "re");

@@ -114,7 +114,7 @@ static void log_to_writer(enum cdi_log_level level, const char *id, const char *
 
 /* --------------------------------------------------------------------------------------------------- workers ---- */
 
-static void agent_judge(const struct agent *a, struct cdi_failure *end)
+static void agent_mark_final(const struct agent *a, struct cdi_failure *end)
 {
     const char *codes = a->plan->options->no_restart_codes;
     bool succeeded = end->kind == CDI_END_EXIT && end->code == 0;
@@ -128,7 +128,7 @@ static void on_worker_exited(void *arg, const struct cdi_failure *end)
     struct agent *a = arg;
     struct cdi_stop_view stop;
 
-    agent_judge(a, &ev.u.end);
+    agent_mark_final(a, &ev.u.end);
     ev.agreed = worker_group_stop(a->group, end->rank, &stop) && stop.agreed != CDI_STOP_NONE;
     agent_handle(a, &ev);
 }
@@ -137,7 +137,7 @@ static void on_worker_cause(void *arg, const struct cdi_failure *end)
 {
     struct supervise_event ev = {.kind = SUPERVISE_CAUSE, .u.end = *end};
 
-    agent_judge(arg, &ev.u.end);
+    agent_mark_final(arg, &ev.u.end);
     agent_handle(arg, &ev);
 }
 

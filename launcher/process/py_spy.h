@@ -11,7 +11,7 @@
 /*
  * Reads the stacks of all Python threads by py-spy, which is beside cddprun or on PATH. limits NULL: the defaults.
  * Blocks for at most limits->timeout_ms, so call it from a thread that may wait. Another thread may reap the child.
- * Release *out with python_stacks_release() in any case. CDDP_E_UNSUPPORTED: there is no py-spy; CDDP_E_DENIED: the
+ * Release *out with python_stacks_release() in any case. CDDP_E_UNSUPPORTED: py-spy is missing; CDDP_E_DENIED: the
  * memory may not be read; CDDP_E_PROTOCOL: py-spy fails, such as for a process that is gone or not Python;
  * CDDP_E_NOT_FOUND: no thread runs Python code; CDDP_E_TIMEOUT, CDDP_E_NOMEM, CDDP_E_SYSTEM.
  */

@@ -111,6 +111,7 @@ static cddp_status make_argv(struct ssh_run *s, struct cdi_error *err)
  */
 static _Noreturn void become_ssh(struct ssh_run *s, const struct remote *r, const int fds[3], pid_t parent)
 {
+    static const int own_signals[] = {SIGPIPE, SIGTTIN, SIGTTOU, SIGXFSZ};
     sigset_t none;
 
     if (r->tries == 1)
@@ -118,12 +119,9 @@ static _Noreturn void become_ssh(struct ssh_run *s, const struct remote *r, cons
     s->argv[s->argc++] = r->name;
     s->argv[s->argc++] = "exec /bin/sh -s";
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    for (size_t i = 0; i < 4; i++) {
-        static const int own_signals[4] = {SIGPIPE, SIGTTIN, SIGTTOU, SIGXFSZ};
-
+    for (size_t i = 0; i < sizeof own_signals / sizeof own_signals[0]; i++)
         if ((s->link.ignored >> (own_signals[i] - 1) & 1) == 0)
             (void)signal(own_signals[i], SIG_DFL);
-    }
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     for (int i = 0; i < 3; i++)

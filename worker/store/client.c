@@ -263,8 +263,8 @@ static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_
         st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_u64(s, deadline_ms, &v, err);
-        /* The protocol has no error for it: servers, PyTorch's too (TCPStoreBackend.cpp, addHandler), end the
-         * connection. */
+        /* Servers have no answer for it, and end the connection, as PyTorch's does (TCPStoreBackend.cpp, addHandler).
+         */
         if (st == CDDP_E_CLOSED)
             st = cdi_error_wrap(err, "adding to key '%.128s', whose value may not be a number", k.name);
     }

@@ -74,7 +74,7 @@ static void end(void)
 Test(torch_files, a_dump_of_an_earlier_worker_is_not_taken)
 {
     begin(0);
-    cr_assert_not(torch_files_find(&rank, 1, 0, &stopping), "there is no pipe to ask by");
+    cr_assert_not(torch_files_find(&rank, 1, 0, &stopping), "the pipe for the question is missing");
     cr_assert_str_eq(rank.dump, "");
     write_dump(-0.02);
     (void)torch_files_find(&rank, 1, 0, &stopping);

@@ -163,7 +163,7 @@ Test(elect, elections_lost_at_once_are_repeated_with_growing_waits)
     for (size_t i = 0; i < sizeof waits / sizeof waits[0]; i++) {
         now = e.granted_ms + 200;
         answer((struct elect_answer){.ttl_ms = TTL}, now);
-        answer((struct elect_answer){.ttl_ms = TTL}, now); /* there is no key */
+        answer((struct elect_answer){.ttl_ms = TTL}, now); /* the key is missing */
         cr_assert_eq(todo.v[0].what, ELECT_DO_UNHOST);
         cr_assert_eq(elect_next_ms(&e), now + waits[i], "after %zu losses: %lld ms", i + 1,
                      (long long)(elect_next_ms(&e) - now));
