@@ -30,6 +30,8 @@
 #define FLIGHT_VERSION 8u
 #define KEPT 65536 /* records of a worker with more pending collectives than the ring holds; a power of two */
 #define OP_UNKNOWN UINT32_MAX
+#define FIRST_STEPS 10 /* of a GPU, that are all measured; later each eighth is */
+#define STEPS_APART 8
 
 enum { SAID_DEATH = 1, SAID_ROUND_OVER = 2, SAID_STOP = 4 };
 
@@ -128,7 +130,8 @@ _Static_assert((CDI_FLIGHT_STEPS & (CDI_FLIGHT_STEPS - 1)) == 0, "the steps are 
 struct cdi_flight {
     struct page *page;
     bool agent; /* another process has the other half */
-    bool timed; /* times are exact */
+    bool timed; /* times are exact, */
+    bool every; /* and those of every step of a GPU are known */
     bool mute;  /* no records */
     bool stays; /* mapped after the release */
     /*
@@ -567,9 +570,11 @@ static cddp_status read_timing(struct cdi_flight *f, struct cdi_error *err)
 {
     const char *how = cdi_env_str(CDI_TIMING_ENV);
 
-    if (how != NULL && strcmp(how, "on") != 0 && strcmp(how, "off") != 0 && strcmp(how, "none") != 0)
-        return cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is none of on, off, none", CDI_TIMING_ENV, how);
-    f->timed = how == NULL || strcmp(how, "on") == 0;
+    if (how != NULL && strcmp(how, "on") != 0 && strcmp(how, "all") != 0 && strcmp(how, "off") != 0 &&
+        strcmp(how, "none") != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "%s='%.64s' is none of on, all, off, none", CDI_TIMING_ENV, how);
+    f->every = how != NULL && strcmp(how, "all") == 0;
+    f->timed = how == NULL || f->every || strcmp(how, "on") == 0;
     f->mute = how != NULL && strcmp(how, "none") == 0;
     return CDDP_OK;
 }
@@ -634,6 +639,11 @@ cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct c
 bool cdi_flight_is_timed(const struct cdi_flight *f)
 {
     return f->timed;
+}
+
+bool cdi_flight_times_step(const struct cdi_flight *f, uint64_t step)
+{
+    return f->timed && (f->every || step < FIRST_STEPS || step % STEPS_APART == 0);
 }
 
 bool cdi_flight_has_agent(const struct cdi_flight *f)

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define CDI_FLIGHT_ENV "CDDP_FLIGHT"
-#define CDI_TIMING_ENV "CDDP_TIMING" /* on: times in ns; off: the kernel's ticks; none: no records */
+#define CDI_TIMING_ENV "CDDP_TIMING" /* on, all: times in ns; off: the kernel's ticks; none: no records */
 #define CDI_FLIGHT_RING 256          /* recorded collectives; a power of two */
 #define CDI_FLIGHT_DESERTED "exited with status 0 in the middle of the job, without cddp_finalize"
 #define CDI_FLIGHT_ABSENT "exited with status 0 before cddp_init"
@@ -215,8 +215,14 @@ void cdi_flight_names(const struct cdi_flight *f, int bucket, char buf[CDI_FLIGH
 cddp_status cdi_flight_attach(struct cdi_flight **out, const char *env, struct cdi_error *err);
 /* Does an agent write to this page? */
 bool cdi_flight_has_agent(const struct cdi_flight *f);
-/* Are its times exact (CDDP_TIMING=on, which is the default)? */
+/* Are its times exact (CDDP_TIMING=on, which is the default, or all)? */
 bool cdi_flight_is_timed(const struct cdi_flight *f);
+/*
+ * Are the times of this step of a GPU measured? With CDDP_TIMING=all each one's are; by default those of the first
+ * steps and of each eighth, since two events for each bucket take a fortieth of a short step. (PyTorch's DDP: the first
+ * 10, then each 100th; reducer.hpp, kDDPRuntimeLoggingSampleRate.)
+ */
+bool cdi_flight_times_step(const struct cdi_flight *f, uint64_t step);
 /*
  * Makes `page` show the operations of the private page `part` under the name `who`, until cdi_flight_release(part),
  * which precedes that of `page`. Nothing happens if all slots are in use, no agent reads `page`, or one of the two is

@@ -19,8 +19,9 @@ def of_steps(detail):
             f'({one["reducer_ms"][1]:.3f} ms, host {one["host_us"][1]:.0f} us, bare {one["bare_host_us"][1]:.0f})'
             for one in detail['runs']]
     clip = f'clipping {detail["clip"]["ms"][1]:.3f} ms, host {detail["clip"]["host_us"][1]:.0f} us'
-    off = f'with CDDP_TIMING=off {detail["timing_off"]["step_ratio"]:.3f}, host {detail["timing_off"]["host_us_more"]:.0f} us more than bare'
-    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join(runs)}; {clip}; {off}'
+    others = [f'with CDDP_TIMING={how} {one["step_ratio"]:.3f}, host {one["host_us_more"]:.0f} us more than bare'
+              for how in ('off', 'all') if (one := detail.get('timing_' + how))]
+    return f'{detail["buckets"]} buckets; reducer / bare: {"; ".join([*runs, clip, *others])}'
 
 
 def of_facts(detail):

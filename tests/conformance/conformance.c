@@ -748,7 +748,7 @@ static int leads(struct rank *r)
         uint64_t ticket;
 
         op.more = i == 1;
-        RANK_CHECK(r->ops->wait_stream(r->b, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->wait_stream(r->b, NULL, true, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->stream_wait(r->b, i == 0 ? ticket : 0, NULL, &r->err) == CDDP_OK);
         if (r->on_device) /* the copy is not on that stream */

@@ -132,17 +132,17 @@ static int refuse_to_be_captured(struct rank *r)
     RANK_CHECK(cuStreamCreateWithPriority(&s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamCreateWithPriority(&blocking, CU_STREAM_DEFAULT, 0) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(r->ops->wait_stream(r->b, s, true, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(strstr(r->err.msg, "captures a graph") != NULL);
     RANK_CHECK(r->ops->stream_wait(r->b, 0, s, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(cuStreamEndCapture(s, &graph) == CUDA_SUCCESS, "the capture goes on");
     RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
     RANK_CHECK(cuStreamBeginCapture(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->wait_stream(r->b, NULL, &r->err) == CDDP_E_UNSUPPORTED);
+    RANK_CHECK(r->ops->wait_stream(r->b, NULL, true, &r->err) == CDDP_E_UNSUPPORTED);
     RANK_CHECK(strstr(r->err.msg, "legacy stream") != NULL);
     RANK_CHECK(cuStreamEndCapture(blocking, &graph) == CUDA_SUCCESS);
     RANK_CHECK(cuGraphDestroy(graph) == CUDA_SUCCESS);
-    RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_OK && work(r) == 0, "nothing is broken");
+    RANK_CHECK(r->ops->wait_stream(r->b, s, true, &r->err) == CDDP_OK && work(r) == 0, "nothing is broken");
     RANK_CHECK(r->ops->stream_wait(r->b, 0, s, &r->err) == CDDP_OK);
     RANK_CHECK(cuStreamDestroy(s) == CUDA_SUCCESS && cuStreamDestroy(blocking) == CUDA_SUCCESS);
     return 0;
@@ -429,7 +429,7 @@ static cddp_status fill_streams(struct rank *r, bool compute)
         if (i == 0 && st == CDDP_OK)
             st = r->ops->stream_wait(r->b, ticket, s, &r->err);
         if (compute && st == CDDP_OK) /* which waits for the collective */
-            st = r->ops->wait_stream(r->b, s, &r->err);
+            st = r->ops->wait_stream(r->b, s, true, &r->err);
         if (i == 3)
             atomic_store(&r->board->flag[0], 1);
     }
@@ -658,7 +658,7 @@ static int wait_without_a_mark(struct rank *r)
         RANK_CHECK(r->ops->stream_wait(r->b, i % 3 == 0 ? second : first, s, &r->err) == CDDP_OK);
         RANK_CHECK(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)copy, (CUdeviceptr)(uintptr_t)one, sizeof x, s) ==
                    CUDA_SUCCESS);
-        RANK_CHECK(r->ops->wait_stream(r->b, s, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->wait_stream(r->b, s, true, &r->err) == CDDP_OK);
         RANK_CHECK(r->ops->join(r->b, i % 4 < 2 ? second : first, &r->err) == CDDP_OK);
         op.unmarked = true;
     }

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 cddprun, program = sys.argv[1:]
-BUCKETS, STEPS, COLLECTIVE_MS, GRAD_MS, FORWARD_MS = 3, 12, 4, 1, 3
+BUCKETS, STEPS, SAMPLED, COLLECTIVE_MS, GRAD_MS, FORWARD_MS = 3, 12, 12, 4, 1, 3
 NS = 1000000
 failed = 0
 
@@ -19,7 +19,7 @@ def run(what, env=None, *flags):
     """Returns the sums that each rank prints, by rank."""
     done = subprocess.run([cddprun, '--standalone', '--nproc_per_node=2', *flags, program, what], capture_output=True, text=True,
                           check=False, stdin=subprocess.DEVNULL,
-                          env=os.environ | {'CDDP_STANDIN_DELAY': 'none', 'CDDP_STANDIN_LEAKS': '1',
+                          env=os.environ | {'CDDP_STANDIN_DELAY': 'none', 'CDDP_STANDIN_LEAKS': '1', 'CDDP_TIMING': 'all',
                                             'CDDP_STANDIN_COLLECTIVE_US': str(COLLECTIVE_MS * 1000)} | (env or {}))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line[line.index('{'):]) for line in done.stdout.splitlines() if '{' in line]
@@ -55,6 +55,12 @@ def hidden():
         if max(best) <= 0.25:
             return
     assert False, best
+
+
+def sampled():
+    """By default the first ten steps are measured, and then each eighth; what is measured is the same."""
+    for line in run('sampled', {'CDDP_TIMING': 'on'}):
+        check_sums(line, SAMPLED, BUCKETS)
 
 
 def by_parameter():
@@ -123,7 +129,7 @@ def trace():
         assert round(1000 * sum(e['exposed_us'] for e in mine)) == line['exposed_ns'], (mine, line)
 
 
-TESTS = exposed, hidden, by_parameter, optimizer, captured, ahead, delayed, switched_off, metrics, trace
+TESTS = exposed, hidden, sampled, by_parameter, optimizer, captured, ahead, delayed, switched_off, metrics, trace
 
 print(f'1..{len(TESTS)}')
 for test in TESTS:

@@ -197,9 +197,10 @@ static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type
     return CDDP_OK;
 }
 
-static cddp_status fake_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status fake_wait_stream(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err)
 {
     (void)err;
+    (void)timed;
     note(of(b), "wait_stream %d; ", (int)(intptr_t)stream);
     return CDDP_OK;
 }

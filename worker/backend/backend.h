@@ -203,6 +203,7 @@ struct cdi_coll {
                                       not wanted. Zeroed before the first operation of a bucket */
     const struct cdi_look *look; /* on a device: what to look for in `in`, before it is reduced. Lives, with its parts,
                                     until an operation without `more` was enqueued. NULL: nothing */
+    bool timed;                  /* on a device, of a bucket: coll_times will be asked */
     bool unmarked; /* no caller waits for it alone: join and stream_wait of its ticket wait for all that was enqueued.
                       Saves a device an event after it */
 };
@@ -376,10 +377,10 @@ struct cdi_backend_ops {
 
     /*
      * Makes operations and element functions that are called later begin after all work that is now on `stream`. Never
-     * blocks. On the host it has no effect. Any thread. CDDP_OK, CDDP_E_UNSUPPORTED (the stream captures a graph;
-     * nothing was done), the sticky error.
+     * blocks. On the host it has no effect. timed: coll_times tells when the device came there. Any thread. CDDP_OK,
+     * CDDP_E_UNSUPPORTED (the stream captures a graph; nothing was done), the sticky error.
      */
-    cddp_status (*wait_stream)(struct cdi_backend *b, void *stream, struct cdi_error *err);
+    cddp_status (*wait_stream)(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err);
     /*
      * Makes later work on `stream` begin after every operation up to ticket is done; ticket 0: after everything that
      * was enqueued, element functions included. On a device it never blocks; on the host it is join. Any thread.

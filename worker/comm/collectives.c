@@ -375,7 +375,7 @@ static cddp_status coll_capture(cddp_comm *comm, const cddp_coll_args *args, siz
 
     if (st != CDDP_OK)
         return st;
-    st = ops->wait_stream(b, stream, err);
+    st = ops->wait_stream(b, stream, true, err);
     if (st == CDDP_OK)
         st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
     led = ops->stream_wait(b, 0, stream, st == CDDP_OK ? err : NULL); /* otherwise the capture could not end */
@@ -394,7 +394,7 @@ static cddp_status enqueue_on_device(cddp_comm *comm, const cddp_coll_args *args
     if (st == CDDP_OK && id != 0)
         return coll_capture(comm, args, n, stream, id, err);
     if (st == CDDP_OK)
-        st = ops->wait_stream(b, stream, err);
+        st = ops->wait_stream(b, stream, true, err);
     if (st == CDDP_OK)
         st = coll_start(comm, "cddp_coll_enqueue", args, n, (struct how){.streamed = true}, &ticket, err);
     return st == CDDP_OK && ticket != 0 ? ops->stream_wait(b, ticket, stream, err) : st;

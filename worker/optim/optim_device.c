@@ -86,7 +86,7 @@ static void list_others(cddp_optim *o)
 static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
 
     if (st == CDDP_OK)
         st = d->ops->clear(d->b, d->optim_memory, bytes, err);
@@ -148,7 +148,7 @@ void cdi_optim_device_release(cddp_optim *o)
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, err); /* a graph counts there */
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err); /* a graph counts there */
 
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
@@ -160,7 +160,7 @@ cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
 
     if (st != CDDP_OK)
         return st;
@@ -191,7 +191,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .lr_at = captured && !o->own_lr ? &o->device_numbers[0] : NULL,
                                         .factor_at = scale_at,
                                         .publish = cdi_comm_world(d->comm)->size > 1};
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, err);
+    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
 
     if (st == CDDP_OK)
         st = cdi_tied_fold(d, err);

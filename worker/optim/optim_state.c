@@ -41,6 +41,7 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
         .bucket = (int)bucket,
         .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
         .ddp = d,
+        .timed = cdi_ddp_times_step(d, d->step),
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
         .more =
             d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n && cdi_optim_has_news(o, bucket + 1),

@@ -287,6 +287,7 @@ static cddp_status powersgd_reduce(cddp_ddp *d, size_t bucket, bool last, void *
                           .bucket = (int)bucket,
                           .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
                           .ddp = d,
+                          .timed = cdi_ddp_times_step(d, d->step),
                           .lazy = last,
                           .grace = last && cdi_comm_world(d->comm)->size > 1};
     cddp_status st = d->ops->enqueue(d->b, &op, &k->ticket, err);

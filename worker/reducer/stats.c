@@ -106,7 +106,7 @@ void cdi_stats_first_on(cddp_ddp *d, void *stream)
 {
     struct cdi_ddp_stats *s = d->stats;
 
-    if (s == NULL || s->stamped || d->ops->stamp == NULL)
+    if (!cdi_ddp_times_step(d, d->step) || s->stamped)
         return;
     s->stamped = true; /* if there is none, a stamp of a later gradient must not pass for it */
     s->first = d->ops->stamp(d->b, stream);
@@ -255,13 +255,13 @@ static void add_op(struct device_step *p, uint64_t first, uint64_t last)
 }
 
 /*
- * Moves the tickets and stamps of the step that has ended to *p. Returns false if some of them are missing, or
- * without memory for them.
+ * Moves the tickets and stamps of the step that has ended to *p; of one that is not measured only the last stamp, where
+ * the next step begins. Returns false if some of them are missing, or without memory for them.
  */
 static bool take_step(cddp_ddp *d, struct device_step *p)
 {
     const struct cdi_ddp_stats *s = d->stats;
-    bool known = s->first != 0 && d->waits.n > 0;
+    bool timed = cdi_ddp_times_step(d, d->step), known = (s->first != 0 || !timed) && d->waits.n > 0;
 
     if (p->room < n_timed(d)) {
         free(p->op);
@@ -274,7 +274,7 @@ static bool take_step(cddp_ddp *d, struct device_step *p)
     p->first = s->first;
     p->n_buckets = d->plan.n;
     p->n_ops = p->bytes = 0;
-    for (size_t b = 0; b < d->plan.n; b++) {
+    for (size_t b = 0; b < d->plan.n && timed; b++) {
         const struct cdi_ddp_flight *f = &d->flight[b];
 
         add_op(p, f->sent[0], f->sent[1]);
@@ -285,7 +285,7 @@ static bool take_step(cddp_ddp *d, struct device_step *p)
     for (size_t i = 0; i < p->n_waits; i++) {
         p->wait[i].first = d->waits.of[i].begin;
         p->wait[i].last = d->waits.of[i].end;
-        known &= p->wait[i].first != 0 && p->wait[i].last != 0;
+        known &= (p->wait[i].first != 0 || !timed) && p->wait[i].last != 0;
     }
     return known;
 }
@@ -305,7 +305,7 @@ static bool op_times(cddp_ddp *d, uint64_t first, uint64_t last, struct cdi_buck
     return begin.started_ns != 0 && end.done_ns != 0;
 }
 
-/* Counts a step of a device whose last stamp was read. A step of which anything is not known is left out. */
+/* Counts a step of a device whose last stamp was read. A step of which anything was not measured is left out. */
 static void count_device_step(cddp_ddp *d, const struct device_step *p)
 {
     struct cdi_ddp_stats *s = d->stats;
@@ -313,14 +313,16 @@ static void count_device_step(cddp_ddp *d, const struct device_step *p)
     struct cdi_flight_step record = {.step = p->step, .n_buckets = (uint32_t)p->n_buckets, .late_rank = -1};
     struct cdi_step_times t = {.begun = p->step == s->next_step ? s->begun_ns : 0, .waits = waits};
     struct cdi_step_shares shares;
-    bool known = make_room(s, p->n_ops) && d->ops->stamp_time(d->b, p->first, &t.first) && t.first != 0;
+    bool known =
+        p->first != 0 && make_room(s, p->n_ops) && d->ops->stamp_time(d->b, p->first, &t.first) && t.first != 0;
 
     for (size_t i = 0; i < p->n_ops && known; i++)
         known = op_times(d, p->op[i].first, p->op[i].last, &s->buckets[i]);
     for (size_t i = 0; i < p->n_waits && known; i++)
         known = d->ops->stamp_time(d->b, p->wait[i].first, &waits[i].begin) && waits[i].begin != 0 &&
                 d->ops->stamp_time(d->b, p->wait[i].last, &waits[i].end) && waits[i].end != 0;
-    s->begun_ns = known ? waits[p->n_waits - 1].end : 0;
+    s->begun_ns = 0;
+    (void)d->ops->stamp_time(d->b, p->wait[p->n_waits - 1].last, &s->begun_ns);
     s->next_step = p->step + 1;
     if (!known)
         return;

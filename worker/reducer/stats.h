@@ -4,7 +4,8 @@
  * go to the program (cddp_ddp_get_stats), and each step to the flight page. With CDDP_TIMING=off nothing is noted.
  *
  * On a device a step is counted later, when its times are known: in the next step's end, or when the sums are read. All
- * of its times are the device's. It waits where the compute stream does.
+ * of its times are the device's. It waits where the compute stream does. Not every step is measured
+ * (cdi_flight_times_step); the end of the step before one that is, is measured, too.
  */
 #ifndef CDI_REDUCER_STATS_H
 #define CDI_REDUCER_STATS_H

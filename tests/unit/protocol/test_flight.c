@@ -506,7 +506,7 @@ Test(flight, timing_can_be_switched_off)
 
     cr_assert_eq(setenv("CDDP_TIMING", "sometimes", 1), 0);
     cr_assert_eq(cdi_flight_attach(&f, NULL, &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "CDDP_TIMING='sometimes' is none of on, off, none");
+    cr_assert_str_eq(err.msg, "CDDP_TIMING='sometimes' is none of on, all, off, none");
     cr_assert_eq(unsetenv("CDDP_TIMING"), 0);
 }
 

@@ -441,9 +441,10 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
 /* ------------------------------------------------------------------------------------------- memory, streams ---- */
 
 /* Work of the caller is done before this call. */
-static cddp_status cpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status cpu_wait_stream(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err)
 {
     (void)stream;
+    (void)timed;
     return cdi_queue_health(b->queue, err);
 }
 

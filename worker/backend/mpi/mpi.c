@@ -582,9 +582,10 @@ static void mpi_region_destroy(struct cdi_backend *b, struct cdi_region *r)
 }
 
 /* Work of the caller is done before this call. */
-static cddp_status mpi_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
+static cddp_status mpi_wait_stream(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err)
 {
     (void)stream;
+    (void)timed;
     return cdi_queue_health(b->queue, err);
 }
 

@@ -200,7 +200,7 @@ cddp_status cdi_gpu_refuse_capture(CUstream stream, struct cdi_error *err)
     return cdi_cuda_check(r, "querying whether a stream captures a graph", err);
 }
 
-cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err)
+cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
 
@@ -217,7 +217,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_
         st = cdi_nccl_poll_async(b, ncclInProgress,
                                  err); /* otherwise operations that were begun would wait for this stream, too */
     if (st == CDDP_OK)
-        st = cdi_stamps_follow(b, stream, err);
+        st = cdi_stamps_follow(b, stream, timed, err);
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
     return cdi_gpu_call_status(b, st, NULL, err);

@@ -8,7 +8,7 @@
 /* The functions of the same names in struct cdi_backend_ops. */
 cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
-cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, struct cdi_error *err);
+cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, bool timed, struct cdi_error *err);
 cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err);
 /*
  * Rejects a stream that captures, where a call would run later, or again, without notice: CDDP_E_UNSUPPORTED. The query

@@ -90,12 +90,19 @@ static void note_stream_wait(cddp_ddp *d, uint64_t ticket, uint64_t begin, uint6
     w->ticket = ticket > w->ticket ? ticket : w->ticket;
 }
 
+bool cdi_ddp_times_step(const cddp_ddp *d, uint64_t step)
+{
+    /* The page of the agent, also for a part's reducer. */
+    return d->stats != NULL && d->ops->stamp != NULL && cdi_flight_times_step(cdi_comm_world(d->comm)->flight, step);
+}
+
 cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err)
 {
+    bool begins = cdi_ddp_times_step(d, d->step), ends = begins || cdi_ddp_times_step(d, d->step + 1);
     /* Not a wait for the bucket that it has waited for already, as for each of its parameters. */
-    bool timed = d->stats != NULL && d->ops->stamp != NULL && d->captured.id == 0 &&
-                 (ticket == 0 || ticket > d->waits.ticket) && d->ops->hold(d->b, NULL) == CDDP_OK;
-    uint64_t begin = timed ? d->ops->stamp(d->b, d->stream) : 0;
+    bool timed =
+        ends && d->captured.id == 0 && (ticket == 0 || ticket > d->waits.ticket) && d->ops->hold(d->b, NULL) == CDDP_OK;
+    uint64_t begin = timed && begins ? d->ops->stamp(d->b, d->stream) : 0;
     cddp_status status = d->ops->stream_wait(d->b, ticket, d->stream, err);
 
     if (timed && status == CDDP_OK)

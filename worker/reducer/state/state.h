@@ -261,6 +261,11 @@ cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* Waits for everything enqueued up to ticket. Releases the lock while it waits. Sets the sticky error. */
 cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
+/*
+ * Are the times of this step measured by the device (cdi_flight_times_step)? false on the host, where those of all
+ * steps are known or none.
+ */
+bool cdi_ddp_times_step(const cddp_ddp *d, uint64_t step);
 /* On a device: makes the compute stream wait for everything up to ticket (0: everything). With the lock. */
 cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err);
 /*

@@ -234,15 +234,15 @@ static cddp_status stamp_record(struct cdi_backend *b, CUstream stream, struct s
     return st;
 }
 
-cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err)
 {
     struct stamp stamp = {.what = FOLLOW};
-    uint64_t added;
-    cddp_status st = stamp_record(b, stream, &stamp, &added, err);
+    uint64_t added = 0;
+    cddp_status st = timed ? stamp_record(b, stream, &stamp, &added, err) : CDDP_OK;
 
     if (st == CDDP_OK && added == 0)
         st = cdi_cuda_check(cdi_cuda.event_record(b->mark, stream), "following a stream", err);
-    if (b->stamps != NULL && added == 0)
+    if (b->stamps != NULL && timed && added == 0)
         b->stamps->gap = true;
     if (st != CDDP_OK)
         return st;
@@ -259,13 +259,13 @@ void cdi_stamps_begin(struct cdi_backend *b)
 cddp_status cdi_stamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     struct stamp stamp = {.what = END, .first = first, .last = last};
-    bool of_bucket = false;
+    bool timed = false;
     uint64_t added;
     cddp_status st;
 
     for (uint64_t t = first; b->stamps != NULL && t <= last; t++)
-        of_bucket |= cdi_slot_of(b, t)->one.op.bucket >= 0;
-    if (!of_bucket)
+        timed |= cdi_slot_of(b, t)->one.op.timed;
+    if (!timed)
         return CDDP_OK;
     stamp.begun_ns = b->stamps->begun_ns;
     stamp.gap = b->stamps->gap;

@@ -23,12 +23,15 @@ cddp_status cdi_stamps_open(struct cdi_backend *b, struct cdi_error *err);
 /* Ends; no other thread uses b. The context is current. */
 void cdi_stamps_close(struct cdi_backend *b);
 
-/* Makes the communication stream follow the work that is now on `stream`. With `lock`. CDDP_E_SYSTEM. */
-cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+/*
+ * Makes the communication stream follow the work that is now on `stream`. timed: the next bucket's times need this one.
+ * With `lock`. CDDP_E_SYSTEM.
+ */
+cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err);
 /* The host is about to begin operations. With `lock`. */
 void cdi_stamps_begin(struct cdi_backend *b);
-/* The work of tickets first to last is on the stream. Records its end if it is of buckets. With `lock`. CDDP_E_SYSTEM.
- */
+/* The work of tickets first to last is on the stream. Records its end if some of it is timed. With `lock`.
+ * CDDP_E_SYSTEM. */
 cddp_status cdi_stamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err);
 /*
  * Records a point of a stream that is not being captured. Returns its number; 0: there are no stamps, or too many that
