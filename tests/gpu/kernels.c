@@ -452,22 +452,22 @@ static void check_tallies(struct check *c)
 }
 
 /* The launches of a step on one side: parameter, gradient, state and float32 copies follow one another in `in`. */
-static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, size_t count, bool on_card)
+static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, bool long_g, size_t count,
+                       bool on_card)
 {
     const size_t part = c->room / 5 / 64 * 64;
     uint8_t *in = on_card ? c->in.card : c->in.host, *out = on_card ? c->out.card : c->out.host;
     const int n_states = r->kind != CDDP_OPTIM_SGD ? 2 : r->momentum != 0;
     const bool narrow = t == CDDP_FLOAT16 || t == CDDP_BFLOAT16;
-    const struct cdi_optim_piece piece[] = {
-        {.w = in,
-         .g = in + part,
-         .state = {n_states > 0 ? in + 2 * part : NULL, n_states > 1 ? in + 3 * part : NULL},
-         .master = narrow ? (float *)(void *)(in + 4 * part) : NULL,
-         .count = count,
-         .dtype = t,
-         .row = 1}};
-    const struct cdi_optim_step s = {
-        .rule = r, .rows = (struct cdi_optim_row *)(void *)out, .n_rows = 2, .publish = true};
+    struct cdi_optim_piece piece = {.w = in,
+                                    .g = in + part,
+                                    .state = {n_states > 0 ? in + 2 * part : NULL, n_states > 1 ? in + 3 * part : NULL},
+                                    .master = narrow ? (float *)(void *)(in + 4 * part) : NULL,
+                                    .count = count,
+                                    .dtype = t,
+                                    .long_g = long_g,
+                                    .row = 1};
+    struct cdi_optim_step s = {.rule = r, .rows = (struct cdi_optim_row *)(void *)out, .n_rows = 2, .publish = true};
     struct cdi_launch l;
 
     (void)cdi_launch_count(&l, &s, 0);
@@ -475,14 +475,18 @@ static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dty
         card_launch(&c->card, c->card.stream, &l);
     else
         cdi_launch_on_host(&l);
-    (void)cdi_launch_update(&l, c->card.n_sm, &s, piece, 1);
-    if (on_card)
-        card_launch(&c->card, c->card.stream, &l);
-    else
-        cdi_launch_on_host(&l);
+    for (int collects = 0; collects <= long_g; collects++) {
+        s.collect = collects != 0;
+        (void)cdi_launch_update(&l, c->card.n_sm, &s, &piece, 1);
+        if (on_card)
+            card_launch(&c->card, c->card.stream, &l);
+        else
+            cdi_launch_on_host(&l);
+        piece.g = in + 2 * part; /* values that are not those of w */
+    }
 }
 
-static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, size_t count)
+static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, bool long_g, size_t count)
 {
     const size_t part = c->room / 5 / 64 * 64;
     const struct cdi_optim_row row = {.lr_factor = 0.5, .weight_decay = r->weight_decay};
@@ -497,8 +501,8 @@ static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dt
     CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
     CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, c->room, c->card.stream);
     for (int step = 0; step < 3; step++) {
-        optim_step(c, r, t, count, true);
-        optim_step(c, r, t, count, false);
+        optim_step(c, r, t, long_g, count, true);
+        optim_step(c, r, t, long_g, count, false);
         compare(c, &c->in, "update", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
         compare(c, &c->out, "count", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
     }
@@ -528,8 +532,11 @@ static void check_optims(struct check *c)
     EACH(t, floats)
     EACH(r, rules)
     EACH(n, counts)
-    if (counts[n] > 0 && counts[n] * 8 <= c->room / 5 / 64 * 64)
-        check_optim(c, &rules[r], floats[t], counts[n]);
+    if (counts[n] > 0 && counts[n] * 8 <= c->room / 5 / 64 * 64) {
+        check_optim(c, &rules[r], floats[t], false, counts[n]);
+        if (cddp_dtype_size(floats[t]) == 2)
+            check_optim(c, &rules[r], floats[t], true, counts[n]);
+    }
 }
 
 /* One side: M, the residual, P, Q and a fresh Q follow one another in `in`. */
@@ -681,6 +688,58 @@ static void show_looks(const struct check *c, void *x, void *y, size_t n)
     show(c, "find_f32", &l, 4.0 * (double)n);
 }
 
+/* Of the 16-bit types: x has n elements of 2 bytes, and y as many. */
+static void show_narrow(const struct check *c, void *x, void *y, size_t n)
+{
+    const struct cdi_span span = {x, n, CDDP_BFLOAT16};
+    const struct cdi_slice slice = {x, 2 * n};
+    const struct cdi_look_part all = {0, n, 1};
+    const struct cdi_look look = {.word = y, .limit = 0x7f80, .part = &all, .n = 1};
+    const uint64_t word_of = 0;
+    struct cdi_launch l;
+    size_t flat;
+
+    check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_BFLOAT16, 0.5, NULL));
+    show(c, "scale_bf16", &l, 4.0 * (double)n);
+    (void)cdi_launch_looks(&l, &look, 0, 0);
+    show(c, "scale_look_bf16", &l, 4.0 * (double)n);
+    check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_FLOAT16, 0.5, NULL));
+    show(c, "scale_f16", &l, 4.0 * (double)n);
+    check_ok(cdi_launch_scan(&l, c->card.n_sm, x, n, CDDP_BFLOAT16, y, NULL));
+    show(c, "scan_bf16", &l, 2.0 * (double)n);
+    (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, look.limit, y);
+    show(c, "find_bf16", &l, 2.0 * (double)n);
+    (void)cdi_launch_tally(&l, &span, 1, false, y);
+    show(c, "tally_bf16", &l, 2.0 * (double)n);
+    (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, y, &slice, 1, &flat);
+    check_ok(cdi_launch_pack_scaled(&l, CDDP_BFLOAT16, 0.5, NULL));
+    show(c, "pack_scaled_bf16", &l, 4.0 * (double)n);
+}
+
+/* AdamW, which reads and writes parameter, state and copy and reads the gradient; of x 5 parts, and zeros of y. */
+static void show_optim(const struct check *c, const char *name, uint8_t *x, uint8_t *y, size_t bytes, cddp_dtype t,
+                       bool long_g)
+{
+    static const struct cdi_optim_rule adamw = {
+        .kind = CDDP_OPTIM_ADAMW, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .factor = 1};
+    const size_t part = bytes / 5 / 64 * 64, n = part / 4, size = cddp_dtype_size(t);
+    const struct cdi_optim_step s = {.rule = &adamw, .rows = (struct cdi_optim_row *)(void *)y, .n_rows = 1};
+    const struct cdi_optim_piece piece = {.w = x,
+                                          .g = x + part,
+                                          .state = {x + 2 * part, x + 3 * part},
+                                          .master = size == 2 ? (float *)(void *)(x + 4 * part) : NULL,
+                                          .count = n,
+                                          .dtype = t,
+                                          .long_g = long_g};
+    const size_t moved = size == 2 ? 26 + (long_g ? 4 : 2) : 28;
+    struct cdi_launch l;
+
+    (void)cdi_launch_count(&l, &s, 0);
+    card_launch(&c->card, c->card.stream, &l);
+    (void)cdi_launch_update(&l, c->card.n_sm, &s, &piece, 1);
+    show(c, name, &l, (double)moved * (double)n);
+}
+
 static void show_speeds(const struct check *c, size_t bytes)
 {
     const size_t n = bytes / 4;
@@ -716,6 +775,12 @@ static void show_speeds(const struct check *c, size_t bytes)
     (void)cdi_launch_hash(&l, c->card.n_sm, &(struct cdi_slice){px, bytes}, 1, 0, py);
     show(c, "hash", &l, (double)bytes);
     show_lowrank(c, px, py, n);
+    show_narrow(c, px, py, 2 * n);
+    CARD(&c->card, cuMemsetD8Async, x, 0, bytes, c->card.stream);
+    CARD(&c->card, cuMemsetD8Async, y, 0, bytes, c->card.stream);
+    show_optim(c, "adamw_f32", px, py, bytes, CDDP_FLOAT32, false);
+    show_optim(c, "adamw_bf16", px, py, bytes, CDDP_BFLOAT16, false);
+    show_optim(c, "adamw_bf16_f32", px, py, bytes, CDDP_BFLOAT16, true);
     CARD(&c->card, cuMemFree, x);
     CARD(&c->card, cuMemFree, y);
 }

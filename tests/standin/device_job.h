@@ -23,6 +23,9 @@
 static const size_t counts[N_PARAMS] = {MOST, 777, 1025, 33, 5};
 static const cddp_dtype types[N_PARAMS] = {CDDP_FLOAT32, CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT64, CDDP_FLOAT32};
 
+/* Gradients of 16-bit parameters are float32, and have bits that 16 bits cannot hold. */
+static bool wide_grads;
+
 struct job {
     cddp_comm *comm;
     cddp_ddp *ddp;
@@ -37,10 +40,25 @@ static size_t bytes_of(size_t i)
     return counts[i] * cddp_dtype_size(types[i]);
 }
 
-/* Exact in every type, and so is the mean over 1, 2 or 4 ranks. */
+static bool is_long(size_t i)
+{
+    return wide_grads && cddp_dtype_size(types[i % N_PARAMS]) == 2; /* also of those that are tied to others */
+}
+
+static cddp_dtype type_of_grad(size_t i)
+{
+    return is_long(i) ? CDDP_FLOAT32 : types[i];
+}
+
+static size_t bytes_of_grad(size_t i)
+{
+    return counts[i] * cddp_dtype_size(type_of_grad(i));
+}
+
+/* Exact in the gradient's type, and so is the mean over 1, 2 or 4 ranks. */
 static double gradient(int rank, size_t i, size_t k)
 {
-    return (double)((int)((k * 7 + i * 3 + (size_t)rank * 5) % 17) - 8) / 4;
+    return (double)((int)((k * 7 + i * 3 + (size_t)rank * 5) % 17) - 8) / 4 + (is_long(i) ? 19.0 / 8192 : 0);
 }
 
 static inline double mean(const struct job *j, size_t i, size_t k)
@@ -60,17 +78,18 @@ static void make(struct job *j, size_t bad_param, double bad)
 
     for (size_t i = 0; i < N_PARAMS; i++) {
         for (size_t k = 0; k < counts[i]; k++)
-            number_put(types[i], host, k, gradient(cddp_rank(j->comm), i, k));
+            number_put(type_of_grad(i), host, k, gradient(cddp_rank(j->comm), i, k));
         if (i == bad_param && cddp_rank(j->comm) == 0)
-            number_put(types[i], host, counts[i] / 2, bad);
-        DO(cddp_copy(j->comm, j->made[i], host, bytes_of(i)));
+            number_put(type_of_grad(i), host, counts[i] / 2, bad);
+        DO(cddp_copy(j->comm, j->made[i], host, bytes_of_grad(i)));
     }
 }
 
 static inline void backward(struct job *j)
 {
     for (size_t i = N_PARAMS; i-- > 0;) {
-        CU(cuMemcpyDtoDAsync((CUdeviceptr)cddp_ddp_grad(j->ddp, i), (CUdeviceptr)j->made[i], bytes_of(i), j->compute));
+        CU(cuMemcpyDtoDAsync((CUdeviceptr)cddp_ddp_grad(j->ddp, i), (CUdeviceptr)j->made[i], bytes_of_grad(i),
+                             j->compute));
         DO(cddp_ddp_grad_ready(j->ddp, i));
     }
 }
@@ -99,8 +118,12 @@ __attribute__((unused)) static void open_ddp(struct job *j, uint32_t flags)
     cddp_param params[N_PARAMS];
 
     for (size_t i = 0; i < N_PARAMS; i++)
-        params[i] = (cddp_param){
-            .size = sizeof(cddp_param), .name = names[i], .data = j->data[i], .count = counts[i], .dtype = types[i]};
+        params[i] = (cddp_param){.size = sizeof(cddp_param),
+                                 .name = names[i],
+                                 .data = j->data[i],
+                                 .count = counts[i],
+                                 .dtype = types[i],
+                                 .grad_dtype = type_of_grad(i)};
     DO(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
 }
 
@@ -116,7 +139,7 @@ static void open_job(struct job *j)
     j->compute = device_stream();
     for (size_t i = 0; i < N_PARAMS; i++) {
         DO(cddp_alloc(j->comm, bytes_of(i), 0, &j->data[i]));
-        DO(cddp_alloc(j->comm, bytes_of(i), 0, &j->made[i]));
+        DO(cddp_alloc(j->comm, counts[i] * sizeof(double), 0, &j->made[i])); /* whatever its type */
         DO(cddp_copy(j->comm, j->data[i], zeros, bytes_of(i)));
     }
     make(j, N_PARAMS, 0);

@@ -28,6 +28,7 @@ struct cdi_optim_piece {
     float *master;  /* for 16-bit types: the values that are updated; w is the rounded copy */
     size_t count;
     cddp_dtype dtype;
+    bool long_g; /* dtype has 16 bits, and g is float32 */
     size_t row;
 };
 
@@ -50,6 +51,7 @@ struct cdi_optim_step {
     const uint64_t *bad;             /* on the device: if it is not 0, nothing is updated. NULL: not checked */
     const double *lr_at, *factor_at; /* on the device: in place of the rule's. NULL: the rule's */
     bool publish;                    /* the new values also replace the gradients */
+    bool collect;                    /* instead, w becomes g: new values of other ranks; rows and rule are not used */
 };
 
 #endif

@@ -15,15 +15,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-static bool has_long_gradients(const cddp_ddp *d)
-{
-    bool any = false;
-
-    for (size_t i = 0; i < d->n_params; i++)
-        any |= d->params[i].grad_dtype != d->params[i].dtype;
-    return any;
-}
-
 /* Checks, with the lock held, that this reducer can have an optimizer, and now. */
 static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 {
@@ -32,10 +23,8 @@ static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
                            ? "ranks of different numbers of steps (CDDP_DDP_JOIN): one that waits in cddp_ddp_join "
                              "cannot know whether the others clip or skip, and has a share to update"
                        : (d->flags & CDDP_DDP_SPLIT) != 0 ? "gradients in several buckets (CDDP_DDP_SPLIT)"
-                       : d->ops->on_device && has_long_gradients(d)
-                           ? "gradients of another type than their parameters (grad_dtype) on a GPU"
-                       : d->automatic ? "a bucket size found by trial (CDDP_DDP_TUNE)"
-                                      : NULL;
+                       : d->automatic                     ? "a bucket size found by trial (CDDP_DDP_TUNE)"
+                                                          : NULL;
 
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;

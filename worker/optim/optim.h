@@ -41,10 +41,11 @@ struct cddp_optim {
     struct cdi_optim_row *device_rows,
         *rows; /* by parameter: its numbers on the device, and a buffer for them on the host */
     uint64_t *device_skipped;
-    double *device_numbers;         /* what a graph's steps read: the learning rate, and the factor of gradients */
-    struct cdi_optim_piece *pieces; /* by parameter: this rank's share */
-    struct cdi_slice *others;       /* the arena: parts of other ranks' shares, and gaps */
-    size_t n_others;
+    double *device_numbers; /* what a graph's steps read: the learning rate, and the factor of gradients */
+    struct cdi_optim_piece
+        *pieces;              /* by parameter: this rank's share; and other ranks', of those with long gradients */
+    struct cdi_slice *others; /* the arena: parts of other ranks' shares, and gaps, also for those */
+    size_t n_others, n_pieces;
     uint8_t *idle; /* by parameter: no rank used it in this step */
 };
 
@@ -59,6 +60,8 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
  * which it is tied.
  */
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
+/* Returns true if a 16-bit parameter has float32 gradients. */
+bool cdi_optim_is_long(const cddp_param *p);
 /* Returns true if a bucket has other parameters than those that are tied to earlier ones. */
 bool cdi_optim_has_news(const cddp_optim *o, size_t bucket);
 /* Sends a bucket's new parameters, which are in the gradients' place, to all ranks. Sets the sticky error. */

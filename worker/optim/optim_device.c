@@ -37,16 +37,23 @@ static struct layout layout_of(const cddp_optim *o)
     return l;
 }
 
+static struct cdi_optim_piece optim_range_of(const cddp_optim *o, size_t i, size_t at, size_t count)
+{
+    const cddp_param *p = &o->ddp->params[i];
+
+    return (struct cdi_optim_piece){.w = (char *)p->data + at * cddp_dtype_size(p->dtype),
+                                    .g = (char *)cdi_arena_grad(o->ddp, i) + at * cddp_dtype_size(p->grad_dtype),
+                                    .count = count,
+                                    .dtype = p->dtype,
+                                    .long_g = cdi_optim_is_long(p),
+                                    .row = i};
+}
+
 static struct cdi_optim_piece optim_piece_of(const cddp_optim *o, size_t i)
 {
     const cddp_param *p = &o->ddp->params[i];
     const struct cdi_shard *s = &o->shards[i];
-    size_t at = s->lo * cddp_dtype_size(p->dtype);
-    struct cdi_optim_piece piece = {.w = (char *)p->data + at,
-                                    .g = (char *)cdi_arena_grad(o->ddp, i) + at,
-                                    .count = s->count,
-                                    .dtype = p->dtype,
-                                    .row = i};
+    struct cdi_optim_piece piece = optim_range_of(o, i, s->lo, s->count);
 
     for (int k = 0; k < cdi_optim_n_states(&o->rule); k++)
         piece.state[k] = (char *)o->state[k] + s->state_at;
@@ -61,7 +68,10 @@ static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
         o->others[o->n_others++] = (struct cdi_slice){data, bytes};
 }
 
-/* Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. */
+/*
+ * Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. Values of
+ * another type than their parameters are pieces instead, which a kernel converts.
+ */
 static void list_others(cddp_optim *o)
 {
     const cddp_ddp *d = o->ddp;
@@ -72,7 +82,13 @@ static void list_others(cddp_optim *o)
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
-        if (cdi_ddp_is_tied(d, i))
+        if (cdi_optim_is_long(&d->params[i]) && !cdi_ddp_is_tied(d, i)) {
+            size_t hi = o->shards[i].lo + o->shards[i].count;
+
+            o->pieces[o->n_pieces++] = optim_range_of(o, i, 0, o->shards[i].lo);
+            o->pieces[o->n_pieces++] = optim_range_of(o, i, hi, d->params[i].count - hi);
+        }
+        if (cdi_optim_is_long(&d->params[i]) || cdi_ddp_is_tied(d, i))
             continue; /* it becomes part of the next gap */
         optim_add_slice(o, NULL, d->plan.grads[i].offset - end);
         optim_add_slice(o, w, lo);
@@ -110,7 +126,7 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
     cddp_status st;
 
     o->rows = calloc(d->n_params, sizeof *o->rows);
-    o->pieces = calloc(d->n_params, sizeof *o->pieces);
+    o->pieces = calloc(3 * d->n_params, sizeof *o->pieces);
     o->others = calloc(4 * d->n_params, sizeof *o->others);
     o->idle = calloc(d->n_params, sizeof *o->idle);
     ok = o->rows != NULL && o->pieces != NULL && o->others != NULL && o->idle != NULL;
@@ -127,6 +143,7 @@ cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err)
         o->master = (float *)(void *)(at + l.master);
         for (size_t i = 0; i < d->n_params; i++)
             o->pieces[i] = optim_piece_of(o, i);
+        o->n_pieces = d->n_params;
         list_others(o);
         st = optim_fill(o, l.end, err);
     }
@@ -212,6 +229,8 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
 cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
+    const struct cdi_optim_step collect = {
+        .rule = &o->now, .rows = o->device_rows, .n_rows = d->n_params, .collect = true};
     bool alone = cdi_comm_world(d->comm)->size == 1;
     cddp_status st = cdi_step_complete_share(d);
     struct cdi_error err;
@@ -225,6 +244,8 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
         return st;
     if (!alone)
         st = d->ops->unpack(d->b, o->others, o->n_others, d->region->base, &err);
+    if (st == CDDP_OK && !alone)
+        st = d->ops->optim_update(d->b, &collect, o->pieces + d->n_params, o->n_pieces - d->n_params, &err);
     if (st == CDDP_OK)
         st = cdi_ddp_stream_wait(d, 0, &err);
     return st == CDDP_OK ? st : cdi_ddp_set_error(d, &err);

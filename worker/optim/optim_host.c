@@ -17,12 +17,6 @@
 
 #define CHUNK 2048 /* elements that are updated and published at a time, so that both find them in a near cache */
 
-/* Returns true if a 16-bit parameter has float32 gradients. */
-static bool is_long(const cddp_param *p)
-{
-    return p->grad_dtype != p->dtype;
-}
-
 static void *zeros(size_t bytes)
 {
     void *p = aligned_alloc(CDI_GRAD_ALIGN, bytes);
@@ -97,7 +91,7 @@ static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i
     for (int k = 0; k < CDI_OPTIM_STATES; k++)
         state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
     for (size_t k = 0; k < n; k++)
-        grad[k] = is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
+        grad[k] = cdi_optim_is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
     cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
     for (size_t k = 0; k < n; k++)
         w[k] = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
@@ -138,7 +132,7 @@ static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool i
 
     if (n == 0)
         return;
-    if (!is_long(p)) {
+    if (!cdi_optim_is_long(p)) {
         memcpy(into_arena ? arena : w, into_arena ? w : arena, n * size);
         return;
     }

@@ -20,6 +20,11 @@ bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
     return o->own[i].is_frozen != 0 || cdi_ddp_is_tied(o->ddp, i) || cdi_used_nowhere_tied(o->ddp, i);
 }
 
+bool cdi_optim_is_long(const cddp_param *p)
+{
+    return p->grad_dtype != p->dtype;
+}
+
 bool cdi_optim_has_news(const cddp_optim *o, size_t bucket)
 {
     return o->ddp->flight[bucket].n_tied < o->ddp->plan.b[bucket].n_grads;

@@ -92,8 +92,8 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  *
  * Parameters may have any size and type, also in worlds larger than they have elements. For float16 and bfloat16 the
  * share has float32 copies, which are what is updated; they are made here from the parameters, and by
- * cddp_checkpoint_load. Their gradients may be float32 (grad_dtype), on the CPU: new values then go from rank to rank
- * in that type. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as it
+ * cddp_checkpoint_load. Their gradients may be float32 (grad_dtype): new values then go from rank to rank in that
+ * type. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as it
  * is, and so does its state.
  *
  * Tied parameters (cddp_ddp_create) have one state and one update, by the sum of their mean gradients, which has the
@@ -104,11 +104,10 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  * optimizer can only be destroyed, and its other functions return CDDP_E_STATE. Returns CDDP_OK; CDDP_E_INVALID (an
  * option, also one with which nothing would be learned, such as a learning rate of 0: it was not filled in; tied
  * parameters with two learning rates, say: the error message names both);
- * CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, with grad_dtype
- * on a GPU, or with CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error
- * message says which); CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different
- * options: the error message names two ranks and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective
- * may return.
+ * CDDP_E_UNSUPPORTED (a reducer with CDDP_DDP_SPLIT or CDDP_DDP_TUNE, whose buckets cannot be divided, or with
+ * CDDP_DDP_JOIN: a rank in cddp_ddp_join does not hear whether the others clip or skip; the error message says which);
+ * CDDP_E_STATE (ddp has one, or is in the middle of a step); CDDP_E_MISMATCH (ranks give different options: the error
+ * message names two ranks and what differs); CDDP_E_NOMEM (here or on a peer); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt);
 

@@ -139,28 +139,38 @@ CDI_INLINE void cdi_update_narrow(const struct cdi_kernel_thread *t, const struc
 {
     const struct cdi_now_f32 now = cdi_now_of_f32(a, &a->rows[p->row]);
     uint16_t *w = (uint16_t *)p->w, *g = (uint16_t *)p->g;
-    float *m = (float *)p->m, *v = (float *)p->v;
+    float *m = (float *)p->m, *v = (float *)p->v, *long_g = (float *)p->g;
 
     for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
-        p->master[i] = cdi_element_step_f32(&now, p->master[i], cdi_widen(g[i], p->dtype), m == NULL ? NULL : m + i,
-                                            v == NULL ? NULL : v + i);
+        const float d = p->long_g ? long_g[i] : cdi_widen(g[i], p->dtype);
+
+        p->master[i] = cdi_element_step_f32(&now, p->master[i], d, m == NULL ? NULL : m + i, v == NULL ? NULL : v + i);
         w[i] = cdi_round(p->master[i], p->dtype);
-        if (a->publish)
+        if (a->publish && p->long_g)
+            long_g[i] = cdi_widen(w[i], p->dtype);
+        else if (a->publish)
             g[i] = w[i];
     }
 }
 
-/* Handles parameters that stay as they are; the other ranks take them from the place of the gradients anyway. */
-CDI_INLINE void cdi_update_idle(const struct cdi_kernel_thread *t, const struct cdi_kernel_piece *p, uint64_t from,
-                                uint64_t to)
+/* Copies values between parameters and the gradients' place, in its type; on the way back none is rounded again. */
+CDI_INLINE void cdi_update_copy(const struct cdi_kernel_thread *t, const struct cdi_kernel_piece *p, uint64_t from,
+                                uint64_t to, int collect)
 {
+    void *const out = collect ? p->w : p->g;
+    const void *const in = collect ? p->g : p->w;
+
     for (uint64_t i = from + t->thread; i < to; i += t->n_threads)
-        if (p->dtype == CDDP_FLOAT64)
-            ((double *)p->g)[i] = ((const double *)p->w)[i];
+        if (p->long_g && collect)
+            ((uint16_t *)out)[i] = cdi_round(((const float *)in)[i], p->dtype);
+        else if (p->long_g)
+            ((float *)out)[i] = cdi_widen(((const uint16_t *)in)[i], p->dtype);
+        else if (p->dtype == CDDP_FLOAT64)
+            ((double *)out)[i] = ((const double *)in)[i];
         else if (p->dtype == CDDP_FLOAT32)
-            ((float *)p->g)[i] = ((const float *)p->w)[i];
+            ((float *)out)[i] = ((const float *)in)[i];
         else
-            ((uint16_t *)p->g)[i] = ((const uint16_t *)p->w)[i];
+            ((uint16_t *)out)[i] = ((const uint16_t *)in)[i];
 }
 
 CDI_INLINE const struct cdi_kernel_piece *cdi_piece_of_chunk(const struct cdi_update_args *a, uint32_t c)
@@ -175,9 +185,9 @@ CDI_INLINE void cdi_update_body(const struct cdi_kernel_thread *t, const struct 
         uint64_t from = (uint64_t)(c - p->first_chunk) * CDI_PIECE_CHUNK, to = from + CDI_PIECE_CHUNK;
 
         to = to < p->count ? to : p->count;
-        if (a->rows[p->row].idle) {
-            if (a->publish)
-                cdi_update_idle(t, p, from, to);
+        if (a->collect || a->rows[p->row].idle) { /* the other ranks take idle ones from the gradients' place, too */
+            if (a->collect || a->publish)
+                cdi_update_copy(t, p, from, to, a->collect);
         } else if (p->dtype == CDDP_FLOAT64) {
             cdi_update_f64(t, a, p, from, to);
         } else if (p->dtype == CDDP_FLOAT32) {

@@ -319,6 +319,7 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
     args->kind = (int32_t)r->kind;
     args->nesterov = r->nesterov;
     args->publish = s->publish;
+    args->collect = s->collect;
     args->n = 0;
     for (i = 0; i < n && args->n < CDI_KERNEL_PIECES; i++) {
         const struct cdi_optim_piece *p = &piece[i];
@@ -336,7 +337,8 @@ size_t cdi_launch_update(struct cdi_launch *out, uint32_t n_sm, const struct cdi
                                                            .count = p->count,
                                                            .first_chunk = (uint32_t)chunks,
                                                            .row = (uint32_t)p->row,
-                                                           .dtype = (int32_t)p->dtype};
+                                                           .dtype = (int32_t)p->dtype,
+                                                           .long_g = p->long_g};
         chunks += more;
     }
     args->n_chunks = (uint32_t)chunks;

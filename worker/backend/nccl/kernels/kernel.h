@@ -201,7 +201,7 @@ struct cdi_kernel_piece {
     uint32_t first_chunk; /* chunks of the pieces before this one */
     uint32_t row;
     int32_t dtype;
-    uint32_t unused;
+    int32_t long_g; /* dtype has 16 bits, and g is float32 */
 };
 
 struct cdi_update_args {
@@ -211,7 +211,8 @@ struct cdi_update_args {
     double momentum, dampening, beta1, beta2, eps, factor;
     int32_t kind, nesterov;
     int32_t publish; /* the new values also take the gradients' place */
-    uint32_t n, n_chunks, unused;
+    uint32_t n, n_chunks;
+    int32_t collect; /* instead, the values of g, which are rounded, become those of w */
     struct cdi_kernel_piece piece[CDI_KERNEL_PIECES]; /* none is empty */
 };
 

@@ -215,7 +215,8 @@ static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size
     const struct cdi_update_args *a = args;
     size_t n = 0;
 
-    put(out, cap, n++, a->rows, a->n_rows * sizeof *a->rows, false);
+    if (!a->collect)
+        put(out, cap, n++, a->rows, a->n_rows * sizeof *a->rows, false);
     if (a->factor_at != NULL)
         put(out, cap, n++, a->factor_at, sizeof *a->factor_at, false);
     for (size_t i = 0; i < a->n; i++) {
@@ -223,7 +224,7 @@ static size_t update_ranges(const void *args, struct cdi_kernel_range *out, size
         size_t size = cddp_dtype_size((cddp_dtype)p->dtype), state = size < sizeof(float) ? sizeof(float) : size;
 
         put(out, cap, n++, p->w, p->count * size, true);
-        put(out, cap, n++, p->g, p->count * size, a->publish != 0);
+        put(out, cap, n++, p->g, p->count * (p->long_g ? sizeof(float) : size), a->publish != 0);
         if (p->m != NULL)
             put(out, cap, n++, p->m, p->count * state, true);
         if (p->v != NULL)

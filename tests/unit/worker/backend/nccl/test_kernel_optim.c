@@ -115,41 +115,61 @@ Test(kernel_optim, optimizers_give_the_bits_of_the_cpu)
     }
 }
 
+/* Their gradients have the same type, or are float32; then the new values are published in that type, and collected. */
+static void check_narrow(cddp_dtype t, bool long_g)
+{
+    static uint16_t w[COUNT], other[COUNT];
+    static float g[COUNT], was[COUNT], master[COUNT], want[COUNT], wide[COUNT], s[4][COUNT];
+    const cddp_dtype of_g = long_g ? CDDP_FLOAT32 : t;
+    const struct cdi_optim_rule *r = &rules[3];
+    struct cdi_optim_row row = row_of(r);
+    struct cdi_optim_piece piece = {
+        .w = w, .g = g, .state = {s[0]}, .master = master, .count = COUNT, .dtype = t, .long_g = long_g};
+    struct cdi_optim_step step = {.rule = r, .rows = &row, .n_rows = 1};
+    uint32_t seed = 3;
+
+    memset(s, 0, sizeof s);
+    for (size_t k = 0; k < COUNT; k++) {
+        number_put(t, w, k, draw(&seed));
+        want[k] = master[k] = (float)number_get(t, w, k);
+    }
+    for (uint64_t n = 1; n <= STEPS; n++) {
+        for (size_t k = 0; k < COUNT; k++) {
+            number_put(of_g, g, k, draw(&seed));
+            wide[k] = (float)number_get(of_g, g, k);
+        }
+        memcpy(was, g, sizeof g);
+        step.publish = n % 2 == 0; /* also the last one */
+        step_on_twin(&step, &piece, 1);
+        cdi_optim_update_f32(r, n, want, wide, (float *[]){s[2], s[3]}, COUNT);
+        cr_assert_eq(memcmp(master, want, sizeof want), 0);
+        cr_assert(step.publish || memcmp(g, was, sizeof g) == 0, "not published");
+        for (size_t k = 0; k < COUNT; k++) {
+            cr_assert_eq(w[k], t == CDDP_FLOAT16 ? cdi_f16_of_float(want[k]) : cdi_bf16_of_float(want[k]));
+            cr_assert(!step.publish || number_get(of_g, g, k) == number_get(t, w, k), "published");
+        }
+    }
+    piece.w = other;
+    step.collect = true;
+    step_on_twin(&step, &piece, 1);
+    cr_assert_eq(memcmp(w, other, sizeof w), 0, "collected");
+    cr_assert_eq(row.steps, STEPS + 1, "the rows were counted, but not used");
+    step.collect = false;
+    step.idle = &(uint8_t){1};
+    memset(g, 0xff, sizeof g);
+    step_on_twin(&step, &piece, 1);
+    for (size_t k = 0; k < COUNT; k++)
+        cr_assert_eq(number_get(of_g, g, k), number_get(t, w, k), "published, also where it is idle");
+}
+
 Test(kernel_optim, parameters_of_16_bits_are_rounded_from_float32)
 {
     static const cddp_dtype narrow[] = {CDDP_FLOAT16, CDDP_BFLOAT16};
-    static uint16_t w[COUNT], g[COUNT];
-    static float master[COUNT], want[COUNT], wide[COUNT], s[4][COUNT];
 
     EACH(t, narrow)
     {
-        const struct cdi_optim_rule *r = &rules[3];
-        struct cdi_optim_row row = row_of(r);
-        const struct cdi_optim_piece piece = {
-            .w = w, .g = g, .state = {s[0]}, .master = master, .count = COUNT, .dtype = narrow[t]};
-        const struct cdi_optim_step step = {.rule = r, .rows = &row, .n_rows = 1};
-        uint32_t seed = 3;
-
-        memset(s, 0, sizeof s);
-        for (size_t k = 0; k < COUNT; k++) {
-            number_put(narrow[t], w, k, draw(&seed));
-            want[k] = master[k] = (float)number_get(narrow[t], w, k);
-        }
-        for (uint64_t n = 1; n <= STEPS; n++) {
-            for (size_t k = 0; k < COUNT; k++) {
-                number_put(narrow[t], g, k, draw(&seed));
-                wide[k] = (float)number_get(narrow[t], g, k);
-            }
-            step_on_twin(&step, &piece, 1);
-            cdi_optim_update_f32(r, n, want, wide, (float *[]){s[2], s[3]}, COUNT);
-            cr_assert_eq(memcmp(master, want, sizeof want), 0);
-            for (size_t k = 0; k < COUNT; k++) {
-                const bool f16 = narrow[t] == CDDP_FLOAT16;
-
-                cr_assert_eq(w[k], f16 ? cdi_f16_of_float(want[k]) : cdi_bf16_of_float(want[k]));
-                cr_assert_eq(g[k], f16 ? cdi_f16_of_float(wide[k]) : cdi_bf16_of_float(wide[k]), "not published");
-            }
-        }
+        check_narrow(narrow[t], false);
+        check_narrow(narrow[t], true);
     }
 }
 
