@@ -16,8 +16,8 @@
 
 #define SLICES 300
 
-static const size_t counts[] = {0, 1, 3, 4, 5, 31, 257, 1024, 4099, 65536, 1000003};
-static const size_t shifts[] = {0, 1, 2, 3};
+static const size_t counts[] = {0, 1, 3, 4, 5, 8, 31, 257, 1024, 4099, 65536, 1000003};
+static const size_t shifts[] = {0, 1, 2, 4};
 static const cddp_dtype floats[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
 #define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
 
@@ -453,13 +453,13 @@ static void check_tallies(struct check *c)
 
 /* The launches of a step on one side: parameter, gradient, state and float32 copies follow one another in `in`. */
 static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, bool long_g, size_t count,
-                       bool on_card)
+                       size_t shift, bool on_card)
 {
     const size_t part = c->room / 5 / 64 * 64;
     uint8_t *in = on_card ? c->in.card : c->in.host, *out = on_card ? c->out.card : c->out.host;
     const int n_states = r->kind != CDDP_OPTIM_SGD ? 2 : r->momentum != 0;
     const bool narrow = t == CDDP_FLOAT16 || t == CDDP_BFLOAT16;
-    struct cdi_optim_piece piece = {.w = in,
+    struct cdi_optim_piece piece = {.w = in + shift * cddp_dtype_size(t),
                                     .g = in + part,
                                     .state = {n_states > 0 ? in + 2 * part : NULL, n_states > 1 ? in + 3 * part : NULL},
                                     .master = narrow ? (float *)(void *)(in + 4 * part) : NULL,
@@ -486,7 +486,8 @@ static void optim_step(struct check *c, const struct cdi_optim_rule *r, cddp_dty
     }
 }
 
-static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, bool long_g, size_t count)
+static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dtype t, bool long_g, size_t count,
+                        size_t shift)
 {
     const size_t part = c->room / 5 / 64 * 64;
     const struct cdi_optim_row row = {.lr_factor = 0.5, .weight_decay = r->weight_decay};
@@ -501,8 +502,8 @@ static void check_optim(struct check *c, const struct cdi_optim_rule *r, cddp_dt
     CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
     CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, c->room, c->card.stream);
     for (int step = 0; step < 3; step++) {
-        optim_step(c, r, t, long_g, count, true);
-        optim_step(c, r, t, long_g, count, false);
+        optim_step(c, r, t, long_g, count, shift, true);
+        optim_step(c, r, t, long_g, count, shift, false);
         compare(c, &c->in, "update", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
         compare(c, &c->out, "count", cdi_dtype_name(t), r->kind == CDDP_OPTIM_SGD ? "SGD" : "Adam", count);
     }
@@ -532,10 +533,12 @@ static void check_optims(struct check *c)
     EACH(t, floats)
     EACH(r, rules)
     EACH(n, counts)
-    if (counts[n] > 0 && counts[n] * 8 <= c->room / 5 / 64 * 64) {
-        check_optim(c, &rules[r], floats[t], false, counts[n]);
+    for (size_t shift = 0; shift < 2; shift++) {
+        if (counts[n] == 0 || (counts[n] + 1) * 8 > c->room / 5 / 64 * 64)
+            continue;
+        check_optim(c, &rules[r], floats[t], false, counts[n], shift);
         if (cddp_dtype_size(floats[t]) == 2)
-            check_optim(c, &rules[r], floats[t], true, counts[n]);
+            check_optim(c, &rules[r], floats[t], true, counts[n], shift);
     }
 }
 

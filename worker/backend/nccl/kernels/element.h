@@ -19,13 +19,13 @@ struct cdi_kernel_thread {
     uint32_t thread, n_threads;
 };
 
-/* Units that move at once, of 16 and 8 bytes: four elements, or part of any data. */
+/* What moves at once, 16 bytes: four elements of float32, or part of any data; eight of 16 bits. */
 typedef struct __attribute__((aligned(16), may_alias)) cdi_wide {
     uint32_t part[4];
 } cdi_wide;
 
-typedef struct __attribute__((aligned(8), may_alias)) cdi_narrow {
-    uint16_t part[4];
+typedef struct __attribute__((aligned(16), may_alias)) cdi_narrow {
+    uint16_t part[8];
 } cdi_narrow;
 
 CDI_INLINE int cdi_is_aligned(const void *p, size_t bytes)
@@ -102,57 +102,63 @@ CDI_INLINE uint16_t cdi_scale_narrow(uint16_t x, float factor, int32_t dtype)
     return factor == 1.0f ? x : cdi_round(cdi_scale_float(cdi_widen(x, dtype), factor), dtype);
 }
 
-/* Element i of x. */
-CDI_INLINE void cdi_scale_at(const struct cdi_scale_args *a, uint64_t i)
+/* Returns the elements of a unit, which moves at once. */
+CDI_INLINE uint64_t cdi_unit_of(int32_t dtype)
 {
-    uint16_t *narrow = (uint16_t *)a->x;
-
-    if (a->dtype == CDDP_FLOAT32)
-        ((float *)a->x)[i] = cdi_scale_float(((float *)a->x)[i], (float)a->factor);
-    else if (a->dtype == CDDP_FLOAT64)
-        ((double *)a->x)[i] = cdi_scale_double(((double *)a->x)[i], a->factor);
-    else
-        narrow[i] = cdi_scale_narrow(narrow[i], (float)a->factor, a->dtype);
+    return dtype == CDDP_FLOAT32 ? 4 : 8;
 }
 
-CDI_INLINE void cdi_scale_unit(const struct cdi_scale_args *a, uint64_t u)
+/* Returns the number of units that an array of the type can be split into; the rest goes one by one. */
+CDI_INLINE uint64_t cdi_units(const void *x, uint64_t count, int32_t dtype)
 {
-    const float factor = (float)a->factor;
+    return dtype != CDDP_FLOAT64 && cdi_is_aligned(x, sizeof(cdi_wide)) ? count / cdi_unit_of(dtype) : 0;
+}
 
-    if (a->dtype == CDDP_FLOAT32) {
-        cdi_wide x = ((cdi_wide *)a->x)[u];
+CDI_INLINE void cdi_scale_at(void *to, const void *from, int32_t dtype, double factor, uint64_t i)
+{
+    if (dtype == CDDP_FLOAT32)
+        ((float *)to)[i] = cdi_scale_float(((const float *)from)[i], (float)factor);
+    else if (dtype == CDDP_FLOAT64)
+        ((double *)to)[i] = cdi_scale_double(((const double *)from)[i], factor);
+    else
+        ((uint16_t *)to)[i] = cdi_scale_narrow(((const uint16_t *)from)[i], (float)factor, dtype);
+}
+
+CDI_INLINE void cdi_scale_unit(void *to, const void *from, int32_t dtype, float factor, uint64_t u)
+{
+    if (dtype == CDDP_FLOAT32) {
+        cdi_wide x = ((const cdi_wide *)from)[u];
 
         for (int k = 0; k < 4; k++)
             x.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_float_of_bits(x.part[k]), factor));
-        ((cdi_wide *)a->x)[u] = x;
+        ((cdi_wide *)to)[u] = x;
     } else {
-        cdi_narrow x = ((cdi_narrow *)a->x)[u];
+        cdi_narrow x = ((const cdi_narrow *)from)[u];
 
-        for (int k = 0; k < 4; k++)
-            x.part[k] = cdi_scale_narrow(x.part[k], factor, a->dtype);
-        ((cdi_narrow *)a->x)[u] = x;
+        for (int k = 0; k < 8; k++)
+            x.part[k] = cdi_scale_narrow(x.part[k], factor, dtype);
+        ((cdi_narrow *)to)[u] = x;
     }
 }
 
-/* Returns the number of units of four that an array of the type can be split into; the rest goes one by one. */
-CDI_INLINE uint64_t cdi_units(const void *x, uint64_t count, int32_t dtype)
+/* to[i] = factor * from[i], by threads of numbers first, first + step, ... */
+CDI_INLINE void cdi_scale_range(uint64_t first, uint64_t step, void *to, const void *from, uint64_t count,
+                                int32_t dtype, double factor)
 {
-    if (dtype == CDDP_FLOAT64)
-        return 0;
-    return cdi_is_aligned(x, dtype == CDDP_FLOAT32 ? sizeof(cdi_wide) : sizeof(cdi_narrow)) ? count / 4 : 0;
+    const uint64_t a = cdi_units(to, count, dtype), b = cdi_units(from, count, dtype), units = a < b ? a : b;
+
+    for (uint64_t u = first; u < units; u += step)
+        cdi_scale_unit(to, from, dtype, (float)factor, u);
+    for (uint64_t i = units * cdi_unit_of(dtype) + first; i < count; i += step)
+        cdi_scale_at(to, from, dtype, factor, i);
 }
 
 CDI_INLINE void cdi_scale_body(const struct cdi_kernel_thread *t, const struct cdi_scale_args *a)
 {
-    const uint64_t units = cdi_units(a->x, a->count, a->dtype);
-
-    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
-        cdi_scale_unit(a, u);
-    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
-        cdi_scale_at(a, i);
+    cdi_scale_range(cdi_first_unit(t), cdi_unit_step(t), a->x, a->x, a->count, a->dtype, a->factor);
 }
 
-/* --- Casts: scaled in float32, then rounded once. ----------------------------------------------------------------- */
+/* --- Casts: scaled in float32, then rounded once. Units are of eight elements on both sides. ---------------------- */
 
 CDI_INLINE void cdi_cast_at(const struct cdi_cast_args *a, uint64_t i)
 {
@@ -168,83 +174,95 @@ CDI_INLINE void cdi_cast_at(const struct cdi_cast_args *a, uint64_t i)
 CDI_INLINE void cdi_cast_unit(const struct cdi_cast_args *a, uint64_t u)
 {
     if (a->from_type == CDDP_FLOAT32) {
-        const cdi_wide x = ((const cdi_wide *)a->from)[u];
+        const cdi_wide x[2] = {((const cdi_wide *)a->from)[2 * u], ((const cdi_wide *)a->from)[2 * u + 1]};
         cdi_narrow y;
 
-        for (int k = 0; k < 4; k++)
-            y.part[k] = cdi_round(cdi_scale_float(cdi_float_of_bits(x.part[k]), a->factor), a->to_type);
+        for (int k = 0; k < 8; k++)
+            y.part[k] = cdi_round(cdi_scale_float(cdi_float_of_bits(x[k / 4].part[k % 4]), a->factor), a->to_type);
         ((cdi_narrow *)a->to)[u] = y;
     } else {
         const cdi_narrow x = ((const cdi_narrow *)a->from)[u];
-        cdi_wide y;
+        cdi_wide y[2];
 
-        for (int k = 0; k < 4; k++)
-            y.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_widen(x.part[k], a->from_type), a->factor));
-        ((cdi_wide *)a->to)[u] = y;
+        for (int k = 0; k < 8; k++)
+            y[k / 4].part[k % 4] = cdi_bits_of_float(cdi_scale_float(cdi_widen(x.part[k], a->from_type), a->factor));
+        ((cdi_wide *)a->to)[2 * u] = y[0];
+        ((cdi_wide *)a->to)[2 * u + 1] = y[1];
     }
+}
+
+CDI_INLINE uint64_t cdi_cast_units(const struct cdi_cast_args *a)
+{
+    const int aligned = cdi_is_aligned(a->from, sizeof(cdi_wide)) && cdi_is_aligned(a->to, sizeof(cdi_wide));
+
+    return aligned ? a->count / 8 : 0;
 }
 
 CDI_INLINE void cdi_cast_body(const struct cdi_kernel_thread *t, const struct cdi_cast_args *a)
 {
-    const uint64_t from = cdi_units(a->from, a->count, a->from_type), to = cdi_units(a->to, a->count, a->to_type);
-    const uint64_t units = from < to ? from : to;
+    const uint64_t units = cdi_cast_units(a);
 
     for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
         cdi_cast_unit(a, u);
-    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+    for (uint64_t i = units * 8 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
         cdi_cast_at(a, i);
 }
 
 /* --- Scan: the bits of a magnitude say it; above those of infinity is NaN. ---------------------------------------- */
 
-CDI_INLINE void cdi_scan_narrow(struct cdi_scan_found *found, uint16_t x, int32_t dtype)
+CDI_INLINE uint64_t cdi_inf_bits(int32_t dtype)
 {
-    const uint32_t mag = x & 0x7fffu, inf = dtype == CDDP_FLOAT16 ? 0x7c00u : 0x7f80u;
-
-    found->n_nan += mag > inf;
-    found->n_inf += mag == inf;
+    return dtype == CDDP_FLOAT64   ? 0x7ff0000000000000u
+           : dtype == CDDP_FLOAT32 ? 0x7f800000u
+           : dtype == CDDP_FLOAT16 ? 0x7c00u
+                                   : 0x7f80u;
 }
 
-CDI_INLINE void cdi_scan_wide(struct cdi_scan_found *found, uint32_t x)
+/* Returns the bits of the magnitude of element i. */
+CDI_INLINE uint64_t cdi_magnitude(const void *x, int32_t dtype, uint64_t i)
 {
-    const uint32_t mag = x & 0x7fffffffu;
+    return dtype == CDDP_FLOAT64   ? cdi_bits_of_double(((const double *)x)[i]) & 0x7fffffffffffffffu
+           : dtype == CDDP_FLOAT32 ? cdi_bits_of_float(((const float *)x)[i]) & 0x7fffffffu
+                                   : ((const uint16_t *)x)[i] & 0x7fffu;
+}
 
-    found->n_nan += mag > 0x7f800000u;
-    found->n_inf += mag == 0x7f800000u;
+/* Returns the largest magnitude of unit u. A healthy unit costs no more than this. */
+CDI_INLINE uint32_t cdi_unit_largest(const void *x, int32_t dtype, uint64_t u)
+{
+    const cdi_wide y = ((const cdi_wide *)x)[u];
+    uint32_t most = 0;
+
+    for (int k = 0; k < 4 && dtype == CDDP_FLOAT32; k++) {
+        const uint32_t bits = y.part[k] & 0x7fffffffu;
+
+        most = bits > most ? bits : most;
+    }
+    for (int k = 0; k < 4 && dtype != CDDP_FLOAT32; k++) {
+        const uint32_t low = y.part[k] & 0x7fffu, high = y.part[k] >> 16 & 0x7fffu, larger = low > high ? low : high;
+
+        most = larger > most ? larger : most;
+    }
+    return most;
 }
 
 CDI_INLINE void cdi_scan_at(struct cdi_scan_found *found, const struct cdi_scan_args *a, uint64_t i)
 {
-    if (a->dtype == CDDP_FLOAT64) {
-        const uint64_t mag = cdi_bits_of_double(((const double *)a->x)[i]) & 0x7fffffffffffffffu;
+    const uint64_t bits = cdi_magnitude(a->x, a->dtype, i), inf = cdi_inf_bits(a->dtype);
 
-        found->n_nan += mag > 0x7ff0000000000000u;
-        found->n_inf += mag == 0x7ff0000000000000u;
-    } else if (a->dtype == CDDP_FLOAT32)
-        cdi_scan_wide(found, cdi_bits_of_float(((const float *)a->x)[i]));
-    else
-        cdi_scan_narrow(found, ((const uint16_t *)a->x)[i], a->dtype);
+    found->n_nan += bits > inf;
+    found->n_inf += bits == inf;
 }
 
 /* The counts of one thread; the kernel adds them to *a->found. */
 CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t, const struct cdi_scan_args *a)
 {
-    const uint64_t units = cdi_units(a->x, a->count, a->dtype);
+    const uint64_t units = cdi_units(a->x, a->count, a->dtype), size = cdi_unit_of(a->dtype);
     struct cdi_scan_found found = {0, 0};
 
     for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
-        if (a->dtype == CDDP_FLOAT32) {
-            const cdi_wide x = ((const cdi_wide *)a->x)[u];
-
-            for (int k = 0; k < 4; k++)
-                cdi_scan_wide(&found, x.part[k]);
-        } else {
-            const cdi_narrow x = ((const cdi_narrow *)a->x)[u];
-
-            for (int k = 0; k < 4; k++)
-                cdi_scan_narrow(&found, x.part[k], a->dtype);
-        }
-    for (uint64_t i = units * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+        for (uint64_t k = 0; k < size && cdi_unit_largest(a->x, a->dtype, u) >= cdi_inf_bits(a->dtype); k++)
+            cdi_scan_at(&found, a, u * size + k);
+    for (uint64_t i = units * size + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
         cdi_scan_at(&found, a, i);
     return found;
 }
@@ -302,41 +320,11 @@ CDI_INLINE void cdi_copy_chunk(const struct cdi_kernel_thread *t, uint8_t *to, c
     cdi_copy_bytes(t, to + head, from + head, bytes - head);
 }
 
-/* One block copies one chunk of elements and multiplies them; four at once where both sides can be aligned so. */
-CDI_INLINE void cdi_scale_chunk(const struct cdi_kernel_thread *t, void *to, const void *from, uint64_t bytes,
-                                int32_t dtype, double factor)
-{
-    const uint64_t size = dtype == CDDP_FLOAT64 ? 8 : dtype == CDDP_FLOAT32 ? 4 : 2, count = bytes / size;
-    const uint64_t a = cdi_units(to, count, dtype), b = cdi_units(from, count, dtype), units = a < b ? a : b;
-    const float f = (float)factor;
-
-    for (uint64_t u = t->thread; u < units; u += t->n_threads)
-        if (dtype == CDDP_FLOAT32) {
-            cdi_wide x = ((const cdi_wide *)from)[u];
-
-            for (int k = 0; k < 4; k++)
-                x.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_float_of_bits(x.part[k]), f));
-            ((cdi_wide *)to)[u] = x;
-        } else {
-            cdi_narrow x = ((const cdi_narrow *)from)[u];
-
-            for (int k = 0; k < 4; k++)
-                x.part[k] = cdi_scale_narrow(x.part[k], f, dtype);
-            ((cdi_narrow *)to)[u] = x;
-        }
-    for (uint64_t i = units * 4 + t->thread; i < count; i += t->n_threads)
-        if (dtype == CDDP_FLOAT64)
-            ((double *)to)[i] = cdi_scale_double(((const double *)from)[i], factor);
-        else if (dtype == CDDP_FLOAT32)
-            ((float *)to)[i] = cdi_scale_float(((const float *)from)[i], f);
-        else
-            ((uint16_t *)to)[i] = cdi_scale_narrow(((const uint16_t *)from)[i], f, dtype);
-}
-
 CDI_INLINE void cdi_pack_chunk(const struct cdi_kernel_thread *t, const struct cdi_pack_args *a, uint32_t c, int unpack)
 {
     const struct cdi_pack_slice *s = &a->slice[cdi_slice_of_chunk(a, c)];
     uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_KERNEL_CHUNK, rest = s->bytes - at;
+    const uint64_t size = a->dtype == CDDP_FLOAT64 ? 8 : a->dtype == CDDP_FLOAT32 ? 4 : 2;
     uint8_t *flat = (uint8_t *)a->flat + s->at + at, *data = (uint8_t *)s->data + at;
 
     if (a->flags != NULL && a->flags[s->flag] != 0)
@@ -345,7 +333,7 @@ CDI_INLINE void cdi_pack_chunk(const struct cdi_kernel_thread *t, const struct c
     if (unpack)
         cdi_copy_chunk(t, data, flat, rest);
     else if (a->factor != 1.0)
-        cdi_scale_chunk(t, flat, data, rest, a->dtype, a->factor);
+        cdi_scale_range(t->thread, t->n_threads, flat, data, rest / size, a->dtype, a->factor);
     else
         cdi_copy_chunk(t, flat, data, rest);
 }

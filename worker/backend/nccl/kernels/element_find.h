@@ -14,15 +14,6 @@ CDI_INLINE uint64_t cdi_find_worse(uint64_t worst, uint64_t bits, uint64_t limit
     return kind > worst ? kind : worst;
 }
 
-/* Returns the bits of infinity. */
-CDI_INLINE uint64_t cdi_find_inf(int32_t dtype)
-{
-    return dtype == CDDP_FLOAT64   ? 0x7ff0000000000000u
-           : dtype == CDDP_FLOAT32 ? 0x7f800000u
-           : dtype == CDDP_FLOAT16 ? 0x7c00u
-                                   : 0x7f80u;
-}
-
 /* Raises *word to `found`. It is read first, since a gradient with one bad number often has many. */
 CDI_INLINE void cdi_find_tell(uint64_t *word, uint64_t found)
 {
@@ -37,32 +28,18 @@ CDI_INLINE void cdi_find_tell(uint64_t *word, uint64_t found)
 #endif
 }
 
-CDI_INLINE uint64_t cdi_find_bits(const void *x, int32_t dtype, uint64_t i)
+/* Returns the worst kind among this thread's part of elements [from, to), from being a multiple of 8. */
+CDI_INLINE uint64_t cdi_find_range(const struct cdi_kernel_thread *t, const void *x, int32_t dtype, uint64_t from,
+                                   uint64_t to, uint64_t limit)
 {
-    return dtype == CDDP_FLOAT64   ? cdi_bits_of_double(((const double *)x)[i]) & 0x7fffffffffffffffu
-           : dtype == CDDP_FLOAT32 ? cdi_bits_of_float(((const float *)x)[i]) & 0x7fffffffu
-                                   : ((const uint16_t *)x)[i] & 0x7fffu;
-}
+    const uint64_t size = cdi_unit_of(dtype), begin = from / size, end = begin + cdi_units(x, to - from, dtype);
+    const uint64_t inf = cdi_inf_bits(dtype);
+    uint64_t worst = CDI_FINITE;
 
-/* Looks at elements i to i + 3, as far as they exist. */
-CDI_INLINE uint64_t cdi_find_unit(uint64_t worst, const struct cdi_kernel_span *s, uint64_t i, uint64_t limit,
-                                  uint64_t inf)
-{
-    if (s->count - i >= 4 && s->dtype == CDDP_FLOAT32 && cdi_is_aligned(s->x, sizeof(cdi_wide))) {
-        const cdi_wide x = ((const cdi_wide *)s->x)[i / 4];
-
-        for (int k = 0; k < 4; k++)
-            worst = cdi_find_worse(worst, x.part[k] & 0x7fffffffu, limit, inf);
-    } else if (s->count - i >= 4 && s->dtype != CDDP_FLOAT32 && s->dtype != CDDP_FLOAT64 &&
-               cdi_is_aligned(s->x, sizeof(cdi_narrow))) {
-        const cdi_narrow x = ((const cdi_narrow *)s->x)[i / 4];
-
-        for (int k = 0; k < 4; k++)
-            worst = cdi_find_worse(worst, x.part[k] & 0x7fffu, limit, inf);
-    } else {
-        for (uint64_t k = i; k < i + 4 && k < s->count; k++)
-            worst = cdi_find_worse(worst, cdi_find_bits(s->x, s->dtype, k), limit, inf);
-    }
+    for (uint64_t u = begin + t->thread; u < end; u += t->n_threads)
+        worst = cdi_find_worse(worst, cdi_unit_largest(x, dtype, u), limit, inf);
+    for (uint64_t i = from + (end - begin) * size + t->thread; i < to; i += t->n_threads)
+        worst = cdi_find_worse(worst, cdi_magnitude(x, dtype, i), limit, inf);
     return worst;
 }
 
@@ -76,11 +53,8 @@ CDI_INLINE uint64_t cdi_find_body(const struct cdi_kernel_thread *t, const struc
         const struct cdi_kernel_span *s = &a->span[k];
         const uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_SPAN_CHUNK;
         const uint64_t rest = s->count - at, end = at + (rest < CDI_SPAN_CHUNK ? rest : CDI_SPAN_CHUNK);
-        const uint64_t inf = cdi_find_inf(s->dtype);
-        uint64_t worst = CDI_FINITE;
+        const uint64_t worst = cdi_find_range(t, s->x, s->dtype, at, end, a->limit);
 
-        for (uint64_t i = at + (uint64_t)t->thread * 4; i < end; i += (uint64_t)t->n_threads * 4)
-            worst = cdi_find_unit(worst, s, i, a->limit, inf);
         if (worst != CDI_FINITE && (a->word_of[k] | worst) > most)
             most = a->word_of[k] | worst;
     }

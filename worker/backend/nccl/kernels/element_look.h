@@ -29,33 +29,28 @@ CDI_INLINE void cdi_look_at(const struct cdi_kernel_look *l, uint64_t i, uint64_
         cdi_find_tell(l->word, (uint64_t)l->key[low] << 32 | l->low | kind);
 }
 
-/* Looks at the four elements of unit u. */
+/* Looks at the elements of unit u. */
 CDI_INLINE void cdi_look_unit(const struct cdi_kernel_look *l, const void *x, int32_t dtype, uint64_t u)
 {
-    const uint64_t inf = cdi_find_inf(dtype);
-    uint32_t bits[4], most = 0;
+    const uint64_t size = cdi_unit_of(dtype);
 
-    for (int k = 0; k < 4; k++) {
-        bits[k] = dtype == CDDP_FLOAT32 ? ((const cdi_wide *)x)[u].part[k] & 0x7fffffffu
-                                        : ((const cdi_narrow *)x)[u].part[k] & 0x7fffu;
-        most = bits[k] > most ? bits[k] : most;
-    }
-    for (int k = 0; k < 4 && most >= l->limit; k++)
-        cdi_look_at(l, u * 4 + (uint64_t)k, bits[k], inf);
+    if (cdi_unit_largest(x, dtype, u) >= l->limit)
+        for (uint64_t i = u * size; i < (u + 1) * size; i++)
+            cdi_look_at(l, i, cdi_magnitude(x, dtype, i), cdi_inf_bits(dtype));
 }
 
 CDI_INLINE void cdi_cast_look_body(const struct cdi_kernel_thread *t, const struct cdi_cast_look_args *a)
 {
     const struct cdi_cast_args *c = &a->cast;
-    const uint64_t from = cdi_units(c->from, c->count, c->from_type), to = cdi_units(c->to, c->count, c->to_type);
-    const uint64_t units = from < to ? from : to;
+    const uint64_t units = cdi_cast_units(c), each = 8 / cdi_unit_of(c->from_type);
 
     for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t)) {
-        cdi_look_unit(&a->look, c->from, c->from_type, u);
+        for (uint64_t k = 0; k < each; k++)
+            cdi_look_unit(&a->look, c->from, c->from_type, u * each + k);
         cdi_cast_unit(c, u);
     }
-    for (uint64_t i = units * 4 + cdi_first_unit(t); i < c->count; i += cdi_unit_step(t)) {
-        cdi_look_at(&a->look, i, cdi_find_bits(c->from, c->from_type, i), cdi_find_inf(c->from_type));
+    for (uint64_t i = units * 8 + cdi_first_unit(t); i < c->count; i += cdi_unit_step(t)) {
+        cdi_look_at(&a->look, i, cdi_magnitude(c->from, c->from_type, i), cdi_inf_bits(c->from_type));
         cdi_cast_at(c, i);
     }
 }
@@ -67,11 +62,11 @@ CDI_INLINE void cdi_scale_look_body(const struct cdi_kernel_thread *t, const str
 
     for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t)) {
         cdi_look_unit(&a->look, s->x, s->dtype, u);
-        cdi_scale_unit(s, u);
+        cdi_scale_unit(s->x, s->x, s->dtype, (float)s->factor, u);
     }
-    for (uint64_t i = units * 4 + cdi_first_unit(t); i < s->count; i += cdi_unit_step(t)) {
-        cdi_look_at(&a->look, i, cdi_find_bits(s->x, s->dtype, i), cdi_find_inf(s->dtype));
-        cdi_scale_at(s, i);
+    for (uint64_t i = units * cdi_unit_of(s->dtype) + cdi_first_unit(t); i < s->count; i += cdi_unit_step(t)) {
+        cdi_look_at(&a->look, i, cdi_magnitude(s->x, s->dtype, i), cdi_inf_bits(s->dtype));
+        cdi_scale_at(s->x, s->x, s->dtype, s->factor, i);
     }
 }
 
@@ -89,15 +84,13 @@ CDI_INLINE uint64_t cdi_look_bits(const uint8_t *x, uint64_t size)
 CDI_INLINE uint64_t cdi_look_chunk(const struct cdi_kernel_thread *t, const struct cdi_kernel_span *s, uint64_t size,
                                    uint64_t limit)
 {
-    const uint64_t inf = cdi_find_inf(s->dtype);
+    const uint64_t inf = cdi_inf_bits(s->dtype);
     uint64_t worst = CDI_FINITE;
 
     if (cdi_is_aligned(s->x, size))
-        for (uint64_t i = (uint64_t)t->thread * 4; i < s->count; i += (uint64_t)t->n_threads * 4)
-            worst = cdi_find_unit(worst, s, i, limit, inf);
-    else
-        for (uint64_t i = t->thread; i < s->count; i += t->n_threads)
-            worst = cdi_find_worse(worst, cdi_look_bits((const uint8_t *)s->x + i * size, size), limit, inf);
+        return cdi_find_range(t, s->x, s->dtype, 0, s->count, limit);
+    for (uint64_t i = t->thread; i < s->count; i += t->n_threads)
+        worst = cdi_find_worse(worst, cdi_look_bits((const uint8_t *)s->x + i * size, size), limit, inf);
     return worst;
 }
 

@@ -48,7 +48,11 @@ CDI_INLINE double cdi_tally_load(const void *x, int32_t dtype, uint64_t i)
                                    : (double)cdi_widen(((const uint16_t *)x)[i], dtype);
 }
 
-/* Adds elements i to i + 3, in this order, as far as they exist. */
+typedef struct __attribute__((aligned(8), may_alias)) cdi_four_narrow {
+    uint16_t part[4];
+} cdi_four_narrow;
+
+/* Adds elements i to i + 3, in this order, as far as they exist. Of 16 bits too, as the order of a sum is fixed. */
 CDI_INLINE double cdi_tally_unit(double sum, const struct cdi_kernel_span *s, uint64_t i, int32_t largest)
 {
     if (s->count - i >= 4 && s->dtype == CDDP_FLOAT32 && cdi_is_aligned(s->x, sizeof(cdi_wide))) {
@@ -57,8 +61,8 @@ CDI_INLINE double cdi_tally_unit(double sum, const struct cdi_kernel_span *s, ui
         for (int k = 0; k < 4; k++)
             sum = cdi_tally_element(sum, (double)cdi_float_of_bits(x.part[k]), largest);
     } else if (s->count - i >= 4 && s->dtype != CDDP_FLOAT32 && s->dtype != CDDP_FLOAT64 &&
-               cdi_is_aligned(s->x, sizeof(cdi_narrow))) {
-        const cdi_narrow x = ((const cdi_narrow *)s->x)[i / 4];
+               cdi_is_aligned(s->x, sizeof(cdi_four_narrow))) {
+        const cdi_four_narrow x = ((const cdi_four_narrow *)s->x)[i / 4];
 
         for (int k = 0; k < 4; k++)
             sum = cdi_tally_element(sum, (double)cdi_widen(x.part[k], s->dtype), largest);
@@ -130,23 +134,17 @@ CDI_INLINE double cdi_clip_factor(const struct cdi_clip_args *a)
 
 CDI_INLINE void cdi_clip_body(const struct cdi_kernel_thread *t, const struct cdi_clip_args *a)
 {
-    struct cdi_scale_args scale = {0, 0, cdi_clip_factor(a), 0, 0, 0, 0};
+    const double factor = cdi_clip_factor(a);
 
-    if (scale.factor >= 1)
+    if (factor >= 1)
         return; /* false for a NaN, which all elements are multiplied by */
     for (uint32_t c = t->block; c < a->n_chunks; c += t->n_blocks) {
         const struct cdi_kernel_span *s = &a->span[cdi_span_of_chunk(a->span, a->n, c)];
         uint64_t at = (uint64_t)(c - s->first_chunk) * CDI_SPAN_CHUNK, rest = s->count - at;
-        uint64_t size = s->dtype == CDDP_FLOAT64 ? 8 : s->dtype == CDDP_FLOAT32 ? 4 : 2, units;
+        uint64_t size = s->dtype == CDDP_FLOAT64 ? 8 : s->dtype == CDDP_FLOAT32 ? 4 : 2;
+        void *x = (uint8_t *)s->x + at * size;
 
-        scale.x = (uint8_t *)s->x + at * size;
-        scale.dtype = s->dtype;
-        scale.count = rest < CDI_SPAN_CHUNK ? rest : CDI_SPAN_CHUNK;
-        units = cdi_units(scale.x, scale.count, scale.dtype);
-        for (uint64_t u = t->thread; u < units; u += t->n_threads)
-            cdi_scale_unit(&scale, u);
-        for (uint64_t i = units * 4 + t->thread; i < scale.count; i += t->n_threads)
-            cdi_scale_at(&scale, i);
+        cdi_scale_range(t->thread, t->n_threads, x, x, rest < CDI_SPAN_CHUNK ? rest : CDI_SPAN_CHUNK, s->dtype, factor);
     }
 }
 

@@ -121,27 +121,110 @@ CDI_INLINE void cdi_update_f64(const struct cdi_kernel_thread *t, const struct c
     }
 }
 
+/* Four elements, whose new values it returns; m, v: NULL, or where their state is. */
+CDI_INLINE cdi_wide cdi_step_four(const struct cdi_now_f32 *now, cdi_wide w, cdi_wide g, cdi_wide *m, cdi_wide *v)
+{
+    cdi_wide m4 = {{0, 0, 0, 0}}, v4 = {{0, 0, 0, 0}};
+
+    if (m != NULL)
+        m4 = *m;
+    if (v != NULL)
+        v4 = *v;
+    for (int k = 0; k < 4; k++) {
+        float m1 = cdi_float_of_bits(m4.part[k]), v1 = cdi_float_of_bits(v4.part[k]);
+
+        w.part[k] =
+            cdi_bits_of_float(cdi_element_step_f32(now, cdi_float_of_bits(w.part[k]), cdi_float_of_bits(g.part[k]),
+                                                   m != NULL ? &m1 : NULL, v != NULL ? &v1 : NULL));
+        m4.part[k] = cdi_bits_of_float(m1);
+        v4.part[k] = cdi_bits_of_float(v1);
+    }
+    if (m != NULL)
+        *m = m4;
+    if (v != NULL)
+        *v = v4;
+    return w;
+}
+
+/* Returns the elements of [from, to) that units of `unit` elements take, from being a multiple of them. */
+CDI_INLINE uint64_t cdi_update_wide(const struct cdi_kernel_piece *p, uint64_t from, uint64_t to, uint64_t unit)
+{
+    const uintptr_t all = (uintptr_t)p->w | (uintptr_t)p->g | (uintptr_t)p->m | (uintptr_t)p->v | (uintptr_t)p->master;
+
+    return all % sizeof(cdi_wide) == 0 ? (to - from) / unit * unit : 0;
+}
+
+CDI_INLINE cdi_wide *cdi_four_at(void *x, uint64_t i)
+{
+    return x == NULL ? NULL : (cdi_wide *)x + i / 4;
+}
+
 CDI_INLINE void cdi_update_f32(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
                                const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
 {
     const struct cdi_now_f32 now = cdi_now_of_f32(a, &a->rows[p->row]);
+    const uint64_t wide = from + cdi_update_wide(p, from, to, 4);
     float *w = (float *)p->w, *g = (float *)p->g, *m = (float *)p->m, *v = (float *)p->v;
 
-    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+    for (uint64_t i = from + (uint64_t)t->thread * 4; i < wide; i += (uint64_t)t->n_threads * 4) {
+        cdi_wide *const at = (cdi_wide *)p->w + i / 4, *const of_g = (cdi_wide *)p->g + i / 4;
+        const cdi_wide made = cdi_step_four(&now, *at, *of_g, cdi_four_at(m, i), cdi_four_at(v, i));
+
+        *at = made;
+        if (a->publish)
+            *of_g = made;
+    }
+    for (uint64_t i = wide + t->thread; i < to; i += t->n_threads) {
         w[i] = cdi_element_step_f32(&now, w[i], g[i], m == NULL ? NULL : m + i, v == NULL ? NULL : v + i);
         if (a->publish)
             g[i] = w[i];
     }
 }
 
+/* Eight elements from i on, in two halves, since more would take many registers. */
+CDI_INLINE void cdi_update_eight(const struct cdi_now_f32 *now, const struct cdi_kernel_piece *p, int publish,
+                                 uint64_t i)
+{
+    cdi_narrow *const of_g = (cdi_narrow *)p->g + i / 8;
+    cdi_narrow w, g = {{0, 0, 0, 0, 0, 0, 0, 0}};
+
+    if (!p->long_g)
+        g = *of_g;
+    for (int half = 0; half < 2; half++) {
+        const uint64_t at = i + 4 * (uint64_t)half;
+        cdi_wide *const master = (cdi_wide *)(void *)p->master + at / 4;
+        cdi_wide d;
+
+        if (p->long_g)
+            d = ((cdi_wide *)p->g)[at / 4];
+        else
+            for (int k = 0; k < 4; k++)
+                d.part[k] = cdi_bits_of_float(cdi_widen(g.part[4 * half + k], p->dtype));
+        d = cdi_step_four(now, *master, d, cdi_four_at(p->m, at), cdi_four_at(p->v, at));
+        *master = d;
+        for (int k = 0; k < 4; k++) {
+            w.part[4 * half + k] = cdi_round(cdi_float_of_bits(d.part[k]), p->dtype);
+            d.part[k] = cdi_bits_of_float(cdi_widen(w.part[4 * half + k], p->dtype));
+        }
+        if (publish && p->long_g)
+            ((cdi_wide *)p->g)[at / 4] = d;
+    }
+    ((cdi_narrow *)p->w)[i / 8] = w;
+    if (publish && !p->long_g)
+        *of_g = w;
+}
+
 CDI_INLINE void cdi_update_narrow(const struct cdi_kernel_thread *t, const struct cdi_update_args *a,
                                   const struct cdi_kernel_piece *p, uint64_t from, uint64_t to)
 {
     const struct cdi_now_f32 now = cdi_now_of_f32(a, &a->rows[p->row]);
+    const uint64_t wide = from + cdi_update_wide(p, from, to, 8);
     uint16_t *w = (uint16_t *)p->w, *g = (uint16_t *)p->g;
     float *m = (float *)p->m, *v = (float *)p->v, *long_g = (float *)p->g;
 
-    for (uint64_t i = from + t->thread; i < to; i += t->n_threads) {
+    for (uint64_t i = from + (uint64_t)t->thread * 8; i < wide; i += (uint64_t)t->n_threads * 8)
+        cdi_update_eight(&now, p, a->publish, i);
+    for (uint64_t i = wide + t->thread; i < to; i += t->n_threads) {
         const float d = p->long_g ? long_g[i] : cdi_widen(g[i], p->dtype);
 
         p->master[i] = cdi_element_step_f32(&now, p->master[i], d, m == NULL ? NULL : m + i, v == NULL ? NULL : v + i);
