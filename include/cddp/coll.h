@@ -16,11 +16,11 @@ extern "C" {
  * been waited for; host memory is then copied there and back). They may be called from any thread, but the order of all
  * collectives of a communicator (those of reducers included) must be the same on every rank. Two communicators are two
  * orders: on the CPU, ranks may start collectives on both in different orders (cddp_coll_start); with NCCL that may
- * hang. They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was communicated); CDDP_E_UNSUPPORTED (a reduction
- * that the backend does not do, see cddp_redop; likewise); CDDP_E_MISMATCH (ranks called different collectives);
- * CDDP_E_PEER (a rank died; the error message names it); CDDP_E_TIMEOUT (the error message names the missing ranks);
- * CDDP_E_IO (the connection of two ranks broke, and neither is known to have died; the error message names them);
- * CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
+ * hang (cddp_comm_split). They return CDDP_OK; CDDP_E_INVALID (a bad argument; nothing was communicated);
+ * CDDP_E_UNSUPPORTED (a reduction that the backend does not do, see cddp_redop; likewise); CDDP_E_MISMATCH (ranks
+ * called different collectives); CDDP_E_PEER (a rank died; the error message names it); CDDP_E_TIMEOUT (the error
+ * message names the missing ranks); CDDP_E_IO (the connection of two ranks broke, and neither is known to have died;
+ * the error message names them); CDDP_E_ABORTED; CDDP_E_NOMEM. A count of 0 is allowed.
  */
 
 /*

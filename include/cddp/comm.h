@@ -199,11 +199,18 @@ typedef struct cddp_split_options {
  * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
  * *out is NULL. cddp_rank and cddp_world_size count within the part, and so do error messages; local and node ranks,
  * and the rank of cddp_error_info, are those of the job. A part has its own reducers and its own errors: a rank that
- * fails in one part does not end the others. cddprun shows collectives of eight parts at once. opt may be NULL; all
- * ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it. Call it from one
- * thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED (unknown members of
- * *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get it); CDDP_E_NOMEM;
- * CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
+ * fails in one part does not end the others. cddprun shows collectives of eight parts at once.
+ *
+ * With NCCL, ranks start the operations of all communicators that use a GPU in one order: two ranks that have two
+ * communicators in common start operations on both in the same order, in whichever threads, and a step of a reducer is
+ * operations, too. Otherwise they may hang, until the timeout. libcddp puts operations on the GPU in the order in which
+ * the process starts them, over all of its communicators. An operation that connects ranks for the first time delays
+ * those after it; if its communicator fails, these go on.
+ *
+ * opt may be NULL; all ranks of a part want the same backend. Release it with cddp_finalize, before comm or after it.
+ * Call it from one thread at a time. Returns CDDP_OK; CDDP_E_INVALID (also an unknown backend); CDDP_E_UNSUPPORTED
+ * (unknown members of *opt); CDDP_E_MISMATCH (ranks of one color want different backends: all ranks of that color get
+ * it); CDDP_E_NOMEM; CDDP_E_LIMIT (split from one another too often); or what a collective or cddp_init may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_comm_split(cddp_comm **out, cddp_comm *comm, int color, int key,
                                                     const cddp_split_options *opt);

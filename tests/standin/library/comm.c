@@ -143,6 +143,7 @@ static struct ncclComm *comm_create(CUcontext ctx, const ncclConfig_t *config, c
         comm->blocking = config->blocking != 0;
     si_lock();
     comm->random = si_seed(3, ++n_comms_ever);
+    comm->number = (uint8_t)n_comms_ever;
     (void)snprintf(comm->name, sizeof comm->name, "%llu", (unsigned long long)n_comms_ever);
     for (size_t i = 0; i < COMMS && !kept; i++)
         if (comms[i] == NULL) {

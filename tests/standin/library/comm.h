@@ -50,6 +50,7 @@ struct ncclComm {
     CUcontext ctx;
     struct segment seg;
     char name[64];
+    uint8_t number; /* of its creation in this process: 1, 2, ... */
     bool blocking, finalized;
     uint32_t abort;
     int32_t state;     /* ncclResult_t, atomic: of the last call or its thread */

@@ -114,6 +114,12 @@ STANDIN_API void standin_configure(void);
 /* Returns how often the calling thread has called ncclCommGetAsyncError. */
 STANDIN_API uint64_t standin_asked(void);
 
+/*
+ * Writes the communicators of NCCL's first launches, at most cap, in the order in which they came on streams, also on
+ * ones that capture: a communicator is its number in the order of creation in this process, from 1. Returns how many.
+ */
+STANDIN_API size_t standin_launch_order(uint8_t *out, size_t cap);
+
 /* Returns the number of launches of this kernel that were put on a stream. Any thread. */
 STANDIN_API uint64_t standin_launched(const char *kernel);
 /* Returns how often memory of a device, or pinned memory, was allocated or freed in this process. */

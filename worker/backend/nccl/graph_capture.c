@@ -294,8 +294,12 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
     call->stream = b->device.captured;
     call->ops = ops;
     call->n_ops = n;
+    st = cdi_issue_take_turn(b, err);
+    if (st != CDDP_OK)
+        return st;
     r = cdi_nccl_call(b, cdi_nccl_calls);
     st = cdi_nccl_wait_ready(b, b->comm, r, "capturing it", cdi_deadline_ms(cdi_now_ms(), b->world.timeout_ms), err);
+    cdi_issue_give_turn(b);
     return st == CDDP_OK ? st : cdi_gpu_fail_in(b, name, err);
 }
 

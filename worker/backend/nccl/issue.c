@@ -10,6 +10,58 @@
 #include "worker/backend/nccl/state/ring.h"
 #include "worker/backend/nccl/state/stamps.h"
 
+#include <time.h>
+
+#define DEVICES 64 /* devices whose numbers are equal modulo this share a turn */
+
+/*
+ * The communicators of a process on one GPU take turns: NCCL gets one launch at a time, and the next one when that is
+ * on its stream. Launches so come on the GPU in the order in which they were begun, whichever thread makes them.
+ * Otherwise one that connects, in the call thread or in a thread of NCCL, would be overtaken, on some ranks only. NCCL
+ * wants one order on all ranks ("Using multiple NCCL communicators concurrently" in its user guide): a call of the
+ * driver in one launch may wait for the kernels of another one, which wait for peers.
+ *
+ * NCCL_LAUNCH_ORDER_IMPLICIT (2.26) is left to the user. It makes also the kernels begin in this order, and costs each
+ * launch two waits of streams and two events, in a single communicator, too (enqueue.cc, ncclLaunchPrepare and
+ * ncclLaunchFinish). It needs these turns: NCCL takes its stream of the order without a lock.
+ */
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
+static const struct cdi_backend *turn_of[DEVICES];
+
+/* A communicator that has failed loses its turn: no call can be relied on to return. */
+static bool try_turn(const struct cdi_backend *b)
+{
+    const struct cdi_backend **at = &turn_of[(unsigned)b->device.info.device % DEVICES];
+    bool mine;
+
+    (void)pthread_mutex_lock(&turn_lock);
+    mine = *at == NULL || *at == b || atomic_load(&(*at)->failed);
+    if (mine)
+        *at = b;
+    (void)pthread_mutex_unlock(&turn_lock);
+    return mine;
+}
+
+cddp_status cdi_issue_take_turn(struct cdi_backend *b, struct cdi_error *err)
+{
+    const struct timespec nap = {.tv_nsec = 50000};
+    cddp_status st = CDDP_OK;
+
+    while (!try_turn(b) && (st = cdi_gpu_health_now(b, err)) == CDDP_OK)
+        (void)nanosleep(&nap, NULL);
+    return st;
+}
+
+void cdi_issue_give_turn(const struct cdi_backend *b)
+{
+    const struct cdi_backend **at = &turn_of[(unsigned)b->device.info.device % DEVICES];
+
+    (void)pthread_mutex_lock(&turn_lock);
+    if (*at == b)
+        *at = NULL;
+    (void)pthread_mutex_unlock(&turn_lock);
+}
+
 static cddp_status issue_record(struct cdi_backend *b, CUevent e, struct cdi_error *err)
 {
     return cdi_cuda_check(cdi_cuda.event_record(e, b->device.stream), "recording an event", err);
@@ -120,6 +172,7 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
     if (b->issued == b->begun)
         return CDDP_OK;
     st = cdi_nccl_wait_ready(b, b->comm, r, "starting it", cdi_deadline_ms(b->begun_ms, b->world.timeout_ms), &why);
+    cdi_issue_give_turn(b);
     /* Our own timeout, not one that NCCL or a peer has reported: NCCL waits for a rank; find out which. */
     if (st == CDDP_E_TIMEOUT && !atomic_load(&b->failed) &&
         cdi_now_ms() >= cdi_deadline_ms(b->begun_ms, b->world.timeout_ms)) {
@@ -164,6 +217,9 @@ static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
     st = issue_before(b, first, last, err);
     if (st != CDDP_OK)
         return cdi_gpu_fail_in(b, &cdi_slot_of(b, first)->one.op, err);
+    st = cdi_issue_take_turn(b, err);
+    if (st != CDDP_OK)
+        return st;
     if (!cdi_nccl_enter(b))
         return cdi_gpu_health_now(b, err);
     r = issue_calls(b, first, last);
@@ -197,6 +253,6 @@ cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err)
 
 void cdi_issue_try_start(struct cdi_backend *b)
 {
-    if (b->begun < b->enqueued && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess)
+    if (b->begun < b->enqueued && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess && try_turn(b))
         (void)cdi_issue_start(b, NULL); /* this sets the sticky error */
 }

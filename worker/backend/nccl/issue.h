@@ -7,6 +7,13 @@
 
 /* Calls NCCL for every ticket, if the communicator is healthy. */
 cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);
+/*
+ * Enclose a launch of NCCL, from the call until NCCL has put it on the stream: one at a time for each GPU, over all
+ * communicators of the process. Take waits, and returns the sticky error that ends the wait. It needs nothing of the
+ * other communicator, whose threads give its turn back, or have it fail.
+ */
+cddp_status cdi_issue_take_turn(struct cdi_backend *b, struct cdi_error *err);
+void cdi_issue_give_turn(const struct cdi_backend *b);
 /* Starts operations that are held back, if NCCL takes them at once. */
 void cdi_issue_try_start(struct cdi_backend *b);
 /*

@@ -169,6 +169,7 @@ static void gpu_leave(struct cdi_backend *b)
     if (b->is_idle)
         cdi_gpu_regions_detach(b);
     b->is_idle = b->is_idle && cdi_communicator_release(b);
+    cdi_issue_give_turn(b); /* it has failed with a launch under way */
     cdi_device_leave(&b->device);
 }
 

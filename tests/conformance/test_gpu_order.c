@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several communicators on one GPU, on the stand-in: their launches come on the GPU in the order in which the program
+ * starts them, on every rank. A communicator that waits for a peer delays the others, but its failure does not, and
+ * they notice a death meanwhile.
+ */
+#include "common/clock.h"
+#include "ranks.h"
+#include "standin.h"
+#include "within.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define KNOWN 100u /* elements of an operation whose connections exist */
+#define CHILD_S 60
+#define LATE_MS 300
+#define KNOWN_MS 1000
+#define ROUNDS 40
+
+static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
+
+static void moment(void)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+
+    (void)nanosleep(&ms, NULL);
+}
+
+static int now(void)
+{
+    return (int)(cdi_now_ms() & 0x3fffffff);
+}
+
+/* A communicator, and memory of the device. */
+struct part {
+    struct cdi_backend *b;
+    void *x;
+};
+
+static struct cdi_coll all_reduce(const struct part *p, size_t count)
+{
+    return (struct cdi_coll){
+        .kind = CDI_ALL_REDUCE, .in = p->x, .out = p->x, .count = count, .dtype = CDDP_FLOAT32, .bucket = -1};
+}
+
+static cddp_status start(struct rank *r, const struct part *p, size_t count, uint64_t *ticket)
+{
+    const struct cdi_coll op = all_reduce(p, count);
+
+    return r->ops->enqueue(p->b, &op, ticket, &r->err);
+}
+
+static cddp_status run(struct rank *r, const struct part *p, size_t count)
+{
+    uint64_t ticket;
+    cddp_status st = start(r, p, count, &ticket);
+
+    return st == CDDP_OK ? r->ops->join(p->b, ticket, &r->err) : st;
+}
+
+/* Two parts of both ranks, whose connections for KNOWN elements exist. The first has the time limit. */
+static int open_parts(struct rank *r, struct part part[2], int64_t timeout_ms)
+{
+    static const float zeros[4096];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 0; i < 2; i++) {
+        const struct cdi_split all = {.key = r->rank, .n = 2, .timeout_ms = i == 0 ? timeout_ms : 0};
+
+        RANK_CHECK(r->ops->split(r->b, &all, &part[i].b, &r->err) == CDDP_OK);
+        part[i].x = rank_lend(r, zeros, sizeof zeros);
+        RANK_CHECK(run(r, &part[i], KNOWN) == CDDP_OK);
+    }
+    return 0;
+}
+
+static void close_parts(struct rank *r, struct part part[2])
+{
+    for (int i = 0; i < 2; i++) {
+        r->ops->destroy(part[i].b);
+        rank_return(r, NULL, part[i].x, 0);
+    }
+}
+
+/* Compares the orders of both ranks. */
+static int compare_orders(struct rank *r)
+{
+    uint8_t mine[256], theirs[256];
+    const char *const key[] = {"order/0", "order/1"};
+    size_t n = standin_launch_order(mine, sizeof mine), len = 0;
+    struct cdi_oob board = rank_oob(r);
+
+    RANK_CHECK(board.set(board.arg, key[r->rank], mine, n, &r->err) == CDDP_OK);
+    RANK_CHECK(board.get(board.arg, key[1 - r->rank], theirs, sizeof theirs, &len, 10000, &r->err) == CDDP_OK);
+    RANK_CHECK(n == len, "%zu and %zu launches", n, len);
+    for (size_t i = 0; i < n; i++)
+        RANK_CHECK(mine[i] == theirs[i], "launch %zu is of communicator %d here, of %d there", i, mine[i], theirs[i]);
+    return 0;
+}
+
+static void set_flag(struct rank *r, int i)
+{
+    atomic_store(&r->board->flag[i], now() + 1);
+}
+
+/* Returns whether the flag was set in time. */
+static bool await_flag(struct rank *r, int i, int ms)
+{
+    for (; atomic_load(&r->board->flag[i]) == 0 && ms > 0; ms--)
+        moment();
+    return atomic_load(&r->board->flag[i]) != 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------- the order */
+
+/*
+ * Rank 0 starts an operation that connects, and so waits for rank 1, which is late; then a known one on the other part.
+ * Rank 1 starts both in the same order.
+ */
+static int connect_first(struct rank *r)
+{
+    struct part part[2];
+    uint64_t ticket[2];
+
+    if (open_parts(r, part, 0) != 0)
+        return 1;
+    if (r->rank == 1)
+        (void)await_flag(r, 0, LATE_MS); /* rank 0 has put the second one on the GPU; unless that waits for the first */
+    RANK_CHECK(start(r, &part[0], 2 * KNOWN, &ticket[0]) == CDDP_OK);
+    if (r->rank == 1)
+        RANK_CHECK(r->ops->join(part[0].b, ticket[0], &r->err) == CDDP_OK);
+    RANK_CHECK(start(r, &part[1], KNOWN, &ticket[1]) == CDDP_OK);
+    set_flag(r, r->rank);
+    for (int i = 0; i < 2; i++)
+        RANK_CHECK(r->ops->join(part[i].b, ticket[i], &r->err) == CDDP_OK);
+    close_parts(r, part);
+    return compare_orders(r);
+}
+
+/* Operations of new and known shapes take turns, without a wait of the program. */
+static int take_turns(struct rank *r)
+{
+    struct part part[2];
+    uint64_t ticket[2] = {0, 0};
+
+    if (open_parts(r, part, 0) != 0)
+        return 1;
+    for (size_t i = 0; i < ROUNDS; i++)
+        RANK_CHECK(start(r, &part[i % 2], i % 3 == 0 ? KNOWN : KNOWN + i, &ticket[i % 2]) == CDDP_OK);
+    for (int i = 0; i < 2; i++)
+        RANK_CHECK(r->ops->join(part[i].b, ticket[i], &r->err) == CDDP_OK);
+    close_parts(r, part);
+    return compare_orders(r);
+}
+
+/* ---------------------------------------------------------------------------------------------- failures meanwhile */
+
+/* Rank 1 dies while the second part waits for the first one's operation, which connects. */
+static int die_meanwhile(struct rank *r)
+{
+    struct part part[2];
+    uint64_t ticket = 0;
+    cddp_status st;
+    int took;
+
+    if (open_parts(r, part, 0) != 0)
+        return 1;
+    if (r->rank == 1) {
+        (void)await_flag(r, 0, LATE_MS);
+        for (int i = 0; i < LATE_MS / 3; i++)
+            moment(); /* rank 0 is in the second call */
+        set_flag(r, 1);
+        (void)raise(SIGKILL);
+    }
+    RANK_CHECK(start(r, &part[0], 2 * KNOWN, &ticket) == CDDP_OK);
+    set_flag(r, 0);
+    st = run(r, &part[1], KNOWN);
+    took = now() - atomic_load(&r->board->flag[1]);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    RANK_CHECK(took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);
+    st = r->ops->join(part[0].b, ticket, &r->err);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    _exit(0); /* what a call that could not be ended may still use is left */
+}
+
+/* Rank 1 never comes to the first part's operation: it times out, and the second part goes on. */
+static int time_out_meanwhile(struct rank *r)
+{
+    struct part part[2];
+    uint64_t ticket = 0;
+    cddp_status st;
+
+    if (open_parts(r, part, LATE_MS) != 0)
+        return 1;
+    if (r->rank == 0)
+        RANK_CHECK(start(r, &part[0], 2 * KNOWN, &ticket) == CDDP_OK);
+    RANK_CHECK(run(r, &part[1], KNOWN) == CDDP_OK);
+    if (r->rank == 0) {
+        st = r->ops->join(part[0].b, ticket, &r->err);
+        RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "within 0.3 s") != NULL);
+        set_flag(r, 0);
+    }
+    (void)await_flag(r, 0, CHILD_S * 1000);
+    RANK_CHECK(run(r, &part[1], KNOWN) == CDDP_OK, "and once more");
+    r->ops->destroy(part[1].b);
+    _exit(0);
+}
+
+/* Rank 0 fills the first part's stream until a launch waits in the driver; the second part then waits for it. */
+static void *fill(void *arg)
+{
+    struct rank *r = ((void **)arg)[0];
+    const struct part *p = ((void **)arg)[1];
+    struct cdi_coll op = all_reduce(p, KNOWN);
+    struct cdi_error err;
+    uint64_t ticket;
+
+    for (int i = 0; r->ops->enqueue(p->b, &op, &ticket, &err) == CDDP_OK; i++)
+        if (i == 3)
+            set_flag(r, 0);
+    return NULL;
+}
+
+static int die_beside_a_full_stream(struct rank *r)
+{
+    struct part part[2];
+    void *arg[] = {r, &part[0]};
+    pthread_t thread;
+    cddp_status st;
+    int took;
+
+    if (open_parts(r, part, 0) != 0)
+        return 1;
+    (void)setenv("CDDP_STANDIN_QUEUE", "64", 1);
+    standin_configure();
+    if (r->rank == 1) {
+        (void)await_flag(r, 0, CHILD_S * 1000);
+        for (int i = 0; i < LATE_MS; i++)
+            moment();
+        set_flag(r, 1);
+        (void)raise(SIGKILL);
+    }
+    RANK_CHECK(pthread_create(&thread, NULL, fill, arg) == 0);
+    (void)await_flag(r, 0, CHILD_S * 1000);
+    for (int i = 0; i < LATE_MS / 3; i++)
+        moment();
+    st = run(r, &part[1], KNOWN);
+    took = now() - atomic_load(&r->board->flag[1]);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    RANK_CHECK(took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);
+    RANK_CHECK(pthread_join(thread, NULL) == 0);
+    st = r->ops->health(part[0].b, &r->err);
+    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
+    _exit(0);
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *what;
+        rank_fn fn;
+        int killed; /* -1: none */
+    } tests[] = {
+        {"a known operation does not overtake one that connects", connect_first, -1},
+        {"launches take turns in the same order on both ranks", take_turns, -1},
+        {"a death while another communicator connects", die_meanwhile, 1},
+        {"a timeout of one communicator lets the others go on", time_out_meanwhile, -1},
+        {"a death while another communicator fills its stream", die_beside_a_full_stream, 1},
+    };
+    const char *only = argc > 1 ? argv[1] : "";
+    int n = 0, n_failed = 0;
+
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        int status[RANKS_MAX], bad, killed = tests[i].killed;
+        bool ok;
+
+        if (strstr(tests[i].what, only) == NULL)
+            continue;
+        bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, NULL, status);
+        ok = killed < 0 ? bad == 0 : bad == 1 && WIFSIGNALED(status[killed]) && WTERMSIG(status[killed]) == SIGKILL;
+        printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n, tests[i].what);
+        (void)fflush(stdout);
+        n_failed += !ok;
+    }
+    printf("1..%d\n", n);
+    return n_failed != 0;
+}
