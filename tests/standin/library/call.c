@@ -218,13 +218,16 @@ static ncclResult_t push_locked(struct si_calls *c, CUstream handle, const struc
 static ncclResult_t call_push(struct si_calls *calls, CUstream stream, const struct si_clock *seen)
 {
     struct si_op *op = si_op_create(calls->call[0].name, call_run, sizeof(struct si_calls *));
+    struct ncclComm *comm = calls->comm;
     ncclResult_t rc = op == NULL ? ncclSystemError : ncclSuccess;
 
     if (rc == ncclSuccess) {
         *(struct si_calls **)op->data = calls;
+        (void)__atomic_add_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL); /* it may wait for room on the stream */
         si_lock();
         rc = push_locked(calls, stream, seen, op);
         si_unlock();
+        (void)__atomic_sub_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
     }
     if (rc == ncclSuccess) {
         op = NULL;
@@ -537,8 +540,9 @@ static ncclResult_t call_check(struct ncclComm *comm, const struct si_call *c)
     if (!message && si_is_float8(c->type) && c->count > 0 && si_settings.capability < 90)
         return si_comm_refuse(comm, ncclInvalidArgument, "%s: floats of 8 bits on a GPU of capability %d", c->name,
                               si_settings.capability);
-    if (comm->finalized)
-        return si_comm_refuse(comm, ncclInvalidUsage, "%s: communicator '%s' has been finalized", c->name, comm->name);
+    if (comm->finalized || comm->revoked)
+        return si_comm_refuse(comm, ncclInvalidUsage, "%s: communicator '%s' has been finalized or revoked", c->name,
+                              comm->name);
     return ncclSuccess;
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define COMMS 256
+#define REVOKE 22809 /* the oldest source that was read for ncclCommRevoke */
 
 static struct ncclComm *comms[COMMS];              /* alive */
 static char last_error[256] = "\x1b[31mno text\n"; /* as NCCL ends its own, and as a plugin may colour them */
@@ -234,7 +235,9 @@ ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclC
     if (si_group_defers(comm, fn, arg))
         return ncclSuccess;
     si_comm_ref(comm); /* it may be aborted meanwhile */
+    (void)__atomic_add_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
     rc = fn(comm, arg);
+    (void)__atomic_sub_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
     si_comm_unref(comm);
     return rc;
 }
@@ -556,6 +559,40 @@ SI_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
+/*
+ * Ends waits for peers, waits for what is on NCCL's streams, stops the proxy, and takes the abort flags back; all that
+ * before ncclCommAbort frees (init.cc:2398 of v2.28.9, init.cc:2608 of v2.29.7, commRevokeAsync; so in v2.30.7). A wait
+ * looks at the flag in each turn of its spin (os/linux.cc:297 of v2.29.7), and the flag stays while the proxy's threads
+ * end. A communicator that is being made has no resources yet, which the call uses without a look.
+ */
+static ncclResult_t comm_revoke(ncclComm_t comm, int flags)
+{
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommRevoke", false);
+    int left_ms = 2000;
+
+    if (rc != ncclSuccess || comm == NULL)
+        return rc;
+    if (!si_comm_is_alive(comm) || flags != 0 || comm->finalized || comm->revoked)
+        return si_comm_refuse(NULL, ncclInvalidArgument,
+                              "ncclCommRevoke: flags, or a communicator that is gone, or was finalized or revoked");
+    if (comm->seg.shared == NULL)
+        si_fault("ncclCommRevoke: communicator '%s' is being made", comm->name);
+    comm->revoked = true;
+    (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
+    synchronise_streams();
+    for (bool waits = true; waits && left_ms > 0; left_ms--) {
+        si_lock();
+        waits = comm->last != NULL && !si_stop_passed(comm->last);
+        si_unlock();
+        waits = waits || __atomic_load_n(&comm->inside, __ATOMIC_ACQUIRE) > 0;
+        if (waits)
+            (void)usleep(1000);
+    }
+    segment_stop(&comm->seg);
+    (void)__atomic_exchange_n(&comm->abort, 0, __ATOMIC_RELEASE);
+    return ncclSuccess;
+}
+
 SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommAbort", false);
@@ -568,6 +605,10 @@ SI_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm)
                               "ncclCommAbort: %p is not a communicator, or was destroyed or aborted", (void *)comm);
     while (__atomic_load_n(&comm->deaf, __ATOMIC_ACQUIRE) > 0)
         (void)usleep(1000);
+    if (comm->revoked && __atomic_load_n(&comm->captured, __ATOMIC_ACQUIRE) > 0) /* no commDestroySync waits for them */
+        si_fault("ncclCommAbort after ncclCommRevoke: graphs hold communicator '%s', which is freed", comm->name);
+    if (comm->blocking && si_version_code() >= REVOKE && __atomic_load_n(&comm->inside, __ATOMIC_ACQUIRE) > 0)
+        si_fault("ncclCommAbort: a call on communicator '%s', which is freed, is under way", comm->name);
     (void)__atomic_exchange_n(&comm->abort, 1, __ATOMIC_RELEASE);
     /* Like a thread that checks no flag: misc/shmutils.cc:186 of v2.28.9, ncclShmemAllgather. */
     while (stuck != NULL && strcmp(stuck, "1") == 0)
@@ -608,7 +649,11 @@ SI_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyn
 /* ------------------------------------------------------------------------------------------------------- questions --
  */
 
+#if NCCL_VERSION_CODE < 22809
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
+#endif
 SI_NEWER(ncclCommInitRankScalable, 22300, init_scalable)
+SI_NEWER(ncclCommRevoke, REVOKE, comm_revoke)
 
 SI_EXPORT ncclResult_t ncclGetVersion(int *out)
 {

@@ -51,13 +51,14 @@ struct ncclComm {
     struct segment seg;
     char name[64];
     uint8_t number; /* of its creation in this process: 1, 2, ... */
-    bool blocking, finalized;
+    bool blocking, finalized, revoked;
     uint32_t abort;
     int32_t state;     /* ncclResult_t, atomic: of the last call or its thread */
     int32_t broken;    /* ncclResult_t, atomic: an error on the network or a stream; it is never cleared */
     uint32_t tasks;    /* running; a wait for their end sleeps on it */
     uint32_t captured; /* launches that graphs hold; likewise */
     uint32_t deaf;     /* operations that run, and that no abort ends */
+    uint32_t inside;   /* callers of a blocking communicator that may wait for peers */
     uint64_t sequence;
     uint64_t random;
     struct si_stop *last; /* after the last operation that was pushed. Locked */

@@ -29,7 +29,7 @@ bool si_connect(const struct si_calls *calls)
     const struct segment_word word = {.kind = -5};
     const char *wanted = cdi_env_str("CDDP_STANDIN_CONNECT");
     struct ncclComm *comm = calls->comm;
-    bool meet = false;
+    bool meet = false, met;
 
     if (!comm->blocking || wanted == NULL || strcmp(wanted, "1") != 0)
         return true;
@@ -42,5 +42,10 @@ bool si_connect(const struct si_calls *calls)
             comm->connected[comm->n_connected++] = shape_of(c);
         meet = true;
     }
-    return !meet || segment_say(&comm->seg, SEGMENT_CALLS, &word);
+    if (!meet)
+        return true;
+    (void)__atomic_add_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
+    met = segment_say(&comm->seg, SEGMENT_CALLS, &word);
+    (void)__atomic_sub_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
+    return met;
 }

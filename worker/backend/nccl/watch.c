@@ -135,13 +135,38 @@ static void watch_await_notified(struct cdi_backend *b)
     (void)pthread_mutex_unlock(&b->error_lock);
 }
 
-static void watch_await_calls(const struct cdi_backend *b)
+/* Waits a moment until no call of NCCL is under way, in the call thread (*returned) or in others. */
+static bool watch_await_calls(const struct cdi_backend *b, bool *returned)
 {
     int64_t until_ms = cdi_now_ms() + INSIDE_MS;
     const struct timespec nap = {.tv_nsec = 100000};
 
+    *returned = b->call_thread == NULL || cdi_call_thread_await(b->call_thread, INSIDE_MS);
     while (atomic_load(&b->n_inside) > 0 && cdi_now_ms() < until_ms)
         (void)nanosleep(&nap, NULL);
+    return *returned && atomic_load(&b->n_inside) == 0;
+}
+
+/*
+ * Ends the calls that are under way. Returns false if one in the call thread has not returned.
+ *
+ * ncclCommAbort would free the data of a call that waits for peers, or in the driver for room on a stream.
+ * ncclCommRevoke sets the same abort flags, those of a child that a split makes included, closes the proxy's sockets,
+ * and takes the flags back, before anything else is freed (init.cc, commRevokeAsync, in 2.28.9, 2.29.7, 2.30.7). Three
+ * limits: it uses resources that a communicator has only once it is made, so it ends no join. A call that does not look
+ * at the flags meanwhile goes on. And the abort after it does not wait for graphs (commReclaim leaves out
+ * commDestroySync), which would then write to freed memory when the program destroys them.
+ */
+static bool watch_end_calls(const struct cdi_backend *b)
+{
+    bool returned;
+
+    if (watch_await_calls(b, &returned) || b->call_thread == NULL || cdi_nccl.comm_revoke == NULL || b->comm == NULL ||
+        atomic_load(&b->captured.n_groups) > 0)
+        return returned;
+    (void)cdi_nccl.comm_revoke(b->comm, 0);
+    (void)watch_await_calls(b, &returned);
+    return returned;
 }
 
 /*
@@ -169,9 +194,7 @@ static void watch_end(struct cdi_backend *b)
     watch_await_late_ranks(b);
     watch_complete_message(b);
     watch_await_notified(b);
-    /* The abort would free the arguments of a call in the call thread. A call that waits for a peer stays, with all
-     * that it uses. */
-    if (b->call_thread != NULL && !cdi_call_thread_await(b->call_thread, INSIDE_MS)) {
+    if (!watch_end_calls(b)) { /* it stays, with all that it uses */
         cdi_peers_notify(b);
         (void)pthread_mutex_lock(&b->error_lock);
         b->abandoned = true;
@@ -179,7 +202,6 @@ static void watch_end(struct cdi_backend *b)
         (void)pthread_mutex_unlock(&b->error_lock);
         return;
     }
-    watch_await_calls(b);
     watch_release_callers(b);
     b->aborted = b->comm != NULL;
     if (b->aborted)

@@ -94,6 +94,10 @@ struct cdi_cuda {
     CUresult (*function_load)(CUfunction f); /* cuFuncLoad of CUDA 12.4; NULL: an older driver */
 };
 
+#if NCCL_VERSION_CODE < 22809
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags); /* a library may be newer than the header */
+#endif
+
 /* X(member, function of NCCL, whether it is required) */
 #define CDI_NCCL_MAP(X)                                    \
     X(version, ncclGetVersion, true)                       \
@@ -102,6 +106,7 @@ struct cdi_cuda {
     X(comm_init_scalable, ncclCommInitRankScalable, false) \
     X(comm_error, ncclCommGetAsyncError, true)             \
     X(comm_abort, ncclCommAbort, true)                     \
+    X(comm_revoke, ncclCommRevoke, false)                  \
     X(comm_finalize, ncclCommFinalize, true)               \
     X(comm_destroy, ncclCommDestroy, true)                 \
     X(comm_split, ncclCommSplit, true)                     \
