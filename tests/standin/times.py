@@ -58,7 +58,7 @@ def hidden():
 
 
 def sampled():
-    """By default the first ten steps are measured, and then each eighth; what is measured is the same."""
+    """By default the first ten steps are measured, and then each eighth; those have the figures of any other."""
     for line in run('sampled', {'CDDP_TIMING': 'on'}):
         check_sums(line, SAMPLED, BUCKETS)
 
