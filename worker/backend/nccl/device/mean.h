@@ -14,6 +14,11 @@
  * For float16 a symmetric reduce-scatter does not use ncclAvg either: one of its kernels takes the sum from the NVLink
  * switch as a float16, and divides it then (device/symmetric/reduce_scatter.cuh, reduceMultimem), when it may be
  * infinite. Dividing before costs a pass over memory, like that of a whole bucket in an all-reduce.
+ *
+ * For float32 and bfloat16 NCCL never multiplies before the sum (ncclAvg without windows, ncclRedOpCreatePreMulSum),
+ * not even by 1/2^k on GPUs without NVLS, where it would cost no pass: types.h states that their sum is multiplied.
+ * Multiplying before it loses bits of numbers below the smallest normal one times 2^k, and hides a sum that is
+ * infinite.
  */
 #ifndef CDI_NCCL_MEAN_H
 #define CDI_NCCL_MEAN_H

@@ -36,6 +36,22 @@ Test(mean, ncclavg_only_for_symmetric_kernels)
     expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_FLOAT32), facts);
 }
 
+/* Not for 2, 4 or 8 ranks either: of tiny and of large numbers a half before the sum gives another mean than after it.
+ */
+Test(mean, ring_and_tree_do_not_multiply_before_the_sum)
+{
+    struct cdi_mean_facts facts = best;
+
+    facts.window = false;
+    facts.nccl_code = 22809;
+    for (facts.n_ranks = 2; facts.n_ranks <= 8; facts.n_ranks *= 2) {
+        expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_FLOAT32), facts);
+        expect(CDI_MEAN_AFTER, mean(CDI_ALL_REDUCE, CDDP_BFLOAT16), facts);
+        expect(CDI_MEAN_AFTER, mean(CDI_REDUCE, CDDP_FLOAT32), facts);
+        expect(CDI_MEAN_AFTER, mean(CDI_REDUCE_SCATTER, CDDP_BFLOAT16), facts);
+    }
+}
+
 /* NCCL has no such kernel, and does not check that before the launch. */
 Test(mean, no_ncclavg_for_all_reduce_in_a_window)
 {
