@@ -66,8 +66,10 @@ typedef struct cddp_init_options {
  * the job of the environment. At one store opt->name tells them apart. A process may be in several at a time, one rank
  * in each.
  *
- * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank: its
- * primary context is current in the calling thread afterwards, and parameters and gradients are memory of that GPU.
+ * The backend is the same on every rank. "cpu" works on host memory. "nccl" works on one NVIDIA GPU per rank, and
+ * parameters and gradients are memory of that GPU. Its primary context is current in the calling thread afterwards,
+ * unless another context was current before, which stays. cddp_init sets variables of NCCL that are not set
+ * (docs/environment.md has the list): no other thread may call getenv meanwhile.
  * "mpi" works on host memory over an MPI, whose launcher has to have started the program; it begins MPI unless the
  * program has, and the sums have the bits of "cpu". Its ranks are those of MPI_COMM_WORLD, or of opt->mpi_comm, an
  * intracommunicator of the program's, which must be there until cddp_init returns. A program that has begun MPI for

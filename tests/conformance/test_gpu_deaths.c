@@ -379,7 +379,7 @@ static int dies_in_a_first_launch(struct rank *r)
     if (r->rank == 1)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     arrive(r);
-    r->n_done = 1; /* over host memory: what is borrowed would be left */
+    r->n_done = 1; /* on host memory: borrowed memory would be left */
     st = rank_do(r, &op);
     return is_named(r, st) != 0 ? 1 : leaves_nothing(r);
 }

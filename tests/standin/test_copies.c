@@ -161,6 +161,83 @@ Test(copies, rejects_memory_of_another_context)
     end(comm);
 }
 
+static void still_mine(CUcontext mine)
+{
+    CUcontext now;
+
+    CU(cuCtxGetCurrent(&now));
+    cr_assert_eq(now, mine);
+}
+
+/* Each call that needs the GPU's context leaves that of the program. */
+Test(copies, leaves_the_context_of_the_program_current)
+{
+    cddp_comm *comm = begin(), *part, *group;
+    CUcontext mine = standin_second_context(0);
+    const int self = 0;
+    uint64_t ticket;
+    float x = 3;
+    cddp_coll_args args = {
+        .size = sizeof args, .coll = CDDP_COLL_ALL_REDUCE, .dtype = CDDP_FLOAT32, .in = &x, .out = &x, .count = 1};
+    cddp_param param = {.size = sizeof(cddp_param), .name = "w", .count = 64, .dtype = CDDP_FLOAT32};
+    cddp_ddp *ddp;
+    void *p;
+
+    end(comm);
+    CU(cuCtxSetCurrent(mine));
+    comm = begin();
+    still_mine(mine);
+    OK(cddp_alloc(comm, 4096, 0, &p));
+    OK(cddp_copy(comm, p, &x, sizeof x));
+    OK(cddp_all_reduce(comm, p, p, 1, CDDP_FLOAT32, CDDP_SUM));
+    OK(cddp_coll_start(comm, &args, 1, &ticket));
+    OK(cddp_coll_wait(comm, ticket));
+    OK(cddp_barrier(comm));
+    still_mine(mine);
+    param.data = p;
+    OK(cddp_ddp_create(&ddp, comm, &param, 1, NULL));
+    OK(cddp_ddp_grad_ready(ddp, 0));
+    OK(cddp_ddp_wait(ddp));
+    cddp_ddp_destroy(ddp);
+    still_mine(mine);
+    OK(cddp_comm_split(&part, comm, 0, 0, NULL));
+    OK(cddp_comm_create_group(&group, comm, &self, 1, 0, NULL));
+    still_mine(mine);
+    OK(cddp_finalize(group));
+    OK(cddp_finalize(part));
+    cddp_free(comm, p);
+    end(comm);
+    still_mine(mine);
+    CU(cuCtxSetCurrent(NULL));
+}
+
+/* A join that fails, too. */
+Test(copies, leaves_the_context_of_the_program_after_a_failure)
+{
+    CUcontext mine;
+    cddp_comm *comm = begin();
+
+    mine = standin_second_context(0);
+    end(comm);
+    CU(cuCtxSetCurrent(mine));
+    cr_assert_eq(setenv("CDDP_STANDIN_FAIL", "cuLibraryLoadData:1:222", 1), 0);
+    standin_configure();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_SYSTEM);
+    still_mine(mine);
+    CU(cuCtxSetCurrent(NULL));
+}
+
+/* A container without the "utility" capability has none; NCCL does not say what to do. */
+Test(copies, says_how_a_container_gets_the_management_library)
+{
+    cddp_comm *comm;
+
+    cr_assert_eq(setenv("CDDP_STANDIN_NVML", "0", 1), 0);
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_E_SYSTEM);
+    SAYS("NCCL reports \"unhandled system error\" (Failed to open libnvidia-ml.so.1)");
+    SAYS("NVIDIA_DRIVER_CAPABILITIES=compute,utility");
+}
+
 /* The driver reports no context for it. */
 Test(copies, memory_of_a_pool_is_the_gpus)
 {

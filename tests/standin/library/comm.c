@@ -289,10 +289,16 @@ static ncclResult_t comm_join(struct ncclComm *comm, void *arg)
 {
     struct join *j = arg;
     const struct segment_place place = comm_place_of(comm->ctx);
-    ncclResult_t rc = comm_joined(comm, segment_join(&comm->seg, &j->id[0], j->rank, j->n_ranks, &place, &comm->abort),
-                                  j->rank, j->n_ranks);
+    const char *nvml = cdi_env_str("CDDP_STANDIN_NVML");
+    bool missing = nvml != NULL && strcmp(nvml, "0") == 0;
+    ncclResult_t rc;
 
-    for (int i = 1; i < j->n_ids; i++)
+    if (missing) /* misc/nvmlwrap.cc:75 of v2.28.9 */
+        rc = si_comm_refuse(NULL, ncclSystemError, "Failed to open libnvidia-ml.so.1");
+    else
+        rc = comm_joined(comm, segment_join(&comm->seg, &j->id[0], j->rank, j->n_ranks, &place, &comm->abort), j->rank,
+                         j->n_ranks);
+    for (int i = missing ? 0 : 1; i < j->n_ids; i++)
         segment_id_close(&j->id[i]);
     free(j);
     return rc;

@@ -43,6 +43,7 @@
  *                                kernel that runs meets a fault of the device, which all later calls return (700: an
  *                                illegal address)
  *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks at a collective of a new kind, size or type
+ *   CDDP_STANDIN_NVML=0          the management library is missing, which NCCL needs to join
  *   CDDP_STANDIN_STUCK_ABORT=1   ncclCommAbort does not return
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
  *                                standin_kernels[]` that ends with a NULL name

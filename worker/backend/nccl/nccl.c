@@ -257,10 +257,12 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     struct cdi_error mine = {.status = CDDP_OK};
     bool share = flag_variable(SHARE_ENV, false, &mine), blocking = wants_blocking(&mine);
     struct cdi_backend *b = gpu_new_backend(world);
+    CUcontext was = NULL; /* of the program */
     cddp_status st;
 
     if (b == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    (void)cdi_cuda.context_current(&was);
     (void)snprintf(b->prefix, sizeof b->prefix, "nccl/");
     b->use.windows = flag_variable(WINDOWS_ENV, world->n_nodes == 1 && cdi_nccl.code >= CDI_NCCL_WINDOW_ABORTS, &mine);
     b->use.registration = flag_variable(REGISTER_ENV, false, &mine);
@@ -276,12 +278,13 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     st = cdi_communicator_join(b, &mine, share, err);
     if (st == CDDP_OK)
         st = cdi_watch_start(b, err);
-    if (st != CDDP_OK) {
+    if (st == CDDP_OK)
+        *out = b;
+    else
         gpu_destroy(b);
-        return st;
-    }
-    *out = b;
-    return CDDP_OK;
+    if (was != NULL || st != CDDP_OK)
+        (void)cdi_cuda.context_set(was);
+    return st;
 }
 
 /* Creates a subcommunicator's device handles, events and flight page. NCCL's split follows, which all ranks call. */

@@ -156,7 +156,7 @@ void cdi_nccl_leave(struct cdi_backend *b)
 cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *what, struct cdi_error *err)
 {
     bool inside = cdi_nccl_enter(b); /* comm is not aborted meanwhile */
-    const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL);
+    const char *detail = cdi_nccl.last_error(inside ? b->comm : NULL), *more = "";
     cddp_status st = r == ncclRemoteError ? CDDP_E_PEER : (int)r == CDI_NCCL_TIMEOUT ? CDDP_E_TIMEOUT : CDDP_E_SYSTEM;
     char clean[300];
     size_t n = detail == NULL ? 0 : strlen(detail);
@@ -166,9 +166,12 @@ cddp_status cdi_nccl_fail(struct cdi_backend *b, ncclResult_t r, const char *wha
     (void)cdi_visible_line(clean, sizeof clean, n > 0 ? detail : "", n);
     if (inside)
         cdi_nccl_leave(b);
+    if (st == CDDP_E_PEER)
+        more = "; a peer is gone, but neither the agent nor a peer has reported which";
+    else if (strstr(clean, "libnvidia-ml") != NULL) /* misc/nvmlwrap.cc */
+        more = ": it is a part of the driver, which a container gets with NVIDIA_DRIVER_CAPABILITIES=compute,utility";
     (void)cdi_fail(err, st, "%s: NCCL reports \"%s\"%s%s%s%s", what, cdi_nccl.error_text(r), n > 0 ? " (" : "", clean,
-                   n > 0 ? ")" : "",
-                   st == CDDP_E_PEER ? "; a peer is gone, but neither the agent nor a peer has reported which" : "");
+                   n > 0 ? ")" : "", more);
     if (err != NULL)
         err->device_error = (int)r;
     return st;
