@@ -392,28 +392,11 @@ static void dispatch_admit(struct conn *c)
         c->state = CONN_NEW;
 }
 
-/* Returns true for an agent of another version, which sends JOIN without a HELLO. It understands CLOSED. */
-static bool is_without_hello(const struct conn *c)
-{
-    const uint8_t *p = cdi_buf_data(&c->in);
-    size_t skip = c->hello.opened ? 0 : CDI_CONTROL_OPENING_LEN;
-
-    return c->hello.state == CDI_HELLO_S_OPENING && c->in.len >= skip + CDI_FRAME_HEADER &&
-           p[skip + 4] == CDI_MSG_JOIN && p[skip + 5] == 0;
-}
-
 static void dispatch_hello(struct conn *c)
 {
     struct cdi_error err = {0};
     cddp_status st = CDDP_OK;
 
-    if (is_without_hello(c)) {
-        refuse_agent(
-            c, false, false,
-            "this cddprun and the rendezvous server have different versions (JOIN without HELLO); use one version "
-            "on all nodes");
-        return;
-    }
     while (st == CDDP_OK && c->state == CONN_HELLO) {
         st = cdi_hello_server_feed(&c->hello, &c->in, &c->out, &err);
         if (st == CDDP_OK && c->reject != CONN_ACCEPTED) {

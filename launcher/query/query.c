@@ -23,7 +23,6 @@
 #include <unistd.h>
 
 #define OUT_MAX 65536
-#define OLD_MS 1000 /* to find out whether a silent server is an old one */
 
 struct query {
     int fd;
@@ -178,30 +177,6 @@ static cddp_status handshake(struct query *q, const struct cdi_secret *secret, s
     }
 }
 
-/* An old rendezvous closes the connection at a kind of HELLO that it does not know; to an agent it sends CHALLENGE. */
-static bool is_old_rendezvous(struct query *q)
-{
-    struct cdi_hello_client hello;
-    struct cdi_frame f;
-    bool old = false;
-
-    query_disconnect(q);
-    q->deadline_ms = cdi_now_ms() + OLD_MS;
-    if (query_connect(q, NULL) != CDDP_OK)
-        return false;
-    if (cdi_hello_client_start(&hello, CDI_HELLO_AGENT, "", 0, NULL, &q->out, NULL) == CDDP_OK &&
-        query_flush(q, NULL) == CDDP_OK) {
-        cddp_status st;
-
-        do
-            st = cdi_frame_next(&q->in, &f, NULL);
-        while (st == CDDP_IN_PROGRESS && query_receive(q, NULL) == CDDP_OK);
-        old = st == CDDP_OK && f.type == CDI_HELLO_CHALLENGE;
-    }
-    query_disconnect(q);
-    return old;
-}
-
 static cddp_status open_at(struct query *q, const struct cdi_secret *secret, int64_t timeout_ms, struct cdi_error *err)
 {
     cddp_status st;
@@ -210,14 +185,9 @@ static cddp_status open_at(struct query *q, const struct cdi_secret *secret, int
     st = query_connect(q, err);
     if (st == CDDP_OK)
         st = handshake(q, secret, err);
-    if (st != CDDP_E_CLOSED)
-        return st;
-    return is_old_rendezvous(q)
-               ? cdi_fail(err, CDDP_E_VERSION,
-                          "the rendezvous at '%s' port %u has an older version, which cannot be asked; use one version "
-                          "of cddprun on all nodes",
-                          q->host, q->port)
-               : cdi_fail(err, CDDP_E_CLOSED,
+    return st != CDDP_E_CLOSED
+               ? st
+               : cdi_fail(err, st,
                           "'%s' port %u closed the connection: it is not a rendezvous of cddprun, or is just ending",
                           q->host, q->port);
 }

@@ -24,8 +24,7 @@ struct query;
  * success only; query_close() frees it.
  * Returns CDDP_OK, CDDP_E_INVALID (the endpoint's form), CDDP_E_NOT_FOUND (the name), CDDP_E_IO (nothing
  * listens there), CDDP_E_CLOSED (it hung up), CDDP_E_TIMEOUT, CDDP_E_DENIED (the token), CDDP_E_LIMIT (too many
- * clients), CDDP_E_PROTOCOL (another program listens there), CDDP_E_VERSION (a rendezvous too old to be asked),
- * CDDP_E_SYSTEM or CDDP_E_NOMEM; err names the endpoint.
+ * clients), CDDP_E_PROTOCOL (another program listens there), CDDP_E_SYSTEM or CDDP_E_NOMEM; err names the endpoint.
  */
 cddp_status query_open(struct query **out, const char *endpoint, const struct cdi_secret *secret, int64_t timeout_ms,
                        struct cdi_error *err);

@@ -57,7 +57,7 @@ BAD = {
     'an endless HTTP head': (b'GET / HTTP/1.1\r\n' + b'a: b\r\n' * 2000, 'HTTP head longer than 8192 bytes'),
     'a giant frame': (CONTROL + struct.pack('<IHH', 0xffffffff, 50, 0), 'frame'),
     'a frame of no type': (CONTROL + struct.pack('<IHH', 2, 999, 0) + b'{}', 'HELLO'),
-    'a JOIN that is not JSON': (CONTROL + struct.pack('<IHH', 3, 1, 0) + b'{{{', 'JOIN without HELLO'),
+    'a JOIN that is not JSON': (CONTROL + struct.pack('<IHH', 3, 1, 0) + b'{{{', 'instead of HELLO'),
     'random bytes': (bytes((i * i * 7 + 3) % 256 for i in range(4096)), 'unrecognized protocol'),
 }
 

@@ -768,7 +768,6 @@ static void barge_in(const struct cdi_secret *secret)
 Test(server, unauthenticated_peer_reads_and_changes_nothing)
 {
     struct cdi_error err = {0};
-    struct cdi_msg m;
     int a, b, fd, store;
 
     start((struct rdzv_server_options){
@@ -797,8 +796,7 @@ Test(server, unauthenticated_peer_reads_and_changes_nothing)
     fd = dial(); /* JOIN without HELLO */
     put(fd, CDI_CONTROL_OPENING, CDI_CONTROL_OPENING_LEN);
     tell(fd, join_of("job", 1, 2));
-    m = hear(fd, CDI_MSG_CLOSED);
-    cr_assert_not_null(strstr(m.u.closed.text, "have different versions"));
+    cr_assert(ends(fd));
     (void)close(fd);
     fd = dial(); /* plain store, which is not allowed */
     put(fd, "\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04", 10);

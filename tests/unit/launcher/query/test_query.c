@@ -331,7 +331,7 @@ static bool turn(int fd, struct cdi_buf *in, struct cdi_buf *out)
     return n > 0 && cdi_buf_append(in, bytes, (size_t)n) == CDDP_OK;
 }
 
-static bool greet(int fd, struct cdi_buf *in, struct cdi_buf *out, bool old)
+static bool greet(int fd, struct cdi_buf *in, struct cdi_buf *out)
 {
     struct cdi_hello_server h;
     cddp_status st;
@@ -339,8 +339,6 @@ static bool greet(int fd, struct cdi_buf *in, struct cdi_buf *out, bool old)
     cdi_hello_server_init(&h);
     while (h.state != CDI_HELLO_S_READY) {
         st = cdi_hello_server_feed(&h, in, out, NULL);
-        if (st == CDDP_OK && h.state == CDI_HELLO_S_ASKED && old && h.hello.kind == CDI_HELLO_QUERY)
-            return false;
         if (st == CDDP_OK && h.state == CDI_HELLO_S_ASKED)
             st = cdi_hello_server_challenge(&h, NULL, out, NULL);
         else if (st == CDDP_OK)
@@ -360,7 +358,7 @@ static void serve_parts(int fd)
 
     cdi_buf_init(&in, 0);
     cdi_buf_init(&out, 0);
-    if (greet(fd, &in, &out, false)) {
+    if (greet(fd, &in, &out)) {
         while (cdi_frame_next(&in, &f, NULL) == CDDP_IN_PROGRESS && turn(fd, &in, &out))
             ;
         (void)cdi_frame_put(&out, 799, "{}", 2); /* a frame of a newer server */
@@ -368,17 +366,6 @@ static void serve_parts(int fd)
             (void)cdi_frame_put(&out, CDI_BULK_REPLY, *part, strlen(*part));
         (void)turn(fd, &in, &out);
     }
-    cdi_buf_release(&in);
-    cdi_buf_release(&out);
-}
-
-static void serve_as_old(int fd)
-{
-    struct cdi_buf in, out;
-
-    cdi_buf_init(&in, 0);
-    cdi_buf_init(&out, 0);
-    (void)greet(fd, &in, &out, true);
     cdi_buf_release(&in);
     cdi_buf_release(&out);
 }
@@ -400,7 +387,6 @@ Test(query, other_listeners_are_told_apart)
         const char *text;
     } cases[] = {{serve_ssh, CDDP_E_PROTOCOL, "another program listens there"},
                  {serve_end, CDDP_E_CLOSED, "is not a rendezvous"},
-                 {serve_as_old, CDDP_E_VERSION, "older version"},
                  {serve_nothing, CDDP_E_TIMEOUT, "did not answer in time"}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
