@@ -3,11 +3,11 @@
 
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/fork_close.h"
 #include "common/resolve.h"
 #include "common/tcp.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
-#include "worker/base/fork_close.h"
 #include "worker/base/last_error.h"
 
 #include <errno.h>

@@ -2,6 +2,7 @@
 #include "worker/store/host.h"
 
 #include "common/clock.h"
+#include "common/fork_close.h"
 #include "common/list.h"
 #include "common/resolve.h"
 #include "common/tcp.h"
@@ -9,7 +10,6 @@
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
 #include "store/serve.h"
-#include "worker/base/fork_close.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

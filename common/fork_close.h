@@ -7,8 +7,8 @@
  * A descriptor that was opened here must be closed here: otherwise a child could close another one that got the same
  * number. Any thread.
  */
-#ifndef CDI_BASE_FORK_CLOSE_H
-#define CDI_BASE_FORK_CLOSE_H
+#ifndef CDI_FORK_CLOSE_H
+#define CDI_FORK_CLOSE_H
 
 /* Returns a TCP socket that does not block, as socket(2) does. */
 int cdi_fork_socket(int family);

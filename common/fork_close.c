@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/base/fork_close.h"
+#include "common/fork_close.h"
 
 #include <errno.h>
 #include <pthread.h>
