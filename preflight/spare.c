@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "preflight/spare.h"
 
-#include "common/buf.h"
-#include "common/cleanup.h"
 #include "common/clock.h"
-#include "common/resolve.h"
+#include "common/dial.h"
 
 #include <jansson.h>
-#include <netdb.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/time.h>
 #include <time.h>
-#include <unistd.h>
 
 #define STATUS_MAX ((size_t)16 << 20)
-#define ANSWER_S 2
+#define ANSWER_MS 4000
 #define AGAIN_MS 100
 
 bool spare_enough(const char *json, size_t n, int port, uint32_t leaving)
@@ -37,61 +30,34 @@ bool spare_enough(const char *json, size_t n, int port, uint32_t leaving)
     return enough;
 }
 
-static int spare_connect(const char *host, int port)
-{
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    const struct timeval limit = {.tv_sec = ANSWER_S}; /* Linux's connect(2) keeps it, too */
-    struct addrinfo *list;
-    char service[8];
-    int fd = -1;
-
-    (void)snprintf(service, sizeof service, "%d", port);
-    if (cdi_resolve(host, service, &hints, &list) != 0)
-        return -1;
-    for (const struct addrinfo *a = list; a != NULL && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0)
-            continue;
-        (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-        (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-        if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
-            (void)close(fd);
-            fd = -1;
-        }
-    }
-    freeaddrinfo(list);
-    return fd;
-}
-
-/* Appends the whole answer, its header included. */
-static bool read_status(const char *host, int port, struct cdi_buf *to)
+/* Receives the whole answer, its header included. */
+static bool read_status(struct cdi_dial *d, const char *host, int port)
 {
     static const char request[] = "GET /status HTTP/1.0\r\nConnection: close\r\n\r\n";
-    CDI_AUTOCLOSE int fd = spare_connect(host, port);
-    char part[16384];
-    ssize_t n = 0;
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), ANSWER_MS);
+    cddp_status st = cdi_dial_name(d, host, port, deadline_ms, NULL);
 
-    if (fd < 0 || send(fd, request, sizeof request - 1, MSG_NOSIGNAL) != (ssize_t)sizeof request - 1)
-        return false;
-    while ((n = recv(fd, part, sizeof part, 0)) > 0)
-        if (cdi_buf_append(to, part, (size_t)n) != CDDP_OK)
-            return false;
-    return n == 0;
+    if (st == CDDP_OK && cdi_buf_append(&d->out, request, sizeof request - 1) == CDDP_OK)
+        st = cdi_dial_flush(d, deadline_ms, NULL);
+    while (st == CDDP_OK)
+        st = cdi_dial_need(d, d->in.len + 1, deadline_ms, NULL);
+    return st == CDDP_E_CLOSED;
 }
 
 static bool asks_enough(const char *host, int port, uint32_t leaving)
 {
-    struct cdi_buf answer;
+    struct cdi_dial d = {.fd = -1};
     const char *body = NULL;
     bool enough = false;
 
-    cdi_buf_init(&answer, STATUS_MAX);
-    if (read_status(host, port, &answer))
-        body = memmem(cdi_buf_data(&answer), answer.len, "\r\n\r\n", 4);
+    cdi_buf_init(&d.out, 0);
+    cdi_buf_init(&d.in, STATUS_MAX);
+    if (read_status(&d, host, port))
+        body = memmem(cdi_buf_data(&d.in), d.in.len, "\r\n\r\n", 4);
     if (body != NULL)
-        enough = spare_enough(body + 4, answer.len - (size_t)(body + 4 - (const char *)cdi_buf_data(&answer)), port,
-                              leaving);
-    cdi_buf_release(&answer);
+        enough =
+            spare_enough(body + 4, d.in.len - (size_t)(body + 4 - (const char *)cdi_buf_data(&d.in)), port, leaving);
+    cdi_dial_drop(&d);
     return enough;
 }
 

@@ -2,8 +2,7 @@
 #include "launcher/query/query.h"
 
 #include "common/clock.h"
-#include "common/resolve.h"
-#include "common/tcp.h"
+#include "common/dial.h"
 #include "launcher/plan/endpoint.h"
 #include "protocol/bulk.h"
 #include "protocol/frame.h"
@@ -11,144 +10,35 @@
 #include "protocol/json_text.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define OUT_MAX 65536
 
 struct query {
-    int fd;
+    struct cdi_dial io;
     uint16_t port;
     char host[256];
-    struct cdi_buf in, out;
     int64_t deadline_ms; /* of the current call */
 };
-
-/* ---------------------------------------------------------------------------------------------------- socket ---- */
-
-/* Waits for the socket. CDDP_E_TIMEOUT, CDDP_E_SYSTEM. */
-static cddp_status query_wait(const struct query *q, short events, struct cdi_error *err)
-{
-    struct pollfd p = {.fd = q->fd, .events = events};
-    int n;
-
-    do {
-        int64_t left_ms = q->deadline_ms - cdi_now_ms();
-
-        n = poll(&p, 1, left_ms < 0 ? 0 : left_ms > 60000 ? 60000 : (int)left_ms);
-    } while ((n < 0 && errno == EINTR) || (n == 0 && cdi_now_ms() < q->deadline_ms));
-    if (n < 0)
-        return cdi_fail_errno(err, errno, "cannot wait for '%s' port %u", q->host, q->port);
-    if (n == 0)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' port %u did not answer in time", q->host, q->port);
-    return CDDP_OK;
-}
-
-static cddp_status query_flush(struct query *q, struct cdi_error *err)
-{
-    while (q->out.len > 0) {
-        ssize_t n = send(q->fd, cdi_buf_data(&q->out), q->out.len, MSG_NOSIGNAL);
-        cddp_status st;
-
-        if (n >= 0) {
-            cdi_buf_consume(&q->out, (size_t)n);
-            continue;
-        }
-        if (errno != EAGAIN && errno != EINTR)
-            return cdi_fail(err, CDDP_E_CLOSED, "'%s' port %u closed the connection: %s", q->host, q->port,
-                            strerror(errno));
-        st = query_wait(q, POLLOUT, err);
-        if (st != CDDP_OK)
-            return st;
-    }
-    return CDDP_OK;
-}
-
-/* Reads at least one byte. CDDP_E_CLOSED: the server has closed the connection. */
-static cddp_status query_receive(struct query *q, struct cdi_error *err)
-{
-    uint8_t bytes[16384];
-    cddp_status st = query_wait(q, POLLIN, err);
-    ssize_t n;
-
-    if (st != CDDP_OK)
-        return st;
-    n = recv(q->fd, bytes, sizeof bytes, 0);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return CDDP_OK;
-    if (n <= 0)
-        return cdi_fail(err, CDDP_E_CLOSED, "'%s' port %u closed the connection", q->host, q->port);
-    st = cdi_buf_append(&q->in, bytes, (size_t)n);
-    return st == CDDP_OK ? st : cdi_fail(err, st, "out of memory for the answer of '%s'", q->host);
-}
-
-/* Connects to one address. Returns 0 or an errno. */
-static int connect_to(struct query *q, const struct addrinfo *a)
-{
-    int one = 1, why = 0;
-    socklen_t len = sizeof why;
-
-    q->fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (q->fd < 0)
-        return errno;
-    (void)setsockopt(q->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(q->fd, a->ai_addr, a->ai_addrlen) != 0) {
-        why = errno;
-        if (why == EINPROGRESS || why == EINTR) {
-            why = query_wait(q, POLLOUT, NULL) != CDDP_OK                    ? ETIMEDOUT
-                  : getsockopt(q->fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 ? errno
-                                                                             : why;
-        }
-    }
-    if (why == 0 && cdi_is_self_connected(q->fd))
-        why = ECONNREFUSED;
-    if (why != 0) {
-        (void)close(q->fd);
-        q->fd = -1;
-    }
-    return why;
-}
 
 /* Tries the addresses of the host, one after the other. */
 static cddp_status query_connect(struct query *q, struct cdi_error *err)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_family = AF_UNSPEC}, *all = NULL;
-    char port[8];
-    int rc, why = 0;
+    struct cdi_error why = {.os_error = 0};
+    cddp_status st;
 
-    (void)snprintf(port, sizeof port, "%u", q->port);
-    rc = cdi_resolve(q->host, port, &hints, &all);
-    if (rc != 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "the host '%s' is not known here: %s", q->host,
-                        rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
-    for (const struct addrinfo *a = all; a != NULL && q->fd < 0; a = a->ai_next)
-        why = connect_to(q, a);
-    freeaddrinfo(all);
-    if (q->fd >= 0)
-        return CDDP_OK;
-    if (why == ETIMEDOUT)
-        return cdi_fail(err, CDDP_E_TIMEOUT, "'%s' port %u did not answer in time", q->host, q->port);
-    return cdi_fail(err, CDDP_E_IO, "nothing answers at '%s' port %u: %s; is the job running, and is this its port?",
-                    q->host, q->port, strerror(why));
-}
-
-static void query_disconnect(struct query *q)
-{
-    if (q->fd >= 0)
-        (void)close(q->fd);
-    q->fd = -1;
-    cdi_buf_release(&q->in);
-    cdi_buf_release(&q->out);
-    cdi_buf_init(&q->in, QUERY_REPLY_MAX);
-    cdi_buf_init(&q->out, OUT_MAX);
+    (void)snprintf(q->io.peer, sizeof q->io.peer, "'%s' port %u", q->host, q->port);
+    st = cdi_dial_name(&q->io, q->host, q->port, q->deadline_ms, &why);
+    if (st == CDDP_E_NOT_FOUND)
+        return cdi_fail(err, st, "the host '%s' is not known here: %s", q->host, why.msg);
+    if (st == CDDP_E_IO && why.os_error == ETIMEDOUT)
+        return cdi_fail(err, CDDP_E_TIMEOUT, "%s did not answer in time", q->io.peer);
+    if (st == CDDP_E_IO)
+        return cdi_fail(err, st, "nothing answers at %s: %s; is the job running, and is this its port?", q->io.peer,
+                        why.msg);
+    return st == CDDP_OK ? st : cdi_fail_since(err, &why, "%s", why.msg);
 }
 
 /* ------------------------------------------------------------------------------------------------- handshake ---- */
@@ -156,17 +46,17 @@ static void query_disconnect(struct query *q)
 static cddp_status handshake(struct query *q, const struct cdi_secret *secret, struct cdi_error *err)
 {
     struct cdi_hello_client hello;
-    cddp_status st = cdi_hello_client_start(&hello, CDI_HELLO_QUERY, "", 0, secret, &q->out, err);
+    cddp_status st = cdi_hello_client_start(&hello, CDI_HELLO_QUERY, "", 0, secret, &q->io.out, err);
 
     if (st != CDDP_OK)
         return st;
     for (;;) {
-        st = query_flush(q, err);
+        st = cdi_dial_flush(&q->io, q->deadline_ms, err);
         if (st == CDDP_OK)
-            st = query_receive(q, err);
+            st = cdi_dial_need(&q->io, q->io.in.len + 1, q->deadline_ms, err);
         if (st != CDDP_OK)
             return st;
-        st = cdi_hello_client_feed(&hello, &q->in, &q->out, err);
+        st = cdi_hello_client_feed(&hello, &q->io.in, &q->io.out, err);
         if (st == CDDP_E_PROTOCOL)
             return cdi_fail(err, st, "'%s' port %u is not a rendezvous of cddprun: another program listens there",
                             q->host, q->port);
@@ -217,9 +107,9 @@ cddp_status query_open(struct query **out, const char *endpoint, const struct cd
 
     if (q == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a question");
-    q->fd = -1;
-    cdi_buf_init(&q->in, QUERY_REPLY_MAX);
-    cdi_buf_init(&q->out, OUT_MAX);
+    q->io.fd = -1;
+    cdi_buf_init(&q->io.in, QUERY_REPLY_MAX);
+    cdi_buf_init(&q->io.out, OUT_MAX);
     st = endpoint_parse(endpoint, "the endpoint", q->host, &q->port, err);
     if (st == CDDP_OK)
         st = q->port != 0 ? open_at(q, secret, timeout_ms, err) : open_somewhere(q, secret, timeout_ms, err);
@@ -234,7 +124,7 @@ void query_close(struct query *q)
 {
     if (q == NULL)
         return;
-    query_disconnect(q);
+    cdi_dial_drop(&q->io);
     free(q);
 }
 
@@ -244,7 +134,7 @@ static cddp_status query_put(struct query *q, const char *job, struct cdi_error 
 {
     json_t *root = json_pack("{s:s, s:o*}", "what", "job", "job", job == NULL ? NULL : json_text(job));
     char *text = root == NULL ? NULL : json_dumps(root, JSON_COMPACT);
-    cddp_status st = text == NULL ? CDDP_E_NOMEM : cdi_frame_put(&q->out, CDI_BULK_QUERY, text, strlen(text));
+    cddp_status st = text == NULL ? CDDP_E_NOMEM : cdi_frame_put(&q->io.out, CDI_BULK_QUERY, text, strlen(text));
 
     free(text);
     json_decref(root);
@@ -258,10 +148,10 @@ static cddp_status receive_part(struct query *q, json_t **part, size_t *left, st
     cddp_status st;
 
     do {
-        cdi_buf_consume(&q->in, f.size);
+        cdi_buf_consume(&q->io.in, f.size);
         f.size = 0;
-        while ((st = cdi_frame_next(&q->in, &f, err)) == CDDP_IN_PROGRESS)
-            if ((st = query_receive(q, err)) != CDDP_OK)
+        while ((st = cdi_frame_next(&q->io.in, &f, err)) == CDDP_IN_PROGRESS)
+            if ((st = cdi_dial_need(&q->io, q->io.in.len + 1, q->deadline_ms, err)) != CDDP_OK)
                 return st;
     } while (st == CDDP_OK && f.type != CDI_BULK_REPLY);
     if (st != CDDP_OK)
@@ -270,7 +160,7 @@ static cddp_status receive_part(struct query *q, json_t **part, size_t *left, st
         return cdi_fail(err, CDDP_E_LIMIT, "the reply of '%s' port %u is too large", q->host, q->port);
     *left -= f.len;
     *part = json_loadb((const char *)f.payload, f.len, 0, NULL);
-    cdi_buf_consume(&q->in, f.size);
+    cdi_buf_consume(&q->io.in, f.size);
     if (json_is_object(*part) && json_is_array(json_object_get(*part, "jobs")))
         return CDDP_OK;
     json_decref(*part);
@@ -312,7 +202,7 @@ cddp_status query_ask(struct query *q, const char *job, int64_t timeout_ms, json
     q->deadline_ms = cdi_deadline_ms(cdi_now_ms(), timeout_ms);
     st = query_put(q, job, err);
     if (st == CDDP_OK)
-        st = query_flush(q, err);
+        st = cdi_dial_flush(&q->io, q->deadline_ms, err);
     while (st == CDDP_OK && (whole == NULL || json_is_true(json_object_get(whole, "more")))) {
         st = receive_part(q, &part, &left, err);
         if (st != CDDP_OK)

@@ -64,16 +64,16 @@ static cddp_status check_value(const void *value, size_t len, struct cdi_error *
 static cddp_status put_key(cddp_store *s, struct key k)
 {
     size_t a = strlen(k.prefix), b = strlen(k.name);
-    cddp_status st = cdi_buf_put_u64(&s->out, a + b);
+    cddp_status st = cdi_buf_put_u64(&s->io.out, a + b);
 
     if (st == CDDP_OK)
-        st = cdi_buf_append(&s->out, k.prefix, a);
-    return st == CDDP_OK ? cdi_buf_append(&s->out, k.name, b) : st;
+        st = cdi_buf_append(&s->io.out, k.prefix, a);
+    return st == CDDP_OK ? cdi_buf_append(&s->io.out, k.name, b) : st;
 }
 
 static cddp_status put_value(cddp_store *s, const void *value, size_t len)
 {
-    return cdi_c10d_put_string(&s->out, len > 0 ? value : "", len);
+    return cdi_c10d_put_string(&s->io.out, len > 0 ? value : "", len);
 }
 
 static int64_t deadline_of(const cddp_store *s, int64_t timeout_ms)
@@ -104,7 +104,7 @@ static cddp_status client_begin(cddp_store *s, int64_t timeout_ms, struct cdi_er
 
     (void)pthread_mutex_lock(&s->lock);
     s->in_order = false;
-    if (s->fd < 0)
+    if (s->io.fd < 0)
         return cdi_fail(err, CDDP_E_CLOSED, "the connection to the store at %s was closed after an earlier error%s%s",
                         s->where, s->why[0] != '\0' ? ": " : "", s->why);
     st = client_settle(s, deadline_of(s, timeout_ms), err);
@@ -115,7 +115,7 @@ static cddp_status client_begin(cddp_store *s, int64_t timeout_ms, struct cdi_er
 static cddp_status client_end(cddp_store *s, cddp_status st, const struct cdi_error *err)
 {
     if (st != CDDP_OK && st != CDDP_E_LIMIT && !s->in_order) {
-        if (s->fd >= 0 && err != NULL)
+        if (s->io.fd >= 0 && err != NULL)
             (void)snprintf(s->why, sizeof s->why, "%.290s", err->msg);
         cdi_store_drop(s);
     }
@@ -142,7 +142,7 @@ static cddp_status client_cancel_wait(cddp_store *s, struct cdi_error *err)
 
     s->settling = true;
     s->woken = false;
-    st = client_submit(s, cdi_c10d_put_op(&s->out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
+    st = client_submit(s, cdi_c10d_put_op(&s->io.out, CDI_C10D_CANCEL_WAIT), deadline_ms, err);
     if (st == CDDP_OK)
         st = client_settle(s, deadline_ms, err);
     return st == CDDP_E_TIMEOUT || (st == CDDP_OK && !s->woken) ? CDDP_IN_PROGRESS : st;
@@ -154,9 +154,9 @@ static void client_cancel_interrupted(cddp_store *s)
     const struct cdi_flight *flight = s->flight;
     cddp_status st;
 
-    s->flight = NULL; /* it would interrupt this wait, too */
+    cdi_store_follow(s, NULL); /* it would interrupt this wait, too */
     st = client_cancel_wait(s, NULL);
-    s->flight = flight;
+    cdi_store_follow(s, flight);
     s->in_order = st == CDDP_OK || st == CDDP_IN_PROGRESS;
 }
 
@@ -166,10 +166,10 @@ static cddp_status wait_keys(cddp_store *s, const struct key *keys, size_t n, in
     int64_t deadline_ms = deadline_of(s, timeout_ms);
     struct cdi_error why;
     unsigned answer;
-    cddp_status st = cdi_c10d_put_op(&s->out, CDI_C10D_WAIT);
+    cddp_status st = cdi_c10d_put_op(&s->io.out, CDI_C10D_WAIT);
 
     if (st == CDDP_OK)
-        st = cdi_buf_put_u64(&s->out, n);
+        st = cdi_buf_put_u64(&s->io.out, n);
     for (size_t i = 0; i < n && st == CDDP_OK; i++)
         st = put_key(s, keys[i]);
     st = client_submit(s, st, deadline_ms, err);
@@ -210,7 +210,7 @@ static cddp_status client_set(cddp_store *s, struct key k, const void *value, si
         return st;
     st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_SET);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_SET);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
@@ -233,7 +233,7 @@ static cddp_status client_get(cddp_store *s, struct key k, void *buf, size_t cap
         st = wait_keys(s, &k, 1, timeout_ms, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_GET);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_GET);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
@@ -254,12 +254,12 @@ static cddp_status client_add(cddp_store *s, struct key k, int64_t delta, int64_
     st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_ADD);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_ADD);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
         if (put == CDDP_OK)
-            put = cdi_c10d_put_i64(&s->out, delta);
+            put = cdi_c10d_put_i64(&s->io.out, delta);
         st = client_submit(s, put, deadline_ms, err);
         if (st == CDDP_OK)
             st = cdi_store_read_u64(s, deadline_ms, &v, err);
@@ -288,7 +288,7 @@ static cddp_status client_compare_set(cddp_store *s, struct key k, const void *e
     st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_COMPARE_SET);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_COMPARE_SET);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
@@ -312,7 +312,7 @@ static cddp_status client_delete(cddp_store *s, struct key k, uint64_t *n, struc
     st = client_begin(s, 0, err);
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_DELETE_KEY);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_DELETE_KEY);
 
         if (put == CDDP_OK)
             put = put_key(s, k);
@@ -330,10 +330,10 @@ static cddp_status client_check_keys(cddp_store *s, const struct key *keys, size
 
     if (st == CDDP_OK) {
         int64_t deadline_ms = deadline_of(s, 0);
-        cddp_status put = cdi_c10d_put_op(&s->out, CDI_C10D_CHECK);
+        cddp_status put = cdi_c10d_put_op(&s->io.out, CDI_C10D_CHECK);
 
         if (put == CDDP_OK)
-            put = cdi_buf_put_u64(&s->out, n);
+            put = cdi_buf_put_u64(&s->io.out, n);
         for (size_t i = 0; i < n && put == CDDP_OK; i++)
             put = put_key(s, keys[i]);
         st = client_submit(s, put, deadline_ms, err);
@@ -349,7 +349,7 @@ static cddp_status client_check_keys(cddp_store *s, const struct key *keys, size
 void cdi_store_local_address(const cddp_store *store, struct sockaddr_storage *address, socklen_t *len)
 {
     *len = sizeof *address;
-    if (getsockname(store->fd, (struct sockaddr *)address, len) != 0)
+    if (getsockname(store->io.fd, (struct sockaddr *)address, len) != 0)
         *len = 0;
 }
 

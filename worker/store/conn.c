@@ -3,19 +3,13 @@
 
 #include "common/clock.h"
 #include "common/env.h"
-#include "common/fork_close.h"
 #include "common/resolve.h"
-#include "common/tcp.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
 #include "worker/base/last_error.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,70 +46,20 @@ static cddp_status conn_lost(const cddp_store *s, struct cdi_error *err)
                     "the store at %s ended the connection: the round is over, or its host has stopped", s->where);
 }
 
-static cddp_status poll_fd(const cddp_store *s, int fd, short events, int64_t deadline_ms, struct cdi_error *err)
+/* An end of the connection has a meaning here: see enum cdi_store_by. */
+static cddp_status conn_explain(const cddp_store *s, cddp_status st, struct cdi_error *err)
 {
-    for (;;) {
-        struct pollfd p = {.fd = fd, .events = events};
-        int64_t left = deadline_ms - cdi_now_ms();
-        int n;
-        cddp_status st;
-
-        if (left <= 0)
-            return cdi_fail(err, CDDP_E_TIMEOUT, "the store at %s did not answer in time", s->where);
-        left = s->flight != NULL && left > WATCH_MS ? WATCH_MS : left > 60000 ? 60000 : left;
-        n = poll(&p, 1, (int)left);
-        if (n > 0)
-            return CDDP_OK;
-        if (n < 0 && errno != EINTR)
-            return cdi_fail_errno(err, errno, "poll");
-        st = s->flight != NULL ? cdi_flight_check(s->flight, err) : CDDP_OK;
-        if (st != CDDP_OK)
-            return st;
-    }
+    return st == CDDP_E_CLOSED ? conn_lost(s, err) : st;
 }
 
 cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)
 {
-    while (s->out.len > 0) {
-        ssize_t n = send(s->fd, cdi_buf_data(&s->out), s->out.len, MSG_NOSIGNAL);
-        cddp_status st = CDDP_OK;
-
-        if (n >= 0)
-            cdi_buf_consume(&s->out, (size_t)n);
-        else if (errno == EAGAIN)
-            st = poll_fd(s, s->fd, POLLOUT, deadline_ms, err);
-        else if (errno == EPIPE || errno == ECONNRESET)
-            st = conn_lost(s, err);
-        else if (errno != EINTR)
-            st = cdi_fail(err, CDDP_E_IO, "sending to the store at %s: %s", s->where, strerror(errno));
-        if (st != CDDP_OK)
-            return st;
-    }
-    return CDDP_OK;
+    return conn_explain(s, cdi_dial_flush(&s->io, deadline_ms, err), err);
 }
 
 cddp_status cdi_store_need(cddp_store *s, size_t n, int64_t deadline_ms, struct cdi_error *err)
 {
-    while (s->in.len < n) {
-        size_t room = n - s->in.len < 4096 ? 4096 : n - s->in.len;
-        uint8_t *to = cdi_buf_reserve(&s->in, room);
-        ssize_t got = to == NULL ? -2 : recv(s->fd, to, room, 0);
-        cddp_status st = CDDP_OK;
-
-        if (to == NULL)
-            return cdi_fail(err, CDDP_E_NOMEM, "out of memory for an answer of the store");
-        if (got > 0)
-            cdi_buf_commit(&s->in, (size_t)got);
-        else if (got == 0 || errno == ECONNRESET)
-            st = conn_lost(s, err);
-        else if (errno == EAGAIN)
-            st = poll_fd(s, s->fd, POLLIN, deadline_ms, err);
-        else if (errno != EINTR)
-            st = cdi_fail(err, CDDP_E_IO, "receiving from the store at %s: %s", s->where, strerror(errno));
-        if (st != CDDP_OK)
-            return st;
-    }
-    return CDDP_OK;
+    return conn_explain(s, cdi_dial_need(&s->io, n, deadline_ms, err), err);
 }
 
 cddp_status cdi_store_read_u8(cddp_store *s, int64_t deadline_ms, unsigned *v, struct cdi_error *err)
@@ -123,8 +67,8 @@ cddp_status cdi_store_read_u8(cddp_store *s, int64_t deadline_ms, unsigned *v, s
     cddp_status st = cdi_store_need(s, 1, deadline_ms, err);
 
     if (st == CDDP_OK) {
-        *v = *cdi_buf_data(&s->in);
-        cdi_buf_consume(&s->in, 1);
+        *v = *cdi_buf_data(&s->io.in);
+        cdi_buf_consume(&s->io.in, 1);
     }
     return st;
 }
@@ -134,8 +78,8 @@ cddp_status cdi_store_read_u64(cddp_store *s, int64_t deadline_ms, uint64_t *v, 
     cddp_status st = cdi_store_need(s, 8, deadline_ms, err);
 
     if (st == CDDP_OK) {
-        *v = cdi_c10d_get_u64(cdi_buf_data(&s->in));
-        cdi_buf_consume(&s->in, 8);
+        *v = cdi_c10d_get_u64(cdi_buf_data(&s->io.in));
+        cdi_buf_consume(&s->io.in, 8);
     }
     return st;
 }
@@ -161,48 +105,14 @@ cddp_status cdi_store_read_string(cddp_store *s, int64_t deadline_ms, void *buf,
         return st;
     *len = (size_t)n;
     if (n > 0 && n <= cap)
-        memcpy(buf, cdi_buf_data(&s->in), (size_t)n);
-    cdi_buf_consume(&s->in, (size_t)n);
+        memcpy(buf, cdi_buf_data(&s->io.in), (size_t)n);
+    cdi_buf_consume(&s->io.in, (size_t)n);
     if (n > cap)
         return cdi_fail(err, CDDP_E_LIMIT, "the value has %zu bytes, more than the %zu given for it", (size_t)n, cap);
     return CDDP_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------- connect ---- */
-
-static cddp_status conn_refused(int why, struct cdi_error *err)
-{
-    (void)cdi_fail(err, CDDP_E_IO, "%s", strerror(why));
-    if (err != NULL)
-        err->os_error = why;
-    return CDDP_E_IO;
-}
-
-static cddp_status connect_one(cddp_store *s, const struct addrinfo *a, int64_t deadline_ms, struct cdi_error *err)
-{
-    int fd = cdi_fork_socket(a->ai_family), on = 1, why = 0;
-    socklen_t len = sizeof why;
-
-    s->fd = fd; /* after an error the caller closes it */
-    if (fd < 0)
-        return cdi_fail_errno(err, errno, "cannot make a socket for the store");
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    cdi_tcp_limit_backoff(fd);
-    if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
-        cddp_status st;
-
-        if (errno != EINPROGRESS)
-            return conn_refused(errno, err);
-        st = poll_fd(s, fd, POLLOUT, deadline_ms, err);
-        if (st != CDDP_OK)
-            return st == CDDP_E_TIMEOUT ? cdi_fail(err, CDDP_E_IO, "no answer") : st;
-        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &len) != 0 || why != 0)
-            return conn_refused(why, err);
-    }
-    if (cdi_is_self_connected(fd))
-        return conn_refused(ECONNREFUSED, err);
-    return CDDP_OK;
-}
 
 /* Makes a closed connection worth a retry: a server that starts or ends closes it, too. */
 static cddp_status conn_retry_if_closed(cddp_status st, const char *when, struct cdi_error *err)
@@ -222,14 +132,14 @@ static cddp_status conn_authenticate(cddp_store *s, const struct job *job, int64
     struct cdi_hello_client hello;
     struct cdi_error why = {.msg = ""};
     cddp_status st =
-        cdi_hello_client_start(&hello, CDI_HELLO_STORE, job->run_id, job->round, job->secret, &s->out, err);
+        cdi_hello_client_start(&hello, CDI_HELLO_STORE, job->run_id, job->round, job->secret, &s->io.out, err);
 
     if (st != CDDP_OK)
         return st;
     for (;;) {
         st = cdi_store_flush(s, deadline_ms, err);
         if (st == CDDP_OK)
-            st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
+            st = cdi_store_need(s, s->io.in.len + 1, deadline_ms, err);
         if (st != CDDP_OK)
             return conn_retry_if_closed(st,
                                         s->by == CDI_STORE_BY_ID
@@ -237,7 +147,7 @@ static cddp_status conn_authenticate(cddp_store *s, const struct job *job, int64
                                             : "when asked to prove the job's auth token (" CDI_SECRET_ENV
                                               "): does it have the same one?",
                                         err);
-        st = cdi_hello_client_feed(&hello, &s->in, &s->out, &why);
+        st = cdi_hello_client_feed(&hello, &s->io.in, &s->io.out, &why);
         if (st == CDDP_OK)
             return st;
         if (st == CDDP_E_LIMIT)
@@ -253,8 +163,8 @@ static cddp_status read_refusal(cddp_store *s, int64_t deadline_ms, struct cdi_e
     struct cdi_error why = {.msg = ""};
     cddp_status st;
 
-    while ((st = cdi_hello_read_refusal(&s->in, &why)) == CDDP_IN_PROGRESS) {
-        st = cdi_store_need(s, s->in.len + 1, deadline_ms, err);
+    while ((st = cdi_hello_read_refusal(&s->io.in, &why)) == CDDP_IN_PROGRESS) {
+        st = cdi_store_need(s, s->io.in.len + 1, deadline_ms, err);
         if (st != CDDP_OK)
             return conn_retry_if_closed(st, "without an answer", err);
     }
@@ -271,17 +181,17 @@ static cddp_status conn_handshake(cddp_store *s, const struct job *job, int64_t 
     if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
         nonce = (uint32_t)cdi_now_ns();
     nonce = cdi_c10d_own_ping(nonce);
-    if (cdi_buf_append(&s->out, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN) != CDDP_OK ||
-        cdi_c10d_put_op(&s->out, CDI_C10D_PING) != CDDP_OK || cdi_buf_put_u32(&s->out, nonce) != CDDP_OK)
+    if (cdi_buf_append(&s->io.out, CDI_C10D_HELLO, CDI_C10D_HELLO_LEN) != CDDP_OK ||
+        cdi_c10d_put_op(&s->io.out, CDI_C10D_PING) != CDDP_OK || cdi_buf_put_u32(&s->io.out, nonce) != CDDP_OK)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     st = cdi_store_flush(s, deadline_ms, err);
     if (st == CDDP_OK)
         st = cdi_store_need(s, 4, deadline_ms, err);
     if (st != CDDP_OK)
         return conn_retry_if_closed(st, "without an answer", err);
-    if (cdi_c10d_get_u32(cdi_buf_data(&s->in)) != nonce)
+    if (cdi_c10d_get_u32(cdi_buf_data(&s->io.in)) != nonce)
         return read_refusal(s, deadline_ms, err);
-    cdi_buf_consume(&s->in, 4);
+    cdi_buf_consume(&s->io.in, 4);
     return CDDP_OK;
 }
 
@@ -289,10 +199,7 @@ int64_t cdi_store_unknown_ms = 30000; /* as for cddprun: a name may appear a lit
 
 void cdi_store_drop(cddp_store *s)
 {
-    cdi_fork_close(s->fd);
-    s->fd = -1;
-    cdi_buf_release(&s->in);
-    cdi_buf_release(&s->out);
+    cdi_dial_drop(&s->io);
 }
 
 /* Tries every address of the list once. CDDP_E_IO is worth a retry. *refused: all of them refuse connections. */
@@ -306,7 +213,8 @@ static cddp_status conn_try_all(cddp_store *s, const struct addrinfo *list, cons
     for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
         int64_t until = cdi_deadline_ms(cdi_now_ms(), ONE_ADDRESS_MS);
 
-        st = connect_one(s, a, a->ai_next != NULL && until < deadline_ms ? until : deadline_ms, err);
+        st = cdi_dial_connect(&s->io, a->ai_addr, a->ai_addrlen,
+                              a->ai_next != NULL && until < deadline_ms ? until : deadline_ms, err);
         if (st == CDDP_OK)
             st = conn_handshake(s, job, deadline_ms, err);
         if (s->by == CDI_STORE_BY_ID &&
@@ -506,12 +414,13 @@ cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, in
     if (s == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     s->owner = cdi_owner_here(-1);
-    s->fd = -1;
+    s->io.fd = -1;
     s->timeout_ms = timeout_ms;
-    s->flight = way->flight;
-    cdi_buf_init(&s->out, CDI_C10D_REQUEST_MAX);
-    cdi_buf_init(&s->in, CDI_C10D_VALUE_MAX + 65536);
+    cdi_store_follow(s, way->flight);
+    cdi_buf_init(&s->io.out, CDI_C10D_REQUEST_MAX);
+    cdi_buf_init(&s->io.in, CDI_C10D_VALUE_MAX + 65536);
     set_where(s, way);
+    (void)snprintf(s->io.peer, sizeof s->io.peer, "the store at %s", s->where);
     (void)pthread_mutex_init(&s->lock, NULL);
     if (way->id != NULL)
         job = (struct job){.secret = &way->id->secret, .round = CDI_HELLO_CURRENT_ROUND};
@@ -527,9 +436,21 @@ cddp_status cdi_store_join(cddp_store **out, const struct cdi_store_way *way, in
     return CDDP_OK;
 }
 
+static cddp_status conn_interrupt(const void *arg, struct cdi_error *err)
+{
+    return cdi_flight_check(((const cddp_store *)arg)->flight, err);
+}
+
+void cdi_store_follow(cddp_store *s, const struct cdi_flight *flight)
+{
+    s->flight = flight;
+    s->io.interrupt = flight != NULL ? conn_interrupt : NULL;
+    s->io.arg = s;
+}
+
 void cdi_store_watch(cddp_store *store, const struct cdi_flight *flight, enum cdi_store_by by)
 {
-    store->flight = flight;
+    cdi_store_follow(store, flight);
     store->by = by;
 }
 
