@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -36,15 +37,47 @@ void cdi_address_host(const struct sockaddr *a, char text[CDI_HOST_TEXT])
         (void)snprintf(text + len, CDI_HOST_TEXT - len, "%%%u", v6.sin6_scope_id);
 }
 
+uint16_t cdi_address_port(const struct sockaddr *a)
+{
+    struct sockaddr_in four; /* the port is at the same place in both */
+
+    if (a->sa_family != AF_INET && a->sa_family != AF_INET6)
+        return 0;
+    memcpy(&four, a, sizeof four);
+    return ntohs(four.sin_port);
+}
+
+void cdi_address_set_port(struct sockaddr *a, uint16_t port)
+{
+    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port),
+                   "the same place");
+    port = htons(port);
+    if (a->sa_family == AF_INET || a->sa_family == AF_INET6)
+        memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
+}
+
+bool cdi_address_is_loopback(const struct sockaddr *a)
+{
+    struct sockaddr_in6 v6;
+    struct sockaddr_in v4;
+
+    if (a->sa_family == AF_INET) {
+        memcpy(&v4, a, sizeof v4);
+        return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+    }
+    if (a->sa_family != AF_INET6)
+        return false;
+    memcpy(&v6, a, sizeof v6);
+    return IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+}
+
 void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT])
 {
-    struct sockaddr_in6 six; /* the port is at the same place in both */
     char host[CDI_HOST_TEXT];
 
-    memcpy(&six, a, a->sa_family == AF_INET6 ? sizeof six : sizeof(struct sockaddr_in));
     cdi_address_host(a, host);
     (void)snprintf(text, CDI_ADDRESS_TEXT, strchr(host, ':') != NULL ? "[%s]:%d" : "%s:%d",
-                   host[0] != '\0' ? host : "?", ntohs(six.sin6_port));
+                   host[0] != '\0' ? host : "?", cdi_address_port(a));
 }
 
 /* The number of an interface, from its name or its number. */

@@ -10,6 +10,7 @@
 
 #include <netinet/in.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 
 #define CDI_HOST_TEXT 64    /* "ipv6%interface" */
@@ -29,6 +30,11 @@ struct cdi_address {
 void cdi_address_host(const struct sockaddr *a, char text[CDI_HOST_TEXT]);
 /* Prints an IPv4 or IPv6 address with its port. An IPv4 address mapped into IPv6 is printed as the IPv4 address. */
 void cdi_address_text(const struct sockaddr *a, char text[CDI_ADDRESS_TEXT]);
+/* Return and set the port of an IPv4 or IPv6 address; 0 and nothing for another family. */
+uint16_t cdi_address_port(const struct sockaddr *a);
+void cdi_address_set_port(struct sockaddr *a, uint16_t port);
+/* Returns whether it is an address of the loopback interface. */
+bool cdi_address_is_loopback(const struct sockaddr *a);
 /* Reads such a text into *a. Returns false if it is not a numeric address with a port from 1 to 65535. */
 bool cdi_address_parse(const char *text, struct cdi_address *a);
 /*

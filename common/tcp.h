@@ -2,6 +2,7 @@
 #ifndef CDI_COMMON_TCP_H
 #define CDI_COMMON_TCP_H
 
+#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdbool.h>
@@ -39,6 +40,22 @@ static inline bool cdi_is_self_connected(int fd)
     return getsockname(fd, (struct sockaddr *)&here, &here_len) == 0 &&
            getpeername(fd, (struct sockaddr *)&there, &there_len) == 0 && here_len == there_len &&
            memcmp(&here, &there, here_len) == 0;
+}
+
+/*
+ * Binds this TCP socket to an address and listens there. both: [::] accepts IPv4, too. Returns 0 or an errno. Any
+ * thread.
+ */
+static inline int cdi_tcp_listen(int fd, const struct sockaddr *a, socklen_t len, bool both, int backlog)
+{
+    int on = 1, only = !both;
+
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* inherited by accepted sockets */
+    cdi_tcp_limit_backoff(fd);
+    if (a->sa_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+    return bind(fd, a, len) != 0 || listen(fd, backlog) != 0 ? errno : 0;
 }
 
 #endif

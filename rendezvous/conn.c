@@ -9,13 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define OUT_MAX (128u * 1024 * 1024) /* bytes of replies queued for one connection */
-#define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
-#define REJECT_MS 1000
 #define LINGER_MS 2000
 #define END_MS 1000
 #define QUERY_MS 60000
-#define YOUNG_MS 20 /* a connection that is younger never gives way to another */
 
 static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
@@ -325,7 +321,7 @@ static bool is_unproved(const struct conn *c)
 
 bool conn_make_room(struct conn_ctx *ctx)
 {
-    int64_t young_ms = conn_now_ms(ctx) + ctx->due_ms[CONN_DUE_OPEN] - YOUNG_MS;
+    int64_t young_ms = conn_now_ms(ctx) + ctx->due_ms[CONN_DUE_OPEN] - CDI_SERVE_YOUNG_MS;
     struct cdi_list *node, *safe;
 
     cdi_list_for_each (node, safe, &ctx->due[CONN_DUE_LINGER]) {
@@ -357,7 +353,7 @@ void conn_ctx_init(struct conn_ctx *ctx, uv_loop_t *loop, int64_t undecided_ms)
     drop_log_init(&ctx->drops, ctx->started_ms);
     ctx->max_connections = SIZE_MAX;
     ctx->due_ms[CONN_DUE_OPEN] = undecided_ms;
-    ctx->due_ms[CONN_DUE_REJECT] = undecided_ms < REJECT_MS ? undecided_ms : REJECT_MS;
+    ctx->due_ms[CONN_DUE_REJECT] = undecided_ms < CDI_SERVE_OVERFLOW_MS ? undecided_ms : CDI_SERVE_OVERFLOW_MS;
     ctx->due_ms[CONN_DUE_LINGER] = LINGER_MS;
     ctx->due_ms[CONN_DUE_END] = END_MS;
     ctx->due_ms[CONN_DUE_QUERY] = QUERY_MS;
@@ -385,9 +381,9 @@ cddp_status conn_open(struct conn_ctx *ctx, int fd, const struct sockaddr_storag
     c->port_job = port_job;
     c->addr = *addr;
     c->reject = reject;
-    cdi_buf_init(&c->in, IN_MAX);
-    cdi_buf_init(&c->out, OUT_MAX);
-    cdi_buf_init(&c->flying, OUT_MAX);
+    cdi_buf_init(&c->in, CDI_SERVE_IN_MAX);
+    cdi_buf_init(&c->out, CDI_SERVE_OUT_MAX);
+    cdi_buf_init(&c->flying, CDI_SERVE_OUT_MAX);
     cdi_list_init(&c->dirty);
     cdi_list_init(&c->due);
     cdi_list_init(&c->busy);

@@ -14,9 +14,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define OUT_PAUSE (1024u * 1024) /* queued bytes from which on no further request of a connection is read */
-#define HTTP_WAIT_MS 300         /* for the answers of agents; a page also shows older ones */
-#define NO_STORE 404             /* number that PyTorch's store client prints where there is no store, as in HTTP */
+#define HTTP_WAIT_MS 300 /* for the answers of agents; a page also shows older ones */
+#define NO_STORE 404     /* number that PyTorch's store client prints where there is no store, as in HTTP */
 
 /* ---------------------------------------------------------------------------------------------------- access ---- */
 
@@ -78,16 +77,16 @@ static void dispatch_store(struct conn *c, struct cdi_buf *in)
     cddp_status st;
 
     do {
-        st = cdi_serve_feed(&c->serve, in, OUT_PAUSE, &err);
+        st = cdi_serve_feed(&c->serve, in, CDI_SERVE_OUT_ENOUGH, &err);
         conn_flush(c);
-    } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && conn_queued(c) < OUT_PAUSE);
+    } while (st == CDDP_IN_PROGRESS && c->state == CONN_STORE && conn_queued(c) < CDI_SERVE_OUT_ENOUGH);
     if (c->state != CONN_STORE)
         return;
     if (in->len < had)
         c->begun_ms = conn_now_ms(c->ctx);
     if (st < 0) {
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);
-    } else if (conn_queued(c) >= OUT_PAUSE) {
+    } else if (conn_queued(c) >= CDI_SERVE_OUT_ENOUGH) {
         /* The client sends requests faster than it reads replies. */
         conn_pause(c);
     }

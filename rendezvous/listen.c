@@ -7,41 +7,12 @@
 
 #include <errno.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define BACKLOG 4096
-
-static uint16_t port_of(const struct sockaddr *a)
-{
-    if (a->sa_family == AF_INET6) {
-        struct sockaddr_in6 in6;
-
-        memcpy(&in6, a, sizeof in6);
-        return ntohs(in6.sin6_port);
-    }
-    if (a->sa_family == AF_INET) {
-        struct sockaddr_in in;
-
-        memcpy(&in, a, sizeof in);
-        return ntohs(in.sin_port);
-    }
-    return 0;
-}
-
-static void set_port(struct sockaddr_storage *a, uint16_t port)
-{
-    /* Both families have the port at the same offset. */
-    _Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port),
-                   "offset of the port");
-    port = htons(port);
-    memcpy((char *)a + offsetof(struct sockaddr_in, sin_port), &port, sizeof port);
-}
 
 static cddp_status bind_failed(int errnum, const char *host, const struct listen_set *s, struct cdi_error *err)
 {
@@ -65,22 +36,18 @@ static cddp_status add_socket(struct listen_set *s, const struct sockaddr *addr,
 {
     struct sockaddr_storage a = {0};
     CDI_AUTOCLOSE int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int on = 1, off = 0;
+    int why;
 
     if (fd < 0)
         return bind_failed(errno, host, s, err);
     memcpy(&a, addr, len);
-    set_port(&a, s->port);
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* inherited by accepted sockets */
-    cdi_tcp_limit_backoff(fd);
-    if (addr->sa_family == AF_INET6)
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, both ? &off : &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&a, len) != 0 || listen(fd, BACKLOG) != 0)
-        return bind_failed(errno, host, s, err);
+    cdi_address_set_port((struct sockaddr *)&a, s->port);
+    why = cdi_tcp_listen(fd, (struct sockaddr *)&a, len, both, BACKLOG);
+    if (why != 0)
+        return bind_failed(why, host, s, err);
     len = sizeof a;
     if (s->port == 0 && getsockname(fd, (struct sockaddr *)&a, &len) == 0)
-        s->port = port_of((struct sockaddr *)&a);
+        s->port = cdi_address_port((struct sockaddr *)&a);
     s->fds[s->n++] = cdi_steal_fd(&fd);
     return CDDP_OK;
 }

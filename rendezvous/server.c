@@ -773,7 +773,7 @@ static cddp_status server_make_job(struct conn_ctx *ctx, const struct cdi_msg_jo
 static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
                                struct cdi_error *err)
 {
-    conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? 5000 : opt->undecided_ms);
+    conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? CDI_SERVE_OPENING_MS : opt->undecided_ms);
     s->ctx.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->ctx.plain_store = opt->plain_store;
     s->ctx.http = opt->http;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/agent.h"
+#include "common/address.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -68,8 +69,8 @@ struct agent {
     struct rdzv_client *client;
     struct hang_report *hang_report;
     struct rdzv_server *server;
-    struct etcd *etcd; /* elects the host; NULL: the endpoint is fixed */
-    char local_ip[64]; /* of --local_addr, with etcd; "": not given */
+    struct etcd *etcd;            /* elects the host; NULL: the endpoint is fixed */
+    char local_ip[CDI_HOST_TEXT]; /* of --local_addr, with etcd; "": not given */
     char master_addr[64];
     uint16_t master_port;
     int64_t sweep_began_ms, last_output_ms;
@@ -1286,7 +1287,7 @@ static cddp_status start_election(struct agent *a, struct cdi_error *err)
             err, CDDP_E_NOT_FOUND,
             "--local_addr '%.200s' does not resolve; with etcd it is the address that other nodes connect to", local);
     if (local != NULL)
-        lookup_text(&addrs[0], a->local_ip, sizeof a->local_ip);
+        cdi_address_host((struct sockaddr *)&addrs[0], a->local_ip);
     return etcd_start(&a->etcd, &a->loop, &a->plan->endpoint, a->plan->run_id, &on, a, err);
 }
 

@@ -71,7 +71,7 @@ static int host_no_route(const struct sockaddr_storage *to)
     int fd = socket(to->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), error = 0;
     struct sockaddr_storage addr = *to;
 
-    lookup_set_port(&addr, 9);
+    cdi_address_set_port((struct sockaddr *)&addr, 9);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr,
                            addr.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in)) != 0)
         error = errno;
@@ -157,7 +157,7 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
         if (st == CDDP_OK)
             st = host_check_route(client, opt.host, err);
         for (unsigned i = 0; i < client->n_addrs; i++)
-            lookup_set_port(&client->addrs[i], rdzv_server_port(*server));
+            cdi_address_set_port((struct sockaddr *)&client->addrs[i], rdzv_server_port(*server));
         return st;
     }
     if (m->role == ENDPOINT_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))

@@ -13,22 +13,6 @@
 #include <string.h>
 #include <uv.h>
 
-void lookup_set_port(struct sockaddr_storage *addr, uint16_t port)
-{
-    if (addr->ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)addr)->sin6_port = htons(port);
-    else
-        ((struct sockaddr_in *)addr)->sin_port = htons(port);
-}
-
-void lookup_text(const struct sockaddr_storage *addr, char *text, size_t cap)
-{
-    char host[CDI_HOST_TEXT];
-
-    cdi_address_host((const struct sockaddr *)addr, host);
-    (void)snprintf(text, cap, "%s", host);
-}
-
 cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
                              struct cdi_error *err)
 {
@@ -49,7 +33,7 @@ cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const 
             continue;
         addrs[*n] = (struct sockaddr_storage){0};
         memcpy(&addrs[*n], a->ai_addr, a->ai_addrlen);
-        lookup_set_port(&addrs[(*n)++], port);
+        cdi_address_set_port((struct sockaddr *)&addrs[(*n)++], port);
     }
     if (rc == 0)
         freeaddrinfo(found);

@@ -21,11 +21,6 @@
  */
 cddp_status lookup_addresses(struct sockaddr_storage *addrs, unsigned *n, const char *host, uint16_t port,
                              struct cdi_error *err);
-/* Sets the port of an IPv4 or IPv6 address. */
-void lookup_set_port(struct sockaddr_storage *addr, uint16_t port);
-
-/* Writes the numeric address, without the port; "" for another family. */
-void lookup_text(const struct sockaddr_storage *addr, char *text, size_t cap);
 
 struct lookup;
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/rdzv_client.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/tcp.h"
 #include "launcher/agent/lease.h"
@@ -742,25 +743,15 @@ static void client_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
 
 /* ------------------------------------------------------------------------------------------------ connecting ---- */
 
-static void address_text(const struct sockaddr_storage *a, char *addr, size_t cap, uint16_t *port)
-{
-    struct sockaddr_in6 six; /* the port is at the same place in both */
-
-    memcpy(&six, a, sizeof six);
-    lookup_text(a, addr, cap);
-    *port = addr[0] != '\0' ? ntohs(six.sin6_port) : 0;
-}
-
 static void report_connected(struct rdzv_client *j)
 {
     struct sockaddr_storage peer = {0};
     int len = sizeof peer;
-    char addr[64];
-    uint16_t port;
+    char addr[CDI_HOST_TEXT];
 
     (void)uv_tcp_getpeername(&j->tcp, (struct sockaddr *)&peer, &len);
-    address_text(&peer, addr, sizeof addr, &port);
-    j->on.connected(j->arg, addr, port, fd_of(j));
+    cdi_address_host((const struct sockaddr *)&peer, addr);
+    j->on.connected(j->arg, addr, cdi_address_port((const struct sockaddr *)&peer), fd_of(j));
 }
 
 /* Returns how long the answer to JOIN may take. */
@@ -809,14 +800,14 @@ static void client_try_connect(struct rdzv_client *j)
 {
     struct sockaddr_storage a = j->opt.addrs[j->next_addr];
     int rc = uv_tcp_init(j->loop, &j->tcp);
-    char addr[64];
-    uint16_t port;
+    uint16_t port = cdi_address_port((const struct sockaddr *)&a);
+    char addr[CDI_HOST_TEXT];
 
     j->port = j->next_port;
     j->addr = j->next_addr;
-    address_text(&a, addr, sizeof addr, &port);
+    cdi_address_host((const struct sockaddr *)&a, addr);
     if (j->opt.n_ports > 1)
-        lookup_set_port(&a, (uint16_t)(port + j->port));
+        cdi_address_set_port((struct sockaddr *)&a, (uint16_t)(port + j->port));
     (void)snprintf(j->trying, sizeof j->trying, j->opt.n_ports > 1 ? "%s, port %u" : "%s", addr, port + j->port);
     j->next_addr = (j->next_addr + 1) % j->opt.n_addrs;
     if (j->next_addr == 0 && j->opt.n_ports > 1 && !j->known && !j->again)

@@ -22,13 +22,6 @@ bool cdi_net_selects(const char *spec, const char *name)
     return found != others;
 }
 
-static bool net_is_loopback(const struct sockaddr *a)
-{
-    if (a->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
-    return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
-}
-
 /* Returns whether the interface is up and has an address that needs no scope. */
 static bool is_usable(const struct ifaddrs *i)
 {
@@ -64,7 +57,7 @@ static cddp_status add_interfaces(const char *spec, struct cdi_address *out, int
     for (int pass = 0; pass < 2; pass++)
         for (const struct ifaddrs *i = all; i != NULL; i = i->ifa_next)
             if (is_usable(i) && i->ifa_addr->sa_family == (pass == 0 ? AF_INET : AF_INET6) &&
-                (spec != NULL ? cdi_net_selects(spec, i->ifa_name) : !net_is_loopback(i->ifa_addr)))
+                (spec != NULL ? cdi_net_selects(spec, i->ifa_name) : !cdi_address_is_loopback(i->ifa_addr)))
                 net_add(i->ifa_addr, out, n);
     freeifaddrs(all);
     return CDDP_OK;
@@ -78,7 +71,7 @@ cddp_status cdi_net_choose(const char *spec, const struct cdi_address *reached, 
     *n = 0;
     if (spec == NULL && reached->len > 0)
         net_add(&reached->u.any, out, n);
-    if (spec != NULL || reached->len == 0 || net_is_loopback(&reached->u.any))
+    if (spec != NULL || reached->len == 0 || cdi_address_is_loopback(&reached->u.any))
         st = add_interfaces(spec, out, n, err);
     if (st == CDDP_OK && *n == 0 && spec != NULL)
         return cdi_fail(err, CDDP_E_INVALID,

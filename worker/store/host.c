@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/store/host.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/fork_close.h"
 #include "common/list.h"
@@ -33,13 +34,7 @@
 #define RETRY_MS 10
 #define BACKLOG 1024
 #define READ_SIZE 65536
-#define OPENING_MS 5000              /* for a connection to send its request and its auth token */
-#define YOUNG_MS 20                  /* the part of that time which every connection gets, however many wait */
-#define OVERFLOW_MS 1000             /* the same for one beyond the limit */
-#define PAUSE_MS 100                 /* without accepting, if not even such a one can be accepted */
-#define OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
-#define OUT_ENOUGH (1024u * 1024)    /* from here on its further requests are not read */
-#define IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)
+#define PAUSE_MS 100 /* without accepting, if not even such a one can be accepted */
 
 enum phase {
     PHASE_SNIFF, /* its protocol is not known yet */
@@ -87,36 +82,18 @@ static struct peer *peer_at(struct cdi_list *link)
 
 /* ------------------------------------------------------------------------------------------------- listening ---- */
 
-static bool host_is_loopback(const struct sockaddr *a)
-{
-    if (a->sa_family == AF_INET6) {
-        struct sockaddr_in6 six;
-
-        memcpy(&six, a, sizeof six);
-        return IN6_IS_ADDR_LOOPBACK(&six.sin6_addr);
-    }
-    struct sockaddr_in four;
-
-    memcpy(&four, a, sizeof four);
-    return ntohl(four.sin_addr.s_addr) >> 24 == 127;
-}
-
 /* Returns a listening socket, or -errno. */
 static int host_listen_on(const struct sockaddr *a, socklen_t len)
 {
-    int fd = cdi_fork_socket(a->sa_family), on = 1, off = 0;
+    int fd = cdi_fork_socket(a->sa_family), why;
 
     if (fd < 0)
         return -errno;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    cdi_tcp_limit_backoff(fd);
-    if (a->sa_family == AF_INET6) /* [::] accepts IPv4 as well */
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(fd, a, len) != 0 || listen(fd, BACKLOG) != 0) {
-        cdi_fork_close(fd);
-        return -errno;
-    }
-    return fd;
+    why = cdi_tcp_listen(fd, a, len, true, BACKLOG);
+    if (why == 0)
+        return fd;
+    cdi_fork_close(fd);
+    return -why;
 }
 
 /* Listens on all addresses of this host, which reaches itself by loopback. */
@@ -139,7 +116,7 @@ static int host_listen_at(struct addrinfo *list, const char *host, int port, cha
         int fd;
 
         /* A name that resolves to 127.0.1.1 on its own host resolves to another address on the others. */
-        if (host_is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
+        if (cdi_address_is_loopback(a->ai_addr) && !literal && !cdi_is_localhost(host))
             return host_listen_everywhere(port, address);
         fd = host_listen_on(a->ai_addr, a->ai_addrlen);
         if (fd >= 0)
@@ -155,14 +132,12 @@ static int host_listen_at(struct addrinfo *list, const char *host, int port, cha
 static cddp_status host_note_port(struct cdi_store_host *h, int listener, struct cdi_error *err)
 {
     struct sockaddr_storage bound;
-    struct sockaddr_in6 six;
     socklen_t len = sizeof bound;
 
     h->listener = listener;
     if (getsockname(h->listener, (struct sockaddr *)&bound, &len) != 0)
         return cdi_fail_errno(err, errno, "getsockname");
-    memcpy(&six, &bound, sizeof six); /* the port has the same offset in both families */
-    h->port = ntohs(six.sin6_port);
+    h->port = cdi_address_port((struct sockaddr *)&bound);
     return CDDP_OK;
 }
 
@@ -234,7 +209,7 @@ static void host_begin_store(struct cdi_store_host *h, struct peer *p)
 static bool host_close_after_output(struct peer *p)
 {
     p->phase = PHASE_CLOSING;
-    p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), OPENING_MS);
+    p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), CDI_SERVE_OPENING_MS);
     return true;
 }
 
@@ -347,7 +322,8 @@ static bool host_process(struct cdi_store_host *h, struct peer *p)
         return false;
     if (p->phase != PHASE_STORE)
         return true;
-    return cdi_serve_feed(&p->serve, &p->in, OUT_ENOUGH, NULL) >= 0 || (p->out.len > 0 && host_close_after_output(p));
+    return cdi_serve_feed(&p->serve, &p->in, CDI_SERVE_OUT_ENOUGH, NULL) >= 0 ||
+           (p->out.len > 0 && host_close_after_output(p));
 }
 
 static bool host_receive(struct cdi_store_host *h, struct peer *p)
@@ -374,7 +350,7 @@ static bool host_transmit(struct cdi_store_host *h, struct peer *p)
             return errno == EAGAIN || errno == EINTR;
         cdi_buf_consume(&p->out, (size_t)n);
         /* Processes requests that waited for room. */
-        if (before >= OUT_ENOUGH && p->out.len < OUT_ENOUGH && !host_process(h, p))
+        if (before >= CDI_SERVE_OUT_ENOUGH && p->out.len < CDI_SERVE_OUT_ENOUGH && !host_process(h, p))
             return false;
     }
     return p->phase != PHASE_CLOSING;
@@ -406,7 +382,7 @@ static bool is_idle(const struct peer *p, int64_t now_ms)
         return false;
     if (p->phase == PHASE_CLOSING)
         return p->out.len == 0;
-    return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + OPENING_MS - YOUNG_MS;
+    return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + CDI_SERVE_OPENING_MS - CDI_SERVE_YOUNG_MS;
 }
 
 /* Closes the oldest connection that has not sent its request or proved its auth token. Returns false if there is none.
@@ -451,9 +427,9 @@ static void host_accept_all(struct cdi_store_host *h)
         (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
         p->fd = fd;
         p->overflow = overflow;
-        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), overflow ? OVERFLOW_MS : OPENING_MS);
-        cdi_buf_init(&p->in, IN_MAX);
-        cdi_buf_init(&p->out, OUT_MAX);
+        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), overflow ? CDI_SERVE_OVERFLOW_MS : CDI_SERVE_OPENING_MS);
+        cdi_buf_init(&p->in, CDI_SERVE_IN_MAX);
+        cdi_buf_init(&p->out, CDI_SERVE_OUT_MAX);
         cdi_list_push_back(&h->peers, &p->link);
         (void)atomic_fetch_add(&h->n_peers, 1);
     }
@@ -468,7 +444,7 @@ static bool has_deadline(const struct peer *p)
 
 static short events_of(const struct peer *p)
 {
-    return (short)((p->out.len < OUT_ENOUGH ? POLLIN : 0) | (p->out.len > 0 ? POLLOUT : 0));
+    return (short)((p->out.len < CDI_SERVE_OUT_ENOUGH ? POLLIN : 0) | (p->out.len > 0 ? POLLOUT : 0));
 }
 
 /* Makes room for all connections and two descriptors of the host. Returns false without memory. */

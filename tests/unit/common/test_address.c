@@ -68,3 +68,26 @@ Test(address, a_host_with_a_port_is_rejected_with_both_settings)
         cr_assert_not_null(strstr(err.msg, bad[i][1]), "%s", err.msg);
     }
 }
+
+Test(address, port_and_loopback_of_both_families)
+{
+    static const struct {
+        const char *text;
+        bool loopback;
+    } cases[] = {{"127.3.0.1:81", true}, {"10.0.0.1:82", false}, {"[::1]:83", true}, {"[fd00::1]:84", false}};
+    struct sockaddr unix_one = {.sa_family = AF_UNIX};
+
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct cdi_address a;
+        char text[CDI_ADDRESS_TEXT];
+
+        cr_assert(cdi_address_parse(cases[i].text, &a));
+        cr_assert_eq(cdi_address_port(&a.u.any), 81 + i);
+        cr_assert_eq(cdi_address_is_loopback(&a.u.any), cases[i].loopback, "%s", cases[i].text);
+        cdi_address_set_port(&a.u.any, 65535);
+        cdi_address_text(&a.u.any, text);
+        cr_assert_not_null(strstr(text, ":65535"), "%s", text);
+    }
+    cr_assert_eq(cdi_address_port(&unix_one), 0);
+    cr_assert_not(cdi_address_is_loopback(&unix_one));
+}
