@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SMALL_BYTES 4096 /* blocks up to this size take few steps and an extra copy; larger ones go directly */
 #define BROADCAST_PIECE ((size_t)1 << 20)
 
 _Static_assert(sizeof(struct cdi_opening) == CDI_OPENING_BYTES, "the compared struct has no padding");
@@ -62,13 +61,22 @@ static cddp_status opening_mismatch(const struct cdi_backend *backend, const cha
                        other_text);
 }
 
-const struct cdi_opening *cdi_mpi_opening(const struct cdi_backend *b, int r)
+/* Returns the index of the block of rank r in what is gathered. */
+static size_t block_of(const struct cdi_backend *b, int r)
 {
-    return &b->openings[cdi_mpi_block_of(b, r)];
+    return (size_t)((r - b->world.rank + b->world.size) % b->world.size);
 }
 
-/* In step s each rank sends its 2^s blocks to the rank that is so many before it. */
-cddp_status cdi_mpi_gather(struct cdi_mpi_run *run, void *all, size_t block, struct cdi_error *err)
+const uint8_t *cdi_mpi_data_of(const struct cdi_backend *b, int r, size_t n)
+{
+    return n <= CDI_OPENING_DATA ? b->openings[block_of(b, r)].data : b->scratch + block_of(b, r) * n;
+}
+
+/*
+ * Gathers small blocks of equal size from all ranks. In step s each rank sends its 2^s blocks to the rank that is so
+ * many before it.
+ */
+static cddp_status gather(struct cdi_mpi_run *run, void *all, size_t block, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
     struct cdi_requests *q = &b->parts[0];
@@ -90,18 +98,22 @@ cddp_status cdi_mpi_gather(struct cdi_mpi_run *run, void *all, size_t block, str
 cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, struct cdi_error *err)
 {
     struct cdi_backend *b = run->b;
+    bool inside = n <= CDI_OPENING_DATA;
     const struct cdi_opening *first;
     cddp_status st;
 
     opening_make(run, run->op, &b->openings[0]);
     if (n > 0)
-        memcpy(b->openings[0].data, data, n);
-    st = cdi_mpi_gather(run, b->openings, sizeof *b->openings, err);
-    first = cdi_mpi_opening(b, 0);
-    for (int r = 1; r < b->world.size && st == CDDP_OK; r++)
-        if (memcmp(first, cdi_mpi_opening(b, r), offsetof(struct cdi_opening, data)) != 0)
-            st = opening_mismatch(run->b, "collectives", 0, first, r, cdi_mpi_opening(b, r), err);
-    return st;
+        memcpy(inside ? b->openings[0].data : b->scratch, data, n);
+    st = gather(run, b->openings, sizeof *b->openings, err);
+    first = &b->openings[block_of(b, 0)];
+    for (int r = 1; r < b->world.size && st == CDDP_OK; r++) {
+        const struct cdi_opening *other = &b->openings[block_of(b, r)];
+
+        if (memcmp(first, other, offsetof(struct cdi_opening, data)) != 0)
+            st = opening_mismatch(b, "collectives", 0, first, r, other, err);
+    }
+    return st == CDDP_OK && !inside ? gather(run, b->scratch, n, err) : st;
 }
 
 /* --------------------------------------------------------------------------------------------------- moving ---- */
@@ -156,22 +168,16 @@ static cddp_status run_all_gather(struct cdi_mpi_run *run, struct cdi_error *err
     struct cdi_backend *b = run->b;
     size_t bytes = equal_blocks(run, 0);
     const struct moves m = {.in = run->op->in, .out = run->op->out, .same = true, .bytes = equal_blocks};
-    bool inside = bytes <= CDI_OPENING_DATA;
-    cddp_status st = cdi_mpi_open(run, run->op->in, inside ? bytes : 0, err);
+    bool small = bytes <= CDI_MPI_SMALL;
+    cddp_status st = cdi_mpi_open(run, run->op->in, small ? bytes : 0, err);
 
-    if (st != CDDP_OK || bytes == 0)
-        return st;
-    if (bytes > SMALL_BYTES)
+    if (st == CDDP_OK && !small)
         return move_blocks(run, &m, err);
-    if (!inside) {
-        memcpy(b->scratch, run->op->in, bytes);
-        st = cdi_mpi_gather(run, b->scratch, bytes, err);
-    }
-    for (int r = 0; r < b->world.size && st == CDDP_OK; r++) {
+    for (int r = 0; r < b->world.size && st == CDDP_OK && bytes > 0; r++) {
         uint8_t *to = m.out + (size_t)r * bytes;
 
         if (to != m.in)
-            memcpy(to, inside ? cdi_mpi_opening(b, r)->data : b->scratch + cdi_mpi_block_of(b, r) * bytes, bytes);
+            memcpy(to, cdi_mpi_data_of(b, r, bytes), bytes);
     }
     return st;
 }
@@ -266,7 +272,7 @@ static cddp_status run_broadcast(struct cdi_mpi_run *run, struct cdi_error *err)
     if (st != CDDP_OK || !inside)
         return st == CDDP_OK ? tree_broadcast(run, &t, err) : st;
     if (t.place != 0 && t.bytes > 0)
-        memcpy(op->out, cdi_mpi_opening(run->b, op->root)->data, t.bytes);
+        memcpy(op->out, cdi_mpi_data_of(run->b, op->root, t.bytes), t.bytes);
     return CDDP_OK;
 }
 

@@ -20,7 +20,7 @@ static cddp_status region_create(struct cdi_mpi_run *run, struct cdi_error *err)
         memset(base, 0, w->region_bytes);
     st = cdi_mpi_open(run, &able, 1, err);
     for (int r = 0; r < run->b->world.size && st == CDDP_OK && w->region_err->status == CDDP_OK; r++)
-        if (!cdi_mpi_opening(run->b, r)->data[0])
+        if (!*cdi_mpi_data_of(run->b, r, 1))
             (void)cdi_fail(w->region_err, CDDP_E_NOMEM, "rank %d is out of memory for %zu bytes", r, w->region_bytes);
     if (st != CDDP_OK || w->region_err->status != CDDP_OK || region == NULL) {
         free(base);

@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SMALL_BYTES 4096
-
 struct reduction {
     struct cdi_mpi_run *run;
     const struct cdi_coll *op;
@@ -162,26 +160,16 @@ static cddp_status in_pieces(struct reduction *d, struct cdi_error *err)
 }
 
 /* This rank has received all inputs; it sums what it needs of them. */
-static cddp_status of_small(struct reduction *d, size_t bytes, struct cdi_error *err)
+static void of_small(struct reduction *d, size_t bytes)
 {
     struct cdi_backend *b = d->run->b;
-    bool inside = bytes <= CDI_OPENING_DATA;
     size_t lo = d->op->kind == CDI_REDUCE_SCATTER ? shard(d, b->world.rank) : 0;
     void *out = d->op->out;
-    cddp_status st = CDDP_OK;
 
-    if (!inside) {
-        memcpy(b->scratch, d->op->in, bytes);
-        st = cdi_mpi_gather(d->run, b->scratch, bytes, err);
-    }
-    for (int r = 0; r < b->world.size; r++) {
-        const uint8_t *all = inside ? cdi_mpi_opening(b, r)->data : b->scratch + cdi_mpi_block_of(b, r) * bytes;
-
-        d->in[r] = all + lo * d->size;
-    }
-    if (st == CDDP_OK && (d->op->kind != CDI_REDUCE || d->op->root == b->world.rank))
+    for (int r = 0; r < b->world.size; r++)
+        d->in[r] = cdi_mpi_data_of(b, r, bytes) + lo * d->size;
+    if (d->op->kind != CDI_REDUCE || d->op->root == b->world.rank)
         cdi_reduce(&out, 1, d->in, b->world.size, d->op->count, d->op->dtype, d->op->op);
-    return st;
 }
 
 cddp_status cdi_mpi_reduction(struct cdi_mpi_run *run, struct cdi_error *err)
@@ -189,7 +177,8 @@ cddp_status cdi_mpi_reduction(struct cdi_mpi_run *run, struct cdi_error *err)
     struct cdi_backend *b = run->b;
     struct reduction d = {.run = run, .op = run->op, .size = cddp_dtype_size(run->op->dtype)};
     size_t bytes = all_elements(&d) * d.size;
-    cddp_status st = cdi_mpi_open(run, run->op->in, bytes <= CDI_OPENING_DATA ? bytes : 0, err);
+    bool small = bytes <= CDI_MPI_SMALL;
+    cddp_status st = cdi_mpi_open(run, run->op->in, small ? bytes : 0, err);
 
     if (st != CDDP_OK || bytes == 0)
         return st;
@@ -198,7 +187,10 @@ cddp_status cdi_mpi_reduction(struct cdi_mpi_run *run, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");
     d.piece = b->piece / d.size;
     d.n_rounds = (shard(&d, 1) + d.piece - 1) / d.piece; /* the first shard is the largest */
-    st = bytes <= SMALL_BYTES ? of_small(&d, bytes, err) : in_pieces(&d, err);
+    if (small)
+        of_small(&d, bytes);
+    else
+        st = in_pieces(&d, err);
     free(d.in);
     return st;
 }

@@ -7,6 +7,12 @@
  * Arithmetic is that of worker/math/reduce.h, in rank order: MPI_Allreduce guarantees neither an order nor equal bits
  * on every rank. A communicator and its parts share such a duplicate, and have different tags.
  *
+ * MPI's own non-blocking collectives cannot take the place of these messages. The standard forbids to cancel one
+ * (MPI 3.1, 5.12), so after a failure it could still write into memory that the program has freed, unless each byte is
+ * copied once more. They have no tags, so every part would need MPI_Comm_create_group, which waits forever for a rank
+ * that dies. With Open MPI 4.1.4 on one node they are slower, too: MPI_Iallgather for openings and MPI_Ialltoallv
+ * around cdi_reduce took 1.2 to 1.6 times as long at 4 B, 1.1 to 1.4 times at 4 KiB to 1 MiB.
+ *
  * Threads. The queue (worker/backend/queue.h) runs one operation of a communicator at a time, on its own thread or on
  * that of a waiting caller; the state of an operation needs no lock. If MPI does not allow calls of several threads at
  * once, cdi_mpi_enter() and _leave() (CDI_MPI) serialise those of several communicators, and only callers' threads
@@ -81,6 +87,7 @@ cddp_status cdi_mpi_fail(int rc, const char *text, struct cdi_error *err);
 /* The operation that a rank calls, which the others compare, with the data of small operations. */
 #define CDI_OPENING_BYTES 64
 #define CDI_OPENING_DATA 32
+#define CDI_MPI_SMALL 4096 /* data up to this size take few steps and an extra copy; larger ones go directly */
 struct cdi_opening {
     uint64_t number; /* of earlier collectives */
     uint64_t count;  /* elements; of a region: bytes */
@@ -135,7 +142,7 @@ struct cdi_backend {
     atomic_bool stopped;      /* the running operation has to end */
     atomic_bool failure_sent; /* this rank has reported its failure to the peers, or knows theirs */
 
-    struct cdi_opening *openings; /* of all ranks, by cdi_mpi_block_of(); then two for send and recv */
+    struct cdi_opening *openings; /* of all ranks, by block_of(); then two for send and recv */
     struct cdi_requests parts[CDI_SETS], results[CDI_SETS];
     struct cdi_pair *pairs; /* by rank */
     uint8_t *scratch;       /* of 2 * size + 2 pieces */
@@ -189,18 +196,12 @@ struct cdi_peer_error cdi_mpi_peer_error(const struct cdi_backend *b);
 
 /*
  * Opens a collective: every rank receives the opening of every other rank, with n bytes of its data (at most
- * CDI_OPENING_DATA). CDDP_E_MISMATCH: ranks call different collectives; all of them get this error.
+ * CDI_MPI_SMALL; the same n on every rank). CDDP_E_MISMATCH: ranks call different collectives; all of them get this
+ * error.
  */
 cddp_status cdi_mpi_open(struct cdi_mpi_run *run, const void *data, size_t n, struct cdi_error *err);
-/* Returns the opening of rank r, after cdi_mpi_open(). */
-const struct cdi_opening *cdi_mpi_opening(const struct cdi_backend *b, int r);
-/* Gathers small blocks of equal size from all ranks. That of rank r becomes block (r - own rank) mod size of `all`. */
-cddp_status cdi_mpi_gather(struct cdi_mpi_run *run, void *all, size_t block, struct cdi_error *err);
-/* Returns the index of that block. */
-static inline size_t cdi_mpi_block_of(const struct cdi_backend *b, int r)
-{
-    return (size_t)((r - b->world.rank + b->world.size) % b->world.size);
-}
+/* Returns the n bytes of rank r, after cdi_mpi_open(), or after that of a collective with at most CDI_OPENING_DATA. */
+const uint8_t *cdi_mpi_data_of(const struct cdi_backend *b, int r, size_t n);
 /*
  * Open a send or a receive: both ranks exchange their openings. Then move its data. CDDP_E_MISMATCH: the openings do
  * not match.
