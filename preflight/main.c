@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
+#include "common/time_limits.h"
 #include "preflight/meet.h"
 #include "preflight/spare.h"
 #include "preflight/table.h"
@@ -26,10 +27,9 @@
 
 #define NODES_MAX 100000
 #define STORE_MS 60000
-#define VERDICT_MS 75000 /* longer than all checks together may take */
-#define STOP_S 2         /* in which the node that failed is the first to end, so that the report names it */
-#define LEAVE_S 120      /* for the next round, which begins when a node has left */
-#define SPARE_MS 10000   /* for a spare node to join, before the node that it replaces leaves */
+#define STOP_S 2       /* in which the node that failed is the first to end, so that the report names it */
+#define LEAVE_S 120    /* for the next round, which begins when a node has left */
+#define SPARE_MS 10000 /* for a spare node to join, before the node that it replaces leaves */
 #define FINDINGS_MAX 65536
 
 enum mode { MODE_STOP, MODE_ONLY, MODE_EXCLUDE };
@@ -237,8 +237,8 @@ int main(int argc, char **argv)
     st = read_place(&p, &err);
     if (st == CDDP_OK && p.first)
         st = measure_node(&p, &err);
-    if (st == CDDP_OK && !meet_get(&p.meet, "verdict", 0, verdict, sizeof verdict, VERDICT_MS))
-        st = cdi_fail(&err, CDDP_E_TIMEOUT, "node 0 has not decided within %d s", VERDICT_MS / 1000);
+    if (st == CDDP_OK && !meet_get(&p.meet, "verdict", 0, verdict, sizeof verdict, 1000 * CDI_LIMIT_VERDICT_S))
+        st = cdi_fail(&err, CDDP_E_TIMEOUT, "node 0 has not decided within %d s", CDI_LIMIT_VERDICT_S);
     go = st == CDDP_OK && strcmp(verdict, "go") == 0;
     if (st != CDDP_OK)
         cdi_log(CDI_LOG_ERROR, "PREFLIGHT-ERROR", "node %u: %s", p.meet.node, err.msg);

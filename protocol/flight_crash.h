@@ -7,6 +7,8 @@
 #ifndef CDI_FLIGHT_CRASH_H
 #define CDI_FLIGHT_CRASH_H
 
+#include "common/time_limits.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +16,7 @@
 
 #define CDI_CRASH_ENV "CDDP_CRASH_STACK"
 #define CDI_CRASH_REGISTERS 33
-#define CDI_CRASH_WAIT_MS 2000 /* of a worker for its agent */
+#define CDI_CRASH_WAIT_MS (1000 * CDI_LIMIT_CRASH_STACK_S) /* of a worker for its agent */
 
 /* Bits of `armed` beside those of the signals. */
 #define CDI_CRASH_LOOKED 1u /* libcddp has looked at the signals: without it the report has nothing about a stack */

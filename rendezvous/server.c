@@ -2,6 +2,7 @@
 /* Listeners, the timer, jobs, and the sessions' operations on connections. */
 #include "rendezvous/server.h"
 #include "common/clock.h"
+#include "common/time_limits.h"
 #include "rendezvous/asking.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
@@ -773,7 +774,7 @@ static cddp_status server_make_job(struct conn_ctx *ctx, const struct cdi_msg_jo
 static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const struct rdzv_server_options *opt,
                                struct cdi_error *err)
 {
-    conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? CDI_SERVE_OPENING_MS : opt->undecided_ms);
+    conn_ctx_init(&s->ctx, loop, opt->undecided_ms == 0 ? 1000 * CDI_LIMIT_OPENING_S : opt->undecided_ms);
     s->ctx.stall_ms = opt->stall_ms == 0 ? 300000 : opt->stall_ms;
     s->ctx.plain_store = opt->plain_store;
     s->ctx.http = opt->http;
@@ -792,10 +793,11 @@ static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const str
     s->elected = opt->elected;
     s->first_job_port = opt->first_job_port;
     s->last_job_port = opt->last_job_port;
-    s->over_ms = opt->over_ms == 0 ? 60000 : opt->over_ms;
+    s->over_ms = opt->over_ms == 0 ? 1000 * CDI_LIMIT_CLOSE_S : opt->over_ms;
     s->session = (struct session_options){
-        .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 600000 : opt->join_timeout_ms, .last_call_ms = 3000},
-        .lease_ms = opt->lease_ms == 0 ? 15000 : opt->lease_ms,
+        .round = {.join_timeout_ms = opt->join_timeout_ms == 0 ? 1000 * CDI_LIMIT_JOIN_S : opt->join_timeout_ms,
+                  .last_call_ms = 1000 * CDI_LIMIT_LAST_CALL_S},
+        .lease_ms = opt->lease_ms == 0 ? 1000 * CDI_LIMIT_LEASE_S : opt->lease_ms,
         .hello_ms = s->ctx.due_ms[CONN_DUE_OPEN],
         .hosted = opt->max_jobs == 0 && !opt->elected,
         .hands_over = opt->elected,

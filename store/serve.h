@@ -11,9 +11,8 @@
 #include "store/kv.h"
 
 /* Both servers of stores, the rendezvous and libcddp's, treat their connections alike. */
-#define CDI_SERVE_OPENING_MS 5000              /* for a connection to send its request and its auth token */
-#define CDI_SERVE_YOUNG_MS 20                  /* the part of that time which each gets, however many others wait */
-#define CDI_SERVE_OVERFLOW_MS 1000             /* the same for one beyond the limit, which is to be rejected */
+#define CDI_SERVE_YOUNG_MS 20      /* the part of that time which each gets to open, however many others wait */
+#define CDI_SERVE_OVERFLOW_MS 1000 /* the same for one beyond the limit, which is to be rejected */
 #define CDI_SERVE_OUT_MAX (128u * 1024 * 1024) /* bytes of replies that wait for one connection */
 #define CDI_SERVE_OUT_ENOUGH (1024u * 1024)    /* from here on its further requests are not read */
 #define CDI_SERVE_IN_MAX (CDI_C10D_REQUEST_MAX + 1024u * 1024)

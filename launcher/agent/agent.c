@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/time_limits.h"
 #include "launcher/agent/crash.h"
 #include "launcher/agent/hang_report.h"
 #include "launcher/agent/host.h"
@@ -37,12 +38,10 @@
 
 #define PYTHON_CANNOT_OPEN 2 /* its exit status then */
 #define SWEEP_TICK_MS 1      /* between two scans for remaining descendants */
-#define SWEEP_GIVE_UP_MS 10000
 #define FINISH_QUIET_MS \
     200 /* processes that the workers have left may continue to write, if never silent for this long */
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, a silent open pipe belongs to another process */
-#define FLUSH_ON_SIGNAL_MS 2000
-#define FLUSH_REST_MS 1000 /* for the report, after the output for a stalled reader was dropped */
+#define FLUSH_REST_MS 1000  /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
 #define AGENT_LINE_MAX (128 * 1024) /* bytes of a message */
 
@@ -156,7 +155,7 @@ static int64_t patience_ms(const struct agent *a)
 {
     if (a->over ? exit_status(a) == 0 : a->sup.first.kind == CDI_END_NONE)
         return CDI_NEVER_MS;
-    return a->sup.grace_ms > FLUSH_ON_SIGNAL_MS ? a->sup.grace_ms : FLUSH_ON_SIGNAL_MS;
+    return a->sup.grace_ms > 1000 * CDI_LIMIT_READER_S ? a->sup.grace_ms : 1000 * CDI_LIMIT_READER_S;
 }
 
 static bool is_stalled_for(struct agent *a, int64_t ms)
@@ -174,7 +173,7 @@ static bool is_stalled_for(struct agent *a, int64_t ms)
 static bool is_wait_over(struct agent *a)
 {
     if (a->sup.signal != 0)
-        return cdi_now_ms() - a->sweep_began_ms >= FLUSH_ON_SIGNAL_MS;
+        return cdi_now_ms() - a->sweep_began_ms >= 1000 * CDI_LIMIT_READER_S;
     return is_stalled_for(a, patience_ms(a));
 }
 
@@ -203,7 +202,7 @@ static void check_swept(struct agent *a)
     if (a->finishing)
         a->sweep_began_ms = now;
     a->finishing = false;
-    if (!a->swept && now - a->sweep_began_ms > SWEEP_GIVE_UP_MS) {
+    if (!a->swept && now - a->sweep_began_ms > 1000 * CDI_LIMIT_KILLED_S) {
         cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some job processes survived SIGKILL; continuing");
         a->swept = true;
     }
@@ -664,7 +663,7 @@ static void agent_end_job(struct agent *a)
     /* One wait for a stalled reader in all, that of the sweep included. */
     a->flush_by_ms = CDI_NEVER_MS;
     if (a->sup.signal != 0)
-        a->flush_by_ms = (a->sweep_began_ms == 0 ? cdi_now_ms() : a->sweep_began_ms) + FLUSH_ON_SIGNAL_MS;
+        a->flush_by_ms = (a->sweep_began_ms == 0 ? cdi_now_ms() : a->sweep_began_ms) + 1000 * CDI_LIMIT_READER_S;
     if (a->progress_ms == 0)
         a->progress_ms = cdi_now_ms();
     if (exit_status(a) != 0) {

@@ -2,6 +2,7 @@
 #include "launcher/agent/supervise.h"
 
 #include "common/clock.h"
+#include "common/time_limits.h"
 #include "protocol/cause.h"
 
 #include <errno.h>
@@ -155,7 +156,7 @@ static void finish_or_wait(struct supervise *s, int64_t now_ms, struct supervise
         return;
     }
     s->state = SUPERVISE_WAITING;
-    s->wait_until_ms = now_ms + s->grace_ms + SUPERVISE_WAIT_MORE_MS;
+    s->wait_until_ms = now_ms + s->grace_ms + 1000 * CDI_LIMIT_OTHER_NODES_S;
 }
 
 static void no_more_rounds(struct supervise *s)
@@ -178,7 +179,7 @@ static void supervise_kill_workers(struct supervise *s, int64_t now_ms, struct s
 {
     s->killed = true;
     s->log_wait_at_ms = CDI_NEVER_MS;
-    s->kill_at_ms = now_ms + SUPERVISE_UNKILLABLE_MS;
+    s->kill_at_ms = now_ms + 1000 * CDI_LIMIT_KILLED_S;
     supervise_act(out, SUPERVISE_DO_KILL, SIGKILL);
 }
 
@@ -576,7 +577,7 @@ static void supervise_on_tick(struct supervise *s, int64_t now_ms, struct superv
     (void)snprintf(s->text, sizeof s->text,
                    "%u of this node's workers did not end within %d s of SIGKILL: the kernel holds them, usually in a "
                    "file system or driver that does not respond, their cgroup is frozen, or a debugger traces them",
-                   s->n_alive, SUPERVISE_UNKILLABLE_MS / 1000);
+                   s->n_alive, CDI_LIMIT_KILLED_S);
     supervise_finish(s, out);
 }
 

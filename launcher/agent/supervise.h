@@ -19,11 +19,9 @@
 
 #define SUPERVISE_PATIENCE_MS 5000 /* after it, the workers still running are logged, unless SIGKILL is due soon: */
 #define SUPERVISE_SOON_MS 500
-#define SUPERVISE_SAME_SIGNAL_MS 500  /* the same signal twice within this time counts once */
-#define SUPERVISE_UNKILLABLE_MS 10000 /* after SIGKILL, before giving up on a process that the kernel holds */
+#define SUPERVISE_SAME_SIGNAL_MS 500 /* the same signal twice within this time counts once */
 /* A tick that is this late shows that this process and the workers were stopped: their grace period restarts. */
 #define SUPERVISE_STOPPED_MS 1000
-#define SUPERVISE_WAIT_MORE_MS 5000 /* extra time that a host waits for workers of other nodes */
 #define SUPERVISE_CAUSE_WAIT_MS 300 /* the report of an earlier failure on another node may take this long */
 #define SUPERVISE_ORDER_WAIT_MS 300 /* the end waits this long for it */
 #define SUPERVISE_ORDER_MS 2000     /* a worker may get a batch system's signal this much earlier than cddprun */

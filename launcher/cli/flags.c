@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/cli/flags.h"
+#include "common/time_limits.h"
 
 #include "launcher/cli/options.h"
 
@@ -59,7 +60,8 @@ const struct flag flags[] = {
      .help = "static and c10d are accepted for compatibility: both select cddprun's own rendezvous; with etcd or "
              "etcd-v2 the nodes elect its host by etcd 3.4 or later, and another one follows if it is lost"},
     {.name = "rdzv_conf", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_conf), RANGE(0, 1023), .value = "K=V,...",
-     .shown_default = "join_timeout=600,last_call_timeout=3,lease=15",
+     .shown_default = "join_timeout=" CDI_LIMIT_TEXT(CDI_LIMIT_JOIN_S) ",last_call_timeout=" CDI_LIMIT_TEXT(
+         CDI_LIMIT_LAST_CALL_S) ",lease=" CDI_LIMIT_TEXT(CDI_LIMIT_LEASE_S),
      .help = "join_timeout=S (or timeout=S): how long to wait for enough nodes; last_call_timeout=S: how long to "
              "wait for more than MIN nodes (by default only before the first round); lease=S, or "
              "keep_alive_interval=S and keep_alive_max_attempt=N: how long a silent node counts as present; "
@@ -131,18 +133,19 @@ const struct flag flags[] = {
      .help = "the report about a worker that uses libcddp and dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT shows "
              "its native stack, unless the program handles the signal itself"},
     {.name = "hang_warning", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_warning_ms), RANGE(0, 86400000),
-     .fallback = "30", .value = "SECONDS", .ours = true,
+     .fallback = CDI_LIMIT_TEXT(CDI_LIMIT_HANG_WARNING_S), .value = "SECONDS", .ours = true,
      .help = "when ranks have waited this long in a collective, or PyTorch's workers have used no processor, print which "
              "ranks are behind, and where; 0: never"},
     {.name = "hang_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(hang_timeout_ms), RANGE(0, 86400000),
-     .fallback = "600", .value = "SECONDS", .ours = true,
+     .fallback = CDI_LIMIT_TEXT(CDI_LIMIT_HANG_S), .value = "SECONDS", .ours = true,
      .help = "when they have waited this long in a collective of libcddp, do what --on_hang says; 0: never"},
     {.name = "on_hang", .group = GROUP_FAILURE, .kind = FLAG_CHOICE, AT(on_hang), .fallback = "stop",
      .value = "report|restart|stop", .ours = true,
      .help = "after --hang_timeout: report prints where the ranks are; restart is a failure, which --max_restarts "
              "counts; stop ends the job"},
     {.name = "shutdown_timeout", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(shutdown_timeout_ms),
-     RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30", .value = "SECONDS",
+     RANGE(0, 86400000), .shown_default = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, " CDI_LIMIT_TEXT(CDI_LIMIT_GRACE_S),
+     .value = "SECONDS",
      .help = "time from SIGTERM to SIGKILL whenever workers are stopped"},
     {.name = "signals_to_handle", .group = GROUP_FAILURE, .kind = FLAG_SIGNALS, AT(signals_to_handle),
      .fallback = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", .value = "NAME,...",

@@ -4,6 +4,7 @@
 #define OPTIONS_H
 
 #include "common/error.h"
+#include "common/time_limits.h"
 
 #include <signal.h>
 #include <stdbool.h>
@@ -16,7 +17,6 @@
 #define OPTIONS_NODES_AUTO 0 /* max_nodes: as many as the scheduler's step has */
 #define OPTIONS_MAX_EXPORTS 256
 #define OPTIONS_EXPORT_ALL "ALL"
-#define OPTIONS_GRACE_MS 30000             /* from the first signal to SIGKILL, by default */
 #define OPTIONS_REMOTE_ENV "CDDP_REMOTE"   /* set where --hosts has started this cddprun by ssh */
 #define OPTIONS_REMOTE_TERMINAL "terminal" /* its value if the user's stdout is a terminal */
 
@@ -131,7 +131,7 @@ static inline int options_end_signal(const struct options *o)
 /* Returns the time from a signal that ends the job to SIGKILL: everything that waits for workers to end uses it. */
 static inline int64_t options_grace_ms(const struct options *o)
 {
-    return o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : OPTIONS_GRACE_MS;
+    return o->shutdown_timeout_ms >= 0 ? o->shutdown_timeout_ms : 1000 * CDI_LIMIT_GRACE_S;
 }
 
 /* Returns the value of an environment variable, or NULL. */

@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/time_limits.h"
 #include "launcher/etcd/etcd_json.h"
 #include "launcher/etcd/http_post.h"
 
@@ -14,7 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LEASE_MS 15000
 #define REQUEST_MS \
     2000 /* for an answer; less for a renewal of a short lease, so that another member is asked in time */
 #define TOMB_MIN_MS 60000 /* how long the key "over" stays at least */
@@ -290,8 +290,8 @@ cddp_status etcd_start(struct etcd **out, uv_loop_t *loop, const struct endpoint
     e->timer.data = e;
     e->facts.tomb_ms = m->join_timeout_ms > TOMB_MIN_MS ? m->join_timeout_ms : TOMB_MIN_MS;
     all_members(&m->etcd, name, sizeof name);
-    elect_init(&e->elect, m->lease_ms > 0 ? m->lease_ms : LEASE_MS, cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms),
-               name, e->facts.key_host);
+    elect_init(&e->elect, m->lease_ms > 0 ? m->lease_ms : 1000 * CDI_LIMIT_LEASE_S,
+               cdi_deadline_ms(cdi_now_ms(), m->join_timeout_ms), name, e->facts.key_host);
     *out = e;
     etcd_handle(e, &(struct elect_event){.kind = ELECT_EV_START});
     return CDDP_OK;

@@ -3,6 +3,7 @@
 
 #include "common/address.h"
 #include "common/env.h"
+#include "common/time_limits.h"
 #include "launcher/cli/parse.h"
 #include "launcher/plan/endpoint_etcd.h"
 #include "protocol/message.h"
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <strings.h>
 
-#define JOIN_TIMEOUT_S 600
 #define LEASE_MAX_S 3600
 #define TIMEOUT_MAX_S (CDI_JOIN_TIME_MAX_MS / 1000)
 #define KEEP_ALIVE_INTERVAL_S 5
@@ -538,7 +538,7 @@ cddp_status endpoint_decide(struct endpoint *out, const struct options *given, c
     note_single_pod(&m, o, s);
     m.join_timeout_ms = 1000 * (c.join_timeout_s > 0 ? c.join_timeout_s
                                 : c.timeout_s > 0    ? c.timeout_s
-                                                     : JOIN_TIMEOUT_S);
+                                                     : CDI_LIMIT_JOIN_S);
     m.lease_ms = find_lease_ms(&c);
     m.last_call_ms = c.last_call_s >= 0 ? 1000 * c.last_call_s : -1;
     m.close_timeout_ms = c.close_timeout_s > 0 ? 1000 * c.close_timeout_s : -1;

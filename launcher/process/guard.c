@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/nofollow.h"
+#include "common/time_limits.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/signame.h"
 
@@ -27,8 +28,6 @@
 #define LATE_MS 100                /* a running agent ends its workers well within it */
 #define RESUMED_MS 1000            /* an agent that was stopped together with the guard may have to be paged in first */
 #define UNRESPONSIVE_LEAST_MS 5000 /* on a busy node an agent may need time to read a signal */
-#define GUARD_GONE_SWEEP_MS 10000
-#define SWEEP_LIMIT_MS 30000 /* a process that survives SIGKILL for so long is held by the kernel */
 
 #define N_SIGNALS 64
 #define BIT(signal) (UINT64_C(1) << ((signal)-1))
@@ -449,7 +448,7 @@ static int conclude(const struct guard *g)
     char name[32];
     int signal;
 
-    if (!guard_sweep(SWEEP_LIMIT_MS))
+    if (!guard_sweep(1000 * CDI_LIMIT_KILLED_S))
         fprintf(stderr,
                 "cddprun: some processes of this job did not end after SIGKILL; the kernel or a debugger holds them\n");
     else if (g->conn >= 0)
@@ -486,7 +485,7 @@ static int conclude(const struct guard *g)
 void guard_is_gone(const struct guard_link *link)
 {
     static const char text[] = "cddprun: the guard process was killed; all workers have been killed\n";
-    bool all = guard_sweep(GUARD_GONE_SWEEP_MS);
+    bool all = guard_sweep(1000 * CDI_LIMIT_KILLED_S);
     ssize_t n;
 
     guard_remove_dir(link->run_dir);

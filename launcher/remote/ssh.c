@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/time_limits.h"
 #include "launcher/cluster/cluster.h"
 #include "launcher/process/guard.h"
 #include "protocol/frame.h"
@@ -29,15 +30,12 @@
 #define QUEUE_MAX (1u << 20)      /* of output that is not read yet: then the hosts wait */
 #define WRITE_MAX 4096            /* never blocks if poll reports room */
 #define TO_MAX (16u << 20)        /* the script, whose words the kernel limits to a quarter of this, and frames */
-#define UNREAD_MS 2000            /* the least time for a reader that does not read */
 #define STARTING_MAX 8            /* hosts at a time: from the 10th on, sshd refuses some (MaxStartups) */
 #define RETRY_MS 1000             /* from the first failures to the second tries */
-#define OTHERS_MS 15000 /* for the others to learn of a host's failure, and to end, besides the grace period */
-#define SLACK_MS 60000  /* the same from a signal on, when every process must end */
-#define TERMINAL_MS 500 /* between two looks of a background job, which may have got the terminal */
-#define FILES_BASE 32   /* open files without hosts, with reserve */
-#define SIGNAL_MS 200   /* for a signal that another process got at the same moment */
-#define FLUSH_MS 1000   /* for signals on their way to ssh, before this process is stopped */
+#define TERMINAL_MS 500           /* between two looks of a background job, which may have got the terminal */
+#define FILES_BASE 32             /* open files without hosts, with reserve */
+#define SIGNAL_MS 200             /* for a signal that another process got at the same moment */
+#define FLUSH_MS 1000             /* for signals on their way to ssh, before this process is stopped */
 
 enum remote_state { REMOTE_WAITING, REMOTE_STARTING, REMOTE_UP, REMOTE_OVER };
 
@@ -243,7 +241,7 @@ static void ssh_on_unwritten(struct ssh_run *s, int which, int error)
     if (s->status == 0)
         s->status = 128 + SIGPIPE;
     ssh_end_all(s);
-    ssh_begin_end(s, options_grace_ms(s->opt) + SLACK_MS);
+    ssh_begin_end(s, options_grace_ms(s->opt) + 1000 * CDI_LIMIT_ALL_HOSTS_S);
 }
 
 /*
@@ -262,8 +260,9 @@ static void write_queue(struct ssh_run *s, int which, bool room)
     if (n > 0)
         cdi_buf_consume(q, (size_t)n);
     if (n > 0 || !s->ending || (q->len == 0 && !s->unread)) {
-        s->unread_at_ms[which] =
-            cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) > UNREAD_MS ? options_grace_ms(s->opt) : UNREAD_MS);
+        s->unread_at_ms[which] = cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) > 1000 * CDI_LIMIT_READER_S
+                                                                   ? options_grace_ms(s->opt)
+                                                                   : 1000 * CDI_LIMIT_READER_S);
     } else if (q->len > 0 && cdi_now_ms() >= s->unread_at_ms[which]) {
         if (!s->unread)
             cdi_log(CDI_LOG_ERROR, "NEAR-UNREAD",
@@ -457,7 +456,7 @@ static void on_ending_signal(struct ssh_run *s, int signal)
     if (s->n_up < s->n && s->status == 0)
         s->status = 128 + signal;
     ssh_signal_all(s, signal);
-    ssh_begin_end(s, SLACK_MS + (second ? 0 : options_grace_ms(s->opt)));
+    ssh_begin_end(s, 1000 * CDI_LIMIT_ALL_HOSTS_S + (second ? 0 : options_grace_ms(s->opt)));
 }
 
 /* Signals come from the guard, as in agent.c. on_ssh_exit() may have taken those that poll reported. */
@@ -551,8 +550,8 @@ static void on_ssh_exit(struct ssh_run *s, struct remote *r, int status)
     if (failed || s->n_up < s->n)
         ssh_end_all(s);
     else if (s->nudge_at_ms == CDI_NEVER_MS)
-        s->nudge_at_ms = cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) + OTHERS_MS);
-    ssh_begin_end(s, 2 * options_grace_ms(s->opt) + OTHERS_MS + SLACK_MS);
+        s->nudge_at_ms = cdi_deadline_ms(cdi_now_ms(), options_grace_ms(s->opt) + 1000 * CDI_LIMIT_OTHER_HOSTS_S);
+    ssh_begin_end(s, 2 * options_grace_ms(s->opt) + 1000 * CDI_LIMIT_OTHER_HOSTS_S + 1000 * CDI_LIMIT_ALL_HOSTS_S);
 }
 
 static void ssh_reap(struct ssh_run *s)
@@ -637,7 +636,7 @@ static cddp_status ssh_run_loop(struct ssh_run *s, struct pollfd *fds, struct cd
         st = first == CDDP_OK ? start_waiting(s, err) : CDDP_OK;
         if (st != CDDP_OK) {
             first = st;
-            ssh_begin_end(s, SLACK_MS);
+            ssh_begin_end(s, 1000 * CDI_LIMIT_ALL_HOSTS_S);
             continue;
         }
         fill_polls(s, fds);

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/float_state.h"
+#include "common/time_limits.h"
 #include "worker/comm/claim.h"
 #include "worker/comm/keys.h"
 #include "worker/comm/stop.h"
@@ -10,8 +11,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
-
-#define BROKEN_GOODBYE_MS 2000 /* for the others to leave a store whose job has failed */
 
 /* Covers n_children, parts, next, graves and finalized of all communicators. */
 static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
@@ -139,7 +138,7 @@ static bool is_aborted(const struct cddp_comm *c)
 static void wait_for_peers_to_leave(const struct cddp_comm *c, bool broken)
 {
     const struct cdi_world *w = &c->world;
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? BROKEN_GOODBYE_MS : w->timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), broken ? 1000 * CDI_LIMIT_GOODBYE_S : w->timeout_ms);
     char key[CDI_COMM_KEY_BYTES];
     int64_t n_left = 0, pause_us = 200;
 
@@ -149,7 +148,7 @@ static void wait_for_peers_to_leave(const struct cddp_comm *c, bool broken)
 
         if (!broken && is_aborted(c)) {
             broken = true;
-            deadline_ms = cdi_deadline_ms(cdi_now_ms(), BROKEN_GOODBYE_MS);
+            deadline_ms = cdi_deadline_ms(cdi_now_ms(), 1000 * CDI_LIMIT_GOODBYE_S);
         }
         if (cdi_store_add(w->store, key, 0, &n_left, NULL) != CDDP_OK || n_left >= w->size - 1)
             return;
@@ -165,7 +164,7 @@ void cdi_comm_say_goodbye(const struct cddp_comm *c, bool broken)
 
     if (c->world.store == NULL || c->by == CDI_STORE_BY_OTHERS)
         return;
-    cdi_store_set_timeout(c->world.store, CDI_GOODBYE_MS);
+    cdi_store_set_timeout(c->world.store, 1000 * CDI_LIMIT_GOODBYE_S);
     if (c->host != NULL) {
         wait_for_peers_to_leave(c, broken);
         return;

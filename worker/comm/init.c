@@ -2,6 +2,7 @@
 /* cddp_init: reads the environment and the options, and joins the job that they describe. */
 #include "common/env.h"
 #include "common/float_state.h"
+#include "common/time_limits.h"
 #include "worker/backend/loader.h"
 #include "worker/base/sized.h"
 #include "worker/comm/error_file.h"
@@ -15,18 +16,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOIN_TIMEOUT_S 300
-#define TIMEOUT_S 600
-
 static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *opt, struct cdi_error *err)
 {
     int64_t join_s, wait_s;
-    cddp_status st = cdi_env_int_or("CDDP_JOIN_TIMEOUT", 1, INT_MAX / 1000, JOIN_TIMEOUT_S, &join_s, err);
+    cddp_status st = cdi_env_int_or("CDDP_JOIN_TIMEOUT", 1, INT_MAX / 1000, CDI_LIMIT_INIT_S, &join_s, err);
 
     if (st == CDDP_OK)
         st = cdi_log_check_level(err);
     if (st == CDDP_OK)
-        st = cdi_env_int_or("CDDP_TIMEOUT", 1, INT_MAX / 1000, TIMEOUT_S, &wait_s, err);
+        st = cdi_env_int_or("CDDP_TIMEOUT", 1, INT_MAX / 1000, CDI_LIMIT_COLLECTIVE_S, &wait_s, err);
     if (st != CDDP_OK)
         return st;
     if (opt->join_timeout_ms < 0 || opt->timeout_ms < 0)

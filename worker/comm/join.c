@@ -7,6 +7,7 @@
 #include "common/env.h"
 #include "common/float_state.h"
 #include "common/rank_list.h"
+#include "common/time_limits.h"
 #include "worker/base/host_id.h"
 #include "worker/comm/claim.h"
 #include "worker/comm/crash.h"
@@ -456,7 +457,7 @@ static void publish_given_up(const struct cddp_comm *c)
         return;
     (void)snprintf(text, sizeof text, GIVEN_UP " %d", w->rank);
     cdi_comm_key(w, "go", -1, key);
-    cdi_store_set_timeout(w->store, CDI_GOODBYE_MS);
+    cdi_store_set_timeout(w->store, 1000 * CDI_LIMIT_GOODBYE_S);
     (void)cdi_store_set(w->store, key, text, strlen(text), NULL);
 }
 

@@ -14,8 +14,6 @@
 
 #include <stdatomic.h>
 
-#define CDI_GOODBYE_MS 2000 /* for the store to take note that this rank leaves */
-
 struct cddp_comm {
     struct cdi_owner owner;
     struct cdi_owner user; /* the same until it is over, then no process: every call is rejected at no cost */

@@ -9,6 +9,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/time_limits.h"
 #include "protocol/c10d.h"
 #include "worker/base/last_error.h"
 #include "worker/base/sized.h"
@@ -18,7 +19,6 @@
 #include <string.h>
 #include <time.h>
 
-#define DEFAULT_TIMEOUT_MS 300000
 #define FIRST_NAP_US 100 /* between two polls; grows by half each time, up to the next line */
 #define LAST_NAP_US 20000
 #define KEY_MAX (CDI_C10D_KEY_MAX - 1)
@@ -448,7 +448,8 @@ static cddp_status open_checked(cddp_store **store, const cddp_store_options *op
         return st;
     if (port < 1 || port > 65535 || opt->timeout_ms < 0)
         return cdi_fail(err, CDDP_E_INVALID, "the store's port must be from 1 to 65535, and its timeout not negative");
-    return cdi_store_open(store, host, (int)port, opt->timeout_ms == 0 ? DEFAULT_TIMEOUT_MS : opt->timeout_ms, err);
+    return cdi_store_open(store, host, (int)port, opt->timeout_ms == 0 ? 1000 * CDI_LIMIT_STORE_S : opt->timeout_ms,
+                          err);
 }
 
 cddp_status cddp_store_open(cddp_store **store, const cddp_store_options *opt)

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/resolve.h"
+#include "common/time_limits.h"
 #include "protocol/c10d.h"
 #include "protocol/hello.h"
 #include "worker/base/last_error.h"
@@ -195,7 +196,8 @@ static cddp_status conn_handshake(cddp_store *s, const struct job *job, int64_t 
     return CDDP_OK;
 }
 
-int64_t cdi_store_unknown_ms = 30000; /* as for cddprun: a name may appear a little later than the program */
+int64_t cdi_store_unknown_ms =
+    1000 * CDI_LIMIT_NAME_S; /* as for cddprun: a name may appear a little later than the program */
 
 void cdi_store_drop(cddp_store *s)
 {

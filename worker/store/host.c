@@ -8,6 +8,7 @@
 #include "common/resolve.h"
 #include "common/tcp.h"
 #include "common/thread.h"
+#include "common/time_limits.h"
 #include "protocol/hello.h"
 #include "protocol/sniff.h"
 #include "store/serve.h"
@@ -209,7 +210,7 @@ static void host_begin_store(struct cdi_store_host *h, struct peer *p)
 static bool host_close_after_output(struct peer *p)
 {
     p->phase = PHASE_CLOSING;
-    p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), CDI_SERVE_OPENING_MS);
+    p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), 1000 * CDI_LIMIT_OPENING_S);
     return true;
 }
 
@@ -382,7 +383,7 @@ static bool is_idle(const struct peer *p, int64_t now_ms)
         return false;
     if (p->phase == PHASE_CLOSING)
         return p->out.len == 0;
-    return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + CDI_SERVE_OPENING_MS - CDI_SERVE_YOUNG_MS;
+    return p->phase != PHASE_STORE && p->deadline_ms <= now_ms + 1000 * CDI_LIMIT_OPENING_S - CDI_SERVE_YOUNG_MS;
 }
 
 /* Closes the oldest connection that has not sent its request or proved its auth token. Returns false if there is none.
@@ -427,7 +428,7 @@ static void host_accept_all(struct cdi_store_host *h)
         (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
         p->fd = fd;
         p->overflow = overflow;
-        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), overflow ? CDI_SERVE_OVERFLOW_MS : CDI_SERVE_OPENING_MS);
+        p->deadline_ms = cdi_deadline_ms(cdi_now_ms(), overflow ? CDI_SERVE_OVERFLOW_MS : 1000 * CDI_LIMIT_OPENING_S);
         cdi_buf_init(&p->in, CDI_SERVE_IN_MAX);
         cdi_buf_init(&p->out, CDI_SERVE_OUT_MAX);
         cdi_list_push_back(&h->peers, &p->link);

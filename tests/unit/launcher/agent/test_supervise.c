@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/clock.h"
+#include "common/time_limits.h"
 #include "hygiene.h"
 #include "launcher/agent/supervise.h"
 
@@ -318,7 +319,7 @@ Test(supervise, kills_after_grace)
     plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS);
     DID(SUPERVISE_DO_KILL);
     cr_assert_eq(did.v[0].signal, SIGKILL);
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_UNKILLABLE_MS);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + 1000 * CDI_LIMIT_KILLED_S);
     DID(SUPERVISE_DO_FINISH);
     cr_assert(s.given_up);
     cr_assert_eq(supervise_exit_status(&s), 1);
@@ -417,7 +418,7 @@ Test(supervise, signalled_host_waits_for_other_nodes)
     ended(0, CDI_END_SIGNAL, SIGTERM, 1100);
     plain(SUPERVISE_SWEPT, 1101);
     DID(SUPERVISE_DO_SEND_STOPPED);
-    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS);
+    cr_assert_eq(supervise_deadline_ms(&s), 1101 + SUPERVISE_GRACE_MS + 1000 * CDI_LIMIT_OTHER_NODES_S);
     assign(1, 1, 1200);
     DID_NOTHING();
     closed(CDI_CLOSE_LEFT, 1300);
@@ -431,9 +432,9 @@ Test(supervise, signalled_host_wait_is_bounded)
     supervise_set_host(&s, true);
     signalled(SIGTERM, 1000);
     DID(SUPERVISE_DO_SEND_LEAVE);
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS - 1);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + 1000 * CDI_LIMIT_OTHER_NODES_S - 1);
     DID_NOTHING();
-    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + SUPERVISE_WAIT_MORE_MS);
+    plain(SUPERVISE_TICK, 1000 + SUPERVISE_GRACE_MS + 1000 * CDI_LIMIT_OTHER_NODES_S);
     DID(SUPERVISE_DO_FINISH);
 
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);
