@@ -12,9 +12,7 @@
 #include <unistd.h>
 
 #define OVER_MS 300 /* how long received data are still processed after all waits have ended */
-#define NAP_MS 500  /* the longest sleep, to notice that this process was stopped */
-#define LOOK_MS \
-    50 /* between two checks for hang-ups within the node; a sleep begins for so long without the node's sockets */
+#define LOOK_MS 50  /* the longest sleep: between two looks for ranks of this node that died, and to notice a stop */
 
 /* ---------------------------------------------------------------------------------------------------- frames ---- */
 
@@ -259,33 +257,13 @@ static cddp_status pump_timed_out(const struct pumping *g, struct cdi_error *err
                        "rank %d did not %s within %.4g s", who->rank, who->begun ? "continue" : "arrive", seconds);
 }
 
-/* Adds the sockets of the node's other ranks, which hang up when those die. Returns their number. */
-static nfds_t watch_node(const struct cdi_shm *shm, struct pollfd *p)
+/* Sleeps until data may move, an event has ended all waits, or it is time to look for ranks of this node that died. */
+static void pump_sleep(const struct pumping *g, struct pollfd *p, nfds_t n)
 {
-    nfds_t n = 0;
-
-    for (int r = 0; r < shm->size; r++)
-        if (shm->socks[r] >= 0)
-            p[n++] = (struct pollfd){.fd = shm->socks[r], .events = POLLRDHUP};
-    return n;
-}
-
-/*
- * Sleeps until data may move, an event has ended all waits, or the deadline. Only a long sleep includes the sockets of
- * the node, of which its first rank has many.
- */
-static void pump_sleep(struct pumping *g, struct pollfd *p, nfds_t n)
-{
-    const struct cdi_tcp *tcp = g->tcp;
     int64_t left_ms = g->deadline_ms - cdi_now_ms();
 
-    p[n++] = (struct pollfd){.fd = tcp->abort_fd.fd, .events = POLLIN};
-    if (poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS)) != 0 || tcp->abort_fd.fd < 0)
-        return;
-    n += watch_node(tcp->wait->shm, p + n);
-    left_ms -= LOOK_MS;
-    (void)poll(p, n, cdi_tcp_poll_ms(tcp, left_ms < NAP_MS ? left_ms : NAP_MS));
-    g->look_at_ms = 0;
+    p[n++] = (struct pollfd){.fd = g->tcp->abort_fd.fd, .events = POLLIN};
+    (void)poll(p, n, cdi_tcp_poll_ms(g->tcp, left_ms < LOOK_MS ? left_ms : LOOK_MS));
 }
 
 /* No data could move: sleeps, then checks for other events. */
@@ -327,7 +305,7 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
         l->suspect = true;
     }
     now = cdi_now_ms();
-    g->deadline_ms = cdi_deadline_ms(g->deadline_ms, cdi_wait_stopped_ms(&g->looked_ms, now, NAP_MS));
+    g->deadline_ms = cdi_deadline_ms(g->deadline_ms, cdi_wait_stopped_ms(&g->looked_ms, now, LOOK_MS));
     if (st == CDDP_OK && now >= g->look_at_ms) {
         g->look_at_ms = now + LOOK_MS;
         if (cdi_wait_hung_up(g->tcp->wait, err) >= 0)

@@ -109,7 +109,7 @@ struct cdi_tcp {
     const struct cdi_world *connecting; /* until the links are made */
     struct cdi_abort_fd abort_fd;
     struct cdi_control_thread control;
-    struct pollfd *polled;         /* scratch: a link to each node, the abort fd, the other ranks of the node */
+    struct pollfd *polled;         /* scratch: a link to each node, the abort fd */
     struct cdi_link **links;       /* scratch: one for each node */
     size_t *node_at;               /* scratch: one more than nodes */
     struct cdi_progress *progress; /* scratch: by node */

@@ -545,7 +545,7 @@ static struct cdi_tcp *new_tcp(const struct cdi_world *w, struct cdi_wait *wait)
     for (int i = 0; i < CDI_TCP_PENDING; i++)
         tcp->listener.pending[i].fd = -1;
     tcp->abort_fd.fd = tcp->control.epoll = tcp->control.wake_fd = -1;
-    tcp->polled = calloc((size_t)w->local_size + 2 * (size_t)w->n_nodes + 1, sizeof *tcp->polled);
+    tcp->polled = calloc(2 * (size_t)w->n_nodes + 1, sizeof *tcp->polled);
     tcp->links = calloc((size_t)w->n_nodes, sizeof(struct cdi_link *));
     tcp->node_at = calloc((size_t)w->n_nodes + 1, sizeof *tcp->node_at);
     tcp->progress = calloc((size_t)w->n_nodes, sizeof *tcp->progress);

@@ -490,18 +490,3 @@ int cdi_shm_died(const struct cdi_shm *s)
             return r;
     return -1;
 }
-
-int cdi_shm_hung_up(struct cdi_shm *s)
-{
-    for (int r = 0; r < s->size; r++) {
-        struct pollfd p = {.fd = s->socks[r], .events = POLLRDHUP};
-
-        if (p.fd < 0 || poll(&p, 1, 0) <= 0 || (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0)
-            continue;
-        if (!cdi_shm_left(s, r))
-            return r;
-        (void)close(s->socks[r]); /* it left with a goodbye */
-        s->socks[r] = -1;
-    }
-    return cdi_shm_died(s);
-}

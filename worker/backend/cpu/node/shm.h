@@ -245,7 +245,5 @@ bool cdi_shm_can_yield(const struct cdi_shm *s);
 bool cdi_shm_has_died(const struct cdi_shm *s, int rank);
 /* Returns a peer whose lock is free, without a goodbye; or -1. Any thread. */
 int cdi_shm_died(const struct cdi_shm *s);
-/* Returns a peer that died: its socket hung up or its lock is free, without a goodbye. Or -1. One thread at a time. */
-int cdi_shm_hung_up(struct cdi_shm *s);
 
 #endif

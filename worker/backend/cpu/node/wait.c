@@ -20,12 +20,12 @@
 #define SPINS_AT_ONCE 40
 #define ASIDE_MS 20           /* at least, between two moves to another processor */
 #define SPINS_A_LOOK 100      /* pauses between checks of the peer's processor */
-#define SLICE_MS 50           /* between two checks of a sleeper for hang-ups */
+#define SLICE_MS 50           /* between two looks of a sleeper for ranks that died */
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must poll the others */
 #define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
 #define CHAIN_SHOWN 4         /* ranks in a chain of waits */
 #define DIED "rank %d (%s) died, or exited without cddp_finalize"
-#define AGENT_GRACE_MS 100 /* after a hang-up, for the agent's message about the death */
+#define AGENT_GRACE_MS 100 /* after a death, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
 {
@@ -197,7 +197,7 @@ cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, st
 
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
 {
-    int gone = cdi_shm_hung_up(w->shm);
+    int gone = cdi_shm_died(w->shm);
 
     if (gone >= 0)
         (void)died(w, gone, err);
@@ -398,7 +398,7 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
         return cdi_wait_gone(w, g->rank, err);
     if (now >= g->look_at_ms) {
-        gone = cdi_shm_hung_up(w->shm);
+        gone = cdi_shm_died(w->shm);
         g->look_at_ms = now + SLICE_MS;
     }
     if (gone >= 0 && !cdi_counter_reached(g->c, g->step))

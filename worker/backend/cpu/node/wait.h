@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a rank waits for its peers: it spins while that costs the others nothing, yields for a moment, then sleeps. A
- * wait ends with the peer's counter, an abort, a notice of the agent, a hang-up, a goodbye, or the deadline.
+ * wait ends with the peer's counter, an abort, a notice of the agent, a death, a goodbye, or the deadline.
  */
 #ifndef CDI_NODE_WAIT_H
 #define CDI_NODE_WAIT_H
@@ -79,7 +79,7 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
 /* The same for local rank `rank`, which may instead have left the job or aborted with a reason. */
 cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *err);
 
-/* Returns the local rank that hung up without a goodbye, and sets *err as cdi_wait_died() does; or -1. */
+/* Returns a local rank that died, and sets *err as cdi_wait_died() does; or -1. */
 int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err);
 
 #endif
