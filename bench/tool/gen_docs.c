@@ -28,8 +28,6 @@ static const struct entry output[] = {
 static const struct entry variables[] = {
     {"NCCL_TESTS_SPLIT, NCCL_TESTS_SPLIT_MASK",
      "Groups where -s gives none: the words of -s, or a hexadecimal mask for AND."},
-    {"CDDP_COLL_TABLE",
-     "A file that chooses the algorithms between nodes, such as one of --tune, which itself ignores the variable."},
     {"NCCL_TESTS_MIN_BW", "The mean bus bandwidth in GB/s that a test needs. A tenth less still passes."},
 };
 

@@ -6,7 +6,6 @@
 #include "common/cpus.h"
 #include "room.h"
 #include "slow.h"
-#include "tune.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -291,8 +290,6 @@ int main(int argc, char **argv)
         break;
     }
     (void)setvbuf(stdout, NULL, _IOLBF, 0); /* all lines are there, however the run ends */
-    if (b.opt.tune != NULL)
-        bench_tune_prepare();
     init.timeout_ms = b.opt.timeout_s * 1000;
     if (cddp_init(&b.world, &init) != CDDP_OK) {
         (void)fprintf(stderr, "cddp-bench: %s\n", cddp_last_error());
@@ -300,10 +297,6 @@ int main(int argc, char **argv)
     }
     b.prints = cddp_rank(b.world) == 0;
     b.comm = b.world;
-    if (b.opt.tune != NULL) {
-        status = bench_tune_run(&b);
-        return leave(&b, status, 0);
-    }
     if (b.opt.split != 0)
         bench_need(&b, cddp_comm_split(&b.comm, b.world, bench_color(&b.opt, cddp_rank(b.world)), 0, NULL),
                    "making groups");

@@ -39,9 +39,6 @@ const struct bench_flag bench_flags[] = {
      "several groups at once: the group of a rank is rank OP NUMBER,\nwith OP one of AND, OR, MOD, DIV "
      "(default NCCL_TESTS_SPLIT)"},
     {'J', "json", "FILE", "also write the results to FILE, as JSON"},
-    {BENCH_TUNE, "tune", "FILE",
-     "instead of a test, time all algorithms between nodes, and write FILE\n"
-     "for CDDP_COLL_TABLE; sizes double from -b (64) to -e (4M)"},
     {'h', "help", NULL, "print this help"},
     {BENCH_LONG_ONLY, "version", NULL, "print the version"},
     /* The others of nccl-tests: at their defaults they change nothing. */
@@ -266,37 +263,9 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
     case 'J':
         o->json = value;
         return true;
-    case BENCH_TUNE:
-        o->tune = value;
-        return *value != '\0' || bad(why, cap, "--tune", value, "expected a file");
     default:
         return bench_read_foreign(c, value, why, cap);
     }
-}
-
-/* --tune has its own way to measure: it takes sizes and a timeout. seen: the letters of the command line. */
-static bool fits_tune(struct bench_options *o, const char *seen, const char *kind, char *why, size_t cap)
-{
-    for (int i = 0; i < bench_n_flags; i++)
-        if (bench_flags[i].help != NULL && bench_flags[i].letter < BENCH_LONG_ONLY &&
-            strchr("beT", bench_flags[i].letter) == NULL && strchr(seen, bench_flags[i].letter) != NULL) {
-            (void)snprintf(why, cap, "-%c with --tune: it takes only -b, -e and -T", bench_flags[i].letter);
-            return false;
-        }
-    if (kind != NULL) {
-        (void)snprintf(why, cap, "'%.64s' with --tune: it measures all collectives of the table", kind);
-        return false;
-    }
-    if (o->split != 0) {
-        (void)snprintf(why, cap,
-                       "NCCL_TESTS_SPLIT or NCCL_TESTS_SPLIT_MASK with --tune: it measures all ranks together");
-        return false;
-    }
-    o->min_bytes = strchr(seen, 'b') != NULL ? o->min_bytes : 64;
-    o->max_bytes = strchr(seen, 'e') != NULL ? o->max_bytes : 4 << 20;
-    if (o->min_bytes == 0)
-        (void)snprintf(why, cap, "-b 0 with --tune: sizes double from -b on");
-    return o->min_bytes > 0;
 }
 
 static const char *base_name(const char *path)
@@ -309,7 +278,7 @@ static const char *base_name(const char *path)
 enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv, char *why, size_t cap)
 {
     struct option names[sizeof bench_flags / sizeof bench_flags[0] + 2];
-    char letters[2 * sizeof bench_flags / sizeof bench_flags[0] + 1], seen[BENCH_LONG_ONLY] = "";
+    char letters[2 * sizeof bench_flags / sizeof bench_flags[0] + 1];
     int c;
 
     bench_getopt_tables(names, letters);
@@ -341,11 +310,7 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
         }
         if (!bench_read_flag(o, c, optarg, why, cap))
             return BENCH_BAD;
-        if (c < BENCH_LONG_ONLY && strchr(seen, c) == NULL)
-            seen[strlen(seen)] = (char)c; /* each once: there are fewer flags than room */
     }
-    if (o->tune != NULL && !fits_tune(o, seen, optind < argc ? argv[optind] : NULL, why, cap))
-        return BENCH_BAD;
     if (optind < argc && !bench_parse_kind(argv[optind], &o->kind)) {
         (void)bad(why, cap, "KIND", argv[optind], "no such test; see --help");
         return BENCH_BAD;

@@ -30,7 +30,6 @@ struct bench_options {
     bool host_time; /* that of the host, until the operations are begun, instead of the whole */
     bool timestamps;
     const char *json; /* a file; NULL: none */
-    const char *tune; /* a file for CDDP_COLL_TABLE, instead of all tests; NULL: none */
     char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
     int split_by;
     double least_bandwidth; /* NCCL_TESTS_MIN_BW: of each test's mean, in GB/s; below 0: any will do */
@@ -45,7 +44,6 @@ struct bench_flag {
 };
 
 #define BENCH_LONG_ONLY 128 /* --version */
-#define BENCH_TUNE 129
 
 extern const struct bench_flag bench_flags[];
 extern const int bench_n_flags;

@@ -24,6 +24,7 @@
 struct plan {
     unsigned seed;
     bool full;
+    int only; /* as in struct cdi_choice_net */
     int odd;  /* the rank that calls another operation, or is killed */
     int a, b; /* operations of all others, and of that rank */
     int after_us;
@@ -215,8 +216,10 @@ static int compute(struct rank *r)
     static const size_t bytes[] = {0,     4,     48,     1024,   4096,   8192,    16384,
                                    32768, 65536, 131072, 262144, 524288, 1048576, 2097152};
     const struct plan *p = r->arg;
+    const struct cdi_choice_net net = {.crowd = 1, .only = p->only};
     int most = p->full ? 14 : 12, bad = 0;
 
+    r->net = p->only > 0 ? &net : NULL;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     for (int i = 0; i < most && bad == 0; i++)
         for (int d = -1; d <= 1 && bad == 0; d++) {
@@ -228,14 +231,6 @@ static int compute(struct rank *r)
         }
     rank_close(r);
     return bad;
-}
-
-/* All ranks report the bad file that rank 0 has read. */
-static int read_bad_table(struct rank *r)
-{
-    RANK_CHECK(rank_open(r) == CDDP_E_INVALID);
-    RANK_CHECK(strstr(r->err.msg, "CDDP_COLL_TABLE") != NULL && strstr(r->err.msg, "line 1: 'all' is") != NULL);
-    return 0;
 }
 
 /* --------------------------------------------------------------------------------------------- disturbed operations
@@ -340,31 +335,23 @@ static int tell(bool ok, const char *what, const struct ranks_layout *l, const s
     return !ok;
 }
 
-/* With a table, sizes meet other algorithms than by default. */
-static int run_with_table(const struct ranks_layout *l, struct plan *p, const char *text, rank_fn fn, const char *what)
+/* Sizes meet other algorithms than by themselves. */
+static int run_only(const struct ranks_layout *l, const struct plan *p, enum cdi_algorithm how, const char *what)
 {
-    char path[] = "/tmp/coll-table-XXXXXX";
-    int fd = mkstemp(path), failed = 1;
+    struct plan forced = *p;
 
-    if (fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && setenv("CDDP_COLL_TABLE", path, 1) == 0)
-        failed = tell(ranks_fork_on(l, CHILD_S, fn, p, NULL) == 0, what, l, p);
-    (void)unsetenv("CDDP_COLL_TABLE");
-    (void)close(fd);
-    (void)unlink(path);
-    return failed;
+    forced.only = (int)how + 1;
+    return tell(ranks_fork_on(l, CHILD_S, compute, &forced, NULL) == 0, what, l, &forced);
 }
 
-static int run_tables(const struct ranks_layout *layouts, struct plan *p)
+static int run_each(const struct ranks_layout *layouts, const struct plan *p)
 {
-    static const char chain[] = "all_reduce 2 0 0\nreduce 2 0 0\nreduce_scatter 2 0 0\nbroadcast 2 0 0\n"
-                                "all_gather 2 0 0\nall_gatherv 2 0 0\nall_to_all 2 0 0\n",
-                      shards[] = "all_reduce 2 0 99999999\nreduce 2 0 99999999\nreduce_scatter 2 0 99999999\n"
-                                 "all_gather 2 0 99999999\nall_gatherv 2 0 99999999\nall_to_all 2 0 99999999\n";
     const struct ranks_layout *one = &layouts[p->seed % 2 == 0 ? 1 : 7], *many = &layouts[2];
+    bool even = p->seed % 2 == 0;
 
-    return run_with_table(p->seed % 2 == 0 ? one : many, p, chain, compute, "the chain has one node's bits") +
-           run_with_table(p->seed % 2 == 0 ? many : one, p, shards, compute, "shards have one node's bits") +
-           run_with_table(many, p, "all 2 0 0", read_bad_table, "all report a bad table");
+    return run_only(even ? one : many, p, CDI_BY_CHAIN, "the chain has one node's bits") +
+           run_only(even ? many : one, p, CDI_BY_SHARDS, "shards have one node's bits") +
+           run_only(even ? one : many, p, CDI_BY_ROUNDS, "rounds have one node's bits");
 }
 
 static int run_mismatch(const struct ranks_layout *l, struct plan *p)
@@ -416,9 +403,9 @@ int main(int argc, char **argv)
     if (argc <= 2 + full) {
         struct plan p = {.seed = seed, .odd = -1};
 
-        failed += run_tables(layouts, &p);
+        failed += run_each(layouts, &p);
         p.seed++;
-        failed += full ? run_tables(layouts, &p) : 0;
+        failed += full ? run_each(layouts, &p) : 0;
     }
     for (int k = 0; k < N_OPS * N_OPS && argc <= 2 + full; k++) {
         const struct ranks_layout *l = &layouts[1 + next(&state) % 5];

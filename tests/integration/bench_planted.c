@@ -2,8 +2,7 @@
 /*
  * Preloaded: a communication that is wrong. On rank 1 the last element of every all-reduce's float result is one more
  * than it should be; or, with CDDP_PLANT=die, rank 1 is killed in its 30th one; or, with CDDP_PLANT=look, a rank ends
- * if its input is not written or its output has a page that nobody has used; or, with CDDP_PLANT=tables, a rank prints
- * the first line of the file of CDDP_COLL_TABLE when it joins.
+ * if its input is not written or its output has a page that nobody has used.
  */
 #include <cddp/cddp.h>
 #include <dlfcn.h>
@@ -53,25 +52,6 @@ cddp_status cddp_coll_start(cddp_comm *comm, const cddp_coll_args *args, size_t 
             (void)raise(SIGKILL);
     }
     return real(comm, args, n, ticket);
-}
-
-cddp_status cddp_init(cddp_comm **out, const cddp_init_options *opt)
-{
-    const char *plant = getenv("CDDP_PLANT"), *path = getenv("CDDP_COLL_TABLE");
-    cddp_status (*real)(cddp_comm **, const cddp_init_options *);
-    char line[128] = "none\n";
-    FILE *from;
-
-    *(void **)&real = dlsym(RTLD_NEXT, "cddp_init");
-    if (plant != NULL && strcmp(plant, "tables") == 0) {
-        from = path != NULL ? fopen(path, "r") : NULL;
-        if (from != NULL && fgets(line, sizeof line, from) == NULL)
-            (void)snprintf(line, sizeof line, "nothing\n");
-        if (from != NULL)
-            (void)fclose(from);
-        (void)fprintf(stderr, "planted: joins with %s", line);
-    }
-    return real(out, opt);
 }
 
 cddp_status cddp_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype, cddp_redop op)

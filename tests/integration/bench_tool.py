@@ -4,7 +4,6 @@
 
     bench_tool.py CDDPRUN      CDDP_BENCH is its path; the other variables say where the stand-in and the modules are
 """
-import contextlib
 import json
 import os
 import re
@@ -285,114 +284,6 @@ def test_reports_bad_usage(cddprun):
 def test_reports_unwritable_file_before_it_measures(cddprun):
     status, out, err = bench(cddprun, 2, '-b', '8', '-e', '8', '-J', '/nowhere/at/all')
     assert status == 1 and 'cddp-bench: cannot write /nowhere/at/all: No such file' in err and not readers.lines(out), (out, err)
-
-
-TUNED = ('all_reduce', 'reduce', 'reduce_scatter', 'broadcast', 'all_gather', 'all_gatherv', 'all_to_all')
-
-
-def on_nodes(cddprun, ranks, *words, **how):
-    """One cddprun for each entry of ranks: (status, output of the first without "[0] ", all error messages)."""
-    port = launch.free_port()
-    with contextlib.ExitStack() as stack:
-        jobs = [stack.enter_context(Job(cddprun, f'--nnodes={len(ranks)}', f'--node_rank={i}', f'--local_addr=n{i}',
-                                        '--master_addr=127.0.0.1', f'--master_port={port}', f'--nproc_per_node={n}', BENCH, *words,
-                                        **how)) for i, n in enumerate(ranks)]
-        statuses = [job.finish() for job in jobs]
-        return statuses, re.sub(r'^\[0\] ', '', jobs[0].out, flags=re.M), ''.join(job.err for job in jobs)
-
-
-def times_in(text):
-    """{collective: {bytes: [rounds, shards, chain]}} of the comments; a way that does not run is None."""
-    times, name = {}, None
-    for line in text.splitlines():
-        words = line.split()[1:]
-        if words[1:2] == ['bytes']:
-            name = words[0]
-            times[name] = {}
-        elif name and line.startswith('# ') and len(words) == 4:
-            times[name][int(words[0])] = [None if word == '-' else float(word) for word in words[1:]]
-    return times
-
-
-def test_tune_writes_a_table_that_the_library_takes(cddprun):
-    for ranks, per_node, sizes in (([1, 1], '1', ['-b', '1K', '-e', '1K']), ([2, 1], '1 to 2', ['-b', '64K', '-e', '128K'])):
-        with tempfile.TemporaryDirectory() as tmp:
-            path = f'{tmp}/table'
-            with open(path, 'w', encoding='ascii') as earlier:
-                earlier.write('not a table')
-            # That file is not read, though CDDP_COLL_TABLE names it.
-            env = {'CDDP_BACKEND': 'cpu', 'CDDP_COLL_TABLE': path}
-            statuses, out, err = on_nodes(cddprun, ranks, '--tune', path, *sizes, env=env)
-            assert statuses == [0, 0], (out, err)
-            assert os.listdir(tmp) == ['table'], os.listdir(tmp)
-            with open(path, encoding='ascii') as file:
-                text = file.read()
-            assert text in out and f'# nodes: 2; ranks per node: {per_node}; rounds: ' in text, (text, out)
-            rows = [line.split() for line in text.splitlines() if not line.startswith('#')]
-            assert [row[0] for row in rows] == list(TUNED) and all(len(row) == 4 and row[1] == '2' for row in rows), text
-            times = times_in(text)
-            assert tuple(times) == TUNED, times
-            for (name, _, small, direct), took in zip(rows, times.values()):
-                assert took and all(ways[2] > 0 for ways in took.values()), (name, took)
-                assert int(small) in (0, *(size for size, ways in took.items() if ways[0])), (name, small, took)
-                assert int(direct) in (0, 2 ** 63 - 1, *(size for size, ways in took.items() if ways[1])), (name, direct, took)
-                has_none = name == 'broadcast' or (per_node != '1' and name in ('all_gather', 'all_gatherv'))
-                assert has_none == all(ways[1] is None for ways in took.values()), (name, took)
-            if per_node != '1':
-                assert times['all_reduce'][65536][0] and not times['all_reduce'][131072][0], times['all_reduce']
-            statuses, out, err = on_nodes(cddprun, ranks, 'all', *SIZES, env=env)
-            assert statuses == [0, 0], (out, err)
-            check_all_kinds(sum(ranks), out, err)
-
-
-def test_tune_forces_each_algorithm_in_turn(cddprun):
-    if SANITIZED:
-        raise launch.Skip('a sanitizer must be preloaded first')
-    with tempfile.TemporaryDirectory() as tmp:
-        env = {'CDDP_BACKEND': 'cpu', 'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED'], 'CDDP_PLANT': 'tables'}
-        statuses, out, err = on_nodes(cddprun, [1, 1], '--tune', f'{tmp}/table', '-b', '1K', '-e', '1K', env=env)
-        assert statuses == [0, 0], (out, err)
-        joins = re.findall(r'^\[0\] planted: joins with (.*)$', err, flags=re.M)
-        most = 2 ** 63 - 1
-        rounds, shards, chain = f'all_reduce 2 {most} 0', f'all_reduce 2 0 {most}', 'all_reduce 2 0 0'
-        want = [rounds, shards, chain, shards, chain, rounds, chain, rounds, shards, rounds, shards, chain, shards, chain, rounds]
-        n = 3 * int(re.search(r'; rounds: (\d)', out).group(1))
-        assert joins == ['none', *want[:n]], joins
-
-
-def test_tune_writes_nothing_after_a_wrong_result(cddprun):
-    if SANITIZED:
-        raise launch.Skip('a sanitizer must be preloaded first')
-    with tempfile.TemporaryDirectory() as tmp:
-        env = {'CDDP_BACKEND': 'cpu', 'LD_PRELOAD': os.environ['CDDP_BENCH_PLANTED']}
-        statuses, out, err = on_nodes(cddprun, [1, 1], '--tune', f'{tmp}/table', '-b', '1K', '-e', '1K', env=env)
-        assert 1 in statuses and 'cddp-bench: --tune: all_reduce of 1024 bytes: 1 wrong elements' in err, (statuses, out, err)
-        assert os.listdir(tmp) == [], os.listdir(tmp)
-
-
-def test_tune_refuses_what_it_cannot_do(cddprun):
-    with tempfile.TemporaryDirectory() as tmp:
-        path = f'{tmp}/table'
-        cpu = {'CDDP_BACKEND': 'cpu'}
-        for words, text in (([], '--tune: one node: there is nothing to choose'), (['-d', 'half'], '-d with --tune: it takes only'),
-                            (['-J', path], '-J with --tune'), (['reduce'], "'reduce' with --tune"), (['-b', '0'], '-b 0 with --tune'),
-                            (['-b', '8M'], '-b 8388608 is more than -e 4194304')):
-            status, out, err = bench(cddprun, 2, '--tune', path, *words, env=cpu)
-            assert status == 2 and text in err and out == '', (words, out, err)
-        status, out, err = bench(cddprun, 2, '--tune', path, env=cpu | {'NCCL_TESTS_SPLIT': 'MOD 2'})
-        assert status == 2 and 'NCCL_TESTS_SPLIT' in err, err
-        statuses, out, err = on_nodes(cddprun, [1, 1], '--tune', path, '-b', '1', '-e', '8', env=cpu)
-        assert 2 in statuses and 'no size from -b 1 to -e 8' in err, (statuses, err)
-        for bad, why in (('/nowhere/at/all', 'No such file'), ('/dev/null', 'it is not a regular file'), (tmp, 'it is not a regular file')):
-            statuses, out, err = on_nodes(cddprun, [1, 1], '--tune', bad, env=cpu)
-            assert 1 in statuses and f'cddp-bench: --tune: cannot write {bad}: {why}' in err and 'measures' not in out, (statuses, err)
-        standin = os.environ.get('CDDP_BENCH_STANDIN')
-        if standin:
-            env = {'CDDP_BACKEND': 'nccl', 'CDDP_MODULE_DIR': os.environ['CDDP_BENCH_NCCL'], 'CDDP_CUDA_LIBRARY': standin,
-                   'CDDP_NCCL_LIBRARY': standin}
-            status, out, err = bench(cddprun, 2, '--tune', path, env=env)
-            assert status == 2 and '--tune: backend "nccl" uses no CDDP_COLL_TABLE' in err, (status, err)
-        assert os.listdir(tmp) == [], os.listdir(tmp)
 
 
 if __name__ == '__main__':

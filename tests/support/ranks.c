@@ -134,7 +134,7 @@ cddp_status rank_open(struct rank *r)
     }
     r->world.keys = rank_oob(r);
     (void)cdi_address_parse("127.0.0.1:1", &loopback);
-    return cdi_cpu_create_at(&r->b, &r->world, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, &r->err);
+    return cdi_cpu_create_at(&r->b, &r->world, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, r->net, &r->err);
 }
 
 void rank_close(struct rank *r)

@@ -42,7 +42,8 @@ struct rank {
     struct cdi_world world;
     struct cdi_backend *b; /* NULL until rank_open */
     struct ranks_board *board;
-    struct cdi_mapper mapper; /* for ranks that are threads */
+    struct cdi_mapper mapper;         /* for ranks that are threads */
+    const struct cdi_choice_net *net; /* assumed by rank_open; NULL: found out */
     struct cdi_error err;
     const void *arg;
     const char *module;

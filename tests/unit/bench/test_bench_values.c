@@ -243,20 +243,6 @@ Test(bench_options, letters_are_those_of_nccl_tests)
     cr_expect(bench_next_size(&o, 8) == 16 && bench_color(&o, 5) == 1);
 }
 
-Test(bench_options, tune_has_other_sizes)
-{
-    const char *words[] = {"--tune", "table", "-b", "1K", "-e2M", "-T9"};
-    struct bench_options o;
-    char why[256] = "";
-
-    cr_assert(parse(&o, why, 2, words) == BENCH_RUN, "%s", why);
-    cr_expect(strcmp(o.tune, "table") == 0 && o.min_bytes == 64 && o.max_bytes == 4 << 20);
-    cr_assert(parse(&o, why, 6, words) == BENCH_RUN, "%s", why);
-    cr_expect(o.min_bytes == 1024 && o.max_bytes == 2 << 20 && o.timeout_s == 9);
-    cr_assert(parse(&o, why, 0, words) == BENCH_RUN, "%s", why);
-    cr_expect(o.tune == NULL);
-}
-
 Test(bench_options, sizes_may_have_fractions_and_units)
 {
     static const struct {
@@ -431,11 +417,6 @@ Test(bench_options, bad_ones_are_named)
                  {{"-z", "4"}, "0, 1, 2 or 3"},
                  {{"-T", "0"}, "seconds"},
                  {{"bw", "-m2"}, "several groups"},
-                 {{"--tune=f", "-n", "3"}, "-n with --tune"},
-                 {{"-d", "half", "--tune=f"}, "-d with --tune"},
-                 {{"--tune=f", "all"}, "'all' with --tune"},
-                 {{"--tune=f", "-b0"}, "-b 0 with --tune"},
-                 {{"--tune="}, "a file"},
                  {{"all_reduce_per"}, "no such"}};
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -25,7 +25,8 @@ struct cdi_backend {
     struct cdi_oob oob;     /* the same without the prefix */
     struct cdi_address reached;
     struct cdi_mapper mapper;
-    char prefix[PREFIX_MAX]; /* of a part; "": none */
+    struct cdi_choice_net assumed; /* crowd 0: nothing */
+    char prefix[PREFIX_MAX];       /* of a part; "": none */
     _Atomic uint32_t n_splits;
     struct cdi_flight *own_flight; /* of a part: the records on the page of the world are those of the whole */
     int *ranks;                    /* of a part: world.ranks */
@@ -169,8 +170,6 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->comm.wait, b->comm.shm, world->flight, world->timeout_ms);
     b->comm.wait.ranks = world->ranks;
-    if (st == CDDP_OK && world->n_nodes > 1 && world->rank == 0 && b->prefix[0] == '\0') /* a part has its parent's */
-        st = cdi_choose_load(&b->comm.table, &why);
     if (st == CDDP_OK && world->n_nodes > 1)
         st = cpu_connect_nodes(b, &why);
     if (st != CDDP_OK && world->n_nodes > 1)
@@ -205,7 +204,8 @@ static void cpu_set_up(struct cdi_backend *b, const struct cdi_world *world, con
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
-                              const struct cdi_address *reached, struct cdi_error *err)
+                              const struct cdi_address *reached, const struct cdi_choice_net *net,
+                              struct cdi_error *err)
 {
     struct cdi_backend *b = calloc(1, sizeof *b);
     cddp_status st;
@@ -215,6 +215,8 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
     cpu_set_up(b, world, mapper, reached, "");
+    if (net != NULL)
+        b->comm.net = b->assumed = *net;
     st = cpu_connect_all(b, cdi_world_record(world), err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
@@ -230,7 +232,7 @@ static cddp_status cpu_create(struct cdi_backend **out, const struct cdi_world *
 
     if (world->store != NULL)
         cdi_store_local_address(world->store, &reached.u.room, &reached.len);
-    return cdi_cpu_create_at(out, world, NULL, &reached, err);
+    return cdi_cpu_create_at(out, world, NULL, &reached, NULL, err);
 }
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
@@ -375,7 +377,7 @@ static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_b
     world.keys = b->oob;
     cdi_split_adopt(&world, how);
     cpu_set_up(part, &world, &b->mapper, &b->reached, prefix);
-    part->comm.table = b->comm.table;
+    part->comm.net = b->assumed;
     return cpu_connect_all(part, part->own_flight, err);
 }
 

@@ -4,14 +4,16 @@
 #define CDI_CPU_H
 
 #include "worker/backend/backend.h"
+#include "worker/backend/cpu/coll/choose.h"
 #include "worker/backend/cpu/node/fd_exchange.h"
 #include "worker/base/interfaces.h"
 
 /*
  * As cdi_cpu_backend.create, but maps memory through `mapper`, which is copied and may be NULL, and takes the address
- * of this host on the way to the job's endpoint from the caller.
+ * of this host on the way to the job's endpoint from the caller. net: NULL, or what to assume about the nodes.
  */
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
-                              const struct cdi_address *reached, struct cdi_error *err);
+                              const struct cdi_address *reached, const struct cdi_choice_net *net,
+                              struct cdi_error *err);
 
 #endif

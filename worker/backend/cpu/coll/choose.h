@@ -8,51 +8,30 @@
 
 #include "worker/backend/backend.h"
 
-#define CDI_COLL_TABLE_ENV "CDDP_COLL_TABLE"
-
 enum cdi_algorithm {
     CDI_BY_CHAIN,  /* along the chain of nodes, in pieces (chain.h) */
     CDI_BY_ROUNDS, /* all data to all nodes, in log2(nodes) rounds (rounds.h) */
     CDI_BY_SHARDS, /* each node has its shard, to and from all nodes directly */
 };
 
-/* One row of the table: for this many nodes or more, until the next row of the collective. */
-struct cdi_choice_row {
-    enum cdi_coll_kind kind;
-    int nodes;
-    uint64_t small_max, direct_max; /* bytes that a rank brings: up to here by rounds; up to here by shards */
-};
-
-#define CDI_CHOICE_ROWS 96
-
-/* Equal on all ranks of a communicator: rank 0 reads a file, and all get its table (cdi_cpu_comm_agree). */
-struct cdi_choice_table {
-    struct cdi_choice_row row[CDI_CHOICE_ROWS];
-    uint32_t n;
+/* What the ranks found out about their nodes when they joined; equal on all of them (cdi_cpu_comm_agree). */
+struct cdi_choice_net {
+    uint32_t crowd;    /* nodes for each core of the fullest machine, at least 1: containers of one machine share it */
+    uint32_t delay_us; /* of a packet, between the two neighbours that are furthest apart */
+    int only;          /* for tests: an algorithm, plus 1, that carries all that it can; 0: the fastest does */
 };
 
 /* What an operation is between nodes. */
 struct cdi_choice_of {
     enum cdi_coll_kind kind;
-    int nodes, most_ranks; /* of one node */
-    size_t bytes;          /* that a rank brings, at most; broadcast: the root */
-    size_t total;          /* of all ranks */
+    int nodes;
+    size_t bytes;      /* that a rank brings, at most; broadcast: the root */
+    size_t total;      /* of all ranks */
+    size_t shards_max; /* `bytes` up to which shards can carry it; 0: they cannot */
 };
 
-enum cdi_algorithm cdi_choose(const struct cdi_choice_table *table, const struct cdi_choice_of *of);
+enum cdi_algorithm cdi_choose(const struct cdi_choice_net *net, const struct cdi_choice_of *of);
 /* Returns the bytes of a piece on the chain: many hops need small pieces, since a piece travels as a whole. */
 size_t cdi_choose_piece(size_t bytes, int nodes);
-
-/* Sets the built-in rows. */
-void cdi_choose_defaults(struct cdi_choice_table *out);
-/*
- * Reads lines of "COLLECTIVE NODES SMALL_MAX_BYTES DIRECT_MAX_BYTES", with '#' before a comment. Collectives without a
- * line keep their built-in rows. CDDP_E_INVALID: the error names the line and the reason.
- */
-cddp_status cdi_choose_parse(const char *text, size_t len, struct cdi_choice_table *out, struct cdi_error *err);
-/* Reads the file of CDDP_COLL_TABLE, if it is set. Otherwise sets the built-in rows. */
-cddp_status cdi_choose_load(struct cdi_choice_table *out, struct cdi_error *err);
-/* Is a received table one that this library can use? */
-bool cdi_choose_valid(const struct cdi_choice_table *table);
 
 #endif

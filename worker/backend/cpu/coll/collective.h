@@ -13,8 +13,8 @@ cddp_status cdi_cpu_comm_run(struct cdi_cpu_comm *t, const struct cdi_work *work
                              struct cdi_error *err);
 
 /*
- * The first operation between nodes: all ranks take the table of rank 0, which is in t->table there. It waits for all
- * of them as a barrier does.
+ * The first operation between nodes: sets t->net, unless t->net.crowd is not 0. It waits for all ranks as a barrier
+ * does.
  */
 cddp_status cdi_cpu_comm_agree(struct cdi_cpu_comm *t, struct cdi_error *err);
 

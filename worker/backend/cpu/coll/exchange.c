@@ -170,15 +170,13 @@ static cddp_status exchange_small(struct cdi_run *run, const void *mine, cdi_tak
 static enum cdi_algorithm choose(const struct cdi_run *run)
 {
     const struct cdi_cpu_comm *t = run->t;
-    struct cdi_choice_of of = {.kind = run->w->is_region ? CDI_ALL_GATHER : run->w->op.kind,
-                               .nodes = t->tcp->n_nodes,
-                               .most_ranks = t->tcp->largest};
+    struct cdi_choice_of of = {.kind = run->w->is_region ? CDI_ALL_GATHER : run->w->op.kind, .nodes = t->tcp->n_nodes};
 
     for (int r = 0; r < t->size; r++) {
         of.bytes = t->len[r] > of.bytes ? t->len[r] : of.bytes;
         of.total += t->len[r];
     }
-    return cdi_choose(&run->t->table, &of);
+    return cdi_choose(&run->t->net, &of);
 }
 
 cddp_status cdi_exchange(struct cdi_run *run, const void *mine, cdi_take_fn take, void *arg, struct cdi_error *err)

@@ -367,11 +367,13 @@ static cddp_status reduce_shards(struct cdi_run *run, const struct want *w, stru
 }
 
 /* Unless all nodes have one rank, and keep the whole result, data pass through one slot. */
-static bool shards_fit(const struct cdi_run *run, const struct want *w)
+static size_t shards_max(const struct cdi_run *run, const struct want *w)
 {
     bool is_direct = run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE;
 
-    return (is_direct || w->count * w->size <= CDI_SHM_PIECE_BYTES) && cdi_shards_fit(run, w->count);
+    if (!cdi_shards_fit(run, w->count))
+        return 0;
+    return is_direct ? SIZE_MAX : CDI_SHM_PIECE_BYTES;
 }
 
 static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w)
@@ -379,11 +381,11 @@ static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w
     const struct cdi_tcp *tcp = run->t->tcp;
     const struct cdi_choice_of of = {.kind = run->w->op.kind,
                                      .nodes = tcp->n_nodes,
-                                     .most_ranks = tcp->largest,
                                      .bytes = w->count * w->size,
-                                     .total = w->count * w->size * (size_t)tcp->size};
+                                     .total = w->count * w->size * (size_t)tcp->size,
+                                     .shards_max = shards_max(run, w)};
 
-    return cdi_choose(&run->t->table, &of);
+    return cdi_choose(&run->t->net, &of);
 }
 
 static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
@@ -392,7 +394,7 @@ static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, s
 
     if (how == CDI_BY_ROUNDS)
         return reduce_small_multinode(run, w, err);
-    if (how == CDI_BY_SHARDS && shards_fit(run, w))
+    if (how == CDI_BY_SHARDS)
         return reduce_shards(run, w, err);
     if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
         return reduce_direct_multinode(run, w, err);

@@ -26,8 +26,8 @@ struct cdi_cpu_comm {
     struct cdi_queue *queue; /* it records who arrived last; NULL: there is none yet */
     uint32_t step;           /* the last one posted */
     uint64_t n_regions;
-    struct cdi_choice_table table; /* between nodes */
-    const void **in;               /* scratch, `size` of each */
+    struct cdi_choice_net net; /* between nodes */
+    const void **in;           /* scratch, `size` of each */
     void **out;
     void **place;
     size_t *len, *at;

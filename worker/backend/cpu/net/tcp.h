@@ -183,6 +183,9 @@ static inline bool cdi_link_gone(const struct cdi_link *l)
 /* Returns how long to poll with left_ms to the deadline: all of it where the abort fd reports all other events. */
 int cdi_tcp_poll_ms(const struct cdi_tcp *tcp, int64_t left_ms);
 
+/* Returns the microseconds of a packet to the farther one of the neighbours; 0 if the kernel does not tell. */
+uint32_t cdi_tcp_delay_us(const struct cdi_tcp *tcp);
+
 /* Returns the node of a rank. */
 int cdi_tcp_node_of(const struct cdi_tcp *tcp, int rank);
 /* Returns the number of ranks of a node. */

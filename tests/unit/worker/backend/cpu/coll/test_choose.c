@@ -1,138 +1,104 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which algorithm moves an operation between nodes, and the file that changes it. */
+/* Which algorithm moves an operation between nodes: these tests are the manual of the choice. */
 #include "hygiene.h"
 #include "worker/backend/cpu/coll/choose.h"
 #include "worker/backend/cpu/node/shm.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 CDI_SUITE(choose);
 
-static enum cdi_algorithm of(const struct cdi_choice_table *t, enum cdi_coll_kind kind, int nodes, size_t bytes)
+static const struct cdi_choice_net rack = {.crowd = 1, .delay_us = 10}, /* a machine for each node, one switch */
+    far = {.crowd = 1, .delay_us = 4800},                               /* the same, through a long line */
+    packed = {.crowd = 8, .delay_us = 10};                              /* eight nodes share each core */
+
+static enum cdi_algorithm of(const struct cdi_choice_net *net, enum cdi_coll_kind kind, int nodes, size_t bytes)
 {
     const struct cdi_choice_of x = {
-        .kind = kind, .nodes = nodes, .most_ranks = 1, .bytes = bytes, .total = bytes * (size_t)nodes};
+        .kind = kind, .nodes = nodes, .bytes = bytes, .total = bytes * (size_t)nodes, .shards_max = SIZE_MAX};
 
-    return cdi_choose(t, &x);
+    return cdi_choose(net, &x);
 }
 
-static cddp_status parse(const char *text, struct cdi_choice_table *t, struct cdi_error *err)
+static enum cdi_algorithm sum(const struct cdi_choice_net *net, int nodes, size_t bytes)
 {
-    return cdi_choose_parse(text, strlen(text), t, err);
+    return of(net, CDI_ALL_REDUCE, nodes, bytes);
 }
 
-Test(choose, built_in_thresholds)
+Test(choose, without_data_there_are_rounds)
 {
-    struct cdi_choice_table t;
-
-    cdi_choose_defaults(&t);
-    cr_assert(cdi_choose_valid(&t));
-    for (int nodes = 2; nodes <= 64; nodes *= 2) {
-        cr_expect_eq(of(&t, CDI_BARRIER, nodes, 0), CDI_BY_ROUNDS);
-        cr_expect_eq(of(&t, CDI_ALL_REDUCE, nodes, 4), CDI_BY_ROUNDS);
-        cr_expect_eq(of(&t, CDI_ALL_REDUCE, nodes, 4096), CDI_BY_ROUNDS);
-        cr_expect_eq(of(&t, CDI_ALL_REDUCE, nodes, 25u << 20), CDI_BY_CHAIN);
-        cr_expect_eq(of(&t, CDI_BROADCAST, nodes, 25u << 20), CDI_BY_CHAIN);
-        cr_expect_eq(of(&t, CDI_ALL_TO_ALL, nodes, 25u << 20), CDI_BY_SHARDS);
-    }
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 16, 65536), CDI_BY_SHARDS);
-}
-
-Test(choose, rounds_only_where_all_data_fit_one_slot)
-{
-    struct cdi_choice_table t;
-    struct cdi_error err;
-
-    cr_assert_eq(parse("all_reduce 2 1000000000 0", &t, &err), CDDP_OK, "%s", err.msg);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 4, CDI_SHM_PIECE_BYTES / 4), CDI_BY_ROUNDS);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 4, CDI_SHM_PIECE_BYTES / 4 + 1), CDI_BY_CHAIN);
-}
-
-Test(choose, row_of_the_most_nodes_that_are_not_too_many_counts)
-{
-    struct cdi_choice_table t;
-    struct cdi_error err;
-
-    cr_assert_eq(
-        parse("# comment\nall_reduce 8 100 1000 # more\r\n\n\tall_reduce 2 10 0\nall_reduce 4 50 60", &t, &err),
-        CDDP_OK, "%s", err.msg);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 3, 10), CDI_BY_ROUNDS);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 3, 11), CDI_BY_CHAIN);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 7, 60), CDI_BY_SHARDS);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 7, 61), CDI_BY_CHAIN);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 8, 100), CDI_BY_ROUNDS);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 64, 1001), CDI_BY_CHAIN);
-    cr_expect_eq(of(&t, CDI_ALL_TO_ALL, 4, 1u << 20), CDI_BY_SHARDS, "a collective without a line keeps its rows");
-}
-
-Test(choose, error_names_line_and_reason)
-{
-    static const struct {
-        const char *text, *want;
-    } cases[] = {
-        {"all_reduce 2 1 1\nall_reduce 3 1", "line 2: a line is COLLECTIVE"},
-        {"all_reduce 2 1 1 1", "line 1: a line is COLLECTIVE"},
-        {"\n\nbarrier 2 1 1", "line 3: 'barrier' is not a collective"},
-        {"all_reduce 1 1 1", "line 1: '1' is not a number of nodes"},
-        {"all_reduce 2 -1 1", "line 1: '-1' is not a number of bytes"},
-        {"all_reduce 2 1 9223372036854775808", "line 1: '9223372036854775808' is not a number of bytes"},
-        {"reduce 2 1 1\n#\nreduce 2 3 4", "line 3: a second line for reduce with 2 nodes"},
-        {"all_reduce_with_a_name_that_no_collective_has 2 1 1", "line 1: a line is"},
-    };
-
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct cdi_choice_table t = {.n = 7};
-        struct cdi_error err;
-
-        cr_assert_eq(parse(cases[i].text, &t, &err), CDDP_E_INVALID, "case %zu", i);
-        cr_expect(strstr(err.msg, cases[i].want) != NULL, "case %zu: %s", i, err.msg);
-        cr_expect_eq(t.n, 7, "an error leaves the table as it was");
+    for (int nodes = 2; nodes <= 1024; nodes *= 2) {
+        cr_expect_eq(of(&rack, CDI_BARRIER, nodes, 0), CDI_BY_ROUNDS);
+        cr_expect_eq(sum(&far, nodes, 0), CDI_BY_ROUNDS);
     }
 }
 
-Test(choose, too_many_lines_are_an_error)
+Test(choose, small_sums_take_rounds_middle_ones_shards_large_ones_the_chain)
 {
-    char text[8192] = "";
-    struct cdi_choice_table t;
-    struct cdi_error err;
-    size_t used = 0;
-
-    for (int i = 0; i <= CDI_CHOICE_ROWS; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "all_reduce %d 1 1\n", i + 2);
-    cr_assert_eq(parse(text, &t, &err), CDDP_E_INVALID);
-    cr_expect(strstr(err.msg, "more than") != NULL, "%s", err.msg);
+    for (int nodes = 4; nodes <= 64; nodes *= 2) {
+        cr_expect_eq(sum(&rack, nodes, 4), CDI_BY_ROUNDS, "%d nodes", nodes);
+        cr_expect_eq(sum(&rack, nodes, 2048), CDI_BY_ROUNDS, "%d nodes", nodes);
+        cr_expect_eq(sum(&rack, nodes, 65536), CDI_BY_SHARDS, "%d nodes", nodes);
+        cr_expect_eq(sum(&rack, nodes, 1 << 20), CDI_BY_SHARDS, "%d nodes", nodes);
+    }
+    for (int nodes = 2; nodes <= 32; nodes *= 2)
+        cr_expect_eq(sum(&rack, nodes, 25 << 20), CDI_BY_CHAIN, "%d nodes", nodes);
 }
 
-Test(choose, loads_the_file_of_the_variable)
+Test(choose, two_nodes_exchange_all_that_fits_a_slot)
 {
-    char path[] = "/tmp/coll-table-XXXXXX";
-    int fd = mkstemp(path);
-    struct cdi_choice_table t;
-    struct cdi_error err;
+    cr_expect_eq(sum(&rack, 2, 65536), CDI_BY_ROUNDS);
+    cr_expect_eq(sum(&rack, 2, CDI_SHM_PIECE_BYTES / 2), CDI_BY_ROUNDS);
+    cr_expect_neq(sum(&rack, 2, CDI_SHM_PIECE_BYTES / 2 + 4), CDI_BY_ROUNDS);
+}
 
-    cr_assert(fd >= 0 && write(fd, "all_reduce 2 7 7\n", 17) == 17);
-    cr_assert_eq(setenv(CDI_COLL_TABLE_ENV, path, 1), 0);
-    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_OK, "%s", err.msg);
-    cr_expect_eq(of(&t, CDI_ALL_REDUCE, 2, 8), CDI_BY_CHAIN);
-    cr_assert_eq(write(fd, "oops", 4), 4);
-    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_E_INVALID);
-    cr_expect(strstr(err.msg, "CDDP_COLL_TABLE") != NULL && strstr(err.msg, path) != NULL &&
-                  strstr(err.msg, "line 2") != NULL,
-              "%s", err.msg);
-    (void)close(fd);
-    (void)unlink(path);
-    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_E_INVALID);
-    cr_expect(strstr(err.msg, "No such file") != NULL, "%s", err.msg);
-    cr_assert_eq(mkfifo(path, 0600), 0);
-    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_E_INVALID);
-    cr_expect(strstr(err.msg, "not a regular file") != NULL, "%s", err.msg);
-    (void)unlink(path);
-    cr_assert_eq(unsetenv(CDI_COLL_TABLE_ENV), 0);
-    cr_assert_eq(cdi_choose_load(&t, &err), CDDP_OK);
+Test(choose, a_long_delay_makes_few_hops_worth_more_bytes)
+{
+    cr_expect_eq(sum(&rack, 16, 4), CDI_BY_ROUNDS, "4 hops, and 4 messages");
+    cr_expect_eq(sum(&far, 16, 4), CDI_BY_SHARDS, "2 hops, though 30 messages");
+    cr_expect_eq(sum(&rack, 16, 8 << 20), CDI_BY_CHAIN, "30 hops");
+    cr_expect_eq(sum(&far, 16, 8 << 20), CDI_BY_SHARDS, "16 hops");
+}
+
+Test(choose, nodes_that_share_few_cores_send_few_messages)
+{
+    cr_expect_eq(sum(&rack, 16, 65536), CDI_BY_SHARDS, "480 messages, 2 hops");
+    cr_expect_eq(sum(&packed, 16, 65536), CDI_BY_CHAIN, "120 messages, 30 hops");
+}
+
+Test(choose, what_shards_cannot_carry_goes_another_way)
+{
+    struct cdi_choice_of x = {
+        .kind = CDI_REDUCE_SCATTER, .nodes = 16, .bytes = 65536, .total = 16 * 65536, .shards_max = 65536};
+
+    cr_expect_eq(cdi_choose(&rack, &x), CDI_BY_SHARDS);
+    x.shards_max = 65535;
+    cr_expect_eq(cdi_choose(&rack, &x), CDI_BY_CHAIN);
+}
+
+Test(choose, moves_go_by_size_alone)
+{
+    for (int nodes = 2; nodes <= 16; nodes *= 2) {
+        cr_expect_eq(of(&rack, CDI_BROADCAST, nodes, 16384), CDI_BY_ROUNDS);
+        cr_expect_eq(of(&rack, CDI_BROADCAST, nodes, 16385), CDI_BY_CHAIN);
+        cr_expect_eq(of(&rack, CDI_ALL_GATHER, nodes, 8192), CDI_BY_ROUNDS);
+        cr_expect_eq(of(&rack, CDI_ALL_GATHERV, nodes, 8193), CDI_BY_SHARDS);
+        cr_expect_eq(of(&rack, CDI_ALL_TO_ALL, nodes, 1024), CDI_BY_ROUNDS);
+        cr_expect_eq(of(&rack, CDI_ALL_TO_ALL, nodes, 1025), CDI_BY_SHARDS);
+    }
+    cr_expect_eq(of(&rack, CDI_ALL_GATHER, 64, 8192), CDI_BY_SHARDS, "all together do not fit a slot");
+}
+
+Test(choose, tests_choose_themselves)
+{
+    struct cdi_choice_net net = rack;
+
+    net.only = CDI_BY_CHAIN + 1;
+    cr_expect_eq(sum(&net, 16, 4), CDI_BY_CHAIN);
+    net.only = CDI_BY_SHARDS + 1;
+    cr_expect_eq(sum(&net, 16, 25 << 20), CDI_BY_SHARDS);
+    cr_expect_eq(of(&net, CDI_BROADCAST, 16, 4), CDI_BY_ROUNDS, "where that is not possible, the best one goes");
+    net.only = CDI_BY_ROUNDS + 1;
+    cr_expect_eq(of(&net, CDI_ALL_GATHER, 2, 65536), CDI_BY_ROUNDS);
+    cr_expect_eq(of(&net, CDI_ALL_GATHER, 16, 65536), CDI_BY_SHARDS);
 }
 
 Test(choose, pieces_are_smaller_on_longer_chains)

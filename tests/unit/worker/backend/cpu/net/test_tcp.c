@@ -236,7 +236,7 @@ static int with_foreign_connections(struct rank *r)
     r->world.size = r->world.n_nodes = r->size = 2;
     if (r->rank == 0) {
         r->world.keys = late;
-        RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err) == CDDP_OK);
+        RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, NULL, &r->err) == CDDP_OK);
     } else {
         RANK_CHECK(rank_open(r) == CDDP_OK);
     }
@@ -313,7 +313,7 @@ static int with_impostor(struct rank *r)
         return pretend_to_be_rank_1(r);
     r->world.size = r->world.n_nodes = r->size = 2;
     r->world.keys = r->rank == 0 ? both : rank_oob(r);
-    RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err) == CDDP_OK);
+    RANK_CHECK(cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, NULL, &r->err) == CDDP_OK);
     rank_close(r);
     return 0;
 }
@@ -395,7 +395,7 @@ static int with_silent_connections(struct rank *r)
     (void)cdi_address_parse("127.0.0.1:1", &loopback);
     r->world.size = r->world.n_nodes = r->size = 2;
     r->world.keys = r->rank == 0 ? late : slow;
-    st = cdi_cpu_create_at(&r->b, &r->world, NULL, &loopback, &r->err);
+    st = cdi_cpu_create_at(&r->b, &r->world, NULL, &loopback, NULL, &r->err);
     atomic_fetch_add(&r->board->flag[1], 1);
     RANK_CHECK(st == CDDP_OK);
     return 0;
@@ -459,7 +459,7 @@ static int without_store(struct rank *r)
 
     r->world.join_timeout_ms = 50000;
     r->world.keys = r->rank == 0 ? late : dead;
-    st = cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, &r->err);
+    st = cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, NULL, &r->err);
     atomic_store(&r->board->flag[0], 1);
     RANK_CHECK(st == CDDP_E_PEER && strcmp(r->err.msg, "rank 0, which hosts the store, has died") == 0);
     return 0;
