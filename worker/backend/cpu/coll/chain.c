@@ -145,25 +145,15 @@ cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
 
 /* ------------------------------------------------------------------------------------------------ reductions ---- */
 
-/* This chain's share of a staged piece. */
-static void staged_share(const struct cdi_pipeline *p, size_t k, size_t *lo, size_t *hi)
-{
-    size_t left = p->a->count - k * p->most;
-
-    cdi_share(left < p->most ? left : p->most, p->size, p->run->t->shm->rank, p->tcp->n_chains, lo, hi);
-}
-
 /* Returns where piece k begins in the whole operation, and sets *n to its number of elements. */
 static size_t piece_begin(const struct cdi_pipeline *p, size_t k, size_t *n)
 {
-    size_t lo = 0, hi = p->a->count - k * p->most;
+    size_t begin = k / p->per * p->a.stage, left = p->a.count - begin, skip = k % p->per * p->most, lo, hi;
 
-    if (p->a->staged > 0)
-        staged_share(p, k, &lo, &hi);
-    else if (hi > p->most)
-        hi = p->most;
-    *n = hi - lo;
-    return p->a->at + k * p->most + lo;
+    cdi_share(left < p->a.stage ? left : p->a.stage, p->size, p->run->t->shm->rank, p->tcp->n_chains, &lo, &hi);
+    lo = lo + skip < hi ? lo + skip : hi;
+    *n = hi - lo < p->most ? hi - lo : p->most;
+    return begin + lo;
 }
 
 static size_t elements(const struct cdi_pipeline *p, size_t k)
@@ -181,31 +171,35 @@ static uint8_t *partial(const struct cdi_pipeline *p, size_t k)
 
 static const uint8_t *input(const struct cdi_pipeline *p, int k_in, size_t k)
 {
-    size_t lo, hi;
+    const struct cdi_shm *shm = p->run->t->shm;
+    size_t n, at = piece_begin(p, k, &n);
 
-    if (p->a->staged == 0)
-        return (const uint8_t *)p->a->in[k_in] + k * p->most * p->size;
-    staged_share(p, k, &lo, &hi);
-    return cdi_shm_stage_in(p->run->t->shm, k_in, k) + lo * p->size;
+    if (p->a.in != NULL)
+        return (const uint8_t *)p->a.in[k_in] + at * p->size;
+    if (k_in == shm->rank)
+        return (const uint8_t *)p->run->w->op.in + at * p->size;
+    return cdi_shm_to_read(shm, cdi_shm_stage_in(shm, k_in, k / p->per) + at % p->a.stage * p->size, n * p->size);
 }
 
 static uint8_t *result(const struct cdi_pipeline *p, int k_out, size_t k)
 {
     const struct cdi_shm *shm = p->run->t->shm;
-    size_t lo, hi;
-
-    if (p->a->staged == 0)
-        return (uint8_t *)p->a->out[k_out] + k * p->most * p->size;
-    staged_share(p, k, &lo, &hi);
-    return cdi_shm_stage_out(shm, shm->rank, k) + lo * p->size;
-}
-
-/* Returns the lowest node that needs a part of piece k. */
-static int home_of(const struct cdi_pipeline *p, size_t k)
-{
     size_t n, at = piece_begin(p, k, &n);
 
-    return p->a->per_rank == 0 ? p->a->home : cdi_tcp_node_of(p->tcp, (int)(at / p->a->per_rank));
+    if (p->a.out != NULL)
+        return (uint8_t *)p->a.out[k_out] + at * p->size;
+    return cdi_shm_stage_out(shm, shm->rank, k / p->per) + at % p->a.stage * p->size;
+}
+
+/* Returns the lowest node that needs a part of piece k: the result does not return beyond it. */
+static int home_of(const struct cdi_pipeline *p, size_t k)
+{
+    const struct cdi_coll *op = &p->run->w->op;
+    size_t n, at = piece_begin(p, k, &n);
+
+    if (op->kind == CDI_REDUCE)
+        return cdi_tcp_node_of(p->tcp, op->root);
+    return op->kind == CDI_REDUCE_SCATTER && n > 0 ? cdi_tcp_node_of(p->tcp, (int)(at / op->count)) : 0;
 }
 
 static cddp_status take_partial(struct cdi_pipeline *p, bool *moved, struct cdi_error *err)
@@ -226,18 +220,19 @@ static void reduce_piece(struct cdi_pipeline *p, bool *moved)
 {
     const struct cdi_coll *op = &p->run->w->op;
     struct cdi_partial how = {.n_total = p->run->t->size};
+    int n_in = p->run->t->shm->size;
     size_t k = p->reduced;
 
     if (k >= p->offered || (p->has_prev && k >= p->arrived) || (p->has_next && k - p->forwarded >= CDI_TCP_RING))
         return;
     how.from = p->has_prev ? partial(p, k) : NULL;
     how.to = p->has_next ? partial(p, k) : NULL;
-    for (int i = 0; i < p->a->n_in; i++)
+    for (int i = 0; i < n_in; i++)
         p->in[i] = input(p, i, k);
-    for (int i = 0; i < p->a->n_out; i++)
+    for (int i = 0; i < p->a.n_out; i++)
         p->out[i] = result(p, i, k);
     if (elements(p, k) > 0)
-        cdi_reduce_partial(&how, p->out, p->a->n_out, p->in, p->a->n_in, elements(p, k), op->dtype, op->op);
+        cdi_reduce_partial(&how, p->out, p->a.n_out, p->in, n_in, elements(p, k), op->dtype, op->op);
     p->reduced++;
     *moved = true;
 }
@@ -265,9 +260,8 @@ static cddp_status take_result(struct cdi_pipeline *p, bool *moved, struct cdi_e
             p->returned++;
             continue;
         }
-        st = cdi_link_recv(&p->tcp->next, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->returned) : NULL, bytes, moved,
-                           err);
-        for (int i = 1; i < p->a->n_out && st == CDDP_OK && bytes > 0; i++)
+        st = cdi_link_recv(&p->tcp->next, CDI_TCP_IS_DATA, result(p, 0, p->returned), bytes, moved, err);
+        for (int i = 1; i < p->a.n_out && st == CDDP_OK && bytes > 0; i++)
             memcpy(result(p, i, p->returned), result(p, 0, p->returned), bytes);
         p->returned += st == CDDP_OK;
     }
@@ -285,8 +279,7 @@ static cddp_status pass_result(struct cdi_pipeline *p, bool *moved, struct cdi_e
             p->passed++;
             continue;
         }
-        st = cdi_link_send(&p->tcp->prev, CDI_TCP_IS_DATA, bytes > 0 ? result(p, 0, p->passed) : NULL, bytes, moved,
-                           err);
+        st = cdi_link_send(&p->tcp->prev, CDI_TCP_IS_DATA, result(p, 0, p->passed), bytes, moved, err);
         p->passed += st == CDDP_OK;
     }
     return st;
@@ -316,16 +309,19 @@ static cddp_status pipeline_advance(void *arg, bool *moved, struct cdi_error *er
 void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_chain_op *a)
 {
     struct cdi_cpu_comm *t = run->t;
+    size_t lo, hi;
 
-    *p = (struct cdi_pipeline){.run = run, .a = a, .tcp = t->tcp, .size = 1, .acc_size = 1, .in = t->in, .out = t->out};
+    *p = (struct cdi_pipeline){.run = run, .a = *a, .tcp = t->tcp, .in = t->in, .out = t->out};
     p->has_prev = t->tcp->prev.rank >= 0;
     p->has_next = t->tcp->next.rank >= 0;
-    if (a->count > 0) {
-        p->size = cddp_dtype_size(run->w->op.dtype);
-        p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
-    }
-    p->most = a->staged > 0 ? a->staged : cdi_choose_piece(a->count * p->acc_size, t->tcp->n_nodes) / p->acc_size;
-    p->n_pieces = a->count == 0 ? 1 : (a->count + p->most - 1) / p->most;
+    p->size = cddp_dtype_size(run->w->op.dtype);
+    p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
+    if (a->in != NULL || a->stage > a->count)
+        p->a.stage = a->count;
+    p->most = cdi_choose_piece(a->count / (size_t)t->tcp->n_chains * p->acc_size, t->tcp->n_nodes) / p->acc_size;
+    cdi_share(p->a.stage, p->size, 0, t->tcp->n_chains, &lo, &hi);
+    p->per = (hi + p->most - 1) / p->most;
+    p->n_pieces = (a->count + p->a.stage - 1) / p->a.stage * p->per;
 }
 
 cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t until, struct cdi_error *err)
@@ -334,17 +330,9 @@ cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t unti
     int n = links_of(p->tcp, links);
     cddp_status st = cdi_chain_begin(p->run, err);
 
-    p->offered = offered;
-    p->until = until;
+    p->offered = offered * p->per;
+    p->until = until * p->per;
     return st == CDDP_OK ? cdi_run_pump(p->run, links, n, pipeline_advance, p, err) : st;
-}
-
-cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err)
-{
-    struct cdi_pipeline p;
-
-    cdi_pipeline_init(&p, run, a);
-    return cdi_pipeline_run(&p, p.n_pieces, p.n_pieces, err);
 }
 
 /* ---------------------------------------------------------------------------------------------------- blocks ---- */

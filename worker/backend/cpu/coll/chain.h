@@ -23,30 +23,22 @@ cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l,
  */
 void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, const uint8_t theirs[CDI_TCP_OP]);
 
-/* The data that pass along the chain of this rank; in and out are indexed by local rank. */
+/* The sums of `count` elements in rank order. Each chain of the node passes its share of them along (cdi_share). */
 struct cdi_chain_op {
-    const void *const *in; /* inputs of the node, in rank order */
-    int n_in;
-    void *const *out; /* each of them gets the result, on the nodes that the result returns to */
-    int n_out;
     size_t count;
-    int home;        /* the result returns as far as this node; nodes before it do not get it */
-    size_t at;       /* where these elements begin in the whole operation */
-    size_t per_rank; /* not 0: in place of `home`, an element returns to the node of its rank, which has so many */
-    /*
-     * Not 0: count is that of the whole operation, and the stages (shm.h) hold pieces of so many elements. This chain's
-     * share of each piece passes along, from the inputs there to this rank's results there; in, out, at are not used.
-     */
-    size_t staged;
+    const void *const *in; /* of the local ranks, the whole; NULL: this rank's is op.in, and others are in the stages */
+    void *const *out;      /* n_out results, the whole; NULL: this rank's stages get them */
+    int n_out;
+    size_t stage; /* with stages: elements of a piece there, of which each chain has its share */
 };
 
 /* The pipeline: partial sums go forward from node to node, results return; both in pieces, at the same time. */
 struct cdi_pipeline {
     struct cdi_run *run;
-    const struct cdi_chain_op *a;
+    struct cdi_chain_op a;
     struct cdi_tcp *tcp;
     bool has_prev, has_next;
-    size_t size, acc_size, most /* elements of a piece */, n_pieces;
+    size_t size, acc_size, most /* elements of a piece */, per /* pieces of a stage */, n_pieces;
     size_t offered;                     /* pieces whose inputs are complete */
     size_t until;                       /* so many must be finished now */
     size_t arrived, reduced, forwarded; /* pieces received from prev, reduced, sent to next */
@@ -55,16 +47,15 @@ struct cdi_pipeline {
     void **out;
 };
 
-/* Initialises *p. *a is not copied. Only ranks with links call this and the functions below. */
+/* Initialises *p. The arrays of *a stay the caller's. Only ranks with links call this and the function below. */
 void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct cdi_chain_op *a);
 /*
- * Runs until the first `until` pieces are finished: reduced, and their results received and passed on. The inputs of
- * the first `offered` pieces are complete; as many of them as fit are then in transit. Both numbers only grow.
+ * Runs until the first `until` stages are finished: reduced, and their results received and passed on. The inputs of
+ * the first `offered` stages are complete; as much of them as fits is then in transit. Both numbers only grow. Without
+ * stages the whole is one. All neighbours call it.
  */
 cddp_status cdi_pipeline_run(struct cdi_pipeline *p, size_t offered, size_t until, struct cdi_error *err);
 
-/* Runs a whole pipeline; all neighbours call it too. With a count of 0 it is a barrier. */
-cddp_status cdi_chain_reduce(struct cdi_run *run, const struct cdi_chain_op *a, struct cdi_error *err);
 /* Compares the operation with that of the neighbours, once. */
 cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err);
 /* The nodes that need a block, and those between. */

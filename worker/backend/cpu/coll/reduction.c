@@ -40,385 +40,292 @@ static void keep_wanted(const struct want *w, size_t at, size_t n, const void *p
         memcpy(w->out + (lo - w->lo) * w->size, (const uint8_t *)p + (lo - at) * w->size, (hi - lo) * w->size);
 }
 
-/* A piece of private data that fits a slot; in elements. */
-struct piece {
-    size_t at, n;
-};
+/* ------------------------------------------------------------------------------------------------ few bytes ---- */
 
-static size_t pieces_of(const struct want *w)
-{
-    size_t most = CDI_SHM_PIECE_BYTES / w->size;
-
-    return (w->count + most - 1) / most;
-}
-
-static struct piece want_piece(const struct want *w, size_t k)
-{
-    size_t most = CDI_SHM_PIECE_BYTES / w->size, at = k * most;
-
-    return (struct piece){.at = at, .n = w->count - at < most ? w->count - at : most};
-}
-
+/* Every rank gets the inputs of all ranks, and adds what it needs in their order. */
 static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     const struct cdi_coll *op = &run->w->op;
-    size_t bytes = w->count * w->size;
+    size_t bytes = w->count * w->size, skip = w->lo * w->size;
+    const uint8_t *all = NULL;
     void *out = w->out;
     cddp_status st;
 
-    if (bytes > 0)
-        memcpy(cdi_next_room(t, bytes), op->in, bytes);
-    st = cdi_step(run, err);
-    if (st != CDDP_OK || w->hi <= w->lo)
-        return st;
-    for (int r = 0; r < t->shm->size; r++)
-        t->in[r] = cdi_room_of(t, r, bytes, 0, bytes) + w->lo * w->size;
-    cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
-    return CDDP_OK;
-}
-
-/* Writes the input of this rank to its slot, except the share that it reduces itself. */
-static void offer_piece(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
-{
-    size_t lo, hi;
-    const uint8_t *in = (const uint8_t *)op->in + p.at * w->size;
-
-    cdi_share(p.n, w->size, t->shm->rank, t->shm->size, &lo, &hi);
-    memcpy(cdi_next_slot(t), in, lo * w->size);
-    memcpy(cdi_next_slot(t) + hi * w->size, in + hi * w->size, (p.n - hi) * w->size);
-}
-
-/* Reduces this rank's share of the inputs of this step; the others read it in the next step. */
-static void reduce_share(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, struct piece p)
-{
-    size_t size = w->size, lo, hi;
-    bool all_mine;
-    void *to[2];
-
-    cdi_share(p.n, size, t->shm->rank, t->shm->size, &lo, &hi);
-    for (int r = 0; r < t->shm->size; r++)
-        t->in[r] = r == t->shm->rank ? (const uint8_t *)op->in + (p.at + lo) * size
-                                     : cdi_slot_of(t, r, lo * size, (hi - lo) * size);
-    all_mine = w->lo <= p.at + lo && p.at + hi <= w->hi;
-    to[0] = cdi_next_slot(t) + CDI_SHM_PIECE_BYTES;
-    to[1] = all_mine ? w->out + (p.at + lo - w->lo) * size : NULL;
-    cdi_reduce(to, all_mine ? 2 : 1, t->in, t->shm->size, hi - lo, op->dtype, op->op);
-    if (!all_mine)
-        keep_wanted(w, p.at + lo, hi - lo, to[0]);
-}
-
-static void collect_shares(const struct cdi_cpu_comm *t, const struct want *w, struct piece p)
-{
-    size_t lo, hi;
-
-    for (int r = 0; r < t->shm->size; r++) {
-        cdi_share(p.n, w->size, r, t->shm->size, &lo, &hi);
-        if (r != t->shm->rank)
-            keep_wanted(w, p.at + lo, hi - lo, cdi_slot_of(t, r, CDI_SHM_PIECE_BYTES, (hi - lo) * w->size));
-    }
-}
-
-/* A pipeline: one step carries the inputs of one piece and the results of the piece before it. */
-static cddp_status reduce_staged(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_coll *op = &run->w->op;
-    size_t n_pieces = pieces_of(w);
-
-    for (size_t k = 0; k <= n_pieces; k++) {
-        cddp_status st;
-
-        if (k < n_pieces)
-            offer_piece(t, op, w, want_piece(w, k));
+    if (t->tcp != NULL) {
+        for (int r = 0; r < t->size; r++)
+            t->len[r] = bytes;
+        st = cdi_rounds_gather(run, op->in, &all, err);
+    } else {
+        if (bytes > 0)
+            memcpy(cdi_next_room(t, bytes), op->in, bytes);
         st = cdi_step(run, err);
-        if (st != CDDP_OK)
-            return st;
-        if (k > 0)
-            collect_shares(t, w, want_piece(w, k - 1));
-        if (k < n_pieces)
-            reduce_share(t, op, w, want_piece(w, k));
     }
-    return CDDP_OK;
-}
-
-/* Sets inputs and outputs to elements [lo, hi) in the parts of a region. */
-static void point_at(const struct cdi_run *run, const struct want *w, size_t lo, size_t hi)
-{
-    struct cdi_cpu_comm *t = run->t;
-
-    for (int r = 0; r < t->shm->size; r++) {
-        t->out[r] = cdi_cpu_region_at(run->region, r, run->desc.offset + lo * w->size, (hi - lo) * w->size);
-        t->in[r] = t->out[r];
-    }
-}
-
-/* In shared memory: each rank reduces its share of all arenas and writes it into all arenas. */
-static cddp_status reduce_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_coll *op = &run->w->op;
-    size_t lo, hi;
-    cddp_status st = run->compared_here ? CDDP_OK : cdi_step(run, err);
-
-    if (st != CDDP_OK)
-        return st;
-    cdi_share(w->count, w->size, t->shm->rank, t->shm->size, &lo, &hi);
-    point_at(run, w, lo, hi);
-    cdi_reduce(t->out, t->shm->size, t->in, t->shm->size, hi - lo, op->dtype, op->op);
-    return cdi_step(run, err);
-}
-
-/* In shared memory: each rank reduces its block of all arenas, into its own arena only. */
-static cddp_status scatter_direct(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_coll *op = &run->w->op;
-    void *out = w->out;
-    cddp_status st = run->compared_here ? CDDP_OK : cdi_step(run, err);
-
-    if (st != CDDP_OK)
-        return st;
-    point_at(run, w, w->lo, w->hi);
-    cdi_reduce(&out, 1, t->in, t->shm->size, w->hi - w->lo, op->dtype, op->op);
-    return cdi_step(run, err);
-}
-
-/* --------------------------------------------------------------------------------------------- several nodes ---- */
-
-/* Does this rank have a chain? If so, sets [*lo, *hi) to its share of n elements. */
-static bool chain_share(const struct cdi_cpu_comm *t, size_t n, size_t size, size_t *lo, size_t *hi)
-{
-    if (t->shm->rank >= t->tcp->n_chains)
-        return false;
-    cdi_share(n, size, t->shm->rank, t->tcp->n_chains, lo, hi);
-    return true;
-}
-
-/* Each chain passes its share of all arenas along the nodes, and writes the result into all arenas of the node. */
-static cddp_status reduce_direct_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    size_t lo, hi;
-    cddp_status st = cdi_step(run, err);
-
-    if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
-        struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = t->shm->size, .count = hi - lo};
-
-        for (int r = 0; r < t->shm->size; r++)
-            t->place[r] = cdi_cpu_region_at(run->region, r, run->desc.offset + lo * w->size, (hi - lo) * w->size);
-        a.in = (const void *const *)t->place;
-        a.out = t->place;
-        st = cdi_chain_reduce(run, &a, err);
-    }
-    return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
-}
-
-/* One rank on each node: there are no other ranks to share with, so all elements pass along the chain at once. */
-static cddp_status reduce_alone_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    const void *in = run->w->op.in;
-    void *out = w->out;
-    const struct cdi_chain_op a = {.in = &in, .n_in = 1, .out = &out, .n_out = 1, .count = w->count};
-
-    return cdi_chain_reduce(run, &a, err);
-}
-
-/* Private data that fits a slot: inputs pass through the slots of one step, results through those of the next. */
-static cddp_status reduce_slot_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    size_t lo, hi;
-    cddp_status st;
-
-    if (w->count > 0)
-        memcpy(cdi_next_slot(t), run->w->op.in, w->count * w->size);
-    st = cdi_step(run, err);
-    if (st == CDDP_OK && chain_share(t, w->count, w->size, &lo, &hi)) {
-        struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = 1, .count = hi - lo, .at = lo};
-        const struct cdi_coll *op = &run->w->op;
-        void *out = cdi_next_slot(t) + lo * w->size;
-
-        if (op->kind == CDI_REDUCE)
-            a.home = cdi_tcp_node_of(t->tcp, op->root);
-        if (op->kind == CDI_REDUCE_SCATTER)
-            a.per_rank = op->count;
-        for (int r = 0; r < t->shm->size; r++)
-            t->place[r] = (void *)(uintptr_t)cdi_slot_of(t, r, lo * w->size, (hi - lo) * w->size);
-        a.in = (const void *const *)t->place;
-        a.out = &out;
-        st = cdi_chain_reduce(run, &a, err);
-    }
-    if (st == CDDP_OK)
-        st = cdi_step_after_network(run, err);
-    for (int c = 0; c < t->tcp->n_chains && st == CDDP_OK; c++) {
-        cdi_share(w->count, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep_wanted(w, lo, hi - lo, cdi_slot_of(t, c, lo * w->size, (hi - lo) * w->size));
-    }
-    return st;
-}
-
-/* Writes piece k of private data to the stage, for all chains of the node. */
-static void stage_in(const struct cdi_cpu_comm *t, const struct cdi_coll *op, const struct want *w, size_t most,
-                     size_t k)
-{
-    size_t at = k * most, n = w->count - at < most ? w->count - at : most;
-
-    memcpy(cdi_shm_stage_in(t->shm, t->shm->rank, k), (const uint8_t *)op->in + at * w->size, n * w->size);
-}
-
-/* Copies piece k of the result from the stages of all of them. */
-static void stage_out(const struct cdi_cpu_comm *t, const struct want *w, size_t most, size_t k)
-{
-    size_t at = k * most, n = w->count - at < most ? w->count - at : most, lo, hi;
-
-    for (int c = 0; c < t->tcp->n_chains; c++) {
-        cdi_share(n, w->size, c, t->tcp->n_chains, &lo, &hi);
-        keep_wanted(w, at + lo, hi - lo, cdi_shm_stage_out(t->shm, c, k) + lo * w->size);
-    }
-}
-
-/*
- * Private data, as a stream: between two steps of the node each chain continues with all pieces that were staged so
- * far, but waits only for the one that was staged `delay` steps earlier. Why the stages suffice: piece k is staged
- * before step k, and all chains have reduced it before step k + delay + 1. Its result is complete by then, and is read
- * before step k + delay + 2. So both places are free again for piece k + CDI_SHM_STAGES.
- */
-static cddp_status reduce_stream_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_coll *op = &run->w->op;
-    const size_t most = CDI_SHM_PIECE_BYTES / cdi_reduce_acc_size(op->dtype), n = (w->count + most - 1) / most;
-    const size_t delay = n - 1 < CDI_SHM_STAGES - 2 ? n - 1 : CDI_SHM_STAGES - 2;
-    struct cdi_chain_op a = {.n_in = t->shm->size, .n_out = 1, .count = w->count, .staged = most};
-    bool has_chain = t->shm->rank < t->tcp->n_chains;
-    struct cdi_pipeline p;
-    cddp_status st = CDDP_OK;
-
-    if (op->kind == CDI_REDUCE)
-        a.home = cdi_tcp_node_of(t->tcp, op->root);
-    if (op->kind == CDI_REDUCE_SCATTER)
-        a.per_rank = op->count;
-    cdi_pipeline_init(&p, run, &a);
-    for (size_t k = 0; k <= n + delay && st == CDDP_OK; k++) {
-        if (k < n)
-            stage_in(t, op, w, most, k);
-        st = k == 0 ? cdi_step(run, err) : cdi_step_after_network(run, err);
-        if (st == CDDP_OK && k > delay)
-            stage_out(t, w, most, k - delay - 1);
-        if (st == CDDP_OK && has_chain && k < n + delay)
-            st = cdi_pipeline_run(&p, k < n ? k + 1 : n, k < delay ? 0 : k - delay + 1, err);
-    }
-    return st;
-}
-
-/* Every rank gets the inputs of all ranks, and adds what it needs in their order. */
-static cddp_status reduce_small_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    struct cdi_cpu_comm *t = run->t;
-    const struct cdi_coll *op = &run->w->op;
-    size_t bytes = w->count * w->size;
-    void *out = w->out;
-    const uint8_t *all;
-    cddp_status st;
-
-    for (int r = 0; r < t->size; r++)
-        t->len[r] = bytes;
-    st = cdi_rounds_gather(run, op->in, &all, err);
     if (st != CDDP_OK || w->hi <= w->lo)
         return st;
     for (int r = 0; r < t->size; r++)
-        t->in[r] = all + (size_t)r * bytes + w->lo * w->size;
+        t->in[r] = all != NULL ? all + (size_t)r * bytes + skip : cdi_room_of(t, r, bytes, 0, bytes) + skip;
     cdi_reduce(&out, 1, t->in, t->size, w->hi - w->lo, op->dtype, op->op);
     return CDDP_OK;
 }
 
-/* By shards, which local rank 0 exchanges. The inputs are in the slots, and the result goes to its next slot. */
-static cddp_status reduce_shards_slot(struct cdi_run *run, const struct want *w, struct cdi_error *err)
+/* --------------------------------------------------------------------------------------------- the pipeline ---- */
+
+/* How the sums of a piece are made from the inputs of the node. */
+enum sums {
+    IN_NODE,   /* there are no other nodes: each rank adds its share */
+    BY_CHAIN,  /* each chain passes its share along the nodes */
+    BY_SHARDS, /* local rank 0 exchanges all of it with the other nodes */
+};
+
+/*
+ * A reduction in pieces. Private data pass through memory that the node shares: a rank writes its input of a piece
+ * there, and the ranks that make its sums write those there. Memory that all can reach is one piece, used where it is.
+ */
+struct pipeline {
+    struct cdi_run *run;
+    struct want w;
+    enum sums sums;
+    bool in_place, alone; /* in memory that the ranks of the node share; of the only rank of each node */
+    size_t most, n;       /* elements of a piece; pieces */
+    size_t delay;         /* how many pieces later the sums of one are needed */
+    struct cdi_pipeline chain;
+};
+
+/* Elements [at, at + n) of the operation. */
+struct piece {
+    size_t at, n;
+};
+
+static struct piece nth_piece(const struct pipeline *g, size_t k)
 {
-    struct cdi_cpu_comm *t = run->t;
-    cddp_status st;
+    size_t at = k * g->most, left = g->w.count - at;
 
-    memcpy(cdi_next_slot(t), run->w->op.in, w->count * w->size);
-    st = cdi_step(run, err);
-    if (st == CDDP_OK && t->shm->rank == 0) {
-        const struct cdi_shards_op a = {
-            .in = (const void *const *)t->place, .out = cdi_next_slot(t), .count = w->count};
+    return (struct piece){.at = at, .n = left < g->most ? left : g->most};
+}
 
-        for (int r = 0; r < t->shm->size; r++)
-            t->place[r] = cdi_shm_slot(t->shm, r, t->step);
-        st = cdi_shards_reduce(run, &a, err);
+/* How many ranks of this node, the first ones, make sums? */
+static int summing(const struct pipeline *g)
+{
+    const struct cdi_cpu_comm *t = g->run->t;
+
+    return g->sums == IN_NODE ? t->shm->size : g->sums == BY_CHAIN ? t->tcp->n_chains : 1;
+}
+
+/* Sets [*lo, *hi) to the elements of a piece whose sums a local rank makes. */
+static void share_of(const struct pipeline *g, struct piece p, int rank, size_t *lo, size_t *hi)
+{
+    *lo = *hi = p.n;
+    if (rank < summing(g))
+        cdi_share(p.n, g->w.size, rank, summing(g), lo, hi);
+}
+
+/* Writes this rank's input, except what it adds itself. */
+static void put_piece(const struct pipeline *g, size_t k)
+{
+    const struct cdi_cpu_comm *t = g->run->t;
+    struct piece p = nth_piece(g, k);
+    const uint8_t *in = (const uint8_t *)g->run->w->op.in + p.at * g->w.size;
+    uint8_t *to = g->sums == IN_NODE ? cdi_next_slot(t) : cdi_shm_stage_in(t->shm, t->shm->rank, k);
+    size_t lo, hi;
+
+    share_of(g, p, t->shm->rank, &lo, &hi);
+    memcpy(to, in, lo * g->w.size);
+    memcpy(to + hi * g->w.size, in + hi * g->w.size, (p.n - hi) * g->w.size);
+}
+
+/* Reads the sums. */
+static void get_piece(const struct pipeline *g, size_t k)
+{
+    const struct cdi_cpu_comm *t = g->run->t;
+    struct piece p = nth_piece(g, k);
+    size_t lo, hi;
+
+    for (int r = 0; r < summing(g); r++) {
+        share_of(g, p, r, &lo, &hi);
+        if (g->sums == IN_NODE && r != t->shm->rank)
+            keep_wanted(&g->w, p.at + lo, hi - lo, cdi_slot_of(t, r, CDI_SHM_PIECE_BYTES, (hi - lo) * g->w.size));
+        if (g->sums != IN_NODE)
+            keep_wanted(
+                &g->w, p.at + lo, hi - lo,
+                cdi_shm_to_read(t->shm, cdi_shm_stage_out(t->shm, r, k) + lo * g->w.size, (hi - lo) * g->w.size));
     }
-    if (st == CDDP_OK)
-        st = cdi_step_after_network(run, err);
-    if (st == CDDP_OK)
-        keep_wanted(w, 0, w->count, cdi_slot_of(t, 0, 0, w->count * w->size));
+}
+
+/* Adds this rank's share of the inputs that were put; the others read the sums after the next step. */
+static void sum_piece(const struct pipeline *g, size_t k)
+{
+    const struct cdi_cpu_comm *t = g->run->t;
+    const struct cdi_coll *op = &g->run->w->op;
+    struct piece p = nth_piece(g, k);
+    size_t size = g->w.size, lo, hi;
+    bool all_mine;
+    void *to[2];
+
+    share_of(g, p, t->shm->rank, &lo, &hi);
+    for (int r = 0; r < t->shm->size; r++)
+        t->in[r] = r == t->shm->rank ? (const uint8_t *)op->in + (p.at + lo) * size
+                                     : cdi_slot_of(t, r, lo * size, (hi - lo) * size);
+    all_mine = g->w.lo <= p.at + lo && p.at + hi <= g->w.hi;
+    to[0] = cdi_next_slot(t) + CDI_SHM_PIECE_BYTES;
+    to[1] = all_mine ? g->w.out + (p.at + lo - g->w.lo) * size : NULL;
+    cdi_reduce(to, all_mine ? 2 : 1, t->in, t->shm->size, hi - lo, op->dtype, op->op);
+    if (!all_mine)
+        keep_wanted(&g->w, p.at + lo, hi - lo, to[0]);
+}
+
+/* Sets t->place to the beginning of all parts of the region. Only elements [lo, hi) may be touched there. */
+static void point_at(const struct pipeline *g, size_t lo, size_t hi)
+{
+    const struct cdi_run *run = g->run;
+
+    for (int r = 0; r < run->t->shm->size; r++)
+        run->t->place[r] = cdi_cpu_region_at(run->region, r, run->desc.offset + lo * g->w.size, (hi - lo) * g->w.size) -
+                           lo * g->w.size;
+}
+
+/* In shared memory: adds this rank's share of all parts into all of them, or its block into its own. */
+static void sum_in_place(const struct pipeline *g)
+{
+    struct cdi_cpu_comm *t = g->run->t;
+    const struct cdi_coll *op = &g->run->w->op;
+    bool scatters = op->kind == CDI_REDUCE_SCATTER;
+    size_t lo = g->w.lo, hi = g->w.hi;
+
+    if (!scatters)
+        share_of(g, nth_piece(g, 0), t->shm->rank, &lo, &hi);
+    point_at(g, lo, hi);
+    for (int r = 0; r < t->shm->size; r++)
+        t->in[r] = t->out[r] = (uint8_t *)t->place[r] + lo * g->w.size;
+    if (scatters)
+        t->out[0] = g->w.out;
+    cdi_reduce(t->out, scatters ? 1 : t->shm->size, t->in, t->shm->size, hi - lo, op->dtype, op->op);
+}
+
+static void begin_chain(struct pipeline *g)
+{
+    struct cdi_cpu_comm *t = g->run->t;
+    struct cdi_chain_op a = {.count = g->w.count, .n_out = 1, .stage = g->most};
+    size_t lo, hi;
+
+    if (g->alone) {
+        t->place[0] = g->w.out;
+        a.in = &g->run->w->op.in;
+        a.out = t->place;
+    } else if (g->in_place) {
+        share_of(g, nth_piece(g, 0), t->shm->rank, &lo, &hi);
+        point_at(g, lo, hi);
+        a.in = (const void *const *)t->place;
+        a.out = t->place;
+        a.n_out = t->shm->size;
+    }
+    cdi_pipeline_init(&g->chain, g->run, &a);
+}
+
+/* Between nodes with several ranks, shards have one piece. */
+static cddp_status sum_shards(const struct pipeline *g, struct cdi_error *err)
+{
+    struct cdi_cpu_comm *t = g->run->t;
+    const struct cdi_shards_op a = {.in = (const void *const *)t->place,
+                                    .out = g->alone ? g->w.out : cdi_shm_stage_out(t->shm, 0, 0),
+                                    .count = g->w.count};
+
+    for (int r = 0; r < t->shm->size; r++)
+        t->place[r] = r == 0 ? (void *)(uintptr_t)g->run->w->op.in : cdi_shm_stage_in(t->shm, r, 0);
+    return cdi_shards_reduce(g->run, &a, err);
+}
+
+/* After step k: makes the sums of as many pieces as were put, but waits only for those that are needed next. */
+static cddp_status make_sums(struct pipeline *g, size_t k, struct cdi_error *err)
+{
+    if (g->run->t->shm->rank >= summing(g))
+        return CDDP_OK;
+    if (g->sums == BY_SHARDS)
+        return sum_shards(g, err);
+    if (g->sums == BY_CHAIN) {
+        if (k == 0)
+            begin_chain(g);
+        return cdi_pipeline_run(&g->chain, k < g->n ? k + 1 : g->n, k < g->delay ? 0 : k - g->delay + 1, err);
+    }
+    if (g->in_place)
+        sum_in_place(g);
+    else
+        sum_piece(g, k);
+    return CDDP_OK;
+}
+
+static cddp_status meet(const struct pipeline *g, size_t k, struct cdi_error *err)
+{
+    if (g->alone || (k == 0 && g->in_place && g->run->compared_here))
+        return CDDP_OK;
+    return k == 0 || g->sums == IN_NODE ? cdi_step(g->run, err) : cdi_step_after_network(g->run, err);
+}
+
+/*
+ * Piece k is put before step k, its sums are made before step k + delay + 1, and are read before step k + delay + 2.
+ * So both of its places are free again for piece k + CDI_SHM_STAGES. In the node, without a delay, the slots of two
+ * steps suffice.
+ */
+static cddp_status reduce_pieces(struct pipeline *g, struct cdi_error *err)
+{
+    bool through = !g->in_place && !g->alone;
+    cddp_status st = CDDP_OK;
+
+    for (size_t k = 0; k <= g->n + g->delay && st == CDDP_OK; k++) {
+        if (through && k < g->n)
+            put_piece(g, k);
+        st = meet(g, k, err);
+        if (st == CDDP_OK && through && k > g->delay)
+            get_piece(g, k - g->delay - 1);
+        if (st == CDDP_OK && k < g->n + g->delay)
+            st = make_sums(g, k, err);
+    }
     return st;
 }
 
-static cddp_status reduce_shards(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    const void *in = run->w->op.in;
-    const struct cdi_shards_op a = {.in = &in, .out = w->out, .count = w->count};
+/* ---------------------------------------------------------------------------------------------- the choice ---- */
 
-    if (run->t->tcp->largest > 1 || run->w->op.kind != CDI_ALL_REDUCE)
-        return reduce_shards_slot(run, w, err);
-    return cdi_shards_reduce(run, &a, err);
-}
-
-/* Unless all nodes have one rank, and keep the whole result, data pass through one slot. */
-static size_t shards_max(const struct cdi_run *run, const struct want *w)
-{
-    bool is_direct = run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE;
-
-    if (!cdi_shards_fit(run, w->count))
-        return 0;
-    return is_direct ? SIZE_MAX : CDI_SHM_PIECE_BYTES;
-}
-
-static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w)
+static enum cdi_algorithm choose(const struct cdi_run *run, const struct want *w, bool alone)
 {
     const struct cdi_tcp *tcp = run->t->tcp;
-    const struct cdi_choice_of of = {.kind = run->w->op.kind,
-                                     .nodes = tcp->n_nodes,
-                                     .bytes = w->count * w->size,
-                                     .total = w->count * w->size * (size_t)tcp->size,
-                                     .shards_max = shards_max(run, w)};
+    struct cdi_choice_of of = {.kind = run->w->op.kind,
+                               .nodes = tcp->n_nodes,
+                               .bytes = w->count * w->size,
+                               .total = w->count * w->size * (size_t)tcp->size};
 
+    if (cdi_shards_fit(run, w->count))
+        of.shards_max = alone ? SIZE_MAX : CDI_SHM_PIECE_BYTES;
     return cdi_choose(&run->t->net, &of);
-}
-
-static cddp_status reduce_multinode(struct cdi_run *run, const struct want *w, struct cdi_error *err)
-{
-    enum cdi_algorithm how = choose(run, w);
-
-    if (how == CDI_BY_ROUNDS)
-        return reduce_small_multinode(run, w, err);
-    if (how == CDI_BY_SHARDS)
-        return reduce_shards(run, w, err);
-    if (run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE)
-        return reduce_direct_multinode(run, w, err);
-    if (run->t->tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE)
-        return reduce_alone_multinode(run, w, err);
-    return w->count * w->size > CDI_SHM_PIECE_BYTES ? reduce_stream_multinode(run, w, err)
-                                                    : reduce_slot_multinode(run, w, err);
 }
 
 cddp_status cdi_run_reduction(struct cdi_run *run, struct cdi_error *err)
 {
-    const struct want w = want_of(run);
+    struct pipeline g = {.run = run, .w = want_of(run), .sums = IN_NODE};
+    const struct cdi_tcp *tcp = run->t->tcp;
+    size_t size = g.w.size;
 
-    if (run->t->tcp != NULL)
-        return reduce_multinode(run, &w, err);
-    if (w.count * w.size <= CDI_SMALL_BYTES)
-        return reduce_small(run, &w, err);
-    if (run->anywhere) {
-        cddp_status st = cdi_step(run, err);
+    if (tcp != NULL) {
+        enum cdi_algorithm how;
+
+        g.alone = tcp->largest == 1 && run->w->op.kind == CDI_ALL_REDUCE;
+        how = choose(run, &g.w, g.alone);
+        if (how == CDI_BY_ROUNDS)
+            return reduce_small(run, &g.w, err);
+        g.sums = how == CDI_BY_SHARDS ? BY_SHARDS : BY_CHAIN;
+        g.in_place = g.sums == BY_CHAIN && run->region != NULL && run->w->op.kind == CDI_ALL_REDUCE;
+        size = cdi_reduce_acc_size(run->w->op.dtype);
+    } else if (g.w.count * size <= CDI_SMALL_BYTES) {
+        return reduce_small(run, &g.w, err);
+    } else {
+        cddp_status st = run->anywhere ? cdi_step(run, err) : CDDP_OK;
 
         if (st != CDDP_OK)
             return st;
+        g.in_place = run->region != NULL;
     }
-    if (run->region == NULL)
-        return reduce_staged(run, &w, err);
-    return run->w->op.kind == CDI_ALL_REDUCE ? reduce_direct(run, &w, err) : scatter_direct(run, &w, err);
+    g.most = g.in_place || g.alone || g.sums == BY_SHARDS ? g.w.count : CDI_SHM_PIECE_BYTES / size;
+    g.n = (g.w.count + g.most - 1) / g.most;
+    if (g.sums == BY_CHAIN)
+        g.delay = g.n - 1 < CDI_SHM_STAGES - 2 ? g.n - 1 : CDI_SHM_STAGES - 2;
+    return reduce_pieces(&g, err);
 }

@@ -101,7 +101,7 @@ static inline uint8_t *cdi_next_slot(const struct cdi_cpu_comm *t)
 /* Returns bytes [at, at + n) of the slot of a local rank in the last step: more than these may not be read there. */
 static inline const uint8_t *cdi_slot_of(const struct cdi_cpu_comm *t, int local_rank, size_t at, size_t n)
 {
-    return cdi_shm_slot_to_read(t->shm, local_rank, t->step, at, n);
+    return cdi_shm_to_read(t->shm, cdi_shm_slot(t->shm, local_rank, t->step) + at, n);
 }
 
 /* Returns bytes [at, at + n) of a local rank's part of a region: more than these may not be touched there. */

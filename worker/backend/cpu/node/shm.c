@@ -65,11 +65,14 @@ static size_t slots_bytes(int size)
     return (size_t)size * 2 * CDI_SHM_SLOT_BYTES;
 }
 
+static size_t stages_bytes(int size, bool staged)
+{
+    return staged ? (size_t)size * 2 * CDI_SHM_STAGES * CDI_SHM_PIECE_BYTES : 0;
+}
+
 size_t cdi_shm_bytes(int size, bool staged)
 {
-    size_t stages = staged ? (size_t)size * 2 * CDI_SHM_STAGES * CDI_SHM_PIECE_BYTES : 0;
-
-    return head_bytes(size) + mails_bytes(size) + slots_bytes(size) + stages;
+    return head_bytes(size) + mails_bytes(size) + slots_bytes(size) + stages_bytes(size, staged);
 }
 
 /* Reserves address space for `bytes` bytes, whole pages, aligned for huge pages. Returns NULL with errno set. */
@@ -253,7 +256,7 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
     if (s != NULL)
         s->socks = calloc((size_t)size, sizeof *s->socks);
     if (s != NULL && size > MANY_RANKS)
-        s->mapped = calloc(cdi_shm_page_words(slots_bytes(size)), sizeof *s->mapped);
+        s->mapped = calloc(cdi_shm_page_words(slots_bytes(size) + stages_bytes(size, staged)), sizeof *s->mapped);
     if (s == NULL || s->socks == NULL || (size > MANY_RANKS && s->mapped == NULL)) {
         if (s != NULL)
             free(s->socks);

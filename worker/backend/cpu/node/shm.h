@@ -95,7 +95,7 @@ struct cdi_shm {
     struct cdi_shm_rank *ranks;
     uint8_t *mails; /* the bytes of the messages */
     uint8_t *slots;
-    uint64_t *mapped; /* a bit for each page of the slots that this rank has asked for; NULL: it asks for none */
+    uint64_t *mapped; /* a bit for each page of slots and stages that this rank has asked for; NULL: it asks for none */
     uint8_t *stages;  /* NULL: none */
     bool staged;      /* the segment has stages */
     int *socks;       /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
@@ -171,11 +171,9 @@ size_t cdi_shm_page_words(size_t bytes);
  */
 void cdi_shm_map_pages(uint64_t *mapped, void *base, size_t at, size_t n);
 
-/* Returns bytes [at, at + n) of the slot of a local rank for a step, to read them. */
-static inline const uint8_t *cdi_shm_slot_to_read(const struct cdi_shm *s, int rank, uint32_t step, size_t at, size_t n)
+/* Returns p, where n bytes of slots or stages may be read then. */
+static inline const uint8_t *cdi_shm_to_read(const struct cdi_shm *s, const uint8_t *p, size_t n)
 {
-    const uint8_t *p = cdi_shm_slot(s, rank, step) + at;
-
     if (s->mapped != NULL)
         cdi_shm_map_pages(s->mapped, s->slots, (size_t)(p - s->slots), n);
     return p;
