@@ -318,7 +318,8 @@ void cdi_pipeline_init(struct cdi_pipeline *p, struct cdi_run *run, const struct
     p->acc_size = cdi_reduce_acc_size(run->w->op.dtype);
     if (a->in != NULL || a->stage > a->count)
         p->a.stage = a->count;
-    p->most = cdi_choose_piece(a->count / (size_t)t->tcp->n_chains * p->acc_size, t->tcp->n_nodes) / p->acc_size;
+    p->most =
+        cdi_choose_piece(&t->net, a->count / (size_t)t->tcp->n_chains * p->acc_size, t->tcp->n_nodes) / p->acc_size;
     cdi_share(p->a.stage, p->size, 0, t->tcp->n_chains, &lo, &hi);
     p->per = (hi + p->most - 1) / p->most;
     p->n_pieces = (a->count + p->a.stage - 1) / p->a.stage * p->per;

@@ -20,7 +20,8 @@
 
 /* A way to move an operation, as the busiest node sees it. */
 struct cost {
-    double hops;     /* one after another */
+    double hops; /* one after another; of packets, and `wakes` of ranks */
+    double wakes;
     double messages; /* that the busiest node sends and receives, in pairs */
     double mean;     /* the same of all nodes: those of one machine take turns */
     double bytes;    /* over the busiest link, and `mean_bytes` through each node */
@@ -34,7 +35,7 @@ static double larger(double a, double b)
 
 static double time_of(const struct cdi_choice_net *net, const struct cost *c)
 {
-    return c->hops * (net->delay_us + WAKE_US) + larger(c->messages, c->mean * net->crowd) * MESSAGE_US +
+    return c->hops * net->delay_us + c->wakes * WAKE_US + larger(c->messages, c->mean * net->crowd) * MESSAGE_US +
            larger(c->bytes, c->mean_bytes * net->crowd) * BYTE_US;
 }
 
@@ -42,23 +43,28 @@ static double rounds_us(const struct cdi_choice_net *net, const struct cdi_choic
 {
     double rounds = ceil(log2(of->nodes)), bytes = (of->nodes - 1.0) * (double)of->bytes;
 
-    return time_of(net, &(struct cost){rounds, rounds, rounds, bytes, bytes});
+    return time_of(net, &(struct cost){rounds, rounds, rounds, rounds, bytes, bytes});
 }
 
 static double shards_us(const struct cdi_choice_net *net, const struct cdi_choice_of *of)
 {
     double n = of->nodes, turns = ceil((double)of->bytes / TURN_BYTES), bytes = 2 * (n - 1) / n * (double)of->bytes;
 
-    return time_of(net, &(struct cost){2 * turns, 2 * (n - 1) * turns, 2 * (n - 1) * turns, bytes, bytes});
+    double shard = larger((double)of->bytes / turns / n, 1),
+           at_once = larger(floor((double)CDI_IN_FLIGHT_BYTES / shard), 1);
+    double hops = at_once >= n - 1 ? 2 : 4 * ceil((n - 1) / at_once); /* TCP begins slowly with each node */
+
+    return time_of(net,
+                   &(struct cost){hops * turns, 2 * turns, 2 * (n - 1) * turns, 2 * (n - 1) * turns, bytes, bytes});
 }
 
 /* The first node sends the last piece after all others. 2 (nodes - 1) hops later it is back. */
 static double chain_us(const struct cdi_choice_net *net, const struct cdi_choice_of *of)
 {
     double hops = 2 * (of->nodes - 1.0), bytes = (double)of->bytes;
-    double pieces = ceil(bytes / (double)cdi_choose_piece(of->bytes, of->nodes)), on_way = hops + pieces - 1;
+    double pieces = ceil(bytes / (double)cdi_choose_piece(net, of->bytes, of->nodes)), on_way = hops + pieces - 1;
 
-    return time_of(net, &(struct cost){hops, on_way, hops / of->nodes * pieces, on_way * bytes / pieces,
+    return time_of(net, &(struct cost){hops, hops, on_way, hops / of->nodes * pieces, on_way * bytes / pieces,
                                        hops / of->nodes * bytes});
 }
 
@@ -99,10 +105,10 @@ enum cdi_algorithm cdi_choose(const struct cdi_choice_net *net, const struct cdi
  * A piece needs 2 (nodes - 1) hops, and each further one follows a piece's time later. With m bytes in a piece, b the
  * time of a byte and a that of a hop, 2 (nodes - 1) (a + m b) + bytes / m (a + m b) is least at the root below.
  */
-size_t cdi_choose_piece(size_t bytes, int nodes)
+size_t cdi_choose_piece(const struct cdi_choice_net *net, size_t bytes, int nodes)
 {
-    double best = sqrt((double)bytes * (double)HOP_BYTES / (2.0 * (double)(nodes - 1)));
-    size_t part = bytes / PIECES;
+    double best = sqrt((double)bytes * (double)HOP_BYTES * net->crowd / (2.0 * (double)(nodes - 1)));
+    size_t part = net->crowd < PIECES ? bytes * net->crowd / PIECES : bytes;
 
     if (best < (double)part)
         part = (size_t)best;

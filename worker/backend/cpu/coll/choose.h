@@ -8,6 +8,9 @@
 
 #include "worker/backend/backend.h"
 
+/* What a node sends to all others, and gets from them, at a time: where all send more to one, switches drop packets. */
+#define CDI_IN_FLIGHT_BYTES ((size_t)128 * 1024)
+
 enum cdi_algorithm {
     CDI_BY_CHAIN,  /* along the chain of nodes, in pieces (chain.h) */
     CDI_BY_ROUNDS, /* all data to all nodes, in log2(nodes) rounds (rounds.h) */
@@ -31,7 +34,10 @@ struct cdi_choice_of {
 };
 
 enum cdi_algorithm cdi_choose(const struct cdi_choice_net *net, const struct cdi_choice_of *of);
-/* Returns the bytes of a piece on the chain: many hops need small pieces, since a piece travels as a whole. */
-size_t cdi_choose_piece(size_t bytes, int nodes);
+/*
+ * Returns the bytes of a piece on the chain: many hops need small pieces, since a piece travels as a whole, and crowded
+ * nodes need few.
+ */
+size_t cdi_choose_piece(const struct cdi_choice_net *net, size_t bytes, int nodes);
 
 #endif

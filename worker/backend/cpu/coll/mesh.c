@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#define IN_FLIGHT_BYTES ((size_t)128 * 1024) /* that a node sends to all others, and gets from them, at a time */
-
 static bool is_complete(const struct cdi_tcp *tcp)
 {
     for (int k = 0; k < tcp->n_nodes; k++)
@@ -60,7 +58,7 @@ cddp_status cdi_mesh_begin(struct cdi_mesh *m, struct cdi_run *run, struct cdi_e
 
 void cdi_mesh_limit(struct cdi_mesh *m, size_t bytes)
 {
-    size_t most = bytes > 0 && IN_FLIGHT_BYTES / bytes < (size_t)m->n ? IN_FLIGHT_BYTES / bytes : (size_t)m->n;
+    size_t most = bytes > 0 && CDI_IN_FLIGHT_BYTES / bytes < (size_t)m->n ? CDI_IN_FLIGHT_BYTES / bytes : (size_t)m->n;
 
     m->at_once = most > 0 ? (int)most : 1;
     if (m->at_once == m->n)

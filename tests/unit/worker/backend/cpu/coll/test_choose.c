@@ -54,14 +54,15 @@ Test(choose, a_long_delay_makes_few_hops_worth_more_bytes)
 {
     cr_expect_eq(sum(&rack, 16, 4), CDI_BY_ROUNDS, "4 hops, and 4 messages");
     cr_expect_eq(sum(&far, 16, 4), CDI_BY_SHARDS, "2 hops, though 30 messages");
-    cr_expect_eq(sum(&rack, 16, 8 << 20), CDI_BY_CHAIN, "30 hops");
-    cr_expect_eq(sum(&far, 16, 8 << 20), CDI_BY_SHARDS, "16 hops");
+    cr_expect_eq(sum(&far, 16, 65536), CDI_BY_SHARDS, "2 hops");
+    cr_expect_eq(sum(&rack, 16, 1 << 20), CDI_BY_SHARDS, "two nodes at a time, though each begins slowly");
+    cr_expect_eq(sum(&far, 16, 1 << 20), CDI_BY_CHAIN, "that is 32 delays, and the chain has 30");
 }
 
 Test(choose, nodes_that_share_few_cores_send_few_messages)
 {
     cr_expect_eq(sum(&rack, 16, 65536), CDI_BY_SHARDS, "480 messages, 2 hops");
-    cr_expect_eq(sum(&packed, 16, 65536), CDI_BY_CHAIN, "120 messages, 30 hops");
+    cr_expect_eq(sum(&packed, 16, 65536), CDI_BY_CHAIN, "60 messages, 30 hops");
 }
 
 Test(choose, what_shards_cannot_carry_goes_another_way)
@@ -101,17 +102,24 @@ Test(choose, tests_choose_themselves)
     cr_expect_eq(of(&net, CDI_ALL_GATHER, 16, 65536), CDI_BY_SHARDS);
 }
 
+Test(choose, pieces_are_larger_on_crowded_nodes)
+{
+    cr_expect_eq(cdi_choose_piece(&rack, 65536, 16), 16384, "120 messages, as early as possible");
+    cr_expect_gt(cdi_choose_piece(&packed, 65536, 16), 32768, "60 messages");
+    cr_expect_leq(cdi_choose_piece(&packed, 64 << 20, 16), CDI_SHM_PIECE_BYTES);
+}
+
 Test(choose, pieces_are_smaller_on_longer_chains)
 {
     size_t last = CDI_SHM_PIECE_BYTES;
 
     for (int nodes = 2; nodes <= 1024; nodes *= 2) {
-        size_t piece = cdi_choose_piece(25u << 20, nodes);
+        size_t piece = cdi_choose_piece(&rack, 25u << 20, nodes);
 
         cr_expect(piece <= last && piece >= 16384 && piece % 64 == 0, "%d nodes: %zu", nodes, piece);
         last = piece;
     }
-    cr_expect_eq(cdi_choose_piece(25u << 20, 2), CDI_SHM_PIECE_BYTES);
+    cr_expect_eq(cdi_choose_piece(&rack, 25u << 20, 2), CDI_SHM_PIECE_BYTES);
     cr_expect_lt(last, CDI_SHM_PIECE_BYTES / 4);
-    cr_expect_eq(cdi_choose_piece(0, 2), 16384);
+    cr_expect_eq(cdi_choose_piece(&rack, 0, 2), 16384);
 }
