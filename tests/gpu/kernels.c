@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Every kernel on the GPU against its twin on the host, bit for bit: types, counts, alignments; and the bytes per
- * second of each. kernels [--quick]; one line of JSON on stdout. Status 1: a difference; 77: there is no GPU.
+ * second of each. kernels [--quick | --speeds]; one line of JSON on stdout. Status 1: a difference; 77: there is no
+ * GPU.
  */
 #include "card.h"
 
@@ -788,31 +789,38 @@ static void show_speeds(const struct check *c, size_t bytes)
     CARD(&c->card, cuMemFree, y);
 }
 
+static void check_all(struct check *c)
+{
+    check_casts(c);
+    check_all_narrow(c);
+    check_telling(c);
+    check_scales(c);
+    check_scans(c);
+    check_finds(c);
+    check_looks(c);
+    check_hashes(c);
+    check_packs(c);
+    check_tallies(c);
+    check_optims(c);
+    check_lowranks(c);
+}
+
 int main(int argc, char **argv)
 {
     const bool quick = argc == 2 && strcmp(argv[1], "--quick") == 0;
+    const bool speeds = argc == 2 && strcmp(argv[1], "--speeds") == 0; /* alone */
     static struct check c;
 
-    if (argc > 1 && !quick)
-        return (void)fputs("usage: kernels [--quick]\n", stderr), 2;
+    if (argc > 1 && !quick && !speeds)
+        return (void)fputs("usage: kernels [--quick | --speeds]\n", stderr), 2;
     card_open(&c.card, 0);
     c.room = (size_t)(quick ? 1 : 9) << 20;
     c.most = quick ? 65536 : 1000003;
     c.big_slice = quick ? 3 : 30;
     c.in = make_twin(&c);
     c.out = make_twin(&c);
-    check_casts(&c);
-    check_all_narrow(&c);
-    check_telling(&c);
-    check_scales(&c);
-    check_scans(&c);
-    check_finds(&c);
-    check_looks(&c);
-    check_hashes(&c);
-    check_packs(&c);
-    check_tallies(&c);
-    check_optims(&c);
-    check_lowranks(&c);
+    if (!speeds)
+        check_all(&c);
     printf("{\"card\":\"%s\",\"driver\":%d,\"multiprocessors\":%u,\"comparisons\":%ld", c.card.name,
            c.card.driver_version, c.card.n_sm, c.done);
     show_speeds(&c, quick ? (size_t)1 << 20 : (size_t)256 << 20);

@@ -28,6 +28,11 @@ typedef struct __attribute__((aligned(16), may_alias)) cdi_narrow {
     uint16_t part[8];
 } cdi_narrow;
 
+/* Four elements of 16 bits, beside four of float32. */
+typedef struct __attribute__((aligned(8), may_alias)) cdi_half {
+    uint16_t part[4];
+} cdi_half;
+
 CDI_INLINE int cdi_is_aligned(const void *p, size_t bytes)
 {
     return ((uintptr_t)p & (bytes - 1)) == 0;
@@ -158,7 +163,12 @@ CDI_INLINE void cdi_scale_body(const struct cdi_kernel_thread *t, const struct c
     cdi_scale_range(cdi_first_unit(t), cdi_unit_step(t), a->x, a->x, a->count, a->dtype, a->factor);
 }
 
-/* --- Casts: scaled in float32, then rounded once. Units are of eight elements on both sides. ---------------------- */
+/*
+ * --- Casts: scaled in float32, then rounded once. ---
+ *
+ * A thread takes four elements, so that the threads of a warp write neighbouring 16 bytes of float32. With eight it
+ * was slower on an H200: 2.6 instead of 3.6 TB/s from float16 to float32.
+ */
 
 CDI_INLINE void cdi_cast_at(const struct cdi_cast_args *a, uint64_t i)
 {
@@ -171,40 +181,42 @@ CDI_INLINE void cdi_cast_at(const struct cdi_cast_args *a, uint64_t i)
         ((float *)a->to)[i] = cdi_scale_float(cdi_widen(narrow[i], a->from_type), a->factor);
 }
 
-CDI_INLINE void cdi_cast_unit(const struct cdi_cast_args *a, uint64_t u)
+CDI_INLINE void cdi_cast_four(const struct cdi_cast_args *a, uint64_t u)
 {
     if (a->from_type == CDDP_FLOAT32) {
-        const cdi_wide x[2] = {((const cdi_wide *)a->from)[2 * u], ((const cdi_wide *)a->from)[2 * u + 1]};
-        cdi_narrow y;
+        const cdi_wide x = ((const cdi_wide *)a->from)[u];
+        cdi_half y;
 
-        for (int k = 0; k < 8; k++)
-            y.part[k] = cdi_round(cdi_scale_float(cdi_float_of_bits(x[k / 4].part[k % 4]), a->factor), a->to_type);
-        ((cdi_narrow *)a->to)[u] = y;
+        for (int k = 0; k < 4; k++)
+            y.part[k] = cdi_round(cdi_scale_float(cdi_float_of_bits(x.part[k]), a->factor), a->to_type);
+        ((cdi_half *)a->to)[u] = y;
     } else {
-        const cdi_narrow x = ((const cdi_narrow *)a->from)[u];
-        cdi_wide y[2];
+        const cdi_half x = ((const cdi_half *)a->from)[u];
+        cdi_wide y;
 
-        for (int k = 0; k < 8; k++)
-            y[k / 4].part[k % 4] = cdi_bits_of_float(cdi_scale_float(cdi_widen(x.part[k], a->from_type), a->factor));
-        ((cdi_wide *)a->to)[2 * u] = y[0];
-        ((cdi_wide *)a->to)[2 * u + 1] = y[1];
+        for (int k = 0; k < 4; k++)
+            y.part[k] = cdi_bits_of_float(cdi_scale_float(cdi_widen(x.part[k], a->from_type), a->factor));
+        ((cdi_wide *)a->to)[u] = y;
     }
 }
 
-CDI_INLINE uint64_t cdi_cast_units(const struct cdi_cast_args *a)
+/* Returns the number of fours that the arrays can be split into; the rest goes one by one. */
+CDI_INLINE uint64_t cdi_cast_fours(const struct cdi_cast_args *a)
 {
-    const int aligned = cdi_is_aligned(a->from, sizeof(cdi_wide)) && cdi_is_aligned(a->to, sizeof(cdi_wide));
+    const int from_wide = a->from_type == CDDP_FLOAT32;
+    const int aligned = cdi_is_aligned(a->from, from_wide ? sizeof(cdi_wide) : sizeof(cdi_half)) &&
+                        cdi_is_aligned(a->to, from_wide ? sizeof(cdi_half) : sizeof(cdi_wide));
 
-    return aligned ? a->count / 8 : 0;
+    return aligned ? a->count / 4 : 0;
 }
 
 CDI_INLINE void cdi_cast_body(const struct cdi_kernel_thread *t, const struct cdi_cast_args *a)
 {
-    const uint64_t units = cdi_cast_units(a);
+    const uint64_t fours = cdi_cast_fours(a);
 
-    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
-        cdi_cast_unit(a, u);
-    for (uint64_t i = units * 8 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
+    for (uint64_t u = cdi_first_unit(t); u < fours; u += cdi_unit_step(t))
+        cdi_cast_four(a, u);
+    for (uint64_t i = fours * 4 + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
         cdi_cast_at(a, i);
 }
 

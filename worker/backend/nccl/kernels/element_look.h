@@ -39,18 +39,40 @@ CDI_INLINE void cdi_look_unit(const struct cdi_kernel_look *l, const void *x, in
             cdi_look_at(l, i, cdi_magnitude(x, dtype, i), cdi_inf_bits(dtype));
 }
 
+/* Returns the largest magnitude of four elements. */
+CDI_INLINE uint32_t cdi_four_largest(const void *x, int32_t dtype, uint64_t u)
+{
+    uint32_t most = 0;
+
+    if (dtype == CDDP_FLOAT32)
+        return cdi_unit_largest(x, dtype, u);
+    for (int k = 0; k < 4; k++) {
+        const uint32_t bits = ((const cdi_half *)x)[u].part[k] & 0x7fffu;
+
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+CDI_INLINE void cdi_cast_look_at(const struct cdi_cast_look_args *a, uint64_t i)
+{
+    const struct cdi_cast_args *c = &a->cast;
+
+    cdi_look_at(&a->look, i, cdi_magnitude(c->from, c->from_type, i), cdi_inf_bits(c->from_type));
+}
+
 CDI_INLINE void cdi_cast_look_body(const struct cdi_kernel_thread *t, const struct cdi_cast_look_args *a)
 {
     const struct cdi_cast_args *c = &a->cast;
-    const uint64_t units = cdi_cast_units(c), each = 8 / cdi_unit_of(c->from_type);
+    const uint64_t fours = cdi_cast_fours(c);
 
-    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t)) {
-        for (uint64_t k = 0; k < each; k++)
-            cdi_look_unit(&a->look, c->from, c->from_type, u * each + k);
-        cdi_cast_unit(c, u);
+    for (uint64_t u = cdi_first_unit(t); u < fours; u += cdi_unit_step(t)) {
+        for (uint64_t k = 0; k < 4 && cdi_four_largest(c->from, c->from_type, u) >= a->look.limit; k++)
+            cdi_cast_look_at(a, u * 4 + k);
+        cdi_cast_four(c, u);
     }
-    for (uint64_t i = units * 8 + cdi_first_unit(t); i < c->count; i += cdi_unit_step(t)) {
-        cdi_look_at(&a->look, i, cdi_magnitude(c->from, c->from_type, i), cdi_inf_bits(c->from_type));
+    for (uint64_t i = fours * 4 + cdi_first_unit(t); i < c->count; i += cdi_unit_step(t)) {
+        cdi_cast_look_at(a, i);
         cdi_cast_at(c, i);
     }
 }
