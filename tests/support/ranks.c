@@ -365,8 +365,11 @@ static void agent_release(struct agent *a, int n)
 
 static void agent_tell(struct agent *a, int n, int rank, pid_t pid, int status)
 {
+    const char *late = getenv("CDDP_TEST_WORD_MS"); /* how much later the agent reports a death */
     char text[128];
 
+    if (late != NULL)
+        (void)usleep((useconds_t)strtoul(late, NULL, 10) * 1000);
     (void)snprintf(text, sizeof text, "rank %d (pid %d) died of signal %d", rank, (int)pid, WTERMSIG(status));
     for (int i = 0; i < n; i++)
         if (i != rank)

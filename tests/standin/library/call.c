@@ -333,7 +333,7 @@ static ncclResult_t call_launch(struct si_calls *calls, CUstream stream)
     }
     if (!si_connect(calls)) {
         free(calls);
-        return ncclInternalError;
+        return si_comm_cut(comm, ncclInternalError);
     }
     query_event(calls, stream);
     si_lock();

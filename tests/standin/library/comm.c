@@ -55,7 +55,17 @@ ncclResult_t si_comm_state(const struct ncclComm *comm)
 {
     int32_t state = __atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
 
-    return (ncclResult_t)(state != ncclSuccess ? state : __atomic_load_n(&comm->broken, __ATOMIC_ACQUIRE));
+    if (state == ncclSuccess)
+        state = __atomic_load_n(&comm->broken, __ATOMIC_ACQUIRE);
+    return state == ncclSuccess && __atomic_load_n(&comm->seg.lost, __ATOMIC_ACQUIRE) != 0 ? ncclRemoteError
+                                                                                           : (ncclResult_t)state;
+}
+
+ncclResult_t si_comm_cut(struct ncclComm *comm, ncclResult_t rc)
+{
+    return rc == ncclInternalError && segment_lost(&comm->seg)
+               ? si_comm_refuse(comm, ncclRemoteError, "socketProgress: Connection closed by remote peer")
+               : rc;
 }
 
 ncclResult_t si_comm_check(struct ncclComm *comm, const char *function)
@@ -186,7 +196,7 @@ static void *comm_run_task(void *arg)
     int32_t rc;
 
     si_comm_dawdle(comm);
-    rc = (int32_t)t->fn(comm, t->arg);
+    rc = (int32_t)si_comm_cut(comm, t->fn(comm, t->arg));
     si_edge_from(comm);
     __atomic_store_n(&comm->state, rc,
                      __ATOMIC_RELEASE); /* also over the status of a call that was rejected meanwhile */
@@ -236,7 +246,7 @@ ncclResult_t si_comm_task(struct ncclComm *comm, ncclResult_t (*fn)(struct ncclC
         return ncclSuccess;
     si_comm_ref(comm); /* it may be aborted meanwhile */
     (void)__atomic_add_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
-    rc = fn(comm, arg);
+    rc = si_comm_cut(comm, fn(comm, arg));
     (void)__atomic_sub_fetch(&comm->inside, 1, __ATOMIC_ACQ_REL);
     si_comm_unref(comm);
     return rc;
@@ -440,7 +450,8 @@ static ncclResult_t make_part(struct ncclComm *comm, const struct split *sp, str
     part = comm_create(comm->ctx, sp->has_config ? &sp->config : NULL, comm);
     if (part == NULL)
         return ncclSystemError;
-    rc = comm_joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size);
+    rc = si_comm_cut(part,
+                     comm_joined(part, segment_join(&part->seg, &id, rank, size, &place, &comm->abort), rank, size));
     part->seg.abort = &part->abort;
     __atomic_store_n(&part->state, rc, __ATOMIC_RELEASE);
     *out = part;

@@ -109,6 +109,8 @@ ncclResult_t si_comm_refuse(struct ncclComm *comm, ncclResult_t rc, const char *
     __attribute__((format(printf, 3, 4)));
 bool si_comm_is_alive(const struct ncclComm *comm);
 ncclResult_t si_comm_state(const struct ncclComm *comm);
+/* Returns ncclRemoteError for an internal error rc that follows the end of a rank (segment_lost), otherwise rc. */
+ncclResult_t si_comm_cut(struct ncclComm *comm, ncclResult_t rc);
 /* Makes the status of a rejected call the state of a communicator that does not block. Returns rc. */
 ncclResult_t si_comm_keep(struct ncclComm *comm, ncclResult_t rc);
 /* Returns ncclSuccess if it is alive and idle, otherwise the result for the call. */

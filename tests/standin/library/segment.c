@@ -2,6 +2,7 @@
 #include "segment.h"
 
 #include "common/clock.h"
+#include "common/env.h"
 #include "edge.h"
 
 #include <errno.h>
@@ -156,7 +157,13 @@ enum segment_result segment_join(struct segment *s, const struct segment_id *id,
     enum segment_result rc = SEGMENT_OK;
     const struct segment_word here = {.kind = -1};
 
-    *s = (struct segment){.rank = rank, .n_ranks = n_ranks, .abort = abort, .bytes = size_for(n_ranks)};
+    const char *notice = cdi_env_str("CDDP_STANDIN_NOTICE");
+
+    *s = (struct segment){.rank = rank,
+                          .n_ranks = n_ranks,
+                          .abort = abort,
+                          .bytes = size_for(n_ranks),
+                          .notices = notice != NULL && strcmp(notice, "1") == 0};
     s->shared = map(id, s->bytes);
     if (s->shared == NULL)
         return SEGMENT_NO_FILE;
@@ -209,6 +216,29 @@ static bool all_passed(const struct segment *s, enum segment_line line)
     return true;
 }
 
+/* Also if its parent has not waited for it yet. */
+static bool segment_has_ended(int32_t pid)
+{
+    struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+    bool ended = p.fd < 0 ? errno == ESRCH : poll(&p, 1, 0) > 0;
+
+    if (p.fd >= 0)
+        (void)close(p.fd);
+    return ended;
+}
+
+bool segment_lost(struct segment *s)
+{
+    for (int r = 0; s->notices && s->shared != NULL && r < s->n_ranks; r++) {
+        int32_t pid = __atomic_load_n(&s->shared->rank[r].place.pid, __ATOMIC_ACQUIRE);
+
+        if (r != s->rank && pid != 0 && __atomic_load_n(&s->shared->rank[r].stopped, __ATOMIC_ACQUIRE) == 0 &&
+            segment_has_ended(pid))
+            __atomic_store_n(&s->lost, 1, __ATOMIC_RELEASE);
+    }
+    return __atomic_load_n(&s->lost, __ATOMIC_ACQUIRE) != 0;
+}
+
 /* Pass one step and wait for the others. */
 static bool segment_pass(struct segment *s, enum segment_line line)
 {
@@ -220,7 +250,7 @@ static bool segment_pass(struct segment *s, enum segment_line line)
 
         if (all_passed(s, line))
             return true;
-        if (__atomic_load_n(s->abort, __ATOMIC_ACQUIRE) != 0)
+        if (__atomic_load_n(s->abort, __ATOMIC_ACQUIRE) != 0 || (segment_lost(s) && line == SEGMENT_CALLS))
             return false;
         segment_sleep(s, seen);
     }
@@ -232,17 +262,6 @@ void segment_stop(struct segment *s)
         return;
     __atomic_store_n(&s->shared->rank[s->rank].stopped, 1, __ATOMIC_RELEASE);
     segment_ring(s);
-}
-
-/* Also if its parent has not waited for it yet. */
-static bool segment_has_ended(int32_t pid)
-{
-    struct pollfd p = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
-    bool ended = p.fd < 0 ? errno == ESRCH : poll(&p, 1, 0) > 0;
-
-    if (p.fd >= 0)
-        (void)close(p.fd);
-    return ended;
 }
 
 static bool needs_us(const struct segment *s, int r)

@@ -39,6 +39,8 @@ struct segment {
     uint32_t step[SEGMENT_LINES]; /* passed by this rank */
     uint32_t n_chunks;            /* for the choice of the buffer: equal on all ranks */
     const uint32_t *abort;
+    bool notices;  /* CDDP_STANDIN_NOTICE */
+    uint32_t lost; /* atomic: a rank's process has ended, and this one has noticed */
 };
 
 /* The identity of a rank of a segment. */
@@ -67,6 +69,12 @@ bool segment_on_one_host(const struct segment *s);
 void segment_stop(struct segment *s);
 /* Waits until every other process of this host with a rank here has done so, or has ended. -1: for ever. */
 void segment_await_stops(const struct segment *s, int timeout_ms);
+
+/*
+ * Returns whether the process of a rank has ended before it stopped, as a closed socket shows; only with
+ * CDDP_STANDIN_NOTICE=1. Then waits outside streams end, too.
+ */
+bool segment_lost(struct segment *s);
 
 /* Publishes data and waits until every rank has published its own for this step. Returns false if aborted. */
 bool segment_say(struct segment *s, enum segment_line line, const struct segment_word *word);

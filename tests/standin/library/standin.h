@@ -43,6 +43,8 @@
  *                                kernel that runs meets a fault of the device, which all later calls return (700: an
  *                                illegal address)
  *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks at a collective of a new kind, size or type
+ *   CDDP_STANDIN_NOTICE=1        NCCL notices the end of a rank's process, as over sockets: waits outside streams fail,
+ *                                and the state of the communicator is that error
  *   CDDP_STANDIN_NVML=0          the management library is missing, which NCCL needs to join
  *   CDDP_STANDIN_STUCK_ABORT=1   ncclCommAbort does not return
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
