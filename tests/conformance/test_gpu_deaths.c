@@ -24,7 +24,7 @@
 #define COUNT 5000u
 #define CHILD_S 60
 #define KNOWN_MS 1000
-#define LATER_MS 300 /* NCCL's error comes this much before the death that explains it */
+#define LATER_MS 100 /* NCCL's error comes this much before the death that explains it */
 #define SOON_MS 50
 #define SHORTEST 30 /* queue of a stream; and how many lengths: more than the entries of an operation */
 #define QUEUES 8
@@ -41,7 +41,9 @@ static void moment(void)
 
 static void sleep_ms(int ms)
 {
-    while (ms-- > 0)
+    int64_t until_ms = cdi_now_ms() + ms;
+
+    while (cdi_now_ms() < until_ms)
         moment();
 }
 
@@ -318,7 +320,10 @@ static int capture_fails(struct rank *r)
     st = capture(r, s, there, &graph);
     if (is_named(r, st) != 0)
         return 1;
-    _exit(0);
+    if (graph != NULL)
+        (void)cuGraphDestroy(graph);
+    rank_close(r);
+    _exit(0); /* borrowed memory is left */
 }
 
 /* Rank 1 dies while the replay on rank 0 waits for its own. */
@@ -345,6 +350,9 @@ static int dies_in_a_replay(struct rank *r)
         moment();
     if (is_named(r, st) != 0)
         return 1;
+    (void)cuGraphExecDestroy(exec);
+    (void)cuGraphDestroy(graph);
+    rank_close(r);
     _exit(0);
 }
 
@@ -408,6 +416,8 @@ static int dies_in_a_launch_beside_a_graph(struct rank *r)
     if (is_named(r, st) != 0)
         return 1;
     sleep_ms(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
+    (void)cuGraphDestroy(graph);
+    rank_close(r);
     _exit(0);
 }
 
@@ -438,6 +448,7 @@ static int dies_beside_a_full_queue(struct rank *r)
         ;
     if (is_named(r, st) != 0)
         return 1;
+    rank_close(r);
     _exit(0);
 }
 

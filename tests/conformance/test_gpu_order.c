@@ -87,6 +87,15 @@ static void close_parts(struct rank *r, struct part part[2])
     }
 }
 
+/* After a failure: borrowed memory is left, with what a call that could not be ended may still use. */
+static _Noreturn void leave(struct rank *r, struct part part[2])
+{
+    for (int i = 0; i < 2; i++)
+        r->ops->destroy(part[i].b);
+    rank_close(r);
+    _exit(0);
+}
+
 /* Compares the orders of both ranks. */
 static int compare_orders(struct rank *r)
 {
@@ -185,7 +194,7 @@ static int die_meanwhile(struct rank *r)
     RANK_CHECK(took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);
     st = r->ops->join(part[0].b, ticket, &r->err);
     RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
-    _exit(0); /* what a call that could not be ended may still use is left */
+    leave(r, part);
 }
 
 /* Rank 1 never comes to the first part's operation: it times out, and the second part goes on. */
@@ -207,8 +216,7 @@ static int time_out_meanwhile(struct rank *r)
     }
     (void)await_flag(r, 0, CHILD_S * 1000);
     RANK_CHECK(run(r, &part[1], KNOWN) == CDDP_OK, "and once more");
-    r->ops->destroy(part[1].b);
-    _exit(0);
+    leave(r, part);
 }
 
 /* Rank 0 fills the first part's stream until a launch waits in the driver; the second part then waits for it. */
@@ -256,7 +264,7 @@ static int die_beside_a_full_stream(struct rank *r)
     RANK_CHECK(pthread_join(thread, NULL) == 0);
     st = r->ops->health(part[0].b, &r->err);
     RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
-    _exit(0);
+    leave(r, part);
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
