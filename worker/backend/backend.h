@@ -481,7 +481,7 @@ struct cdi_backend_ops {
      * Returns CDDP_E_PEER if one of these n ranks of the job is known to have died, whatever other error b has;
      * otherwise CDDP_OK. Any thread. NULL: the backend does not know.
      */
-    cddp_status (*lost)(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err);
+    cddp_status (*check_ranks)(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err);
     /* Makes every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this message. Any thread, repeatable.
      */
     void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);

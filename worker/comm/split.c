@@ -233,7 +233,7 @@ static cddp_status watch_whole(void *arg, const int *of_job, int n, struct cdi_e
     const struct watched *w = arg;
     const struct cddp_comm *c = w->whole;
     struct cdi_error why;
-    cddp_status st = c->ops->lost != NULL ? c->ops->lost(c->backend, of_job, n, err) : CDDP_OK;
+    cddp_status st = c->ops->check_ranks != NULL ? c->ops->check_ranks(c->backend, of_job, n, err) : CDDP_OK;
 
     if (st != CDDP_OK || w->was_aborted || !is_abort(c, &why))
         return st;

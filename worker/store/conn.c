@@ -34,7 +34,7 @@ struct job {
 
 /* ----------------------------------------------------------------------------------------------------- bytes ---- */
 
-static cddp_status conn_lost(const cddp_store *s, struct cdi_error *err)
+static cddp_status conn_report_end(const cddp_store *s, struct cdi_error *err)
 {
     if (s->by == CDI_STORE_BY_ID)
         return cdi_fail(err, CDDP_E_PEER,
@@ -50,7 +50,7 @@ static cddp_status conn_lost(const cddp_store *s, struct cdi_error *err)
 /* An end of the connection has a meaning here: see enum cdi_store_by. */
 static cddp_status conn_explain(const cddp_store *s, cddp_status st, struct cdi_error *err)
 {
-    return st == CDDP_E_CLOSED ? conn_lost(s, err) : st;
+    return st == CDDP_E_CLOSED ? conn_report_end(s, err) : st;
 }
 
 cddp_status cdi_store_flush(cddp_store *s, int64_t deadline_ms, struct cdi_error *err)

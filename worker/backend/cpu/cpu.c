@@ -517,9 +517,9 @@ static cddp_status cpu_peek(struct cdi_backend *b, struct cdi_error *err)
     return cdi_wait_peek(&b->comm.wait, err);
 }
 
-static cddp_status cpu_lost(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err)
+static cddp_status cpu_check_ranks(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err)
 {
-    return b->comm.shm != NULL ? cdi_wait_lost(&b->comm.wait, of_job, n, err) : CDDP_OK;
+    return b->comm.shm != NULL ? cdi_wait_check_ranks(&b->comm.wait, of_job, n, err) : CDDP_OK;
 }
 
 static bool cpu_is_aborted(struct cdi_backend *b)
@@ -558,7 +558,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .describe = cpu_describe,
     .health = cpu_health,
     .peek = cpu_peek,
-    .lost = cpu_lost,
+    .check_ranks = cpu_check_ranks,
     .abort = cpu_abort,
     .is_aborted = cpu_is_aborted,
     .pack = cdi_element_pack,

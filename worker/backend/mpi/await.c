@@ -97,7 +97,7 @@ struct watch {
 };
 
 /* Returns how many collectives a rank had begun when it left; -1: it has not left, or the store does not know. */
-static int64_t left_after(const struct cdi_mpi_run *run, int rank)
+static int64_t count_at_leave(const struct cdi_mpi_run *run, int rank)
 {
     const struct cdi_peer_error w = cdi_mpi_peer_error(run->b);
     char name[32], key[CDI_PEER_ERROR_KEY_BYTES];
@@ -108,18 +108,18 @@ static int64_t left_after(const struct cdi_mpi_run *run, int rank)
     return cdi_peer_error_has_peers(&w) && w.keys->add(w.keys->arg, key, 0, &n, NULL) == CDDP_OK ? n - 1 : -1;
 }
 
-static cddp_status has_left(const struct cdi_backend *b, int rank, struct cdi_error *err)
+static cddp_status report_left(const struct cdi_backend *b, int rank, struct cdi_error *err)
 {
     return cdi_fail_by(err, b->world_rank[rank], CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
 }
 
 /* Finds the first of the ranks that have left: the others miss it first. */
-static void find_left(struct cdi_mpi_run *run, int64_t n)
+static void find_first_left(struct cdi_mpi_run *run, int64_t n)
 {
     struct cdi_backend *b = run->b;
 
     for (int r = 0; r < b->world.size; r++) {
-        int64_t after = r != b->world.rank ? left_after(run, r) : -1;
+        int64_t after = r != b->world.rank ? count_at_leave(run, r) : -1;
 
         if (after >= 0 && (b->n_left == 0 || after < b->left_after)) {
             b->left_rank = r;
@@ -141,14 +141,14 @@ static cddp_status await_check_left(struct cdi_mpi_run *run, struct watch *w, st
     if (!cdi_peer_error_has_peers(&peer) || peer.keys->add(peer.keys->arg, key, 0, &n, NULL) != CDDP_OK || n == 0)
         return CDDP_OK;
     if (run->peer >= 0) { /* its last message may still be in transit */
-        if (left_after(run, run->peer) < 0)
+        if (count_at_leave(run, run->peer) < 0)
             return CDDP_OK;
         w->left_ns = w->left_ns == 0 ? w->now_ns : w->left_ns;
-        return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : has_left(b, run->peer, err);
+        return w->now_ns - w->left_ns < LEFT_MS * 1000000 ? CDDP_OK : report_left(b, run->peer, err);
     }
     if (n > b->n_left)
-        find_left(run, n);
-    return b->left_after < (int64_t)run->number ? has_left(b, b->left_rank, err) : CDDP_OK;
+        find_first_left(run, n);
+    return b->left_after < (int64_t)run->number ? report_left(b, b->left_rank, err) : CDDP_OK;
 }
 
 /* The kernel reports the end of a process of this node; one that has left the job may end. */
@@ -162,7 +162,7 @@ static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *e
         struct pollfd p = {.fd = b->neighbours[r].pidfd, .events = POLLIN};
         char what[160];
 
-        if (p.fd < 0 || poll(&p, 1, 0) != 1 || left_after(run, r) >= 0)
+        if (p.fd < 0 || poll(&p, 1, 0) != 1 || count_at_leave(run, r) >= 0)
             continue;
         /* It may have ended because of another rank's failure, and has then reported it, unless it hosted the store. */
         st = cdi_peer_error_heard(&peer, err);

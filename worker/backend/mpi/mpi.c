@@ -226,7 +226,7 @@ static cddp_status count_parts(const struct cdi_backend *b, int delta, int64_t *
 }
 
 /* Notifies peers that wait for this rank. */
-static void say_left(struct cdi_backend *b)
+static void tell_left(struct cdi_backend *b)
 {
     const struct cdi_peer_error w = cdi_mpi_peer_error(b);
     char name[32], key[CDI_PEER_ERROR_KEY_BYTES];
@@ -253,7 +253,7 @@ static void mpi_leave(struct cdi_backend *b)
     int64_t n_parts;
 
     b->left = true;
-    say_left(b);
+    tell_left(b);
     atomic_store(&b->stopped, true);
     cdi_queue_destroy(b->queue);
     b->queue = NULL;

@@ -308,7 +308,7 @@ static cddp_status pump_idle(struct pumping *g, struct cdi_error *err)
     g->deadline_ms = cdi_deadline_ms(g->deadline_ms, cdi_wait_stopped_ms(&g->looked_ms, now, LOOK_MS));
     if (st == CDDP_OK && now >= g->look_at_ms) {
         g->look_at_ms = now + LOOK_MS;
-        if (cdi_wait_hung_up(g->tcp->wait, err) >= 0)
+        if (cdi_wait_find_dead(g->tcp->wait, err) >= 0)
             return err->status;
     }
     if (st != CDDP_OK || now < g->deadline_ms)

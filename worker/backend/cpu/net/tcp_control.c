@@ -111,7 +111,7 @@ cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struc
     if (st != CDDP_OK)
         return st;
     if (fate == CDI_LINK_DIED)
-        return cdi_wait_died(tcp->wait, l->rank, l->who, err);
+        return cdi_wait_report_death(tcp->wait, l->rank, l->who, err);
     if (fate == CDI_LINK_RESET)
         return link_reset(tcp, l, err);
     if (fate == CDI_LINK_BROKEN)

@@ -112,7 +112,7 @@ struct cdi_link *cdi_tcp_new_mesh(struct cdi_tcp *tcp, int node)
 }
 
 /* Has the peer closed it? Then it has tried again. */
-static bool is_dead(int fd)
+static bool has_ended(int fd)
 {
     char c;
     ssize_t n = recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -160,7 +160,7 @@ static int *socket_for(struct cdi_tcp *tcp, const struct cdi_tcp_hello *h, struc
         return NULL;
     slot = h->channel == CDI_TCP_DATA || h->channel == CDI_TCP_PAIR_DATA ? &l->data : &l->control;
     *link = l;
-    if ((l->data < 0 || l->control < 0) && *slot >= 0 && is_dead(*slot)) {
+    if ((l->data < 0 || l->control < 0) && *slot >= 0 && has_ended(*slot)) {
         int dead = *slot;
 
         cdi_tcp_set_socket(tcp, slot, -1);
@@ -202,7 +202,7 @@ static void admit(struct cdi_tcp *tcp, struct cdi_pending_conn *s)
     int *slot =
         cdi_tcp_check_proof(tcp, CDI_AUTH_CLIENT, &s->hello, s->nonce, s->in) ? socket_for(tcp, &s->hello, &l) : NULL;
 
-    if (slot != NULL && !is_dead(s->fd)) {
+    if (slot != NULL && !has_ended(s->fd)) {
         cdi_tcp_make_proof(tcp, CDI_AUTH_SERVER, &s->hello, s->nonce, answer);
         if (send(s->fd, answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof answer) {
             cdi_tcp_name_link(tcp, l, &s->hello);

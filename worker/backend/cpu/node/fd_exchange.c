@@ -600,7 +600,7 @@ static cddp_status name_peer(const struct deadline *p, int rank, cddp_status st,
     if (err->blamed > 0) /* an abort or the agent names the rank */
         return st;
     if (st == CDDP_E_PEER)
-        return cdi_wait_gone(w, rank, err);
+        return cdi_wait_report_end(w, rank, err);
     rank += w->shm->first;
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "rank %d did not arrive within %.4g s", rank,

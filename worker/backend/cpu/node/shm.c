@@ -486,7 +486,7 @@ _Atomic uint32_t *cdi_shm_abort_word(const struct cdi_shm *s)
     return &s->header->abort;
 }
 
-int cdi_shm_died(const struct cdi_shm *s)
+int cdi_shm_find_dead(const struct cdi_shm *s)
 {
     for (int r = 0; r < s->size; r++)
         if (cdi_shm_has_died(s, r))

@@ -242,6 +242,6 @@ bool cdi_shm_can_yield(const struct cdi_shm *s);
 /* Is this peer's lock free, without a goodbye? Any thread. */
 bool cdi_shm_has_died(const struct cdi_shm *s, int rank);
 /* Returns a peer whose lock is free, without a goodbye; or -1. Any thread. */
-int cdi_shm_died(const struct cdi_shm *s);
+int cdi_shm_find_dead(const struct cdi_shm *s);
 
 #endif

@@ -113,7 +113,7 @@ static bool yield(struct cdi_counter *c, uint32_t step)
     return false;
 }
 
-cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
+cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
     int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
@@ -133,36 +133,36 @@ cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, s
     return cdi_fail_by(err, of_job, CDDP_E_PEER, DIED, rank, how);
 }
 
-static void say_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
+static void put_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
 {
     (void)snprintf(buf, cap, "pid %d", (int)atomic_load(&w->shm->ranks[rank].pid));
 }
 
-static cddp_status died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+static cddp_status report_local_death(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
     char pid[32];
 
-    say_pid(w, rank, pid, sizeof pid);
-    return cdi_wait_died(w, w->shm->first + rank, pid, err);
+    put_pid(w, rank, pid, sizeof pid);
+    return cdi_wait_report_death(w, w->shm->first + rank, pid, err);
 }
 
-static cddp_status say_died(const struct cdi_wait *w, int rank, struct cdi_error *err)
+static cddp_status report_death_at_once(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
     char pid[32];
 
-    say_pid(w, rank, pid, sizeof pid);
+    put_pid(w, rank, pid, sizeof pid);
     rank += w->shm->first;
     return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, DIED, rank, pid);
 }
 
-cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *err)
+cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
     cddp_status st = cdi_wait_check(w, err);
 
     if (st != CDDP_OK)
         return st;
     if (!cdi_shm_left(w->shm, rank))
-        return died(w, rank, err);
+        return report_local_death(w, rank, err);
     rank += w->shm->first;
     return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
 }
@@ -176,11 +176,11 @@ cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
         st = cdi_shm_peek(w->shm, err);
     if (st != CDDP_OK)
         return st;
-    gone = cdi_shm_died(w->shm);
-    return gone < 0 ? CDDP_OK : say_died(w, gone, err);
+    gone = cdi_shm_find_dead(w->shm);
+    return gone < 0 ? CDDP_OK : report_death_at_once(w, gone, err);
 }
 
-cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err)
+cddp_status cdi_wait_check_ranks(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err)
 {
     struct cdi_error why;
     bool tells = cdi_shm_peek(w->shm, &why) == CDDP_E_PEER; /* also of ranks of other nodes */
@@ -191,16 +191,16 @@ cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, st
     for (int i = 0; i < n; i++)
         for (int r = 0; r < w->shm->size; r++)
             if (cdi_wait_rank_of_job(w, w->shm->first + r) == of_job[i] && cdi_shm_has_died(w->shm, r))
-                return say_died(w, r, err);
+                return report_death_at_once(w, r, err);
     return CDDP_OK;
 }
 
-int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err)
+int cdi_wait_find_dead(struct cdi_wait *w, struct cdi_error *err)
 {
-    int gone = cdi_shm_died(w->shm);
+    int gone = cdi_shm_find_dead(w->shm);
 
     if (gone >= 0)
-        (void)died(w, gone, err);
+        (void)report_local_death(w, gone, err);
     return gone;
 }
 
@@ -396,13 +396,13 @@ static cddp_status look_around(struct cdi_wait *w, struct waiting *g, struct cdi
     if (st != CDDP_OK)
         return st;
     if (cdi_shm_left(w->shm, g->rank) && !cdi_counter_reached(g->c, g->step))
-        return cdi_wait_gone(w, g->rank, err);
+        return cdi_wait_report_end(w, g->rank, err);
     if (now >= g->look_at_ms) {
-        gone = cdi_shm_died(w->shm);
+        gone = cdi_shm_find_dead(w->shm);
         g->look_at_ms = now + SLICE_MS;
     }
     if (gone >= 0 && !cdi_counter_reached(g->c, g->step))
-        return died(w, gone, err);
+        return report_local_death(w, gone, err);
     return now >= g->deadline_ms ? wait_timed_out(w, g, err) : CDDP_OK;
 }
 

@@ -38,7 +38,7 @@ cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err);
  * Returns CDDP_E_PEER if one of these n ranks of the job is on this node and has died, or ended all waits by its death
  * or goodbye; otherwise CDDP_OK. Any thread.
  */
-cddp_status cdi_wait_lost(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err);
+cddp_status cdi_wait_check_ranks(const struct cdi_wait *w, const int *of_job, int n, struct cdi_error *err);
 
 /*
  * Blocks until every rank has posted `step`. `mine` was just set to it. This call wakes the ranks that sleep on it, a
@@ -74,12 +74,12 @@ int64_t cdi_wait_stopped_ms(int64_t *looked_ms, int64_t now, int64_t slice_ms);
 uint32_t cdi_wait_moved(const struct cdi_wait *w);
 
 /* Sets *err to the death of a rank (in the world); waits a moment for the agent, whose message has the cause. */
-cddp_status cdi_wait_died(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err);
+cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err);
 
 /* The same for local rank `rank`, which may instead have left the job or aborted with a reason. */
-cddp_status cdi_wait_gone(const struct cdi_wait *w, int rank, struct cdi_error *err);
+cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_error *err);
 
-/* Returns a local rank that died, and sets *err as cdi_wait_died() does; or -1. */
-int cdi_wait_hung_up(struct cdi_wait *w, struct cdi_error *err);
+/* Returns a local rank that died, and sets *err as cdi_wait_report_death() does; or -1. */
+int cdi_wait_find_dead(struct cdi_wait *w, struct cdi_error *err);
 
 #endif
