@@ -46,6 +46,11 @@ static cddp_status region_allocate(const struct cdi_backend *b, struct cdi_gpu_r
     if (r->base.bytes < bytes)
         return cdi_fail(err, CDDP_E_NOMEM, "no GPU has %zu bytes of memory", bytes);
     r->from_nccl = b->world.size > 1 && cdi_nccl.memory_alloc(&r->base.base, r->base.bytes) == ncclSuccess;
+    /* Without cuMem, as with NCCL_CUMEM_ENABLE=0, NCCL's memory is cudaMalloc's (allocator.cc, ncclMemAlloc). */
+    if (r->from_nccl && (uintptr_t)r->base.base % GRANULE != 0) {
+        (void)cdi_nccl.memory_free(r->base.base);
+        r->from_nccl = false;
+    }
     if (r->from_nccl)
         return CDDP_OK;
     st = cdi_cuda_check(cdi_cuda.memory_alloc(&r->plain, r->base.bytes + GRANULE),
