@@ -268,6 +268,7 @@ static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, str
                      const char *flight)
 {
     int size = ranks_total(l), first = 0, node = 0, n_nodes = 0;
+    char host[32];
 
     while (l->node_size[n_nodes] > 0)
         n_nodes++;
@@ -285,6 +286,10 @@ static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, str
                                   .device_rank = rank,
                                   .device = -1};
     r->module = l->module;
+    if (r->module != NULL && n_nodes > 1) { /* NCCL knows hosts by this name */
+        (void)snprintf(host, sizeof host, "node-%d", node);
+        (void)setenv("NCCL_HOSTID", host, 0);
+    }
     return cdi_flight_attach(&r->world.flight, flight, &r->err) == CDDP_OK ? 0 : 1;
 }
 

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What NCCL asks of a graph that is being captured. The stand-in has streams that join a capture and no nodes; a node
+ * here is the stream whose work it ends. Ordering between launches of a graph and other work (external events) is left
+ * out.
+ */
+#include "runtime.h"
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
+{
+    return (cudaError_t)cuStreamIsCapturing(stream, (CUstreamCaptureStatus *)status);
+}
+
+typedef CUresult (*capture_info)(CUstream, CUstreamCaptureStatus *, cuuint64_t *);
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                     size_t *n)
+{
+    static _Thread_local cudaGraphNode_t node;
+    cuuint64_t number = 0;
+    void *fn = NULL;
+    CUresult rc = cuGetProcAddress("cuStreamGetCaptureInfo", &fn, 10010, 0, NULL);
+
+    if (rc == CUDA_SUCCESS)
+        rc = ((capture_info)fn)(stream, (CUstreamCaptureStatus *)status, &number);
+    if (rc != CUDA_SUCCESS)
+        return (cudaError_t)rc;
+    node = (cudaGraphNode_t)stream;
+    if (id != NULL)
+        *id = number;
+    if (graph != NULL)
+        *graph = (cudaGraph_t)stream;
+    if (nodes != NULL)
+        *nodes = &node;
+    if (edges != NULL)
+        *edges = NULL;
+    if (n != NULL)
+        *n = *status == cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes,
+                                                const cudaGraphEdgeData *edges, size_t n, unsigned int flags)
+{
+    cudaEvent_t done;
+    cudaError_t rc;
+
+    (void)edges, (void)flags;
+    if (n == 0 || nodes[0] == NULL || (cudaStream_t)nodes[0] == stream)
+        return cudaSuccess; /* it keeps what it depends on: more order than NCCL asks for */
+    rc = cudaEventCreateWithFlags(&done, cudaEventDisableTiming);
+    if (rc != cudaSuccess)
+        return rc;
+    rc = cudaEventRecord(done, (cudaStream_t)nodes[0]);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(stream, done, 0);
+    (void)cudaEventDestroy(done);
+    return rc;
+}
+
+cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *after,
+                                        size_t n, cudaEvent_t event)
+{
+    (void)graph, (void)after, (void)n, (void)event;
+    *node = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t *from, const cudaGraphNode_t *to,
+                                     const cudaGraphEdgeData *edges, size_t n)
+{
+    (void)graph, (void)from, (void)to, (void)edges, (void)n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *data, cudaHostFn_t destroy, unsigned int references,
+                                 unsigned int flags)
+{
+    (void)object, (void)data, (void)destroy, (void)references, (void)flags;
+    return cudaErrorNotSupported;
+}
+
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count,
+                                      unsigned int flags)
+{
+    (void)graph, (void)object, (void)count, (void)flags;
+    return cudaErrorNotSupported;
+}
