@@ -35,7 +35,7 @@ def table(limits):
 
 
 def check(root):
-    """What is wrong; empty: nothing."""
+    """Returns the faults; an empty list: none."""
     limits = rows(root)
     page = (root / PAGE).read_text()
     source = ''.join(p.read_text() for room in ROOMS for p in (root / room).rglob('*.[ch]') if p.name != 'time_limits.h')
