@@ -62,8 +62,8 @@ CDDP_API size_t cddp_ddp_bucket_bytes(const cddp_ddp *ddp, size_t b);
  * made its gradients and the bucket before it is done. The program "waits" where the compute stream does. Steps in CUDA
  * graphs do not count. Of the others only the first ten and each eighth are measured, since it costs a short step 2 to
  * 3 % of its time; with CDDP_TIMING=all in the environment each one is. Sums are of steps that were measured. A step
- * counts when the GPU has ended it and libcddp has noticed, which takes some milliseconds; it is left out if the host is
- * far ahead (16 steps, or about 1,000 buckets).
+ * counts when the GPU has ended it and libcddp has noticed, which takes some milliseconds; it is left out if the host
+ * is far ahead (16 steps, or about 1,000 buckets).
  */
 typedef struct cddp_ddp_stats {
     size_t size; /* sizeof(cddp_ddp_stats) */
