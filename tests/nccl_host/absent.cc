@@ -32,3 +32,11 @@ __attribute__((weak)) int64_t ncclParamGinType()
 {
     return -1;
 }
+
+/* A kernel of 2.29 that sets the signals of those transports back. */
+struct ncclComm;
+struct ncclDevComm;
+__attribute__((weak)) int ncclGinResetSignalsAndCounters(ncclComm *, ncclDevComm const *)
+{
+    return 0;
+}
