@@ -94,6 +94,7 @@ void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, c
     }
     if (waited_for != NULL || !run->compared_here)
         ns = cdi_run_arrived(run, late, false);
+    run->met_nodes = true;
     atomic_store_explicit(&mine->late, run->late, memory_order_relaxed);
     atomic_store_explicit(&mine->arrived_ns, ns, memory_order_relaxed);
 }

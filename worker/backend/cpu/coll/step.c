@@ -308,14 +308,14 @@ cddp_status cdi_step(struct cdi_run *run, struct cdi_error *err)
     return st;
 }
 
-/* A rank without a link to other nodes takes what the first rank of its node has seen there. */
+/* A rank that exchanges nothing with other nodes takes what the first rank of its node has seen there. */
 static void take_late(struct cdi_run *run)
 {
     const struct cdi_cpu_comm *t = run->t;
     const struct cdi_shm_rank *first = &t->shm->ranks[0];
     int64_t ns = atomic_load_explicit(&first->arrived_ns, memory_order_relaxed);
 
-    if (ns != 0 && t->queue != NULL && t->shm->rank >= t->tcp->n_chains)
+    if (ns != 0 && t->queue != NULL && !run->met_nodes)
         tell_queue(run, atomic_load_explicit(&first->late, memory_order_relaxed), ns);
 }
 

@@ -53,6 +53,7 @@ struct cdi_run {
     bool compared_here;  /* descriptors were compared within the node */
     bool compared_nodes; /* and between nodes */
     int late;            /* the rank that was seen arriving last, in the first step or between nodes */
+    bool met_nodes;      /* this rank itself has seen who was late between nodes */
 };
 
 /* Allocates the scratch memory of *t, which is zeroed except for rank, size, shm and wait. CDDP_E_NOMEM. */
