@@ -292,7 +292,7 @@ cddp_status cddp_optim_skipped(cddp_optim *optim, uint64_t *steps)
     if (st == CDDP_OK && steps == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_skipped: steps must not be NULL");
     if (st == CDDP_OK && optim->on_device)
-        st = optim->ddp->ops->wait_stream(optim->ddp->b, optim->ddp->stream, true, &err);
+        st = cdi_ddp_follow(optim->ddp, optim->ddp->stream, &err);
     if (st == CDDP_OK && optim->on_device)
         st = optim->ddp->ops->copy(optim->ddp->b, steps, optim->device_skipped, sizeof *steps, &err);
     else if (st == CDDP_OK)

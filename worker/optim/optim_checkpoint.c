@@ -250,7 +250,7 @@ static cddp_status exchange_all(struct cdi_state *s, bool into_whole, struct cdi
 {
     cddp_optim *o = s->object;
     const struct cdi_world *world = cdi_comm_world(o->ddp->comm);
-    cddp_status st = o->on_device ? o->ddp->ops->wait_stream(o->ddp->b, o->ddp->stream, true, err) : CDDP_OK;
+    cddp_status st = o->on_device ? cdi_ddp_follow(o->ddp, o->ddp->stream, err) : CDDP_OK;
 
     for (int r = 0; r < world->size && world->rank == 0 && st == CDDP_OK; r++)
         st = exchange_with(s, r, into_whole, err);

@@ -102,7 +102,7 @@ static void list_others(cddp_optim *o)
 static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
+    cddp_status st = cdi_ddp_follow(d, d->stream, err);
 
     if (st == CDDP_OK)
         st = d->ops->clear(d->b, d->optim_memory, bytes, err);
@@ -165,7 +165,7 @@ void cdi_optim_device_release(cddp_optim *o)
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err); /* a graph counts there */
+    cddp_status st = cdi_ddp_follow(d, d->stream, err); /* a graph counts there */
 
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
@@ -177,7 +177,7 @@ cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
+    cddp_status st = cdi_ddp_follow(d, d->stream, err);
 
     if (st != CDDP_OK)
         return st;
@@ -208,7 +208,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .lr_at = captured && !o->own_lr ? &o->device_numbers[0] : NULL,
                                         .factor_at = scale_at,
                                         .publish = cdi_comm_world(d->comm)->size > 1};
-    cddp_status st = d->ops->wait_stream(d->b, d->stream, true, err);
+    cddp_status st = cdi_ddp_follow(d, d->stream, err);
 
     if (st == CDDP_OK)
         st = cdi_tied_fold(d, err);

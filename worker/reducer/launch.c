@@ -23,7 +23,7 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
     cddp_status status = CDDP_OK;
 
     for (int s = 0; s < f->n_streams && status == CDDP_OK; s++)
-        status = d->ops->wait_stream(d->b, f->stream[s], cdi_ddp_times_step(d, d->step), err);
+        status = cdi_ddp_follow(d, f->stream[s], err);
     f->n_streams = 0;
     if (status == CDDP_OK)
         status = cdi_own_gather(d, i, cdi_nan_look_in_copies(d, i), err);

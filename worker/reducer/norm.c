@@ -170,7 +170,7 @@ static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, struct cdi_
     st = norm_prepare(d, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
-        st = d->ops->wait_stream(d->b, d->stream, true, err);
+        st = cdi_ddp_follow(d, d->stream, err);
     return st == CDDP_OK ? count_all(d, largest, err) : st;
 }
 
@@ -225,7 +225,7 @@ static cddp_status clip_captured(cddp_ddp *d, const struct cdi_clip *how, struct
             return st;
         d->share_complete = true;
     }
-    st = d->ops->wait_stream(d->b, d->stream, true, err);
+    st = cdi_ddp_follow(d, d->stream, err);
     if (st == CDDP_OK)
         st = count_all(d, how->largest, err);
     if (st == CDDP_OK)

@@ -145,7 +145,7 @@ static cddp_status sum_all(cddp_ddp *d, uint64_t *sum, struct cdi_error *err)
         sum[i] = cdi_hash64_sum(d->slices[i].data, d->slices[i].bytes, 0);
     if (there == NULL)
         return CDDP_OK;
-    st = d->ops->wait_stream(d->b, d->stream, true, err);
+    st = cdi_ddp_follow(d, d->stream, err);
     if (st == CDDP_OK)
         st = d->ops->hash(d->b, d->slices, d->n_params, there, err);
     return st == CDDP_OK ? d->ops->copy(d->b, sum, there, d->n_params * sizeof *there, err) : st;

@@ -117,9 +117,7 @@ static cddp_status note_stream(cddp_ddp *d, size_t i, void *stream)
         f->stream[f->n_streams++] = stream;
         return CDDP_OK;
     }
-    return d->ops->wait_stream(d->b, stream, cdi_ddp_times_step(d, d->step), &err) == CDDP_OK
-               ? CDDP_OK
-               : cdi_ddp_set_error(d, &err);
+    return cdi_ddp_follow(d, stream, &err) == CDDP_OK ? CDDP_OK : cdi_ddp_set_error(d, &err);
 }
 
 cddp_status cddp_ddp_grad_ready(cddp_ddp *ddp, size_t i)

@@ -123,7 +123,7 @@ static cddp_status follow_once(cddp_ddp *d, struct cdi_error *err)
     bool first = !d->unused.followed;
 
     d->unused.followed = true;
-    return first && d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, true, err) : CDDP_OK;
+    return first && d->ops->on_device ? cdi_ddp_follow(d, d->stream, err) : CDDP_OK;
 }
 
 /*

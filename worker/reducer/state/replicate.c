@@ -100,7 +100,7 @@ static cddp_status send_run(cddp_ddp *d, const struct cdi_slice *s, size_t k, si
 
 cddp_status cdi_replicate(cddp_ddp *d, const struct cdi_slice *s, size_t n, int root, bool wait, struct cdi_error *err)
 {
-    cddp_status st = d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, true, err) : CDDP_OK;
+    cddp_status st = d->ops->on_device ? cdi_ddp_follow(d, d->stream, err) : CDDP_OK;
     uint8_t byte;
     size_t bytes;
 

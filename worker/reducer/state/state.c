@@ -96,6 +96,11 @@ bool cdi_ddp_times_step(const cddp_ddp *d, uint64_t step)
     return d->stats != NULL && d->ops->stamp != NULL && cdi_flight_times_step(cdi_comm_world(d->comm)->flight, step);
 }
 
+cddp_status cdi_ddp_follow(cddp_ddp *d, void *stream, struct cdi_error *err)
+{
+    return d->ops->wait_stream(d->b, stream, cdi_ddp_times_step(d, d->step), err);
+}
+
 cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err)
 {
     bool begins = cdi_ddp_times_step(d, d->step), ends = begins || cdi_ddp_times_step(d, d->step + 1);

@@ -266,6 +266,11 @@ cddp_status cdi_ddp_join_ticket(cddp_ddp *d, uint64_t ticket);
  * steps are known or none.
  */
 bool cdi_ddp_times_step(const cddp_ddp *d, uint64_t step);
+/*
+ * On a device: makes what is enqueued later begin after the work that is now on `stream`, and has the device measure
+ * when that is, in a step that is measured. The status of wait_stream.
+ */
+cddp_status cdi_ddp_follow(cddp_ddp *d, void *stream, struct cdi_error *err);
 /* On a device: makes the compute stream wait for everything up to ticket (0: everything). With the lock. */
 cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err);
 /*
