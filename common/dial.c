@@ -103,6 +103,8 @@ cddp_status cdi_dial_connect(struct cdi_dial *d, const struct sockaddr *a, sockl
     socklen_t size = sizeof why;
 
     d->fd = cdi_fork_socket(a->sa_family);
+    if (d->fd < 0 && errno == EAFNOSUPPORT) /* such as IPv6 where the kernel has none; another address may do */
+        return dial_refused(d, EAFNOSUPPORT, strerror(EAFNOSUPPORT), err);
     if (d->fd < 0)
         return cdi_fail_errno(err, errno, "cannot make a socket for %s", d->peer);
     (void)setsockopt(d->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);

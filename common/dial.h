@@ -22,8 +22,9 @@ struct cdi_dial {
 };
 
 /*
- * Connects to one address. Returns CDDP_OK; CDDP_E_IO (err->os_error is the reason, ETIMEDOUT without an answer; the
- * text is the reason alone), CDDP_E_SYSTEM, or the error of d->interrupt. d stays unconnected after an error.
+ * Connects to one address. Returns CDDP_OK; CDDP_E_IO (err->os_error is the reason, ETIMEDOUT without an answer,
+ * EAFNOSUPPORT without such a network here; the text is the reason alone), CDDP_E_SYSTEM, or the error of d->interrupt.
+ * d stays unconnected after an error.
  */
 cddp_status cdi_dial_connect(struct cdi_dial *d, const struct sockaddr *a, socklen_t len, int64_t deadline_ms,
                              struct cdi_error *err);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define HTTP_WAIT_MS 300 /* for the answers of agents; a page also shows older ones */
-#define NO_STORE 404     /* number that PyTorch's store client prints where there is no store, as in HTTP */
+#define NO_STORE 404     /* PyTorch's store client prints it if there is no store; HTTP's number */
 
 /* ---------------------------------------------------------------------------------------------------- access ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/agent/agent.h"
-#include "common/address.h"
 
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/time_limits.h"

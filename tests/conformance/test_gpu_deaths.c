@@ -32,19 +32,12 @@
 
 static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
 
-static void moment(void)
-{
-    const struct timespec ms = {.tv_nsec = 1000000};
-
-    (void)nanosleep(&ms, NULL);
-}
-
 static void sleep_ms(int ms)
 {
     int64_t until_ms = cdi_now_ms() + ms;
 
     while (cdi_now_ms() < until_ms)
-        moment();
+        rank_nap();
 }
 
 static int now(void)
@@ -84,7 +77,7 @@ static void *die_later(void *arg)
     struct rank *r = arg;
 
     while (atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     sleep_ms(atomic_load(&r->board->flag[0]));
     atomic_store(&r->board->flag[1], now());
     (void)raise(SIGKILL);
@@ -137,7 +130,7 @@ static int leaves_nothing(struct rank *r)
         standin_live(&live);
         if (live.communicators == want)
             break;
-        moment();
+        rank_nap();
     }
     RANK_CHECK(live.communicators == want && (live.device_memory != 0) == (want != 0),
                "%u communicators and %u pieces of memory are left", live.communicators, live.device_memory);
@@ -220,19 +213,25 @@ static int register_fails(struct rank *r)
     return is_named(r, st);
 }
 
-static int launch_fails(struct rank *r)
+/* call: what fails, as open_to_fail has it. */
+static int all_reduce_fails(struct rank *r, const char *call)
 {
     static float x[COUNT];
     const struct cdi_coll op = all_reduce(x);
     cddp_status st;
 
-    if (open_to_fail(r, "ncclAllReduce:1:6") != 0)
+    if (open_to_fail(r, call) != 0)
         return 1;
     arrive(r);
     if (r->rank == 1)
         return stay_until_death();
     st = rank_do(r, &op);
     return is_named(r, st);
+}
+
+static int launch_fails(struct rank *r)
+{
+    return all_reduce_fails(r, "ncclAllReduce:1:6");
 }
 
 static int group_fails(struct rank *r)
@@ -256,17 +255,7 @@ static int group_fails(struct rank *r)
 /* An error of the network, which the state of the communicator shows while the operation never ends. */
 static int step_fails(struct rank *r)
 {
-    static float x[COUNT];
-    const struct cdi_coll op = all_reduce(x);
-    cddp_status st;
-
-    if (open_to_fail(r, "async:1:6") != 0)
-        return 1;
-    arrive(r);
-    if (r->rank == 1)
-        return stay_until_death();
-    st = rank_do(r, &op);
-    return is_named(r, st);
+    return all_reduce_fails(r, "async:1:6");
 }
 
 static int use_device(struct rank *r, CUstream *s)
@@ -347,7 +336,7 @@ static int dies_in_a_replay(struct rank *r)
     RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS);
     arrive(r);
     while ((st = r->ops->peek(r->b, &r->err)) == CDDP_OK)
-        moment();
+        rank_nap();
     if (is_named(r, st) != 0)
         return 1;
     (void)cuGraphExecDestroy(exec);
@@ -462,7 +451,7 @@ static int stays_away_from_a_first_launch(struct rank *r)
     r->world.timeout_ms = 300;
     RANK_CHECK(rank_open(r) == CDDP_OK);
     while (r->rank == 1 && atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     if (r->rank == 1)
         _exit(0);
     r->n_done = 1;
@@ -523,7 +512,7 @@ static int dies_before_the_leave(struct rank *r)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     arrive(r);
     while (atomic_load(&r->board->flag[1]) == 0)
-        moment();
+        rank_nap();
     began_ms = cdi_now_ms();
     r->ops->leave(r->b);
     RANK_CHECK(cdi_now_ms() - began_ms < cdi_within_ms(KNOWN_MS));
@@ -533,15 +522,6 @@ static int dies_before_the_leave(struct rank *r)
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */
-
-static int n_tests, n_failed;
-
-static void result(bool ok, const char *what)
-{
-    n_failed += !ok;
-    printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n_tests, what);
-    (void)fflush(stdout);
-}
 
 int main(int argc, char **argv)
 {
@@ -579,10 +559,9 @@ int main(int argc, char **argv)
         for (int run = 0; run < tests[i].runs && ok; run++) {
             int status[RANKS_MAX], bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, &run, status);
 
-            ok = tests[i].survives ? bad == 0 : bad == 1 && WIFSIGNALED(status[1]) && WTERMSIG(status[1]) == SIGKILL;
+            ok = ranks_ended_well(bad, status, tests[i].survives ? -1 : 1);
         }
-        result(ok, tests[i].what);
+        ranks_result(ok, tests[i].what);
     }
-    printf("1..%d\n", n_tests);
-    return n_failed != 0;
+    return ranks_plan();
 }

@@ -24,13 +24,6 @@
 
 static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
 
-static void moment(void)
-{
-    const struct timespec ms = {.tv_nsec = 1000000};
-
-    (void)nanosleep(&ms, NULL);
-}
-
 static int now(void)
 {
     return (int)(cdi_now_ms() & 0x3fffffff);
@@ -121,7 +114,7 @@ static void set_flag(struct rank *r, int i)
 static bool await_flag(struct rank *r, int i, int ms)
 {
     for (; atomic_load(&r->board->flag[i]) == 0 && ms > 0; ms--)
-        moment();
+        rank_nap();
     return atomic_load(&r->board->flag[i]) != 0;
 }
 
@@ -182,7 +175,7 @@ static int die_meanwhile(struct rank *r)
     if (r->rank == 1) {
         (void)await_flag(r, 0, LATE_MS);
         for (int i = 0; i < LATE_MS / 3; i++)
-            moment(); /* rank 0 is in the second call */
+            rank_nap(); /* rank 0 is in the second call */
         set_flag(r, 1);
         (void)raise(SIGKILL);
     }
@@ -249,14 +242,14 @@ static int die_beside_a_full_stream(struct rank *r)
     if (r->rank == 1) {
         (void)await_flag(r, 0, CHILD_S * 1000);
         for (int i = 0; i < LATE_MS; i++)
-            moment();
+            rank_nap();
         set_flag(r, 1);
         (void)raise(SIGKILL);
     }
     RANK_CHECK(pthread_create(&thread, NULL, fill, arg) == 0);
     (void)await_flag(r, 0, CHILD_S * 1000);
     for (int i = 0; i < LATE_MS / 3; i++)
-        moment();
+        rank_nap();
     st = run(r, &part[1], KNOWN);
     took = now() - atomic_load(&r->board->flag[1]);
     RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL);
@@ -283,20 +276,14 @@ int main(int argc, char **argv)
         {"a death while another communicator fills its stream", die_beside_a_full_stream, 1},
     };
     const char *only = argc > 1 ? argv[1] : "";
-    int n = 0, n_failed = 0;
 
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        int status[RANKS_MAX], bad, killed = tests[i].killed;
-        bool ok;
+        int status[RANKS_MAX], bad;
 
         if (strstr(tests[i].what, only) == NULL)
             continue;
         bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, NULL, status);
-        ok = killed < 0 ? bad == 0 : bad == 1 && WIFSIGNALED(status[killed]) && WTERMSIG(status[killed]) == SIGKILL;
-        printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n, tests[i].what);
-        (void)fflush(stdout);
-        n_failed += !ok;
+        ranks_result(ranks_ended_well(bad, status, tests[i].killed), tests[i].what);
     }
-    printf("1..%d\n", n);
-    return n_failed != 0;
+    return ranks_plan();
 }

@@ -25,13 +25,6 @@
 
 static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
 
-static void moment(void)
-{
-    const struct timespec ms = {.tv_nsec = 1000000};
-
-    (void)nanosleep(&ms, NULL);
-}
-
 static void configure(const char *name, const char *value)
 {
     (void)setenv(name, value, 1);
@@ -157,7 +150,7 @@ static void *tell_when_held(void *arg)
     struct rank *r = arg;
 
     while (!standin_context_held())
-        moment();
+        rank_nap();
     atomic_store(&r->board->flag[0], 1);
     return NULL;
 }
@@ -172,9 +165,9 @@ static void *enqueue_meanwhile(void *arg)
     uint64_t ticket;
 
     while (!standin_context_held())
-        moment();
+        rank_nap();
     while (r->ops->enqueue(r->b, &op, &ticket, &err) == CDDP_OK)
-        moment();
+        rank_nap();
     return NULL;
 }
 
@@ -197,7 +190,7 @@ static int die_while_it_frees(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1) {
         while (atomic_load(&r->board->flag[0]) == 0)
-            moment();
+            rank_nap();
         atomic_store(&r->board->flag[1], now());
         (void)raise(SIGKILL);
     }
@@ -237,7 +230,7 @@ static int notice_before_the_agent(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1) {
         while (atomic_load(&r->board->flag[0]) == 0)
-            moment();
+            rank_nap();
         (void)nanosleep(&later, NULL);
         (void)raise(SIGKILL);
     }
@@ -280,7 +273,7 @@ static int fail_beside_a_collective(struct rank *r)
     there = rank_lend(r, x, sizeof x);
     op = all_reduce(there);
     while (r->rank == 1 && atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
     if (r->rank == 0) {
         RANK_CHECK(r->ops->stream_wait(r->b, ticket, NULL, &r->err) == CDDP_OK, "now it is on the stream");
@@ -339,7 +332,7 @@ static int time_out_beside_a_slow_store(struct rank *r, const char *connects)
         second.ticket = first.ticket;
         RANK_CHECK(pthread_create(&a, NULL, join_it, &first) == 0 && pthread_create(&b, NULL, join_it, &second) == 0);
         while (!atomic_load(&first.back) || !atomic_load(&second.back))
-            moment();
+            rank_nap();
         (void)pthread_mutex_unlock(&r->board->lock);
         RANK_CHECK(pthread_join(a, NULL) == 0 && pthread_join(b, NULL) == 0);
         RANK_CHECK(first.st == CDDP_E_TIMEOUT && second.st == CDDP_E_TIMEOUT, "%s", first.err.msg);
@@ -348,7 +341,7 @@ static int time_out_beside_a_slow_store(struct rank *r, const char *connects)
         atomic_store(&r->board->flag[0], 1);
     }
     while (atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     rank_close(r);
     _exit(0); /* what a call that could not be ended may still use is left */
 }
@@ -369,7 +362,7 @@ static int time_out_on_the_stream(struct rank *r)
 static void sleep_ms(int ms)
 {
     while (ms-- > 0)
-        moment();
+        rank_nap();
 }
 
 /* Rank 0 is stopped for longer than its time limit, and rank 1 comes only after it runs again. */
@@ -393,7 +386,7 @@ static int be_suspended(struct rank *r)
         return 0;
     }
     while (atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     RANK_CHECK(kill(atomic_load(&r->board->flag[0]), SIGSTOP) == 0);
     sleep_ms(4500);
     RANK_CHECK(kill(atomic_load(&r->board->flag[0]), SIGCONT) == 0);
@@ -453,7 +446,7 @@ static int time_out(struct rank *r, bool compute)
         atomic_store(&r->board->flag[1], 1);
     }
     while (atomic_load(&r->board->flag[1]) == 0)
-        moment();
+        rank_nap();
     rank_close(r);
     _exit(0); /* borrowed memory is not freed */
 }
@@ -475,7 +468,7 @@ static int die_beside_a_full_stream(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1) {
         while (atomic_load(&r->board->flag[0]) == 0)
-            moment();
+            rank_nap();
         (void)raise(SIGKILL);
     }
     if (use_device(r) != 0)
@@ -509,7 +502,7 @@ static int fail_in_a_kernel(struct rank *r)
         RANK_CHECK(r->ops->scale(r->b, there, COUNT, CDDP_FLOAT32, 2, &r->err) == CDDP_OK);
         st = r->ops->enqueue(r->b, &op, &ticket, &r->err); /* the driver may know it by now */
         while (st == CDDP_OK) {
-            moment();
+            rank_nap();
             st = r->ops->peek(r->b, &r->err);
         }
         RANK_CHECK(st == CDDP_E_SYSTEM && r->err.device_error == 700 && r->err.blamed == 0);
@@ -582,7 +575,7 @@ static int tell_before_the_abort(struct rank *r)
         atomic_store(&r->board->flag[0], 1);
     }
     while (atomic_load(&r->board->flag[0]) == 0)
-        moment();
+        rank_nap();
     rank_close(r);
     _exit(0); /* memory of the abort that does not return stays */
 }
@@ -620,7 +613,7 @@ static int leave_in_the_middle(struct rank *r)
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
     atomic_store(&r->board->flag[r->rank], 1);
     while (atomic_load(&r->board->flag[1 - r->rank]) == 0)
-        moment();
+        rank_nap();
     for (int i = 0; i < 2 + r->rank; i++) /* the other one may be gone */
         (void)r->ops->enqueue(r->b, &op, &ticket, &r->err);
     rank_close(r);
@@ -713,15 +706,6 @@ static int show_no_wait(struct rank *r)
     return 0;
 }
 
-static int n_tests, n_failed;
-
-static void result(bool ok, const char *what)
-{
-    n_failed += !ok;
-    printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n_tests, what);
-    (void)fflush(stdout);
-}
-
 int main(int argc, char **argv)
 {
     static const struct {
@@ -749,20 +733,15 @@ int main(int argc, char **argv)
         {"a death while a launch waits for room", die_beside_a_full_stream, 1},
     };
     const char *only = argc > 1 ? argv[1] : "";
-    int n = 0;
 
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
-        n += strstr(tests[i].what, only) != NULL;
-    printf("1..%d\n", n + 1);
-    result(words_and_tickets(), "a word says of a ticket whether it came");
+    ranks_result(words_and_tickets(), "a word says of a ticket whether it came");
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        int status[RANKS_MAX], bad, killed = tests[i].killed;
+        int status[RANKS_MAX], bad;
 
         if (strstr(tests[i].what, only) == NULL)
             continue;
         bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, NULL, status);
-        result(killed < 0 ? bad == 0 : bad == 1 && WIFSIGNALED(status[killed]) && WTERMSIG(status[killed]) == SIGKILL,
-               tests[i].what);
+        ranks_result(ranks_ended_well(bad, status, tests[i].killed), tests[i].what);
     }
-    return n_failed != 0;
+    return ranks_plan();
 }

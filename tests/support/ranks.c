@@ -7,11 +7,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__has_feature)
@@ -262,6 +264,33 @@ int ranks_total(const struct ranks_layout *l)
     for (int i = 0; l->node_size[i] > 0; i++)
         n += l->node_size[i];
     return n;
+}
+
+bool ranks_ended_well(int bad, const int *status, int killed)
+{
+    return killed < 0 ? bad == 0 : bad == 1 && WIFSIGNALED(status[killed]) && WTERMSIG(status[killed]) == SIGKILL;
+}
+
+static int n_results, n_failed;
+
+void ranks_result(bool ok, const char *what)
+{
+    n_failed += !ok;
+    printf("%s %d - %s\n", ok ? "ok" : "not ok", ++n_results, what);
+    (void)fflush(stdout);
+}
+
+int ranks_plan(void)
+{
+    printf("1..%d\n", n_results);
+    return n_failed != 0;
+}
+
+void rank_nap(void)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+
+    (void)nanosleep(&ms, NULL);
 }
 
 static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, struct ranks_board *board, const void *arg,

@@ -76,6 +76,16 @@ int ranks_run_here(int rank, const struct ranks_layout *l, unsigned timeout_s, s
 int ranks_threads(int n, rank_fn fn, const void *arg);
 int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
 
+/*
+ * Did all ranks succeed, but for `killed`, which SIGKILL has ended (-1: none)? bad and status are of ranks_fork().
+ */
+bool ranks_ended_well(int bad, const int *status, int killed);
+/* Prints the next line of a TAP program; ranks_plan() prints how many there were, and returns the exit status. */
+void ranks_result(bool ok, const char *what);
+int ranks_plan(void);
+/* Sleeps for a millisecond. */
+void rank_nap(void);
+
 /* For bodies: unless cond holds, prints the place and returns 1. */
 #define RANK_CHECK(cond, ...)                                                           \
     do {                                                                                \
