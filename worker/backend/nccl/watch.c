@@ -226,6 +226,10 @@ static void *watch_main(void *arg)
     /* The abort waits for NCCL's streams (init.cc, commDestroySync). Beside a capture of the program that would end the
      * capture; and it would fail, so that NCCL would free memory which its kernels still use. */
     (void)cdi_cuda.capture_mode(&mode);
+    (void)pthread_mutex_lock(&b->error_lock);
+    b->watches = true;
+    (void)pthread_cond_broadcast(&b->changed);
+    (void)pthread_mutex_unlock(&b->error_lock);
     while (cdi_gpu_pause(b, LOOK_MS, &looked_ms))
         watch_check(b, &looked_ms, &next_store_ms);
     if (atomic_load(&b->failed))
@@ -251,6 +255,11 @@ cddp_status cdi_watch_start(struct cdi_backend *b, struct cdi_error *err)
     if (st == CDDP_OK)
         st = watch_start_thread(b, &b->watch, watch_main, err);
     b->watch_runs = st == CDDP_OK;
+    /* A call of the program in the driver may wait for a peer, and the thread's first call for that one. */
+    (void)pthread_mutex_lock(&b->error_lock);
+    while (b->watch_runs && !b->watches)
+        (void)pthread_cond_wait(&b->changed, &b->error_lock);
+    (void)pthread_mutex_unlock(&b->error_lock);
     return st;
 }
 

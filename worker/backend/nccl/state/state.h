@@ -201,7 +201,8 @@ struct cdi_backend {
     pthread_cond_t changed; /* signals work, failure and the end to both threads; to joiners the abort */
     pthread_t watch, progress;
     bool watch_runs, progress_runs, busy, stopping, ended; /* ended: nothing runs any more after a failure */
-    bool abandoned;                                        /* a call of NCCL that cannot be ended is still under way */
+    bool watches;                         /* the watch thread makes no call of the driver before a failure any more */
+    bool abandoned;                       /* a call of NCCL that cannot be ended is still under way */
     bool held_by_graphs;                  /* graphs of the program may delay the abort: no thread waits for it */
     bool complete, notified;              /* after a failure: the error message is complete; the peers are notified */
     bool timed_out;                       /* the failure is a timeout: */
