@@ -20,6 +20,7 @@
 #define RANKS_PER_ROOT 128 /* like PyTorch: one listening root for this many ranks */
 #define RANKS_PER_ROOT_ENV "CDDP_NCCL_RANKS_PER_ROOT"
 #define LEAVE_MS 2000
+#define GIVE_UP_MS 500 /* the same of a join that failed: the program waits for its error meanwhile */
 #define MAX_CTAS_ENV "CDDP_NCCL_MAX_CTAS"
 
 /* A root publishes its id, and the version of NCCL, which must be the same on all ranks. */
@@ -410,7 +411,7 @@ static ncclResult_t communicator_finalize(struct cdi_backend *b, int64_t deadlin
 
 bool cdi_communicator_release(struct cdi_backend *b)
 {
-    int64_t deadline_ms = cdi_now_ms() + LEAVE_MS;
+    int64_t deadline_ms = cdi_now_ms() + (b->watches ? LEAVE_MS : GIVE_UP_MS);
     bool idle = abort_child(b); /* of a split that failed; the abort of b's own has joined NCCL's thread */
 
     if (b->comm != NULL && !b->aborted) {
