@@ -213,7 +213,7 @@ static int register_fails(struct rank *r)
     return is_named(r, st);
 }
 
-/* call: what fails, as open_to_fail has it. */
+/* Rank 0 fails in an all-reduce, as open_to_fail() has it. */
 static int all_reduce_fails(struct rank *r, const char *call)
 {
     static float x[COUNT];
