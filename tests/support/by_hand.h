@@ -69,14 +69,14 @@ static inline void by_hand_set(const char *name, int number)
 /* Ranks 0 and 1, in which body() is called and whose status it returns. */
 static inline void by_hand_start(int port, int (*body)(int rank))
 {
-    (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
-    by_hand_set("MASTER_PORT", port);
-    by_hand_set("WORLD_SIZE", 2);
     for (int r = 0; r < 2; r++) {
         pid_t child = fork();
 
         CHECK(child >= 0);
         if (child == 0) {
+            (void)setenv("MASTER_ADDR", "127.0.0.1", 1);
+            by_hand_set("MASTER_PORT", port);
+            by_hand_set("WORLD_SIZE", 2);
             by_hand_set("RANK", r);
             exit(body(r));
         }

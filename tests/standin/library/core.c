@@ -284,10 +284,19 @@ static bool survives_fault(const char *function)
            strcmp(function, "cuThreadExchangeStreamCaptureMode") == 0;
 }
 
+static bool forked;
+
+void si_forked(void)
+{
+    __atomic_store_n(&forked, true, __ATOMIC_RELEASE);
+}
+
 static CUresult enter(const char *function, bool allocates)
 {
     const struct CUctx_st *ctx = si_current();
 
+    if (__atomic_load_n(&forked, __ATOMIC_ACQUIRE))
+        return CUDA_ERROR_NOT_INITIALIZED; /* another thread may have had a lock at the fork */
     while (__atomic_load_n(&held, __ATOMIC_ACQUIRE) != 0)
         si_futex_wait(&held, 1, 0, false);
     if (ctx != NULL && si_context_fault(ctx) != CUDA_SUCCESS && !survives_fault(function))

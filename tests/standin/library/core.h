@@ -55,10 +55,12 @@ uint64_t si_seed(uint64_t kind, uint64_t n);
 
 /*
  * Called at the start of every function of the driver: counts the call, delays a slow host, and returns the status that
- * the function must return at once, if it is not CUDA_SUCCESS: a planted failure, or CUDA_ERROR_NOT_PERMITTED inside a
- * host function.
+ * the function must return at once, if it is not CUDA_SUCCESS: a planted failure, CUDA_ERROR_NOT_PERMITTED inside a
+ * host function, or CUDA_ERROR_NOT_INITIALIZED in a child of a process that has used the driver.
  */
 CUresult si_enter(const char *function);
+/* Called in the child of a fork: CUDA does not work there, if the parent has used it. */
+void si_forked(void);
 /* For functions that allocate. */
 CUresult si_enter_alloc(const char *function);
 /* Returns the same for NCCL: the planted code, or 0. */

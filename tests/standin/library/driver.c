@@ -4,6 +4,7 @@
 
 #include "common/gpus.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +61,10 @@ SI_EXPORT CUresult cuInit(unsigned int Flags)
     if (Flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     si_lock();
-    if (!initialised)
+    if (!initialised) {
+        (void)pthread_atfork(NULL, NULL, si_forked);
         choose_devices();
+    }
     if (n_devices > 0)
         __atomic_store_n(&initialised, true, __ATOMIC_RELEASE);
     si_unlock();
