@@ -96,6 +96,7 @@
 #include <cddp/experimental/hook.h>
 #include <cddp/experimental/powersgd.h>
 #include <cddp/experimental/optim.h>
+#include <cddp/experimental/fsdp.h>
 #endif
 /* clang-format on */
 

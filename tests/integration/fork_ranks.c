@@ -20,6 +20,7 @@ static struct job {
     cddp_comm *comm, *part;
     cddp_ddp *ddp, *sharded;
     cddp_optim *optim;
+    cddp_fsdp *fsdp;
     cddp_store *store;
     void *memory;
     uint64_t ticket; /* of what was begun before the fork */
@@ -171,6 +172,24 @@ static void refuse_reducer(void)
     REFUSED(cddp_ddp_replay_status, job.ddp);
 }
 
+static void refuse_divided(void)
+{
+    cddp_fsdp_shard_info info = {.size = sizeof info};
+    cddp_fsdp_unit unit = {0};
+    cddp_fsdp *fsdp = NULL;
+    cddp_optim *optim = NULL;
+
+    REFUSED(cddp_fsdp_create, &fsdp, job.comm, &unit, 1, NULL);
+    REFUSED(cddp_fsdp_gather, job.fsdp, 0);
+    REFUSED(cddp_fsdp_wait_unit, job.fsdp, 0);
+    REFUSED(cddp_fsdp_release, job.fsdp, 0);
+    CHECK(cddp_fsdp_grad(job.fsdp, 0, 0) == NULL && blames("cddp_fsdp_grad", true));
+    REFUSED(cddp_fsdp_grads_ready, job.fsdp, 0);
+    REFUSED(cddp_fsdp_end_step, job.fsdp);
+    REFUSED(cddp_fsdp_shard, job.fsdp, 0, 0, &info);
+    refused("cddp_optim_create", cddp_optim_create_sharded(&optim, job.fsdp, NULL));
+}
+
 static void refuse_store(cddp_store *store)
 {
     const char *const key = "k";
@@ -191,6 +210,7 @@ static void refuse_ends(void)
 {
     QUIETLY(cddp_free, job.comm, job.memory);
     QUIETLY(cddp_optim_destroy, job.optim);
+    QUIETLY(cddp_fsdp_destroy, job.fsdp);
     QUIETLY(cddp_ddp_destroy, job.ddp);
     QUIETLY(cddp_store_close, job.store);
     QUIETLY(cddp_abort, job.comm, "a child's wish");
@@ -204,6 +224,7 @@ static void refuse_all(void)
     refuse_collectives(job.part);
     refuse_comm();
     refuse_reducer();
+    refuse_divided();
     refuse_store(job.store);
     refuse_store(cddp_comm_store(job.comm));
     refuse_ends();
@@ -343,6 +364,8 @@ static void set_up(void)
         {.size = sizeof(cddp_param), .name = "p", .data = weights[0], .count = 4, .dtype = CDDP_FLOAT64},
         {.size = sizeof(cddp_param), .name = "q", .data = weights[1], .count = 4, .dtype = CDDP_FLOAT64}};
 
+    const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = params, .n_params = 1};
+
     for (size_t i = 0; i < 4; i++)
         weights[0][i] = weights[1][i] = 1;
     CHECK(cddp_init(&job.comm, NULL) == CDDP_OK);
@@ -353,6 +376,7 @@ static void set_up(void)
     CHECK(cddp_ddp_create(&job.ddp, job.comm, &params[0], 1, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&job.sharded, job.comm, &params[1], 1, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&job.optim, job.sharded, &opt) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&job.fsdp, job.comm, &unit, 1, NULL) == CDDP_OK);
     CHECK(cddp_store_open(&job.store, NULL) == CDDP_OK);
     CHECK(cddp_alloc(job.comm, 64, 0, &job.memory) == CDDP_OK);
 }
@@ -385,6 +409,7 @@ static int be_a_rank(int rank)
     cddp_free(job.comm, job.memory);
     cddp_store_close(job.store);
     cddp_optim_destroy(job.optim);
+    cddp_fsdp_destroy(job.fsdp);
     cddp_ddp_destroy(job.sharded);
     cddp_ddp_destroy(job.ddp);
     CHECK(cddp_finalize(job.part) == CDDP_OK);

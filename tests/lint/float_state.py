@@ -18,12 +18,12 @@ from public_headers import whole  # noqa: E402
 SCOPE = 'CDI_DEFAULT_FLOAT_STATE;'
 # They read or set a word, or call another public function, which has the scope.
 EXEMPT = set('''cddp_backend_name cddp_comm_store cddp_ddp_bucket_bytes cddp_ddp_bucket_cap cddp_ddp_bucket_count cddp_ddp_grad
-cddp_ddp_grad_ready cddp_ddp_user cddp_dtype_size cddp_last_error cddp_last_error_info cddp_local_rank cddp_local_world_size cddp_node_rank
+cddp_ddp_grad_ready cddp_ddp_user cddp_dtype_size cddp_fsdp_bytes cddp_fsdp_param cddp_last_error cddp_last_error_info cddp_local_rank cddp_local_world_size cddp_node_rank
 cddp_optim_defaults cddp_optim_state_bytes cddp_rank cddp_request_stop cddp_restart_count cddp_set_log_callback
 cddp_status_name cddp_stop_requested cddp_strerror cddp_unique_id_create cddp_version cddp_world_rank cddp_world_size'''.split())
 # They have integers only; the store computes nothing, and the files of the sampler may not contain a double.
 FAMILIES = {'cddp_store_': (), 'cddp_sampler_': ('worker/data/', 'worker/math/mt19937.c')}
-CALLBACKS = {'begin': r'hook\.begin\(', 'end': r'hook\.end\(', 'cddp_log_fn': r'->fn\(to->arg', 'interrupted': r'->interrupted\('}
+CALLBACKS = {'fill': r'opt\.fill\(', 'begin': r'hook\.begin\(', 'end': r'hook\.end\(', 'cddp_log_fn': r'->fn\(to->arg', 'interrupted': r'->interrupted\('}
 ROOMS = ('common', 'protocol', 'store', 'worker')
 
 

@@ -12,11 +12,11 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'scripts' / 'lib'))
 from public_headers import whole  # noqa: E402
 
-HANDLES = ('cddp_comm', 'cddp_ddp', 'cddp_optim', 'cddp_store')
+HANDLES = ('cddp_comm', 'cddp_ddp', 'cddp_optim', 'cddp_fsdp', 'cddp_store')
 # They read the child's own memory, or the launcher's word, and disturb nobody.
 HARMLESS = {'cddp_rank', 'cddp_world_size', 'cddp_local_rank', 'cddp_local_world_size', 'cddp_node_rank',
             'cddp_backend_name', 'cddp_restart_count', 'cddp_stop_requested', 'cddp_comm_store', 'cddp_ddp_grad_scale',
-            'cddp_ddp_bucket_cap', 'cddp_ddp_bucket_count', 'cddp_ddp_bucket_bytes', 'cddp_ddp_user', 'cddp_optim_state_bytes'}
+            'cddp_ddp_bucket_cap', 'cddp_ddp_bucket_count', 'cddp_ddp_bucket_bytes', 'cddp_ddp_user', 'cddp_optim_state_bytes', 'cddp_fsdp_bytes', 'cddp_fsdp_param'}
 # They make something of nothing, which then belongs to the child.
 MAKERS = {'cddp_init', 'cddp_store_open'}
 

@@ -43,6 +43,7 @@ ALLOWED = {
     'worker/reducer/grads': [*TRAINING, 'worker/reducer/layout', 'worker/reducer/state'],
     'worker/reducer': [*TRAINING, 'worker/reducer/layout', 'worker/reducer/state', 'worker/reducer/grads'],
     'worker/optim': [*TRAINING, 'worker/reducer', 'worker/reducer/layout', 'worker/reducer/state', 'worker/reducer/grads'],
+    'worker/fsdp': [*TRAINING, 'worker/reducer', 'worker/reducer/layout', 'worker/reducer/state', 'worker/optim'],
 
     'rendezvous/round': ['common', 'protocol', 'store'],
     'rendezvous/http': ['common', 'protocol', 'rendezvous/view'],

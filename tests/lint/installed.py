@@ -33,6 +33,7 @@ EXPECTED = [
     'usr/include/cddp/status.h',
     'usr/include/cddp/version.h',
     'usr/include/cddp/coll.h',
+    'usr/include/cddp/experimental/fsdp.h',
     'usr/include/cddp/experimental/optim.h',
     'usr/lib/**/libcddp.a',
     'usr/lib/**/libcddp.so',

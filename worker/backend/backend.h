@@ -138,6 +138,9 @@ struct cdi_region {
 #define CDI_ASKING_FUNCTIONS(X)                \
     X(DDP_CREATE, "cddp_ddp_create")           \
     X(OPTIM_CREATE, "cddp_optim_create")       \
+    X(FSDP_CREATE, "cddp_fsdp_create")         \
+    X(FSDP_GATHER, "cddp_fsdp_gather")         \
+    X(FSDP_READY, "cddp_fsdp_grads_ready")     \
     X(SET_POWERSGD, "cddp_ddp_set_powersgd")   \
     X(COMM_SPLIT, "cddp_comm_split")           \
     X(CHECKPOINT_SAVE, "cddp_checkpoint_save") \

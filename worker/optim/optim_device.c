@@ -207,7 +207,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .bad = captured ? cdi_nan_replay_bad(d) : NULL,
                                         .lr_at = captured && !o->own_lr ? &o->device_numbers[0] : NULL,
                                         .factor_at = scale_at,
-                                        .publish = cdi_comm_world(d->comm)->size > 1};
+                                        .publish = cdi_optim_exchanges(o)};
     cddp_status st = cdi_ddp_follow(d, d->stream, err);
 
     if (st == CDDP_OK)
@@ -231,20 +231,20 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
     cddp_optim *o = arg;
     const struct cdi_optim_step collect = {
         .rule = &o->now, .rows = o->device_rows, .n_rows = d->n_params, .collect = true};
-    bool alone = cdi_comm_world(d->comm)->size == 1;
+    bool exchanges = cdi_optim_exchanges(o);
     cddp_status st = cdi_step_complete_share(d);
     struct cdi_error err;
 
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
-    for (size_t b = 0; b < d->plan.n && st == CDDP_OK && !alone; b++)
+    for (size_t b = 0; b < d->plan.n && st == CDDP_OK && exchanges; b++)
         if (cdi_optim_has_news(o, b))
             st = cdi_optim_exchange(o, b);
     if (st != CDDP_OK)
         return st;
-    if (!alone)
+    if (exchanges)
         st = d->ops->unpack(d->b, o->others, o->n_others, d->region->base, &err);
-    if (st == CDDP_OK && !alone)
+    if (st == CDDP_OK && exchanges)
         st = d->ops->optim_update(d->b, &collect, o->pieces + d->n_params, o->n_pieces - d->n_params, &err);
     if (st == CDDP_OK)
         st = cdi_ddp_stream_wait(d, 0, &err);

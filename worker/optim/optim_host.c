@@ -154,14 +154,14 @@ static void update_param(cddp_optim *o, size_t i)
     const struct cdi_shard *s = &o->shards[i];
     struct cdi_optim_rule rule = rule_of(o, i);
     size_t size = cddp_dtype_size(d->params[i].grad_dtype);
-    bool used = !cdi_optim_is_idle(o, i), alone = cdi_comm_world(d->comm)->size == 1;
+    bool used = !cdi_optim_is_idle(o, i), exchanges = cdi_optim_exchanges(o);
 
     for (size_t at = 0; at < s->count; at += CHUNK) {
         size_t n = s->count - at < CHUNK ? s->count - at : CHUNK;
 
         if (used)
             update_chunk(o, &rule, i, at, n, (char *)cdi_arena_grad(d, i) + (s->lo + at) * size);
-        if (!alone)
+        if (exchanges)
             copy_values(d, i, s->lo + at, n, true);
     }
 }
@@ -220,7 +220,7 @@ static cddp_status fold_tied(cddp_ddp *d)
 cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
-    bool alone = cdi_comm_world(d->comm)->size == 1;
+    bool exchanges = cdi_optim_exchanges(o);
     cddp_status st = cdi_step_complete_share(d); /* from here on it is known which parameters no rank used */
 
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
@@ -235,12 +235,12 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
         st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
         for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
             update_param(o, cdi_bucket_grad(&d->plan, b, k));
-        if (st == CDDP_OK && !alone && cdi_optim_has_news(o, b))
+        if (st == CDDP_OK && exchanges && cdi_optim_has_news(o, b))
             st = cdi_optim_exchange(o, b);
-        if (st == CDDP_OK && !alone && b > 0)
+        if (st == CDDP_OK && exchanges && b > 0)
             st = optim_collect_bucket(o, b - 1);
     }
-    return st == CDDP_OK && !alone ? optim_collect_bucket(o, d->plan.n - 1) : st;
+    return st == CDDP_OK && exchanges ? optim_collect_bucket(o, d->plan.n - 1) : st;
 }
 
 cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg)

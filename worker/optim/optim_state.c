@@ -25,6 +25,11 @@ bool cdi_optim_is_long(const cddp_param *p)
     return p->grad_dtype != p->dtype;
 }
 
+bool cdi_optim_exchanges(const cddp_optim *o)
+{
+    return cdi_comm_world(o->ddp->comm)->size > 1 && !cdi_ddp_is_divided(o->ddp);
+}
+
 bool cdi_optim_has_news(const cddp_optim *o, size_t bucket)
 {
     return o->ddp->flight[bucket].n_tied < o->ddp->plan.b[bucket].n_grads;

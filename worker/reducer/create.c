@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation and destruction of a reducer: cddp_ddp_create and cddp_ddp_destroy. */
+#include "worker/reducer/create.h"
+
 #include "common/float_state.h"
 #include "worker/base/nvtx.h"
 #include "worker/reducer/grads/compress.h"
@@ -52,14 +54,39 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
     return true;
 }
 
-/* Does what a rank can do alone. free_ddp frees a reducer in any state of creation. */
-static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+/* Checks and compares the memory of whole parameters. */
+static cddp_status prepare_whole(cddp_ddp *d, const cddp_param *params, const cddp_ddp_options *opt,
+                                 struct cdi_error *err)
+{
+    cddp_status status = cdi_ddp_check_memory(d, params, opt->buffers, err);
+
+    return status == CDDP_OK ? cdi_overlap_find(&d->tied, params, d->n_params, opt->buffers, opt->n_buffers, err)
+                             : status;
+}
+
+/* Allocates this rank's shares of parameters, as zeros, and lets the parameters point there. */
+static cddp_status make_shares(cddp_ddp *d, struct cdi_error *err)
+{
+    void *at = NULL;
+    cddp_status status = cdi_backend_zeros(d->ops, d->b, cdi_arena_share_bytes(d), &at, err);
+
+    d->shares.params = at;
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
+        d->params[i].data = cdi_arena_in_shares(d, d->shares.params, i);
+    return status;
+}
+
+/*
+ * Does what a rank can do alone. unit: of each parameter, whose parameters are divided; NULL: they are whole. free_ddp
+ * frees a reducer in any state of creation.
+ */
+static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n, const size_t *unit,
                                const cddp_ddp_options *opt, struct cdi_error *err)
 {
     cddp_status status;
     cddp_ddp *d;
 
-    status = cdi_ddp_check_input(params, n, opt, err);
+    status = cdi_ddp_check_input(params, n, opt, unit != NULL, err);
     if (status != CDDP_OK)
         return status;
     d = calloc(1, sizeof *d);
@@ -79,17 +106,15 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
     if (opt->name != NULL && (d->name = strdup(opt->name)) == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a name");
     status = cdi_ddp_check_stream(d, opt->stream, err);
-    if (status == CDDP_OK)
-        status = cdi_ddp_check_memory(d, params, opt->buffers, err);
-    if (status == CDDP_OK)
-        status = cdi_overlap_find(&d->tied, params, n, opt->buffers, opt->n_buffers, err);
+    if (status == CDDP_OK && unit == NULL)
+        status = prepare_whole(d, params, opt, err);
     if (status != CDDP_OK)
         return status;
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     status = cdi_own_init(d, err);
     if (status == CDDP_OK)
-        status = cdi_plan_create(d, opt, err);
+        status = cdi_plan_create(d, opt, unit, err);
     if (status == CDDP_OK)
         status = cdi_stats_create(d, err);
     if (status == CDDP_OK)
@@ -100,12 +125,16 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
         status = cdi_debug_init(d, err);
     if (status == CDDP_OK)
         status = cdi_nan_init(d, err);
-    if (status == CDDP_OK)
+    if (status == CDDP_OK && d->nan != NULL && unit != NULL)
+        status = cdi_fail(err, CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK needs whole gradients, and these are divided");
+    if (status == CDDP_OK && unit == NULL)
         status = cdi_replicas_init(d, err);
     if (status == CDDP_OK)
         status = cdi_unused_init(d, err);
     if (status == CDDP_OK)
         status = cdi_norm_init(d, err);
+    if (status == CDDP_OK && unit != NULL)
+        return make_shares(d, err);
     return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
 }
 
@@ -127,6 +156,8 @@ static void strip_ddp(cddp_ddp *d)
         d->ops->region_destroy(d->b, d->comm_region);
     if (d->region != NULL)
         d->ops->region_destroy(d->b, d->region);
+    if (d->shares.params != NULL)
+        d->ops->release(d->b, d->shares.params);
     if (d->optim_memory != NULL)
         d->ops->release(d->b, d->optim_memory);
     cdi_bucket_plan_release(&d->plan);
@@ -162,7 +193,7 @@ static void free_ddp(cddp_ddp *d)
         free_all(d);
 }
 
-static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n,
+static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n, const size_t *unit,
                               const cddp_ddp_options *opt, struct cdi_error *err)
 {
     struct cdi_ddp_input given;
@@ -175,7 +206,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     cddp_status status;
 
     if (alone == CDDP_OK)
-        alone = ddp_prepare(&d, comm, given.params, n, &given.opt, &local);
+        alone = ddp_prepare(&d, comm, given.params, n, unit, &given.opt, &local);
     in = (struct cdi_verify_input){
         .params = given.params,
         .n_params = n,
@@ -202,9 +233,9 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         d->own.everywhere = own_everywhere;
     if (status == CDDP_OK && same_places)
         cdi_in_place_choose(d);
-    if (status == CDDP_OK && (given.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
+    if (status == CDDP_OK && unit == NULL && (given.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)
         status = cdi_replicate(d, d->slices, n + given.opt.n_buffers, 0, true, err);
-    if (status == CDDP_OK)
+    if (status == CDDP_OK && unit == NULL)
         status = d->ops->region_create(d->b, cdi_arena_bytes(d), &d->region, err);
     if (status == CDDP_OK)
         status = cdi_compress_init(d, err);
@@ -225,6 +256,16 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     return CDDP_OK;
 }
 
+cddp_status cdi_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n, const size_t *unit,
+                           const cddp_ddp_options *opt, struct cdi_error *err)
+{
+    cddp_status status = ddp_create(out, comm, params, n, unit, opt, err);
+
+    if (status == CDDP_OK)
+        cdi_comm_hold(comm);
+    return status;
+}
+
 cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n_params,
                             const cddp_ddp_options *opt)
 {
@@ -237,9 +278,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
     if (status == CDDP_OK && (out == NULL || comm == NULL))
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     else if (status == CDDP_OK)
-        status = ddp_create(out, comm, params, n_params, opt, &err);
-    if (status == CDDP_OK)
-        cdi_comm_hold(comm);
+        status = cdi_ddp_create(out, comm, params, n_params, NULL, opt, &err);
     (void)cdi_comm_ask(before);
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }

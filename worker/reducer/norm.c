@@ -53,7 +53,7 @@ static struct cdi_span norm_part_of(cddp_ddp *d, size_t i, size_t rank)
     size_t size = cddp_dtype_size(dtype), begin = part_begin(count, rank, world);
     struct cdi_shard own;
 
-    if (!d->sharded)
+    if (!d->sharded && !cdi_ddp_is_divided(d))
         return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin,
                                  dtype};
     own = cdi_shard_one(&d->plan, i, (int)rank);
@@ -188,8 +188,9 @@ static cddp_status norm_fetch(cddp_ddp *d, double norm_type, double *norm, struc
 static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
 {
     for (size_t i = 0; i < d->n_params; i++)
-        d->spans[i] = d->sharded ? norm_part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
-                                 : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
+        d->spans[i] = d->sharded || cdi_ddp_is_divided(d)
+                          ? norm_part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
+                          : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
     return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
 }
 

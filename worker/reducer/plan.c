@@ -116,7 +116,7 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
     return grads;
 }
 
-cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err)
+cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, const size_t *unit, struct cdi_error *err)
 {
     size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
     size_t size = (size_t)cdi_comm_world(d->comm)->size;
@@ -129,9 +129,11 @@ cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi
     d->caps = (struct cdi_bucket_caps){.first = opt->first_bucket_bytes,
                                        .cap = d->automatic ? opt->first_bucket_bytes : opt->bucket_bytes,
                                        .last = opt->last_bucket_bytes,
-                                       .split = (d->flags & CDDP_DDP_SPLIT) != 0};
+                                       .split = (d->flags & CDDP_DDP_SPLIT) != 0,
+                                       .unit = unit};
     d->caps.parts = d->caps.split || d->automatic ? 1 : size;
     status = cdi_bucket_plan_init(&d->plan, grads, n, &d->caps, err);
+    d->caps.unit = NULL; /* the caller's */
     if (status != CDDP_OK) {
         free(grads);
         return status;
@@ -139,7 +141,7 @@ cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi
     status = make_flights(d, err);
     if (status == CDDP_OK && d->automatic)
         status = make_trial(d, err);
-    if (status == CDDP_OK && size > 1 && (d->trial != NULL || d->plan.n > 1) &&
+    if (status == CDDP_OK && unit == NULL && size > 1 && (d->trial != NULL || d->plan.n > 1) &&
         (d->flags & CDDP_DDP_FIND_UNUSED) == 0) {
         d->order = calloc(d->n_params, sizeof *d->order);
         if (d->order == NULL)

@@ -5,8 +5,11 @@
 
 #include "worker/reducer/state/state.h"
 
-/* Assigns, at creation, each gradient to a bucket. Returns CDDP_OK or CDDP_E_NOMEM. */
-cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, struct cdi_error *err);
+/*
+ * Assigns, at creation, each gradient to a bucket. unit: by parameter, as in cdi_bucket_caps. Returns CDDP_OK or
+ * CDDP_E_NOMEM.
+ */
+cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, const size_t *unit, struct cdi_error *err);
 /* Records that gradient i is the next one in the first step. */
 void cdi_plan_note_order(cddp_ddp *d, size_t i);
 /*

@@ -109,14 +109,17 @@ static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const
  */
 static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 {
-    struct open_bucket open[N_DTYPES] = {0}, *rest;
+    struct open_bucket open[N_DTYPES] = {0}, *left;
     size_t tail[N_DTYPES] = {0};
 
     find_tails(p, caps->last, tail);
     for (size_t i = p->n_grads; i-- > 0;) {
         struct cdi_grad *g = &p->grads[i];
-        struct open_bucket *o = &open[g->dtype];
+        struct open_bucket *o = &open[g->dtype], *rest;
 
+        while (caps->unit != NULL && i + 1 < p->n_grads && caps->unit[i] != caps->unit[i + 1] &&
+               (rest = oldest_open(open)) != NULL)
+            close_bucket(p, rest, (cddp_dtype)(rest - open));
         if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[g->dtype]))
             close_bucket(p, o, g->dtype);
         g->bucket = o->n_closed;
@@ -133,8 +136,8 @@ static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *
         if (i >= tail[g->dtype] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
             close_bucket(p, o, g->dtype);
     }
-    while ((rest = oldest_open(open)) != NULL)
-        close_bucket(p, rest, (cddp_dtype)(rest - open));
+    while ((left = oldest_open(open)) != NULL)
+        close_bucket(p, left, (cddp_dtype)(left - open));
 }
 
 /*

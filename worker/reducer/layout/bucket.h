@@ -72,8 +72,9 @@ struct cdi_bucket_caps {
     size_t cap;   /* of the other buckets, >= 1 */
     size_t
         last; /* the model's first gradients, until they reach this size, form the last bucket of their type; 0: off */
-    bool split;   /* cut gradients that are larger than cap; requires parts == 1 */
-    size_t parts; /* number of parts into which a bucket's room can be divided, >= 1 */
+    bool split;         /* cut gradients that are larger than cap; requires parts == 1 */
+    const size_t *unit; /* by gradient, ascending: no bucket has gradients of two units; NULL: there is one */
+    size_t parts;       /* number of parts into which a bucket's room can be divided, >= 1 */
 };
 
 /*

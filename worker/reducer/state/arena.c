@@ -8,8 +8,30 @@ bool cdi_arena_excludes(const cddp_ddp *d, size_t i)
     return d->in_place.any && d->in_place.home[i].chosen;
 }
 
+size_t cdi_arena_share_bytes(const cddp_ddp *d)
+{
+    return d->plan.arena_bytes / d->plan.parts;
+}
+
+size_t cdi_arena_share_at(const cddp_ddp *d, size_t b)
+{
+    return d->plan.b[b].offset / d->plan.parts;
+}
+
+void *cdi_arena_in_shares(const cddp_ddp *d, char *shares, size_t i)
+{
+    size_t b = d->plan.grads[i].bucket, part = d->plan.b[b].room / d->plan.parts;
+    size_t in_bucket = d->plan.grads[i].offset - d->plan.b[b].offset;
+    uintptr_t at = (uintptr_t)shares + cdi_arena_share_at(d, b);
+
+    /* As a number: it may lie before the memory, where a pointer must not point. */
+    return (void *)(at + in_bucket - part * (size_t)cdi_comm_world(d->comm)->rank);
+}
+
 void *cdi_arena_grad(const cddp_ddp *d, size_t i)
 {
+    if (cdi_ddp_is_divided(d))
+        return cdi_arena_in_shares(d, d->shares.grads, i);
     if (i < d->n_params && cdi_arena_excludes(d, i))
         return d->in_place.home[i].grad;
     return (char *)d->region->base + cdi_arena_offset(d, i);

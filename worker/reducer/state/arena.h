@@ -9,8 +9,17 @@
 
 /* Returns true if gradient i of the parameters is reduced in place, outside the arena. */
 bool cdi_arena_excludes(const cddp_ddp *d, size_t i);
-/* Returns the address at which gradient i is reduced. */
+/*
+ * Returns the address at which gradient i is reduced. If it is divided, only this rank's elements are there: the
+ * address is where element 0 would be.
+ */
 void *cdi_arena_grad(const cddp_ddp *d, size_t i);
+/* Returns the bytes of a rank's shares of all buckets. */
+size_t cdi_arena_share_bytes(const cddp_ddp *d);
+/* Returns where a rank's share of bucket b is in its shares, in bytes. */
+size_t cdi_arena_share_at(const cddp_ddp *d, size_t b);
+/* Returns where element 0 of gradient i would be in memory that has only this rank's shares, such as `shares`. */
+void *cdi_arena_in_shares(const cddp_ddp *d, char *shares, size_t i);
 /* Returns the offset of gradient i, which the arena holds. */
 size_t cdi_arena_offset(const cddp_ddp *d, size_t i);
 /* Returns the size of the arena in bytes. */

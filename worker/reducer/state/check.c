@@ -84,13 +84,13 @@ static cddp_status check_shape(const cddp_param *p, const char *what, size_t i, 
     return CDDP_OK;
 }
 
-static cddp_status check_param(const cddp_param *p, const char *what, size_t i, struct cdi_error *err)
+static cddp_status check_param(const cddp_param *p, const char *what, size_t i, bool has_data, struct cdi_error *err)
 {
     if (p->name == NULL || *p->name == '\0')
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu has no name: messages and checks need one", what, i);
     if (!cdi_dtype_valid(p->dtype))
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no valid type (%d)", what, i, p->name, (int)p->dtype);
-    if (p->data == NULL)
+    if (p->data == NULL && has_data)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no data", what, i, p->name);
     if (p->count == 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has no elements", what, i, p->name);
@@ -150,17 +150,18 @@ static cddp_status check_gradient(const cddp_param *p, size_t i, struct cdi_erro
         i, p->name, cdi_dtype_name(p->dtype), cdi_dtype_name(p->grad_dtype), (int)p->grad_dtype);
 }
 
-cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err)
+cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, bool divided,
+                                struct cdi_error *err)
 {
     cddp_status status = check_options(opt, err);
 
     for (size_t i = 0; i < n && status == CDDP_OK; i++) {
-        status = check_param(&params[i], "parameter", i, err);
+        status = check_param(&params[i], "parameter", i, !divided, err);
         if (status == CDDP_OK)
             status = check_gradient(&params[i], i, err);
     }
     for (size_t i = 0; i < opt->n_buffers && status == CDDP_OK; i++) {
-        status = check_param(&opt->buffers[i], "buffer", i, err);
+        status = check_param(&opt->buffers[i], "buffer", i, true, err);
         if (status == CDDP_OK && (opt->buffers[i].grad != NULL || opt->buffers[i].grad_dtype != CDDP_DTYPE_NONE))
             status = cdi_fail(err, CDDP_E_INVALID, "buffer %zu '%.200s' has a gradient, which only parameters have", i,
                               opt->buffers[i].name);

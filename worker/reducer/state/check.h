@@ -18,8 +18,9 @@ struct cdi_ddp_input {
 cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *params, size_t n,
                                const cddp_ddp_options *opt, struct cdi_error *err);
 void cdi_ddp_release_input(struct cdi_ddp_input *in);
-/* Returns CDDP_OK or CDDP_E_INVALID, as do those below. */
-cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, struct cdi_error *err);
+/* Returns CDDP_OK or CDDP_E_INVALID, as do those below. divided: parameters need no memory. */
+cddp_status cdi_ddp_check_input(const cddp_param *params, size_t n, const cddp_ddp_options *opt, bool divided,
+                                struct cdi_error *err);
 /* Checks, on a device, that `stream` means the same stream in every thread. */
 cddp_status cdi_ddp_check_stream(const cddp_ddp *d, const void *stream, struct cdi_error *err);
 /* Checks that each parameter and buffer is in memory of the backend. */

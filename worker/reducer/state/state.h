@@ -74,6 +74,14 @@ struct cdi_ddp_tied {
     bool folded;   /* with an optimizer: in this step, the first one's gradient became the sum */
 };
 
+/*
+ * With divided parameters (fsdp.c): this rank's shares of all buckets, one after the other, on the backend. NULL: every
+ * rank has whole parameters and gradients. The gradients' are the caller's (create.h).
+ */
+struct cdi_ddp_shares {
+    char *params, *grads;
+};
+
 /* weight.c: the weights of the mean. */
 struct cdi_ddp_weight {
     double *all; /* by rank; NULL: the mean has no weights */
@@ -175,7 +183,8 @@ struct cddp_ddp {
     size_t *rows; /* by parameter: the first dimension of its shape, or its count if it has none */
     size_t n_params;
     struct cdi_ddp_tied tied;
-    struct cdi_region *region;
+    struct cdi_ddp_shares shares;
+    struct cdi_region *region;         /* of gradients; NULL: they are divided */
     struct cdi_region *comm_region;    /* for compressed buckets; NULL: none */
     const struct cdi_backend_ops *ops; /* the communicator's */
     struct cdi_backend *b;
@@ -295,6 +304,12 @@ static inline bool cdi_ddp_is_tied(const cddp_ddp *d, size_t i)
 static inline bool cdi_ddp_is_frozen(const cddp_ddp *d, size_t i)
 {
     return d->n_frozen > 0 && d->frozen[i] != 0;
+}
+
+/* Returns true if parameters and gradients are divided among the ranks, and no rank has whole ones. */
+static inline bool cdi_ddp_is_divided(const cddp_ddp *d)
+{
+    return d->shares.params != NULL;
 }
 
 /* Returns true with CDDP_DDP_STATIC_GRAPH. */

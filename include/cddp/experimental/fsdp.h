@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fully sharded data parallel training: parameters, gradients and optimizer states are divided among the ranks. */
+#ifndef CDDP_EXPERIMENTAL_FSDP_H
+#define CDDP_EXPERIMENTAL_FSDP_H
+
+#ifndef CDDP_EXPERIMENTAL
+#error "this may change in any version: define CDDP_EXPERIMENTAL to use it"
+#endif
+
+#include <cddp/experimental/optim.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------ experimental: sharding ---- */
+
+/*
+ * A model whose parameters no rank holds as a whole (ZeRO stage 3, as PyTorch's fully_shard). It consists of units,
+ * such as the blocks of a transformer. Each rank keeps 1/world size of every unit: of its parameters, their gradients,
+ * and the optimizer's state. A unit is gathered just before it computes, and its memory is used again afterwards. A
+ * step is
+ *
+ *     for each unit u of the forward pass, then for each of the backward pass, in reverse:
+ *         cddp_fsdp_gather(f, u);                   // begins; the units of the last step's order follow by themselves
+ *         cddp_fsdp_wait_unit(f, u);                // now cddp_fsdp_param(f, u, i) are its parameters
+ *         compute, backward into cddp_fsdp_grad(f, u, i)
+ *         cddp_fsdp_release(f, u);
+ *         cddp_fsdp_grads_ready(f, u);              // backward only: gradients are averaged and divided
+ *     cddp_optim_step(optim, NULL);                 // of cddp_optim_create_sharded
+ *
+ * Every rank makes these calls in the same order. Sums are made in rank order, as everywhere, so that on the CPU
+ * parameters have the bits of cddp_ddp with cddp_optim.
+ */
+typedef struct cddp_fsdp cddp_fsdp;
+
+/* cddp_fsdp_unit.flags. */
+enum {
+    /* The unit stays gathered until the parameters change: fewer messages, more memory. For small or late units. */
+    CDDP_FSDP_KEEP = 1
+};
+
+typedef struct cddp_fsdp_unit {
+    size_t size;              /* sizeof(cddp_fsdp_unit), in each of an array */
+    const char *name;         /* for messages, such as "block.3" */
+    const cddp_param *params; /* in forward order. `data` is where rank 0's values are, or NULL; `grad` is NULL */
+    size_t n_params;
+    uint64_t flags; /* CDDP_FSDP_KEEP; 0: none */
+} cddp_fsdp_unit;
+
+typedef struct cddp_fsdp_options {
+    size_t size; /* sizeof(cddp_fsdp_options) */
+    /*
+     * 3, or 0: parameters, gradients and states are divided. 2: each rank keeps whole parameters, so that each unit is
+     * gathered once per step; gradients and states are divided.
+     */
+    int stage;
+    uint32_t flags;            /* 0 */
+    size_t max_live_units;     /* units whose parameters are whole at a time, without those that are kept; 0: 3 */
+    size_t max_live_gradients; /* units whose gradients are whole at a time; 0: 2. All, to accumulate whole gradients
+                                  over several backward passes */
+    /*
+     * Fills in the parameters of unit u, at data[0], data[1], ...: called once for each unit at creation, on every
+     * rank, and rank 0's values count. So a model that does not fit into one rank's memory can begin. NULL: the
+     * parameters' `data`; where that is NULL, too, they are zeros. On a GPU it enqueues its work on `stream`. Returns
+     * CDDP_OK, or an error, which becomes that of cddp_fsdp_create.
+     */
+    cddp_status (*fill)(void *arg, size_t u, void *const *data);
+    void *arg;
+    void *stream; /* GPU: the compute stream, as in cddp_ddp_options */
+} cddp_fsdp_options;
+
+/* This rank's elements of a parameter: [begin, begin + count) of it. */
+typedef struct cddp_fsdp_shard_info {
+    size_t size; /* sizeof(cddp_fsdp_shard_info), set by the caller */
+    size_t begin, count;
+    void *param; /* `count` elements, of the parameter's type; NULL: there are none */
+    void *grad;  /* the mean of their gradients, from the step's end to the next cddp_fsdp_grads_ready of the unit */
+} cddp_fsdp_shard_info;
+
+/*
+ * Creates a sharded model of n_units, in forward order. A collective: every rank calls it with the same units, which
+ * are compared. A unit is divided into equal parts of 64 bytes' alignment, regardless of its parameters' boundaries, so
+ * parameters may have any size. A parameter belongs to one unit. All memory is allocated here: this rank's shares of
+ * parameters and gradients, and pools of max_live_units and max_live_gradients times the largest unit.
+ *
+ * units and names are copied; `data` is not used after it. opt may be NULL. *out is written on success only; release it
+ * with cddp_fsdp_destroy(). Returns CDDP_OK; CDDP_E_INVALID (the message names unit and parameter); CDDP_E_UNSUPPORTED
+ * (gradients of another type than their parameters, CDDP_NAN_CHECK, a newer header's struct); CDDP_E_MISMATCH (the
+ * ranks differ, and in what); CDDP_E_NOMEM (the message has the bytes); an error of `fill`; or what a collective may
+ * return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_unit *units,
+                                                     size_t n_units, const cddp_fsdp_options *opt);
+
+/*
+ * Begins to gather unit u, unless its parameters are here already, and holds them until cddp_fsdp_release(), which must
+ * follow as often. If the last step wanted units in this order, too, the next ones are begun as well, as far as the
+ * pool has room for them. On the CPU it may wait until a slot of the pool is no longer written. From one thread.
+ * Returns CDDP_OK; CDDP_E_INVALID (no such unit); CDDP_E_STATE (max_live_units are in use, or a unit was held over the
+ * end of a step: the message names it; nothing is broken); or the error of a communicator that has failed.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_gather(cddp_fsdp *f, size_t u);
+/*
+ * Waits until unit u, which is held, is here: on the CPU it blocks, and on a GPU the compute stream waits. Returns
+ * CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (it is not held); or what a collective may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u);
+/*
+ * Returns parameter i of unit u, whole, from cddp_fsdp_wait_unit() to cddp_fsdp_release(); 64-byte aligned. It is only
+ * read; anything written there is lost. NULL: no such parameter, or the unit is not held.
+ */
+CDDP_API const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i);
+/* Ends a hold of cddp_fsdp_gather. Returns CDDP_OK; CDDP_E_INVALID; or CDDP_E_STATE: the unit is not held. */
+CDDP_API cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u);
+
+/*
+ * Returns where the gradient of parameter i of unit u belongs: memory of the pool with unspecified content, from the
+ * first such call of a step to cddp_fsdp_grads_ready(). Every element is written. On the CPU the first call for a unit
+ * may wait until an older unit's gradients are divided. Returns NULL and sets the last error: no such parameter;
+ * max_live_gradients are in use; the communicator has failed.
+ */
+CDDP_API void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i);
+/*
+ * Reports all gradients of unit u as complete: their means are made, and each rank gets its share. Never waits. Once
+ * per unit and step, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (twice in a step, or without
+ * cddp_fsdp_grad); or the error of a communicator that has failed.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u);
+
+/*
+ * Creates an optimizer for f's shares: cddp_optim_create() has the rest. cddp_optim_step() ends a step. Groups number
+ * parameters through all units.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create_sharded(cddp_optim **out, cddp_fsdp *f,
+                                                              const cddp_optim_options *opt);
+/*
+ * Ends a step without cddp_optim: waits until the means of all units' gradients are in the shares, for an optimizer of
+ * the program's own, which updates cddp_fsdp_shard()'s parameters before the next cddp_fsdp_gather(). On a GPU the
+ * compute stream waits. Returns what cddp_ddp_wait() may return.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_end_step(cddp_fsdp *f);
+/* Fills in *info. Returns CDDP_OK; CDDP_E_INVALID (no such parameter, NULL); CDDP_E_UNSUPPORTED. */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_shard_info *info);
+/* Returns the bytes that this rank holds for f, without optimizers. */
+CDDP_API size_t cddp_fsdp_bytes(const cddp_fsdp *f);
+
+/*
+ * Frees f; NULL is allowed. Waits for operations that have begun. Otherwise as cddp_ddp_destroy(): it is local, and its
+ * optimizers can only be destroyed afterwards.
+ */
+CDDP_API void cddp_fsdp_destroy(cddp_fsdp *f);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A model whose parameters are divided, beside the same model with whole parameters and cddp_optim, over real ranks;
+ * started by cddprun. Gradients depend on parameters, rank and step, so one wrong bit anywhere spreads. After some
+ * steps both have the same bits, in every way of gathering.
+ */
+#include "by_hand.h"
+
+#include <cddp/cddp.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 6
+#define UNITS 7
+#define PARAMS_MAX 3
+#define COUNT_MAX 70001
+
+/* Elements of the parameters of each unit; 0: it has fewer. Small, odd and large ones, and more ranks than elements. */
+static const size_t counts[UNITS][PARAMS_MAX] = {{1003, 17}, {1},       {4096, 1, 33}, {COUNT_MAX, 5},
+                                                 {250},      {2, 2, 2}, {9000}};
+
+static const struct kind {
+    const char *name;
+    cddp_dtype dtype, second; /* of each unit's second parameter */
+    int stage;
+    size_t live, gradients;
+    uint64_t keep;    /* a bit for each unit */
+    bool fill, turns; /* values by a callback; the order of units changes with the step */
+    bool own;         /* the program has its own optimizer */
+    cddp_optim_kind rule;
+} kinds[] = {
+    {.name = "stage 3", .rule = CDDP_OPTIM_ADAMW},
+    {.name = "SGD", .rule = CDDP_OPTIM_SGD},
+    {.name = "one live unit", .live = 1, .gradients = 1, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "all units live", .live = 100, .gradients = 100, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "stage 2", .stage = 2, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "kept units", .keep = 0x12, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "values by a callback", .fill = true, .rule = CDDP_OPTIM_ADAM},
+    {.name = "another order in each step", .turns = true, .live = 2, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "bfloat16", .dtype = CDDP_BFLOAT16, .rule = CDDP_OPTIM_SGD},
+    {.name = "bfloat16, AdamW", .dtype = CDDP_BFLOAT16, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "an optimizer of the program", .own = true, .rule = CDDP_OPTIM_SGD},
+    {.name = "float64", .dtype = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "two types", .second = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "two types, kept", .second = CDDP_BFLOAT16, .keep = 0x7f, .rule = CDDP_OPTIM_ADAMW},
+};
+
+struct model {
+    const struct kind *kind;
+    size_t n; /* parameters */
+    char names[UNITS * PARAMS_MAX][24];
+    size_t unit[UNITS * PARAMS_MAX], in_unit[UNITS * PARAMS_MAX];
+    cddp_param params[UNITS * PARAMS_MAX];
+    size_t first[UNITS + 1];
+};
+
+static cddp_comm *comm;
+static double room[2][COUNT_MAX]; /* on the host: the model's memory is where the backend has it */
+
+static void *to_host(int n, const void *from, size_t bytes)
+{
+    CHECK(cddp_copy(comm, room[n], from, bytes) == CDDP_OK);
+    return room[n];
+}
+
+static void from_host(void *to, int n, size_t bytes)
+{
+    CHECK(cddp_copy(comm, to, room[n], bytes) == CDDP_OK);
+}
+
+static size_t bytes_of(const cddp_param *p)
+{
+    return p->count * cddp_dtype_size(p->dtype);
+}
+
+static double noise(uint64_t x)
+{
+    x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+    return (double)(int64_t)(x ^ (x >> 32)) / 9223372036854775808.0;
+}
+
+static double get(const void *at, cddp_dtype dtype, size_t k)
+{
+    uint32_t bits;
+    float f;
+
+    if (dtype == CDDP_FLOAT64)
+        return ((const double *)at)[k];
+    if (dtype == CDDP_FLOAT32)
+        return (double)((const float *)at)[k];
+    bits = (uint32_t)((const uint16_t *)at)[k] << 16;
+    memcpy(&f, &bits, sizeof f);
+    return (double)f;
+}
+
+static void put(void *at, cddp_dtype dtype, size_t k, double x)
+{
+    float f = (float)x;
+    uint32_t bits;
+
+    memcpy(&bits, &f, sizeof bits);
+    if (dtype == CDDP_FLOAT64)
+        ((double *)at)[k] = x;
+    else if (dtype == CDDP_FLOAT32)
+        ((float *)at)[k] = f;
+    else
+        ((uint16_t *)at)[k] = (uint16_t)(bits >> 16);
+}
+
+static void first_values(const struct model *m, size_t i, void *at)
+{
+    for (size_t k = 0; k < m->params[i].count; k++) /* rank 0's count */
+        put(room[0], m->params[i].dtype, k, noise(i * 1000003 + k) + (cddp_rank(comm) > 0 ? 100 : 0));
+    from_host(at, 0, bytes_of(&m->params[i]));
+}
+
+static void backward(const struct model *m, size_t i, int step, const void *w, void *g)
+{
+    uint64_t seed = (uint64_t)(cddp_rank(comm) + 1) * 7919 + (uint64_t)step * 104729 + i;
+    const void *old = to_host(0, w, bytes_of(&m->params[i]));
+
+    for (size_t k = 0; k < m->params[i].count; k++)
+        put(room[1], m->params[i].dtype, k, noise(seed * 1000003 + k) + get(old, m->params[i].dtype, k) * 0.25);
+    from_host(g, 1, bytes_of(&m->params[i]));
+}
+
+static void make_model(struct model *m, const struct kind *k)
+{
+    *m = (struct model){.kind = k};
+    for (size_t u = 0; u < UNITS; u++) {
+        m->first[u] = m->n;
+        for (size_t i = 0; i < PARAMS_MAX && counts[u][i] > 0; i++, m->n++) {
+            cddp_dtype dtype = k->dtype != 0 ? k->dtype : CDDP_FLOAT32;
+            cddp_param *p = &m->params[m->n];
+
+            (void)snprintf(m->names[m->n], sizeof m->names[0], "block.%zu.%zu", u, i);
+            m->unit[m->n] = u;
+            m->in_unit[m->n] = i;
+            *p = (cddp_param){.size = sizeof *p,
+                              .name = m->names[m->n],
+                              .count = counts[u][i],
+                              .dtype = i == 1 && k->second != 0 ? k->second : dtype};
+            CHECK(cddp_alloc(comm, bytes_of(p), 0, &p->data) == CDDP_OK);
+        }
+    }
+    m->first[UNITS] = m->n;
+}
+
+static cddp_optim_options rule_of(const struct kind *k)
+{
+    cddp_optim_options rule;
+
+    cddp_optim_defaults(&rule, sizeof rule, k->rule);
+    rule.lr = 0.05;
+    rule.weight_decay = 0.01;
+    if (k->rule == CDDP_OPTIM_SGD)
+        rule.momentum = 0.9;
+    return rule;
+}
+
+/* The program's own optimizer: on elements [begin, begin + count) of a parameter. */
+static void update(cddp_dtype dtype, void *w, const void *g, size_t count)
+{
+    size_t bytes = count * cddp_dtype_size(dtype);
+
+    if (count == 0)
+        return;
+    (void)to_host(0, w, bytes);
+    (void)to_host(1, g, bytes);
+    for (size_t k = 0; k < count; k++)
+        put(room[0], dtype, k, (double)(float)(get(room[0], dtype, k) - 0.03125 * get(room[1], dtype, k)));
+    from_host(w, 0, bytes);
+}
+
+static void update_shards(const struct model *m, cddp_fsdp *f)
+{
+    CHECK(cddp_fsdp_end_step(f) == CDDP_OK);
+    for (size_t i = 0; i < m->n; i++) {
+        cddp_fsdp_shard_info own = {.size = sizeof own};
+
+        CHECK(cddp_fsdp_shard(f, m->unit[i], m->in_unit[i], &own) == CDDP_OK);
+        update(m->params[i].dtype, own.param, own.grad, own.count);
+    }
+}
+
+static void update_whole(const struct model *m, cddp_ddp *ddp)
+{
+    CHECK(cddp_ddp_wait(ddp) == CDDP_OK);
+    for (size_t i = 0; i < m->n; i++)
+        update(m->params[i].dtype, m->params[i].data, cddp_ddp_grad(ddp, i), m->params[i].count);
+}
+
+/* Trains the model with whole parameters; they stay in m->params. */
+static void train_whole(struct model *m)
+{
+    const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 20000, .first_bucket_bytes = 5000};
+    const cddp_optim_options rule = rule_of(m->kind);
+    cddp_optim *optim = NULL;
+    cddp_ddp *ddp;
+
+    for (size_t i = 0; i < m->n; i++)
+        first_values(m, i, m->params[i].data);
+    CHECK(cddp_ddp_create(&ddp, comm, m->params, m->n, &opt) == CDDP_OK);
+    CHECK(m->kind->own || cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
+    for (int step = 0; step < STEPS; step++) {
+        for (size_t i = m->n; i-- > 0;) {
+            backward(m, i, step, m->params[i].data, cddp_ddp_grad(ddp, i));
+            CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
+        }
+        if (m->kind->own)
+            update_whole(m, ddp);
+        else
+            CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+    }
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+}
+
+static const struct model *filling;
+
+static cddp_status fill(void *arg, size_t u, void *const *data)
+{
+    CHECK(arg == &filling);
+    for (size_t i = filling->first[u]; i < filling->first[u + 1]; i++)
+        first_values(filling, i, data[i - filling->first[u]]);
+    return CDDP_OK;
+}
+
+static cddp_fsdp *make_sharded(struct model *m)
+{
+    cddp_fsdp_options opt = {.size = sizeof opt,
+                             .stage = m->kind->stage,
+                             .max_live_units = m->kind->live,
+                             .max_live_gradients = m->kind->gradients};
+    cddp_fsdp_unit units[UNITS];
+    char names[UNITS][16];
+    cddp_fsdp *f;
+
+    for (size_t u = 0; u < UNITS; u++) {
+        (void)snprintf(names[u], sizeof names[u], "block.%zu", u);
+        units[u] = (cddp_fsdp_unit){.size = sizeof units[u],
+                                    .name = names[u],
+                                    .params = &m->params[m->first[u]],
+                                    .n_params = m->first[u + 1] - m->first[u],
+                                    .flags = (m->kind->keep >> u & 1) != 0 ? CDDP_FSDP_KEEP : 0};
+    }
+    filling = m;
+    for (size_t i = 0; i < m->n; i++) {
+        if (m->kind->fill) {
+            cddp_free(comm, m->params[i].data);
+            m->params[i].data = NULL;
+        } else {
+            first_values(m, i, m->params[i].data);
+        }
+    }
+    if (m->kind->fill) {
+        opt.fill = fill;
+        opt.arg = &filling;
+    }
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, &opt) == CDDP_OK);
+    return f;
+}
+
+static void hold(cddp_fsdp *f, size_t u)
+{
+    CHECK(cddp_fsdp_gather(f, u) == CDDP_OK && cddp_fsdp_wait_unit(f, u) == CDDP_OK);
+}
+
+/* Takes a step: a forward pass, which only looks, and a backward pass. */
+static void step_sharded(const struct model *m, cddp_fsdp *f, int step)
+{
+    for (size_t u = 0; u < UNITS; u++) {
+        hold(f, u);
+        for (size_t i = m->first[u]; i < m->first[u + 1]; i++)
+            CHECK(isfinite(get(to_host(0, cddp_fsdp_param(f, u, i - m->first[u]), bytes_of(&m->params[i])),
+                               m->params[i].dtype, m->params[i].count - 1)));
+        CHECK(cddp_fsdp_release(f, u) == CDDP_OK);
+    }
+    for (size_t n = 0; n < UNITS; n++) {
+        size_t u = m->kind->turns ? (n * 3 + (size_t)step) % UNITS : UNITS - 1 - n;
+
+        hold(f, u);
+        for (size_t i = m->first[u]; i < m->first[u + 1]; i++)
+            backward(m, i, step, cddp_fsdp_param(f, u, i - m->first[u]), cddp_fsdp_grad(f, u, i - m->first[u]));
+        CHECK(cddp_fsdp_release(f, u) == CDDP_OK && cddp_fsdp_grads_ready(f, u) == CDDP_OK);
+    }
+}
+
+/* Compares with the whole model's parameters. */
+static void compare(const struct model *m, cddp_fsdp *f, const struct model *whole)
+{
+    for (size_t u = 0; u < UNITS; u++) {
+        hold(f, u);
+        for (size_t i = m->first[u]; i < m->first[u + 1]; i++) {
+            cddp_fsdp_shard_info own = {.size = sizeof own};
+            size_t size = cddp_dtype_size(m->params[i].dtype);
+            const char *w = to_host(0, whole->params[i].data, bytes_of(&m->params[i]));
+
+            const void *here = to_host(1, cddp_fsdp_param(f, u, i - m->first[u]), bytes_of(&m->params[i]));
+
+            if (memcmp(here, w, bytes_of(&m->params[i])) != 0) {
+                fprintf(stderr, "%s: parameter %s differs on rank %d\n", m->kind->name, m->names[i], cddp_rank(comm));
+                exit(1);
+            }
+            CHECK(cddp_fsdp_shard(f, u, i - m->first[u], &own) == CDDP_OK);
+            CHECK(own.begin + own.count <= m->params[i].count);
+            memcpy(room[0], here, bytes_of(&m->params[i]));
+            if (own.count > 0)
+                CHECK(memcmp(to_host(1, own.param, own.count * size), w + own.begin * size, own.count * size) == 0);
+        }
+        CHECK(cddp_fsdp_release(f, u) == CDDP_OK);
+    }
+}
+
+static void run(const struct kind *k)
+{
+    struct model whole, m;
+    const cddp_optim_options rule = rule_of(k);
+    cddp_optim *optim = NULL;
+    cddp_fsdp *f;
+
+    make_model(&whole, k);
+    make_model(&m, k);
+    train_whole(&whole);
+    f = make_sharded(&m);
+    CHECK(k->own || cddp_optim_create_sharded(&optim, f, &rule) == CDDP_OK);
+    CHECK(cddp_fsdp_bytes(f) > 0 && cddp_fsdp_bytes(NULL) == 0);
+    for (int step = 0; step < STEPS; step++) {
+        step_sharded(&m, f, step);
+        if (k->own)
+            update_shards(&m, f);
+        else
+            CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+    }
+    compare(&m, f, &whole);
+    cddp_optim_destroy(optim);
+    cddp_fsdp_destroy(f);
+    for (size_t i = 0; i < m.n; i++) {
+        cddp_free(comm, m.params[i].data);
+        cddp_free(comm, whole.params[i].data);
+    }
+}
+
+/* Ranks that differ all hear in what, and nothing is broken. */
+static void refuse_different(void)
+{
+    bool differs = cddp_rank(comm) == cddp_world_size(comm) - 1 && cddp_rank(comm) > 0;
+    const cddp_param param = {.size = sizeof param, .name = "p", .count = 4, .dtype = CDDP_FLOAT32};
+    const cddp_fsdp_options opt = {.size = sizeof opt, .stage = differs ? 2 : 3};
+    cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
+    cddp_fsdp *f = NULL;
+
+    if (cddp_world_size(comm) == 1)
+        return;
+    CHECK(cddp_fsdp_create(&f, comm, &unit, 1, &opt) == CDDP_E_MISMATCH && f == NULL);
+    CHECK(strstr(cddp_last_error(), "stage is 3 on rank 0 but 2 on rank") != NULL);
+    unit.name = differs ? "v" : "u";
+    CHECK(cddp_fsdp_create(&f, comm, &unit, 1, NULL) == CDDP_E_MISMATCH && f == NULL);
+    CHECK(strstr(cddp_last_error(), "units of other names") != NULL);
+    unit.n_params = differs ? 0 : 1;
+    CHECK(cddp_fsdp_create(&f, comm, &unit, 1, NULL) == CDDP_E_INVALID && f == NULL);
+}
+
+int main(void)
+{
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    refuse_different();
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+        run(&kinds[k]);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a sharded model refuses, in a world of one; tests/integration/sharded_ranks.c has what it computes. */
+#include "comm_ranks.h"
+#include "hygiene.h"
+
+CDI_SUITE(fsdp);
+
+#define UNITS 4
+
+static cddp_comm *comm;
+static float values[UNITS][8];
+static cddp_param params[UNITS];
+static cddp_fsdp_unit units[UNITS];
+static const char *const names[UNITS] = {"a", "b", "c", "d"};
+
+static void begin(void)
+{
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    for (size_t u = 0; u < UNITS; u++) {
+        for (size_t k = 0; k < 8; k++)
+            values[u][k] = (float)(u * 8 + k);
+        params[u] = (cddp_param){
+            .size = sizeof params[u], .name = names[u], .data = values[u], .count = 8, .dtype = CDDP_FLOAT32};
+        units[u] = (cddp_fsdp_unit){.size = sizeof units[u], .name = names[u], .params = &params[u], .n_params = 1};
+    }
+}
+
+static cddp_fsdp *make(const cddp_fsdp_options *opt)
+{
+    cddp_fsdp *f = NULL;
+
+    begin();
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, opt), CDDP_OK, "%s", cddp_last_error());
+    return f;
+}
+
+static void end(cddp_fsdp *f)
+{
+    cddp_fsdp_destroy(f);
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
+static void says(cddp_status is, cddp_status expected, const char *text)
+{
+    cr_assert_eq(is, expected, "%s, not %s: %s", cddp_status_name(is), cddp_status_name(expected), cddp_last_error());
+    cr_assert_not_null(strstr(cddp_last_error(), text), "'%s' is not in: %s", text, cddp_last_error());
+}
+
+static cddp_status create(const cddp_fsdp_options *opt)
+{
+    cddp_fsdp *f = NULL;
+    cddp_status st = cddp_fsdp_create(&f, comm, units, UNITS, opt);
+
+    cr_assert(st != CDDP_OK && f == NULL);
+    return st;
+}
+
+static cddp_status failing_fill(void *arg, size_t u, void *const *data)
+{
+    (void)arg;
+    (void)data;
+    return u == 2 ? CDDP_E_IO : CDDP_OK;
+}
+
+Test(fsdp, bad_arguments_are_named)
+{
+    cddp_fsdp_options opt = {.size = sizeof opt, .stage = 1};
+    cddp_fsdp *f = NULL;
+
+    begin();
+    says(create(&opt), CDDP_E_INVALID, "stage is 1");
+    opt.stage = 0;
+    opt.flags = 4;
+    says(create(&opt), CDDP_E_INVALID, "flags has unknown bits (0x4)");
+    says(cddp_fsdp_create(&f, comm, units, 0, NULL), CDDP_E_INVALID, "at least one unit");
+    says(cddp_fsdp_create(NULL, comm, units, 1, NULL), CDDP_E_INVALID, "must not be NULL");
+    units[1].name = "";
+    says(create(NULL), CDDP_E_INVALID, "unit 1 has no name");
+    units[1].name = "b";
+    units[1].n_params = 0;
+    says(create(NULL), CDDP_E_INVALID, "unit 1 'b' has no parameters");
+    units[1].n_params = 1;
+    units[2].flags = 8;
+    says(create(NULL), CDDP_E_INVALID, "unknown bits (0x8)");
+    units[2].flags = 0;
+    params[3].grad = values[0];
+    says(create(NULL), CDDP_E_INVALID, "parameter 'd' has a `grad`");
+    params[3].grad = NULL;
+    params[3].count = 0;
+    says(create(NULL), CDDP_E_INVALID, "'d' has no elements");
+    params[3].count = 8;
+    params[0].dtype = CDDP_BFLOAT16;
+    params[0].grad_dtype = CDDP_FLOAT32;
+    says(create(NULL), CDDP_E_UNSUPPORTED, "gradients of another type");
+    params[0].grad_dtype = CDDP_DTYPE_NONE;
+    opt = (cddp_fsdp_options){.size = sizeof opt, .fill = failing_fill};
+    says(create(&opt), CDDP_E_IO, "fill failed for unit 2 'c'");
+    end(NULL);
+}
+
+Test(fsdp, more_units_than_fit_are_refused)
+{
+    const cddp_fsdp_options opt = {.size = sizeof opt, .max_live_units = 2, .max_live_gradients = 1};
+    cddp_fsdp *f = make(&opt);
+
+    cr_assert(cddp_fsdp_gather(f, 0) == CDDP_OK && cddp_fsdp_gather(f, 1) == CDDP_OK);
+    says(cddp_fsdp_gather(f, 2), CDDP_E_STATE, "unit 2 'c' cannot be gathered: 2 units are held");
+    cr_assert_null(cddp_fsdp_param(f, 2, 0));
+    cr_assert_eq(cddp_fsdp_release(f, 0), CDDP_OK);
+    cr_assert(cddp_fsdp_gather(f, 2) == CDDP_OK && cddp_fsdp_wait_unit(f, 2) == CDDP_OK);
+    cr_assert_arr_eq(cddp_fsdp_param(f, 2, 0), values[2], sizeof values[2]);
+    cr_assert_not_null(cddp_fsdp_grad(f, 2, 0));
+    cr_assert_null(cddp_fsdp_grad(f, 1, 0));
+    cr_assert_not_null(strstr(cddp_last_error(), "no memory for the gradients of unit 1 'b'"));
+    end(f);
+}
+
+Test(fsdp, calls_in_wrong_order_are_named_and_break_nothing)
+{
+    cddp_optim_options rule;
+    cddp_optim *optim;
+    cddp_fsdp *f = make(NULL);
+
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    cr_assert_eq(cddp_optim_create_sharded(&optim, f, &rule), CDDP_OK);
+    says(cddp_fsdp_wait_unit(f, 0), CDDP_E_STATE, "unit 0 'a' is not held");
+    says(cddp_fsdp_release(f, 0), CDDP_E_STATE, "unit 0 'a' is not held");
+    says(cddp_fsdp_gather(f, UNITS), CDDP_E_INVALID, "there is no unit 4, only 0 to 3");
+    says(cddp_fsdp_grads_ready(f, 1), CDDP_E_STATE, "unit 1 'b' has no gradients in this step");
+    says(cddp_fsdp_end_step(f), CDDP_E_STATE, "cddp_optim_step");
+    cr_assert_null(cddp_fsdp_grad(f, 0, 1));
+    for (size_t u = 0; u < UNITS; u++) {
+        float *g = cddp_fsdp_grad(f, u, 0);
+
+        for (size_t k = 0; k < 8; k++)
+            g[k] = 1;
+        cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
+        says(cddp_fsdp_grads_ready(f, u), CDDP_E_STATE, "were ready already in this step");
+    }
+    cr_assert_eq(cddp_fsdp_gather(f, 3), CDDP_OK);
+    cr_assert_eq(cddp_optim_step(optim, NULL), CDDP_OK, "%s", cddp_last_error());
+    says(cddp_fsdp_gather(f, 0), CDDP_E_STATE, "unit 3 'd' was gathered in step 0 and not released before its end");
+    cr_assert_eq(cddp_fsdp_release(f, 3), CDDP_OK);
+    cr_assert(cddp_fsdp_gather(f, 3) == CDDP_OK && cddp_fsdp_wait_unit(f, 3) == CDDP_OK);
+    cr_assert_float_eq(((const float *)cddp_fsdp_param(f, 3, 0))[7], 31 - 1e-3F, 1e-5);
+    cddp_optim_destroy(optim);
+    end(f);
+}
+
+Test(fsdp, unit_without_gradients_is_named_at_the_end_of_the_step)
+{
+    cddp_fsdp *f = make(NULL);
+
+    for (size_t u = 0; u < UNITS; u++)
+        if (u != 2) {
+            cr_assert_not_null(cddp_fsdp_grad(f, u, 0));
+            cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
+        }
+    says(cddp_fsdp_end_step(f), CDDP_E_STATE, "1 of 4 gradients are missing in step 0: 'c'");
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+}
+
+Test(fsdp, reducer_without_memory_can_be_destroyed_after_its_communicator)
+{
+    cddp_fsdp *f = make(NULL);
+
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+    cr_assert_neq(cddp_fsdp_gather(f, 0), CDDP_OK);
+    cddp_fsdp_destroy(f);
+}

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Creation and destruction of a sharded model. */
+#include "worker/reducer/create.h"
+#include "common/crc64.h"
+#include "common/float_state.h"
+#include "worker/base/sized.h"
+#include "worker/fsdp/fsdp.h"
+#include "worker/reducer/state/arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE 4096
+#define LIVE_UNITS 3
+#define LIVE_GRADIENTS 2
+
+/* The program's arguments in this library's structs. */
+struct input {
+    cddp_fsdp_options opt;
+    cddp_fsdp_unit *units;
+    size_t n_units;
+    cddp_param *params; /* of all units */
+    size_t *unit;       /* by parameter */
+    size_t n_params;
+};
+
+/* What the ranks compare beside the parameters. */
+struct card {
+    int64_t status; /* of a rank that failed earlier */
+    uint64_t stage, max_live_units, max_live_gradients, units;
+};
+
+static void release_input(struct input *in)
+{
+    free(in->units);
+    free(in->params);
+    free(in->unit);
+}
+
+static cddp_status check_unit(const cddp_fsdp_unit *unit, size_t u, struct cdi_error *err)
+{
+    if (unit->name == NULL || *unit->name == '\0')
+        return cdi_fail(err, CDDP_E_INVALID, "unit %zu has no name: messages and checks need one", u);
+    if (unit->params == NULL || unit->n_params == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "unit %zu '%.200s' has no parameters", u, unit->name);
+    if ((unit->flags & ~(uint64_t)CDDP_FSDP_KEEP) != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_unit.flags of unit %zu '%.200s' has unknown bits (%#llx)", u,
+                        unit->name, (unsigned long long)unit->flags);
+    return CDDP_OK;
+}
+
+static cddp_status check_param(const cddp_param *p, const char *unit, struct cdi_error *err)
+{
+    const char *name = p->name != NULL ? p->name : "";
+
+    if (p->grad != NULL)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "unit '%.200s', parameter '%.200s' has a `grad`: its gradient is at cddp_fsdp_grad", unit,
+                        name);
+    if (p->grad_dtype != CDDP_DTYPE_NONE && p->grad_dtype != p->dtype)
+        return cdi_fail(err, CDDP_E_UNSUPPORTED,
+                        "unit '%.200s', parameter '%.200s' has gradients of another type (grad_dtype): a sharded model "
+                        "has them in the parameter's type",
+                        unit, name);
+    return CDDP_OK;
+}
+
+/* Lists the parameters of all units. */
+static cddp_status list_params(struct input *in, struct cdi_error *err)
+{
+    size_t n = 0;
+
+    for (size_t u = 0; u < in->n_units; u++) {
+        if (check_unit(&in->units[u], u, err) != CDDP_OK)
+            return err->status;
+        if (__builtin_add_overflow(n, in->units[u].n_params, &n))
+            return cdi_fail(err, CDDP_E_NOMEM, "the units have too many parameters");
+    }
+    in->params = calloc(n, sizeof *in->params);
+    in->unit = calloc(n, sizeof *in->unit);
+    if (in->params == NULL || in->unit == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
+    for (size_t u = 0; u < in->n_units; u++) {
+        cddp_param *list =
+            cdi_sized_get_list(sizeof *list, in->units[u].params, in->units[u].n_params, "cddp_param", err);
+        cddp_status st = list != NULL ? CDDP_OK : err->status;
+
+        for (size_t i = 0; i < in->units[u].n_params && st == CDDP_OK; i++) {
+            st = check_param(&list[i], in->units[u].name, err);
+            in->unit[in->n_params] = u;
+            in->params[in->n_params++] = list[i];
+        }
+        free(list);
+        if (st != CDDP_OK)
+            return cdi_error_wrap(err, "unit %zu '%.200s'", u, in->units[u].name);
+    }
+    return CDDP_OK;
+}
+
+static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, size_t n, const cddp_fsdp_options *opt,
+                              struct cdi_error *err)
+{
+    *in = (struct input){.opt = {.size = sizeof in->opt}, .n_units = n};
+    if (units == NULL || n == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "a sharded model needs at least one unit");
+    if (opt != NULL && cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_fsdp_options", err) != CDDP_OK)
+        return err->status;
+    in->opt.stage = in->opt.stage == 0 ? 3 : in->opt.stage;
+    if (in->opt.stage != 2 && in->opt.stage != 3)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_fsdp_options.stage is %d: use 2 or 3 (cddp_optim_create alone is stage 1)",
+                        in->opt.stage);
+    if (in->opt.flags != 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_options.flags has unknown bits (%#x)", in->opt.flags);
+    if (in->opt.max_live_units == 0)
+        in->opt.max_live_units = LIVE_UNITS;
+    if (in->opt.max_live_gradients == 0)
+        in->opt.max_live_gradients = LIVE_GRADIENTS;
+    if (in->opt.max_live_units > n)
+        in->opt.max_live_units = n;
+    if (in->opt.max_live_gradients > n)
+        in->opt.max_live_gradients = n;
+    in->units = cdi_sized_get_list(sizeof *units, units, n, "cddp_fsdp_unit", err);
+    return in->units != NULL ? list_params(in, err) : err->status;
+}
+
+/* Compares the ranks. A rank that has failed takes part, so that the others do not wait for it. */
+static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status alone, struct cdi_error *err)
+{
+    static const char *const names[] = {"stage", "max_live_units", "max_live_gradients"};
+    const struct cdi_world *w = cdi_comm_world(comm);
+    struct card mine = {.status = alone}, *all = calloc((size_t)w->size, sizeof *all);
+    struct cdi_error other;
+    cddp_status st;
+
+    if (all == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", w->size);
+    if (alone == CDDP_OK) {
+        mine.stage = (uint64_t)in->opt.stage;
+        mine.max_live_units = in->opt.max_live_units;
+        mine.max_live_gradients = in->opt.max_live_gradients;
+        mine.units = cdi_crc64(0, in->unit, in->n_params * sizeof *in->unit);
+        for (size_t u = 0; u < in->n_units; u++) {
+            mine.units = cdi_crc64(mine.units, in->units[u].name, strlen(in->units[u].name) + 1);
+            mine.units = cdi_crc64(mine.units, &in->units[u].flags, sizeof in->units[u].flags);
+        }
+    }
+    st = cdi_comm_all_gather(comm, &mine, all, sizeof mine, CDDP_UINT8, &other);
+    for (int r = 0; r < w->size && st == CDDP_OK; r++) {
+        const uint64_t a[] = {all[0].stage, all[0].max_live_units, all[0].max_live_gradients},
+                       b[] = {all[r].stage, all[r].max_live_units, all[r].max_live_gradients};
+
+        if (all[r].status != CDDP_OK)
+            st = cdi_fail_by(&other, cdi_rank_of_job(w, r), (cddp_status)all[r].status,
+                             "cddp_fsdp_create failed on rank %d", r);
+        for (size_t k = 0; k < 3 && st == CDDP_OK; k++)
+            if (a[k] != b[k])
+                st = cdi_fail_by(&other, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                                 "cddp_fsdp_options.%s is %llu on rank 0 but %llu on rank %d", names[k],
+                                 (unsigned long long)a[k], (unsigned long long)b[k], r);
+        if (st == CDDP_OK && all[r].units != all[0].units)
+            st = cdi_fail_by(&other, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                             "rank %d has units of other names, flags or numbers of parameters than rank 0", r);
+    }
+    free(all);
+    if (alone == CDDP_OK && st != CDDP_OK)
+        *err = other;
+    return alone != CDDP_OK ? alone : st;
+}
+
+/* Finds the buckets of each unit, and where they are in its slot. */
+static void place_parts(cddp_fsdp *f, const struct input *in)
+{
+    const struct cdi_bucket_plan *plan = &f->ddp->plan;
+    size_t n = 0, first = 0;
+
+    for (size_t u = 0; u < f->n_units; u++) {
+        struct cdi_fsdp_unit *unit = &f->unit[u];
+
+        *unit = (struct cdi_fsdp_unit){.name = unit->name,
+                                       .first = first,
+                                       .n_params = in->units[u].n_params,
+                                       .part = n,
+                                       .grad_slot = CDI_POOL_NONE};
+        first += unit->n_params;
+        for (size_t b = 0; b < plan->n; b++) {
+            if (in->unit[cdi_bucket_grad(plan, b, 0)] != u)
+                continue;
+            f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes};
+            unit->bytes += plan->b[b].room;
+            unit->n_parts++;
+        }
+        unit->bytes = (unit->bytes + PAGE - 1) / PAGE * PAGE;
+    }
+}
+
+/* Decides which units are kept, and where all slots are. Returns the bytes of the region. */
+static size_t place_slots(cddp_fsdp *f, const struct input *in)
+{
+    size_t n = in->opt.max_live_units, at = 0;
+
+    for (size_t u = 0; u < f->n_units; u++)
+        f->slot_bytes = f->unit[u].bytes > f->slot_bytes ? f->unit[u].bytes : f->slot_bytes;
+    for (size_t s = 0; s < (in->opt.stage == 2 ? 0 : n); s++) {
+        f->slot_at[s] = at;
+        at += f->slot_bytes;
+    }
+    for (size_t u = 0; u < f->n_units; u++) {
+        if (in->opt.stage != 2 && (in->units[u].flags & CDDP_FSDP_KEEP) == 0)
+            continue;
+        cdi_pool_keep(&f->pool, u, n);
+        f->slot_at[n++] = at;
+        at += f->unit[u].bytes;
+    }
+    f->grads_at = at;
+    f->shares_at = at + f->n_grad_slots * f->slot_bytes;
+    return f->shares_at + cdi_arena_share_bytes(f->ddp);
+}
+
+static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_error *err)
+{
+    size_t slots = in->opt.max_live_units + f->n_units;
+    bool ok;
+
+    f->n_units = in->n_units;
+    f->unit = calloc(f->n_units, sizeof *f->unit);
+    f->parts = calloc(f->ddp->plan.n, sizeof *f->parts);
+    slots = in->opt.max_live_units + f->n_units;
+    f->slot_at = calloc(slots, sizeof *f->slot_at);
+    f->slot_ticket = calloc(slots, sizeof *f->slot_ticket);
+    f->n_grad_slots = in->opt.max_live_gradients;
+    f->grad_slot = calloc(f->n_grad_slots, sizeof *f->grad_slot);
+    ok = f->unit != NULL && f->parts != NULL && f->slot_at != NULL && f->slot_ticket != NULL && f->grad_slot != NULL;
+    ok = ok && cdi_pool_init(&f->pool, f->n_units, in->opt.max_live_units);
+    for (size_t u = 0; ok && u < f->n_units; u++)
+        ok = (f->unit[u].name = strdup(in->units[u].name)) != NULL;
+    for (size_t s = 0; ok && s < f->n_grad_slots; s++)
+        f->grad_slot[s].unit = CDI_POOL_NONE;
+    return ok ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu units", f->n_units);
+}
+
+static cddp_status call_fill(const struct input *in, size_t u, void *const *data)
+{
+    CDI_CALLERS_FLOAT_STATE;
+
+    return in->opt.fill(in->opt.arg, u, data);
+}
+
+/* Copies the program's values of unit u to a slot, with zeros between them, or has it write them there. */
+static cddp_status fill_slot(cddp_fsdp *f, const struct input *in, size_t u, size_t slot, struct cdi_error *err)
+{
+    cddp_ddp *d = f->ddp;
+    const struct cdi_fsdp_unit *unit = &f->unit[u];
+    char *begin = (char *)f->region->base + slot;
+    cddp_status st = CDDP_OK;
+    void **data;
+
+    if (d->ops->on_device)
+        st = d->ops->clear(d->b, begin, unit->bytes, err);
+    else
+        memset(begin, 0, unit->bytes);
+    if (st == CDDP_OK && in->opt.fill != NULL) {
+        data = calloc(unit->n_params, sizeof *data);
+        if (data == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", unit->n_params);
+        for (size_t i = 0; i < unit->n_params; i++)
+            data[i] = cdi_fsdp_param_at(f, slot, u, i);
+        if (d->ops->on_device)
+            st = d->ops->stream_wait(d->b, 0, d->stream, err);
+        if (st == CDDP_OK) {
+            st = call_fill(in, u, data);
+            if (st != CDDP_OK)
+                (void)cdi_fail(err, st, "cddp_fsdp_options.fill failed for unit %zu '%.200s'", u, unit->name);
+        }
+        free(data);
+        return st == CDDP_OK && d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, false, err) : st;
+    }
+    for (size_t i = 0; i < unit->n_params && st == CDDP_OK; i++) {
+        const cddp_param *p = &in->params[unit->first + i];
+        const struct cdi_slice from = {p->data, p->count * cddp_dtype_size(p->dtype)};
+
+        if (p->data != NULL)
+            st = d->ops->pack(d->b, cdi_fsdp_param_at(f, slot, u, i), &from, 1, err);
+    }
+    return st;
+}
+
+/* Gives this rank its share of rank 0's values of unit u. A rank whose fill failed still takes part. */
+static cddp_status load_unit(cddp_fsdp *f, const struct input *in, size_t u, struct cdi_error *err)
+{
+    cddp_ddp *d = f->ddp;
+    size_t slot = f->grads_at, rank = (size_t)cdi_comm_world(d->comm)->rank;
+    int32_t mine, worst;
+    struct cdi_error local = {.status = CDDP_OK};
+    cddp_status st = fill_slot(f, in, u, slot, &local);
+
+    mine = -(int32_t)st;
+    st = cdi_comm_all_reduce(d->comm, &mine, &worst, 1, CDDP_INT32, CDDP_MAX, err);
+    if (st == CDDP_OK && local.status != CDDP_OK)
+        *err = local, st = local.status;
+    else if (st == CDDP_OK && worst != 0)
+        st = cdi_fail(err, (cddp_status)-worst, "cddp_fsdp_create failed on another rank, for unit %zu '%.200s'", u,
+                      f->unit[u].name);
+    for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
+        const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
+        size_t part = b->room / d->plan.parts;
+        char *at = cdi_fsdp_part_at(f, slot, k);
+        const struct cdi_slice own = {at + part * rank, part};
+
+        if (d->plan.parts > 1)
+            st = cdi_comm_broadcast(d->comm, at, b->room / cddp_dtype_size(b->dtype), b->dtype, 0, err);
+        if (st == CDDP_OK)
+            st = d->ops->pack(d->b, d->shares.params + cdi_arena_share_at(d, f->parts[k].bucket), &own, 1, err);
+    }
+    return st;
+}
+
+static void free_fsdp(cddp_fsdp *f)
+{
+    if (f == NULL)
+        return;
+    if (f->region != NULL)
+        f->ddp->ops->region_destroy(f->ddp->b, f->region);
+    for (size_t u = 0; f->unit != NULL && u < f->n_units; u++)
+        free(f->unit[u].name);
+    free(f->unit);
+    free(f->parts);
+    free(f->slot_at);
+    free(f->slot_ticket);
+    free(f->grad_slot);
+    cdi_pool_release(&f->pool);
+    cddp_ddp_destroy(f->ddp);
+    free(f);
+}
+
+/* Makes everything after the reducer, on which the ranks have agreed. */
+static cddp_status make(cddp_fsdp *f, cddp_comm *comm, const struct input *in, struct cdi_error *err)
+{
+    cddp_status st = allocate(f, in, err);
+    size_t bytes = 0;
+
+    if (st == CDDP_OK) {
+        place_parts(f, in);
+        bytes = place_slots(f, in);
+    }
+    st = agree(comm, in, st, err); /* not all may have had the memory */
+    if (st == CDDP_OK)
+        st = f->ddp->ops->region_create(f->ddp->b, bytes, &f->region, err);
+    if (st == CDDP_OK)
+        f->ddp->shares.grads = (char *)f->region->base + f->shares_at;
+    for (size_t u = 0; u < f->n_units && st == CDDP_OK; u++)
+        st = load_unit(f, in, u, err);
+    return st;
+}
+
+static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_unit *units, size_t n,
+                               const cddp_fsdp_options *opt, struct cdi_error *err)
+{
+    cddp_ddp_options reducer = {.size = sizeof reducer, .bucket_bytes = SIZE_MAX, .first_bucket_bytes = SIZE_MAX};
+    cddp_fsdp *f = calloc(1, sizeof *f);
+    struct input in;
+    cddp_status st = read_input(&in, units, n, opt, err);
+
+    if (f == NULL && st == CDDP_OK)
+        st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
+    st = agree(comm, &in, st, err);
+    reducer.stream = in.opt.stream;
+    if (st == CDDP_OK && f != NULL)
+        st = cdi_ddp_create(&f->ddp, comm, in.params, in.n_params, in.unit, &reducer, err);
+    if (st == CDDP_OK && f != NULL)
+        st = make(f, comm, &in, err);
+    release_input(&in);
+    if (st == CDDP_OK)
+        *out = f;
+    else if (f != NULL && f->ddp == NULL)
+        free(f);
+    else
+        free_fsdp(f);
+    return st;
+}
+
+cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_unit *units, size_t n_units,
+                             const cddp_fsdp_options *opt)
+{
+    CDI_DEFAULT_FLOAT_STATE;
+    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_FSDP_CREATE);
+    struct cdi_error err;
+    cddp_status st = cdi_comm_own("cddp_fsdp_create", comm, &err);
+
+    if (st == CDDP_OK && (out == NULL || comm == NULL))
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_create: out and comm must not be NULL");
+    else if (st == CDDP_OK)
+        st = fsdp_create(out, comm, units, n_units, opt, &err);
+    (void)cdi_comm_ask(before);
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
+
+void cddp_fsdp_destroy(cddp_fsdp *f)
+{
+    CDI_DEFAULT_FLOAT_STATE;
+    cddp_ddp *d;
+
+    if (f == NULL || cdi_comm_is_others("cddp_fsdp_destroy", f->ddp->comm))
+        return;
+    d = f->ddp;
+    (void)pthread_mutex_lock(&d->lock);
+    if (!cdi_comm_is_over(d->comm) && d->joined < d->enqueued)
+        (void)cdi_ddp_join_ticket(d, d->enqueued); /* operations in flight use the region */
+    (void)pthread_mutex_unlock(&d->lock);
+    free_fsdp(f);
+}
