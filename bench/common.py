@@ -15,6 +15,8 @@ import fair
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+sys.path.append(os.path.join(ROOT, 'tests', 'support'))
+from ports import free_port
 
 
 def parser(description, rounds=fair.LEAST_ROUNDS):

@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 
+import common
+
 EOT, VOCABULARY, MAX_T = 0, 256, 64
 SIZES = {'small': (4, 4, 128), 'medium': (6, 6, 384)}  # layers, heads, channels
 TOLERANCE = 1e-5
@@ -178,7 +180,7 @@ def main():
         want, _ = losses_and_times(alone)
         worst = 0.0
         for name, run in [(f'{n} ranks', lambda n=n: launch(cddprun, folder, n, str(folder / 'together'))) for n in (1, 2, 4)] + [
-                ('2 nodes of 2', lambda: two_nodes(cddprun, folder, str(folder / 'together'), 29511))]:
+                ('2 nodes of 2', lambda: two_nodes(cddprun, folder, str(folder / 'together'), common.free_port()))]:
             got, _ = losses_and_times(run())
             if [kind for kind, _ in got] != [kind for kind, _ in want]:
                 sys.exit(f'{name}: {len(got)} losses, not {len(want)}')

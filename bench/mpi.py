@@ -19,7 +19,7 @@ def backend_over(args, one):
     def runs(ranks, sizes):
         for setting, some in one.plan(ranks, sizes):
             command, env = one.command(ranks, [program, *allreduce.words_of(args, some)], setting)
-            env.update({'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(allreduce.PORT)})
+            env.update({'CDDP_BACKEND': 'mpi', 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(common.free_port())})
             yield command, env, program, setting['label'], some
     return allreduce.Peer('libcddp', why=why, runs=runs)
 

@@ -110,8 +110,6 @@ def redis():
     if not program:
         return None
     version = subprocess.run([program, '--version'], capture_output=True, text=True, check=True).stdout.split(' v=')[1].split()[0]
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
+    port = common.free_port()
     return Server('Redis', 'resp', [program, '--save', '', '--appendonly', 'no', '--bind', '127.0.0.1', '--port', str(port),
                                     '--daemonize', 'no', '--loglevel', 'warning'], port=port, version=f'Redis {version}')

@@ -9,7 +9,6 @@ allreduce, round by round.
 """
 import json
 import os
-import socket
 import statistics
 import sys
 
@@ -60,12 +59,6 @@ def by_tool(args, start, env, size, us):
     return found
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
-
-
 def starts(args, backend):
     """The command that starts the ranks on a backend, and their environment; None: not here."""
     if backend == 'cpu':
@@ -74,7 +67,7 @@ def starts(args, backend):
     if one.why or not os.path.isdir(module):
         return None
     start, env = one.command(args.ranks, [])
-    return start, {**env, 'CDDP_BACKEND': backend, 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
+    return start, {**env, 'CDDP_BACKEND': backend, 'CDDP_MODULE_DIR': module, 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(common.free_port())}
 
 
 def compare(args, backend, start, env, size):

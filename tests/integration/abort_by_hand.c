@@ -36,7 +36,7 @@ int main(void)
 {
     CHECK(pipe(left) == 0);
     (void)setenv("CDDP_TIMEOUT", "30", 1);
-    by_hand_start(by_hand_port(), be_a_rank);
+    by_hand_start(free_port(), be_a_rank);
     (void)close(left[0]);
     (void)close(left[1]);
     return by_hand_wait();

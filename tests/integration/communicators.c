@@ -390,7 +390,7 @@ int main(int argc, char **argv)
             bad = as_a_rank(0);
             continue;
         }
-        by_hand_start(by_hand_port(), as_a_rank);
+        by_hand_start(free_port(), as_a_rank);
         bad = by_hand_wait();
         if (bad != 0)
             fprintf(stderr, "in mode %s\n", mode);

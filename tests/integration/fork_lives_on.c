@@ -57,7 +57,7 @@ static int be_a_rank(int rank)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "port";
-    int port = by_hand_port(), fd = -1, bad;
+    int port = free_port(), fd = -1, bad;
 
     leaves = strcmp(mode, "rank-0") == 0 ? 0 : strcmp(mode, "rank-1") == 0 ? 1 : -1;
     CHECK(pipe(life) == 0);

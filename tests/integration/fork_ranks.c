@@ -423,6 +423,6 @@ int main(int argc, char **argv)
 {
     if (argc == 1 || strcmp(argv[1], "by-hand") != 0)
         return be_a_rank(-1);
-    by_hand_start(by_hand_port(), be_a_rank);
+    by_hand_start(free_port(), be_a_rank);
     return by_hand_wait();
 }

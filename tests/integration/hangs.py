@@ -10,14 +10,13 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
-from launch import Job, Skip, wait_for
+from launch import Job, Skip, free_port, wait_for
 
 WARNING = 2.0
 NAMED = WARNING + 2  # agents look once a second, and the stacks are read before the message is printed
@@ -27,12 +26,6 @@ WORKER = os.environ.get('CDDP_HANG_WORKER', '')
 WRAPPED = f'if [ $RANK = {LATE} ]; then "$@"; sleep 1000; else exec "$@"; fi'
 CGROUPS = pathlib.Path('/sys/fs/cgroup')
 seen = []  # for docs/hangs.md
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        return s.getsockname()[1]
 
 
 class Hang(contextlib.ExitStack):

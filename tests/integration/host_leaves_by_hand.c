@@ -35,6 +35,6 @@ static int be_a_rank(int rank)
 int main(void)
 {
     (void)setenv("CDDP_TIMEOUT", "30", 1);
-    by_hand_start(by_hand_port(), be_a_rank);
+    by_hand_start(free_port(), be_a_rank);
     return by_hand_wait();
 }

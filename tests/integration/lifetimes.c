@@ -208,14 +208,15 @@ int main(int argc, char **argv)
     (void)alarm(LIMIT_S);
     /* The pairs first: a child of a process that has used a GPU cannot use it. */
     for (of_rank_0 = 0; of_rank_0 < 120 && getenv("RANK") == NULL; of_rank_0 += (int)stride) {
-        by_hand_start(by_hand_port(), as_a_rank);
+        by_hand_start(free_port(), as_a_rank);
         if (by_hand_wait() != 0) {
             fprintf(stderr, "with order %d\n", of_rank_0);
             return 1;
         }
+        port_release();
     }
     if (getenv("RANK") == NULL && !wants_gpu()) { /* there it waits for the GPU */
-        by_hand_start(by_hand_port(), one_unwinds);
+        by_hand_start(free_port(), one_unwinds);
         if (by_hand_wait() != 0)
             return 1;
     }

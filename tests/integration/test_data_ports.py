@@ -32,19 +32,6 @@ def listening(pid):
     return found
 
 
-def free_range(n):
-    """n ports in a row that are free now."""
-    while True:
-        first = launch.free_port()
-        try:
-            for port in range(first, first + n):
-                with socket.socket() as s:
-                    s.bind(('', port))
-            return first
-        except OSError:
-            pass
-
-
 def nodes(cddprun, first, last, *words):
     """Two agents of two workers each."""
     port = launch.free_port()
@@ -53,7 +40,7 @@ def nodes(cddprun, first, last, *words):
 
 
 def test_workers_listen_in_the_range_only(cddprun):
-    first = free_range(4)
+    first = launch.free_ports(4)
     a, b = nodes(cddprun, first, first + 3, '--epochs', '1000000')
     with a, b:
         def ports():
@@ -71,7 +58,7 @@ def test_workers_listen_in_the_range_only(cddprun):
 
 
 def test_ports_are_used_again_after_a_job(cddprun):
-    first = free_range(2)
+    first = launch.free_ports(2)
     for _ in range(2):
         a, b = nodes(cddprun, first, first + 1, '--epochs', '3')
         with a, b:
@@ -79,10 +66,8 @@ def test_ports_are_used_again_after_a_job(cddprun):
 
 
 def test_says_when_the_range_is_used_up(cddprun):
-    first = free_range(1)
-    with socket.socket() as s:
-        s.bind(('', first))
-        s.listen()
+    first = launch.free_ports(1)
+    with socket.create_server(('', first)):
         a, b = nodes(cddprun, first, first, '--epochs', '3')
         with a, b:
             assert a.finish() != 0 and b.finish() != 0

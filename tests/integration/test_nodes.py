@@ -801,10 +801,10 @@ def site_port(job):
 
 
 def free_job():
-    """A number of a job whose step 0 has four free ports, and the first of them."""
+    """A number of a job whose step 0 has four free ports, now this test's, and the first of them."""
     for job in range(os.getpid(), os.getpid() + 1000):
         port = site_port(f'{job}.0')
-        if not any(can_connect(port + i) for i in range(4)):
+        if all(launch.hold(port + i) for i in range(4)):
             return job, port
     raise AssertionError('no free ports')
 

@@ -21,6 +21,9 @@ from torch.utils.data import DistributedSampler
 from record_gpt import forward, shapes
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+sys.path.append(os.path.join(ROOT, 'tests', 'support'))
+from ports import free_port
+
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH, STEPS, WARMUP, LR, SEED, RANKS = 2, 2, 32, 32, 8, 200, 20, 0.0005, 1, 2
 FLAGS = f'--layers {LAYERS} --heads {HEADS} --width {WIDTH} --context {CONTEXT} --batch {BATCH} --steps {STEPS} ' \
         f'--warmup {WARMUP} --lr {LR} --seed {SEED}'.split()
@@ -87,4 +90,4 @@ if __name__ == '__main__':
         start = os.path.join(folder, 'start')
         subprocess.run([sys.argv[1], *FLAGS, '--steps', '0', '--sample', '0', '--weights-out', start], check=True)
         with open(start, 'rb') as f:
-            mp.spawn(train, (29517, f.read(), sys.argv[2]), nprocs=RANKS)
+            mp.spawn(train, (free_port(), f.read(), sys.argv[2]), nprocs=RANKS)

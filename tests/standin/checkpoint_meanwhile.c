@@ -143,7 +143,7 @@ static int load_both(int rank)
 
 static void run(int (*body)(int rank))
 {
-    by_hand_start(by_hand_port(), body);
+    by_hand_start(free_port(), body);
     CHECK(by_hand_wait() == 0);
 }
 

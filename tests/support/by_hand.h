@@ -6,6 +6,8 @@
 #ifndef CDI_TEST_BY_HAND_H
 #define CDI_TEST_BY_HAND_H
 
+#include "port.h"
+
 #include <cddp/cddp.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -35,27 +37,6 @@ static inline int by_hand_listen(int port)
         return fd;
     (void)close(fd);
     return -1;
-}
-
-/* A port that is free now, and that the kernel gives to nobody who asks for any port: such ports are soon gone. */
-static inline int by_hand_port(void)
-{
-    FILE *f = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
-    char line[64];
-    long first;
-
-    CHECK(f != NULL && fgets(line, sizeof line, f) != NULL && fclose(f) == 0);
-    first = strtol(line, NULL, 10);
-    CHECK(first > 2048);
-    for (int i = 0; i < 1000; i++) {
-        int port = (int)(first - 1 - ((long)getpid() * 7 + i) % (first - 1024 < 12000 ? first - 1024 : 12000));
-        int fd = by_hand_listen(port);
-
-        if (fd >= 0 && close(fd) == 0)
-            return port;
-    }
-    fprintf(stderr, "there is no free port\n");
-    _exit(1);
 }
 
 static inline void by_hand_set(const char *name, int number)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of one node, started by hand, without cddprun."""
+"""Ranks of one node, started by hand, without cddprun.
+
+    by_hand.py RANKS COMMAND...
+"""
 import os
 import subprocess
 import sys
 
-from launch import free_port
+from ports import free_port
 
 
 def run(words, ranks):
@@ -22,3 +25,7 @@ def run(words, ranks):
     for rank, one in enumerate(started):
         if one.returncode != 0:
             sys.exit(f'rank {rank}: exit status {one.returncode}\n{said[rank]}')
+
+
+if __name__ == '__main__':
+    run(sys.argv[2:], int(sys.argv[1]))

@@ -4,6 +4,8 @@
 #ifndef CDI_TEST_COMM_RANKS_H
 #define CDI_TEST_COMM_RANKS_H
 
+#include "port.h"
+
 #include <cddp/cddp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +57,8 @@ static inline void rank_env(int rank, int size, int port)
     (void)setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
 }
 
-/* Run body as `n` ranks of a world of `size`; the number of them that did not return 0. */
+/* Run body as `n` ranks of a world of `size`; the number of them that did not return 0. Releases the ports of
+ * free_port(). */
 static inline int run_ranks(int port, int n, int size, int (*body)(int rank))
 {
     pid_t pid[8];
@@ -76,6 +79,7 @@ static inline int run_ranks(int port, int n, int size, int (*body)(int rank))
         (void)waitpid(pid[r], &status, 0);
         bad += status != 0;
     }
+    port_release();
     return bad;
 }
 

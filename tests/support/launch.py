@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -19,6 +18,8 @@ import tempfile
 import threading
 import time
 import traceback
+
+from ports import free_port, free_ports, hold
 
 MARK = 'CDDP_TEST_MARK'
 DEADLINE = 90.0  # for anything that must happen; only what hangs reaches it
@@ -197,25 +198,6 @@ def marked(mark):
         except OSError:
             pass
     return found
-
-
-def free_port():
-    """A port that is free now, and that the kernel gives to nobody who asks for any port: such ports are soon gone."""
-    with open('/proc/sys/net/ipv4/ip_local_port_range', encoding='ascii') as f:
-        first = int(f.read().split()[0])
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    for _ in range(1000):
-        port = random.randrange(max(1024, first - 12000), max(2048, first))
-        try:
-            with socket.socket(family) as s:
-                if family == socket.AF_INET6:
-                    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                s.bind(('', port))
-        except OSError:
-            continue
-        if port not in (29400, 29500):
-            return port
-    raise OSError('there is no free port')
 
 
 def listens(port):

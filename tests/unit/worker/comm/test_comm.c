@@ -9,7 +9,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -362,32 +361,6 @@ Test(comm, four_ranks_need_at_most_sixteen_descriptors)
 }
 
 /* ------------------------------------------------------------------------------------ without an agent ---- */
-
-/*
- * Returns a port that was free a moment ago, since rank 0 must know its port and cannot choose one. It is below the
- * ephemeral ports, which are soon used on a busy node.
- */
-static int free_port(void)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
-    FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
-    int first = 0, bound = -1;
-
-    cr_assert(range != NULL && fscanf(range, "%d", &first) == 1);
-    (void)fclose(range);
-    first = first > 14000 ? first : 14000;
-    for (int tries = 0; bound != 0 && tries < 1000; tries++) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
-        uint16_t random;
-
-        cr_assert_eq(getrandom(&random, sizeof random, 0), (ssize_t)sizeof random);
-        a.sin_port = htons((uint16_t)(first - 1 - random % 12000));
-        bound = bind(fd, (struct sockaddr *)&a, sizeof a);
-        (void)close(fd);
-    }
-    cr_assert_eq(bound, 0);
-    return ntohs(a.sin_port);
-}
 
 static int by_hand(int rank)
 {

@@ -90,7 +90,7 @@ static int hosts_for_nobody(int rank)
 
 Test(join, program_interrupts_while_it_hosts_the_store)
 {
-    cr_assert_eq(run_ranks(by_hand_port(), 1, 2, hosts_for_nobody), 0);
+    cr_assert_eq(run_ranks(free_port(), 1, 2, hosts_for_nobody), 0);
 }
 
 static int finds_no_store(int rank)
@@ -101,7 +101,7 @@ static int finds_no_store(int rank)
 
 Test(join, program_interrupts_the_search_for_a_store)
 {
-    cr_assert_eq(run_ranks(by_hand_port(), 1, 2, finds_no_store), 0);
+    cr_assert_eq(run_ranks(free_port(), 1, 2, finds_no_store), 0);
 }
 
 static int one_gives_up(int rank)
@@ -132,7 +132,7 @@ Test(join, others_learn_at_once_that_a_rank_gave_up)
     rdzv_child_start(&server);
     cr_assert_eq(run_ranks(server.port, 3, 4, one_gives_up), 0);
     rdzv_child_stop(&server);
-    cr_assert_eq(run_ranks(by_hand_port(), 3, 4, one_gives_up_by_hand), 0);
+    cr_assert_eq(run_ranks(free_port(), 3, 4, one_gives_up_by_hand), 0);
 }
 
 /* A rank that counts as joined, and does nothing more. */
@@ -419,20 +419,9 @@ static int hosts_itself(int rank)
 
 Test(join, rank_0_hosts_the_stores_of_successive_jobs)
 {
-    int port = by_hand_port(), other = port;
-
     new_board();
-    while (other == port) { /* by_hand_port is the process's own, so the one below */
-        int fd = by_hand_listen(--other);
-
-        other = fd < 0 ? port - 1 : other;
-        if (fd >= 0)
-            (void)close(fd);
-        else
-            port--;
-    }
-    board->step[0] = other;
-    cr_assert_eq(run_ranks(port, 3, 3, hosts_itself), 0);
+    board->step[0] = free_port();
+    cr_assert_eq(run_ranks(free_port(), 3, 3, hosts_itself), 0);
     (void)munmap(board, sizeof *board);
 }
 
@@ -472,7 +461,7 @@ Test(join, rank_0s_store_demands_the_auth_token)
         cr_assert(fd >= 0 && write(fd, i == 0 ? "one-one-one-one-" : "two-two-two-two-", 16) == 16);
         (void)close(fd);
     }
-    cr_assert_eq(run_ranks(by_hand_port(), 3, 3, proves_its_secret), 0);
+    cr_assert_eq(run_ranks(free_port(), 3, 3, proves_its_secret), 0);
     for (int i = 0; i < 2; i++)
         (void)unlink(secrets[i]);
 }
