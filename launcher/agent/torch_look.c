@@ -173,7 +173,8 @@ static void look_work(uv_work_t *w)
         if (cdi_now_ms() < deadline_ms)
             read_stack(&l->found[i]);
         else
-            (void)snprintf(l->found[i].why, sizeof l->found[i].why, "not looked at: there was no time");
+            (void)snprintf(l->found[i].why, sizeof l->found[i].why, "not looked at: other ranks' stacks took %d s",
+                           STACKS_MS / 1000);
     }
     if (!l->refuted && !atomic_load(&l->stopping))
         find_waits(l);

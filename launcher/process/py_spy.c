@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -100,7 +101,31 @@ static cddp_status py_spy_read(int fd, int64_t deadline_ms, struct cdi_buf *out)
     }
 }
 
-static cddp_status py_spy_run(pid_t target, int64_t deadline_ms, struct cdi_buf *out, struct cdi_error *err)
+/* Would it run, but had a processor for less than half of this time? */
+static bool py_spy_is_starved(pid_t child, uint32_t ms)
+{
+    char path[64], text[64], name[TASK_NAME], state;
+    CDI_AUTOCLOSE int fd = -1;
+    ssize_t n;
+
+    (void)snprintf(path, sizeof path, "/proc/%ld/schedstat", (long)child);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (n <= 0 || !task_look(child, child, name, &state) || state != 'R')
+        return false;
+    text[n] = '\0';
+    return strtoull(text, NULL, 10) / 1000000 < ms / 2; /* the first number: ns on a processor */
+}
+
+/* Explains why the program, which still runs, has not ended within the limit. */
+static cddp_status py_spy_late(pid_t child, uint32_t timeout_ms, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_TIMEOUT, "py-spy did not end in %.1f s%s", timeout_ms / 1000.0,
+                    py_spy_is_starved(child, timeout_ms) ? ", since this node's processors are busy" : "");
+}
+
+static cddp_status py_spy_run(pid_t target, uint32_t timeout_ms, int64_t deadline_ms, struct cdi_buf *out,
+                              struct cdi_error *err)
 {
     CDI_AUTOCLOSE int child_fd = -1; /* by a pidfd the signal reaches nobody else, whoever reaps the child */
     CDI_AUTOCLOSE int reader = -1;
@@ -119,14 +144,16 @@ static cddp_status py_spy_run(pid_t target, int64_t deadline_ms, struct cdi_buf 
         return cdi_fail_errno(err, rc, "cannot start py-spy");
     child_fd = (int)syscall(SYS_pidfd_open, child, 0);
     st = py_spy_read(reader, deadline_ms, out);
+    if (st == CDDP_E_TIMEOUT)
+        st = py_spy_late(child, timeout_ms, err);
+    else if (st != CDDP_OK)
+        (void)cdi_fail(err, st, "no room for what py-spy prints");
     /* It has said all, or may not say more. Without a pidfd it ends by itself, and the agent reaps it. */
     if (child_fd >= 0)
         (void)syscall(SYS_pidfd_send_signal, child_fd, SIGKILL, NULL, 0);
     while (waitpid(child, NULL, child_fd >= 0 ? 0 : WNOHANG) < 0 && errno == EINTR)
         ;
-    if (st == CDDP_OK)
-        return st;
-    return cdi_fail(err, st, st == CDDP_E_TIMEOUT ? "py-spy did not end in time" : "no room for what py-spy prints");
+    return st;
 }
 
 /* Explains by what py-spy has printed why it has no stacks. */
@@ -175,7 +202,7 @@ cddp_status py_spy_collect(pid_t pid, const struct python_stack_limits *limits, 
         return cdi_fail(err, CDDP_E_DENIED, "a thread of it is in D state, and its memory may be locked");
     for (int i = 0; st == CDDP_E_PROTOCOL && i < TRIES && (i == 0 || cdi_now_ms() < deadline_ms); i++) {
         cdi_buf_init(&buf, OUTPUT_MAX);
-        st = py_spy_run(pid, deadline_ms, &buf, err);
+        st = py_spy_run(pid, timeout_ms, deadline_ms, &buf, err);
         if (st == CDDP_OK)
             st = py_spy_parse(&buf, pid, limits, out, err);
         cdi_buf_release(&buf);

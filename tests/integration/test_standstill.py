@@ -55,15 +55,19 @@ if rank != "1":
     threading.Thread(target=dump, daemon=True).start()
 time.sleep(1000)
 '''
-# All sleep, work for a while, sleep again; then all end.
+# All work for a while, then wait, for PAUSE seconds or for a file: twice; then all work and end.
 TWICE = '''
-import time
+import os, time
 def work(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end: pass
+def wait(i):
+    if "GATE" in os.environ:
+        return open(os.environ["GATE"] + str(i)).close()
+    time.sleep(float(os.environ["PAUSE"]))
 for i in range(2):
     work(0.2)
-    time.sleep(float(__import__("os").environ["PAUSE"]))
+    wait(i)
 work(2)
 '''
 # The worker waits for a process that it has started, and that works.
@@ -187,15 +191,23 @@ def test_py_spy_beside_cddprun_is_found(cddprun):
 
 
 def test_says_it_once_for_each_standstill(cddprun):
-    with start(cddprun, TWICE, n=3, warning='2', env={'PAUSE': '12'}) as job:
-        assert job.finish() == 0
-        text = stderr_of(job)
-        os.unlink(job.error_file)
+    with launch.tempfile.TemporaryDirectory() as folder:
+        gates = [f'{folder}/{i}' for i in range(2)]
+        for gate in gates:
+            os.mkfifo(gate)
+        with start(cddprun, TWICE, n=3, warning='2', env={'GATE': folder + '/'}) as job:
+            for i, gate in enumerate(gates):
+                wait_for('the message', lambda n=i + 1: stderr_of(job).count('    ranks 0, 1, 2: in ') == n, more=lambda: stderr_of(job))
+                with open(gate, 'w', encoding='ascii'):  # all are in open(), which returns now
+                    wait_for('the end of it', lambda n=i + 1: stderr_of(job).count('again') == n, more=lambda: stderr_of(job))
+            assert job.finish() == 0
+            text = stderr_of(job)
+            os.unlink(job.error_file)
     assert text.count('no worker of this node has used its processor') == 2, text
     again = [float(s) for s in re.findall(r'\ncddprun: the workers of this node use their processors again, after ([0-9.]+) s\n', text)]
-    assert len(again) == 2 and all(6 <= s < 90 for s in again), text
+    assert len(again) == 2 and all(2 <= s < 90 for s in again), text
     assert [line.split()[1] for line in text.splitlines() if line.startswith('cddprun: ')] == ['no', 'the', 'no', 'the'], text
-    assert text.count('    ranks 0, 1, 2: in <module> (<string>:8)') == 2, text
+    assert text.count('    ranks 0, 1, 2: in wait (<string>:8), called from <module> (<string>:') == 2, text
 
 
 def test_a_short_warning_has_a_tenth_of_a_second(cddprun):

@@ -16,8 +16,11 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
+import launch
+
 HERE = pathlib.Path(__file__).resolve().parent
-LIMIT_S = 150  # four Pythons import torch on a busy machine
+IMPORT_S = 60  # in which four Pythons import torch on a calm machine, and rank 2 comes to the planted function
 
 
 def without_privileges():
@@ -29,29 +32,34 @@ def without_privileges():
 
 
 def stderr_of_hang(cddprun, python, how):
-    """What cddprun prints within a second after its message."""
+    """What cddprun prints until its message about the planted function is there, or should be."""
     with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "err"), "w+", encoding="utf-8") as err:
+        there = os.path.join(folder, "there")
         command = [*without_privileges(), cddprun, "--standalone", "--nproc_per_node=4", "--hang_warning=3", "--shutdown_timeout=1",
-                   python, "-u", str(HERE / "ddp_hang.py"), how]
+                   python, "-u", str(HERE / "ddp_hang.py"), how, there]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
                                    env={**os.environ, "PATH": os.environ["PATH"] + os.pathsep + os.path.dirname(python), "TMPDIR": folder})
-        try:
-            deadline = time.monotonic() + LIMIT_S
-            text = ""
-            while "none has ended" not in text and process.poll() is None and time.monotonic() < deadline:
+
+        def text():
+            err.seek(0)
+            return err.read()
+
+        def until(condition, limit_s):
+            deadline = time.monotonic() + limit_s
+            while not condition() and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.1)
-                err.seek(0)
-                text = err.read()
-            time.sleep(1)
+        try:
+            until(lambda: os.path.exists(there), launch.within(IMPORT_S))
+            # An import from a slow disk is a standstill, too: an earlier message may name that.
+            until(lambda: not check(text(), how), launch.DEADLINE)
         finally:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(launch.DEADLINE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        err.seek(0)
-        return err.read()
+        return text()
 
 
 def check(text, how):

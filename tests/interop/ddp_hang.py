@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch DDP program (gloo) in which one rank stops in a planted function: HOW is sleep, spin, or key.
+"""A PyTorch DDP program (gloo) in which one rank stops in a planted function: HOW is sleep, spin, or key. It creates a file there.
+
+    ddp_hang.py HOW FILE
 
 key: rank 2 sets no key that the others wait for.
 """
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def planted_function():
     how = sys.argv[1]
+    open(sys.argv[2], 'w', encoding='ascii').close()
     x = 0
     while True:
         if how == 'spin':

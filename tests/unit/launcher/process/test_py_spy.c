@@ -8,6 +8,7 @@
 #include <glob.h>
 #include <limits.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -92,10 +93,25 @@ Test(py_spy, shows_why_it_fails)
 Test(py_spy, one_that_hangs_is_killed)
 {
     cr_assert_eq(collect("echo something; exec sleep 1000", 200), CDDP_E_TIMEOUT);
+    cr_assert_str_eq(err.msg, "py-spy did not end in 0.2 s");
     cr_assert(waitpid(-1, NULL, WNOHANG) < 0, "no child is left");
     cr_assert_eq(collect("echo Error: all; exec >&- 2>&-; exec sleep 1000", 60000), CDDP_E_PROTOCOL);
     cr_assert_str_eq(err.msg, "py-spy: all");
     cr_assert(waitpid(-1, NULL, WNOHANG) < 0, "no child is left");
+}
+
+Test(py_spy, says_that_the_node_is_busy)
+{
+    cpu_set_t one;
+
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    cr_assert_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    cr_assert_eq(collect("for i in 1 2 3 4 5 6; do timeout 2 sh -c 'while :; do :; done' >&- 2>&- & done; "
+                         "while :; do :; done",
+                         1000),
+                 CDDP_E_TIMEOUT);
+    cr_assert_str_eq(err.msg, "py-spy did not end in 1.0 s, since this node's processors are busy");
 }
 
 Test(py_spy, endless_output_is_an_error)
