@@ -21,6 +21,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 OWN = ('PET_', 'TORCHELASTIC_', 'CDDP_', 'SLURM_', 'MASTER_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'GROUP_')
 NO_GPU = 77
 LOG_BYTES = 128 << 10      # kept of NCCL's log of one part
+SMI_S = 10                 # for nvidia-smi to say why it lists no GPU
 
 
 class Skip(Exception):
@@ -218,6 +219,18 @@ def hold(paths):
 def smi(*words):
     tool = shutil.which('nvidia-smi') or '/usr/local/nvidia/bin/nvidia-smi'
     return find_cuda.output(tool, *words)
+
+
+def why_none():
+    """Returns why gpus() found none."""
+    tool = shutil.which('nvidia-smi')
+    if not tool:
+        return 'nvidia-smi is not on the PATH, and there is no /dev/nvidia0'
+    try:
+        done = subprocess.run([tool, '-L'], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors='replace', timeout=SMI_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as why:
+        return f'{tool}: {why}'
+    return f'{tool} lists none, with exit status {done.returncode}: {tail(done.stdout + done.stderr, 3) or "no output"}'
 
 
 def gpus():

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests scripts/gpu-check on the stand-in: its report of a fault, and an archive of scripts/gpu-bundle.
 
-gpu_check.py BUILD fault | lost | little | old | bundle
+gpu_check.py BUILD fault | lost | little | old | none | bundle
 """
 import json
 import os
@@ -45,8 +45,8 @@ def fault(build, folder):
     print('ok - a failing part runs once more, and both runs are reported')
 
 
-def begin(build, folder, *words, **environment):
-    return subprocess.Popen([ROOT / 'scripts/gpu-check', '--standin', '--build', build, '--out', folder, *words],
+def begin(build, folder, *words, standin=True, **environment):
+    return subprocess.Popen([ROOT / 'scripts/gpu-check', *(['--standin'] if standin else []), '--build', build, '--out', folder, *words],
                             env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -91,6 +91,32 @@ def old(build, folder):
     print('ok - an NCCL that is too old is named')
 
 
+def none(build, folder):
+    """nvidia-smi is missing, fails, or hangs: one message with the reason, no result, and the status of a skipped test."""
+    if list(pathlib.Path('/dev').glob('nvidia[0-9]*')):
+        print('ok - skipped: this node has a GPU')
+        return
+    programs = folder / 'bin'
+    programs.mkdir()
+    for name in 'sh', 'env', 'sleep':
+        os.symlink(shutil.which(name), programs / name)
+    os.symlink(sys.executable, programs / 'python3')
+    tool = programs / 'nvidia-smi'
+    for text, reason in ((None, 'nvidia-smi is not on the PATH, and there is no /dev/nvidia0'),
+                         ('echo "NVIDIA-SMI has failed."; exit 9', 'nvidia-smi lists none, with exit status 9: NVIDIA-SMI has failed.'),
+                         ('exit 0', 'nvidia-smi lists none, with exit status 0: no output'),
+                         ('[ "$1" = -L ] || exit 9; exec sleep 1000', 'nvidia-smi: Command ')):
+        if text:
+            tool.write_text(f'#!/bin/sh\n{text}\n')
+            tool.chmod(0o755)
+        running = begin(build, folder / 'out', standin=False, PATH=str(programs))
+        said, _ = running.communicate(timeout=100)
+        check(running.returncode == 77, f'exit status {running.returncode}\n{said}')
+        check(said.startswith('skipped: there is no NVIDIA GPU on this node: ') and said.count('\n') == 1 and reason in said, said)
+        check(not (folder / 'out').exists(), 'there is a result')
+    print('ok - without a GPU the one message says why none is found')
+
+
 def bundle(build, folder):
     """Unpacked elsewhere, with no program on the PATH but python3 and sh."""
     archive = folder / 'bundle.tar.gz'
@@ -119,7 +145,7 @@ def bundle(build, folder):
 def main():
     build, what = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        {'fault': fault, 'lost': lost, 'little': little, 'old': old, 'bundle': bundle}[what](build, pathlib.Path(folder))
+        {'fault': fault, 'lost': lost, 'little': little, 'old': old, 'none': none, 'bundle': bundle}[what](build, pathlib.Path(folder))
 
 
 if __name__ == '__main__':
