@@ -264,16 +264,18 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_join(cddp_ddp *ddp);
 /*
  * Computes the norm of all gradients together, as if they were one vector: norm_type 2 (Euclidean) or INFINITY (the
  * largest magnitude). Call it between cddp_ddp_wait() and the next step, from one thread, on every rank: each rank sums
- * a part, and one number is reduced, so all ranks get the same bits. With CDDP_DDP_JOIN, whose ranks may have no step
- * to call it in, each rank sums everything, and nothing is communicated. Sums are made in float64. With CDDP_DDP_SUM it
- * is the norm of the mean. A gradient that no rank used counts as it is, and tied parameters' gradients one by one. A
- * NaN gives NaN, else an infinity gives infinity. Blocks, on a GPU too, since *norm is the host's. *norm is written on
- * success only.
+ * a part, and the parts' sums are reduced. With CDDP_DDP_JOIN, whose ranks may have no step to call it in, each rank
+ * sums everything, and nothing is communicated. With CDDP_DDP_SUM it is the norm of the mean. A gradient that no rank
+ * used counts as it is, and tied parameters' gradients one by one. A NaN gives NaN, else an infinity gives infinity.
+ * Blocks, on a GPU too, since *norm is the host's. *norm is written on success only.
+ *
+ * Squares are added up in float64 within each 64 bytes of a gradient; the sum of those sums is exact, and rounded once.
+ * So the same gradients give the same bits on any number of ranks, in any buckets, with or without an optimizer, on the
+ * CPU and on a GPU.
  *
  * With an optimizer (cddp_optim_create), which overwrites the gradients, call it after the last cddp_ddp_grad_ready()
  * and before cddp_optim_step(): it waits for all gradients of the step, each rank sums its share of them, and a
- * gradient that no rank used does not count. Tied parameters count once, with the sum of their means. The order of the
- * sum then depends on the buckets, too.
+ * gradient that no rank used does not count. Tied parameters count once, with the sum of their means.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (NULL, norm_type); CDDP_E_STATE (in the middle of a step; with an optimizer:
  * gradients are missing, and the error is sticky, as that of cddp_ddp_wait()); CDDP_E_NOMEM; or what a collective may
@@ -292,8 +294,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double nor
  *     cddp_ddp_wait(ddp);   cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   your own optimizer
  *     cddp_ddp_clip_grad_norm(ddp, 1.0, 2, 1, NULL);   cddp_optim_step(optim, NULL);   // with cddp_optim_create
  *
- * The second line's parameters differ from the first one's by the rounding of the norm's sum in float64, which in
- * float32 is seldom seen at all. After CDDP_E_NONFINITE cddp_optim_skip() ends the step.
+ * Both lines have the same norm, bit for bit, and clip by it. After CDDP_E_NONFINITE cddp_optim_skip() ends the step.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_clip_grad_norm(cddp_ddp *ddp, double max_norm, double norm_type,
                                                             int error_if_nonfinite, double *norm);

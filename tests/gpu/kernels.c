@@ -406,30 +406,31 @@ static void check_packs(struct check *c)
     }
 }
 
-/* The GPU's sums are in `out`: partial ones first, the result after them. */
+/* The GPU's numbers are in `out`, as norm (backend.h) has them. */
 static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shift, bool largest)
 {
-    const size_t at = shift * cddp_dtype_size(t);
+    const size_t at = shift * cddp_dtype_size(t), room = CDI_NORM_ROOM * sizeof(double);
     const struct cdi_span on_card = {c->in.card + at, count, t}, on_host = {c->in.host + at, count, t};
     const struct cdi_clip how = {1, 0.5, largest, NULL};
     double *card = (double *)(void *)c->out.card, *host = (double *)(void *)c->out.host;
+    uint64_t *card_words = (uint64_t *)(void *)(card + 1), *host_words = (uint64_t *)(void *)(host + 1);
     struct cdi_launch l;
 
-    memset(c->out.host, 0, CDI_TALLY_BLOCKS * sizeof *host);
-    CARD(&c->card, cuMemsetD8Async, address(card), 0, CDI_TALLY_BLOCKS * sizeof *card, c->card.stream);
-    (void)cdi_launch_tally(&l, &on_card, 1, largest, card);
+    memset(c->out.host, 0, room);
+    CARD(&c->card, cuMemsetD8Async, address(card), 0, room, c->card.stream);
+    (void)cdi_launch_tally(&l, c->card.n_sm, &on_card, 1, largest, card_words + CDI_EXACT_WORDS);
     card_launch(&c->card, c->card.stream, &l);
-    (void)cdi_launch_tally(&l, &on_host, 1, largest, host);
+    (void)cdi_launch_tally(&l, c->card.n_sm, &on_host, 1, largest, host_words + CDI_EXACT_WORDS);
     cdi_launch_on_host(&l);
     compare(c, &c->out, "tally", cdi_dtype_name(t), largest ? "largest" : "squares", count);
-    cdi_launch_fold(&l, card, largest, false, card + CDI_TALLY_BLOCKS);
+    cdi_launch_fold(&l, card_words + CDI_EXACT_WORDS, card_words, largest, card);
     card_launch(&c->card, c->card.stream, &l);
-    cdi_launch_fold(&l, host, largest, false, host + CDI_TALLY_BLOCKS);
+    cdi_launch_fold(&l, host_words + CDI_EXACT_WORDS, host_words, largest, host);
     cdi_launch_on_host(&l);
     compare(c, &c->out, "fold", cdi_dtype_name(t), largest ? "largest" : "squares", count);
-    (void)cdi_launch_clip(&l, c->card.n_sm, &on_card, 1, &how, card + CDI_TALLY_BLOCKS);
+    (void)cdi_launch_clip(&l, c->card.n_sm, &on_card, 1, &how, card);
     card_launch(&c->card, c->card.stream, &l);
-    (void)cdi_launch_clip(&l, c->card.n_sm, &on_host, 1, &how, host + CDI_TALLY_BLOCKS);
+    (void)cdi_launch_clip(&l, c->card.n_sm, &on_host, 1, &how, host);
     cdi_launch_on_host(&l);
     compare(c, &c->in, "clip", cdi_dtype_name(t), "", count);
 }
@@ -713,7 +714,7 @@ static void show_narrow(const struct check *c, void *x, void *y, size_t n)
     show(c, "scan_bf16", &l, 2.0 * (double)n);
     (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, look.limit, y);
     show(c, "find_bf16", &l, 2.0 * (double)n);
-    (void)cdi_launch_tally(&l, &span, 1, false, y);
+    (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, y);
     show(c, "tally_bf16", &l, 2.0 * (double)n);
     (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, y, &slice, 1, &flat);
     check_ok(cdi_launch_pack_scaled(&l, CDDP_BFLOAT16, 0.5, NULL));
@@ -774,7 +775,7 @@ static void show_speeds(const struct check *c, size_t bytes)
     show(c, "pack", &l, 2.0 * (double)flat);
     const struct cdi_span span = {px, n, CDDP_FLOAT32};
 
-    (void)cdi_launch_tally(&l, &span, 1, false, py);
+    (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, py);
     show(c, "tally_f32", &l, 4.0 * (double)n);
     (void)cdi_launch_hash(&l, c->card.n_sm, &(struct cdi_slice){px, bytes}, 1, 0, py);
     show(c, "hash", &l, (double)bytes);

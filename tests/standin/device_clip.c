@@ -6,6 +6,8 @@
  */
 #include "device_job.h"
 
+#include "worker/backend/host_elementwise.h"
+
 #define WARM 3 /* steps until nothing is done for the first time */
 
 static void land(struct job *j)
@@ -62,6 +64,22 @@ static void check_waits_for_nobody(struct job *j)
     check_gradients(j, 0.5 / (plain_norm(j, false) + 1e-6)); /* which is less than the second one allows */
 }
 
+/* The bits are those of the CPU's backend, however many ranks and GPUs there are. */
+static void check_bits(const struct job *j, double norm)
+{
+    static double host[N_PARAMS][MOST], room[CDI_NORM_ROOM];
+    struct cdi_span span[N_PARAMS];
+    double want;
+
+    for (size_t i = 0; i < N_PARAMS; i++) {
+        DO(cddp_copy(j->comm, host[i], cddp_ddp_grad(j->ddp, i), bytes_of(i)));
+        span[i] = (struct cdi_span){host[i], counts[i], types[i]};
+    }
+    MUST(cdi_element_norm(NULL, span, N_PARAMS, false, room, NULL) == CDDP_OK, "no norm on the host\n");
+    want = sqrt(room[0]);
+    MUST(memcmp(&norm, &want, sizeof norm) == 0, "the norm is %a, and on the host %a\n", norm, want);
+}
+
 static void check_norms(struct job *j, double tolerance)
 {
     double norm = -1, again = -2;
@@ -72,6 +90,8 @@ static void check_norms(struct job *j, double tolerance)
         land(j);
         DO(cddp_ddp_grad_norm(j->ddp, type, &norm));
         MUST(close_to(norm, want, tolerance), "a norm of type %g is %.17g, not %.17g\n", type, norm, want);
+        if (!largest)
+            check_bits(j, norm);
         DO(cddp_ddp_clip_grad_norm(j->ddp, want / 4, type, 1, &again));
         MUST(memcmp(&norm, &again, sizeof norm) == 0, "measured again, %.17g is %.17g\n", norm, again);
         check_gradients(j, want / 4 / (want + 1e-6));

@@ -12,6 +12,7 @@
 
 #include "common/error.h"
 #include "protocol/flight.h"
+#include "worker/math/exact_sum.h"
 #include "worker/math/lowrank.h"
 #include "worker/math/optim_row.h"
 
@@ -242,7 +243,9 @@ struct cdi_look {
     size_t n;
 };
 
-#define CDI_NORM_ROOM 1025 /* numbers that norm needs on a device */
+#define CDI_NORM_LINE 64 /* bytes of a gradient whose squares are added up in float64 */
+/* The room of norm: the result, the words of the sum, and on a device those that blocks add to, zeros in between. */
+#define CDI_NORM_ROOM (1 + 2 * CDI_EXACT_WORDS)
 
 /* How clip computes a factor from the result of norm. */
 struct cdi_clip {
@@ -542,13 +545,19 @@ struct cdi_backend_ops {
                                 cddp_dtype from_type, size_t count, float factor, const struct cdi_look *look,
                                 struct cdi_error *err);
     /*
-     * Computes, over all n spans and in float64, the sum of the squares, or with `largest` the largest magnitude, where
-     * a NaN counts as more than infinity. Stores it in *out, memory of the backend; with `add` it includes the value
-     * there. The order of the sum depends only on counts and types. On a device *out is the first of CDI_NORM_ROOM
-     * numbers, which were zeros before the first call, and which no other work uses meanwhile.
+     * Computes, over all n spans, the sum of the squares, or with `largest` the largest magnitude, where a NaN counts
+     * as more than infinity. Stores it in *out, which is the first of CDI_NORM_ROOM numbers in memory of the backend,
+     * zeros before the first call, that no other work uses meanwhile.
+     *
+     * Squares are added up in float64 in each line of CDI_NORM_LINE bytes, counted from the span's first element: in
+     * each 16 bytes the second half is added to the first until one number is left, and so are the four numbers of the
+     * line. What the last line lacks counts as zeros. The sum of all lines is exact, and rounded once: *out is followed
+     * by its CDI_EXACT_WORDS words. So the bits depend neither on the order of spans, nor on cuts between lines.
      */
-    cddp_status (*norm)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add, double *out,
+    cddp_status (*norm)(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,
                         struct cdi_error *err);
+    /* Stores in *out the sum that the words after it have, to which those of other norms may have been added. */
+    cddp_status (*norm_round)(struct cdi_backend *b, double *out, struct cdi_error *err);
     /*
      * Scales n spans by max_norm / (norm + 1e-6) if that is below 1 or a NaN. The norm is computed from *sum, the
      * result of norm in memory of the backend, when the work runs.

@@ -20,8 +20,9 @@ cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp
 cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                              struct cdi_error *err);
 
-cddp_status cdi_element_norm(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                             double *out, struct cdi_error *err);
+cddp_status cdi_element_norm(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,
+                             struct cdi_error *err);
+cddp_status cdi_element_norm_round(struct cdi_backend *b, double *out, struct cdi_error *err);
 cddp_status cdi_element_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                              const double *sum, struct cdi_error *err);
 

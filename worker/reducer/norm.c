@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The norm of all gradients together, and clipping by it. Reduced gradients are the same on all ranks. So each rank
- * takes a part of every gradient, and the ranks exchange one number. Sums are computed in float64, in an order that
- * depends only on the world size. With an optimizer a rank has only its share of the gradients, in the arena: that is
- * its part, and the order also depends on the buckets. On a device the number stays there: a program that only clips
- * does not wait for it.
+ * takes a part of every gradient, and the ranks add up words of an exact sum (math/exact_sum.h). With an optimizer a
+ * rank has only its share of the gradients, in the arena: that is its part. No part cuts a line of a gradient
+ * (CDI_NORM_LINE), since arena offsets and shares are multiples of CDI_GRAD_ALIGN. So the bits depend on the gradients
+ * alone, and not on the world size, the buckets, or who owns what. On a device the number stays there: a program that
+ * only clips does not wait for it.
  */
 #include "worker/reducer/norm.h"
 
@@ -27,7 +28,7 @@ cddp_status cdi_norm_init(cddp_ddp *d, struct cdi_error *err)
     d->spans = calloc(d->n_params, sizeof *d->spans);
     if (d->spans == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
-    st = cdi_backend_zeros(d->ops, d->b, (d->ops->on_device ? CDI_NORM_ROOM : 1) * sizeof *d->norm, &sum, err);
+    st = cdi_backend_zeros(d->ops, d->b, CDI_NORM_ROOM * sizeof *d->norm, &sum, err);
     d->norm = sum;
     return st;
 }
@@ -39,46 +40,46 @@ void cdi_norm_release(cddp_ddp *d)
     free(d->spans);
 }
 
-/* Returns the first of `count` elements that belong to `rank`; count if rank is the world size. */
-static size_t part_begin(size_t count, size_t rank, size_t size)
+_Static_assert(CDI_GRAD_ALIGN % CDI_NORM_LINE == 0, "no share cuts a line");
+
+/* Returns the first of `count` elements, `line` to a line, that belong to `rank`; count if rank is the world size. */
+static size_t part_begin(size_t count, size_t line, size_t rank, size_t world)
 {
-    return count / size * rank + count % size * rank / size;
+    size_t lines = (count + line - 1) / line, begin = (lines / world * rank + lines % world * rank / world) * line;
+
+    return begin < count ? begin : count;
 }
 
-/* Returns rank's part of a gradient, which is at x. */
-static struct cdi_span norm_part_of(cddp_ddp *d, size_t i, size_t rank)
+/* Returns this rank's part of gradient i. A rank without samples (CDDP_DDP_JOIN) takes no part: each counts all. */
+static struct cdi_span norm_part_of(cddp_ddp *d, size_t i)
 {
-    size_t world = (size_t)cdi_comm_world(d->comm)->size, count = d->params[i].count;
+    const struct cdi_world *w = cdi_comm_world(d->comm);
+    bool alone = (d->flags & CDDP_DDP_JOIN) != 0;
     cddp_dtype dtype = d->params[i].grad_dtype;
-    size_t size = cddp_dtype_size(dtype), begin = part_begin(count, rank, world);
+    size_t size = cddp_dtype_size(dtype), line = CDI_NORM_LINE / size, count = d->params[i].count;
+    size_t rank = alone ? 0 : (size_t)w->rank, world = alone ? 1 : (size_t)w->size;
+    size_t begin = part_begin(count, line, rank, world);
     struct cdi_shard own;
 
     if (!d->sharded && !cdi_ddp_is_divided(d))
-        return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size, part_begin(count, rank + 1, world) - begin,
-                                 dtype};
-    own = cdi_shard_one(&d->plan, i, (int)rank);
+        return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size,
+                                 part_begin(count, line, rank + 1, world) - begin, dtype};
+    own = cdi_shard_one(&d->plan, i, w->rank);
     /* The arena's content for a gradient that no rank used is not a gradient. Tied ones are in the first one's sum. */
     return (struct cdi_span){(char *)cdi_arena_grad(d, i) + own.lo * size,
                              cdi_ddp_is_tied(d, i) || cdi_used_nowhere_tied(d, i) ? 0 : own.count, dtype};
-}
-
-/* Stores in d->norm the sum of squares over this rank's parts, or the largest magnitude. add: adds to the old value. */
-static cddp_status count_part(cddp_ddp *d, int rank, bool largest, bool add, struct cdi_error *err)
-{
-    for (size_t i = 0; i < d->n_params; i++)
-        d->spans[i] = norm_part_of(d, i, (size_t)rank);
-    return d->ops->norm(d->b, d->spans, d->n_params, largest, add, d->norm, err);
 }
 
 /* Combines the ranks' numbers: on a device after everything enqueued, otherwise before it returns. */
 static cddp_status norm_reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
     /* Compares the bits of magnitudes, so that a NaN is above infinity: larger bits are a larger number. */
+    double *number = largest ? d->norm : d->norm + 1;
     const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
-                                .in = d->norm,
-                                .out = d->norm,
-                                .count = 1,
-                                .dtype = largest ? CDDP_UINT64 : CDDP_FLOAT64,
+                                .in = number,
+                                .out = number,
+                                .count = largest ? 1 : CDI_EXACT_WORDS,
+                                .dtype = CDDP_UINT64,
                                 .op = largest ? CDDP_MAX : CDDP_SUM,
                                 .bucket = -1,
                                 .asked = CDI_ASKED_GRAD_NORM,
@@ -86,24 +87,22 @@ static cddp_status norm_reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
     uint64_t ticket;
     cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
 
-    return st == CDDP_OK && !d->ops->on_device ? d->ops->join(d->b, ticket, err) : st;
+    if (st == CDDP_OK && !d->ops->on_device)
+        st = d->ops->join(d->b, ticket, err);
+    return st == CDDP_OK && !largest ? d->ops->norm_round(d->b, d->norm, err) : st;
 }
 
-/*
- * Computes the same over all ranks. A rank without samples takes no part in collectives other than the reducer's own.
- * So with CDDP_DDP_JOIN each rank counts all parts, in the same order.
- */
+/* Stores in d->norm the sum of squares over all ranks' parts, or the largest magnitude. */
 static cddp_status count_all(cddp_ddp *d, bool largest, struct cdi_error *err)
 {
-    const struct cdi_world *world = cdi_comm_world(d->comm);
-    bool alone = (d->flags & CDDP_DDP_JOIN) != 0;
+    bool alone = (d->flags & CDDP_DDP_JOIN) != 0 || cdi_comm_world(d->comm)->size == 1;
     cddp_status st = d->sharded ? cdi_tied_fold(d, err) : CDDP_OK;
 
-    for (int r = 0; alone && r < world->size && st == CDDP_OK; r++)
-        st = count_part(d, r, largest, r > 0, err);
-    if (!alone)
-        st = count_part(d, world->rank, largest, false, err);
-    return st == CDDP_OK && !alone && world->size > 1 ? norm_reduce(d, largest, err) : st;
+    for (size_t i = 0; i < d->n_params; i++)
+        d->spans[i] = norm_part_of(d, i);
+    if (st == CDDP_OK)
+        st = d->ops->norm(d->b, d->spans, d->n_params, largest, d->norm, err);
+    return st == CDDP_OK && !alone ? norm_reduce(d, largest, err) : st;
 }
 
 cddp_status cdi_norm_largest(cddp_ddp *d, struct cdi_error *err)
@@ -189,7 +188,7 @@ static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi
 {
     for (size_t i = 0; i < d->n_params; i++)
         d->spans[i] = d->sharded || cdi_ddp_is_divided(d)
-                          ? norm_part_of(d, i, (size_t)cdi_comm_world(d->comm)->rank)
+                          ? norm_part_of(d, i)
                           : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
     return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);
 }

@@ -57,7 +57,7 @@ static void usable(enum cdi_kernel kernel, void *args)
         scan->found = standin_host(scan->found);
         break;
     case CDI_KERNEL_TALLY:
-        tally->partial = standin_host(tally->partial);
+        tally->words = standin_host(tally->words);
         for (uint32_t i = 0; i < tally->n; i++)
             tally->span[i].x = standin_host(tally->span[i].x);
         break;
@@ -72,7 +72,8 @@ static void usable(enum cdi_kernel kernel, void *args)
             hash->piece[i].x = standin_host(hash->piece[i].x);
         break;
     case CDI_KERNEL_FOLD:
-        fold->partial = standin_host(fold->partial);
+        fold->from = standin_host(fold->from);
+        fold->words = standin_host(fold->words);
         fold->out = standin_host(fold->out);
         break;
     case CDI_KERNEL_CLIP:

@@ -568,5 +568,6 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
     .norm = cdi_element_norm,
+    .norm_round = cdi_element_norm_round,
     .clip = cdi_element_clip,
 };

@@ -693,6 +693,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .scale = cdi_element_scale,
     .scan = cdi_element_scan,
     .norm = cdi_element_norm,
+    .norm_round = cdi_element_norm_round,
     .clip = cdi_element_clip,
 };
 

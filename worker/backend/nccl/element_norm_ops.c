@@ -4,10 +4,14 @@
 
 #include "worker/backend/nccl/device/look.h"
 
-_Static_assert(CDI_NORM_ROOM == 1 + CDI_TALLY_BLOCKS, "the result, and a sum of each block");
+/* Returns the words of the sum after a result; k = 1: those that blocks add to. */
+static uint64_t *words_of(double *out, size_t k)
+{
+    return (uint64_t *)(void *)(out + 1) + k * CDI_EXACT_WORDS;
+}
 
-cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                          double *out, struct cdi_error *err)
+cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,
+                          struct cdi_error *err)
 {
     struct cdi_launch l;
     cddp_status st = cdi_gpu_element_begin(b, err);
@@ -15,15 +19,28 @@ cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_
     if (st != CDDP_OK)
         return st;
     while (n > 0 && st == CDDP_OK) {
-        size_t taken = cdi_launch_tally(&l, x, n, largest, out + 1);
+        size_t taken = cdi_launch_tally(&l, b->device.n_sm, x, n, largest, words_of(out, 1));
 
         st = cdi_device_launch(&b->device, &l, err);
         x += taken;
         n -= taken;
     }
-    cdi_launch_fold(&l, out + 1, largest, add, out);
+    cdi_launch_fold(&l, words_of(out, 1), words_of(out, 0), largest, out);
     if (st == CDDP_OK)
         st = cdi_device_launch(&b->device, &l, err);
+    cdi_gpu_element_end(b);
+    return st;
+}
+
+cddp_status cdi_gpu_fold(struct cdi_backend *b, double *out, struct cdi_error *err)
+{
+    struct cdi_launch l;
+    cddp_status st = cdi_gpu_element_begin(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    cdi_launch_fold(&l, words_of(out, 0), words_of(out, 0), false, out);
+    st = cdi_device_launch(&b->device, &l, err);
     cdi_gpu_element_end(b);
     return st;
 }

@@ -29,8 +29,9 @@ cddp_status cdi_gpu_cast_looking(struct cdi_backend *b, void *to, cddp_dtype to_
                                  struct cdi_error *err);
 cddp_status cdi_gpu_hash(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
                          struct cdi_error *err);
-cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, bool add,
-                          double *out, struct cdi_error *err);
+cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,
+                          struct cdi_error *err);
+cddp_status cdi_gpu_fold(struct cdi_backend *b, double *out, struct cdi_error *err);
 cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                          const double *sum, struct cdi_error *err);
 cddp_status cdi_gpu_store(struct cdi_backend *b, double *to, const double *value, size_t n, void *stream,

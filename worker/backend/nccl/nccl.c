@@ -594,6 +594,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .cast_looking = cdi_gpu_cast_looking,
     .hash = cdi_gpu_hash,
     .norm = cdi_gpu_tally,
+    .norm_round = cdi_gpu_fold,
     .clip = cdi_gpu_clip,
     .store = cdi_gpu_store,
     .report = cdi_gpu_report,

@@ -512,7 +512,7 @@ static int clipped_without(int rank, size_t without)
         CHECK(cddp_ddp_clip_grad_norm(plain.ddp, 0.5, 2, 1, &norms[0]) == CDDP_OK);
         CHECK(backward(&divided, rank, step, without) == 0);
         CHECK(cddp_ddp_clip_grad_norm(divided.ddp, 0.5, 2, 1, &norms[1]) == CDDP_OK);
-        CHECK(norms[0] > 0.6 && fabs(norms[1] - norms[0]) <= 1e-14 * norms[0]);
+        CHECK(norms[0] > 0.6 && norms[1] == norms[0]);
         CHECK(cddp_ddp_grad_norm(divided.ddp, 2, &again) == CDDP_OK && fabs(again - 0.5) < 1e-3);
         CHECK(cddp_checkpoint_save(comm, "nowhere", 1, &item, 1, NULL) == CDDP_E_STATE);
         if (step == 2) {

@@ -2,6 +2,7 @@
 /* The norm of all gradients and clipping by it, through the public functions, compared with PyTorch's records. */
 #include "hygiene.h"
 #include "numbers.h"
+#include "worker/math/exact_sum.h"
 #include "world.h"
 
 #include <jansson.h>
@@ -193,6 +194,118 @@ Test(norm, sum_has_norm_of_mean_and_join_needs_no_peers)
     cr_assert_eq(world(2, make_sum_and_join), 0);
 }
 
+/* --- The bits of a norm depend on the gradients alone. ------------------------------------------------------------ */
+
+#define WIDE 5
+#define WIDEST 20011
+
+/* Few lines, so that one that is cut shows in the result; and many. */
+static const size_t few_counts[WIDE] = {1, 1, 13, 3, 1}, many_counts[WIDE] = {WIDEST, 1, 4099, 777, 65};
+static const size_t *wide_counts = many_counts;
+static size_t wide_seed;
+static const cddp_dtype wide_types[WIDE] = {CDDP_FLOAT32, CDDP_FLOAT64, CDDP_FLOAT64, CDDP_BFLOAT16, CDDP_FLOAT16};
+
+/*
+ * Few bits, so that the mean of three equal numbers is exact. Many are near 1, so that each order of their sum has
+ * other roundings; others are as small as the type allows.
+ */
+static double wide_number(size_t i, size_t k)
+{
+    uint64_t dice = ((wide_seed * WIDE + i) * WIDEST + k + 1) * 0x9e3779b97f4a7c15u;
+    int reach = wide_types[i] == CDDP_FLOAT64 ? 1000 : wide_types[i] == CDDP_FLOAT16 ? 7 : 100;
+    int digits = wide_types[i] == CDDP_FLOAT64 ? 40 : wide_types[i] == CDDP_FLOAT32 ? 16 : 6;
+
+    dice ^= dice >> 29;
+    dice *= 0xbf58476d1ce4e5b9u;
+    return ldexp((double)(dice >> (64 - digits)) + 1, -digits - (int)(dice % (k % 3 == 0 ? (unsigned)reach : 3u)));
+}
+
+/* The definition: lines of 64 bytes in units of 16, each folded in halves, and one rounding of the sum of lines. */
+static double norm_by_definition(void)
+{
+    uint64_t words[CDI_EXACT_WORDS] = {0};
+
+    for (size_t i = 0; i < WIDE; i++) {
+        size_t line = 64 / cddp_dtype_size(wide_types[i]), unit = line / 4;
+
+        for (size_t at = 0; at < wide_counts[i]; at += line) {
+            double square[32] = {0};
+
+            for (size_t k = 0; k < line && at + k < wide_counts[i]; k++)
+                square[k] = wide_number(i, at + k) * wide_number(i, at + k);
+            for (size_t half = unit / 2; half > 0; half /= 2)
+                for (size_t u = 0; u < line; u += unit)
+                    for (size_t k = 0; k < half; k++)
+                        square[u + k] += square[u + k + half];
+            cdi_exact_add(words, 1, (square[0] + square[2 * unit]) + (square[unit] + square[3 * unit]));
+        }
+    }
+    cdi_exact_carry(words);
+    return sqrt(cdi_exact_round(words));
+}
+
+static int measure_wide(cddp_comm *comm, uint32_t flags, size_t bucket_bytes, bool divided)
+{
+    static const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1};
+    static double w[WIDE][WIDEST];
+    cddp_ddp_options opt = {
+        .size = sizeof opt, .flags = flags, .bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes};
+    double want = norm_by_definition(), norm = -1, clipped = -1;
+    cddp_param p[WIDE];
+    cddp_optim *optim = NULL;
+    cddp_ddp *ddp;
+
+    for (size_t i = 0; i < WIDE; i++)
+        p[i] = (cddp_param){
+            .size = sizeof p[i], .name = "p", .data = w[i], .count = wide_counts[i], .dtype = wide_types[i]};
+    CHECK(cddp_ddp_create(&ddp, comm, p, WIDE, &opt) == CDDP_OK);
+    CHECK(!divided || cddp_optim_create(&optim, ddp, &sgd) == CDDP_OK);
+    for (size_t i = WIDE; i-- > 0;) {
+        for (size_t k = 0; k < wide_counts[i]; k++)
+            grad_put(ddp, wide_types[i], i, k, wide_number(i, k));
+        CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
+    }
+    CHECK(divided || cddp_ddp_wait(ddp) == CDDP_OK);
+    for (size_t i = 0; i < WIDE && !divided; i++)
+        for (size_t k = 0; k < wide_counts[i]; k++)
+            CHECK(grad_get(ddp, wide_types[i], i, k) == wide_number(i, k));
+    CHECK(cddp_ddp_grad_norm(ddp, 2, &norm) == CDDP_OK);
+    CHECK(cddp_ddp_clip_grad_norm(ddp, 1e300, 2, 1, &clipped) == CDDP_OK && same_bits(norm, clipped));
+    if (!same_bits(norm, want)) {
+        fprintf(stderr, "flags %x, buckets of %zu, divided %d: %a, not %a\n", flags, bucket_bytes, divided, norm, want);
+        return 1;
+    }
+    CHECK(!divided || cddp_optim_skip(optim) == CDDP_OK);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    return 0;
+}
+
+static int measure_in_all_ways(int rank)
+{
+    cddp_comm *comm = NULL;
+
+    (void)rank;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    wide_counts = few_counts;
+    for (wide_seed = 0; wide_seed < 20; wide_seed++)
+        CHECK(measure_wide(comm, 0, 0, false) == 0 && measure_wide(comm, 0, 64, true) == 0);
+    wide_counts = many_counts;
+    CHECK(measure_wide(comm, 0, 0, false) == 0 && measure_wide(comm, 0, 4096, false) == 0);
+    CHECK(measure_wide(comm, CDDP_DDP_JOIN, 4096, false) == 0);
+    CHECK(measure_wide(comm, 0, 0, true) == 0 && measure_wide(comm, 0, 1000, true) == 0);
+    CHECK(measure_wide(comm, 0, 20000, true) == 0);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(norm, bits_depend_neither_on_ranks_nor_buckets_nor_optimizer)
+{
+    cr_assert_eq(world(1, measure_in_all_ways), 0);
+    cr_assert_eq(world(2, measure_in_all_ways), 0);
+    cr_assert_eq(world(3, measure_in_all_ways), 0);
+}
+
 Test(norm, counts_wide_narrow_and_user_gradients)
 {
     static double own[10007];
@@ -273,7 +386,7 @@ static int alone(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
     CHECK((rank == 1 ? cddp_ddp_grad_norm(ddp, 2, &norm) : cddp_barrier(comm)) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "rank 1 called norm of the gradients (all_reduce(sum) of 1 float64)") != NULL);
+    CHECK(strstr(cddp_last_error(), "rank 1 called norm of the gradients (all_reduce(sum) of 70 uint64)") != NULL);
     cddp_ddp_destroy(ddp);
     CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
     return 0;

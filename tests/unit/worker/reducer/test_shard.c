@@ -35,6 +35,8 @@ static size_t expect_sound(const struct cdi_bucket_plan *p, const size_t *counts
                 continue;
             cr_assert_eq(s[i].lo, next[i], "rank %d of %zu: parameter %zu", r, p->parts, i);
             next[i] += s[i].count;
+            /* No rank's part cuts a line of the norm (norm.c). */
+            cr_assert_eq(s[i].lo * cddp_dtype_size(p->grads[i].dtype) % CDI_GRAD_ALIGN, 0);
             cr_assert_eq(s[i].state_at % CDI_GRAD_ALIGN, 0);
             cr_assert_geq(s[i].state_at, state_end);
             state_end = s[i].state_at + s[i].count * cdi_shard_state_size(p->grads[i].dtype);

@@ -11,7 +11,25 @@
 #define CDI_KERNELS_ELEMENT_H
 
 #include "worker/backend/nccl/kernels/kernel.h"
+#include "worker/math/exact_sum.h"
 #include "worker/math/float16.h"
+
+/*
+ * If the threads of a block synchronise, a body is written for the whole block: every thread executes the code after
+ * CDI_EACH_THREAD, and on the host they do so one after the other; CDI_SYNC ends it, or CDI_SYNC_WARP where threads
+ * need only those of their warp. A thread's own variables live no longer than that: other data is the same in all
+ * threads, or in a struct, called the room, which the block shares.
+ */
+#ifdef __CUDACC__
+#define CDI_EACH_THREAD(t, k) for (uint32_t k = (t)->thread, k##_once = 1; k##_once != 0; k##_once = 0)
+#define CDI_SYNC() __syncthreads()
+#define CDI_SYNC_WARP() __syncwarp()
+#else
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): k is the name that it declares */
+#define CDI_EACH_THREAD(t, k) for (uint32_t k = 0; k < (t)->n_threads; k++)
+#define CDI_SYNC() ((void)0)
+#define CDI_SYNC_WARP() ((void)0)
+#endif
 
 /* The index of a thread, and the number of threads. */
 struct cdi_kernel_thread {
@@ -46,22 +64,6 @@ CDI_INLINE uint64_t cdi_first_unit(const struct cdi_kernel_thread *t)
 CDI_INLINE uint64_t cdi_unit_step(const struct cdi_kernel_thread *t)
 {
     return (uint64_t)t->n_blocks * t->n_threads;
-}
-
-CDI_INLINE uint64_t cdi_bits_of_double(double x)
-{
-    uint64_t bits;
-
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-CDI_INLINE double cdi_double_of_bits(uint64_t bits)
-{
-    double x;
-
-    memcpy(&x, &bits, sizeof x);
-    return x;
 }
 
 /* --- Scaling: a factor of 1 changes no bit; NaNs follow a rule, since each processor makes its own. --------------- */

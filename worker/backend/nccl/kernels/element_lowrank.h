@@ -2,10 +2,6 @@
 /*
  * PowerSGD's kernels, in the style of element.h. Sums are those of lowrank_real.h, in its order, so that the bits are
  * the CPU's: a scalar product has eight sums side by side, which eight threads compute here.
- *
- * If the threads of a block synchronise, a body is written for the whole block: every thread executes the code after
- * CDI_EACH_THREAD, and on the host they do so one after the other; CDI_SYNC ends it. A thread's own variables live no
- * longer than that: other data is the same in all threads, or in struct cdi_lowrank_room, which the block shares.
  */
 #ifndef CDI_KERNELS_ELEMENT_LOWRANK_H
 #define CDI_KERNELS_ELEMENT_LOWRANK_H
@@ -13,15 +9,6 @@
 #include "worker/backend/nccl/kernels/element_optim.h"
 
 #include <math.h>
-
-#ifdef __CUDACC__
-#define CDI_EACH_THREAD(t, k) for (uint32_t k = (t)->thread, k##_once = 1; k##_once != 0; k##_once = 0)
-#define CDI_SYNC() __syncthreads()
-#else
-/* NOLINTNEXTLINE(bugprone-macro-parentheses): k is the name that it declares */
-#define CDI_EACH_THREAD(t, k) for (uint32_t k = 0; k < (t)->n_threads; k++)
-#define CDI_SYNC() ((void)0)
-#endif
 
 /* Shared by the block. */
 struct cdi_lowrank_room {

@@ -13,7 +13,7 @@ _Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old dr
 _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_args) == 40 &&
                    sizeof(struct cdi_scale_args) == 48 && sizeof(struct cdi_scan_args) == 32,
                "nvcc and the host compiler lay them out alike");
-_Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 24 &&
+_Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 32 &&
                    offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 48 &&
                    sizeof(struct cdi_clip_args) <= 4000,
                "as above");
@@ -241,23 +241,24 @@ static size_t take_spans(struct cdi_kernel_span *span, size_t cap, uint32_t *n_s
     return i;
 }
 
-size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial)
+size_t cdi_launch_tally(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n, bool largest,
+                        uint64_t *words)
 {
     struct cdi_tally_args *args = &out->args.tally;
     size_t taken = take_spans(args->span, CDI_KERNEL_SPANS, &args->n, &args->n_chunks, x, n);
 
-    args->partial = partial;
+    args->words = words;
     args->largest = largest;
     out->kernel = CDI_KERNEL_TALLY;
-    out->grid = args->n_chunks < CDI_TALLY_BLOCKS ? args->n_chunks : CDI_TALLY_BLOCKS;
+    out->grid = grid(n_sm, args->n_chunks);
     return taken;
 }
 
-void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result)
+void cdi_launch_fold(struct cdi_launch *out, uint64_t *from, uint64_t *words, bool largest, double *result)
 {
     out->kernel = CDI_KERNEL_FOLD;
     out->grid = 1;
-    out->args.fold = (struct cdi_fold_args){.partial = partial, .out = result, .largest = largest, .add = add};
+    out->args.fold = (struct cdi_fold_args){.from = from, .words = words, .out = result, .largest = largest};
 }
 
 size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,

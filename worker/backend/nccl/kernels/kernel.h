@@ -12,6 +12,7 @@
 #ifndef CDI_KERNELS_KERNEL_H
 #define CDI_KERNELS_KERNEL_H
 
+#include "worker/math/exact_sum.h"
 #include "worker/math/optim_row.h"
 
 #include <cddp/cddp.h>
@@ -34,7 +35,8 @@
 #define CDI_PIECE_CHUNK 4096  /* elements of a piece that one block takes at a time */
 #define CDI_LOWRANK_LANES 8   /* sums side by side of a scalar product, as in lowrank.c */
 #define CDI_LEFT_CHUNK (CDI_KERNEL_THREADS / CDI_LOWRANK_LANES) /* elements of P that one block makes at a time */
-#define CDI_TALLY_BLOCKS 1024                                   /* on any device: the order of a sum depends on it */
+#define CDI_TALLY_TEAM 8                                        /* threads of tally that share a sum: of one warp */
+#define CDI_TALLY_SLOTS (CDI_KERNEL_THREADS / CDI_TALLY_TEAM)   /* sums of a block */
 #define CDI_KERNEL_HASHES 160                                   /* pieces per launch of hash */
 #define CDI_STORE_MAX 4                                         /* numbers per launch of store */
 #define CDI_HASH_CHUNK 65536 /* bytes of a piece that one block hashes at a time: a multiple of 16 */
@@ -145,9 +147,9 @@ struct cdi_kernel_span {
     int32_t dtype;
 };
 
-/* cdi_tally: block k adds its result to partial[k]: the sum of squares, or the largest magnitude. */
+/* cdi_tally: adds the squares of the spans to an exact sum, or raises words[0] to the bits of the largest magnitude. */
 struct cdi_tally_args {
-    double *partial; /* CDI_TALLY_BLOCKS, zeros before the first launch */
+    uint64_t *words; /* CDI_EXACT_WORDS, zeros before the first launch; they hold 2^32 - 1 lines: 256 GiB */
     uint32_t n, n_chunks;
     int32_t largest;
     uint32_t unused;
@@ -155,13 +157,14 @@ struct cdi_tally_args {
 };
 
 /*
- * cdi_fold, one block: *out becomes the result of all of partial, or with `add` of that and *out; partial becomes
- * zeros.
+ * cdi_fold, one block: *out becomes the result of the words `from`, and so do `words`, without carries. If `from` is
+ * elsewhere, it becomes zeros.
  */
 struct cdi_fold_args {
-    double *partial;
+    uint64_t *from, *words;
     double *out;
-    int32_t largest, add;
+    int32_t largest;
+    uint32_t unused;
 };
 
 /*
@@ -375,8 +378,9 @@ cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x
  * Fills TALLY or CLIP of the first spans of x[0..n), as many as fit, and returns their number (empty ones included).
  * Call it again with the rest until none is left; fold follows the last launch of tally.
  */
-size_t cdi_launch_tally(struct cdi_launch *out, const struct cdi_span *x, size_t n, bool largest, double *partial);
-void cdi_launch_fold(struct cdi_launch *out, double *partial, bool largest, bool add, double *result);
+size_t cdi_launch_tally(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n, bool largest,
+                        uint64_t *words);
+void cdi_launch_fold(struct cdi_launch *out, uint64_t *from, uint64_t *words, bool largest, double *result);
 size_t cdi_launch_clip(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, size_t n,
                        const struct cdi_clip *how, const double *sum);
 

@@ -109,34 +109,18 @@ static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t
 
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
 
-static double sum_of_block(double of_thread[CDI_KERNEL_THREADS], int32_t largest)
-{
-    for (uint32_t half = CDI_KERNEL_THREADS / 2; half > 0; half /= 2)
-        for (uint32_t k = 0; k < half; k++)
-            cdi_tree_level(of_thread, k, half, largest);
-    return of_thread[0];
-}
-
 static void block_tally(const struct cdi_kernel_thread *block, const void *args)
 {
-    const struct cdi_tally_args *a = args;
-    struct cdi_kernel_thread t = *block;
-    double of_thread[CDI_KERNEL_THREADS];
+    struct cdi_tally_room room = {.of_thread = {0}};
 
-    for (t.thread = 0; t.thread < CDI_KERNEL_THREADS; t.thread++)
-        of_thread[t.thread] = cdi_tally_body(&t, a);
-    cdi_tally_end(block, a, sum_of_block(of_thread, a->largest));
+    cdi_tally_body(block, args, &room);
 }
 
 static void block_fold(const struct cdi_kernel_thread *block, const void *args)
 {
-    const struct cdi_fold_args *a = args;
-    struct cdi_kernel_thread t = *block;
-    double of_thread[CDI_KERNEL_THREADS];
+    uint64_t room[CDI_EXACT_WORDS] = {0};
 
-    for (t.thread = 0; t.thread < CDI_KERNEL_THREADS; t.thread++)
-        of_thread[t.thread] = cdi_fold_body(&t, a);
-    cdi_fold_end(a, sum_of_block(of_thread, a->largest));
+    cdi_fold_body(block, args, room);
 }
 
 static void run_clip(const struct cdi_kernel_thread *t, const void *args)
@@ -154,7 +138,7 @@ static size_t tally_ranges(const void *args, struct cdi_kernel_range *out, size_
 {
     const struct cdi_tally_args *a = args;
 
-    put(out, cap, 0, a->partial, CDI_TALLY_BLOCKS * sizeof *a->partial, true);
+    put(out, cap, 0, a->words, CDI_EXACT_WORDS * sizeof *a->words, true);
     put_spans(out, cap, a->span, a->n, false);
     return (size_t)a->n + 1;
 }
@@ -163,9 +147,10 @@ static size_t fold_ranges(const void *args, struct cdi_kernel_range *out, size_t
 {
     const struct cdi_fold_args *a = args;
 
-    put(out, cap, 0, a->partial, CDI_TALLY_BLOCKS * sizeof *a->partial, true);
-    put(out, cap, 1, a->out, sizeof *a->out, true);
-    return 2;
+    put(out, cap, 0, a->from, CDI_EXACT_WORDS * sizeof *a->from, true);
+    put(out, cap, 1, a->words, CDI_EXACT_WORDS * sizeof *a->words, true);
+    put(out, cap, 2, a->out, sizeof *a->out, true);
+    return 3;
 }
 
 static size_t clip_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)

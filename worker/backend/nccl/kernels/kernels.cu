@@ -80,37 +80,22 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
 
-/* Computes the sum over the block's threads, along the tree; for its first thread. */
-static __device__ double sum_of_block(double mine, int32_t largest)
-{
-    __shared__ double of_thread[CDI_KERNEL_THREADS];
-
-    of_thread[threadIdx.x] = mine;
-    for (uint32_t half = CDI_KERNEL_THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        cdi_tree_level(of_thread, threadIdx.x, half, largest);
-    }
-    return of_thread[0];
-}
-
 extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     cdi_tally(const __grid_constant__ struct cdi_tally_args args)
 {
+    __shared__ struct cdi_tally_room room;
     struct cdi_kernel_thread t = this_thread();
-    double sum = sum_of_block(cdi_tally_body(&t, &args), args.largest);
 
-    if (threadIdx.x == 0)
-        cdi_tally_end(&t, &args, sum);
+    cdi_tally_body(&t, &args, &room);
 }
 
 extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     cdi_fold(const __grid_constant__ struct cdi_fold_args args)
 {
+    __shared__ uint64_t room[CDI_EXACT_WORDS];
     struct cdi_kernel_thread t = this_thread();
-    double sum = sum_of_block(cdi_fold_body(&t, &args), args.largest);
 
-    if (threadIdx.x == 0)
-        cdi_fold_end(&args, sum);
+    cdi_fold_body(&t, &args, room);
 }
 
 extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)

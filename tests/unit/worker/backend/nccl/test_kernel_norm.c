@@ -16,31 +16,47 @@ static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CD
 static const size_t counts[] = {0, 1, 3, 4, 5, 255, 1024, 4099, 8192, 8193, 30001};
 #define EACH(i, of) for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
 
-static double partial[CDI_TALLY_BLOCKS];
+static double room[CDI_NORM_ROOM];
 
-static double tally(const struct cdi_span *x, size_t n, bool largest, bool add, double out)
+static double tally(const struct cdi_span *x, size_t n, bool largest)
 {
+    uint64_t *words = (uint64_t *)(void *)(room + 1), *of_blocks = words + CDI_EXACT_WORDS;
     struct cdi_launch l;
 
     while (n > 0) {
-        size_t took = cdi_launch_tally(&l, x, n, largest, partial);
+        size_t took = cdi_launch_tally(&l, N_SM, x, n, largest, of_blocks);
 
         cr_assert(took > 0 && took <= n);
         cdi_launch_on_host(&l);
         x += took;
         n -= took;
     }
-    cdi_launch_fold(&l, partial, largest, add, &out);
+    cdi_launch_fold(&l, of_blocks, words, largest, room);
     cdi_launch_on_host(&l);
-    EACH(i, partial)
-    cr_assert_eq(partial[i], 0, "left clear for the next one");
-    return out;
+    for (size_t k = 0; k < CDI_EXACT_WORDS; k++)
+        cr_assert_eq(of_blocks[k], 0, "left clear for the next one");
+    return room[0];
 }
 
-static double tally_on_cpu(const struct cdi_span *x, size_t n, bool largest, bool add, double out)
+static double tally_on_cpu(const struct cdi_span *x, size_t n, bool largest)
 {
-    cr_assert_eq(cdi_element_norm(NULL, x, n, largest, add, &out, NULL), CDDP_OK);
-    return out;
+    static double out[CDI_NORM_ROOM];
+
+    cr_assert_eq(cdi_element_norm(NULL, x, n, largest, out, NULL), CDDP_OK);
+    return out[0];
+}
+
+/* Checks that the twins have the bits of the CPU's backend, in the words of the sum, too. */
+static void expect_same(const struct cdi_span *x, size_t n, const char *what, size_t which)
+{
+    double want[CDI_NORM_ROOM] = {0};
+
+    cr_assert_eq(cdi_element_norm(NULL, x, n, false, want, NULL), CDDP_OK);
+    (void)tally(x, n, false);
+    cr_assert_arr_eq(room, want, (1 + CDI_EXACT_WORDS) * sizeof *room, "%s %zu: %a, not %a", what, which, room[0],
+                     want[0]);
+    cr_assert_eq(cdi_bits_of_double(tally(x, n, true)), cdi_bits_of_double(tally_on_cpu(x, n, true)), "%s %zu", what,
+                 which);
 }
 
 static void fill(cddp_dtype t, void *x, size_t n, uint32_t seed)
@@ -49,11 +65,6 @@ static void fill(cddp_dtype t, void *x, size_t n, uint32_t seed)
         seed = seed * 1664525u + 1013904223u;
         number_put(t, x, k, ((double)(seed >> 8) / (1 << 24) - 0.5) * 8);
     }
-}
-
-static bool is_close(double a, double b)
-{
-    return fabs(a - b) <= 1e-13 * fabs(b);
 }
 
 Test(kernel_norm, sums_and_largest_magnitudes_are_those_of_the_cpu_backend)
@@ -66,30 +77,88 @@ Test(kernel_norm, sums_and_largest_magnitudes_are_those_of_the_cpu_backend)
         const struct cdi_span span = {x + shift * cddp_dtype_size(types[t]), counts[c], types[t]};
 
         fill(types[t], x, ROOM, (uint32_t)c);
-        cr_assert(is_close(tally(&span, 1, false, false, -1), tally_on_cpu(&span, 1, false, false, -1)),
-                  "type %zu, count %zu, shift %zu", t, counts[c], shift);
-        cr_assert_eq(tally(&span, 1, true, false, 99), tally_on_cpu(&span, 1, true, false, 99));
-        cr_assert_eq(tally(&span, 1, true, true, 99), 99);
-        cr_assert(is_close(tally(&span, 1, false, true, 5), tally_on_cpu(&span, 1, false, true, 5)));
+        expect_same(&span, 1, "shift", shift);
     }
 }
 
-Test(kernel_norm, order_of_a_sum_does_not_depend_on_addresses)
+static uint64_t dice = 88172645463325252u;
+
+static uint64_t roll(void)
 {
+    dice ^= dice << 13;
+    dice ^= dice >> 7;
+    dice ^= dice << 17;
+    return dice;
+}
+
+/* Any bits that are finite: small ones without a leading digit, and squares that are 0 or infinite, too. */
+static void fill_finite(cddp_dtype t, void *x, size_t n)
+{
+    for (size_t k = 0; k < n; k++) {
+        double v = cdi_double_of_bits(roll());
+
+        if (t == CDDP_FLOAT32)
+            v = (double)cdi_float_of_bits((uint32_t)roll());
+        else if (t != CDDP_FLOAT64)
+            v = (double)(t == CDDP_FLOAT16 ? cdi_float_of_f16((uint16_t)roll()) : cdi_float_of_bf16((uint16_t)roll()));
+        number_put(t, x, k, isfinite(v) ? v : 1);
+    }
+}
+
+Test(kernel_norm, bits_do_not_depend_on_cuts_between_lines_nor_order_nor_addresses)
+{
+    enum { PARTS = 60 };
     static _Alignas(64) uint8_t x[8 * ROOM], y[8 * ROOM];
 
     EACH(t, types)
-    for (size_t shift = 1; shift < 4; shift++) {
-        size_t at = shift * cddp_dtype_size(types[t]);
-        const struct cdi_span here = {x, 30001, types[t]}, there = {y + at, 30001, types[t]};
-        double a, b;
+    for (int tame = 0; tame < 2; tame++)
+        for (size_t shift = 0; shift < 4; shift++) {
+            const size_t size = cddp_dtype_size(types[t]), line = CDI_NORM_LINE / size, count = 30001;
+            const struct cdi_span whole = {x, count, types[t]};
+            struct cdi_span part[PARTS];
+            size_t from = 0, n = 0;
+            double want;
 
-        fill(types[t], x, 30001, 1);
-        memcpy(y + at, x, sizeof x - at);
-        a = tally(&here, 1, false, false, 0);
-        b = tally(&there, 1, false, false, 0);
-        cr_assert_eq(memcmp(&a, &b, sizeof a), 0, "type %zu, shift %zu: %a, %a", t, shift, a, b);
-    }
+            if (tame)
+                fill(types[t], x, count, 1);
+            else
+                fill_finite(types[t], x, count);
+            memcpy(y + shift * size, x, count * size);
+            want = tally_on_cpu(&whole, 1, false);
+            cr_assert(isfinite(want) || types[t] == CDDP_FLOAT64);
+            while (from < count) {
+                size_t to = n + 1 == PARTS ? count : from + roll() % 200 * line;
+
+                to = to < count ? to : count;
+                part[n++] = (struct cdi_span){y + (shift + from) * size, to - from, types[t]};
+                from = to;
+            }
+            for (size_t k = n; k-- > 1;) { /* in any order */
+                size_t with = roll() % (k + 1);
+                struct cdi_span other = part[with];
+
+                part[with] = part[k];
+                part[k] = other;
+            }
+            cr_assert_eq(cdi_bits_of_double(tally(&whole, 1, false)), cdi_bits_of_double(want));
+            cr_assert_eq(cdi_bits_of_double(tally_on_cpu(part, n, false)), cdi_bits_of_double(want));
+            expect_same(part, n, "shift", shift);
+        }
+}
+
+/* As many lines as words of the CPU's collection by exponents hold, of the largest numbers, and one more. */
+Test(kernel_norm, many_lines_of_one_exponent_do_not_overflow)
+{
+    enum { LINES = 3 * 2048 + 1 };
+    static _Alignas(64) double x[LINES * 8];
+    const struct cdi_span span = {x, LINES * 8, CDDP_FLOAT64};
+    double square = 0x1.fffffep+100 * 0x1.fffffep+100; /* exact */
+
+    memset(x, 0, sizeof x);
+    for (size_t k = 0; k < LINES; k++)
+        x[8 * k] = 0x1.fffffep+100;
+    cr_assert_eq(tally_on_cpu(&span, 1, false), LINES * square);
+    expect_same(&span, 1, "lines", LINES);
 }
 
 Test(kernel_norm, counts_more_spans_than_fit_in_a_launch)
@@ -105,10 +174,34 @@ Test(kernel_norm, counts_more_spans_than_fit_in_a_launch)
         span[i] = (struct cdi_span){x + i * 512, i % 5 == 2 ? 0 : 1 + i % 60, t};
         fill(t, span[i].x, span[i].count, (uint32_t)i);
     }
-    cr_assert(is_close(tally(span, N, false, false, 0), tally_on_cpu(span, N, false, false, 0)));
-    cr_assert_eq(tally(span, N, true, false, 0), tally_on_cpu(span, N, true, false, 0));
+    expect_same(span, N, "spans", N);
     number_put(types[(N - 1) % 4], span[N - 1].x, 0, 1000);
-    cr_assert_eq(tally(span, N, true, false, 0), 1000);
+    cr_assert_eq(tally(span, N, true), 1000);
+}
+
+Test(kernel_norm, words_of_several_norms_add_up)
+{
+    static _Alignas(64) uint8_t x[8 * ROOM];
+    const struct cdi_span all = {x, 30001, CDDP_FLOAT32}, first = {x, 16 * 700, CDDP_FLOAT32};
+    const struct cdi_span rest = {x + 64 * 700, 30001 - 16 * 700, CDDP_FLOAT32};
+    static double one[CDI_NORM_ROOM], other[CDI_NORM_ROOM];
+    uint64_t a[CDI_EXACT_WORDS], b[CDI_EXACT_WORDS];
+    struct cdi_launch l;
+
+    fill(CDDP_FLOAT32, x, ROOM, 5);
+    cr_assert_eq(cdi_element_norm(NULL, &first, 1, false, one, NULL), CDDP_OK);
+    cr_assert_eq(cdi_element_norm(NULL, &rest, 1, false, other, NULL), CDDP_OK);
+    memcpy(a, one + 1, sizeof a);
+    memcpy(b, other + 1, sizeof b);
+    for (size_t k = 0; k < CDI_EXACT_WORDS; k++)
+        a[k] += b[k];
+    memcpy(one + 1, a, sizeof a);
+    memcpy(other, one, sizeof one);
+    cr_assert_eq(cdi_element_norm_round(NULL, one, NULL), CDDP_OK);
+    cr_assert_eq(cdi_bits_of_double(one[0]), cdi_bits_of_double(tally_on_cpu(&all, 1, false)));
+    cdi_launch_fold(&l, (uint64_t *)(void *)(other + 1), (uint64_t *)(void *)(other + 1), false, other);
+    cdi_launch_on_host(&l);
+    cr_assert_eq(cdi_bits_of_double(other[0]), cdi_bits_of_double(one[0]));
 }
 
 Test(kernel_norm, nan_is_above_infinity)
@@ -121,11 +214,12 @@ Test(kernel_norm, nan_is_above_infinity)
 
         fill(types[t], x, 30001, 9);
         number_put(types[t], x, at, -INFINITY);
-        cr_assert_eq(tally(&span, 1, true, false, 0), INFINITY);
-        cr_assert_eq(tally(&span, 1, false, false, 0), INFINITY);
-        cr_assert(isnan(tally(&span, 1, true, true, NAN)) && isnan(tally(&span, 1, false, true, NAN)));
+        cr_assert_eq(tally(&span, 1, true), INFINITY);
+        cr_assert_eq(tally(&span, 1, false), INFINITY);
+        expect_same(&span, 1, "infinity at", at);
         number_put(types[t], x, 30000 - at, -NAN);
-        cr_assert(isnan(tally(&span, 1, true, false, 0)) && isnan(tally(&span, 1, false, false, 0)));
+        cr_assert(isnan(tally(&span, 1, true)) && isnan(tally(&span, 1, false)));
+        cr_assert(isnan(tally_on_cpu(&span, 1, true)) && isnan(tally_on_cpu(&span, 1, false)));
     }
 }
 
