@@ -32,9 +32,12 @@ static const struct kind {
     bool fill, turns; /* values by a callback; the order of units changes with the step */
     bool own;         /* the program has its own optimizer */
     cddp_optim_kind rule;
+    double max_norm; /* 0: gradients are not clipped */
 } kinds[] = {
     {.name = "stage 3", .rule = CDDP_OPTIM_ADAMW},
     {.name = "SGD", .rule = CDDP_OPTIM_SGD},
+    {.name = "clipped", .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
+    {.name = "clipped, two types", .second = CDDP_BFLOAT16, .stage = 2, .rule = CDDP_OPTIM_SGD, .max_norm = 1.5},
     {.name = "one live unit", .live = 1, .gradients = 1, .rule = CDDP_OPTIM_ADAMW},
     {.name = "all units live", .live = 100, .gradients = 100, .rule = CDDP_OPTIM_ADAMW},
     {.name = "stage 2", .stage = 2, .rule = CDDP_OPTIM_ADAMW},
@@ -163,6 +166,13 @@ static cddp_optim_options rule_of(const struct kind *k)
     return rule;
 }
 
+static void step_optim(const struct kind *k, cddp_optim *optim)
+{
+    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = k->max_norm};
+
+    CHECK(cddp_optim_step(optim, k->max_norm > 0 ? &args : NULL) == CDDP_OK);
+}
+
 /* The program's own optimizer: on elements [begin, begin + count) of a parameter. */
 static void update(cddp_dtype dtype, void *w, const void *g, size_t count)
 {
@@ -215,7 +225,7 @@ static void train_whole(struct model *m)
         if (m->kind->own)
             update_whole(m, ddp);
         else
-            CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+            step_optim(m->kind, optim);
     }
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
@@ -335,7 +345,7 @@ static void run(const struct kind *k)
         if (k->own)
             update_shards(&m, f);
         else
-            CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
+            step_optim(k, optim);
     }
     compare(&m, f, &whole);
     cddp_optim_destroy(optim);
