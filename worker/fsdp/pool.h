@@ -37,7 +37,7 @@ struct cdi_pool {
 /* Makes a pool of n_slots for n_units, none of them kept. Returns false without memory; release it also then. */
 bool cdi_pool_init(struct cdi_pool *p, size_t n_units, size_t n_slots);
 void cdi_pool_release(struct cdi_pool *p);
-/* Gives unit u a slot of its own, with the number `slot`, which is not one of the pool's. */
+/* Gives unit u a separate slot, with the number `slot`, which is not one of the pool's. */
 void cdi_pool_keep(struct cdi_pool *p, size_t u, size_t slot);
 
 /* Records that the program wants unit u now. Returns false without memory. */
