@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* ------------------------------------------------------------------------------------ experimental: sharding ---- */
+/* ------------------------------------------------------------------------------------- experimental sharding ---- */
 
 /*
  * A model whose parameters no rank holds as a whole (ZeRO stage 3, as PyTorch's fully_shard). It consists of units,
