@@ -194,19 +194,30 @@ static void place_parts(cddp_fsdp *f, const struct input *in)
     }
 }
 
-/* Decides which units are kept, and where all slots are. Returns the bytes of the region. */
+static bool is_kept(const struct input *in, size_t u)
+{
+    return in->opt.stage == 2 || (in->units[u].flags & CDDP_FSDP_KEEP) != 0;
+}
+
+/*
+ * Decides where all slots are. Returns the bytes of the region. Nothing wraps: there are at most as many slots of each
+ * kind as units, and all units together fit the address space many times, or the plan would have been refused.
+ */
 static size_t place_slots(cddp_fsdp *f, const struct input *in)
 {
-    size_t n = in->opt.max_live_units, at = 0;
+    size_t n = in->opt.max_live_units, at = 0, passing = 0; /* bytes of the largest unit that is not kept */
 
-    for (size_t u = 0; u < f->n_units; u++)
+    for (size_t u = 0; u < f->n_units; u++) {
         f->slot_bytes = f->unit[u].bytes > f->slot_bytes ? f->unit[u].bytes : f->slot_bytes;
-    for (size_t s = 0; s < (in->opt.stage == 2 ? 0 : n); s++) {
+        if (!is_kept(in, u) && f->unit[u].bytes > passing)
+            passing = f->unit[u].bytes;
+    }
+    for (size_t s = 0; s < n; s++) {
         f->slot_at[s] = at;
-        at += f->slot_bytes;
+        at += passing;
     }
     for (size_t u = 0; u < f->n_units; u++) {
-        if (in->opt.stage != 2 && (in->units[u].flags & CDDP_FSDP_KEEP) == 0)
+        if (!is_kept(in, u))
             continue;
         cdi_pool_keep(&f->pool, u, n);
         f->slot_at[n++] = at;
@@ -219,13 +230,12 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
 
 static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_error *err)
 {
-    size_t slots = in->opt.max_live_units + f->n_units;
+    size_t slots = in->opt.max_live_units + in->n_units;
     bool ok;
 
     f->n_units = in->n_units;
     f->unit = calloc(f->n_units, sizeof *f->unit);
     f->parts = calloc(f->ddp->plan.n, sizeof *f->parts);
-    slots = in->opt.max_live_units + f->n_units;
     f->slot_at = calloc(slots, sizeof *f->slot_at);
     f->slot_ticket = calloc(slots, sizeof *f->slot_ticket);
     f->n_grad_slots = in->opt.max_live_gradients;
@@ -269,18 +279,22 @@ static cddp_status fill_slot(cddp_fsdp *f, const struct input *in, size_t u, siz
             st = d->ops->stream_wait(d->b, 0, d->stream, err);
         if (st == CDDP_OK) {
             st = call_fill(in, u, data);
+            if (st > 0 || st < -INT16_MAX) /* no status is */
+                st = CDDP_E_INVALID;
             if (st != CDDP_OK)
                 (void)cdi_fail(err, st, "cddp_fsdp_options.fill failed for unit %zu '%.200s'", u, unit->name);
         }
         free(data);
         return st == CDDP_OK && d->ops->on_device ? d->ops->wait_stream(d->b, d->stream, false, err) : st;
     }
+    if (st == CDDP_OK && d->ops->on_device)
+        st = cdi_ddp_follow(d, d->stream, err);
     for (size_t i = 0; i < unit->n_params && st == CDDP_OK; i++) {
         const cddp_param *p = &in->params[unit->first + i];
-        const struct cdi_slice from = {p->data, p->count * cddp_dtype_size(p->dtype)};
 
         if (p->data != NULL)
-            st = d->ops->pack(d->b, cdi_fsdp_param_at(f, slot, u, i), &from, 1, err);
+            st = d->ops->copy(d->b, cdi_fsdp_param_at(f, slot, u, i), p->data, p->count * cddp_dtype_size(p->dtype),
+                              err);
     }
     return st;
 }
@@ -333,30 +347,35 @@ static void free_fsdp(cddp_fsdp *f)
     free(f);
 }
 
-/* Makes everything after the reducer, on which the ranks have agreed. */
+/* Makes everything, for input on which the ranks have agreed. */
 static cddp_status make(cddp_fsdp *f, cddp_comm *comm, const struct input *in, struct cdi_error *err)
 {
-    cddp_status st = allocate(f, in, err);
+    const cddp_ddp_options reducer = {
+        .size = sizeof reducer, .bucket_bytes = SIZE_MAX, .first_bucket_bytes = SIZE_MAX, .stream = in->opt.stream};
+    cddp_status st = cdi_ddp_create(&f->ddp, comm, in->params, in->n_params, in->unit, &reducer, err);
     size_t bytes = 0;
 
+    if (st == CDDP_OK)
+        st = allocate(f, in, err);
     if (st == CDDP_OK) {
         place_parts(f, in);
         bytes = place_slots(f, in);
     }
-    st = agree(comm, in, st, err); /* not all may have had the memory */
+    st = agree(comm, in, st, err); /* one rank may have failed alone */
     if (st == CDDP_OK)
         st = f->ddp->ops->region_create(f->ddp->b, bytes, &f->region, err);
     if (st == CDDP_OK)
         f->ddp->shares.grads = (char *)f->region->base + f->shares_at;
     for (size_t u = 0; u < f->n_units && st == CDDP_OK; u++)
         st = load_unit(f, in, u, err);
+    if (st == CDDP_OK && f->ddp->ops->on_device)
+        st = f->ddp->ops->stream_wait(f->ddp->b, 0, f->ddp->stream, err);
     return st;
 }
 
 static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_unit *units, size_t n,
                                const cddp_fsdp_options *opt, struct cdi_error *err)
 {
-    cddp_ddp_options reducer = {.size = sizeof reducer, .bucket_bytes = SIZE_MAX, .first_bucket_bytes = SIZE_MAX};
     cddp_fsdp *f = calloc(1, sizeof *f);
     struct input in;
     cddp_status st = read_input(&in, units, n, opt, err);
@@ -364,9 +383,6 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
     if (f == NULL && st == CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
     st = agree(comm, &in, st, err);
-    reducer.stream = in.opt.stream;
-    if (st == CDDP_OK && f != NULL)
-        st = cdi_ddp_create(&f->ddp, comm, in.params, in.n_params, in.unit, &reducer, err);
     if (st == CDDP_OK && f != NULL)
         st = make(f, comm, &in, err);
     release_input(&in);

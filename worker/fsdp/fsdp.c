@@ -9,6 +9,7 @@
 #include "worker/base/sized.h"
 #include "worker/reducer/layout/shard.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/captured.h"
 #include "worker/reducer/step.h"
 
 #include <string.h>
@@ -36,22 +37,22 @@ static cddp_status fsdp_check(const char *function, const cddp_fsdp *f, size_t u
                : cdi_fail(err, CDDP_E_INVALID, "%s: there is no unit %zu, only 0 to %zu", function, u, f->n_units - 1);
 }
 
-static cddp_status fsdp_health(const cddp_fsdp *f, struct cdi_error *err)
+/* Also that the stream captures no graph: nothing here becomes part of one. */
+static cddp_status fsdp_health(const char *function, const cddp_fsdp *f, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
 
     if (d->sticky.status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, err) != CDDP_OK)
         return cdi_ddp_set_error(d, err);
-    if (d->sticky.status != CDDP_OK)
-        *err = d->sticky;
-    return d->sticky.status;
+    if (d->sticky.status == CDDP_OK)
+        return cdi_captured_refuse(d, function, err);
+    *err = d->sticky;
+    return err->status;
 }
 
 /* After the end of a step all whole parameters are old. */
 static cddp_status follow_step(cddp_fsdp *f, struct cdi_error *err)
 {
-    if (f->step == f->ddp->step)
-        return CDDP_OK;
     for (size_t u = 0; u < f->n_units; u++)
         if (f->pool.unit[u].users > 0)
             return cdi_fail(err, CDDP_E_STATE,
@@ -137,22 +138,24 @@ static cddp_status gather_ahead(cddp_fsdp *f)
 static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, struct cdi_error *err)
 {
     struct cdi_pool_unit *unit = &f->pool.unit[u];
-    cddp_status st = fsdp_health(f, err);
+    bool was_fresh = unit->is_fresh;
+    cddp_status st = fsdp_health("cddp_fsdp_gather", f, err);
 
-    if (st == CDDP_OK)
+    if (st == CDDP_OK && f->step != f->ddp->step) {
         st = follow_step(f, err);
+        was_fresh = false;
+    }
     if (st != CDDP_OK)
         return st;
-    if (unit->users == 0 && !cdi_pool_want(&f->pool, u))
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    if (!unit->is_fresh) {
-        if (!cdi_pool_place(&f->pool, u, false))
-            return cdi_fail(err, CDDP_E_STATE,
-                            "unit %zu '%.200s' cannot be gathered: %zu units are held, which is "
-                            "cddp_fsdp_options.max_live_units: release one before",
-                            u, f->unit[u].name, f->pool.n_slots);
+    if (!was_fresh && !cdi_pool_place(&f->pool, u, false))
+        return cdi_fail(err, CDDP_E_STATE,
+                        "unit %zu '%.200s' cannot be gathered: %zu units are held, which is "
+                        "cddp_fsdp_options.max_live_units: release one before",
+                        u, f->unit[u].name, f->pool.n_slots);
+    if (!was_fresh)
         st = gather(f, u);
-    }
+    if (st == CDDP_OK && unit->users == 0 && !cdi_pool_want(&f->pool, u))
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     unit->users++;
     if (st == CDDP_OK)
         st = gather_ahead(f);
@@ -190,9 +193,11 @@ cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u)
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     (void)pthread_mutex_lock(&f->ddp->lock);
-    st = fsdp_health(f, &err);
+    st = fsdp_health("cddp_fsdp_wait_unit", f, &err);
     if (st == CDDP_OK && f->pool.unit[u].users == 0)
         st = refuse_unheld("cddp_fsdp_wait_unit", f, u, &err);
+    else if (st == CDDP_OK && f->step != f->ddp->step)
+        st = follow_step(f, &err); /* the unit is held, so it is named */
     else if (st == CDDP_OK && f->ddp->ops->on_device)
         st = cdi_ddp_stream_wait(f->ddp, f->unit[u].ticket, &err);
     else if (st == CDDP_OK && (st = cdi_ddp_join_ticket(f->ddp, f->unit[u].ticket)) != CDDP_OK)
@@ -203,7 +208,8 @@ cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u)
 
 const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i)
 {
-    if (f == NULL || u >= f->n_units || i >= f->unit[u].n_params || f->pool.unit[u].users == 0)
+    if (f == NULL || u >= f->n_units || i >= f->unit[u].n_params || f->pool.unit[u].users == 0 ||
+        f->step != f->ddp->step)
         return NULL;
     return cdi_fsdp_param_at(f, f->slot_at[f->pool.unit[u].slot], u, i);
 }
@@ -237,7 +243,7 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
     size_t best = CDI_POOL_NONE;
-    cddp_status st = fsdp_health(f, err);
+    cddp_status st = fsdp_health("cddp_fsdp_grad", f, err);
 
     if (st != CDDP_OK || f->unit[u].grad_slot != CDI_POOL_NONE)
         return st;
@@ -250,16 +256,15 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, struct cdi_error *err)
                         "there is no memory for the gradients of unit %zu '%.200s': those of %zu units are being made, "
                         "which is cddp_fsdp_options.max_live_gradients: call cddp_fsdp_grads_ready for one before",
                         u, f->unit[u].name, f->n_grad_slots);
-    f->grad_slot[best].unit = u;
-    f->unit[u].grad_slot = best;
-    if (f->grad_slot[best].ticket == 0)
-        return CDDP_OK;
-    if (d->ops->on_device)
-        return cdi_ddp_stream_wait(d, f->grad_slot[best].ticket, err);
-    if (cdi_ddp_join_ticket(d, f->grad_slot[best].ticket) == CDDP_OK)
-        return CDDP_OK;
-    *err = d->sticky;
-    return err->status;
+    if (f->grad_slot[best].ticket != 0 && d->ops->on_device)
+        st = cdi_ddp_stream_wait(d, f->grad_slot[best].ticket, err);
+    else if (f->grad_slot[best].ticket != 0 && (st = cdi_ddp_join_ticket(d, f->grad_slot[best].ticket)) != CDDP_OK)
+        *err = d->sticky;
+    if (st == CDDP_OK) {
+        f->grad_slot[best].unit = u;
+        f->unit[u].grad_slot = best;
+    }
+    return st;
 }
 
 void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
@@ -306,7 +311,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
     struct cdi_fsdp_grad_slot *slot;
-    cddp_status st = fsdp_health(f, err);
+    cddp_status st = fsdp_health("cddp_fsdp_grads_ready", f, err);
 
     if (st != CDDP_OK)
         return st;
@@ -318,8 +323,8 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
                         "cddp_fsdp_grad before",
                         u, f->unit[u].name);
     st = count_grads(f, u, err);
-    if (st == CDDP_OK && d->ops->on_device)
-        st = cdi_ddp_follow(d, d->stream, err);
+    if (st == CDDP_OK && d->ops->on_device && cdi_ddp_follow(d, d->stream, err) != CDDP_OK)
+        st = cdi_ddp_set_error(d, err); /* they count as ready, and are not */
     if (st != CDDP_OK)
         return st;
     slot = &f->grad_slot[f->unit[u].grad_slot];
@@ -360,8 +365,12 @@ cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u)
 cddp_status cddp_optim_create_sharded(cddp_optim **out, cddp_fsdp *f, const cddp_optim_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
+    struct cdi_error err;
 
-    return cddp_optim_create(out, f != NULL ? f->ddp : NULL, opt);
+    if (f != NULL)
+        return cddp_optim_create(out, f->ddp, opt);
+    (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create_sharded: f must not be NULL");
+    return cdi_last_error_set(&err);
 }
 
 /* On a device the compute stream waits for the shares, on the host this thread. */

@@ -29,8 +29,8 @@ extern "C" {
  *         cddp_fsdp_grads_ready(f, u);              // backward only: gradients are averaged and divided
  *     cddp_optim_step(optim, NULL);                 // of cddp_optim_create_sharded
  *
- * Every rank makes these calls in the same order. Sums are made in rank order, as everywhere, so that on the CPU
- * parameters have the bits of cddp_ddp with cddp_optim.
+ * Every rank makes these calls in the same order, from one thread. Steps cannot be captured in a CUDA graph. Sums are
+ * made in rank order, as everywhere, so that on the CPU parameters have the bits of cddp_ddp with cddp_optim.
  */
 typedef struct cddp_fsdp cddp_fsdp;
 
@@ -103,7 +103,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm 
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_gather(cddp_fsdp *f, size_t u);
 /*
  * Waits until unit u, which is held, is here: on the CPU it blocks, and on a GPU the compute stream waits. Returns
- * CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (it is not held); or what a collective may return.
+ * CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (it is not held, or since before the end of a step, so that its parameters are
+ * old); or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u);
 /*
@@ -129,8 +130,9 @@ CDDP_API void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i);
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u);
 
 /*
- * Creates an optimizer for f's shares: cddp_optim_create() has the rest. cddp_optim_step() ends a step. Groups number
- * parameters through all units.
+ * Creates an optimizer for f's shares: cddp_optim_create() has the rest. cddp_optim_step() ends a step. A unit whose
+ * gradients were not reported in it is CDDP_E_STATE, and ends the job, as in cddp_ddp_wait(). Groups number parameters
+ * through all units.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create_sharded(cddp_optim **out, cddp_fsdp *f,
                                                               const cddp_optim_options *opt);

@@ -63,6 +63,14 @@ static cddp_status failing_fill(void *arg, size_t u, void *const *data)
     return u == 2 ? CDDP_E_IO : CDDP_OK;
 }
 
+static cddp_status strange_fill(void *arg, size_t u, void *const *data)
+{
+    (void)arg;
+    (void)u;
+    (void)data;
+    return (cddp_status)1;
+}
+
 Test(fsdp, bad_arguments_are_named)
 {
     cddp_fsdp_options opt = {.size = sizeof opt, .stage = 1};
@@ -96,6 +104,8 @@ Test(fsdp, bad_arguments_are_named)
     params[0].grad_dtype = CDDP_DTYPE_NONE;
     opt = (cddp_fsdp_options){.size = sizeof opt, .fill = failing_fill};
     says(create(&opt), CDDP_E_IO, "fill failed for unit 2 'c'");
+    opt.fill = strange_fill;
+    says(create(&opt), CDDP_E_INVALID, "fill failed for unit 0 'a'");
     end(NULL);
 }
 
@@ -141,6 +151,8 @@ Test(fsdp, calls_in_wrong_order_are_named_and_break_nothing)
     cr_assert_eq(cddp_fsdp_gather(f, 3), CDDP_OK);
     cr_assert_eq(cddp_optim_step(optim, NULL), CDDP_OK, "%s", cddp_last_error());
     says(cddp_fsdp_gather(f, 0), CDDP_E_STATE, "unit 3 'd' was gathered in step 0 and not released before its end");
+    says(cddp_fsdp_wait_unit(f, 3), CDDP_E_STATE, "unit 3 'd' was gathered in step 0 and not released before its end");
+    cr_assert_null(cddp_fsdp_param(f, 3, 0));
     cr_assert_eq(cddp_fsdp_release(f, 3), CDDP_OK);
     cr_assert(cddp_fsdp_gather(f, 3) == CDDP_OK && cddp_fsdp_wait_unit(f, 3) == CDDP_OK);
     cr_assert_float_eq(((const float *)cddp_fsdp_param(f, 3, 0))[7], 31 - 1e-3F, 1e-5);
