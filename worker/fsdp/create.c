@@ -76,15 +76,17 @@ static cddp_status list_params(struct input *in, struct cdi_error *err)
         if (__builtin_add_overflow(n, in->units[u].n_params, &n))
             return cdi_fail(err, CDDP_E_NOMEM, "the units have too many parameters");
     }
-    in->params = calloc(n, sizeof *in->params);
-    in->unit = calloc(n, sizeof *in->unit);
+    in->params = calloc(n + 1, sizeof *in->params);
+    in->unit = calloc(n + 1, sizeof *in->unit);
     if (in->params == NULL || in->unit == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
     for (size_t u = 0; u < in->n_units; u++) {
         cddp_param *list =
             cdi_sized_get_list(sizeof *list, in->units[u].params, in->units[u].n_params, "cddp_param", err);
-        cddp_status st = list != NULL ? CDDP_OK : err->status;
+        cddp_status st = CDDP_OK;
 
+        if (list == NULL)
+            return cdi_error_wrap(err, "unit %zu '%.200s'", u, in->units[u].name);
         for (size_t i = 0; i < in->units[u].n_params && st == CDDP_OK; i++) {
             st = check_param(&list[i], in->units[u].name, err);
             in->unit[in->n_params] = u;
@@ -269,7 +271,7 @@ static cddp_status fill_slot(cddp_fsdp *f, const struct input *in, size_t u, siz
         st = d->ops->clear(d->b, begin, unit->bytes, err);
     else
         memset(begin, 0, unit->bytes);
-    if (st == CDDP_OK && in->opt.fill != NULL) {
+    if (st == CDDP_OK && in->opt.fill != NULL && unit->n_params > 0) {
         data = calloc(unit->n_params, sizeof *data);
         if (data == NULL)
             return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", unit->n_params);
