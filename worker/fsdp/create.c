@@ -233,15 +233,15 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
 static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_error *err)
 {
     size_t slots = in->opt.max_live_units + in->n_units;
-    bool ok;
+    bool ok; /* one element more than needed: for 0, calloc may return NULL */
 
     f->n_units = in->n_units;
-    f->unit = calloc(f->n_units, sizeof *f->unit);
-    f->parts = calloc(f->ddp->plan.n, sizeof *f->parts);
-    f->slot_at = calloc(slots, sizeof *f->slot_at);
-    f->slot_ticket = calloc(slots, sizeof *f->slot_ticket);
+    f->unit = calloc(f->n_units + 1, sizeof *f->unit);
+    f->parts = calloc(f->ddp->plan.n + 1, sizeof *f->parts);
+    f->slot_at = calloc(slots + 1, sizeof *f->slot_at);
+    f->slot_ticket = calloc(slots + 1, sizeof *f->slot_ticket);
     f->n_grad_slots = in->opt.max_live_gradients;
-    f->grad_slot = calloc(f->n_grad_slots, sizeof *f->grad_slot);
+    f->grad_slot = calloc(f->n_grad_slots + 1, sizeof *f->grad_slot);
     ok = f->unit != NULL && f->parts != NULL && f->slot_at != NULL && f->slot_ticket != NULL && f->grad_slot != NULL;
     ok = ok && cdi_pool_init(&f->pool, f->n_units, in->opt.max_live_units);
     for (size_t u = 0; ok && u < f->n_units; u++)
