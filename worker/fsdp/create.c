@@ -230,25 +230,32 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
     return f->shares_at + cdi_arena_share_bytes(f->ddp);
 }
 
+static cddp_status no_memory(size_t n_units, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu units", n_units);
+}
+
 static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_error *err)
 {
     size_t slots = in->opt.max_live_units + in->n_units;
-    bool ok; /* one element more than needed: for 0, calloc may return NULL */
 
-    f->n_units = in->n_units;
-    f->unit = calloc(f->n_units + 1, sizeof *f->unit);
+    /* One element more than needed: for 0, calloc may return NULL. */
+    f->unit = calloc(in->n_units + 1, sizeof *f->unit);
     f->parts = calloc(f->ddp->plan.n + 1, sizeof *f->parts);
     f->slot_at = calloc(slots + 1, sizeof *f->slot_at);
     f->slot_ticket = calloc(slots + 1, sizeof *f->slot_ticket);
+    f->grad_slot = calloc(in->opt.max_live_gradients + 1, sizeof *f->grad_slot);
+    if (f->unit == NULL || f->parts == NULL || f->slot_at == NULL || f->slot_ticket == NULL || f->grad_slot == NULL ||
+        in->units == NULL || !cdi_pool_init(&f->pool, in->n_units, in->opt.max_live_units))
+        return no_memory(in->n_units, err);
+    f->n_units = in->n_units;
     f->n_grad_slots = in->opt.max_live_gradients;
-    f->grad_slot = calloc(f->n_grad_slots + 1, sizeof *f->grad_slot);
-    ok = f->unit != NULL && f->parts != NULL && f->slot_at != NULL && f->slot_ticket != NULL && f->grad_slot != NULL;
-    ok = ok && cdi_pool_init(&f->pool, f->n_units, in->opt.max_live_units);
-    for (size_t u = 0; ok && u < f->n_units; u++)
-        ok = (f->unit[u].name = strdup(in->units[u].name)) != NULL;
-    for (size_t s = 0; ok && s < f->n_grad_slots; s++)
+    for (size_t u = 0; u < f->n_units; u++)
+        if ((f->unit[u].name = strdup(in->units[u].name)) == NULL)
+            return no_memory(in->n_units, err);
+    for (size_t s = 0; s < f->n_grad_slots; s++)
         f->grad_slot[s].unit = CDI_POOL_NONE;
-    return ok ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu units", f->n_units);
+    return CDDP_OK;
 }
 
 static cddp_status call_fill(const struct input *in, size_t u, void *const *data)
