@@ -25,7 +25,7 @@ void *cdi_fsdp_param_at(const struct cddp_fsdp *f, size_t slot_begin, size_t u, 
     return cdi_fsdp_part_at(f, slot_begin, k) + (g->offset - plan->b[g->bucket].offset);
 }
 
-/* Checks f and the unit. Then, with the lock held, that the communicator works. */
+/* Checks f and the unit. */
 static cddp_status fsdp_check(const char *function, const cddp_fsdp *f, size_t u, struct cdi_error *err)
 {
     if (f == NULL)
@@ -37,7 +37,21 @@ static cddp_status fsdp_check(const char *function, const cddp_fsdp *f, size_t u
                : cdi_fail(err, CDDP_E_INVALID, "%s: there is no unit %zu, only 0 to %zu", function, u, f->n_units - 1);
 }
 
-/* Also that the stream captures no graph: nothing here becomes part of one. */
+/* Checks parameter i of the unit, too. */
+static cddp_status check_param(const char *function, const cddp_fsdp *f, size_t u, size_t i, struct cdi_error *err)
+{
+    cddp_status st = fsdp_check(function, f, u, err);
+
+    if (st != CDDP_OK || i < f->unit[u].n_params)
+        return st;
+    return cdi_fail(err, CDDP_E_INVALID, "%s: unit %zu '%.200s' has no parameter %zu, only 0 to %zu", function, u,
+                    f->unit[u].name, i, f->unit[u].n_params - 1);
+}
+
+/*
+ * Checks, with the lock held, that the communicator works, and that the stream captures no graph: nothing here becomes
+ * part of one.
+ */
 static cddp_status fsdp_health(const char *function, const cddp_fsdp *f, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
@@ -64,7 +78,7 @@ static cddp_status follow_step(cddp_fsdp *f, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Starts an operation on part k of a unit, which is at `at` in the region. Sets the sticky error. */
+/* Starts an operation on part k of a unit. Sets the sticky error. */
 static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t k, uint64_t *ticket)
 {
     cddp_ddp *d = f->ddp;
@@ -253,8 +267,8 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, struct cdi_error *err)
             best = s;
     if (best == CDI_POOL_NONE)
         return cdi_fail(err, CDDP_E_STATE,
-                        "there is no memory for the gradients of unit %zu '%.200s': those of %zu units are being made, "
-                        "which is cddp_fsdp_options.max_live_gradients: call cddp_fsdp_grads_ready for one before",
+                        "no memory for the gradients of unit %zu '%.200s': %zu units hold all of it, which is "
+                        "cddp_fsdp_options.max_live_gradients: call cddp_fsdp_grads_ready for one before",
                         u, f->unit[u].name, f->n_grad_slots);
     if (f->grad_slot[best].ticket != 0 && d->ops->on_device)
         st = cdi_ddp_stream_wait(d, f->grad_slot[best].ticket, err);
@@ -271,11 +285,8 @@ void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
-    cddp_status st = fsdp_check("cddp_fsdp_grad", f, u, &err);
+    cddp_status st = check_param("cddp_fsdp_grad", f, u, i, &err);
 
-    if (st == CDDP_OK && i >= f->unit[u].n_params)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_grad: unit %zu '%.200s' has no parameter %zu, only 0 to %zu", u,
-                      f->unit[u].name, i, f->unit[u].n_params - 1);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&f->ddp->lock);
         st = take_grad_slot(f, u, &err);
@@ -288,22 +299,17 @@ void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
 }
 
 /* Counts the unit's gradients in the reducer's plan, which knows at the step's end what is missing. */
-static cddp_status count_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
+static void count_grads(cddp_fsdp *f, size_t u)
 {
     struct cdi_bucket_plan *plan = &f->ddp->plan;
 
     f->ddp->begun = true;
     for (size_t i = f->unit[u].first; i < f->unit[u].first + f->unit[u].n_params; i++) {
-        if (!cdi_bucket_claim(plan, i))
-            return cdi_fail(err, CDDP_E_STATE,
-                            "the gradients of unit %zu '%.200s' were ready already in this step: call "
-                            "cddp_fsdp_grads_ready once per unit and step",
-                            u, f->unit[u].name);
+        (void)cdi_bucket_claim(plan, i);
         (void)cdi_bucket_grad_ready(plan, i);
     }
     while (plan->next < plan->ahead && plan->b[plan->next].state == CDI_BUCKET_READY)
         cdi_bucket_launched(plan);
-    return CDDP_OK;
 }
 
 /* With the lock held. */
@@ -315,15 +321,18 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
 
     if (st != CDDP_OK)
         return st;
-    if (f->unit[u].grad_slot == CDI_POOL_NONE && d->plan.grads[f->unit[u].first].claimed)
-        return count_grads(f, u, err);
+    if (d->plan.grads[f->unit[u].first].claimed)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the gradients of unit %zu '%.200s' were ready already in this step: call "
+                        "cddp_fsdp_grads_ready once per unit and step",
+                        u, f->unit[u].name);
     if (f->unit[u].grad_slot == CDI_POOL_NONE)
         return cdi_fail(err, CDDP_E_STATE,
                         "cddp_fsdp_grads_ready: unit %zu '%.200s' has no gradients in this step: write them to "
                         "cddp_fsdp_grad before",
                         u, f->unit[u].name);
-    st = count_grads(f, u, err);
-    if (st == CDDP_OK && d->ops->on_device && cdi_ddp_follow(d, d->stream, err) != CDDP_OK)
+    count_grads(f, u);
+    if (d->ops->on_device && cdi_ddp_follow(d, d->stream, err) != CDDP_OK)
         st = cdi_ddp_set_error(d, err); /* they count as ready, and are not */
     if (st != CDDP_OK)
         return st;
@@ -401,11 +410,8 @@ cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_sh
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
-    cddp_status st = fsdp_check("cddp_fsdp_shard", f, u, &err);
+    cddp_status st = check_param("cddp_fsdp_shard", f, u, i, &err);
 
-    if (st == CDDP_OK && i >= f->unit[u].n_params)
-        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_shard: unit %zu '%.200s' has no parameter %zu, only 0 to %zu", u,
-                      f->unit[u].name, i, f->unit[u].n_params - 1);
     if (st == CDDP_OK)
         st = cdi_sized_check(info, "cddp_fsdp_shard_info", &err);
     if (st == CDDP_OK) {

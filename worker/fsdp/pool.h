@@ -48,7 +48,7 @@ bool cdi_pool_want(struct cdi_pool *p, size_t u);
  * than u is. u becomes fresh.
  */
 bool cdi_pool_place(struct cdi_pool *p, size_t u, bool ahead);
-/* Returns the k-th unit (from 0) that the forecast wants after this moment; CDI_POOL_NONE: there is no forecast. */
+/* Returns the k-th unit (from 0) that the forecast wants next; CDI_POOL_NONE: it has no more. */
 size_t cdi_pool_forecast(const struct cdi_pool *p, size_t k);
 /* Parameters have changed: no unit is fresh, and the next step begins. */
 void cdi_pool_next_step(struct cdi_pool *p);

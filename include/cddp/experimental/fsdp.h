@@ -96,7 +96,7 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm 
 /*
  * Begins to gather unit u, unless its parameters are here already, and holds them until cddp_fsdp_release(), which must
  * follow as often. If the last step wanted units in this order, too, the next ones are begun as well, as far as the
- * pool has room for them. On the CPU it may wait until a slot of the pool is no longer written. From one thread.
+ * pool has room for them. On the CPU it may wait for the last operation on a slot of the pool. From one thread.
  * Returns CDDP_OK; CDDP_E_INVALID (no such unit); CDDP_E_STATE (max_live_units are in use, or a unit was held over the
  * end of a step: the message names it; nothing is broken); or the error of a communicator that has failed.
  */

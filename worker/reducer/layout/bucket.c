@@ -79,6 +79,15 @@ static struct open_bucket *oldest_open(struct open_bucket open[N_DTYPES])
     return oldest;
 }
 
+/* Closes what is open, the oldest first. */
+static void close_all(struct cdi_bucket_plan *p, struct open_bucket open[N_DTYPES])
+{
+    struct open_bucket *rest;
+
+    while ((rest = oldest_open(open)) != NULL)
+        close_bucket(p, rest, (cddp_dtype)(rest - open));
+}
+
 /* tail[t]: gradients of type t with a lower number form its last bucket. */
 static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail[N_DTYPES])
 {
@@ -109,17 +118,16 @@ static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const
  */
 static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 {
-    struct open_bucket open[N_DTYPES] = {0}, *left;
+    struct open_bucket open[N_DTYPES] = {0};
     size_t tail[N_DTYPES] = {0};
 
     find_tails(p, caps->last, tail);
     for (size_t i = p->n_grads; i-- > 0;) {
         struct cdi_grad *g = &p->grads[i];
-        struct open_bucket *o = &open[g->dtype], *rest;
+        struct open_bucket *o = &open[g->dtype];
 
-        while (caps->unit != NULL && i + 1 < p->n_grads && caps->unit[i] != caps->unit[i + 1] &&
-               (rest = oldest_open(open)) != NULL)
-            close_bucket(p, rest, (cddp_dtype)(rest - open));
+        if (caps->unit != NULL && i + 1 < p->n_grads && caps->unit[i] != caps->unit[i + 1])
+            close_all(p, open);
         if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[g->dtype]))
             close_bucket(p, o, g->dtype);
         g->bucket = o->n_closed;
@@ -136,8 +144,7 @@ static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *
         if (i >= tail[g->dtype] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
             close_bucket(p, o, g->dtype);
     }
-    while ((left = oldest_open(open)) != NULL)
-        close_bucket(p, left, (cddp_dtype)(left - open));
+    close_all(p, open);
 }
 
 /*
