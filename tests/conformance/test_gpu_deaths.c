@@ -72,11 +72,13 @@ static void arrive(struct rank *r)
     atomic_store(&r->board->flag[0], LATER_MS);
 }
 
+static bool in_nccl; /* the rank that dies first comes to the call of NCCL that fails: all ranks are in it then */
+
 static void *die_later(void *arg)
 {
     struct rank *r = arg;
 
-    while (atomic_load(&r->board->flag[0]) == 0)
+    while (atomic_load(&r->board->flag[0]) == 0 || (in_nccl && standin_failures() == 0))
         rank_nap();
     sleep_ms(atomic_load(&r->board->flag[0]));
     atomic_store(&r->board->flag[1], now());
@@ -155,6 +157,7 @@ static int join_fails(struct rank *r)
 
     if (r->rank == 1) {
         configure("CDDP_STANDIN_FAIL", "ncclCommInitRankConfig:1:6");
+        in_nccl = true;
         if (have_me_die(r) != 0)
             return 1;
         (void)rank_open(r);
@@ -354,6 +357,7 @@ static int dies_in_a_join(struct rank *r)
 
     if (r->rank == 1) {
         configure("CDDP_STANDIN_FAIL", "ncclCommInitRankConfig:1:6");
+        in_nccl = true;
         if (have_me_die(r) != 0)
             return 1;
         (void)rank_open(r);

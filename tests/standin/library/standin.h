@@ -137,6 +137,9 @@ STANDIN_API uint64_t standin_waits(void);
 /* Returns the number of driver calls of the calling thread. */
 STANDIN_API uint64_t standin_calls(void);
 
+/* Returns how many calls of this process have failed because CDDP_STANDIN_FAIL says so. Any thread. */
+STANDIN_API uint64_t standin_failures(void);
+
 /* Returns the number of threads that were started for streams, and for NCCL. */
 STANDIN_API uint64_t standin_threads(void);
 
