@@ -4,6 +4,7 @@
 #include "common/crc64.h"
 #include "common/float_state.h"
 #include "worker/base/sized.h"
+#include "worker/comm/agree.h"
 #include "worker/fsdp/fsdp.h"
 #include "worker/reducer/state/arena.h"
 
@@ -26,7 +27,6 @@ struct input {
 
 /* What the ranks compare beside the parameters. */
 struct card {
-    int64_t status; /* of a rank that failed earlier */
     uint64_t stage, max_live_units, max_live_gradients, units;
 };
 
@@ -131,12 +131,11 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
 {
     static const char *const names[] = {"stage", "max_live_units", "max_live_gradients"};
     const struct cdi_world *w = cdi_comm_world(comm);
-    struct card mine = {.status = alone}, *all = calloc((size_t)w->size, sizeof *all);
-    struct cdi_error other;
+    struct card mine = {.stage = 0};
+    const struct card *all;
+    void *cards;
     cddp_status st;
 
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", w->size);
     if (alone == CDDP_OK) {
         mine.stage = (uint64_t)in->opt.stage;
         mine.max_live_units = in->opt.max_live_units;
@@ -147,26 +146,23 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
             mine.units = cdi_crc64(mine.units, &in->units[u].flags, sizeof in->units[u].flags);
         }
     }
-    st = cdi_comm_all_gather(comm, &mine, all, sizeof mine, CDDP_UINT8, &other);
-    for (int r = 0; r < w->size && st == CDDP_OK; r++) {
+    st = cdi_comm_agree(comm, "create its sharded model", &mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err,
+                        err);
+    all = cards;
+    for (int r = 1; r < w->size && st == CDDP_OK; r++) {
         const uint64_t a[] = {all[0].stage, all[0].max_live_units, all[0].max_live_gradients},
                        b[] = {all[r].stage, all[r].max_live_units, all[r].max_live_gradients};
 
-        if (all[r].status != CDDP_OK)
-            st = cdi_fail_by(&other, cdi_rank_of_job(w, r), (cddp_status)all[r].status,
-                             "cddp_fsdp_create failed on rank %d", r);
         for (size_t k = 0; k < 3 && st == CDDP_OK; k++)
             if (a[k] != b[k])
-                st = cdi_fail_by(&other, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
                                  "cddp_fsdp_options.%s is %llu on rank 0 but %llu on rank %d", names[k],
                                  (unsigned long long)a[k], (unsigned long long)b[k], r);
         if (st == CDDP_OK && all[r].units != all[0].units)
-            st = cdi_fail_by(&other, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+            st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
                              "rank %d has units of other names, flags or numbers of parameters than rank 0", r);
     }
-    free(all);
-    if (alone == CDDP_OK && st != CDDP_OK)
-        *err = other;
+    free(cards);
     return alone != CDDP_OK ? alone : st;
 }
 

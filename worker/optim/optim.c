@@ -9,6 +9,7 @@
 
 #include "common/crc64.h"
 #include "common/float_state.h"
+#include "worker/comm/agree.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/step.h"
 
@@ -47,31 +48,25 @@ static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
 struct card {
     double value[8];
     uint64_t groups; /* a hash of the groups' values for each parameter */
-    int32_t status;  /* of a rank that failed earlier */
-    int32_t kind;
+    uint64_t kind;
 };
 
 static const char *const card_names[] = {"lr",    "weight_decay", "momentum", "dampening",
                                          "beta1", "beta2",        "eps",      "flags"};
 
 static struct card card_of(const struct cdi_optim_rule *r, uint64_t flags, const struct cdi_optim_own *own,
-                           size_t n_params, cddp_status status)
+                           size_t n_params)
 {
     return (struct card){
         .value = {r->lr, r->weight_decay, r->momentum, r->dampening, r->beta1, r->beta2, r->eps, (double)flags},
-        .groups = status == CDDP_OK ? cdi_crc64(0, own, n_params * sizeof *own) : 0,
-        .status = status,
-        .kind = (int32_t)r->kind};
+        .groups = cdi_crc64(0, own, n_params * sizeof *own),
+        .kind = (uint64_t)r->kind};
 }
 
 static cddp_status optim_compare(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
 {
     int n = w->size;
 
-    for (int r = 0; r < n; r++)
-        if (all[r].status != CDDP_OK)
-            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)all[r].status,
-                               "cddp_optim_create failed on rank %d", r);
     for (int r = 1; r < n; r++) {
         if (all[r].kind != all[0].kind)
             return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
@@ -88,25 +83,6 @@ static cddp_status optim_compare(const struct cdi_world *w, const struct card *a
                 "cddp_optim_options.groups differ: a parameter has other values on rank 0 than on rank %d", r);
     }
     return CDDP_OK;
-}
-
-/* A rank that fails alone still takes part: the others must not wait for it. */
-static cddp_status optim_agree(cddp_comm *comm, const struct card *mine, struct cdi_error *err)
-{
-    struct card *all = calloc((size_t)cddp_world_size(comm), sizeof *all);
-    cddp_status alone = (cddp_status)mine->status;
-    struct cdi_error other;
-    cddp_status st;
-
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", cddp_world_size(comm));
-    st = cdi_comm_all_gather(comm, mine, all, sizeof *mine, CDDP_UINT8, &other);
-    if (st == CDDP_OK)
-        st = optim_compare(cdi_comm_world(comm), all, &other);
-    free(all);
-    if (alone == CDDP_OK && st != CDDP_OK)
-        *err = other;
-    return alone != CDDP_OK ? alone : st;
 }
 
 static void optim_release(cddp_optim *o)
@@ -160,7 +136,8 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
     struct cdi_optim_rule rule = {0};
     cddp_optim_options opt;
     cddp_optim *o = NULL;
-    struct card mine;
+    struct card mine = {.kind = 0};
+    void *all;
     cddp_status st;
 
     (void)pthread_mutex_lock(&d->lock);
@@ -172,8 +149,12 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
         st = cdi_optim_make_rule(&rule, &opt, given, err);
     if (st == CDDP_OK)
         st = optim_make(&o, d, &rule, &opt, err);
-    mine = card_of(&rule, st == CDDP_OK ? opt.flags : 0, st == CDDP_OK ? o->own : NULL, d->n_params, st);
-    st = optim_agree(d->comm, &mine, err);
+    if (st == CDDP_OK)
+        mine = card_of(&rule, opt.flags, o->own, d->n_params);
+    st = cdi_comm_agree(d->comm, "create its optimizer", &mine, sizeof mine, &all, st == CDDP_OK ? NULL : err, err);
+    if (st == CDDP_OK)
+        st = optim_compare(cdi_comm_world(d->comm), all, err);
+    free(all);
     if (st != CDDP_OK) {
         optim_release(o);
         return st;

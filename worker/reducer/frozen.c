@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddp_ddp_set_frozen: parameters that are not trained for a while. unused.c takes their gradients out of each step. */
+#include "common/crc64.h"
 #include "common/float_state.h"
-#include "common/status.h"
+#include "worker/comm/agree.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/captured.h"
 
@@ -46,34 +47,23 @@ static cddp_status frozen_prepare(cddp_ddp *d, const size_t *params, size_t n, b
     return CDDP_OK;
 }
 
-/* Compares the lists, also if this rank has failed: the others must not wait for it. Without the lock. */
-static cddp_status frozen_agree(cddp_ddp *d, cddp_status mine, const uint8_t *frozen, struct cdi_error *err)
+/* Compares the lists, also if this rank has failed alone. Without the lock. */
+static cddp_status frozen_agree(cddp_ddp *d, const struct cdi_error *alone, const uint8_t *frozen,
+                                struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(d->comm);
-    struct {
-        int64_t status;
-        uint64_t step, hash;
-    } me = {.status = mine, .step = d->step, .hash = UINT64_C(0xcbf29ce484222325)}, *all;
-    cddp_status st;
+    const uint64_t mine[] = {d->step, alone == NULL ? cdi_crc64(0, frozen, d->n_params) : 0}, *all;
+    void *cards;
+    cddp_status st = cdi_comm_agree(d->comm, "freeze parameters", mine, sizeof mine, &cards, alone, err);
 
-    for (size_t i = 0; mine == CDDP_OK && i < d->n_params; i++)
-        me.hash = (me.hash ^ frozen[i]) * UINT64_C(0x100000001b3);
-    all = calloc((size_t)world->size, sizeof *all);
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the lists of %d ranks", world->size);
-    st = cdi_comm_all_gather(d->comm, &me, all, sizeof me / sizeof me.hash, CDDP_UINT64, err);
-    for (int r = 0; r < world->size && st == CDDP_OK && mine == CDDP_OK; r++)
-        if (all[r].status != CDDP_OK)
-            st = cdi_fail_by(err, cdi_rank_of_job(world, r), (cddp_status)all[r].status,
-                             "cddp_ddp_set_frozen failed on rank %d: %s", r,
-                             cdi_status_text((cddp_status)all[r].status));
-    for (int r = 1; r < world->size && st == CDDP_OK && mine == CDDP_OK; r++)
-        if (memcmp(&all[r], &all[0], sizeof me) != 0)
+    all = cards;
+    for (int r = 1; r < world->size && st == CDDP_OK; r++)
+        if (memcmp(&all[2 * r], all, sizeof mine) != 0)
             st = cdi_fail_by(err, cdi_rank_of_job(world, r), CDDP_E_MISMATCH,
                              "cddp_ddp_set_frozen: rank %d would have other frozen parameters than rank 0, or is in "
                              "another step",
                              r);
-    free(all);
+    free(cards);
     return st;
 }
 
@@ -92,11 +82,7 @@ static cddp_status set_frozen(cddp_ddp *d, const size_t *params, size_t n, bool 
     mine = st == CDDP_OK ? frozen_prepare(d, params, n, freeze, frozen, &alone) : st;
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
-        st = frozen_agree(d, mine, frozen, err);
-    if (st == CDDP_OK && mine != CDDP_OK) {
-        *err = alone;
-        st = mine;
-    }
+        st = frozen_agree(d, mine == CDDP_OK ? NULL : &alone, frozen, err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&d->lock);
         free(d->frozen);

@@ -2,8 +2,8 @@
 #include "worker/reducer/powersgd.h"
 
 #include "common/float_state.h"
-#include "common/status.h"
 #include "worker/base/sized.h"
+#include "worker/comm/agree.h"
 #include "worker/math/randn.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/plan.h"
@@ -487,37 +487,31 @@ static cddp_status powersgd_check_reducer(const cddp_ddp *d, struct cdi_error *e
 
 /* What all ranks must agree on: another seed would give another basis, with no other symptom. */
 struct agreed {
-    int64_t status;
     uint64_t flags, seed, step, matrix_rank, start_step, rate, epsilon; /* the last two: their bits */
 };
 
-static cddp_status powersgd_agree(cddp_ddp *d, const cddp_powersgd_options *o, cddp_status mine, struct cdi_error *err)
+static cddp_status powersgd_agree(cddp_ddp *d, const cddp_powersgd_options *o, const struct cdi_error *alone,
+                                  struct cdi_error *err)
 {
-    size_t n = (size_t)cdi_comm_world(d->comm)->size, words = sizeof(struct agreed) / sizeof(uint64_t);
-    struct agreed me = {.status = mine,
-                        .flags = o->flags,
-                        .seed = o->seed,
-                        .step = d->step,
-                        .matrix_rank = o->matrix_rank,
-                        .start_step = o->start_step};
-    struct agreed *all = calloc(n, sizeof *all);
+    const struct cdi_world *world = cdi_comm_world(d->comm);
+    struct agreed mine = {.flags = o->flags,
+                          .seed = o->seed,
+                          .step = d->step,
+                          .matrix_rank = o->matrix_rank,
+                          .start_step = o->start_step};
+    const struct agreed *all;
+    void *cards;
     cddp_status st;
 
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the options of %zu ranks", n);
-    memcpy(&me.rate, &o->min_compression_rate, sizeof me.rate);
-    memcpy(&me.epsilon, &o->orthogonalization_epsilon, sizeof me.epsilon);
-    st = cdi_comm_all_gather(d->comm, &me, all, words, CDDP_UINT64, err);
-    for (size_t r = 0; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
-        if (all[r].status != CDDP_OK)
-            st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), (int)r), (cddp_status)all[r].status,
-                             "cddp_ddp_set_powersgd failed on rank %zu: %s", r,
-                             cdi_status_text((cddp_status)all[r].status));
-    for (size_t r = 1; r < n && st == CDDP_OK && mine == CDDP_OK; r++)
-        if (memcmp(&all[r], &all[0], sizeof me) != 0)
-            st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), (int)r), CDDP_E_MISMATCH,
-                             "cddp_ddp_set_powersgd: rank %zu has other options than rank 0, or is in another step", r);
-    free(all);
+    memcpy(&mine.rate, &o->min_compression_rate, sizeof mine.rate);
+    memcpy(&mine.epsilon, &o->orthogonalization_epsilon, sizeof mine.epsilon);
+    st = cdi_comm_agree(d->comm, "use PowerSGD", &mine, sizeof mine, &cards, alone, err);
+    all = cards;
+    for (int r = 1; r < world->size && st == CDDP_OK; r++)
+        if (memcmp(&all[r], &all[0], sizeof mine) != 0)
+            st = cdi_fail_by(err, cdi_rank_of_job(world, r), CDDP_E_MISMATCH,
+                             "cddp_ddp_set_powersgd: rank %d has other options than rank 0, or is in another step", r);
+    free(cards);
     return st;
 }
 
@@ -539,17 +533,15 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
         mine = powersgd_check_reducer(d, &alone);
     if (mine == CDDP_OK)
         mine = powersgd_create(&s, d, &o, &alone);
-    st = powersgd_agree(d, &o, mine, err); /* also if this rank has failed: the others must not wait for it */
-    if (st == CDDP_OK && mine == CDDP_OK) {
+    st = powersgd_agree(d, &o, mine == CDDP_OK ? NULL : &alone, err);
+    if (st == CDDP_OK) {
         cdi_powersgd_destroy(d->powersgd);
         d->powersgd = s;
         d->hook = (cddp_hook){0};
         return CDDP_OK;
     }
     cdi_powersgd_destroy(s);
-    if (mine != CDDP_OK)
-        *err = alone;
-    return err->status;
+    return st;
 }
 
 cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)

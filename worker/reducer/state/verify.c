@@ -3,6 +3,7 @@
 
 #include "common/cleanup.h"
 #include "worker/base/dtype.h"
+#include "worker/comm/agree.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,7 +19,6 @@
 
 /* What each rank sends to all others, as u64 numbers. */
 enum {
-    F_STATUS,
     F_N_PARAMS,
     F_HASH,
     F_LIST_BYTES,
@@ -234,28 +234,6 @@ static uint64_t hash(const uint8_t *p, size_t len)
     return h;
 }
 
-/* Sends this rank's earlier failure to everyone. */
-static cddp_status verify_send_failure(cddp_comm *comm, int failed, cddp_status why, const struct cdi_error *local,
-                                       struct cdi_error *err)
-{
-    char text[CDI_ERROR_TEXT] = "";
-    cddp_status status;
-
-    if (local != NULL)
-        memcpy(text, local->msg, sizeof text);
-    status = cdi_comm_broadcast(comm, text, sizeof text, CDDP_UINT8, failed, err);
-    if (local != NULL) {
-        if (err != NULL)
-            *err = *local;
-        return local->status;
-    }
-    if (status != CDDP_OK)
-        return status;
-    text[sizeof text - 1] = '\0';
-    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), why,
-                       "rank %d could not create its reducer: %.900s", failed, text);
-}
-
 /* Fails the job: this rank cannot take part any further, and its peers must not wait for ever. */
 static cddp_status verify_give_up(cddp_comm *comm, struct cdi_error *err)
 {
@@ -356,17 +334,10 @@ static cddp_status compare_checks(const uint64_t *a, const uint64_t *b, int othe
 }
 
 static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records,
-                                   const struct cdi_error *local, struct cdi_error *err)
+                                   struct cdi_error *err)
 {
     int size = cdi_comm_world(comm)->size;
 
-    for (int r = 0; r < size; r++) {
-        const uint64_t *record = records + (size_t)r * N_FIELDS;
-
-        if (record[F_STATUS] != 0)
-            return verify_send_failure(comm, r, (cddp_status)(-(int)record[F_STATUS]),
-                                       r == cdi_comm_world(comm)->rank ? local : NULL, err);
-    }
     for (int r = 1; r < size; r++) {
         const uint64_t *record = records + (size_t)r * N_FIELDS;
 
@@ -386,14 +357,13 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
                        struct cdi_error *err)
 {
     const struct cdi_world *world = cdi_comm_world(comm);
-    CDI_AUTOFREE uint64_t *records = calloc((size_t)world->size, N_FIELDS * sizeof *records);
+    CDI_AUTOFREE void *cards = NULL;
+    const uint64_t *records;
     uint64_t mine[N_FIELDS] = {0};
     struct cdi_error own;
     struct cdi_buf list;
     cddp_status status;
 
-    if (records == NULL)
-        return verify_give_up(comm, err);
     cdi_buf_init(&list, LIST_LIMIT);
     status = local == NULL ? cdi_verify_encode(&list, in->params, in->tied, in->n_params, false) : CDDP_OK;
     if (local == NULL && status == CDDP_OK)
@@ -402,9 +372,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         (void)cdi_fail(&own, status, "no memory for the list of %zu parameters", in->n_params);
         local = &own;
     }
-    if (local != NULL) {
-        mine[F_STATUS] = (uint64_t)(-(int)local->status);
-    } else {
+    if (local == NULL) {
         mine[F_N_PARAMS] = in->n_params;
         mine[F_HASH] = hash(cdi_buf_data(&list), list.len);
         mine[F_LIST_BYTES] = list.len;
@@ -418,11 +386,10 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
         mine[F_ALL_OWN] = in->all_own;
         mine[F_PLACES] = in->places;
     }
-    status = cdi_comm_all_gather(comm, mine, records, N_FIELDS, CDDP_UINT64, err);
+    status = cdi_comm_agree(comm, "create its reducer", mine, sizeof mine, &cards, local, err);
+    records = cards;
     if (status == CDDP_OK)
-        status = compare_records(comm, &list, records, local, err);
-    else if (local != NULL && err != NULL)
-        *err = *local, status = local->status;
+        status = compare_records(comm, &list, records, err);
     if (status == CDDP_OK && in->own_everywhere != NULL) {
         *in->own_everywhere = true;
         for (int r = 0; r < world->size; r++)

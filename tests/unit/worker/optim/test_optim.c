@@ -1534,7 +1534,7 @@ static int refused(int rank)
     REFUSED(o, CDDP_E_MISMATCH, "kind is 2 on rank 0 but 1 on rank 1");
     o = now.opt;
     o.lr = rank == 1 ? -1 : 1;
-    REFUSED(o, CDDP_E_INVALID, rank == 1 ? "lr is -1" : "failed on rank 1");
+    REFUSED(o, CDDP_E_INVALID, rank == 1 ? "lr is -1" : "rank 1 could not create its optimizer: ");
     CHECK(refused_groups(m.ddp, rank) == 0);
     /* With an optimizer, waiting for whole means, a second optimizer and a hook are rejected. */
     CHECK(cddp_optim_create(&optim, m.ddp, &now.opt) == CDDP_OK);
