@@ -59,8 +59,13 @@ static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *
     uint64_t *all = calloc((size_t)size, sizeof *all), least = UINT64_MAX;
     cddp_status st;
 
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+    if (all == NULL) {
+        (void)cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
+        (void)pthread_mutex_lock(&d->lock);
+        st = cdi_ddp_fail_misuse(d, err); /* the others wait for this rank */
+        (void)pthread_mutex_unlock(&d->lock);
+        return st;
+    }
     st = cdi_comm_all_gather(d->comm, &trained, all, 1, CDDP_UINT64, err);
     for (int r = 0; r < size; r++) {
         last = all[r] >= all[last] ? r : last;

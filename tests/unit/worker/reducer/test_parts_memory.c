@@ -69,6 +69,7 @@ struct scene {
     cddp_ddp *ddp;
     cddp_optim *optim;
     cddp_fsdp *fsdp;
+    uint32_t flags; /* of the reducer */
     float data[2][8], grad[2][8];
 };
 
@@ -89,7 +90,14 @@ static cddp_status make_reducer(struct scene *s)
          .dtype = CDDP_FLOAT32},
     };
 
-    return cddp_ddp_create(&s->ddp, s->comm, params, 2, NULL);
+    const cddp_ddp_options opt = {.size = sizeof opt, .flags = s->flags};
+
+    return cddp_ddp_create(&s->ddp, s->comm, params, 2, &opt);
+}
+
+static cddp_status end_data(struct scene *s)
+{
+    return cddp_ddp_join(s->ddp);
 }
 
 static cddp_status make_optimizer(struct scene *s)
@@ -124,9 +132,14 @@ static const struct {
     const char *what;
     cddp_status (*make)(struct scene *s);
     bool needs_reducer;
+    uint32_t flags; /* which it has */
 } makers[] = {
-    {"a reducer", make_reducer, false}, {"an optimizer", make_optimizer, true},   {"frozen parameters", freeze, true},
-    {"PowerSGD", use_powersgd, true},   {"a sharded model", make_sharded, false},
+    {"a reducer", make_reducer, false, 0},
+    {"an optimizer", make_optimizer, true, 0},
+    {"frozen parameters", freeze, true, 0},
+    {"PowerSGD", use_powersgd, true, 0},
+    {"the end of the data", end_data, true, CDDP_DDP_JOIN},
+    {"a sharded model", make_sharded, false, 0},
 };
 
 static size_t maker;
@@ -137,7 +150,7 @@ static struct shared {
 
 static int makes(int rank)
 {
-    struct scene s = {.comm = NULL};
+    struct scene s = {.flags = makers[maker].flags};
     cddp_status st;
     int left;
 
