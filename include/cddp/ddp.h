@@ -22,7 +22,7 @@ typedef struct cddp_param {
                               out (see cddp_ddp_create) */
     const size_t *shape;   /* optional, n_dims long; its product is count */
     size_t n_dims;         /* at most 64 */
-    uint32_t flags;        /* 0 */
+    uint32_t flags;        /* 0; in cddp_fsdp_unit also CDDP_PARAM_FROZEN */
     uint32_t zero;         /* 0 */
     void *user;            /* the program's own: cddp_ddp_user() returns it, and nothing else uses it */
 } cddp_param;

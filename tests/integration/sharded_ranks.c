@@ -29,6 +29,7 @@ static const struct kind {
     int stage;
     size_t live, gradients;
     uint64_t keep;    /* a bit for each unit */
+    uint64_t frozen;  /* a bit for each parameter of the model */
     bool fill, turns; /* values by a callback; the order of units changes with the step */
     bool own;         /* the program has its own optimizer */
     cddp_optim_kind rule;
@@ -50,6 +51,15 @@ static const struct kind {
     {.name = "float64", .dtype = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types", .second = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types, kept", .second = CDDP_BFLOAT16, .keep = 0x7f, .rule = CDDP_OPTIM_ADAMW},
+    /* Parameters of all units, and all of units 1 and 6. */
+    {.name = "frozen, clipped", .frozen = 0x1895, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
+    {.name = "frozen, two types, stage 2",
+     .frozen = 0x0a6a,
+     .second = CDDP_BFLOAT16,
+     .stage = 2,
+     .rule = CDDP_OPTIM_SGD},
+    {.name = "frozen, an optimizer of the program", .frozen = 0x17f3, .own = true, .rule = CDDP_OPTIM_SGD},
+    {.name = "all but one frozen", .frozen = 0x1fef, .gradients = 100, .rule = CDDP_OPTIM_ADAMW},
 };
 
 struct model {
@@ -73,6 +83,21 @@ static void *to_host(int n, const void *from, size_t bytes)
 static void from_host(void *to, int n, size_t bytes)
 {
     CHECK(cddp_copy(comm, to, room[n], bytes) == CDDP_OK);
+}
+
+static bool is_frozen(const struct model *m, size_t i)
+{
+    return (m->kind->frozen >> i & 1) != 0;
+}
+
+/* Are all parameters of unit u frozen? */
+static bool is_frozen_unit(const struct model *m, size_t u)
+{
+    bool all = true;
+
+    for (size_t i = m->first[u]; i < m->first[u + 1]; i++)
+        all &= is_frozen(m, i);
+    return all;
 }
 
 static size_t bytes_of(const cddp_param *p)
@@ -194,7 +219,10 @@ static void update_shards(const struct model *m, cddp_fsdp *f)
         cddp_fsdp_shard_info own = {.size = sizeof own};
 
         CHECK(cddp_fsdp_shard(f, m->unit[i], m->in_unit[i], &own) == CDDP_OK);
-        update(m->params[i].dtype, own.param, own.grad, own.count);
+        if (!is_frozen(m, i))
+            update(m->params[i].dtype, own.param, own.grad, own.count);
+        else
+            CHECK(own.grad == NULL);
     }
 }
 
@@ -202,7 +230,8 @@ static void update_whole(const struct model *m, cddp_ddp *ddp)
 {
     CHECK(cddp_ddp_wait(ddp) == CDDP_OK);
     for (size_t i = 0; i < m->n; i++)
-        update(m->params[i].dtype, m->params[i].data, cddp_ddp_grad(ddp, i), m->params[i].count);
+        if (!is_frozen(m, i))
+            update(m->params[i].dtype, m->params[i].data, cddp_ddp_grad(ddp, i), m->params[i].count);
 }
 
 /* Trains the model with whole parameters; they stay in m->params. */
@@ -210,15 +239,22 @@ static void train_whole(struct model *m)
 {
     const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 20000, .first_bucket_bytes = 5000};
     const cddp_optim_options rule = rule_of(m->kind);
+    size_t frozen[UNITS * PARAMS_MAX], n_frozen = 0;
     cddp_optim *optim = NULL;
     cddp_ddp *ddp;
 
-    for (size_t i = 0; i < m->n; i++)
+    for (size_t i = 0; i < m->n; i++) {
         first_values(m, i, m->params[i].data);
+        if (is_frozen(m, i))
+            frozen[n_frozen++] = i;
+    }
     CHECK(cddp_ddp_create(&ddp, comm, m->params, m->n, &opt) == CDDP_OK);
     CHECK(m->kind->own || cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
+    CHECK(n_frozen == 0 || cddp_ddp_set_frozen(ddp, frozen, n_frozen, 1) == CDDP_OK);
     for (int step = 0; step < STEPS; step++) {
         for (size_t i = m->n; i-- > 0;) {
+            if (is_frozen(m, i))
+                continue;
             backward(m, i, step, m->params[i].data, cddp_ddp_grad(ddp, i));
             CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
         }
@@ -261,6 +297,7 @@ static cddp_fsdp *make_sharded(struct model *m)
     }
     filling = m;
     for (size_t i = 0; i < m->n; i++) {
+        m->params[i].flags = is_frozen(m, i) ? CDDP_PARAM_FROZEN : 0;
         if (m->kind->fill) {
             cddp_free(comm, m->params[i].data);
             m->params[i].data = NULL;
@@ -296,8 +333,10 @@ static void step_sharded(const struct model *m, cddp_fsdp *f, int step)
 
         hold(f, u);
         for (size_t i = m->first[u]; i < m->first[u + 1]; i++)
-            backward(m, i, step, cddp_fsdp_param(f, u, i - m->first[u]), cddp_fsdp_grad(f, u, i - m->first[u]));
-        CHECK(cddp_fsdp_release(f, u) == CDDP_OK && cddp_fsdp_grads_ready(f, u) == CDDP_OK);
+            if (!is_frozen(m, i))
+                backward(m, i, step, cddp_fsdp_param(f, u, i - m->first[u]), cddp_fsdp_grad(f, u, i - m->first[u]));
+        CHECK(cddp_fsdp_release(f, u) == CDDP_OK);
+        CHECK(is_frozen_unit(m, u) || cddp_fsdp_grads_ready(f, u) == CDDP_OK);
     }
 }
 

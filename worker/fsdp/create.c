@@ -23,6 +23,7 @@ struct input {
     cddp_param *params; /* of all units */
     size_t *unit;       /* by parameter */
     size_t n_params;
+    size_t n_trained; /* units that have gradients */
 };
 
 /* What the ranks compare beside the parameters. */
@@ -47,6 +48,11 @@ static cddp_status check_unit(const cddp_fsdp_unit *unit, size_t u, struct cdi_e
         return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_unit.flags of unit %zu '%.200s' has unknown bits (%#llx)", u,
                         unit->name, (unsigned long long)unit->flags);
     return CDDP_OK;
+}
+
+static bool is_frozen(const cddp_param *p)
+{
+    return (p->flags & CDDP_PARAM_FROZEN) != 0;
 }
 
 static cddp_status check_param(const cddp_param *p, const char *unit, struct cdi_error *err)
@@ -84,15 +90,18 @@ static cddp_status list_params(struct input *in, struct cdi_error *err)
         cddp_param *list =
             cdi_sized_get_list(sizeof *list, in->units[u].params, in->units[u].n_params, "cddp_param", err);
         cddp_status st = CDDP_OK;
+        bool trained = false;
 
         if (list == NULL)
             return cdi_error_wrap(err, "unit %zu '%.200s'", u, in->units[u].name);
         for (size_t i = 0; i < in->units[u].n_params && st == CDDP_OK; i++) {
             st = check_param(&list[i], in->units[u].name, err);
+            trained |= !is_frozen(&list[i]);
             in->unit[in->n_params] = u;
             in->params[in->n_params++] = list[i];
         }
         free(list);
+        in->n_trained += trained;
         if (st != CDDP_OK)
             return cdi_error_wrap(err, "unit %zu '%.200s'", u, in->units[u].name);
     }
@@ -120,10 +129,12 @@ static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, siz
         in->opt.max_live_gradients = LIVE_GRADIENTS;
     if (in->opt.max_live_units > n)
         in->opt.max_live_units = n;
-    if (in->opt.max_live_gradients > n)
-        in->opt.max_live_gradients = n;
     in->units = cdi_sized_get_list(sizeof *units, units, n, "cddp_fsdp_unit", err);
-    return in->units != NULL ? list_params(in, err) : err->status;
+    if (in->units == NULL || list_params(in, err) != CDDP_OK)
+        return err->status;
+    if (in->opt.max_live_gradients > in->n_trained)
+        in->opt.max_live_gradients = in->n_trained;
+    return CDDP_OK;
 }
 
 /* Compares the ranks. A rank that has failed takes part, so that the others do not wait for it. */
@@ -145,6 +156,8 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
             mine.units = cdi_crc64(mine.units, in->units[u].name, strlen(in->units[u].name) + 1);
             mine.units = cdi_crc64(mine.units, &in->units[u].flags, sizeof in->units[u].flags);
         }
+        for (size_t i = 0; i < in->n_params; i++)
+            mine.units = cdi_crc64(mine.units, &in->params[i].flags, sizeof in->params[i].flags);
     }
     st = cdi_comm_agree(comm, "create its sharded model", &mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err,
                         err);
@@ -166,7 +179,15 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
     return alone != CDDP_OK ? alone : st;
 }
 
-/* Finds the buckets of each unit, and where they are in its slot. */
+static size_t round_up(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/*
+ * Finds the buckets of each unit, and where they are in its slot. Those without gradients come last, so that a slot for
+ * gradients ends before them.
+ */
 static void place_parts(cddp_fsdp *f, const struct input *in)
 {
     const struct cdi_bucket_plan *plan = &f->ddp->plan;
@@ -187,9 +208,14 @@ static void place_parts(cddp_fsdp *f, const struct input *in)
             f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes};
             unit->bytes += plan->b[b].room;
             unit->n_parts++;
+            if (b >= plan->ahead)
+                continue;
+            unit->n_made++;
+            f->grad_bytes = unit->bytes > f->grad_bytes ? unit->bytes : f->grad_bytes;
         }
-        unit->bytes = (unit->bytes + PAGE - 1) / PAGE * PAGE;
+        unit->bytes = round_up(unit->bytes);
     }
+    f->grad_bytes = round_up(f->grad_bytes);
 }
 
 static bool is_kept(const struct input *in, size_t u)
@@ -205,11 +231,9 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
 {
     size_t n = in->opt.max_live_units, at = 0, passing = 0; /* bytes of the largest unit that is not kept */
 
-    for (size_t u = 0; u < f->n_units; u++) {
-        f->slot_bytes = f->unit[u].bytes > f->slot_bytes ? f->unit[u].bytes : f->slot_bytes;
+    for (size_t u = 0; u < f->n_units; u++)
         if (!is_kept(in, u) && f->unit[u].bytes > passing)
             passing = f->unit[u].bytes;
-    }
     for (size_t s = 0; s < n; s++) {
         f->slot_at[s] = at;
         at += passing;
@@ -222,8 +246,8 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
         at += f->unit[u].bytes;
     }
     f->grads_at = at;
-    f->shares_at = at + f->n_grad_slots * f->slot_bytes;
-    return f->shares_at + cdi_arena_share_bytes(f->ddp);
+    f->shares_at = at + f->n_grad_slots * f->grad_bytes;
+    return f->shares_at + cdi_arena_made_bytes(f->ddp);
 }
 
 static cddp_status no_memory(size_t n_units, struct cdi_error *err)
@@ -308,7 +332,8 @@ static cddp_status fill_slot(cddp_fsdp *f, const struct input *in, size_t u, siz
 static cddp_status load_unit(cddp_fsdp *f, const struct input *in, size_t u, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
-    size_t slot = f->grads_at, rank = (size_t)cdi_comm_world(d->comm)->rank;
+    size_t kept = f->pool.unit[u].slot, slot = f->slot_at[kept == CDI_POOL_NONE ? 0 : kept];
+    size_t rank = (size_t)cdi_comm_world(d->comm)->rank;
     int32_t mine, worst;
     struct cdi_error local = {.status = CDDP_OK};
     cddp_status st = fill_slot(f, in, u, slot, &local);

@@ -249,16 +249,24 @@ cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u)
 
 static size_t grad_slot_at(const cddp_fsdp *f, size_t s)
 {
-    return f->grads_at + s * f->slot_bytes;
+    return f->grads_at + s * f->grad_bytes;
 }
 
-/* Gives unit u a slot for its gradients: the one whose last use has ended first. With the lock held. */
-static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, struct cdi_error *err)
+/*
+ * Gives unit u a slot for its gradients, of which one is that of parameter i: the one whose last use has ended first.
+ * With the lock held.
+ */
+static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
     size_t best = CDI_POOL_NONE;
     cddp_status st = fsdp_health("cddp_fsdp_grad", f, err);
 
+    if (st == CDDP_OK && cdi_ddp_is_frozen(d, f->unit[u].first + i))
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "cddp_fsdp_grad: parameter %zu '%.200s' of unit %zu '%.200s' is frozen (CDDP_PARAM_FROZEN), so "
+                        "it has no gradient",
+                        i, d->params[f->unit[u].first + i].name, u, f->unit[u].name);
     if (st != CDDP_OK || f->unit[u].grad_slot != CDI_POOL_NONE)
         return st;
     for (size_t s = 0; s < f->n_grad_slots; s++)
@@ -289,7 +297,7 @@ void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&f->ddp->lock);
-        st = take_grad_slot(f, u, &err);
+        st = take_grad_slot(f, u, i, &err);
         (void)pthread_mutex_unlock(&f->ddp->lock);
     }
     if (st == CDDP_OK)
@@ -305,6 +313,8 @@ static void count_grads(cddp_fsdp *f, size_t u)
 
     f->ddp->begun = true;
     for (size_t i = f->unit[u].first; i < f->unit[u].first + f->unit[u].n_params; i++) {
+        if (cdi_ddp_is_frozen(f->ddp, i))
+            continue;
         (void)cdi_bucket_claim(plan, i);
         (void)cdi_bucket_grad_ready(plan, i);
     }
@@ -321,7 +331,13 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
 
     if (st != CDDP_OK)
         return st;
-    if (d->plan.grads[f->unit[u].first].claimed)
+    if (f->unit[u].n_made == 0)
+        return cdi_fail(
+            err, CDDP_E_STATE,
+            "cddp_fsdp_grads_ready: unit %zu '%.200s' is frozen (CDDP_PARAM_FROZEN), so it has no gradients "
+            "to report",
+            u, f->unit[u].name);
+    if (d->plan.b[f->parts[f->unit[u].part].bucket].state != CDI_BUCKET_FILLING)
         return cdi_fail(err, CDDP_E_STATE,
                         "the gradients of unit %zu '%.200s' were ready already in this step: call "
                         "cddp_fsdp_grads_ready once per unit and step",
@@ -337,7 +353,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     slot = &f->grad_slot[f->unit[u].grad_slot];
-    for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
+    for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_made && st == CDDP_OK; k++) {
         size_t b = f->parts[k].bucket;
         struct cdi_coll op = {.kind = CDI_REDUCE_SCATTER,
                               .in = cdi_fsdp_part_at(f, grad_slot_at(f, f->unit[u].grad_slot), k),
@@ -422,7 +438,7 @@ cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_sh
 
         if (own.count > 0) {
             full.param = (char *)d->params[n].data + own.lo * size;
-            full.grad = (char *)cdi_arena_grad(d, n) + own.lo * size;
+            full.grad = cdi_ddp_is_frozen(d, n) ? NULL : (char *)cdi_arena_grad(d, n) + own.lo * size;
         }
         cdi_sized_put(info, &full, sizeof full);
     }

@@ -22,6 +22,7 @@ struct cdi_fsdp_unit {
     char *name;
     size_t first, n_params; /* parameters of the reducer */
     size_t part, n_parts;   /* of cddp_fsdp.parts */
+    size_t n_made;          /* the first ones of these parts have gradients; the others are frozen */
     size_t bytes;           /* of a slot that holds it */
     uint64_t ticket;        /* of its last gather */
     size_t grad_slot;       /* CDI_POOL_NONE: it has none */
@@ -39,12 +40,12 @@ struct cddp_fsdp {
     struct cdi_fsdp_part *parts;
     size_t n_units;
     struct cdi_region *region; /* slots of parameters, of kept units, of gradients; shares of gradients */
-    size_t slot_bytes;
-    size_t *slot_at;       /* by slot of parameters, also of kept units: bytes from the start of the region */
-    uint64_t *slot_ticket; /* by slot of parameters: the last gather into it */
+    size_t *slot_at;           /* by slot of parameters, also of kept units: bytes from the start of the region */
+    uint64_t *slot_ticket;     /* by slot of parameters: the last gather into it */
     struct cdi_pool pool;
     struct cdi_fsdp_grad_slot *grad_slot;
     size_t n_grad_slots, grads_at; /* the first one in the region */
+    size_t grad_bytes;             /* of each */
     size_t shares_at;              /* this rank's shares of gradients, also there: windows of NCCL need both in one */
     uint64_t step;                 /* of the reducer, when the pool was up to date */
 };

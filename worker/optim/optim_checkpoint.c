@@ -40,26 +40,29 @@ static const char *name_of(const cddp_optim *o, int array)
     return o->rule.kind == CDDP_OPTIM_SGD ? ".momentum_buffer" : averages[array];
 }
 
+/*
+ * Returns the bytes of one element of parameter i in an array; 0: it is not in that array, as all that are tied, or
+ * have no gradients.
+ */
+static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
+{
+    cddp_dtype dtype = o->ddp->params[i].dtype;
+
+    if (cdi_ddp_is_tied(o->ddp, i) || o->ddp->plan.grads[i].frozen)
+        return 0;
+    if (array == MASTER)
+        return cdi_shard_has_master(dtype) ? sizeof(float) : 0;
+    return cdi_shard_state_size(dtype);
+}
+
 static bool optim_has_array(const cddp_optim *o, int array)
 {
     if (array < MASTER)
         return array < cdi_optim_n_states(&o->rule);
     for (size_t i = 0; i < o->ddp->n_params; i++)
-        if (cdi_shard_has_master(o->ddp->params[i].dtype))
+        if (optim_element_size(o, array, i) > 0)
             return true;
     return false;
-}
-
-/* Returns the bytes of one element of parameter i in an array; 0: it is not in that array, as all that are tied. */
-static size_t optim_element_size(const cddp_optim *o, int array, size_t i)
-{
-    cddp_dtype dtype = o->ddp->params[i].dtype;
-
-    if (cdi_ddp_is_tied(o->ddp, i))
-        return 0;
-    if (array == MASTER)
-        return cdi_shard_has_master(dtype) ? sizeof(float) : 0;
-    return cdi_shard_state_size(dtype);
 }
 
 /* Hashes the parameters: with other sizes, ties or another order, arrays would be divided at the wrong places. */
@@ -74,6 +77,8 @@ static uint64_t hash_params(const cddp_ddp *d)
         hash = cdi_crc64(hash, of, sizeof of);
         if (cdi_ddp_is_tied(d, i))
             hash = cdi_crc64(hash, &d->tied.first[i], sizeof d->tied.first[i]);
+        if (d->plan.grads[i].frozen)
+            hash = cdi_crc64(hash, "frozen", 6);
     }
     return hash;
 }
@@ -166,8 +171,8 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
                         saved->n_states > 0 ? "with" : "without", mine->n_states > 0 ? "with" : "without");
     if (saved->params != mine->params)
         return cdi_fail(err, CDDP_E_MISMATCH,
-                        "its state belongs to parameters of other names, sizes or types, tied otherwise or in another "
-                        "order, than this reducer's");
+                        "its state belongs to parameters of other names, sizes or types, frozen or tied otherwise or "
+                        "in another order, than this reducer's");
     return CDDP_OK;
 }
 

@@ -14,6 +14,7 @@
 #include "worker/reducer/state/used.h"
 #include "worker/reducer/stats.h"
 
+#include <cddp/experimental/fsdp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,6 +108,7 @@ static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
     for (size_t i = 0; grads != NULL && i < d->n_params; i++) {
         grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].grad_dtype);
         grads[i].dtype = d->params[i].grad_dtype;
+        grads[i].frozen = (d->params[i].flags & CDDP_PARAM_FROZEN) != 0;
     }
     if (grads != NULL && n > d->n_params) {
         /* After the last parameter, which is the first in the arena: see uneven.c. */

@@ -200,10 +200,11 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
 static cddp_status step_name_missing(const cddp_ddp *d, struct cdi_error *err)
 {
     char names[SHOWN_NAMES * 64 + 64] = "";
-    size_t n = 0, at = 0;
+    size_t n = 0, at = 0, all = 0;
 
     for (size_t i = 0; i < d->n_params; i++) {
-        if (d->plan.grads[i].claimed)
+        all += !d->plan.grads[i].frozen;
+        if (d->plan.grads[i].claimed || d->plan.grads[i].frozen)
             continue;
         if (n++ < SHOWN_NAMES)
             at += (size_t)snprintf(names + at, sizeof names - at, "%s'%.48s'", n == 1 ? "" : ", ", d->params[i].name);
@@ -216,7 +217,7 @@ static cddp_status step_name_missing(const cddp_ddp *d, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_STATE,
                     "%zu of %zu gradients are missing in step %llu: %s; call cddp_ddp_grad_ready for every parameter "
                     "before %s",
-                    n, d->n_params, (unsigned long long)d->step, names, end_of_step(d));
+                    n, all, (unsigned long long)d->step, names, end_of_step(d));
 }
 
 /* Waits until the means are in the arena. On a device it does not wait, but orders the work. */

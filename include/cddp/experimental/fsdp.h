@@ -26,13 +26,23 @@ extern "C" {
  *         cddp_fsdp_wait_unit(f, u);                // now cddp_fsdp_param(f, u, i) are its parameters
  *         compute, backward into cddp_fsdp_grad(f, u, i)
  *         cddp_fsdp_release(f, u);
- *         cddp_fsdp_grads_ready(f, u);              // backward only: gradients are averaged and divided
+ *         cddp_fsdp_grads_ready(f, u);              // backward only, unless all of u is frozen: gradients are averaged
+ *                                                   // and divided
  *     cddp_optim_step(optim, NULL);                 // of cddp_optim_create_sharded
  *
  * Every rank makes these calls in the same order, from one thread. Steps cannot be captured in a CUDA graph. Sums are
  * made in rank order, as everywhere, so that on the CPU parameters have the bits of cddp_ddp with cddp_optim.
  */
 typedef struct cddp_fsdp cddp_fsdp;
+
+/* cddp_param.flags, in a unit. */
+enum {
+    /*
+     * The parameter is frozen: it is gathered as any other, and never trained. It has no gradient, no optimizer state,
+     * and no part in norms. So adapters (LoRA) need memory for their own gradients alone.
+     */
+    CDDP_PARAM_FROZEN = 1
+};
 
 /* cddp_fsdp_unit.flags. */
 enum {
@@ -75,14 +85,16 @@ typedef struct cddp_fsdp_shard_info {
     size_t size; /* sizeof(cddp_fsdp_shard_info), set by the caller */
     size_t begin, count;
     void *param; /* `count` elements, of the parameter's type; NULL: there are none */
-    void *grad;  /* the mean of their gradients, from the step's end to the next cddp_fsdp_grads_ready of the unit */
+    void *grad;  /* the mean of their gradients, from the step's end to the next cddp_fsdp_grads_ready of the unit; NULL
+                    also if the parameter is frozen */
 } cddp_fsdp_shard_info;
 
 /*
  * Creates a sharded model of n_units, in forward order. A collective: every rank calls it with the same units, which
  * are compared. A unit is divided into equal parts of 64 bytes' alignment, regardless of its parameters' boundaries, so
  * parameters may have any size. A parameter belongs to one unit. All memory is allocated here: this rank's shares of
- * parameters and gradients, and pools of max_live_units and max_live_gradients times the largest unit.
+ * parameters and gradients, and pools of max_live_units and max_live_gradients times the largest unit, for gradients
+ * without its frozen parameters.
  *
  * units and names are copied; `data` is not used after it. opt may be NULL. *out is written on success only; release it
  * with cddp_fsdp_destroy(). Returns CDDP_OK; CDDP_E_INVALID (the message names unit and parameter); CDDP_E_UNSUPPORTED
@@ -119,20 +131,20 @@ CDDP_API cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u);
  * Returns where the gradient of parameter i of unit u belongs: memory of the pool with unspecified content, from the
  * first such call of a step to cddp_fsdp_grads_ready(). Every element is written. On the CPU the first call for a unit
  * may wait until an older unit's gradients are divided. Returns NULL and sets the last error: no such parameter;
- * max_live_gradients are in use; the communicator has failed.
+ * it is frozen; max_live_gradients are in use; the communicator has failed.
  */
 CDDP_API void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i);
 /*
  * Reports all gradients of unit u as complete: their means are made, and each rank gets its share. Never waits. Once
- * per unit and step, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (twice in a step, or without
- * cddp_fsdp_grad); or the error of a communicator that has failed.
+ * per unit and step, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (twice in a step, without
+ * cddp_fsdp_grad, or a unit that is wholly frozen; nothing is broken); or the error of a communicator that has failed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u);
 
 /*
  * Creates an optimizer for f's shares: cddp_optim_create() has the rest. cddp_optim_step() ends a step. A unit whose
  * gradients were not reported in it is CDDP_E_STATE, and ends the job, as in cddp_ddp_wait(). Groups number parameters
- * through all units.
+ * through all units, also frozen ones, for which it has no state.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create_sharded(cddp_optim **out, cddp_fsdp *f,
                                                               const cddp_optim_options *opt);

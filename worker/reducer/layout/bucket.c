@@ -8,12 +8,13 @@
 #include <string.h>
 
 #define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1) /* a gradient's size is limited below */
+#define N_KINDS (2 * N_DTYPES)               /* of gradients that may share a bucket: by type, then frozen ones */
 
-/* The bucket of one type that is being filled. */
+/* The bucket of one kind that is being filled. */
 struct open_bucket {
     size_t payload; /* bytes of gradients in it; 0: empty */
     size_t n_grads;
-    size_t n_closed; /* of this type before it */
+    size_t n_closed; /* of this kind before it */
     size_t opened;   /* its age, to order those left at the end */
 };
 
@@ -25,6 +26,16 @@ static size_t round_up(size_t bytes, size_t to)
 static size_t align_up(size_t bytes)
 {
     return round_up(bytes, CDI_GRAD_ALIGN);
+}
+
+static size_t kind_of(const struct cdi_grad *g)
+{
+    return (size_t)g->dtype + (g->frozen ? N_DTYPES : 0);
+}
+
+static size_t bucket_kind(const struct cdi_bucket *b)
+{
+    return (size_t)b->dtype + (b->idle ? N_DTYPES : 0);
 }
 
 /* Everything below adds and rounds these up without checks: no sum may wrap. */
@@ -61,45 +72,49 @@ static size_t bucket_split(struct cdi_grad *grads, size_t n, const struct cdi_bu
 }
 
 /* Closes the open bucket, which gets the next number among all, and empties it. */
-static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, cddp_dtype dtype)
+static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, size_t kind)
 {
-    p->b[p->n] = (struct cdi_bucket){.dtype = dtype, .n_grads = o->n_grads, .missing = o->n_grads, .made = p->n};
+    p->b[p->n] = (struct cdi_bucket){.dtype = (cddp_dtype)(kind % N_DTYPES),
+                                     .n_grads = o->n_grads,
+                                     .missing = o->n_grads,
+                                     .made = p->n,
+                                     .idle = kind >= N_DTYPES};
     p->n++;
     o->n_closed++;
     o->payload = o->n_grads = 0;
 }
 
-static struct open_bucket *oldest_open(struct open_bucket open[N_DTYPES])
+static struct open_bucket *oldest_open(struct open_bucket open[N_KINDS])
 {
     struct open_bucket *oldest = NULL;
 
-    for (size_t t = 0; t < N_DTYPES; t++)
+    for (size_t t = 0; t < N_KINDS; t++)
         if (open[t].payload > 0 && (oldest == NULL || open[t].opened < oldest->opened))
             oldest = &open[t];
     return oldest;
 }
 
 /* Closes what is open, the oldest first. */
-static void close_all(struct cdi_bucket_plan *p, struct open_bucket open[N_DTYPES])
+static void close_all(struct cdi_bucket_plan *p, struct open_bucket open[N_KINDS])
 {
     struct open_bucket *rest;
 
     while ((rest = oldest_open(open)) != NULL)
-        close_bucket(p, rest, (cddp_dtype)(rest - open));
+        close_bucket(p, rest, (size_t)(rest - open));
 }
 
-/* tail[t]: gradients of type t with a lower number form its last bucket. */
-static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail[N_DTYPES])
+/* tail[t]: gradients of kind t with a lower number form its last bucket. */
+static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail[N_KINDS])
 {
-    size_t taken[N_DTYPES] = {0};
+    size_t taken[N_KINDS] = {0};
 
     for (size_t i = 0; i < p->n_grads; i++) {
         const struct cdi_grad *g = &p->grads[i];
 
-        if (taken[g->dtype] >= last)
+        if (taken[kind_of(g)] >= last)
             continue;
-        taken[g->dtype] += g->bytes;
-        tail[g->dtype] = i + 1;
+        taken[kind_of(g)] += g->bytes;
+        tail[kind_of(g)] = i + 1;
     }
 }
 
@@ -108,28 +123,29 @@ static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const
 {
     for (size_t k = 0; k < g->n_parts; k++) {
         o->n_grads = 1;
-        close_bucket(p, o, g->dtype);
+        close_bucket(p, o, kind_of(g));
     }
 }
 
 /*
- * Cuts the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own type,
+ * Cuts the gradients into buckets. Afterwards grads[i].bucket counts among the buckets of the gradient's own kind,
  * since the place of a bucket among all is known only when it closes; number_buckets turns it into an index.
  */
 static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *caps)
 {
-    struct open_bucket open[N_DTYPES] = {0};
-    size_t tail[N_DTYPES] = {0};
+    struct open_bucket open[N_KINDS] = {0};
+    size_t tail[N_KINDS] = {0};
 
     find_tails(p, caps->last, tail);
     for (size_t i = p->n_grads; i-- > 0;) {
         struct cdi_grad *g = &p->grads[i];
-        struct open_bucket *o = &open[g->dtype];
+        size_t kind = kind_of(g);
+        struct open_bucket *o = &open[kind];
 
         if (caps->unit != NULL && i + 1 < p->n_grads && caps->unit[i] != caps->unit[i + 1])
             close_all(p, open);
-        if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[g->dtype]))
-            close_bucket(p, o, g->dtype);
+        if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[kind]))
+            close_bucket(p, o, kind);
         g->bucket = o->n_closed;
         g->claimed = false;
         g->copied_out = false;
@@ -141,44 +157,44 @@ static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *
             o->opened = p->n_grads - i;
         o->payload += g->bytes;
         o->n_grads++;
-        if (i >= tail[g->dtype] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
-            close_bucket(p, o, g->dtype);
+        if (i >= tail[kind] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
+            close_bucket(p, o, kind);
     }
     close_all(p, open);
 }
 
 /*
- * Converts "the k-th bucket of its type" to an index into p->b. Afterwards `index`, which has one entry per bucket,
- * lists the buckets type by type.
+ * Converts "the k-th bucket of its kind" to an index into p->b. Afterwards `index`, which has one entry per bucket,
+ * lists the buckets kind by kind.
  */
 static void number_buckets(struct cdi_bucket_plan *p, size_t *index)
 {
-    size_t start[N_DTYPES + 1] = {0}, used[N_DTYPES] = {0};
+    size_t start[N_KINDS + 1] = {0}, used[N_KINDS] = {0};
 
     for (size_t b = 0; b < p->n; b++)
-        start[p->b[b].dtype + 1]++;
-    for (size_t t = 1; t <= N_DTYPES; t++)
+        start[bucket_kind(&p->b[b]) + 1]++;
+    for (size_t t = 1; t <= N_KINDS; t++)
         start[t] += start[t - 1];
     for (size_t b = 0; b < p->n; b++) {
-        cddp_dtype t = p->b[b].dtype;
+        size_t t = bucket_kind(&p->b[b]);
 
         index[start[t] + used[t]++] = b;
     }
     for (size_t i = 0; i < p->n_grads; i++)
-        p->grads[i].bucket = index[start[p->grads[i].dtype] + p->grads[i].bucket];
+        p->grads[i].bucket = index[start[kind_of(&p->grads[i])] + p->grads[i].bucket];
 }
 
-/* Lists the gradients in the order of the arena, type by type, and where each bucket begins in that list. */
+/* Lists the gradients in the order of the arena, kind by kind, and where each bucket begins in that list. */
 static void list_places(struct cdi_bucket_plan *p, const size_t *index)
 {
-    size_t start[N_DTYPES + 1] = {0}, at = 0, piece = 0;
+    size_t start[N_KINDS + 1] = {0}, at = 0, piece = 0;
 
     for (size_t i = 0; i < p->n_grads; i++)
-        start[p->grads[i].dtype + 1]++;
-    for (size_t t = 1; t <= N_DTYPES; t++)
+        start[kind_of(&p->grads[i]) + 1]++;
+    for (size_t t = 1; t <= N_KINDS; t++)
         start[t] += start[t - 1];
     for (size_t i = p->n_grads; i-- > 0;)
-        p->place[start[p->grads[i].dtype]++] = i;
+        p->place[start[kind_of(&p->grads[i])]++] = i;
     for (size_t j = 0; j < p->n; j++) {
         struct cdi_bucket *b = &p->b[index[j]];
 
@@ -188,7 +204,7 @@ static void list_places(struct cdi_bucket_plan *p, const size_t *index)
     }
 }
 
-/* Places the buckets one after the other, type by type, and in each its gradients, the last of the model first. */
+/* Places the buckets one after the other, kind by kind, and in each its gradients, the last of the model first. */
 static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
 {
     size_t at = 0;
@@ -212,6 +228,7 @@ static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
         b->offset = at;
         b->room = round_up(b->bytes, p->parts * CDI_GRAD_ALIGN);
         at += b->room;
+        p->made_bytes += b->idle ? 0 : b->room;
     }
     p->arena_bytes = at;
     for (size_t i = 0; i < p->n_grads; i++)
@@ -245,8 +262,13 @@ cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *gra
     for (size_t k = 0; k < p->n; k++)
         p->b[k].turn = k;
     p->ahead = p->n;
+    status = p->made_bytes < p->arena_bytes ? cdi_bucket_sort_idle(p, index, err) : CDDP_OK;
     free(index);
-    return CDDP_OK;
+    if (status != CDDP_OK) {
+        p->grads = NULL; /* the caller's */
+        cdi_bucket_plan_release(p);
+    }
+    return status;
 }
 
 static bool bucket_same(const struct cdi_bucket_plan *a, const struct cdi_bucket_plan *b)
@@ -269,7 +291,8 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
     if (grads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan %zu gradients anew", p->n_grads);
     for (size_t i = 0; i < p->n_grads; i++)
-        grads[i] = (struct cdi_grad){.bytes = p->grads[i].bytes, .dtype = p->grads[i].dtype};
+        grads[i] =
+            (struct cdi_grad){.bytes = p->grads[i].bytes, .dtype = p->grads[i].dtype, .frozen = p->grads[i].frozen};
     status = cdi_bucket_plan_init(&fresh, grads, p->n_grads, caps, err);
     if (status != CDDP_OK) {
         free(grads);

@@ -8,10 +8,11 @@
  * PyTorch, a gradient is first appended to its bucket, which is then closed if it has reached the cap. A bucket holds a
  * single type, so each type has its own open bucket. Buckets are launched in the order of their closing; those that
  * never reached the cap are last. On request, a gradient larger than the cap is cut into several buckets, which hold
- * nothing else. On request, the model's first gradients form a small bucket, which is launched last.
+ * nothing else. On request, the model's first gradients form a small bucket, which is launched last. Frozen gradients
+ * have separate buckets, which come last and are idle from the beginning: they are for parameters alone.
  *
- * Gradients of one type are contiguous, the last of the model first. If parts is 1, their offsets do not depend on the
- * caps.
+ * Gradients of one type are contiguous, the last of the model first; those that are frozen follow all others. If parts
+ * is 1, their offsets do not depend on the caps.
  */
 #ifndef CDI_REDUCER_BUCKET_H
 #define CDI_REDUCER_BUCKET_H
@@ -38,13 +39,14 @@ struct cdi_bucket {
     size_t missing; /* those not ready in this step yet */
     size_t made;    /* its number when the plan was made: cdi_bucket_reorder does not change it */
     size_t turn;    /* its position in the launch order if no bucket is idle */
-    bool idle;      /* set by the caller: the bucket's gradients do not arrive */
+    bool idle;      /* set by the caller, or frozen: the bucket's gradients do not arrive */
 };
 
-/* One gradient. The caller fills in bytes and dtype. */
+/* One gradient. The caller fills in bytes, dtype and frozen. */
 struct cdi_grad {
     size_t bytes;
     cddp_dtype dtype;
+    bool frozen;     /* it is never made */
     size_t offset;   /* in the arena */
     size_t bucket;   /* index into b of its bucket; of the first one if it is cut into consecutive buckets */
     size_t n_parts;  /* number of its buckets */
@@ -63,6 +65,7 @@ struct cdi_bucket_plan {
                      all */
     size_t next;  /* the first of these not launched in this step */
     size_t arena_bytes; /* a multiple of CDI_GRAD_ALIGN */
+    size_t made_bytes;  /* likewise, without the frozen gradients, which follow */
     size_t parts; /* the number of equal, aligned parts into which every bucket's room can be divided: the world size */
 };
 
@@ -78,9 +81,9 @@ struct cdi_bucket_caps {
 };
 
 /*
- * Makes the plan for n gradients in forward order (bytes and dtype of each; n, bytes >= 1). On success the plan owns
- * grads, which was allocated by malloc; on failure the caller keeps it. Returns CDDP_OK or CDDP_E_NOMEM (also for more
- * bytes than the address space has).
+ * Makes the plan for n gradients in forward order (bytes, dtype and frozen of each; n, bytes >= 1). On success the plan
+ * owns grads, which was allocated by malloc; on failure the caller keeps it. Returns CDDP_OK or CDDP_E_NOMEM (also for
+ * more bytes than the address space has).
  */
 cddp_status cdi_bucket_plan_init(struct cdi_bucket_plan *p, struct cdi_grad *grads, size_t n,
                                  const struct cdi_bucket_caps *caps, struct cdi_error *err);

@@ -37,7 +37,9 @@ struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_buc
     for (size_t i = 0; i < n; i++) {
         cddp_dtype dtype = params != NULL ? params[i].dtype : p->grads[i].dtype;
 
-        out[i] = first == NULL || first[i] == i ? cdi_shard_one(p, i, rank) : (struct cdi_shard){0};
+        bool has = (first == NULL || first[i] == i) && !p->grads[i].frozen;
+
+        out[i] = has ? cdi_shard_one(p, i, rank) : (struct cdi_shard){0};
         out[i].state_at = sum.state;
         out[i].master_at = sum.master;
         sum.state += shard_align(out[i].count * cdi_shard_state_size(dtype));

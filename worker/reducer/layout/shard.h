@@ -29,7 +29,8 @@ struct cdi_shard cdi_shard_one(const struct cdi_bucket_plan *p, size_t i, int ra
 /*
  * Fills in the shards of `rank`, one for each of the plan's first n gradients. The plan was made for p->parts ranks;
  * the launch order does not matter. params: needed if gradients have another type than their parameters; otherwise it
- * may be NULL. first: by parameter, the first one of the same memory, which alone has shards; NULL: all have.
+ * may be NULL. first: by parameter, the first one of the same memory, which alone has shards; NULL: all have. Frozen
+ * ones have none.
  */
 struct cdi_shard_sizes cdi_shard_all(struct cdi_shard *out, const struct cdi_bucket_plan *p, const cddp_param *params,
                                      const size_t *first, size_t n, int rank);

@@ -13,6 +13,11 @@ size_t cdi_arena_share_bytes(const cddp_ddp *d)
     return d->plan.arena_bytes / d->plan.parts;
 }
 
+size_t cdi_arena_made_bytes(const cddp_ddp *d)
+{
+    return d->plan.made_bytes / d->plan.parts;
+}
+
 size_t cdi_arena_share_at(const cddp_ddp *d, size_t b)
 {
     return d->plan.b[b].offset / d->plan.parts;

@@ -14,8 +14,9 @@ bool cdi_arena_excludes(const cddp_ddp *d, size_t i);
  * address is where element 0 would be.
  */
 void *cdi_arena_grad(const cddp_ddp *d, size_t i);
-/* Returns the bytes of a rank's shares of all buckets. */
+/* Return the bytes of a rank's shares of all buckets, and of those that have gradients. */
 size_t cdi_arena_share_bytes(const cddp_ddp *d);
+size_t cdi_arena_made_bytes(const cddp_ddp *d);
 /* Returns where a rank's share of bucket b is in its shares, in bytes. */
 size_t cdi_arena_share_at(const cddp_ddp *d, size_t b);
 /* Returns where element 0 of gradient i would be in memory that has only this rank's shares, such as `shares`. */

@@ -5,6 +5,7 @@
 #include "worker/base/dtype.h"
 #include "worker/base/sized.h"
 
+#include <cddp/experimental/fsdp.h>
 #include <stdlib.h>
 
 #define KNOWN_FLAGS                                                                                        \
@@ -100,7 +101,12 @@ static cddp_status check_param(const cddp_param *p, const char *what, size_t i, 
     if (p->zero != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has %#x in `zero`: it must be 0", what, i, p->name,
                         p->zero);
-    if (p->flags != 0)
+    if (p->flags == CDDP_PARAM_FROZEN && has_data)
+        return cdi_fail(err, CDDP_E_INVALID,
+                        "%s %zu '%.200s' has CDDP_PARAM_FROZEN, which is for cddp_fsdp_create: leave out a parameter "
+                        "that is never trained, or call cddp_ddp_set_frozen",
+                        what, i, p->name);
+    if ((p->flags & ~(uint32_t)CDDP_PARAM_FROZEN) != 0)
         return cdi_fail(err, CDDP_E_INVALID, "%s %zu '%.200s' has unknown flags (%#x)", what, i, p->name, p->flags);
     return check_shape(p, what, i, err);
 }

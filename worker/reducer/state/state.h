@@ -228,7 +228,7 @@ struct cddp_ddp {
     struct cdi_ddp_flight *flight; /* by bucket */
     struct cdi_ddp_unused unused;
     struct cdi_ddp_weight weight;
-    uint8_t *frozen; /* by parameter; NULL: none was ever frozen */
+    uint8_t *frozen; /* by parameter, of cddp_ddp_set_frozen; NULL: none was ever frozen */
     size_t n_frozen;
     void *one,
         *zero; /* with CDDP_DDP_JOIN: this rank's contribution to the count of ranks that train, on the backend */
@@ -300,10 +300,13 @@ static inline bool cdi_ddp_is_tied(const cddp_ddp *d, size_t i)
     return d->tied.first != NULL && d->tied.first[i] != i;
 }
 
-/* Returns true if parameter i is frozen: its gradient is not made, and keeps its value. */
+/*
+ * Returns true if parameter i is frozen: its gradient is not made, and keeps its value; of divided parameters it does
+ * not exist.
+ */
 static inline bool cdi_ddp_is_frozen(const cddp_ddp *d, size_t i)
 {
-    return d->n_frozen > 0 && d->frozen[i] != 0;
+    return d->plan.grads[i].frozen || (d->n_frozen > 0 && d->frozen[i] != 0);
 }
 
 /* Returns true if parameters and gradients are divided among the ranks, and no rank has whole ones. */

@@ -98,6 +98,9 @@ Test(fsdp, bad_arguments_are_named)
     params[3].count = 0;
     says(create(NULL), CDDP_E_INVALID, "'d' has no elements");
     params[3].count = 8;
+    params[3].flags = 2;
+    says(create(NULL), CDDP_E_INVALID, "'d' has unknown flags (0x2)");
+    params[3].flags = 0;
     params[0].dtype = CDDP_BFLOAT16;
     params[0].grad_dtype = CDDP_FLOAT32;
     says(create(NULL), CDDP_E_UNSUPPORTED, "gradients of another type");
@@ -170,6 +173,37 @@ Test(fsdp, unit_without_gradients_is_named_at_the_end_of_the_step)
             cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
         }
     says(cddp_fsdp_end_step(f), CDDP_E_STATE, "1 of 4 gradients are missing in step 0: 'c'");
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+}
+
+Test(fsdp, frozen_parameters_have_no_gradients_and_no_memory_for_them)
+{
+    const size_t bytes = 16384; /* of a unit */
+    cddp_optim_options rule;
+    cddp_optim *optim;
+    cddp_fsdp *f;
+
+    begin();
+    for (size_t u = 0; u < UNITS; u++)
+        params[u] = (cddp_param){
+            .size = sizeof params[u], .name = names[u], .count = bytes / sizeof(float), .dtype = CDDP_FLOAT32};
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, NULL), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_bytes(f), (4 + 3 + 2 + 4) * bytes,
+                 "4 shares of each kind, 3 whole units and 2 whole gradients");
+    cddp_fsdp_destroy(f);
+    for (size_t u = 0; u < UNITS; u++)
+        params[u].flags = u == 1 ? 0 : CDDP_PARAM_FROZEN;
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, NULL), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_bytes(f), (4 + 3 + 1 + 1) * bytes);
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_ADAM);
+    cr_assert_eq(cddp_optim_create_sharded(&optim, f, &rule), CDDP_OK);
+    cr_assert_eq(cddp_optim_state_bytes(optim), 2 * bytes);
+    cr_assert_null(cddp_fsdp_grad(f, 2, 0));
+    cr_assert_not_null(strstr(cddp_last_error(), "parameter 0 'c' of unit 2 'c' is frozen"));
+    says(cddp_fsdp_grads_ready(f, 2), CDDP_E_STATE, "unit 2 'c' is frozen");
+    says(cddp_optim_step(optim, NULL), CDDP_E_STATE, "1 of 1 gradients are missing in step 0: 'b'");
+    cddp_optim_destroy(optim);
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(comm);
 }

@@ -198,6 +198,28 @@ Test(bucket, makes_small_last_bucket)
     cdi_bucket_plan_release(&p);
 }
 
+Test(bucket, frozen_gradients_have_separate_buckets_after_all_others)
+{
+    static const size_t unit[] = {0, 0, 0, 1, 1};
+    struct cdi_grad *g = calloc(5, sizeof *g);
+    struct cdi_bucket_caps caps = {.first = MIB, .cap = MIB, .parts = 2, .unit = unit};
+    struct cdi_bucket_plan p;
+
+    for (size_t i = 0; i < 5; i++)
+        g[i] = (struct cdi_grad){.bytes = 64, .dtype = CDDP_FLOAT32, .frozen = i != 1 && i != 3};
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 5, &caps, NULL), CDDP_OK);
+    cr_assert(p.n == 4 && p.ahead == 2 && p.arena_bytes == 4 * 128 && p.made_bytes == 2 * 128);
+    cr_assert(g[3].bucket == 0 && g[1].bucket == 1 && g[4].bucket == 2 && g[0].bucket == 3 && g[2].bucket == 3);
+    cr_assert(p.b[0].offset == 0 && p.b[1].offset == 128 && p.b[2].offset == 256 && p.b[3].offset == 384);
+    for (int step = 0; step < 2; step++) {
+        cr_assert_eq(ready(&p, 3), 1);
+        cr_assert_not(cdi_bucket_all_launched(&p));
+        cr_assert_eq(ready(&p, 1), 1);
+        cdi_bucket_next_step(&p);
+    }
+    cdi_bucket_plan_release(&p);
+}
+
 Test(bucket, launches_in_order)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64}, NULL, 3, 128, 64);

@@ -525,6 +525,8 @@ Test(reducer, rejects_bad_parameters)
          "more than memory can hold"},
         {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 4},
          "unknown flags (0x4)"},
+        {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .flags = 1},
+         "has CDDP_PARAM_FROZEN, which is for cddp_fsdp_create"},
         {{.size = sizeof(cddp_param), .name = "a", .data = w1, .count = 1, .dtype = CDDP_FLOAT32, .zero = 9},
          "'a' has 0x9 in `zero`"},
         {{.size = sizeof(cddp_param),
