@@ -32,6 +32,7 @@ static const struct kind {
     uint64_t frozen;  /* a bit for each parameter of the model */
     bool fill, turns; /* values by a callback; the order of units changes with the step */
     bool own;         /* the program has its own optimizer */
+    bool twice;       /* the first parameter is the output layer, too */
     cddp_optim_kind rule;
     double max_norm; /* 0: gradients are not clipped */
 } kinds[] = {
@@ -51,6 +52,8 @@ static const struct kind {
     {.name = "float64", .dtype = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types", .second = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types, kept", .second = CDDP_BFLOAT16, .keep = 0x7f, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "a parameter with two uses", .twice = true, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
+    {.name = "two uses, stage 2", .twice = true, .stage = 2, .gradients = 3, .rule = CDDP_OPTIM_SGD},
     /* Parameters of all units, and all of units 1 and 6. */
     {.name = "frozen, clipped", .frozen = 0x1895, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
     {.name = "frozen, two types, stage 2",
@@ -72,7 +75,7 @@ struct model {
 };
 
 static cddp_comm *comm;
-static double room[2][COUNT_MAX]; /* on the host: the model's memory is where the backend has it */
+static double room[3][COUNT_MAX]; /* on the host: the model's memory is where the backend has it */
 
 static void *to_host(int n, const void *from, size_t bytes)
 {
@@ -151,10 +154,26 @@ static void backward(const struct model *m, size_t i, int step, const void *w, v
 {
     uint64_t seed = (uint64_t)(cddp_rank(comm) + 1) * 7919 + (uint64_t)step * 104729 + i;
     const void *old = to_host(0, w, bytes_of(&m->params[i]));
+    bool adds = i == 0 && m->kind->twice; /* to what the output layer has made */
 
+    (void)to_host(2, g, adds ? bytes_of(&m->params[i]) : 0);
     for (size_t k = 0; k < m->params[i].count; k++)
-        put(room[1], m->params[i].dtype, k, noise(seed * 1000003 + k) + get(old, m->params[i].dtype, k) * 0.25);
+        put(room[1], m->params[i].dtype, k,
+            (adds ? get(room[2], m->params[i].dtype, k) : 0) + noise(seed * 1000003 + k) +
+                get(old, m->params[i].dtype, k) * 0.25);
     from_host(g, 1, bytes_of(&m->params[i]));
+}
+
+/* The output layer's part of the first parameter's gradient. */
+static void backward_output(const struct model *m, int step, const void *w, void *g)
+{
+    const void *old = to_host(0, w, bytes_of(&m->params[0]));
+
+    for (size_t k = 0; k < m->params[0].count; k++)
+        put(room[1], m->params[0].dtype, k,
+            noise((uint64_t)(cddp_rank(comm) + 1) * 15485863 + (uint64_t)step * 7919 + k) -
+                get(old, m->params[0].dtype, k) * 0.125);
+    from_host(g, 1, bytes_of(&m->params[0]));
 }
 
 static void make_model(struct model *m, const struct kind *k)
@@ -252,6 +271,8 @@ static void train_whole(struct model *m)
     CHECK(m->kind->own || cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
     CHECK(n_frozen == 0 || cddp_ddp_set_frozen(ddp, frozen, n_frozen, 1) == CDDP_OK);
     for (int step = 0; step < STEPS; step++) {
+        if (m->kind->twice)
+            backward_output(m, step, m->params[0].data, cddp_ddp_grad(ddp, 0));
         for (size_t i = m->n; i-- > 0;) {
             if (is_frozen(m, i))
                 continue;
@@ -327,6 +348,11 @@ static void step_sharded(const struct model *m, cddp_fsdp *f, int step)
             CHECK(isfinite(get(to_host(0, cddp_fsdp_param(f, u, i - m->first[u]), bytes_of(&m->params[i])),
                                m->params[i].dtype, m->params[i].count - 1)));
         CHECK(cddp_fsdp_release(f, u) == CDDP_OK);
+    }
+    if (m->kind->twice) { /* the gradient stays in its place until the first unit's is reported */
+        hold(f, 0);
+        backward_output(m, step, cddp_fsdp_param(f, 0, 0), cddp_fsdp_grad(f, 0, 0));
+        CHECK(cddp_fsdp_release(f, 0) == CDDP_OK);
     }
     for (size_t n = 0; n < UNITS; n++) {
         size_t u = m->kind->turns ? (n * 3 + (size_t)step) % UNITS : UNITS - 1 - n;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation and destruction of a sharded model. */
 #include "worker/reducer/create.h"
+#include "common/cleanup.h"
 #include "common/crc64.h"
 #include "common/float_state.h"
 #include "worker/base/sized.h"
 #include "worker/comm/agree.h"
 #include "worker/fsdp/fsdp.h"
 #include "worker/reducer/state/arena.h"
+#include "worker/reducer/state/overlap.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +110,37 @@ static cddp_status list_params(struct input *in, struct cdi_error *err)
     return CDDP_OK;
 }
 
+/* Refuses parameters that share memory: each would have its own shares, and become another copy. */
+static cddp_status refuse_shared(const struct input *in, struct cdi_error *err)
+{
+    CDI_AUTOFREE cddp_param *list = calloc(in->n_params + 1, sizeof *list);
+    CDI_AUTOFREE size_t *number = calloc(in->n_params + 1, sizeof *number);
+    struct cdi_ddp_tied tied = {0};
+    size_t n = 0;
+    cddp_status st;
+
+    if (list == NULL || number == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to compare %zu parameters", in->n_params);
+    for (size_t i = 0; i < in->n_params; i++)
+        if (in->params[i].data != NULL) {
+            number[n] = i;
+            list[n++] = in->params[i];
+        }
+    st = cdi_overlap_find(&tied, list, n, NULL, 0, err);
+    for (size_t k = 0; st == CDDP_OK && tied.first != NULL && k < n; k++) {
+        size_t a = number[tied.first[k]], b = number[k];
+
+        if (a != b)
+            st = cdi_fail(err, CDDP_E_INVALID,
+                          "unit '%.100s', parameter '%.100s' and unit '%.100s', parameter '%.100s' have the same data, "
+                          "and would become two copies: pass it in one unit, which is gathered for both uses",
+                          in->units[in->unit[a]].name, in->params[a].name, in->units[in->unit[b]].name,
+                          in->params[b].name);
+    }
+    cdi_overlap_release(&tied);
+    return st;
+}
+
 static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, size_t n, const cddp_fsdp_options *opt,
                               struct cdi_error *err)
 {
@@ -134,7 +167,7 @@ static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, siz
         return err->status;
     if (in->opt.max_live_gradients > in->n_trained)
         in->opt.max_live_gradients = in->n_trained;
-    return CDDP_OK;
+    return refuse_shared(in, err);
 }
 
 /* Compares the ranks. A rank that has failed takes part, so that the others do not wait for it. */

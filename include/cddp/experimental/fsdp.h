@@ -92,7 +92,9 @@ typedef struct cddp_fsdp_shard_info {
 /*
  * Creates a sharded model of n_units, in forward order. A collective: every rank calls it with the same units, which
  * are compared. A unit is divided into equal parts of 64 bytes' alignment, regardless of its parameters' boundaries, so
- * parameters may have any size. A parameter belongs to one unit. All memory is allocated here: this rank's shares of
+ * parameters may have any size. A parameter belongs to one unit: one that others use, too, such as an embedding that is
+ * also the output layer, is gathered with its unit for each use, and its gradients are added up in one place
+ * (cddp_fsdp_grad). No two parameters have the same `data`. All memory is allocated here: this rank's shares of
  * parameters and gradients, and pools of max_live_units and max_live_gradients times the largest unit, for gradients
  * without its frozen parameters.
  *
@@ -129,7 +131,7 @@ CDDP_API cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u);
 
 /*
  * Returns where the gradient of parameter i of unit u belongs: memory of the pool with unspecified content, from the
- * first such call of a step to cddp_fsdp_grads_ready(). Every element is written. On the CPU the first call for a unit
+ * first such call of a step to cddp_fsdp_grads_ready(), and at the same place in between. Every element is written. On the CPU the first call for a unit
  * may wait until an older unit's gradients are divided. Returns NULL and sets the last error: no such parameter;
  * it is frozen; max_live_gradients are in use; the communicator has failed.
  */

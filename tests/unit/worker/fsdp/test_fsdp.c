@@ -112,6 +112,21 @@ Test(fsdp, bad_arguments_are_named)
     end(NULL);
 }
 
+/* Each has its own shares, so there would be two copies, which training drives apart. */
+Test(fsdp, parameters_that_share_memory_are_refused_with_both_names)
+{
+    begin();
+    params[2].data = values[0];
+    says(create(NULL), CDDP_E_INVALID, "unit 'a', parameter 'a' and unit 'c', parameter 'c' have the same data");
+    params[2].data = values[0] + 4;
+    says(create(NULL), CDDP_E_INVALID, "'a' and the data of parameter 2 'c' share 16 bytes");
+    params[2].data = values[2];
+    params[1].data = params[3].data = NULL;
+    units[0].params = &params[2];
+    says(create(NULL), CDDP_E_INVALID, "unit 'a', parameter 'c' and unit 'c', parameter 'c' have the same data");
+    end(NULL);
+}
+
 Test(fsdp, more_units_than_fit_are_refused)
 {
     const cddp_fsdp_options opt = {.size = sizeof opt, .max_live_units = 2, .max_live_gradients = 1};
