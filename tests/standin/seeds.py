@@ -6,7 +6,7 @@
 
 Each seed is one version and one way to launch: by the 14th all have had their turn. With it run the conformance cases of
 splits and regions; on two ranks Wine, GPT, the hook, clipping, the optimizer, PowerSGD, and one kind each of captured
-steps and of whole ones, all of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200
+steps, of whole ones and of those with divided parameters, all of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200
 are the proof.
 """
 import argparse
@@ -48,6 +48,7 @@ def jobs(build, seed):
         'powersgd': [*start, build / 'tests/standin/device_powersgd', os.devnull],
         'capture': [*start, build / 'tests/standin/device_capture', captures(seed)],
         'whole': [*start, build / 'tests/standin/device_whole', ('all', 'saved', 'refused')[seed % 3]],
+        'sharded': [*start, build / 'tests/standin/device_sharded', ('all', 'refused')[seed % 2]],
     }
 
 

@@ -208,6 +208,7 @@ struct cdi_coll {
     const struct cdi_look *look; /* on a device: what to look for in `in`, before it is reduced. Lives, with its parts,
                                     until an operation without `more` was enqueued. NULL: nothing */
     bool timed;                  /* on a device, of a bucket: coll_times will be asked */
+    bool captured_mark; /* in a capture, of an operation without `more`: it has a ticket, for stream_wait alone */
     bool unmarked; /* no caller waits for it alone: join and stream_wait of its ticket wait for all that was enqueued.
                       Saves a device an event after it */
 };
@@ -415,11 +416,12 @@ struct cdi_backend_ops {
     bool (*capture_lives)(struct cdi_backend *b);
     /*
      * Makes the calls of this thread with b part of capture `id`, after the present work of its `stream`, until
-     * capture_leave. The calls are enqueue and enqueue_group (of device memory; the ticket is 0), wait_stream and
-     * stream_wait (with streams of that capture; after everything that was enqueued), pack, unpack, cast, scale. They
-     * wait for nothing, except until NCCL has accepted the work. The last call before the end of the capture is
-     * stream_wait. CDDP_OK; CDDP_E_STATE (another capture has such a part) or the sticky error: then do not call
-     * capture_leave. Any other error of these calls means that the capture is unusable.
+     * capture_leave. The calls are enqueue and enqueue_group (of device memory; the ticket is 0, but for
+     * captured_mark), wait_stream and stream_wait (with streams of that capture; after everything that was enqueued, or
+     * after the operation of a ticket of that capture), pack, unpack, cast, scale. They wait for nothing, except until
+     * NCCL has accepted the work. The last call before the end of the capture is stream_wait with ticket 0. CDDP_OK;
+     * CDDP_E_STATE (another capture has such a part) or the sticky error: then do not call capture_leave. Any other
+     * error of these calls means that the capture is unusable.
      */
     cddp_status (*capture_enter)(struct cdi_backend *b, void *stream, uint64_t id, struct cdi_error *err);
     void (*capture_leave)(struct cdi_backend *b);

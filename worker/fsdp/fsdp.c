@@ -2,6 +2,11 @@
 /*
  * Steps of a sharded model. Operations are begun in the order of the program's calls, which is the same on all ranks.
  * The backend runs them in that order: so a gather that is begun ahead waits for the reductions before it.
+ *
+ * A captured step decides once: its units get their slots, and others are gathered ahead, and all launches do the same.
+ * So it relies on nothing that the pool has, and leaves nothing there. Once there may be a graph, its launches come
+ * unnoticed between any two calls. Then units outside of graphs are gathered anew, one at a time, and the compute
+ * stream waits at once.
  */
 #include "worker/fsdp/fsdp.h"
 
@@ -48,20 +53,36 @@ static cddp_status check_param(const char *function, const cddp_fsdp *f, size_t 
                     f->unit[u].name, i, f->unit[u].n_params - 1);
 }
 
-/*
- * Checks, with the lock held, that the communicator works, and that the stream captures no graph: nothing here becomes
- * part of one.
- */
-static cddp_status fsdp_health(const char *function, const cddp_fsdp *f, struct cdi_error *err)
+static bool is_old(const struct cddp_fsdp *f)
 {
-    cddp_ddp *d = f->ddp;
+    return f->step != f->ddp->step || f->captured_steps != f->ddp->captured_steps;
+}
 
-    if (d->sticky.status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, err) != CDDP_OK)
-        return cdi_ddp_set_error(d, err);
-    if (d->sticky.status == CDDP_OK)
-        return cdi_captured_refuse(d, function, err);
-    *err = d->sticky;
-    return err->status;
+/* All whole parameters are old, and nothing is in flight that a device has not ordered. */
+static void begin_step(cddp_fsdp *f)
+{
+    cdi_pool_next_step(&f->pool);
+    f->step = f->ddp->step;
+    f->captured_steps = f->ddp->captured_steps;
+    if (!f->ddp->ops->on_device)
+        return;
+    /* Tickets of the last step may be a graph's. */
+    for (size_t u = 0; u < f->n_units; u++)
+        f->unit[u].ticket = 0;
+    for (size_t s = 0; s < f->n_grad_slots; s++)
+        f->grad_slot[s].ticket = 0;
+}
+
+/* Forgets, after a captured step, what it held. */
+static void forget_captured(cddp_fsdp *f)
+{
+    for (size_t u = 0; u < f->n_units; u++) {
+        f->pool.unit[u].users = 0;
+        f->unit[u].grad_slot = CDI_POOL_NONE;
+    }
+    for (size_t s = 0; s < f->n_grad_slots; s++)
+        f->grad_slot[s].unit = CDI_POOL_NONE;
+    begin_step(f);
 }
 
 /* After the end of a step all whole parameters are old. */
@@ -73,9 +94,64 @@ static cddp_status follow_step(cddp_fsdp *f, struct cdi_error *err)
                             "unit %zu '%.200s' was gathered in step %llu and not released before its end, so its "
                             "parameters are old: call cddp_fsdp_release",
                             u, f->unit[u].name, (unsigned long long)f->step);
-    cdi_pool_next_step(&f->pool);
-    f->step = f->ddp->step;
+    begin_step(f);
     return CDDP_OK;
+}
+
+/* Begins a captured step, with nothing in use. */
+static cddp_status begin_captured(cddp_fsdp *f, struct cdi_error *err)
+{
+    const unsigned long long step = f->ddp->step;
+    bool in_use = !is_old(f) && !f->in_graphs && f->pool.at > 0; /* its gathers may be under way */
+
+    if (step == 0)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the stream captures a graph, but the order of the units is not known yet: take a step before "
+                        "the capture");
+    for (size_t u = 0; u < f->n_units; u++)
+        in_use |= f->pool.unit[u].users > 0 || f->unit[u].grad_slot != CDI_POOL_NONE;
+    if (in_use)
+        return cdi_fail(err, CDDP_E_STATE,
+                        "the capture began in the middle of step %llu, in which units were gathered or their gradients "
+                        "written: begin it between two steps",
+                        step);
+    begin_step(f);
+    f->in_graphs = true;
+    return CDDP_OK;
+}
+
+/*
+ * Begins a call, with the lock held, if the communicator works: decides whether it becomes part of a graph. After a
+ * success call fsdp_leave.
+ */
+static cddp_status fsdp_enter(cddp_fsdp *f, bool *captured, struct cdi_error *err)
+{
+    cddp_ddp *d = f->ddp;
+    cddp_status st;
+
+    *captured = false;
+    if (d->sticky.status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, err) != CDDP_OK)
+        return cdi_ddp_set_error(d, err);
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    st = cdi_captured_enter(d, d->stream, true, captured, err);
+    if (f->captured_steps != d->captured_steps)
+        forget_captured(f);
+    if (!*captured || d->begun)
+        return st;
+    st = begin_captured(f, err);
+    if (st != CDDP_OK)
+        return cdi_captured_leave(d, d->stream, st, err);
+    d->begun = true; /* at its first gather, not at its first gradient */
+    return CDDP_OK;
+}
+
+/* Ends it. st is its result, and *err its error. */
+static cddp_status fsdp_leave(cddp_fsdp *f, bool captured, cddp_status st, struct cdi_error *err)
+{
+    return captured ? cdi_captured_leave(f->ddp, f->ddp->stream, st, err) : st;
 }
 
 /* Starts an operation on part k of a unit. Sets the sticky error. */
@@ -89,6 +165,7 @@ static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t k, uint64_t *
     op->region = f->region;
     op->anywhere = !d->ops->on_device; /* slots are equal as long as programs are: a rank that differs is detected */
     op->known = true;
+    op->captured_mark = true;
     op->bucket = (int)f->parts[k].bucket;
     op->name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket;
     op->ddp = d;
@@ -148,17 +225,13 @@ static cddp_status gather_ahead(cddp_fsdp *f)
     return st;
 }
 
-/* With the lock held. */
-static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, struct cdi_error *err)
+/* With the lock held, after fsdp_enter. alone: beside graphs. */
+static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, bool alone, struct cdi_error *err)
 {
     struct cdi_pool_unit *unit = &f->pool.unit[u];
-    bool was_fresh = unit->is_fresh;
-    cddp_status st = fsdp_health("cddp_fsdp_gather", f, err);
+    cddp_status st = is_old(f) ? follow_step(f, err) : CDDP_OK;
+    bool was_fresh = unit->is_fresh && (unit->users > 0 || !alone);
 
-    if (st == CDDP_OK && f->step != f->ddp->step) {
-        st = follow_step(f, err);
-        was_fresh = false;
-    }
     if (st != CDDP_OK)
         return st;
     if (!was_fresh && !cdi_pool_place(&f->pool, u, false))
@@ -171,6 +244,8 @@ static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, struct cdi_error *err)
     if (st == CDDP_OK && unit->users == 0 && !cdi_pool_want(&f->pool, u))
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     unit->users++;
+    if (st == CDDP_OK && alone)
+        return cdi_ddp_stream_wait(f->ddp, f->unit[u].ticket, err);
     if (st == CDDP_OK)
         st = gather_ahead(f);
     if (st != CDDP_OK)
@@ -183,10 +258,13 @@ cddp_status cddp_fsdp_gather(cddp_fsdp *f, size_t u)
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = fsdp_check("cddp_fsdp_gather", f, u, &err);
+    bool captured;
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&f->ddp->lock);
-        st = fsdp_gather(f, u, &err);
+        st = fsdp_enter(f, &captured, &err);
+        if (st == CDDP_OK)
+            st = fsdp_leave(f, captured, fsdp_gather(f, u, f->in_graphs && !captured, &err), &err);
         (void)pthread_mutex_unlock(&f->ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
@@ -198,32 +276,40 @@ static cddp_status refuse_unheld(const char *function, const cddp_fsdp *f, size_
                     f->unit[u].name);
 }
 
+/* With the lock held, after fsdp_enter. */
+static cddp_status wait_unit(cddp_fsdp *f, size_t u, struct cdi_error *err)
+{
+    if (f->pool.unit[u].users == 0)
+        return refuse_unheld("cddp_fsdp_wait_unit", f, u, err);
+    if (is_old(f))
+        return follow_step(f, err); /* the unit is held, so it is named */
+    if (f->ddp->ops->on_device)
+        return cdi_ddp_stream_wait(f->ddp, f->unit[u].ticket, err);
+    if (cdi_ddp_join_ticket(f->ddp, f->unit[u].ticket) != CDDP_OK)
+        *err = f->ddp->sticky;
+    return f->ddp->sticky.status;
+}
+
 cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u)
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = fsdp_check("cddp_fsdp_wait_unit", f, u, &err);
+    bool captured;
 
     if (st != CDDP_OK)
         return cdi_last_error_set(&err);
     (void)pthread_mutex_lock(&f->ddp->lock);
-    st = fsdp_health("cddp_fsdp_wait_unit", f, &err);
-    if (st == CDDP_OK && f->pool.unit[u].users == 0)
-        st = refuse_unheld("cddp_fsdp_wait_unit", f, u, &err);
-    else if (st == CDDP_OK && f->step != f->ddp->step)
-        st = follow_step(f, &err); /* the unit is held, so it is named */
-    else if (st == CDDP_OK && f->ddp->ops->on_device)
-        st = cdi_ddp_stream_wait(f->ddp, f->unit[u].ticket, &err);
-    else if (st == CDDP_OK && (st = cdi_ddp_join_ticket(f->ddp, f->unit[u].ticket)) != CDDP_OK)
-        err = f->ddp->sticky;
+    st = fsdp_enter(f, &captured, &err);
+    if (st == CDDP_OK)
+        st = fsdp_leave(f, captured, wait_unit(f, u, &err), &err);
     (void)pthread_mutex_unlock(&f->ddp->lock);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
 const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i)
 {
-    if (f == NULL || u >= f->n_units || i >= f->unit[u].n_params || f->pool.unit[u].users == 0 ||
-        f->step != f->ddp->step)
+    if (f == NULL || u >= f->n_units || i >= f->unit[u].n_params || f->pool.unit[u].users == 0 || is_old(f))
         return NULL;
     return cdi_fsdp_param_at(f, f->slot_at[f->pool.unit[u].slot], u, i);
 }
@@ -252,23 +338,44 @@ static size_t grad_slot_at(const cddp_fsdp *f, size_t s)
     return f->grads_at + s * f->grad_bytes;
 }
 
+/* Were the unit's gradients reported in this step? */
+static bool is_reported(const cddp_fsdp *f, size_t u)
+{
+    const cddp_ddp *d = f->ddp;
+
+    for (size_t i = f->unit[u].first; i < f->unit[u].first + f->unit[u].n_params; i++)
+        if (!cdi_ddp_is_frozen(d, i))
+            return d->plan.grads[i].claimed;
+    return false;
+}
+
+static cddp_status refuse_reported(const cddp_fsdp *f, size_t u, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_STATE,
+                    "the gradients of unit %zu '%.200s' were ready already in this step: call cddp_fsdp_grads_ready "
+                    "once per unit and step (max_live_gradients of all units lets gradients add up before it)",
+                    u, f->unit[u].name);
+}
+
 /*
  * Gives unit u a slot for its gradients, of which one is that of parameter i: the one whose last use has ended first.
- * With the lock held.
+ * With the lock held, after fsdp_enter.
  */
 static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
     size_t best = CDI_POOL_NONE;
-    cddp_status st = fsdp_health("cddp_fsdp_grad", f, err);
+    cddp_status st = CDDP_OK;
 
-    if (st == CDDP_OK && cdi_ddp_is_frozen(d, f->unit[u].first + i))
+    if (cdi_ddp_is_frozen(d, f->unit[u].first + i))
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_fsdp_grad: parameter %zu '%.200s' of unit %zu '%.200s' is frozen (CDDP_PARAM_FROZEN), so "
                         "it has no gradient",
                         i, d->params[f->unit[u].first + i].name, u, f->unit[u].name);
-    if (st != CDDP_OK || f->unit[u].grad_slot != CDI_POOL_NONE)
-        return st;
+    if (f->unit[u].grad_slot != CDI_POOL_NONE)
+        return CDDP_OK;
+    if (is_reported(f, u))
+        return refuse_reported(f, u, err);
     for (size_t s = 0; s < f->n_grad_slots; s++)
         if (f->grad_slot[s].unit == CDI_POOL_NONE &&
             (best == CDI_POOL_NONE || f->grad_slot[s].ticket < f->grad_slot[best].ticket))
@@ -294,10 +401,13 @@ void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = check_param("cddp_fsdp_grad", f, u, i, &err);
+    bool captured;
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&f->ddp->lock);
-        st = take_grad_slot(f, u, i, &err);
+        st = fsdp_enter(f, &captured, &err);
+        if (st == CDDP_OK)
+            st = fsdp_leave(f, captured, take_grad_slot(f, u, i, &err), &err);
         (void)pthread_mutex_unlock(&f->ddp->lock);
     }
     if (st == CDDP_OK)
@@ -322,26 +432,21 @@ static void count_grads(cddp_fsdp *f, size_t u)
         cdi_bucket_launched(plan);
 }
 
-/* With the lock held. */
+/* With the lock held, after fsdp_enter. */
 static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
     struct cdi_fsdp_grad_slot *slot;
-    cddp_status st = fsdp_health("cddp_fsdp_grads_ready", f, err);
+    cddp_status st = CDDP_OK;
 
-    if (st != CDDP_OK)
-        return st;
     if (f->unit[u].n_made == 0)
         return cdi_fail(
             err, CDDP_E_STATE,
             "cddp_fsdp_grads_ready: unit %zu '%.200s' is frozen (CDDP_PARAM_FROZEN), so it has no gradients "
             "to report",
             u, f->unit[u].name);
-    if (d->plan.b[f->parts[f->unit[u].part].bucket].state != CDI_BUCKET_FILLING)
-        return cdi_fail(err, CDDP_E_STATE,
-                        "the gradients of unit %zu '%.200s' were ready already in this step: call "
-                        "cddp_fsdp_grads_ready once per unit and step",
-                        u, f->unit[u].name);
+    if (is_reported(f, u))
+        return refuse_reported(f, u, err);
     if (f->unit[u].grad_slot == CDI_POOL_NONE)
         return cdi_fail(err, CDDP_E_STATE,
                         "cddp_fsdp_grads_ready: unit %zu '%.200s' has no gradients in this step: write them to "
@@ -362,7 +467,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
                               .asked = CDI_ASKED_FSDP_READY};
 
         st = start(f, &op, k, &slot->ticket);
-        d->flight[b].ticket = slot->ticket;
+        d->flight[b].ticket = d->captured.id == 0 ? slot->ticket : 0;
     }
     slot->unit = CDI_POOL_NONE;
     f->unit[u].grad_slot = CDI_POOL_NONE;
@@ -376,10 +481,13 @@ cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u)
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = fsdp_check("cddp_fsdp_grads_ready", f, u, &err);
+    bool captured;
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&f->ddp->lock);
-        st = divide_grads(f, u, &err);
+        st = fsdp_enter(f, &captured, &err);
+        if (st == CDDP_OK)
+            st = fsdp_leave(f, captured, divide_grads(f, u, &err), &err);
         (void)pthread_mutex_unlock(&f->ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
@@ -414,12 +522,16 @@ cddp_status cddp_fsdp_end_step(cddp_fsdp *f)
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = fsdp_check("cddp_fsdp_end_step", f, 0, &err);
+    bool captured = false;
 
     if (st == CDDP_OK && f->ddp->sharded)
         st = cdi_fail(&err, CDDP_E_STATE,
                       "cddp_fsdp_end_step: there is an optimizer (cddp_optim_create_sharded): end "
                       "the step with cddp_optim_step");
-    return st == CDDP_OK ? cdi_step_finish(f->ddp, complete_shares, NULL) : cdi_last_error_set(&err);
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
+    st = cdi_step_finish_captured(f->ddp, complete_shares, NULL, &captured);
+    return captured || st != CDDP_OK ? st : cdi_step_finish(f->ddp, complete_shares, NULL);
 }
 
 cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_shard_info *info)

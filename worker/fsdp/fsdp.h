@@ -47,7 +47,8 @@ struct cddp_fsdp {
     size_t n_grad_slots, grads_at; /* the first one in the region */
     size_t grad_bytes;             /* of each */
     size_t shares_at;              /* this rank's shares of gradients, also there: windows of NCCL need both in one */
-    uint64_t step;                 /* of the reducer, when the pool was up to date */
+    uint64_t step, captured_steps; /* of the reducer, when the pool was up to date */
+    bool in_graphs; /* a step was captured: launches, of which the host learns nothing, change parameters and slots */
 };
 
 /* Returns where bucket part k of a unit, or one of its parameters, is in a slot that begins at `slot`. */

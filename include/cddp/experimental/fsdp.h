@@ -30,8 +30,13 @@ extern "C" {
  *                                                   // and divided
  *     cddp_optim_step(optim, NULL);                 // of cddp_optim_create_sharded
  *
- * Every rank makes these calls in the same order, from one thread. Steps cannot be captured in a CUDA graph. Sums are
- * made in rank order, as everywhere, so that on the CPU parameters have the bits of cddp_ddp with cddp_optim.
+ * Every rank makes these calls in the same order, from one thread. Sums are made in rank order, as everywhere, so that
+ * on the CPU parameters have the bits of cddp_ddp with cddp_optim.
+ *
+ * On a GPU whole steps may become part of a CUDA graph, as those of a reducer (experimental/stream.h). The capture
+ * begins between two steps, after at least one, with no unit held; if it does not, its first call is CDDP_E_STATE,
+ * which breaks nothing. A launch comes between two steps, too, with no unit held, which nobody can check. From the
+ * first capture on, cddp_fsdp_gather() outside of captures gathers one unit at a time, and anew each time.
  */
 typedef struct cddp_fsdp cddp_fsdp;
 
@@ -112,7 +117,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm 
  * follow as often. If the last step wanted units in this order, too, the next ones are begun as well, as far as the
  * pool has room for them. On the CPU it may wait for the last operation on a slot of the pool. From one thread.
  * Returns CDDP_OK; CDDP_E_INVALID (no such unit); CDDP_E_STATE (max_live_units are in use, or a unit was held over the
- * end of a step: the message names it; nothing is broken); or the error of a communicator that has failed.
+ * end of a step: the message names it; or a capture began in the middle of a step; nothing is broken); or the error of
+ * a communicator that has failed.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_gather(cddp_fsdp *f, size_t u);
 /*

@@ -246,6 +246,9 @@ void cdi_capture_close(struct cdi_backend *b)
         cdi_host->release(c->counts);
         c->counts = next;
     }
+    for (size_t i = 0; i < CDI_CAPTURE_MARKS; i++)
+        if (c->after[i] != NULL)
+            (void)cdi_cuda.event_destroy(c->after[i]);
     if (c->mark != NULL)
         (void)cdi_cuda.event_destroy(c->mark);
     if (c->tail != NULL)
@@ -388,12 +391,30 @@ static size_t pending_bytes(const struct cdi_capture *c)
     return sum;
 }
 
-cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
+/* Gives what is in the graph now a ticket. With `lock`. */
+static cddp_status capture_mark(struct cdi_backend *b, uint64_t *ticket, struct cdi_error *err)
+{
+    struct cdi_capture *c = &b->captured;
+    CUevent *after = &c->after[(c->marks + 1) % CDI_CAPTURE_MARKS];
+    cddp_status st = CDDP_OK;
+
+    if (*after == NULL)
+        st = cdi_cuda_check(cdi_cuda.event_create(after, CU_EVENT_DISABLE_TIMING), "creating an event", err);
+    if (st == CDDP_OK)
+        st = cdi_cuda_check(cdi_cuda.event_record(*after, b->device.captured), "capturing a step", err);
+    if (st == CDDP_OK)
+        *ticket = ++c->marks;
+    return st;
+}
+
+cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket,
+                                struct cdi_error *err)
 {
     struct cdi_capture *c = &b->captured;
     size_t bytes = capture_bytes(op);
     cddp_status st = cdi_gpu_health(b, err);
 
+    *ticket = 0;
     if (st != CDDP_OK)
         return st;
     if (op->region == NULL && !op->known)
@@ -405,6 +426,8 @@ cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op
         c->held[c->n_held++] = *op;
         if (!op->more || bytes > CDI_GROUP_BYTES)
             st = capture_issue(b, err);
+        if (st == CDDP_OK && op->captured_mark)
+            st = capture_mark(b, ticket, err);
     }
     (void)pthread_mutex_unlock(&b->lock);
     return st;
@@ -462,18 +485,25 @@ cddp_status cdi_capture_wait_stream(struct cdi_backend *b, CUstream stream, stru
     return st;
 }
 
-cddp_status cdi_capture_stream_wait(struct cdi_backend *b, CUstream stream, struct cdi_error *err)
+cddp_status cdi_capture_stream_wait(struct cdi_backend *b, uint64_t ticket, CUstream stream, struct cdi_error *err)
 {
+    const struct cdi_capture *c = &b->captured;
+    CUevent after = NULL; /* NULL: the end, which is later than a mark that another one has replaced */
     cddp_status st = cdi_gpu_health(b, err);
 
     if (st != CDDP_OK)
         return st;
     (void)pthread_mutex_lock(&b->lock);
-    st = capture_issue(b, err);
+    if (ticket > 0 && ticket <= c->marks && ticket + CDI_CAPTURE_MARKS > c->marks)
+        after = c->after[ticket % CDI_CAPTURE_MARKS];
+    if (after == NULL) {
+        after = c->tail;
+        st = capture_issue(b, err);
+        if (st == CDDP_OK)
+            st = cdi_cuda_check(cdi_cuda.event_record(after, b->device.captured), "capturing a step", err);
+    }
     if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.event_record(b->captured.tail, b->device.captured), "capturing a step", err);
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, b->captured.tail, 0), "capturing a step", err);
+        st = cdi_cuda_check(cdi_cuda.stream_wait(stream, after, 0), "capturing a step", err);
     (void)pthread_mutex_unlock(&b->lock);
     return st;
 }

@@ -26,11 +26,12 @@ void cdi_gpu_capture_leave(struct cdi_backend *b);
 
 /* Returns whether this thread is between enter and leave. Then these replace the functions without "capture". */
 bool cdi_gpu_captures(const struct cdi_backend *b);
-cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err);
+cddp_status cdi_capture_enqueue(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket,
+                                struct cdi_error *err);
 cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_coll *ops, size_t n,
                                       struct cdi_error *err);
 cddp_status cdi_capture_wait_stream(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
-cddp_status cdi_capture_stream_wait(struct cdi_backend *b, CUstream stream, struct cdi_error *err);
+cddp_status cdi_capture_stream_wait(struct cdi_backend *b, uint64_t ticket, CUstream stream, struct cdi_error *err);
 cddp_status cdi_capture_element_begin(struct cdi_backend *b, struct cdi_error *err);
 
 /*

@@ -89,10 +89,8 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
     cddp_status st = cdi_gpu_health(b, err);
     bool brief = op->region != NULL || op->known; /* nothing is allocated for this operation */
 
-    if (cdi_gpu_captures(b)) {
-        *ticket = 0;
-        return cdi_capture_enqueue(b, op, err);
-    }
+    if (cdi_gpu_captures(b))
+        return cdi_capture_enqueue(b, op, ticket, err);
     if (st != CDDP_OK)
         return st;
     st = (brief ? cdi_device_enter_briefly : cdi_device_enter)(&b->device, err);

@@ -228,8 +228,8 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     CUevent event = NULL;
     cddp_status st = CDDP_OK;
 
-    if (cdi_gpu_captures(b)) /* captured operations have no tickets */
-        return cdi_capture_stream_wait(b, stream, err);
+    if (cdi_gpu_captures(b))
+        return cdi_capture_stream_wait(b, ticket, stream, err);
     st = cdi_gpu_health(b, err);
     if (st != CDDP_OK)
         return st;

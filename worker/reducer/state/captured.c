@@ -54,6 +54,7 @@ void cdi_captured_forget(cddp_ddp *d)
     d->n_copied = 0;
     d->begun = d->share_complete = d->tied.folded = false;
     d->captured = (struct cdi_ddp_captured){0};
+    d->captured_steps++;
 }
 
 cddp_status cdi_captured_enter(cddp_ddp *d, void *stream, bool always, bool *captured, struct cdi_error *err)

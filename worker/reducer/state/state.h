@@ -247,7 +247,8 @@ struct cddp_ddp {
     bool synced;         /* this step's buffers were sent */
     bool share_complete; /* with an optimizer: this step's gradients were measured, so its share is complete */
     struct cdi_ddp_captured captured;
-    bool shadow; /* this rank has no samples left, and only takes part in the reductions of the others */
+    uint64_t captured_steps; /* captured steps that have ended, or were given up */
+    bool shadow;             /* this rank has no samples left, and only takes part in the reductions of the others */
     /* In the first step: gradients in order of arrival; later rank 0's. NULL: not needed, or the plan is final. */
     int32_t *order;
     size_t n_ordered;

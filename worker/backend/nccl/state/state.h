@@ -36,6 +36,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#define CDI_CAPTURE_MARKS 64              /* operations of a capture that a stream can wait for alone */
 #define CDI_GROUP_MAX 16                  /* pending operations, which start together */
 #define CDI_GROUP_BYTES ((size_t)4 << 20) /* larger operations start at once: a group does not make them faster */
 #define CDI_RING_FIRST 256                /* slots; a power of two; grows */
@@ -137,6 +138,8 @@ struct cdi_captured_group; /* collectives of a graph that start together */
 
 struct cdi_capture {
     CUevent mark, tail;
+    CUevent after[CDI_CAPTURE_MARKS];    /* after the last operations with cdi_coll.captured_mark, by their tickets */
+    uint64_t marks;                      /* such tickets so far */
     struct cdi_coll held[CDI_GROUP_MAX]; /* pending operations, which start together with the next one */
     size_t n_held;
     struct cdi_replay_counts *counts;
