@@ -410,7 +410,10 @@ static void check_packs(struct check *c)
 static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shift, bool largest)
 {
     const size_t at = shift * cddp_dtype_size(t), room = CDI_NORM_ROOM * sizeof(double);
-    const struct cdi_span on_card = {c->in.card + at, count, t}, on_host = {c->in.host + at, count, t};
+    const size_t cut = count / 3 / 32 * 32, after = at + cut * cddp_dtype_size(t); /* between lines */
+    const struct cdi_span on_card[] = {{c->in.card + at, cut, t}, {c->in.card + after, count - cut, t}};
+    const struct cdi_span on_host[] = {{c->in.host + at, cut, t}, {c->in.host + after, count - cut, t}};
+    const uint32_t n_sm = shift == 0 ? 1 : c->card.n_sm; /* of few blocks each has many chunks */
     const struct cdi_clip how = {1, 0.5, largest, NULL};
     double *card = (double *)(void *)c->out.card, *host = (double *)(void *)c->out.host;
     uint64_t *card_words = (uint64_t *)(void *)(card + 1), *host_words = (uint64_t *)(void *)(host + 1);
@@ -418,9 +421,9 @@ static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shif
 
     memset(c->out.host, 0, room);
     CARD(&c->card, cuMemsetD8Async, address(card), 0, room, c->card.stream);
-    (void)cdi_launch_tally(&l, c->card.n_sm, &on_card, 1, largest, card_words + CDI_EXACT_WORDS);
+    (void)cdi_launch_tally(&l, n_sm, on_card, 2, largest, card_words + CDI_EXACT_WORDS);
     card_launch(&c->card, c->card.stream, &l);
-    (void)cdi_launch_tally(&l, c->card.n_sm, &on_host, 1, largest, host_words + CDI_EXACT_WORDS);
+    (void)cdi_launch_tally(&l, n_sm, on_host, 2, largest, host_words + CDI_EXACT_WORDS);
     cdi_launch_on_host(&l);
     compare(c, &c->out, "tally", cdi_dtype_name(t), largest ? "largest" : "squares", count);
     cdi_launch_fold(&l, card_words + CDI_EXACT_WORDS, card_words, largest, card);
@@ -428,9 +431,9 @@ static void check_tally(struct check *c, cddp_dtype t, size_t count, size_t shif
     cdi_launch_fold(&l, host_words + CDI_EXACT_WORDS, host_words, largest, host);
     cdi_launch_on_host(&l);
     compare(c, &c->out, "fold", cdi_dtype_name(t), largest ? "largest" : "squares", count);
-    (void)cdi_launch_clip(&l, c->card.n_sm, &on_card, 1, &how, card);
+    (void)cdi_launch_clip(&l, c->card.n_sm, on_card, 2, &how, card);
     card_launch(&c->card, c->card.stream, &l);
-    (void)cdi_launch_clip(&l, c->card.n_sm, &on_host, 1, &how, host);
+    (void)cdi_launch_clip(&l, c->card.n_sm, on_host, 2, &how, host);
     cdi_launch_on_host(&l);
     compare(c, &c->in, "clip", cdi_dtype_name(t), "", count);
 }
@@ -745,6 +748,27 @@ static void show_optim(const struct check *c, const char *name, uint8_t *x, uint
     show(c, name, &l, (double)moved * (double)n);
 }
 
+/* Of gradients as a model has them: many, and not zeros. */
+static void show_tally(const struct check *c, void *x, void *words, size_t n)
+{
+    const size_t each = n / CDI_KERNEL_SPANS / 16 * 16;
+    struct cdi_span span[CDI_KERNEL_SPANS];
+    struct cdi_launch l;
+
+    CARD(&c->card, cuMemsetD8Async, address(x), 0x3c, 4 * n, c->card.stream);
+    for (size_t i = 0; i < CDI_KERNEL_SPANS; i++)
+        span[i] = (struct cdi_span){(float *)x + i * each, each, CDDP_FLOAT32};
+    (void)cdi_launch_tally(&l, c->card.n_sm, span, CDI_KERNEL_SPANS, false, words);
+    show(c, "tally_f32_spans", &l, 4.0 * (double)(each * CDI_KERNEL_SPANS));
+    for (size_t i = 0; i < CDI_KERNEL_SPANS; i++)
+        span[i] = (struct cdi_span){(uint16_t *)x + i * 2 * each, 2 * each, CDDP_BFLOAT16};
+    (void)cdi_launch_tally(&l, c->card.n_sm, span, CDI_KERNEL_SPANS, false, words);
+    show(c, "tally_bf16_spans", &l, 4.0 * (double)(each * CDI_KERNEL_SPANS));
+    (void)cdi_launch_tally(&l, c->card.n_sm, span, CDI_KERNEL_SPANS, true, words);
+    show(c, "tally_largest_bf16", &l, 4.0 * (double)(each * CDI_KERNEL_SPANS));
+    CARD(&c->card, cuMemsetD8Async, address(x), 0, 4 * n, c->card.stream);
+}
+
 static void show_speeds(const struct check *c, size_t bytes)
 {
     const size_t n = bytes / 4;
@@ -777,6 +801,7 @@ static void show_speeds(const struct check *c, size_t bytes)
 
     (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, py);
     show(c, "tally_f32", &l, 4.0 * (double)n);
+    show_tally(c, px, py, n);
     (void)cdi_launch_hash(&l, c->card.n_sm, &(struct cdi_slice){px, bytes}, 1, 0, py);
     show(c, "hash", &l, (double)bytes);
     show_lowrank(c, px, py, n);

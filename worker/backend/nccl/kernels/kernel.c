@@ -37,11 +37,16 @@ _Static_assert(offsetof(struct cdi_pack_args, slice) == 56 && CDI_KERNEL_PARTS %
                    sizeof(struct cdi_scale_look_args) <= 4000,
                "as above");
 
-static uint32_t grid(uint32_t n_sm, uint64_t blocks)
+static uint32_t grid_of(uint32_t n_sm, uint32_t per_sm, uint64_t blocks)
 {
-    uint64_t most = (uint64_t)(n_sm > 0 ? n_sm : 1) * BLOCKS_PER_SM;
+    uint64_t most = (uint64_t)(n_sm > 0 ? n_sm : 1) * per_sm;
 
     return (uint32_t)(blocks < most ? blocks : most);
+}
+
+static uint32_t grid(uint32_t n_sm, uint64_t blocks)
+{
+    return grid_of(n_sm, BLOCKS_PER_SM, blocks);
 }
 
 /* For kernels whose threads take CDI_KERNEL_UNIT elements at a time. */
@@ -250,7 +255,7 @@ size_t cdi_launch_tally(struct cdi_launch *out, uint32_t n_sm, const struct cdi_
     args->words = words;
     args->largest = largest;
     out->kernel = CDI_KERNEL_TALLY;
-    out->grid = grid(n_sm, args->n_chunks);
+    out->grid = grid_of(n_sm, CDI_TALLY_BLOCKS, args->n_chunks);
     return taken;
 }
 

@@ -35,11 +35,11 @@
 #define CDI_PIECE_CHUNK 4096  /* elements of a piece that one block takes at a time */
 #define CDI_LOWRANK_LANES 8   /* sums side by side of a scalar product, as in lowrank.c */
 #define CDI_LEFT_CHUNK (CDI_KERNEL_THREADS / CDI_LOWRANK_LANES) /* elements of P that one block makes at a time */
-#define CDI_TALLY_TEAM 8                                        /* threads of tally that share a sum: of one warp */
-#define CDI_TALLY_SLOTS (CDI_KERNEL_THREADS / CDI_TALLY_TEAM)   /* sums of a block */
-#define CDI_KERNEL_HASHES 160                                   /* pieces per launch of hash */
-#define CDI_STORE_MAX 4                                         /* numbers per launch of store */
-#define CDI_HASH_CHUNK 65536 /* bytes of a piece that one block hashes at a time: a multiple of 16 */
+#define CDI_TALLY_UNITS 4     /* reads of 16 bytes that a thread of tally has under way, as many as make a line */
+#define CDI_TALLY_BLOCKS 4    /* of tally per multiprocessor */
+#define CDI_KERNEL_HASHES 160 /* pieces per launch of hash */
+#define CDI_STORE_MAX 4       /* numbers per launch of store */
+#define CDI_HASH_CHUNK 65536  /* bytes of a piece that one block hashes at a time: a multiple of 16 */
 
 /* X(constant, name in the image) */
 #define CDI_KERNEL_MAP(X)                    \
@@ -139,7 +139,7 @@ struct cdi_scan_args {
     uint32_t unused;
 };
 
-/* cdi_tally, cdi_clip: several spans of elements, which blocks take in turn, CDI_SPAN_CHUNK elements at a time. */
+/* cdi_tally, cdi_clip: several spans of elements, which blocks share, CDI_SPAN_CHUNK elements at a time. */
 struct cdi_kernel_span {
     void *x;
     uint64_t count;

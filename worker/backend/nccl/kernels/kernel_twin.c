@@ -111,7 +111,7 @@ static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t
 
 static void block_tally(const struct cdi_kernel_thread *block, const void *args)
 {
-    struct cdi_tally_room room = {.of_thread = {0}};
+    struct cdi_tally_room room = {.of_unit = {0}};
 
     cdi_tally_body(block, args, &room);
 }

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
+extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS, CDI_TALLY_BLOCKS)
     cdi_tally(const __grid_constant__ struct cdi_tally_args args)
 {
     __shared__ struct cdi_tally_room room;

@@ -5,6 +5,7 @@
 #include "hygiene.h"
 #include "numbers.h"
 #include "worker/backend/host_elementwise.h"
+#include "worker/backend/nccl/kernels/element_norm.h"
 
 #include <math.h>
 
@@ -159,6 +160,61 @@ Test(kernel_norm, many_lines_of_one_exponent_do_not_overflow)
         x[8 * k] = 0x1.fffffep+100;
     cr_assert_eq(tally_on_cpu(&span, 1, false), LINES * square);
     expect_same(&span, 1, "lines", LINES);
+}
+
+/* Adds lines to the sums of two threads in turn, joins those, and compares with an exact sum of all. */
+static void expect_sum(const double *line, size_t n, const char *what)
+{
+    uint64_t got[CDI_EXACT_WORDS] = {0}, want[CDI_EXACT_WORDS] = {0};
+    struct cdi_tally_own own[2] = {{.limb = 0}, {.limb = 0}};
+
+    for (size_t k = 0; k < n; k++) {
+        cdi_tally_line(&own[k / 7 % 2], line[k], got);
+        cdi_exact_add(want, 1, line[k]);
+    }
+    cdi_tally_join(&own[0], &own[1], got);
+    cdi_tally_empty(&own[0], got);
+    cdi_exact_carry(got);
+    cdi_exact_carry(want);
+    cr_assert_arr_eq(got, want, sizeof want, "%s", what);
+}
+
+Test(kernel_norm, a_threads_sum_is_exact_whatever_its_lines)
+{
+    enum { LINES = 30000 };
+    static double x[LINES];
+
+    for (size_t k = 0; k < LINES; k++)
+        x[k] = cdi_double_of_bits(roll() & INT64_MAX);
+    expect_sum(x, LINES, "any bits");
+    for (size_t k = 0; k < LINES; k++)
+        x[k] = cdi_double_of_bits(roll() >> roll() % 64 >> 1);
+    expect_sum(x, LINES, "often small or 0");
+    for (int up = 55; up < 70; up++) { /* the limbs are those of 1, until the highest one is full */
+        for (size_t k = 0; k < LINES; k++)
+            x[k] = k < 14 ? 1 : ldexp(0x1.fffffffffffffp+0, up);
+        expect_sum(x, LINES, "large");
+    }
+    expect_sum((const double[]){0, 1, 0, 0, 0, 0, 0, 0x1p-1074, 0}, 9, "zeros");
+    expect_sum((const double[]){1, INFINITY, NAN, INFINITY, 0x1.fffffffffffffp+1023, -NAN, 0, 2}, 8, "not finite");
+}
+
+Test(kernel_norm, sums_of_threads_have_carries_and_are_moved_where_they_do_not_fit)
+{
+    uint64_t word[CDI_EXACT_WORDS] = {0};
+    struct cdi_tally_own a = {{UINT64_MAX, UINT64_MAX, 1}, 5}, b = {{1, 0, 1}, 5}, c = {{0, 3, (uint64_t)1 << 63}, 5};
+
+    cdi_tally_join(&a, &b, word);
+    cr_assert(a.part[0] == 0 && a.part[1] == 0 && a.part[2] == 3);
+    cdi_tally_add(&a, 0, UINT64_MAX, 0);
+    cdi_tally_add(&a, 7, 2, 0);
+    cr_assert(a.part[0] == 7 && a.part[1] == 1 && a.part[2] == 4);
+    cdi_tally_join(&a, &c, word);
+    cr_assert(a.part[2] == 4 && c.part[1] == 0 && c.part[2] == 0);
+    cr_assert(word[7] == 3 && word[10] == (uint64_t)1 << 31);
+    b = (struct cdi_tally_own){{1, 0, 0}, 6};
+    cdi_tally_join(&a, &b, word);
+    cr_assert(a.limb == 5 && a.part[0] == 7 && word[6] == 1);
 }
 
 Test(kernel_norm, counts_more_spans_than_fit_in_a_launch)
