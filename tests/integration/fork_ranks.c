@@ -178,6 +178,7 @@ static void refuse_divided(void)
     cddp_fsdp_unit unit = {0};
     cddp_fsdp *fsdp = NULL;
     cddp_optim *optim = NULL;
+    double norm;
 
     REFUSED(cddp_fsdp_create, &fsdp, job.comm, &unit, 1, NULL);
     REFUSED(cddp_fsdp_gather, job.fsdp, 0);
@@ -186,6 +187,7 @@ static void refuse_divided(void)
     CHECK(cddp_fsdp_grad(job.fsdp, 0, 0) == NULL && blames("cddp_fsdp_grad", true));
     REFUSED(cddp_fsdp_grads_ready, job.fsdp, 0);
     REFUSED(cddp_fsdp_end_step, job.fsdp);
+    REFUSED(cddp_fsdp_grad_norm, job.fsdp, 2, &norm);
     REFUSED(cddp_fsdp_shard, job.fsdp, 0, 0, &info);
     refused("cddp_optim_create", cddp_optim_create_sharded(&optim, job.fsdp, NULL));
 }

@@ -210,6 +210,8 @@ static cddp_optim_options rule_of(const struct kind *k)
     return rule;
 }
 
+static double norms[STEPS]; /* of whole gradients */
+
 static void step_optim(const struct kind *k, cddp_optim *optim)
 {
     const cddp_optim_step_args args = {.size = sizeof args, .max_norm = k->max_norm};
@@ -282,6 +284,8 @@ static void train_whole(struct model *m)
         if (m->kind->own)
             update_whole(m, ddp);
         else
+            CHECK(cddp_ddp_grad_norm(ddp, 2, &norms[step]) == CDDP_OK);
+        if (!m->kind->own)
             step_optim(m->kind, optim);
     }
     cddp_optim_destroy(optim);
@@ -398,6 +402,7 @@ static void run(const struct kind *k)
     const cddp_optim_options rule = rule_of(k);
     cddp_optim *optim = NULL;
     cddp_fsdp *f;
+    double norm;
 
     make_model(&whole, k);
     make_model(&m, k);
@@ -407,10 +412,12 @@ static void run(const struct kind *k)
     CHECK(cddp_fsdp_bytes(f) > 0 && cddp_fsdp_bytes(NULL) == 0);
     for (int step = 0; step < STEPS; step++) {
         step_sharded(&m, f, step);
-        if (k->own)
+        if (k->own) {
             update_shards(&m, f);
-        else
+        } else {
+            CHECK(cddp_fsdp_grad_norm(f, 2, &norm) == CDDP_OK && norm == norms[step]);
             step_optim(k, optim);
+        }
     }
     compare(&m, f, &whole);
     cddp_optim_destroy(optim);
@@ -436,7 +443,7 @@ static void refuse_different(void)
     CHECK(strstr(cddp_last_error(), "stage is 3 on rank 0 but 2 on rank") != NULL);
     unit.name = differs ? "v" : "u";
     CHECK(cddp_fsdp_create(&f, comm, &unit, 1, NULL) == CDDP_E_MISMATCH && f == NULL);
-    CHECK(strstr(cddp_last_error(), "units of other names") != NULL);
+    CHECK(strstr(cddp_last_error(), "unit 0 has another name") != NULL);
     unit.n_params = differs ? 0 : 1;
     CHECK(cddp_fsdp_create(&f, comm, &unit, 1, NULL) == CDDP_E_INVALID && f == NULL);
 }

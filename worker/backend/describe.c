@@ -57,6 +57,20 @@ const char *cdi_asked_name(uint32_t asked)
     return asked < sizeof asking / sizeof asking[0] ? asking[asked].name : NULL;
 }
 
+static bool has_units(uint32_t caller)
+{
+    return caller == CDI_ASKED_FSDP_GATHER || caller == CDI_ASKED_FSDP_READY;
+}
+
+void cdi_asked_text(uint32_t caller, int bucket, const char *names, const char *plain, char *buf, size_t cap)
+{
+    char unit[128] = "";
+
+    if (has_units(caller) && bucket >= 0)
+        (void)snprintf(unit, sizeof unit, " of unit %d%s%s", bucket, names[0] != '\0' ? " " : "", names);
+    (void)snprintf(buf, cap, "%s%s (%s)", cdi_asked_name(caller), unit, plain);
+}
+
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     char names[96] = "";
@@ -84,7 +98,7 @@ static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
     const char *name = kinds[op->kind].name, *root = kinds[op->kind].root, *asked = cdi_asked_name(op->asked);
-    char how[24] = "", what[64] = "", tail[128] = "";
+    char how[24] = "", what[64] = "", tail[128] = "", names[96] = "", plain[256];
 
     if (op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked)) {
         opening_text(op, buf, cap);
@@ -98,8 +112,13 @@ void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
         (void)snprintf(what, sizeof what, " of %zu %s", op->count, cdi_dtype_name(op->dtype));
     if (root != NULL)
         (void)snprintf(tail, sizeof tail, " %s rank %d", root, op->root);
-    else
+    else if (!has_units(op->asked))
         cdi_bucket_text(op, tail, sizeof tail);
-    (void)snprintf(buf, cap, "%s%s%s%s%s%s%s", asked != NULL ? asked : "", asked != NULL ? " (" : "", name, how, what,
-                   tail, asked != NULL ? ")" : "");
+    (void)snprintf(plain, sizeof plain, "%s%s%s%s", name, how, what, tail);
+    if (has_units(op->asked) && op->bucket >= 0 && op->name_bucket != NULL)
+        op->name_bucket(op->ddp, op->bucket, names, sizeof names);
+    if (asked != NULL)
+        cdi_asked_text(op->asked, op->bucket, names, plain, buf, cap);
+    else
+        (void)snprintf(buf, cap, "%s", plain);
 }

@@ -23,6 +23,11 @@ const char *cdi_coll_root_word(enum cdi_coll_kind kind);
 bool cdi_coll_reduces(enum cdi_coll_kind kind);
 /* Returns the name of a caller, "cddp_ddp_create" or "gather"; NULL: the program itself, or an unknown number. */
 const char *cdi_asked_name(uint32_t asked);
+/*
+ * Writes an operation, `plain`, of a caller that has a name: "cddp_ddp_create (all_gather of 8 uint64)"; where buckets
+ * are units, "cddp_fsdp_gather of unit 2 'h.1' (all_gather of 9424 float32)". bucket: -1: none. names: "": not known.
+ */
+void cdi_asked_text(uint32_t asked, int bucket, const char *names, const char *plain, char *buf, size_t cap);
 /* Writes " (bucket 2: 'fc1.weight' and 3 more)"; "" for an operation without a bucket. */
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 /*

@@ -66,7 +66,7 @@ cddp_status cdi_comm_agree(cddp_comm *comm, const char *what, const void *mine, 
     if (local != NULL) {
         own = *local;
         head = (struct head){own.status, own.os_error};
-    } else {
+    } else if (bytes > 0) {
         memcpy(send + sizeof head, mine, bytes);
     }
     memcpy(send, &head, sizeof head);

@@ -9,9 +9,9 @@
  * Shows every rank's card to all, so that each can compare them. A collective of one all-gather. A rank that has failed
  * alone takes part with its error, so that no rank waits for it, and all get that error: a broadcast more.
  *
- * what: what a rank could not do, such as "create its reducer". mine: `bytes` bytes, the same number on every rank,
- * without pointers; not read with an error. local: this rank's earlier error, or NULL. *cards receives all cards in
- * rank order, which the caller frees; NULL except on success. err is not NULL, and may be the same as local.
+ * what: what a rank could not do, such as "create its reducer". mine: `bytes` bytes, or none, the same number on every
+ * rank, without pointers; not read with an error. local: this rank's earlier error, or NULL. *cards receives all cards
+ * in rank order, which the caller frees; NULL except on success. err is not NULL, and may be the same as local.
  *
  * Blocks until every rank has called it. Returns CDDP_OK; this rank's own error; the first other rank's status, with
  * its text and number; CDDP_E_NOMEM, which ends the communicator, as the others cannot go on without this rank; or what

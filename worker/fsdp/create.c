@@ -10,6 +10,7 @@
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/overlap.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,11 +27,6 @@ struct input {
     size_t *unit;       /* by parameter */
     size_t n_params;
     size_t n_trained; /* units that have gradients */
-};
-
-/* What the ranks compare beside the parameters. */
-struct card {
-    uint64_t stage, max_live_units, max_live_gradients, units;
 };
 
 static void release_input(struct input *in)
@@ -57,19 +53,18 @@ static bool is_frozen(const cddp_param *p)
     return (p->flags & CDDP_PARAM_FROZEN) != 0;
 }
 
-static cddp_status check_param(const cddp_param *p, const char *unit, struct cdi_error *err)
+static cddp_status check_param(const cddp_param *p, struct cdi_error *err)
 {
     const char *name = p->name != NULL ? p->name : "";
 
     if (p->grad != NULL)
-        return cdi_fail(err, CDDP_E_INVALID,
-                        "unit '%.200s', parameter '%.200s' has a `grad`: its gradient is at cddp_fsdp_grad", unit,
+        return cdi_fail(err, CDDP_E_INVALID, "parameter '%.200s' has a `grad`: its gradient is at cddp_fsdp_grad",
                         name);
     if (p->grad_dtype != CDDP_DTYPE_NONE && p->grad_dtype != p->dtype)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "unit '%.200s', parameter '%.200s' has gradients of another type (grad_dtype): a sharded model "
-                        "has them in the parameter's type",
-                        unit, name);
+                        "parameter '%.200s' has gradients of another type (grad_dtype): a sharded model has them in "
+                        "the parameter's type",
+                        name);
     return CDDP_OK;
 }
 
@@ -97,7 +92,7 @@ static cddp_status list_params(struct input *in, struct cdi_error *err)
         if (list == NULL)
             return cdi_error_wrap(err, "unit %zu '%.200s'", u, in->units[u].name);
         for (size_t i = 0; i < in->units[u].n_params && st == CDDP_OK; i++) {
-            st = check_param(&list[i], in->units[u].name, err);
+            st = check_param(&list[i], err);
             trained |= !is_frozen(&list[i]);
             in->unit[in->n_params] = u;
             in->params[in->n_params++] = list[i];
@@ -145,8 +140,10 @@ static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, siz
                               struct cdi_error *err)
 {
     *in = (struct input){.opt = {.size = sizeof in->opt}, .n_units = n};
-    if (units == NULL || n == 0)
-        return cdi_fail(err, CDDP_E_INVALID, "a sharded model needs at least one unit");
+    if (units == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_create: units must not be NULL");
+    if (n == 0)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_create: n_units is 0: a sharded model needs at least one unit");
     if (opt != NULL && cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_fsdp_options", err) != CDDP_OK)
         return err->status;
     in->opt.stage = in->opt.stage == 0 ? 3 : in->opt.stage;
@@ -170,44 +167,82 @@ static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, siz
     return refuse_shared(in, err);
 }
 
+/* Of unit u, whose parameters begin at `first`. */
+static uint64_t hash_unit(const struct input *in, size_t u, size_t first)
+{
+    const cddp_fsdp_unit *unit = &in->units[u];
+    const uint64_t numbers[] = {unit->n_params, unit->flags};
+    uint64_t h = cdi_crc64(cdi_crc64(0, unit->name, strlen(unit->name) + 1), numbers, sizeof numbers);
+
+    for (size_t i = 0; i < unit->n_params; i++)
+        h = cdi_crc64(h, &in->params[first + i].flags, sizeof in->params->flags);
+    return h;
+}
+
+/* Names the first unit in which rank r, as all know, differs from rank 0. */
+static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, struct cdi_error *err)
+{
+    CDI_AUTOFREE uint64_t *mine = calloc(in->n_units, sizeof *mine);
+    const uint64_t *first, *other;
+    void *cards;
+    cddp_status st = CDDP_OK;
+    size_t u = 0;
+
+    if (mine == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "no memory to compare %zu units", in->n_units);
+    for (size_t k = 0, first_param = 0; mine != NULL && k < in->n_units; first_param += in->units[k++].n_params)
+        mine[k] = hash_unit(in, k, first_param);
+    st = cdi_comm_agree(comm, "create its sharded model", mine, in->n_units * sizeof *mine, &cards,
+                        st == CDDP_OK ? NULL : err, err);
+    if (st != CDDP_OK)
+        return st;
+    first = cards;
+    other = first + (size_t)r * in->n_units;
+    while (u + 1 < in->n_units && first[u] == other[u])
+        u++;
+    free(cards);
+    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
+                       "unit %zu has another name, other flags, or other parameters on rank %d than on rank 0 (here: "
+                       "'%.200s', %zu parameters)",
+                       u, r, in->units[u].name, in->units[u].n_params);
+}
+
 /* Compares the ranks. A rank that has failed takes part, so that the others do not wait for it. */
 static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status alone, struct cdi_error *err)
 {
-    static const char *const names[] = {"stage", "max_live_units", "max_live_gradients"};
+    static const char *const names[] = {"n_units", "cddp_fsdp_options.stage", NULL, "cddp_fsdp_options.max_live_units",
+                                        "cddp_fsdp_options.max_live_gradients"};
     const struct cdi_world *w = cdi_comm_world(comm);
-    struct card mine = {.stage = 0};
-    const struct card *all;
+    uint64_t mine[sizeof names / sizeof names[0]] = {0};
+    const uint64_t *all;
     void *cards;
     cddp_status st;
 
     if (alone == CDDP_OK) {
-        mine.stage = (uint64_t)in->opt.stage;
-        mine.max_live_units = in->opt.max_live_units;
-        mine.max_live_gradients = in->opt.max_live_gradients;
-        mine.units = cdi_crc64(0, in->unit, in->n_params * sizeof *in->unit);
-        for (size_t u = 0; u < in->n_units; u++) {
-            mine.units = cdi_crc64(mine.units, in->units[u].name, strlen(in->units[u].name) + 1);
-            mine.units = cdi_crc64(mine.units, &in->units[u].flags, sizeof in->units[u].flags);
-        }
-        for (size_t i = 0; i < in->n_params; i++)
-            mine.units = cdi_crc64(mine.units, &in->params[i].flags, sizeof in->params[i].flags);
-    }
-    st = cdi_comm_agree(comm, "create its sharded model", &mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err,
-                        err);
-    all = cards;
-    for (int r = 1; r < w->size && st == CDDP_OK; r++) {
-        const uint64_t a[] = {all[0].stage, all[0].max_live_units, all[0].max_live_gradients},
-                       b[] = {all[r].stage, all[r].max_live_units, all[r].max_live_gradients};
+        mine[0] = in->n_units;
+        mine[1] = (uint64_t)in->opt.stage;
+        for (size_t u = 0, first = 0; u < in->n_units; first += in->units[u++].n_params) {
+            const uint64_t pair[] = {mine[2], hash_unit(in, u, first)};
 
-        for (size_t k = 0; k < 3 && st == CDDP_OK; k++)
-            if (a[k] != b[k])
-                st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                                 "cddp_fsdp_options.%s is %llu on rank 0 but %llu on rank %d", names[k],
-                                 (unsigned long long)a[k], (unsigned long long)b[k], r);
-        if (st == CDDP_OK && all[r].units != all[0].units)
-            st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                             "rank %d has units of other names, flags or numbers of parameters than rank 0", r);
+            mine[2] = cdi_crc64(0, pair, sizeof pair);
+        }
+        mine[3] = in->opt.max_live_units;
+        mine[4] = in->opt.max_live_gradients;
     }
+    st =
+        cdi_comm_agree(comm, "create its sharded model", mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err, err);
+    all = cards;
+    for (int r = 1; r < w->size && st == CDDP_OK; r++)
+        for (size_t k = 0; k < sizeof names / sizeof names[0] && st == CDDP_OK; k++) {
+            uint64_t other = all[(size_t)r * (sizeof names / sizeof names[0]) + k];
+
+            if (all[k] == other)
+                continue;
+            st = names[k] == NULL ? name_unit(comm, in, r, err)
+                                  : cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                                                "%s is %llu on rank 0 but %llu on rank %d", names[k],
+                                                (unsigned long long)all[k], (unsigned long long)other, r);
+        }
     free(cards);
     return alone != CDDP_OK ? alone : st;
 }
@@ -367,17 +402,12 @@ static cddp_status load_unit(cddp_fsdp *f, const struct input *in, size_t u, str
     cddp_ddp *d = f->ddp;
     size_t kept = f->pool.unit[u].slot, slot = f->slot_at[kept == CDI_POOL_NONE ? 0 : kept];
     size_t rank = (size_t)cdi_comm_world(d->comm)->rank;
-    int32_t mine, worst;
     struct cdi_error local = {.status = CDDP_OK};
     cddp_status st = fill_slot(f, in, u, slot, &local);
+    void *none;
 
-    mine = -(int32_t)st;
-    st = cdi_comm_all_reduce(d->comm, &mine, &worst, 1, CDDP_INT32, CDDP_MAX, err);
-    if (st == CDDP_OK && local.status != CDDP_OK)
-        *err = local, st = local.status;
-    else if (st == CDDP_OK && worst != 0)
-        st = cdi_fail(err, (cddp_status)-worst, "cddp_fsdp_create failed on another rank, for unit %zu '%.200s'", u,
-                      f->unit[u].name);
+    st = cdi_comm_agree(d->comm, "make its parameters", NULL, 0, &none, st == CDDP_OK ? NULL : &local, err);
+    free(none);
     for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
         const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
         size_t part = b->room / d->plan.parts;
@@ -410,6 +440,30 @@ static void free_fsdp(cddp_fsdp *f)
     free(f);
 }
 
+/* Returns the unit of one of the reducer's parameters: cdi_ddp_shares.unit_of. */
+static const char *unit_of(const void *model, size_t i, size_t *u)
+{
+    const cddp_fsdp *f = model;
+
+    for (*u = 0; i >= f->unit[*u].first + f->unit[*u].n_params; ++*u)
+        ;
+    return f->unit[*u].name;
+}
+
+/* Tells the reducer, and the flight page, what units are called. */
+static void name_units(cddp_fsdp *f)
+{
+    struct cdi_flight *page = cdi_comm_world(f->ddp->comm)->flight;
+    char name[CDI_FLIGHT_NAMES];
+
+    f->ddp->shares.model = f;
+    f->ddp->shares.unit_of = unit_of;
+    for (size_t u = 0; page != NULL && u < f->n_units && u < CDI_FLIGHT_BUCKETS; u++) {
+        (void)snprintf(name, sizeof name, "unit '%.100s'", f->unit[u].name);
+        cdi_flight_set_names(page, (int)u, name);
+    }
+}
+
 /* Makes everything, for input on which the ranks have agreed. */
 static cddp_status make(cddp_fsdp *f, cddp_comm *comm, const struct input *in, struct cdi_error *err)
 {
@@ -425,6 +479,8 @@ static cddp_status make(cddp_fsdp *f, cddp_comm *comm, const struct input *in, s
         bytes = place_slots(f, in);
     }
     st = agree(comm, in, st, err); /* one rank may have failed alone */
+    if (st == CDDP_OK)
+        name_units(f);
     if (st == CDDP_OK)
         st = f->ddp->ops->region_create(f->ddp->b, bytes, &f->region, err);
     if (st == CDDP_OK)

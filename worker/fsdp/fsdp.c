@@ -17,7 +17,12 @@
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/step.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+
+#define NAMED 4u /* units in a message */
+#define NAMES 320u
 
 void *cdi_fsdp_param_at(const struct cddp_fsdp *f, size_t slot_begin, size_t u, size_t i)
 {
@@ -79,10 +84,19 @@ static void forget_captured(cddp_fsdp *f)
     for (size_t u = 0; u < f->n_units; u++) {
         f->pool.unit[u].users = 0;
         f->unit[u].grad_slot = CDI_POOL_NONE;
+        f->unit[u].is_here = false;
     }
     for (size_t s = 0; s < f->n_grad_slots; s++)
         f->grad_slot[s].unit = CDI_POOL_NONE;
     begin_step(f);
+}
+
+static cddp_status refuse_old(const cddp_fsdp *f, size_t u, struct cdi_error *err)
+{
+    return cdi_fail(err, CDDP_E_STATE,
+                    "unit %zu '%.200s' was gathered in step %llu and not released before its end, so its parameters "
+                    "are old: call cddp_fsdp_release",
+                    u, f->unit[u].name, (unsigned long long)f->step);
 }
 
 /* After the end of a step all whole parameters are old. */
@@ -90,10 +104,7 @@ static cddp_status follow_step(cddp_fsdp *f, struct cdi_error *err)
 {
     for (size_t u = 0; u < f->n_units; u++)
         if (f->pool.unit[u].users > 0)
-            return cdi_fail(err, CDDP_E_STATE,
-                            "unit %zu '%.200s' was gathered in step %llu and not released before its end, so its "
-                            "parameters are old: call cddp_fsdp_release",
-                            u, f->unit[u].name, (unsigned long long)f->step);
+            return refuse_old(f, u, err);
     begin_step(f);
     return CDDP_OK;
 }
@@ -154,8 +165,16 @@ static cddp_status fsdp_leave(cddp_fsdp *f, bool captured, cddp_status st, struc
     return captured ? cdi_captured_leave(f->ddp, f->ddp->stream, st, err) : st;
 }
 
-/* Starts an operation on part k of a unit. Sets the sticky error. */
-static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t k, uint64_t *ticket)
+/* For messages about operations: cdi_coll.name_bucket, whose buckets are units here. */
+static void name_unit(const void *model, int u, char *buf, size_t cap)
+{
+    const cddp_fsdp *f = model;
+
+    (void)snprintf(buf, cap, "'%.64s'", f->unit[u].name);
+}
+
+/* Starts an operation on part k of unit u. Sets the sticky error. */
+static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t u, size_t k, uint64_t *ticket)
 {
     cddp_ddp *d = f->ddp;
     const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
@@ -166,10 +185,29 @@ static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t k, uint64_t *
     op->anywhere = !d->ops->on_device; /* slots are equal as long as programs are: a rank that differs is detected */
     op->known = true;
     op->captured_mark = true;
-    op->bucket = (int)f->parts[k].bucket;
-    op->name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket;
-    op->ddp = d;
+    op->bucket = u < INT_MAX ? (int)u : -1;
+    op->name_bucket = d->ops->on_device ? NULL : name_unit; /* there, texts are also formatted after a failure */
+    op->ddp = f;
     return cdi_ddp_enqueue(d, op, ticket);
+}
+
+/* Writes "'a', 'b' and 3 more are": the units of n slots, whose numbers are `stride` bytes apart. Returns names. */
+static const char *list_units(const cddp_fsdp *f, const size_t *unit, size_t stride, size_t n, char names[NAMES])
+{
+    size_t at = 0, named = 0, all = 0;
+
+    for (size_t s = 0; s < n; s++) {
+        size_t u = *(const size_t *)((const char *)unit + s * stride);
+
+        if (u == CDI_POOL_NONE)
+            continue;
+        if (all++ < NAMED && ++named)
+            at += (size_t)snprintf(names + at, NAMES - at, "%s'%.48s'", named == 1 ? "" : ", ", f->unit[u].name);
+    }
+    if (all > named)
+        at += (size_t)snprintf(names + at, NAMES - at, " and %zu more", all - named);
+    (void)snprintf(names + at, NAMES - at, all == 1 ? " is" : " are");
+    return names;
 }
 
 /* ------------------------------------------------------------------------------------------------ parameters ---- */
@@ -200,7 +238,7 @@ static cddp_status gather(cddp_fsdp *f, size_t u)
             memcpy(out + part * rank, op.in, part);
             op.in = out + part * rank;
         }
-        st = start(f, &op, k, &f->unit[u].ticket);
+        st = start(f, &op, u, k, &f->unit[u].ticket);
     }
     f->slot_ticket[slot] = f->unit[u].ticket;
     return st;
@@ -231,14 +269,16 @@ static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, bool alone, struct cdi_er
     struct cdi_pool_unit *unit = &f->pool.unit[u];
     cddp_status st = is_old(f) ? follow_step(f, err) : CDDP_OK;
     bool was_fresh = unit->is_fresh && (unit->users > 0 || !alone);
+    char names[NAMES];
 
     if (st != CDDP_OK)
         return st;
     if (!was_fresh && !cdi_pool_place(&f->pool, u, false))
         return cdi_fail(err, CDDP_E_STATE,
-                        "unit %zu '%.200s' cannot be gathered: %zu units are held, which is "
-                        "cddp_fsdp_options.max_live_units: release one before",
-                        u, f->unit[u].name, f->pool.n_slots);
+                        "unit %zu '%.200s' cannot be gathered: cddp_fsdp_options.max_live_units is %zu, and %s "
+                        "not released yet",
+                        u, f->unit[u].name, f->pool.n_slots,
+                        list_units(f, f->pool.holds, sizeof *f->pool.holds, f->pool.n_slots, names));
     if (!was_fresh)
         st = gather(f, u);
     if (st == CDDP_OK && unit->users == 0 && !cdi_pool_want(&f->pool, u))
@@ -303,15 +343,31 @@ cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u)
     st = fsdp_enter(f, &captured, &err);
     if (st == CDDP_OK)
         st = fsdp_leave(f, captured, wait_unit(f, u, &err), &err);
+    if (st == CDDP_OK)
+        f->unit[u].is_here = true;
     (void)pthread_mutex_unlock(&f->ddp->lock);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 
 const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i)
 {
-    if (f == NULL || u >= f->n_units || i >= f->unit[u].n_params || f->pool.unit[u].users == 0 || is_old(f))
-        return NULL;
-    return cdi_fsdp_param_at(f, f->slot_at[f->pool.unit[u].slot], u, i);
+    CDI_DEFAULT_FLOAT_STATE;
+    struct cdi_error err;
+    cddp_status st = check_param("cddp_fsdp_param", f, u, i, &err);
+
+    if (st == CDDP_OK && f->pool.unit[u].users == 0)
+        st = refuse_unheld("cddp_fsdp_param", f, u, &err);
+    else if (st == CDDP_OK && is_old(f))
+        st = refuse_old(f, u, &err);
+    else if (st == CDDP_OK && !f->unit[u].is_here)
+        st = cdi_fail(&err, CDDP_E_STATE,
+                      "cddp_fsdp_param: unit %zu '%.200s' is being gathered: call cddp_fsdp_wait_unit after "
+                      "cddp_fsdp_gather",
+                      u, f->unit[u].name);
+    if (st == CDDP_OK)
+        return cdi_fsdp_param_at(f, f->slot_at[f->pool.unit[u].slot], u, i);
+    (void)cdi_last_error_set(&err);
+    return NULL;
 }
 
 cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u)
@@ -325,8 +381,8 @@ cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u)
     (void)pthread_mutex_lock(&f->ddp->lock);
     if (f->pool.unit[u].users == 0)
         st = refuse_unheld("cddp_fsdp_release", f, u, &err);
-    else
-        f->pool.unit[u].users--;
+    else if (--f->pool.unit[u].users == 0)
+        f->unit[u].is_here = false;
     (void)pthread_mutex_unlock(&f->ddp->lock);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
@@ -366,6 +422,7 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_e
     cddp_ddp *d = f->ddp;
     size_t best = CDI_POOL_NONE;
     cddp_status st = CDDP_OK;
+    char names[NAMES];
 
     if (cdi_ddp_is_frozen(d, f->unit[u].first + i))
         return cdi_fail(err, CDDP_E_INVALID,
@@ -382,9 +439,10 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_e
             best = s;
     if (best == CDI_POOL_NONE)
         return cdi_fail(err, CDDP_E_STATE,
-                        "no memory for the gradients of unit %zu '%.200s': %zu units hold all of it, which is "
-                        "cddp_fsdp_options.max_live_gradients: call cddp_fsdp_grads_ready for one before",
-                        u, f->unit[u].name, f->n_grad_slots);
+                        "no memory for the gradients of unit %zu '%.200s': cddp_fsdp_options.max_live_gradients is "
+                        "%zu, and %s not reported yet (cddp_fsdp_grads_ready)",
+                        u, f->unit[u].name, f->n_grad_slots,
+                        list_units(f, &f->grad_slot->unit, sizeof *f->grad_slot, f->n_grad_slots, names));
     if (f->grad_slot[best].ticket != 0 && d->ops->on_device)
         st = cdi_ddp_stream_wait(d, f->grad_slot[best].ticket, err);
     else if (f->grad_slot[best].ticket != 0 && (st = cdi_ddp_join_ticket(d, f->grad_slot[best].ticket)) != CDDP_OK)
@@ -466,7 +524,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
                               .op = CDDP_AVG,
                               .asked = CDI_ASKED_FSDP_READY};
 
-        st = start(f, &op, k, &slot->ticket);
+        st = start(f, &op, u, k, &slot->ticket);
         d->flight[b].ticket = d->captured.id == 0 ? slot->ticket : 0;
     }
     slot->unit = CDI_POOL_NONE;
@@ -532,6 +590,18 @@ cddp_status cddp_fsdp_end_step(cddp_fsdp *f)
         return cdi_last_error_set(&err);
     st = cdi_step_finish_captured(f->ddp, complete_shares, NULL, &captured);
     return captured || st != CDDP_OK ? st : cdi_step_finish(f->ddp, complete_shares, NULL);
+}
+
+cddp_status cddp_fsdp_grad_norm(cddp_fsdp *f, double norm_type, double *norm)
+{
+    CDI_DEFAULT_FLOAT_STATE;
+    struct cdi_error err;
+    cddp_status st = fsdp_check("cddp_fsdp_grad_norm", f, 0, &err);
+
+    CDI_FLOAT_FENCE(norm_type);
+    if (st == CDDP_OK && norm == NULL)
+        st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_grad_norm: norm must not be NULL");
+    return st == CDDP_OK ? cddp_ddp_grad_norm(f->ddp, norm_type, norm) : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_shard_info *info)

@@ -26,6 +26,7 @@ struct cdi_fsdp_unit {
     size_t bytes;           /* of a slot that holds it */
     uint64_t ticket;        /* of its last gather */
     size_t grad_slot;       /* CDI_POOL_NONE: it has none */
+    bool is_here;           /* it is held, and was waited for since */
 };
 
 /* Where whole gradients are. */

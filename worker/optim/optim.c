@@ -35,7 +35,7 @@ static cddp_status optim_check_reducer(const cddp_ddp *d, struct cdi_error *err)
         return cdi_fail(err, CDDP_E_UNSUPPORTED, "cddp_optim_create: the sharded optimizer cannot be combined with %s",
                         with);
     if (d->sharded)
-        return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create: this reducer has an optimizer already");
+        return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create: this model has an optimizer already");
     if (d->begun)
         return cdi_fail(err, CDDP_E_STATE, "cddp_optim_create was called in the middle of step %llu",
                         (unsigned long long)d->step);

@@ -10,7 +10,7 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
         return cdi_fail(err, CDDP_E_INVALID, "%s: optim must not be NULL", function);
     if (o->ddp == NULL)
         return cdi_fail(err, CDDP_E_STATE,
-                        "%s: this optimizer's reducer was destroyed: only cddp_optim_destroy may be called now",
+                        "%s: this optimizer's model was destroyed: only cddp_optim_destroy may be called now",
                         function);
     return cdi_comm_own(function, o->ddp->comm, err);
 }

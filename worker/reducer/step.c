@@ -196,12 +196,37 @@ cddp_status cddp_ddp_grad_ready_on(cddp_ddp *ddp, size_t i, void *stream)
     return status;
 }
 
+/* The same of divided parameters: "unit 2 'h.1' has not reported its gradients in step 7; ..." */
+static cddp_status step_name_units(const cddp_ddp *d, struct cdi_error *err)
+{
+    char names[SHOWN_NAMES * 80 + 64] = "";
+    size_t n = 0, at = 0, last = SIZE_MAX, u;
+
+    for (size_t i = 0; i < d->n_params; i++) {
+        const char *name = d->shares.unit_of(d->shares.model, i, &u);
+
+        if (d->plan.grads[i].claimed || d->plan.grads[i].frozen || u == last)
+            continue;
+        last = u;
+        if (n++ < SHOWN_NAMES)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%sunit %zu '%.48s'", n == 1 ? "" : ", ", u, name);
+    }
+    if (n > SHOWN_NAMES)
+        (void)snprintf(names + at, sizeof names - at, " and %zu more", n - SHOWN_NAMES);
+    return cdi_fail(err, CDDP_E_STATE,
+                    "%s %s not reported gradients in step %llu: call cddp_fsdp_grads_ready for every unit before %s",
+                    names, n == 1 ? "has" : "have", (unsigned long long)d->step,
+                    d->sharded ? "cddp_optim_step" : "cddp_fsdp_end_step");
+}
+
 /* "2 of 4 gradients are missing in step 7: 'fc1.weight', 'fc1.bias'; ..." */
 static cddp_status step_name_missing(const cddp_ddp *d, struct cdi_error *err)
 {
     char names[SHOWN_NAMES * 64 + 64] = "";
     size_t n = 0, at = 0, all = 0;
 
+    if (d->shares.unit_of != NULL)
+        return step_name_units(d, err);
     for (size_t i = 0; i < d->n_params; i++) {
         all += !d->plan.grads[i].frozen;
         if (d->plan.grads[i].claimed || d->plan.grads[i].frozen)

@@ -90,7 +90,7 @@ typedef struct cddp_fsdp_shard_info {
     size_t size; /* sizeof(cddp_fsdp_shard_info), set by the caller */
     size_t begin, count;
     void *param; /* `count` elements, of the parameter's type; NULL: there are none */
-    void *grad;  /* the mean of their gradients, from the step's end to the next cddp_fsdp_grads_ready of the unit; NULL
+    void *grad;  /* the mean of their gradients, clipped if the step clips, from the step's end to the next cddp_fsdp_grads_ready of the unit; NULL
                     also if the parameter is frozen */
 } cddp_fsdp_shard_info;
 
@@ -129,7 +129,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_gather(cddp_fsdp *f, size_t u);
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u);
 /*
  * Returns parameter i of unit u, whole, from cddp_fsdp_wait_unit() to cddp_fsdp_release(); 64-byte aligned. It is only
- * read; anything written there is lost. NULL: no such parameter, or the unit is not held.
+ * read; anything written there is lost. Returns NULL and sets the last error: no such parameter; the unit is not held,
+ * or was not waited for since cddp_fsdp_gather(); or a step has ended meanwhile.
  */
 CDDP_API const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i);
 /* Ends a hold of cddp_fsdp_gather. Returns CDDP_OK; CDDP_E_INVALID; or CDDP_E_STATE: the unit is not held. */
@@ -137,9 +138,10 @@ CDDP_API cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u);
 
 /*
  * Returns where the gradient of parameter i of unit u belongs: memory of the pool with unspecified content, from the
- * first such call of a step to cddp_fsdp_grads_ready(), and at the same place in between. Every element is written. On the CPU the first call for a unit
- * may wait until an older unit's gradients are divided. Returns NULL and sets the last error: no such parameter;
- * it is frozen; max_live_gradients are in use; the communicator has failed.
+ * first such call of a step to cddp_fsdp_grads_ready(), and at the same place in between. Every element is written. On
+ * the CPU the first call for a unit may wait until an older unit's gradients are divided. Returns NULL and sets the
+ * last error: no such parameter; it is frozen; the unit's gradients were reported in this step; max_live_gradients are
+ * in use; the communicator has failed.
  */
 CDDP_API void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i);
 /*
@@ -162,6 +164,12 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_optim_create_sharded(cddp_optim **out, 
  * compute stream waits. Returns what cddp_ddp_wait() may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_end_step(cddp_fsdp *f);
+/*
+ * Sets *norm to the norm of the whole model's gradients, the same on every rank, after cddp_fsdp_grads_ready of all
+ * units and before the end of the step, which it does not end. norm_type, blocking and errors are as in
+ * cddp_ddp_grad_norm(), whose bits it has.
+ */
+CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_grad_norm(cddp_fsdp *f, double norm_type, double *norm);
 /* Fills in *info. Returns CDDP_OK; CDDP_E_INVALID (no such parameter, NULL); CDDP_E_UNSUPPORTED. */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_shard_info *info);
 /* Returns the bytes that this rank holds for f, without optimizers. */

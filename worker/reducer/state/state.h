@@ -80,6 +80,9 @@ struct cdi_ddp_tied {
  */
 struct cdi_ddp_shares {
     char *params, *grads;
+    const void *model;
+    const char *(*unit_of)(const void *model, size_t i,
+                           size_t *unit); /* names the unit of parameter i; NULL at first */
 };
 
 /* weight.c: the weights of the mean. */

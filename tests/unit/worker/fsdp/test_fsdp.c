@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a sharded model refuses, in a world of one; tests/integration/sharded_ranks.c has what it computes. */
-#include "comm_ranks.h"
 #include "hygiene.h"
+#include "world.h"
+
+#include <math.h>
 
 CDI_SUITE(fsdp);
 
@@ -13,10 +15,8 @@ static cddp_param params[UNITS];
 static cddp_fsdp_unit units[UNITS];
 static const char *const names[UNITS] = {"a", "b", "c", "d"};
 
-static void begin(void)
+static void describe_units(void)
 {
-    clean_env();
-    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
     for (size_t u = 0; u < UNITS; u++) {
         for (size_t k = 0; k < 8; k++)
             values[u][k] = (float)(u * 8 + k);
@@ -24,6 +24,13 @@ static void begin(void)
             .size = sizeof params[u], .name = names[u], .data = values[u], .count = 8, .dtype = CDDP_FLOAT32};
         units[u] = (cddp_fsdp_unit){.size = sizeof units[u], .name = names[u], .params = &params[u], .n_params = 1};
     }
+}
+
+static void begin(void)
+{
+    clean_env();
+    cr_assert_eq(cddp_init(&comm, NULL), CDDP_OK);
+    describe_units();
 }
 
 static cddp_fsdp *make(const cddp_fsdp_options *opt)
@@ -133,14 +140,16 @@ Test(fsdp, more_units_than_fit_are_refused)
     cddp_fsdp *f = make(&opt);
 
     cr_assert(cddp_fsdp_gather(f, 0) == CDDP_OK && cddp_fsdp_gather(f, 1) == CDDP_OK);
-    says(cddp_fsdp_gather(f, 2), CDDP_E_STATE, "unit 2 'c' cannot be gathered: 2 units are held");
+    says(cddp_fsdp_gather(f, 2), CDDP_E_STATE,
+         "unit 2 'c' cannot be gathered: cddp_fsdp_options.max_live_units is 2, and 'a', 'b' are not released yet");
     cr_assert_null(cddp_fsdp_param(f, 2, 0));
     cr_assert_eq(cddp_fsdp_release(f, 0), CDDP_OK);
     cr_assert(cddp_fsdp_gather(f, 2) == CDDP_OK && cddp_fsdp_wait_unit(f, 2) == CDDP_OK);
     cr_assert_arr_eq(cddp_fsdp_param(f, 2, 0), values[2], sizeof values[2]);
     cr_assert_not_null(cddp_fsdp_grad(f, 2, 0));
     cr_assert_null(cddp_fsdp_grad(f, 1, 0));
-    cr_assert_not_null(strstr(cddp_last_error(), "no memory for the gradients of unit 1 'b'"));
+    cr_assert_not_null(strstr(cddp_last_error(), "no memory for the gradients of unit 1 'b': cddp_fsdp_options."
+                                                 "max_live_gradients is 1, and 'c' is not reported yet"));
     end(f);
 }
 
@@ -149,6 +158,7 @@ Test(fsdp, calls_in_wrong_order_are_named_and_break_nothing)
     cddp_optim_options rule;
     cddp_optim *optim;
     cddp_fsdp *f = make(NULL);
+    double norm;
 
     cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
     cr_assert_eq(cddp_optim_create_sharded(&optim, f, &rule), CDDP_OK);
@@ -165,14 +175,21 @@ Test(fsdp, calls_in_wrong_order_are_named_and_break_nothing)
             g[k] = 1;
         cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
         says(cddp_fsdp_grads_ready(f, u), CDDP_E_STATE, "were ready already in this step");
+        cr_assert_null(cddp_fsdp_grad(f, u, 0));
+        cr_assert_not_null(strstr(cddp_last_error(), "were ready already in this step"));
     }
+    cr_assert(cddp_fsdp_grad_norm(f, 2, &norm) == CDDP_OK && norm == sqrt(8 * UNITS));
+    says(cddp_fsdp_grad_norm(f, 2, NULL), CDDP_E_INVALID, "norm must not be NULL");
     cr_assert_eq(cddp_fsdp_gather(f, 3), CDDP_OK);
     cr_assert_eq(cddp_optim_step(optim, NULL), CDDP_OK, "%s", cddp_last_error());
     says(cddp_fsdp_gather(f, 0), CDDP_E_STATE, "unit 3 'd' was gathered in step 0 and not released before its end");
     says(cddp_fsdp_wait_unit(f, 3), CDDP_E_STATE, "unit 3 'd' was gathered in step 0 and not released before its end");
     cr_assert_null(cddp_fsdp_param(f, 3, 0));
     cr_assert_eq(cddp_fsdp_release(f, 3), CDDP_OK);
-    cr_assert(cddp_fsdp_gather(f, 3) == CDDP_OK && cddp_fsdp_wait_unit(f, 3) == CDDP_OK);
+    cr_assert_eq(cddp_fsdp_gather(f, 3), CDDP_OK);
+    cr_assert_null(cddp_fsdp_param(f, 3, 0));
+    cr_assert_not_null(strstr(cddp_last_error(), "unit 3 'd' is being gathered: call cddp_fsdp_wait_unit"));
+    cr_assert_eq(cddp_fsdp_wait_unit(f, 3), CDDP_OK);
     cr_assert_float_eq(((const float *)cddp_fsdp_param(f, 3, 0))[7], 31 - 1e-3F, 1e-5);
     cddp_optim_destroy(optim);
     end(f);
@@ -187,7 +204,9 @@ Test(fsdp, unit_without_gradients_is_named_at_the_end_of_the_step)
             cr_assert_not_null(cddp_fsdp_grad(f, u, 0));
             cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
         }
-    says(cddp_fsdp_end_step(f), CDDP_E_STATE, "1 of 4 gradients are missing in step 0: 'c'");
+    says(cddp_fsdp_end_step(f), CDDP_E_STATE,
+         "unit 2 'c' has not reported gradients in step 0: call cddp_fsdp_grads_ready for every unit before "
+         "cddp_fsdp_end_step");
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(comm);
 }
@@ -217,7 +236,7 @@ Test(fsdp, frozen_parameters_have_no_gradients_and_no_memory_for_them)
     cr_assert_null(cddp_fsdp_grad(f, 2, 0));
     cr_assert_not_null(strstr(cddp_last_error(), "parameter 0 'c' of unit 2 'c' is frozen"));
     says(cddp_fsdp_grads_ready(f, 2), CDDP_E_STATE, "unit 2 'c' is frozen");
-    says(cddp_optim_step(optim, NULL), CDDP_E_STATE, "1 of 1 gradients are missing in step 0: 'b'");
+    says(cddp_optim_step(optim, NULL), CDDP_E_STATE, "unit 1 'b' has not reported gradients in step 0");
     cddp_optim_destroy(optim);
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(comm);
@@ -230,4 +249,77 @@ Test(fsdp, reducer_without_memory_can_be_destroyed_after_its_communicator)
     cr_assert_eq(cddp_finalize(comm), CDDP_OK);
     cr_assert_neq(cddp_fsdp_gather(f, 0), CDDP_OK);
     cddp_fsdp_destroy(f);
+}
+
+/* ------------------------------------------------------------------------------------------- ranks that differ ---- */
+
+static cddp_status fill_of_rank_0(void *arg, size_t u, void *const *data)
+{
+    (void)data;
+    return *(const int *)arg == 1 && u == 2 ? CDDP_E_IO : CDDP_OK;
+}
+
+/* All ranks learn which unit of which rank is another one, or has failed. Nothing is broken. */
+static int creates_others(int rank)
+{
+    const cddp_fsdp_options opt = {.size = sizeof opt, .fill = fill_of_rank_0, .arg = &rank};
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, &opt) == CDDP_E_IO);
+    CHECK(strstr(cddp_last_error(), rank == 1 ? "cddp_fsdp_options.fill failed for unit 2 'c'"
+                                              : "rank 1 could not make its parameters: cddp_fsdp_options.fill failed "
+                                                "for unit 2 'c'") != NULL);
+    units[2].flags = rank == 1 ? CDDP_FSDP_KEEP : 0;
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "unit 2 has another name, other flags, or other parameters on rank 1") != NULL);
+    units[2].flags = 0;
+    CHECK(cddp_fsdp_create(&f, comm, units, (size_t)(UNITS - rank), NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "n_units is 4 on rank 0 but 3 on rank 1") != NULL);
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    cddp_fsdp_destroy(f);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(fsdp, creation_names_the_rank_and_its_unit)
+{
+    cr_assert_eq(run_world(2, creates_others), 0);
+}
+
+static int gathers_another(int rank)
+{
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_gather(f, 1 + (size_t)rank) == CDDP_OK);
+    CHECK(cddp_fsdp_wait_unit(f, 1 + (size_t)rank) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 0 called cddp_fsdp_gather of unit 1 (all_gather of") != NULL);
+    CHECK(strstr(cddp_last_error(), "rank 1 called cddp_fsdp_gather of unit 2 (all_gather of") != NULL);
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+static int comes_alone(int rank)
+{
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    if (rank == 0) {
+        CHECK(cddp_fsdp_gather(f, 1) == CDDP_OK && cddp_fsdp_wait_unit(f, 1) == CDDP_E_PEER);
+        CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 1 'b' (all_gather of") != NULL);
+    }
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, collectives_are_named_by_their_unit)
+{
+    cr_assert_eq(run_world(2, gathers_another), 0);
+    cr_assert_eq(run_world(2, comes_alone), 0);
 }

@@ -1323,12 +1323,12 @@ static int outlived(int rank)
     CHECK(backward(&m, rank, 0, N) == 0 && cddp_optim_step(optim, NULL) == CDDP_OK);
     model_close(&m);
     CHECK(cddp_optim_step(optim, NULL) == CDDP_E_STATE);
-    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's reducer was destroyed: only "
+    CHECK(strcmp(cddp_last_error(), "cddp_optim_step: this optimizer's model was destroyed: only "
                                     "cddp_optim_destroy may be called now") == 0);
     CHECK(cddp_optim_skip(optim) == CDDP_E_STATE && cddp_optim_set_lr(optim, 0.5) == CDDP_E_STATE);
     CHECK(save(comm, 1, optim, NULL, NULL, 0) == CDDP_E_STATE);
     CHECK(strcmp(cddp_last_error(),
-                 "checkpoint: item 'optim': cddp_checkpoint_save: this optimizer's reducer was destroyed: "
+                 "checkpoint: item 'optim': cddp_checkpoint_save: this optimizer's model was destroyed: "
                  "only cddp_optim_destroy may be called now") == 0);
     CHECK(load(comm, optim, NULL, NULL, 0, NULL) == CDDP_E_STATE);
     cddp_optim_destroy(optim);

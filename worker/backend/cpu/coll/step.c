@@ -141,7 +141,7 @@ static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 /* names: of the parameters in the bucket, "" if they are not known. */
 static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
 {
-    const char *asked = cdi_asked_name(d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff);
+    uint32_t asked = d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff;
     char bucket[128] = "", plain[160];
 
     if (d->kind == CDI_BARRIER && cdi_asked_is_coll(d->op >> 8 & 0xff)) {
@@ -159,8 +159,8 @@ static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf
     if (d->op >> 16 != 0)
         (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
                        names[0] != '\0' ? ": " : "", names);
-    if (asked != NULL)
-        (void)snprintf(buf, cap, "%s (%s)", asked, plain);
+    if (cdi_asked_name(asked) != NULL)
+        cdi_asked_text(asked, (int)(d->op >> 16) - 1, names, plain, buf, cap);
     else
         (void)snprintf(buf, cap, "%s%s", plain, bucket);
 }
