@@ -33,6 +33,9 @@ static const struct kind {
     bool fill, turns; /* values by a callback; the order of units changes with the step */
     bool own;         /* the program has its own optimizer */
     bool twice;       /* the first parameter is the output layer, too */
+    bool hybrid;      /* groups of ranks have replicas; gradients are chosen so that every order has the same sums */
+    bool rounded;     /* with it: they are not */
+    bool skips;       /* a step of which one gradient is not a number */
     cddp_optim_kind rule;
     double max_norm; /* 0: gradients are not clipped */
 } kinds[] = {
@@ -52,6 +55,26 @@ static const struct kind {
     {.name = "float64", .dtype = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types", .second = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types, kept", .second = CDDP_BFLOAT16, .keep = 0x7f, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "a step left out", .skips = true, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "replicas, clipped", .hybrid = true, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
+    {.name = "replicas, a step left out",
+     .hybrid = true,
+     .skips = true,
+     .live = 1,
+     .gradients = 1,
+     .rule = CDDP_OPTIM_SGD},
+    {.name = "replicas, two types, stage 2",
+     .hybrid = true,
+     .second = CDDP_BFLOAT16,
+     .stage = 2,
+     .rule = CDDP_OPTIM_ADAM},
+    {.name = "replicas, an optimizer of the program",
+     .hybrid = true,
+     .own = true,
+     .fill = true,
+     .rule = CDDP_OPTIM_SGD},
+    {.name = "replicas, frozen", .hybrid = true, .frozen = 0x1895, .turns = true, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "replicas, any sums", .hybrid = true, .rounded = true, .rule = CDDP_OPTIM_SGD, .max_norm = 2.5},
     {.name = "a parameter with two uses", .twice = true, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
     {.name = "two uses, stage 2", .twice = true, .stage = 2, .gradients = 3, .rule = CDDP_OPTIM_SGD},
     /* Parameters of all units, and all of units 1 and 6. */
@@ -74,18 +97,19 @@ struct model {
     size_t first[UNITS + 1];
 };
 
-static cddp_comm *comm;
+static cddp_comm *comm, *group, *replicas;
+static cddp_comm *here;           /* whose memory and order of work it is: comm or group */
 static double room[3][COUNT_MAX]; /* on the host: the model's memory is where the backend has it */
 
 static void *to_host(int n, const void *from, size_t bytes)
 {
-    CHECK(cddp_copy(comm, room[n], from, bytes) == CDDP_OK);
+    CHECK(cddp_copy(here, room[n], from, bytes) == CDDP_OK);
     return room[n];
 }
 
 static void from_host(void *to, int n, size_t bytes)
 {
-    CHECK(cddp_copy(comm, to, room[n], bytes) == CDDP_OK);
+    CHECK(cddp_copy(here, to, room[n], bytes) == CDDP_OK);
 }
 
 static bool is_frozen(const struct model *m, size_t i)
@@ -155,12 +179,17 @@ static void backward(const struct model *m, size_t i, int step, const void *w, v
     uint64_t seed = (uint64_t)(cddp_rank(comm) + 1) * 7919 + (uint64_t)step * 104729 + i;
     const void *old = to_host(0, w, bytes_of(&m->params[i]));
     bool adds = i == 0 && m->kind->twice; /* to what the output layer has made */
+    bool exact = m->kind->hybrid && !m->kind->rounded;
+    int odd = cddp_world_size(comm) % 2 == 0 ? 1 : cddp_world_size(comm); /* by which the sum is divided, exactly */
 
     (void)to_host(2, g, adds ? bytes_of(&m->params[i]) : 0);
     for (size_t k = 0; k < m->params[i].count; k++)
         put(room[1], m->params[i].dtype, k,
-            (adds ? get(room[2], m->params[i].dtype, k) : 0) + noise(seed * 1000003 + k) +
-                get(old, m->params[i].dtype, k) * 0.25);
+            exact ? floor(noise(seed * 1000003 + k) * 8) / 4 * odd
+                  : (adds ? get(room[2], m->params[i].dtype, k) : 0) + noise(seed * 1000003 + k) +
+                        get(old, m->params[i].dtype, k) * 0.25);
+    if (m->kind->skips && step == 2 && i == 4 && cddp_rank(comm) == cddp_world_size(comm) - 1)
+        put(room[1], m->params[i].dtype, 0, (double)NAN);
     from_host(g, 1, bytes_of(&m->params[i]));
 }
 
@@ -214,9 +243,19 @@ static double norms[STEPS]; /* of whole gradients */
 
 static void step_optim(const struct kind *k, cddp_optim *optim)
 {
-    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = k->max_norm};
+    const cddp_optim_step_args args = {
+        .size = sizeof args, .max_norm = k->max_norm, .flags = k->skips ? CDDP_OPTIM_SKIP_NONFINITE : 0};
+    cddp_status st = cddp_optim_step(optim, k->max_norm > 0 || k->skips ? &args : NULL);
 
-    CHECK(cddp_optim_step(optim, k->max_norm > 0 ? &args : NULL) == CDDP_OK);
+    CHECK(st == CDDP_OK || (k->skips && st == CDDP_E_NONFINITE));
+}
+
+static uint64_t skipped(cddp_optim *optim)
+{
+    uint64_t n = 0;
+
+    CHECK(optim == NULL || cddp_optim_skipped(optim, &n) == CDDP_OK);
+    return n;
 }
 
 /* The program's own optimizer: on elements [begin, begin + count) of a parameter. */
@@ -288,6 +327,7 @@ static void train_whole(struct model *m)
         if (!m->kind->own)
             step_optim(m->kind, optim);
     }
+    CHECK(skipped(optim) == m->kind->skips);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
 }
@@ -334,7 +374,8 @@ static cddp_fsdp *make_sharded(struct model *m)
         opt.fill = fill;
         opt.arg = &filling;
     }
-    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, &opt) == CDDP_OK);
+    opt.replicas = m->kind->hybrid ? replicas : NULL;
+    CHECK(cddp_fsdp_create(&f, here, units, UNITS, &opt) == CDDP_OK);
     return f;
 }
 
@@ -370,6 +411,23 @@ static void step_sharded(const struct model *m, cddp_fsdp *f, int step)
     }
 }
 
+static uint64_t hash;
+
+static void hash_bytes(const void *from, size_t n)
+{
+    for (size_t k = 0; k < n; k++)
+        hash = (hash ^ ((const uint8_t *)from)[k]) * 0x100000001b3u;
+}
+
+/* All ranks have gathered the same bits, whatever their group. */
+static void check_hash(void)
+{
+    uint64_t least = 0, most = 0;
+
+    CHECK(cddp_all_reduce(comm, &hash, &least, 1, CDDP_UINT64, CDDP_MIN) == CDDP_OK);
+    CHECK(cddp_all_reduce(comm, &hash, &most, 1, CDDP_UINT64, CDDP_MAX) == CDDP_OK && least == most);
+}
+
 /* Compares with the whole model's parameters. */
 static void compare(const struct model *m, cddp_fsdp *f, const struct model *whole)
 {
@@ -380,20 +438,29 @@ static void compare(const struct model *m, cddp_fsdp *f, const struct model *who
             size_t size = cddp_dtype_size(m->params[i].dtype);
             const char *w = to_host(0, whole->params[i].data, bytes_of(&m->params[i]));
 
-            const void *here = to_host(1, cddp_fsdp_param(f, u, i - m->first[u]), bytes_of(&m->params[i]));
+            const void *found = to_host(1, cddp_fsdp_param(f, u, i - m->first[u]), bytes_of(&m->params[i]));
 
-            if (memcmp(here, w, bytes_of(&m->params[i])) != 0) {
+            bool same = memcmp(found, w, bytes_of(&m->params[i])) == 0;
+
+            hash_bytes(found, bytes_of(&m->params[i]));
+            for (size_t k = 0; m->kind->rounded && k < m->params[i].count; k++) {
+                double x = get(found, m->params[i].dtype, k), y = get(w, m->params[i].dtype, k);
+
+                same = (k == 0 || same) && fabs(x - y) <= 1e-5 * (1 + fabs(y));
+            }
+            if (!same) {
                 fprintf(stderr, "%s: parameter %s differs on rank %d\n", m->kind->name, m->names[i], cddp_rank(comm));
                 exit(1);
             }
             CHECK(cddp_fsdp_shard(f, u, i - m->first[u], &own) == CDDP_OK);
             CHECK(own.begin + own.count <= m->params[i].count);
-            memcpy(room[0], here, bytes_of(&m->params[i]));
+            memcpy(room[0], found, bytes_of(&m->params[i]));
             if (own.count > 0)
                 CHECK(memcmp(to_host(1, own.param, own.count * size), w + own.begin * size, own.count * size) == 0);
         }
         CHECK(cddp_fsdp_release(f, u) == CDDP_OK);
     }
+    check_hash();
 }
 
 static void run(const struct kind *k)
@@ -404,9 +471,11 @@ static void run(const struct kind *k)
     cddp_fsdp *f;
     double norm;
 
+    here = comm;
     make_model(&whole, k);
     make_model(&m, k);
     train_whole(&whole);
+    here = k->hybrid ? group : comm;
     f = make_sharded(&m);
     CHECK(k->own || cddp_optim_create_sharded(&optim, f, &rule) == CDDP_OK);
     CHECK(cddp_fsdp_bytes(f) > 0 && cddp_fsdp_bytes(NULL) == 0);
@@ -420,6 +489,7 @@ static void run(const struct kind *k)
         }
     }
     compare(&m, f, &whole);
+    CHECK(skipped(optim) == k->skips);
     cddp_optim_destroy(optim);
     cddp_fsdp_destroy(f);
     for (size_t i = 0; i < m.n; i++) {
@@ -448,10 +518,71 @@ static void refuse_different(void)
     CHECK(cddp_fsdp_create(&f, comm, &unit, 1, NULL) == CDDP_E_INVALID && f == NULL);
 }
 
+/* Two groups with the same number of ranks, or as many groups as ranks. */
+static void make_groups(void)
+{
+    int n = cddp_world_size(comm), size = n % 2 == 0 ? n / 2 : 1, rank = cddp_rank(comm);
+
+    CHECK(cddp_comm_split(&group, comm, rank / size, rank, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&replicas, comm, rank % size, rank, NULL) == CDDP_OK);
+}
+
+static cddp_status fail_in_other_groups(void *arg, size_t u, void *const *data)
+{
+    (void)arg;
+    (void)u;
+    (void)data;
+    return cddp_rank(replicas) > 0 ? CDDP_E_IO : CDDP_OK;
+}
+
+/* Ranks that are not a grid, and replicas with another model or optimizer, are refused everywhere; nothing is broken.
+ */
+static void refuse_different_replicas(void)
+{
+    bool differs = cddp_rank(replicas) > 0;
+    cddp_param param = {.size = sizeof param, .name = "p", .count = 4, .dtype = CDDP_FLOAT32};
+    const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
+    cddp_fsdp_options opt = {.size = sizeof opt, .replicas = group};
+    cddp_optim_options rule;
+    cddp_comm *twisted;
+    cddp_optim *optim = NULL;
+    cddp_fsdp *f = NULL;
+
+    if (cddp_world_size(comm) == 1)
+        return;
+    if (cddp_world_size(group) > 1) {
+        CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_E_MISMATCH && f == NULL);
+        CHECK(strstr(cddp_last_error(), "it has another rank in its group") != NULL);
+        CHECK(cddp_comm_split(&twisted, comm, cddp_rank(group), cddp_rank(comm) * (cddp_rank(group) % 2 == 0 ? 1 : -1),
+                              NULL) == CDDP_OK);
+        opt.replicas = twisted;
+        CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_E_MISMATCH && f == NULL);
+        CHECK(strstr(cddp_last_error(), "leads to other groups") != NULL);
+        CHECK(cddp_finalize(twisted) == CDDP_OK);
+    }
+    opt.replicas = replicas;
+    param.count = differs ? 5 : 4;
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_E_MISMATCH && f == NULL);
+    CHECK(strstr(cddp_last_error(), "it has other units, parameters") != NULL);
+    param.count = 4;
+    opt.fill = fail_in_other_groups;
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_E_IO && f == NULL);
+    CHECK(strstr(cddp_last_error(), differs ? "fill failed" : "failed in another group") != NULL);
+    opt.fill = NULL;
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_OK);
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    rule.lr = differs ? 0.5 : 0.25;
+    CHECK(cddp_optim_create_sharded(&optim, f, &rule) == CDDP_E_MISMATCH && optim == NULL);
+    CHECK(strstr(cddp_last_error(), "replicas: cddp_optim_options.lr is 0.25 on rank 0 but 0.5 on rank") != NULL);
+    cddp_fsdp_destroy(f);
+}
+
 int main(void)
 {
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    make_groups();
     refuse_different();
+    refuse_different_replicas();
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
         run(&kinds[k]);
     CHECK(cddp_finalize(comm) == CDDP_OK);

@@ -207,41 +207,87 @@ static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, str
                        u, r, in->units[u].name, in->units[u].n_params);
 }
 
+#define N_OPTIONS 6
+#define OPTION_UNITS 2
+
+/* What the ranks compare beside the parameters. */
+static void list_options(const struct input *in, uint64_t option[N_OPTIONS])
+{
+    option[0] = in->n_units;
+    option[1] = (uint64_t)in->opt.stage;
+    option[OPTION_UNITS] = 0;
+    for (size_t u = 0, first = 0; u < in->n_units; first += in->units[u++].n_params) {
+        const uint64_t pair[] = {option[OPTION_UNITS], hash_unit(in, u, first)};
+
+        option[OPTION_UNITS] = cdi_crc64(0, pair, sizeof pair);
+    }
+    option[3] = in->opt.max_live_units;
+    option[4] = in->opt.max_live_gradients;
+    option[5] = in->opt.replicas != NULL ? (uint64_t)cdi_comm_world(in->opt.replicas)->size : 0;
+}
+
+/* Everything that replicas must have alike; within a group the reducer compares parameters, too. */
+static uint64_t hash_model(const struct input *in)
+{
+    uint64_t option[N_OPTIONS], hash;
+
+    list_options(in, option);
+    hash = cdi_crc64(0, option, sizeof option);
+    for (size_t i = 0; i < in->n_params; i++) {
+        const uint64_t of[] = {in->params[i].count, (uint64_t)in->params[i].dtype};
+        const char *name = in->params[i].name != NULL ? in->params[i].name : "";
+
+        hash = cdi_crc64(hash, name, strlen(name) + 1);
+        hash = cdi_crc64(hash, of, sizeof of);
+    }
+    return hash;
+}
+
+/* Checks what this rank can check alone. With an error the communicator is not used. */
+static cddp_status check_replicas(const cddp_comm *comm, struct input *in, struct cdi_error *err)
+{
+    cddp_comm *replicas = in->opt.replicas;
+    cddp_status st = cdi_comm_own("cddp_fsdp_options.replicas", replicas, err);
+
+    if (st == CDDP_OK && replicas != NULL && cdi_comm_ops(replicas) != cdi_comm_ops(comm))
+        st = cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_options.replicas has backend %s, but comm has %s",
+                      cdi_comm_ops(replicas)->name, cdi_comm_ops(comm)->name);
+    if (st != CDDP_OK)
+        in->opt.replicas = NULL;
+    return st;
+}
+
 /* Compares the ranks. A rank that has failed takes part, so that the others do not wait for it. */
 static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status alone, struct cdi_error *err)
 {
-    static const char *const names[] = {"n_units", "cddp_fsdp_options.stage", NULL, "cddp_fsdp_options.max_live_units",
-                                        "cddp_fsdp_options.max_live_gradients"};
+    static const char *const names[N_OPTIONS] = {"n_units",
+                                                 "cddp_fsdp_options.stage",
+                                                 NULL,
+                                                 "cddp_fsdp_options.max_live_units",
+                                                 "cddp_fsdp_options.max_live_gradients",
+                                                 "the number of replicas"};
     const struct cdi_world *w = cdi_comm_world(comm);
-    uint64_t mine[sizeof names / sizeof names[0]] = {0};
+    uint64_t mine[N_OPTIONS] = {0};
     const uint64_t *all;
     void *cards;
     cddp_status st;
 
     if (alone == CDDP_OK) {
-        mine[0] = in->n_units;
-        mine[1] = (uint64_t)in->opt.stage;
-        for (size_t u = 0, first = 0; u < in->n_units; first += in->units[u++].n_params) {
-            const uint64_t pair[] = {mine[2], hash_unit(in, u, first)};
-
-            mine[2] = cdi_crc64(0, pair, sizeof pair);
-        }
-        mine[3] = in->opt.max_live_units;
-        mine[4] = in->opt.max_live_gradients;
+        list_options(in, mine);
     }
     st =
         cdi_comm_agree(comm, "create its sharded model", mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err, err);
     all = cards;
     for (int r = 1; r < w->size && st == CDDP_OK; r++)
-        for (size_t k = 0; k < sizeof names / sizeof names[0] && st == CDDP_OK; k++) {
-            uint64_t other = all[(size_t)r * (sizeof names / sizeof names[0]) + k];
+        for (size_t k = 0; k < N_OPTIONS && st == CDDP_OK; k++) {
+            uint64_t other = all[(size_t)r * N_OPTIONS + k];
 
             if (all[k] == other)
                 continue;
-            st = names[k] == NULL ? name_unit(comm, in, r, err)
-                                  : cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                                                "%s is %llu on rank 0 but %llu on rank %d", names[k],
-                                                (unsigned long long)all[k], (unsigned long long)other, r);
+            st = k == OPTION_UNITS ? name_unit(comm, in, r, err)
+                                   : cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                                                 "%s is %llu on rank 0 but %llu on rank %d", names[k],
+                                                 (unsigned long long)all[k], (unsigned long long)other, r);
         }
     free(cards);
     return alone != CDDP_OK ? alone : st;
@@ -426,6 +472,7 @@ static void free_fsdp(cddp_fsdp *f)
 {
     if (f == NULL)
         return;
+    cdi_across_release(&f->across);
     if (f->region != NULL)
         f->ddp->ops->region_destroy(f->ddp->b, f->region);
     for (size_t u = 0; f->unit != NULL && u < f->n_units; u++)
@@ -496,14 +543,22 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
                                const cddp_fsdp_options *opt, struct cdi_error *err)
 {
     cddp_fsdp *f = calloc(1, sizeof *f);
+    struct cdi_across none = {0};
+    struct cdi_error ignored;
     struct input in;
     cddp_status st = read_input(&in, units, n, opt, err);
 
     if (f == NULL && st == CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
+    if (check_replicas(comm, &in, st == CDDP_OK ? err : &ignored) != CDDP_OK && st == CDDP_OK)
+        st = err->status;
     st = agree(comm, &in, st, err);
+    if (in.opt.replicas != NULL)
+        st = cdi_across_meet(comm, in.opt.replicas, st == CDDP_OK ? hash_model(&in) : 0, st, err);
     if (st == CDDP_OK && f != NULL)
         st = make(f, comm, &in, err);
+    if (in.opt.replicas != NULL)
+        st = cdi_across_share(f != NULL ? &f->across : &none, in.opt.replicas, f != NULL ? f->ddp : NULL, st, err);
     release_input(&in);
     if (st == CDDP_OK)
         *out = f;

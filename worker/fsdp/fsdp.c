@@ -143,10 +143,15 @@ static cddp_status fsdp_enter(cddp_fsdp *f, bool *captured, struct cdi_error *er
     *captured = false;
     if (d->sticky.status == CDDP_OK && d->ops->on_device && d->ops->health(d->b, err) != CDDP_OK)
         return cdi_ddp_set_error(d, err);
+    if (d->sticky.status == CDDP_OK)
+        (void)cdi_across_advance(&f->across);
     if (d->sticky.status != CDDP_OK) {
+        cdi_across_tell(&f->across);
         *err = d->sticky;
         return err->status;
     }
+    if (f->across.comm != NULL) /* its all-reduces are not part of a graph */
+        return cdi_captured_refuse(d, "a model with cddp_fsdp_options.replicas", err);
     st = cdi_captured_enter(d, d->stream, true, captured, err);
     if (f->captured_steps != d->captured_steps)
         forget_captured(f);
@@ -526,7 +531,11 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
 
         st = start(f, &op, u, k, &slot->ticket);
         d->flight[b].ticket = d->captured.id == 0 ? slot->ticket : 0;
+        if (st == CDDP_OK)
+            cdi_across_note(&f->across, b);
     }
+    if (st == CDDP_OK && d->ops->on_device)
+        st = cdi_across_advance(&f->across);
     slot->unit = CDI_POOL_NONE;
     f->unit[u].grad_slot = CDI_POOL_NONE;
     if (st != CDDP_OK)

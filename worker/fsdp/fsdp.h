@@ -2,11 +2,12 @@
 /*
  * Internals of a sharded model. A unit is one or more buckets of a reducer, one for each type of parameter (reducer,
  * "divided"), whose lock covers everything here. That reducer has the shares, compares the ranks, and serves norms and
- * optimizers. create.c makes a model; fsdp.c gathers units, and divides their gradients.
+ * optimizers. create.c makes a model; fsdp.c gathers units, and divides their gradients; across.c has the replicas.
  */
 #ifndef CDI_FSDP_H
 #define CDI_FSDP_H
 
+#include "worker/fsdp/across.h"
 #include "worker/fsdp/pool.h"
 #include "worker/reducer/state/state.h"
 
@@ -50,6 +51,7 @@ struct cddp_fsdp {
     size_t shares_at;              /* this rank's shares of gradients, also there: windows of NCCL need both in one */
     uint64_t step, captured_steps; /* of the reducer, when the pool was up to date */
     bool in_graphs; /* a step was captured: launches, of which the host learns nothing, change parameters and slots */
+    struct cdi_across across;
 };
 
 /* Returns where bucket part k of a unit, or one of its parameters, is in a slot that begins at `slot`. */

@@ -85,6 +85,19 @@ static cddp_status optim_compare(const struct cdi_world *w, const struct card *a
     return CDDP_OK;
 }
 
+/* Compares the ranks. st and *err: this rank's result so far. */
+static cddp_status optim_agree(cddp_comm *comm, const char *what, const struct card *mine, cddp_status st,
+                               struct cdi_error *err)
+{
+    void *all;
+
+    st = cdi_comm_agree(comm, what, mine, sizeof *mine, &all, st == CDDP_OK ? NULL : err, err);
+    if (st == CDDP_OK)
+        st = optim_compare(cdi_comm_world(comm), all, err);
+    free(all);
+    return st;
+}
+
 static void optim_release(cddp_optim *o)
 {
     if (o == NULL)
@@ -137,7 +150,6 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
     cddp_optim_options opt;
     cddp_optim *o = NULL;
     struct card mine = {.kind = 0};
-    void *all;
     cddp_status st;
 
     (void)pthread_mutex_lock(&d->lock);
@@ -151,10 +163,9 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
         st = optim_make(&o, d, &rule, &opt, err);
     if (st == CDDP_OK)
         mine = card_of(&rule, opt.flags, o->own, d->n_params);
-    st = cdi_comm_agree(d->comm, "create its optimizer", &mine, sizeof mine, &all, st == CDDP_OK ? NULL : err, err);
-    if (st == CDDP_OK)
-        st = optim_compare(cdi_comm_world(d->comm), all, err);
-    free(all);
+    st = optim_agree(d->comm, "create its optimizer", &mine, st, err);
+    if (d->across.comm != NULL) /* the replicas, each of which has its group's status */
+        st = optim_agree(d->across.comm, "create its replica's optimizer", &mine, st, err);
     if (st != CDDP_OK) {
         optim_release(o);
         return st;

@@ -83,6 +83,15 @@ typedef struct cddp_fsdp_options {
     cddp_status (*fill)(void *arg, size_t u, void *const *data);
     void *arg;
     void *stream; /* GPU: the compute stream, as in cddp_ddp_options */
+    /*
+     * Hybrid sharding (HSDP): the ranks that have the same shares in other groups. Then `comm` is a group, such as the
+     * ranks of a node, among whom the model is divided, and this communicator has one rank of each group, in the same
+     * order of groups for every rank of comm (cddp_comm_split, by node and by local rank). Gradients become the mean
+     * over all ranks: the sum of each group in its rank order, divided by its size, then the sum of these in the order
+     * of `replicas`, divided by their number, each rounded to the gradients' type. Rank 0 of the first group has the
+     * first values. NULL: there are no replicas. It is finalized after cddp_fsdp_destroy.
+     */
+    cddp_comm *replicas;
 } cddp_fsdp_options;
 
 /* This rank's elements of a parameter: [begin, begin + count) of it. */

@@ -85,6 +85,13 @@ struct cdi_ddp_shares {
                            size_t *unit); /* names the unit of parameter i; NULL at first */
 };
 
+/* With replicas of divided parameters (fsdp/across.c). All NULL: there are none. */
+struct cdi_ddp_across {
+    cddp_comm *comm;                  /* of the ranks that have the same shares */
+    cddp_status (*settle)(void *arg); /* at the end of a step: completes its means. Returns the sticky error */
+    void *arg;
+};
+
 /* weight.c: the weights of the mean. */
 struct cdi_ddp_weight {
     double *all; /* by rank; NULL: the mean has no weights */
@@ -187,6 +194,7 @@ struct cddp_ddp {
     size_t n_params;
     struct cdi_ddp_tied tied;
     struct cdi_ddp_shares shares;
+    struct cdi_ddp_across across;
     struct cdi_region *region;         /* of gradients; NULL: they are divided */
     struct cdi_region *comm_region;    /* for compressed buckets; NULL: none */
     const struct cdi_backend_ops *ops; /* the communicator's */

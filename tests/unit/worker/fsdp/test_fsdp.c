@@ -242,6 +242,22 @@ Test(fsdp, frozen_parameters_have_no_gradients_and_no_memory_for_them)
     (void)cddp_finalize(comm);
 }
 
+Test(fsdp, replicas_that_are_gone_are_an_error)
+{
+    cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_fsdp *f;
+
+    begin();
+    cr_assert_eq(cddp_comm_split(&opt.replicas, comm, 0, 0, NULL), CDDP_OK);
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, &opt), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_not_null(cddp_fsdp_grad(f, 3, 0));
+    cr_assert_eq(cddp_fsdp_grads_ready(f, 3), CDDP_OK);
+    cr_assert_eq(cddp_finalize(opt.replicas), CDDP_OK);
+    says(cddp_fsdp_gather(f, 0), CDDP_E_STATE, "cddp_fsdp_options.replicas");
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+}
+
 Test(fsdp, reducer_without_memory_can_be_destroyed_after_its_communicator)
 {
     cddp_fsdp *f = make(NULL);

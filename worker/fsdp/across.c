@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/fsdp/across.h"
+
+#include "common/crc64.h"
+#include "worker/comm/agree.h"
+#include "worker/reducer/state/arena.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* -------------------------------------------------------------------------------------------------- creation ---- */
+
+/* What the replicas of a share compare. */
+struct card {
+    uint64_t shard_rank, shard_size, leader /* rank 0 of the group, in the job */, model;
+};
+
+/* What the ranks of a group compare. */
+struct line {
+    uint64_t replica, leaders; /* the rank in `replicas`, and a hash of the groups there */
+};
+
+static cddp_status compare_cards(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
+{
+    for (int r = 0; r < w->size; r++) {
+        const char *what = all[r].shard_size != all[0].shard_size ? "its group has another size"
+                           : all[r].shard_rank != all[0].shard_rank
+                               ? "it has another rank in its group, so another share"
+                           : all[r].model != all[0].model ? "it has other units, parameters or cddp_fsdp_options"
+                                                          : NULL;
+
+        if (what != NULL)
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "rank %d of cddp_fsdp_options.replicas differs from rank 0 of it: %s", r, what);
+    }
+    return CDDP_OK;
+}
+
+/* The groups are the same for all ranks of this group, and in the same order. */
+static cddp_status compare_lines(const struct cdi_world *w, const struct line *all, struct cdi_error *err)
+{
+    for (int r = 0; r < w->size; r++)
+        if (all[r].replica != all[0].replica || all[r].leaders != all[0].leaders)
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "cddp_fsdp_options.replicas of rank %d leads to other groups than that of rank 0, or in "
+                               "another order",
+                               r);
+    return CDDP_OK;
+}
+
+cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model, cddp_status alone,
+                            struct cdi_error *err)
+{
+    const struct cdi_world *group = cdi_comm_world(comm), *w = cdi_comm_world(replicas);
+    const struct card mine = {.shard_rank = (uint64_t)group->rank,
+                              .shard_size = (uint64_t)group->size,
+                              .leader = (uint64_t)cdi_rank_of_job(group, 0),
+                              .model = model};
+    struct line line = {.replica = (uint64_t)w->rank};
+    const struct card *card;
+    void *cards, *lines;
+    cddp_status st = cdi_comm_agree(replicas, "create its replica of the model", &mine, sizeof mine, &cards,
+                                    alone == CDDP_OK ? NULL : err, err);
+
+    card = cards;
+    if (st == CDDP_OK)
+        st = compare_cards(w, card, err);
+    for (int r = 0; r < w->size && card != NULL; r++)
+        line.leaders = cdi_crc64(line.leaders, &card[r].leader, sizeof card[r].leader);
+    st = cdi_comm_agree(comm, "create its replica of the model", &line, sizeof line, &lines, st == CDDP_OK ? NULL : err,
+                        err);
+    if (st == CDDP_OK)
+        st = compare_lines(group, lines, err);
+    free(cards);
+    free(lines);
+    return alone != CDDP_OK ? alone : st;
+}
+
+/* On a device: makes what follows in one communicator begin after what is now in the other one. */
+static cddp_status follow(struct cdi_across *a, bool group_follows, struct cdi_error *err)
+{
+    cddp_ddp *d = a->ddp;
+    struct cdi_backend *other = cdi_comm_backend(a->comm);
+    void *stream;
+    cddp_status st;
+
+    if (!d->ops->on_device)
+        return CDDP_OK;
+    st = d->ops->stream_acquire(d->b, &stream, err);
+    if (st != CDDP_OK)
+        return st;
+    st = group_follows ? d->ops->stream_wait(other, 0, stream, err) : d->ops->wait_stream(other, stream, false, err);
+    d->ops->stream_release(d->b);
+    return st;
+}
+
+cddp_status cdi_across_share(struct cdi_across *a, cddp_comm *replicas, cddp_ddp *d, cddp_status alone,
+                             struct cdi_error *err)
+{
+    void *none;
+    cddp_status st;
+
+    if (alone == CDDP_OK && (a->bucket = calloc(d->plan.n + 1, sizeof *a->bucket)) == NULL)
+        alone = cdi_fail(err, CDDP_E_NOMEM, "no memory for the replicas of %zu buckets", d->plan.n);
+    st =
+        cdi_comm_agree(replicas, "create its replica of the model", NULL, 0, &none, alone == CDDP_OK ? NULL : err, err);
+    free(none);
+    if (alone != CDDP_OK || st != CDDP_OK)
+        return alone != CDDP_OK ? alone : st;
+    a->comm = replicas;
+    a->ddp = d;
+    cdi_comm_hold(replicas);
+    d->across = (struct cdi_ddp_across){.comm = replicas, .settle = cdi_across_settle, .arg = a};
+    st = follow(a, false, err);
+    if (st == CDDP_OK)
+        st = cdi_comm_broadcast(replicas, d->shares.params, cdi_arena_share_bytes(d), CDDP_UINT8, 0, err);
+    return st == CDDP_OK ? follow(a, true, err) : st;
+}
+
+void cdi_across_release(struct cdi_across *a)
+{
+    struct cdi_error err;
+
+    if (a->comm != NULL) {
+        cdi_across_tell(a);
+        if (!cdi_comm_is_over(a->comm) && a->ticket != 0)
+            (void)a->ddp->ops->join(cdi_comm_backend(a->comm), a->ticket, &err);
+        cdi_comm_let_go(a->comm);
+    }
+    free(a->bucket);
+}
+
+/* --------------------------------------------------------------------------------------------------- a step ---- */
+
+void cdi_across_note(struct cdi_across *a, size_t bucket)
+{
+    if (a->comm != NULL)
+        a->bucket[a->n++] = bucket;
+}
+
+/* The group hears of it, too: it would wait for this rank. */
+static cddp_status across_fail(struct cdi_across *a, const struct cdi_error *err)
+{
+    struct cdi_error why = *err;
+
+    (void)cdi_error_wrap(&why, "replicas of its shares");
+    return cdi_ddp_fail_misuse(a->ddp, &why);
+}
+
+static cddp_status check_over(const struct cdi_across *a, struct cdi_error *err)
+{
+    return cdi_comm_own("cddp_fsdp_options.replicas", a->comm, err);
+}
+
+/* Begins the next mean over the groups. */
+static cddp_status begin_one(struct cdi_across *a, struct cdi_error *err)
+{
+    cddp_ddp *d = a->ddp;
+    size_t b = a->bucket[a->begun++];
+    char *share = d->shares.grads + cdi_arena_share_at(d, b);
+    const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                                .in = share,
+                                .out = share,
+                                .count = d->plan.b[b].room / d->plan.parts / cddp_dtype_size(d->plan.b[b].dtype),
+                                .dtype = d->plan.b[b].dtype,
+                                .op = CDDP_AVG,
+                                .known = true,
+                                .bucket = (int)b,
+                                .asked = CDI_ASKED_FSDP_READY,
+                                .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
+                                .ddp = d};
+
+    return d->ops->enqueue(cdi_comm_backend(a->comm), &op, &a->ticket, err);
+}
+
+cddp_status cdi_across_advance(struct cdi_across *a)
+{
+    cddp_ddp *d = a->ddp;
+    struct cdi_error err;
+    cddp_status st = CDDP_OK;
+
+    if (a->begun == a->n)
+        return CDDP_OK;
+    st = check_over(a, &err);
+    if (st == CDDP_OK)
+        st = follow(a, false, &err);
+    while (st == CDDP_OK && a->begun < a->n) {
+        if (!d->ops->on_device &&
+            (d->ops->test == NULL || d->ops->test(d->b, d->flight[a->bucket[a->begun]].ticket, NULL) != CDDP_OK))
+            break; /* an error comes up where the group waits */
+        st = begin_one(a, &err);
+    }
+    return st == CDDP_OK ? st : across_fail(a, &err);
+}
+
+/* On the host. Waits for the rest of the step. */
+static cddp_status wait_for_all(struct cdi_across *a)
+{
+    cddp_ddp *d = a->ddp;
+    struct cdi_error err;
+    cddp_status st = CDDP_OK;
+
+    while (a->begun < a->n && st == CDDP_OK) {
+        st = cdi_ddp_join_ticket(d, d->flight[a->bucket[a->begun]].ticket);
+        if (st == CDDP_OK && begin_one(a, &err) != CDDP_OK)
+            return across_fail(a, &err);
+    }
+    if (st != CDDP_OK)
+        return st;
+    (void)pthread_mutex_unlock(&d->lock);
+    st = d->ops->join(cdi_comm_backend(a->comm), a->ticket, &err);
+    (void)pthread_mutex_lock(&d->lock);
+    return st == CDDP_OK ? st : across_fail(a, &err);
+}
+
+static cddp_status settle(struct cdi_across *a)
+{
+    struct cdi_error err;
+
+    if (a->ddp->sticky.status != CDDP_OK || a->n == 0)
+        return a->ddp->sticky.status;
+    if (check_over(a, &err) != CDDP_OK)
+        return across_fail(a, &err);
+    if (!a->ddp->ops->on_device)
+        return wait_for_all(a);
+    return follow(a, true, &err) == CDDP_OK ? CDDP_OK : across_fail(a, &err);
+}
+
+cddp_status cdi_across_settle(void *across)
+{
+    struct cdi_across *a = across;
+    cddp_status st = settle(a);
+
+    if (st != CDDP_OK)
+        cdi_across_tell(a);
+    a->n = a->begun = 0;
+    return st;
+}
+
+void cdi_across_tell(struct cdi_across *a)
+{
+    char why[CDI_ERROR_TEXT];
+
+    if (a->comm == NULL || a->told || a->ddp->sticky.status == CDDP_OK || cdi_comm_is_over(a->comm))
+        return;
+    a->told = true;
+    (void)snprintf(why, sizeof why, "rank %d: %.800s", cdi_comm_world(a->comm)->rank, a->ddp->sticky.msg);
+    a->ddp->ops->abort(cdi_comm_backend(a->comm), CDDP_E_ABORTED, why);
+}
