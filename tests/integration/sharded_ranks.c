@@ -577,12 +577,51 @@ static void refuse_different_replicas(void)
     cddp_fsdp_destroy(f);
 }
 
+/* CDDP_CHECK_REPLICAS finds a share that was changed on one rank, and all ranks leave out that step. */
+static void find_other_values(void)
+{
+    const cddp_param param = {.size = sizeof param, .name = "p", .count = 400, .dtype = CDDP_FLOAT32};
+    const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
+    const cddp_fsdp_options opt = {.size = sizeof opt, .replicas = replicas};
+    cddp_fsdp_shard_info own = {.size = sizeof own};
+    cddp_optim_options rule;
+    cddp_optim *optim;
+    cddp_fsdp *f;
+
+    CHECK(setenv("CDDP_CHECK_REPLICAS", "2", 1) == 0);
+    here = group;
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_OK);
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    CHECK(cddp_optim_create_sharded(&optim, f, &rule) == CDDP_OK);
+    CHECK(cddp_fsdp_shard(f, 0, 0, &own) == CDDP_OK);
+    for (int step = 0; step < 5; step++) {
+        bool differs = step >= 2 && cddp_world_size(replicas) > 1;
+
+        if (step == 1 && cddp_rank(comm) == cddp_world_size(comm) - 1) {
+            put(room[0], CDDP_FLOAT32, 0, 0.5);
+            from_host((char *)own.param + 4, 0, 4);
+        }
+        memset(room[0], 0, 1600);
+        from_host(cddp_fsdp_grad(f, 0, 0), 0, 1600);
+        CHECK(cddp_fsdp_grads_ready(f, 0) == CDDP_OK);
+        CHECK(cddp_optim_step(optim, NULL) == (differs && step % 2 == 0 ? CDDP_E_MISMATCH : CDDP_OK));
+        if (differs && step == 2 && cddp_rank(group) == cddp_world_size(group) - 1)
+            CHECK(strstr(cddp_last_error(), "after 2 steps: the parameter 'p' differs: rank") != NULL);
+        else if (differs && step == 2)
+            CHECK(strstr(cddp_last_error(), "after 2 steps: the shares of rank") != NULL);
+    }
+    cddp_optim_destroy(optim);
+    cddp_fsdp_destroy(f);
+    CHECK(unsetenv("CDDP_CHECK_REPLICAS") == 0);
+}
+
 int main(void)
 {
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     make_groups();
     refuse_different();
     refuse_different_replicas();
+    find_other_values();
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
         run(&kinds[k]);
     CHECK(cddp_finalize(comm) == CDDP_OK);

@@ -8,6 +8,7 @@
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/grads/own.h"
 #include "worker/reducer/hook.h"
+#include "worker/reducer/layout/shard.h"
 #include "worker/reducer/metrics.h"
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/norm.h"
@@ -71,8 +72,17 @@ static cddp_status make_shares(cddp_ddp *d, struct cdi_error *err)
     cddp_status status = cdi_backend_zeros(d->ops, d->b, cdi_arena_share_bytes(d), &at, err);
 
     d->shares.params = at;
-    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++)
+    d->slices = calloc(d->n_params, sizeof *d->slices);
+    if (status == CDDP_OK && d->slices == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", d->n_params);
+    for (size_t i = 0; i < d->n_params && status == CDDP_OK; i++) {
+        const struct cdi_shard own = cdi_shard_one(&d->plan, i, cdi_comm_world(d->comm)->rank);
+        size_t size = cddp_dtype_size(d->params[i].dtype);
+
         d->params[i].data = cdi_arena_in_shares(d, d->shares.params, i);
+        if (own.count > 0)
+            d->slices[i] = (struct cdi_slice){(char *)d->params[i].data + own.lo * size, own.count * size};
+    }
     return status;
 }
 
@@ -127,7 +137,7 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
         status = cdi_nan_init(d, err);
     if (status == CDDP_OK && d->nan != NULL && unit != NULL)
         status = cdi_fail(err, CDDP_E_UNSUPPORTED, "CDDP_NAN_CHECK needs whole gradients, and these are divided");
-    if (status == CDDP_OK && unit == NULL)
+    if (status == CDDP_OK)
         status = cdi_replicas_init(d, err);
     if (status == CDDP_OK)
         status = cdi_unused_init(d, err);

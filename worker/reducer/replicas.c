@@ -57,6 +57,12 @@ uint64_t cdi_replicas_period(const cddp_ddp *d)
     return d->replicas != NULL ? d->replicas->period : 0;
 }
 
+/* Returns the communicator of the ranks that have the same parameters, or the same shares of them. */
+static cddp_comm *replicas_comm(const cddp_ddp *d)
+{
+    return cdi_ddp_is_divided(d) ? d->across.comm : d->comm;
+}
+
 /* ------------------------------------------------------------------------------------------------- comparing ----- */
 
 static bool differs(const struct cdi_replica *a, const struct cdi_replica *b)
@@ -177,7 +183,7 @@ static void describe(const cddp_ddp *d, size_t i, const struct cdi_replica *of, 
     if (r->checked)
         (void)snprintf(since, sizeof since, "; all were equal after %" PRIu64 " step%s", r->before,
                        r->before == 1 ? "" : "s");
-    (void)cdi_fail_by(bad, cdi_rank_of_job(cdi_comm_world(d->comm), odd), CDDP_E_MISMATCH,
+    (void)cdi_fail_by(bad, cdi_rank_of_job(cdi_comm_world(replicas_comm(d)), odd), CDDP_E_MISMATCH,
                       "after %" PRIu64 " step%s: the parameter '%.200s' differs: %s%s", d->step,
                       d->step == 1 ? "" : "s", d->params[i].name, who, since);
     if (d->name != NULL)
@@ -187,7 +193,8 @@ static void describe(const cddp_ddp *d, size_t i, const struct cdi_replica *of, 
 /* Finds the first parameter that differs: all ranks exchange the same hashes, and decide by the same ones. */
 static cddp_status find_param(cddp_ddp *d, struct cdi_error *bad, struct cdi_error *err)
 {
-    size_t size = (size_t)cdi_comm_world(d->comm)->size, most = GATHER_BYTES / (size * sizeof(struct cdi_replica));
+    size_t size = (size_t)cdi_comm_world(replicas_comm(d))->size,
+           most = GATHER_BYTES / (size * sizeof(struct cdi_replica));
     size_t chunk = most < 1 ? 1 : most < d->n_params ? most : d->n_params;
     struct cdi_replica *mine = calloc(chunk, sizeof *mine), *all = calloc(size * chunk, sizeof *all),
                        *of = calloc(size, sizeof *of);
@@ -200,7 +207,7 @@ static cddp_status find_param(cddp_ddp *d, struct cdi_error *bad, struct cdi_err
 
         for (size_t k = 0; k < n; k++)
             mine[k] = (struct cdi_replica){d->replicas->hash[at + k], !d->shadow};
-        st = cdi_comm_all_gather(d->comm, mine, all, 2 * n, CDDP_UINT64, err);
+        st = cdi_comm_all_gather(replicas_comm(d), mine, all, 2 * n, CDDP_UINT64, err);
         for (size_t k = 0; k < n && st == CDDP_OK && bad->status == CDDP_OK; k++) {
             for (size_t r = 0; r < size; r++)
                 of[r] = all[r * n + k];
@@ -216,17 +223,37 @@ static cddp_status find_param(cddp_ddp *d, struct cdi_error *bad, struct cdi_err
 
 static cddp_status compare(cddp_ddp *d, struct cdi_error *bad, struct cdi_error *err)
 {
-    int size = cdi_comm_world(d->comm)->size;
+    int size = cdi_comm_world(replicas_comm(d))->size;
     struct cdi_replica mine, *all = calloc((size_t)size, sizeof *all);
     cddp_status st = all != NULL ? CDDP_OK : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
 
     if (st == CDDP_OK)
         st = hash_all(d, &mine, err);
     if (st == CDDP_OK)
-        st = cdi_comm_all_gather(d->comm, &mine, all, 2, CDDP_UINT64, err);
+        st = cdi_comm_all_gather(replicas_comm(d), &mine, all, 2, CDDP_UINT64, err);
     if (st == CDDP_OK && !cdi_replicas_agree(all, size))
         st = find_param(d, bad, err);
     free(all);
+    return st;
+}
+
+/* Tells the ranks of a group about a share that differs: all of them leave out the step. */
+static cddp_status tell_group(cddp_ddp *d, struct cdi_error *bad, struct cdi_error *err)
+{
+    const struct cdi_world *w = cdi_comm_world(d->comm);
+    int32_t mine = bad->status, *all = calloc((size_t)w->size, sizeof *all);
+    cddp_status st = all != NULL ? cdi_comm_all_gather(d->comm, &mine, all, 1, CDDP_INT32, err)
+                                 : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", w->size);
+    int whose = 0;
+
+    while (st == CDDP_OK && whose < w->size && all[whose] == CDDP_OK)
+        whose++;
+    free(all);
+    if (st == CDDP_OK && whose < w->size && bad->status == CDDP_OK)
+        (void)cdi_fail_by(bad, cdi_rank_of_job(w, whose), CDDP_E_MISMATCH,
+                          "after %" PRIu64 " step%s: the shares of rank %d differ between replicas, which its message "
+                          "names",
+                          d->step, d->step == 1 ? "" : "s", whose);
     return st;
 }
 
@@ -236,11 +263,14 @@ cddp_status cdi_replicas_check(cddp_ddp *d, struct cdi_error *bad)
     struct cdi_error err;
     cddp_status st;
 
-    if (d->replicas == NULL || d->step % d->replicas->period != 0 || cdi_comm_world(d->comm)->size == 1)
+    if (d->replicas == NULL || d->step % d->replicas->period != 0 || replicas_comm(d) == NULL ||
+        cdi_comm_world(replicas_comm(d))->size == 1)
         return CDDP_OK;
     before = cdi_comm_ask(CDI_ASKED_CHECK_REPLICAS);
     (void)pthread_mutex_unlock(&d->lock);
     st = compare(d, bad, &err);
+    if (st == CDDP_OK && cdi_ddp_is_divided(d))
+        st = tell_group(d, bad, &err);
     (void)pthread_mutex_lock(&d->lock);
     (void)cdi_comm_ask(before);
     d->replicas->checked |= bad->status == CDDP_OK;

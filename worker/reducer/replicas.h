@@ -5,6 +5,9 @@
  * is made while the last buckets are under way. On a device a kernel makes it, with the same bits, and the host waits
  * for 8 bytes per parameter. Without the variable these functions do nothing.
  *
+ * With divided parameters the replicas of a share (fsdp/across.c) compare what they have of each parameter, and then
+ * all ranks of a group hear the result.
+ *
  * A rank that waits in cddp_ddp_join has old parameters: it takes part, but is not compared.
  */
 #ifndef CDI_REDUCER_REPLICAS_H
