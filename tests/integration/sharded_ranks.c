@@ -567,7 +567,7 @@ static void refuse_different_replicas(void)
     param.count = 4;
     opt.fill = fail_in_other_groups;
     CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_E_IO && f == NULL);
-    CHECK(strstr(cddp_last_error(), differs ? "fill failed" : "failed in another group") != NULL);
+    CHECK(strstr(cddp_last_error(), "fill failed") != NULL);
     opt.fill = NULL;
     CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_OK);
     cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);

@@ -414,7 +414,7 @@ static void all_refused(struct run *r, const char *word)
 
 static void check_refused(struct job *j, const struct kind *kind)
 {
-    const char *const middle = "the capture began in the middle of step 2", *const missing = "gradients are missing";
+    const char *const middle = "the capture began in the middle of step 2", *const missing = "not reported gradients";
     struct run r, same;
     uint64_t before;
 
