@@ -36,6 +36,7 @@ static const struct kind {
     bool hybrid;      /* groups of ranks have replicas; gradients are chosen so that every order has the same sums */
     bool rounded;     /* with it: they are not */
     bool skips;       /* a step of which one gradient is not a number */
+    bool wide;        /* gradients are float32, whatever their parameters are */
     cddp_optim_kind rule;
     double max_norm; /* 0: gradients are not clipped */
 } kinds[] = {
@@ -55,6 +56,31 @@ static const struct kind {
     {.name = "float64", .dtype = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types", .second = CDDP_FLOAT64, .rule = CDDP_OPTIM_ADAMW},
     {.name = "two types, kept", .second = CDDP_BFLOAT16, .keep = 0x7f, .rule = CDDP_OPTIM_ADAMW},
+    {.name = "gradients of float32", .dtype = CDDP_BFLOAT16, .wide = true, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
+    {.name = "gradients of float32, three types",
+     .dtype = CDDP_FLOAT16,
+     .second = CDDP_BFLOAT16,
+     .wide = true,
+     .live = 1,
+     .rule = CDDP_OPTIM_SGD},
+    {.name = "gradients of float32, two types, frozen",
+     .second = CDDP_BFLOAT16,
+     .wide = true,
+     .frozen = 0x0a6a,
+     .keep = 0x12,
+     .rule = CDDP_OPTIM_ADAMW},
+    {.name = "gradients of float32, an optimizer of the program",
+     .dtype = CDDP_BFLOAT16,
+     .wide = true,
+     .stage = 2,
+     .fill = true,
+     .own = true,
+     .rule = CDDP_OPTIM_SGD},
+    {.name = "gradients of float32, replicas",
+     .second = CDDP_BFLOAT16,
+     .wide = true,
+     .hybrid = true,
+     .rule = CDDP_OPTIM_ADAMW},
     {.name = "a step left out", .skips = true, .rule = CDDP_OPTIM_ADAMW},
     {.name = "replicas, clipped", .hybrid = true, .rule = CDDP_OPTIM_ADAMW, .max_norm = 2.5},
     {.name = "replicas, a step left out",
@@ -132,6 +158,16 @@ static size_t bytes_of(const cddp_param *p)
     return p->count * cddp_dtype_size(p->dtype);
 }
 
+static cddp_dtype grad_dtype(const cddp_param *p)
+{
+    return p->grad_dtype != 0 ? p->grad_dtype : p->dtype;
+}
+
+static size_t grad_bytes(const cddp_param *p)
+{
+    return p->count * cddp_dtype_size(grad_dtype(p));
+}
+
 static double noise(uint64_t x)
 {
     x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
@@ -148,6 +184,8 @@ static double get(const void *at, cddp_dtype dtype, size_t k)
         return ((const double *)at)[k];
     if (dtype == CDDP_FLOAT32)
         return (double)((const float *)at)[k];
+    if (dtype == CDDP_FLOAT16)
+        return (double)((const uint16_t *)at)[k] / 65536; /* some number that its bits decide */
     bits = (uint32_t)((const uint16_t *)at)[k] << 16;
     memcpy(&f, &bits, sizeof f);
     return (double)f;
@@ -163,6 +201,8 @@ static void put(void *at, cddp_dtype dtype, size_t k, double x)
         ((double *)at)[k] = x;
     else if (dtype == CDDP_FLOAT32)
         ((float *)at)[k] = f;
+    else if (dtype == CDDP_FLOAT16)
+        ((uint16_t *)at)[k] = (uint16_t)(0x3000 | (bits >> 18 & 0x7ff)); /* from 1/8 to 1/2 */
     else
         ((uint16_t *)at)[k] = (uint16_t)(bits >> 16);
 }
@@ -181,16 +221,17 @@ static void backward(const struct model *m, size_t i, int step, const void *w, v
     bool adds = i == 0 && m->kind->twice; /* to what the output layer has made */
     bool exact = m->kind->hybrid && !m->kind->rounded;
     int odd = cddp_world_size(comm) % 2 == 0 ? 1 : cddp_world_size(comm); /* by which the sum is divided, exactly */
+    cddp_dtype type = grad_dtype(&m->params[i]);
 
-    (void)to_host(2, g, adds ? bytes_of(&m->params[i]) : 0);
+    (void)to_host(2, g, adds ? grad_bytes(&m->params[i]) : 0);
     for (size_t k = 0; k < m->params[i].count; k++)
-        put(room[1], m->params[i].dtype, k,
+        put(room[1], type, k,
             exact ? floor(noise(seed * 1000003 + k) * 8) / 4 * odd
-                  : (adds ? get(room[2], m->params[i].dtype, k) : 0) + noise(seed * 1000003 + k) +
+                  : (adds ? get(room[2], type, k) : 0) + noise(seed * 1000003 + k) +
                         get(old, m->params[i].dtype, k) * 0.25);
     if (m->kind->skips && step == 2 && i == 4 && cddp_rank(comm) == cddp_world_size(comm) - 1)
-        put(room[1], m->params[i].dtype, 0, (double)NAN);
-    from_host(g, 1, bytes_of(&m->params[i]));
+        put(room[1], type, 0, (double)NAN);
+    from_host(g, 1, grad_bytes(&m->params[i]));
 }
 
 /* The output layer's part of the first parameter's gradient. */
@@ -220,7 +261,8 @@ static void make_model(struct model *m, const struct kind *k)
             *p = (cddp_param){.size = sizeof *p,
                               .name = m->names[m->n],
                               .count = counts[u][i],
-                              .dtype = i == 1 && k->second != 0 ? k->second : dtype};
+                              .dtype = i == 1 && k->second != 0 ? k->second : dtype,
+                              .grad_dtype = k->wide ? CDDP_FLOAT32 : 0};
             CHECK(cddp_alloc(comm, bytes_of(p), 0, &p->data) == CDDP_OK);
         }
     }
@@ -259,16 +301,17 @@ static uint64_t skipped(cddp_optim *optim)
 }
 
 /* The program's own optimizer: on elements [begin, begin + count) of a parameter. */
-static void update(cddp_dtype dtype, void *w, const void *g, size_t count)
+static void update(const cddp_param *p, void *w, const void *g, size_t count)
 {
-    size_t bytes = count * cddp_dtype_size(dtype);
+    size_t bytes = count * cddp_dtype_size(p->dtype);
 
     if (count == 0)
         return;
     (void)to_host(0, w, bytes);
-    (void)to_host(1, g, bytes);
+    (void)to_host(1, g, count * cddp_dtype_size(grad_dtype(p)));
     for (size_t k = 0; k < count; k++)
-        put(room[0], dtype, k, (double)(float)(get(room[0], dtype, k) - 0.03125 * get(room[1], dtype, k)));
+        put(room[0], p->dtype, k,
+            (double)(float)(get(room[0], p->dtype, k) - 0.03125 * get(room[1], grad_dtype(p), k)));
     from_host(w, 0, bytes);
 }
 
@@ -280,7 +323,7 @@ static void update_shards(const struct model *m, cddp_fsdp *f)
 
         CHECK(cddp_fsdp_shard(f, m->unit[i], m->in_unit[i], &own) == CDDP_OK);
         if (!is_frozen(m, i))
-            update(m->params[i].dtype, own.param, own.grad, own.count);
+            update(&m->params[i], own.param, own.grad, own.count);
         else
             CHECK(own.grad == NULL);
     }
@@ -291,7 +334,7 @@ static void update_whole(const struct model *m, cddp_ddp *ddp)
     CHECK(cddp_ddp_wait(ddp) == CDDP_OK);
     for (size_t i = 0; i < m->n; i++)
         if (!is_frozen(m, i))
-            update(m->params[i].dtype, m->params[i].data, cddp_ddp_grad(ddp, i), m->params[i].count);
+            update(&m->params[i], m->params[i].data, cddp_ddp_grad(ddp, i), m->params[i].count);
 }
 
 /* Trains the model with whole parameters; they stay in m->params. */

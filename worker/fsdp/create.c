@@ -60,11 +60,6 @@ static cddp_status check_param(const cddp_param *p, struct cdi_error *err)
     if (p->grad != NULL)
         return cdi_fail(err, CDDP_E_INVALID, "parameter '%.200s' has a `grad`: its gradient is at cddp_fsdp_grad",
                         name);
-    if (p->grad_dtype != CDDP_DTYPE_NONE && p->grad_dtype != p->dtype)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "parameter '%.200s' has gradients of another type (grad_dtype): a sharded model has them in "
-                        "the parameter's type",
-                        name);
     return CDDP_OK;
 }
 
@@ -234,7 +229,7 @@ static uint64_t hash_model(const struct input *in)
     list_options(in, option);
     hash = cdi_crc64(0, option, sizeof option);
     for (size_t i = 0; i < in->n_params; i++) {
-        const uint64_t of[] = {in->params[i].count, (uint64_t)in->params[i].dtype};
+        const uint64_t of[] = {in->params[i].count, (uint64_t)in->params[i].dtype, (uint64_t)in->params[i].grad_dtype};
         const char *name = in->params[i].name != NULL ? in->params[i].name : "";
 
         hash = cdi_crc64(hash, name, strlen(name) + 1);
@@ -309,6 +304,7 @@ static void place_parts(cddp_fsdp *f, const struct input *in)
 
     for (size_t u = 0; u < f->n_units; u++) {
         struct cdi_fsdp_unit *unit = &f->unit[u];
+        size_t grad_bytes = 0;
 
         *unit = (struct cdi_fsdp_unit){.name = unit->name,
                                        .first = first,
@@ -319,14 +315,15 @@ static void place_parts(cddp_fsdp *f, const struct input *in)
         for (size_t b = 0; b < plan->n; b++) {
             if (in->unit[cdi_bucket_grad(plan, b, 0)] != u)
                 continue;
-            f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes};
-            unit->bytes += plan->b[b].room;
+            f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes, .grad_at = grad_bytes};
+            unit->bytes += plan->b[b].held_room;
             unit->n_parts++;
             if (b >= plan->ahead)
                 continue;
             unit->n_made++;
-            f->grad_bytes = unit->bytes > f->grad_bytes ? unit->bytes : f->grad_bytes;
+            grad_bytes += plan->b[b].room;
         }
+        f->grad_bytes = grad_bytes > f->grad_bytes ? grad_bytes : f->grad_bytes;
         unit->bytes = round_up(unit->bytes);
     }
     f->grad_bytes = round_up(f->grad_bytes);
@@ -456,14 +453,14 @@ static cddp_status load_unit(cddp_fsdp *f, const struct input *in, size_t u, str
     free(none);
     for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
         const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
-        size_t part = b->room / d->plan.parts;
+        size_t part = b->held_room / d->plan.parts;
         char *at = cdi_fsdp_part_at(f, slot, k);
         const struct cdi_slice own = {at + part * rank, part};
 
         if (d->plan.parts > 1)
-            st = cdi_comm_broadcast(d->comm, at, b->room / cddp_dtype_size(b->dtype), b->dtype, 0, err);
+            st = cdi_comm_broadcast(d->comm, at, b->held_room / cddp_dtype_size(b->held), b->held, 0, err);
         if (st == CDDP_OK)
-            st = d->ops->pack(d->b, d->shares.params + cdi_arena_share_at(d, f->parts[k].bucket), &own, 1, err);
+            st = d->ops->pack(d->b, d->shares.params + cdi_arena_held_at(d, f->parts[k].bucket), &own, 1, err);
     }
     return st;
 }

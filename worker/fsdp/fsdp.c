@@ -24,15 +24,30 @@
 #define NAMED 4u /* units in a message */
 #define NAMES 320u
 
-void *cdi_fsdp_param_at(const struct cddp_fsdp *f, size_t slot_begin, size_t u, size_t i)
+/* Returns the part of unit u that has its parameter i. */
+static size_t part_of(const struct cddp_fsdp *f, size_t u, size_t i)
 {
-    const struct cdi_bucket_plan *plan = &f->ddp->plan;
-    const struct cdi_grad *g = &plan->grads[f->unit[u].first + i];
     size_t k = f->unit[u].part;
 
-    while (f->parts[k].bucket != g->bucket)
+    while (f->parts[k].bucket != f->ddp->plan.grads[f->unit[u].first + i].bucket)
         k++;
-    return cdi_fsdp_part_at(f, slot_begin, k) + (g->offset - plan->b[g->bucket].offset);
+    return k;
+}
+
+/* Returns the bytes of gradients in its bucket before that of parameter i. */
+static size_t bytes_before(const struct cddp_fsdp *f, size_t u, size_t i)
+{
+    const struct cdi_grad *g = &f->ddp->plan.grads[f->unit[u].first + i];
+
+    return g->offset - f->ddp->plan.b[g->bucket].offset;
+}
+
+void *cdi_fsdp_param_at(const struct cddp_fsdp *f, size_t slot_begin, size_t u, size_t i)
+{
+    size_t k = part_of(f, u, i);
+    const struct cdi_bucket *b = &f->ddp->plan.b[f->parts[k].bucket];
+
+    return cdi_fsdp_part_at(f, slot_begin, k) + bytes_before(f, u, i) / (b->room / b->held_room);
 }
 
 /* Checks f and the unit. */
@@ -185,7 +200,7 @@ static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t u, size_t k, 
     const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
 
     op->count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
-    op->dtype = b->dtype;
+    op->dtype = op->kind == CDI_ALL_GATHER ? b->held : b->dtype;
     op->region = f->region;
     op->anywhere = !d->ops->on_device; /* slots are equal as long as programs are: a rank that differs is detected */
     op->known = true;
@@ -232,10 +247,10 @@ static cddp_status gather(cddp_fsdp *f, size_t u)
     if (!d->ops->on_device && f->slot_ticket[slot] > d->joined)
         st = cdi_ddp_join_ticket(d, f->slot_ticket[slot]);
     for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
-        size_t b = f->parts[k].bucket, part = d->plan.b[b].room / d->plan.parts;
+        size_t b = f->parts[k].bucket, part = d->plan.b[b].held_room / d->plan.parts;
         char *out = cdi_fsdp_part_at(f, f->slot_at[slot], k);
         struct cdi_coll op = {.kind = CDI_ALL_GATHER,
-                              .in = d->shares.params + cdi_arena_share_at(d, b),
+                              .in = d->shares.params + cdi_arena_held_at(d, b),
                               .out = out,
                               .asked = CDI_ASKED_FSDP_GATHER};
 
@@ -394,9 +409,10 @@ cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u)
 
 /* ------------------------------------------------------------------------------------------------- gradients ---- */
 
-static size_t grad_slot_at(const cddp_fsdp *f, size_t s)
+/* Returns where the gradients of part k are in slot s. */
+static char *grad_part_at(const cddp_fsdp *f, size_t s, size_t k)
 {
-    return f->grads_at + s * f->grad_bytes;
+    return (char *)f->region->base + f->grads_at + s * f->grad_bytes + f->parts[k].grad_at;
 }
 
 /* Were the unit's gradients reported in this step? */
@@ -474,7 +490,7 @@ void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i)
         (void)pthread_mutex_unlock(&f->ddp->lock);
     }
     if (st == CDDP_OK)
-        return cdi_fsdp_param_at(f, grad_slot_at(f, f->unit[u].grad_slot), u, i);
+        return grad_part_at(f, f->unit[u].grad_slot, part_of(f, u, i)) + bytes_before(f, u, i);
     (void)cdi_last_error_set(&err);
     return NULL;
 }
@@ -524,7 +540,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
     for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_made && st == CDDP_OK; k++) {
         size_t b = f->parts[k].bucket;
         struct cdi_coll op = {.kind = CDI_REDUCE_SCATTER,
-                              .in = cdi_fsdp_part_at(f, grad_slot_at(f, f->unit[u].grad_slot), k),
+                              .in = grad_part_at(f, f->unit[u].grad_slot, k),
                               .out = d->shares.grads + cdi_arena_share_at(d, b),
                               .op = CDDP_AVG,
                               .asked = CDI_ASKED_FSDP_READY};
@@ -623,13 +639,15 @@ cddp_status cddp_fsdp_shard(const cddp_fsdp *f, size_t u, size_t i, cddp_fsdp_sh
         st = cdi_sized_check(info, "cddp_fsdp_shard_info", &err);
     if (st == CDDP_OK) {
         cddp_ddp *d = f->ddp;
-        size_t n = f->unit[u].first + i, size = cddp_dtype_size(d->params[n].dtype);
+        size_t n = f->unit[u].first + i;
         struct cdi_shard own = cdi_shard_one(&d->plan, n, cdi_comm_world(d->comm)->rank);
         cddp_fsdp_shard_info full = {.size = sizeof full, .begin = own.lo, .count = own.count};
 
         if (own.count > 0) {
-            full.param = (char *)d->params[n].data + own.lo * size;
-            full.grad = cdi_ddp_is_frozen(d, n) ? NULL : (char *)cdi_arena_grad(d, n) + own.lo * size;
+            full.param = (char *)d->params[n].data + own.lo * cddp_dtype_size(d->params[n].dtype);
+            full.grad = cdi_ddp_is_frozen(d, n)
+                            ? NULL
+                            : (char *)cdi_arena_grad(d, n) + own.lo * cddp_dtype_size(d->params[n].grad_dtype);
         }
         cdi_sized_put(info, &full, sizeof full);
     }

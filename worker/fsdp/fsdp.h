@@ -15,8 +15,9 @@
 
 /* One type of a unit. */
 struct cdi_fsdp_part {
-    size_t bucket; /* of the reducer */
-    size_t at;     /* bytes from the start of a slot */
+    size_t bucket;  /* of the reducer */
+    size_t at;      /* bytes from the start of a slot of parameters, */
+    size_t grad_at; /* and of one of gradients */
 };
 
 struct cdi_fsdp_unit {
@@ -54,7 +55,7 @@ struct cddp_fsdp {
     struct cdi_across across;
 };
 
-/* Returns where bucket part k of a unit, or one of its parameters, is in a slot that begins at `slot`. */
+/* Returns where bucket part k of a unit, or one of its parameters, is in a slot of parameters. */
 static inline char *cdi_fsdp_part_at(const struct cddp_fsdp *f, size_t slot_begin, size_t k)
 {
     return (char *)f->region->base + slot_begin + f->parts[k].at;

@@ -79,7 +79,7 @@ static cddp_status make_shares(cddp_ddp *d, struct cdi_error *err)
         const struct cdi_shard own = cdi_shard_one(&d->plan, i, cdi_comm_world(d->comm)->rank);
         size_t size = cddp_dtype_size(d->params[i].dtype);
 
-        d->params[i].data = cdi_arena_in_shares(d, d->shares.params, i);
+        d->params[i].data = cdi_arena_param(d, i);
         if (own.count > 0)
             d->slices[i] = (struct cdi_slice){(char *)d->params[i].data + own.lo * size, own.count * size};
     }

@@ -101,14 +101,15 @@ static size_t flag_bytes(const cddp_ddp *d, cddp_dtype dtype)
 }
 
 /* Lists the plan's gradients: those of the parameters, and with CDDP_DDP_JOIN one more. */
-static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n)
+static struct cdi_grad *list_grads(const cddp_ddp *d, size_t n, bool divided)
 {
     struct cdi_grad *grads = calloc(n, sizeof *grads);
 
     for (size_t i = 0; grads != NULL && i < d->n_params; i++) {
-        grads[i].bytes = d->params[i].count * cddp_dtype_size(d->params[i].grad_dtype);
-        grads[i].dtype = d->params[i].grad_dtype;
         grads[i].frozen = (d->params[i].flags & CDDP_PARAM_FROZEN) != 0;
+        grads[i].dtype = grads[i].frozen ? d->params[i].dtype : d->params[i].grad_dtype;
+        grads[i].held = divided ? d->params[i].dtype : grads[i].dtype;
+        grads[i].bytes = d->params[i].count * cddp_dtype_size(grads[i].dtype);
     }
     if (grads != NULL && n > d->n_params) {
         /* After the last parameter, which is the first in the arena: see uneven.c. */
@@ -122,7 +123,7 @@ cddp_status cdi_plan_create(cddp_ddp *d, const cddp_ddp_options *opt, const size
 {
     size_t n = d->n_params + ((d->flags & CDDP_DDP_JOIN) != 0);
     size_t size = (size_t)cdi_comm_world(d->comm)->size;
-    struct cdi_grad *grads = list_grads(d, n);
+    struct cdi_grad *grads = list_grads(d, n, unit != NULL);
     cddp_status status;
 
     if (grads == NULL)

@@ -99,24 +99,24 @@ typedef struct cddp_fsdp_shard_info {
     size_t size; /* sizeof(cddp_fsdp_shard_info), set by the caller */
     size_t begin, count;
     void *param; /* `count` elements, of the parameter's type; NULL: there are none */
-    void *grad;  /* the mean of their gradients, clipped if the step clips, from the step's end to the next cddp_fsdp_grads_ready of the unit; NULL
-                    also if the parameter is frozen */
+    void *grad;  /* the mean of their gradients, of the gradients' type, clipped if the step clips, from the step's end
+                    to the next cddp_fsdp_grads_ready of the unit; NULL also if the parameter is frozen */
 } cddp_fsdp_shard_info;
 
 /*
  * Creates a sharded model of n_units, in forward order. A collective: every rank calls it with the same units, which
  * are compared. A unit is divided into equal parts of 64 bytes' alignment, regardless of its parameters' boundaries, so
- * parameters may have any size. A parameter belongs to one unit: one that others use, too, such as an embedding that is
- * also the output layer, is gathered with its unit for each use, and its gradients are added up in one place
- * (cddp_fsdp_grad). No two parameters have the same `data`. All memory is allocated here: this rank's shares of
- * parameters and gradients, and pools of max_live_units and max_live_gradients times the largest unit, for gradients
- * without its frozen parameters.
+ * parameters may have any size. Their gradients may be float32 (grad_dtype): then parameters of 16 bits are gathered as
+ * such, and their gradients summed as float32, in twice the memory. A parameter belongs to one unit: one that others
+ * use, too, such as an embedding that is also the output layer, is gathered with its unit for each use, and its
+ * gradients are added up in one place (cddp_fsdp_grad). No two parameters have the same `data`. All memory is allocated
+ * here: this rank's shares of parameters and gradients, and pools of max_live_units and max_live_gradients times the
+ * largest unit, for gradients without its frozen parameters.
  *
  * units and names are copied; `data` is not used after it. opt may be NULL. *out is written on success only; release it
  * with cddp_fsdp_destroy(). Returns CDDP_OK; CDDP_E_INVALID (the message names unit and parameter); CDDP_E_UNSUPPORTED
- * (gradients of another type than their parameters, CDDP_NAN_CHECK, a newer header's struct); CDDP_E_MISMATCH (the
- * ranks differ, and in what); CDDP_E_NOMEM (the message has the bytes); an error of `fill`; or what a collective may
- * return.
+ * (CDDP_NAN_CHECK, a newer header's struct); CDDP_E_MISMATCH (the ranks differ, and in what); CDDP_E_NOMEM (the message
+ * has the bytes); an error of `fill`; or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_unit *units,
                                                      size_t n_units, const cddp_fsdp_options *opt);

@@ -8,14 +8,17 @@
 #include <string.h>
 
 #define N_DTYPES ((size_t)CDDP_BFLOAT16 + 1) /* a gradient's size is limited below */
-#define N_KINDS (2 * N_DTYPES)               /* of gradients that may share a bucket: by type, then frozen ones */
+/* Kinds of gradients that may share a bucket: by type, those of parameters of float16 and bfloat16, frozen ones. */
+#define N_MADE (N_DTYPES + 2)
+#define N_KINDS (N_MADE + N_DTYPES)
 
 /* The bucket of one kind that is being filled. */
 struct open_bucket {
     size_t payload; /* bytes of gradients in it; 0: empty */
     size_t n_grads;
-    size_t n_closed; /* of this kind before it */
-    size_t opened;   /* its age, to order those left at the end */
+    size_t n_closed;             /* of this kind before it */
+    size_t opened;               /* its age, to order those left at the end */
+    const struct cdi_grad *like; /* one of its kind */
 };
 
 static size_t round_up(size_t bytes, size_t to)
@@ -28,14 +31,29 @@ static size_t align_up(size_t bytes)
     return round_up(bytes, CDI_GRAD_ALIGN);
 }
 
+static size_t kind_from(cddp_dtype dtype, cddp_dtype held, bool frozen)
+{
+    if (frozen)
+        return N_MADE + (size_t)dtype;
+    if (held == CDDP_DTYPE_NONE || held == dtype)
+        return (size_t)dtype;
+    return N_DTYPES + (held == CDDP_BFLOAT16);
+}
+
 static size_t kind_of(const struct cdi_grad *g)
 {
-    return (size_t)g->dtype + (g->frozen ? N_DTYPES : 0);
+    return kind_from(g->dtype, g->held, g->frozen);
 }
 
 static size_t bucket_kind(const struct cdi_bucket *b)
 {
-    return (size_t)b->dtype + (b->idle ? N_DTYPES : 0);
+    return kind_from(b->dtype, b->held, b->idle);
+}
+
+/* How many bytes of gradients a byte of parameters has. */
+static size_t ratio_of(const struct cdi_bucket *b)
+{
+    return cddp_dtype_size(b->dtype) / cddp_dtype_size(b->held);
 }
 
 /* Everything below adds and rounds these up without checks: no sum may wrap. */
@@ -43,7 +61,7 @@ static cddp_status check_sizes(const struct cdi_grad *grads, size_t n, size_t pa
 {
     size_t sum = 0, most; /* of padding that a gradient may add, if it has its own bucket */
 
-    if (__builtin_mul_overflow(parts + 1, CDI_GRAD_ALIGN, &most) || most > PTRDIFF_MAX)
+    if (__builtin_mul_overflow(parts + 1, CDI_GRAD_ALIGN * 2, &most) || most > PTRDIFF_MAX)
         return cdi_fail(err, CDDP_E_NOMEM, "%zu ranks are too many for buckets", parts);
 
     for (size_t i = 0; i < n; i++) {
@@ -72,13 +90,16 @@ static size_t bucket_split(struct cdi_grad *grads, size_t n, const struct cdi_bu
 }
 
 /* Closes the open bucket, which gets the next number among all, and empties it. */
-static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o, size_t kind)
+static void close_bucket(struct cdi_bucket_plan *p, struct open_bucket *o)
 {
-    p->b[p->n] = (struct cdi_bucket){.dtype = (cddp_dtype)(kind % N_DTYPES),
+    const struct cdi_grad *g = o->like;
+
+    p->b[p->n] = (struct cdi_bucket){.dtype = g->dtype,
+                                     .held = g->held != CDDP_DTYPE_NONE ? g->held : g->dtype,
                                      .n_grads = o->n_grads,
                                      .missing = o->n_grads,
                                      .made = p->n,
-                                     .idle = kind >= N_DTYPES};
+                                     .idle = g->frozen};
     p->n++;
     o->n_closed++;
     o->payload = o->n_grads = 0;
@@ -100,7 +121,7 @@ static void close_all(struct cdi_bucket_plan *p, struct open_bucket open[N_KINDS
     struct open_bucket *rest;
 
     while ((rest = oldest_open(open)) != NULL)
-        close_bucket(p, rest, (size_t)(rest - open));
+        close_bucket(p, rest);
 }
 
 /* tail[t]: gradients of kind t with a lower number form its last bucket. */
@@ -119,11 +140,11 @@ static void find_tails(const struct cdi_bucket_plan *p, size_t last, size_t tail
 }
 
 /* A cut gradient has separate buckets. */
-static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o, const struct cdi_grad *g)
+static void close_pieces(struct cdi_bucket_plan *p, struct open_bucket *o)
 {
-    for (size_t k = 0; k < g->n_parts; k++) {
+    for (size_t k = 0; k < o->like->n_parts; k++) {
         o->n_grads = 1;
-        close_bucket(p, o, kind_of(g));
+        close_bucket(p, o);
     }
 }
 
@@ -145,12 +166,13 @@ static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *
         if (caps->unit != NULL && i + 1 < p->n_grads && caps->unit[i] != caps->unit[i + 1])
             close_all(p, open);
         if (o->payload > 0 && (g->n_parts > 1 || i + 1 == tail[kind]))
-            close_bucket(p, o, kind);
+            close_bucket(p, o);
+        o->like = g;
         g->bucket = o->n_closed;
         g->claimed = false;
         g->copied_out = false;
         if (g->n_parts > 1) {
-            close_pieces(p, o, g);
+            close_pieces(p, o);
             continue;
         }
         if (o->payload == 0)
@@ -158,7 +180,7 @@ static void bucket_cut(struct cdi_bucket_plan *p, const struct cdi_bucket_caps *
         o->payload += g->bytes;
         o->n_grads++;
         if (i >= tail[kind] && o->payload >= (o->n_closed == 0 ? caps->first : caps->cap))
-            close_bucket(p, o, kind);
+            close_bucket(p, o);
     }
     close_all(p, open);
 }
@@ -216,9 +238,10 @@ static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
             struct cdi_bucket *b = &p->b[g->bucket + k];
             size_t bytes = rest < g->piece ? rest : g->piece;
 
+            b->bytes = round_up(b->bytes, CDI_GRAD_ALIGN * ratio_of(b));
             if (k == 0)
-                g->offset = align_up(b->bytes); /* offset in the bucket */
-            b->bytes = align_up(b->bytes) + bytes;
+                g->offset = b->bytes; /* offset in the bucket */
+            b->bytes += bytes;
             rest -= bytes;
         }
     }
@@ -226,7 +249,10 @@ static void bucket_place(struct cdi_bucket_plan *p, const size_t *index)
         struct cdi_bucket *b = &p->b[index[j]];
 
         b->offset = at;
-        b->room = round_up(b->bytes, p->parts * CDI_GRAD_ALIGN);
+        b->room = round_up(b->bytes, p->parts * CDI_GRAD_ALIGN * ratio_of(b));
+        b->held_room = b->room / ratio_of(b);
+        b->held_offset = p->held_bytes;
+        p->held_bytes += b->held_room;
         at += b->room;
         p->made_bytes += b->idle ? 0 : b->room;
     }
@@ -291,8 +317,10 @@ cddp_status cdi_bucket_recut(struct cdi_bucket_plan *p, const struct cdi_bucket_
     if (grads == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory to plan %zu gradients anew", p->n_grads);
     for (size_t i = 0; i < p->n_grads; i++)
-        grads[i] =
-            (struct cdi_grad){.bytes = p->grads[i].bytes, .dtype = p->grads[i].dtype, .frozen = p->grads[i].frozen};
+        grads[i] = (struct cdi_grad){.bytes = p->grads[i].bytes,
+                                     .dtype = p->grads[i].dtype,
+                                     .held = p->grads[i].held,
+                                     .frozen = p->grads[i].frozen};
     status = cdi_bucket_plan_init(&fresh, grads, p->n_grads, caps, err);
     if (status != CDDP_OK) {
         free(grads);

@@ -32,20 +32,23 @@ struct cdi_bucket {
     enum cdi_bucket_state state;
     cddp_dtype dtype;
     size_t offset,
-        bytes;      /* the part of the arena to reduce, including padding between gradients, but not after the last */
-    size_t room;    /* bytes up to the next bucket of its type, a multiple of `parts` * CDI_GRAD_ALIGN */
-    size_t first;   /* its gradients are place[first] of the plan, and the n_grads - 1 after it */
-    size_t n_grads; /* gradients in it; a piece of one counts as one */
-    size_t missing; /* those not ready in this step yet */
-    size_t made;    /* its number when the plan was made: cdi_bucket_reorder does not change it */
-    size_t turn;    /* its position in the launch order if no bucket is idle */
-    bool idle;      /* set by the caller, or frozen: the bucket's gradients do not arrive */
+        bytes;       /* the part of the arena to reduce, including padding between gradients, but not after the last */
+    size_t room;     /* bytes up to the next bucket of its type, a multiple of `parts` * CDI_GRAD_ALIGN */
+    cddp_dtype held; /* the type of its parameters, */
+    size_t held_offset, held_room; /* and where they would be in an arena of parameters, with equal parts */
+    size_t first;                  /* its gradients are place[first] of the plan, and the n_grads - 1 after it */
+    size_t n_grads;                /* gradients in it; a piece of one counts as one */
+    size_t missing;                /* those not ready in this step yet */
+    size_t made;                   /* its number when the plan was made: cdi_bucket_reorder does not change it */
+    size_t turn;                   /* its position in the launch order if no bucket is idle */
+    bool idle;                     /* set by the caller, or frozen: the bucket's gradients do not arrive */
 };
 
-/* One gradient. The caller fills in bytes, dtype and frozen. */
+/* One gradient. The caller fills in bytes, dtype, held and frozen. */
 struct cdi_grad {
     size_t bytes;
     cddp_dtype dtype;
+    cddp_dtype held; /* its parameter's type, if that is divided likewise and has fewer bytes; 0: as dtype */
     bool frozen;     /* it is never made */
     size_t offset;   /* in the arena */
     size_t bucket;   /* index into b of its bucket; of the first one if it is cut into consecutive buckets */
@@ -66,6 +69,7 @@ struct cdi_bucket_plan {
     size_t next;  /* the first of these not launched in this step */
     size_t arena_bytes; /* a multiple of CDI_GRAD_ALIGN */
     size_t made_bytes;  /* likewise, without the frozen gradients, which follow */
+    size_t held_bytes;  /* likewise, of an arena of parameters */
     size_t parts; /* the number of equal, aligned parts into which every bucket's room can be divided: the world size */
 };
 
@@ -81,7 +85,7 @@ struct cdi_bucket_caps {
 };
 
 /*
- * Makes the plan for n gradients in forward order (bytes, dtype and frozen of each; n, bytes >= 1). On success the plan
+ * Makes the plan for n gradients in forward order (what the caller fills in; n, bytes >= 1). On success the plan
  * owns grads, which was allocated by malloc; on failure the caller keeps it. Returns CDDP_OK or CDDP_E_NOMEM (also for
  * more bytes than the address space has).
  */

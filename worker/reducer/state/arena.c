@@ -10,7 +10,7 @@ bool cdi_arena_excludes(const cddp_ddp *d, size_t i)
 
 size_t cdi_arena_share_bytes(const cddp_ddp *d)
 {
-    return d->plan.arena_bytes / d->plan.parts;
+    return d->plan.held_bytes / d->plan.parts;
 }
 
 size_t cdi_arena_made_bytes(const cddp_ddp *d)
@@ -23,20 +23,38 @@ size_t cdi_arena_share_at(const cddp_ddp *d, size_t b)
     return d->plan.b[b].offset / d->plan.parts;
 }
 
-void *cdi_arena_in_shares(const cddp_ddp *d, char *shares, size_t i)
+size_t cdi_arena_held_at(const cddp_ddp *d, size_t b)
 {
-    size_t b = d->plan.grads[i].bucket, part = d->plan.b[b].room / d->plan.parts;
-    size_t in_bucket = d->plan.grads[i].offset - d->plan.b[b].offset;
-    uintptr_t at = (uintptr_t)shares + cdi_arena_share_at(d, b);
+    return d->plan.b[b].held_offset / d->plan.parts;
+}
 
-    /* As a number: it may lie before the memory, where a pointer must not point. */
-    return (void *)(at + in_bucket - part * (size_t)cdi_comm_world(d->comm)->rank);
+/* As numbers: the result may lie before the share, where a pointer must not point. */
+static void *in_share(const cddp_ddp *d, const char *share, size_t in_bucket, size_t room)
+{
+    return (void *)((uintptr_t)share + in_bucket - room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank);
+}
+
+void *cdi_arena_param(const cddp_ddp *d, size_t i)
+{
+    const struct cdi_grad *g = &d->plan.grads[i];
+    const struct cdi_bucket *b = &d->plan.b[g->bucket];
+
+    return in_share(d, d->shares.params + cdi_arena_held_at(d, g->bucket),
+                    (g->offset - b->offset) / (b->room / b->held_room), b->held_room);
+}
+
+static void *arena_divided_grad(const cddp_ddp *d, size_t i)
+{
+    const struct cdi_grad *g = &d->plan.grads[i];
+    const struct cdi_bucket *b = &d->plan.b[g->bucket];
+
+    return in_share(d, d->shares.grads + cdi_arena_share_at(d, g->bucket), g->offset - b->offset, b->room);
 }
 
 void *cdi_arena_grad(const cddp_ddp *d, size_t i)
 {
     if (cdi_ddp_is_divided(d))
-        return cdi_arena_in_shares(d, d->shares.grads, i);
+        return arena_divided_grad(d, i);
     if (i < d->n_params && cdi_arena_excludes(d, i))
         return d->in_place.home[i].grad;
     return (char *)d->region->base + cdi_arena_offset(d, i);

@@ -14,13 +14,14 @@ bool cdi_arena_excludes(const cddp_ddp *d, size_t i);
  * address is where element 0 would be.
  */
 void *cdi_arena_grad(const cddp_ddp *d, size_t i);
-/* Return the bytes of a rank's shares of all buckets, and of those that have gradients. */
+/* Return the bytes of a rank's shares of all parameters, and of gradients. */
 size_t cdi_arena_share_bytes(const cddp_ddp *d);
 size_t cdi_arena_made_bytes(const cddp_ddp *d);
-/* Returns where a rank's share of bucket b is in its shares, in bytes. */
+/* Return where a rank's share of bucket b is in its shares of gradients, and of parameters, in bytes. */
 size_t cdi_arena_share_at(const cddp_ddp *d, size_t b);
-/* Returns where element 0 of gradient i would be in memory that has only this rank's shares, such as `shares`. */
-void *cdi_arena_in_shares(const cddp_ddp *d, char *shares, size_t i);
+size_t cdi_arena_held_at(const cddp_ddp *d, size_t b);
+/* Returns where element 0 of parameter i would be, if this rank's shares of parameters contained it. */
+void *cdi_arena_param(const cddp_ddp *d, size_t i);
 /* Returns the offset of gradient i, which the arena holds. */
 size_t cdi_arena_offset(const cddp_ddp *d, size_t i);
 /* Returns the size of the arena in bytes. */

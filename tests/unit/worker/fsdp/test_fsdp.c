@@ -108,9 +108,8 @@ Test(fsdp, bad_arguments_are_named)
     params[3].flags = 2;
     says(create(NULL), CDDP_E_INVALID, "'d' has unknown flags (0x2)");
     params[3].flags = 0;
-    params[0].dtype = CDDP_BFLOAT16;
-    params[0].grad_dtype = CDDP_FLOAT32;
-    says(create(NULL), CDDP_E_UNSUPPORTED, "gradients of another type");
+    params[0].grad_dtype = CDDP_FLOAT64;
+    says(create(NULL), CDDP_E_INVALID, "'a' is float32 and has grad_dtype float64");
     params[0].grad_dtype = CDDP_DTYPE_NONE;
     opt = (cddp_fsdp_options){.size = sizeof opt, .fill = failing_fill};
     says(create(&opt), CDDP_E_IO, "fill failed for unit 2 'c'");
@@ -240,6 +239,26 @@ Test(fsdp, frozen_parameters_have_no_gradients_and_no_memory_for_them)
     cddp_optim_destroy(optim);
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(comm);
+}
+
+Test(fsdp, gradients_of_float32_need_twice_the_bytes_of_parameters_of_bfloat16)
+{
+    const size_t bytes = 16384; /* of the parameters of a unit */
+    cddp_fsdp_shard_info own = {.size = sizeof own};
+    cddp_fsdp *f;
+
+    begin();
+    for (size_t u = 0; u < UNITS; u++)
+        params[u] = (cddp_param){.size = sizeof params[u],
+                                 .name = names[u],
+                                 .count = bytes / 2,
+                                 .dtype = CDDP_BFLOAT16,
+                                 .grad_dtype = CDDP_FLOAT32};
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, NULL), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_bytes(f), (4 + 3) * bytes + (2 + 4) * 2 * bytes);
+    cr_assert_eq(cddp_fsdp_shard(f, 3, 0, &own), CDDP_OK);
+    cr_assert(own.begin == 0 && own.count == bytes / 2);
+    end(f);
 }
 
 Test(fsdp, replicas_that_are_gone_are_an_error)

@@ -220,6 +220,24 @@ Test(bucket, frozen_gradients_have_separate_buckets_after_all_others)
     cdi_bucket_plan_release(&p);
 }
 
+Test(bucket, parameters_of_half_the_bytes_have_a_layout_like_their_gradients)
+{
+    static const size_t unit[] = {0, 0, 0};
+    struct cdi_grad *g = calloc(3, sizeof *g);
+    struct cdi_bucket_caps caps = {.first = MIB, .cap = MIB, .parts = 3, .unit = unit};
+    struct cdi_bucket_plan p;
+
+    for (size_t i = 0; i < 3; i++)
+        g[i] = (struct cdi_grad){.bytes = 100, .dtype = CDDP_FLOAT32, .held = i == 1 ? CDDP_FLOAT32 : CDDP_BFLOAT16};
+    cr_assert_eq(cdi_bucket_plan_init(&p, g, 3, &caps, NULL), CDDP_OK);
+    cr_assert(p.n == 2 && p.ahead == 2 && g[0].bucket == 0 && g[2].bucket == 0 && g[1].bucket == 1);
+    cr_assert(p.b[0].held == CDDP_BFLOAT16 && p.b[0].room == 384 && p.b[0].held_room == 192);
+    cr_assert(p.b[1].held == CDDP_FLOAT32 && p.b[1].room == 192 && p.b[1].held_room == 192);
+    cr_assert(g[0].offset - p.b[0].offset == 128 && g[2].offset == p.b[0].offset);
+    cr_assert(p.arena_bytes == 576 && p.made_bytes == 576 && p.held_bytes == 384);
+    cdi_bucket_plan_release(&p);
+}
+
 Test(bucket, launches_in_order)
 {
     struct cdi_bucket_plan p = plan_of((size_t[]){64, 64, 64}, NULL, 3, 128, 64);
