@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/cause.h"
 
+#include <signal.h>
+
 static bool is_of_order(const struct cdi_cause *c)
 {
     return c->ordered != 0 && ((c->kind == CDI_END_SIGNAL && c->code == c->ordered) ||
                                (c->kind == CDI_END_EXIT && c->code == 128 + c->ordered));
 }
 
-/* Also of a process that a signal has killed: C++ ends with abort() after an error that nobody catches. */
+/*
+ * Also of a process that a signal has killed: C++ ends with abort() after an error that nobody catches. SIGKILL comes
+ * from outside: the process may have met its last error, and gone on, long before.
+ */
 static bool follows(const struct cdi_cause *c)
 {
-    if (c->kind != CDI_END_EXIT && c->kind != CDI_END_SIGNAL)
+    if (c->kind != CDI_END_EXIT && (c->kind != CDI_END_SIGNAL || c->code == SIGKILL))
         return false;
     if (c->blamed >= 0)
         return c->blamed != c->rank;

@@ -33,8 +33,8 @@ struct cdi_cause {
 
 enum cdi_cause_class {
     CDI_CAUSE_OWN,     /* nothing says that it follows from another failure */
-    CDI_CAUSE_FOLLOWS, /* its own error says so: it names another rank, or has the status PEER, ABORTED, REMOTE, CLOSED
-                        */
+    CDI_CAUSE_FOLLOWS, /* its own error says so: it names another rank, or has the status PEER, ABORTED, REMOTE, CLOSED;
+                          and no SIGKILL has ended it */
     CDI_CAUSE_ORDERED, /* it died of the signal that ended the job */
     CDI_CAUSE_NONE,
 };

@@ -34,6 +34,8 @@ Test(cause, class_comes_from_the_worker_s_own_error)
         {CAUSE(.error = CDDP_E_MISMATCH, .blamed = 0), CDI_CAUSE_OWN},
         {CAUSE(.error = CDDP_E_ABORTED, .blamed = 0), CDI_CAUSE_OWN},
         {CAUSE(.kind = CDI_END_SIGNAL, .code = SIGABRT, .error = CDDP_E_PEER), CDI_CAUSE_FOLLOWS},
+        {CAUSE(.kind = CDI_END_SIGNAL, .code = SIGKILL, .error = CDDP_E_PEER), CDI_CAUSE_OWN},
+        {CAUSE(.kind = CDI_END_SIGNAL, .code = SIGKILL, .error = CDDP_E_MISMATCH, .blamed = 1), CDI_CAUSE_OWN},
         {CAUSE(.kind = CDI_END_SIGNAL, .code = SIGTERM, .ordered = SIGTERM), CDI_CAUSE_ORDERED},
         {CAUSE(.code = 128 + SIGTERM, .ordered = SIGTERM), CDI_CAUSE_ORDERED},
         {CAUSE(.kind = CDI_END_SIGNAL, .code = SIGTERM), CDI_CAUSE_OWN},
