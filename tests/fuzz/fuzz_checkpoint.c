@@ -79,7 +79,7 @@ static void write_file(const uint8_t *bytes, size_t size)
         abort();
 }
 
-static void read_item(const struct cdi_checkpoint_file *f, const char *name)
+static void read_item(struct cdi_checkpoint_file *f, const char *name)
 {
     cddp_checkpoint_item item = {.name = name};
     struct cdi_error err;
@@ -91,8 +91,8 @@ static void read_item(const struct cdi_checkpoint_file *f, const char *name)
         uint8_t present = 0;
 
         item.kind = kind;
-        if (cdi_checkpoint_fit(f, &item, 1, &present, &err) == CDDP_OK &&
-            (present != 1 || cdi_checkpoint_fill(f, &item, 1, NULL, &err) != CDDP_OK))
+        if (cdi_checkpoint_fit(f, &item, NULL, 1, &present, &err) == CDDP_OK &&
+            (present != 1 || cdi_checkpoint_fill(f, &item, NULL, 1, NULL, &err) != CDDP_OK))
             abort();
     }
     free(item.data);

@@ -22,9 +22,19 @@ struct cdi_save {
     struct cdi_state *states; /* their entries are also items */
     size_t n_states;
     void *snapshot; /* copies on the device, acquired from the mover's backend; NULL: none */
+    /* Of a sharded save, on each rank: */
+    cddp_comm *comm;
+    struct cdi_range *ranges; /* by item */
+    char folder[CDI_DRAFT_NAME];
+    struct cdi_draft *draft; /* on rank 0 */
 };
 
 void cdi_save_release(struct cdi_save *save);
+
+/* Writes this rank's file of a sharded save. */
+cddp_status cdi_save_write_shard(const struct cdi_save *save, struct cdi_error *err);
+/* On rank 0: publishes a sharded save, which all ranks have written. */
+cddp_status cdi_save_publish(struct cdi_save *save, struct cdi_error *err);
 
 struct cdi_saver;
 
@@ -34,6 +44,11 @@ struct cdi_saver;
  * CDDP_E_NOMEM or CDDP_E_SYSTEM (no thread).
  */
 cddp_status cdi_saver_start(struct cdi_on_finalize *of, struct cdi_save *save, struct cdi_error *err);
+/*
+ * A sharded save could not be started on every rank: the one that was started here comes to its end without the others.
+ * saver may be NULL.
+ */
+void cdi_saver_cancel(struct cdi_saver *saver);
 /* Waits until no save is in progress. Returns the result of the last one, once. A NULL saver has none in progress. */
 cddp_status cdi_saver_wait(struct cdi_saver *saver, struct cdi_error *err);
 

@@ -26,8 +26,9 @@ struct verdict {
     int32_t status;
     int32_t os_error;
     char msg[CDI_ERROR_TEXT];
-    uint64_t step, n_damaged; /* a load: cddp_checkpoint_info */
-    char damaged[sizeof((cddp_checkpoint_info *)NULL)->damaged];
+    uint64_t step;               /* a load */
+    char folder[CDI_DRAFT_NAME]; /* a sharded save */
+    bool by_all;                 /* a load: every rank reads */
 };
 
 static cddp_status share_verdict(cddp_comm *comm, struct verdict *v, struct cdi_error *err)
@@ -95,6 +96,7 @@ struct list {
     const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
     struct cdi_shared shared;
     size_t n, n_memory, n_alike, bytes;
+    bool by_all;   /* every rank writes or reads its part: CDDP_CHECKPOINT_SHARDED, or an item that needs it */
     uint8_t *own;  /* buffer: of each rank, one byte and all its own items; then this rank's */
     uint8_t *pack; /* buffer of a load: PACK bytes */
 };
@@ -147,6 +149,10 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm
     l->all = cdi_sized_get_list(sizeof *l->all, items, n_items, "cddp_checkpoint_item", err);
     if (l->all == NULL)
         return err->status;
+    for (size_t i = 0; i < n_items; i++)
+        l->by_all = l->by_all || l->all[i].kind == CDDP_ITEM_FSDP;
+    all = all || l->by_all;
+    looks = looks || l->by_all;
     l->n = n_items;
     l->memory = calloc(n_items + 1, sizeof *l->memory);
     l->alike = calloc(n_items + 1, sizeof *l->alike); /* NOLINT(bugprone-sizeof-expression): they are pointers */
@@ -162,7 +168,7 @@ static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm
             l->alike[l->n_alike++] = &l->all[i];
     }
     if (st == CDDP_OK && looks)
-        st = cdi_checkpoint_check_items(l->all, n_items, err);
+        st = cdi_checkpoint_check_items(l->all, n_items, false, err);
     return st;
 }
 
@@ -368,11 +374,94 @@ static void append_entries(struct cdi_save *s)
     }
 }
 
+/* ---------------------------------------------------------------------------------------------- by all ranks ---- */
+
+static bool has_pieces(const struct cdi_state *s)
+{
+    return cdi_item_ops(s)->pieces != NULL;
+}
+
+/* Lists what this rank writes, or with f reads. */
+static cddp_status list_pieces(struct cdi_pieces *p, const struct list *l, struct cdi_save *s, cddp_comm *comm,
+                               struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++)
+        st = cdi_pieces_add_memory(p, &l->memory[i], comm, f != NULL, err);
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++) {
+        struct cdi_state *w = &s->states[i];
+
+        if (has_pieces(w) && (st = cdi_item_ops(w)->pieces(w, f, p, err)) != CDDP_OK)
+            st = cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
+        for (size_t k = 0; k < w->n_entries && f == NULL && st == CDDP_OK; k++)
+            st = cdi_pieces_add(p, &w->entries[k], (struct cdi_range){w->entries[k].bytes, 0}, err);
+    }
+    return st == CDDP_OK && p->n > 0 ? cdi_checkpoint_check_items(p->items, p->n, true, err) : st;
+}
+
+/* Prepares the file of this rank, with copies of the items for a save in the background. */
+static cddp_status prepare_shard(struct cdi_save *s, cddp_comm *comm, const struct list *l, bool background,
+                                 struct cdi_error *err)
+{
+    struct cdi_pieces p = {0};
+    cddp_status st = list_pieces(&p, l, s, comm, NULL, err);
+
+    cdi_pieces_pack(&p);
+    if (st == CDDP_OK)
+        st = checkpoint_expand(s, comm, p.items, p.n, background, err);
+    if (st == CDDP_OK)
+        st = checkpoint_drain_device(comm, err);
+    for (size_t i = 0; i < p.n && st == CDDP_OK; i++)
+        if (s->items[i].data != p.items[i].data)
+            st = checkpoint_copy(comm, s->items[i].data, p.items[i].data, p.items[i].bytes, err);
+    s->ranges = p.ranges;
+    p.ranges = NULL;
+    cdi_pieces_release(&p);
+    return st;
+}
+
+/* Makes all ranks return the error of one of them. A collective. */
+static cddp_status checkpoint_agree(cddp_comm *comm, cddp_status mine, struct cdi_error *err)
+{
+    return cdi_checkpoint_agree(comm, mine, NULL, 0, NULL, err);
+}
+
+static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
+                               struct cdi_error *err)
+{
+    struct verdict v = {0};
+    bool is_root = cddp_rank(comm) == 0;
+    cddp_status st;
+
+    s->comm = comm;
+    if (is_root)
+        v.status = cdi_draft_begin(&s->draft, s->dir, s->step, err);
+    if (s->draft != NULL)
+        (void)snprintf(v.folder, sizeof v.folder, "%s", cdi_draft_name(s->draft));
+    st = share_verdict(comm, &v, err);
+    if (st != CDDP_OK)
+        return st;
+    memcpy(s->folder, v.folder, sizeof s->folder);
+    st = checkpoint_agree(comm, prepare_shard(s, comm, l, background, err), err);
+    if (st == CDDP_OK && background) {
+        st = checkpoint_agree(comm, cdi_saver_start(cdi_comm_on_finalize(comm), s, err), err);
+        if (st != CDDP_OK)
+            cdi_saver_cancel(cdi_comm_on_finalize(comm)->arg);
+        return st;
+    }
+    if (st == CDDP_OK)
+        st = checkpoint_agree(comm, cdi_save_write_shard(s, err), err);
+    if (st != CDDP_OK)
+        return st;
+    v = (struct verdict){.status = is_root ? cdi_save_publish(s, err) : CDDP_OK};
+    return share_verdict(comm, &v, err);
+}
+
 static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
                                 struct cdi_error *err)
 {
-    cddp_status st = s->dir == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory")
-                                    : checkpoint_expand(s, comm, l->memory, l->n_memory, background, err);
+    cddp_status st = checkpoint_expand(s, comm, l->memory, l->n_memory, background, err);
 
     if (st == CDDP_OK)
         st = checkpoint_drain_device(comm, err);
@@ -381,7 +470,7 @@ static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struc
     if (st != CDDP_OK)
         return st;
     append_entries(s);
-    if (cdi_checkpoint_check_items(s->items, s->n_items, err) != CDDP_OK)
+    if (cdi_checkpoint_check_items(s->items, s->n_items, false, err) != CDDP_OK)
         return err->status;
     return background ? cdi_saver_start(cdi_comm_on_finalize(comm), s, err)
                       : cdi_checkpoint_write(s->dir, s->step, s->items, s->n_items, s->keep, &s->mover, err);
@@ -396,6 +485,8 @@ static cddp_status checkpoint_read_options(cddp_checkpoint_options *opt, const c
     *opt = (cddp_checkpoint_options){.size = sizeof *opt};
     if (given != NULL)
         st = cdi_sized_get(opt, sizeof *opt, given, "cddp_checkpoint_options", err);
+    if (st == CDDP_OK && (opt->flags & ~(uint64_t)CDDP_CHECKPOINT_SHARDED) != 0)
+        st = cdi_fail(err, CDDP_E_INVALID, "cddp_checkpoint_options.flags has unknown bits (%#" PRIx64 ")", opt->flags);
     if (opt->keep == 0)
         opt->keep = 2;
     return st;
@@ -406,17 +497,21 @@ static cddp_status check_dir(const char *dir, struct cdi_error *err)
     return dir != NULL && *dir != '\0' ? CDDP_OK : cdi_fail(err, CDDP_E_INVALID, "checkpoint: no directory");
 }
 
-/* Collects the whole states of optimizers, reducers and samplers on rank 0. A collective. */
-static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, struct cdi_error *err)
+/*
+ * Collects the whole states of optimizers, reducers and samplers on rank 0. by_all: only of those that do not lie in
+ * pieces. A collective.
+ */
+static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, bool by_all, struct cdi_error *err)
 {
     struct verdict v = {0};
     cddp_status st;
 
     for (size_t i = 0; cddp_rank(comm) == 0 && i < s->n_states && v.status == CDDP_OK; i++)
-        v.status = cdi_item_ops(&s->states[i])->begin_save(&s->states[i], err);
+        if (!by_all || !has_pieces(&s->states[i]))
+            v.status = cdi_item_ops(&s->states[i])->begin_save(&s->states[i], err);
     st = share_verdict(comm, &v, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        if (cdi_item_ops(&s->states[i])->collect != NULL)
+        if (cdi_item_ops(&s->states[i])->collect != NULL && (!by_all || !has_pieces(&s->states[i])))
             st = cdi_item_ops(&s->states[i])->collect(&s->states[i], err);
     return st;
 }
@@ -427,75 +522,119 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
 {
     bool is_root = cddp_rank(comm) == 0;
     cddp_checkpoint_options how = {.size = sizeof how};
+    struct cdi_error lost;
     struct verdict v = {0};
-    cddp_status st = check_dir(dir, err);
+    cddp_status sent, st = check_dir(dir, err);
 
     if (st == CDDP_OK && is_root)
         st = checkpoint_read_options(&how, opt, err);
+    sent = cdi_comm_broadcast(comm, &how, sizeof how, CDDP_UINT8, 0, &lost);
+    if (sent != CDDP_OK)
+        return st != CDDP_OK ? st : (*err = lost, sent);
+    l->by_all = (how.flags & CDDP_CHECKPOINT_SHARDED) != 0;
     if (st == CDDP_OK)
-        st = list_read(l, s, comm, items, n_items, false, err);
-    if (st == CDDP_OK)
+        st = list_read(l, s, comm, items, n_items, l->by_all, err);
+    if (st == CDDP_OK && !l->by_all)
         st = list_make_room(l, comm, err);
-    if (st == CDDP_OK && is_root)
+    if (st == CDDP_OK)
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     if (st == CDDP_OK && is_root)
         st = cdi_checkpoint_may_write(dir, err);
     if (st == CDDP_OK)
         st = list_shared(l, err);
+    s->step = step;
+    s->keep = how.keep;
+    if (st == CDDP_OK && (s->dir = strdup(dir)) == NULL)
+        st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, &l->shared, err);
-    if (st == CDDP_OK)
+    if (st == CDDP_OK && !l->by_all)
         st = gather_own(l, comm, err);
     if (st == CDDP_OK)
-        st = checkpoint_collect(s, comm, err);
+        st = checkpoint_collect(s, comm, l->by_all, err);
+    if (st == CDDP_OK && l->by_all)
+        return save_by_all(comm, s, l, how.background != 0, err);
     if (st != CDDP_OK)
         return st;
-    if (is_root) {
-        s->dir = strdup(dir);
-        s->step = step;
-        s->keep = how.keep;
+    if (is_root)
         v.status = save_on_root(comm, s, l, how.background != 0, err);
-    }
     return share_verdict(comm, &v, err);
 }
 
 static cddp_status wait_for_save(cddp_comm *comm, struct cdi_error *err)
 {
-    struct verdict v = {0};
-
-    if (cddp_rank(comm) == 0)
-        v.status = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
-    return share_verdict(comm, &v, err);
+    return checkpoint_agree(comm, cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err), err);
 }
 
 /* --------------------------------------------------------------------------------------------------- loading ---- */
 
-/* A checkpoint found by rank 0. */
+/* The checkpoint that was found. */
 struct found {
-    struct cdi_checkpoint_file *file;
-    uint8_t *present; /* for each of s->items: 1 if the file has it */
+    struct cdi_checkpoint_file *file; /* on rank 0; by_all: on each */
+    bool by_all;                      /* every rank reads its part */
+    uint8_t *present;                 /* for each of s->items: 1 if the file has it */
     cddp_checkpoint_info info;
 };
 
 /*
- * Finds, on rank 0, the newest whole checkpoint, and checks that all of it fits. Reads states; memory stays as it is.
+ * Finds the newest whole checkpoint. by_all: every rank reads it, as any that is sharded; the ranks share the work of
+ * the checksums. A collective.
  */
-static cddp_status checkpoint_find(struct found *f, struct cdi_save *s, cddp_comm *comm, const char *dir,
-                                   const struct list *l, struct cdi_error *err)
+static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char *dir, bool by_all,
+                                   struct cdi_error *err)
 {
-    cddp_status st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
+    size_t rank = (size_t)cddp_rank(comm), world = (size_t)cddp_world_size(comm);
+    struct cdi_search s = {0};
+    struct verdict v = {0};
+    cddp_status st;
 
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_open(&f->file, dir, &f->info, err);
-    if (st == CDDP_OK)
-        st = checkpoint_expand(s, comm, l->memory, l->n_memory, false, err);
+    if (rank == 0)
+        v.status = cdi_search_begin(&s, dir, err);
+    do {
+        struct cdi_error why = {.status = CDDP_OK};
+
+        if (rank == 0 && v.status == CDDP_OK) {
+            v.step = s.steps[s.at];
+            v.by_all = by_all || cdi_checkpoint_is_sharded(dir, v.step);
+        }
+        st = share_verdict(comm, &v, err);
+        if (st != CDDP_OK)
+            break;
+        f->by_all = v.by_all;
+        if (v.by_all || rank == 0)
+            st = cdi_checkpoint_open_step(&f->file, dir, v.step, v.by_all ? rank : 0, v.by_all ? world : 1, &why);
+        st = checkpoint_agree(comm, st, &why);
+        if (st == CDDP_OK) {
+            f->info.step = v.step;
+            if (rank == 0)
+                cdi_search_found(&s, f->file);
+        } else {
+            cdi_checkpoint_close(f->file);
+            f->file = NULL;
+            if (f->info.n_damaged++ == 0)
+                (void)snprintf(f->info.damaged, sizeof f->info.damaged, "%.500s", why.msg);
+            *err = why;
+            if (rank == 0 && st == CDDP_E_IO)
+                v.status = cdi_search_pass_over(&s, &why, err);
+        }
+    } while (st == CDDP_E_IO);
+    free(s.steps);
+    return st;
+}
+
+/* Checks, on rank 0, that all of it fits. Reads states; memory stays as it is. */
+static cddp_status checkpoint_fits(struct found *f, struct cdi_save *s, cddp_comm *comm, const struct list *l,
+                                   struct cdi_error *err)
+{
+    cddp_status st = checkpoint_expand(s, comm, l->memory, l->n_memory, false, err);
+
     if (st == CDDP_OK && s->n_items > 0)
-        st = cdi_checkpoint_check_items(s->items, s->n_items, err);
+        st = cdi_checkpoint_check_items(s->items, s->n_items, false, err);
     if (st == CDDP_OK)
         f->present = calloc(s->n_items + 1, 1);
     if (st == CDDP_OK && f->present == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f->file, s->items, s->n_items, f->present, err);
+        st = cdi_checkpoint_fit(f->file, s->items, NULL, s->n_items, f->present, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
         st = cdi_item_ops(&s->states[i])->begin_load(&s->states[i], f->file, err);
     return st;
@@ -620,6 +759,57 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
     return st;
 }
 
+/* The same as checkpoint_fits for what this rank reads. */
+static cddp_status pieces_fit(struct cdi_pieces *p, const struct found *f, struct cdi_save *s, cddp_comm *comm,
+                              const struct list *l, struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
+    for (size_t i = 0; i < s->n_states && cddp_rank(comm) == 0 && st == CDDP_OK; i++)
+        if (!has_pieces(&s->states[i]))
+            st = cdi_item_ops(&s->states[i])->begin_load(&s->states[i], f->file, err);
+    if (st == CDDP_OK)
+        st = list_pieces(p, l, s, comm, f->file, err);
+    for (size_t i = 0; i < p->n; i++)
+        if (p->items[i].bytes > 0 && is_on_device(comm, p->items[i].data))
+            p->items[i].flags |= CDI_ITEM_ON_DEVICE;
+    return st == CDDP_OK ? cdi_checkpoint_fit(f->file, p->items, p->ranges, p->n, NULL, err) : st;
+}
+
+/* Reads this rank's part. From here on data changes. */
+static cddp_status fill_pieces(const struct cdi_pieces *p, const struct found *f, const struct cdi_save *s,
+                               cddp_comm *comm, struct cdi_error *err)
+{
+    cddp_status st = checkpoint_drain_device(comm, err);
+
+    if (st == CDDP_OK && cddp_rank(comm) == 0)
+        st = cdi_checkpoint_own(f->file, err);
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fill(f->file, p->items, p->ranges, p->n, &s->mover, err);
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        if (has_pieces(&s->states[i]))
+            st = cdi_item_ops(&s->states[i])->loaded(&s->states[i], err);
+    return st;
+}
+
+static cddp_status load_by_all(const struct found *f, struct cdi_save *s, cddp_comm *comm, const struct list *l,
+                               struct cdi_error *err)
+{
+    struct cdi_pieces p = {0};
+    cddp_status st = checkpoint_agree(comm, pieces_fit(&p, f, s, comm, l, err), err);
+
+    if (st == CDDP_OK)
+        st = checkpoint_compare(s, comm, err);
+    if (st == CDDP_OK)
+        st = checkpoint_agree(comm, fill_pieces(&p, f, s, comm, err), err);
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        if (!has_pieces(&s->states[i]))
+            st = cdi_item_ops(&s->states[i])->restore(&s->states[i], err);
+    cdi_pieces_release(&p);
+    return st;
+}
+
 static cddp_status checkpoint_check_memory(cddp_comm *comm, const struct list *l, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
@@ -648,29 +838,28 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
         st = list_make_room(l, comm, err);
     if (st == CDDP_OK && (l->pack = malloc(PACK)) == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+    if (st == CDDP_OK)
+        st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, NULL, err);
+    if (st == CDDP_OK)
+        st = checkpoint_find(f, comm, dir, l->by_all, err);
+    if (st == CDDP_OK && f->by_all)
+        return load_by_all(f, s, comm, l, err);
     if (st != CDDP_OK)
         return st;
-    if (is_root) {
-        v.status = checkpoint_find(f, s, comm, dir, l, err);
-        v.step = f->info.step;
-        v.n_damaged = f->info.n_damaged;
-        memcpy(v.damaged, f->info.damaged, sizeof v.damaged);
-    }
+    if (is_root)
+        v.status = checkpoint_fits(f, s, comm, l, err);
     st = share_verdict(comm, &v, err);
     if (st == CDDP_OK)
         st = checkpoint_compare(s, comm, err);
     if (st != CDDP_OK)
         return st;
-    f->info.step = v.step;
-    f->info.n_damaged = v.n_damaged;
-    memcpy(f->info.damaged, v.damaged, sizeof v.damaged);
     if (is_root) /* from here on data changes */
         v.status = checkpoint_drain_device(comm, err);
     if (is_root && v.status == CDDP_OK)
         v.status = cdi_checkpoint_own(f->file, err);
     if (is_root && v.status == CDDP_OK)
-        v.status = cdi_checkpoint_fill(f->file, s->items, s->n_items, &s->mover, err);
+        v.status = cdi_checkpoint_fill(f->file, s->items, NULL, s->n_items, &s->mover, err);
     st = share_verdict(comm, &v, err);
     return st == CDDP_OK ? give_all(comm, s, f->present, l, err) : st;
 }

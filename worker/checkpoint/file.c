@@ -21,17 +21,22 @@
 
 #define MAGIC "CDDPCKPT"
 #define VERSION 2u
+#define VERSION_SHARD 3u /* each entry has a range, too */
 #define ALIGN 64u
 #define FIXED_BYTES (8 + 4 + 4 + 8 + 8 + 8)
 #define ENTRY_BYTES 26 /* without the name */
+#define RANGE_BYTES 16 /* more of them in a shard */
 #define MAX_NAME 255u
 #define MAX_OBJECT_NAME 200u /* capacity for a suffix */
 #define MAX_OWN_NAME 240u    /* the same, for the number of a rank */
-#define MAX_HEADER ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (ENTRY_BYTES + MAX_NAME))
+#define MAX_HEADER \
+    ((uint64_t)FIXED_BYTES + 8 + (uint64_t)CDI_CHECKPOINT_MAX_ITEMS * (ENTRY_BYTES + RANGE_BYTES + MAX_NAME))
 #define PIECE ((size_t)1 << 20)
 #define MOVED ((size_t)4 << 20) /* bytes that are copied from or to a device at once */
 #define FILE_NAME "checkpoint-%020" PRIu64 ".cddp"
 #define TMP_PREFIX ".checkpoint"
+#define INDEX "index"
+#define SHARD "shard-%zu-of-%zu"
 
 cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i, struct cdi_error *err)
 {
@@ -39,10 +44,10 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
     size_t len = item->name == NULL ? 0 : strlen(item->name);
     size_t most = !is_memory ? MAX_OBJECT_NAME : (item->flags & CDDP_ITEM_PER_RANK) != 0 ? MAX_OWN_NAME : MAX_NAME;
 
-    if (item->kind < CDDP_ITEM_MEMORY || item->kind > CDDP_ITEM_DDP)
+    if (item->kind < CDDP_ITEM_MEMORY || item->kind > CDDP_ITEM_FSDP)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu is of kind %d, which this libcddp does not know", i,
                         (int)item->kind);
-    if (len == 0 || len > most)
+    if ((len == 0 && (item->kind != CDDP_ITEM_FSDP || item->name == NULL)) || len > most)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item %zu needs a name of 1 to %zu bytes", i, most);
     if (item->data == NULL && (item->bytes > 0 || !is_memory))
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint: item '%s' has no %s", item->name,
@@ -56,7 +61,8 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
     return CDDP_OK;
 }
 
-cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, struct cdi_error *err)
+cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, bool in_pieces,
+                                       struct cdi_error *err)
 {
     struct cdi_map seen;
     cddp_status st = CDDP_OK;
@@ -71,6 +77,8 @@ cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t
 
         if (len > MAX_NAME)
             st = cdi_fail(err, CDDP_E_INVALID, "checkpoint: '%.200s...' is too long a name", name);
+        else if (in_pieces && cdi_map_get(&seen, name, len) == name)
+            continue;
         else if (cdi_map_get(&seen, name, len) != NULL)
             st = cdi_fail(err, CDDP_E_INVALID, "checkpoint: two items are named '%s'", name);
         else if (cdi_map_add(&seen, name, len, (void *)(uintptr_t)name) != CDDP_OK)
@@ -87,42 +95,54 @@ static uint64_t file_align(uint64_t n)
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
 
-static uint64_t header_bytes_of(const cddp_checkpoint_item *items, size_t n_items)
+/* What a file is to hold. */
+struct content {
+    uint64_t step;
+    const cddp_checkpoint_item *items;
+    const struct cdi_range *ranges; /* by item; NULL: they are whole */
+    size_t n;
+};
+
+static uint64_t header_bytes_of(const struct content *c)
 {
     uint64_t bytes = FIXED_BYTES + 8;
 
-    for (size_t i = 0; i < n_items; i++)
-        bytes += ENTRY_BYTES + strlen(items[i].name);
+    for (size_t i = 0; i < c->n; i++)
+        bytes += ENTRY_BYTES + (c->ranges != NULL ? RANGE_BYTES : 0) + strlen(c->items[i].name);
     return bytes;
 }
 
-static uint64_t file_bytes_of(const cddp_checkpoint_item *items, size_t n_items)
+static uint64_t file_bytes_of(const struct content *c)
 {
-    uint64_t bytes = file_align(header_bytes_of(items, n_items));
+    uint64_t bytes = file_align(header_bytes_of(c));
 
-    for (size_t i = 0; i < n_items; i++)
-        bytes = file_align(bytes + items[i].bytes);
+    for (size_t i = 0; i < c->n; i++)
+        bytes = file_align(bytes + c->items[i].bytes);
     return bytes;
 }
 
-static cddp_status make_header(struct cdi_buf *b, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                               const uint64_t *crc)
+static cddp_status make_header(struct cdi_buf *b, const struct content *c, const uint64_t *crc)
 {
-    uint64_t header_bytes = header_bytes_of(items, n_items), offset;
+    const cddp_checkpoint_item *items = c->items;
+    uint64_t header_bytes = header_bytes_of(c), offset;
 
     (void)cdi_buf_append(b, MAGIC, 8);
-    (void)cdi_buf_put_u32(b, VERSION);
-    (void)cdi_buf_put_u32(b, (uint32_t)n_items);
-    (void)cdi_buf_put_u64(b, step);
+    (void)cdi_buf_put_u32(b, c->ranges != NULL ? VERSION_SHARD : VERSION);
+    (void)cdi_buf_put_u32(b, (uint32_t)c->n);
+    (void)cdi_buf_put_u64(b, c->step);
     (void)cdi_buf_put_u64(b, header_bytes);
-    (void)cdi_buf_put_u64(b, file_bytes_of(items, n_items));
+    (void)cdi_buf_put_u64(b, file_bytes_of(c));
     offset = file_align(header_bytes);
-    for (size_t i = 0; i < n_items; i++) {
+    for (size_t i = 0; i < c->n; i++) {
         (void)cdi_buf_put_u64(b, items[i].bytes);
         (void)cdi_buf_put_u64(b, offset);
         (void)cdi_buf_put_u64(b, crc[i]);
         (void)cdi_buf_put_u8(b, (uint8_t)items[i].kind);
         (void)cdi_buf_put_u8(b, (uint8_t)strlen(items[i].name));
+        if (c->ranges != NULL) {
+            (void)cdi_buf_put_u64(b, c->ranges[i].whole);
+            (void)cdi_buf_put_u64(b, c->ranges[i].begin);
+        }
         (void)cdi_buf_append(b, items[i].name, strlen(items[i].name));
         offset = file_align(offset + items[i].bytes);
     }
@@ -180,15 +200,16 @@ static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t
 }
 
 /* Writes the items first, since the header has their checksums. */
-static cddp_status checkpoint_write_file(int fd, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                                         const struct cdi_mover *mover, struct cdi_error *err)
+static cddp_status checkpoint_write_file(int fd, const struct content *c, const struct cdi_mover *mover,
+                                         struct cdi_error *err)
 {
-    uint64_t offset = file_align(header_bytes_of(items, n_items));
-    CDI_AUTOFREE uint64_t *crc = calloc(n_items + 1, sizeof *crc);
+    const cddp_checkpoint_item *items = c->items;
+    uint64_t offset = file_align(header_bytes_of(c));
+    CDI_AUTOFREE uint64_t *crc = calloc(c->n + 1, sizeof *crc);
     struct cdi_buf header;
     cddp_status st = crc == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
 
-    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+    for (size_t i = 0; i < c->n && st == CDDP_OK; i++) {
         if ((items[i].flags & CDI_ITEM_ON_DEVICE) != 0) {
             st = write_away(fd, &items[i], offset, mover, &crc[i], err);
         } else {
@@ -200,10 +221,10 @@ static cddp_status checkpoint_write_file(int fd, uint64_t step, const cddp_check
     if (st != CDDP_OK)
         return st;
     cdi_buf_init(&header, 0);
-    if (make_header(&header, step, items, n_items, crc) != CDDP_OK)
+    if (make_header(&header, c, crc) != CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     else if (!checkpoint_write_all(fd, cdi_buf_data(&header), header.len, 0) ||
-             ftruncate(fd, (off_t)file_bytes_of(items, n_items)) != 0 || fsync(fd) != 0)
+             ftruncate(fd, (off_t)file_bytes_of(c)) != 0 || fsync(fd) != 0)
         st = not_written(err);
     cdi_buf_release(&header);
     return st;
@@ -266,6 +287,46 @@ static cddp_status list_steps(const char *dir, uint64_t **steps, size_t *n, stru
     return CDDP_OK;
 }
 
+/* Chooses a name that nobody else has. */
+static cddp_status make_tmp(char tmp[CDI_DRAFT_NAME], const char *dir, struct cdi_error *err)
+{
+    uint64_t random;
+
+    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
+        return cdi_fail_errno(err, errno, "checkpoint directory '%s': no random number", dir);
+    (void)snprintf(tmp, CDI_DRAFT_NAME, TMP_PREFIX "-%016" PRIx64 ".tmp", random);
+    return CDDP_OK;
+}
+
+/* Removes a file, or a folder of files. Returns false if it is still there. */
+static bool remove_tree(int dir_fd, const char *name)
+{
+    int fd = unlinkat(dir_fd, name, 0) == 0 || errno == ENOENT
+                 ? -1
+                 : openat(dir_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *e;
+
+    if (fd >= 0 && d == NULL)
+        (void)close(fd);
+    while (d != NULL && (e = readdir(d)) != NULL)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            (void)unlinkat(fd, e->d_name, 0);
+    if (d != NULL)
+        (void)closedir(d);
+    return faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) != 0 || unlinkat(dir_fd, name, AT_REMOVEDIR) == 0;
+}
+
+/* Removes a checkpoint. A folder is hidden first: no reader finds a part of it. */
+static bool remove_checkpoint(int dir_fd, const char *name)
+{
+    char tmp[CDI_DRAFT_NAME];
+
+    if (unlinkat(dir_fd, name, 0) == 0 || errno == ENOENT)
+        return true;
+    return make_tmp(tmp, "", NULL) == CDDP_OK && renameat(dir_fd, name, dir_fd, tmp) == 0 && remove_tree(dir_fd, tmp);
+}
+
 /*
  * Removes, of those that this process knows, old checkpoints beyond `keep`, those of later steps, which belong to a
  * round that was abandoned, and damaged ones. A failure to remove one does not fail the save.
@@ -287,14 +348,14 @@ static void remove_old(int dir_fd, const struct stat *dir, const char *path, uin
         if (kind == CDI_OWNED_WHOLE && steps[i] < just_written && (keep < 0 || kept++ < keep))
             continue;
         (void)snprintf(name, sizeof name, FILE_NAME, steps[i]);
-        if (unlinkat(dir_fd, name, 0) == 0 || errno == ENOENT)
+        if (remove_checkpoint(dir_fd, name))
             (void)cdi_owned_put(dir, steps[i], CDI_OWNED_NOT);
     }
 }
 
 /*
- * Removes temporary files that killed runs have left. One that somebody writes is locked. Where a file system has no
- * locks, a file is left over that is a day older than `now`, a time of the same clock.
+ * Removes temporary files and folders that killed runs have left. One that somebody writes is locked. Where a file
+ * system has no locks, one is left over that is a day older than `now`, a time of the same clock.
  */
 static void remove_leftovers(int dir_fd, const char *path, time_t now)
 {
@@ -310,11 +371,13 @@ static void remove_leftovers(int dir_fd, const char *path, time_t now)
             strcmp(e->d_name + len - 4, ".tmp") != 0)
             continue;
         fd = openat(dir_fd, e->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0 && errno == EISDIR)
+            fd = openat(dir_fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0 ? errno == ELOOP /* a link */
-                   : fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
+                   : fstat(fd, &sb) == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) &&
                          (flock(fd, LOCK_EX | LOCK_NB) == 0 ||
                           (errno != EWOULDBLOCK && now - sb.st_mtime > (time_t)24 * 3600)))
-            (void)unlinkat(dir_fd, e->d_name, 0);
+            (void)remove_tree(dir_fd, e->d_name);
     }
     if (d != NULL)
         (void)closedir(d);
@@ -389,102 +452,257 @@ cddp_status cdi_checkpoint_may_write(const char *dir, struct cdi_error *err)
     return CDDP_OK;
 }
 
+struct cdi_draft {
+    int dir_fd, fd; /* fd: the file, or the folder of a sharded one; locked */
+    bool is_folder, may_replace;
+    uint64_t step, bytes;
+    struct stat dir;
+    char tmp[CDI_DRAFT_NAME], name[64];
+};
+
+const char *cdi_draft_name(const struct cdi_draft *d)
+{
+    return d->tmp;
+}
+
+/* Exchanges a checkpoint with what has its name, one of them a folder, which rename does not replace. */
+static bool exchange(const struct cdi_draft *d)
+{
+    char old[CDI_DRAFT_NAME];
+
+    if (renameat2(d->dir_fd, d->tmp, d->dir_fd, d->name, RENAME_EXCHANGE) == 0)
+        return remove_tree(d->dir_fd, d->tmp), true;
+    /* A file system that cannot: for a moment there is none of this step. */
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
+        return false;
+    if (make_tmp(old, "", NULL) != CDDP_OK || renameat(d->dir_fd, d->name, d->dir_fd, old) != 0 ||
+        renameat(d->dir_fd, d->tmp, d->dir_fd, d->name) != 0)
+        return false;
+    return remove_tree(d->dir_fd, old), true;
+}
+
 /*
  * Gives the file its name, which replaces only a file that this process knows: another job may have saved the same step
  * meanwhile. A file system over a network may report that the name exists, though it has just made it.
  */
-static cddp_status publish(int dir_fd, const char *tmp, int fd, const char *name, bool may_replace,
-                           struct cdi_error *err)
+static cddp_status publish(const struct cdi_draft *d, struct cdi_error *err)
 {
+    bool links = !d->may_replace && !d->is_folder, is_there;
+    int rc = links ? linkat(d->dir_fd, d->tmp, d->dir_fd, d->name, 0) : -1, error = links && rc != 0 ? errno : 0;
     struct stat sb;
-    int rc = may_replace ? -1 : linkat(dir_fd, tmp, dir_fd, name, 0), error = rc == 0 ? 0 : errno;
 
-    if (rc == 0 || (!may_replace && fstat(fd, &sb) == 0 && sb.st_nlink == 2)) {
-        (void)unlinkat(dir_fd, tmp, 0);
+    if (rc == 0 || (links && fstat(d->fd, &sb) == 0 && sb.st_nlink == 2)) {
+        (void)unlinkat(d->dir_fd, d->tmp, 0);
     } else {
-        if (!may_replace && error != EEXIST && faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-            error = EEXIST; /* a file system without links */
-        if (!may_replace && error == EEXIST)
+        if (!d->may_replace && error != EEXIST && faccessat(d->dir_fd, d->name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+            error = EEXIST; /* a file system without links, or a folder */
+        if (!d->may_replace && error == EEXIST)
             return CDDP_E_EXISTS;
-        if (renameat(dir_fd, tmp, dir_fd, name) != 0)
-            return not_written(err);
+        if (renameat(d->dir_fd, d->tmp, d->dir_fd, d->name) != 0) {
+            is_there = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR || errno == EISDIR;
+            if (is_there && !d->may_replace)
+                return CDDP_E_EXISTS;
+            if (!is_there || !exchange(d))
+                return not_written(err);
+        }
     }
-    return fsync(dir_fd) == 0 ? CDDP_OK : not_written(err);
+    return fsync(d->dir_fd) == 0 ? CDDP_OK : not_written(err);
+}
+
+static void draft_free(struct cdi_draft *d)
+{
+    if (d == NULL)
+        return;
+    if (d->fd >= 0)
+        (void)close(d->fd);
+    if (d->dir_fd >= 0)
+        (void)close(d->dir_fd);
+    free(d);
+}
+
+void cdi_draft_drop(struct cdi_draft *d)
+{
+    if (d != NULL && d->fd >= 0)
+        (void)remove_tree(d->dir_fd, d->tmp);
+    draft_free(d);
+}
+
+static void wrap_unwritten(const struct cdi_draft *d, const char *dir, struct cdi_error *err)
+{
+    (void)cdi_error_wrap(err, "checkpoint '%s/%s' (%" PRIu64 " bytes) was not written", dir, d->name, d->bytes);
+}
+
+static cddp_status draft_begin(struct cdi_draft *d, const char *dir, uint64_t bytes, struct cdi_error *err)
+{
+    struct stat file;
+
+    d->bytes = bytes;
+    if (cdi_checkpoint_may_write(dir, err) != CDDP_OK)
+        return err->status;
+    d->dir_fd = open_dir(dir, &d->dir, err);
+    if (d->dir_fd < 0)
+        return err->status;
+    d->may_replace = cdi_owned_find(&d->dir, d->step) != CDI_OWNED_NOT;
+    (void)snprintf(d->name, sizeof d->name, FILE_NAME, d->step);
+    /*
+     * Creates a new file, and never opens an existing one: that might be a link to another file, which would be
+     * overwritten, or another process's.
+     */
+    if (make_tmp(d->tmp, dir, err) != CDDP_OK)
+        return err->status;
+    if (!d->is_folder)
+        d->fd = openat(d->dir_fd, d->tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    else if (mkdirat(d->dir_fd, d->tmp, 0777) == 0)
+        d->fd = openat(d->dir_fd, d->tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (d->fd < 0 || fstat(d->fd, &file) != 0)
+        return not_written(err), wrap_unwritten(d, dir, err), err->status;
+    (void)flock(d->fd, LOCK_EX | LOCK_NB); /* it is in use, if anybody asks */
+    remove_leftovers(d->dir_fd, dir, file.st_mtime);
+    return CDDP_OK;
+}
+
+/* Publishes what was written with status st, or removes it. Frees d. */
+static cddp_status draft_end(struct cdi_draft *d, const char *dir, int keep, cddp_status st, struct cdi_error *err)
+{
+    /* Known before it is there: a file whose name may not last is this process's, too. */
+    if (st == CDDP_OK && cdi_owned_put(&d->dir, d->step, CDI_OWNED_WHOLE) != CDDP_OK)
+        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
+    if (st == CDDP_OK) {
+        st = publish(d, err);
+        if (st == CDDP_E_EXISTS)
+            (void)cdi_owned_put(&d->dir, d->step, CDI_OWNED_NOT);
+    }
+    if (st == CDDP_OK)
+        remove_old(d->dir_fd, &d->dir, dir, d->step, keep);
+    else if (st == CDDP_E_EXISTS)
+        st = refuse(dir, d->step, err);
+    else
+        wrap_unwritten(d, dir, err);
+    if (st == CDDP_OK)
+        draft_free(d);
+    else
+        cdi_draft_drop(d);
+    return st;
+}
+
+/* Returns NULL with an error. */
+static struct cdi_draft *draft_new(const char *dir, uint64_t step, bool is_folder, uint64_t bytes,
+                                   struct cdi_error *err)
+{
+    struct cdi_draft *d = calloc(1, sizeof *d);
+
+    if (d == NULL) {
+        (void)cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+        return NULL;
+    }
+    *d = (struct cdi_draft){.dir_fd = -1, .fd = -1, .step = step, .is_folder = is_folder};
+    if (draft_begin(d, dir, bytes, err) == CDDP_OK)
+        return d;
+    cdi_draft_drop(d);
+    return NULL;
 }
 
 cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
                                  int keep, const struct cdi_mover *mover, struct cdi_error *err)
 {
-    CDI_AUTOCLOSE int dir_fd = -1, fd = -1;
-    bool may_replace;
-    char name[64], tmp[64];
-    uint64_t random;
-    struct stat sb, file;
-    cddp_status st = cdi_checkpoint_may_write(dir, err);
+    const struct content c = {step, items, NULL, n_items};
+    struct cdi_error why;
+    struct cdi_draft *d = draft_new(dir, step, false, file_bytes_of(&c), &why);
 
-    if (st != CDDP_OK)
-        return st;
-    dir_fd = open_dir(dir, &sb, err);
-    if (dir_fd < 0)
-        return err->status;
-    may_replace = cdi_owned_find(&sb, step) != CDI_OWNED_NOT;
-    (void)snprintf(name, sizeof name, FILE_NAME, step);
-    /*
-     * Creates a new file, and never opens an existing one: that might be a link to another file, which would be
-     * overwritten, or another process's.
-     */
-    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random)
-        return cdi_fail_errno(err, errno, "checkpoint directory '%s': no random number", dir);
-    (void)snprintf(tmp, sizeof tmp, TMP_PREFIX "-%016" PRIx64 ".tmp", random);
-    fd = openat(dir_fd, tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0 || fstat(fd, &file) != 0) {
-        st = not_written(err);
-    } else {
-        (void)flock(fd, LOCK_EX | LOCK_NB); /* it is in use, if anybody asks */
-        remove_leftovers(dir_fd, dir, file.st_mtime);
-        st = checkpoint_write_file(fd, step, items, n_items, mover, err);
-    }
-    /* Known before it is there: a file whose name may not last is this process's, too. */
-    if (st == CDDP_OK && cdi_owned_put(&sb, step, CDI_OWNED_WHOLE) != CDDP_OK)
-        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory");
-    if (st == CDDP_OK) {
-        st = publish(dir_fd, tmp, fd, name, may_replace, err);
-        if (st == CDDP_E_EXISTS)
-            (void)cdi_owned_put(&sb, step, CDI_OWNED_NOT);
-    }
-    if (st != CDDP_OK)
-        (void)unlinkat(dir_fd, tmp, 0);
-    if (st == CDDP_E_EXISTS)
-        return refuse(dir, step, err);
-    if (st != CDDP_OK) {
-        (void)cdi_error_wrap(err, "checkpoint '%s/%s' (%" PRIu64 " bytes) was not written", dir, name,
-                             file_bytes_of(items, n_items));
-        return st;
-    }
-    remove_old(dir_fd, &sb, dir, step, keep);
+    if (d == NULL)
+        return cdi_fail_since(err, &why, "%s", why.msg);
+    return draft_end(d, dir, keep, checkpoint_write_file(d->fd, &c, mover, err), err);
+}
+
+/* --------------------------------------------------------------------------------------------------- sharded ---- */
+
+cddp_status cdi_draft_begin(struct cdi_draft **out, const char *dir, uint64_t step, struct cdi_error *err)
+{
+    struct cdi_error why;
+    struct cdi_draft *d = draft_new(dir, step, true, 0, &why);
+
+    if (d == NULL)
+        return cdi_fail_since(err, &why, "%s", why.msg);
+    *out = d;
     return CDDP_OK;
+}
+
+cddp_status cdi_draft_write_shard(const char *dir, const char *draft, size_t rank, size_t n_ranks, uint64_t step,
+                                  const cddp_checkpoint_item *items, const struct cdi_range *ranges, size_t n_items,
+                                  const struct cdi_mover *mover, struct cdi_error *err)
+{
+    const struct content c = {step, items, ranges, n_items};
+    char path[PATH_MAX], name[64];
+    CDI_AUTOCLOSE int folder = -1, fd = -1;
+    cddp_status st;
+
+    (void)snprintf(name, sizeof name, SHARD, rank, n_ranks);
+    if (snprintf(path, sizeof path, "%s/%s", dir, draft) >= (int)sizeof path)
+        return cdi_fail(err, CDDP_E_INVALID, "checkpoint directory '%.200s...': the path is too long", dir);
+    folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0 && errno == ENOENT)
+        return cdi_fail(err, CDDP_E_SYSTEM,
+                        "checkpoint '%.400s/" FILE_NAME "': rank %zu does not find what rank 0 has begun there: a "
+                        "sharded checkpoint needs a directory that all ranks share",
+                        dir, step, rank);
+    if (folder >= 0)
+        fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    st = fd < 0 ? not_written(err) : checkpoint_write_file(fd, &c, mover, err);
+    if (st == CDDP_OK && fsync(folder) != 0)
+        st = not_written(err);
+    return st == CDDP_OK
+               ? st
+               : cdi_error_wrap(err, "checkpoint '%.400s/" FILE_NAME "': '%s' (%" PRIu64 " bytes) was not written", dir,
+                                step, name, file_bytes_of(&c));
 }
 
 /* --------------------------------------------------------------------------------------------------- reading ---- */
 
 struct entry {
     uint64_t bytes, offset, crc;
-    const char *name; /* not terminated */
+    uint64_t whole, begin; /* of the item, and of these bytes in it */
+    const char *name;      /* not terminated */
+    uint32_t part;
     uint8_t kind, name_len;
 };
 
-struct cdi_checkpoint_file {
-    int fd;
-    char path[PATH_MAX];
-    uint64_t step;
+/* A file of a checkpoint: its only one, or a shard. */
+struct part {
+    uint64_t step, bytes, crc; /* crc: of the header */
     uint8_t *header;
     struct entry *entries;
     uint32_t n_entries;
+    bool has_ranges;
+};
+
+/* An item: its pieces, in their order. */
+struct stored {
+    const struct entry **piece;
+    size_t n;
+};
+
+struct cdi_checkpoint_file {
+    int fd; /* of part fd_of; -1: none is open */
+    size_t fd_of;
+    char path[PATH_MAX];
+    uint64_t step;
+    struct part *parts;
+    size_t n_parts;
+    bool is_sharded;
+    const struct entry **pieces; /* of all parts, by item */
+    struct stored *items;
     struct cdi_map by_name;
     uint64_t *steps; /* of all files in the directory, newest first */
     size_t n_steps;
     struct stat dir;
 };
+
+static void release_part(struct part *p)
+{
+    free(p->header);
+    free(p->entries);
+    *p = (struct part){0};
+}
 
 void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
 {
@@ -493,8 +711,11 @@ void cdi_checkpoint_close(struct cdi_checkpoint_file *f)
     if (f->fd >= 0)
         (void)close(f->fd);
     cdi_map_release(&f->by_name);
-    free(f->header);
-    free(f->entries);
+    for (size_t k = 0; k < f->n_parts; k++)
+        release_part(&f->parts[k]);
+    free(f->parts);
+    free(f->pieces);
+    free(f->items);
     free(f->steps);
     free(f);
 }
@@ -527,126 +748,344 @@ static uint64_t get_uint(const uint8_t *p, int n_bytes)
 }
 
 /*
- * Fills f->entries from a header with the right checksum. Returns false if its numbers are inconsistent nevertheless.
+ * Fills p->entries from a header with the right checksum. Returns false if its numbers are inconsistent nevertheless.
  */
-static bool parse_entries(struct cdi_checkpoint_file *f, uint64_t header_bytes, uint64_t file_bytes)
+static bool parse_entries(struct part *p, uint64_t header_bytes)
 {
-    const uint8_t *p = f->header + FIXED_BYTES, *end = f->header + header_bytes - 8;
+    const uint8_t *at = p->header + FIXED_BYTES, *end = p->header + header_bytes - 8;
+    ptrdiff_t size = ENTRY_BYTES + (p->has_ranges ? RANGE_BYTES : 0);
 
-    for (uint32_t i = 0; i < f->n_entries; i++) {
-        struct entry *e = &f->entries[i];
+    for (uint32_t i = 0; i < p->n_entries; i++) {
+        struct entry *e = &p->entries[i];
 
-        if (end - p < ENTRY_BYTES)
+        if (end - at < size)
             return false;
-        *e = (struct entry){.bytes = get_uint(p, 8),
-                            .offset = get_uint(p + 8, 8),
-                            .crc = get_uint(p + 16, 8),
-                            .name = (const char *)p + ENTRY_BYTES,
-                            .kind = p[24],
-                            .name_len = p[25]};
-        if (end - p < ENTRY_BYTES + e->name_len || e->offset > file_bytes || e->bytes > file_bytes - e->offset)
+        *e = (struct entry){.bytes = get_uint(at, 8),
+                            .offset = get_uint(at + 8, 8),
+                            .crc = get_uint(at + 16, 8),
+                            .name = (const char *)at + size,
+                            .kind = at[24],
+                            .name_len = at[25]};
+        e->whole = p->has_ranges ? get_uint(at + ENTRY_BYTES, 8) : e->bytes;
+        e->begin = p->has_ranges ? get_uint(at + ENTRY_BYTES + 8, 8) : 0;
+        if (end - at < size + e->name_len || e->offset > p->bytes || e->bytes > p->bytes - e->offset ||
+            e->begin > e->whole || e->bytes > e->whole - e->begin)
             return false;
-        p += ENTRY_BYTES + e->name_len;
+        at += size + e->name_len;
     }
-    return p == end;
-}
-
-/* Returns false without memory. Of two items of one name, which no save writes, the first one counts. */
-static bool index_entries(struct cdi_checkpoint_file *f)
-{
-    bool ok = true;
-
-    cdi_map_init(&f->by_name);
-    for (uint32_t i = 0; i < f->n_entries && ok; i++) {
-        struct entry *e = &f->entries[i];
-
-        if (cdi_map_get(&f->by_name, e->name, e->name_len) == NULL)
-            ok = cdi_map_add(&f->by_name, e->name, e->name_len, e) == CDDP_OK;
-    }
-    return ok;
+    return at == end;
 }
 
 /* A dangling link, a directory or a pipe may have the name of a checkpoint: CDDP_E_IO, as for a damaged file. */
-static cddp_status checkpoint_open_file(struct cdi_checkpoint_file *f, struct stat *sb, struct cdi_error *err)
+static cddp_status checkpoint_open_file(int *fd, const char *path, struct stat *sb, struct cdi_error *err)
 {
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
-    if (f->fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be opened: %s", f->path, strerror(errno));
-    if (f->fd < 0 || fstat(f->fd, sb) != 0)
-        return cdi_fail_errno(err, errno, "checkpoint '%s'", f->path);
-    if (!S_ISREG(sb->st_mode))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", f->path);
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would block */
+    if (*fd < 0 && (errno == ENOENT || errno == ELOOP || errno == ENXIO))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be opened: %s", path, strerror(errno));
+    if (*fd < 0 || fstat(*fd, sb) != 0)
+        return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
     return CDDP_OK;
 }
 
-/* Opens and reads the file, and checks the header. Any wrong bytes are CDDP_E_IO: the file is damaged. */
-static cddp_status read_header(struct cdi_checkpoint_file *f, struct cdi_error *err)
+/*
+ * Reads a part's header, and checks it. Any wrong bytes are CDDP_E_IO: the file is damaged. The caller releases the
+ * part, also on failure.
+ */
+static cddp_status read_header(struct part *p, int fd, const char *path, struct cdi_error *err)
 {
     uint8_t fixed[FIXED_BYTES];
     struct stat sb;
-    uint64_t header_bytes, file_bytes;
+    uint64_t header_bytes, version;
 
-    if (checkpoint_open_file(f, &sb, err) != CDDP_OK)
-        return err->status;
-    if (sb.st_size < (off_t)sizeof fixed || !checkpoint_read_all(f->fd, fixed, sizeof fixed, 0) ||
+    if (fstat(fd, &sb) != 0)
+        return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
+    if (!S_ISREG(sb.st_mode))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", path);
+    if (sb.st_size < (off_t)sizeof fixed || !checkpoint_read_all(fd, fixed, sizeof fixed, 0) ||
         memcmp(fixed, MAGIC, 8) != 0)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not start like a checkpoint", f->path);
-    f->n_entries = (uint32_t)get_uint(fixed + 12, 4);
-    f->step = get_uint(fixed + 16, 8);
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not start like a checkpoint", path);
+    version = get_uint(fixed + 8, 4);
+    p->n_entries = (uint32_t)get_uint(fixed + 12, 4);
+    p->step = get_uint(fixed + 16, 8);
     header_bytes = get_uint(fixed + 24, 8);
-    file_bytes = get_uint(fixed + 32, 8);
-    if ((uint64_t)sb.st_size != file_bytes)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it has %" PRIu64 " of its %" PRIu64 " bytes",
-                        f->path, (uint64_t)sb.st_size, file_bytes);
+    p->bytes = get_uint(fixed + 32, 8);
+    if ((uint64_t)sb.st_size != p->bytes)
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it has %" PRIu64 " of its %" PRIu64 " bytes", path,
+                        (uint64_t)sb.st_size, p->bytes);
     /* Before memory is allocated: no more than for what the file really holds. */
-    if (header_bytes < FIXED_BYTES + 8 || header_bytes > MAX_HEADER || header_bytes > file_bytes ||
-        f->n_entries > (header_bytes - FIXED_BYTES - 8) / ENTRY_BYTES)
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
-    f->header = malloc(header_bytes);
-    f->entries = calloc(f->n_entries + 1u, sizeof *f->entries);
-    if (f->header == NULL || f->entries == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
-    if (!checkpoint_read_all(f->fd, f->header, header_bytes, 0) ||
-        cdi_crc64(0, f->header, header_bytes - 8) != get_uint(f->header + header_bytes - 8, 8))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", f->path);
+    if (header_bytes < FIXED_BYTES + 8 || header_bytes > MAX_HEADER || header_bytes > p->bytes ||
+        p->n_entries > (header_bytes - FIXED_BYTES - 8) / ENTRY_BYTES)
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", path);
+    p->header = malloc(header_bytes);
+    p->entries = calloc(p->n_entries + 1u, sizeof *p->entries);
+    if (p->header == NULL || p->entries == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
+    if (!checkpoint_read_all(fd, p->header, header_bytes, 0))
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+    p->crc = get_uint(p->header + header_bytes - 8, 8);
+    if (cdi_crc64(0, p->header, header_bytes - 8) != p->crc)
+        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", path);
     /* Checked only now: a flipped bit does not mean another format. */
-    if (get_uint(fixed + 8, 4) != VERSION)
-        return cdi_fail(err, CDDP_E_VERSION, "checkpoint '%s' has format %" PRIu64 "; this libcddp reads format %u",
-                        f->path, get_uint(fixed + 8, 4), VERSION);
-    if (!parse_entries(f, header_bytes, file_bytes))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", f->path);
-    if (!index_entries(f))
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
-    return CDDP_OK;
+    if (version != VERSION && version != VERSION_SHARD)
+        return cdi_fail(err, CDDP_E_VERSION,
+                        "checkpoint '%s' has format %" PRIu64 "; this libcddp reads formats %u and %u", path, version,
+                        VERSION, VERSION_SHARD);
+    p->has_ranges = version == VERSION_SHARD;
+    return parse_entries(p, header_bytes)
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header is inconsistent", path);
 }
 
-/* Compares every item's checksum before a byte of the caller's memory is changed. */
-static cddp_status verify_items(const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status read_part(struct part *p, const char *path, struct cdi_error *err)
 {
-    CDI_AUTOFREE uint8_t *piece = malloc(PIECE);
+    CDI_AUTOCLOSE int fd = -1;
+    struct stat sb;
 
-    if (piece == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
-    for (uint32_t i = 0; i < f->n_entries; i++) {
-        const struct entry *e = &f->entries[i];
-        uint64_t crc = 0;
+    if (checkpoint_open_file(&fd, path, &sb, err) != CDDP_OK)
+        return err->status;
+    return read_header(p, fd, path, err);
+}
 
-        for (uint64_t done = 0; done < e->bytes;) {
-            size_t n = e->bytes - done < PIECE ? (size_t)(e->bytes - done) : PIECE;
+/* --- the shards of a folder */
 
-            if (!checkpoint_read_all(f->fd, piece, n, e->offset + done))
-                return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
-            crc = cdi_crc64(crc, piece, n);
-            done += n;
-        }
-        if (crc != e->crc)
-            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: the checksum of item '%.*s' is wrong", f->path,
-                            (int)e->name_len, e->name);
+#define PATH_BYTES (PATH_MAX + 64)
+
+/* Writes the path of part k. */
+static void part_path(const struct cdi_checkpoint_file *f, size_t k, char path[PATH_BYTES])
+{
+    if (f->is_sharded)
+        (void)snprintf(path, PATH_BYTES, "%s/" SHARD, f->path, k, f->n_parts);
+    else
+        (void)snprintf(path, PATH_BYTES, "%s", f->path);
+}
+
+/* What the index has of each shard, eight bytes each: its size, and its header's checksum. */
+#define INDEXED 16
+
+/* Reads the shards' headers, and compares them with the index. */
+static cddp_status read_shards(struct cdi_checkpoint_file *f, const uint8_t *index, struct cdi_error *err)
+{
+    for (size_t k = 0; k < f->n_parts; k++) {
+        struct part *p = &f->parts[k];
+        char path[PATH_BYTES];
+
+        part_path(f, k, path);
+        if (access(path, F_OK) != 0 && errno == ENOENT)
+            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: the file of rank %zu, '" SHARD "', is missing",
+                            f->path, k, k, f->n_parts);
+        if (read_part(p, path, err) != CDDP_OK)
+            return err->status;
+        if (p->bytes != get_uint(index + INDEXED * k, 8) || p->crc != get_uint(index + INDEXED * k + 8, 8) ||
+            p->step != f->step || !p->has_ranges)
+            return cdi_fail(err, CDDP_E_IO,
+                            "checkpoint '%s' is damaged: the file of rank %zu, '" SHARD "', is of another checkpoint",
+                            f->path, k, k, f->n_parts);
     }
     return CDDP_OK;
 }
 
-static const struct entry *find_entry(const struct cdi_checkpoint_file *f, const char *name)
+static cddp_status open_shards(struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    char path[PATH_BYTES];
+    CDI_AUTOFREE uint8_t *index = NULL;
+    CDI_AUTOCLOSE int fd = -1;
+    struct part head = {0};
+    struct stat sb;
+    cddp_status st;
+
+    f->is_sharded = true;
+    (void)snprintf(path, sizeof path, "%s/" INDEX, f->path);
+    st = checkpoint_open_file(&fd, path, &sb, err);
+    if (st == CDDP_OK)
+        st = read_header(&head, fd, path, err);
+    if (st == CDDP_OK && (head.n_entries != 1 || head.entries[0].bytes == 0 || head.entries[0].bytes % INDEXED != 0 ||
+                          head.step != f->step))
+        st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it is not an index of step %" PRIu64, path, f->step);
+    if (st == CDDP_OK) {
+        size_t bytes = (size_t)head.entries[0].bytes, n = bytes / INDEXED;
+
+        index = malloc(bytes);
+        f->parts = calloc(n, sizeof *f->parts);
+        f->n_parts = f->parts != NULL ? n : 0;
+        if (index == NULL || f->parts == NULL)
+            st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
+        else if (!checkpoint_read_all(fd, index, bytes, head.entries[0].offset) ||
+                 cdi_crc64(0, index, bytes) != head.entries[0].crc)
+            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its checksum is wrong", path);
+    }
+    release_part(&head);
+    return st == CDDP_OK ? read_shards(f, index, err) : st;
+}
+
+cddp_status cdi_draft_publish(struct cdi_draft *d, const char *dir, size_t n_ranks, int keep, struct cdi_error *err)
+{
+    CDI_AUTOFREE uint8_t *index = malloc(INDEXED * n_ranks);
+    const cddp_checkpoint_item item = {
+        .size = sizeof item, .name = "shards", .data = index, .bytes = INDEXED * n_ranks, .kind = CDDP_ITEM_MEMORY};
+    const struct content c = {d->step, &item, NULL, 1};
+    CDI_AUTOCLOSE int fd = -1;
+    cddp_status st = index == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
+
+    for (size_t k = 0; k < n_ranks && st == CDDP_OK; k++) {
+        struct part p = {0};
+        char path[PATH_BYTES];
+
+        (void)snprintf(path, sizeof path, "%.*s/%s/" SHARD, PATH_MAX - 64, dir, d->tmp, k, n_ranks);
+        st = read_part(&p, path, err);
+        for (int i = 0; i < 8 && index != NULL; i++) {
+            index[INDEXED * k + (size_t)i] = (uint8_t)(p.bytes >> 8 * i);
+            index[INDEXED * k + 8 + (size_t)i] = (uint8_t)(p.crc >> 8 * i);
+        }
+        d->bytes += p.bytes;
+        release_part(&p);
+    }
+    if (st == CDDP_OK) {
+        fd = openat(d->fd, INDEX, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        st = fd < 0 ? not_written(err) : checkpoint_write_file(fd, &c, NULL, err);
+    }
+    if (st == CDDP_OK && fsync(d->fd) != 0)
+        st = not_written(err);
+    return draft_end(d, dir, keep, st, err);
+}
+
+/* --- items, which may have pieces in several parts */
+
+static int by_place(const void *a, const void *b)
+{
+    const struct entry *x = *(const struct entry *const *)a, *y = *(const struct entry *const *)b;
+    size_t len = x->name_len < y->name_len ? x->name_len : y->name_len;
+    int order = memcmp(x->name, y->name, len);
+
+    if (order != 0 || x->name_len != y->name_len)
+        return order != 0 ? order : (int)x->name_len - (int)y->name_len;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* an empty piece comes first */
+}
+
+static bool is_same_item(const struct entry *a, const struct entry *b)
+{
+    return a->name_len == b->name_len && memcmp(a->name, b->name, a->name_len) == 0;
+}
+
+/* Checks that the pieces of an item, in their order, are all of it. */
+static cddp_status check_pieces(const struct cdi_checkpoint_file *f, const struct stored *s, struct cdi_error *err)
+{
+    const struct entry *first = s->piece[0];
+    uint64_t end = 0;
+    size_t i = 0;
+
+    for (; i < s->n; i++) {
+        const struct entry *e = s->piece[i];
+
+        if (e->begin != end || e->whole != first->whole || e->kind != first->kind)
+            break;
+        end += e->bytes;
+    }
+    return i == s->n && end == first->whole
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_IO,
+                          "checkpoint '%s' is damaged: what its files have of item '%.*s' ends after %" PRIu64
+                          " of %" PRIu64 " bytes",
+                          f->path, (int)first->name_len, first->name, end, first->whole);
+}
+
+/* Lists the pieces of each item. Of two items of one name in a file, which no save writes, the first one counts. */
+static cddp_status index_items(struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    size_t n = 0, m = 0;
+    cddp_status st = CDDP_OK;
+
+    for (size_t k = 0; k < f->n_parts; k++)
+        n += f->parts[k].n_entries;
+    cdi_map_init(&f->by_name);
+    f->pieces = calloc(n + 1, sizeof *f->pieces); /* NOLINT(bugprone-sizeof-expression): they are pointers */
+    f->items = calloc(n + 1, sizeof *f->items);
+    if (f->pieces == NULL || f->items == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
+    n = 0;
+    for (size_t k = 0; k < f->n_parts; k++)
+        for (uint32_t i = 0; i < f->parts[k].n_entries; i++) {
+            f->parts[k].entries[i].part = (uint32_t)k;
+            f->pieces[n++] = &f->parts[k].entries[i];
+        }
+    if (f->is_sharded)
+        qsort(f->pieces, n, sizeof *f->pieces, by_place); /* NOLINT(bugprone-sizeof-expression): pointers */
+    for (size_t i = 0; i < n && st == CDDP_OK; i += f->items[m - 1].n) {
+        struct stored *s = &f->items[m++];
+        const struct entry *e = f->pieces[i];
+
+        *s = (struct stored){&f->pieces[i], 1};
+        while (f->is_sharded && i + s->n < n && is_same_item(e, f->pieces[i + s->n]))
+            s->n++;
+        if (f->is_sharded)
+            st = check_pieces(f, s, err);
+        if (st == CDDP_OK && cdi_map_get(&f->by_name, e->name, e->name_len) == NULL &&
+            cdi_map_add(&f->by_name, e->name, e->name_len, s) != CDDP_OK)
+            st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
+    }
+    return st;
+}
+
+/* Reads from a part's file, which is opened if it is not the last one. */
+static cddp_status read_from(struct cdi_checkpoint_file *f, size_t part, void *data, size_t len, uint64_t offset,
+                             struct cdi_error *err)
+{
+    char path[PATH_BYTES];
+    struct stat sb;
+
+    part_path(f, part, path);
+    if (f->fd < 0 || f->fd_of != part) {
+        if (f->fd >= 0)
+            (void)close(f->fd);
+        f->fd_of = part;
+        if (checkpoint_open_file(&f->fd, path, &sb, err) != CDDP_OK)
+            return err->status;
+    }
+    return checkpoint_read_all(f->fd, data, len, offset)
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+}
+
+static cddp_status verify_piece(struct cdi_checkpoint_file *f, const struct entry *e, uint8_t *buffer,
+                                struct cdi_error *err)
+{
+    char path[PATH_BYTES];
+    uint64_t crc = 0;
+
+    for (uint64_t done = 0; done < e->bytes;) {
+        size_t n = e->bytes - done < PIECE ? (size_t)(e->bytes - done) : PIECE;
+
+        if (read_from(f, e->part, buffer, n, e->offset + done, err) != CDDP_OK)
+            return err->status;
+        crc = cdi_crc64(crc, buffer, n);
+        done += n;
+    }
+    part_path(f, e->part, path);
+    return crc == e->crc ? CDDP_OK
+                         : cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: the checksum of item '%.*s' is wrong",
+                                    path, (int)e->name_len, e->name);
+}
+
+/*
+ * Compares checksums before a byte of the caller's memory is changed: those of share `mine` of `shares`, which are
+ * whole shards where there are several.
+ */
+static cddp_status verify_items(struct cdi_checkpoint_file *f, size_t mine, size_t shares, struct cdi_error *err)
+{
+    CDI_AUTOFREE uint8_t *buffer = malloc(PIECE);
+    cddp_status st = CDDP_OK;
+
+    if (buffer == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path);
+    for (size_t k = 0; k < f->n_parts; k++)
+        for (uint32_t i = 0; i < f->parts[k].n_entries && st == CDDP_OK; i++)
+            if ((f->n_parts > 1 ? k : i) % shares == mine)
+                st = verify_piece(f, &f->parts[k].entries[i], buffer, err);
+    return st;
+}
+
+static const struct stored *find_item(const struct cdi_checkpoint_file *f, const char *name)
 {
     return cdi_map_get(&f->by_name, name, strlen(name));
 }
@@ -659,20 +1098,20 @@ static bool may_miss(const cddp_checkpoint_item *item)
     return (item->flags & CDDP_ITEM_PER_RANK) != 0 && (len < 3 || strcmp(item->name + len - 3, "[0]") != 0);
 }
 
-/* Reads an item on a device, piece by piece through host memory. */
-static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *item, uint64_t offset,
+/* Reads bytes of a part into memory on a device, piece by piece through host memory. */
+static cddp_status fill_away(struct cdi_checkpoint_file *f, size_t part, void *data, size_t bytes, uint64_t offset,
                              const struct cdi_mover *mover, struct cdi_error *err)
 {
-    size_t cap = item->bytes < MOVED ? item->bytes : MOVED;
+    size_t cap = bytes < MOVED ? bytes : MOVED;
     CDI_AUTOFREE uint8_t *piece = malloc(cap + 1);
     cddp_status st = piece == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path) : CDDP_OK;
 
-    for (size_t done = 0; done < item->bytes && st == CDDP_OK;) {
-        size_t n = item->bytes - done < cap ? item->bytes - done : cap;
+    for (size_t done = 0; done < bytes && st == CDDP_OK;) {
+        size_t n = bytes - done < cap ? bytes - done : cap;
 
-        if (!checkpoint_read_all(f->fd, piece, n, offset + done))
-            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
-        st = mover->ops->move(mover->b, (uint8_t *)item->data + done, piece, n, err);
+        st = read_from(f, part, piece, n, offset + done, err);
+        if (st == CDDP_OK)
+            st = mover->ops->move(mover->b, (uint8_t *)data + done, piece, n, err);
         done += n;
     }
     return st;
@@ -680,11 +1119,11 @@ static cddp_status fill_away(const struct cdi_checkpoint_file *f, const cddp_che
 
 bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes)
 {
-    const struct entry *e = find_entry(f, name);
+    const struct stored *s = find_item(f, name);
 
-    if (e != NULL && bytes != NULL)
-        *bytes = e->bytes;
-    return e != NULL;
+    if (s != NULL && bytes != NULL)
+        *bytes = s->piece[0]->whole;
+    return s != NULL;
 }
 
 const char *cdi_checkpoint_kind_name(unsigned kind)
@@ -692,16 +1131,19 @@ const char *cdi_checkpoint_kind_name(unsigned kind)
     static const char *const names[] = {[CDDP_ITEM_MEMORY] = "memory",
                                         [CDDP_ITEM_SAMPLER] = "a sampler",
                                         [CDDP_ITEM_OPTIM] = "an optimizer",
-                                        [CDDP_ITEM_DDP] = "a reducer"};
+                                        [CDDP_ITEM_DDP] = "a reducer",
+                                        [CDDP_ITEM_FSDP] = "a sharded model"};
 
     return kind < sizeof names / sizeof names[0] ? names[kind] : "something unknown";
 }
 
-cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
-                               uint8_t *present, struct cdi_error *err)
+cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
+                               const struct cdi_range *ranges, size_t n_items, uint8_t *present, struct cdi_error *err)
 {
     for (size_t i = 0; i < n_items; i++) {
-        const struct entry *e = find_entry(f, items[i].name);
+        const struct stored *s = find_item(f, items[i].name);
+        const struct entry *e = s == NULL ? NULL : s->piece[0];
+        uint64_t bytes = ranges != NULL ? ranges[i].whole : items[i].bytes;
 
         if (present != NULL)
             present[i] = e != NULL;
@@ -713,80 +1155,157 @@ cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_c
             return cdi_fail(err, CDDP_E_MISMATCH, "checkpoint '%s': item '%s' is %s there and %s in this program",
                             f->path, items[i].name, cdi_checkpoint_kind_name(e->kind),
                             cdi_checkpoint_kind_name((unsigned)items[i].kind));
-        if (e->bytes != items[i].bytes)
+        if (e->whole != bytes)
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %zu in this program", f->path,
-                            items[i].name, e->bytes, items[i].bytes);
+                            "checkpoint '%s': item '%s' has %" PRIu64 " bytes there and %" PRIu64 " in this program",
+                            f->path, items[i].name, e->whole, bytes);
     }
     return CDDP_OK;
 }
 
-cddp_status cdi_checkpoint_fill(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items, size_t n_items,
-                                const struct cdi_mover *mover, struct cdi_error *err)
+/* Reads bytes [begin, begin + item->bytes) of an item. */
+static cddp_status fill_item(struct cdi_checkpoint_file *f, const struct stored *s, const cddp_checkpoint_item *item,
+                             uint64_t begin, const struct cdi_mover *mover, struct cdi_error *err)
 {
+    size_t lo = 0, hi = s->n, done = 0;
     cddp_status st = CDDP_OK;
 
-    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        const struct entry *e = find_entry(f, items[i].name);
+    while (hi - lo > 1) { /* the last piece that begins at or before it */
+        size_t mid = lo + (hi - lo) / 2;
 
-        if (e != NULL && (items[i].flags & CDI_ITEM_ON_DEVICE) != 0)
-            st = fill_away(f, &items[i], e->offset, mover, err);
-        else if (e != NULL && !checkpoint_read_all(f->fd, items[i].data, items[i].bytes, e->offset))
-            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", f->path);
+        if (s->piece[mid]->begin <= begin)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    for (; lo < s->n && done < item->bytes && st == CDDP_OK; lo++) {
+        const struct entry *e = s->piece[lo];
+        uint64_t skip = begin + done - e->begin, left = e->bytes - skip;
+        size_t n = left < item->bytes - done ? (size_t)left : item->bytes - done;
+        void *to = (uint8_t *)item->data + done;
+
+        if ((item->flags & CDI_ITEM_ON_DEVICE) != 0)
+            st = fill_away(f, e->part, to, n, e->offset + skip, mover, err);
+        else
+            st = read_from(f, e->part, to, n, e->offset + skip, err);
+        done += n;
     }
     return st;
 }
 
-/* The caller closes *out, also on failure. */
-static cddp_status open_one(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, struct cdi_error *err)
+cddp_status cdi_checkpoint_fill(struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
+                                const struct cdi_range *ranges, size_t n_items, const struct cdi_mover *mover,
+                                struct cdi_error *err)
+{
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
+        const struct stored *s = find_item(f, items[i].name);
+
+        if (s != NULL)
+            st = fill_item(f, s, &items[i], ranges != NULL ? ranges[i].begin : 0, mover, err);
+    }
+    return st;
+}
+
+cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, size_t mine,
+                                     size_t shares, struct cdi_error *err)
 {
     struct cdi_checkpoint_file *f = calloc(1, sizeof *f);
+    struct stat sb;
     cddp_status st;
 
     *out = f;
     if (f == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint directory '%.200s': out of memory", dir);
     f->fd = -1;
+    f->step = step;
     if (snprintf(f->path, sizeof f->path, "%s/" FILE_NAME, dir, step) >= (int)sizeof f->path)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint directory '%.200s...': the path is too long", dir);
-    st = read_header(f, err);
-    return st == CDDP_OK ? verify_items(f, err) : st;
+    if (checkpoint_open_file(&f->fd, f->path, &sb, err) != CDDP_OK)
+        return mine == 0 || errno != ENOENT
+                   ? err->status
+                   : cdi_fail(err, CDDP_E_SYSTEM,
+                              "checkpoint '%s', which rank 0 finds, is not here: all ranks read it, so they need a "
+                              "directory that they share",
+                              f->path);
+    if (S_ISDIR(sb.st_mode)) {
+        (void)close(f->fd);
+        f->fd = -1;
+        st = open_shards(f, err);
+    } else {
+        f->parts = calloc(1, sizeof *f->parts);
+        f->n_parts = f->parts != NULL;
+        st = f->parts == NULL ? cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", f->path)
+                              : read_header(f->parts, f->fd, f->path, err);
+        if (st == CDDP_OK && f->parts->has_ranges)
+            st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it is a shard without its index", f->path);
+    }
+    if (st == CDDP_OK)
+        st = index_items(f, err);
+    if (st == CDDP_OK)
+        st = verify_items(f, mine, shares, err);
+    if (st == CDDP_OK && stat(dir, &f->dir) != 0)
+        st = cdi_fail_errno(err, errno, "checkpoint directory '%s'", dir);
+    return st;
+}
+
+bool cdi_checkpoint_is_sharded(const char *dir, uint64_t step)
+{
+    char path[PATH_MAX];
+    struct stat sb;
+
+    return snprintf(path, sizeof path, "%s/" FILE_NAME, dir, step) < (int)sizeof path && stat(path, &sb) == 0 &&
+           S_ISDIR(sb.st_mode);
+}
+
+cddp_status cdi_search_begin(struct cdi_search *s, const char *dir, struct cdi_error *err)
+{
+    cddp_status st;
+
+    *s = (struct cdi_search){.dir = dir, .info = {.size = sizeof s->info}};
+    st = list_steps(dir, &s->steps, &s->n, err);
+    return st == CDDP_OK && s->n == 0 ? cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir) : st;
+}
+
+cddp_status cdi_search_pass_over(struct cdi_search *s, const struct cdi_error *why, struct cdi_error *err)
+{
+    if (s->info.n_damaged++ == 0)
+        (void)snprintf(s->info.damaged, sizeof s->info.damaged, "%.500s", why->msg);
+    if (++s->at < s->n)
+        return CDDP_OK;
+    return cdi_fail(err, CDDP_E_IO, "none of the %zu checkpoints in '%s' is whole; the newest: %s", s->n, s->dir,
+                    s->info.damaged);
+}
+
+void cdi_search_found(struct cdi_search *s, struct cdi_checkpoint_file *f)
+{
+    s->info.step = s->steps[s->at];
+    f->n_steps = s->n;
+    f->steps = cdi_steal(&s->steps);
 }
 
 cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *dir, cddp_checkpoint_info *info,
                                 struct cdi_error *err)
 {
-    CDI_AUTOFREE uint64_t *steps = NULL;
-    cddp_checkpoint_info found = {.size = sizeof found};
     struct cdi_error why = {.status = CDDP_OK};
-    size_t n = 0;
-    cddp_status st = list_steps(dir, &steps, &n, err);
+    struct cdi_search s;
+    cddp_status st = cdi_search_begin(&s, dir, err);
 
     *out = NULL;
-    if (st != CDDP_OK)
-        return st;
-    if (n == 0)
-        return cdi_fail(err, CDDP_E_NOT_FOUND, "no checkpoint in '%s'", dir);
-    for (size_t i = 0; i < n; i++) {
-        st = open_one(out, dir, steps[i], &why);
-        if (st == CDDP_OK && stat(dir, &(*out)->dir) != 0)
-            st = cdi_fail_errno(&why, errno, "checkpoint directory '%s'", dir);
+    while (st == CDDP_OK) {
+        st = cdi_checkpoint_open_step(out, dir, s.steps[s.at], 0, 1, &why);
         if (st == CDDP_OK) {
-            found.step = (*out)->step = steps[i];
-            *info = found;
-            (*out)->n_steps = n;
-            (*out)->steps = cdi_steal(&steps);
-            return CDDP_OK;
+            cdi_search_found(&s, *out);
+            *info = s.info;
+            break;
         }
         cdi_checkpoint_close(*out);
         *out = NULL;
-        if (st != CDDP_E_IO)
-            return cdi_fail_since(err, &why, "%s", why.msg);
-        if (found.n_damaged++ == 0)
-            (void)snprintf(found.damaged, sizeof found.damaged, "%.500s", why.msg);
+        st = st == CDDP_E_IO ? cdi_search_pass_over(&s, &why, err) : cdi_fail_since(err, &why, "%s", why.msg);
     }
-    return cdi_fail(err, CDDP_E_IO, "none of the %zu checkpoints in '%s' is whole; the newest: %s", n, dir,
-                    found.damaged);
+    free(s.steps);
+    return st;
 }
 
 cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err)

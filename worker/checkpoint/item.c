@@ -87,6 +87,111 @@ cddp_status cdi_state_exchange(cddp_comm *comm, int rank, void *at_root, void *o
                                     err);
 }
 
+/* ----------------------------------------------------------------------------------------------------- pieces ---- */
+
+static bool is_power_of_two(size_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+const char *cdi_pieces_name(struct cdi_pieces *p, const char *prefix, const char *suffix, struct cdi_error *err)
+{
+    size_t len = strlen(prefix) + strlen(suffix) + 1;
+    char *name = malloc(len), **more = p->names;
+
+    if (is_power_of_two(p->n_names)) /* their room is one */
+        more = reallocarray(p->names, p->n_names > 0 ? 2 * p->n_names : 1,
+                            sizeof *more); /* NOLINT(bugprone-sizeof-expression): they are pointers */
+    if (more != NULL)
+        p->names = more;
+    if (more == NULL || name == NULL) {
+        free(name);
+        (void)cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+        return NULL;
+    }
+    (void)snprintf(name, len, "%s%s", prefix, suffix);
+    return p->names[p->n_names++] = name;
+}
+
+cddp_status cdi_pieces_add(struct cdi_pieces *p, const cddp_checkpoint_item *item, struct cdi_range range,
+                           struct cdi_error *err)
+{
+    if (p->n == p->room) {
+        size_t room = p->room > 0 ? 2 * p->room : 64;
+        cddp_checkpoint_item *items = reallocarray(p->items, room, sizeof *items);
+        struct cdi_range *ranges;
+
+        if (items != NULL)
+            p->items = items;
+        ranges = items == NULL ? NULL : reallocarray(p->ranges, room, sizeof *ranges);
+        if (ranges == NULL)
+            return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
+        p->ranges = ranges;
+        p->room = room;
+    }
+    p->items[p->n] = *item;
+    p->ranges[p->n++] = range;
+    return CDDP_OK;
+}
+
+/* Smaller items are rank 0's alone, as everything is in a checkpoint of one file; parts begin at such addresses. */
+#define CUT_FROM ((size_t)64 << 10)
+#define CUT_ALIGN ((size_t)4 << 10)
+
+cddp_status cdi_pieces_add_memory(struct cdi_pieces *p, const cddp_checkpoint_item *item, const cddp_comm *comm,
+                                  bool loads, struct cdi_error *err)
+{
+    size_t world = (size_t)cddp_world_size(comm), rank = (size_t)cddp_rank(comm), begin = 0, end = item->bytes;
+    cddp_checkpoint_item piece = *item;
+    cddp_status st = CDDP_OK;
+
+    for (size_t r = 0; r < world && (item->flags & CDDP_ITEM_PER_RANK) != 0 && st == CDDP_OK; r++) {
+        char suffix[24];
+
+        (void)snprintf(suffix, sizeof suffix, "[%zu]", r);
+        piece.name = cdi_pieces_name(p, item->name, suffix, err);
+        piece.flags = loads ? item->flags : 0;
+        piece.bytes = r == rank ? item->bytes : 0;
+        st = piece.name == NULL ? err->status : cdi_pieces_add(p, &piece, (struct cdi_range){item->bytes, 0}, err);
+    }
+    if ((item->flags & CDDP_ITEM_PER_RANK) != 0)
+        return st;
+    if (!loads && item->bytes < CUT_FROM) {
+        end = rank == 0 ? end : 0;
+    } else if (!loads) {
+        size_t part = (item->bytes / world + CUT_ALIGN) / CUT_ALIGN * CUT_ALIGN;
+
+        begin = part * rank < end ? part * rank : end;
+        end = end - begin < part ? end : begin + part;
+    }
+    piece.data = begin < end ? (uint8_t *)item->data + begin : NULL;
+    piece.bytes = end - begin;
+    return cdi_pieces_add(p, &piece, (struct cdi_range){item->bytes, begin}, err);
+}
+
+void cdi_pieces_pack(struct cdi_pieces *p)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->items[i].bytes == 0 && p->ranges[i].whole > 0)
+            continue;
+        p->items[n] = p->items[i];
+        p->ranges[n++] = p->ranges[i];
+    }
+    p->n = n;
+}
+
+void cdi_pieces_release(struct cdi_pieces *p)
+{
+    for (size_t i = 0; i < p->n_names; i++)
+        free(p->names[i]);
+    free(p->names);
+    free(p->items);
+    free(p->ranges);
+    *p = (struct cdi_pieces){0};
+}
+
 /* --------------------------------------------------------------------------------------------------- samplers ---- */
 
 /*
@@ -140,7 +245,7 @@ static cddp_status sampler_collect(struct cdi_state *s, struct cdi_error *err)
 
 /* Reads the places of all ranks. A world of another size has a use for them only if they are in one order of samples.
  */
-static cddp_status sampler_read_ranks(struct cdi_state *s, const struct cdi_checkpoint_file *f, size_t bytes,
+static cddp_status sampler_read_ranks(struct cdi_state *s, struct cdi_checkpoint_file *f, size_t bytes,
                                       struct cdi_error *err)
 {
     size_t world = (size_t)cddp_world_size(s->comm), saved = bytes / sizeof(cddp_sampler_state);
@@ -152,9 +257,9 @@ static cddp_status sampler_read_ranks(struct cdi_state *s, const struct cdi_chec
                         "checkpoint: item '%s.ranks' has %zu bytes, which is not a list of places", s->name, bytes);
     if (cdi_state_add(s, ".ranks", bytes, err) == NULL)
         return err->status;
-    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err);
+        st = cdi_checkpoint_fill(f, s->entries, NULL, s->n_entries, NULL, err);
     if (st != CDDP_OK)
         return st;
     (void)cdi_sampler_first_place(cdi_state_at(s, 1), saved, &one_order);
@@ -166,7 +271,7 @@ static cddp_status sampler_read_ranks(struct cdi_state *s, const struct cdi_chec
     return CDDP_OK;
 }
 
-static cddp_status sampler_begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status sampler_begin_load(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     size_t len = strlen(s->name) + sizeof ".ranks", bytes;
     CDI_AUTOFREE char *ranks = malloc(len);
@@ -175,10 +280,10 @@ static cddp_status sampler_begin_load(struct cdi_state *s, const struct cdi_chec
     if (ranks == NULL || cdi_state_add(s, "", sizeof(cddp_sampler_state), err) == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
     (void)snprintf(ranks, len, "%s.ranks", s->name);
-    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
+    st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
     if (st == CDDP_OK && cdi_checkpoint_find(f, ranks, &bytes))
         return sampler_read_ranks(s, f, bytes, err);
-    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, NULL, s->n_entries, NULL, err) : st;
 }
 
 /* Returns how many ranks have saved different places; 0: all were at the same one. */

@@ -379,6 +379,7 @@ static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_err
     if (f->unit == NULL || f->parts == NULL || f->slot_at == NULL || f->slot_ticket == NULL || f->grad_slot == NULL ||
         in->units == NULL || !cdi_pool_init(&f->pool, in->n_units, in->opt.max_live_units))
         return no_memory(in->n_units, err);
+    f->item_ops = &cdi_fsdp_item_ops;
     f->n_units = in->n_units;
     f->n_grad_slots = in->opt.max_live_gradients;
     for (size_t u = 0; u < f->n_units; u++)

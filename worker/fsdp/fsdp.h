@@ -38,6 +38,7 @@ struct cdi_fsdp_grad_slot {
 };
 
 struct cddp_fsdp {
+    const struct cdi_item_ops *item_ops; /* first: how it is saved in a checkpoint (checkpoint/item.h) */
     cddp_ddp *ddp;
     struct cdi_fsdp_unit *unit;
     struct cdi_fsdp_part *parts;
@@ -60,6 +61,8 @@ static inline char *cdi_fsdp_part_at(const struct cddp_fsdp *f, size_t slot_begi
 {
     return (char *)f->region->base + slot_begin + f->parts[k].at;
 }
+
+extern const struct cdi_item_ops cdi_fsdp_item_ops;
 
 void *cdi_fsdp_param_at(const struct cddp_fsdp *f, size_t slot_begin, size_t u, size_t i);
 

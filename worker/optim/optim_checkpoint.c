@@ -2,7 +2,7 @@
 /*
  * The optimizer's state in checkpoints. In the file it is whole, parameter by parameter, and independent of ranks, so
  * that a world of another size can load it. Rank 0 collects all shares to write them, and distributes them after
- * reading. The entries have PyTorch's names.
+ * reading; of a sharded checkpoint each rank writes and reads its own. The entries have PyTorch's names.
  */
 #include "common/crc64.h"
 #include "worker/backend/describe.h"
@@ -176,23 +176,23 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
     return CDDP_OK;
 }
 
-static cddp_status optim_begin_load(struct cdi_state *s, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status optim_begin_load(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     const struct head mine = optim_head_of(s->object);
     struct head saved;
     cddp_status st = add_entries(s, err);
 
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f, s->entries, 1, NULL, err);
+        st = cdi_checkpoint_fit(f, s->entries, NULL, 1, NULL, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, s->entries, 1, NULL, err);
+        st = cdi_checkpoint_fill(f, s->entries, NULL, 1, NULL, err);
     if (st != CDDP_OK)
         return st;
     memcpy(&saved, cdi_state_at(s, HEAD), sizeof saved);
     if (compare_heads(&saved, &mine, err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", s->name);
-    st = cdi_checkpoint_fit(f, s->entries, s->n_entries, NULL, err);
-    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, s->n_entries, NULL, err) : st;
+    st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, NULL, s->n_entries, NULL, err) : st;
 }
 
 static void *own_array(const cddp_optim *o, int array)
@@ -284,8 +284,84 @@ static cddp_status optim_restore(struct cdi_state *s, struct cdi_error *err)
     return st == CDDP_OK ? exchange_all(s, false, err) : st;
 }
 
+/* Checks that what the file has belongs to this optimizer. */
+static cddp_status compare_with_file(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    const struct head mine = optim_head_of(s->object);
+    struct head saved;
+    const cddp_checkpoint_item item = {
+        .size = sizeof item, .name = s->name, .data = &saved, .bytes = sizeof saved, .kind = s->kind};
+    cddp_status st = cdi_checkpoint_fit(f, &item, NULL, 1, NULL, err);
+
+    if (st == CDDP_OK)
+        st = cdi_checkpoint_fill(f, &item, NULL, 1, NULL, err);
+    return st == CDDP_OK ? compare_heads(&saved, &mine, err) : st;
+}
+
+/* Adds this rank's pieces of one array. */
+static cddp_status add_array(struct cdi_state *s, int array, struct cdi_pieces *p, struct cdi_error *err)
+{
+    const cddp_optim *o = s->object;
+    const char *name = cdi_pieces_name(p, s->name, name_of(o, array), err);
+    uint64_t whole = 0, at = 0;
+    cddp_status st = name == NULL ? err->status : CDDP_OK;
+
+    for (size_t i = 0; i < o->ddp->n_params; i++)
+        whole += o->ddp->params[i].count * optim_element_size(o, array, i);
+    for (size_t i = 0; i < o->ddp->n_params && st == CDDP_OK; i++) {
+        const struct cdi_shard *own = &o->shards[i];
+        size_t size = optim_element_size(o, array, i);
+        cddp_checkpoint_item piece = {
+            .size = sizeof piece, .name = name, .bytes = own->count * size, .kind = CDDP_ITEM_OPTIM};
+
+        if (piece.bytes > 0)
+            piece.data = (uint8_t *)own_array(o, array) + (array == MASTER ? own->master_at : own->state_at);
+        st = cdi_pieces_add(p, &piece, (struct cdi_range){whole, at + own->lo * size}, err);
+        at += o->ddp->params[i].count * size;
+    }
+    return st;
+}
+
+static cddp_status optim_pieces(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_pieces *p,
+                                struct cdi_error *err)
+{
+    cddp_optim *o = s->object;
+    const size_t bytes = o->ddp->n_params * sizeof *o->steps;
+    cddp_checkpoint_item steps = {.size = sizeof steps, .data = o->steps, .bytes = bytes, .kind = CDDP_ITEM_OPTIM};
+    const struct head head = optim_head_of(o);
+    cddp_status st = f != NULL ? compare_with_file(s, f, err) : CDDP_OK;
+
+    if (st == CDDP_OK && o->on_device)
+        st = cdi_ddp_follow(o->ddp, o->ddp->stream, err);
+    if (st == CDDP_OK && f == NULL && o->on_device)
+        st = cdi_optim_device_pull(o, err);
+    if (st == CDDP_OK && f == NULL && cddp_rank(s->comm) == 0) {
+        if (cdi_state_add(s, "", sizeof head, err) == NULL || cdi_state_add(s, ".steps", bytes, err) == NULL)
+            return err->status;
+        memcpy(cdi_state_at(s, HEAD), &head, sizeof head);
+        memcpy(cdi_state_at(s, STEPS), o->steps, bytes);
+    }
+    if (st == CDDP_OK && f != NULL) {
+        steps.name = cdi_pieces_name(p, s->name, ".steps", err);
+        st = steps.name == NULL ? err->status : cdi_pieces_add(p, &steps, (struct cdi_range){bytes, 0}, err);
+    }
+    for (int k = 0; k < ARRAYS && st == CDDP_OK; k++)
+        if (optim_has_array(o, k))
+            st = add_array(s, k, p, err);
+    return st;
+}
+
+static cddp_status optim_loaded(struct cdi_state *s, struct cdi_error *err)
+{
+    cddp_optim *o = s->object;
+
+    return o->on_device ? cdi_optim_device_push(o, err) : CDDP_OK;
+}
+
 const struct cdi_item_ops cdi_optim_item_ops = {.check = optim_check_item,
                                                 .begin_save = optim_begin_save,
                                                 .collect = optim_collect,
                                                 .begin_load = optim_begin_load,
-                                                .restore = optim_restore};
+                                                .restore = optim_restore,
+                                                .pieces = optim_pieces,
+                                                .loaded = optim_loaded};

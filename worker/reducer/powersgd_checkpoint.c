@@ -229,15 +229,15 @@ static cddp_status compare_kinds(const struct cdi_state *w, const struct cdi_che
                           "before, or leave the item out");
 }
 
-static cddp_status read_head(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct head *saved,
+static cddp_status read_head(struct cdi_state *w, struct cdi_checkpoint_file *f, struct head *saved,
                              struct cdi_error *err)
 {
     const cddp_ddp *d = w->object;
     struct head mine;
-    cddp_status st = cdi_checkpoint_fit(f, w->entries, HEAD + 1, NULL, err);
+    cddp_status st = cdi_checkpoint_fit(f, w->entries, NULL, HEAD + 1, NULL, err);
 
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, w->entries, HEAD + 1, NULL, err);
+        st = cdi_checkpoint_fill(f, w->entries, NULL, HEAD + 1, NULL, err);
     if (st != CDDP_OK)
         return st;
     memcpy(saved, cdi_state_at(w, HEAD), sizeof *saved);
@@ -246,7 +246,7 @@ static cddp_status read_head(struct cdi_state *w, const struct cdi_checkpoint_fi
                                                                 : cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
 }
 
-static cddp_status powersgd_begin_load(struct cdi_state *w, const struct cdi_checkpoint_file *f, struct cdi_error *err)
+static cddp_status powersgd_begin_load(struct cdi_state *w, struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     const cddp_ddp *d = w->object;
     struct head saved;
@@ -254,7 +254,7 @@ static cddp_status powersgd_begin_load(struct cdi_state *w, const struct cdi_che
 
     if (cdi_state_add(w, "", 0, err) == NULL || cdi_state_add(w, ".powersgd", sizeof saved, err) == NULL)
         return err->status;
-    st = cdi_checkpoint_fit(f, w->entries, HEAD, NULL, err);
+    st = cdi_checkpoint_fit(f, w->entries, NULL, HEAD, NULL, err);
     if (st != CDDP_OK)
         return st;
     if (compare_kinds(w, f, err) != CDDP_OK)
@@ -265,8 +265,8 @@ static cddp_status powersgd_begin_load(struct cdi_state *w, const struct cdi_che
     if (st == CDDP_OK)
         st = add_rest(w, d, saved.world, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f, w->entries, w->n_entries, NULL, err);
-    return st == CDDP_OK ? cdi_checkpoint_fill(f, w->entries, w->n_entries, NULL, err) : st;
+        st = cdi_checkpoint_fit(f, w->entries, NULL, w->n_entries, NULL, err);
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, w->entries, NULL, w->n_entries, NULL, err) : st;
 }
 
 static double powersgd_number(cddp_dtype dtype, const char *at, size_t k)

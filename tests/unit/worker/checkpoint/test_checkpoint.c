@@ -127,7 +127,7 @@ static int save_others(int rank)
     opt.size--;
     CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &opt) == CDDP_E_INVALID);
     CHECK(cddp_checkpoint_save(comm, scratch, 5, items + 1, 1, &later.opt) == CDDP_E_UNSUPPORTED);
-    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options is not zero at offset 16,") != NULL);
+    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options is not zero at offset 24,") != NULL);
     CHECK(cddp_checkpoint_save(comm, "", 5, items + 1, 1, NULL) == CDDP_E_INVALID);
     CHECK(cddp_checkpoint_wait(NULL) == CDDP_E_INVALID);
     return cddp_finalize(comm) != CDDP_OK;

@@ -302,8 +302,8 @@ static int entry(const char *dir, cddp_item_kind kind, const char *name, void *t
 
     item.bytes = bytes;
     CHECK(cdi_checkpoint_open(&f, dir, &info, &err) == CDDP_OK);
-    if (cdi_checkpoint_fit(f, &item, 1, NULL, &err) != CDDP_OK ||
-        cdi_checkpoint_fill(f, &item, 1, NULL, &err) != CDDP_OK) {
+    if (cdi_checkpoint_fit(f, &item, NULL, 1, NULL, &err) != CDDP_OK ||
+        cdi_checkpoint_fill(f, &item, NULL, 1, NULL, &err) != CDDP_OK) {
         fprintf(stderr, "%s\n", err.msg);
         return 1;
     }

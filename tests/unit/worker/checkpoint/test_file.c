@@ -52,9 +52,9 @@ static cddp_status read_newest(const cddp_checkpoint_item *list, size_t n, cddp_
     cddp_status st = cdi_checkpoint_open(&f, dir, info, err);
 
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f, list, n, present, err);
+        st = cdi_checkpoint_fit(f, list, NULL, n, present, err);
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, list, n, NULL, err);
+        st = cdi_checkpoint_fill(f, list, NULL, n, NULL, err);
     cdi_checkpoint_close(f);
     return st;
 }
@@ -365,13 +365,13 @@ Test(checkpoint, other_format_is_error)
     fd = open(file_of(2), O_RDWR);
     cr_assert_eq(pread(fd, header, sizeof header, 0), (ssize_t)sizeof header);
     memcpy(&header_bytes, header + 24, 8);
-    header[8] = 3;
+    header[8] = 4;
     crc = cdi_crc64(0, header, header_bytes - 8);
     memcpy(header + header_bytes - 8, &crc, 8);
     cr_assert_eq(pwrite(fd, header, sizeof header, 0), (ssize_t)sizeof header);
     (void)close(fd);
     cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_E_VERSION);
-    cr_assert(strstr(err.msg, "has format 3; this libcddp reads format 2") != NULL, "%s", err.msg);
+    cr_assert(strstr(err.msg, "has format 4; this libcddp reads formats 2 and 3") != NULL, "%s", err.msg);
     scratch_remove();
 }
 
@@ -401,7 +401,7 @@ Test(checkpoint, header_that_claims_more_items_than_it_holds_is_damaged)
 
 Test(checkpoint, skips_and_names_non_file)
 {
-    const char *const why[] = {"cannot be opened: No such file", "is not a file", "is not a file",
+    const char *const why[] = {"cannot be opened: No such file", "cddp/index' cannot be opened", "is not a file",
                                "cannot be opened: Too many levels"};
     cddp_checkpoint_info info = {.size = sizeof info};
     struct cdi_error err;
@@ -508,16 +508,16 @@ Test(checkpoint, rejects_bad_items)
     const cddp_checkpoint_item twice[] = {item_memory("a", weights, 4), item_memory("a", weights, 4)};
     char name[300];
 
-    cr_assert_eq(cdi_checkpoint_check_items(twice, 2, NULL), CDDP_E_INVALID);
-    cr_assert_eq(cdi_checkpoint_check_items(twice, 0, NULL), CDDP_E_INVALID);
-    cr_assert_eq(cdi_checkpoint_check_items(twice, 1, NULL), CDDP_OK);
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 2, false, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 0, false, NULL), CDDP_E_INVALID);
+    cr_assert_eq(cdi_checkpoint_check_items(twice, 1, false, NULL), CDDP_OK);
     cr_assert_eq(check(item_memory("a", weights, 4)), CDDP_OK);
     cr_assert_eq(check(item_memory(NULL, weights, 4)), CDDP_E_INVALID);
     cr_assert_eq(check(item_memory("", weights, 4)), CDDP_E_INVALID);
     cr_assert_eq(check(item_memory("a", NULL, 4)), CDDP_E_INVALID);
     cr_assert_eq(check(item_memory("a", NULL, 0)), CDDP_OK);
     cr_assert_eq(check(item_of(CDDP_ITEM_OPTIM, "a", NULL)), CDDP_E_INVALID);
-    cr_assert_eq(check(item_of((cddp_item_kind)4, "a", weights)), CDDP_E_INVALID);
+    cr_assert_eq(check(item_of((cddp_item_kind)5, "a", weights)), CDDP_E_INVALID);
     cr_assert_eq(check(item_of((cddp_item_kind)-1, "a", weights)), CDDP_E_INVALID);
     for (cddp_item_kind kind = CDDP_ITEM_SAMPLER; kind <= CDDP_ITEM_DDP; kind++) {
         cddp_checkpoint_item one = item_of(kind, "a", weights);

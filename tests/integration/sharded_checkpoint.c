@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Trains a model whose parameters are divided, or whole, from the newest checkpoint on; started by cddprun. Gradients
+ * are the same on every rank, and their means exact, so that every world computes the same bits.
+ *
+ *     sharded_checkpoint DIR STAGE STEPS [OUT [HOW [SCALE]]]
+ *
+ * STAGE: 2, 3, or 0: whole parameters. STEPS: up to which step it trains; rank 0 then writes the parameters to OUT. HOW
+ * has a letter for each of: b, saves in the background; s, saves sharded also what is whole; e, saves each step, and
+ * not only the last; o, from step 0 on; t, prints how long saves take. SCALE: multiplies the parameters' sizes.
+ */
+#include "by_hand.h"
+
+#include <cddp/cddp.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define UNITS 5
+#define PARAMS 2
+
+/* The second parameter of each unit is of 16 bits. */
+static const size_t counts[UNITS][PARAMS] = {{1003, 17}, {1, 3}, {40001, 33}, {7, 5}, {9000, 2500}};
+
+static cddp_comm *comm;
+static cddp_fsdp *fsdp;
+static cddp_ddp *ddp;
+static cddp_optim *optim;
+static cddp_param params[UNITS][PARAMS];
+static cddp_fsdp_unit units[UNITS];
+static char names[UNITS][PARAMS][24], unit_names[UNITS][16];
+static uint64_t step, mine;
+
+static size_t bytes_of(size_t u, size_t i)
+{
+    return params[u][i].count * cddp_dtype_size(params[u][i].dtype);
+}
+
+static uint32_t hash(uint64_t x)
+{
+    x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+    return (uint32_t)(x >> 32);
+}
+
+static void put(void *at, cddp_dtype dtype, size_t k, float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    if (dtype == CDDP_FLOAT32)
+        ((uint32_t *)at)[k] = bits;
+    else
+        ((uint16_t *)at)[k] = (uint16_t)(bits >> 16);
+}
+
+static uint32_t bits_of(const void *at, cddp_dtype dtype, size_t k)
+{
+    return dtype == CDDP_FLOAT32 ? ((const uint32_t *)at)[k] : ((const uint16_t *)at)[k];
+}
+
+/* Eighths, of which five ranks have an exact sum and mean. A wrong bit of a parameter changes its next gradient. */
+static void backward(size_t u, size_t i, const void *w, void *g)
+{
+    for (size_t k = 0; k < params[u][i].count; k++)
+        put(g, params[u][i].dtype, k,
+            (float)((int)(hash(step * 104729 + u * 31 + i + k * 1000003) % 8) - 5 +
+                    (int)(hash(bits_of(w, params[u][i].dtype, k)) % 4)) /
+                8.0F);
+}
+
+static cddp_status fill(void *arg, size_t u, void *const *data)
+{
+    (void)arg;
+    for (size_t i = 0; i < PARAMS; i++)
+        for (size_t k = 0; k < params[u][i].count; k++)
+            put(data[i], params[u][i].dtype, k, (float)(hash(u * 77 + i * 13 + k) % 1000) / 256.0F);
+    return CDDP_OK;
+}
+
+static void make_model(int stage, size_t scale)
+{
+    const cddp_fsdp_options opt = {.size = sizeof opt, .stage = stage, .fill = fill};
+    cddp_optim_options rule;
+
+    for (size_t u = 0; u < UNITS; u++) {
+        for (size_t i = 0; i < PARAMS; i++) {
+            (void)snprintf(names[u][i], sizeof names[u][i], "block.%zu.%zu", u, i);
+            params[u][i] = (cddp_param){.size = sizeof(cddp_param),
+                                        .name = names[u][i],
+                                        .count = counts[u][i] * scale,
+                                        .dtype = i == 1 ? CDDP_BFLOAT16 : CDDP_FLOAT32};
+            CHECK(stage != 0 || cddp_alloc(comm, bytes_of(u, i), 0, &params[u][i].data) == CDDP_OK);
+        }
+        (void)snprintf(unit_names[u], sizeof unit_names[u], "block.%zu", u);
+        units[u] = (cddp_fsdp_unit){.size = sizeof(cddp_fsdp_unit),
+                                    .name = unit_names[u],
+                                    .params = params[u],
+                                    .n_params = PARAMS,
+                                    .flags = u == 1 ? CDDP_FSDP_KEEP : 0};
+        if (stage == 0)
+            CHECK(fill(NULL, u, (void *const[]){params[u][0].data, params[u][1].data}) == CDDP_OK);
+    }
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_ADAMW);
+    rule.lr = 0.05;
+    if (stage == 0) {
+        CHECK(cddp_ddp_create(&ddp, comm, params[0], (size_t)UNITS * PARAMS, NULL) == CDDP_OK);
+        CHECK(cddp_optim_create(&optim, ddp, &rule) == CDDP_OK);
+    } else {
+        CHECK(cddp_fsdp_create(&fsdp, comm, units, UNITS, &opt) == CDDP_OK);
+        CHECK(cddp_optim_create_sharded(&optim, fsdp, &rule) == CDDP_OK);
+    }
+}
+
+static void free_model(void)
+{
+    cddp_optim_destroy(optim);
+    cddp_fsdp_destroy(fsdp);
+    cddp_ddp_destroy(ddp);
+    for (size_t u = 0; u < UNITS; u++)
+        for (size_t i = 0; i < PARAMS; i++)
+            cddp_free(comm, params[u][i].data);
+}
+
+static void hold(size_t u)
+{
+    CHECK(cddp_fsdp_gather(fsdp, u) == CDDP_OK && cddp_fsdp_wait_unit(fsdp, u) == CDDP_OK);
+}
+
+static void train_step(void)
+{
+    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = 1.5};
+
+    for (size_t u = UNITS; u-- > 0;) {
+        if (fsdp != NULL)
+            hold(u);
+        for (size_t i = PARAMS; i-- > 0;) {
+            if (fsdp != NULL) {
+                backward(u, i, cddp_fsdp_param(fsdp, u, i), cddp_fsdp_grad(fsdp, u, i));
+            } else {
+                backward(u, i, params[u][i].data, cddp_ddp_grad(ddp, u * PARAMS + i));
+                CHECK(cddp_ddp_grad_ready(ddp, u * PARAMS + i) == CDDP_OK);
+            }
+        }
+        if (fsdp != NULL)
+            CHECK(cddp_fsdp_release(fsdp, u) == CDDP_OK && cddp_fsdp_grads_ready(fsdp, u) == CDDP_OK);
+    }
+    CHECK(cddp_optim_step(optim, &args) == CDDP_OK);
+    step++;
+    mine = step * 1000 + (uint64_t)cddp_rank(comm);
+}
+
+static cddp_checkpoint_item item(cddp_item_kind kind, const char *name, void *data, size_t bytes)
+{
+    return (cddp_checkpoint_item){
+        .size = sizeof(cddp_checkpoint_item), .name = name, .data = data, .bytes = bytes, .kind = kind};
+}
+
+static size_t list(cddp_checkpoint_item *items)
+{
+    size_t n = 0;
+
+    items[n++] = item(CDDP_ITEM_OPTIM, "adam", optim, 0);
+    items[n++] = item(CDDP_ITEM_MEMORY, "step", &step, sizeof step);
+    items[n] = item(CDDP_ITEM_MEMORY, "mine", &mine, sizeof mine);
+    items[n++].flags = CDDP_ITEM_PER_RANK;
+    if (fsdp != NULL)
+        items[n++] = item(CDDP_ITEM_FSDP, "", fsdp, 0);
+    for (size_t k = 0; k < (size_t)UNITS * PARAMS && fsdp == NULL; k++)
+        items[n++] = item(CDDP_ITEM_MEMORY, names[k / PARAMS][k % PARAMS], params[k / PARAMS][k % PARAMS].data,
+                          bytes_of(k / PARAMS, k % PARAMS));
+    return n;
+}
+
+/* Both are 1 if memory differs on another rank. */
+static void load(const char *dir)
+{
+    cddp_checkpoint_item items[3 + UNITS * PARAMS];
+    cddp_checkpoint_info info = {.size = sizeof info};
+    cddp_status st;
+
+    /* What was gathered before is old after it. */
+    for (size_t u = 0; u < UNITS && fsdp != NULL; u++) {
+        hold(u);
+        CHECK(cddp_fsdp_release(fsdp, u) == CDDP_OK);
+    }
+    st = cddp_checkpoint_load(comm, dir, items, list(items), &info);
+    if (st == CDDP_E_NOT_FOUND)
+        return;
+    if (st != CDDP_OK) {
+        (void)fprintf(stderr, "rank %d: load: %s\n", cddp_rank(comm), cddp_last_error());
+        exit(3);
+    }
+    CHECK(info.step == step);
+    CHECK(mine == 0 || mine == step * 1000 + (uint64_t)cddp_rank(comm));
+    if (cddp_rank(comm) == 0)
+        (void)printf("loaded step %d; damaged: %s\n", (int)step, info.damaged);
+}
+
+static double now(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void save(const char *dir, const char *how)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt,
+                                         .background = strchr(how, 'b') != NULL,
+                                         .flags = strchr(how, 's') != NULL ? CDDP_CHECKPOINT_SHARDED : 0};
+    cddp_checkpoint_item items[3 + UNITS * PARAMS];
+    double began = now(), returned;
+    cddp_status st = cddp_checkpoint_save(comm, dir, step, items, list(items), &opt);
+
+    returned = now();
+    if (st == CDDP_OK && strchr(how, 't') != NULL)
+        st = cddp_checkpoint_wait(comm);
+    if (st != CDDP_OK) {
+        (void)fprintf(stderr, "rank %d: save: %s\n", cddp_rank(comm), cddp_last_error());
+        exit(4);
+    }
+    if (cddp_rank(comm) == 0 && strchr(how, 't') != NULL)
+        (void)printf("saved in %.3f s, after %.3f s of the call\n", now() - began, returned - began);
+}
+
+static void write_all(const char *path)
+{
+    FILE *out = cddp_rank(comm) == 0 ? fopen(path, "w") : NULL;
+
+    for (size_t u = 0; u < UNITS; u++) {
+        if (fsdp != NULL)
+            hold(u);
+        for (size_t i = 0; i < PARAMS && out != NULL; i++)
+            CHECK(fwrite(fsdp != NULL ? cddp_fsdp_param(fsdp, u, i) : params[u][i].data, 1, bytes_of(u, i), out) ==
+                  bytes_of(u, i));
+        if (fsdp != NULL)
+            CHECK(cddp_fsdp_release(fsdp, u) == CDDP_OK);
+    }
+    CHECK(out == NULL || fclose(out) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    const char *how = argc > 5 ? argv[5] : "";
+    uint64_t steps;
+
+    CHECK(argc >= 4);
+    steps = strtoull(argv[3], NULL, 10);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    make_model(atoi(argv[2]), argc > 6 ? strtoul(argv[6], NULL, 10) : 1);
+    load(argv[1]);
+    if (strchr(how, 'o') != NULL)
+        save(argv[1], how);
+    while (step < steps) {
+        train_step();
+        if (strchr(how, 'e') != NULL || step == steps)
+            save(argv[1], how);
+    }
+    CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
+    if (argc > 4)
+        write_all(argv[4]);
+    free_model();
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
