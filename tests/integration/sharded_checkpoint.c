@@ -175,14 +175,13 @@ static size_t list(cddp_checkpoint_item *items)
     return n;
 }
 
-/* Both are 1 if memory differs on another rank. */
 static void load(const char *dir)
 {
     cddp_checkpoint_item items[3 + UNITS * PARAMS];
     cddp_checkpoint_info info = {.size = sizeof info};
     cddp_status st;
 
-    /* What was gathered before is old after it. */
+    /* Units that were gathered before have old parameters afterwards. */
     for (size_t u = 0; u < UNITS && fsdp != NULL; u++) {
         hold(u);
         CHECK(cddp_fsdp_release(fsdp, u) == CDDP_OK);
@@ -197,7 +196,7 @@ static void load(const char *dir)
     CHECK(info.step == step);
     CHECK(mine == 0 || mine == step * 1000 + (uint64_t)cddp_rank(comm));
     if (cddp_rank(comm) == 0)
-        (void)printf("loaded step %d; damaged: %s\n", (int)step, info.damaged);
+        (void)printf("loaded step %d; damaged: %s\n", (int)step, info.damaged), (void)fflush(stdout);
 }
 
 static double now(void)

@@ -381,7 +381,7 @@ static bool has_pieces(const struct cdi_state *s)
     return cdi_item_ops(s)->pieces != NULL;
 }
 
-/* Lists what this rank writes, or with f reads. */
+/* Lists what this rank writes, or with f reads. Then rank 0 also reads the states that do not lie in pieces. */
 static cddp_status list_pieces(struct cdi_pieces *p, const struct list *l, struct cdi_save *s, cddp_comm *comm,
                                struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
@@ -394,6 +394,8 @@ static cddp_status list_pieces(struct cdi_pieces *p, const struct list *l, struc
 
         if (has_pieces(w) && (st = cdi_item_ops(w)->pieces(w, f, p, err)) != CDDP_OK)
             st = cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
+        else if (!has_pieces(w) && f != NULL && cddp_rank(comm) == 0)
+            st = cdi_item_ops(w)->begin_load(w, f, err);
         for (size_t k = 0; k < w->n_entries && f == NULL && st == CDDP_OK; k++)
             st = cdi_pieces_add(p, &w->entries[k], (struct cdi_range){w->entries[k].bytes, 0}, err);
     }
@@ -427,6 +429,17 @@ static cddp_status checkpoint_agree(cddp_comm *comm, cddp_status mine, struct cd
     return cdi_checkpoint_agree(comm, mine, NULL, 0, NULL, err);
 }
 
+/* Removes what was written, before any rank returns the error. A collective. */
+static cddp_status give_up(cddp_comm *comm, struct cdi_save *s, cddp_status st)
+{
+    struct verdict v = {0};
+
+    cdi_draft_drop(s->draft);
+    s->draft = NULL;
+    (void)share_verdict(comm, &v, NULL);
+    return st;
+}
+
 static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
                                struct cdi_error *err)
 {
@@ -453,7 +466,7 @@ static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct
     if (st == CDDP_OK)
         st = checkpoint_agree(comm, cdi_save_write_shard(s, err), err);
     if (st != CDDP_OK)
-        return st;
+        return give_up(comm, s, st);
     v = (struct verdict){.status = is_root ? cdi_save_publish(s, err) : CDDP_OK};
     return share_verdict(comm, &v, err);
 }
@@ -763,14 +776,9 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
 static cddp_status pieces_fit(struct cdi_pieces *p, const struct found *f, struct cdi_save *s, cddp_comm *comm,
                               const struct list *l, struct cdi_error *err)
 {
-    cddp_status st = CDDP_OK;
+    cddp_status st = list_pieces(p, l, s, comm, f->file, err);
 
     s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
-    for (size_t i = 0; i < s->n_states && cddp_rank(comm) == 0 && st == CDDP_OK; i++)
-        if (!has_pieces(&s->states[i]))
-            st = cdi_item_ops(&s->states[i])->begin_load(&s->states[i], f->file, err);
-    if (st == CDDP_OK)
-        st = list_pieces(p, l, s, comm, f->file, err);
     for (size_t i = 0; i < p->n; i++)
         if (p->items[i].bytes > 0 && is_on_device(comm, p->items[i].data))
             p->items[i].flags |= CDI_ITEM_ON_DEVICE;

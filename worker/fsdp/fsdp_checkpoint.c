@@ -29,7 +29,7 @@ static cddp_status fsdp_check_item(struct cdi_state *s, struct cdi_error *err)
     return st;
 }
 
-/* What is loaded replaces what units have gathered. */
+/* A load replaces the parameters that units have gathered. */
 static cddp_status check_released(const cddp_fsdp *f, struct cdi_error *err)
 {
     for (size_t u = 0; u < f->n_units; u++)

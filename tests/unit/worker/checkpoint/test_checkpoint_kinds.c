@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints of everything that a job has: a GAN, two objects of each kind and plain memory, in one file. A loaded
- * state is compared by saving it again: two checkpoints of the same state have the same bytes.
+ * Checkpoints of everything that a job has: a GAN, two objects of each kind and plain memory, in one file or in one of
+ * each rank. A loaded state is compared by saving it again: two checkpoints of the same state have the same bytes.
  */
 #include "hygiene.h"
 #include "items.h"
@@ -169,9 +169,12 @@ static size_t list(struct gan *g, cddp_checkpoint_item items[ITEMS])
     return n;
 }
 
+static bool sharded;
+
 static cddp_status gan_save(struct gan *g, const char *dir, bool background)
 {
-    const cddp_checkpoint_options opt = {.size = sizeof opt, .background = background};
+    const cddp_checkpoint_options opt = {
+        .size = sizeof opt, .background = background, .flags = sharded ? CDDP_CHECKPOINT_SHARDED : 0};
     cddp_checkpoint_item items[ITEMS];
 
     return cddp_checkpoint_save(g->comm, dir, g->step, items, list(g, items), &opt);
@@ -216,6 +219,17 @@ static const char *file_of(const char *dir, uint64_t step)
     return path[next];
 }
 
+/* Returns the file to damage, of two ranks. */
+static const char *part_of(const char *dir, uint64_t step)
+{
+    static char path[2][300];
+    static int next;
+
+    next = (next + 1) % 2;
+    (void)snprintf(path[next], sizeof path[next], "%s%s", file_of(dir, step), sharded ? "/shard-1-of-2" : "");
+    return path[next];
+}
+
 static size_t read_file(const char *path, uint8_t *to, size_t cap)
 {
     FILE *f = fopen(path, "rb");
@@ -226,11 +240,17 @@ static size_t read_file(const char *path, uint8_t *to, size_t cap)
     return n;
 }
 
-/* Returns true if both files exist and are equal. */
+/* Returns true if both files exist and are equal. An index has checksums of all that the shards have. */
 static bool alike(const char *a, const char *b)
 {
     static uint8_t bytes[2][1 << 16];
-    size_t n = read_file(a, bytes[0], sizeof bytes[0]), m = read_file(b, bytes[1], sizeof bytes[1]);
+    char in[2][300];
+    size_t n, m;
+
+    (void)snprintf(in[0], sizeof in[0], "%s%s", a, sharded ? "/index" : "");
+    (void)snprintf(in[1], sizeof in[1], "%s%s", b, sharded ? "/index" : "");
+    n = read_file(in[0], bytes[0], sizeof bytes[0]);
+    m = read_file(in[1], bytes[1], sizeof bytes[1]);
 
     return n > 0 && n < sizeof bytes[0] && n == m && memcmp(bytes[0], bytes[1], n) == 0;
 }
@@ -282,10 +302,11 @@ static int go_on(int rank)
 
 Test(checkpoint_kinds, gan_resumes_bit_for_bit)
 {
-    for (int ranks = 1; ranks <= 4; ranks++) {
+    for (int k = 0; k < 8; k++) {
         scratch_make();
-        background = ranks % 2 == 0;
-        cr_assert_eq(run_world(ranks, go_on), 0, "%d ranks", ranks);
+        sharded = k >= 4;
+        background = k % 2 != 0;
+        cr_assert_eq(run_world(1 + k % 4, go_on), 0, "%d ranks, %s", 1 + k % 4, sharded ? "sharded" : "one file");
         scratch_remove();
     }
 }
@@ -357,6 +378,7 @@ Test(checkpoint_kinds, gan_resumes_in_other_worlds)
     scratch_make();
     for (size_t k = 0; k < sizeof worlds / sizeof worlds[0]; k++) {
         went = 3 * k;
+        sharded = k % 2 != 0;
         scratch_drop("b");
         cr_assert_eq(run_world(worlds[k], go_on_elsewhere), 0, "a world of %d", worlds[k]);
     }
@@ -411,12 +433,12 @@ static int refused(int rank)
 
 Test(checkpoint_kinds, rejects_mismatch_without_changes)
 {
-    scratch_make();
-    cr_assert_eq(run_world(2, refused), 0);
-    scratch_remove();
-    scratch_make();
-    cr_assert_eq(run_world(3, refused), 0);
-    scratch_remove();
+    for (int k = 0; k < 4; k++) {
+        scratch_make();
+        sharded = k >= 2;
+        cr_assert_eq(run_world(2 + k % 2, refused), 0);
+        scratch_remove();
+    }
 }
 
 /* A save of n such items, and a load, are rejected with the name of the last one. */
@@ -495,9 +517,12 @@ static int wrong_lists(int rank)
 
 Test(checkpoint_kinds, bad_list_on_one_rank_fails_all)
 {
-    scratch_make();
-    cr_assert_eq(run_world(2, wrong_lists), 0);
-    scratch_remove();
+    for (int k = 0; k < 2; k++) {
+        scratch_make();
+        sharded = k == 1;
+        cr_assert_eq(run_world(2, wrong_lists), 0, "%s", sharded ? "sharded" : "one file");
+        scratch_remove();
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------- faults ----
@@ -515,12 +540,12 @@ static int damaged(int rank)
         CHECK(gan_step(&g) == 0 && gan_save(&g, dir_of("a"), false) == CDDP_OK);
         CHECK(gan_save(&g, dir_of(i == 1 ? "one" : "two"), false) == CDDP_OK);
     }
-    CHECK(stat(file_of(dir_of("two"), 2), &sb) == 0);
+    CHECK(stat(part_of(dir_of("two"), 2), &sb) == 0);
     for (off_t at = 0, cut = 0; at < sb.st_size; at += at < 1400 ? 7 : 61, cut ^= 1) {
         if (rank == 0) { /* cut short there, or a byte is changed */
             static uint8_t bytes[1 << 16];
-            size_t n = read_file(file_of(dir_of("two"), 2), bytes, sizeof bytes);
-            FILE *f = fopen(file_of(dir_of("a"), 2), "wb");
+            size_t n = read_file(part_of(dir_of("two"), 2), bytes, sizeof bytes);
+            FILE *f = fopen(part_of(dir_of("a"), 2), "wb");
 
             bytes[at] ^= 0x20;
             CHECK(f != NULL && fwrite(bytes, 1, cut ? (size_t)at : n, f) == (cut ? (size_t)at : n) && fclose(f) == 0);
@@ -534,9 +559,12 @@ static int damaged(int rank)
 
 Test(checkpoint_kinds, damaged_file_is_not_used)
 {
-    scratch_make();
-    cr_assert_eq(run_world(2, damaged), 0);
-    scratch_remove();
+    for (int k = 0; k < 2; k++) {
+        scratch_make();
+        sharded = k == 1;
+        cr_assert_eq(run_world(2, damaged), 0, "%s", sharded ? "sharded" : "one file");
+        scratch_remove();
+    }
 }
 
 /* Rank 0 can write only a part of it, in the background or not. */
@@ -550,7 +578,7 @@ static int full_disk(int rank)
     CHECK(cddp_init(&comm, NULL) == CDDP_OK && gan_open(&g, comm, NULL) == 0);
     CHECK(gan_step(&g) == 0 && gan_save(&g, dir_of("a"), false) == CDDP_OK);
     CHECK(gan_step(&g) == 0 && getrlimit(RLIMIT_FSIZE, &limit) == 0);
-    for (rlim_t most = 100; most < 6000; most += 577) {
+    for (rlim_t most = 100; most < (sharded ? 2500 : 6000); most += 577) {
         limit.rlim_cur = most;
         CHECK(rank != 0 || setrlimit(RLIMIT_FSIZE, &limit) == 0);
         if (most % 2 == 0) {
@@ -571,9 +599,12 @@ static int full_disk(int rank)
 
 Test(checkpoint_kinds, full_disk_keeps_older_checkpoint)
 {
-    scratch_make();
-    cr_assert_eq(run_world(2, full_disk), 0);
-    scratch_remove();
+    for (int k = 0; k < 2; k++) {
+        scratch_make();
+        sharded = k == 1;
+        cr_assert_eq(run_world(2, full_disk), 0, "%s", sharded ? "sharded" : "one file");
+        scratch_remove();
+    }
 }
 
 static struct {
@@ -642,6 +673,7 @@ Test(checkpoint_kinds, kill_leaves_old_or_new_checkpoint)
     while (kills < 16 || in_mid_save == 0) {
         cr_assert_lt(kills, 80, "no kill fell into a save");
         shared->victim = kills % 4 == 3; /* mostly rank 0, the writer */
+        sharded = kills % 2 != 0;
         shared->delay_us = rand_r(&seed) % 5000;
         (void)run_world(2, train_until_killed);
         kills++;
