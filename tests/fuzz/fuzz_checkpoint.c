@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoint files. The first byte of the input decides whether the rest is the file as it is, or has its magic, its
- * sizes and its checksums made right first, so that the fuzzer comes past them. An item of a file that was opened
- * fits and is read as the file's index says.
+ * sizes and its checksums made right first, so that the fuzzer comes past them (1). It also decides whether the file is
+ * a checkpoint, or the only shard of one with a right index (2). An item of a file that was opened fits and is read as
+ * the file's index says.
  */
 #include "common/crc64.h"
 #include "worker/checkpoint/file.h"
@@ -19,11 +20,19 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static char dir[] = "/tmp/fuzz_checkpoint.XXXXXX", path[64];
+static char dir[] = "/tmp/fuzz_checkpoint.XXXXXX", path[64], shard[96], index_path[96];
+
+static void remove_checkpoint(void)
+{
+    (void)unlink(shard);
+    (void)unlink(index_path);
+    (void)rmdir(path);
+    (void)unlink(path);
+}
 
 static void remove_folder(void)
 {
-    (void)unlink(path);
+    remove_checkpoint();
     (void)rmdir(dir);
 }
 
@@ -32,6 +41,8 @@ static void make_folder(void)
     if (mkdtemp(dir) == NULL)
         abort();
     (void)snprintf(path, sizeof path, "%s/checkpoint-%020d.cddp", dir, 7);
+    (void)snprintf(shard, sizeof shard, "%s/shard-0-of-1", path);
+    (void)snprintf(index_path, sizeof index_path, "%s/index", path);
     (void)atexit(remove_folder);
 }
 
@@ -53,7 +64,7 @@ static uint64_t get64(const uint8_t *from)
 /* The version stays what it is. */
 static void make_right(uint8_t *file, uint64_t size)
 {
-    uint64_t header, at = FIXED;
+    uint64_t header, at = FIXED, entry;
 
     if (size < FIXED + 8)
         return;
@@ -62,7 +73,8 @@ static void make_right(uint8_t *file, uint64_t size)
     header = get64(file + 24);
     if (header < FIXED + 8 || header > size)
         return;
-    for (uint32_t i = 0; i < file[12] && at + ENTRY <= header - 8; i++, at += ENTRY + file[at + 25]) {
+    entry = ENTRY + (file[8] == 3 ? 16 : 0);
+    for (uint32_t i = 0; i < file[12] && at + entry <= header - 8; i++, at += entry + file[at + 25]) {
         uint64_t bytes = get64(file + at), offset = get64(file + at + 8);
 
         if (offset <= size && bytes <= size - offset)
@@ -71,12 +83,32 @@ static void make_right(uint8_t *file, uint64_t size)
     put64(file + header - 8, cdi_crc64(0, file, header - 8));
 }
 
-static void write_file(const uint8_t *bytes, size_t size)
+static void write_file(const char *name, const uint8_t *bytes, size_t size)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 
     if (fd < 0 || write(fd, bytes, size) != (ssize_t)size || close(fd) != 0)
         abort();
+}
+
+/* Writes an index of step 7 for this shard. */
+static void write_index(const uint8_t *file, size_t size)
+{
+    uint8_t index[128] = "CDDPCKPT";
+    uint64_t header = size < FIXED ? 0 : get64(file + 24);
+
+    index[8] = 2;
+    index[12] = 1;
+    put64(index + 16, 7);
+    put64(index + 24, FIXED + ENTRY + 1 + 8);
+    put64(index + FIXED, 16);
+    put64(index + FIXED + 8, 112);
+    index[FIXED + 25] = 1;
+    index[FIXED + 26] = 's';
+    put64(index + 112, size);
+    put64(index + 120, header >= 8 && header <= size ? get64(file + header - 8) : 0);
+    make_right(index, sizeof index);
+    write_file(index_path, index, sizeof index);
 }
 
 static void read_item(struct cdi_checkpoint_file *f, const char *name)
@@ -87,7 +119,7 @@ static void read_item(struct cdi_checkpoint_file *f, const char *name)
     if (!cdi_checkpoint_find(f, name, &item.bytes))
         return;
     item.data = malloc(item.bytes);
-    for (int kind = CDDP_ITEM_MEMORY; kind <= CDDP_ITEM_DDP; kind++) {
+    for (int kind = CDDP_ITEM_MEMORY; kind <= CDDP_ITEM_FSDP; kind++) {
         uint8_t present = 0;
 
         item.kind = kind;
@@ -113,7 +145,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(file, data + 1, size - 1);
     if ((data[0] & 1) != 0)
         make_right(file, size - 1);
-    write_file(file, size - 1);
+    remove_checkpoint();
+    if ((data[0] & 2) != 0) {
+        if (mkdir(path, 0700) != 0)
+            abort();
+        write_index(file, size - 1);
+    }
+    write_file((data[0] & 2) != 0 ? shard : path, file, size - 1);
     free(file);
     if (cdi_checkpoint_open(&f, dir, &info, &err) != CDDP_OK)
         return 0;

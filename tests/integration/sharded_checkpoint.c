@@ -24,6 +24,7 @@
 
 /* The second parameter of each unit is of 16 bits. */
 static const size_t counts[UNITS][PARAMS] = {{1003, 17}, {1, 3}, {40001, 33}, {7, 5}, {9000, 2500}};
+#define LARGEST 40001
 
 static cddp_comm *comm;
 static cddp_fsdp *fsdp;
@@ -33,6 +34,7 @@ static cddp_param params[UNITS][PARAMS];
 static cddp_fsdp_unit units[UNITS];
 static char names[UNITS][PARAMS][24], unit_names[UNITS][16];
 static uint64_t step, mine;
+static void *room[2]; /* on the host: the model's memory is where the backend has it */
 
 static size_t bytes_of(size_t u, size_t i)
 {
@@ -62,22 +64,39 @@ static uint32_t bits_of(const void *at, cddp_dtype dtype, size_t k)
     return dtype == CDDP_FLOAT32 ? ((const uint32_t *)at)[k] : ((const uint16_t *)at)[k];
 }
 
+/* Copies a parameter, or its gradient, to the host or from there. */
+static void *to_host(size_t u, size_t i, const void *from)
+{
+    CHECK(cddp_copy(comm, room[0], from, bytes_of(u, i)) == CDDP_OK);
+    return room[0];
+}
+
+static void from_host(size_t u, size_t i, void *to)
+{
+    CHECK(cddp_copy(comm, to, room[1], bytes_of(u, i)) == CDDP_OK);
+}
+
 /* Eighths, of which five ranks have an exact sum and mean. A wrong bit of a parameter changes its next gradient. */
 static void backward(size_t u, size_t i, const void *w, void *g)
 {
+    const void *old = to_host(u, i, w);
+
     for (size_t k = 0; k < params[u][i].count; k++)
-        put(g, params[u][i].dtype, k,
+        put(room[1], params[u][i].dtype, k,
             (float)((int)(hash(step * 104729 + u * 31 + i + k * 1000003) % 8) - 5 +
-                    (int)(hash(bits_of(w, params[u][i].dtype, k)) % 4)) /
+                    (int)(hash(bits_of(old, params[u][i].dtype, k)) % 4)) /
                 8.0F);
+    from_host(u, i, g);
 }
 
 static cddp_status fill(void *arg, size_t u, void *const *data)
 {
     (void)arg;
-    for (size_t i = 0; i < PARAMS; i++)
+    for (size_t i = 0; i < PARAMS; i++) {
         for (size_t k = 0; k < params[u][i].count; k++)
-            put(data[i], params[u][i].dtype, k, (float)(hash(u * 77 + i * 13 + k) % 1000) / 256.0F);
+            put(room[1], params[u][i].dtype, k, (float)(hash(u * 77 + i * 13 + k) % 1000) / 256.0F);
+        from_host(u, i, data[i]);
+    }
     return CDDP_OK;
 }
 
@@ -86,6 +105,8 @@ static void make_model(int stage, size_t scale)
     const cddp_fsdp_options opt = {.size = sizeof opt, .stage = stage, .fill = fill};
     cddp_optim_options rule;
 
+    for (size_t k = 0; k < 2; k++)
+        CHECK((room[k] = malloc(LARGEST * sizeof(float) * scale)) != NULL);
     for (size_t u = 0; u < UNITS; u++) {
         for (size_t i = 0; i < PARAMS; i++) {
             (void)snprintf(names[u][i], sizeof names[u][i], "block.%zu.%zu", u, i);
@@ -123,6 +144,8 @@ static void free_model(void)
     for (size_t u = 0; u < UNITS; u++)
         for (size_t i = 0; i < PARAMS; i++)
             cddp_free(comm, params[u][i].data);
+    free(room[0]);
+    free(room[1]);
 }
 
 static void hold(size_t u)
@@ -235,8 +258,8 @@ static void write_all(const char *path)
         if (fsdp != NULL)
             hold(u);
         for (size_t i = 0; i < PARAMS && out != NULL; i++)
-            CHECK(fwrite(fsdp != NULL ? cddp_fsdp_param(fsdp, u, i) : params[u][i].data, 1, bytes_of(u, i), out) ==
-                  bytes_of(u, i));
+            CHECK(fwrite(to_host(u, i, fsdp != NULL ? cddp_fsdp_param(fsdp, u, i) : params[u][i].data), 1,
+                         bytes_of(u, i), out) == bytes_of(u, i));
         if (fsdp != NULL)
             CHECK(cddp_fsdp_release(fsdp, u) == CDDP_OK);
     }
