@@ -176,23 +176,25 @@ static cddp_status not_written(struct cdi_error *err)
     return cdi_fail(err, CDDP_E_SYSTEM, "%s", strerror(errno));
 }
 
-/* Writes an item on a device, piece by piece through host memory. */
-static cddp_status write_away(int fd, const cddp_checkpoint_item *item, uint64_t offset, const struct cdi_mover *mover,
+/* Writes an item piece by piece, which the cache still has after its checksum; from a device through host memory. */
+static cddp_status write_item(int fd, const cddp_checkpoint_item *item, uint64_t offset, const struct cdi_mover *mover,
                               uint64_t *crc, struct cdi_error *err)
 {
-    size_t cap = item->bytes < MOVED ? item->bytes : MOVED;
-    CDI_AUTOFREE uint8_t *piece = malloc(cap + 1);
+    bool is_away = (item->flags & CDI_ITEM_ON_DEVICE) != 0;
+    size_t most = is_away ? MOVED : PIECE, cap = item->bytes < most ? item->bytes : most;
+    CDI_AUTOFREE uint8_t *buffer = is_away ? malloc(cap + 1) : NULL;
 
-    if (piece == NULL)
+    if (is_away && buffer == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     for (size_t done = 0; done < item->bytes;) {
         size_t n = item->bytes - done < cap ? item->bytes - done : cap;
-        cddp_status st = mover->ops->move(mover->b, piece, (const uint8_t *)item->data + done, n, err);
+        const uint8_t *from = (const uint8_t *)item->data + done;
 
-        if (st != CDDP_OK)
-            return st;
-        *crc = cdi_crc64(*crc, piece, n);
-        if (!checkpoint_write_all(fd, piece, n, offset + done))
+        if (is_away && mover->ops->move(mover->b, buffer, from, n, err) != CDDP_OK)
+            return err->status;
+        from = is_away ? buffer : from;
+        *crc = cdi_crc64(*crc, from, n);
+        if (!checkpoint_write_all(fd, from, n, offset + done))
             return not_written(err);
         done += n;
     }
@@ -210,12 +212,7 @@ static cddp_status checkpoint_write_file(int fd, const struct content *c, const 
     cddp_status st = crc == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory") : CDDP_OK;
 
     for (size_t i = 0; i < c->n && st == CDDP_OK; i++) {
-        if ((items[i].flags & CDI_ITEM_ON_DEVICE) != 0) {
-            st = write_away(fd, &items[i], offset, mover, &crc[i], err);
-        } else {
-            crc[i] = cdi_crc64(0, items[i].data, items[i].bytes);
-            st = checkpoint_write_all(fd, items[i].data, items[i].bytes, offset) ? CDDP_OK : not_written(err);
-        }
+        st = write_item(fd, &items[i], offset, mover, &crc[i], err);
         offset = file_align(offset + items[i].bytes);
     }
     if (st != CDDP_OK)
