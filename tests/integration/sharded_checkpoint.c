@@ -7,7 +7,8 @@
  *
  * STAGE: 2, 3, or 0: whole parameters. STEPS: up to which step it trains; rank 0 then writes the parameters to OUT. HOW
  * has a letter for each of: b, saves in the background; s, saves sharded also what is whole; e, saves each step, and
- * not only the last; o, from step 0 on; t, prints how long saves take. SCALE: multiplies the parameters' sizes.
+ * not only the last; o, from step 0 on; t, prints how long saves take; r, checks what is refused. SCALE: multiplies the
+ * parameters' sizes.
  */
 #include "by_hand.h"
 
@@ -222,6 +223,35 @@ static void load(const char *dir)
         (void)printf("loaded step %d; damaged: %s\n", (int)step, info.damaged), (void)fflush(stdout);
 }
 
+/* Of a sharded model, of which a checkpoint was saved. */
+static void check_refusals(const char *dir)
+{
+    cddp_checkpoint_item items[4 + UNITS * PARAMS];
+    size_t n = list(items);
+    uint64_t other = 0;
+
+    hold(2);
+    CHECK(cddp_checkpoint_load(comm, dir, items, n, NULL) == CDDP_E_STATE);
+    CHECK(strstr(cddp_last_error(), "item '': unit 2 'block.2' is held") != NULL);
+    CHECK(cddp_fsdp_release(fsdp, 2) == CDDP_OK);
+    items[n] = item(CDDP_ITEM_MEMORY, "block.2.0", &other, sizeof other);
+    CHECK(cddp_checkpoint_save(comm, dir, step, items, n + 1, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "two items are named 'block.2.0'") != NULL);
+    items[n - 1].name = "model";
+    CHECK(cddp_checkpoint_load(comm, dir, items, n, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "holds no item 'model.block.0.0'") != NULL);
+    items[n - 1].name = NULL;
+    CHECK(cddp_checkpoint_save(comm, dir, step, items, n, NULL) == CDDP_E_INVALID);
+    items[n - 1].name = "";
+    /* In the middle of a step. */
+    hold(UNITS - 1);
+    for (size_t i = 0; i < PARAMS; i++)
+        backward(UNITS - 1, i, cddp_fsdp_param(fsdp, UNITS - 1, i), cddp_fsdp_grad(fsdp, UNITS - 1, i));
+    CHECK(cddp_fsdp_release(fsdp, UNITS - 1) == CDDP_OK && cddp_fsdp_grads_ready(fsdp, UNITS - 1) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, dir, step, items + n - 1, 1, NULL) == CDDP_E_STATE);
+    CHECK(strstr(cddp_last_error(), "the sharded model is in the middle of step") != NULL);
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -286,6 +316,8 @@ int main(int argc, char **argv)
     CHECK(cddp_checkpoint_wait(comm) == CDDP_OK);
     if (argc > 4)
         write_all(argv[4]);
+    if (strchr(how, 'r') != NULL)
+        check_refusals(argv[1]);
     free_model();
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;

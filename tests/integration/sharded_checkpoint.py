@@ -121,6 +121,12 @@ def test_one_that_is_not_whole_is_named_and_passed_over(cddprun):
         assert 'none of the 1 checkpoints' in out and "the file of rank 2, 'shard-2-of-3', is missing" in out, out
 
 
+def test_mistakes_are_named(cddprun):
+    with place() as p:
+        train(cddprun, p, 2, 3, 1, 'r')
+        assert p.steps() == [1] and not p.unfinished()
+
+
 def test_a_run_that_starts_anew_removes_nothing(cddprun):
     with place() as p:
         train(cddprun, p, 2, 3, 2, 'e')

@@ -467,15 +467,20 @@ static bool exchange(const struct cdi_draft *d)
 {
     char old[CDI_DRAFT_NAME];
 
-    if (renameat2(d->dir_fd, d->tmp, d->dir_fd, d->name, RENAME_EXCHANGE) == 0)
-        return remove_tree(d->dir_fd, d->tmp), true;
+    if (renameat2(d->dir_fd, d->tmp, d->dir_fd, d->name, RENAME_EXCHANGE) == 0) {
+        if (fsync(d->dir_fd) == 0) /* not before the new one has the name for good */
+            (void)remove_tree(d->dir_fd, d->tmp);
+        return true;
+    }
     /* A file system that cannot: for a moment there is none of this step. */
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
         return false;
     if (make_tmp(old, "", NULL) != CDDP_OK || renameat(d->dir_fd, d->name, d->dir_fd, old) != 0 ||
         renameat(d->dir_fd, d->tmp, d->dir_fd, d->name) != 0)
         return false;
-    return remove_tree(d->dir_fd, old), true;
+    if (fsync(d->dir_fd) == 0)
+        (void)remove_tree(d->dir_fd, old);
+    return true;
 }
 
 /*
@@ -1220,7 +1225,7 @@ cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const cha
     if (snprintf(f->path, sizeof f->path, "%s/" FILE_NAME, dir, step) >= (int)sizeof f->path)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint directory '%.200s...': the path is too long", dir);
     if (checkpoint_open_file(&f->fd, f->path, &sb, err) != CDDP_OK)
-        return mine == 0 || errno != ENOENT
+        return mine == 0 || access(f->path, F_OK) == 0 || errno != ENOENT
                    ? err->status
                    : cdi_fail(err, CDDP_E_SYSTEM,
                               "checkpoint '%s', which rank 0 finds, is not here: all ranks read it, so they need a "
