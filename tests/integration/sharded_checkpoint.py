@@ -67,7 +67,7 @@ def uninterrupted(cddprun, steps=LAST):
 
 def test_any_ranks_and_stage_load_it(cddprun):
     """Saved by 4, 3, 2 and 1 ranks, in one file or sharded, in the background or not; 0: whole parameters."""
-    runs = (4, 3, 'b'), (3, 2, ''), (2, 0, 's'), (1, 3, 'b'), (4, 0, ''), (3, 3, 's'), (5, 2, ''), (1, 0, 's'), (3, 0, 'bs'), (2, 3, 'b'), \
+    runs = (4, 3, 'bn'), (3, 2, ''), (2, 0, 's'), (1, 3, 'bn'), (4, 0, ''), (3, 3, 's'), (5, 2, ''), (1, 0, 's'), (3, 0, 'bsn'), (2, 3, 'b'), \
         (4, 2, ''), (1, 3, '')
     assert len(runs) == LAST
     with place() as p:
