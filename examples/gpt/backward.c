@@ -115,20 +115,34 @@ static void head(const struct pass *p)
     m->k->gemm(p->rows, width, vocab, 1, plain(m->logits, vocab), plain(w->w, width), false, m->d_rows, width);
 }
 
-void gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, struct gpt_ready ready)
+bool gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, struct gpt_ready ready)
 {
     const struct pass p = {m, seqs, m->config.context, seqs * m->config.context, add, ready};
     const size_t layers = m->config.layers, width = m->config.width;
     const struct gpt_param *wte = &m->params[WTE];
 
+    if (!gpt_enter(m, gpt_head_unit(m), true))
+        return false;
     head(&p);
+    gpt_leave(m, gpt_head_unit(m));
+    if (!gpt_enter(m, gpt_last_unit(m), true))
+        return false;
     memset(m->d_stream, 0, p.rows * width * sizeof *m->d_stream);
     norm(&p, m->d_rows, m->layers[layers - 1].end, m->lnf_mean, m->lnf_rstd, gpt_after(m, LNF_W));
-    for (size_t l = layers; l-- > 0;)
+    gpt_leave(m, gpt_last_unit(m));
+    for (size_t l = layers; l-- > 0;) {
+        if (!gpt_enter(m, FIRST_BLOCK + l, true))
+            return false;
         layer(&p, l, l == 0 ? m->start : m->layers[l - 1].end);
+        gpt_leave(m, FIRST_BLOCK + l);
+    }
+    if (!gpt_enter(m, EMBEDDING, true))
+        return false;
     if (m->config.untied && !add)
         memset(wte->g, 0, wte->count * sizeof *wte->g);
     m->k->embed_back(wte->g, m->params[WPE].g, m->d_stream, tokens, seqs, m->config.context, width, add);
     tell(&p, WPE);
     tell(&p, WTE);
+    gpt_leave(m, EMBEDDING);
+    return true;
 }

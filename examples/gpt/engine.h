@@ -39,7 +39,12 @@ struct engine_ops {
     cddp_status (*logits)(struct engine *e, const uint8_t *tokens, size_t time, const real **logits);
     /* AdamW of every weight, by its gradient; not with --divided. On a GPU it only enqueues, and may be captured. */
     cddp_status (*update)(struct engine *e, double lr, int64_t step);
-    /* Waits until the weights are those of the last step, and copies them into model->params, in the type `real`. */
+    /* Copies n numbers to memory of the engine's type, and loses `from`; and back. Waits. */
+    cddp_status (*put)(struct engine *e, void *to, real *from, size_t n);
+    cddp_status (*get)(struct engine *e, real *to, const void *from, size_t n);
+    /*
+     * Waits until the weights are those of the last step, and copies them into model->params, in the type `real`; not
+     * with --fsdp. */
     cddp_status (*fetch)(struct engine *e);
     /* Waits until memory holds what was enqueued. */
     cddp_status (*wait)(struct engine *e);
@@ -62,8 +67,8 @@ struct engine {
     cddp_dtype dtype;  /* of weights and gradients */
     size_t number;     /* its bytes */
     bool is_gpu;
-    void *stream;                 /* the compute stream, for libcddp; NULL on the CPU */
-    void **w, **g;                /* of each parameter, where the engine computes; the caller sets g */
+    void *stream;  /* the compute stream, for libcddp; NULL on the CPU */
+    void **w, **g; /* of each parameter, where the engine computes; the caller sets g, and with --fsdp w */
     struct engine_state state[3]; /* of AdamW, if it is not divided; names are NULL after the last */
     char *why;
     size_t why_cap;

@@ -42,11 +42,14 @@ static cddp_status pass(struct engine *e, size_t first, size_t n, double scale, 
     struct cpu *c = (struct cpu *)e;
     const size_t time = e->model->config.context;
     const uint8_t *tokens = c->tokens + first * time;
+    double sum;
 
     for (size_t i = 0; i < e->model->n_params; i++)
         e->model->params[i].g = e->g[i];
-    c->loss += gpt_forward(e->model, tokens, c->targets + first * time, n, time, (real)scale);
-    gpt_backward(e->model, tokens, n, first > 0, ready);
+    if (!gpt_forward(e->model, tokens, c->targets + first * time, n, time, (real)scale, &sum) ||
+        !gpt_backward(e->model, tokens, n, first > 0, ready))
+        return CDDP_E_STATE; /* cddp_last_error() has the message */
+    c->loss += sum;
     return CDDP_OK;
 }
 
@@ -58,13 +61,15 @@ static cddp_status loss(struct engine *e, double *sum)
 
 static cddp_status evaluate(struct engine *e, const uint8_t *tokens, const uint8_t *targets, size_t n, double *sum)
 {
-    *sum = gpt_forward(e->model, tokens, targets, n, e->model->config.context, 0);
-    return CDDP_OK;
+    return gpt_forward(e->model, tokens, targets, n, e->model->config.context, 0, sum) ? CDDP_OK : CDDP_E_STATE;
 }
 
 static cddp_status logits(struct engine *e, const uint8_t *tokens, size_t time, const real **out)
 {
-    (void)gpt_forward(e->model, tokens, NULL, 1, time, 0);
+    double none;
+
+    if (!gpt_forward(e->model, tokens, NULL, 1, time, 0, &none))
+        return CDDP_E_STATE;
     *out = e->model->logits + (time - 1) * e->model->config.vocab;
     return CDDP_OK;
 }
@@ -94,6 +99,20 @@ static cddp_status update(struct engine *e, double lr, int64_t step)
     return CDDP_OK;
 }
 
+static cddp_status put(struct engine *e, void *to, real *from, size_t n)
+{
+    (void)e;
+    memcpy(to, from, n * sizeof *from);
+    return CDDP_OK;
+}
+
+static cddp_status get(struct engine *e, real *to, const void *from, size_t n)
+{
+    (void)e;
+    memcpy(to, from, n * sizeof *to);
+    return CDDP_OK;
+}
+
 static cddp_status nothing(struct engine *e)
 {
     (void)e;
@@ -111,7 +130,8 @@ static void release(struct engine *e)
     free(c);
 }
 
-static const struct engine_ops ops = {release, begin, pass, loss, evaluate, logits, update, nothing, nothing, NULL};
+static const struct engine_ops ops = {release, begin, pass, loss,    evaluate, logits,
+                                      update,  put,   get,  nothing, nothing,  NULL};
 
 cddp_status engine_cpu_create(struct engine **out, struct gpt *model, const struct options *opt, char *why, size_t cap)
 {

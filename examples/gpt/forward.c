@@ -54,17 +54,32 @@ static void layer(const struct gpt *m, size_t l, const real *in, size_t seqs, si
     m->k->plus(a->end, a->middle, m->d_rows, rows * width);
 }
 
-double gpt_forward(struct gpt *m, const uint8_t *tokens, const uint8_t *targets, size_t seqs, size_t time, real scale)
+bool gpt_forward(struct gpt *m, const uint8_t *tokens, const uint8_t *targets, size_t seqs, size_t time, real scale,
+                 double *loss)
 {
     const struct gpt_param *after = &m->params[gpt_after(m, 0)];
     const size_t rows = seqs * time, width = m->config.width, vocab = m->config.vocab;
     const real *stream = m->start;
 
+    if (!gpt_enter(m, EMBEDDING, false))
+        return false;
     m->k->embed(m->start, tokens, m->params[WTE].w, m->params[WPE].w, seqs, time, width);
-    for (size_t l = 0; l < m->config.layers; stream = m->layers[l++].end)
+    gpt_leave(m, EMBEDDING);
+    for (size_t l = 0; l < m->config.layers; stream = m->layers[l++].end) {
+        if (!gpt_enter(m, FIRST_BLOCK + l, false))
+            return false;
         layer(m, l, stream, seqs, time);
+        gpt_leave(m, FIRST_BLOCK + l);
+    }
+    if (!gpt_enter(m, gpt_last_unit(m), false))
+        return false;
     m->k->norm(m->lnf, m->lnf_mean, m->lnf_rstd, stream, after[LNF_W].w, after[LNF_B].w, rows, width);
+    gpt_leave(m, gpt_last_unit(m));
+    if (!gpt_enter(m, gpt_head_unit(m), false))
+        return false;
     m->k->gemm(rows, vocab, width, 1, plain(m->lnf, width), turned(m->params[gpt_head(m)].w, width), false, m->logits,
                vocab);
-    return targets == NULL ? 0 : m->k->entropy(m->logits, targets, rows, vocab, scale);
+    gpt_leave(m, gpt_head_unit(m));
+    *loss = targets == NULL ? 0 : m->k->entropy(m->logits, targets, rows, vocab, scale);
+    return true;
 }

@@ -218,12 +218,22 @@ bool gpu_backward(struct gpu_model *m, const uint8_t *tokens, size_t seqs, bool 
     const struct gpt *model = m->base.model;
     const struct pass p = {m,   seqs, model->config.context, seqs * model->config.context, model->config.width,
                            add, ready};
-    const size_t layers = model->config.layers;
+    const size_t layers = model->config.layers, last = gpt_last_unit(model);
 
-    if (!head(&p) || !norm(&p, m->d_rows, m->layers[layers - 1].end, m->lnf_stats, gpt_after(model, LNF_W), true))
+    if (!gpt_enter(model, gpt_head_unit(model), true) || !head(&p))
         return false;
-    for (size_t l = layers; l-- > 0;)
-        if (!layer(&p, l, l == 0 ? m->start : m->layers[l - 1].end))
+    gpt_leave(model, gpt_head_unit(model));
+    if (!gpt_enter(model, last, true) ||
+        !norm(&p, m->d_rows, m->layers[layers - 1].end, m->lnf_stats, gpt_after(model, LNF_W), true))
+        return false;
+    gpt_leave(model, last);
+    for (size_t l = layers; l-- > 0;) {
+        if (!gpt_enter(model, FIRST_BLOCK + l, true) || !layer(&p, l, l == 0 ? m->start : m->layers[l - 1].end))
             return false;
-    return embedding(&p, tokens);
+        gpt_leave(model, FIRST_BLOCK + l);
+    }
+    if (!gpt_enter(model, EMBEDDING, true) || !embedding(&p, tokens))
+        return false;
+    gpt_leave(model, EMBEDDING);
+    return true;
 }

@@ -47,7 +47,7 @@ static void lay_out(struct gpu_model *m)
 
     m->bytes = 0;
     for (size_t i = 0; i < m->base.model->n_params; i++)
-        m->base.w[i] = take(m, m->base.model->params[i].count * m->base.number);
+        m->base.w[i] = take(m, m->base.opt->fsdp > 0 ? 0 : m->base.model->params[i].count * m->base.number);
     m->start = take(m, wide);
     lay_out_layers(m);
     m->lnf = take(m, wide);
@@ -110,33 +110,65 @@ static cddp_status allocate(struct gpu_model *m)
     return status;
 }
 
+/* Rounds in place, from the first number on: it shrinks. */
+static cddp_status put(struct engine *e, void *to, real *from, size_t n)
+{
+    for (size_t i = 0; e->dtype == CDDP_BFLOAT16 && i < n; i++) {
+        const uint16_t bits = gpu_round(from[i]);
+
+        memcpy((uint16_t *)from + i, &bits, sizeof bits);
+    }
+    return cddp_copy(e->comm, to, from, n * e->number);
+}
+
+/* Widens in place, from the last number on: it grows. */
+static cddp_status get_numbers(struct engine *e, real *to, const void *from, size_t n)
+{
+    cddp_status status = done((struct gpu_model *)e, gpu_wait(&((struct gpu_model *)e)->gpu));
+
+    if (status == CDDP_OK)
+        status = cddp_copy(e->comm, to, from, n * e->number);
+    for (size_t i = n; status == CDDP_OK && e->dtype == CDDP_BFLOAT16 && i-- > 0;) {
+        uint16_t bits;
+
+        memcpy(&bits, (uint16_t *)to + i, sizeof bits);
+        to[i] = gpu_widen(bits);
+    }
+    return status;
+}
+
+static cddp_status fetch(struct engine *e)
+{
+    cddp_status status = CDDP_OK;
+
+    for (size_t i = 0; i < e->model->n_params && status == CDDP_OK; i++)
+        status = get_numbers(e, e->model->params[i].w, e->w[i], e->model->params[i].count);
+    return status;
+}
+
 /*
- * The first weights go to the device. In bfloat16 they are rounded before the master copies are made, as cddp_optim
- * makes its own of the parameters. AdamW's averages begin with zeros.
+ * The first weights go to the device. In bfloat16 the master copies are made of the rounded ones, as cddp_optim makes
+ * its own of the parameters. AdamW's averages begin with zeros.
  */
 static cddp_status upload(struct gpu_model *m)
 {
     const struct gpt *model = m->base.model;
     const size_t bytes = model->n_weights * sizeof(float);
-    uint16_t *narrow = calloc(model->n_weights, sizeof *narrow);
-    float *zeros = calloc(model->n_weights, sizeof *zeros), *w = model->params[0].w;
-    cddp_status status = narrow != NULL && zeros != NULL ? CDDP_OK : CDDP_E_NOMEM;
+    float *zeros;
+    cddp_status status = CDDP_OK;
 
-    for (size_t i = 0; status == CDDP_OK && m->gpu.bf16 && i < model->n_weights; i++) {
-        narrow[i] = gpu_round(w[i]);
-        w[i] = gpu_widen(narrow[i]);
-    }
-    for (size_t i = 0, at = 0; i < model->n_params && status == CDDP_OK; at += model->params[i++].count)
-        status = cddp_copy(m->base.comm, m->base.w[i], m->gpu.bf16 ? (void *)(narrow + at) : (void *)(w + at),
-                           model->params[i].count * m->base.number);
-    if (status == CDDP_OK && !m->base.opt->divided) {
-        status = cddp_copy(m->base.comm, m->m, zeros, bytes);
-        if (status == CDDP_OK)
-            status = cddp_copy(m->base.comm, m->v, zeros, bytes);
-        if (status == CDDP_OK && m->gpu.bf16)
-            status = cddp_copy(m->base.comm, m->master, w, bytes);
-    }
-    free(narrow);
+    for (size_t i = 0; i < model->n_params && status == CDDP_OK; i++)
+        status = put(&m->base, m->base.w[i], model->params[i].w, model->params[i].count);
+    if (status == CDDP_OK && m->gpu.bf16)
+        status = fetch(&m->base);
+    if (status != CDDP_OK || m->base.opt->divided)
+        return status;
+    zeros = calloc(model->n_weights, sizeof *zeros);
+    status = zeros == NULL ? CDDP_E_NOMEM : cddp_copy(m->base.comm, m->m, zeros, bytes);
+    if (status == CDDP_OK)
+        status = cddp_copy(m->base.comm, m->v, zeros, bytes);
+    if (status == CDDP_OK && m->gpu.bf16)
+        status = cddp_copy(m->base.comm, m->master, model->params[0].w, bytes);
     free(zeros);
     return status;
 }
@@ -276,25 +308,6 @@ static cddp_status wait(struct engine *e)
     return done(m, gpu_wait(&m->gpu));
 }
 
-static cddp_status fetch(struct engine *e)
-{
-    cddp_status status = wait(e);
-
-    for (size_t i = 0; i < e->model->n_params && status == CDDP_OK; i++) {
-        const struct gpt_param *p = &e->model->params[i];
-        uint16_t *narrow = (uint16_t *)p->w;
-
-        status = cddp_copy(e->comm, p->w, e->w[i], p->count * e->number);
-        for (size_t j = p->count; e->dtype == CDDP_BFLOAT16 && j-- > 0;) { /* from the last: they grow in place */
-            uint16_t bits;
-
-            memcpy(&bits, narrow + j, sizeof bits);
-            p->w[j] = gpu_widen(bits);
-        }
-    }
-    return status;
-}
-
 /* ------------------------------------------------------------------------------------------------------ the whole ----
  */
 
@@ -319,7 +332,8 @@ static void release(struct engine *e)
     free(m);
 }
 
-static const struct engine_ops ops = {release, begin, pass, loss, evaluate, logits, update, fetch, wait, graph};
+static const struct engine_ops ops = {release, begin, pass,        loss,  evaluate, logits,
+                                      update,  put,   get_numbers, fetch, wait,     graph};
 
 static cddp_status open_parts(struct gpu_model *m)
 {
@@ -333,7 +347,7 @@ static cddp_status open_parts(struct gpu_model *m)
     status = allocate(m);
     if (status == CDDP_OK && !cublas_open(&m->gpu, m->workspace))
         return engine_fail(e, m->gpu.why);
-    if (status == CDDP_OK)
+    if (status == CDDP_OK && e->opt->fsdp == 0)
         status = upload(m);
     if (status == CDDP_OK)
         status = cddp_get_device_info(e->comm, &info);

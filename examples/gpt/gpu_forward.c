@@ -116,24 +116,43 @@ static bool layer(struct gpu_model *m, size_t l, const void *in, size_t seqs, si
            bias_plus(m, a->end, a->middle, m->d_rows, p + OUT_B, rows);
 }
 
+static bool embed(struct gpu_model *m, const uint8_t *tokens, size_t rows, size_t time)
+{
+    const size_t width = m->base.model->config.width;
+
+    return gpu_launch(&m->gpu, GPU_embed,
+                      &(struct gpu_args){.in = {gpu_span(tokens, rows), gpu_weight(m, WTE), gpu_weight(m, WPE)},
+                                         .out = {gpu_numbers(m, m->start, rows * width)},
+                                         .n = rows * width,
+                                         .width = (uint32_t)width,
+                                         .time = (uint32_t)time});
+}
+
 bool gpu_forward(struct gpu_model *m, const uint8_t *tokens, size_t seqs, size_t time)
 {
     const struct gpt *model = m->base.model;
     const size_t rows = seqs * time, width = model->config.width, vocab = model->config.vocab, head = gpt_head(model);
-    const struct gpu_args embed = {.in = {gpu_span(tokens, rows), gpu_weight(m, WTE), gpu_weight(m, WPE)},
-                                   .out = {gpu_numbers(m, m->start, rows * width)},
-                                   .n = rows * width,
-                                   .width = (uint32_t)width,
-                                   .time = (uint32_t)time};
     const void *stream = m->start;
-    bool good = gpu_launch(&m->gpu, GPU_embed, &embed);
 
-    for (size_t l = 0; good && l < model->config.layers; stream = m->layers[l++].end)
-        good = layer(m, l, stream, seqs, time);
-    return good && norm(m, stream, m->lnf, m->lnf_stats, gpt_after(model, LNF_W), rows) &&
-           cublas_gemm(&m->gpu,
-                       &(struct product){rows, vocab, width, 1, 1, gpu_plain(m->lnf, width),
-                                         gpu_turned(m->base.w[head], width), gpu_plain(m->logits, vocab), false, true});
+    if (!gpt_enter(model, EMBEDDING, false) || !embed(m, tokens, rows, time))
+        return false;
+    gpt_leave(model, EMBEDDING);
+    for (size_t l = 0; l < model->config.layers; stream = m->layers[l++].end) {
+        if (!gpt_enter(model, FIRST_BLOCK + l, false) || !layer(m, l, stream, seqs, time))
+            return false;
+        gpt_leave(model, FIRST_BLOCK + l);
+    }
+    if (!gpt_enter(model, gpt_last_unit(model), false) ||
+        !norm(m, stream, m->lnf, m->lnf_stats, gpt_after(model, LNF_W), rows))
+        return false;
+    gpt_leave(model, gpt_last_unit(model));
+    if (!gpt_enter(model, gpt_head_unit(model), false) ||
+        !cublas_gemm(&m->gpu,
+                     &(struct product){rows, vocab, width, 1, 1, gpu_plain(m->lnf, width),
+                                       gpu_turned(m->base.w[head], width), gpu_plain(m->logits, vocab), false, true}))
+        return false;
+    gpt_leave(model, gpt_head_unit(model));
+    return true;
 }
 
 bool gpu_loss(struct gpu_model *m, const uint8_t *targets, size_t seqs, float scale, bool add)

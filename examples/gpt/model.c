@@ -77,12 +77,12 @@ static real *take(const struct gpt *m, size_t *used, size_t n)
     return m->memory == NULL ? NULL : m->memory + at;
 }
 
-static size_t lay_out(struct gpt *m)
+static size_t lay_out(struct gpt *m, bool whole)
 {
     const struct gpt_config *c = &m->config;
     const size_t rows = m->max_seqs * c->context, wide = rows * c->width;
     size_t used = 0;
-    real *w = take(m, &used, m->n_weights);
+    real *w = whole ? take(m, &used, m->n_weights) : NULL;
 
     for (size_t i = 0; i < m->n_params && w != NULL; w += m->params[i++].count)
         m->params[i].w = w;
@@ -114,7 +114,7 @@ static size_t lay_out(struct gpt *m)
     return used;
 }
 
-bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct kernels *k, size_t max_seqs)
+bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct kernels *k, size_t max_seqs, bool whole)
 {
     const double rows = (double)max_seqs * config->context;
     const double numbers =
@@ -129,12 +129,13 @@ bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct ker
     if (m->params == NULL || m->layers == NULL)
         return false;
     list_params(m);
-    count = lay_out(m);
+    count = lay_out(m, whole);
     m->memory = aligned_alloc(64, (count * sizeof(real) + 63) / 64 * 64);
     if (m->memory == NULL)
         return false;
-    (void)lay_out(m);
-    memset(m->params[0].w, 0, m->n_weights * sizeof(real));
+    (void)lay_out(m, whole);
+    if (whole)
+        memset(m->params[0].w, 0, m->n_weights * sizeof(real));
     return true;
 }
 
@@ -163,18 +164,24 @@ static bool ends_with(const char *name, const char *end)
     return n >= e && strcmp(name + n - e, end) == 0;
 }
 
-void gpt_init(struct gpt *m, uint64_t seed)
+void gpt_init_param(const struct gpt *m, size_t i, uint64_t seed, real *w)
 {
+    const struct gpt_param *p = &m->params[i];
+    const bool matrix = p->n_dims == 2;
     const double residual = 0.02 / sqrt(2.0 * m->config.layers);
+    const double deviation = ends_with(p->name, "c_proj.weight") ? residual : 0.02;
+    const double otherwise = ends_with(p->name, ".weight") ? 1 : 0; /* of a layer norm; biases are 0 */
     uint64_t state = seed;
 
-    for (size_t i = 0; i < m->n_params; i++) {
-        const struct gpt_param *p = &m->params[i];
-        const bool matrix = p->n_dims == 2;
-        const double deviation = ends_with(p->name, "c_proj.weight") ? residual : 0.02;
-        const double otherwise = ends_with(p->name, ".weight") ? 1 : 0; /* of a layer norm; biases are 0 */
+    for (size_t before = 0; before < i; before++) /* as if they had been made in order: two random numbers each */
+        if (m->params[before].n_dims == 2)
+            random_skip(&state, 2 * m->params[before].count);
+    for (size_t j = 0; j < p->count; j++)
+        w[j] = (real)(matrix ? deviation * normal(&state) : otherwise);
+}
 
-        for (size_t j = 0; j < p->count; j++)
-            p->w[j] = (real)(matrix ? deviation * normal(&state) : otherwise);
-    }
+void gpt_init(struct gpt *m, uint64_t seed)
+{
+    for (size_t i = 0; i < m->n_params; i++)
+        gpt_init_param(m, i, seed, m->params[i].w);
 }

@@ -24,8 +24,19 @@ struct gpt_param {
     size_t shape[2];
     size_t n_dims;
     size_t count;
-    real *w; /* in one piece of memory, one after another */
+    real *w; /* in one piece of memory, one after another; or set by gpt_units.enter */
     real *g; /* the gradient; the caller sets it before a backward pass */
+};
+
+/*
+ * For parameters that are not always there. A pass uses them unit by unit: the embedding, each layer, and the end,
+ * which is the last norm and an untied output layer. enter: makes those of unit u usable, and in a backward pass their
+ * gradients; false: the pass ends. leave: the pass does without them for now. NULL: all are always there.
+ */
+struct gpt_units {
+    bool (*enter)(void *arg, size_t u, bool back);
+    void (*leave)(void *arg, size_t u);
+    void *arg;
 };
 
 /* What a layer's forward pass leaves for its backward pass. Rows are tokens. */
@@ -45,9 +56,10 @@ struct gpt {
     const struct kernels *k;
     size_t n_params, n_weights;
     struct gpt_param *params;
-    size_t max_seqs; /* of one pass */
-    real *memory;    /* all of the numbers */
-    real *start;     /* [rows][width]: the embedding */
+    struct gpt_units units; /* the caller may set it */
+    size_t max_seqs;        /* of one pass */
+    real *memory;           /* all of the numbers */
+    real *start;            /* [rows][width]: the embedding */
     struct gpt_layer_acts *layers;
     real *lnf, *lnf_mean, *lnf_rstd;
     real *logits; /* [rows][vocab]; after a forward pass that is to be followed by a backward pass: their gradient */
@@ -64,25 +76,33 @@ struct gpt_ready {
 /* Returns what is wrong with the sizes, or NULL. */
 const char *gpt_check(const struct gpt_config *config);
 
-/* Takes memory for passes of up to max_seqs sequences; weights are zeros. False: not enough. Release it in any case. */
-bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct kernels *k, size_t max_seqs);
+/*
+ * Takes memory for passes of up to max_seqs sequences, and, if whole, for the weights, which are zeros. False: not
+ * enough. Release it in any case.
+ */
+bool gpt_create(struct gpt *m, const struct gpt_config *config, const struct kernels *k, size_t max_seqs, bool whole);
 void gpt_release(struct gpt *m);
 
 /* GPT-2's start: normal numbers of deviation 0.02, less for what is added to the residual stream; the same everywhere.
  */
 void gpt_init(struct gpt *m, uint64_t seed);
+/* The same for parameter i alone, into w. */
+void gpt_init_param(const struct gpt *m, size_t i, uint64_t seed, real *w);
 
 /*
  * Computes the sum of the losses of seqs * time tokens (time is at most the context). With scale other than 0 it
- * prepares a backward pass for scale times that sum. Without targets it computes only the logits, and returns 0.
+ * prepares a backward pass for scale times that sum. Without targets it computes only the logits, and the sum is 0.
+ * False: a unit could not be entered.
  */
-double gpt_forward(struct gpt *m, const uint8_t *tokens, const uint8_t *targets, size_t seqs, size_t time, real scale);
+bool gpt_forward(struct gpt *m, const uint8_t *tokens, const uint8_t *targets, size_t seqs, size_t time, real scale,
+                 double *loss);
 
 /*
  * Computes the gradients of the preceding forward pass, from the last parameter to the first. `time` must be the
- * context. With `add` they are added to those of the batch before.
+ * context. With `add` they are added to those of the batch before. Of each unit the first parameter is reported last.
+ * False: a unit could not be entered.
  */
-void gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, struct gpt_ready ready);
+bool gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, struct gpt_ready ready);
 
 /* Returns parameter `which` of a layer (LN1_W ...), or one after the layers (LNF_W ...). */
 static inline size_t gpt_of_layer(size_t layer, size_t which)
@@ -99,6 +119,39 @@ static inline size_t gpt_after(const struct gpt *m, size_t which)
 static inline size_t gpt_head(const struct gpt *m)
 {
     return m->config.untied ? gpt_after(m, HEAD_W) : WTE;
+}
+
+/* The units: the embedding, layer 0, layer 1, ..., and the end. */
+enum { EMBEDDING, FIRST_BLOCK };
+
+static inline size_t gpt_last_unit(const struct gpt *m)
+{
+    return FIRST_BLOCK + m->config.layers;
+}
+
+/* Returns the first parameter of unit u; of the unit after the last one, the number of parameters. */
+static inline size_t gpt_unit_begin(const struct gpt *m, size_t u)
+{
+    if (u > gpt_last_unit(m))
+        return m->n_params;
+    return u == EMBEDDING ? 0 : gpt_of_layer(u - FIRST_BLOCK, 0);
+}
+
+/* Returns the unit of gpt_head(). */
+static inline size_t gpt_head_unit(const struct gpt *m)
+{
+    return m->config.untied ? gpt_last_unit(m) : EMBEDDING;
+}
+
+static inline bool gpt_enter(const struct gpt *m, size_t u, bool back)
+{
+    return m->units.enter == NULL || m->units.enter(m->units.arg, u, back);
+}
+
+static inline void gpt_leave(const struct gpt *m, size_t u)
+{
+    if (m->units.leave != NULL)
+        m->units.leave(m->units.arg, u);
 }
 
 #endif

@@ -18,7 +18,7 @@ double optimizer_lr(const struct options *opt, int64_t step)
     return opt->lr * (opt->min_lr + (1 - opt->min_lr) * 0.5 * (1 + cos(PI * part)));
 }
 
-static cddp_status create_divided(struct optimizer *o)
+static cddp_status create_divided(struct optimizer *o, cddp_fsdp *fsdp)
 {
     size_t *plain = calloc(o->engine->model->n_params, sizeof *plain), n = 0;
     cddp_optim_options options;
@@ -39,15 +39,17 @@ static cddp_status create_divided(struct optimizer *o)
     options.eps = EPS;
     options.groups = &group;
     options.n_groups = 1;
-    status = cddp_optim_create(&o->divided, o->ddp, &options);
+    status = fsdp != NULL ? cddp_optim_create_sharded(&o->divided, fsdp, &options)
+                          : cddp_optim_create(&o->divided, o->ddp, &options);
     free(plain);
     return status;
 }
 
-cddp_status optimizer_create(struct optimizer *o, const struct options *opt, struct engine *engine, cddp_ddp *ddp)
+cddp_status optimizer_create(struct optimizer *o, const struct options *opt, struct engine *engine, cddp_ddp *ddp,
+                             cddp_fsdp *fsdp)
 {
     *o = (struct optimizer){.opt = opt, .engine = engine, .ddp = ddp};
-    return opt->divided ? create_divided(o) : CDDP_OK;
+    return opt->divided ? create_divided(o, fsdp) : CDDP_OK;
 }
 
 void optimizer_release(struct optimizer *o)
@@ -87,11 +89,24 @@ static void clip_apart(const struct gpt *model, double clip, double *norm)
         *norm = sqrt(sum);
 }
 
+/* One call clips and updates: no rank has the whole gradients. */
+static cddp_status step_fsdp(struct optimizer *o, double *norm)
+{
+    const cddp_optim_step_args args = {.size = sizeof args, .max_norm = o->opt->clip};
+
+    if (norm != NULL)
+        *norm = NAN;
+    return cddp_optim_step(o->divided, &args);
+}
+
 cddp_status optimizer_step(struct optimizer *o, int64_t step, bool apart, double *norm)
 {
     const double lr = optimizer_lr(o->opt, step), clip = o->opt->clip > 0 ? o->opt->clip : INFINITY;
-    cddp_status status = o->divided != NULL || apart ? CDDP_OK : cddp_ddp_wait(o->ddp);
+    cddp_status status;
 
+    if (o->ddp == NULL)
+        return step_fsdp(o, norm);
+    status = o->divided != NULL || apart ? CDDP_OK : cddp_ddp_wait(o->ddp);
     if (apart)
         clip_apart(o->engine->model, clip, norm);
     else if (status == CDDP_OK) /* of a divided optimizer this waits, too */

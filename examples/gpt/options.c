@@ -18,9 +18,9 @@ static const struct {
     {"774M", {256, 1024, 36, 20, 1280, 0}}, {"1558M", {256, 1024, 48, 25, 1600, 0}},
 };
 
-enum kind { SIZE, TEXT, WHOLE, SMALL, NUMBER, SWITCH, CONFIG_SWITCH };
+enum kind { SIZE, TEXT, WHOLE, SMALL, NUMBER, SWITCH, CONFIG_SWITCH, STAGE };
 
-/* One flag: the place of its value, and the right ones. SMALL is a uint32_t. */
+/* One flag: the place of its value, and the right ones. SMALL is a uint32_t. STAGE is a number that may be left out. */
 static const struct flag {
     const char *name;
     enum kind kind;
@@ -49,8 +49,11 @@ static const struct flag {
     {"clip", NUMBER, AT(clip), 0, 1e9, "X", "largest norm of the gradients; 0: any (default: 1)"},
     {"seed", WHOLE, AT(seed), 0, 1e15, "N", "of the weights, the order of the data, and the sample (default: 1)"},
     {"divided", SWITCH, AT(divided), 0, 0, NULL, "each rank keeps AdamW's averages of its share only (cddp_optim)"},
+    {"fsdp", STAGE, AT(fsdp), 2, 3, "[=2]",
+     "and of weights and gradients; =2: of gradients, with whole weights (cddp_fsdp)"},
     {"graph", SWITCH, AT(graph), 0, 0, NULL, "on a GPU: capture a whole step once, and launch it as a CUDA graph"},
-    {"bucket-kib", WHOLE, AT(bucket_kib), 0, 1e7, "N", "size of the buckets; 0: libcddp's default (default: 512)"},
+    {"bucket-kib", WHOLE, AT(bucket_kib), 0, 1e7, "N",
+     "size of the buckets, without --fsdp; 0: libcddp's default (default: 512)"},
     {"device", TEXT, AT(device), 0, 0, "NAME", "cpu, gpu, or auto: a GPU if there is one (default: auto)"},
     {"dtype", TEXT, AT(dtype), 0, 0, "NAME", "float32, or on a GPU bf16 (default: float32)"},
     {"apart-every", WHOLE, AT(apart_every), 0, 1e9, "N",
@@ -81,8 +84,10 @@ void options_help(void)
                "Train a GPT on the bytes of a text, on N ranks, and let it write.\n");
     for (size_t i = 0; i < N_FLAGS; i++) {
         const char *value = flags[i].value == NULL ? "" : flags[i].value;
+        const char *gap = flags[i].kind == STAGE ? "" : " ";
 
-        (void)printf("  --%s %-*s  %s\n", flags[i].name, (int)(17 - strlen(flags[i].name)), value, flags[i].help);
+        (void)printf("  --%s%s%-*s  %s\n", flags[i].name, gap, (int)(18 - strlen(flags[i].name) - strlen(gap)), value,
+                     flags[i].help);
     }
 }
 
@@ -129,6 +134,12 @@ static bool store(struct options *o, const struct flag *f, const char *text)
             return false;
         memcpy(to, &(uint32_t){(uint32_t)x}, sizeof(uint32_t));
         return true;
+    case STAGE:
+        x = f->max;
+        if (text != NULL && !number(f, text, &x))
+            return false;
+        memcpy(to, &(long){(long)x}, sizeof(long));
+        return true;
     case NUMBER:
         if (!number(f, text, &x))
             return false;
@@ -162,8 +173,11 @@ static bool parse(struct options *o, int argc, char **argv)
     int got;
 
     for (size_t i = 0; i < N_FLAGS; i++)
-        list[i] =
-            (struct option){flags[i].name, flags[i].value != NULL ? required_argument : no_argument, NULL, (int)i};
+        list[i] = (struct option){flags[i].name,
+                                  flags[i].kind == STAGE   ? optional_argument
+                                  : flags[i].value != NULL ? required_argument
+                                                           : no_argument,
+                                  NULL, (int)i};
     opterr = 0;
     while ((got = getopt_long(argc, argv, ":", list, NULL)) != -1) {
         if (got == ':' || got == '?') {
@@ -224,8 +238,14 @@ bool options_parse(struct options *o, int argc, char **argv)
         wrong = "--save-every needs --save DIR";
     if (o->save_every == SAVE_EVERY_UNSET)
         o->save_every = 100;
+    o->divided = o->divided || o->fsdp > 0;
     if (wrong == NULL && o->apart_every > 0 && (o->divided || o->save != NULL))
-        wrong = "--apart-every cannot be combined with --divided or --save: the ranks' weights become different";
+        wrong =
+            "--apart-every cannot be combined with --divided, --fsdp or --save: the ranks' weights become different";
+    if (wrong == NULL && o->fsdp > 0 && o->graph)
+        wrong = "--graph cannot be combined with --fsdp: the steps of a sharded model cannot be captured";
+    if (wrong == NULL && o->fsdp > 0 && (o->save != NULL || o->resume != NULL))
+        wrong = "--save and --resume cannot be combined with --fsdp: no rank has the whole model";
     if (wrong == NULL && o->apart_every > 0 && strcmp(o->device, "gpu") == 0)
         wrong = "--apart-every is for the CPU; remove --device gpu";
     if (wrong == NULL && kernels_pick(o->kernels) == NULL)

@@ -5,13 +5,21 @@
 
 #include <stdint.h>
 
+#define RANDOM_STEP UINT64_C(0x9e3779b97f4a7c15)
+
 static inline uint64_t random_next(uint64_t *state)
 {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t z = *state += RANDOM_STEP;
 
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return z ^ z >> 31;
+}
+
+/* As n calls of random_next(). */
+static inline void random_skip(uint64_t *state, uint64_t n)
+{
+    *state += n * RANDOM_STEP;
 }
 
 /* A number in [0, 1). */

@@ -70,7 +70,7 @@ cddp_status sample(struct engine *e, const struct options *opt, FILE *out)
         if (status == CDDP_OK)
             text[i] = draw(logits, vocab, opt->temperature, &random);
     }
-    if (status == CDDP_OK)
+    if (status == CDDP_OK && out != NULL)
         print(out, text, n);
     free(text);
     return status;

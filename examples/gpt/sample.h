@@ -9,7 +9,8 @@
 
 /*
  * Writes the prompt and opt->sample bytes that the model continues it with; bytes that are not UTF-8 and control
- * characters appear as '?'. One rank. Returns an error as the engine's functions do.
+ * characters appear as '?'. One rank, or all of them; out NULL: it only computes. Returns an error as the engine's
+ * functions do.
  */
 cddp_status sample(struct engine *e, const struct options *opt, FILE *out);
 

@@ -59,7 +59,7 @@ static cddp_status passes(struct job *job, bool apart)
         n = pass_size(job);
         n = d->share - first < n ? d->share - first : n;
         if (first + n == d->share && !apart)
-            ready = (struct gpt_ready){grad_ready, job->ddp};
+            ready = job->ddp != NULL ? (struct gpt_ready){grad_ready, job->ddp} : fsdp_ready(&job->fsdp);
         status = e->ops->pass(e, first, n, 1 / (double)(d->share * d->context), ready);
     }
     return status;
@@ -111,7 +111,10 @@ static cddp_status whole_step(struct job *job, bool apart, double lr, uint8_t *t
     return status == CDDP_OK ? optimizer_step(&job->optimizer, job->step, apart, norm) : status;
 }
 
-/* The mean loss of the held-out part, of which each rank takes every n-th window. */
+/*
+ * The mean loss of the held-out part, of which each rank takes every n-th window. All ranks make as many passes: with
+ * --fsdp they need each other in each. One that has no window left takes one that does not count.
+ */
 static cddp_status evaluate(struct job *job, uint8_t *tokens, uint8_t *targets)
 {
     const struct data *d = &job->data;
@@ -120,14 +123,16 @@ static cddp_status evaluate(struct job *job, uint8_t *tokens, uint8_t *targets)
     cddp_status status = CDDP_OK;
 
     progress_pause(&job->progress);
-    for (size_t w = (size_t)cddp_rank(job->comm); w < d->held_out && status == CDDP_OK;) {
+    for (size_t first = 0; first < d->held_out && status == CDDP_OK; first += most * ranks) {
         size_t n = 0;
         double sum = 0;
 
-        for (; n < most && w < d->held_out; w += ranks, n++)
+        for (size_t w = first + (size_t)cddp_rank(job->comm); n < most && w < d->held_out; w += ranks, n++)
             data_held_out(d, w, tokens + n * d->context, targets + n * d->context);
-        status = job->engine->ops->evaluate(job->engine, tokens, targets, n, &sum);
-        loss.sum += sum;
+        if (n == 0)
+            data_held_out(d, first, tokens, targets);
+        status = job->engine->ops->evaluate(job->engine, tokens, targets, n > 0 ? n : 1, &sum);
+        loss.sum += n > 0 ? sum : 0;
         loss.weight += (double)(n * d->context);
     }
     if (status == CDDP_OK)
@@ -230,9 +235,10 @@ static cddp_status create_engine(struct job *job)
         return job_fail(job, "--graph needs a GPU: there are no graphs on the CPU");
     if (opt->apart_every > 0 && gpu)
         return job_fail(job, "--apart-every is for the CPU; give --device cpu");
-    if (!gpt_create(&job->model, &opt->config, kernels_pick(opt->kernels), gpu ? 0 : pass_size(job)))
+    if (!gpt_create(&job->model, &opt->config, kernels_pick(opt->kernels), gpu ? 0 : pass_size(job), opt->fsdp == 0))
         return job_fail(job, "out of memory: --micro with a smaller number takes less");
-    gpt_init(&job->model, (uint64_t)opt->seed);
+    if (opt->fsdp == 0)
+        gpt_init(&job->model, (uint64_t)opt->seed);
     status = gpu ? engine_gpu_create(&job->engine, job->comm, &job->model, opt, pass_size(job), job->data.share,
                                      job->why, sizeof job->why)
                  : engine_cpu_create(&job->engine, &job->model, opt, job->why, sizeof job->why);
@@ -262,7 +268,12 @@ static cddp_status check_same(struct job *job)
                {"--beta2", o->beta2},
                {"--clip", o->clip},
                {"--dtype", o->bf16},
+               {"--fsdp", (double)o->fsdp},
                {"--divided", o->divided},
+               {"--micro", o->fsdp > 0 ? (double)o->micro : 0}, /* every pass gathers the model */
+               {"--sample", o->fsdp > 0 ? (double)o->sample : 0},
+               {"--prompt", o->fsdp > 0 ? (double)strlen(o->prompt) : 0},
+               {"--weights-out", o->fsdp > 0 && o->weights_out != NULL},
                {"--graph", o->graph},
                {"--apart-every", (double)o->apart_every},
                {"--log-every", (double)o->log_every},
@@ -311,9 +322,16 @@ static cddp_status set_up(struct job *job)
         (void)printf("gpt: %d rank%s, %zu weights, %s, %zu bytes of text, an epoch is %zu steps\n", ranks,
                      ranks == 1 ? "" : "s", job->model.n_weights, job->engine->name, job->data.n,
                      job->data.epoch_steps);
-    status = create_reducer(job);
+    if (opt->fsdp > 0) {
+        status =
+            fsdp_create(&job->fsdp, job->comm, job->engine, (job->data.share + pass_size(job) - 1) / pass_size(job));
+        if (status == CDDP_E_NOMEM)
+            return status; /* the message has the bytes */
+    } else {
+        status = create_reducer(job);
+    }
     if (status == CDDP_OK)
-        status = optimizer_create(&job->optimizer, opt, job->engine, job->ddp);
+        status = optimizer_create(&job->optimizer, opt, job->engine, job->ddp, job->fsdp.f);
     if (status == CDDP_E_NOMEM)
         return job_fail(job, "out of memory");
     return status == CDDP_OK ? state_resume(job) : status;
@@ -323,17 +341,20 @@ static cddp_status write_weights(struct job *job)
 {
     const char *path = job->opt->weights_out;
     const struct gpt *m = &job->model;
+    const bool divided = job->fsdp.f != NULL;
     cddp_status status;
-    bool ok;
+    bool ok = true, written = true;
 
-    if (job->weights == NULL)
+    if (path == NULL || (job->weights == NULL && !divided))
         return CDDP_OK;
-    status = job->engine->ops->fetch(job->engine);
-    if (status != CDDP_OK)
+    if (job->weights != NULL)
+        ok = ftruncate(fileno(job->weights), 0) == 0 || errno == EINVAL; /* a pipe */
+    status = divided ? fsdp_write(&job->fsdp, job->weights, &written) : job->engine->ops->fetch(job->engine);
+    if (status != CDDP_OK || job->weights == NULL)
         return status;
-    ok = ftruncate(fileno(job->weights), 0) == 0 || errno == EINVAL; /* a pipe */
-    ok = ok && fwrite(m->params[0].w, sizeof(real), m->n_weights, job->weights) == m->n_weights;
-    ok = fclose(job->weights) == 0 && ok;
+    if (!divided)
+        written = fwrite(m->params[0].w, sizeof(real), m->n_weights, job->weights) == m->n_weights;
+    ok = fclose(job->weights) == 0 && written && ok;
     job->weights = NULL;
     return ok ? CDDP_OK : job_fail(job, "cannot write %.200s: %s", path, strerror(errno));
 }
@@ -351,14 +372,15 @@ static cddp_status run(struct job *job)
         status = one_step(job, tokens, tokens + bytes);
     free(tokens);
     progress_end_line(&job->progress);
-    if (status != CDDP_OK || cddp_rank(job->comm) != 0)
+    if (status != CDDP_OK || (cddp_rank(job->comm) != 0 && job->fsdp.f == NULL))
         return status;
     if (job->leaving) {
-        (void)printf("gpt: asked to stop; saved in %s after step %" PRId64 "\n", job->opt->save, job->step);
+        if (cddp_rank(job->comm) == 0)
+            (void)printf("gpt: asked to stop; saved in %s after step %" PRId64 "\n", job->opt->save, job->step);
         return CDDP_OK;
     }
     if (job->opt->sample > 0)
-        status = sample(job->engine, job->opt, stdout);
+        status = sample(job->engine, job->opt, cddp_rank(job->comm) == 0 ? stdout : NULL);
     return status == CDDP_OK ? write_weights(job) : status;
 }
 
@@ -374,6 +396,7 @@ cddp_status train(struct job *job)
         (void)fclose(job->weights);
     optimizer_release(&job->optimizer);
     cddp_ddp_destroy(job->ddp);
+    fsdp_release(&job->fsdp);
     if (job->engine != NULL)
         job->engine->ops->release(job->engine);
     gpt_release(&job->model);

@@ -4,6 +4,7 @@
 #define GPT_TRAIN_H
 
 #include "data.h"
+#include "fsdp.h"
 #include "optimizer.h"
 #include "options.h"
 #include "progress.h"
@@ -14,7 +15,8 @@ struct job {
     struct gpt model;
     struct engine *engine; /* what computes */
     struct data data;
-    cddp_ddp *ddp;
+    cddp_ddp *ddp;    /* NULL with --fsdp: */
+    struct fsdp fsdp; /* the divided model */
     struct optimizer optimizer;
     struct progress progress;
     FILE *weights; /* of rank 0, for --weights-out: a path that is wrong is an error now, not after the training */

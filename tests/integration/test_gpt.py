@@ -292,7 +292,7 @@ def test_says_what_is_wrong(cddprun):
         assert [path.name for path in (f / 'new').iterdir()] == ['checkpoint-00000000000000000002.cddp'], list((f / 'new').iterdir())
     for flag in ['--divided'], ['--save', 'x']:
         got, out, err = run(alone, '--apart-every', '2', *flag)
-        assert got == 2 and '--apart-every cannot be combined with --divided or --save' in err, (got, out, err)
+        assert got == 2 and '--apart-every cannot be combined with --divided, --fsdp or --save' in err, (got, out, err)
     _, err = train(cddprun, ['--batch', '16'], ranks=3, status=1)
     assert '--batch 16 cannot be divided evenly among 3 ranks' in err, err
     got, out, _ = run(alone, '--help')

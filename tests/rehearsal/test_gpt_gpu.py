@@ -54,7 +54,8 @@ def test_same_run_has_the_same_bits_divided_or_not(cddprun):
         flags = ['--steps', '12', '--micro', '1', '--bucket-kib', '20', '--clip', '0.5', '--dtype', dtype]
         want = result(cddprun, *flags)
         assert result(cddprun, *flags) == want, dtype
-        assert result(cddprun, *flags, '--divided') == want, dtype
+        for more in '--divided', '--fsdp', '--fsdp=2':
+            assert result(cddprun, *flags, more) == want, (dtype, more)
 
 
 def test_stopped_run_goes_on(cddprun):

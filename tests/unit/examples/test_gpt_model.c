@@ -58,7 +58,7 @@ static void set_up(struct fixture *f, size_t which, const char *kind)
     f->seqs = cases[which].seqs;
     f->tokens = f->seqs * cases[which].config.context;
     cr_assert_null(gpt_check(&cases[which].config));
-    cr_assert(gpt_create(&f->m, &cases[which].config, kernels_pick(kind), f->seqs));
+    cr_assert(gpt_create(&f->m, &cases[which].config, kernels_pick(kind), f->seqs, true));
     cr_assert_eq(f->m.n_weights, cases[which].weights);
     for (size_t i = 0; i < f->m.n_params; i++) {
         struct gpt_param *p = &f->m.params[i];
@@ -74,14 +74,17 @@ static void set_up(struct fixture *f, size_t which, const char *kind)
 
 static double loss(struct fixture *f, real scale)
 {
-    return gpt_forward(&f->m, f->text, f->text + 1, f->seqs, f->m.config.context, scale) / (double)f->tokens;
+    double sum;
+
+    cr_assert(gpt_forward(&f->m, f->text, f->text + 1, f->seqs, f->m.config.context, scale, &sum));
+    return sum / (double)f->tokens;
 }
 
 static double gradients(struct fixture *f)
 {
     const double l = loss(f, 1 / (real)f->tokens);
 
-    gpt_backward(&f->m, f->text, f->seqs, false, (struct gpt_ready){tell, f});
+    cr_assert(gpt_backward(&f->m, f->text, f->seqs, false, (struct gpt_ready){tell, f}));
     return l;
 }
 
@@ -193,8 +196,10 @@ Test(gpt_model, gradients_of_micro_batches_add_up)
     for (size_t s = 0; s < f.seqs; s++) {
         const uint8_t *text = f.text + s * f.m.config.context;
 
-        (void)gpt_forward(&f.m, text, text + 1, 1, f.m.config.context, 1 / (real)f.tokens);
-        gpt_backward(&f.m, text, 1, s > 0, (struct gpt_ready){NULL, NULL});
+        double sum;
+
+        cr_assert(gpt_forward(&f.m, text, text + 1, 1, f.m.config.context, 1 / (real)f.tokens, &sum));
+        cr_assert(gpt_backward(&f.m, text, 1, s > 0, (struct gpt_ready){NULL, NULL}));
     }
     compare(&f, whole, sizeof(real) == sizeof(double) ? 1e-13 : 1e-5, "parts");
     gpt_release(&f.m);
@@ -219,7 +224,7 @@ Test(gpt_model, each_gradient_is_reported_once_from_the_last_to_the_first)
         n_told = 0;
         set_up(&f, c, NULL);
         (void)loss(&f, 1);
-        gpt_backward(&f.m, f.text, f.seqs, false, (struct gpt_ready){note, NULL});
+        cr_assert(gpt_backward(&f.m, f.text, f.seqs, false, (struct gpt_ready){note, NULL}));
         cr_assert_eq(n_told, f.m.n_params);
         for (size_t i = 0; i < n_told; i++) {
             cr_assert(!seen[order[i]]);
@@ -227,6 +232,15 @@ Test(gpt_model, each_gradient_is_reported_once_from_the_last_to_the_first)
         }
         cr_assert_eq(order[n_told - 1], WTE);
         cr_assert_geq(order[0] + 2, f.m.n_params);
+        for (size_t u = 0; u <= gpt_last_unit(&f.m); u++) { /* of each unit the first parameter is the last */
+            bool complete = false;
+
+            for (size_t i = 0; i < n_told; i++) {
+                cr_assert(!complete || order[i] < gpt_unit_begin(&f.m, u) || order[i] >= gpt_unit_begin(&f.m, u + 1));
+                complete = complete || order[i] == gpt_unit_begin(&f.m, u);
+            }
+            cr_assert(complete);
+        }
         gpt_release(&f.m);
     }
 }
@@ -236,15 +250,16 @@ Test(gpt_model, no_token_sees_a_later_one)
 {
     static struct fixture f;
     static real before[70 * 7];
+    double none;
 
     set_up(&f, 1, NULL);
-    (void)gpt_forward(&f.m, f.text, NULL, 1, 70, 0);
+    cr_assert(gpt_forward(&f.m, f.text, NULL, 1, 70, 0, &none));
     memcpy(before, f.m.logits, sizeof before);
     f.text[69] ^= 1;
-    (void)gpt_forward(&f.m, f.text, NULL, 1, 70, 0);
+    cr_assert(gpt_forward(&f.m, f.text, NULL, 1, 70, 0, &none));
     for (size_t i = 0; i < 69 * 7; i++)
         cr_assert(fabs((double)(before[i] - f.m.logits[i])) < 1e-5);
-    (void)gpt_forward(&f.m, f.text, NULL, 1, 33, 0);
+    cr_assert(gpt_forward(&f.m, f.text, NULL, 1, 33, 0, &none));
     for (size_t i = 0; i < 33 * 7; i++)
         cr_assert(fabs((double)(before[i] - f.m.logits[i])) < 1e-5);
     gpt_release(&f.m);
@@ -298,7 +313,7 @@ Test(gpt_model, start_has_gpt2s_deviations)
     struct gpt m;
     const struct gpt_config config = {256, 64, 2, 2, 64, 0};
 
-    cr_assert(gpt_create(&m, &config, kernels_pick(NULL), 1));
+    cr_assert(gpt_create(&m, &config, kernels_pick(NULL), 1, true));
     gpt_init(&m, 1);
     for (size_t i = 0; i < m.n_params; i++) {
         const struct gpt_param *p = &m.params[i];
@@ -329,8 +344,8 @@ Test(gpt_model, rejects_sizes_that_do_not_fit)
     struct gpt m;
 
     cr_assert_null(gpt_check(&huge));
-    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 1000000));
+    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 1000000, true));
     gpt_release(&m);
-    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 32767));
+    cr_assert(!gpt_create(&m, &huge, kernels_pick(NULL), 32767, true));
     gpt_release(&m);
 }
