@@ -102,16 +102,26 @@ static void layer(const struct pass *p, size_t l, const real *in)
     norm(p, m->d_rows, in, a->ln1_mean, a->ln1_rstd, gpt_of_layer(l, LN1_W));
 }
 
-/* The output layer. Tied, its weight is the embedding's, whose gradient is complete only at the very end. */
+static void head_params(const struct pass *p)
+{
+    struct gpt *m = p->m;
+    const size_t width = m->config.width, vocab = m->config.vocab;
+
+    m->k->gemm(vocab, width, p->rows, 1, turned(m->logits, vocab), plain(m->lnf, width), p->add,
+               m->params[gpt_head(m)].g, width);
+}
+
+/* The output layer. Tied, its weight is the embedding's, whose gradients are made at the very end. */
 static void head(const struct pass *p)
 {
     struct gpt *m = p->m;
     const size_t width = m->config.width, vocab = m->config.vocab;
     const struct gpt_param *w = &m->params[gpt_head(m)];
 
-    m->k->gemm(vocab, width, p->rows, 1, turned(m->logits, vocab), plain(m->lnf, width), p->add, w->g, width);
-    if (m->config.untied)
+    if (m->config.untied) {
+        head_params(p);
         tell(p, gpt_head(m));
+    }
     m->k->gemm(p->rows, width, vocab, 1, plain(m->logits, vocab), plain(w->w, width), false, m->d_rows, width);
 }
 
@@ -121,7 +131,7 @@ bool gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, s
     const size_t layers = m->config.layers, width = m->config.width;
     const struct gpt_param *wte = &m->params[WTE];
 
-    if (!gpt_enter(m, gpt_head_unit(m), true))
+    if (!gpt_enter(m, gpt_head_unit(m), m->config.untied != 0))
         return false;
     head(&p);
     gpt_leave(m, gpt_head_unit(m));
@@ -138,7 +148,9 @@ bool gpt_backward(struct gpt *m, const uint8_t *tokens, size_t seqs, bool add, s
     }
     if (!gpt_enter(m, EMBEDDING, true))
         return false;
-    if (m->config.untied && !add)
+    if (!m->config.untied)
+        head_params(&p);
+    else if (!add)
         memset(wte->g, 0, wte->count * sizeof *wte->g);
     m->k->embed_back(wte->g, m->params[WPE].g, m->d_stream, tokens, seqs, m->config.context, width, add);
     tell(&p, WPE);

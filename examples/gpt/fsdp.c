@@ -95,8 +95,8 @@ static cddp_status fill(void *arg, size_t u, void *const *data)
 
 /*
  * The first and the last unit are small, and a tied embedding is also the output layer: they stay gathered for a whole
- * step. Whole gradients are those of the embedding, of the layer that is computed, and of the one before, which are on
- * their way; or, where passes add them up, of all units.
+ * step. Of the others two are whole at a time: the one that is computed, and the next one; and so are the gradients of
+ * the one that is computed, and of the one before, which are being divided. Where passes add them up, all are.
  */
 static cddp_status create(struct fsdp *s, cddp_param *params, cddp_fsdp_unit *units, char (*names)[16], size_t passes)
 {
@@ -105,7 +105,8 @@ static cddp_status create(struct fsdp *s, cddp_param *params, cddp_fsdp_unit *un
     const size_t last = gpt_last_unit(m);
     const cddp_fsdp_options options = {.size = sizeof options,
                                        .stage = (int)e->opt->fsdp,
-                                       .max_live_gradients = passes > 1 ? last + 1 : 3,
+                                       .max_live_units = 2,
+                                       .max_live_gradients = passes > 1 ? last + 1 : 2,
                                        .fill = fill,
                                        .arg = s,
                                        .stream = e->stream};

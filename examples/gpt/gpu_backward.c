@@ -161,19 +161,28 @@ static bool layer(const struct pass *p, size_t l, const void *in)
            norm(p, m->d_rows, in, a->ln1_stats, first + LN1_W, false);
 }
 
-/* The output layer. Tied, its weight is the embedding's, whose gradient is complete only at the very end. */
+static bool head_params(const struct pass *p)
+{
+    struct gpu_model *m = p->m;
+    const size_t vocab = m->base.model->config.vocab, w = gpt_head(m->base.model);
+
+    return cublas_gemm(&m->gpu, &(struct product){vocab, p->width, p->rows, 1, 1, gpu_turned(m->d_logits, vocab),
+                                                  gpu_plain(m->lnf, p->width), gpu_plain(m->base.g[w], p->width),
+                                                  p->add, false});
+}
+
+/* The output layer. Tied, its weight is the embedding's, whose gradients are made at the very end. */
 static bool head(const struct pass *p)
 {
     struct gpu_model *m = p->m;
     const struct gpt *model = m->base.model;
     const size_t vocab = model->config.vocab, w = gpt_head(model);
 
-    if (!cublas_gemm(&m->gpu,
-                     &(struct product){vocab, p->width, p->rows, 1, 1, gpu_turned(m->d_logits, vocab),
-                                       gpu_plain(m->lnf, p->width), gpu_plain(m->base.g[w], p->width), p->add, false}))
-        return false;
-    if (model->config.untied)
+    if (model->config.untied) {
+        if (!head_params(p))
+            return false;
         tell(p, w);
+    }
     return cublas_gemm(&m->gpu, &(struct product){p->rows, p->width, vocab, 1, 1, gpu_plain(m->d_logits, vocab),
                                                   gpu_plain(m->base.w[w], p->width), gpu_plain(m->d_rows, p->width),
                                                   false, false});
@@ -201,7 +210,7 @@ static bool embedding(const struct pass *p, const uint8_t *tokens)
                                      .width = (uint32_t)vocab};
     const bool add = p->add || !m->base.model->config.untied;
 
-    if (!gpu_launch(&m->gpu, GPU_place_back, &place))
+    if ((!m->base.model->config.untied && !head_params(p)) || !gpu_launch(&m->gpu, GPU_place_back, &place))
         return false;
     tell(p, WPE);
     if (!gpu_launch(&m->gpu, GPU_one_hot, &one_hot) ||
@@ -220,7 +229,7 @@ bool gpu_backward(struct gpu_model *m, const uint8_t *tokens, size_t seqs, bool 
                            add, ready};
     const size_t layers = model->config.layers, last = gpt_last_unit(model);
 
-    if (!gpt_enter(model, gpt_head_unit(model), true) || !head(&p))
+    if (!gpt_enter(model, gpt_head_unit(model), model->config.untied != 0) || !head(&p))
         return false;
     gpt_leave(model, gpt_head_unit(model));
     if (!gpt_enter(model, last, true) ||
