@@ -267,6 +267,22 @@ static int measure_all(struct bench *b, struct bench_table *t, uint64_t *wrong)
     return *wrong != 0 || t->too_slow ? 1 : status;
 }
 
+/* Without a launcher; and under one only once. */
+static int tell_fit(const struct bench_options *o)
+{
+    const struct bench_type *type = &bench_types[o->type];
+    const char *rank = getenv("RANK");
+    char why[256];
+
+    if (rank != NULL && strcmp(rank, "0") != 0)
+        return 0;
+    if (!bench_fit_print(&o->fit, type->name, cddp_dtype_size(type->dtype), stdout, why, sizeof why)) {
+        (void)fprintf(stderr, "cddp-bench: %s\n", why);
+        return 2;
+    }
+    return fflush(stdout) == 0 ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
     struct bench b = {.prints = false};
@@ -283,6 +299,8 @@ int main(int argc, char **argv)
     case BENCH_VERSION:
         printf("cddp-bench %s\n", CDDP_VERSION);
         return fflush(stdout) == 0 ? 0 : 1;
+    case BENCH_TELL_FIT:
+        return tell_fit(&b.opt);
     case BENCH_BAD:
         (void)fprintf(stderr, "cddp-bench: %s\n", why); /* every rank: the first to end ends the others */
         return 2;

@@ -40,7 +40,15 @@ const struct bench_flag bench_flags[] = {
      "(default NCCL_TESTS_SPLIT)"},
     {'J', "json", "FILE", "also write the results to FILE, as JSON"},
     {'h', "help", NULL, "print this help"},
-    {BENCH_LONG_ONLY, "version", NULL, "print the version"},
+    {BENCH_VERSION_FLAG, "version", NULL, "print the version"},
+    {BENCH_FIT, "fit", "MODEL",
+     "run nothing; print how much memory a rank needs for MODEL, whole or\n"
+     "divided (cddp_fsdp): 124M, 350M, 774M, 1.3B, 1.5B, 7B, 13B, 70B,\n"
+     "or with --units any number of parameters; of the type of -d"},
+    {BENCH_UNITS, "units", "N", "units that MODEL has, of one size"},
+    {BENCH_OPTIM, "optim", "NAME", "adamw, adam, momentum (of SGD) or sgd (default adamw)"},
+    {BENCH_RANKS, "ranks", "N", "so many ranks (default: 1 to 64)"},
+    {BENCH_MEMORY, "memory", "SIZE", "what a rank has, such as 80G: marks what fits"},
     /* The others of nccl-tests: at their defaults they change nothing. */
     {'t', "nthreads", "1", NULL},
     {'g', "ngpus", "1", NULL},
@@ -263,6 +271,21 @@ static bool bench_read_flag(struct bench_options *o, int c, const char *value, c
     case 'J':
         o->json = value;
         return true;
+    case BENCH_FIT:
+        o->fit.model = value;
+        return true;
+    case BENCH_OPTIM:
+        o->fit.optim = value;
+        return true;
+    case BENCH_UNITS:
+        return bench_parse_int(value, 1, INT_MAX, &o->fit.units) ||
+               bad(why, cap, "--units", value, "expected a number above 0");
+    case BENCH_RANKS:
+        return bench_parse_int(value, 1, INT_MAX, &o->fit.ranks) ||
+               bad(why, cap, "--ranks", value, "expected a number above 0");
+    case BENCH_MEMORY:
+        return (bench_parse_size(value, &o->fit.memory) && o->fit.memory > 0) ||
+               bad(why, cap, "--memory", value, "expected a size such as 80G");
     default:
         return bench_read_foreign(c, value, why, cap);
     }
@@ -301,7 +324,7 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     while ((c = getopt_long(argc, argv, letters, names, NULL)) != -1) {
         if (c == 'h')
             return BENCH_HELP;
-        if (c == BENCH_LONG_ONLY)
+        if (c == BENCH_VERSION_FLAG)
             return BENCH_VERSION;
         if (c == '?') {
             (void)snprintf(why, cap, "'%s' is not a flag of cddp-bench, or needs a value; see --help",
@@ -317,6 +340,17 @@ enum bench_do bench_options_parse(struct bench_options *o, int argc, char **argv
     }
     if (optind + 1 < argc) {
         (void)snprintf(why, cap, "one KIND, not also '%s'; all of them: all", argv[optind + 1]);
+        return BENCH_BAD;
+    }
+    if (o->fit.model != NULL &&
+        (o->type < 0 || bench_types[o->type].exponent_bits == 0 || cddp_dtype_size(bench_types[o->type].dtype) < 2)) {
+        (void)snprintf(why, cap, "--fit %s: -d must be half, float, double or bfloat16", o->fit.model);
+        return BENCH_BAD;
+    }
+    if (o->fit.model != NULL)
+        return BENCH_TELL_FIT;
+    if (o->fit.units != 0 || o->fit.ranks != 0 || o->fit.memory != 0 || o->fit.optim != NULL) {
+        (void)snprintf(why, cap, "--units, --ranks, --optim and --memory need --fit=MODEL");
         return BENCH_BAD;
     }
     if (o->kind != NULL && o->kind->start != NULL && o->together > 1) {

@@ -3,6 +3,7 @@
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H
 
+#include "fit.h"
 #include "kinds.h"
 
 #include <stdio.h>
@@ -33,17 +34,27 @@ struct bench_options {
     char split;       /* '&', '|', '%', '/': how a group's number is made of a rank; 0: there is one group */
     int split_by;
     double least_bandwidth; /* NCCL_TESTS_MIN_BW: of each test's mean, in GB/s; below 0: any will do */
+    struct bench_fit fit;
 };
 
-enum bench_do { BENCH_RUN, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
+enum bench_do { BENCH_RUN, BENCH_TELL_FIT, BENCH_HELP, BENCH_VERSION, BENCH_BAD };
 
 /* One flag; value NULL: it has none. A line end in help is one of --help. */
 struct bench_flag {
-    int letter;                      /* or BENCH_LONG_ONLY, and more */
+    int letter;                      /* or from BENCH_LONG_ONLY on */
     const char *name, *value, *help; /* help NULL: one of nccl-tests' that is only recognised */
 };
 
-#define BENCH_LONG_ONLY 128 /* --version */
+/* Flags without a letter. */
+enum {
+    BENCH_LONG_ONLY = 128,
+    BENCH_VERSION_FLAG = BENCH_LONG_ONLY,
+    BENCH_FIT,
+    BENCH_UNITS,
+    BENCH_RANKS,
+    BENCH_OPTIM,
+    BENCH_MEMORY
+};
 
 extern const struct bench_flag bench_flags[];
 extern const int bench_n_flags;

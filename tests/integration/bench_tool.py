@@ -272,6 +272,29 @@ def test_groups_run_side_by_side_and_the_file_has_the_table(cddprun):
             [(row['size'], row['root'], 0) for row in table], data
 
 
+def fit(*words):
+    done = subprocess.run([BENCH, *words], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_tells_whether_a_model_fits(_cddprun):
+    """docs/fsdp.md has these numbers; the test 'fit' has what models hold."""
+    status, out, err = fit('--fit=1.3B', '--units', '24', '--ranks=8')
+    assert (status, err) == (0, ''), err
+    gb = [float(word) * 2**30 / 1e9 for word in out.splitlines()[-1].split()[1:]]
+    assert [round(x, 1) for x in gb] == [20.8, 11.7, 8.2, 3.7], out
+    status, out, err = fit('--fit', '7B', '-d', 'bfloat16', '--memory=40G')
+    assert status == 0 and out.startswith('# 6738415616 parameters (bfloat16), 34 units, the largest has 202383360; adamw\n'), out
+    marked = {int(line.split()[0]): line.count('*') for line in out.splitlines() if line[0] == ' '}
+    assert marked == {1: 0, 2: 0, 4: 2, 8: 3, 16: 3, 32: 3, 64: 3}, marked
+    assert out.endswith('fits into 40.00 GiB; DDP never, stage 1 from 6 ranks, stage 2 from 4 ranks, stage 3 from 3 ranks\n'), out
+    for words, text in ((['--fit=3B'], "--fit '3B': not 124M"), (['--fit=x', '--units=2'], "--fit 'x': expected a number"),
+                        (['--fit=7B', '--optim=lion'], "--optim 'lion'"), (['--fit=7B', '--ranks=0'], "--ranks '0'"),
+                        (['--fit=7B', '-d', 'int8'], '-d must be half'), (['--ranks=2'], 'need --fit=MODEL'), (['--memory=0'], "--memory '0'")):
+        status, out, err = fit(*words)
+        assert status == 2 and text in err and err.count('\n') == 1 and out == '', (words, out, err)
+
+
 def test_reports_bad_usage(cddprun):
     for words, text in ((['-d', 'float17'], "cddp-bench: -d 'float17'"), (['reduce', '-r', '7'], 'cddp-bench: -r 7: the job has 2 ranks'),
                         (['-g', '8'], "-g '8': a rank has one GPU; start more ranks"), (['-G', '1'], 'no CUDA graphs'),
