@@ -80,7 +80,7 @@ static cddp_status fill(void *arg, size_t u, void *const *data)
     cddp_status status = CDDP_OK;
     real *room;
 
-    if (cddp_rank(s->comm) != 0)
+    if (cddp_rank(s->job) != 0)
         return CDDP_OK;
     room = room_for_one(e->model);
     if (room == NULL)
@@ -107,6 +107,7 @@ static cddp_status create(struct fsdp *s, cddp_param *params, cddp_fsdp_unit *un
                                        .stage = (int)e->opt->fsdp,
                                        .max_live_units = 2,
                                        .max_live_gradients = passes > 1 ? last + 1 : 2,
+                                       .replicas = s->replicas,
                                        .fill = fill,
                                        .arg = s,
                                        .stream = e->stream};
@@ -130,7 +131,16 @@ static cddp_status create(struct fsdp *s, cddp_param *params, cddp_fsdp_unit *un
                                     .n_params = gpt_unit_begin(m, u + 1) - gpt_unit_begin(m, u),
                                     .flags = u == EMBEDDING || u == last ? CDDP_FSDP_KEEP : 0};
     }
-    return cddp_fsdp_create(&s->f, s->comm, units, last + 1, &options);
+    return cddp_fsdp_create(&s->f, s->group != NULL ? s->group : s->job, units, last + 1, &options);
+}
+
+/* Between nodes only a share of the gradients travels. */
+static cddp_status split(struct fsdp *s)
+{
+    const int rank = cddp_rank(s->job);
+    const cddp_status status = cddp_comm_split(&s->group, s->job, cddp_node_rank(s->job), rank, NULL);
+
+    return status == CDDP_OK ? cddp_comm_split(&s->replicas, s->job, cddp_local_rank(s->job), rank, NULL) : status;
 }
 
 cddp_status fsdp_create(struct fsdp *s, cddp_comm *comm, struct engine *e, size_t passes)
@@ -141,9 +151,12 @@ cddp_status fsdp_create(struct fsdp *s, cddp_comm *comm, struct engine *e, size_
     char(*names)[16] = calloc(n_units, sizeof *names);
     cddp_status status;
 
-    *s = (struct fsdp){.engine = e, .comm = comm};
-    status = params == NULL || units == NULL || names == NULL ? engine_fail(e, "out of memory")
-                                                              : create(s, params, units, names, passes);
+    *s = (struct fsdp){.engine = e, .job = comm};
+    status = params == NULL || units == NULL || names == NULL ? engine_fail(e, "out of memory") : CDDP_OK;
+    if (status == CDDP_OK && e->opt->hsdp)
+        status = split(s);
+    if (status == CDDP_OK)
+        status = create(s, params, units, names, passes);
     free(params);
     free(units);
     free(names);
@@ -155,6 +168,8 @@ cddp_status fsdp_create(struct fsdp *s, cddp_comm *comm, struct engine *e, size_
 void fsdp_release(struct fsdp *s)
 {
     cddp_fsdp_destroy(s->f);
+    (void)cddp_finalize(s->replicas);
+    (void)cddp_finalize(s->group);
     *s = (struct fsdp){0};
 }
 

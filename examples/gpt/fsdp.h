@@ -12,7 +12,8 @@
 #include <stdio.h>
 
 struct fsdp {
-    cddp_comm *comm;
+    cddp_comm *job;              /* all ranks */
+    cddp_comm *group, *replicas; /* with --hsdp: this node's ranks, and those of other nodes with the same shares */
     struct engine *engine;
     cddp_fsdp *f; /* NULL: the model is not divided */
 };

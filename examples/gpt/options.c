@@ -51,6 +51,8 @@ static const struct flag {
     {"divided", SWITCH, AT(divided), 0, 0, NULL, "each rank keeps AdamW's averages of its share only (cddp_optim)"},
     {"fsdp", STAGE, AT(fsdp), 2, 3, "[=2]",
      "and of weights and gradients; =2: of gradients, with whole weights (cddp_fsdp)"},
+    {"hsdp", SWITCH, AT(hsdp), 0, 0, NULL,
+     "with --fsdp: divide the model within each node only; each node has all of it"},
     {"graph", SWITCH, AT(graph), 0, 0, NULL, "on a GPU: capture a whole step once, and launch it as a CUDA graph"},
     {"bucket-kib", WHOLE, AT(bucket_kib), 0, 1e7, "N",
      "size of the buckets, without --fsdp; 0: libcddp's default (default: 512)"},
@@ -242,6 +244,8 @@ bool options_parse(struct options *o, int argc, char **argv)
     if (wrong == NULL && o->apart_every > 0 && (o->divided || o->save != NULL))
         wrong =
             "--apart-every cannot be combined with --divided, --fsdp or --save: the ranks' weights become different";
+    if (wrong == NULL && o->hsdp && o->fsdp == 0)
+        wrong = "--hsdp needs --fsdp";
     if (wrong == NULL && o->fsdp > 0 && o->graph)
         wrong = "--graph cannot be combined with --fsdp: the steps of a sharded model cannot be captured";
     if (wrong == NULL && o->fsdp > 0 && (o->save != NULL || o->resume != NULL))

@@ -21,6 +21,7 @@ struct options {
     bool graph;   /* steps on a GPU are launches of a CUDA graph */
     bool divided; /* the optimizer's state is divided among the ranks */
     long fsdp;    /* 3: so are parameters and gradients; 2: gradients; 0: neither */
+    bool hsdp;    /* fsdp within each node only */
     long bucket_kib;
     long apart_every; /* steps; 0: never. Such a step does not communicate, so the ranks' weights differ after it */
     long log_every, eval_every, save_every; /* steps; 0: never */

@@ -269,6 +269,7 @@ static cddp_status check_same(struct job *job)
                {"--clip", o->clip},
                {"--dtype", o->bf16},
                {"--fsdp", (double)o->fsdp},
+               {"--hsdp", o->hsdp},
                {"--divided", o->divided},
                {"--micro", o->fsdp > 0 ? (double)o->micro : 0}, /* every pass gathers the model */
                {"--sample", o->fsdp > 0 ? (double)o->sample : 0},

@@ -13,7 +13,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, free_port, run, wait_for
-from test_gpt import ROOT, SMALL, Run, end, folder, gpt, train
+from test_gpt import ROOT, SMALL, Run, apart, end, folder, gpt, train
 
 FULL = '--full' in sys.argv
 STEPS = '200' if FULL else '8'
@@ -72,6 +72,15 @@ def test_divided_model_of_two_nodes_has_the_same_bits(cddprun):
             print(f'# 2 x 2 nodes {stage}: {STEPS} steps, the same bits', flush=True)
 
 
+def test_model_that_each_node_has_learns_the_same(cddprun):
+    """With --hsdp sums have another order, which is that of no stage."""
+    (want, _), (got, weights) = result(cddprun, ranks=4), result_of_nodes(cddprun, '--fsdp', '--hsdp')
+    assert (got, weights) == result_of_nodes(cddprun, '--fsdp=2', '--hsdp')
+    of = [[line['loss'] for line in lines if 'loss' in line] for lines in (want, got)]
+    assert apart(*of) <= 1e-4, of
+    assert result(cddprun, '--fsdp', '--hsdp', ranks=3) == result(cddprun, ranks=3)  # one node
+
+
 def test_writes_the_same_text(cddprun):
     """All ranks compute it together, and rank 0 writes it."""
     texts = []
@@ -108,6 +117,7 @@ def test_says_what_is_wrong(cddprun):
     for flags, says in [(['--fsdp=1'], "--fsdp must be a whole number from 2 to 3, not '1'"),
                         (['--fsdp=x'], "--fsdp must be a whole number from 2 to 3, not 'x'"),
                         (['--fsdp', '2'], "unexpected argument '2'"),
+                        (['--hsdp'], '--hsdp needs --fsdp'),
                         (['--fsdp', '--graph'], '--graph cannot be combined with --fsdp'),
                         (['--fsdp', '--save', 'x'], '--save and --resume cannot be combined with --fsdp'),
                         (['--fsdp', '--resume', 'x'], '--save and --resume cannot be combined with --fsdp'),
