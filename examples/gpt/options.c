@@ -246,10 +246,10 @@ bool options_parse(struct options *o, int argc, char **argv)
             "--apart-every cannot be combined with --divided, --fsdp or --save: the ranks' weights become different";
     if (wrong == NULL && o->hsdp && o->fsdp == 0)
         wrong = "--hsdp needs --fsdp";
+    if (wrong == NULL && o->hsdp && (o->save != NULL || o->resume != NULL))
+        wrong = "--save and --resume cannot be combined with --hsdp: every node would write the whole model";
     if (wrong == NULL && o->fsdp > 0 && o->graph)
         wrong = "--graph cannot be combined with --fsdp: the steps of a sharded model cannot be captured";
-    if (wrong == NULL && o->fsdp > 0 && (o->save != NULL || o->resume != NULL))
-        wrong = "--save and --resume cannot be combined with --fsdp: no rank has the whole model";
     if (wrong == NULL && o->apart_every > 0 && strcmp(o->device, "gpu") == 0)
         wrong = "--apart-every is for the CPU; remove --device gpu";
     if (wrong == NULL && kernels_pick(o->kernels) == NULL)

@@ -41,7 +41,11 @@ static cddp_checkpoint_item memory(const char *name, void *data, size_t bytes)
 
 #define MORE_ITEMS 6 /* besides the weights */
 
-/* Each weight has its name in the file. The caller frees the array. NULL: out of memory. */
+/*
+ * Each weight has its name in the file. A divided model is one item, and each rank writes its part: with the same names
+ * within, so that --divided goes on where --fsdp stopped, and the reverse. The caller frees the array. NULL: out of
+ * memory.
+ */
 static cddp_checkpoint_item *list_items(struct job *job, size_t *n)
 {
     const struct engine *e = job->engine;
@@ -51,7 +55,11 @@ static cddp_checkpoint_item *list_items(struct job *job, size_t *n)
     *n = 0;
     if (items == NULL)
         return NULL;
-    for (size_t i = 0; i < job->model.n_params; i++) {
+    if (job->fsdp.f != NULL) {
+        items[*n] = memory("", job->fsdp.f, 0);
+        items[(*n)++].kind = CDDP_ITEM_FSDP;
+    }
+    for (size_t i = 0; i < job->model.n_params && job->fsdp.f == NULL; i++) {
         const struct gpt_param *p = &job->model.params[i];
 
         items[(*n)++] = memory(p->name, e->w[i], p->count * e->number);
@@ -120,7 +128,7 @@ static cddp_status check_kind(struct job *job)
         return status;
     return job_fail(job,
                     "the checkpoint in %.200s is of another run: the sizes of the model, --untied, --divided, --batch, "
-                    "--seed, --dtype and the text must be the same",
+                    "--seed, --dtype and the text must be the same (--fsdp counts as --divided)",
                     job->opt->resume);
 }
 

@@ -7,13 +7,14 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, free_port, run, wait_for
-from test_gpt import ROOT, SMALL, Run, apart, end, folder, gpt, train
+from test_gpt import ROOT, SMALL, Run, apart, end, folder, gpt, losses, train
 
 FULL = '--full' in sys.argv
 STEPS = '200' if FULL else '8'
@@ -81,6 +82,51 @@ def test_model_that_each_node_has_learns_the_same(cddprun):
     assert result(cddprun, '--fsdp', '--hsdp', ranks=3) == result(cddprun, ranks=3)  # one node
 
 
+def drop_newest(r):
+    newest = r.checkpoints()[-1]
+    if newest.is_dir():
+        shutil.rmtree(newest)
+    else:
+        newest.unlink()
+
+
+def test_checkpoint_goes_on_in_other_stages_and_with_other_ranks(cddprun):
+    """The last step but one is loaded by a run of another stage, and by fewer ranks."""
+    want = result(cddprun, ranks=3)
+    for saver, loader in ('--fsdp', '--fsdp=2'), ('--fsdp=2', '--divided'), ('--divided', '--fsdp'):
+        with short_run() as r:
+            flags = [*r.flags, *r.saving, '--save-every', '1']
+            train(cddprun, [*flags, saver], 3)
+            assert all(path.is_dir() == (saver != '--divided') for path in r.checkpoints()), r.checkpoints()
+            for ranks in 3, 2:
+                drop_newest(r)
+                out, _ = train(cddprun, [*flags, loader], ranks)
+                assert f'after step {int(STEPS) - 1}\n' in out, (saver, loader, end(out))
+                if ranks == 3:
+                    assert told(r) == want, (saver, loader)
+            steps = [line['loss'] for line in want[0] if 'loss' in line]
+            assert apart(losses(r.log), steps) <= 1e-4, (saver, loader)
+    with short_run() as r:
+        flags = [*r.flags, *r.saving]
+        train(cddprun, [*flags, '--fsdp'], 2)
+        _, err = train(cddprun, [*flags, '--fsdp', '--seed', '2'], 3, status=1)
+        assert 'is of another run: the sizes of the model' in err, end(err)
+
+
+def test_stopped_run_goes_on(cddprun):
+    flags = ['--steps', '150', '--eval-every', '0']
+    want = result(cddprun, *flags, ranks=2)
+    with short_run(*flags) as r:
+        saving = [*r.saving, '--save-every', '0']
+        with Job(cddprun, '--standalone', '--nproc_per_node=2', gpt(cddprun), *r.flags, *saving, '--fsdp') as job:
+            wait_for('ten steps', lambda: r.log.exists() and len(r.log.read_bytes().splitlines()) > 10)
+            job.process.send_signal(signal.SIGTERM)
+            assert job.finish() == 0, (end(job.out), end(job.err))
+            assert job.out.count('asked to stop; saved in') == 1, end(job.out)
+        out, _ = train(cddprun, [*r.flags, *saving, '--fsdp=2'])
+        assert 'gpt: resumed from' in out and told(r) == want, end(out)
+
+
 def test_writes_the_same_text(cddprun):
     """All ranks compute it together, and rank 0 writes it."""
     texts = []
@@ -118,9 +164,8 @@ def test_says_what_is_wrong(cddprun):
                         (['--fsdp=x'], "--fsdp must be a whole number from 2 to 3, not 'x'"),
                         (['--fsdp', '2'], "unexpected argument '2'"),
                         (['--hsdp'], '--hsdp needs --fsdp'),
+                        (['--fsdp', '--hsdp', '--save', 'x'], '--save and --resume cannot be combined with --hsdp'),
                         (['--fsdp', '--graph'], '--graph cannot be combined with --fsdp'),
-                        (['--fsdp', '--save', 'x'], '--save and --resume cannot be combined with --fsdp'),
-                        (['--fsdp', '--resume', 'x'], '--save and --resume cannot be combined with --fsdp'),
                         (['--fsdp', '--apart-every', '2'], '--apart-every cannot be combined with --divided, --fsdp or --save')]:
         got, out, err = run(gpt(cddprun), *flags)
         assert got == 2 and says in err and err.count('\n') == 1, (flags, got, out, err)
