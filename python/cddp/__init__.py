@@ -10,17 +10,18 @@
     $ cddprun --nproc_per_node=2 script.py
 
 init() returns a Comm, whose methods are the collectives. DDP averages gradients in buckets while the backward pass
-still runs; Optim divides an optimizer among the ranks. Errors are exceptions: Error carries status, message and the rank
-that caused it. Neither numpy nor PyTorch is needed: any contiguous object with the buffer protocol or DLPack will do.
+still runs; Optim divides an optimizer among the ranks, and FSDP parameters and gradients, too. Errors are exceptions:
+Error carries status, message and the rank that caused it. Neither numpy nor PyTorch is needed: any contiguous object with the buffer protocol or DLPack will do.
 """
 from cddp._abi import Error, Status, lib as _lib
 from cddp._comm import Comm, init, unique_id
 from cddp._ddp import DDP
+from cddp._fsdp import FSDP
 from cddp._optim import Optim
 
-__all__ = ['Comm', 'DDP', 'Error', 'Optim', 'Status', 'init', 'unique_id', 'version']
+__all__ = ['Comm', 'DDP', 'Error', 'FSDP', 'Optim', 'Status', 'init', 'unique_id', 'version']
 
-for _public in (Comm, DDP, Error, Optim, Status, init, unique_id):  # as tracebacks and help() show them
+for _public in (Comm, DDP, Error, FSDP, Optim, Status, init, unique_id):  # as tracebacks and help() show them
     _public.__module__ = __name__
 
 

@@ -82,6 +82,7 @@ DDP_WEIGHTED = 1024
 OPTIM_NESTEROV = 1
 OPTIM_GROUP_FROZEN = 1
 OPTIM_SKIP_NONFINITE = 1
+FSDP_KEEP = 1
 
 # The times of a step, whose sums and last values cddp_ddp_stats has.
 DDP_TIMES = ('step', 'forward', 'backward', 'comm', 'exposed', 'hidden', 'thread', 'late')
@@ -144,11 +145,28 @@ class OptimStepArgs(Structure):
     _fields_ = [('size', c_size_t), ('flags', c_uint64), ('lr', c_double), ('grad_scale', c_double), ('max_norm', c_double)]
 
 
+class FsdpUnit(Structure):
+    _fields_ = [('size', c_size_t), ('name', c_char_p), ('params', POINTER(Param)), ('n_params', c_size_t), ('flags', c_uint64)]
+
+
+FILL = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, POINTER(c_void_p))
+
+
+class FsdpOptions(Structure):
+    _fields_ = [('size', c_size_t), ('stage', c_int), ('flags', c_uint32), ('max_live_units', c_size_t),
+                ('max_live_gradients', c_size_t), ('fill', FILL), ('arg', c_void_p), ('stream', c_void_p)]
+
+
+class FsdpShardInfo(Structure):
+    _fields_ = [('size', c_size_t), ('begin', c_size_t), ('count', c_size_t), ('param', c_void_p), ('grad', c_void_p)]
+
+
 # Their names in C, for the test that compares the two.
 STRUCTS = {'cddp_error_info': ErrorInfo, 'cddp_unique_id': UniqueId, 'cddp_init_options': InitOptions,
            'cddp_split_options': SplitOptions, 'cddp_param': Param, 'cddp_ddp_options': DdpOptions,
            'cddp_ddp_stats': DdpStats, 'cddp_optim_group': OptimGroup, 'cddp_optim_options': OptimOptions,
-           'cddp_optim_step_args': OptimStepArgs}
+           'cddp_optim_step_args': OptimStepArgs, 'cddp_fsdp_unit': FsdpUnit, 'cddp_fsdp_options': FsdpOptions,
+           'cddp_fsdp_shard_info': FsdpShardInfo}
 
 _DATA = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]  # comm, in, out, count, dtype
 _FUNCTIONS = {
@@ -202,6 +220,18 @@ _EXPERIMENTAL = {
     'cddp_optim_skipped': (c_int, [c_void_p, POINTER(c_uint64)]),
     'cddp_optim_state_bytes': (c_size_t, [c_void_p]),
     'cddp_optim_destroy': (None, [c_void_p]),
+    'cddp_fsdp_create': (c_int, [POINTER(c_void_p), c_void_p, POINTER(FsdpUnit), c_size_t, POINTER(FsdpOptions)]),
+    'cddp_fsdp_gather': (c_int, [c_void_p, c_size_t]),
+    'cddp_fsdp_wait_unit': (c_int, [c_void_p, c_size_t]),
+    'cddp_fsdp_param': (c_void_p, [c_void_p, c_size_t, c_size_t]),
+    'cddp_fsdp_release': (c_int, [c_void_p, c_size_t]),
+    'cddp_fsdp_grad': (c_void_p, [c_void_p, c_size_t, c_size_t]),
+    'cddp_fsdp_grads_ready': (c_int, [c_void_p, c_size_t]),
+    'cddp_optim_create_sharded': (c_int, [POINTER(c_void_p), c_void_p, POINTER(OptimOptions)]),
+    'cddp_fsdp_end_step': (c_int, [c_void_p]),
+    'cddp_fsdp_shard': (c_int, [c_void_p, c_size_t, c_size_t, POINTER(FsdpShardInfo)]),
+    'cddp_fsdp_bytes': (c_size_t, [c_void_p]),
+    'cddp_fsdp_destroy': (None, [c_void_p]),
 }
 
 

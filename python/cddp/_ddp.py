@@ -147,6 +147,7 @@ class DDP:
     """
 
     _all = weakref.WeakSet()  # those with attach()
+    _optim_create = 'cddp_optim_create'
 
     def __init__(self, comm, params, *, buffers=None, average=True, broadcast=True, find_unused=False, static_graph=False, join=False,
                  weighted=False, bucket_bytes=0, first_bucket_bytes=0, comm_dtype=None, name=None):
@@ -439,6 +440,8 @@ class DDP:
         for i, p in enumerate(self._params):
             if i not in self._reported and self._is_due(i, p):
                 self._report(i, p)
+
+    _close_skipped = _close_step
 
     def _end_step(self, status):
         """Takes the status of what ended a step."""

@@ -10,7 +10,7 @@ _KINDS = {'sgd': OptimKind.SGD, 'adam': OptimKind.ADAM, 'adamw': OptimKind.ADAMW
 
 
 class Optim:
-    """Updates the parameters of a DDP; each rank keeps the state of its share alone. Experimental.
+    """Updates the parameters of a DDP or FSDP; each rank keeps the state of its share alone. Experimental.
 
         optim = cddp.Optim(ddp, 'adamw', lr=1e-3)   # a collective
         for x, y in batches:
@@ -53,7 +53,7 @@ class Optim:
         options.groups = described
         options.n_groups = len(groups)
         handle = c_void_p()
-        check(experimental('cddp_optim_create')(byref(handle), ddp.handle, byref(options)))
+        check(experimental(ddp._optim_create)(byref(handle), ddp.handle, byref(options)))
         self._handle = handle
         self._destroy = experimental('cddp_optim_destroy')
         self._ddp = ddp
@@ -88,9 +88,9 @@ class Optim:
             self._ddp._end_step(experimental('cddp_optim_step')(handle, pointer(args)))
 
     def skip(self):
-        """Ends the step without an update."""
+        """Ends the step without an update. An FSDP needs no more gradients for it."""
         handle = self.handle
-        self._ddp._close_step()
+        self._ddp._close_skipped()
         self._ddp._end_step(experimental('cddp_optim_skip')(handle))
 
     def set_lr(self, lr):
@@ -113,7 +113,7 @@ class Optim:
         return experimental('cddp_optim_state_bytes')(self.handle)
 
     def close(self):
-        """Frees the optimizer; the DDP then averages whole gradients again. Every rank does so between the same steps."""
+        """Frees the optimizer; a DDP then averages whole gradients again. Every rank does so between the same steps."""
         if self._handle is not None:
             self._destroy(self._handle)
             self._handle = None

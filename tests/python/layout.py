@@ -30,14 +30,14 @@ def of_python():
             success = member in (_abi.Status.OK, _abi.Status.IN_PROGRESS) and enum is _abi.Status
             values[('CDDP_' if success else prefix) + member.name] = int(member)
     for name in ('INIT_HOST_STORE', 'DDP_NO_BROADCAST', 'DDP_SUM', 'DDP_FIND_UNUSED', 'DDP_STATIC_GRAPH', 'DDP_JOIN', 'DDP_JOIN_ACTIVE',
-                 'OPTIM_NESTEROV', 'OPTIM_GROUP_FROZEN', 'OPTIM_SKIP_NONFINITE'):
+                 'OPTIM_NESTEROV', 'OPTIM_GROUP_FROZEN', 'OPTIM_SKIP_NONFINITE', 'FSDP_KEEP'):
         values[f'CDDP_{name}'] = getattr(_abi, name)
     return values
 
 
 def of_c(expressions, cc, includes):
     lines = ''.join(f'    printf("%lld\\n", (long long)({e}));\n' for e in expressions)
-    source = f'#define CDDP_EXPERIMENTAL\n#include <cddp/cddp.h>\n#include <cddp/experimental/optim.h>\n#include <cddp/experimental/ddp.h>\n#include <stdio.h>\n#include <stddef.h>\nint main(void)\n{{\n{lines}}}\n'
+    source = f'#define CDDP_EXPERIMENTAL\n#include <cddp/cddp.h>\n#include <cddp/experimental/fsdp.h>\n#include <cddp/experimental/ddp.h>\n#include <stdio.h>\n#include <stddef.h>\nint main(void)\n{{\n{lines}}}\n'
     with tempfile.TemporaryDirectory() as tmp:
         program = os.path.join(tmp, 'layout')
         subprocess.run([*cc, '-x', 'c', '-', *(f'-I{i}' for i in includes), '-o', program], input=source, text=True, check=True)

@@ -4,6 +4,7 @@
 ranks.py MODE    each function below is a mode; it ends with an exception if something is wrong
 """
 import array
+import functools
 import math
 import os
 import signal
@@ -296,6 +297,126 @@ def uneven():
                 assert error.status == cddp.Status.NONFINITE and optim.skipped() == 1
                 assert optim.state_bytes in range(4, 65), optim.state_bytes
             raises(RuntimeError, ['closed'], optim.step)
+
+
+def sharded():
+    """Parameters that are divided, beside whole ones with a divided optimizer: the same bits, in every way of gathering."""
+    import numpy as np
+    shapes = {'first': {'w': (33, 5), 'b': (5,)}, 'second': {'w': (7, 101)}, 'third': {'w': (2, 3), 'b': (1,), 'c': (1000,)}}
+
+    def values(name, shape, dtype, seed):
+        return np.random.default_rng([seed, *name.encode()]).standard_normal(shape).astype(dtype)
+
+    def backward(name, w, step):
+        return values(name, w.shape, w.dtype, 100 + 10 * step + comm.rank) + w / 4
+
+    with cddp.init() as comm:
+        for dtype, options, way in ((np.float32, {}, 'optim'), (np.float64, {'stage': 2}, 'optim'), (np.float64, {'keep': ['second']}, 'optim'),
+                                    (np.float32, {'max_live_units': 1, 'max_live_gradients': 1}, 'fill'), (np.float64, {}, 'own')):
+            whole = {f'{u}.{n}': values(u + n, shape, dtype, comm.rank) for u, params in shapes.items() for n, shape in params.items()}
+            units = [(u, {n: np.empty(s, dtype) if way == 'fill' else whole[f'{u}.{n}'].copy() for n, s in params.items()})
+                     for u, params in shapes.items()]
+
+            def fill(u, arrays):
+                assert list(arrays) == list(shapes[u])
+                for n, a in arrays.items():
+                    a[...] = whole[f'{u}.{n}']
+
+            with cddp.FSDP(comm, units=units, fill=fill if way == 'fill' else None, **options) as fsdp, cddp.DDP(comm, whole) as ddp:
+                assert len(fsdp) == 3 and fsdp.bytes > 0
+                groups = [{'params': ['third.b', 'first.w'], 'lr_factor': 0.5}]
+                both = [] if way == 'own' else [cddp.Optim(model, 'adamw', lr=0.05, groups=groups) for model in (fsdp, ddp)]
+                for step in range(4):
+                    for u in shapes:
+                        with fsdp.unit(u) as params:
+                            assert not any(a.flags.writeable for a in params.values()) and list(params) == list(shapes[u])
+                            assert all(np.array_equal(a, whole[f'{u}.{n}']) for n, a in params.items())
+                    for u in reversed(shapes):
+                        with fsdp.unit(u) as params:
+                            for n, grad in fsdp.grads(u).items():
+                                grad[...] = backward(u + n, params[n], step)
+                        fsdp.grads_ready(u)
+                    for name, w in whole.items():
+                        ddp.grad(name)[...] = backward(name.replace('.', ''), w, step)
+                        ddp.ready(name)
+                    for optim in both:
+                        optim.step(max_norm=2.0)
+                    if way == 'own':
+                        fsdp.end_step()
+                        ddp.wait()
+                        for name, w in whole.items():
+                            w -= 0.125 * ddp.grad(name)
+                            begin, part, grad = fsdp.shard(name)
+                            assert np.array_equal(grad, ddp.grad(name).ravel()[begin:begin + len(part)])
+                            part -= 0.125 * grad
+                seen = {n: a.copy() for n, a in fsdp.named_parameters()}
+                assert list(seen) == list(whole) and all(np.array_equal(a, whole[n]) for n, a in seen.items())
+                for optim in both:
+                    optim.close()
+        plain = {'a': array.array('d', [comm.rank + 1.0] * 5)}  # without numpy; the memory of an array outlives the model
+        fsdp = cddp.FSDP(comm, units={'u': plain, 'v': [array.array('f', [2.0])]})
+        with fsdp.unit(1) as params:
+            assert params['0'].readonly and params['0'].tolist() == [2.0]
+        with cddp.Optim(fsdp, 'sgd', lr=1.0) as optim:
+            for u in (1, 0):
+                kept = fsdp.grads(u)
+                for i in range(len(kept['a' if u == 0 else '0'])):
+                    kept['a' if u == 0 else '0'][i] = comm.rank
+                fsdp.grads_ready(u)
+            optim.step()
+            for end in (optim.step, fsdp._close_step):
+                raises(cddp.Error, ['no gradients of 2 of 2 units', "'u'", 'grads_ready()'], end)
+            fsdp.grads('u')['a'][0] = 9
+            fsdp.grads_ready('u')
+            raises(cddp.Error, ["no gradients of 1 of 2 units in this step, first of 'v'"], optim.step)
+            error = raises(cddp.Error, ["the gradients of unit 0 'u' were ready already"], fsdp.grads_ready, 'u')
+            assert error.status == cddp.Status.STATE and comm.error is None
+            optim.skip()
+        mean = (comm.size - 1) / 2
+        assert [(n, a.tolist()) for n, a in fsdp.named_parameters()] == [('u.a', [1 - mean] * 5), ('v.0', [2 - mean])]
+        fsdp.close()
+        fsdp.close()
+        raises(RuntimeError, ['closed'], fsdp.gather, 'u')
+    assert len(kept['a'].tolist()) == 5
+
+
+def sharded_wrong():
+    """What FSDP refuses breaks nothing."""
+    import numpy as np
+    with cddp.init() as comm:
+        w = np.ones(5)
+        create = functools.partial(cddp.FSDP, comm)
+        raises(TypeError, ["parameter 'u.w' is not of a floating-point type"], create, units=[('u', {'w': np.ones(5, np.int32)})])
+        raises(ValueError, ["parameter 'u.w' is not contiguous"], create, units=[('u', {'w': np.ones((4, 4)).T})])
+        raises(ValueError, ['two units have the same name'], create, units=[('u', [w]), ('u', [w])])
+        raises(ValueError, ["keep names ['v']"], create, units=[('u', [w])], keep=['v'])
+        assert raises(cddp.Error, ["'u.0' has no elements"], create, units=[('u', [np.ones(0)])]).status == cddp.Status.UNSUPPORTED
+        assert raises(cddp.Error, ['at least one unit'], create, units=[]).status == cddp.Status.INVALID
+        assert raises(cddp.Error, ['use 2 or 3'], create, units=[('u', [w])], stage=1).status == cddp.Status.INVALID
+        if comm.size > 1:
+            error = raises(cddp.Error, ['stage is 3 on rank 0 but 2 on rank 1'], create, units=[('u', [w])], stage=2 if comm.rank == 1 else 3)
+            assert error.status == cddp.Status.MISMATCH and error.rank == 1
+
+        def fill(name, arrays):
+            if comm.rank == comm.size - 1:
+                raise KeyError(name)
+
+        if comm.rank == comm.size - 1:
+            raises(KeyError, ['u'], create, units=[('u', [w])], fill=fill)
+        else:
+            raises(cddp.Error, ['failed on another rank', "'u'"], create, units=[('u', [w])], fill=fill)
+        with create(units=[('u', [w]), ('v', [w])], max_live_units=1, max_live_gradients=1) as fsdp:
+            raises(ValueError, ["no unit 'w'"], fsdp.gather, 'w')
+            raises(ValueError, ['no unit 2; there are 2'], fsdp.gather, 2)
+            raises(ValueError, ["no parameter 'u'", 'UNIT.PARAMETER'], fsdp.shard, 'u')
+            raises(cddp.Error, ["'u' is not held"], fsdp.params, 'u')
+            raises(cddp.Error, ["'u' is not held"], fsdp.release, 'u')
+            with fsdp.unit('u'):
+                raises(cddp.Error, ["'v' cannot be gathered", 'max_live_units'], fsdp.gather, 'v')
+            raises(cddp.Error, ["unit 0 'u' has no gradients"], fsdp.grads_ready, 'u')
+            fsdp.grads('u')
+            raises(cddp.Error, ["no memory for the gradients of unit 1 'v'"], fsdp.grads, 'v')
+        comm.barrier()
 
 
 def stats():

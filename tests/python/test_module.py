@@ -85,6 +85,16 @@ def test_uneven_ranks_buffers_and_optimizer(cddprun):
     passes(cddprun, sys.executable, 'uneven')
 
 
+def test_sharded_model(cddprun):
+    for ranks in (1, 2, 3):
+        status, out, err = job(cddprun, python_with('numpy'), 'sharded', ranks=ranks)
+        assert status == 0, out + err
+
+
+def test_sharded_model_rejects_what_it_cannot_use(cddprun):
+    passes(cddprun, python_with('numpy'), 'sharded_wrong')
+
+
 def test_stats(cddprun):
     passes(cddprun, sys.executable, 'stats')
 
