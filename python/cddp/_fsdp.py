@@ -3,11 +3,14 @@
 import collections
 import contextlib
 import ctypes
+import sys
 from ctypes import byref, c_size_t, c_void_p, sizeof
 
 from cddp._abi import FILL, FSDP_KEEP, Error, FsdpOptions, FsdpShardInfo, FsdpUnit, Status, check, experimental
 from cddp._arrays import View, like, memory_order, nbytes
 from cddp._ddp import _STEP_IS_OVER, _describe, _in_memory_order, _named
+
+LIVE_UNITS = 3  # libcddp's default
 
 Shard = collections.namedtuple('Shard', ('begin', 'param', 'grad'))
 
@@ -66,7 +69,7 @@ class _Parameter:
 class _Unit:
     def __init__(self, name, params):
         self.name = name
-        self.params = params
+        self.params = params  # name -> _Parameter
         self.is_reported = False
 
 
@@ -88,40 +91,65 @@ class FSDP:
                 fsdp.grads_ready(u)                    # averaged, and divided
             optim.step()
 
-    Every rank makes these calls in the same order, from one thread.
+    Every rank makes these calls in the same order, from one thread. A PyTorch module on the CPU needs no such calls:
 
+        fsdp = cddp.FSDP(comm, model, units=model.blocks)
+        optim = cddp.Optim(fsdp, 'adamw', lr=1e-3)
+        for x, y in batches:
+            loss_function(model(x), y).backward()
+            optim.step()
+
+    Its parameters are whole in their unit's forward pass and in its part of the backward pass; any other use is an Error. Those
+    in no unit form the unit 'root', which is kept. Every parameter must be used in every step.
+
+    module         a PyTorch module, or None. Its buffers are broadcast
     units          (name, parameters) pairs or a dict, in forward order. Parameters are a dict, (name, array) pairs or arrays
-                   alone: floating-point, in host memory, contiguous. They are not used after this call
+                   alone: floating-point, in host memory, contiguous. They are not used after this call. With a module: modules in
+                   it, a class of modules, or a function that returns whether a module is a unit. None is within another
     stage          3: parameters, gradients and states are divided; 2: parameters stay whole between the steps' ends
     keep           names of units that stay whole until the parameters change: for small ones
     fill           a function that makes a unit's values, so that no rank needs them all: called as fill(name, {name: array}),
-                   once for each unit, it writes to the arrays. Then the values of `units` are not read
+                   once for each unit, it writes to the arrays. Then the values of `units`, or of the module, are not read
     max_live_units, max_live_gradients   units whose parameters, or gradients, are whole at a time; 0: 3 and 2
 
-    Units are compared between the ranks. Raises Error, TypeError, ValueError.
+    Units are compared between the ranks. Raises Error, with Status.UNSUPPORTED for modules and units that cannot be divided,
+    TypeError, ValueError.
     """
 
     _optim_create = 'cddp_optim_create_sharded'
     _known = ()  # nothing that Optim would write to
 
-    def __init__(self, comm, *, units, stage=3, keep=(), fill=None, max_live_units=0, max_live_gradients=0):
+    def __init__(self, comm, module=None, *, units, stage=3, keep=(), fill=None, max_live_units=0, max_live_gradients=0):
         if comm.backend == 'nccl':
             raise Error(Status.UNSUPPORTED, "FSDP: the communicator is of backend 'nccl', whose memory is the GPU's; use init('cpu')")
-        pairs = list(units.items() if hasattr(units, 'items') else units)
-        self._units = []
-        for name, params in pairs:
-            self._units.append(_Unit(name, {n: _Parameter(f'{name}.{n}', array) for n, array in _named(params)}))
+        if module is None:
+            self._units = [_Unit(name, {n: _Parameter(f'{name}.{n}', array) for n, array in _named(params)})
+                           for name, params in (units.items() if hasattr(units, 'items') else units)]
+        else:
+            torch = sys.modules.get('torch')
+            if torch is None or not isinstance(module, torch.nn.Module):
+                raise TypeError(f'FSDP: module is a {type(module).__name__}; pass a PyTorch module, or units alone')
+            from cddp import _fsdp_torch  # it imports PyTorch
+            described = _fsdp_torch.describe(module, units)
+            self._units = [_Unit(name, {n: _Parameter(n, p) for n, p in params.items()}) for name, _, params in described]
+            keep = {*keep, *(name for name, unit, _ in described if unit is None)}
         self._names = {unit.name: u for u, unit in enumerate(self._units)}
-        if len(self._names) != len(pairs):
+        if len(self._names) != len(self._units):
             raise ValueError('FSDP: two units have the same name')
         self._numbers = {p.name: i for i, p in enumerate(p for unit in self._units for p in unit.params.values())}
         unknown = set(keep) - set(self._names)
         if unknown:
-            raise ValueError(f'FSDP: keep names {sorted(unknown)}, which are no units')
+            raise ValueError(f'FSDP: keep names {sorted(unknown)}, which are not units')
         self._optim = None
         self._model = None
+        self._hooks = None
         self._create(comm, fill, FsdpOptions(size=sizeof(FsdpOptions), stage=stage, max_live_units=max_live_units,
                                              max_live_gradients=max_live_gradients), keep)
+        if module is not None:
+            for _, buffer in module.named_buffers():
+                if buffer.numel() > 0:
+                    comm.broadcast(_in_memory_order(buffer))
+            self._hooks = _fsdp_torch.Hooks(self, module, described, keep if stage == 3 else self._names, max_live_units or LIVE_UNITS)
 
     def _create(self, comm, fill, options, keep):
         described = (FsdpUnit * max(1, len(self._units)))()
@@ -195,7 +223,7 @@ class FSDP:
         self.close()
 
     def gather(self, which):
-        """Begins to gather a unit, by name or number, and holds it until release(). The next ones of the last step's order follow."""
+        """Begins to gather a unit, by name or number, and holds it until release(). Those that followed in the last step follow."""
         check(experimental('cddp_fsdp_gather')(self.handle, self._unit_number(which)))
 
     def wait(self, which):
@@ -238,7 +266,7 @@ class FSDP:
     def grads(self, which):
         """Returns where the gradients of a unit belong, name -> array: write every element, then call grads_ready().
 
-        What is in there before is unspecified. The first call for a unit in a step may wait for the gradients of another.
+        Their content before is unspecified. The first call for a unit in a step may wait for the gradients of another.
         """
         u = self._unit_number(which)
         return {n: self._grad(u, i, p) for i, (n, p) in enumerate(self._units[u].params.items())}
@@ -256,7 +284,10 @@ class FSDP:
         self._units[u].is_reported = True
 
     def end_step(self):
-        """Ends a step without an Optim: waits until shard() has the means of all gradients. Update its parameters before gather()."""
+        """Ends a step without an Optim: waits until shard() has the means of all gradients.
+
+        Then the program updates shard()'s parameters, before the next gather() or forward pass.
+        """
         self.handle  # pylint: disable=pointless-statement
         self._close_step()
         self._end_step(experimental('cddp_fsdp_end_step')(self.handle))
@@ -277,6 +308,15 @@ class FSDP:
         p = list(self._units[u].params.values())[n]
         return Shard(info.begin, *(p.part(address, self._model, info.count) for address in (info.param, info.grad)))
 
+    def no_sync(self):
+        """Within it, a module's backward() only adds to .grad, and nothing is sent: for all passes of a step but the last.
+
+        Each rank then has whole gradients of all units.
+        """
+        if self._hooks is None:
+            raise RuntimeError('FSDP.no_sync is for modules; without one, add to the gradients, and call grads_ready() after the last pass')
+        return self._hooks.no_sync()
+
     @property
     def bytes(self):
         """The bytes that this rank holds, without optimizers."""
@@ -284,13 +324,17 @@ class FSDP:
 
     def _close_step(self):
         """Checks, before the end of a step, that no gradient is missing: libcddp would end the job."""
+        if self._hooks is not None:
+            self._hooks.close_step(False)
         missing = [unit.name for unit in self._units if not unit.is_reported]
         if missing:
             raise Error(Status.STATE, f'FSDP: no gradients of {len(missing)} of {len(self._units)} units in this step, first of '
                                       f"'{missing[0]}': write grads() and call grads_ready() for each before the step's end")
 
     def _close_skipped(self):
-        """Reports, before the end of a step that changes nothing, what has no gradients."""
+        """Reports units without gradients before the end of a step that changes nothing."""
+        if self._hooks is not None:
+            self._hooks.close_step(True)
         for u, unit in enumerate(self._units):
             if not unit.is_reported:
                 self.grads(u)
@@ -307,15 +351,19 @@ class FSDP:
         self._settle()
 
     def _settle(self):
+        if self._hooks is not None:
+            self._hooks.settle()
         for unit in self._units:
             unit.is_reported = False
 
     def close(self):
         """Frees the model; local, before or after the communicator's end. Arrays that are still held keep its memory."""
+        if self._hooks is not None:
+            self._hooks.remove()
         for unit in self._units:
             for p in unit.params.values():
                 p.forget()
-        self._model = None
+        self._model = self._hooks = None
 
 
 class _Owner:
