@@ -149,7 +149,7 @@ class FSDP:
             for _, buffer in module.named_buffers():
                 if buffer.numel() > 0:
                     comm.broadcast(_in_memory_order(buffer))
-            self._hooks = _fsdp_torch.Hooks(self, module, described, keep if stage == 3 else self._names, max_live_units or LIVE_UNITS)
+            self._hooks = _fsdp_torch.Hooks(self, module, described, self._names if stage == 2 else keep, max_live_units or LIVE_UNITS)
 
     def _create(self, comm, fill, options, keep):
         described = (FsdpUnit * max(1, len(self._units)))()

@@ -146,12 +146,12 @@ class Hooks:
         self._handles = []
         for u, ((_, m, _), unit) in enumerate(zip(described, self._units)):
             if m is not None:
-                self._handles += [m.register_forward_pre_hook(functools.partial(self._before_forward, u), prepend=True),
+                self._handles += [m.register_forward_pre_hook(functools.partial(self._before_forward, u), prepend=True, with_kwargs=True),
                                   m.register_forward_hook(functools.partial(self._after_forward, u), always_call=True)]
             else:  # whichever part of the module is called, also alone
                 owned = set(map(id, unit.params))
                 self._handles += [part.register_forward_pre_hook(functools.partial(self._before_root, u), prepend=True)
-                                  for part in module.modules() if not owned.isdisjoint(map(id, part.parameters(recurse=False)))]
+                                  for part in module.modules() if part is module or not owned.isdisjoint(map(id, part.parameters(recurse=False)))]
             for i, (n, p) in enumerate(zip(unit.names, unit.params)):
                 self._handles += [p.register_hook(functools.partial(self._before_grad, u)),
                                   p.register_post_accumulate_grad_hook(functools.partial(self._after_grad, u, i))]
@@ -206,7 +206,7 @@ class Hooks:
             self._fsdp.release(u)
 
     def _hold_back(self, u):
-        """Holds a unit for the backward pass, until all of its gradients are made, or the pass ends."""
+        """Holds a unit for the backward pass, until its inputs' gradients or all of its own are made, or the pass ends."""
         if not self._units[u].back:
             self._hold(u)
             self._units[u].back = True
@@ -222,7 +222,7 @@ class Hooks:
         self._leave_broken_pass()
         self._hold(u)
 
-    def _before_forward(self, u, *_):
+    def _before_forward(self, u, _, args, kwargs):
         self._leave_broken_pass()
         self._hold(u)
         hooks = None
@@ -231,6 +231,10 @@ class Hooks:
             outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
             hooks = torch.autograd.graph.saved_tensors_hooks(functools.partial(self._pack, outer), functools.partial(self._unpack, outer))
             hooks.__enter__()
+            inputs = [t for t in _tensors([args, kwargs]) if t.grad_fn is not None]
+            left = [len(inputs)] * 2
+            for t in inputs:
+                t.register_hook(functools.partial(self._after_backward, u, left))
         self._units[u].forwards.append(hooks)
 
     def _after_forward(self, u, module, args, out):
@@ -247,7 +251,7 @@ class Hooks:
                 if at is not None and not self._units[at].kept:
                     raise _unsupported(f"the output of unit '{unit.name}' is in the memory of parameter '{self._units[at].names[i]}', which is "
                                        'used again: return a copy (clone())')
-                if t.requires_grad:
+                if t.grad_fn is not None:
                     t.register_hook(functools.partial(self._before_backward, u))
         finally:
             self._drop(u)
@@ -301,10 +305,19 @@ class Hooks:
         self._begin_pass()
         unit = self._units[u]
         if not unit.kept and not unit.back and len(unit.made) < len(unit.params):
-            passing = [v for v, other in enumerate(self._units) if other.back and not other.kept]
+            passing = [other for other in self._units if other.back and not other.kept]
             if unit.holds == 0 and len(passing) >= self._max_live:
-                self._drop_back(passing[0])  # not all of its parameters are used in this pass; the others gather it again
+                missing = next(n for i, n in enumerate(passing[-1].names) if i not in passing[-1].made)
+                raise Error(Status.STATE, f"FSDP: backward() needs unit '{unit.name}', but {len(passing)} others still wait for gradients, such as "
+                                          f"that of '{missing}': use every parameter in each pass, or give a larger max_live_units")
             self._hold_back(u)
+
+    def _after_backward(self, u, left, _):
+        """An input of the unit has its gradient; after the last one this use of the unit is over."""
+        left[0] -= 1
+        if left[0] == 0:
+            left[0] = left[1]  # for a graph that is retained
+            self._drop_back(u)
 
     def _before_grad(self, u, _):
         """A gradient is about to be added to .grad, which reads the parameter's layout."""
