@@ -126,9 +126,18 @@ class _Unit:
         self.kept = kept        # it is held until the step's end
         self.holds = 0          # forward passes that use it, and 1 for the backward pass
         self.back = False       # whether the backward pass holds it
-        self.forwards = []      # how each forward pass in progress ends
+        self.forwards = []      # the forward passes in progress
+        self.uses = set()       # those whose backward pass has begun and not ended
         self.made = set()       # gradients that this backward pass has made
         self.here = []          # addresses of its parameters
+
+
+class _Use:
+    """One forward pass of a unit, and its backward pass."""
+
+    def __init__(self):
+        self.hooks = None       # of what autograd saves
+        self.inputs = self.left = 0  # how many have a gradient, and how many of these are not made
 
 
 class Hooks:
@@ -206,7 +215,7 @@ class Hooks:
             self._fsdp.release(u)
 
     def _hold_back(self, u):
-        """Holds a unit for the backward pass, until its inputs' gradients or all of its own are made, or the pass ends."""
+        """Holds a unit for the backward pass, until its uses end, or all of its gradients are made, or the pass ends."""
         if not self._units[u].back:
             self._hold(u)
             self._units[u].back = True
@@ -225,26 +234,28 @@ class Hooks:
     def _before_forward(self, u, _, args, kwargs):
         self._leave_broken_pass()
         self._hold(u)
-        hooks = None
+        use = _Use()
         if torch.is_grad_enabled():
             # Activation checkpoints around the unit have hooks, too, which go on.
             outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
-            hooks = torch.autograd.graph.saved_tensors_hooks(functools.partial(self._pack, outer), functools.partial(self._unpack, outer))
-            hooks.__enter__()
-            inputs = [t for t in _tensors([args, kwargs]) if t.grad_fn is not None]
-            left = [len(inputs)] * 2
-            for t in inputs:
-                t.register_hook(functools.partial(self._after_backward, u, left))
-        self._units[u].forwards.append(hooks)
+            use.hooks = torch.autograd.graph.saved_tensors_hooks(functools.partial(self._pack, outer), functools.partial(self._unpack, outer))
+            use.hooks.__enter__()
+            for t in _tensors([args, kwargs]):
+                if t.grad_fn is not None:
+                    t.register_hook(functools.partial(self._after_backward, u, use))
+                    use.inputs += 1
+            use.left = use.inputs
+        self._units[u].forwards.append(use)
 
     def _after_forward(self, u, module, args, out):
         """Also after an exception, even one of _before_forward."""
         unit = self._units[u]
         if not unit.forwards:
             return
-        hooks = unit.forwards.pop()
-        if hooks is not None:
-            hooks.__exit__()
+        use = unit.forwards.pop()
+        if use.hooks is not None:
+            use.hooks.__exit__()
+            use.hooks = None
         try:
             for t in _tensors(out):
                 at, i = self._where.get(_address(t), (None, None))
@@ -252,7 +263,7 @@ class Hooks:
                     raise _unsupported(f"the output of unit '{unit.name}' is in the memory of parameter '{self._units[at].names[i]}', which is "
                                        'used again: return a copy (clone())')
                 if t.grad_fn is not None:
-                    t.register_hook(functools.partial(self._before_backward, u))
+                    t.register_hook(functools.partial(self._before_backward, u, use))
         finally:
             self._drop(u)
 
@@ -294,16 +305,18 @@ class Hooks:
         for u, unit in enumerate(self._units):
             self._drop_back(u)
             unit.made.clear()
+            unit.uses.clear()
 
     def _leave_broken_pass(self):
         """After an exception no callback ends a pass."""
         if self._task is not None and torch._C._current_graph_task_id() == -1:
             self._end_pass()
 
-    def _before_backward(self, u, _):
+    def _before_backward(self, u, use, _):
         """An output of the unit has its gradient."""
         self._begin_pass()
         unit = self._units[u]
+        unit.uses.add(use)
         if not unit.kept and not unit.back and len(unit.made) < len(unit.params):
             passing = [other for other in self._units if other.back and not other.kept]
             if unit.holds == 0 and len(passing) >= self._max_live:
@@ -312,12 +325,14 @@ class Hooks:
                                           f"that of '{missing}': use every parameter in each pass, or give a larger max_live_units")
             self._hold_back(u)
 
-    def _after_backward(self, u, left, _):
-        """An input of the unit has its gradient; after the last one this use of the unit is over."""
-        left[0] -= 1
-        if left[0] == 0:
-            left[0] = left[1]  # for a graph that is retained
-            self._drop_back(u)
+    def _after_backward(self, u, use, _):
+        """An input of the unit has its gradient; with the last one this use is over (FSDP2: RegisterPostBackwardFunction)."""
+        use.left -= 1
+        if use.left == 0:
+            use.left = use.inputs  # for a graph that is retained
+            self._units[u].uses.discard(use)
+            if not self._units[u].uses:
+                self._drop_back(u)
 
     def _before_grad(self, u, _):
         """A gradient is about to be added to .grad, which reads the parameter's layout."""

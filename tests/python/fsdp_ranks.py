@@ -228,7 +228,7 @@ class Twice(Case):
     """Each block is used twice in a step, in two slots of the pool."""
 
     breaks = [(Hooks, '_pack', lambda self, outer, tensor: (tensor, tensor._version)),  # autograd saves what is in a slot
-              (Hooks, '_after_backward', lambda self, u, left, grad: None)]             # more units are held than there are slots
+              (Hooks, '_after_backward', lambda self, u, use, grad: None)]  # more units are held than there are slots
 
     def loss(self, model, step, rank):
         return super().loss(model, step, rank) + super().loss(model, step + 500, rank)
@@ -238,6 +238,45 @@ class CalledTwice(Mlp):
     def model(self):
         block = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
         return nn.Sequential(block, nn.Linear(6, 6), block, nn.Linear(6, 6), block)
+
+
+class Siamese(Mlp):
+    """Two uses of each unit are in the backward pass at the same time."""
+
+    def loss(self, model, step, rank):
+        made = torch.Generator().manual_seed(1000 * step + rank)
+        a, b = (torch.randn(4, 6, generator=made, dtype=self.dtype) for _ in range(2))
+        for layer in model:
+            a, b = layer(a), layer(b)
+        return (a - b).pow(2).mean()
+
+
+class Library(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(6, 4, num_layers=2, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 7, 0.0, batch_first=True)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        x = self.lstm(x[None])[0]
+        return self.norm(self.layer(self.attention(x, x, x, need_weights=False)[0])[0])
+
+
+class LibraryModules(Mlp):
+    """Modules of PyTorch that keep or check their parameters in other ways, and outputs and inputs that are not one tensor."""
+
+    def model(self):
+        return Library()
+
+    def units(self, model):
+        return list(model.children())
+
+
+class RootOnly(Case):
+    def units(self, model):
+        return []
 
 
 class Checkpoints(Case):
@@ -270,7 +309,7 @@ class CheckpointsOfPairs(Case):
 
 class CheckpointsInside(Case):
     use_reentrant = False
-    breaks = [(Hooks, '_before_backward', lambda self, u, grad: None)]  # the second computation has no parameters
+    breaks = [(Hooks, '_before_backward', lambda self, u, use, grad: None)]  # the second computation has no parameters
 
     def model(self):
         model = Transformer()
@@ -502,7 +541,7 @@ def compare(kind, comm):
     return []
 
 
-CASES = [TransformerOfBlocks, Float32, OneLiveUnit, Stage2, KeptBlock, EachModule, WholeModule, Mlp, Momentum, OwnOptimizer, Twice, CalledTwice, Checkpoints,
+CASES = [TransformerOfBlocks, Float32, OneLiveUnit, Stage2, KeptBlock, EachModule, WholeModule, Mlp, Momentum, OwnOptimizer, Twice, CalledTwice, Siamese, LibraryModules, RootOnly, Checkpoints,
          CheckpointsOfPairs, ReentrantCheckpoints, CheckpointsInside, ReentrantCheckpointsInside, Accumulation, ViewsOfParameters, ChannelsLast, Evaluation, Filled, FailsInForward, Parts]
 
 
