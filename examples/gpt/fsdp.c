@@ -64,7 +64,7 @@ struct gpt_ready fsdp_ready(struct fsdp *s)
 
 static real *room_for_one(const struct gpt *m)
 {
-    size_t most = 0;
+    size_t most = 1;
 
     for (size_t i = 0; i < m->n_params; i++)
         most = m->params[i].count > most ? m->params[i].count : most;

@@ -154,7 +154,8 @@ FILL = ctypes.CFUNCTYPE(c_int, c_void_p, c_size_t, POINTER(c_void_p))
 
 class FsdpOptions(Structure):
     _fields_ = [('size', c_size_t), ('stage', c_int), ('flags', c_uint32), ('max_live_units', c_size_t),
-                ('max_live_gradients', c_size_t), ('fill', FILL), ('arg', c_void_p), ('stream', c_void_p)]
+                ('max_live_gradients', c_size_t), ('fill', FILL), ('arg', c_void_p), ('stream', c_void_p),
+                ('replicas', c_void_p)]
 
 
 class FsdpShardInfo(Structure):

@@ -371,7 +371,6 @@ cddp_status cddp_fsdp_wait_unit(cddp_fsdp *f, size_t u)
 
 const void *cddp_fsdp_param(const cddp_fsdp *f, size_t u, size_t i)
 {
-    CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
     cddp_status st = check_param("cddp_fsdp_param", f, u, i, &err);
 

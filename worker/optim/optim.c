@@ -164,8 +164,13 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
     if (st == CDDP_OK)
         mine = card_of(&rule, opt.flags, o->own, d->n_params);
     st = optim_agree(d->comm, "create its optimizer", &mine, st, err);
-    if (d->across.comm != NULL) /* the replicas, each of which has its group's status */
-        st = optim_agree(d->across.comm, "create its replica's optimizer", &mine, st, err);
+    if (d->across.comm != NULL) { /* the replicas, each of which has its group's status */
+        cddp_status group = st;
+
+        st = optim_agree(d->across.comm, "create its replica's optimizer", &mine, group, err);
+        if (group == CDDP_OK && st != CDDP_OK)
+            (void)cdi_error_wrap(err, "replicas");
+    }
     if (st != CDDP_OK) {
         optim_release(o);
         return st;
