@@ -577,7 +577,7 @@ def refused(comm):
     raises(TypeError, ["parameter 'weight' is not of a floating-point type"], create, nn.Linear(3, 3, dtype=torch.complex64), [])
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     if comm.size > 1:
-        raises(cddp.Status.MISMATCH, ['units of other names'], create, model, [model[0]] if comm.rank == 0 else [model[1]])
+        raises(cddp.Status.MISMATCH, ['unit 0 has another name'], create, model, [model[0]] if comm.rank == 0 else [model[1]])
     with create(model, [model[0]]):
         raises(cddp.Status.STATE, ['is not here'], create, model, [model[0]])
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._state_dict_pre_hooks for m in model.modules())

@@ -404,7 +404,7 @@ def sharded_wrong():
         if comm.rank == comm.size - 1:
             raises(KeyError, ['u'], create, units=[('u', [w])], fill=fill)
         else:
-            raises(cddp.Error, ['failed on another rank', "'u'"], create, units=[('u', [w])], fill=fill)
+            raises(cddp.Error, ['rank 1 could not make its parameters', "'u'"], create, units=[('u', [w])], fill=fill)
         with create(units=[('u', [w]), ('v', [w])], max_live_units=1, max_live_gradients=1) as fsdp:
             raises(ValueError, ["no unit 'w'"], fsdp.gather, 'w')
             raises(ValueError, ['no unit 2; there are 2'], fsdp.gather, 2)
