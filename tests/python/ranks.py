@@ -405,7 +405,8 @@ def sharded_wrong():
             raises(KeyError, ['u'], create, units=[('u', [w])], fill=fill)
         else:
             raises(cddp.Error, ['rank 1 could not make its parameters', "'u'"], create, units=[('u', [w])], fill=fill)
-        with create(units=[('u', [w]), ('v', [w])], max_live_units=1, max_live_gradients=1) as fsdp:
+        raises(cddp.Error, ["'u.0' and unit 'v', parameter 'v.0' have the same data"], create, units=[('u', [w]), ('v', [w])])
+        with create(units=[('u', [w]), ('v', [w.copy()])], max_live_units=1, max_live_gradients=1) as fsdp:
             raises(ValueError, ["no unit 'w'"], fsdp.gather, 'w')
             raises(ValueError, ['no unit 2; there are 2'], fsdp.gather, 2)
             raises(ValueError, ["no parameter 'u'", 'UNIT.PARAMETER'], fsdp.shard, 'u')
