@@ -106,9 +106,9 @@ def cases(cddprun, probe, tmp):
                r"cddprun: rank \d .*\n(    .*\n)+    its message:\n    \| CDDP_E_MISMATCH: .*'fc\.weight'")
     yield Case("collectives in different order", [*two, str(probe), "order"], r"E_MISMATCH.*(all_reduce.*broadcast|broadcast.*all_reduce)")
     yield Case("a rank makes a reducer alone", [*two, str(probe), "create"],
-               r"rank 0 called cddp_ddp_create \(all_gather of \d+ uint64\), rank 1 called barrier")
+               r"rank 0 called cddp_ddp_create \(all_gather of \d+ uint8\), rank 1 called barrier")
     yield Case("a rank saves alone", [*two, str(probe), "save"],
-               r"rank 0 called cddp_checkpoint_save \(all_gather of \d+ uint8\), rank 1 called barrier")
+               r"rank 0 called cddp_checkpoint_save \(broadcast of \d+ uint8 from rank 0\), rank 1 called barrier")
     yield Case("a rank does not come to a step", [*two, "--shutdown_timeout=1", str(probe), "lag"],
                r"E_TIMEOUT: all_reduce\(mean\) of \d+ float32 \(bucket 0: 'fc\.weight' and 1 more\): rank 1 did not arrive",
                env={"CDDP_TIMEOUT": "3"})
