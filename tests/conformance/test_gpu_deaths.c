@@ -119,22 +119,22 @@ static struct cdi_coll all_reduce(float *x)
 
 /*
  * Leaves. A call that waits can be ended if NCCL can revoke the communicator; a communicator that does not block is
- * aborted anyway.
+ * aborted anyway. On a slow host the death may be known before the call: then nothing is left either.
  */
 static int leaves_nothing(struct rank *r)
 {
     struct standin_live live;
-    unsigned want = blocks() && version() < REVOKE;
+    unsigned most = blocks() && version() < REVOKE;
 
     r->ops->destroy(r->b);
     r->b = NULL;
     for (int i = 0; i < 2000; i++) {
         standin_live(&live);
-        if (live.communicators == want)
+        if (live.communicators <= most)
             break;
         rank_nap();
     }
-    RANK_CHECK(live.communicators == want && (live.device_memory != 0) == (want != 0),
+    RANK_CHECK(live.communicators <= most && (live.device_memory != 0) == (live.communicators != 0),
                "%u communicators and %u pieces of memory are left", live.communicators, live.device_memory);
     _exit(0);
 }
