@@ -414,7 +414,7 @@ static cddp_status prepare_shard(struct cdi_save *s, cddp_comm *comm, const stru
         st = checkpoint_expand(s, comm, p.items, p.n, background, err);
     if (st == CDDP_OK)
         st = checkpoint_drain_device(comm, err);
-    for (size_t i = 0; i < p.n && st == CDDP_OK; i++)
+    for (size_t i = 0; s->items != NULL && i < p.n && st == CDDP_OK; i++)
         if (s->items[i].data != p.items[i].data)
             st = checkpoint_copy(comm, s->items[i].data, p.items[i].data, p.items[i].bytes, err);
     s->ranges = p.ranges;
@@ -433,10 +433,11 @@ static cddp_status checkpoint_agree(cddp_comm *comm, cddp_status mine, struct cd
 static cddp_status give_up(cddp_comm *comm, struct cdi_save *s, cddp_status st)
 {
     struct verdict v = {0};
+    struct cdi_error ignored;
 
     cdi_draft_drop(s->draft);
     s->draft = NULL;
-    (void)share_verdict(comm, &v, NULL);
+    (void)share_verdict(comm, &v, &ignored);
     return st;
 }
 

@@ -110,7 +110,8 @@ const char *cdi_pieces_name(struct cdi_pieces *p, const char *prefix, const char
         return NULL;
     }
     (void)snprintf(name, len, "%s%s", prefix, suffix);
-    return p->names[p->n_names++] = name;
+    p->names[p->n_names++] = name;
+    return p->names[p->n_names - 1];
 }
 
 cddp_status cdi_pieces_add(struct cdi_pieces *p, const cddp_checkpoint_item *item, struct cdi_range range,

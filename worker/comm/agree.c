@@ -56,7 +56,7 @@ cddp_status cdi_comm_agree(cddp_comm *comm, const char *what, const void *mine, 
     size_t world = (size_t)cdi_comm_world(comm)->size, each = sizeof(struct head) + bytes;
     CDI_AUTOFREE char *send = calloc(1, each);
     CDI_AUTOFREE char *all = calloc(world, each);
-    struct cdi_error own, other;
+    struct cdi_error own = {.status = CDDP_OK}, other;
     struct head head = {0};
     cddp_status st;
 

@@ -544,16 +544,19 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
     struct cdi_across none = {0};
     struct cdi_error ignored;
     struct input in;
-    cddp_status st = read_input(&in, units, n, opt, err);
+    cddp_status met, st = read_input(&in, units, n, opt, err);
 
     if (f == NULL && st == CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
     if (check_replicas(comm, &in, st == CDDP_OK ? err : &ignored) != CDDP_OK && st == CDDP_OK)
         st = err->status;
     st = agree(comm, &in, st, err);
-    if (in.opt.replicas != NULL)
-        st = cdi_across_meet(comm, in.opt.replicas, st == CDDP_OK ? hash_model(&in) : 0, st, err);
-    if (st == CDDP_OK && f != NULL)
+    met = in.opt.replicas == NULL
+              ? CDDP_OK
+              : cdi_across_meet(comm, in.opt.replicas, st == CDDP_OK ? hash_model(&in) : 0, st, err);
+    if (st == CDDP_OK)
+        st = met;
+    if (st == CDDP_OK && f != NULL && in.params != NULL) /* as they are, if all is well */
         st = make(f, comm, &in, err);
     if (in.opt.replicas != NULL)
         st = cdi_across_share(f != NULL ? &f->across : &none, in.opt.replicas, f != NULL ? f->ddp : NULL, st, err);

@@ -490,7 +490,7 @@ cddp_status cdi_bucket_reorder(struct cdi_bucket_plan *p, const int32_t *order, 
 
 cddp_status cdi_bucket_sort_idle(struct cdi_bucket_plan *p, size_t *to, struct cdi_error *err)
 {
-    struct completion *by = calloc(p->n, sizeof *by);
+    struct completion *by = calloc(p->n + 1, sizeof *by);
     size_t ahead = 0;
     cddp_status status;
 
