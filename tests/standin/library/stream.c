@@ -793,9 +793,14 @@ SI_EXPORT CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned 
     if (rc == CUDA_SUCCESS && (s->capture != NULL || hEvent->captured != 0)) {
         rc = si_capture_wait_locked(s, hEvent);
     } else if (rc == CUDA_SUCCESS && hEvent->stop != NULL && !si_skip_wait()) {
+        struct si_stop *stop =
+            hEvent->stop; /* that of now: while this waits for room, the event may be recorded anew */
+
+        stop->refs++;
         si_room_locked(s);
-        si_clock_join(&s->clock, &hEvent->stop->clock);
-        stream_wait_in(s, hEvent->stop);
+        si_clock_join(&s->clock, &stop->clock);
+        stream_wait_in(s, stop);
+        si_stop_release_locked(stop);
     }
     si_unlock();
     return rc;
