@@ -18,7 +18,9 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
+#define EXCHANGE (1u << 1) /* RENAME_EXCHANGE of linux/fs.h */
 #define MAGIC "CDDPCKPT"
 #define VERSION 2u
 #define VERSION_SHARD 3u /* each entry has a range, too */
@@ -467,7 +469,8 @@ static bool exchange(const struct cdi_draft *d)
 {
     char old[CDI_DRAFT_NAME];
 
-    if (renameat2(d->dir_fd, d->tmp, d->dir_fd, d->name, RENAME_EXCHANGE) == 0) {
+    /* by its number: older C libraries have no function for it */
+    if (syscall(SYS_renameat2, d->dir_fd, d->tmp, d->dir_fd, d->name, EXCHANGE) == 0) {
         if (fsync(d->dir_fd) == 0) /* not before the new one has the name for good */
             (void)remove_tree(d->dir_fd, d->tmp);
         return true;
