@@ -176,7 +176,7 @@ static void look_for_frozen_parameters(cddp_ddp *d)
     uint64_t crc = 0;
 
     for (size_t i = 0; i < d->n_params; i++)
-        crc = cdi_crc64(crc, d->params[i].data, d->plan.grads[i].bytes);
+        crc = cdi_crc64(crc, d->params[i].data, d->params[i].count * cddp_dtype_size(d->params[i].dtype));
     if (d->step == 0)
         d->debug->params_crc = crc;
     else if (crc == d->debug->params_crc && debug_warns_first(d, FROZEN))
