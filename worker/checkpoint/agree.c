@@ -3,10 +3,10 @@
  * How ranks begin a save or a load: a failure on one of them becomes the same error on all, and items that must have
  * the same names on all ranks are compared. One collective in the good case.
  */
+#include "worker/comm/agree.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "worker/checkpoint/file.h"
-#include "worker/comm/comm.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -119,43 +119,18 @@ static cddp_status agree_warn(cddp_comm *comm, int other, const struct cdi_share
 struct card {
     uint64_t content; /* a hash of the shared items; 0: not to be compared */
     uint64_t hash;    /* of the items with the same names on all ranks */
-    int32_t status;
-    int32_t os_error;
 };
-
-/* Broadcasts the error of the first rank that has failed. */
-static cddp_status agree_send_failure(cddp_comm *comm, int failed, const struct card *card, cddp_status mine,
-                                      struct cdi_error *err)
-{
-    struct cdi_error failure;
-    char text[CDI_ERROR_TEXT];
-    cddp_status st;
-
-    (void)snprintf(text, sizeof text, "%s", mine != CDDP_OK ? err->msg : "");
-    st = agree_broadcast_text(comm, failed, text, sizeof text, &failure);
-    if (cddp_rank(comm) == failed || (mine != CDDP_OK && st != CDDP_OK))
-        return mine;
-    if (st != CDDP_OK) {
-        *err = failure;
-        return st;
-    }
-    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), (cddp_status)card->status,
-                      failed == 0 ? "%s" : "%.980s, on rank %d", text, failed);
-    err->os_error = card->os_error;
-    return err->status;
-}
 
 cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
                                  size_t n_items, const struct cdi_shared *shared, struct cdi_error *err)
 {
-    struct card card = {.status = mine, .os_error = mine == CDDP_OK ? 0 : err->os_error};
-    int world = cddp_world_size(comm);
-    CDI_AUTOFREE struct card *all = calloc((size_t)world, sizeof *all);
-    struct cdi_error other;
+    struct card card = {0};
+    CDI_AUTOFREE void *cards = NULL;
+    const struct card *all;
+    struct cdi_error why;
+    int failed;
     cddp_status st;
 
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", world);
     for (size_t i = 0; i < n_items && mine == CDDP_OK; i++) {
         const uint64_t pair[] = {card.hash, hash_item(items[i])};
 
@@ -166,19 +141,25 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
 
         card.content = cdi_crc64(0, pair, sizeof pair);
     }
-    st = cdi_comm_all_gather(comm, &card, all, sizeof card, CDDP_UINT8, &other);
+    st = cdi_comm_exchange(comm, "save or load a checkpoint", &card, sizeof card, &cards, mine == CDDP_OK ? NULL : err,
+                           &failed, &why);
+    if (mine != CDDP_OK && (st != CDDP_OK || failed == cddp_rank(comm)))
+        return mine;
     if (st != CDDP_OK) {
-        if (mine == CDDP_OK)
-            *err = other;
-        return mine != CDDP_OK ? mine : st;
+        *err = why;
+        return st;
     }
-    for (int r = 0; r < world; r++)
-        if (all[r].status != CDDP_OK)
-            return agree_send_failure(comm, r, &all[r], mine, err);
-    for (int r = 1; r < world; r++)
+    if (failed >= 0) {
+        st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), why.status,
+                         failed == 0 ? "%s" : "%.980s, on rank %d", why.msg, failed);
+        err->os_error = why.os_error;
+        return st;
+    }
+    all = cards;
+    for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[r].hash != all[0].hash)
             return agree_name_difference(comm, r, items, n_items, err);
-    for (int r = 1; r < world; r++)
+    for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[0].content != 0 && all[r].content != 0 && all[r].content != all[0].content)
             return agree_warn(comm, r, shared != NULL ? shared : &(struct cdi_shared){0}, err);
     return CDDP_OK;

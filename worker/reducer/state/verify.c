@@ -234,18 +234,6 @@ static uint64_t hash(const uint8_t *p, size_t len)
     return h;
 }
 
-/* Fails the job: this rank cannot take part any further, and its peers must not wait for ever. */
-static cddp_status verify_give_up(cddp_comm *comm, struct cdi_error *err)
-{
-    struct cdi_error why;
-
-    (void)cdi_fail(&why, CDDP_E_NOMEM, "rank %d has no memory to compare its parameters", cdi_comm_world(comm)->rank);
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, why.msg);
-    if (err != NULL)
-        *err = why;
-    return why.status;
-}
-
 /* Fills `list` with rank `owner`'s list: on that rank its own, mine; on the others space for it. */
 static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struct cdi_buf *mine, int owner,
                               size_t bytes, struct cdi_error *err)
@@ -255,7 +243,7 @@ static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struc
     cdi_buf_init(list, LIST_LIMIT);
     at = cdi_buf_reserve(list, bytes == 0 ? 1 : bytes);
     if (at == NULL)
-        return verify_give_up(comm, err);
+        return cdi_comm_give_up(comm, "create its reducer", err);
     if (owner == cdi_comm_world(comm)->rank)
         memcpy(at, cdi_buf_data(mine), bytes);
     cdi_buf_commit(list, bytes);
