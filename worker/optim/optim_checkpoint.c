@@ -176,6 +176,17 @@ static cddp_status compare_heads(const struct head *saved, const struct head *mi
     return CDDP_OK;
 }
 
+/* Reads the head that the file has. */
+static cddp_status read_head(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct head *saved,
+                             struct cdi_error *err)
+{
+    const cddp_checkpoint_item item = {
+        .size = sizeof item, .name = s->name, .data = saved, .bytes = sizeof *saved, .kind = s->kind};
+    cddp_status st = cdi_checkpoint_fit(f, &item, NULL, 1, NULL, err);
+
+    return st == CDDP_OK ? cdi_checkpoint_fill(f, &item, NULL, 1, NULL, err) : st;
+}
+
 static cddp_status optim_begin_load(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
     const struct head mine = optim_head_of(s->object);
@@ -183,12 +194,9 @@ static cddp_status optim_begin_load(struct cdi_state *s, struct cdi_checkpoint_f
     cddp_status st = add_entries(s, err);
 
     if (st == CDDP_OK)
-        st = cdi_checkpoint_fit(f, s->entries, NULL, 1, NULL, err);
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, s->entries, NULL, 1, NULL, err);
+        st = read_head(s, f, &saved, err);
     if (st != CDDP_OK)
         return st;
-    memcpy(&saved, cdi_state_at(s, HEAD), sizeof saved);
     if (compare_heads(&saved, &mine, err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", s->name);
     st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
@@ -289,12 +297,8 @@ static cddp_status compare_with_file(const struct cdi_state *s, struct cdi_check
 {
     const struct head mine = optim_head_of(s->object);
     struct head saved;
-    const cddp_checkpoint_item item = {
-        .size = sizeof item, .name = s->name, .data = &saved, .bytes = sizeof saved, .kind = s->kind};
-    cddp_status st = cdi_checkpoint_fit(f, &item, NULL, 1, NULL, err);
+    cddp_status st = read_head(s, f, &saved, err);
 
-    if (st == CDDP_OK)
-        st = cdi_checkpoint_fill(f, &item, NULL, 1, NULL, err);
     return st == CDDP_OK ? compare_heads(&saved, &mine, err) : st;
 }
 
