@@ -97,14 +97,11 @@ static cddp_status follow(struct cdi_across *a, bool group_follows, struct cdi_e
 cddp_status cdi_across_share(struct cdi_across *a, cddp_comm *replicas, cddp_ddp *d, cddp_status alone,
                              struct cdi_error *err)
 {
-    void *none;
     cddp_status st;
 
     if (alone == CDDP_OK && (a->bucket = calloc(d->plan.n + 1, sizeof *a->bucket)) == NULL)
         alone = cdi_fail(err, CDDP_E_NOMEM, "no memory for the replicas of %zu buckets", d->plan.n);
-    st =
-        cdi_comm_agree(replicas, "create its replica of the model", NULL, 0, &none, alone == CDDP_OK ? NULL : err, err);
-    free(none);
+    st = cdi_comm_agree(replicas, "create its replica of the model", NULL, 0, NULL, alone == CDDP_OK ? NULL : err, err);
     if (alone != CDDP_OK || st != CDDP_OK)
         return alone != CDDP_OK ? alone : st;
     a->comm = replicas;
@@ -156,20 +153,19 @@ static cddp_status check_over(const struct cdi_across *a, struct cdi_error *err)
 static cddp_status begin_one(struct cdi_across *a, struct cdi_error *err)
 {
     cddp_ddp *d = a->ddp;
-    size_t b = a->bucket[a->begun++];
+    size_t b = a->bucket[a->begun++], u;
     char *share = d->shares.grads + cdi_arena_share_at(d, b);
-    const struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
-                                .in = share,
-                                .out = share,
-                                .count = d->plan.b[b].room / d->plan.parts / cddp_dtype_size(d->plan.b[b].dtype),
-                                .dtype = d->plan.b[b].dtype,
-                                .op = CDDP_AVG,
-                                .known = true,
-                                .bucket = (int)b,
-                                .asked = CDI_ASKED_FSDP_READY,
-                                .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
-                                .ddp = d};
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE,
+                          .in = share,
+                          .out = share,
+                          .count = d->plan.b[b].room / d->plan.parts / cddp_dtype_size(d->plan.b[b].dtype),
+                          .dtype = d->plan.b[b].dtype,
+                          .op = CDDP_AVG,
+                          .known = true,
+                          .asked = CDI_ASKED_FSDP_READY};
 
+    (void)d->shares.unit_of(d->shares.model, cdi_bucket_grad(&d->plan, b, 0), &u);
+    cdi_ddp_name_after_unit(d, &op, u);
     return d->ops->enqueue(cdi_comm_backend(a->comm), &op, &a->ticket, err);
 }
 

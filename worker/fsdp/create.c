@@ -448,10 +448,8 @@ static cddp_status load_unit(cddp_fsdp *f, const struct input *in, size_t u, str
     size_t rank = (size_t)cdi_comm_world(d->comm)->rank;
     struct cdi_error local = {.status = CDDP_OK};
     cddp_status st = fill_slot(f, in, u, slot, &local);
-    void *none;
 
-    st = cdi_comm_agree(d->comm, "make its parameters", NULL, 0, &none, st == CDDP_OK ? NULL : &local, err);
-    free(none);
+    st = cdi_comm_agree(d->comm, "make its parameters", NULL, 0, NULL, st == CDDP_OK ? NULL : &local, err);
     for (size_t k = f->unit[u].part; k < f->unit[u].part + f->unit[u].n_parts && st == CDDP_OK; k++) {
         const struct cdi_bucket *b = &d->plan.b[f->parts[k].bucket];
         size_t part = b->held_room / d->plan.parts;
@@ -495,7 +493,7 @@ static const char *unit_of(const void *model, size_t i, size_t *u)
     return f->unit[*u].name;
 }
 
-/* Tells the reducer, and the flight page, what units are called. */
+/* Gives the reducer and the flight page the names of the units. */
 static void name_units(cddp_fsdp *f)
 {
     struct cdi_flight *page = cdi_comm_world(f->ddp->comm)->flight;
@@ -523,7 +521,7 @@ static cddp_status make(cddp_fsdp *f, cddp_comm *comm, const struct input *in, s
         place_parts(f, in);
         bytes = place_slots(f, in);
     }
-    st = agree(comm, in, st, err); /* one rank may have failed alone */
+    st = cdi_comm_agree(comm, "create its sharded model", NULL, 0, NULL, st == CDDP_OK ? NULL : err, err);
     if (st == CDDP_OK)
         name_units(f);
     if (st == CDDP_OK)

@@ -17,7 +17,6 @@
 #include "worker/reducer/state/captured.h"
 #include "worker/reducer/step.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -185,14 +184,6 @@ static cddp_status fsdp_leave(cddp_fsdp *f, bool captured, cddp_status st, struc
     return captured ? cdi_captured_leave(f->ddp, f->ddp->stream, st, err) : st;
 }
 
-/* For messages about operations: cdi_coll.name_bucket, whose buckets are units here. */
-static void name_unit(const void *model, int u, char *buf, size_t cap)
-{
-    const cddp_fsdp *f = model;
-
-    (void)snprintf(buf, cap, "'%.64s'", f->unit[u].name);
-}
-
 /* Starts an operation on part k of unit u. Sets the sticky error. */
 static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t u, size_t k, uint64_t *ticket)
 {
@@ -205,28 +196,25 @@ static cddp_status start(cddp_fsdp *f, struct cdi_coll *op, size_t u, size_t k, 
     op->anywhere = !d->ops->on_device; /* slots are equal as long as programs are: a rank that differs is detected */
     op->known = true;
     op->captured_mark = true;
-    op->bucket = u < INT_MAX ? (int)u : -1;
-    op->name_bucket = d->ops->on_device ? NULL : name_unit; /* there, texts are also formatted after a failure */
-    op->ddp = f;
+    cdi_ddp_name_after_unit(d, op, u);
     return cdi_ddp_enqueue(d, op, ticket);
 }
 
-/* Writes "'a', 'b' and 3 more are": the units of n slots, whose numbers are `stride` bytes apart. Returns names. */
-static const char *list_units(const cddp_fsdp *f, const size_t *unit, size_t stride, size_t n, char names[NAMES])
+/* Writes "'a', 'b' and 3 more are": the units that fill the pool of parameters, or of gradients. Returns names. */
+static const char *list_units(const cddp_fsdp *f, bool gradients, char names[NAMES])
 {
-    size_t at = 0, named = 0, all = 0;
+    size_t at = 0, n = 0;
 
-    for (size_t s = 0; s < n; s++) {
-        size_t u = *(const size_t *)((const char *)unit + s * stride);
+    for (size_t u = 0; u < f->n_units; u++) {
+        const struct cdi_pool_unit *p = &f->pool.unit[u];
+        bool fills = gradients ? f->unit[u].grad_slot != CDI_POOL_NONE : p->users > 0 && !p->is_kept;
 
-        if (u == CDI_POOL_NONE)
-            continue;
-        if (all++ < NAMED && ++named)
-            at += (size_t)snprintf(names + at, NAMES - at, "%s'%.48s'", named == 1 ? "" : ", ", f->unit[u].name);
+        if (fills && n++ < NAMED)
+            at += (size_t)snprintf(names + at, NAMES - at, "%s'%.48s'", n == 1 ? "" : ", ", f->unit[u].name);
     }
-    if (all > named)
-        at += (size_t)snprintf(names + at, NAMES - at, " and %zu more", all - named);
-    (void)snprintf(names + at, NAMES - at, all == 1 ? " is" : " are");
+    if (n > NAMED)
+        at += (size_t)snprintf(names + at, NAMES - at, " and %zu more", n - NAMED);
+    (void)snprintf(names + at, NAMES - at, n == 1 ? " is" : " are");
     return names;
 }
 
@@ -297,8 +285,7 @@ static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, bool alone, struct cdi_er
         return cdi_fail(err, CDDP_E_STATE,
                         "unit %zu '%.200s' cannot be gathered: cddp_fsdp_options.max_live_units is %zu, and %s "
                         "not released yet",
-                        u, f->unit[u].name, f->pool.n_slots,
-                        list_units(f, f->pool.holds, sizeof *f->pool.holds, f->pool.n_slots, names));
+                        u, f->unit[u].name, f->pool.n_slots, list_units(f, false, names));
     if (!was_fresh)
         st = gather(f, u);
     if (st == CDDP_OK && unit->users == 0 && !cdi_pool_want(&f->pool, u))
@@ -461,8 +448,7 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_e
         return cdi_fail(err, CDDP_E_STATE,
                         "no memory for the gradients of unit %zu '%.200s': cddp_fsdp_options.max_live_gradients is "
                         "%zu, and %s not reported yet (cddp_fsdp_grads_ready)",
-                        u, f->unit[u].name, f->n_grad_slots,
-                        list_units(f, &f->grad_slot->unit, sizeof *f->grad_slot, f->n_grad_slots, names));
+                        u, f->unit[u].name, f->n_grad_slots, list_units(f, true, names));
     if (f->grad_slot[best].ticket != 0 && d->ops->on_device)
         st = cdi_ddp_stream_wait(d, f->grad_slot[best].ticket, err);
     else if (f->grad_slot[best].ticket != 0 && (st = cdi_ddp_join_ticket(d, f->grad_slot[best].ticket)) != CDDP_OK)

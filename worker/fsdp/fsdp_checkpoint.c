@@ -56,8 +56,6 @@ static cddp_status fsdp_pieces(struct cdi_state *s, struct cdi_checkpoint_file *
         cddp_checkpoint_item piece = {.size = sizeof piece, .bytes = own.count * size, .kind = CDDP_ITEM_MEMORY};
         char prefix[256]; /* a name has 200 bytes at most */
 
-        if (cdi_ddp_is_tied(d, i))
-            continue;
         (void)snprintf(prefix, sizeof prefix, "%.200s%s", s->name, *s->name != '\0' ? "." : "");
         piece.name = cdi_pieces_name(p, prefix, d->params[i].name, err);
         if (own.count > 0)

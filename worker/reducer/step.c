@@ -55,7 +55,7 @@ void *cddp_ddp_grad(cddp_ddp *ddp, size_t i)
 /* Returns the function that ends a step of d, for messages. */
 static const char *end_of_step(const cddp_ddp *d)
 {
-    return d->sharded ? "cddp_optim_step" : "cddp_ddp_wait";
+    return d->sharded ? "cddp_optim_step" : cdi_ddp_is_divided(d) ? "cddp_fsdp_end_step" : "cddp_ddp_wait";
 }
 
 /*
@@ -215,8 +215,7 @@ static cddp_status step_name_units(const cddp_ddp *d, struct cdi_error *err)
         (void)snprintf(names + at, sizeof names - at, " and %zu more", n - SHOWN_NAMES);
     return cdi_fail(err, CDDP_E_STATE,
                     "%s %s not reported gradients in step %llu: call cddp_fsdp_grads_ready for every unit before %s",
-                    names, n == 1 ? "has" : "have", (unsigned long long)d->step,
-                    d->sharded ? "cddp_optim_step" : "cddp_fsdp_end_step");
+                    names, n == 1 ? "has" : "have", (unsigned long long)d->step, end_of_step(d));
 }
 
 /* "2 of 4 gradients are missing in step 7: 'fc1.weight', 'fc1.bias'; ..." */

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 
+#include <limits.h>
 #include <stdio.h>
 
 cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err)
@@ -131,4 +132,27 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
         (void)snprintf(buf, cap, "'%.48s' and %zu more", d->params[first].name, n - 1);
     else if (n == 1)
         (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
+}
+
+/* As cdi_coll.name_bucket, whose buckets are units here. */
+static void name_unit(const void *ddp, int unit, char *buf, size_t cap)
+{
+    const cddp_ddp *d = ddp;
+
+    buf[0] = '\0';
+    for (size_t i = 0, u; i < d->n_params; i++) {
+        const char *name = d->shares.unit_of(d->shares.model, i, &u);
+
+        if (u == (size_t)unit) {
+            (void)snprintf(buf, cap, "'%.64s'", name);
+            return;
+        }
+    }
+}
+
+void cdi_ddp_name_after_unit(const cddp_ddp *d, struct cdi_coll *op, size_t unit)
+{
+    op->bucket = unit < INT_MAX ? (int)unit : -1;
+    op->name_bucket = d->ops->on_device ? NULL : name_unit; /* there, texts are also formatted after a failure */
+    op->ddp = d;
 }

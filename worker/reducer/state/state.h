@@ -299,6 +299,8 @@ cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *
  * the bucket is in flight.
  */
 void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
+/* With divided parameters: has messages and the flight page call an operation after a unit. */
+void cdi_ddp_name_after_unit(const cddp_ddp *d, struct cdi_coll *op, size_t unit);
 
 /* Returns the key of parameter i in a look: a backward pass makes the last one first, and the largest key counts. */
 static inline uint32_t cdi_ddp_look_key(size_t i)
