@@ -36,6 +36,18 @@ class _Reducer:
             view.release()
 
 
+def _number_of(which, numbers, n, complaint, hint=''):
+    """Of what is called `which`, a name or already a number: there are n, and `numbers` has those of the names."""
+    if isinstance(which, str):
+        try:
+            return numbers[which]
+        except KeyError:
+            raise ValueError(f"{complaint} '{which}'{hint}") from None
+    if not 0 <= which < n:
+        raise ValueError(f'{complaint} {which}; there are {n}')
+    return which
+
+
 def _named(params):
     if hasattr(params, 'items'):
         params = params.items()
@@ -231,14 +243,7 @@ class DDP:
         return self._reducer.handle
 
     def _number(self, which):
-        if isinstance(which, str):
-            try:
-                return self._index[which]
-            except KeyError:
-                raise ValueError(f"DDP: there is no parameter '{which}'") from None
-        if not 0 <= which < len(self._params):
-            raise ValueError(f'DDP: there is no parameter {which}; there are {len(self._params)}')
-        return which
+        return _number_of(which, self._index, len(self._params), 'DDP has no parameter')
 
     def __len__(self):
         return len(self._params)

@@ -8,7 +8,7 @@ from ctypes import byref, c_size_t, c_void_p, sizeof
 
 from cddp._abi import FILL, FSDP_KEEP, Error, FsdpOptions, FsdpShardInfo, FsdpUnit, Status, check, experimental
 from cddp._arrays import View, like, memory_order, nbytes
-from cddp._ddp import _STEP_IS_OVER, _describe, _in_memory_order, _named
+from cddp._ddp import _STEP_IS_OVER, _describe, _in_memory_order, _named, _number_of
 
 LIVE_UNITS = 3  # libcddp's default
 
@@ -193,25 +193,11 @@ class FSDP:
         return self._model.handle
 
     def _unit_number(self, which):
-        if isinstance(which, str):
-            try:
-                return self._names[which]
-            except KeyError:
-                raise ValueError(f"FSDP: there is no unit '{which}'") from None
-        if not 0 <= which < len(self._units):
-            raise ValueError(f'FSDP: there is no unit {which}; there are {len(self._units)}')
-        return which
+        return _number_of(which, self._names, len(self._units), 'FSDP has no unit')
 
     def _number(self, which):
         """Of a parameter, through all units: as the groups of Optim count."""
-        if isinstance(which, str):
-            try:
-                return self._numbers[which]
-            except KeyError:
-                raise ValueError(f"FSDP: there is no parameter '{which}'; it is called UNIT.PARAMETER") from None
-        if not 0 <= which < len(self._numbers):
-            raise ValueError(f'FSDP: there is no parameter {which}; there are {len(self._numbers)}')
-        return which
+        return _number_of(which, self._numbers, len(self._numbers), 'FSDP has no parameter', '; it is called UNIT.PARAMETER')
 
     def __len__(self):
         return len(self._units)
