@@ -4,34 +4,30 @@
 
     checkpoint.py CDDPRUN [--slow] [TEST...]; wine is taken from CDDPRUN's build folder.
 """
-import contextlib
 import json
 import os
-import pathlib
 import random
 import re
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, Skip, run, wait_for
+from saved import Saved
 
 NOT_WRITTEN = r"wine: rank [01]: checkpoint '\S+/checkpoint-\d+.cddp' \(\d+ bytes\) was not written: "
 
 
-class Place:
-    """A folder with a directory of checkpoints, a metrics file and a file of weights."""
+class Place(Saved):
+    """With a file of metrics, too."""
 
     def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        self.dir = self.folder / 'checkpoints'
+        super().__init__(folder)
         self.metrics = self.folder / 'metrics'
-        self.weights = self.folder / 'weights'
 
     def flags(self, epochs, *more):
         return ['--epochs', str(epochs), '--metrics', str(self.metrics), '--weights-out', str(self.weights), *more]
@@ -46,20 +42,8 @@ class Place:
         """Oldest first; their epochs, of three steps each: 142 rows for two ranks in batches of 32."""
         return [step // 3 for step in self.steps()]
 
-    def steps(self):
-        return [int(p.stem.split('-')[1]) for p in self.files()]
 
-    def files(self):
-        return sorted(self.dir.glob('checkpoint-*.cddp'))
-
-    def unfinished(self):
-        return list(self.dir.glob('.checkpoint*'))
-
-
-@contextlib.contextmanager
-def place():
-    with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
-        yield Place(folder)
+place = Place.place
 
 
 def wine(cddprun):

@@ -6,9 +6,7 @@
 
 The larger test of kills: KILLS=500 sharded_checkpoint.py CDDPRUN test_a_kill_leaves_a_whole_checkpoint
 """
-import contextlib
 import os
-import pathlib
 import random
 import re
 import resource
@@ -16,12 +14,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'support'))
 import launch
 from launch import Job, Skip, run, wait_for
+from saved import Saved
 
 LAST = 12  # steps of an uninterrupted run
 
@@ -30,26 +28,12 @@ def program(cddprun):
     return os.path.join(os.path.dirname(cddprun), '..', 'tests', 'integration', 'sharded_checkpoint')
 
 
-class Place:
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        self.dir = self.folder / 'checkpoints'
-        self.weights = self.folder / 'weights'
-
+class Place(Saved):
     def step(self, number):
         return self.dir / f'checkpoint-{number:020}.cddp'
 
-    def steps(self):
-        return [int(p.stem.split('-')[1]) for p in sorted(self.dir.glob('checkpoint-*.cddp'))]
 
-    def unfinished(self):
-        return list(self.dir.glob('.checkpoint*'))
-
-
-@contextlib.contextmanager
-def place():
-    with tempfile.TemporaryDirectory(prefix='cddp-test-') as folder:
-        yield Place(folder)
+place = Place.place
 
 
 def train(cddprun, p, ranks, stage, steps, how='', status=0):
