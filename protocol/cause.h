@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which of several failures is the cause of the others: the one that the headline of a report names. Agents ask it
- * about the workers of their node, the rendezvous server about the nodes. docs/protocol.md lists who knows
+ * about the workers of their node, the rendezvous server about the nodes. docs/internals/protocol.md lists who knows
  * what first. Pure.
  */
 #ifndef CDI_CAUSE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The control messages between agents and the rendezvous server: one table of types and fields (message.c), JSON
- * objects in the frames of frame.h. docs/protocol.md describes them with an example session.
+ * objects in the frames of frame.h. docs/internals/protocol.md describes them with an example session.
  *
  *   agent -> server                                  server -> agent
  *   JOIN       once, after the handshake             WELCOME    session token, lease

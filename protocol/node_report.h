@@ -72,7 +72,7 @@ struct cdi_node_report {
     json_t *holds;                 /* owns the strings of a decoded report; NULL: a report that was filled in here */
 };
 
-/* Returns the report as JSON (docs/protocol.md); NULL: out of memory. */
+/* Returns the report as JSON (docs/internals/protocol.md); NULL: out of memory. */
 json_t *cdi_node_report_encode(const struct cdi_node_report *r);
 /*
  * Reads a report. Unknown members are ignored, missing ones are 0. CDDP_E_PROTOCOL: not a report, or a number out of

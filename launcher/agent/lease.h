@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The agent's side of the lease: when to send a HEARTBEAT, when to reconnect, and when to kill the workers because the
- * rendezvous may be about to count this node as lost. Pure; docs/protocol.md has the rules.
+ * rendezvous may be about to count this node as lost. Pure; docs/internals/protocol.md has the rules.
  */
 #ifndef LEASE_H
 #define LEASE_H

@@ -30,10 +30,10 @@ cddp_status query_open(struct query **out, const char *endpoint, const struct cd
                        struct cdi_error *err);
 /*
  * Asks about the job of this name; NULL: about each job of the server. *reply is set on success only: an object as
- * docs/protocol.md describes (REPLY), complete even if it came in several frames; json_decref() frees it. The server
- * waits up to one second for its agents. After an error other than CDDP_E_NOT_FOUND (no such job) only query_close()
- * may follow. Also returns CDDP_E_CLOSED, CDDP_E_TIMEOUT, CDDP_E_PROTOCOL, CDDP_E_LIMIT (a reply of more than
- * QUERY_REPLY_MAX bytes, or too many questions) or CDDP_E_NOMEM.
+ * docs/internals/protocol.md describes (REPLY), complete even if it came in several frames; json_decref() frees it. The
+ * server waits up to one second for its agents. After an error other than CDDP_E_NOT_FOUND (no such job) only
+ * query_close() may follow. Also returns CDDP_E_CLOSED, CDDP_E_TIMEOUT, CDDP_E_PROTOCOL, CDDP_E_LIMIT (a reply of more
+ * than QUERY_REPLY_MAX bytes, or too many questions) or CDDP_E_NOMEM.
  */
 cddp_status query_ask(struct query *q, const char *job, int64_t timeout_ms, json_t **reply, struct cdi_error *err);
 /* Closes the connection and frees q. NULL-safe. */

@@ -98,7 +98,7 @@ extern const char *const page_job_states[];
 extern const size_t page_n_job_states;
 
 /*
- * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/protocol.md); NULL: out of
+ * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/internals/protocol.md); NULL: out of
  * memory.
  */
 json_t *page_job_head(const struct page_job *j);
