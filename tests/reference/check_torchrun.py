@@ -18,11 +18,11 @@ from launcher_runs import run, take_signals
 
 HEAD = """# cddprun beside torchrun
 
-Made by `tests/reference/check_torchrun.py`: every flag of torchrun 2.13 and every variable of a worker, on one machine with
-four workers (1×4) and on two with two each (2×2). torchrun's side is recorded in `tests/data/torchrun-2.13.json`; the same script
-repeats it where PyTorch is installed. What differs from run to run stands in angle brackets. *refused* is a non-zero exit
-before any worker was started. Where nothing stands under "why", both gave the same. Beside these
-variables cddprun sets `CDDP_FLIGHT` and `CDDP_STOP_SIGNALS`, and `PYTHONFAULTHANDLER=1` for workers that are run by Python; torchrun sets neither.
+Made by `tests/reference/check_torchrun.py`: it compares every flag of torchrun 2.13 and every variable of a worker, on one machine
+with four workers (1×4) and on two with two each (2×2). torchrun's side is recorded in `tests/data/torchrun-2.13.json`; the same script
+repeats it where PyTorch is installed. A row shows the first case of a difference. What differs from run to run stands in angle
+brackets. *refused* is a non-zero exit before any worker was started. Beside these variables cddprun sets `CDDP_FLIGHT` and
+`CDDP_STOP_SIGNALS`, and `PYTHONFAULTHANDLER=1` for workers that are run by Python; torchrun sets neither.
 
 """
 
@@ -69,17 +69,25 @@ def cell(text):
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+def names(rows):
+    """Of the rows' cases, each once: variables, and then the rest."""
+    known = dict.fromkeys(case.name for case, *_ in rows)
+    variables = [f"`{name.removeprefix('variable').lstrip(', ')}`" for name in known if name.startswith("variable")]
+    return variables, [f"`{name}`" for name in known if not name.startswith("variable")]
+
+
 def table(rows):
-    lines = []
-    for part, title in (("variable ", "Variables of a worker"), ("", "Flags")):
-        lines += [f"## {title}", "", "| | given | layout | torchrun 2.13 | cddprun | why |", "|---|---|---|---|---|---|"]
-        for case, layouts, theirs, ours, reason in rows:
-            if case.name.startswith("variable ") != bool(part):
-                continue
-            shown = "the same" if ours == theirs else cell(ours)
-            lines.append(f"| {case.name.removeprefix('variable ')} | {cell(case.title)} | {', '.join(layouts)} | {cell(theirs)} "
-                         f"| {shown} | {cell(reason)} |")
-        lines.append("")
+    """What differs, a row for each reason; and the names of what never does."""
+    lines = ["## What differs", "", "| of | for example | layout | torchrun 2.13 | cddprun | why |", "|---|---|---|---|---|---|"]
+    for reason in dict.fromkeys(reason for *_, reason in rows if reason):
+        having = [row for row in rows if row[-1] == reason]
+        case, layouts, theirs, ours, _ = having[0]
+        lines.append(f"| {', '.join(sum(names(having), []))} | {cell(case.title)} | {', '.join(layouts)} | {cell(theirs)} | {cell(ours)} "
+                     f"| {cell(reason)} |")
+    same = [row for row in rows if row[2] == row[3]]
+    variables, others = names([row for row in same if not any(row[0].name == other[0].name for other in rows if other[-1])])
+    lines += ["", "## What is the same", "", f"{len(same)} of {len(rows)} comparisons gave the same. Those of these names all did:", "",
+              f"- variables: {', '.join(variables)}", f"- flags and arguments: {', '.join(others)}", ""]
     return HEAD + "\n".join(lines)
 
 
