@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A GPT that is trained by many processes. Run: cddprun --standalone --nproc_per_node=2 gpt
- * train.c has the loop, and docs/gpt.md says where everything else is.
+ * train.c has the loop, and README.md says where everything else is.
  */
 #include "state.h"
 #include "train.h"
