@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of all-reduce between N nodes by each algorithm, as docs/scale.md has it; and a plot of a result of scale.py beside it.
+"""The cost of all-reduce between N nodes by each algorithm, as docs/internals/collectives.md has it; and a plot of a result of scale.py beside it.
 
-    scale_model.py                        the tables of docs/scale.md, for 10 GbE
+    scale_model.py                        the tables of docs/internals/collectives.md, for 10 GbE
     scale_model.py --hop-us 20 --gbit 25  for another network
     scale_model.py --plot RESULT.json     writes RESULT.svg
 """
