@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of all-reduce between N nodes by each algorithm, as docs/internals/collectives.md has it; and a plot of a result of scale.py beside it.
+"""The cost of all-reduce between N nodes by each algorithm (docs/internals/collectives.md); and a plot of a result of scale.py.
 
     scale_model.py                        the tables of docs/internals/collectives.md, for 10 GbE
     scale_model.py --hop-us 20 --gbit 25  for another network
