@@ -6,7 +6,7 @@
  * the file's index says.
  */
 #include "common/crc64.h"
-#include "worker/checkpoint/file.h"
+#include "worker/checkpoint/read.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #include "worker/comm/agree.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/checkpoint/file.h"
+#include "worker/checkpoint/items.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #ifndef CDI_CHECKPOINT_ASYNC_H
 #define CDI_CHECKPOINT_ASYNC_H
 
+#include "worker/checkpoint/draft.h"
 #include "worker/checkpoint/item.h"
 #include "worker/comm/comm.h"
 

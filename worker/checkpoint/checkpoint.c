@@ -7,19 +7,17 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "common/env.h"
 #include "common/float_state.h"
 #include "protocol/flight.h"
 #include "worker/base/sized.h"
-#include "worker/checkpoint/async.h"
-#include "worker/checkpoint/item.h"
+#include "worker/checkpoint/draft.h"
+#include "worker/checkpoint/items.h"
+#include "worker/checkpoint/read.h"
 #include "worker/comm/comm.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#define SUFFIX_BYTES 13 /* "[2147483647]" */
 
 /* Rank 0's result, sent to all. */
 struct verdict {
@@ -47,282 +45,12 @@ static cddp_status share_verdict(cddp_comm *comm, struct verdict *v, struct cdi_
     return err->status;
 }
 
-static bool is_own(const cddp_checkpoint_item *item)
-{
-    return (item->flags & CDDP_ITEM_PER_RANK) != 0;
-}
-
-static bool is_on_device(cddp_comm *comm, const void *p)
-{
-    return cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), p);
-}
-
-/* Waits for enqueued work, so that memory on a device can be copied. */
-static cddp_status checkpoint_drain_device(cddp_comm *comm, struct cdi_error *err)
-{
-    const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
-
-    return ops->on_device ? ops->copy(cdi_comm_backend(comm), NULL, NULL, 0, err) : CDDP_OK;
-}
-
-static cddp_status checkpoint_copy(cddp_comm *comm, void *to, const void *from, size_t bytes, struct cdi_error *err)
-{
-    if (bytes == 0)
-        return CDDP_OK;
-    if (is_on_device(comm, to) || is_on_device(comm, from))
-        return cdi_comm_ops(comm)->copy(cdi_comm_backend(comm), to, from, bytes, err);
-    /* NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker): where there are bytes, there is memory */
-    memcpy(to, from, bytes);
-    return CDDP_OK;
-}
-
-/* Returns the total size of one rank's own items. */
-static size_t own_bytes(const cddp_checkpoint_item *items, size_t n_items)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < n_items; i++)
-        bytes += is_own(&items[i]) ? items[i].bytes : 0;
-    return bytes;
-}
-
-/*
- * -------------------------------------------------------------------------------- the items in the program's view ----
- */
-
-/* A program's list by kind. Items other than memory are in a cdi_save, whose memory outlives the call. */
-struct list {
-    cddp_checkpoint_item *all, *memory;
-    const cddp_checkpoint_item **alike; /* those with the same names on all ranks */
-    struct cdi_shared shared;
-    size_t n, n_memory, n_alike, bytes;
-    bool by_all;   /* every rank writes or reads its part: CDDP_CHECKPOINT_SHARDED, or an item that needs it */
-    uint8_t *own;  /* buffer: of each rank, one byte and all its own items; then this rank's */
-    uint8_t *pack; /* buffer of a load: PACK bytes */
-};
-
-static void list_release(struct list *l)
-{
-    free(l->all);
-    free(l->memory);
-    free(l->alike);
-    free(l->shared.items);
-    free(l->own);
-    free(l->pack);
-}
-
-/* Adds item i, which this rank has to read. */
-static cddp_status list_add(struct list *l, struct cdi_save *s, cddp_comm *comm, size_t i, struct cdi_error *err)
-{
-    const cddp_checkpoint_item *item = &l->all[i];
-    size_t copies = is_own(item) ? (size_t)cddp_world_size(comm) + 1 : 1;
-
-    if (cdi_checkpoint_check_item(item, i, err) != CDDP_OK)
-        return err->status;
-    if (item->bytes > PTRDIFF_MAX / copies || (l->bytes += item->bytes * copies) > PTRDIFF_MAX)
-        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: items up to '%s' (%zu bytes) are more than memory can hold",
-                        item->name, item->bytes);
-    if (item->kind == CDDP_ITEM_MEMORY) {
-        l->memory[l->n_memory++] = *item;
-        return CDDP_OK;
-    }
-    s->states[s->n_states++] =
-        (struct cdi_state){.name = item->name, .object = item->data, .comm = comm, .kind = item->kind};
-    if (cdi_item_ops(&s->states[s->n_states - 1])->check(&s->states[s->n_states - 1], err) != CDDP_OK)
-        return cdi_error_wrap(err, "checkpoint: item '%s'", item->name);
-    return CDDP_OK;
-}
-
-/*
- * Reads the list on this rank. all: every item counts, and has the same name, on every rank; otherwise only on rank 0,
- * except for those of which each rank has a part.
- */
-static cddp_status list_read(struct list *l, struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items,
-                             size_t n_items, bool all, struct cdi_error *err)
-{
-    bool looks = all || cddp_rank(comm) == 0;
-    cddp_status st = CDDP_OK;
-
-    if ((items == NULL && n_items > 0) || n_items > CDI_CHECKPOINT_MAX_ITEMS || (looks && n_items == 0))
-        return cdi_fail(err, CDDP_E_INVALID, "checkpoint: %zu items; there must be 1 to %d",
-                        items == NULL ? 0 : n_items, CDI_CHECKPOINT_MAX_ITEMS);
-    l->all = cdi_sized_get_list(sizeof *l->all, items, n_items, "cddp_checkpoint_item", err);
-    if (l->all == NULL)
-        return err->status;
-    for (size_t i = 0; i < n_items; i++)
-        l->by_all = l->by_all || l->all[i].kind == CDDP_ITEM_FSDP;
-    all = all || l->by_all;
-    looks = looks || l->by_all;
-    l->n = n_items;
-    l->memory = calloc(n_items + 1, sizeof *l->memory);
-    l->alike = calloc(n_items + 1, sizeof *l->alike); /* NOLINT(bugprone-sizeof-expression): they are pointers */
-    s->states = calloc(n_items + 1, sizeof *s->states);
-    if (l->memory == NULL || l->alike == NULL || s->states == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", n_items);
-    for (size_t i = 0; i < n_items && st == CDDP_OK; i++) {
-        bool alike = all || is_own(&l->all[i]) || l->all[i].kind != CDDP_ITEM_MEMORY;
-
-        if (looks || alike)
-            st = list_add(l, s, comm, i, err);
-        if (alike)
-            l->alike[l->n_alike++] = &l->all[i];
-    }
-    if (st == CDDP_OK && looks)
-        st = cdi_checkpoint_check_items(l->all, n_items, false, err);
-    return st;
-}
-
-/* With CDDP_DEBUG=1: lists the items of which rank 0's value is everyone's. Other ranks need not have them. */
-static cddp_status list_shared(struct list *l, struct cdi_error *err)
-{
-    int64_t on;
-    cddp_status st = cdi_env_int_or("CDDP_DEBUG", 0, 1, 0, &on, err);
-
-    if (st != CDDP_OK || on == 0)
-        return st;
-    l->shared.items = calloc(l->n + 1, sizeof *l->shared.items); /* NOLINT(bugprone-sizeof-expression): pointers */
-    if (l->shared.items == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu items", l->n);
-    for (size_t i = 0; i < l->n; i++)
-        if (l->all[i].kind == CDDP_ITEM_MEMORY && l->all[i].flags == 0 && l->all[i].name != NULL &&
-            (l->all[i].data != NULL || l->all[i].bytes == 0) && l->all[i].bytes <= PTRDIFF_MAX)
-            l->shared.items[l->shared.n++] = &l->all[i];
-    return CDDP_OK;
-}
-
-/* Allocates the buffer to exchange each rank's own items. */
-static cddp_status list_make_room(struct list *l, const cddp_comm *comm, struct cdi_error *err)
-{
-    size_t world = (size_t)cddp_world_size(comm), own = own_bytes(l->memory, l->n_memory), each = 1 + own;
-
-    l->own = own > 0 && each <= SIZE_MAX / (world + 1) ? calloc(world + 1, each) : NULL;
-    if (own > 0 && l->own == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "checkpoint: no memory for %zu bytes of each of %zu ranks", own, world);
-    return CDDP_OK;
-}
-
-/*
- * ----------------------------------------------------------------------------------- the items in the file's view ----
- */
-
-/* Where the bytes of an item are when the file is written or read. */
-enum place {
-    PLACE_HERE,   /* in the program's memory */
-    PLACE_BLOCK,  /* in the block */
-    PLACE_DEVICE, /* on the device: in the program's memory or, for a save in the background, in the snapshot */
-};
-
-/*
- * Each rank's own items are all in the block. Items on a device stay there and are copied piece by piece. A save in the
- * background has copies, since the program continues; copies of items on the device stay there (in_snapshot), if there
- * is memory.
- */
-static enum place item_place(cddp_comm *comm, const struct cdi_save *s, const cddp_checkpoint_item *item,
-                             bool background)
-{
-    bool away = !is_own(item) && item->bytes > 0 && is_on_device(comm, item->data);
-
-    if (away && (!background || s->snapshot != NULL))
-        return PLACE_DEVICE;
-    return is_own(item) || background ? PLACE_BLOCK : PLACE_HERE;
-}
-
-#define SNAPSHOT_ALIGN ((size_t)256)
-
-static size_t in_snapshot(size_t bytes)
-{
-    return (bytes + SNAPSHOT_ALIGN - 1) / SNAPSHOT_ALIGN * SNAPSHOT_ALIGN;
-}
-
-/* Allocates device memory for copies of the items there. Without it the copies are in the block, on the host. */
-static void get_snapshot(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items, size_t n_items)
-{
-    size_t bytes = 0;
-
-    for (size_t i = 0; i < n_items; i++)
-        if (!is_own(&items[i]) && items[i].bytes > 0 && is_on_device(comm, items[i].data))
-            bytes += in_snapshot(items[i].bytes);
-    if (bytes > 0)
-        s->snapshot = s->mover.ops->borrow(s->mover.b, bytes);
-}
-
-static size_t count_entries(const struct cdi_save *s)
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < s->n_states; i++)
-        n += s->states[i].n_entries;
-    return n;
-}
-
-/*
- * Makes rank 0's list for the file from the items that are memory; an item of each rank's own occurs once per rank.
- * Names are copied, and each item has memory, which is not filled yet. The list has capacity for the states' entries
- * after them.
- */
-static cddp_status checkpoint_expand(struct cdi_save *s, cddp_comm *comm, const cddp_checkpoint_item *items,
-                                     size_t n_items, bool background, struct cdi_error *err)
-{
-    size_t world = (size_t)cddp_world_size(comm), bytes = 0, n = 0, text = 0;
-    uint8_t *at, *snap;
-    char *name;
-
-    s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
-    for (size_t i = 0; i < n_items && s->mover.ops->check_memory != NULL; i++)
-        if (!is_own(&items[i]) && s->mover.ops->check_memory(s->mover.b, items[i].data, err) != CDDP_OK)
-            return cdi_error_wrap(err, "checkpoint: item '%s'", items[i].name);
-    if (background && s->mover.ops->borrow != NULL)
-        get_snapshot(s, comm, items, n_items);
-    for (size_t i = 0; i < n_items; i++) {
-        size_t copies = is_own(&items[i]) ? world : 1;
-
-        n += copies;
-        text += copies * (strlen(items[i].name) + SUFFIX_BYTES);
-        bytes += item_place(comm, s, &items[i], background) == PLACE_BLOCK ? copies * items[i].bytes : 0;
-    }
-    s->items = calloc(n + count_entries(s) + 1, sizeof *s->items);
-    s->names = name = malloc(text + 1);
-    s->block = at = malloc(bytes + 1);
-    snap = s->snapshot;
-    if (s->items == NULL || name == NULL || at == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for a copy of %zu bytes of the checkpoint's items", bytes);
-    for (size_t i = 0; i < n_items; i++) {
-        size_t copies = is_own(&items[i]) ? world : 1;
-
-        for (size_t r = 0; r < copies; r++) {
-            cddp_checkpoint_item *to = &s->items[s->n_items++];
-
-            *to = items[i];
-            to->name = name;
-            name += is_own(to) ? snprintf(name, strlen(items[i].name) + SUFFIX_BYTES, "%s[%zu]", items[i].name, r) + 1
-                               : snprintf(name, strlen(items[i].name) + 1, "%s", items[i].name) + 1;
-        }
-    }
-    for (size_t i = 0, k = 0; i < n_items; i++) {
-        enum place place = item_place(comm, s, &items[i], background);
-
-        for (size_t r = 0; r < (is_own(&items[i]) ? world : 1); r++, k++) {
-            if (place == PLACE_BLOCK) {
-                s->items[k].data = at;
-                at += items[i].bytes;
-            } else if (place == PLACE_DEVICE) {
-                s->items[k].flags |= CDI_ITEM_ON_DEVICE;
-                if (background) {
-                    s->items[k].data = snap;
-                    snap += in_snapshot(items[i].bytes);
-                }
-            }
-        }
-    }
-    return CDDP_OK;
-}
-
 /* ---------------------------------------------------------------------------------------------------- saving ---- */
 
 /* Gathers all ranks' own items, ordered by rank. */
-static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error *err)
+static cddp_status gather_own(struct cdi_items *l, cddp_comm *comm, struct cdi_error *err)
 {
-    size_t each = own_bytes(l->memory, l->n_memory);
+    size_t each = cdi_items_own_bytes(l->memory, l->n_memory);
     uint8_t *mine, *at;
     cddp_status st = CDDP_OK;
 
@@ -330,27 +58,27 @@ static cddp_status gather_own(struct list *l, cddp_comm *comm, struct cdi_error 
         return CDDP_OK;
     at = mine = l->own + (size_t)cddp_world_size(comm) * each;
     for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
-        if (!is_own(&l->memory[i]))
+        if (!cdi_item_is_own(&l->memory[i]))
             continue;
-        st = checkpoint_copy(comm, at, l->memory[i].data, l->memory[i].bytes, err);
+        st = cdi_items_copy(comm, at, l->memory[i].data, l->memory[i].bytes, err);
         at += l->memory[i].bytes;
     }
     return st == CDDP_OK ? cdi_comm_all_gather(comm, mine, l->own, each, CDDP_UINT8, err) : st;
 }
 
-/* Fills rank 0's list: shared items from the user's memory, the others from what was gathered. */
-static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, const struct list *l,
+/* Fills the list for a file: shared items from the user's memory, the others from what was gathered. */
+static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, const struct cdi_items *l,
                                         struct cdi_error *err)
 {
-    size_t world = (size_t)cddp_world_size(comm), each = own_bytes(l->memory, l->n_memory), at = 0, k = 0;
+    size_t world = (size_t)cddp_world_size(comm), each = cdi_items_own_bytes(l->memory, l->n_memory), at = 0, k = 0;
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++) {
         const cddp_checkpoint_item *item = &l->memory[i];
 
-        if (!is_own(item)) {
+        if (!cdi_item_is_own(item)) {
             if (s->items[k].data != item->data)
-                st = checkpoint_copy(comm, s->items[k].data, item->data, item->bytes, err);
+                st = cdi_items_copy(comm, s->items[k].data, item->data, item->bytes, err);
             k++;
             continue;
         }
@@ -360,6 +88,17 @@ static cddp_status checkpoint_fill_list(struct cdi_save *s, cddp_comm *comm, con
         at += item->bytes;
     }
     return st;
+}
+
+/* Makes the list for a file of what is memory, with copies for a save in the background. */
+static cddp_status checkpoint_take(struct cdi_save *s, cddp_comm *comm, const struct cdi_items *l, bool background,
+                                   struct cdi_error *err)
+{
+    cddp_status st = cdi_items_expand(s, comm, l->memory, l->n_memory, background, err);
+
+    if (st == CDDP_OK)
+        st = cdi_items_drain(comm, err);
+    return st == CDDP_OK ? checkpoint_fill_list(s, comm, l, err) : st;
 }
 
 /* Appends the states' entries to those that are memory. */
@@ -376,47 +115,16 @@ static void append_entries(struct cdi_save *s)
 
 /* ---------------------------------------------------------------------------------------------- by all ranks ---- */
 
-static bool has_pieces(const struct cdi_state *s)
-{
-    return cdi_item_ops(s)->pieces != NULL;
-}
-
-/* Lists what this rank writes, or with f reads. Then rank 0 also reads the states that do not lie in pieces. */
-static cddp_status list_pieces(struct cdi_pieces *p, const struct list *l, struct cdi_save *s, cddp_comm *comm,
-                               struct cdi_checkpoint_file *f, struct cdi_error *err)
-{
-    cddp_status st = CDDP_OK;
-
-    for (size_t i = 0; i < l->n_memory && st == CDDP_OK; i++)
-        st = cdi_pieces_add_memory(p, &l->memory[i], comm, f != NULL, err);
-    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++) {
-        struct cdi_state *w = &s->states[i];
-
-        if (has_pieces(w) && (st = cdi_item_ops(w)->pieces(w, f, p, err)) != CDDP_OK)
-            st = cdi_error_wrap(err, "checkpoint: item '%s'", w->name);
-        else if (!has_pieces(w) && f != NULL && cddp_rank(comm) == 0)
-            st = cdi_item_ops(w)->begin_load(w, f, err);
-        for (size_t k = 0; k < w->n_entries && f == NULL && st == CDDP_OK; k++)
-            st = cdi_pieces_add(p, &w->entries[k], (struct cdi_range){w->entries[k].bytes, 0}, err);
-    }
-    return st == CDDP_OK && p->n > 0 ? cdi_checkpoint_check_items(p->items, p->n, true, err) : st;
-}
-
 /* Prepares the file of this rank, with copies of the items for a save in the background. */
-static cddp_status prepare_shard(struct cdi_save *s, cddp_comm *comm, const struct list *l, bool background,
+static cddp_status prepare_shard(struct cdi_save *s, cddp_comm *comm, const struct cdi_items *l, bool background,
                                  struct cdi_error *err)
 {
     struct cdi_pieces p = {0};
-    cddp_status st = list_pieces(&p, l, s, comm, NULL, err);
+    cddp_status st = cdi_items_pieces(&p, l, s, comm, NULL, err);
 
     cdi_pieces_pack(&p);
     if (st == CDDP_OK)
-        st = checkpoint_expand(s, comm, p.items, p.n, background, err);
-    if (st == CDDP_OK)
-        st = checkpoint_drain_device(comm, err);
-    for (size_t i = 0; s->items != NULL && i < p.n && st == CDDP_OK; i++)
-        if (s->items[i].data != p.items[i].data)
-            st = checkpoint_copy(comm, s->items[i].data, p.items[i].data, p.items[i].bytes, err);
+        st = checkpoint_take(s, comm, &(struct cdi_items){.memory = p.items, .n_memory = p.n}, background, err);
     s->ranges = p.ranges;
     p.ranges = NULL;
     cdi_pieces_release(&p);
@@ -441,7 +149,7 @@ static cddp_status give_up(cddp_comm *comm, struct cdi_save *s, cddp_status st)
     return st;
 }
 
-static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
+static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct cdi_items *l, bool background,
                                struct cdi_error *err)
 {
     struct verdict v = {0};
@@ -472,15 +180,11 @@ static cddp_status save_by_all(cddp_comm *comm, struct cdi_save *s, const struct
     return share_verdict(comm, &v, err);
 }
 
-static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struct list *l, bool background,
+static cddp_status save_on_root(cddp_comm *comm, struct cdi_save *s, const struct cdi_items *l, bool background,
                                 struct cdi_error *err)
 {
-    cddp_status st = checkpoint_expand(s, comm, l->memory, l->n_memory, background, err);
+    cddp_status st = checkpoint_take(s, comm, l, background, err);
 
-    if (st == CDDP_OK)
-        st = checkpoint_drain_device(comm, err);
-    if (st == CDDP_OK)
-        st = checkpoint_fill_list(s, comm, l, err);
     if (st != CDDP_OK)
         return st;
     append_entries(s);
@@ -521,17 +225,17 @@ static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, bool 
     cddp_status st;
 
     for (size_t i = 0; cddp_rank(comm) == 0 && i < s->n_states && v.status == CDDP_OK; i++)
-        if (!by_all || !has_pieces(&s->states[i]))
+        if (!by_all || !cdi_item_has_pieces(&s->states[i]))
             v.status = cdi_item_ops(&s->states[i])->begin_save(&s->states[i], err);
     st = share_verdict(comm, &v, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        if (cdi_item_ops(&s->states[i])->collect != NULL && (!by_all || !has_pieces(&s->states[i])))
+        if (cdi_item_ops(&s->states[i])->collect != NULL && (!by_all || !cdi_item_has_pieces(&s->states[i])))
             st = cdi_item_ops(&s->states[i])->collect(&s->states[i], err);
     return st;
 }
 
 static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
-                                   size_t n_items, const cddp_checkpoint_options *opt, struct list *l,
+                                   size_t n_items, const cddp_checkpoint_options *opt, struct cdi_items *l,
                                    struct cdi_save *s, struct cdi_error *err)
 {
     bool is_root = cddp_rank(comm) == 0;
@@ -547,15 +251,15 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
         return st != CDDP_OK ? st : (*err = lost, sent);
     l->by_all = (how.flags & CDDP_CHECKPOINT_SHARDED) != 0;
     if (st == CDDP_OK)
-        st = list_read(l, s, comm, items, n_items, l->by_all, err);
+        st = cdi_items_read(l, s, comm, items, n_items, l->by_all, err);
     if (st == CDDP_OK && !l->by_all)
-        st = list_make_room(l, comm, err);
+        st = cdi_items_make_room(l, comm, err);
     if (st == CDDP_OK)
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
     if (st == CDDP_OK && is_root)
         st = cdi_checkpoint_may_write(dir, err);
     if (st == CDDP_OK)
-        st = list_shared(l, err);
+        st = cdi_items_shared(l, err);
     s->step = step;
     s->keep = how.keep;
     if (st == CDDP_OK && (s->dir = strdup(dir)) == NULL)
@@ -597,7 +301,7 @@ static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char 
                                    struct cdi_error *err)
 {
     size_t rank = (size_t)cddp_rank(comm), world = (size_t)cddp_world_size(comm);
-    struct cdi_search s = {0};
+    struct cdi_search s = {.dir = dir, .info = f->info};
     struct verdict v = {0};
     cddp_status st;
 
@@ -618,17 +322,16 @@ static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char 
             st = cdi_checkpoint_open_step(&f->file, dir, v.step, v.by_all ? rank : 0, v.by_all ? world : 1, &why);
         st = checkpoint_agree(comm, st, &why);
         if (st == CDDP_OK) {
-            f->info.step = v.step;
             if (rank == 0)
                 cdi_search_found(&s, f->file);
+            f->info = s.info;
+            f->info.step = v.step;
         } else {
             cdi_checkpoint_close(f->file);
             f->file = NULL;
-            if (f->info.n_damaged++ == 0)
-                (void)snprintf(f->info.damaged, sizeof f->info.damaged, "%.500s", why.msg);
             *err = why;
-            if (rank == 0 && st == CDDP_E_IO)
-                v.status = cdi_search_pass_over(&s, &why, err);
+            if (st == CDDP_E_IO) /* rank 0's list and result count; the others note what is damaged, too */
+                v.status = cdi_search_pass_over(&s, &why, rank == 0 ? err : NULL);
         }
     } while (st == CDDP_E_IO);
     free(s.steps);
@@ -636,10 +339,10 @@ static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char 
 }
 
 /* Checks, on rank 0, that all of it fits. Reads states; memory stays as it is. */
-static cddp_status checkpoint_fits(struct found *f, struct cdi_save *s, cddp_comm *comm, const struct list *l,
+static cddp_status checkpoint_fits(struct found *f, struct cdi_save *s, cddp_comm *comm, const struct cdi_items *l,
                                    struct cdi_error *err)
 {
-    cddp_status st = checkpoint_expand(s, comm, l->memory, l->n_memory, false, err);
+    cddp_status st = cdi_items_expand(s, comm, l->memory, l->n_memory, false, err);
 
     if (st == CDDP_OK && s->n_items > 0)
         st = cdi_checkpoint_check_items(s->items, s->n_items, false, err);
@@ -700,7 +403,7 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
             memcpy(all + r * each + 1, s->items[k + r].data, item->bytes);
     }
     st = cdi_comm_broadcast(comm, all, world * each, CDDP_UINT8, 0, err);
-    return st == CDDP_OK && mine[0] != 0 ? checkpoint_copy(comm, item->data, mine + 1, item->bytes, err) : st;
+    return st == CDDP_OK && mine[0] != 0 ? cdi_items_copy(comm, item->data, mine + 1, item->bytes, err) : st;
 }
 
 /* Items of up to SMALL bytes travel together: a collective for each would take longer than their bytes. */
@@ -708,7 +411,7 @@ static cddp_status give_own(cddp_comm *comm, const struct cdi_save *s, size_t k,
 #define PACK ((size_t)1 << 20)
 
 /* Returns the number of items from `first` on that travel in one pack, and the bytes of these. */
-static size_t count_pack(const struct list *l, size_t first, size_t *bytes)
+static size_t count_pack(const struct cdi_items *l, size_t first, size_t *bytes)
 {
     size_t n = 0;
 
@@ -716,7 +419,7 @@ static size_t count_pack(const struct list *l, size_t first, size_t *bytes)
     for (; first + n < l->n_memory; n++) {
         const cddp_checkpoint_item *item = &l->memory[first + n];
 
-        if (is_own(item) || item->bytes > SMALL || *bytes + item->bytes > PACK)
+        if (cdi_item_is_own(item) || item->bytes > SMALL || *bytes + item->bytes > PACK)
             break;
         *bytes += item->bytes;
     }
@@ -724,7 +427,7 @@ static size_t count_pack(const struct list *l, size_t first, size_t *bytes)
 }
 
 /* Distributes n items, which are `bytes` in all. A collective also if the copy fails on one rank. */
-static cddp_status give_pack(cddp_comm *comm, const struct list *l, size_t first, size_t n, size_t bytes,
+static cddp_status give_pack(cddp_comm *comm, const struct cdi_items *l, size_t first, size_t n, size_t bytes,
                              struct cdi_error *err)
 {
     bool is_root = cddp_rank(comm) == 0;
@@ -739,7 +442,7 @@ static cddp_status give_pack(cddp_comm *comm, const struct list *l, size_t first
         for (size_t i = first; i < first + n && is_root == (turn == 0) && st == CDDP_OK && sent == CDDP_OK; i++) {
             const cddp_checkpoint_item *item = &l->memory[i];
 
-            st = checkpoint_copy(comm, is_root ? at : item->data, is_root ? item->data : at, item->bytes, err);
+            st = cdi_items_copy(comm, is_root ? at : item->data, is_root ? item->data : at, item->bytes, err);
             at += item->bytes;
         }
     }
@@ -749,7 +452,7 @@ static cddp_status give_pack(cddp_comm *comm, const struct list *l, size_t first
 }
 
 /* Distributes everything from rank 0 to all. */
-static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *present, const struct list *l,
+static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *present, const struct cdi_items *l,
                             struct cdi_error *err)
 {
     cddp_status st = CDDP_OK;
@@ -761,11 +464,11 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
 
         if (n > 0)
             st = give_pack(comm, l, i, n, bytes, err);
-        else if (is_own(item))
+        else if (cdi_item_is_own(item))
             st = give_own(comm, s, k, present, item, l->own, err);
         else
             st = cdi_comm_broadcast(comm, item->data, item->bytes, CDDP_UINT8, 0, err);
-        k += n > 0 ? n : is_own(item) ? (size_t)cddp_world_size(comm) : 1;
+        k += n > 0 ? n : cdi_item_is_own(item) ? (size_t)cddp_world_size(comm) : 1;
         i += n > 0 ? n : 1;
     }
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
@@ -775,13 +478,13 @@ static cddp_status give_all(cddp_comm *comm, struct cdi_save *s, const uint8_t *
 
 /* The same as checkpoint_fits for what this rank reads. */
 static cddp_status pieces_fit(struct cdi_pieces *p, const struct found *f, struct cdi_save *s, cddp_comm *comm,
-                              const struct list *l, struct cdi_error *err)
+                              const struct cdi_items *l, struct cdi_error *err)
 {
-    cddp_status st = list_pieces(p, l, s, comm, f->file, err);
+    cddp_status st = cdi_items_pieces(p, l, s, comm, f->file, err);
 
     s->mover = (struct cdi_mover){cdi_comm_ops(comm), cdi_comm_backend(comm)};
     for (size_t i = 0; i < p->n; i++)
-        if (p->items[i].bytes > 0 && is_on_device(comm, p->items[i].data))
+        if (p->items[i].bytes > 0 && cdi_item_is_on_device(comm, p->items[i].data))
             p->items[i].flags |= CDI_ITEM_ON_DEVICE;
     return st == CDDP_OK ? cdi_checkpoint_fit(f->file, p->items, p->ranges, p->n, NULL, err) : st;
 }
@@ -790,19 +493,19 @@ static cddp_status pieces_fit(struct cdi_pieces *p, const struct found *f, struc
 static cddp_status fill_pieces(const struct cdi_pieces *p, const struct found *f, const struct cdi_save *s,
                                cddp_comm *comm, struct cdi_error *err)
 {
-    cddp_status st = checkpoint_drain_device(comm, err);
+    cddp_status st = cdi_items_drain(comm, err);
 
     if (st == CDDP_OK && cddp_rank(comm) == 0)
         st = cdi_checkpoint_own(f->file, err);
     if (st == CDDP_OK)
         st = cdi_checkpoint_fill(f->file, p->items, p->ranges, p->n, &s->mover, err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        if (has_pieces(&s->states[i]))
+        if (cdi_item_has_pieces(&s->states[i]))
             st = cdi_item_ops(&s->states[i])->loaded(&s->states[i], err);
     return st;
 }
 
-static cddp_status load_by_all(const struct found *f, struct cdi_save *s, cddp_comm *comm, const struct list *l,
+static cddp_status load_by_all(const struct found *f, struct cdi_save *s, cddp_comm *comm, const struct cdi_items *l,
                                struct cdi_error *err)
 {
     struct cdi_pieces p = {0};
@@ -813,13 +516,13 @@ static cddp_status load_by_all(const struct found *f, struct cdi_save *s, cddp_c
     if (st == CDDP_OK)
         st = checkpoint_agree(comm, fill_pieces(&p, f, s, comm, err), err);
     for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
-        if (!has_pieces(&s->states[i]))
+        if (!cdi_item_has_pieces(&s->states[i]))
             st = cdi_item_ops(&s->states[i])->restore(&s->states[i], err);
     cdi_pieces_release(&p);
     return st;
 }
 
-static cddp_status checkpoint_check_memory(cddp_comm *comm, const struct list *l, struct cdi_error *err)
+static cddp_status checkpoint_check_memory(cddp_comm *comm, const struct cdi_items *l, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
@@ -830,7 +533,7 @@ static cddp_status checkpoint_check_memory(cddp_comm *comm, const struct list *l
 }
 
 static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_checkpoint_item *items, size_t n_items,
-                                   const cddp_checkpoint_info *info, struct list *l, struct cdi_save *s,
+                                   const cddp_checkpoint_info *info, struct cdi_items *l, struct cdi_save *s,
                                    struct found *f, struct cdi_error *err)
 {
     bool is_root = cddp_rank(comm) == 0;
@@ -840,11 +543,11 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
     if (st == CDDP_OK && info != NULL)
         st = cdi_sized_check(info, "cddp_checkpoint_info", err);
     if (st == CDDP_OK)
-        st = list_read(l, s, comm, items, n_items, true, err);
+        st = cdi_items_read(l, s, comm, items, n_items, true, err);
     if (st == CDDP_OK)
         st = checkpoint_check_memory(comm, l, err);
     if (st == CDDP_OK)
-        st = list_make_room(l, comm, err);
+        st = cdi_items_make_room(l, comm, err);
     if (st == CDDP_OK && (l->pack = malloc(PACK)) == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     if (st == CDDP_OK)
@@ -864,7 +567,7 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
     if (st != CDDP_OK)
         return st;
     if (is_root) /* from here on data changes */
-        v.status = checkpoint_drain_device(comm, err);
+        v.status = cdi_items_drain(comm, err);
     if (is_root && v.status == CDDP_OK)
         v.status = cdi_checkpoint_own(f->file, err);
     if (is_root && v.status == CDDP_OK)
@@ -900,14 +603,14 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_save s = {0};
-    struct list l = {0};
+    struct cdi_items l = {0};
     cddp_status st = checkpoint_check_comm("cddp_checkpoint_save", comm, &err);
 
     if (st == CDDP_OK)
         st = checkpoint_save(comm, dir, step, items, n_items, opt, &l, &s, &err);
     mark(comm, st, CDI_MARK_SAVE, step, begun_ns);
     cdi_save_release(&s);
-    list_release(&l);
+    cdi_items_release(&l);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
@@ -936,7 +639,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
     struct cdi_error err = {.status = CDDP_OK};
     struct found f = {.info = {.size = sizeof f.info}};
     struct cdi_save s = {0};
-    struct list l = {0};
+    struct cdi_items l = {0};
     cddp_status st = checkpoint_check_comm("cddp_checkpoint_load", comm, &err);
 
     if (st == CDDP_OK)
@@ -950,7 +653,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
     cdi_checkpoint_close(f.file);
     free(f.present);
     cdi_save_release(&s);
-    list_release(&l);
+    cdi_items_release(&l);
     (void)cdi_comm_ask(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }

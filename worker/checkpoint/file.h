@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoint files of one process, below the public collective calls: write completely or not at all, find the newest
- * whole one, read. Also the functions that those calls share with other parts of the library. One job per directory: a
- * second one is refused (owned.h).
+ * A file of a checkpoint: its layout, which this part alone knows, and the rules for items. Writes one, and reads its
+ * header. Blocks; any thread.
  * Layout, little-endian:
  *
  *     "CDDPCKPT" | u32 version | u32 n_items | u64 step | u64 header_bytes | u64 file_bytes
@@ -24,7 +23,9 @@
 
 #include "worker/backend/backend.h"
 
+#include <inttypes.h>
 #include <stdbool.h>
+#include <sys/stat.h>
 
 #define CDI_CHECKPOINT_MAX_ITEMS 10000000
 
@@ -50,98 +51,71 @@ cddp_status cdi_checkpoint_check_item(const cddp_checkpoint_item *item, size_t i
 cddp_status cdi_checkpoint_check_items(const cddp_checkpoint_item *items, size_t n_items, bool in_pieces,
                                        struct cdi_error *err);
 
-/*
- * Decides whether this process may save into dir (owned.h): it has loaded from there, or its first save found no whole
- * checkpoint; and it knows all that are there now. Returns CDDP_OK, CDDP_E_EXISTS, CDDP_E_SYSTEM or CDDP_E_NOMEM.
- */
-cddp_status cdi_checkpoint_may_write(const char *dir, struct cdi_error *err);
-/*
- * Writes dir/checkpoint-STEP.cddp and keeps the newest `keep`. Returns CDDP_OK, CDDP_E_EXISTS, CDDP_E_SYSTEM,
- * CDDP_E_NOMEM, or the mover's error.
- */
-cddp_status cdi_checkpoint_write(const char *dir, uint64_t step, const cddp_checkpoint_item *items, size_t n_items,
-                                 int keep, const struct cdi_mover *mover, struct cdi_error *err);
-
-/*
- * A sharded save. Rank 0 makes a hidden folder in dir and holds a lock on it; each rank writes its shard there; once
- * all have done so, rank 0 publishes it, which adds the index, or drops it.
- */
-struct cdi_draft;
-
-#define CDI_DRAFT_NAME 64 /* bytes */
-
-/* Begins one. *out is set on success only. The statuses of cdi_checkpoint_write. */
-cddp_status cdi_draft_begin(struct cdi_draft **out, const char *dir, uint64_t step, struct cdi_error *err);
-/* Returns the folder's name. */
-const char *cdi_draft_name(const struct cdi_draft *d);
-/* Writes the file of a rank, and does not return before it is on the disk. The statuses of cdi_checkpoint_write. */
-cddp_status cdi_draft_write_shard(const char *dir, const char *draft, size_t rank, size_t n_ranks, uint64_t step,
-                                  const cddp_checkpoint_item *items, const struct cdi_range *ranges, size_t n_items,
-                                  const struct cdi_mover *mover, struct cdi_error *err);
-/* Ends the save: what n_ranks ranks have written becomes visible. Frees d. The statuses of cdi_checkpoint_write. */
-cddp_status cdi_draft_publish(struct cdi_draft *d, const char *dir, size_t n_ranks, int keep, struct cdi_error *err);
-/* Ends the save: removes what was written. Frees d; accepts NULL. */
-void cdi_draft_drop(struct cdi_draft *d);
-
-/* The newest whole checkpoint, all of whose checksums are right. */
-struct cdi_checkpoint_file;
-
-/* Opens it. The caller closes *out. *info is written on success only. Returns the statuses of cddp_checkpoint_load. */
-cddp_status cdi_checkpoint_open(struct cdi_checkpoint_file **out, const char *dir, cddp_checkpoint_info *info,
-                                struct cdi_error *err);
-/*
- * The same in steps, for ranks that share the work. The checkpoints of dir, newest first; the caller frees `steps`.
- * begin: CDDP_E_NOT_FOUND if there is none. pass_over: the current one is damaged; CDDP_E_IO if it was the last.
- * found: it is f.
- */
-struct cdi_search {
-    const char *dir;
-    uint64_t *steps;
-    size_t n, at;
-    cddp_checkpoint_info info;
-};
-cddp_status cdi_search_begin(struct cdi_search *s, const char *dir, struct cdi_error *err);
-cddp_status cdi_search_pass_over(struct cdi_search *s, const struct cdi_error *why, struct cdi_error *err);
-void cdi_search_found(struct cdi_search *s, struct cdi_checkpoint_file *f);
-/* Opens one of them, and compares the checksums of share `mine` of `shares`. The caller closes *out in any case. */
-cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, size_t mine,
-                                     size_t shares, struct cdi_error *err);
-bool cdi_checkpoint_is_sharded(const char *dir, uint64_t step);
-/* Notes that the program has what this file holds, so that it may save there. Returns CDDP_OK or CDDP_E_NOMEM. */
-cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err);
-/* Closes the file. Accepts NULL. */
-void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
-/* Returns true if the file has such an item, and stores its size (NULL: not needed). */
-bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes);
-/*
- * Checks that each item is there, with the same kind and size: CDDP_E_MISMATCH if not. ranges: by item, which part of
- * it `data` is; NULL: all are whole. One with CDDP_ITEM_PER_RANK,
- * which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. Sets present[i] (NULL: not needed)
- * to 1 if item i is there, otherwise to 0.
- */
-cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
-                               const struct cdi_range *ranges, size_t n_items, uint8_t *present, struct cdi_error *err);
-/* Reads the bytes of items that fit. Returns CDDP_OK, CDDP_E_IO, CDDP_E_NOMEM, or the mover's error. */
-cddp_status cdi_checkpoint_fill(struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
-                                const struct cdi_range *ranges, size_t n_items, const struct cdi_mover *mover,
-                                struct cdi_error *err);
-
 /* Returns a name for messages, such as "an optimizer", of a kind in a file or a program. */
 const char *cdi_checkpoint_kind_name(unsigned kind);
 
-/* --- agree.c */
-/* Items of which rank 0's value is everyone's. */
-struct cdi_shared {
-    const cddp_checkpoint_item **items;
-    size_t n; /* 0: they are not compared */
+#define CDI_CHECKPOINT_NAME "checkpoint-%020" PRIu64 ".cddp"
+#define CDI_SHARD "shard-%zu-of-%zu"
+#define CDI_INDEX "index"
+
+#define CDI_PIECE ((size_t)1 << 20)
+#define CDI_MOVED ((size_t)4 << 20) /* bytes that are copied from or to a device at once */
+
+/* --- writing */
+
+/* What a file is to hold. */
+struct cdi_content {
+    uint64_t step;
+    const cddp_checkpoint_item *items;
+    const struct cdi_range *ranges; /* by item; NULL: they are whole */
+    size_t n;
 };
 
+/* Returns the bytes of the file. */
+uint64_t cdi_content_bytes(const struct cdi_content *c);
+/* Writes all of a file, and does not return before it is on the disk. CDDP_OK, or an error message without its path. */
+cddp_status cdi_content_write(int fd, const struct cdi_content *c, const struct cdi_mover *mover,
+                              struct cdi_error *err);
+/* The error of a write, from errno: the message has only the reason. Returns CDDP_E_SYSTEM. */
+cddp_status cdi_not_written(struct cdi_error *err);
+
+/* --- reading */
+
+struct cdi_entry {
+    uint64_t bytes, offset, crc;
+    uint64_t whole, begin; /* of the item, and of these bytes in it */
+    const char *name;      /* not terminated */
+    uint32_t part;
+    uint8_t kind, name_len;
+};
+
+/* The header of a file: of the only one of a checkpoint, of a shard or of an index. */
+struct cdi_part {
+    uint64_t step, bytes, crc; /* crc: of the header */
+    uint8_t *header;
+    struct cdi_entry *entries;
+    uint32_t n_entries;
+    bool has_ranges;
+};
+
+/* Opens a file. One that cannot be a checkpoint is CDDP_E_IO, as a damaged one is. The caller closes *fd. */
+cddp_status cdi_checkpoint_open_file(int *fd, const char *path, struct stat *sb, struct cdi_error *err);
+bool cdi_checkpoint_read_all(int fd, void *data, size_t len, uint64_t offset);
 /*
- * A collective. Returns CDDP_OK if every rank has succeeded so far (mine) and lists the same n_items items in the same
- * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return. A
- * shared item with another value on another rank is logged. shared may be NULL.
+ * Reads a file's header, and checks it. Any wrong bytes are CDDP_E_IO: the file is damaged. The caller releases the
+ * part, also on failure.
  */
-cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
-                                 size_t n_items, const struct cdi_shared *shared, struct cdi_error *err);
+cddp_status cdi_part_read_header(struct cdi_part *p, int fd, const char *path, struct cdi_error *err);
+/* The same with a path alone. */
+cddp_status cdi_part_read(struct cdi_part *p, const char *path, struct cdi_error *err);
+void cdi_part_release(struct cdi_part *p);
+
+/* --- the index's bytes for a shard */
+
+#define CDI_INDEXED 16
+
+void cdi_index_put(uint8_t at[CDI_INDEXED], const struct cdi_part *p);
+/* Returns true if they are those of this shard. */
+bool cdi_index_has(const uint8_t at[CDI_INDEXED], const struct cdi_part *p);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef CDI_CHECKPOINT_ITEM_H
 #define CDI_CHECKPOINT_ITEM_H
 
-#include "worker/checkpoint/file.h"
+#include "worker/checkpoint/read.h"
 
 /*
  * An object, and its state as a file has it: entries whose names begin with the item's, in separate memory. Only rank 0

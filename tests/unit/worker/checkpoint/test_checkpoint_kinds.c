@@ -7,7 +7,7 @@
 #include "items.h"
 #include "numbers.h"
 #include "scratch.h"
-#include "worker/checkpoint/file.h"
+#include "worker/checkpoint/read.h"
 #include "world.h"
 
 #include <fcntl.h>

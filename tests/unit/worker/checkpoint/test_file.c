@@ -3,7 +3,8 @@
 #include "hygiene.h"
 #include "items.h"
 #include "scratch.h"
-#include "worker/checkpoint/file.h"
+#include "worker/checkpoint/draft.h"
+#include "worker/checkpoint/read.h"
 
 #include <fcntl.h>
 #include <signal.h>
