@@ -51,8 +51,8 @@ static void ready(void *arg, size_t i)
 
     while (gpt_unit_begin(s->engine->model, u + 1) <= i)
         u++;
-    if (gpt_unit_begin(s->engine->model, u) == i && cddp_fsdp_grads_ready(s->f, u) != CDDP_OK)
-        return; /* the step's end has an error, too */
+    if (gpt_unit_begin(s->engine->model, u) == i)
+        (void)cddp_fsdp_grads_ready(s->f, u); /* its error is that of the end of the step */
 }
 
 struct gpt_ready fsdp_ready(struct fsdp *s)

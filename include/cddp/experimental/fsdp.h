@@ -157,8 +157,9 @@ CDDP_API void *cddp_fsdp_grad(cddp_fsdp *f, size_t u, size_t i);
  * Reports all gradients of unit u as complete: their means are made, and each rank gets its share. Never waits. Once
  * per unit and step, from one thread. Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_STATE (twice in a step, without
  * cddp_fsdp_grad, or a unit that is wholly frozen; nothing is broken); or the error of a communicator that has failed.
+ * The status may be ignored: the end of the step finds a unit that is missing, and a communicator that has failed.
  */
-CDDP_API CDDP_NODISCARD cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u);
+CDDP_API cddp_status cddp_fsdp_grads_ready(cddp_fsdp *f, size_t u);
 
 /*
  * Creates an optimizer for f's shares: cddp_optim_create() has the rest. cddp_optim_step() ends a step. A unit whose
