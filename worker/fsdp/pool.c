@@ -2,6 +2,7 @@
 #include "worker/fsdp/pool.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool cdi_pool_init(struct cdi_pool *p, size_t n_units, size_t n_slots)
 {
@@ -32,6 +33,31 @@ void cdi_pool_keep(struct cdi_pool *p, size_t u, size_t slot)
     p->unit[u].is_kept = true;
 }
 
+/*
+ * Goes on at another place of the forecast: where u follows the last unit, too, or at the beginning. So an evaluation,
+ * which is a forward pass without the rest, does not become the forecast of a step. Units passed over on the way leave
+ * the forecast.
+ */
+static bool follow_elsewhere(struct cdi_pool *p, size_t u)
+{
+    size_t k = 1;
+
+    if (!p->follows || p->at == 0)
+        return false;
+    while (k < p->n_order && (p->order[k - 1] != p->order[p->at - 1] || p->order[k] != u))
+        k++;
+    if (k >= p->n_order && p->order[0] != u)
+        return false;
+    k = k < p->n_order ? k : 0;
+    if (k > p->at) {
+        memmove(p->order + p->at, p->order + k, (p->n_order - k) * sizeof *p->order);
+        p->n_order -= k - p->at;
+        k = p->at;
+    }
+    p->at = k + 1;
+    return true;
+}
+
 bool cdi_pool_want(struct cdi_pool *p, size_t u)
 {
     p->unit[u].asked = ++p->calls;
@@ -39,6 +65,8 @@ bool cdi_pool_want(struct cdi_pool *p, size_t u)
         p->at++;
         return true;
     }
+    if (follow_elsewhere(p, u))
+        return true;
     /* What this step has wanted so far becomes the beginning of the next forecast. */
     p->follows = false;
     p->n_order = p->at;

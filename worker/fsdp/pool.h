@@ -5,7 +5,8 @@
  *
  * A unit that nobody uses stays in its slot until another one needs it. The units of the first step, in the order in
  * which they were wanted, are the forecast for the next ones: of the unused units that go which is wanted last, as in
- * Belady's algorithm. A step that differs from the forecast is recorded as the next one.
+ * Belady's algorithm. A step that differs from the forecast is recorded as the next one, but evaluations follow its
+ * beginning.
  */
 #ifndef CDI_FSDP_POOL_H
 #define CDI_FSDP_POOL_H

@@ -117,6 +117,53 @@ Test(pool, step_of_another_order_becomes_the_forecast)
     cdi_pool_release(&p);
 }
 
+/* Wants each unit in turn, releases it at once, and begins the next ones. Returns how many were not begun ahead. */
+static int pass(struct cdi_pool *p, const size_t *order, size_t n)
+{
+    int late = 0;
+
+    for (size_t k = 0; k < n; k++) {
+        late += !use(p, order[k]);
+        for (size_t i = 0, u; (u = cdi_pool_forecast(p, i)) != CDI_POOL_NONE; i++)
+            if (!p->unit[u].is_fresh && !cdi_pool_place(p, u, true))
+                break;
+    }
+    return late;
+}
+
+/* Evaluations come before the first step, whose order they become a part of, and then between steps. */
+static void check_evaluations(const size_t *order, size_t n, size_t forward)
+{
+    struct cdi_pool p;
+
+    for (int before = 0; before < 3; before++) {
+        cr_assert(cdi_pool_init(&p, 5, 3));
+        for (int k = 0; k < before; k++)
+            (void)pass(&p, order, forward);
+        (void)pass(&p, order, n);
+        for (int step = 1; step < 5; step++) {
+            cdi_pool_next_step(&p);
+            for (int k = 1; k < step; k++)
+                cr_assert_leq(pass(&p, order, forward), 1, "%d before, %d in step %d", before, k, step);
+            cr_assert_leq(pass(&p, order, n), before > 0 && step == 1 ? 2 : 1, "%d before, step %d", before, step);
+            cr_assert(before > 0 || p.n_order == n);
+        }
+        cdi_pool_next_step(&p);
+        (void)pass(&p, order, n);
+        cr_assert_eq(p.n_order, n, "%d before", before);
+        cdi_pool_release(&p);
+    }
+}
+
+Test(pool, evaluations_leave_the_forecast_of_steps)
+{
+    static const size_t plain[] = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
+    static const size_t tied[] = {0, 1, 2, 3, 4, 0, 0, 4, 3, 2, 1, 0}; /* 0 is also the output layer */
+
+    check_evaluations(plain, 10, 5);
+    check_evaluations(tied, 12, 6);
+}
+
 Test(pool, no_parameters_are_left_from_step_to_step)
 {
     struct cdi_pool p;
