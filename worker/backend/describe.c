@@ -4,6 +4,7 @@
 #include "worker/base/dtype.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define KIND(NAME, number, text, is_reduction, root_word) [CDI_##NAME] = {text, number, is_reduction, root_word},
 #define MADE(NAME, number, text, is_reduction, root_word) [CDI_ASKED_##NAME] = {text, number, is_reduction, root_word},
@@ -81,6 +82,20 @@ void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
     if (op->name_bucket != NULL)
         op->name_bucket(op->ddp, op->bucket, names, sizeof names);
     (void)snprintf(buf, cap, " (bucket %d%s%s)", op->bucket, names[0] != '\0' ? ": " : "", names);
+}
+
+void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err)
+{
+    static const char cause[] = "; if it had fewer batches than others, ";
+    size_t len;
+
+    if (err == NULL || err->status != CDDP_E_PEER || strstr(err->msg, CDI_HAS_LEFT) == NULL ||
+        strstr(err->msg, cause) != NULL)
+        return;
+    len = strlen(err->msg);
+    (void)snprintf(err->msg + len, sizeof err->msg - len, "%s%s", cause,
+                   has_units(op->asked) ? "give each rank as many: a sharded model has no cddp_ddp_join"
+                                        : "CDDP_DDP_JOIN and cddp_ddp_join let the others continue");
 }
 
 /* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */

@@ -38,8 +38,8 @@ void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 
 /* Follows "rank N " in the error of a rank that waits for a peer which has called cddp_finalize. */
-#define CDI_HAS_LEFT                                                                                          \
-    "has left the job (cddp_finalize); if it had fewer batches than others, CDDP_DDP_JOIN and cddp_ddp_join " \
-    "let the others continue"
+#define CDI_HAS_LEFT "has left the job (cddp_finalize)"
+/* Adds to such an error of an operation, once, what helps if that rank had fewer batches. Other errors stay. */
+void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err);
 
 #endif

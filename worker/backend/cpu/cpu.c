@@ -5,6 +5,7 @@
 #include "worker/backend/cpu/coll/collective.h"
 #include "worker/backend/cpu/coll/region.h"
 #include "worker/backend/cpu/net/tcp.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
 #include "worker/backend/split.h"
@@ -47,6 +48,7 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
         st = cdi_flight_confirm(b->world.flight, &why);
     if (st == CDDP_OK)
         return CDDP_OK;
+    cdi_coll_advise(&work->op, &why);
     /*
      * All ranks of a node detect a mismatch of collectives themselves; only one of two ranks detects that of a message.
      */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the MPI backend, its creation and end, and the symbol of the module. */
 #include "common/env.h"
+#include "worker/backend/describe.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
 #include "worker/backend/mpi/state.h"
@@ -76,6 +77,8 @@ static cddp_status mpi_run_work(void *arg, const struct cdi_work *work, bool on_
     cddp_status st = work->group != NULL ? run_group(b, work, err) : run_for(b, work, b->world.timeout_ms, err);
 
     (void)on_thread;
+    if (st != CDDP_OK)
+        cdi_coll_advise(&work->op, err);
     return st == CDDP_OK ? cdi_flight_confirm(b->world.flight, err) : st;
 }
 

@@ -347,6 +347,8 @@ static int comes_alone(int rank)
     if (rank == 0) {
         CHECK(cddp_fsdp_gather(f, 1) == CDDP_OK && cddp_fsdp_wait_unit(f, 1) == CDDP_E_PEER);
         CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 1 'b' (all_gather of") != NULL);
+        CHECK(strstr(cddp_last_error(), "as many: a sharded model has no cddp_ddp_join") != NULL);
+        CHECK(strstr(cddp_last_error(), "CDDP_DDP_JOIN") == NULL);
     }
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(comm);
