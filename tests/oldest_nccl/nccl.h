@@ -67,8 +67,6 @@ typedef enum {
     ncclDouble = ncclFloat64
 } ncclDataType_t;
 
-typedef enum { ncclScalarDevice, ncclScalarHostImmediate } ncclScalarResidence_t;
-
 typedef struct {
     size_t size;
     unsigned magic, version;
@@ -109,10 +107,6 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *at, size_t bytes, voi
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *at, size_t bytes, ncclWindow_t *window, int flags);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
-
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
-                                      ncclScalarResidence_t residence, ncclComm_t comm);
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream);

@@ -10,11 +10,10 @@
     X(ncclInvalidUsage) X(ncclRemoteError) X(ncclInProgress) X(ncclSum) X(ncclProd) X(ncclMax) X(ncclMin) \
     X(ncclAvg) X(ncclNumOps) X(ncclMaxRedOp) X(ncclInt8) X(ncclUint8) X(ncclInt32) X(ncclUint32) \
     X(ncclInt64) X(ncclUint64) X(ncclFloat16) X(ncclFloat32) X(ncclFloat64) X(ncclBfloat16) \
-    X(ncclFloat8e4m3) X(ncclFloat8e5m2) X(ncclScalarDevice) X(ncclScalarHostImmediate) \
+    X(ncclFloat8e4m3) X(ncclFloat8e5m2) \
     X(NCCL_UNIQUE_ID_BYTES) X(NCCL_CONFIG_UNDEF_INT) X(NCCL_SPLIT_NOCOLOR) X(NCCL_WIN_DEFAULT) \
     X(NCCL_WIN_COLL_SYMMETRIC) X(NCCL_CTA_POLICY_DEFAULT) X(NCCL_CTA_POLICY_EFFICIENCY) \
-    X(sizeof(ncclUniqueId)) X(sizeof(ncclResult_t)) X(sizeof(ncclRedOp_t)) X(sizeof(ncclDataType_t)) \
-    X(sizeof(ncclScalarResidence_t))
+    X(sizeof(ncclUniqueId)) X(sizeof(ncclResult_t)) X(sizeof(ncclRedOp_t)) X(sizeof(ncclDataType_t))
 
 #define MEMBERS(X) \
     X(size) X(magic) X(version) X(blocking) X(cgaClusterSize) X(minCTAs) X(maxCTAs) X(netName) X(splitShare) \

@@ -152,22 +152,6 @@ Test(versions, operations_return_success_too_early_until_2_23)
     each(2, 0, operations);
 }
 
-static int alone(struct rank *r)
-{
-    if (open_rank(r, 0) != 0)
-        return 1;
-    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
-    for (int i = 0; i < 20; i++)
-        CHECK(sum(r) == ncclSuccess && state(r) == ncclSuccess);
-    return close_rank(r);
-}
-
-Test(versions, single_rank_is_never_in_progress)
-{
-    cr_assert_eq(setenv("CDDP_STANDIN_PROGRESS", "100", 1), 0);
-    each(1, 0, alone);
-}
-
 static int refused(struct rank *r)
 {
     ncclComm_t part = NULL;
@@ -221,39 +205,6 @@ Test(versions, registering_beside_nccls_thread_is_a_fault)
 
 /* ---------------------------------------------------------------------------------------------- errors that stay ----
  */
-
-static int failed_group(struct rank *r)
-{
-    if (open_rank(r, 0) != 0)
-        return 1;
-    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
-    CHECK(ncclGroupStart() == ncclSuccess && sum(r) == ncclSuccess);
-    CHECK(ncclReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, 7, r->comm, r->stream) ==
-          ncclInvalidArgument);
-    CHECK(ncclGroupEnd() == ncclInvalidArgument);
-    CHECK(state(r) == ncclInvalidArgument && sum(r) == ncclInvalidArgument && state(r) == ncclInvalidArgument);
-    CHECK(ncclCommFinalize(r->comm) == ncclInvalidArgument);
-    return give_up(r);
-}
-
-static int failed_group_blocking(struct rank *r)
-{
-    if (open_rank(r, 1) != 0)
-        return 1;
-    CU(cuMemsetD32Async(r->in, 0, N, r->stream));
-    CHECK(ncclGroupStart() == ncclSuccess && sum(r) == ncclSuccess);
-    CHECK(ncclReduce((void *)r->in, (void *)r->in, 8, ncclFloat32, ncclSum, 7, r->comm, r->stream) ==
-          ncclInvalidArgument);
-    CHECK(ncclGroupEnd() == ncclInvalidArgument);
-    CHECK(state(r) == ncclSuccess && sum(r) == ncclSuccess);
-    return close_rank(r);
-}
-
-Test(versions, failed_group_ends_a_non_blocking_communicator)
-{
-    each(2, 0, failed_group);
-    each(2, 0, failed_group_blocking);
-}
 
 static int failed_window(struct rank *r)
 {
@@ -339,43 +290,6 @@ Test(versions, mean_in_a_window_divides_after_the_sum_since_2_30_3)
     each(3, 22907, mean);
 }
 
-static int instances(struct rank *r)
-{
-    standin_configure();
-    use_device(r, r->rank);
-    CHECK(join(r, 1) == (code >= 23007 ? ncclSuccess : ncclInvalidUsage));
-    if (r->comm != NULL)
-        CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
-    return 0;
-}
-
-Test(versions, mig_instances_count_as_one_gpu_until_2_30_4)
-{
-    cr_assert_eq(setenv("CDDP_STANDIN_INSTANCES", "2", 1), 0);
-    each(2, 0, instances);
-}
-
-/* 0 has finished its part of the end while 1 has not begun; 1 begins at the signal of the board. */
-static int leave_alone(struct rank *r)
-{
-    if (open_rank(r, 0) != 0)
-        return 1;
-    if (r->rank == 1) {
-        while (r->board->go == 0)
-            (void)usleep(100);
-        return close_rank(r);
-    }
-    CHECK(settle(r, ncclCommFinalize(r->comm)) == ncclSuccess);
-    r->board->go = 1;
-    CHECK(ncclCommDestroy(r->comm) == ncclSuccess);
-    return 0;
-}
-
-Test(versions, ncclCommFinalize_waits_for_no_peer)
-{
-    each(2, 0, leave_alone);
-}
-
 static void *let_it_go(void *board)
 {
     (void)usleep(50000); /* the other way round it would not be noticed */
@@ -427,42 +341,4 @@ Test(versions, ncclCommAbort_waits_for_the_peers_of_its_host_until_2_23)
 {
     aborts = true;
     each(2, 0, end_first);
-}
-
-Test(versions, a_timeout_has_a_name_since_2_30_3)
-{
-    pretend(22907);
-    cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "unknown result code");
-    pretend(23003);
-    cr_assert_str_eq(ncclGetErrorString((ncclResult_t)8), "timeout");
-}
-
-/* Expects the same bits from 2.24 on, and rejection before; on an old GPU rejection of every collective. */
-static int float8(struct rank *r)
-{
-    const bool known = code >= 22400;
-    uint8_t given[4] = {0x38, 0x40, 0xb8, 0x7e}, got[4] = {0}; /* 1, 2, -1 and 448 of E4M3 */
-    const uint8_t want[4] = {0x40, 0x48, 0xc0, 0x7e};          /* 448 is the largest */
-
-    if (open_rank(r, 1) != 0)
-        return 1;
-    CU(cuMemcpyHtoD(r->in, given, sizeof given));
-    CHECK(ncclAllReduce((void *)r->in, (void *)r->in, 4, (ncclDataType_t)10, ncclSum, r->comm, r->stream) ==
-          (known ? ncclSuccess : ncclInvalidArgument));
-    CHECK(ncclBroadcast((void *)r->in, (void *)r->in, 4, (ncclDataType_t)11, 0, r->comm, r->stream) ==
-          (known ? ncclSuccess : ncclInvalidArgument));
-    CU(cuStreamSynchronize(r->stream));
-    CU(cuMemcpyDtoH(got, r->in, sizeof got));
-    CHECK(memcmp(got, known ? want : given, sizeof got) == 0);
-    CHECK(setenv("CDDP_STANDIN_CAPABILITY", "80", 1) == 0);
-    standin_configure();
-    CHECK(ncclBroadcast((void *)r->in, (void *)r->in, 4, (ncclDataType_t)11, 0, r->comm, r->stream) ==
-          ncclInvalidArgument);
-    CHECK(unsetenv("CDDP_STANDIN_CAPABILITY") == 0);
-    return close_rank(r);
-}
-
-Test(versions, floats_of_8_bits_are_known_since_2_24)
-{
-    each(2, 0, float8);
 }

@@ -167,8 +167,6 @@ static void add_ranges(const struct si_call *c, int n_ranks, int rank, struct st
         si_range_add(r, c->recv, bytes, true);
         break;
     }
-    if (c->red_op.used && c->red_op.device != NULL)
-        si_range_add(r, c->red_op.device, si_type_size(c->type), false);
 }
 
 /* The communicators of the launches so far. Locked. */
@@ -327,10 +325,6 @@ static ncclResult_t call_launch(struct si_calls *calls, CUstream stream)
         free(calls);
         return si_comm_keep(comm, si_comm_refuse(comm, ncclInvalidUsage, "a message to oneself lacks its other end"));
     }
-    if (si_skip_launch()) {
-        free(calls);
-        return ncclSuccess;
-    }
     if (!si_connect(calls)) {
         free(calls);
         return si_comm_cut(comm, ncclInternalError);
@@ -464,18 +458,6 @@ SI_EXPORT ncclResult_t ncclGroupEnd(void)
 /* ----------------------------------------------------------------------------------------------------- operations --
  */
 
-static bool call_parse_op(struct ncclComm *comm, struct si_call *c)
-{
-    size_t i = (size_t)c->op - (size_t)ncclNumOps;
-
-    if (c->op < ncclNumOps)
-        return (int)c->op >= 0;
-    if (i >= SI_RED_OPS || !comm->red_op[i].used || comm->red_op[i].type != c->type)
-        return false;
-    c->red_op = comm->red_op[i];
-    return true;
-}
-
 /* Returns the offset of the output in a symmetric window of this communicator that has both buffers, or -1. */
 static int64_t window_offset(struct ncclComm *comm, const struct si_call *c)
 {
@@ -563,7 +545,7 @@ static ncclResult_t operate(struct ncclComm *comm, CUstream stream, struct si_ca
         rc = si_comm_check(comm, c->name);
     if (rc == ncclSuccess)
         rc = call_check(comm, c);
-    if (rc == ncclSuccess && !call_parse_op(comm, c))
+    if (rc == ncclSuccess && (unsigned)c->op >= (unsigned)ncclNumOps)
         rc = si_comm_refuse(comm, ncclInvalidArgument, "%s: %d is not a reduction for this type", c->name, (int)c->op);
     if (rc == ncclSuccess && group != NULL && group->n == SI_GROUP_CALLS)
         rc = si_comm_refuse(comm, ncclInvalidUsage, "%s: more than %d calls in one group", c->name, SI_GROUP_CALLS);
@@ -683,49 +665,4 @@ SI_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t dat
         .kind = SI_RECV, .name = "ncclRecv", .recv = recvbuff, .count = count, .type = datatype, .root = peer};
 
     return operate(comm, stream, &c);
-}
-
-/* ------------------------------------------------------------------------------------------ reductions of one's own --
- */
-
-SI_EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
-                                                ncclScalarResidence_t residence, ncclComm_t comm)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclRedOpCreatePreMulSum", false);
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclRedOpCreatePreMulSum");
-    if (rc != ncclSuccess)
-        return rc;
-    if (op == NULL || scalar == NULL || si_type_size(datatype) == 0)
-        return ncclInvalidArgument;
-    for (int i = 0; i < SI_RED_OPS; i++) {
-        struct si_red_op *r = &comm->red_op[i];
-
-        if (r->used)
-            continue;
-        *r = (struct si_red_op){.used = true, .type = datatype};
-        if (residence == ncclScalarDevice)
-            r->device = scalar;
-        else
-            r->scalar = si_touch_scalar(scalar, datatype);
-        *op = (ncclRedOp_t)((int)ncclNumOps + i);
-        return ncclSuccess;
-    }
-    return si_comm_refuse(comm, ncclInternalError, "ncclRedOpCreatePreMulSum: more than %d at a time", SI_RED_OPS);
-}
-
-SI_EXPORT ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
-{
-    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclRedOpDestroy", false);
-    size_t i = (size_t)op - (size_t)ncclNumOps;
-
-    if (rc == ncclSuccess)
-        rc = si_comm_check(comm, "ncclRedOpDestroy");
-    if (rc != ncclSuccess)
-        return rc;
-    if (op < ncclNumOps || i >= SI_RED_OPS || !comm->red_op[i].used)
-        return si_comm_refuse(comm, ncclInvalidArgument, "ncclRedOpDestroy: %d is not such a reduction", (int)op);
-    comm->red_op[i].used = false;
-    return ncclSuccess;
 }

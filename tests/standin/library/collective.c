@@ -39,7 +39,7 @@ static void coll_describe(const struct segment_word *w, char *buf, size_t cap)
                      (unsigned long long)w->count, w->type);
 
     if (n > 0 && (size_t)n < cap && w->op >= 0)
-        n += snprintf(buf + n, cap - (size_t)n, ", %s", w->op <= (int32_t)ncclAvg ? op_names[w->op] : "premulsum");
+        n += snprintf(buf + n, cap - (size_t)n, ", %s", op_names[w->op]);
     if (n > 0 && (size_t)n < cap && w->root >= 0)
         n += snprintf(buf + n, cap - (size_t)n, ", root %d", w->root);
     if (n > 0 && (size_t)n < cap && w->offset >= 0)
@@ -62,9 +62,7 @@ static bool ranks_agree(struct ncclComm *comm, const struct si_call *c)
     const struct segment_word word = {.sequence = ++comm->sequence,
                                       .kind = (int32_t)c->kind,
                                       .type = (int32_t)c->type,
-                                      .op = c->kind == SI_BROADCAST || c->kind == SI_ALL_GATHER ? -1
-                                            : c->red_op.used                                    ? ncclNumOps
-                                                                                                : (int32_t)c->op,
+                                      .op = c->kind == SI_BROADCAST || c->kind == SI_ALL_GATHER ? -1 : (int32_t)c->op,
                                       .root = c->kind == SI_BROADCAST || c->kind == SI_REDUCE ? c->root : -1,
                                       .count = c->count,
                                       .offset = c->offset};
@@ -92,8 +90,6 @@ static bool ranks_agree(struct ncclComm *comm, const struct si_call *c)
 /* The factor of elements before they are added; 1: none. */
 static double factor(const struct ncclComm *comm, const struct si_call *c)
 {
-    if (c->red_op.used)
-        return c->red_op.device != NULL ? si_touch_scalar(standin_host(c->red_op.device), c->type) : c->red_op.scalar;
     return c->op == ncclAvg && !c->mean_after_sum && is_float(c->type) ? 1.0 / comm->seg.n_ranks : 1;
 }
 
@@ -111,7 +107,7 @@ static void coll_give(struct ncclComm *comm, const struct si_call *c, const char
 static void reduce_into(struct ncclComm *comm, const struct si_call *c, char *to, size_t n)
 {
     const void *in[SEGMENT_RANKS];
-    ncclRedOp_t op = c->op == ncclAvg || c->red_op.used ? ncclSum : c->op;
+    ncclRedOp_t op = c->op == ncclAvg ? ncclSum : c->op;
 
     for (int r = 0; r < comm->seg.n_ranks; r++)
         in[r] = segment_chunk_ready(&comm->seg, r);

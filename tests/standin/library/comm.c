@@ -264,8 +264,8 @@ struct join {
 static struct segment_place comm_place_of(CUcontext ctx)
 {
     const char *host = cdi_env_str("NCCL_HOSTID");
-    struct segment_place p = {
-        .pid = getpid(), .device = si_version().gpu_by_uuid ? ctx->physical : ctx->physical / si_settings.instances};
+    /* A GPU by its UUID: init.cc:1050 of v2.30.7; by its PCI address, which MIG instances share, until v2.30.4. */
+    struct segment_place p = {.pid = getpid(), .device = ctx->physical};
 
     (void)snprintf(p.host, sizeof p.host, "%s", host != NULL ? host : "this host");
     return p;

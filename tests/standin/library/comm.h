@@ -24,17 +24,8 @@
 #define SI_WINDOW_ALIGNMENT 4096
 #define SI_TIMEOUT 8
 
-#define SI_RED_OPS 64
 #define SI_GROUP_CALLS 512
 #define SI_CONNECTED 256
-
-/* ncclRedOpCreatePreMulSum; its handle is ncclNumOps + index. */
-struct si_red_op {
-    bool used;
-    ncclDataType_t type;
-    const void *device; /* a scalar that is read when the operation runs, or NULL */
-    double scalar;
-};
 
 struct si_window {
     struct si_window *next;
@@ -61,8 +52,7 @@ struct ncclComm {
     uint32_t inside;   /* callers of a blocking communicator that may wait for peers */
     uint64_t sequence;
     uint64_t random;
-    struct si_stop *last; /* after the last operation that was pushed. Locked */
-    struct si_red_op red_op[SI_RED_OPS];
+    struct si_stop *last;             /* after the last operation that was pushed. Locked */
     bool met[SEGMENT_RANKS];          /* a message was sent to this rank, or received from it */
     uint64_t connected[SI_CONNECTED]; /* launches so far (connect.c) */
     size_t n_connected;
@@ -88,9 +78,8 @@ struct si_call {
     size_t count; /* of the input of each rank; reduce_scatter: of its output */
     ncclDataType_t type;
     ncclRedOp_t op;
-    struct si_red_op red_op; /* of op, where it is one */
-    int root;                /* send, recv: the other rank */
-    int64_t offset;          /* in the symmetric window; -1: in none */
+    int root;       /* send, recv: the other rank */
+    int64_t offset; /* in the symmetric window; -1: in none */
     bool mean_after_sum;
     bool deaf;    /* its kernel looks at no abort flag */
     size_t moved; /* send, recv: bytes so far */
@@ -147,6 +136,5 @@ void si_touch_reduce(void *out, const void *const *in, int n, size_t count, nccl
 void si_touch_scale(void *to, const void *from, size_t count, ncclDataType_t type, double factor);
 /* x /= n, for integers. */
 void si_touch_divide(void *x, size_t count, ncclDataType_t type, int n);
-double si_touch_scalar(const void *at, ncclDataType_t type);
 
 #endif

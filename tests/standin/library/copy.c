@@ -22,7 +22,7 @@ struct host_call {
     void *arg;
 };
 
-enum side { HOST, DEVICE, ANY };
+enum side { HOST, DEVICE };
 
 static void run_copy(struct si_op *op)
 {
@@ -117,15 +117,6 @@ static CUresult copy_enqueue(const char *function, void *to, enum side to_side, 
     }
     /* Into pageable memory the driver copies before it returns. */
     return push_copy(function, op, &r, stream, wait || !to_tracked, !from_tracked || !to_tracked);
-}
-
-SI_EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream)
-{
-    CUresult rc = si_enter("cuMemcpyAsync");
-
-    return rc != CUDA_SUCCESS
-               ? rc
-               : copy_enqueue("cuMemcpyAsync", (void *)dst, ANY, (const void *)src, ANY, bytes, stream, false);
 }
 
 SI_EXPORT CUresult cuMemcpyHtoDAsync(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream)

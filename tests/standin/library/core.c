@@ -29,7 +29,7 @@ struct plant {
 struct si_settings si_settings;
 static struct plant plant[PLANTS];
 static size_t n_plants;
-static struct plant skip_wait, skip_captured_wait, skip_launch, swap_launch, unsafe;
+static struct plant skip_wait, skip_captured_wait, swap_launch, unsafe;
 static bool plants_here; /* in this rank */
 static unsigned n_faults;
 static uint64_t n_threads;
@@ -126,7 +126,6 @@ static void read_plants(const char *name)
 void standin_configure(void)
 {
     static const char *const delays[] = {"device", "none", "host", "both", NULL};
-    static const char *const queries[] = {"own", "all", "none", NULL};
     static const char *const reports[] = {"stop", "count", NULL};
     static const char *const captures[] = {"error", "fault", NULL};
     uint64_t random = 0;
@@ -148,10 +147,8 @@ void standin_configure(void)
         .collective_us = (uint32_t)setting_number("CDDP_STANDIN_COLLECTIVE_US", 0, 1 << 30, 0),
         .driver = (int)setting_number("CDDP_STANDIN_DRIVER", 0, INT32_MAX, CUDA_VERSION),
         .capability = (int)setting_number("CDDP_STANDIN_CAPABILITY", 50, 999, 90),
-        .query = (enum si_query)choice("CDDP_STANDIN_QUERY", queries),
         .count_faults = choice("CDDP_STANDIN_REPORT", reports) == 1,
         .leaks_are_faults = setting_number("CDDP_STANDIN_LEAKS", 0, 1, 0) == 1,
-        .trace = setting_number("CDDP_STANDIN_TRACE", 0, 1, 0) == 1,
         .context_lock = setting_number("CDDP_STANDIN_CONTEXT_LOCK", 0, 1, 0) == 1,
         .capture_faults = choice("CDDP_STANDIN_CAPTURE", captures) == 1,
         .never_relaxed = setting_number("CDDP_STANDIN_NEVER_RELAXED", 0, 1, 0) == 1,
@@ -160,7 +157,6 @@ void standin_configure(void)
     read_plant("CDDP_STANDIN_SKIP_WAIT", &skip_wait);
     read_plant("CDDP_STANDIN_SKIP_CAPTURED_WAIT", &skip_captured_wait);
     read_unsafe("CDDP_STANDIN_UNSAFE");
-    read_plant("CDDP_STANDIN_SKIP_LAUNCH", &skip_launch);
     read_plant("CDDP_STANDIN_SWAP_LAUNCH", &swap_launch);
 }
 
@@ -361,11 +357,6 @@ bool si_skip_captured_wait(void)
 const char *si_unsafe_call(void)
 {
     return due(&unsafe) ? unsafe.function : NULL;
-}
-
-bool si_skip_launch(void)
-{
-    return due(&skip_launch);
 }
 
 bool si_swap_launch(void)

@@ -21,8 +21,6 @@
 
 /* ------------------------------------------------------------------------------------ settings and faults (core.c) */
 
-enum si_query { SI_QUERY_OWN, SI_QUERY_ALL, SI_QUERY_NONE };
-
 struct si_settings {
     uint64_t seed;
     bool device_delay, host_delay;
@@ -33,8 +31,7 @@ struct si_settings {
     uint32_t collective_us;
     int driver;     /* its version: 13000 */
     int capability; /* of each GPU: 90 is 9.0 */
-    enum si_query query;
-    bool count_faults, leaks_are_faults, trace, context_lock;
+    bool count_faults, leaks_are_faults, context_lock;
     bool capture_faults; /* what a capture forbids is a fault */
     bool never_relaxed;  /* a planted bug: threads stay in the mode in which they begin */
 };
@@ -75,8 +72,7 @@ bool si_skip_wait(void);
 bool si_skip_captured_wait(void);
 /* Returns the function of CDDP_STANDIN_UNSAFE if this is its K-th captured launch; otherwise NULL. */
 const char *si_unsafe_call(void);
-/* Return whether this launch of NCCL operations is dropped; and whether it is exchanged with the next one. */
-bool si_skip_launch(void);
+/* Returns whether this launch of NCCL operations is exchanged with the next one. */
 bool si_swap_launch(void);
 
 /* --------------------------------------------------------------------------------- devices and contexts (driver.c) */

@@ -391,7 +391,7 @@ static const struct {
     ENTRY(cuStreamWriteValue32, 11070), ENTRY(cuEventCreate, 2000),
     ENTRY(cuEventDestroy, 4000), ENTRY(cuEventRecord, 2000), ENTRY(cuEventQuery, 2000),
     ENTRY(cuEventSynchronize, 2000), ENTRY(cuEventElapsedTime, 2000), ENTRY(cuMemAlloc, 3020), ENTRY(cuMemFree, 3020),
-    ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000), ENTRY(cuMemcpyAsync, 4000),
+    ENTRY(cuMemHostAlloc, 2020), ENTRY(cuMemFreeHost, 2000),
     ENTRY(cuMemcpyHtoD, 3020), ENTRY(cuMemcpyDtoH, 3020), ENTRY(cuMemcpyHtoDAsync, 3020),
     ENTRY(cuMemcpyDtoHAsync, 3020), ENTRY(cuMemcpyDtoDAsync, 3020), ENTRY(cuMemsetD8Async, 3020),
     ENTRY(cuMemsetD32Async, 3020), ENTRY(cuMemGetInfo, 3020), ENTRY(cuPointerGetAttribute, 4000),

@@ -16,14 +16,12 @@
  *   CDDP_STANDIN_DRIVER=N        the version that the driver reports: 12040 is CUDA 12.4. Default: that of cuda.h
  *   CDDP_STANDIN_CAPABILITY=N    the compute capability of this process's GPUs, 80 for 8.0. Default: 90
  *   CDDP_STANDIN_MEMORY_MB=N     memory of each device, 4096 if unset
- *   CDDP_STANDIN_QUERY=own       the calls that a successful query orders: own (default: later calls of the calling
- * thread), all (later calls of every thread) or none CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead
- * of ending CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
+ *   CDDP_STANDIN_REPORT=count    count faults (standin_faults) instead of ending
+ *   CDDP_STANDIN_LEAKS=1         memory, streams, events and communicators left at exit are a fault
  *   CDDP_STANDIN_CONTEXT_LOCK=1  cuMemFree and cuMemFreeHost hold the context while they wait for the device: until
  *                                they return, every other call of the driver waits
  *   CDDP_STANDIN_QUEUE=N         operations that a stream holds, 1024 if unset: calls that put more there wait for room
  *   CDDP_STANDIN_COLLECTIVE_US=N each launch of NCCL takes so many us longer, on its stream
- *   CDDP_STANDIN_TRACE=1         a line on stderr for every operation that is enqueued
  *   CDDP_STANDIN_NCCL_VERSION=C  behave as that NCCL (22809: 2.28.9): functions, return codes, permanent errors,
  *                                windows, means (version.h). Default: that of nccl.h
  *   CDDP_STANDIN_PROGRESS=P      how many percent of the launches that NCCL leaves to a thread are "in progress" when
@@ -36,16 +34,14 @@
  *   CDDP_STANDIN_UNSAFE=F:K      plant a bug: with the K-th kernel that is captured, the thread also calls F, which a
  *                                capture forbids (capture.c has the list)
  *   CDDP_STANDIN_NEVER_RELAXED=1 plant a bug: cuThreadExchangeStreamCaptureMode changes nothing
- *   CDDP_STANDIN_SKIP_LAUNCH=K   the same as SKIP_WAIT for launches of NCCL operations (a group is one): as if not
- * called CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch changes places with the next one CDDP_STANDIN_RANK=R plant only
- * in the process whose RANK is R CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones;
- * cuMemAlloc, without _v2; alloc: of any function that allocates) fails with the numeric code C; F = kernel: the K-th
- *                                kernel that runs meets a fault of the device, which all later calls return (700: an
- *                                illegal address)
- *   CDDP_STANDIN_CONNECT=1       blocking communicators wait for all ranks at a collective of a new kind, size or type
- *   CDDP_STANDIN_NOTICE=1        NCCL notices the end of a rank's process, as over sockets: waits outside streams fail,
- *                                and the state of the communicator is that error
- *   CDDP_STANDIN_NVML=0          the management library is missing, which NCCL needs to join
+ *   CDDP_STANDIN_SWAP_LAUNCH=K   the K-th launch of NCCL operations (a group is one) changes places with the next one
+ *   CDDP_STANDIN_RANK=R          plant only in the process whose RANK is R
+ *   CDDP_STANDIN_FAIL=F:K:C,...  the K-th call of function F (K+: and all later ones; cuMemAlloc, without _v2; alloc:
+ * of any function that allocates) fails with the numeric code C; F = kernel: the K-th kernel that runs meets a fault of
+ * the device, which all later calls return (700: an illegal address) CDDP_STANDIN_CONNECT=1       blocking
+ * communicators wait for all ranks at a collective of a new kind, size or type CDDP_STANDIN_NOTICE=1        NCCL
+ * notices the end of a rank's process, as over sockets: waits outside streams fail, and the state of the communicator
+ * is that error CDDP_STANDIN_NVML=0          the management library is missing, which NCCL needs to join
  *   CDDP_STANDIN_STUCK_ABORT=1   ncclCommAbort does not return
  *   CDDP_STANDIN_KERNELS=P:...   shared libraries to open, each with a table `const struct standin_kernel
  *                                standin_kernels[]` that ends with a NULL name

@@ -48,9 +48,9 @@ void si_seen_locked(struct si_clock *out)
 /* The calling thread has learned that all this is done: by a query, or by waiting for it. */
 static void learn_locked(const struct si_clock *c, bool by_query)
 {
-    if (!by_query || si_settings.query == SI_QUERY_ALL) {
+    if (!by_query) {
         si_clock_join(&host, c);
-    } else if (si_settings.query == SI_QUERY_OWN) {
+    } else {
         if (si_thread.seen == NULL) {
             si_thread.seen = calloc(1, sizeof *si_thread.seen);
             (void)pthread_setspecific(seen_key, si_thread.seen);
@@ -132,8 +132,6 @@ static void stream_append(struct CUstream_st *s, struct si_op *op)
     op->number = ++n_operations;
     op->next = NULL;
     s->clock.t[s->slot]++;
-    if (si_settings.trace)
-        fprintf(stderr, "standin: operation %llu, stream %u: %s\n", (unsigned long long)op->number, s->slot, op->name);
     *s->tail = op;
     s->tail = &op->next;
     si_edge_from(op);

@@ -74,38 +74,6 @@ void si_touch_reduce(void *out, const void *const *in, int n, size_t count, nccl
     si_touch_copy(out, sum, count * si_type_size(type));
 }
 
-double si_touch_scalar(const void *at, ncclDataType_t type)
-{
-    switch (type) {
-    case ncclInt8:
-        return *(const int8_t *)at;
-    case ncclUint8:
-        return *(const uint8_t *)at;
-    case ncclInt32:
-        return *(const int32_t *)at;
-    case ncclUint32:
-        return *(const uint32_t *)at;
-    case ncclInt64:
-        return (double)*(const int64_t *)at;
-    case ncclUint64:
-        return (double)*(const uint64_t *)at;
-    case ncclFloat16:
-        return (double)cdi_float_of_f16(*(const uint16_t *)at);
-    case ncclBfloat16:
-        return (double)cdi_float_of_bf16(*(const uint16_t *)at);
-    case ncclFloat32:
-        return (double)*(const float *)at;
-    case ncclFloat64:
-        return *(const double *)at;
-    case ncclFloat8e4m3:
-    case ncclFloat8e5m2:
-        return (double)float_of_f8(*(const uint8_t *)at, type);
-    case ncclNumTypes:
-        break;
-    }
-    return 0;
-}
-
 #define EACH(T, expression)                \
     do {                                   \
         T *out = to;                       \

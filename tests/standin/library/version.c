@@ -29,8 +29,6 @@ struct si_version si_version_of(int code)
         /* scheduler/symmetric_sched.cc:23 of v2.30.3; before, the symmetric kernels know the sum alone:
          * symmetric.cc:218 of v2.27.7, sym_kernels.cc:269 of v2.28.9, sym_kernels.cc:506 of v2.29.7. */
         .mean_after_sum = code >= 23003,
-        /* init.cc:1050 of v2.30.7; before, init.cc:823 of v2.19.3, init.cc:903 of v2.28.9, and so in v2.30.4. */
-        .gpu_by_uuid = code >= 23007,
         /* init.cc:1830 of v2.22.3, init.cc:2762 of v2.30.7; before, init.cc:1947 of v2.19.3, init.cc:2105 of v2.21.5.
          */
         .stops_in_finalize = code >= 22200,

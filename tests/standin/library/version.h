@@ -52,8 +52,6 @@ struct si_version {
     bool symmetric_aborts;
     /* ncclAvg of floats in symmetric windows is made after the sum. */
     bool mean_after_sum;
-    /* Two ranks on one GPU are recognised by its UUID, not by its PCI address, which MIG instances share. */
-    bool gpu_by_uuid;
     /* A rank stops its proxy, which lets its peers' go, in ncclCommFinalize, not in ncclCommDestroy. */
     bool stops_in_finalize;
     /* ncclCommAbort waits for the peers' proxies like ncclCommDestroy, for this long. 0: it does not; -1: for ever. */
