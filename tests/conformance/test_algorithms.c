@@ -277,24 +277,6 @@ static int call_different(struct rank *r)
     return 0;
 }
 
-/* board->flag[0]: when it was killed, in ms modulo 2^30. */
-static int now(void)
-{
-    return (int)(cdi_now_ms() & 0x3fffffff);
-}
-
-static void have_me_killed(struct rank *r, int after_us)
-{
-    pid_t me = getpid();
-
-    if (fork() != 0)
-        return;
-    (void)usleep((useconds_t)after_us);
-    atomic_store(&r->board->flag[0], now());
-    (void)kill(me, SIGKILL);
-    _exit(0);
-}
-
 static int work_until_it_dies(struct rank *r)
 {
     const struct plan *p = r->arg;
@@ -306,14 +288,14 @@ static int work_until_it_dies(struct rank *r)
     RANK_CHECK(x != NULL && all != NULL);
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == p->odd)
-        have_me_killed(r, p->after_us);
+        rank_have_me_killed(r, p->after_us);
     for (int i = 0; st == CDDP_OK; i++) {
         struct cdi_coll op = nth_op(p->a >= 0 ? p->a : i % N_OPS, x, all);
 
         op.lazy = i % 2 == 0;
         st = rank_do(r, &op);
     }
-    took = now() - atomic_load(&r->board->flag[0]);
+    took = rank_now() - atomic_load(&r->board->flag[0]);
     (void)snprintf(want, sizeof want, "rank %d (", p->odd);
     RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, want) != NULL, "rank %d was killed", p->odd);
     RANK_CHECK(took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);

@@ -46,24 +46,6 @@ static struct cdi_coll nth_op(const struct rank *r, int i, float *x, float *all)
     return op;
 }
 
-/* board->flag[0]: when it was killed, in ms modulo 2^30. */
-static int now(void)
-{
-    return (int)(cdi_now_ms() & 0x3fffffff);
-}
-
-static void have_me_killed(struct rank *r, int after_us)
-{
-    pid_t me = getpid();
-
-    if (fork() != 0)
-        return;
-    (void)usleep((useconds_t)after_us);
-    atomic_store(&r->board->flag[0], now());
-    (void)kill(me, SIGKILL);
-    _exit(0);
-}
-
 /* Also works in it; the death may surface there. */
 static cddp_status make_a_part(struct rank *r)
 {
@@ -102,7 +84,7 @@ static bool agent_is_late(const struct rank *r)
         return false;
     for (int ms = 0; ms < CHILD_S * 1000 && cdi_flight_check(r->world.flight, NULL) == CDDP_OK; ms++)
         (void)usleep(1000);
-    return now() - atomic_load(&r->board->flag[0]) > KNOWN_MS;
+    return rank_now() - atomic_load(&r->board->flag[0]) > KNOWN_MS;
 }
 
 static int work_until_it_dies(struct rank *r)
@@ -115,7 +97,7 @@ static int work_until_it_dies(struct rank *r)
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == p->victim)
-        have_me_killed(r, p->after_us);
+        rank_have_me_killed(r, p->after_us);
     for (int i = 0; st == CDDP_OK; i++) {
         struct cdi_coll op = nth_op(r, i, x, all);
 
@@ -123,7 +105,7 @@ static int work_until_it_dies(struct rank *r)
         if (st == CDDP_OK && r->on_device && i % 4 == 3)
             st = i % 8 == 3 ? make_a_part(r) : make_an_arena(r);
     }
-    took = now() - atomic_load(&r->board->flag[0]);
+    took = rank_now() - atomic_load(&r->board->flag[0]);
     (void)snprintf(want, sizeof want, "rank %d (", p->victim);
     if (strstr(r->err.msg, want) == NULL && agent_is_late(r))
         return 0;

@@ -8,61 +8,18 @@
  * fails as NCCL's does when the peer's socket is closed, LATER_MS before the death, or waits.
  */
 #include "common/clock.h"
-#include "ranks.h"
-#include "standin.h"
-#include "within.h"
+#include "gpu_ranks.h"
 
-#include <cuda.h>
-#include <nccl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#define COUNT 5000u
-#define CHILD_S 60
-#define KNOWN_MS 1000
 #define LATER_MS 100 /* NCCL's error comes this much before the death that explains it */
 #define SOON_MS 50
-#define SHORTEST 30 /* queue of a stream; and how many lengths: more than the entries of an operation */
-#define QUEUES 8
+#define SHORTEST 30  /* queue of a stream; FULL_QUEUE tries more lengths than an operation has entries */
 #define REVOKE 22809 /* the first version whose calls can be ended */
-
-static const struct ranks_layout pair = {.node_size = {2}, .module = "nccl"};
-
-static void sleep_ms(int ms)
-{
-    int64_t until_ms = cdi_now_ms() + ms;
-
-    while (cdi_now_ms() < until_ms)
-        rank_nap();
-}
-
-static int now(void)
-{
-    return (int)(cdi_now_ms() & 0x3fffffff);
-}
-
-static void configure(const char *name, const char *value)
-{
-    (void)setenv(name, value, 1);
-    standin_configure();
-}
-
-static int version(void)
-{
-    const char *code = getenv("CDDP_STANDIN_NCCL_VERSION");
-
-    return code != NULL ? (int)strtol(code, NULL, 10) : NCCL_VERSION_CODE;
-}
 
 static bool blocks(void)
 {
     const char *kind = getenv("CDDP_NCCL_BLOCKING");
 
-    return version() >= 22300 && (kind == NULL || *kind != '0');
+    return nccl_version() >= 22300 && (kind == NULL || *kind != '0');
 }
 
 /* board->flag: [0] the survivor is in the phase or beyond, and the other rank dies that much later; [1] when it died.
@@ -80,10 +37,8 @@ static void *die_later(void *arg)
 
     while (atomic_load(&r->board->flag[0]) == 0 || (in_nccl && standin_failures() == 0))
         rank_nap();
-    sleep_ms(atomic_load(&r->board->flag[0]));
-    atomic_store(&r->board->flag[1], now());
-    (void)raise(SIGKILL);
-    return NULL;
+    rank_sleep(atomic_load(&r->board->flag[0]));
+    rank_dies(r);
 }
 
 /* Has this rank die some time after the survivor has arrived, whatever its main thread does. */
@@ -98,23 +53,8 @@ static int have_me_die(struct rank *r)
 
 static int stay_until_death(void)
 {
-    sleep_ms(CHILD_S * 1000);
+    rank_sleep(CHILD_S * 1000);
     return 1;
-}
-
-static int is_named(struct rank *r, cddp_status st)
-{
-    int took = now() - atomic_load(&r->board->flag[1]);
-
-    RANK_CHECK(st == CDDP_E_PEER && strstr(r->err.msg, "rank 1 (") != NULL, "status %d", (int)st);
-    RANK_CHECK(atomic_load(&r->board->flag[1]) != 0 && took < cdi_within_ms(KNOWN_MS), "%d ms after the death", took);
-    return 0;
-}
-
-static struct cdi_coll all_reduce(float *x)
-{
-    return (struct cdi_coll){
-        .kind = CDI_ALL_REDUCE, .in = x, .out = x, .count = COUNT, .dtype = CDDP_FLOAT32, .bucket = -1};
 }
 
 /*
@@ -124,7 +64,7 @@ static struct cdi_coll all_reduce(float *x)
 static int leaves_nothing(struct rank *r)
 {
     struct standin_live live;
-    unsigned most = blocks() && version() < REVOKE;
+    unsigned most = blocks() && nccl_version() < REVOKE;
 
     r->ops->destroy(r->b);
     r->b = NULL;
@@ -139,137 +79,136 @@ static int leaves_nothing(struct rank *r)
     _exit(0);
 }
 
-/* ----------------------------------------------------------------------------------------------------- NCCL's error */
+/* ---------------------------------------------------------------------- calls in which NCCL fails, or which wait ----
+ */
 
-/* Rank 0's call of NCCL fails; rank 1 dies a moment later. */
-static int open_to_fail(struct rank *r, const char *call)
+/* arg: what rank 0 does; and the call of NCCL that fails in it, on rank 1, too, if that comes there. */
+struct phase {
+    cddp_status (*go)(struct rank *r);
+    const char *fails;
+    bool both;
+    int run;
+};
+
+static cddp_status do_join(struct rank *r)
 {
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1)
-        return have_me_die(r);
-    configure("CDDP_STANDIN_FAIL", call);
-    return 0;
+    return rank_open(r);
 }
 
-static int join_fails(struct rank *r)
-{
-    cddp_status st;
-
-    if (r->rank == 1) {
-        configure("CDDP_STANDIN_FAIL", "ncclCommInitRankConfig:1:6");
-        in_nccl = true;
-        if (have_me_die(r) != 0)
-            return 1;
-        (void)rank_open(r);
-        return stay_until_death();
-    }
-    configure("CDDP_STANDIN_FAIL", "ncclCommInitRankConfig:1:6");
-    arrive(r);
-    st = rank_open(r);
-    return is_named(r, st);
-}
-
-static int split_fails(struct rank *r)
+static cddp_status do_split(struct rank *r)
 {
     const struct cdi_split all = {.key = r->rank, .n = 2};
     struct cdi_backend *part = NULL;
-    cddp_status st;
 
-    if (open_to_fail(r, "ncclCommSplit:1:6") != 0)
-        return 1;
-    arrive(r);
-    if (r->rank == 1)
-        configure("CDDP_STANDIN_FAIL", "ncclCommSplit:1:6");
-    st = r->ops->split(r->b, &all, &part, &r->err);
-    return r->rank == 1 ? stay_until_death() : is_named(r, st);
+    return r->ops->split(r->b, &all, &part, &r->err);
 }
 
-static int window_fails(struct rank *r)
+static cddp_status do_window(struct rank *r)
 {
     struct cdi_region *region = NULL;
-    cddp_status st;
 
-    if (open_to_fail(r, "ncclCommWindowRegister:1:6") != 0)
-        return 1;
-    arrive(r);
-    if (r->rank == 1)
-        configure("CDDP_STANDIN_FAIL", "ncclCommWindowRegister:1:6");
-    st = r->ops->region_create(r->b, 100000, &region, &r->err);
-    return r->rank == 1 ? stay_until_death() : is_named(r, st);
+    return r->ops->region_create(r->b, 100000, &region, &r->err);
 }
 
-static int register_fails(struct rank *r)
+/* It may succeed before the death: the next operation learns of that. */
+static cddp_status do_register(struct rank *r)
 {
-    (void)setenv("CDDP_NCCL_WINDOWS", "0", 1);
-    (void)setenv("CDDP_NCCL_REGISTER", "1", 1);
-    struct cdi_region *region = NULL;
-    cddp_status st;
+    cddp_status st = do_window(r);
 
-    if (open_to_fail(r, "ncclCommRegister:1:6") != 0)
-        return 1;
-    arrive(r);
-    st = r->ops->region_create(r->b, 100000, &region, &r->err);
-    if (r->rank == 1)
-        return stay_until_death();
-    if (st == CDDP_OK) /* it was before the death: the next operation learns of it */
-        st = r->ops->region_create(r->b, 100000, &region, &r->err);
-    return is_named(r, st);
+    return st == CDDP_OK && r->rank == 0 ? do_window(r) : st;
 }
 
-/* Rank 0 fails in an all-reduce, as open_to_fail() has it. */
-static int all_reduce_fails(struct rank *r, const char *call)
+static cddp_status do_launch(struct rank *r)
 {
     static float x[COUNT];
     const struct cdi_coll op = all_reduce(x);
-    cddp_status st;
 
-    if (open_to_fail(r, call) != 0)
-        return 1;
-    arrive(r);
-    if (r->rank == 1)
-        return stay_until_death();
-    st = rank_do(r, &op);
-    return is_named(r, st);
+    return rank_do(r, &op);
 }
 
-static int launch_fails(struct rank *r)
+/* On host memory: borrowed memory would be left. */
+static cddp_status do_launch_on_host(struct rank *r)
 {
-    return all_reduce_fails(r, "ncclAllReduce:1:6");
+    r->n_done = 1;
+    return do_launch(r);
 }
 
-static int group_fails(struct rank *r)
+static cddp_status do_group(struct rank *r)
 {
     static float x[2 * COUNT];
     const struct cdi_coll ops[] = {all_reduce(x), all_reduce(x + COUNT)};
     uint64_t ticket;
+    cddp_status st = r->ops->enqueue_group(r->b, ops, 2, &ticket, &r->err);
+
+    return st == CDDP_OK ? r->ops->join(r->b, ticket, &r->err) : st;
+}
+
+/* NCCL fails on rank 0; rank 1 dies a moment later. */
+static int fails(struct rank *r)
+{
+    const struct phase *p = r->arg;
     cddp_status st;
 
-    if (open_to_fail(r, "ncclGroupEnd:1:6") != 0)
+    if (p->go == do_register) {
+        (void)setenv("CDDP_NCCL_WINDOWS", "0", 1);
+        (void)setenv("CDDP_NCCL_REGISTER", "1", 1);
+    }
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1 && have_me_die(r) != 0)
         return 1;
+    if (r->rank == 0 || p->go != do_register)
+        configure("CDDP_STANDIN_FAIL", p->fails);
     arrive(r);
+    if (r->rank == 1 && !p->both)
+        return stay_until_death();
+    st = p->go(r);
+    return r->rank == 1 ? stay_until_death() : is_named(r, st);
+}
+
+/* Rank 1 dies while rank 0 waits for it: it fails in the call, or does not come. */
+static int waits(struct rank *r)
+{
+    const struct phase *p = r->arg;
+    cddp_status st;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1 && p->both)
+        configure("CDDP_STANDIN_FAIL", p->fails);
+    if (r->rank == 1 && (have_me_die(r) != 0 || !p->both))
+        return stay_until_death();
+    arrive(r);
+    st = p->go(r);
     if (r->rank == 1)
         return stay_until_death();
-    st = r->ops->enqueue_group(r->b, ops, 2, &ticket, &r->err);
-    if (st == CDDP_OK)
-        st = r->ops->join(r->b, ticket, &r->err);
-    return is_named(r, st);
+    return is_named(r, st) != 0 ? 1 : leaves_nothing(r);
 }
 
-/* An error of the network, which the state of the communicator shows while the operation never ends. */
-static int step_fails(struct rank *r)
+/* Rank 1 dies in a join, in which rank 0 fails, or waits for it: nothing ends that where the communicator blocks. */
+static int joins(struct rank *r)
 {
-    return all_reduce_fails(r, "async:1:6");
-}
+    const struct phase *p = r->arg;
+    cddp_status st;
 
-static int use_device(struct rank *r, CUstream *s)
-{
-    CUcontext ctx;
-
-    RANK_CHECK(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&ctx, r->rank) == CUDA_SUCCESS);
-    RANK_CHECK(cuCtxSetCurrent(ctx) == CUDA_SUCCESS);
-    RANK_CHECK(cuStreamCreateWithPriority(s, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+    if (r->rank == 1) {
+        in_nccl = true;
+        if (have_me_die(r) != 0)
+            return 1;
+    }
+    if (r->rank == 1 || p->both)
+        configure("CDDP_STANDIN_FAIL", p->fails);
+    if (r->rank == 0)
+        arrive(r);
+    st = p->go(r);
+    if (r->rank == 1)
+        return stay_until_death();
+    if (is_named(r, st) != 0)
+        return 1;
+    if (!p->both)
+        _exit(0);
     return 0;
 }
+
+/* ----------------------------------------------------------------------------------------------------- with graphs */
 
 /* Captures one all-reduce. */
 static cddp_status capture(struct rank *r, CUstream s, void *there, CUgraph *graph)
@@ -293,18 +232,27 @@ static cddp_status capture(struct rank *r, CUstream s, void *there, CUgraph *gra
     return st;
 }
 
-static int capture_fails(struct rank *r)
+/* A communicator, the memory of an all-reduce, and a stream. */
+static int open_for_capture(struct rank *r, CUstream *s, void **there)
 {
     static float x[COUNT];
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_stream(r, s) != 0)
+        return 1;
+    *there = rank_lend(r, x, sizeof x);
+    return 0;
+}
+
+static int capture_fails(struct rank *r)
+{
     CUgraph graph = NULL;
     cddp_status st;
     CUstream s;
     void *there;
 
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (use_device(r, &s) != 0)
+    if (open_for_capture(r, &s, &there) != 0)
         return 1;
-    there = rank_lend(r, x, sizeof x);
     if (r->rank == 1)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     configure("CDDP_STANDIN_FAIL", "ncclAllReduce:1:6");
@@ -318,101 +266,51 @@ static int capture_fails(struct rank *r)
     _exit(0); /* borrowed memory is left */
 }
 
-/* Rank 1 dies while the replay on rank 0 waits for its own. */
-static int dies_in_a_replay(struct rank *r)
+/*
+ * Rank 1 dies while the replay on rank 0 waits for its own; or beside a graph (arg), in a first launch: an abort after
+ * ncclCommRevoke would not wait for the graph that holds the communicator.
+ */
+static int dies_with_a_graph(struct rank *r)
 {
-    static float x[COUNT];
-    CUgraph graph = NULL;
-    CUgraphExec exec;
-    cddp_status st;
-    CUstream s;
-    void *there;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (use_device(r, &s) != 0)
-        return 1;
-    there = rank_lend(r, x, sizeof x);
-    RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
-    RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
-    if (r->rank == 1)
-        return have_me_die(r) != 0 ? 1 : stay_until_death();
-    RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS);
-    arrive(r);
-    while ((st = r->ops->peek(r->b, &r->err)) == CDDP_OK)
-        rank_nap();
-    if (is_named(r, st) != 0)
-        return 1;
-    (void)cuGraphExecDestroy(exec);
-    (void)cuGraphDestroy(graph);
-    rank_close(r);
-    _exit(0);
-}
-
-/* ------------------------------------------------------------------------------------------------- calls that wait */
-
-/* Rank 1 dies while rank 0 waits for it in NCCL's join, which nothing ends where the communicator blocks. */
-static int dies_in_a_join(struct rank *r)
-{
-    cddp_status st;
-
-    if (r->rank == 1) {
-        configure("CDDP_STANDIN_FAIL", "ncclCommInitRankConfig:1:6");
-        in_nccl = true;
-        if (have_me_die(r) != 0)
-            return 1;
-        (void)rank_open(r);
-        return stay_until_death();
-    }
-    arrive(r);
-    st = rank_open(r);
-    if (is_named(r, st) != 0)
-        return 1;
-    _exit(0);
-}
-
-static int dies_in_a_first_launch(struct rank *r)
-{
-    static float x[COUNT];
-    const struct cdi_coll op = all_reduce(x);
-    cddp_status st;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1)
-        return have_me_die(r) != 0 ? 1 : stay_until_death();
-    arrive(r);
-    r->n_done = 1; /* on host memory: borrowed memory would be left */
-    st = rank_do(r, &op);
-    return is_named(r, st) != 0 ? 1 : leaves_nothing(r);
-}
-
-/* A graph holds the communicator: an abort after ncclCommRevoke would not wait for it. */
-static int dies_in_a_launch_beside_a_graph(struct rank *r)
-{
+    const struct phase *p = r->arg;
     static float x[COUNT];
     struct cdi_coll op = all_reduce(x);
     CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
     cddp_status st;
     CUstream s;
     void *there;
 
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (use_device(r, &s) != 0)
+    if (open_for_capture(r, &s, &there) != 0)
         return 1;
-    there = rank_lend(r, x, sizeof x);
     RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
+    if (p == NULL)
+        RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
     if (r->rank == 1)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
-    arrive(r);
-    r->n_done = 1;
-    op.count = COUNT / 2;
-    st = rank_do(r, &op);
+    if (p == NULL) {
+        RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS);
+        arrive(r);
+        while ((st = r->ops->peek(r->b, &r->err)) == CDDP_OK)
+            rank_nap();
+    } else {
+        arrive(r);
+        r->n_done = 1;
+        op.count = COUNT / 2;
+        st = rank_do(r, &op);
+    }
     if (is_named(r, st) != 0)
         return 1;
-    sleep_ms(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
+    if (p == NULL)
+        (void)cuGraphExecDestroy(exec);
+    else
+        rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
     (void)cuGraphDestroy(graph);
     rank_close(r);
     _exit(0);
 }
+
+/* --------------------------------------------------------------------------------------------------------- others */
 
 /*
  * Rank 1 dies while a launch of rank 0 waits in the driver for room on its stream. With one of several lengths of the
@@ -434,7 +332,7 @@ static int dies_beside_a_full_queue(struct rank *r)
     RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
     if (r->rank == 1)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
-    (void)snprintf(queue, sizeof queue, "%d", SHORTEST + *(const int *)r->arg);
+    (void)snprintf(queue, sizeof queue, "%d", SHORTEST + ((const struct phase *)r->arg)->run);
     configure("CDDP_STANDIN_QUEUE", queue);
     atomic_store(&r->board->flag[0], SOON_MS);
     while ((st = r->ops->enqueue(r->b, &op, &ticket, &r->err)) == CDDP_OK)
@@ -465,43 +363,6 @@ static int stays_away_from_a_first_launch(struct rank *r)
     return leaves_nothing(r);
 }
 
-static int dies_in_a_split(struct rank *r)
-{
-    const struct cdi_split all = {.key = r->rank, .n = 2};
-    struct cdi_backend *part = NULL;
-    cddp_status st;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1) {
-        configure("CDDP_STANDIN_FAIL", "ncclCommSplit:1:6");
-        if (have_me_die(r) != 0)
-            return 1;
-    }
-    arrive(r);
-    st = r->ops->split(r->b, &all, &part, &r->err);
-    if (r->rank == 1)
-        return stay_until_death();
-    return is_named(r, st) != 0 ? 1 : leaves_nothing(r);
-}
-
-static int dies_in_a_window(struct rank *r)
-{
-    struct cdi_region *region = NULL;
-    cddp_status st;
-
-    RANK_CHECK(rank_open(r) == CDDP_OK);
-    if (r->rank == 1) {
-        configure("CDDP_STANDIN_FAIL", "ncclCommWindowRegister:1:6");
-        if (have_me_die(r) != 0)
-            return 1;
-    }
-    arrive(r);
-    st = r->ops->region_create(r->b, 100000, &region, &r->err);
-    if (r->rank == 1)
-        return stay_until_death();
-    return is_named(r, st) != 0 ? 1 : leaves_nothing(r);
-}
-
 /* Rank 1 dies before rank 0 leaves, which waits for nobody. */
 static int dies_before_the_leave(struct rank *r)
 {
@@ -515,8 +376,7 @@ static int dies_before_the_leave(struct rank *r)
     if (r->rank == 1)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     arrive(r);
-    while (atomic_load(&r->board->flag[1]) == 0)
-        rank_nap();
+    rank_await(r, 1);
     began_ms = cdi_now_ms();
     r->ops->leave(r->b);
     RANK_CHECK(cdi_now_ms() - began_ms < cdi_within_ms(KNOWN_MS));
@@ -527,45 +387,48 @@ static int dies_before_the_leave(struct rank *r)
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
+#define PHASE(...)               \
+    .arg = &(const struct phase) \
+    {                            \
+        __VA_ARGS__              \
+    }
+#define FULL_QUEUE(n)                                                                    \
+    {                                                                                    \
+        "a death beside a full queue: " #n, dies_beside_a_full_queue, 1, PHASE(.run = n) \
+    }
+
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *what;
-        rank_fn fn;
-        bool survives; /* no rank dies */
-        int runs;      /* arg: a pointer to the number of the run, from 0 */
-    } tests[] = {
-        {"NCCL fails in a join before the death is known", join_fails, false, 1},
-        {"NCCL fails in a split before the death is known", split_fails, false, 1},
-        {"NCCL fails in a window before the death is known", window_fails, false, 1},
-        {"NCCL fails in a registration before the death is known", register_fails, false, 1},
-        {"NCCL fails in a launch before the death is known", launch_fails, false, 1},
-        {"NCCL fails in a group before the death is known", group_fails, false, 1},
-        {"NCCL fails on the stream before the death is known", step_fails, false, 1},
-        {"NCCL fails in a capture before the death is known", capture_fails, false, 1},
-        {"a death in a replay", dies_in_a_replay, false, 1},
-        {"a death in a join", dies_in_a_join, false, 1},
-        {"a death in a first launch", dies_in_a_first_launch, false, 1},
-        {"a death beside a full queue", dies_beside_a_full_queue, false, QUEUES},
-        {"a death in a first launch beside a graph", dies_in_a_launch_beside_a_graph, false, 1},
-        {"a rank stays away from a first launch", stays_away_from_a_first_launch, true, 1},
-        {"a death in a split", dies_in_a_split, false, 1},
-        {"a death in a window", dies_in_a_window, false, 1},
-        {"a death before the leave", dies_before_the_leave, false, 1},
+    const struct ranks_test tests[] = {
+        {"NCCL fails in a join before the death is known", joins, 1,
+         PHASE(do_join, "ncclCommInitRankConfig:1:6", true)},
+        {"NCCL fails in a split before the death is known", fails, 1, PHASE(do_split, "ncclCommSplit:1:6", true)},
+        {"NCCL fails in a window before the death is known", fails, 1,
+         PHASE(do_window, "ncclCommWindowRegister:1:6", true)},
+        {"NCCL fails in a registration before the death is known", fails, 1,
+         PHASE(do_register, "ncclCommRegister:1:6", true)},
+        {"NCCL fails in a launch before the death is known", fails, 1, PHASE(do_launch, "ncclAllReduce:1:6")},
+        {"NCCL fails in a group before the death is known", fails, 1, PHASE(do_group, "ncclGroupEnd:1:6")},
+        /* An error of the network, which the state of the communicator shows while the operation never ends. */
+        {"NCCL fails on the stream before the death is known", fails, 1, PHASE(do_launch, "async:1:6")},
+        {"NCCL fails in a capture before the death is known", capture_fails, 1, NULL},
+        {"a death in a replay", dies_with_a_graph, 1, NULL},
+        {"a death in a join", joins, 1, PHASE(do_join, "ncclCommInitRankConfig:1:6")},
+        {"a death in a first launch", waits, 1, PHASE(do_launch_on_host)},
+        FULL_QUEUE(0),
+        FULL_QUEUE(1),
+        FULL_QUEUE(2),
+        FULL_QUEUE(3),
+        FULL_QUEUE(4),
+        FULL_QUEUE(5),
+        FULL_QUEUE(6),
+        FULL_QUEUE(7),
+        {"a death in a first launch beside a graph", dies_with_a_graph, 1, PHASE(do_launch)},
+        {"a rank stays away from a first launch", stays_away_from_a_first_launch, -1, NULL},
+        {"a death in a split", waits, 1, PHASE(do_split, "ncclCommSplit:1:6", true)},
+        {"a death in a window", waits, 1, PHASE(do_window, "ncclCommWindowRegister:1:6", true)},
+        {"a death before the leave", dies_before_the_leave, 1, NULL},
     };
-    const char *only = argc > 1 ? argv[1] : "";
 
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
-        bool ok = true;
-
-        if (strstr(tests[i].what, only) == NULL)
-            continue;
-        for (int run = 0; run < tests[i].runs && ok; run++) {
-            int status[RANKS_MAX], bad = ranks_fork_on(&pair, CHILD_S, tests[i].fn, &run, status);
-
-            ok = ranks_ended_well(bad, status, tests[i].survives ? -1 : 1);
-        }
-        ranks_result(ok, tests[i].what);
-    }
-    return ranks_plan();
+    return ranks_main(&pair, CHILD_S, tests, sizeof tests / sizeof tests[0], argc, argv);
 }

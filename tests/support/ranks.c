@@ -293,6 +293,51 @@ void rank_nap(void)
     (void)nanosleep(&ms, NULL);
 }
 
+void rank_sleep(int ms)
+{
+    int64_t until_ms = cdi_now_ms() + ms;
+
+    while (cdi_now_ms() < until_ms)
+        rank_nap();
+}
+
+void rank_await(const struct rank *r, int flag)
+{
+    while (atomic_load(&r->board->flag[flag]) == 0)
+        rank_nap();
+}
+
+int rank_now(void)
+{
+    return (int)(cdi_now_ms() & 0x3fffffff);
+}
+
+void rank_have_me_killed(struct rank *r, int after_us)
+{
+    pid_t me = getpid();
+
+    if (fork() != 0)
+        return;
+    (void)usleep((useconds_t)after_us);
+    atomic_store(&r->board->flag[0], rank_now());
+    (void)kill(me, SIGKILL);
+    _exit(0);
+}
+
+int ranks_main(const struct ranks_layout *l, unsigned timeout_s, const struct ranks_test *test, size_t n, int argc,
+               char **argv)
+{
+    for (size_t i = 0; i < n; i++) {
+        int status[RANKS_MAX], bad;
+
+        if (argc > 1 && strstr(test[i].what, argv[1]) == NULL)
+            continue;
+        bad = ranks_fork_on(l, timeout_s, test[i].fn, test[i].arg, status);
+        ranks_result(ranks_ended_well(bad, status, test[i].killed), test[i].what);
+    }
+    return ranks_plan();
+}
+
 static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, struct ranks_board *board, const void *arg,
                      const char *flight)
 {

@@ -83,8 +83,28 @@ bool ranks_ended_well(int bad, const int *status, int killed);
 /* Prints the next line of a TAP program; ranks_plan() prints how many there were, and returns the exit status. */
 void ranks_result(bool ok, const char *what);
 int ranks_plan(void);
+/*
+ * Runs each test whose text contains argv[1], or all, in the ranks of the layout, each with a timeout in seconds;
+ * prints TAP, and returns the exit status.
+ */
+struct ranks_test {
+    const char *what;
+    rank_fn fn;
+    int killed; /* a rank; -1: none */
+    const void *arg;
+};
+int ranks_main(const struct ranks_layout *l, unsigned timeout_s, const struct ranks_test *test, size_t n, int argc,
+               char **argv);
 /* Sleeps for a millisecond. */
 void rank_nap(void);
+/* Sleeps for so many. */
+void rank_sleep(int ms);
+/* Waits until this flag of the board is set. */
+void rank_await(const struct rank *r, int flag);
+/* Returns milliseconds on a clock that ranks share, modulo 2^30. */
+int rank_now(void);
+/* Has another process kill this one so many microseconds later, and note in flag[0] of the board when. */
+void rank_have_me_killed(struct rank *r, int after_us);
 
 /* For bodies: unless cond holds, prints the place and returns 1. */
 #define RANK_CHECK(cond, ...)                                                           \
