@@ -53,15 +53,30 @@ struct device {
     CUkernel axpy;
 };
 
+/* Runs one thread of a kernel. */
+static inline void device_run(CUkernel kernel, CUstream s, void **args)
+{
+    CU(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, s, args, NULL));
+}
+
+/* Returns a kernel of the test, which it registers. */
+static inline CUkernel device_kernel(const struct device *d, const struct standin_kernel *k)
+{
+    CUkernel kernel;
+
+    standin_kernel_register(k);
+    CU(cuLibraryGetKernel(&kernel, d->library, k->name));
+    return kernel;
+}
+
 /* Opens device `ordinal`, with its context current. */
 static inline void device_open(struct device *d, int ordinal)
 {
     CU(cuInit(0));
     CU(cuDevicePrimaryCtxRetain(&d->ctx, ordinal));
     CU(cuCtxSetCurrent(d->ctx));
-    standin_kernel_register(&axpy_kernel);
     CU(cuLibraryLoadData(&d->library, "standin", NULL, NULL, 0, NULL, NULL, 0));
-    CU(cuLibraryGetKernel(&d->axpy, d->library, "axpy"));
+    d->axpy = device_kernel(d, &axpy_kernel);
 }
 
 static inline void device_close(struct device *d, int ordinal)
@@ -105,6 +120,25 @@ static inline void device_axpy(struct device *d, float a, CUdeviceptr x, CUdevic
     void *args[] = {&a, &x, &y, &n};
 
     CU(cuLaunchKernel((CUfunction)d->axpy, (unsigned)((n + 63) / 64), 1, 1, 64, 1, 1, 0, s, args, NULL));
+}
+
+/* Returns what can be launched. */
+static inline CUgraphExec device_instantiate(CUgraph graph)
+{
+    CUgraphExec exec;
+
+    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CU(cuGraphDestroy(graph));
+    return exec;
+}
+
+/* Ends a capture of the stream. */
+static inline CUgraphExec device_end_capture(CUstream s)
+{
+    CUgraph graph;
+
+    CU(cuStreamEndCapture(s, &graph));
+    return device_instantiate(graph);
 }
 
 #endif

@@ -17,47 +17,21 @@
  *     stops       rank 1 stops there, until cddprun ends it
  *     outlives    rank 1 ends itself while rank 0 captures without it, and that capture ends well
  *
- * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error, 5 it gave none where it must.
+ * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
 #include "device.h"
+#include "device_death.h"
 
 #include <cddp/cddp.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 #define N_PARAMS 5
 #define ROUNDS 4
-#define WRONG 3
-#define FAILED 4
-#define PASSED 5
 #define LARGEST 300000
 #define ALL (3000 + 2999 + LARGEST + 3001 + 70000)
 
 static const size_t counts[N_PARAMS] = {3000, 2999, LARGEST, 3001, 70000};
-
-#define DO_OF(j, call)                                                                                               \
-    do {                                                                                                             \
-        if ((call) != CDDP_OK) {                                                                                     \
-            fprintf(stderr, "rank %d: line %d: %s: %s\n", cddp_rank((j)->comm), __LINE__, #call, cddp_last_error()); \
-            exit(FAILED);                                                                                            \
-        }                                                                                                            \
-    } while (0)
-#define DO(call) DO_OF(j, call)
-
-/* The call is rejected with this status, and its error message contains `word`. */
-#define REFUSED(call, status, word)                                                                              \
-    do {                                                                                                         \
-        cddp_status got_ = (call);                                                                               \
-        if (got_ != (status) || strstr(cddp_last_error(), word) == NULL) {                                       \
-            fprintf(stderr, "rank %d: line %d: %s: %s (%s), wanted %s and '%s'\n", cddp_rank(j->comm), __LINE__, \
-                    #call, cddp_status_name(got_), cddp_last_error(), cddp_status_name(status), word);           \
-            exit(PASSED);                                                                                        \
-        }                                                                                                        \
-    } while (0)
 
 struct job {
     cddp_comm *comm;
@@ -132,15 +106,6 @@ static void fetch(struct job *j, bool captured)
     CU(cuStreamSynchronize(j->compute));
 }
 
-static CUgraphExec instantiate(CUgraph graph)
-{
-    CUgraphExec exec;
-
-    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    CU(cuGraphDestroy(graph));
-    return exec;
-}
-
 static _Thread_local bool others_communicate; /* in other threads, at the same time */
 
 /* The question to stop is never part of the graph, and breaks no capture. */
@@ -159,7 +124,7 @@ static CUgraphExec capture(struct job *j, CUstreamCaptureMode mode, bool forked,
 {
     CUstream origin = forked ? device_stream() : j->compute;
     CUevent in = device_event(), out = device_event();
-    CUgraph graph;
+    CUgraphExec exec;
 
     CU(cuStreamBeginCapture(origin, mode));
     if (forked) {
@@ -173,12 +138,12 @@ static CUgraphExec capture(struct job *j, CUstreamCaptureMode mode, bool forked,
         CU(cuEventRecord(out, j->compute));
         CU(cuStreamWaitEvent(origin, out, 0));
     }
-    CU(cuStreamEndCapture(origin, &graph));
+    exec = device_end_capture(origin);
     if (forked)
         CU(cuStreamDestroy(origin));
     CU(cuEventDestroy(in));
     CU(cuEventDestroy(out));
-    return instantiate(graph);
+    return exec;
 }
 
 static void compare(struct job *j, int round)
@@ -424,12 +389,12 @@ struct meeting {
 
 static void tell(const struct meeting *m, const char *key)
 {
-    DO_OF(m->job, cddp_store_set(m->store, key, "1", 1));
+    DO(cddp_store_set(m->store, key, "1", 1));
 }
 
 static void await(const struct meeting *m, const char *key)
 {
-    DO_OF(m->job, cddp_store_wait(m->store, &key, 1, 60000));
+    DO(cddp_store_wait(m->store, &key, 1, 60000));
 }
 
 /* Captures a kernel on the compute stream of rank 1 while its main thread takes part in the steps of rank 0. */
@@ -452,9 +417,9 @@ static void step_of_joined(const struct meeting *m)
 {
     for (size_t i = N_PARAMS; i-- > 0;) {
         CU(cuMemsetD32Async((CUdeviceptr)cddp_ddp_grad(m->ddp, i), 0, counts[i], m->job->compute));
-        DO_OF(m->job, cddp_ddp_grad_ready(m->ddp, i));
+        DO(cddp_ddp_grad_ready(m->ddp, i));
     }
-    DO_OF(m->job, cddp_ddp_wait(m->ddp));
+    DO(cddp_ddp_wait(m->ddp));
     CU(cuStreamSynchronize(m->job->compute));
 }
 
@@ -502,22 +467,13 @@ static int lose_a_peer(struct job *j, CUgraphExec exec, bool dies)
     for (int i = 0; i < ROUNDS; i++)
         replay(j, exec);
     CU(cuStreamSynchronize(j->compute));
-    DO(cddp_barrier(j->comm));
-    if (cddp_rank(j->comm) == 1) {
-        const struct timespec moment = {.tv_nsec = 300000000};
-
-        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or gets there */
-        if (dies)
-            (void)raise(SIGKILL);
-        for (;;)
-            (void)pause();
-    }
+    lose_rank_1(j->comm, dies);
     replay(j, exec);
     CU(cuStreamSynchronize(j->compute));
     st = cddp_all_reduce(j->comm, &x, &x, 1, CDDP_FLOAT32, CDDP_SUM);
-    fprintf(stderr, "rank 0: the replay ended: %s: %s\n", cddp_status_name(st), cddp_last_error());
+    print_end(st);
     CU(cuGraphExecDestroy(exec));
-    return st == CDDP_OK ? PASSED : FAILED;
+    return st == CDDP_OK ? WRONG : FAILED;
 }
 
 /* The abort of the communicator does not end a capture that has nothing to do with it. */

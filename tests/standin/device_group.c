@@ -136,27 +136,16 @@ static void rounds(struct job *j)
     }
 }
 
-static CUgraphExec instantiate(CUgraph graph)
-{
-    CUgraphExec exec;
-
-    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    CU(cuGraphDestroy(graph));
-    return exec;
-}
-
 static void captured(struct job *j)
 {
     float before[2], once[2];
     CUgraphExec exec;
-    CUgraph graph;
 
     round_of(j, 1); /* the first is connected outside */
     memcpy(before, j->want, sizeof before);
     CU(cuStreamBeginCapture(j->stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     round_of(j, 8);
-    CU(cuStreamEndCapture(j->stream, &graph));
-    exec = instantiate(graph);
+    exec = device_end_capture(j->stream);
     for (int k = 0; k < 2; k++) {
         once[k] = j->want[k] - before[k];
         j->want[k] = before[k];

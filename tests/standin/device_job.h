@@ -98,7 +98,7 @@ static inline void backward(struct job *j)
 static void close_gate(struct job *j)
 {
     atomic_store(&gate_is_open, false);
-    CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+    device_run(j->gate, j->compute, NULL);
 }
 
 static inline double tolerance_of(size_t i)
@@ -134,8 +134,7 @@ static void open_job(struct job *j)
 
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
-    standin_kernel_register(&gate_kernel);
-    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    j->gate = device_kernel(&j->device, &gate_kernel);
     j->compute = device_stream();
     for (size_t i = 0; i < N_PARAMS; i++) {
         DO(cddp_alloc(j->comm, bytes_of(i), 0, &j->data[i]));

@@ -389,8 +389,7 @@ static void tied_step(struct job *j)
 /* captured: from step 4 on, when the buckets are final, steps are launches of a graph. */
 static void check_tied(struct job *j, size_t rule, size_t bucket_bytes, bool captured)
 {
-    CUgraphExec exec;
-    CUgraph graph;
+    CUgraphExec exec = NULL;
 
     tied_open(j, &rules[rule], bucket_bytes);
     for (uint64_t step = 1; step <= STEPS; step++) {
@@ -398,11 +397,8 @@ static void check_tied(struct job *j, size_t rule, size_t bucket_bytes, bool cap
             CU(cuStreamBeginCapture(j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
         if (!captured || step <= 4)
             tied_step(j);
-        if (captured && step == 4) {
-            CU(cuStreamEndCapture(j->compute, &graph));
-            CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
-            CU(cuGraphDestroy(graph));
-        }
+        if (captured && step == 4)
+            exec = device_end_capture(j->compute);
         if (captured && step >= 4)
             CU(cuGraphLaunch(exec, j->compute));
         tied_plain_step(j, &rules[rule], step);

@@ -230,7 +230,7 @@ static void waits_for_nobody(const cddp_powersgd_options *opt)
         waits = standin_waits();
         if (closed) {
             atomic_store(&gate_is_open, false);
-            CU(cuLaunchKernel((CUfunction)gate, 1, 1, 1, 1, 1, 1, 0, compute, NULL, NULL));
+            device_run(gate, compute, NULL);
         }
         backward(ddp, step, true);
         DO(cddp_optim_step(optim, &clip));
@@ -255,8 +255,7 @@ static void open_all(const char *path)
     on_gpu = strcmp(cddp_backend_name(comm), "nccl") == 0;
     if (on_gpu) {
         device_open(&device, cddp_local_rank(comm));
-        standin_kernel_register(&gate_kernel);
-        CU(cuLibraryGetKernel(&gate, device.library, "gate"));
+        gate = device_kernel(&device, &gate_kernel);
         compute = device_stream();
     }
     if (cddp_rank(comm) == 0) {

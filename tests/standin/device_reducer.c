@@ -110,7 +110,7 @@ static void train(struct job *j, bool reuse, bool missing)
         if (missing && step == j->steps - 1 && cddp_rank(j->comm) == 1)
             (void)pause(); /* until cddprun ends it */
         if (gated)
-            CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+            device_run(j->gate, j->compute, NULL);
         for (size_t i = N_PARAMS; i-- > 0;) {
             const struct timespec work = {.tv_nsec = 10000000};
             uint64_t before = standin_asked();
@@ -230,8 +230,7 @@ static void open_job(struct job *j, bool automatic, bool own, bool place)
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
     standin_kernel_register(&fill_kernel);
-    standin_kernel_register(&gate_kernel);
-    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    j->gate = device_kernel(&j->device, &gate_kernel);
     CU(cuLibraryGetKernel(&j->fill, j->device.library, "fill"));
     j->compute = device_stream();
     memset(params, 0, sizeof params);

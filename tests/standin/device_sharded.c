@@ -13,8 +13,8 @@
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
 #include "device.h"
+#include "device_death.h"
 #include "gate_kernel.h"
-#include "must.h"
 
 #include <math.h>
 #include <signal.h>
@@ -201,14 +201,10 @@ static void begin_capture(struct job *j)
 
 static void capture(struct run *r)
 {
-    CUgraph graph;
-
     begin_capture(r->j);
     for (int n = 0; n == 0 || n < r->kind->in_one_graph; n++)
         step(r);
-    CU(cuStreamEndCapture(r->j->compute, &graph));
-    CU(cuGraphInstantiateWithFlags(&r->graph, graph, 0));
-    CU(cuGraphDestroy(graph));
+    r->graph = device_end_capture(r->j->compute);
 }
 
 /* Ends a capture of which nothing remains. full: it had a whole step. */
@@ -368,7 +364,7 @@ static void check_ahead(struct job *j)
             if (captured)
                 capture(&r);
             atomic_store(&gate_is_open, false);
-            CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+            device_run(j->gate, j->compute, NULL);
             counts_calls = true;
             (void)alarm(10);
             for (int s = 0; s < STEPS; s++) {
@@ -392,13 +388,6 @@ static void check_ahead(struct job *j)
 
 /* ------------------------------------------------------------------------------------------------------ refused ----
  */
-
-#define REFUSED(call, status, word)                                                                                   \
-    do {                                                                                                              \
-        cddp_status got_ = (call);                                                                                    \
-        MUST(got_ == (status) && strstr(cddp_last_error(), word) != NULL, "%s: %s (%s), wanted %s and '%s'\n", #call, \
-             cddp_status_name(got_), cddp_last_error(), cddp_status_name(status), word);                              \
-    } while (0)
 
 /* Every call of a step, in a capture that has begun in the middle of one. */
 static void all_refused(struct run *r, const char *word)
@@ -494,7 +483,6 @@ static void check_refused(struct job *j, const struct kind *kind)
 
 static int lose_a_peer(struct job *j)
 {
-    const struct timespec moment = {.tv_nsec = 300000000};
     cddp_status st[4];
     struct run r;
 
@@ -502,20 +490,15 @@ static int lose_a_peer(struct job *j)
     capture(&r);
     CU(cuGraphLaunch(r.graph, j->compute));
     CU(cuStreamSynchronize(j->compute));
-    DO(cddp_barrier(j->comm));
-    if (cddp_rank(j->comm) == 1) {
-        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or gets there */
-        (void)raise(SIGKILL);
-    }
+    lose_rank_1(j->comm, true);
     CU(cuGraphLaunch(r.graph, j->compute));
     CU(cuStreamSynchronize(j->compute));
     st[0] = cddp_fsdp_gather(r.f, 0);
-    fprintf(stderr, "rank 0: the replay ended: %s: %s\n", cddp_status_name(st[0]), cddp_last_error());
+    print_end(st[0]);
     st[1] = cddp_fsdp_wait_unit(r.f, 0);
     st[2] = cddp_fsdp_grads_ready(r.f, 0);
     st[3] = cddp_optim_step(r.optim, NULL);
-    MUST(st[0] == CDDP_E_PEER && st[1] == st[0] && st[2] == st[0] && st[3] == st[0], "statuses %d, %d, %d, %d\n",
-         (int)st[0], (int)st[1], (int)st[2], (int)st[3]);
+    all_report_the_peer(st);
     CU(cuGraphExecDestroy(r.graph));
     return FAILED;
 }
@@ -527,8 +510,7 @@ static void open_job(struct job *j)
 
     DO(cddp_init(&j->comm, &init));
     device_open(&j->device, cddp_local_rank(j->comm));
-    standin_kernel_register(&gate_kernel);
-    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    j->gate = device_kernel(&j->device, &gate_kernel);
     j->compute = device_stream();
     for (size_t u = 0; u < UNITS; u++)
         for (size_t i = 0; i < n_params(u); i++) {

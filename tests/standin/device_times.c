@@ -60,7 +60,7 @@ static void work(struct job *j, uint64_t us)
 {
     void *args[] = {&us};
 
-    CU(cuLaunchKernel((CUfunction)j->busy, 1, 1, 1, 1, 1, 1, 0, j->compute, args, NULL));
+    device_run(j->busy, j->compute, args);
 }
 
 static void open_job(struct job *j, cddp_comm *comm)
@@ -71,10 +71,8 @@ static void open_job(struct job *j, cddp_comm *comm)
     cddp_param params[N_PARAMS];
 
     device_open(&j->device, cddp_local_rank(comm));
-    standin_kernel_register(&busy_kernel);
-    CU(cuLibraryGetKernel(&j->busy, j->device.library, "busy"));
-    standin_kernel_register(&gate_kernel);
-    CU(cuLibraryGetKernel(&j->gate, j->device.library, "gate"));
+    j->busy = device_kernel(&j->device, &busy_kernel);
+    j->gate = device_kernel(&j->device, &gate_kernel);
     if (strcmp(j->what, "ahead") == 0) /* one bucket, which starts after the last gradient */
         opt.bucket_bytes = opt.first_bucket_bytes = 2 * N_PARAMS * COUNT * sizeof(float);
     opt.stream = j->compute = device_stream();
@@ -129,7 +127,7 @@ static void settle(struct job *j)
 static void run_ahead(struct job *j)
 {
     atomic_store(&gate_is_open, false);
-    CU(cuLaunchKernel((CUfunction)j->gate, 1, 1, 1, 1, 1, 1, 0, j->compute, NULL, NULL));
+    device_run(j->gate, j->compute, NULL);
     /* Of five stamps a step, the last two of the last step find no room: those of its wait, after the bucket's. */
     for (int i = 0; i < STAMPS / 5 + 1; i++) {
         for (size_t k = N_PARAMS; k-- > 0;)
@@ -149,17 +147,14 @@ static void run_ahead(struct job *j)
 static void replay(struct job *j, int n)
 {
     CUgraphExec runs;
-    CUgraph graph;
 
     CU(cuStreamBeginCapture(j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
     step(j);
-    CU(cuStreamEndCapture(j->compute, &graph));
-    CU(cuGraphInstantiateWithFlags(&runs, graph, 0));
+    runs = device_end_capture(j->compute);
     for (int i = 0; i < n; i++)
         CU(cuGraphLaunch(runs, j->compute));
     CU(cuStreamSynchronize(j->compute));
     CU(cuGraphExecDestroy(runs));
-    CU(cuGraphDestroy(graph));
 }
 
 /* Reads the sums when all steps are in them; n: how many. */

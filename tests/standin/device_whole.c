@@ -14,13 +14,11 @@
  *
  * Exit status: 0 all was right, 3 a wrong result, 4 libcddp gave an error.
  */
+#include "device_death.h"
 #include "device_job.h"
 #include "items.h"
 
-#include <signal.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 #define STEPS 8
 #define LEFT_OUT 4 /* in this step a gradient is infinite */
@@ -101,27 +99,16 @@ static void set_numbers(struct run *r, int s)
 /* -------------------------------------------------------------------------------------------------------- a run ----
  */
 
-static CUgraphExec end_capture(struct job *j)
-{
-    CUgraphExec exec;
-    CUgraph graph;
-
-    CU(cuStreamEndCapture(j->compute, &graph));
-    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    CU(cuGraphDestroy(graph));
-    return exec;
-}
-
 /* One graph for a pass that only adds, one for the pass that communicates and the rest of the step. */
 static void capture(struct run *r)
 {
     CU(cuStreamBeginCapture(r->j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
     pass(r->j, false, false);
-    r->adds = end_capture(r->j);
+    r->adds = device_end_capture(r->j->compute);
     CU(cuStreamBeginCapture(r->j->compute, CU_STREAM_CAPTURE_MODE_GLOBAL));
     pass(r->j, true, true);
     end_step(r);
-    r->whole = end_capture(r->j);
+    r->whole = device_end_capture(r->j->compute);
 }
 
 static void replay(struct run *r)
@@ -295,13 +282,6 @@ static void check_saved(struct job *j)
 /* ------------------------------------------------------------------------------------------------------ refused ----
  */
 
-#define REFUSED(call, status, word)                                                                                   \
-    do {                                                                                                              \
-        cddp_status got_ = (call);                                                                                    \
-        MUST(got_ == (status) && strstr(cddp_last_error(), word) != NULL, "%s: %s (%s), wanted %s and '%s'\n", #call, \
-             cddp_status_name(got_), cddp_last_error(), cddp_status_name(status), word);                              \
-    } while (0)
-
 static void check_refused(struct job *j)
 {
     uint64_t skipped, before;
@@ -388,7 +368,6 @@ static void check_nan(struct job *j)
 /* A replay of rank 0 waits for rank 1. The next call reports its end, and that of later launches. */
 static int lose_a_peer(struct job *j)
 {
-    const struct timespec moment = {.tv_nsec = 300000000};
     cddp_status st[4];
     struct run r;
 
@@ -396,22 +375,17 @@ static int lose_a_peer(struct job *j)
     capture(&r);
     replay(&r);
     CU(cuStreamSynchronize(j->compute));
-    DO(cddp_barrier(j->comm));
-    if (cddp_rank(j->comm) == 1) {
-        (void)nanosleep(&moment, NULL); /* rank 0 is in it by then, or gets there */
-        (void)raise(SIGKILL);
-    }
+    lose_rank_1(j->comm, true);
     replay(&r);
     CU(cuStreamSynchronize(j->compute));
     replay(&r); /* ends at once */
     CU(cuStreamSynchronize(j->compute));
     st[0] = cddp_optim_set_lr(r.optim, 0.5);
-    fprintf(stderr, "rank 0: the replay ended: %s: %s\n", cddp_status_name(st[0]), cddp_last_error());
+    print_end(st[0]);
     st[1] = cddp_ddp_grad_ready(j->ddp, 0);
     st[2] = cddp_optim_step(r.optim, NULL);
     st[3] = cddp_ddp_replay_status(j->ddp);
-    MUST(st[0] == CDDP_E_PEER && st[1] == st[0] && st[2] == st[0] && st[3] == st[0], "statuses %d, %d, %d, %d\n",
-         (int)st[0], (int)st[1], (int)st[2], (int)st[3]);
+    all_report_the_peer(st);
     CU(cuGraphExecDestroy(r.adds));
     CU(cuGraphExecDestroy(r.whole));
     return FAILED;

@@ -99,8 +99,7 @@ static void open_job(struct job *j, struct board *board)
 
     config.blocking = 0;
     device_open(&j->device, j->rank);
-    standin_kernel_register(&fill_kernel);
-    CU(cuLibraryGetKernel(&j->fill, j->device.library, "fill"));
+    j->fill = device_kernel(&j->device, &fill_kernel);
     j->compute = device_stream();
     j->communication = device_stream();
     for (int b = 0; b < BUCKETS; b++) {

@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define WRONG 3  /* exit status: a result */
 #define FAILED 4 /* exit status: a call of libcddp's */
@@ -25,6 +26,14 @@
             fprintf(stderr, __VA_ARGS__); \
             exit(WRONG);                  \
         }                                 \
+    } while (0)
+
+/* The call is rejected with this status, and its error message contains `word`. */
+#define REFUSED(call, status, word)                                                                                   \
+    do {                                                                                                              \
+        cddp_status got_ = (call);                                                                                    \
+        MUST(got_ == (status) && strstr(cddp_last_error(), word) != NULL, "%s: %s (%s), wanted %s and '%s'\n", #call, \
+             cddp_status_name(got_), cddp_last_error(), cddp_status_name(status), word);                              \
     } while (0)
 
 #endif

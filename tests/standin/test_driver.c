@@ -197,13 +197,12 @@ Test(driver, times_of_events_are_not_ready_before_the_events)
     float ms;
 
     pair_open(&p, N);
-    standin_kernel_register(&gate_kernel);
-    CU(cuLibraryGetKernel(&gate, p.device.library, "gate"));
+    gate = device_kernel(&p.device, &gate_kernel);
     CU(cuEventCreate(&begin, CU_EVENT_DEFAULT));
     CU(cuEventCreate(&end, CU_EVENT_DEFAULT));
     CU(cuEventRecord(begin, p.a));
     CU(cuEventSynchronize(begin));
-    CU(cuLaunchKernel((CUfunction)gate, 1, 1, 1, 1, 1, 1, 0, p.a, NULL, NULL));
+    device_run(gate, p.a, NULL);
     CU(cuEventRecord(end, p.a));
     cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_NOT_READY);
     atomic_store(&gate_is_open, true);

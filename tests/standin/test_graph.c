@@ -11,15 +11,6 @@ CDI_SUITE(graph);
 #define COUNT 64
 #define REPLAYS 5
 
-static CUgraphExec instantiate(CUgraph graph)
-{
-    CUgraphExec exec;
-
-    CU(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    CU(cuGraphDestroy(graph));
-    return exec;
-}
-
 /* y += x on one stream, then again on another one that is forked and joined; joined: the event that is left out. */
 static CUgraph capture_both(struct pair *p, bool forks, bool joins)
 {
@@ -50,7 +41,7 @@ Test(graph, each_launch_runs_all_of_it_in_order)
     CUgraphExec exec;
 
     pair_open(&p, COUNT);
-    exec = instantiate(capture_both(&p, true, true));
+    exec = device_instantiate(capture_both(&p, true, true));
     for (int i = 0; i < REPLAYS; i++) {
         device_axpy(&p.device, 1, p.x, p.y, COUNT, p.a); /* before it, */
         CU(cuGraphLaunch(exec, p.a));
@@ -73,7 +64,7 @@ Test(graph, launches_of_one_graph_on_two_streams_are_ordered)
     CUgraphExec exec;
 
     pair_open(&p, COUNT);
-    exec = instantiate(capture_both(&p, true, true));
+    exec = device_instantiate(capture_both(&p, true, true));
     for (int i = 0; i < REPLAYS; i++)
         CU(cuGraphLaunch(exec, i % 2 == 0 ? p.a : p.b));
     CU(cuStreamSynchronize(p.a));
@@ -92,7 +83,7 @@ Test(graph, missing_event_is_a_fault)
     cr_assert_eq(setenv("CDDP_STANDIN_REPORT", "count", 1), 0);
     standin_configure();
     pair_open(&p, COUNT);
-    exec = instantiate(capture_both(&p, false, true));
+    exec = device_instantiate(capture_both(&p, false, true));
     cr_assert_eq(standin_faults(), 0, "nothing has run yet");
     CU(cuGraphLaunch(exec, p.a));
     CU(cuStreamSynchronize(p.a));
@@ -117,13 +108,10 @@ Test(graph, unjoined_stream_makes_no_graph)
 
 static int capture_sums(struct rank *r, CUgraphExec *exec)
 {
-    CUgraph graph;
-
     CU(cuStreamBeginCapture(r->stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     CHECK(settle(r, ncclAllReduce((void *)r->in, (void *)r->in, N, ncclFloat32, ncclSum, r->comm, r->stream)) ==
           ncclSuccess);
-    CU(cuStreamEndCapture(r->stream, &graph));
-    *exec = instantiate(graph);
+    *exec = device_end_capture(r->stream);
     return 0;
 }
 
