@@ -292,29 +292,6 @@ static CUstreamCaptureStatus status_of(CUstream s)
     return status;
 }
 
-Test(capture, event_waits_fork_and_join_a_stream)
-{
-    struct pair p;
-    CUgraph graph;
-
-    pair_open(&p, N);
-    for (int joined = 0; joined < 2; joined++) {
-        CU(cuStreamBeginCapture(p.a, CU_STREAM_CAPTURE_MODE_GLOBAL));
-        CU(cuEventRecord(p.event, p.a));
-        CU(cuStreamWaitEvent(p.b, p.event, 0));
-        cr_assert_eq(status_of(p.b), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-        device_axpy(&p.device, 1, p.x, p.y, N, p.b);
-        CU(cuEventRecord(p.event, p.b));
-        if (joined)
-            CU(cuStreamWaitEvent(p.a, p.event, 0));
-        cr_assert_eq(cuStreamEndCapture(p.a, &graph), joined ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
-        cr_assert_eq(status_of(p.b), CU_STREAM_CAPTURE_STATUS_NONE);
-    }
-    CU(cuGraphDestroy(graph));
-    cr_assert_eq(first(p.y), 2);
-    pair_close(&p);
-}
-
 Test(capture, rejects_dependency_on_outside_work)
 {
     struct pair p;

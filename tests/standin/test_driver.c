@@ -3,7 +3,6 @@
 #include "gate_kernel.h"
 #include "hygiene.h"
 #include "pair.h"
-#include "worker/backend/nccl/kernels/kernel.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -13,20 +12,6 @@
 CDI_SUITE(driver);
 
 #define N 1000
-
-Test(driver, a_kernel_runs_over_the_whole_grid)
-{
-    struct pair p;
-    float y[N];
-
-    pair_open(&p, N);
-    device_axpy(&p.device, 3, p.x, p.y, N, p.a);
-    CU(cuMemcpyDtoHAsync(y, p.y, sizeof y, p.a));
-    for (size_t i = 0; i < N; i++)
-        cr_assert_eq(y[i], 5, "element %zu is %f", i, (double)y[i]);
-    cr_assert_eq(standin_faults(), 0);
-    pair_close(&p);
-}
 
 Test(driver, read_without_event_wait_is_a_fault)
 {
@@ -49,37 +34,6 @@ Test(driver, unordered_write_after_read_is_a_fault)
     device_axpy(&p.device, 1, p.x, p.y, N, p.a);
     CU(cuMemsetD32Async(p.x, 0, N, p.b));
     cr_assert_eq(standin_faults(), 1);
-    CU(cuCtxSynchronize());
-    pair_close(&p);
-}
-
-Test(driver, an_event_wait_orders_two_streams)
-{
-    struct pair p;
-
-    pair_open(&p, N);
-    for (int i = 0; i < 20; i++) {
-        device_axpy(&p.device, 1, p.x, p.y, N, p.a);
-        CU(cuEventRecord(p.event, p.a));
-        CU(cuStreamWaitEvent(p.b, p.event, 0));
-        device_axpy(&p.device, 1, p.x, p.y, N, p.b);
-        CU(cuEventRecord(p.event, p.b));
-        CU(cuStreamWaitEvent(p.a, p.event, 0));
-    }
-    CU(cuStreamSynchronize(p.a));
-    cr_assert_eq(first(p.y), 42);
-    cr_assert_eq(standin_faults(), 0);
-    pair_close(&p);
-}
-
-Test(driver, two_parts_of_one_buffer_need_no_order)
-{
-    struct pair p;
-
-    pair_open(&p, N);
-    device_axpy(&p.device, 1, p.x, p.y, N / 2, p.a);
-    device_axpy(&p.device, 1, p.x + N / 2 * sizeof(float), p.y + N / 2 * sizeof(float), N / 2, p.b);
-    cr_assert_eq(standin_faults(), 0);
     CU(cuCtxSynchronize());
     pair_close(&p);
 }
@@ -128,23 +82,6 @@ Test(driver, another_threads_query_does_not_hide_a_missing_wait)
     pair_close(&p);
 }
 
-Test(driver, host_wait_orders_later_work)
-{
-    struct pair p;
-
-    pair_open(&p, N);
-    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
-    CU(cuEventRecord(p.event, p.a));
-    CU(cuEventSynchronize(p.event));
-    device_axpy(&p.device, 1, p.x, p.y, N, p.b);
-    CU(cuStreamSynchronize(p.b));
-    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
-    CU(cuStreamSynchronize(p.a));
-    cr_assert_eq(first(p.y), 5);
-    cr_assert_eq(standin_faults(), 0);
-    pair_close(&p);
-}
-
 Test(driver, the_legacy_stream_and_blocking_ones_wait_for_each_other)
 {
     struct pair p;
@@ -163,29 +100,6 @@ Test(driver, the_legacy_stream_and_blocking_ones_wait_for_each_other)
     cr_assert_eq(standin_faults(), 1);
     CU(cuStreamDestroy(blocking));
     CU(cuCtxSynchronize());
-    pair_close(&p);
-}
-
-Test(driver, timing_and_queries_of_events)
-{
-    struct pair p;
-    CUevent begin, end;
-    float ms = -1;
-
-    pair_open(&p, N);
-    CU(cuEventCreate(&begin, 0));
-    CU(cuEventCreate(&end, 0));
-    cr_assert_eq(cuEventElapsedTime(&ms, begin, end), CUDA_ERROR_INVALID_HANDLE);
-    CU(cuEventRecord(begin, p.a));
-    device_axpy(&p.device, 1, p.x, p.y, N, p.a);
-    CU(cuEventRecord(end, p.a));
-    CU(cuEventSynchronize(end));
-    CU(cuEventElapsedTime(&ms, begin, end));
-    cr_assert(ms >= 0 && ms < 10000);
-    cr_assert_eq(cuEventElapsedTime(&ms, begin, p.event), CUDA_ERROR_INVALID_HANDLE, "it has no timing");
-    cr_assert_eq(cuEventQuery(end), CUDA_SUCCESS);
-    CU(cuEventDestroy(begin));
-    CU(cuEventDestroy(end));
     pair_close(&p);
 }
 
@@ -254,37 +168,6 @@ Test(driver, fresh_memory_is_full_of_nans)
     CU(cuMemFree(fresh));
     cr_assert_eq(cuMemFree(fresh), CUDA_ERROR_INVALID_VALUE, "freed before");
     cr_assert_eq(cuMemAlloc(&fresh, total + 1), CUDA_ERROR_OUT_OF_MEMORY);
-    pair_close(&p);
-}
-
-Test(driver, returns_many_attributes_of_any_memory_at_once)
-{
-    CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-    unsigned type = 9, managed = 9;
-    int ordinal = 9;
-    void *answers[] = {&type, &managed, &ordinal};
-    CUdeviceptr shared;
-    struct pair p;
-    void *pinned;
-
-    pair_open(&p, N);
-    cr_assert_eq(cuPointerGetAttribute(&type, which[0], (CUdeviceptr)(uintptr_t)&p), CUDA_ERROR_INVALID_VALUE);
-    CU(cuPointerGetAttributes(3, which, answers, (CUdeviceptr)(uintptr_t)&p));
-    cr_assert(type == 0 && managed == 0 && ordinal == CU_DEVICE_INVALID, "memory that CUDA does not know");
-    CU(cuPointerGetAttributes(3, which, answers, p.x + 4));
-    cr_assert(type == CU_MEMORYTYPE_DEVICE && managed == 0 && ordinal == 0);
-    CU(cuMemHostAlloc(&pinned, 64, 0));
-    CU(cuPointerGetAttributes(3, which, answers, (CUdeviceptr)(uintptr_t)pinned));
-    cr_assert(type == CU_MEMORYTYPE_HOST && managed == 0 && ordinal == 0);
-    CU(cuMemFreeHost(pinned));
-    CU(cuMemAllocManaged(&shared, 64, CU_MEM_ATTACH_GLOBAL));
-    CU(cuPointerGetAttributes(3, which, answers, shared));
-    cr_assert(type == CU_MEMORYTYPE_DEVICE && managed == 1 && ordinal == 0);
-    CU(cuMemsetD32Async(shared, 7, 16, p.a));
-    CU(cuStreamSynchronize(p.a));
-    cr_assert_eq(*(const int *)shared, 7, "the host reads it, too"); // NOLINT(performance-no-int-to-ptr)
-    CU(cuMemFree(shared));
     pair_close(&p);
 }
 
@@ -373,38 +256,6 @@ Test(driver, bad_launch_fails_and_out_of_bounds_is_a_fault)
     cr_assert(strstr(standin_last_fault(), "not within one piece of memory") != NULL, "%s", standin_last_fault());
     CU(cuStreamSynchronize(p.a));
     pair_close(&p);
-}
-
-Test(driver, the_projects_kernels_have_their_twins)
-{
-    struct pair p;
-    struct cdi_scale_args args = {.x = NULL, .count = N, .factor = 0.5, .dtype = CDDP_FLOAT32};
-    void *params[] = {&args};
-    CUkernel kernel;
-
-    pair_open(&p, N);
-    args.x = (void *)p.y;
-    CU(cuLibraryGetKernel(&kernel, p.device.library, "cdi_scale"));
-    CU(cuLaunchKernel((CUfunction)kernel, 4, 1, 1, CDI_KERNEL_THREADS, 1, 1, 0, p.a, params, NULL));
-    CU(cuStreamSynchronize(p.a));
-    cr_assert_eq(first(p.y), 1);
-    cr_assert_eq(cuLibraryGetKernel(&kernel, p.device.library, "no_such"), CUDA_ERROR_NOT_FOUND);
-    cr_assert_eq(standin_faults(), 0);
-    pair_close(&p);
-}
-
-Test(driver, functions_are_found_by_name_and_version)
-{
-    CUdriverProcAddressQueryResult status;
-    void *fn;
-
-    cr_assert_eq(cuGetProcAddress("cuMemAlloc", &fn, 12000, 0, &status), CUDA_SUCCESS);
-    cr_assert_eq((uintptr_t)fn, (uintptr_t)cuMemAlloc);
-    cr_assert_eq(cuGetProcAddress("cuLibraryLoadData", &fn, 11000, 0, &status), CUDA_ERROR_NOT_FOUND);
-    cr_assert_eq(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
-    cr_assert_eq(cuGetProcAddress("cuNoSuch", &fn, 12000, 0, &status), CUDA_ERROR_NOT_FOUND);
-    cr_assert_eq(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    cr_assert_null(fn);
 }
 
 Test(driver, lists_the_visible_devices)

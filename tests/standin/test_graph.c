@@ -115,39 +115,6 @@ static int capture_sums(struct rank *r, CUgraphExec *exec)
     return 0;
 }
 
-/* Alternates with launches that are not captured; each keeps its order. */
-static int sum_again_and_again(struct rank *r)
-{
-    CUgraphExec exec;
-
-    if (open_rank(r, r->size == 2) != 0)
-        return 1;
-    for (size_t i = 0; i < N; i++)
-        r->host[i] = 1;
-    CU(cuMemcpyHtoDAsync(r->in, r->host, N * sizeof(float), r->stream));
-    if (capture_sums(r, &exec) != 0)
-        return 1;
-    for (int i = 0; i < REPLAYS; i++) {
-        CU(cuGraphLaunch(exec, r->stream));
-        CHECK(settle(r, ncclAllReduce((void *)r->in, (void *)r->out, N, ncclFloat32, ncclAvg, r->comm, r->stream)) ==
-              ncclSuccess);
-    }
-    CU(cuMemcpyDtoHAsync(r->host, r->out, N * sizeof(float), r->stream));
-    CU(cuStreamSynchronize(r->stream));
-    for (int i = 0, want = 1; i < REPLAYS; i++) {
-        want *= r->size;
-        CHECK(i + 1 < REPLAYS || (r->host[0] == (float)want && r->host[N - 1] == (float)want));
-    }
-    CU(cuGraphExecDestroy(exec));
-    return close_rank(r);
-}
-
-Test(graph, sums_of_all_ranks_are_right_in_every_launch)
-{
-    cr_assert_eq(world(2, sum_again_and_again), 0);
-    cr_assert_eq(world(3, sum_again_and_again), 0);
-}
-
 struct later {
     CUgraphExec exec;
     _Atomic int begun;
