@@ -2,7 +2,16 @@
 /*
  * A model whose parameters are divided, beside the same model with whole parameters and cddp_optim, over real ranks;
  * started by cddprun. Gradients depend on parameters, rank and step, so one wrong bit anywhere spreads. After some
- * steps both have the same bits, in every way of gathering.
+ * steps both have the same bits, in every way of gathering: sharded_ranks [WHAT [WORD]], in those with WORD in their
+ * names only.
+ *
+ *     any     gradients are what they are, unless the two models add the ranks in different orders
+ *     exact   sums of gradients are exact, in any order
+ *     alone   each unit has one parameter, so that both models send the same messages
+ *     loop    as `exact`, over and over, until a call fails, after it has printed "running"
+ *
+ * NCCL adds an element's ranks in an order that depends on the element's place in its message. So more than two ranks
+ * on NCCL need `exact` or `alone`.
  */
 #include "by_hand.h"
 
@@ -33,8 +42,8 @@ static const struct kind {
     bool fill, turns; /* values by a callback; the order of units changes with the step */
     bool own;         /* the program has its own optimizer */
     bool twice;       /* the first parameter is the output layer, too */
-    bool hybrid;      /* groups of ranks have replicas; gradients are chosen so that every order has the same sums */
-    bool rounded;     /* with it: they are not */
+    bool hybrid;      /* groups of ranks have replicas: another order of addition, so sums are exact */
+    bool rounded;     /* with it: they are not, and parameters are only near */
     bool skips;       /* a step of which one gradient is not a number */
     bool wide;        /* gradients are float32, whatever their parameters are */
     cddp_optim_kind rule;
@@ -125,6 +134,7 @@ struct model {
 
 static cddp_comm *comm, *group, *replicas;
 static cddp_comm *here;           /* whose memory and order of work it is: comm or group */
+static bool exact, alone;         /* see above */
 static double room[3][COUNT_MAX]; /* on the host: the model's memory is where the backend has it */
 
 static void *to_host(int n, const void *from, size_t bytes)
@@ -214,21 +224,31 @@ static void first_values(const struct model *m, size_t i, void *at)
     from_host(at, 0, bytes_of(&m->params[i]));
 }
 
+static bool is_exact(const struct kind *k)
+{
+    return exact || (k->hybrid && !k->rounded);
+}
+
+/* Sets element k of the gradient that is made in room[1]. */
+static void put_grad(const struct model *m, cddp_dtype type, size_t k, double x)
+{
+    CHECK(fabs(x) < 2 || type != CDDP_BFLOAT16);
+    /* The sum of 8 ranks has 8 bits, as bfloat16 has. */
+    put(room[1], type, k, is_exact(m->kind) ? nearbyint(x * 16) / 16 : x);
+}
+
 static void backward(const struct model *m, size_t i, int step, const void *w, void *g)
 {
     uint64_t seed = (uint64_t)(cddp_rank(comm) + 1) * 7919 + (uint64_t)step * 104729 + i;
     const void *old = to_host(0, w, bytes_of(&m->params[i]));
     bool adds = i == 0 && m->kind->twice; /* to what the output layer has made */
-    bool exact = m->kind->hybrid && !m->kind->rounded;
-    int odd = cddp_world_size(comm) % 2 == 0 ? 1 : cddp_world_size(comm); /* by which the sum is divided, exactly */
     cddp_dtype type = grad_dtype(&m->params[i]);
 
     (void)to_host(2, g, adds ? grad_bytes(&m->params[i]) : 0);
     for (size_t k = 0; k < m->params[i].count; k++)
-        put(room[1], type, k,
-            exact ? floor(noise(seed * 1000003 + k) * 8) / 4 * odd
-                  : (adds ? get(room[2], type, k) : 0) + noise(seed * 1000003 + k) +
-                        get(old, m->params[i].dtype, k) * 0.25);
+        put_grad(m, type, k,
+                 (adds ? get(room[2], type, k) : 0) + noise(seed * 1000003 + k) +
+                     get(old, m->params[i].dtype, k) * 0.25);
     if (m->kind->skips && step == 2 && i == 4 && cddp_rank(comm) == cddp_world_size(comm) - 1)
         put(room[1], type, 0, (double)NAN);
     from_host(g, 1, grad_bytes(&m->params[i]));
@@ -240,9 +260,9 @@ static void backward_output(const struct model *m, int step, const void *w, void
     const void *old = to_host(0, w, bytes_of(&m->params[0]));
 
     for (size_t k = 0; k < m->params[0].count; k++)
-        put(room[1], m->params[0].dtype, k,
-            noise((uint64_t)(cddp_rank(comm) + 1) * 15485863 + (uint64_t)step * 7919 + k) -
-                get(old, m->params[0].dtype, k) * 0.125);
+        put_grad(m, m->params[0].dtype, k,
+                 noise((uint64_t)(cddp_rank(comm) + 1) * 15485863 + (uint64_t)step * 7919 + k) -
+                     get(old, m->params[0].dtype, k) * 0.125);
     from_host(g, 1, bytes_of(&m->params[0]));
 }
 
@@ -255,6 +275,8 @@ static void make_model(struct model *m, const struct kind *k)
             cddp_dtype dtype = k->dtype != 0 ? k->dtype : CDDP_FLOAT32;
             cddp_param *p = &m->params[m->n];
 
+            if (alone && i > 0 && (i > 1 || k->second == 0))
+                break;
             (void)snprintf(m->names[m->n], sizeof m->names[0], "block.%zu.%zu", u, i);
             m->unit[m->n] = u;
             m->in_unit[m->n] = i;
@@ -340,7 +362,8 @@ static void update_whole(const struct model *m, cddp_ddp *ddp)
 /* Trains the model with whole parameters; they stay in m->params. */
 static void train_whole(struct model *m)
 {
-    const cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = 20000, .first_bucket_bytes = 5000};
+    const cddp_ddp_options opt = {
+        .size = sizeof opt, .bucket_bytes = alone ? 1 : 20000, .first_bucket_bytes = alone ? 1 : 5000};
     const cddp_optim_options rule = rule_of(m->kind);
     size_t frozen[UNITS * PARAMS_MAX], n_frozen = 0;
     cddp_optim *optim = NULL;
@@ -471,6 +494,12 @@ static void check_hash(void)
     CHECK(cddp_all_reduce(comm, &hash, &most, 1, CDDP_UINT64, CDDP_MAX) == CDDP_OK && least == most);
 }
 
+static void differs(const struct kind *k, const char *what)
+{
+    fprintf(stderr, "%s: %s differs on rank %d\n", k->name, what, cddp_rank(comm));
+    exit(1);
+}
+
 /* Compares with the whole model's parameters. */
 static void compare(const struct model *m, cddp_fsdp *f, const struct model *whole)
 {
@@ -491,10 +520,8 @@ static void compare(const struct model *m, cddp_fsdp *f, const struct model *who
 
                 same = (k == 0 || same) && fabs(x - y) <= 1e-5 * (1 + fabs(y));
             }
-            if (!same) {
-                fprintf(stderr, "%s: parameter %s differs on rank %d\n", m->kind->name, m->names[i], cddp_rank(comm));
-                exit(1);
-            }
+            if (!same)
+                differs(m->kind, m->names[i]);
             CHECK(cddp_fsdp_shard(f, u, i - m->first[u], &own) == CDDP_OK);
             CHECK(own.begin + own.count <= m->params[i].count);
             memcpy(room[0], found, bytes_of(&m->params[i]));
@@ -528,7 +555,8 @@ static void run(const struct kind *k)
             update_shards(&m, f);
         } else {
             CHECK(cddp_fsdp_grad_norm(f, 2, &norm) == CDDP_OK);
-            CHECK(norm == norms[step] || (isnan(norm) && isnan(norms[step])) || k->rounded);
+            if (norm != norms[step] && !(isnan(norm) && isnan(norms[step])) && !k->rounded)
+                differs(k, "the norm of gradients");
             step_optim(k, optim);
         }
     }
@@ -659,15 +687,41 @@ static void find_other_values(void)
     CHECK(unsetenv("CDDP_CHECK_REPLICAS") == 0);
 }
 
-int main(void)
+/*
+ * Alone, do both models have the same messages? Not if the program has its own optimizer: then the whole one's is an
+ * all-reduce. Nor if gradients are wider than parameters: then the divided one's shares end elsewhere.
+ */
+static bool sends_the_same(const struct kind *k)
 {
+    return !k->own && !k->wide;
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "any", *word = argc > 2 ? argv[2] : "";
+    bool loop = strcmp(what, "loop") == 0;
+    size_t n = 0;
+
+    exact = loop || strcmp(what, "exact") == 0;
+    alone = strcmp(what, "alone") == 0;
+    CHECK(exact || alone || strcmp(what, "any") == 0);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     make_groups();
     refuse_different();
     refuse_different_replicas();
     find_other_values();
-    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
-        run(&kinds[k]);
+    if (loop) {
+        printf("running\n");
+        (void)fflush(stdout);
+    }
+    do {
+        for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+            if (strstr(kinds[k].name, word) != NULL && (!alone || sends_the_same(&kinds[k]) || is_exact(&kinds[k]))) {
+                run(&kinds[k]);
+                n++;
+            }
+        CHECK(n > 0);
+    } while (loop);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
 }
