@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rank is killed at a random moment inside collectives: every other rank says which one died, within a second.
+"""A rank is killed at a random moment inside collectives: every other rank says which one died, within a second, and nothing is left.
 
     kill_moments.py CDDPRUN PROBE [MOMENTS [SEED]]      MOMENTS (6): how often, half by hand, half under cddprun
+        --args WORDS     what PROBE does, until a call fails, after it has printed "running" (loop)
+        --ranks N        how many; several times: one of these numbers each time (3)
+        --span S         the moment is in the first S seconds after that (0.05)
 
 With CDDP_TEST_AGENT=1 all of them under cddprun: without an agent a GPU's library tells of a death late, or never.
 """
+import argparse
 import os
 import pathlib
 import random
@@ -20,7 +24,6 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "support"))
 import launch
 
-RANKS = 3
 AGENT_ONLY = os.environ.get("CDDP_TEST_AGENT") == "1"
 LIMIT_S = float(os.environ.get("CDDP_TEST_LIMIT_S", "1.0"))
 
@@ -44,10 +47,10 @@ class Reader(threading.Thread):
             time.sleep(0.002)
 
 
-def by_hand(probe):
-    env = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
-    ranks = [subprocess.Popen([probe, "loop"], env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True,
-                              stderr=subprocess.PIPE) for r in range(RANKS)]
+def by_hand(_, probe, size):
+    env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launch.free_port())}
+    ranks = [subprocess.Popen(probe, env={**env, "RANK": str(r)}, stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.PIPE) for r in range(size)]
     out, err = [Reader(r.stdout) for r in ranks], [Reader(r.stderr) for r in ranks]
     deadline = time.monotonic() + 30
     for reader in out:
@@ -59,47 +62,52 @@ def by_hand(probe):
         rank.wait(timeout=30)
     for reader in err:
         reader.join(5)
-    yield began, {r: err[r].lines for r in range(RANKS) if r != victim}
+    yield began, {r: err[r].lines for r in range(size) if r != victim}
     for rank in ranks:
         rank.stdout.close()
         rank.stderr.close()
 
 
-def under_cddprun(cddprun, probe):
-    job = subprocess.Popen([cddprun, "--standalone", f"--nproc_per_node={RANKS}", "--on_failure=wait", "sh", "-c",
-                            f"echo pid $RANK $$; exec {shlex.quote(probe)} loop"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                           text=True, stdin=subprocess.DEVNULL)
-    out, err = Reader(job.stdout), Reader(job.stderr)
-    out.wait_for("running", RANKS, time.monotonic() + 30)
-    victim = yield
-    pid = next(int(line.split()[-1]) for _, line in out.lines if f"pid {victim} " in line)
-    began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    status = job.wait(timeout=30)
-    err.join(5)
-    lines = {r: [(when, line) for when, line in err.lines if line.startswith(f"[{r}] ")] for r in range(RANKS) if r != victim}
-    if status != 137:
-        lines[f"cddprun's exit status {status}, not 137"] = []
-    yield began, lines
-    job.stdout.close()
-    job.stderr.close()
+def under_cddprun(cddprun, probe, size):
+    with launch.Job(cddprun, "--standalone", f"--nproc_per_node={size}", "--on_failure=wait", "sh", "-c",
+                    f"echo pid $RANK $$; exec {shlex.join(probe)}", env={k: v for k, v in os.environ.items() if k.startswith("CDDP_")}) as job:
+        out, err = Reader(job.process.stdout), Reader(job.process.stderr)
+        out.wait_for("running", size, time.monotonic() + 30)
+        victim = yield
+        pid = next(int(line.split()[-1]) for _, line in out.lines if f"pid {victim} " in line)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        status = job.process.wait(timeout=30)
+        err.join(5)
+        lines = {r: [(when, line) for when, line in err.lines if line.startswith(f"[{r}] ")] for r in range(size) if r != victim}
+        if status != 137:
+            lines[f"cddprun's exit status {status}, not 137"] = []
+        yield began, lines
 
 
 def main():
-    cddprun, probe = (str(pathlib.Path(a).resolve()) for a in sys.argv[1:3])
-    moments = int(sys.argv[3]) if len(sys.argv) > 3 else 6
-    seed = int(sys.argv[4]) if len(sys.argv) > 4 else random.randrange(1 << 30)
-    chance = random.Random(seed)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("cddprun", type=pathlib.Path)
+    parser.add_argument("probe", type=pathlib.Path)
+    parser.add_argument("moments", type=int, nargs="?", default=6)
+    parser.add_argument("seed", type=int, nargs="?", default=random.randrange(1 << 30))
+    parser.add_argument("--args", default="loop")
+    parser.add_argument("--ranks", type=int, action="append")
+    parser.add_argument("--span", type=float, default=0.05)
+    args = parser.parse_args()
+    probe = [str(args.probe.resolve()), *args.args.split()]
+    chance = random.Random(args.seed)
     worst = {"by hand": 0.0, "under cddprun": 0.0}
     bad = []
-    print(f"seed {seed}", flush=True)
-    for moment in range(moments):
+    print(f"seed {args.seed}", flush=True)
+    for moment in range(args.moments):
         hand = moment % 2 == 0 and not AGENT_ONLY
         how = "by hand" if hand else "under cddprun"
-        job = by_hand(probe) if hand else under_cddprun(cddprun, probe)
-        victim = chance.randrange(RANKS)
+        size = chance.choice(args.ranks or [3])
+        job = (by_hand if hand else under_cddprun)(str(args.cddprun.resolve()), probe, size)
+        victim = chance.randrange(size)
         next(job)
-        time.sleep(chance.random() * 0.05)
+        time.sleep(chance.random() * args.span)
         began, told = job.send(victim)
         for rank, lines in told.items():
             named = [when for when, line in lines if re.search(rf"\brank {victim}\b.*(died|killed|SIGKILL)", line)]
@@ -113,7 +121,7 @@ def main():
         next(job, None)
     for text in bad:
         print("FAILED", text)
-    print(f"{moments} moments, {RANKS} ranks, slowest word of a death:",
+    print(f"{args.moments} moments, {len(bad)} bad, slowest word of a death:",
           ", ".join(f"{how} {1000 * seconds:.0f} ms" for how, seconds in worst.items()))
     return 1 if bad else 0
 
