@@ -6,8 +6,8 @@
 
 Each seed is one version and one way to launch: by the 14th all have had their turn. With it run the conformance cases of
 splits and regions; on two ranks Wine, GPT, the hook, clipping, the optimizer, PowerSGD, and one kind each of captured
-steps, of whole ones and of those with divided parameters, all of which have had their turn by the 8th. Prints the seeds that fail, with what they said; 200
-are the proof.
+steps, of whole ones and of those with divided parameters, all of which have had their turn by the 8th. Prints the seeds
+that fail, with what they said; 200 are the proof.
 """
 import argparse
 import concurrent.futures
