@@ -199,9 +199,10 @@ typedef struct cddp_split_options {
 /*
  * Splits comm: ranks that give the same color (>= 0) get a new communicator, a part of comm, whose ranks are ordered by
  * key, then by their rank in comm. A collective of all ranks of comm. A negative color: this rank is in no part, and
- * *out is NULL. cddp_rank and cddp_world_size count within the part, and so do error messages; local and node ranks,
- * and the rank of cddp_error_info, are those of the job. A part has its own reducers and its own errors: a rank that
- * fails in one part does not end the others. cddprun shows collectives of eight parts at once.
+ * *out is NULL. cddp_rank and cddp_world_size count within the part, and so do error messages, which add the job's rank
+ * where one has died; local and node ranks, and the rank of cddp_error_info, are those of the job. A part has its own
+ * reducers and its own errors: a rank that fails in one part does not end the others. cddprun shows collectives of
+ * eight parts at once.
  *
  * With NCCL, ranks start the operations of all communicators that use a GPU in one order: two ranks that have two
  * communicators in common start operations on both in the same order, in whichever threads, and a step of a reducer is

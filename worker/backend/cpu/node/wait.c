@@ -24,7 +24,7 @@
 #define SLICE_WITHOUT_WAITV 1 /* ms: it sleeps on one word only, so it must poll the others */
 #define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
 #define CHAIN_SHOWN 4         /* ranks in a chain of waits */
-#define DIED "rank %d (%s) died, or exited without cddp_finalize"
+#define DIED " died, or exited without cddp_finalize"
 #define AGENT_GRACE_MS 100 /* after a death, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
@@ -113,10 +113,24 @@ static bool yield(struct cdi_counter *c, uint32_t step)
     return false;
 }
 
+/* Writes "rank 0 (pid 4711)", or in a part, whose ranks nobody else knows, "rank 0 (rank 2 of the job, pid 4711)". */
+static void put_who(const struct cdi_wait *w, int rank, const char *how, char *buf, size_t cap)
+{
+    int of_job = cdi_wait_rank_of_job(w, rank);
+
+    if (of_job == rank)
+        (void)snprintf(buf, cap, "rank %d (%.200s)", rank, how);
+    else
+        (void)snprintf(buf, cap, "rank %d (rank %d of the job, %.200s)", rank, of_job, how);
+}
+
 cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
     int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
+    char who[256];
+
+    put_who(w, rank, how, who, sizeof who);
 
     while (cdi_flight_has_agent(w->flight) && cdi_now_ms() < until) {
         const struct timespec ms = {.tv_nsec = 1000000};
@@ -125,12 +139,12 @@ cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char
             return err->status;
         if (cdi_flight_has_ended(w->flight, of_job)) {
             cdi_flight_miss(w->flight, of_job);
-            return cdi_fail_by(err, of_job, CDDP_E_PEER, "rank %d (%s) " CDI_FLIGHT_DESERTED, rank, how);
+            return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s " CDI_FLIGHT_DESERTED, who);
         }
         (void)nanosleep(&ms, NULL);
     }
     cdi_flight_miss(w->flight, of_job); /* the agent of this node knows nothing of other nodes */
-    return cdi_fail_by(err, of_job, CDDP_E_PEER, DIED, rank, how);
+    return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s" DIED, who);
 }
 
 static void put_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
@@ -148,11 +162,12 @@ static cddp_status report_local_death(const struct cdi_wait *w, int rank, struct
 
 static cddp_status report_death_at_once(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
-    char pid[32];
+    char pid[32], who[256];
 
     put_pid(w, rank, pid, sizeof pid);
     rank += w->shm->first;
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, DIED, rank, pid);
+    put_who(w, rank, pid, who, sizeof who);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s" DIED, who);
 }
 
 cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_error *err)

@@ -328,6 +328,29 @@ Test(cpu, names_rank_that_dies_during_region_create)
     cr_assert_eq(ranks_fork(3, 60, loses_one, NULL, NULL), 0);
 }
 
+/* Others of a part look for the death, or find it while they wait. */
+static int loses_one_of_part(struct rank *r)
+{
+    static const int ranks[] = {7, 8, 9};
+    const struct cdi_coll op = {.kind = CDI_BARRIER};
+
+    r->world.ranks = ranks;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1)
+        _exit(0);
+    while (r->rank == 2 && cdi_cpu_backend.peek(r->b, &r->err) == CDDP_OK)
+        (void)usleep(1000);
+    RANK_CHECK(r->rank == 2 || rank_do(r, &op) == CDDP_E_PEER);
+    RANK_CHECK(r->err.blamed == 9 && strstr(r->err.msg, "rank 1 (rank 8 of the job, pid ") != NULL);
+    rank_close(r);
+    return 0;
+}
+
+Test(cpu, names_rank_of_job_that_died_in_a_part)
+{
+    cr_assert_eq(ranks_fork(3, 60, loses_one_of_part, NULL, NULL), 0);
+}
+
 /* Rank 2 of 3 is missing in a part, and the first rank learns from the parent communicator that it died. */
 static cddp_status rank_2_died(void *arg, const int *of_job, int n, struct cdi_error *err)
 {
