@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A rank is killed at a random moment inside collectives: every other rank says which one died, within a second, and nothing is left.
+"""A rank is killed at a random moment: every other rank says which one died, within a second, and nothing is left.
 
     kill_moments.py CDDPRUN PROBE [MOMENTS [SEED]]      MOMENTS (6): how often, half by hand, half under cddprun
         --args WORDS     what PROBE does, until a call fails, after it has printed "running" (loop)
@@ -69,8 +69,9 @@ def by_hand(_, probe, size):
 
 
 def under_cddprun(cddprun, probe, size):
+    env = {k: v for k, v in os.environ.items() if k.startswith("CDDP_")}
     with launch.Job(cddprun, "--standalone", f"--nproc_per_node={size}", "--on_failure=wait", "sh", "-c",
-                    f"echo pid $RANK $$; exec {shlex.join(probe)}", env={k: v for k, v in os.environ.items() if k.startswith("CDDP_")}) as job:
+                    f"echo pid $RANK $$; exec {shlex.join(probe)}", env=env) as job:
         out, err = Reader(job.process.stdout), Reader(job.process.stderr)
         out.wait_for("running", size, time.monotonic() + 30)
         victim = yield
@@ -79,10 +80,16 @@ def under_cddprun(cddprun, probe, size):
         os.kill(pid, signal.SIGKILL)
         status = job.process.wait(timeout=30)
         err.join(5)
-        lines = {r: [(when, line) for when, line in err.lines if line.startswith(f"[{r}] ")] for r in range(size) if r != victim}
+        lines = {r: [(when, line) for when, line in err.lines if line.startswith(f"[{r}] ")]
+                 for r in range(size) if r != victim}
         if status != 137:
             lines[f"cddprun's exit status {status}, not 137"] = []
         yield began, lines
+
+
+def shared_files():
+    """The names in /dev/shm: libcddp has none there, and NCCL removes its own at once."""
+    return {name for name in os.listdir("/dev/shm") if re.match("cddp|nccl", name)}
 
 
 def main():
@@ -98,7 +105,7 @@ def main():
     probe = [str(args.probe.resolve()), *args.args.split()]
     chance = random.Random(args.seed)
     worst = {"by hand": 0.0, "under cddprun": 0.0}
-    bad = []
+    bad, before = [], shared_files()
     print(f"seed {args.seed}", flush=True)
     for moment in range(args.moments):
         hand = moment % 2 == 0 and not AGENT_ONLY
@@ -119,6 +126,10 @@ def main():
             if took > launch.within(LIMIT_S):
                 bad.append(f"moment {moment}, {how}: rank {victim} was killed; rank {rank} said so after {took:.2f} s")
         next(job, None)
+    deadline = time.monotonic() + 10  # those of other jobs go, too
+    while shared_files() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    bad += [f"left in /dev/shm: {name}" for name in shared_files() - before]
     for text in bad:
         print("FAILED", text)
     print(f"{args.moments} moments, {len(bad)} bad, slowest word of a death:",
