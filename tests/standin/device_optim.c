@@ -7,8 +7,7 @@
  */
 #include "device_job.h"
 #include "items.h"
-
-#include "worker/math/optim_update.h"
+#include "plain_rule.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -68,20 +67,15 @@ static void begin(struct job *j)
 static void plain_step(const struct job *j, const cddp_optim_options *o, uint64_t step, double factor)
 {
     for (size_t i = 0; i < N_PARAMS; i++) {
-        const struct cdi_optim_rule rule = {.kind = o->kind,
-                                            .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
-                                            .lr = o->lr * (i == DECAYS ? groups[0].lr_factor : 1),
-                                            .weight_decay = i == DECAYS ? groups[0].weight_decay : o->weight_decay,
-                                            .momentum = o->momentum,
-                                            .dampening = o->dampening,
-                                            .beta1 = o->beta1,
-                                            .beta2 = o->beta2,
-                                            .eps = o->eps,
-                                            .factor = factor};
+        struct cdi_optim_rule rule = plain_rule(o, factor);
         void *w = plain.w[i], *m = plain.s[i][0], *v = plain.s[i][1];
 
         if (i == FROZEN)
             continue;
+        if (i == DECAYS) {
+            rule.lr *= groups[0].lr_factor;
+            rule.weight_decay = groups[0].weight_decay;
+        }
         for (size_t k = 0; k < counts[i]; k++)
             number_put(type_of_state(i), plain.g, k, mean(j, i, k));
         if (is_wide(i))
@@ -312,16 +306,7 @@ static double sum_of_means(const struct job *j, size_t first, size_t k)
 
 static void tied_plain_step(const struct job *j, const cddp_optim_options *o, uint64_t step)
 {
-    struct cdi_optim_rule rule = {.kind = o->kind,
-                                  .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
-                                  .lr = o->lr,
-                                  .weight_decay = o->weight_decay,
-                                  .momentum = o->momentum,
-                                  .dampening = o->dampening,
-                                  .beta1 = o->beta1,
-                                  .beta2 = o->beta2,
-                                  .eps = o->eps,
-                                  .factor = 1};
+    struct cdi_optim_rule rule = plain_rule(o, 1);
     double sum = 0;
 
     for (size_t i = 0; i < N_PARAMS && tied.max_norm > 0; i++)

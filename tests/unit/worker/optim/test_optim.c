@@ -4,14 +4,13 @@
 #include "items.h"
 #include "mean_hook.h"
 #include "numbers.h"
+#include "plain_rule.h"
 #include "scratch.h"
 #include "worker/comm/comm.h"
-#include "worker/math/optim_update.h"
 #include "worker/reducer/layout/stats.h"
 #include "world.h"
 
 #include <cddp/experimental/ddp.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -152,26 +151,10 @@ static int backward(struct model *m, int rank, size_t step, size_t without)
     return 0;
 }
 
-static struct cdi_optim_rule plain_rule(double factor)
-{
-    const cddp_optim_options *o = &now.opt;
-
-    return (struct cdi_optim_rule){.kind = o->kind,
-                                   .nesterov = (o->flags & CDDP_OPTIM_NESTEROV) != 0,
-                                   .lr = o->lr,
-                                   .weight_decay = o->weight_decay,
-                                   .momentum = o->momentum,
-                                   .dampening = o->dampening,
-                                   .beta1 = o->beta1,
-                                   .beta2 = o->beta2,
-                                   .eps = o->eps,
-                                   .factor = factor};
-}
-
 /* Every element, on every rank. */
 static void plain_step(struct model *m, uint64_t step, size_t without)
 {
-    struct cdi_optim_rule rule = plain_rule(cddp_ddp_grad_scale(m->ddp));
+    struct cdi_optim_rule rule = plain_rule(&now.opt, cddp_ddp_grad_scale(m->ddp));
 
     for (size_t i = 0; i < N; i++) {
         void *g = cddp_ddp_grad(m->ddp, i);
@@ -356,125 +339,6 @@ Test(optim, float32_gradients_of_16_bit_parameters_match_plain)
             now.own = now.hook = way == 3;
             cr_assert_eq(run_world(ranks, same), 0, "%d ranks, way %d", ranks, way);
         }
-}
-
-/* ----------------------------------------------------------------------------------------------------- groups ---- */
-
-#define PARTS 3
-#define ALL_PARTS 11 /* elements of the three parameters */
-
-static double number(const json_t *list, size_t i)
-{
-    return json_number_value(json_array_get(list, i));
-}
-
-static cddp_optim_options options_of(const json_t *one)
-{
-    const json_t *o = json_object_get(one, "options"), *betas = json_object_get(o, "betas");
-    const char *kind = json_string_value(json_object_get(one, "kind"));
-
-    const json_t *decay = json_object_get(o, "weight_decay"), *eps = json_object_get(o, "eps");
-    cddp_optim_options opt;
-
-    cddp_optim_defaults(&opt, sizeof opt,
-                        strcmp(kind, "SGD") == 0    ? CDDP_OPTIM_SGD
-                        : strcmp(kind, "Adam") == 0 ? CDDP_OPTIM_ADAM
-                                                    : CDDP_OPTIM_ADAMW);
-    opt.lr = json_number_value(json_object_get(o, "lr"));
-    opt.momentum = json_number_value(json_object_get(o, "momentum"));
-    if (decay != NULL)
-        opt.weight_decay = json_number_value(decay);
-    if (betas != NULL)
-        opt.beta1 = number(betas, 0), opt.beta2 = number(betas, 1);
-    if (eps != NULL)
-        opt.eps = json_number_value(eps);
-    return opt;
-}
-
-/* Each rank has the recorded gradients. */
-static int meet_groups(cddp_comm *comm, const json_t *all, const json_t *one, cddp_dtype dtype)
-{
-    const json_t *list = json_object_get(all, "groups"), *sizes = json_object_get(all, "sizes");
-    cddp_optim_options opt = options_of(one);
-    double w[PARTS][ALL_PARTS], tolerance = dtype == CDDP_FLOAT64 ? 1e-12 : 2e-6;
-    size_t which[PARTS], from[PARTS + 1] = {0}, g;
-    cddp_optim_group groups[PARTS] = {{0}};
-    cddp_param p[PARTS];
-    cddp_optim *optim;
-    const json_t *group;
-    cddp_ddp *ddp;
-
-    json_array_foreach(list, g, group)
-    {
-        const json_t *factor = json_object_get(group, "lr_factor");
-
-        which[g] = (size_t)number(json_object_get(group, "params"), 0);
-        groups[g] = (cddp_optim_group){.size = sizeof(cddp_optim_group),
-                                       .params = &which[g],
-                                       .n_params = 1,
-                                       .lr_factor = factor == NULL ? 1 : json_number_value(factor),
-                                       .weight_decay = json_number_value(json_object_get(group, "weight_decay"))};
-    }
-    for (size_t i = 0; i < PARTS; i++) {
-        p[i] = (cddp_param){.size = sizeof(cddp_param),
-                            .name = names[i],
-                            .data = w[i],
-                            .count = (size_t)number(sizes, i),
-                            .dtype = dtype};
-        from[i + 1] = from[i] + p[i].count;
-        for (size_t k = 0; k < p[i].count; k++)
-            number_put(dtype, w[i], k, number(json_object_get(all, "start"), from[i] + k));
-    }
-    CHECK(cddp_ddp_create(&ddp, comm, p, PARTS, NULL) == CDDP_OK);
-    opt.groups = groups;
-    opt.n_groups = json_array_size(list);
-    CHECK(opt.n_groups == 2 && cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
-    memset(groups, 255, sizeof groups);
-    memset(which, 255, sizeof which); /* the copy counts */
-    for (size_t step = 0; step < json_array_size(json_object_get(one, "after")); step++) {
-        const json_t *after = json_array_get(json_object_get(one, "after"), step);
-        const json_t *gradients = json_array_get(json_object_get(all, "gradients"), step);
-
-        CHECK(cddp_optim_set_lr(optim, opt.lr * number(json_object_get(all, "schedule"), step)) == CDDP_OK);
-        for (size_t i = PARTS; i-- > 0;) {
-            for (size_t k = 0; k < p[i].count; k++)
-                grad_put(ddp, dtype, i, k, number(gradients, from[i] + k));
-            CHECK(cddp_ddp_grad_ready(ddp, i) == CDDP_OK);
-        }
-        CHECK(cddp_optim_step(optim, NULL) == CDDP_OK);
-        for (size_t i = 0; i < PARTS; i++)
-            for (size_t k = 0; k < p[i].count; k++)
-                CHECK(fabs(number_get(dtype, w[i], k) - number(after, from[i] + k)) <= tolerance);
-    }
-    cddp_optim_destroy(optim);
-    cddp_ddp_destroy(ddp);
-    return 0;
-}
-
-static int meet_the_record(int rank)
-{
-    json_t *all = json_load_file(CDI_TEST_DATA "/optim.json", 0, NULL), *one;
-    const json_t *cases = json_object_get(all, "group_cases");
-    cddp_comm *comm;
-    size_t c;
-
-    (void)rank;
-    CHECK(json_array_size(cases) == 3 && json_array_size(json_object_get(json_array_get(cases, 0), "after")) == 6);
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    json_array_foreach(cases, c, one)
-    {
-        CHECK(meet_groups(comm, all, one, CDDP_FLOAT64) == 0);
-        CHECK(meet_groups(comm, all, one, CDDP_FLOAT32) == 0);
-    }
-    json_decref(all);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(optim, groups_and_schedule_match_torch)
-{
-    for (int ranks = 1; ranks <= 3; ranks++)
-        cr_assert_eq(run_world(ranks, meet_the_record), 0, "%d ranks", ranks);
 }
 
 /* --------------------------------------------------------------------------------------------------- clipping ---- */
@@ -756,64 +620,6 @@ Test(optim, mixed_precision_skips_same_steps_on_all_ranks)
 {
     for (int ranks = 2; ranks <= 4; ranks++)
         cr_assert_eq(run_world(ranks, mixed_precision), 0, "%d ranks", ranks);
-}
-
-/* What torch.amp.GradScaler, clip_grad_norm_ and an optimizer do in a step; one of the steps overflows. */
-static int meet_scaled(cddp_comm *comm, const json_t *all, const json_t *one)
-{
-    const json_t *scales = json_object_get(one, "scales"), *after = json_object_get(one, "after");
-    cddp_optim_options opt = options_of(one);
-    cddp_optim_step_args args = {.size = sizeof args,
-                                 .flags = CDDP_OPTIM_SKIP_NONFINITE,
-                                 .max_norm = json_number_value(json_object_get(one, "max_norm"))};
-    double w[ALL_PARTS];
-    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = ALL_PARTS, .dtype = CDDP_FLOAT64};
-    size_t n_skipped = 0, bad = (size_t)json_integer_value(json_object_get(one, "overflows"));
-    cddp_optim *optim;
-    cddp_ddp *ddp;
-
-    for (size_t k = 0; k < ALL_PARTS; k++)
-        w[k] = number(json_object_get(all, "start"), k);
-    CHECK(json_array_size(after) == 6 && cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
-    CHECK(cddp_optim_create(&optim, ddp, &opt) == CDDP_OK);
-    for (size_t step = 0; step < json_array_size(after); step++) {
-        const json_t *gradients = json_array_get(json_object_get(all, "gradients"), step);
-        double scale = number(scales, step);
-
-        for (size_t k = 0; k < ALL_PARTS; k++)
-            grad_put(ddp, CDDP_FLOAT64, 0, k, step == bad && k == 3 ? INFINITY : number(gradients, k) * scale);
-        CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
-        args.grad_scale = 1 / scale;
-        CHECK(cddp_optim_step(optim, &args) == (step == bad ? CDDP_E_NONFINITE : CDDP_OK));
-        n_skipped += step == bad;
-        for (size_t k = 0; k < ALL_PARTS; k++)
-            CHECK(fabs(w[k] - number(json_array_get(after, step), k)) <= 1e-12);
-    }
-    CHECK(n_skipped == 1);
-    cddp_optim_destroy(optim);
-    cddp_ddp_destroy(ddp);
-    return 0;
-}
-
-static int meet_all_scaled(int rank)
-{
-    json_t *all = json_load_file(CDI_TEST_DATA "/optim.json", 0, NULL), *one;
-    const json_t *cases = json_object_get(all, "scaled_cases");
-    cddp_comm *comm;
-    size_t c;
-
-    (void)rank;
-    CHECK(json_array_size(cases) == 3 && cddp_init(&comm, NULL) == CDDP_OK);
-    json_array_foreach(cases, c, one) CHECK(meet_scaled(comm, all, one) == 0);
-    json_decref(all);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(optim, mixed_precision_matches_torch)
-{
-    for (int ranks = 1; ranks <= 3; ranks++)
-        cr_assert_eq(run_world(ranks, meet_all_scaled), 0, "%d ranks", ranks);
 }
 
 /* Wrong arguments do not disturb the step. */
@@ -1110,7 +916,7 @@ static int unused(int rank)
         CHECK(backward(&plain, rank, step, mine) == 0 && cddp_ddp_wait(plain.ddp) == CDDP_OK);
         plain_step(&plain, step + 1, 3);
         if (all == N) { /* this parameter alone, with separate steps */
-            struct cdi_optim_rule rule = plain_rule(1);
+            struct cdi_optim_rule rule = plain_rule(&now.opt, 1);
 
             cdi_optim_update_f32(&rule, steps_of_3, plain.w[3], cddp_ddp_grad(plain.ddp, 3),
                                  (float *[]){plain.s[3][0], plain.s[3][1]}, counts[3]);
