@@ -9,50 +9,29 @@
  *
  * Exit status: 0 success, 3 a wrong result, 1 an error (with a message), 77 no GPU.
  */
-#include "card.h"
+#include "card_job.h"
 
-#include <cddp/cddp.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define STEPS 5 /* buckets are launched in another order from the third on */
-#define N_PARAMS 4
-#define BUCKET_BYTES ((size_t)64 << 10)
 #define MOST_RANKS 8
-#define WRONG 3
 
-static const size_t counts[N_PARAMS] = {3000, 999, 70000, 20000};
-#define STEP_COUNT 93999 /* of all of these */
-#define LAST_COUNT 20000
+#define LAST_COUNT 20000 /* elements of the last parameter */
 
 struct job {
     cddp_comm *comm;
     cddp_ddp *ddp;
     struct card card;
     CUstream compute;
-    void *data[N_PARAMS];
-    float *made, *came;   /* gradients of all steps, like those of a backward pass; and their results */
-    float *early;         /* of the last parameter, which has its own wait */
-    void *sent[N_PARAMS]; /* a bucket in flight, by its number: no more of them than parameters */
+    void *data[LAYERS];
+    float *made, *came; /* gradients of all steps, like those of a backward pass; and their results */
+    float *early;       /* of the last parameter, which has its own wait */
+    void *sent[LAYERS]; /* a bucket in flight, by its number: no more of them than parameters */
     bool own_stream;
 };
-
-static void must(cddp_status status)
-{
-    if (status != CDDP_OK)
-        card_die("hook: %s", cddp_last_error());
-}
-
-static void *memory(struct job *j, size_t bytes)
-{
-    void *p;
-
-    must(cddp_alloc(j->comm, bytes, 0, &p));
-    return p;
-}
 
 /* -------------------------------------------------------------------------------------------------- the hooks ---- */
 
@@ -168,36 +147,26 @@ static float mean(int n, int step, size_t i)
 /* Returns the place of a step's gradient among those of all steps. */
 static size_t place(int step, size_t i)
 {
-    size_t at = (size_t)step * STEP_COUNT;
+    size_t at = (size_t)step * LAYERS_ALL;
 
     for (size_t k = 0; k < i; k++)
-        at += counts[k];
+        at += layer_counts[k];
     return at;
-}
-
-static void copy(struct job *j, void *to, void *from, size_t count)
-{
-    struct cdi_slice slice = {from, count * sizeof(float)};
-    struct cdi_launch l;
-    size_t bytes;
-
-    (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, j->card.n_sm, to, &slice, 1, &bytes);
-    card_launch(&j->card, j->compute, &l);
 }
 
 /* Enqueues the work of the device for all steps, without a wait. */
 static void train(struct job *j)
 {
     for (int step = 0; step < STEPS; step++) {
-        for (size_t i = N_PARAMS; i-- > 0;) {
-            copy(j, cddp_ddp_grad(j->ddp, i), j->made + place(step, i), counts[i]);
+        for (size_t i = LAYERS; i-- > 0;) {
+            card_copy(&j->card, cddp_ddp_grad(j->ddp, i), j->made + place(step, i), layer_counts[i]);
             must(cddp_ddp_grad_ready(j->ddp, i));
         }
         must(cddp_ddp_wait_param(j->ddp, 3));
-        copy(j, j->early + step * LAST_COUNT, cddp_ddp_grad(j->ddp, 3), LAST_COUNT);
+        card_copy(&j->card, j->early + step * LAST_COUNT, cddp_ddp_grad(j->ddp, 3), LAST_COUNT);
         must(cddp_ddp_wait(j->ddp));
-        for (size_t i = 0; i < N_PARAMS; i++)
-            copy(j, j->came + place(step, i), cddp_ddp_grad(j->ddp, i), counts[i]);
+        for (size_t i = 0; i < LAYERS; i++)
+            card_copy(&j->card, j->came + place(step, i), cddp_ddp_grad(j->ddp, i), layer_counts[i]);
     }
     CARD(&j->card, cuStreamSynchronize, j->compute);
 }
@@ -207,7 +176,7 @@ static void compare(struct job *j, const char *what, const float *x, int step, s
     const int n = cddp_world_size(j->comm);
     const float want = mean(n, step, i), slack = (n & (n - 1)) != 0 ? want / 64 : 0; /* bfloat16 has no 1/3 */
 
-    for (size_t k = 0; k < counts[i]; k++) {
+    for (size_t k = 0; k < layer_counts[i]; k++) {
         if (x[k] >= want - slack && x[k] <= want + slack)
             continue;
         (void)fprintf(stderr, "rank %d: %s: wrong result: step %d, parameter %zu, element %zu is %g, not %g\n",
@@ -218,66 +187,49 @@ static void compare(struct job *j, const char *what, const float *x, int step, s
 
 static void run(struct job *j, const char *what, const cddp_hook *hook)
 {
-    static float came[STEPS * STEP_COUNT], early[STEPS * LAST_COUNT];
+    static float came[STEPS * LAYERS_ALL], early[STEPS * LAST_COUNT];
 
     must(cddp_ddp_set_hook(j->ddp, hook));
     train(j);
     must(cddp_copy(j->comm, came, j->came, sizeof came));
     must(cddp_copy(j->comm, early, j->early, sizeof early));
     for (int step = 0; step < STEPS; step++) {
-        for (size_t i = 0; i < N_PARAMS; i++)
+        for (size_t i = 0; i < LAYERS; i++)
             compare(j, what, came + place(step, i), step, i);
-        compare(j, what, early + step * LAST_COUNT, step, N_PARAMS - 1);
+        compare(j, what, early + step * LAST_COUNT, step, LAYERS - 1);
     }
 }
 
 static void make_gradients(struct job *j)
 {
-    static float x[STEPS * STEP_COUNT];
+    static float x[STEPS * LAYERS_ALL];
 
     for (int step = 0; step < STEPS; step++)
-        for (size_t i = 0; i < N_PARAMS; i++)
-            for (size_t k = 0; k < counts[i]; k++)
+        for (size_t i = 0; i < LAYERS; i++)
+            for (size_t k = 0; k < layer_counts[i]; k++)
                 x[place(step, i) + k] = gradient(cddp_rank(j->comm), step, i);
-    j->made = memory(j, sizeof x);
-    j->came = memory(j, sizeof x);
-    j->early = memory(j, STEPS * LAST_COUNT * sizeof x[0]);
+    j->made = memory(j->comm, sizeof x);
+    j->came = memory(j->comm, sizeof x);
+    j->early = memory(j->comm, STEPS * LAST_COUNT * sizeof x[0]);
     must(cddp_copy(j->comm, j->made, x, sizeof x));
 }
 
 static void open_job(struct job *j)
 {
-    static const char *const names[N_PARAMS] = {"a", "b", "c", "d"};
-    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
-    cddp_device_info info = {.size = sizeof info};
-    cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = BUCKET_BYTES, .first_bucket_bytes = BUCKET_BYTES};
-    cddp_param params[N_PARAMS];
-
-    must(cddp_init(&j->comm, &init));
+    card_join(&j->comm, &j->card);
     if (cddp_world_size(j->comm) > MOST_RANKS)
         card_die("hook: at most %d ranks, or sums are no longer whole numbers in bfloat16", MOST_RANKS);
-    must(cddp_get_device_info(j->comm, &info));
-    card_open(&j->card, info.device);
-    opt.stream = j->compute = j->card.stream;
+    j->compute = j->card.stream;
     make_gradients(j);
-    memset(params, 0, sizeof params);
-    for (size_t i = 0; i < N_PARAMS; i++) {
-        j->data[i] = memory(j, counts[i] * sizeof(float)); /* its values do not matter here */
-        params[i] = (cddp_param){.size = sizeof(cddp_param),
-                                 .name = names[i],
-                                 .data = j->data[i],
-                                 .count = counts[i],
-                                 .dtype = CDDP_FLOAT32};
-    }
-    must(cddp_ddp_create(&j->ddp, j->comm, params, N_PARAMS, &opt));
+    j->ddp = card_layers(j->comm, &j->card, j->data);
     for (size_t b = 0; b < cddp_ddp_bucket_count(j->ddp); b++)
-        j->sent[b] = memory(j, (STEP_COUNT + N_PARAMS * 16) * sizeof(uint16_t)); /* room for any bucket */
+        j->sent[b] = memory(j->comm, (LAYERS_ALL + LAYERS * 16) * sizeof(uint16_t)); /* room for any bucket */
 }
 
 static void close_job(struct job *j)
 {
     cddp_ddp_destroy(j->ddp);
-    for (size_t i = 0; i < N_PARAMS; i++) {
+    for (size_t i = 0; i < LAYERS; i++) {
         cddp_free(j->comm, j->data[i]);
         cddp_free(j->comm, j->sent[i]);
     }

@@ -9,12 +9,10 @@
  *
  * Exit status: 0 success, 3 a wrong result, 1 an error (with a message), 77 no GPU.
  */
-#include "card.h"
+#include "card_job.h"
 
-#include <cddp/cddp.h>
 #include <cddp/experimental/optim.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -22,7 +20,6 @@
 #define N_PARAMS 48  /* layers: a large one and a small one in turn */
 #define LARGE 262144 /* elements: 1 MiB */
 #define SMALL 1024
-#define WRONG 3
 
 struct job {
     cddp_comm *comm;
@@ -40,12 +37,6 @@ struct job {
 struct taken {
     double step_ms, host_us;
 };
-
-static void must(cddp_status status)
-{
-    if (status != CDDP_OK)
-        card_die("whole: %s", cddp_last_error());
-}
 
 static size_t count_of(const struct job *j, size_t i)
 {
@@ -94,15 +85,9 @@ static void take_step(struct job *j)
 
 static CUgraphExec capture(struct job *j)
 {
-    CUgraph graph;
-    CUgraphExec exec;
-
     CARD(&j->card, cuStreamBeginCapture, j->card.stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
     take_step(j);
-    CARD(&j->card, cuStreamEndCapture, j->card.stream, &graph);
-    CARD(&j->card, cuGraphInstantiateWithFlags, &exec, graph, 0);
-    CARD(&j->card, cuGraphDestroy, graph);
-    return exec;
+    return card_end_capture(&j->card);
 }
 
 static void fill(struct job *j)
@@ -194,22 +179,18 @@ static void compare(const struct job *j)
 
 static void open_job(struct job *j)
 {
-    cddp_init_options init = {.size = sizeof init, .backend = "nccl"};
-    cddp_device_info info = {.size = sizeof info};
     cddp_ddp_options opt = {.size = sizeof opt};
     cddp_param params[N_PARAMS];
     char names[N_PARAMS][8];
 
-    must(cddp_init(&j->comm, &init));
-    must(cddp_get_device_info(j->comm, &info));
-    card_open(&j->card, info.device);
+    card_join(&j->comm, &j->card);
     CARD(&j->card, cuEventCreate, &j->begun, CU_EVENT_DEFAULT);
     CARD(&j->card, cuEventCreate, &j->ended, CU_EVENT_DEFAULT);
     opt.stream = j->card.stream;
     opt.bucket_bytes = opt.first_bucket_bytes = 4 * j->large * sizeof(float);
     for (size_t i = 0; i < N_PARAMS; i++) {
         (void)snprintf(names[i], sizeof names[i], "p%zu", i);
-        must(cddp_alloc(j->comm, count_of(j, i) * sizeof(float), 0, &j->data[i]));
+        j->data[i] = memory(j->comm, count_of(j, i) * sizeof(float));
         params[i] = (cddp_param){.size = sizeof(cddp_param),
                                  .name = names[i],
                                  .data = j->data[i],
