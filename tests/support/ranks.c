@@ -573,13 +573,6 @@ static void *thread_main(void *p)
     return NULL;
 }
 
-int ranks_threads(int n, rank_fn fn, const void *arg)
-{
-    const struct ranks_layout l = {.node_size = {n}};
-
-    return ranks_threads_on(&l, fn, arg);
-}
-
 int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg)
 {
     int n = ranks_total(l);

@@ -72,8 +72,7 @@ int ranks_total(const struct ranks_layout *l);
 void ranks_board_init(struct ranks_board *b);
 /* Runs fn in this process, which another one started as this rank, like a child of ranks_fork_on(). */
 int ranks_run_here(int rank, const struct ranks_layout *l, unsigned timeout_s, struct ranks_board *board, rank_fn fn);
-/* Runs fn in n threads. Returns the number of them that did not return 0. */
-int ranks_threads(int n, rank_fn fn, const void *arg);
+/* Runs fn in a thread for each rank. Returns the number of them that did not return 0. */
 int ranks_threads_on(const struct ranks_layout *l, rank_fn fn, const void *arg);
 
 /*

@@ -110,8 +110,6 @@ extern _Thread_local struct si_thread si_thread;
 
 /* Returns the current context, or NULL. */
 CUcontext si_current(void);
-/* Returns all retained contexts, NULL after the last. Locked. */
-CUcontext si_context_locked(unsigned i);
 
 /* ---------------------------------------------------------------------------------------------- memory (memory.c) */
 
