@@ -304,34 +304,65 @@ static void place_parts(cddp_fsdp *f, const struct input *in)
 
     for (size_t u = 0; u < f->n_units; u++) {
         struct cdi_fsdp_unit *unit = &f->unit[u];
-        size_t grad_bytes = 0;
 
         *unit = (struct cdi_fsdp_unit){.name = unit->name,
                                        .first = first,
                                        .n_params = in->units[u].n_params,
                                        .part = n,
+                                       .own_grad_slot = CDI_POOL_NONE,
                                        .grad_slot = CDI_POOL_NONE};
         first += unit->n_params;
         for (size_t b = 0; b < plan->n; b++) {
             if (in->unit[cdi_bucket_grad(plan, b, 0)] != u)
                 continue;
-            f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes, .grad_at = grad_bytes};
+            f->parts[n++] = (struct cdi_fsdp_part){.bucket = b, .at = unit->bytes, .grad_at = unit->grad_bytes};
             unit->bytes += plan->b[b].held_room;
             unit->n_parts++;
             if (b >= plan->ahead)
                 continue;
             unit->n_made++;
-            grad_bytes += plan->b[b].room;
+            unit->grad_bytes += plan->b[b].room;
         }
-        f->grad_bytes = grad_bytes > f->grad_bytes ? grad_bytes : f->grad_bytes;
         unit->bytes = round_up(unit->bytes);
+        unit->grad_bytes = round_up(unit->grad_bytes);
     }
-    f->grad_bytes = round_up(f->grad_bytes);
 }
 
 static bool is_kept(const struct input *in, size_t u)
 {
     return in->opt.stage == 2 || (in->units[u].flags & CDDP_FSDP_KEEP) != 0;
+}
+
+/*
+ * Decides where the slots for gradients are, from `at` on. Returns their end. A unit with CDDP_FSDP_KEEP that is larger
+ * than all others, such as an embedding, would make every slot of the pool as large: it has one alone, if that takes
+ * fewer bytes.
+ */
+static size_t place_grad_slots(cddp_fsdp *f, const struct input *in, size_t at)
+{
+    size_t passing = 0, largest = 0, own = 0, n = f->n_grad_slots;
+
+    for (size_t u = 0; u < f->n_units; u++) {
+        size_t bytes = f->unit[u].grad_bytes;
+
+        largest = bytes > largest ? bytes : largest;
+        if ((in->units[u].flags & CDDP_FSDP_KEEP) == 0 && bytes > passing)
+            passing = bytes;
+    }
+    for (size_t u = 0; u < f->n_units; u++)
+        own += f->unit[u].grad_bytes > passing ? f->unit[u].grad_bytes : 0;
+    if (own + n * passing >= n * largest)
+        passing = largest;
+    for (size_t s = 0; s < n; s++, at += passing)
+        f->grad_slot[s].at = at;
+    for (size_t u = 0; u < f->n_units; u++) {
+        if (f->unit[u].grad_bytes <= passing)
+            continue;
+        f->unit[u].own_grad_slot = n + f->n_own_grad_slots++;
+        f->grad_slot[f->unit[u].own_grad_slot].at = at;
+        at += f->unit[u].grad_bytes;
+    }
+    return at;
 }
 
 /*
@@ -356,8 +387,7 @@ static size_t place_slots(cddp_fsdp *f, const struct input *in)
         f->slot_at[n++] = at;
         at += f->unit[u].bytes;
     }
-    f->grads_at = at;
-    f->shares_at = at + f->n_grad_slots * f->grad_bytes;
+    f->shares_at = place_grad_slots(f, in, at);
     return f->shares_at + cdi_arena_made_bytes(f->ddp);
 }
 
@@ -368,14 +398,14 @@ static cddp_status no_memory(size_t n_units, struct cdi_error *err)
 
 static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_error *err)
 {
-    size_t slots = in->opt.max_live_units + in->n_units;
+    size_t slots = in->opt.max_live_units + in->n_units, slots_of_grads = in->opt.max_live_gradients + in->n_units;
 
     /* One element more than needed: for 0, calloc may return NULL. */
     f->unit = calloc(in->n_units + 1, sizeof *f->unit);
     f->parts = calloc(f->ddp->plan.n + 1, sizeof *f->parts);
     f->slot_at = calloc(slots + 1, sizeof *f->slot_at);
     f->slot_ticket = calloc(slots + 1, sizeof *f->slot_ticket);
-    f->grad_slot = calloc(in->opt.max_live_gradients + 1, sizeof *f->grad_slot);
+    f->grad_slot = calloc(slots_of_grads + 1, sizeof *f->grad_slot);
     if (f->unit == NULL || f->parts == NULL || f->slot_at == NULL || f->slot_ticket == NULL || f->grad_slot == NULL ||
         in->units == NULL || !cdi_pool_init(&f->pool, in->n_units, in->opt.max_live_units))
         return no_memory(in->n_units, err);
@@ -385,7 +415,7 @@ static cddp_status allocate(cddp_fsdp *f, const struct input *in, struct cdi_err
     for (size_t u = 0; u < f->n_units; u++)
         if ((f->unit[u].name = strdup(in->units[u].name)) == NULL)
             return no_memory(in->n_units, err);
-    for (size_t s = 0; s < f->n_grad_slots; s++)
+    for (size_t s = 0; s < slots_of_grads; s++)
         f->grad_slot[s].unit = CDI_POOL_NONE;
     return CDDP_OK;
 }

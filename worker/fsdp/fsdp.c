@@ -88,7 +88,7 @@ static void begin_step(cddp_fsdp *f)
     /* Tickets of the last step may be a graph's. */
     for (size_t u = 0; u < f->n_units; u++)
         f->unit[u].ticket = 0;
-    for (size_t s = 0; s < f->n_grad_slots; s++)
+    for (size_t s = 0; s < f->n_grad_slots + f->n_own_grad_slots; s++)
         f->grad_slot[s].ticket = 0;
 }
 
@@ -100,7 +100,7 @@ static void forget_captured(cddp_fsdp *f)
         f->unit[u].grad_slot = CDI_POOL_NONE;
         f->unit[u].is_here = false;
     }
-    for (size_t s = 0; s < f->n_grad_slots; s++)
+    for (size_t s = 0; s < f->n_grad_slots + f->n_own_grad_slots; s++)
         f->grad_slot[s].unit = CDI_POOL_NONE;
     begin_step(f);
 }
@@ -207,7 +207,7 @@ static const char *list_units(const cddp_fsdp *f, bool gradients, char names[NAM
 
     for (size_t u = 0; u < f->n_units; u++) {
         const struct cdi_pool_unit *p = &f->pool.unit[u];
-        bool fills = gradients ? f->unit[u].grad_slot != CDI_POOL_NONE : p->users > 0 && !p->is_kept;
+        bool fills = gradients ? f->unit[u].grad_slot < f->n_grad_slots : p->users > 0 && !p->is_kept;
 
         if (fills && n++ < NAMED)
             at += (size_t)snprintf(names + at, NAMES - at, "%s'%.48s'", n == 1 ? "" : ", ", f->unit[u].name);
@@ -398,7 +398,7 @@ cddp_status cddp_fsdp_release(cddp_fsdp *f, size_t u)
 /* Returns where the gradients of part k are in slot s. */
 static char *grad_part_at(const cddp_fsdp *f, size_t s, size_t k)
 {
-    return (char *)f->region->base + f->grads_at + s * f->grad_bytes + f->parts[k].grad_at;
+    return (char *)f->region->base + f->grad_slot[s].at + f->parts[k].grad_at;
 }
 
 /* Were the unit's gradients reported in this step? */
@@ -427,7 +427,7 @@ static cddp_status refuse_reported(const cddp_fsdp *f, size_t u, struct cdi_erro
 static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_error *err)
 {
     cddp_ddp *d = f->ddp;
-    size_t best = CDI_POOL_NONE;
+    size_t best = f->unit[u].own_grad_slot;
     cddp_status st = CDDP_OK;
     char names[NAMES];
 
@@ -440,7 +440,7 @@ static cddp_status take_grad_slot(cddp_fsdp *f, size_t u, size_t i, struct cdi_e
         return CDDP_OK;
     if (is_reported(f, u))
         return refuse_reported(f, u, err);
-    for (size_t s = 0; s < f->n_grad_slots; s++)
+    for (size_t s = 0; f->unit[u].own_grad_slot == CDI_POOL_NONE && s < f->n_grad_slots; s++)
         if (f->grad_slot[s].unit == CDI_POOL_NONE &&
             (best == CDI_POOL_NONE || f->grad_slot[s].ticket < f->grad_slot[best].ticket))
             best = s;

@@ -26,6 +26,8 @@ struct cdi_fsdp_unit {
     size_t part, n_parts;   /* of cddp_fsdp.parts */
     size_t n_made;          /* the first ones of these parts have gradients; the others are frozen */
     size_t bytes;           /* of a slot that holds it */
+    size_t grad_bytes;      /* of its gradients */
+    size_t own_grad_slot;   /* for it alone; CDI_POOL_NONE: it takes one of the pool's */
     uint64_t ticket;        /* of its last gather */
     size_t grad_slot;       /* CDI_POOL_NONE: it has none */
     bool is_here;           /* it is held, and was waited for since */
@@ -33,6 +35,7 @@ struct cdi_fsdp_unit {
 
 /* Where whole gradients are. */
 struct cdi_fsdp_grad_slot {
+    size_t at;       /* bytes from the start of the region */
     size_t unit;     /* CDI_POOL_NONE: none, or its gradients are being divided: */
     uint64_t ticket; /* the end of that; 0: nothing was there yet */
 };
@@ -48,8 +51,7 @@ struct cddp_fsdp {
     uint64_t *slot_ticket;     /* by slot of parameters: the last gather into it */
     struct cdi_pool pool;
     struct cdi_fsdp_grad_slot *grad_slot;
-    size_t n_grad_slots, grads_at; /* the first one in the region */
-    size_t grad_bytes;             /* of each */
+    size_t n_grad_slots, n_own_grad_slots; /* the pool's, and after them those of one unit each */
     size_t shares_at;              /* this rank's shares of gradients, also there: windows of NCCL need both in one */
     uint64_t step, captured_steps; /* of the reducer, when the pool was up to date */
     bool in_graphs; /* a step was captured: launches, of which the host learns nothing, change parameters and slots */

@@ -51,7 +51,11 @@ enum {
 
 /* cddp_fsdp_unit.flags. */
 enum {
-    /* The unit stays gathered until the parameters change: fewer messages, more memory. For small or late units. */
+    /*
+     * The unit stays gathered until the parameters change: fewer messages, more memory. For small or late units, and
+     * for one that is much larger than the others, such as an embedding: it is beside the pools, so that their slots
+     * are smaller. That of gradients holds only where it takes fewer bytes.
+     */
     CDDP_FSDP_KEEP = 1
 };
 
@@ -110,8 +114,8 @@ typedef struct cddp_fsdp_shard_info {
  * such, and their gradients summed as float32, in twice the memory. A parameter belongs to one unit: one that others
  * use, too, such as an embedding that is also the output layer, is gathered with its unit for each use, and its
  * gradients are added up in one place (cddp_fsdp_grad). No two parameters have the same `data`. All memory is allocated
- * here: this rank's shares of parameters and gradients, and pools of max_live_units and max_live_gradients times the
- * largest unit, for gradients without its frozen parameters.
+ * here: this rank's shares of parameters and gradients, units that are kept, and pools of max_live_units and
+ * max_live_gradients times the largest other unit, for gradients without its frozen parameters.
  *
  * units and names are copied; `data` is not used after it. opt may be NULL. *out is written on success only; release it
  * with cddp_fsdp_destroy(). Returns CDDP_OK; CDDP_E_INVALID (the message names unit and parameter); CDDP_E_UNSUPPORTED

@@ -261,6 +261,46 @@ Test(fsdp, gradients_of_float32_need_twice_the_bytes_of_parameters_of_bfloat16)
     end(f);
 }
 
+/* An embedding, say: its gradients are beside the pool's, whose slots are not as large. */
+Test(fsdp, large_kept_unit_has_its_gradients_beside_the_pool)
+{
+    const size_t bytes = 16384; /* of a unit, but the first: */
+    const size_t large = 5;
+    cddp_fsdp_options opt = {.size = sizeof opt, .max_live_gradients = 1};
+    float *first, *second;
+    cddp_fsdp *f;
+
+    begin();
+    for (size_t u = 0; u < UNITS; u++)
+        params[u] = (cddp_param){.size = sizeof params[u],
+                                 .name = names[u],
+                                 .count = bytes / sizeof(float) * (u == 0 ? large : 1),
+                                 .dtype = CDDP_FLOAT32};
+    units[0].flags = CDDP_FSDP_KEEP;
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, &opt), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_bytes(f), (2 * (large + 3) + large + 3 + large) * bytes, "one slot fits all");
+    cddp_fsdp_destroy(f);
+    opt.max_live_gradients = 2;
+    cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, &opt), CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_bytes(f), (2 * (large + 3) + large + 3 + large + 2) * bytes, "not 2 * large for gradients");
+    for (size_t u = 0; u < 3; u++) {
+        float *g = cddp_fsdp_grad(f, u, 0);
+
+        cr_assert_not_null(g, "%s", cddp_last_error());
+        for (size_t k = 0; k < params[u].count; k++)
+            g[k] = (float)(u + 1);
+    }
+    cr_assert_null(cddp_fsdp_grad(f, 3, 0));
+    cr_assert_not_null(strstr(cddp_last_error(), "max_live_gradients is 2, and 'b', 'c' are not reported yet"));
+    first = cddp_fsdp_grad(f, 0, 0);
+    second = cddp_fsdp_grad(f, 1, 0);
+    cr_assert(first[0] == 1 && first[params[0].count - 1] == 1 && second[0] == 2 && second[params[1].count - 1] == 2);
+    for (size_t u = 0; u < UNITS; u++)
+        cr_assert(cddp_fsdp_grad(f, u, 0) != NULL && cddp_fsdp_grads_ready(f, u) == CDDP_OK, "%s", cddp_last_error());
+    cr_assert_eq(cddp_fsdp_end_step(f), CDDP_OK, "%s", cddp_last_error());
+    end(f);
+}
+
 Test(fsdp, replicas_that_are_gone_are_an_error)
 {
     cddp_fsdp_options opt = {.size = sizeof opt};
