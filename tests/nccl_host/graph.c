@@ -6,6 +6,8 @@
  */
 #include "runtime.h"
 
+#include <stdlib.h>
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
     return (cudaError_t)cuStreamIsCapturing(stream, (CUstreamCaptureStatus *)status);
@@ -43,19 +45,20 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes,
                                                 const cudaGraphEdgeData *edges, size_t n, unsigned int flags)
 {
+    cudaError_t rc = cudaSuccess;
     cudaEvent_t done;
-    cudaError_t rc;
 
     (void)edges, (void)flags;
-    if (n == 0 || nodes[0] == NULL || (cudaStream_t)nodes[0] == stream)
-        return cudaSuccess; /* it keeps what it depends on: more order than NCCL asks for */
-    rc = cudaEventCreateWithFlags(&done, cudaEventDisableTiming);
-    if (rc != cudaSuccess)
-        return rc;
-    rc = cudaEventRecord(done, (cudaStream_t)nodes[0]);
-    if (rc == cudaSuccess)
-        rc = cudaStreamWaitEvent(stream, done, 0);
-    (void)cudaEventDestroy(done);
+    if (n > 0 && nodes[0] != NULL && (cudaStream_t)nodes[0] != stream) {
+        rc = cudaEventCreateWithFlags(&done, cudaEventDisableTiming);
+        if (rc != cudaSuccess)
+            return rc;
+        rc = cudaEventRecord(done, (cudaStream_t)nodes[0]);
+        if (rc == cudaSuccess)
+            rc = cudaStreamWaitEvent(stream, done, 0);
+        (void)cudaEventDestroy(done);
+    } /* otherwise it keeps what it depends on: more order than NCCL asks for */
+    standin_graph_joins((CUstream)stream);
     return rc;
 }
 
@@ -74,16 +77,40 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t *f
     return cudaSuccess;
 }
 
+/* One reference, which goes to one graph. */
+struct user_object {
+    cudaHostFn_t destroy;
+    void *data;
+};
+
+static void drop_object(void *object)
+{
+    struct user_object *o = object;
+
+    o->destroy(o->data);
+    free(o);
+}
+
 cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *data, cudaHostFn_t destroy, unsigned int references,
                                  unsigned int flags)
 {
-    (void)object, (void)data, (void)destroy, (void)references, (void)flags;
-    return cudaErrorNotSupported;
+    struct user_object *o = malloc(sizeof *o);
+
+    (void)flags;
+    if (o == NULL || references != 1) {
+        free(o);
+        return cudaErrorNotSupported;
+    }
+    *o = (struct user_object){destroy, data};
+    *object = (cudaUserObject_t)(void *)o;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned int count,
                                       unsigned int flags)
 {
-    (void)graph, (void)object, (void)count, (void)flags;
-    return cudaErrorNotSupported;
+    if (count != 1 || flags != cudaGraphUserObjectMove)
+        return cudaErrorNotSupported;
+    standin_graph_keeps((CUstream)graph, drop_object, object);
+    return cudaSuccess;
 }

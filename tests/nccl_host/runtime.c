@@ -186,7 +186,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
 {
-    return result(cuStreamWaitEvent(stream, event, flags));
+    /* A wait for work outside of a graph: see graph.c. */
+    return flags == cudaEventWaitExternal ? cudaSuccess : result(cuStreamWaitEvent(stream, event, flags));
 }
 
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id)

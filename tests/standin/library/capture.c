@@ -357,6 +357,46 @@ CUresult si_capture_wait_locked(struct CUstream_st *s, CUevent e)
     return si_capture_state_locked(s);
 }
 
+/* What a graph keeps is an operation that does nothing. */
+struct kept {
+    void (*drop)(void *data);
+    void *data;
+};
+
+static void run_kept(struct si_op *op)
+{
+    (void)op;
+}
+
+static void drop_kept(struct si_op *op)
+{
+    const struct kept *k = op->data;
+
+    k->drop(k->data);
+}
+
+STANDIN_API void standin_graph_keeps(CUstream s, void (*drop)(void *data), void *data)
+{
+    struct si_op *op = si_op_create("kept by a graph", run_kept, sizeof(struct kept));
+
+    if (op == NULL) {
+        si_fault("out of memory for a graph");
+        return;
+    }
+    *(struct kept *)op->data = (struct kept){drop, data};
+    op->drop = drop_kept;
+    si_lock();
+    si_capture_push_locked(s, op, NULL);
+    si_unlock();
+}
+
+STANDIN_API void standin_graph_joins(CUstream s)
+{
+    si_lock();
+    s->n_joined = s->n_captured;
+    si_unlock();
+}
+
 /* ------------------------------------------------------------------------------------------ the driver's functions */
 
 SI_EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)

@@ -68,6 +68,7 @@ struct standin_thread {
 };
 
 struct standin_ranges; /* memory that an operation reads and writes */
+struct CUstream_st;
 
 /*
  * The host twin of one kernel. args[] points to copies of the arguments that the host passed, so pointers in them are
@@ -141,6 +142,14 @@ STANDIN_API uint64_t standin_threads(void);
 
 /* Returns whether a call of the driver holds the context (CDDP_STANDIN_CONTEXT_LOCK). */
 STANDIN_API bool standin_context_held(void);
+
+/*
+ * For a stream that captures, as with CUDA's graph API: drop is called with data once nothing needs the graph any more,
+ * on any thread, and makes no call of the driver. And: what the stream has captured so far needs no other to wait for
+ * it.
+ */
+STANDIN_API void standin_graph_keeps(struct CUstream_st *s, void (*drop)(void *data), void *data);
+STANDIN_API void standin_graph_joins(struct CUstream_st *s);
 
 /* Creates a context that is not the primary one, like cuCtxCreate; it is never destroyed. After cuInit. */
 STANDIN_API struct CUctx_st *standin_second_context(int device);
