@@ -119,7 +119,6 @@ void cdi_across_release(struct cdi_across *a)
     struct cdi_error err;
 
     if (a->comm != NULL) {
-        cdi_across_tell(a);
         if (!cdi_comm_is_over(a->comm) && a->ticket != 0)
             (void)a->ddp->ops->join(cdi_comm_backend(a->comm), a->ticket, &err);
         cdi_comm_let_go(a->comm);
@@ -227,19 +226,6 @@ cddp_status cdi_across_settle(void *across)
     struct cdi_across *a = across;
     cddp_status st = settle(a);
 
-    if (st != CDDP_OK)
-        cdi_across_tell(a);
     a->n = a->begun = 0;
     return st;
-}
-
-void cdi_across_tell(struct cdi_across *a)
-{
-    char why[CDI_ERROR_TEXT];
-
-    if (a->comm == NULL || a->told || a->ddp->sticky.status == CDDP_OK || cdi_comm_is_over(a->comm))
-        return;
-    a->told = true;
-    (void)snprintf(why, sizeof why, "rank %d: %.800s", cdi_comm_world(a->comm)->rank, a->ddp->sticky.msg);
-    a->ddp->ops->abort(cdi_comm_backend(a->comm), CDDP_E_ABORTED, why);
 }

@@ -18,7 +18,6 @@ struct cdi_across {
     size_t *bucket;  /* those whose reduce-scatter was begun in this step, in this order */
     size_t n, begun; /* of these, and of the means over the groups, which have begun for the first ones */
     uint64_t ticket; /* of the last such mean; 0: none yet */
-    bool told;       /* the replicas know that this group has failed */
 };
 
 /*
@@ -43,7 +42,5 @@ void cdi_across_note(struct cdi_across *a, size_t bucket);
 cddp_status cdi_across_advance(struct cdi_across *a);
 /* For the end of a step: waits until all shares have the mean over all ranks. On a device no host waits. */
 cddp_status cdi_across_settle(void *across);
-/* Aborts the replicas if this group has failed, so that they do not wait for it. */
-void cdi_across_tell(struct cdi_across *a);
 
 #endif

@@ -588,6 +588,8 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
         st = make(f, comm, &in, err);
     if (in.opt.replicas != NULL)
         st = cdi_across_share(f != NULL ? &f->across : &none, in.opt.replicas, f != NULL ? f->ddp : NULL, st, err);
+    if (st != CDDP_OK && in.opt.replicas != NULL)
+        cdi_ddp_end_both(comm, in.opt.replicas);
     release_input(&in);
     if (st == CDDP_OK)
         *out = f;

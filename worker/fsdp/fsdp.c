@@ -160,7 +160,6 @@ static cddp_status fsdp_enter(cddp_fsdp *f, bool *captured, struct cdi_error *er
     if (d->sticky.status == CDDP_OK)
         (void)cdi_across_advance(&f->across);
     if (d->sticky.status != CDDP_OK) {
-        cdi_across_tell(&f->across);
         *err = d->sticky;
         return err->status;
     }

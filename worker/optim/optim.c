@@ -172,6 +172,8 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
             (void)cdi_error_wrap(err, "replicas");
     }
     if (st != CDDP_OK) {
+        if (d->across.comm != NULL)
+            cdi_ddp_end_both(d->comm, d->across.comm);
         optim_release(o);
         return st;
     }

@@ -323,7 +323,7 @@ cddp_status cdi_step_close(cddp_ddp *d)
         (void)step_name_missing(d, &err);
         status = cdi_ddp_fail_misuse(d, &err);
     }
-    if (d->across.settle != NULL) /* also to tell the replicas of an error */
+    if (status == CDDP_OK && d->across.settle != NULL)
         status = d->across.settle(d->across.arg);
     return status == CDDP_OK ? cdi_nan_send(d) : status;
 }

@@ -33,6 +33,13 @@ struct cdi_backend {
     int *ranks;                    /* of a part: world.ranks */
 };
 
+/* The program may end now, and peers in other communicators would take that for the cause. */
+static void note_lost(const struct cdi_error *why)
+{
+    if (why->status == CDDP_E_PEER && why->blamed > 0)
+        cdi_shm_note_lost(why->blamed - 1);
+}
+
 static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_thread, struct cdi_error *err)
 {
     struct cdi_backend *b = arg;
@@ -49,6 +56,7 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
     if (st == CDDP_OK)
         return CDDP_OK;
     cdi_coll_advise(&work->op, &why);
+    note_lost(&why);
     /*
      * All ranks of a node detect a mismatch of collectives themselves; only one of two ranks detects that of a message.
      */
@@ -516,7 +524,10 @@ static cddp_status cpu_peek(struct cdi_backend *b, struct cdi_error *err)
 
     if (st != CDDP_OK || b->comm.shm == NULL)
         return st;
-    return cdi_wait_peek(&b->comm.wait, err);
+    st = cdi_wait_peek(&b->comm.wait, err);
+    if (st != CDDP_OK)
+        note_lost(err);
+    return st;
 }
 
 static cddp_status cpu_check_ranks(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err)

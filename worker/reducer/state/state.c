@@ -14,6 +14,17 @@ cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_
     return cdi_comm_own(function, ddp->comm, err);
 }
 
+/* Other ranks of comm would wait for this one; now they hear why. */
+static void end_comm(cddp_comm *comm, const struct cdi_error *err)
+{
+    char why[CDI_ERROR_TEXT];
+
+    if (cdi_comm_is_over(comm))
+        return;
+    (void)snprintf(why, sizeof why, "rank %d: %.800s", cdi_comm_world(comm)->rank, err->msg);
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, why);
+}
+
 cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
 {
     if (d->sticky.status != CDDP_OK)
@@ -21,7 +32,23 @@ cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
     d->sticky = *err;
     if (d->name != NULL)
         (void)cdi_error_wrap(&d->sticky, "model '%.64s'", d->name);
+    if (d->across.comm != NULL)
+        end_comm(d->across.comm, &d->sticky);
     return d->sticky.status;
+}
+
+static void end_if_ended(cddp_comm *comm, const cddp_comm *other)
+{
+    struct cdi_error why;
+
+    if (!cdi_comm_is_over(other) && cdi_comm_ops(other)->health(cdi_comm_backend(other), &why) != CDDP_OK)
+        end_comm(comm, &why);
+}
+
+void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b)
+{
+    end_if_ended(a, b);
+    end_if_ended(b, a);
 }
 
 cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)

@@ -271,13 +271,18 @@ struct cddp_ddp {
  * function calls it first.
  */
 cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_error *err);
-/* Sets the sticky error, unless there is one. Returns the sticky error's status. */
+/*
+ * Sets the sticky error, unless there is one, and ends the replicas, which would wait for this rank, and blame it once
+ * its program exits. Returns the sticky error's status.
+ */
 cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err);
 /*
  * Sets the sticky error and aborts the job: this rank will not finish the step, and its peers must not wait for it.
  * Returns the sticky error's status.
  */
 cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
+/* Does the same for two communicators of a model that is being created: if one of them has failed, the other ends. */
+void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b);
 /* Enqueues an operation after the buckets. Sets the sticky error. */
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* Waits for everything enqueued up to ticket. Releases the lock while it waits. Sets the sticky error. */

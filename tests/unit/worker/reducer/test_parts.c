@@ -474,6 +474,76 @@ Test(parts, does_not_wait_for_dead_member)
     cr_assert_eq(everywhere(3, dies), 0);
 }
 
+/*
+ * On one node. Rank 0 dies; rank 1 hears it in one part, and ends; rank 2 waits for rank 1 in another part, and for
+ * both in comm.
+ */
+static int ends_after_a_death(int rank)
+{
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *low, *high;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&low, comm, rank < 2 ? 0 : -1, 0, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&high, comm, rank > 0 ? 0 : -1, 0, NULL) == CDDP_OK);
+    if (rank == 0)
+        _exit(0);
+    if (rank == 1) {
+        CHECK(cddp_barrier(low) == CDDP_E_PEER);
+        _exit(0);
+    }
+    for (int n = 0; n < 2; n++) {
+        CHECK(cddp_barrier(n == 0 ? high : comm) == CDDP_E_PEER);
+        CHECK(strstr(cddp_last_error(), n == 0 ? "rank 0 (rank 1 of the job, pid " : "rank ") != NULL);
+        CHECK(n == 1 || strstr(cddp_last_error(), "after it had lost rank 0 of the job, which died") != NULL);
+        cddp_last_error_info(&info);
+        CHECK(info.rank == 0);
+    }
+    (void)cddp_finalize(high);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, names_the_rank_that_died_first)
+{
+    cr_assert_eq(run_world(3, ends_after_a_death), 0);
+}
+
+/* A model with replicas: rank 1 dies, rank 0 hears it in its group, and ends. The other group names rank 1. */
+static int replica_ends_after_a_death(int rank)
+{
+    const cddp_param param = {.size = sizeof param, .name = "p", .count = 400, .dtype = CDDP_FLOAT32};
+    const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
+    cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_comm *comm, *group;
+    cddp_fsdp *f;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&group, comm, rank / 2, 0, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&opt.replicas, comm, rank % 2, 0, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_OK && cddp_barrier(comm) == CDDP_OK);
+    if (rank == 1)
+        _exit(0);
+    if (rank == 0) {
+        CHECK(cddp_fsdp_gather(f, 0) != CDDP_OK || cddp_fsdp_wait_unit(f, 0) == CDDP_E_PEER);
+        _exit(0);
+    }
+    memset(cddp_fsdp_grad(f, 0, 0), 0, 1600);
+    CHECK(cddp_fsdp_grads_ready(f, 0) != CDDP_OK || cddp_fsdp_end_step(f) != CDDP_OK);
+    CHECK(strstr(cddp_last_error(), "died") != NULL);
+    CHECK(strstr(cddp_last_error(), "rank 1 (pid") != NULL || strstr(cddp_last_error(), "rank 1 of the job") != NULL);
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(opt.replicas);
+    (void)cddp_finalize(group);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, names_the_rank_that_died_in_another_replica)
+{
+    cr_assert_eq(everywhere(4, replica_ends_after_a_death), 0);
+}
+
 static int aborts(int rank)
 {
     static const int all[] = {0, 1, 2};

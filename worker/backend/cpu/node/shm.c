@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,7 +20,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 9u
+#define SHM_VERSION 10u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 #define PAGE ((size_t)4096)
 #define GRAIN ((size_t)1 << 20) /* of one call that allocates */
@@ -277,6 +278,31 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
     return CDDP_OK;
 }
 
+static struct cdi_shm *attached; /* of this process */
+static pthread_mutex_t attached_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void cdi_shm_note_lost(int of_job)
+{
+    (void)pthread_mutex_lock(&attached_lock);
+    for (struct cdi_shm *s = attached; s != NULL; s = s->next) {
+        int32_t none = 0;
+
+        (void)atomic_compare_exchange_strong(&s->ranks[s->rank].lost, &none, of_job + 1);
+    }
+    (void)pthread_mutex_unlock(&attached_lock);
+}
+
+static void detach(struct cdi_shm *s)
+{
+    struct cdi_shm **at = &attached;
+
+    (void)pthread_mutex_lock(&attached_lock);
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    (void)pthread_mutex_unlock(&attached_lock);
+}
+
 static void take_over(struct cdi_shm *s, void *segment)
 {
     uint8_t *base = segment;
@@ -293,6 +319,10 @@ static void take_over(struct cdi_shm *s, void *segment)
     cdi_cpus_affinity(cpus, CDI_SHM_CPU_WORDS);
     for (int i = 0; i < CDI_SHM_CPU_WORDS; i++)
         atomic_store_explicit(&s->ranks[s->rank].cpus[i], cpus[i], memory_order_relaxed);
+    (void)pthread_mutex_lock(&attached_lock);
+    s->next = attached;
+    attached = s;
+    (void)pthread_mutex_unlock(&attached_lock);
 }
 
 bool cdi_shm_can_yield(const struct cdi_shm *s)
@@ -384,6 +414,7 @@ void cdi_shm_leave(struct cdi_shm *s)
         return;
     if (s->header != NULL) {
         cdi_shm_say_goodbye(s);
+        detach(s);
         cdi_shm_unmap(&s->mapper, s->header, s->bytes);
         s->header = NULL;
     }

@@ -73,6 +73,7 @@ struct cdi_shm_rank {
         waits_for; /* a rank in the world, plus 1, while this rank sleeps until that rank arrives; for errors */
     _Atomic int32_t
         late; /* between nodes: which rank in the world this rank saw arriving last, for ranks without a link */
+    _Atomic int32_t lost; /* the rank of the job, plus 1, whose death ended a communicator of this rank's process */
     _Atomic int64_t arrived_ns; /* and when, on the clock of all; 0: it waited for none */
     struct cdi_shm_desc desc[2];
     struct cdi_shm_mail mail;
@@ -101,6 +102,7 @@ struct cdi_shm {
     int *socks;       /* by rank, -1: none. Rank 0 has one to every other rank, the others one to rank 0 */
     int life;         /* descriptor of the segment, open for the locks; -1: none */
     struct cdi_mapper mapper;
+    struct cdi_shm *next; /* of this process */
 };
 
 /* Returns the bytes of a segment for `size` ranks, with stages or without. */
@@ -138,6 +140,11 @@ void cdi_shm_say_goodbye(struct cdi_shm *s);
 void cdi_shm_leave(struct cdi_shm *s);
 /* Leaves, and frees. NULL-safe. */
 void cdi_shm_destroy(struct cdi_shm *s);
+/*
+ * Tells all segments of this process that a rank of the job has died. Its program may end now, and others that only see
+ * that end name the one that died first.
+ */
+void cdi_shm_note_lost(int of_job);
 
 /* Publishes the processor on which this rank runs. Returns it. */
 static inline uint32_t cdi_shm_tell_cpu(const struct cdi_shm *s)

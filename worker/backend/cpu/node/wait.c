@@ -124,6 +124,19 @@ static void put_who(const struct cdi_wait *w, int rank, const char *how, char *b
         (void)snprintf(buf, cap, "rank %d (rank %d of the job, %.200s)", rank, of_job, how);
 }
 
+/* The error of a death. A rank that ended since another one had died is not the cause. */
+static cddp_status fail_dead(const struct cdi_wait *w, int rank, const char *who, struct cdi_error *err)
+{
+    int local = rank - w->shm->first, lost = 0;
+
+    if (local >= 0 && local < w->shm->size)
+        lost = atomic_load(&w->shm->ranks[local].lost);
+    if (lost > 0)
+        return cdi_fail_by(err, lost - 1, CDDP_E_PEER, "%s" DIED ", after it had lost rank %d of the job, which died",
+                           who, lost - 1);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s" DIED, who);
+}
+
 cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
@@ -144,7 +157,7 @@ cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char
         (void)nanosleep(&ms, NULL);
     }
     cdi_flight_miss(w->flight, of_job); /* the agent of this node knows nothing of other nodes */
-    return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s" DIED, who);
+    return fail_dead(w, rank, who, err);
 }
 
 static void put_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
@@ -167,7 +180,7 @@ static cddp_status report_death_at_once(const struct cdi_wait *w, int rank, stru
     put_pid(w, rank, pid, sizeof pid);
     rank += w->shm->first;
     put_who(w, rank, pid, who, sizeof who);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s" DIED, who);
+    return fail_dead(w, rank, who, err);
 }
 
 cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_error *err)
