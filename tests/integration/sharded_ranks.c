@@ -707,12 +707,13 @@ int main(int argc, char **argv)
     CHECK(exact || alone || strcmp(what, "any") == 0);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     make_groups();
-    refuse_different();
-    refuse_different_replicas();
-    find_other_values();
     if (loop) {
         printf("running\n");
         (void)fflush(stdout);
+    } else {
+        refuse_different();
+        refuse_different_replicas();
+        find_other_values();
     }
     do {
         for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
