@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a job in which cddp.FSDP trains a copy of a PyTorch module, and this process alone another one, on the
-batches of all ranks. Arguments: names of cases; none: all.
+batches of all ranks. Arguments: names of cases; none: all but BY_NAME.
 
 Each class below is a case. Both have the same losses and at the end the same parameters. Then the case runs again with
 a part of FSDP broken in the way that the case names, and must fail.
@@ -96,6 +96,7 @@ class Case:
     optim = ('adamw', {'lr': 0.01, 'weight_decay': 0.1, 'eps': 1e-3})
     breaks = ()  # (object, name, what it becomes) each
     steps = STEPS
+    limit = None  # of differences; None: 1e-9, or 1e-5 with float32
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
@@ -113,6 +114,9 @@ class Case:
     def loss(self, model, step, rank):
         x, y = self.batch(step, rank)
         return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    def alone(self, model):
+        return train_alone(self, model)
 
     def passes(self, step):
         """The batches of a step, as steps: with several the last one is sent."""
@@ -451,6 +455,56 @@ class Parts(Case):
         return model
 
 
+class FullyShard(Case):
+    """Beside PyTorch's fully_shard over gloo, with its AdamW: on the same ranks, and each rank on its batches alone."""
+
+    optim = ('adamw', {'lr': 0.01, 'weight_decay': 0.1})
+    breaks = [*TransformerOfBlocks.breaks, (Case, 'optimizer', lambda self, fsdp: cddp.Optim(fsdp, 'adamw', lr=0.01001))]
+    steps = 10
+
+    def alone(self, model):
+        import torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+        seen = {}
+        if not dist.is_initialized():  # a second group would find the first one's keys in the store
+            dist.init_process_group('gloo')
+        mesh = dist.init_device_mesh('cpu', (self.size,))
+        for part in (*self.units(model), model):
+            fully_shard(part, mesh=mesh)
+        optim = torch.optim.AdamW(model.parameters(), **self.optim[1])
+        for step in range(self.steps):
+            loss = self.loss(model, step, self.rank)
+            loss.backward()
+            optim.step()
+            optim.zero_grad()
+            seen[f'step {step}, loss'] = loss.detach()
+        seen.update({n: p.full_tensor().detach() for n, p in model.named_parameters()})
+        return seen
+
+
+class FullyShardFloat32(FullyShard):
+    dtype = torch.float32
+    optim = Case.optim  # a smaller eps makes noise of the gradient of the keys' bias, which is 0 but for rounding
+
+
+class FullyShard200(FullyShardFloat32):
+    """The losses of a transformer that learns a few batches by heart."""
+
+    optim = ('adamw', {**Case.optim[1], 'lr': 0.001})
+    breaks = TransformerOfBlocks.breaks
+    steps = 200
+    limit = 1e-3
+
+    def model(self):
+        return Transformer(width=64)
+
+    def alone(self, model):
+        return {n: x for n, x in super().alone(model).items() if n.endswith('loss')}
+
+    def batch(self, step, rank):
+        return super().batch(step % 4, rank)
+
+
 def adamw(model, state, rule):
     """torch.optim.AdamW, whose import takes seconds."""
     for name, p in model.named_parameters():
@@ -498,7 +552,7 @@ def train_divided(case, model, comm):
 
 
 def differences(case, alone, divided):
-    limit = 1e-9 if case.dtype == torch.float64 else 1e-5
+    limit = case.limit or (1e-9 if case.dtype == torch.float64 else 1e-5)
     for name, a in alone.items():
         b = divided[name].to(a.dtype)
         if not torch.allclose(a, b, rtol=limit, atol=limit):
@@ -513,7 +567,7 @@ def compare(kind, comm):
         torch.manual_seed(0)
         return case.model().to(case.dtype)
 
-    alone = train_alone(case, made())
+    alone = case.alone(made())
 
     def found(part):
         model = made()
@@ -543,6 +597,7 @@ def compare(kind, comm):
 
 CASES = [TransformerOfBlocks, Float32, OneLiveUnit, Stage2, KeptBlock, EachModule, WholeModule, Mlp, Momentum, OwnOptimizer, Twice, CalledTwice, Siamese, LibraryModules, RootOnly, Checkpoints,
          CheckpointsOfPairs, ReentrantCheckpoints, CheckpointsInside, ReentrantCheckpointsInside, Accumulation, ViewsOfParameters, ChannelsLast, Evaluation, Filled, FailsInForward, Parts]
+BY_NAME = [FullyShard, FullyShardFloat32, FullyShard200]
 
 
 def raises(kind, parts, call, *args, **named):
@@ -726,8 +781,8 @@ def main():
     torch.set_num_threads(1)
     names = sys.argv[1:]
     with cddp.init() as comm:
-        for kind in CASES:
-            if names and kind.__name__ not in names:
+        for kind in CASES + BY_NAME:
+            if kind.__name__ not in names and (names or kind in BY_NAME):
                 continue
             wrong = compare(kind, comm)
             os.write(1, f'rank {comm.rank}: {kind.__name__}: {"; ".join(wrong) or "as alone"}\n'.encode())
