@@ -76,13 +76,17 @@ void mlp_destroy(struct mlp *m)
     free(m);
 }
 
-static void forward(struct mlp *m, float *const params[MLP_PARAMS], const float *x, size_t batch)
+static void forward(struct mlp *m, float *const params[MLP_PARAMS], const float *x, size_t batch,
+                    void (*enter)(void *arg, size_t layer, bool back), void *arg)
 {
     for (size_t l = 0; l < MLP_LAYERS; l++) {
         size_t in = widths[l], to = widths[l + 1];
-        const float *from = l == 0 ? x : m->a[l], *bias = params[2 * l + 1];
+        const float *from = l == 0 ? x : m->a[l], *bias;
         float *a = m->a[l + 1];
 
+        if (enter != NULL)
+            enter(arg, l, false);
+        bias = params[2 * l + 1];
         for (size_t s = 0; s < batch; s++)
             memcpy(a + s * to, bias, to * sizeof *a);
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)batch, (int)to, (int)in, 1, from, (int)in,
@@ -123,17 +127,20 @@ static void sum_rows(float *to, const float *rows, size_t n_rows, size_t width)
 }
 
 double mlp_step(struct mlp *m, float *const params[MLP_PARAMS], float *const grads[MLP_PARAMS], const float *x,
-                const int *labels, size_t batch, void (*done)(void *arg, size_t i), void *arg)
+                const int *labels, size_t batch, void (*enter)(void *arg, size_t layer, bool back),
+                void (*done)(void *arg, size_t i), void *arg)
 {
     double value;
 
-    forward(m, params, x, batch);
+    forward(m, params, x, batch, enter, arg);
     value = loss(m, labels, batch);
     for (size_t l = MLP_LAYERS; l-- > 0;) {
         size_t in = widths[l], to = widths[l + 1];
         const float *from = l == 0 ? x : m->a[l];
         float *swap = m->delta;
 
+        if (enter != NULL)
+            enter(arg, l, true);
         sum_rows(grads[2 * l + 1], m->delta, batch, to);
         if (done != NULL)
             done(arg, 2 * l + 1);

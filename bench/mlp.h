@@ -7,6 +7,7 @@
 #ifndef BENCH_MLP_H
 #define BENCH_MLP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #define MLP_LAYERS 7
@@ -30,9 +31,11 @@ void mlp_sample(size_t index, float *x, int *label);
 
 /*
  * Forward and backward pass over `batch` samples; returns the mean loss. grads[i] is overwritten with the mean gradient
- * over the batch, and then done(arg, i) is called, the last layer first; done may be NULL.
+ * over the batch, and then done(arg, i) is called, the last layer first; done may be NULL. enter(arg, layer, back) may
+ * be, too: it is called before a layer's entries of params, and in the backward pass of grads, are read.
  */
 double mlp_step(struct mlp *m, float *const params[MLP_PARAMS], float *const grads[MLP_PARAMS], const float *x,
-                const int *labels, size_t batch, void (*done)(void *arg, size_t i), void *arg);
+                const int *labels, size_t batch, void (*enter)(void *arg, size_t layer, bool back),
+                void (*done)(void *arg, size_t i), void *arg);
 
 #endif

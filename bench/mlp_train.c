@@ -6,6 +6,7 @@
  *     mlp_train alternate BATCH STEPS      the same, but every second step does not synchronise (as under no_sync)
  *     mlp_train alternate BATCH STEPS auto the same, after sizes were tried (CDDP_DDP_TUNE) in idle passes
  *     mlp_train zero BATCH STEPS           the same training, with the optimizer divided among the ranks
+ *     mlp_train stage2|stage3 BATCH STEPS  the same, with gradients, or with parameters and gradients divided, too
  *     mlp_train server BATCH STEPS         rank 0 is a parameter server beside its own training: it receives every
  *                                          gradient, takes the step, and sends the parameters back
  *     mlp_train threads BATCH STEPS N      one process of N threads with a batch each; one of them sums and steps
@@ -26,28 +27,42 @@ static void must(cddp_status st)
 
 /* ---------------------------------------------------------------------------------------------- many processes ---- */
 
+static double called_ms; /* of this step: in calls that communicate, or may wait for it */
+
+/* The same as must(call), and its time counts. */
+#define TIMED(call)                    \
+    do {                               \
+        const double at_ms = now_ms(); \
+                                       \
+        must(call);                    \
+        called_ms += now_ms() - at_ms; \
+    } while (0)
+
 static void note(cddp_comm *comm, struct times *t, cddp_ddp *ddp, double began, double grads, double ended)
 {
     cddp_ddp_stats stats = {.size = sizeof stats};
-    double five[5] = {grads - began, ended - began};
+    double six[6] = {grads - began, ended - began};
 
     if (ddp != NULL)
         must(cddp_ddp_get_stats(ddp, &stats));
     t->told = ddp != NULL;
-    five[4] = -(double)stats.last_thread_ns;
-    five[2] = -(double)stats.last_comm_ns;
-    five[3] = -(double)stats.last_exposed_ns;
-    must(cddp_all_reduce(comm, five, five, 5, CDDP_FLOAT64, CDDP_MAX));
-    t->grads[t->n] = five[0];
-    t->step[t->n] = five[1];
-    t->comm[t->n] = -five[2] * 1e-6;
-    t->thread[t->n] = -five[4] * 1e-6;
-    t->exposed[t->n++] = -five[3] * 1e-6;
+    six[5] = -called_ms;
+    called_ms = 0;
+    six[4] = -(double)stats.last_thread_ns;
+    six[2] = -(double)stats.last_comm_ns;
+    six[3] = -(double)stats.last_exposed_ns;
+    must(cddp_all_reduce(comm, six, six, 6, CDDP_FLOAT64, CDDP_MAX));
+    t->grads[t->n] = six[0];
+    t->step[t->n] = six[1];
+    t->comm[t->n] = -six[2] * 1e-6;
+    t->thread[t->n] = -six[4] * 1e-6;
+    t->called[t->n] = -six[5];
+    t->exposed[t->n++] = -six[3] * 1e-6;
 }
 
 static void ready(void *ddp, size_t i)
 {
-    must(cddp_ddp_grad_ready(ddp, i));
+    TIMED(cddp_ddp_grad_ready(ddp, i));
 }
 
 /* Steps in which no parameter moves, until the bucket size is chosen. */
@@ -100,16 +115,108 @@ static double train_ddp(cddp_comm *comm, size_t batch, long steps, const char *m
         began = now_ms();
         loss = pass(&t, sync ? ready : NULL, ddp);
         if (optim != NULL)
-            must(cddp_optim_step(optim, NULL));
+            must(cddp_optim_step(optim, NULL)); /* which updates parameters, too, so its time says little */
         else if (sync)
-            must(cddp_ddp_wait(ddp));
+            TIMED(cddp_ddp_wait(ddp));
         grads = now_ms();
         if (sync && optim == NULL)
             sgd(&t, RATE);
+        called_ms = optim != NULL ? 0 : called_ms;
         note(comm, times, ddp, began, grads, now_ms());
     }
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
+    return loss;
+}
+
+/* A layer is a unit. */
+struct divided {
+    struct trainer t;
+    cddp_fsdp *f;
+    cddp_fsdp_unit units[MLP_LAYERS];
+    size_t held; /* a layer; MLP_LAYERS: none */
+};
+
+static cddp_status fill(void *arg, size_t u, void *const *data)
+{
+    (void)arg;
+    mlp_init_param(data[0], 2 * u);
+    mlp_init_param(data[1], 2 * u + 1);
+    return CDDP_OK;
+}
+
+static void leave(struct divided *d)
+{
+    if (d->held < MLP_LAYERS)
+        must(cddp_fsdp_release(d->f, d->held));
+    d->held = MLP_LAYERS;
+}
+
+static void enter(void *arg, size_t layer, bool back)
+{
+    struct divided *d = arg;
+
+    leave(d);
+    TIMED(cddp_fsdp_gather(d->f, layer));
+    TIMED(cddp_fsdp_wait_unit(d->f, layer));
+    d->held = layer;
+    for (size_t i = 0; i < 2; i++) {
+        d->t.params[2 * layer + i] = (float *)(uintptr_t)cddp_fsdp_param(d->f, layer, i); /* only read */
+        if (back)
+            TIMED((d->t.grads[2 * layer + i] = cddp_fsdp_grad(d->f, layer, i)) != NULL ? CDDP_OK : CDDP_E_STATE);
+    }
+}
+
+/* A layer's weights come after its bias. */
+static void divide(void *arg, size_t i)
+{
+    if (i % 2 == 0)
+        TIMED(cddp_fsdp_grads_ready(((struct divided *)arg)->f, i / 2));
+}
+
+static void sgd_of_shares(struct divided *d, float rate)
+{
+    for (size_t i = 0; i < MLP_PARAMS; i++) {
+        cddp_fsdp_shard_info mine = {.size = sizeof mine};
+
+        must(cddp_fsdp_shard(d->f, i / 2, i % 2, &mine));
+        for (size_t k = 0; k < mine.count; k++)
+            ((float *)mine.param)[k] -= rate * ((float *)mine.grad)[k];
+    }
+}
+
+static double train_divided(cddp_comm *comm, size_t batch, long steps, int stage, struct times *times)
+{
+    static struct divided d = {.held = MLP_LAYERS};
+    static cddp_param params[MLP_PARAMS];
+    static char names[MLP_PARAMS][16];
+    double loss = 0;
+
+    trainer_init(&d.t, batch);
+    d.t.enter = enter;
+    for (size_t i = 0; i < MLP_PARAMS; i++) {
+        (void)snprintf(names[i], sizeof names[i], "fc%zu.%s", i / 2, i % 2 == 0 ? "weight" : "bias");
+        params[i] = (cddp_param){
+            .size = sizeof(cddp_param), .name = names[i], .count = mlp_param_count(i), .dtype = CDDP_FLOAT32};
+        d.units[i / 2] = (cddp_fsdp_unit){
+            .size = sizeof(cddp_fsdp_unit), .name = names[i], .params = &params[i / 2 * 2], .n_params = 2};
+    }
+    must(cddp_fsdp_create(&d.f, comm, d.units, MLP_LAYERS,
+                          &(cddp_fsdp_options){.size = sizeof(cddp_fsdp_options), .stage = stage, .fill = fill}));
+    for (long step = 0; step < steps; step++) {
+        double began, grads;
+
+        load(&d.t, step, cddp_rank(comm), cddp_world_size(comm));
+        must(cddp_barrier(comm));
+        began = now_ms();
+        loss = pass(&d.t, divide, &d);
+        leave(&d);
+        TIMED(cddp_fsdp_end_step(d.f));
+        grads = now_ms();
+        sgd_of_shares(&d, RATE);
+        note(comm, times, NULL, began, grads, now_ms());
+    }
+    cddp_fsdp_destroy(d.f);
     return loss;
 }
 
@@ -253,8 +360,9 @@ static void train_processes(const char *mode, size_t batch, long steps, bool aut
 
     must(cddp_init(&comm, NULL));
     n = cddp_world_size(comm);
-    loss = strcmp(mode, "server") == 0 ? train_server(comm, batch, steps, times)
-                                       : train_ddp(comm, batch, steps, mode, automatic, times);
+    loss = strcmp(mode, "server") == 0      ? train_server(comm, batch, steps, times)
+           : strncmp(mode, "stage", 5) == 0 ? train_divided(comm, batch, steps, mode[5] - '0', times)
+                                            : train_ddp(comm, batch, steps, mode, automatic, times);
     must(cddp_all_reduce(comm, &loss, &loss, 1, CDDP_FLOAT64, CDDP_AVG));
     if (cddp_rank(comm) == 0)
         print(mode, n, batch, times, loss);
@@ -270,13 +378,14 @@ int main(int argc, char **argv)
     bool threads = strcmp(mode, "threads") == 0, automatic = argc == 5 && strcmp(argv[4], "auto") == 0;
 
     if ((!threads && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0 && strcmp(mode, "zero") != 0 &&
-         strcmp(mode, "server") != 0) ||
+         strcmp(mode, "stage2") != 0 && strcmp(mode, "stage3") != 0 && strcmp(mode, "server") != 0) ||
         batch < 1 || batch > 100000 || steps < 4 || steps > MAX_STEPS ||
         (threads ? argc != 5 || n < 1 || n > MAX_THREADS : argc != 4 && !automatic) ||
         (automatic && strcmp(mode, "ddp") != 0 && strcmp(mode, "alternate") != 0)) {
-        (void)fprintf(stderr, "usage: mlp_train ddp|alternate BATCH STEPS [auto] | zero|server BATCH STEPS | "
-                              "threads BATCH STEPS N\n"
-                              "(at least 4 steps: the first two warm up)\n");
+        (void)fprintf(stderr,
+                      "usage: mlp_train ddp|alternate BATCH STEPS [auto] | zero|stage2|stage3|server BATCH STEPS | "
+                      "threads BATCH STEPS N\n"
+                      "(at least 4 steps: the first two warm up)\n");
         return 2;
     }
     (void)setenv("OPENBLAS_NUM_THREADS", "1", 0); /* read when it is first used */

@@ -47,6 +47,7 @@ struct trainer {
     float *params[MLP_PARAMS], *grads[MLP_PARAMS], *x;
     int *labels;
     size_t batch;
+    void (*enter)(void *arg, size_t layer, bool back); /* NULL: parameters and gradients are always there */
 };
 
 static void trainer_init(struct trainer *t, size_t batch)
@@ -77,7 +78,7 @@ static void load(struct trainer *t, long step, int rank, int n)
 
 static double pass(struct trainer *t, void (*done)(void *arg, size_t i), void *arg)
 {
-    return mlp_step(t->mlp, t->params, t->grads, t->x, t->labels, t->batch, done, arg);
+    return mlp_step(t->mlp, t->params, t->grads, t->x, t->labels, t->batch, t->enter, done, arg);
 }
 
 static void sgd(struct trainer *t, float rate)
@@ -95,6 +96,7 @@ struct times {
     /* What cddp_ddp_get_stats() says of it, of the rank that it says least of: the others have waited for that one. */
     bool told;
     double comm[MAX_STEPS], exposed[MAX_STEPS], thread[MAX_STEPS];
+    double called[MAX_STEPS]; /* in calls that communicate, of the rank with the least */
     long n;
     size_t bucket_bytes; /* 0: there are no buckets */
 };
@@ -128,9 +130,12 @@ static void print(const char *mode, int ranks, size_t batch, const struct times 
         median(t->step, t->n, 0, alternate ? 2 : 1));
     if (alternate)
         (void)printf("\"alone_ms\": %.3f, ", median(t->grads, t->n, 1, 2));
-    if (alternate && t->told)
+    if (t->called[0] > 0)
+        (void)printf("\"called_ms\": %.3f, ", median(t->called, t->n, 0, alternate ? 2 : 1));
+    if (t->told)
         (void)printf("\"library_comm_ms\": %.3f, \"library_exposed_ms\": %.3f, \"library_thread_ms\": %.3f, ",
-                     median(t->comm, t->n, 0, 2), median(t->exposed, t->n, 0, 2), median(t->thread, t->n, 0, 2));
+                     median(t->comm, t->n, 0, alternate ? 2 : 1), median(t->exposed, t->n, 0, alternate ? 2 : 1),
+                     median(t->thread, t->n, 0, alternate ? 2 : 1));
     if (t->bucket_bytes > 0)
         (void)printf("\"bucket_mib\": %zu, ", t->bucket_bytes >> 20);
     (void)printf("\"loss\": %.6f}\n", loss);
