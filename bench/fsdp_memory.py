@@ -6,6 +6,9 @@ The peak of the sum of the ranks' proportional set sizes (PSS, of /proc/PID/smap
 counts once. What plain data parallelism holds beside weights, gradients and AdamW's averages are its activations; the rest of
 --fsdp may be these states once, three layers' numbers for each rank, and a tenth.
 
+The same size as a PyTorch module, where --torch-python has PyTorch: by cddp.FSDP, fully_shard, and DeepSpeed's stage 3. Beside each
+peak stands that of a model of almost nothing, which is Python and its libraries.
+
 --limit (as root): each rank gets a separate memory cgroup, as if it were a machine, smaller than the states of one rank. There
 --ranks ranks with --fsdp train, and one rank does not.
 """
@@ -18,6 +21,8 @@ import tempfile
 import time
 
 import common
+import fair
+import fsdp
 
 MIB = 1 << 20
 MODES = {'DDP': [], 'stage 1': ['--divided'], 'stage 2': ['--fsdp=2'], 'stage 3': ['--fsdp']}
@@ -38,7 +43,7 @@ class Model:
 def pss(pid):
     """Bytes; None: it has ended, or it is still the shell that becomes a rank."""
     with contextlib.suppress(OSError):
-        if os.readlink(f'/proc/{pid}/exe').endswith('/gpt'):
+        if os.path.basename(os.readlink(f'/proc/{pid}/exe')).startswith(('gpt', 'python')):
             with open(f'/proc/{pid}/smaps_rollup', encoding='ascii') as f:
                 return next(int(line.split()[1]) for line in f if line.startswith('Pss:')) * 1024
     return None
@@ -50,17 +55,43 @@ def train(args, model, text, ranks, flags, before=''):
         script = f'{before} echo $$ > {folder}/$RANK; exec "$@"'
         command = [common.cddprun(args.build), '--standalone', f'--nproc_per_node={ranks}', 'sh', '-c', script, 'sh',
                    os.path.join(args.build, 'examples', 'gpt', 'gpt'), *model.flags, '--batch', str(ranks * args.batch), '--text', text, *flags]
-        with open(f'{folder}/out', 'w+', encoding='utf-8', errors='replace') as out, \
-                subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as job:
-            peak = 0
-            while job.poll() is None:
-                time.sleep(0.1)
-                pids = [path.read_text(encoding='ascii').strip() for path in pathlib.Path(folder).glob('[0-9]*')]
-                now = [pss(pid) for pid in pids if pid]
-                if len(now) == ranks and None not in now:
-                    peak = max(peak, sum(now))
-            out.seek(0)
-            return job.returncode, peak, out.read()
+        return watch(folder, ranks, command)
+
+
+def watch(folder, ranks, command, env=None):
+    """Run it to the end; a rank's process id is in folder/RANK."""
+    with open(f'{folder}/out', 'w+', encoding='utf-8', errors='replace') as out, \
+            subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env) as job:
+        peak = 0
+        while job.poll() is None:
+            time.sleep(0.1)
+            pids = [path.read_text(encoding='ascii').strip() for path in pathlib.Path(folder).glob('[0-9]*')]
+            now = [pss(pid) for pid in pids if pid]
+            if len(now) == ranks and None not in now:
+                peak = max(peak, sum(now))
+        out.seek(0)
+        return job.returncode, peak, out.read()
+
+
+def measure_modules(args):
+    """{side: bytes of all ranks}, of the PyTorch module; {}: there is no PyTorch."""
+    found, losses = {}, []
+    for name in [] if not common.torch_version(args.torch_python) else [name for name in fsdp.available(args) if name != 'DeepSpeed stage 3']:
+        found[name] = {'version': fair.side(name).version}
+        for what, layers, width, heads in ('base', 1, 64, 1), ('peak', args.layers, args.width, args.heads):
+            with tempfile.TemporaryDirectory() as folder:
+                flags = {'layers': layers, 'width': width, 'heads': heads, 'context': args.context, 'batch': args.batch, 'steps': args.steps, 'pids': folder}
+                status, found[name][what], said = watch(folder, args.ranks, *fsdp.command(
+                    args, fsdp.SIDES[name], [word for flag, value in flags.items() for word in (f'--{flag}', str(value))]))
+            if status != 0 or not found[name][what]:
+                sys.exit(f'{name}: exit status {status}\n{said}')
+        losses.append(fsdp.line_of(said)['loss'])
+        base, peak = (found[name][what] / MIB for what in ('base', 'peak'))
+        print(f'  {name:26} {peak:8.0f} MiB, {base:.0f} of it without a model; loss {losses[-1] / args.ranks:.4f}', flush=True)
+    if losses and max(losses) - min(losses) > 1e-4 * max(losses):
+        sys.exit(f'the losses of the modules differ, so this was not the same training: {losses}')
+    fair.start_anew()  # cores and threads change no memory
+    return found
 
 
 def measure(args, model, text):
@@ -142,6 +173,7 @@ def main():
             to.write(f.read(100 * args.context))
         result = {'machine': common.machine(args), 'flags': model.flags, 'ranks': args.ranks}
         result['memory'], good = measure(args, model, text)
+        result['modules'] = measure_modules(args)
         if args.limit:
             result['limited'], kept = train_within(args, model, text)
             good = good and kept
