@@ -281,6 +281,39 @@ cddp_status cdi_shm_create(struct cdi_shm **out, int rank, int size, int first, 
 static struct cdi_shm *attached; /* of this process */
 static pthread_mutex_t attached_lock = PTHREAD_MUTEX_INITIALIZER;
 
+static void attached_prepare(void)
+{
+    (void)pthread_mutex_lock(&attached_lock);
+}
+
+static void attached_parent(void)
+{
+    (void)pthread_mutex_unlock(&attached_lock);
+}
+
+/* A child made by fork() may join another job. Deaths in that one are nothing to its parent's segments. */
+static void attached_child(void)
+{
+    attached = NULL;
+    attached_parent();
+}
+
+static void attached_handlers(void)
+{
+    (void)pthread_atfork(attached_prepare, attached_parent, attached_child);
+}
+
+static void attach(struct cdi_shm *s)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, attached_handlers);
+    (void)pthread_mutex_lock(&attached_lock);
+    s->next = attached;
+    attached = s;
+    (void)pthread_mutex_unlock(&attached_lock);
+}
+
 void cdi_shm_note_lost(int of_job)
 {
     (void)pthread_mutex_lock(&attached_lock);
@@ -297,9 +330,10 @@ static void detach(struct cdi_shm *s)
     struct cdi_shm **at = &attached;
 
     (void)pthread_mutex_lock(&attached_lock);
-    while (*at != s)
+    while (*at != NULL && *at != s)
         at = &(*at)->next;
-    *at = s->next;
+    if (*at != NULL)
+        *at = s->next;
     (void)pthread_mutex_unlock(&attached_lock);
 }
 
@@ -319,10 +353,7 @@ static void take_over(struct cdi_shm *s, void *segment)
     cdi_cpus_affinity(cpus, CDI_SHM_CPU_WORDS);
     for (int i = 0; i < CDI_SHM_CPU_WORDS; i++)
         atomic_store_explicit(&s->ranks[s->rank].cpus[i], cpus[i], memory_order_relaxed);
-    (void)pthread_mutex_lock(&attached_lock);
-    s->next = attached;
-    attached = s;
-    (void)pthread_mutex_unlock(&attached_lock);
+    attach(s);
 }
 
 bool cdi_shm_can_yield(const struct cdi_shm *s)
