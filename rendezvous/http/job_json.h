@@ -5,7 +5,8 @@
 
 #include "rendezvous/http/pages.h"
 
-/* Returns an object with verdict, places, timing, history and where (docs/internals/protocol.md); NULL: out of memory. */
+/* Returns an object with verdict, places, timing, history and where (docs/internals/protocol.md); NULL: out of memory.
+ */
 json_t *page_job_view(const struct page_job *j);
 
 #endif

@@ -98,8 +98,8 @@ extern const char *const page_job_states[];
 extern const size_t page_n_job_states;
 
 /*
- * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/internals/protocol.md); NULL: out of
- * memory.
+ * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/internals/protocol.md);
+ * NULL: out of memory.
  */
 json_t *page_job_head(const struct page_job *j);
 json_t *page_node_json(const struct page_job *j, const struct page_node *n);

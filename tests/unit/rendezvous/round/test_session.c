@@ -490,9 +490,9 @@ Test(session, suspended_time_extends_leases)
 
 /* ---------------------------------------------------------------------------------------------------- simulation ----
  *
- * Jobs of up to four nodes, each with an agent that follows docs/internals/protocol.md, over a network that delays, cuts and
- * resets, on a virtual clock; agents also die. Always: when a round begins, no node has workers of an older one; when
- * the job is over, no node has any; and every job ends. SESSION_SEED runs one job only.
+ * Jobs of up to four nodes, each with an agent that follows docs/internals/protocol.md, over a network that delays,
+ * cuts and resets, on a virtual clock; agents also die. Always: when a round begins, no node has workers of an older
+ * one; when the job is over, no node has any; and every job ends. SESSION_SEED runs one job only.
  */
 
 #define LEASE 15000
