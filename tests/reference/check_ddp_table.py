@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""libcddp beside PyTorch 2.13's DistributedDataParallel and DistributedSampler, option by option.
+"""libcddp beside PyTorch 2.13's DistributedDataParallel, DistributedSampler and fully_shard, and DeepSpeed, option by option.
 
     check_ddp_table.py RECORD TABLE           every option of RECORD has its row, every check named in a row exists, and TABLE is
                                               the table that comes of it
     check_ddp_table.py RECORD TABLE --write   write TABLE
-    check_ddp_table.py --record PYTHON RECORD ask PYTHON's torch for its options, and write RECORD anew
+    check_ddp_table.py --record PYTHON RECORD [PYTHON2]
+                                              ask PYTHON's torch, and PYTHON2's DeepSpeed, for their options, and write RECORD anew
 """
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
+import sharding_rows
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HEAD = """# libcddp beside DistributedDataParallel
+HEAD = """# libcddp beside DistributedDataParallel, fully_shard and DeepSpeed
 
 Made by `tests/reference/check_ddp_table.py`: every option of PyTorch 2.13's `DistributedDataParallel`, of its methods, of
-its PowerSGD hook, of `clip_grad_norm_` and of `DistributedSampler`, as PyTorch itself lists them (`tests/data/ddp-2.13.json`). "Checked by" names the file of the check, and
+its PowerSGD hook, of `clip_grad_norm_`, of `DistributedSampler` and of `fully_shard`, and of DeepSpeed 0.19's `zero_optimization`, as the peers
+themselves list them (`tests/data/ddp-2.13.json`). [fsdp.md](fsdp.md) explains the last ones. "Checked by" names the file of the check, and
 what it looks at; those under `tests/reference` compare with numbers that PyTorch made.
 
 """
@@ -110,22 +115,38 @@ ROWS = {  # option: (ours, the check's file, what in it)
     "DistributedSampler.set_epoch": {
         "epoch": ("`cddp_sampler_set_epoch`", "tests/unit/worker/data/test_sampler.c", "matches_distributed_sampler"),
     },
+    **sharding_rows.ROWS,
 }
 ASK = """
 import inspect, json
+from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel as D
 from torch.utils.data.distributed import DistributedSampler as S
 from torch.nn.utils import clip_grad_norm_ as clip
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState as power
 asked = {"DistributedDataParallel": D.__init__, "DistributedDataParallel.no_sync": D.no_sync,
          "DistributedDataParallel.join": D.join, "DistributedDataParallel.register_comm_hook": D.register_comm_hook,
-         "PowerSGDState": power.__init__, "torch.nn.utils.clip_grad_norm_": clip, "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch}
+         "PowerSGDState": power.__init__, "torch.nn.utils.clip_grad_norm_": clip, "DistributedSampler": S.__init__, "DistributedSampler.set_epoch": S.set_epoch,
+         "fully_shard": fsdp.fully_shard, "MixedPrecisionPolicy": fsdp.MixedPrecisionPolicy, "CPUOffloadPolicy": fsdp.CPUOffloadPolicy}
 def options(f):
     found = {p.name: "" if p.default is p.empty else repr(p.default) for p in inspect.signature(f).parameters.values()}
     found.pop("self", None)
     return found or {"(method)": ""}
-print(json.dumps({name: options(f) for name, f in asked.items()}, indent=1))
+found = {name: options(f) for name, f in asked.items()}
+found["FSDPModule"] = {name: "" for name, _ in inspect.getmembers(fsdp.FSDPModule, inspect.isfunction) if name[0] != "_"}
+print(json.dumps(found))
 """
+ASK_DEEPSPEED = """
+import json
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+print(json.dumps({f.alias or name: "" if f.is_required() or "Undefined" in repr(f.default) else str(f.default).replace(",", "")
+                  for name, f in DeepSpeedZeroConfig.model_fields.items() if not (f.json_schema_extra or {}).get("deprecated")}))
+"""
+
+
+def ask(python, what):
+    done = subprocess.run([python, "-c", what], capture_output=True, text=True, check=True, env={**os.environ, "DS_ACCELERATOR": "cpu"})
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def check(recorded):
@@ -134,7 +155,7 @@ def check(recorded):
     for name, options in recorded.items():
         rows = ROWS.get(name, {})
         wrong += [f"{name}: no row for {option}" for option in options if option not in rows]
-        wrong += [f"{name}: PyTorch has no {option}" for option in rows if option not in options]
+        wrong += [f"{name}: the peer has no {option}" for option in rows if option not in options]
         for option, (_, file, what) in rows.items():
             if file and what not in (ROOT / file).read_text(encoding="utf-8"):
                 wrong.append(f"{name}: {option}: there is no {what} in {file}")
@@ -154,8 +175,10 @@ def table(recorded):
 
 def main():
     if sys.argv[1] == "--record":
-        asked = subprocess.run([sys.argv[2], "-c", ASK], capture_output=True, text=True, check=True).stdout
-        pathlib.Path(sys.argv[3]).write_text(asked, encoding="utf-8")
+        found, path = ask(sys.argv[2], ASK), pathlib.Path(sys.argv[3])
+        name = "DeepSpeed's zero_optimization"
+        found[name] = ask(sys.argv[4], ASK_DEEPSPEED) if sys.argv[4:] else json.loads(path.read_text(encoding="utf-8"))[name]
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         return 0
     recorded, path = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")), pathlib.Path(sys.argv[2])
     wrong = check(recorded)
