@@ -232,9 +232,12 @@ static bool is_exact(const struct kind *k)
 /* Sets element k of the gradient that is made in room[1]. */
 static void put_grad(const struct model *m, cddp_dtype type, size_t k, double x)
 {
+    int odd = cddp_world_size(comm) % 2 == 0 ? 1 : cddp_world_size(comm);
+    double unit = odd == 1 ? 16 : 4;
+
     CHECK(fabs(x) < 2 || type != CDDP_BFLOAT16);
-    /* The sum of 8 ranks has 8 bits, as bfloat16 has. */
-    put(room[1], type, k, is_exact(m->kind) ? nearbyint(x * 16) / 16 : x);
+    /* The sum of 8 ranks has 8 bits, as bfloat16 has; and an odd number of ranks, up to 5, divides each term. */
+    put(room[1], type, k, is_exact(m->kind) ? nearbyint(x * unit) / unit * odd : x);
 }
 
 static void backward(const struct model *m, size_t i, int step, const void *w, void *g)
