@@ -88,7 +88,7 @@ def measure_modules(args):
         losses.append(fsdp.line_of(said)['loss'])
         base, peak = (found[name][what] / MIB for what in ('base', 'peak'))
         print(f'  {name:26} {peak:8.0f} MiB, {base:.0f} of it without a model; loss {losses[-1] / args.ranks:.4f}', flush=True)
-    if losses and max(losses) - min(losses) > 1e-4 * max(losses):
+    if losses and max(losses) - min(losses) > 1e-3 * max(losses):  # DeepSpeed's AdamW is another one
         sys.exit(f'the losses of the modules differ, so this was not the same training: {losses}')
     fair.start_anew()  # cores and threads change no memory
     return found
