@@ -46,9 +46,8 @@ void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
 bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes);
 /*
  * Checks that each item is there, with the same kind and size: CDDP_E_MISMATCH if not. ranges: by item, which part of
- * it `data` is; NULL: all are whole. One with CDDP_ITEM_PER_RANK,
- * which is one rank's and is named NAME[rank], may be missing if it is not rank 0's. Sets present[i] (NULL: not needed)
- * to 1 if item i is there, otherwise to 0.
+ * it `data` is; NULL: all are whole. An item with CDDP_ITEM_PER_RANK, which is named NAME[rank], may be missing if it
+ * is not rank 0's. Sets present[i] (NULL: not needed) to 1 if item i is there, otherwise to 0.
  */
 cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
                                const struct cdi_range *ranges, size_t n_items, uint8_t *present, struct cdi_error *err);

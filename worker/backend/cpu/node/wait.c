@@ -25,6 +25,7 @@
 #define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
 #define CHAIN_SHOWN 4         /* ranks in a chain of waits */
 #define DIED " died, or exited without cddp_finalize"
+#define WHO 256            /* bytes */
 #define AGENT_GRACE_MS 100 /* after a death, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
@@ -114,21 +115,23 @@ static bool yield(struct cdi_counter *c, uint32_t step)
 }
 
 /* Writes "rank 0 (pid 4711)", or in a part, whose ranks nobody else knows, "rank 0 (rank 2 of the job, pid 4711)". */
-static void put_who(const struct cdi_wait *w, int rank, const char *how, char *buf, size_t cap)
+static void put_who(const struct cdi_wait *w, int rank, const char *how, char who[WHO])
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
 
     if (of_job == rank)
-        (void)snprintf(buf, cap, "rank %d (%.200s)", rank, how);
+        (void)snprintf(who, WHO, "rank %d (%.200s)", rank, how);
     else
-        (void)snprintf(buf, cap, "rank %d (rank %d of the job, %.200s)", rank, of_job, how);
+        (void)snprintf(who, WHO, "rank %d (rank %d of the job, %.200s)", rank, of_job, how);
 }
 
 /* The error of a death. A rank that ended since another one had died is not the cause. */
-static cddp_status fail_dead(const struct cdi_wait *w, int rank, const char *who, struct cdi_error *err)
+static cddp_status fail_dead(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int local = rank - w->shm->first, lost = 0;
+    char who[WHO];
 
+    put_who(w, rank, how, who);
     if (local >= 0 && local < w->shm->size)
         lost = atomic_load(&w->shm->ranks[local].lost);
     if (lost > 0)
@@ -141,9 +144,6 @@ cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
     int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
-    char who[256];
-
-    put_who(w, rank, how, who, sizeof who);
 
     while (cdi_flight_has_agent(w->flight) && cdi_now_ms() < until) {
         const struct timespec ms = {.tv_nsec = 1000000};
@@ -151,13 +151,16 @@ cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char
         if (cdi_wait_check(w, err) != CDDP_OK)
             return err->status;
         if (cdi_flight_has_ended(w->flight, of_job)) {
+            char who[WHO];
+
+            put_who(w, rank, how, who);
             cdi_flight_miss(w->flight, of_job);
             return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s " CDI_FLIGHT_DESERTED, who);
         }
         (void)nanosleep(&ms, NULL);
     }
     cdi_flight_miss(w->flight, of_job); /* the agent of this node knows nothing of other nodes */
-    return fail_dead(w, rank, who, err);
+    return fail_dead(w, rank, how, err);
 }
 
 static void put_pid(const struct cdi_wait *w, int rank, char *buf, size_t cap)
@@ -175,12 +178,10 @@ static cddp_status report_local_death(const struct cdi_wait *w, int rank, struct
 
 static cddp_status report_death_at_once(const struct cdi_wait *w, int rank, struct cdi_error *err)
 {
-    char pid[32], who[256];
+    char pid[32];
 
     put_pid(w, rank, pid, sizeof pid);
-    rank += w->shm->first;
-    put_who(w, rank, pid, who, sizeof who);
-    return fail_dead(w, rank, who, err);
+    return fail_dead(w, w->shm->first + rank, pid, err);
 }
 
 cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_error *err)
