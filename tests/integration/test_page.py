@@ -54,10 +54,10 @@ class Training:
         self.stuck_ms = ms
 
     def ranks_of(self, node_rank):
-        return [self.rank(node_rank * self.nproc + i) for i in range(self.nproc)]
+        passed = 100 if self.stuck_ms else time.monotonic() - self.began  # one moment: ranks of a node are in one step
+        return [self.rank(node_rank * self.nproc + i, passed) for i in range(self.nproc)]
 
-    def rank(self, rank):
-        passed = 100 if self.stuck_ms else time.monotonic() - self.began
+    def rank(self, rank, passed):
         step, behind = int(passed * self.rate), bool(self.stuck_ms) and rank == self.late
         wobble = 1 + 0.25 * math.sin(passed / 3)
         waits = int((0 if rank == self.late else 1500 + 170 * (rank * 7 % 11)) * wobble)

@@ -184,9 +184,21 @@ def test_gpus_with_errors_heat_or_missing(cddprun):
             assert nodes.findings() == [] and set(nodes.status.values()) == {0}, (nodes.status, nodes.err)
 
 
+@contextlib.contextmanager
+def even_links(*at):
+    """So slow that no other load changes them: a slow link, too, excludes a node."""
+    try:
+        for host in at:
+            tc(host, 'qdisc', 'add', 'dev', 'eth0', 'root', 'tbf', 'rate', '100mbit', 'burst', '64k', 'latency', '50ms')
+        yield
+    finally:
+        for host in at:
+            tc(host, 'qdisc', 'del', 'dev', 'eth0', 'root')
+
+
 def test_excluded_node_is_replaced(cddprun):
     flags = ['--preflight=exclude', '--spares=1']
-    with Nodes(cddprun, *flags, n=2, how={2: (FEW_FILES, {})}) as nodes:
+    with even_links(1, 2, 3), Nodes(cddprun, *flags, n=2, how={2: (FEW_FILES, {})}) as nodes:
         launch.wait_for('a worker on host 2', nodes.jobs[2].workers)
         nodes.start(cddprun, 3, *flags, nodes=2)
         nodes.finish()
@@ -196,7 +208,7 @@ def test_excluded_node_is_replaced(cddprun):
 
 
 def test_excluded_node_without_a_spare(cddprun):
-    with Nodes(cddprun, '--preflight=exclude', '--spares=1', n=2, how={2: (FEW_FILES, {})}) as nodes:
+    with even_links(1, 2), Nodes(cddprun, '--preflight=exclude', '--spares=1', n=2, how={2: (FEW_FILES, {})}) as nodes:
         nodes.finish()
         assert nodes.status == {1: 1, 2: 143} and nodes.out == '', (nodes.status, nodes.out, nodes.err)
         assert 'leaves the job, and no other node has come to replace it: a worker may' in nodes.jobs[2].err, nodes.jobs[2].err
