@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define LINE_MAX_BYTES 512
+#define READS 3 /* of the kernel's table */
 #define HEX_V4 8
 #define HEX_V6 32
 
@@ -71,22 +72,32 @@ bool sockets_line_is(const char *line, const struct cdi_address *local, const st
     return true;
 }
 
-bool sockets_find(const struct cdi_address *local, const struct cdi_address *remote, uint64_t *inode)
+static bool socket_in_table(const char *table, const struct cdi_address *local, const struct cdi_address *remote,
+                            uint64_t *inode)
 {
-    static const char *const tables[] = {"/proc/self/net/tcp", "/proc/self/net/tcp6"};
     char line[LINE_MAX_BYTES];
     bool found = false;
+    FILE *f = fopen(table, "re");
 
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0] && !found; i++) {
-        FILE *f = fopen(tables[i], "re");
-
-        if (f == NULL)
-            continue;
-        while (!found && fgets(line, sizeof line, f) != NULL)
-            found = sockets_line_is(line, local, remote, inode);
-        (void)fclose(f);
-    }
+    if (f == NULL)
+        return false;
+    while (!found && fgets(line, sizeof line, f) != NULL)
+        found = sockets_line_is(line, local, remote, inode);
+    (void)fclose(f);
     return found;
+}
+
+/*
+ * The kernel prints its table in pieces, and begins each at the place where the last one ended (tcp_seek_last_pos in
+ * net/ipv4/tcp_ipv4.c). A connection that ends in between moves the others there: one of them may be left out.
+ */
+bool sockets_find(const struct cdi_address *local, const struct cdi_address *remote, uint64_t *inode)
+{
+    for (int i = 0; i < READS; i++)
+        if (socket_in_table("/proc/self/net/tcp", local, remote, inode) ||
+            socket_in_table("/proc/self/net/tcp6", local, remote, inode))
+            return true;
+    return false;
 }
 
 bool sockets_has(pid_t pid, uint64_t inode)
