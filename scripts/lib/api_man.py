@@ -27,7 +27,7 @@ starts the program once per rank.
 The headers describe every function: what it does, its errors, and the threads that may call it.
 .I <cddp/cddp.h>
 includes the others. It begins with an overview and an example.
-The sources contain the same text as docs/api.md, a tutorial, and docs/index.md, which lists all documents.
+The sources contain docs/api.md, which lists the functions, a tutorial, and docs/index.md, which lists all documents.
 .PP
 Functions that can fail return CDDP_OK or a negative status.
 .BR cddp_last_error ()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/api.md, made from the comments of the public headers, and what PyTorch's names are here.
+"""docs/api.md: the public functions, each with the beginning of its comment in the headers, and what PyTorch's names are here.
 
-    api_page.py ROOT            docs/api.md is what the headers say now; every function has a comment, and an example or a test
+    api_page.py ROOT            docs/api.md agrees with the headers; every function has a comment, and an example or a test
     api_page.py ROOT --write    write docs/api.md
     api_page.py ROOT --torch PYTHON   PyTorch's names in the table are names that PYTHON's torch knows
     api_page.py --self-test     headers with planted faults must be found
@@ -53,7 +53,7 @@ TORCH = [  # PyTorch's; ours; what differs
     ('torch.distributed.TCPStore.check', '`cddp_store_check`', ''),
     ('torch.distributed.TCPStore.delete_key', '`cddp_store_delete`', ''),
     ('torch.nn.parallel.DistributedDataParallel', '`cddp_ddp_create`', 'option by option: [pytorch-ddp.md](pytorch-ddp.md)'),
-    ('torch.nn.parallel.DistributedDataParallel.no_sync', '`cddp_ddp_grad_ready`', 'left out, as `cddp_ddp_wait` is'),
+    ('torch.nn.parallel.DistributedDataParallel.no_sync', '`cddp_ddp_grad_ready`', 'leave it out, and `cddp_ddp_wait`'),
     ('torch.nn.parallel.DistributedDataParallel.join', '`cddp_ddp_join`', 'with `CDDP_DDP_JOIN`'),
     ('torch.nn.parallel.DistributedDataParallel.register_comm_hook', '`cddp_ddp_set_hook`', ''),
     ('torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.powerSGD_hook', '`cddp_ddp_set_powersgd`', 'the same numbers'),
@@ -140,38 +140,8 @@ def calls(root):
     return sorted(here, key=lambda p: (not p[0].startswith('examples'), not p[0].startswith('tests/unit')))
 
 
-def linked(text, names):
-    text = text.replace('*', r'\*').replace('<', '&lt;')
-    text = re.sub(r'\b(cddp_\w+)(\(\))?', lambda m: f'[`{m[1]}`](#{m[1]})' if m[1] in names else f'`{m[0]}`', text)
-    return re.sub(r'(?<![`\w#])(CDDP_[A-Z0-9_]+\w)', r'`\1`', text)
-
-
-def prose(text, names):
-    """Paragraphs; indented lines are code."""
-    parts = []
-    for block in re.split(r'\n\s*\n', text):
-        if block.startswith('    '):
-            parts.append('```c\n' + '\n'.join(line[4:] for line in block.splitlines()) + '\n```')
-        elif '\n    ' in block:
-            head, code = block.split('\n    ', 1)
-            parts += [linked(head, names), '```c\n' + '\n'.join(x[4:] if x.startswith('    ') else x
-                                                               for x in ('    ' + code).splitlines()) + '\n```']
-        else:
-            parts.append(linked(block, names))
-    return '\n\n'.join(parts)
-
-
 def first_sentence(text):
     return re.match(r'.*?(?<!\.)[.;](?=\s|$)|.*', ' '.join(text.split()))[0].rstrip('.;')
-
-
-def folded(declaration):
-    """One argument a line where one line would be too long."""
-    declaration = re.sub(r'CDDP_(API|NODISCARD) ', '', declaration)
-    if len(declaration) <= 100:
-        return declaration
-    head, arguments = declaration.split('(', 1)
-    return head + '(\n    ' + ',\n    '.join(re.split(r',\s*(?![^()]*\))', arguments))
 
 
 def statuses(text):
@@ -179,50 +149,54 @@ def statuses(text):
     return '| status | number | |\n|---|---|---|\n' + ''.join(f'| `{n}` | {v} | {t} |\n' for n, v, t in rows)
 
 
+def headers(root):
+    """The header that declares each public function."""
+    return {name: path.relative_to(root).as_posix() for path in sorted((root / 'include').rglob('*.h'))
+            for name in re.findall(r'^CDDP_API\s[^;]*?\b(cddp_\w+)\(', path.read_text(encoding='utf-8'), re.M)}
+
+
+def cell(text):
+    """Text of a comment in a table."""
+    text = text.replace('|', r'\|').replace('*', r'\*').replace('<', '&lt;')
+    return re.sub(r'(?<![`\w])(cddp_\w+(\(\))?|CDDP_[A-Z0-9_]+\w)', r'`\1`', text)
+
+
 def make(root, old):
     """The page, and the faults of the headers."""
     status = (root / 'include/cddp/status.h').read_text(encoding='utf-8')
-    head, body = whole(root).split('#ifndef CDDP_H', 1)
+    body = whole(root).split('#ifndef CDDP_H', 1)[1]
     items = [('section', '', '', 'basics')] + read(body)
-    names = {name for _, name, _, _ in items if name}
     # An example that the page names stays as long as it is one: a new test elsewhere makes no page stale.
-    kept = dict(re.findall(r'^### (\w+)\n(?:(?!^### ).*\n)*?Used in \[(.*?)\]', old, re.M))
-    wrong, page, contents, callers = [], [], [], calls(root)
-    for kind, name, declaration, comment in items:
+    kept = dict(re.findall(r'^\| `(\w+)` \|.*\| \[\S+\]\(\.\./(\S+)\) \|$', old, re.M))
+    where, callers, wrong, page, types = headers(root), calls(root), [], [], []
+    for kind, name, _, comment in items + [('section', '', '', 'statuses')]:
         if kind == 'section':
-            page.append(f'## {comment[0].upper()}{comment[1:]}')
-            contents.append(f'\n**[{comment[0].upper()}{comment[1:]}](#{comment.lower().replace(" ", "-")})**\n')
-            continue
-        if kind == 'note':
-            page.append(prose(comment, names))
-            continue
-        if kind == 'macro' and comment is None:
-            continue # the header's own guard, or one that a note tells of
-        page.append(f'### {name}\n\n```c\n{folded(declaration) if kind == "function" else declaration}\n```')
-        if comment:
-            page.append(prose(comment, names))
-        if kind != 'function':
-            continue
-        contents.append(f'- [`{name}`](#{name}): {linked(first_sentence(comment or ""), set())}')
-        if not comment:
-            wrong.append(f'{name} has no comment in the header')
-        use = [path for path, called in callers if name in called]
-        if not use:
-            wrong.append(f'{name} is used by no example and no test')
-            continue
-        page.append('Used in [{0}](../{0}).'.format(kept[name] if kept.get(name) in use else use[0]))
+            page += [f'\nTypes: {", ".join(types)}.\n'] if types else []
+            page.append(f'\n## {comment[0].upper()}{comment[1:]}\n')
+            types, header = [], None
+        elif kind == 'type':
+            types.append(f'`{name}`')
+        elif kind == 'function':
+            use = [path for path, called in callers if name in called]
+            wrong += [f'{name} has no comment in the header'] if not comment else []
+            wrong += [f'{name} is used by no example and no test'] if not use else []
+            if where[name] != header:
+                header = where[name]
+                page.append(f'\n[<{header.removeprefix("include/")}>](../{header})\n\n| function | | used in |\n|---|---|---|\n')
+            path = kept[name] if kept.get(name) in use else use[0] if use else ''
+            page.append(f'| `{name}` | {cell(first_sentence(comment or ""))} | [{path.split("/")[-1]}](../{path}) |\n')
+    names = {name for _, name, _, _ in items if name}
     wrong += torch_faults(root, names, status + body)
-    rows = ''.join(f'| `{theirs}` | {linked_code(ours, names)} | {linked_code(note, names)} |\n' for theirs, ours, note in TORCH)
-    text = (f'# libcddp\n\nMade by `scripts/lib/api_page.py` from the comments of `include/cddp`; `--write` brings it up to date.\n\n'
-            f'{prose(plain(head[head.index("/*", 5):].strip()), names)}\n\n## Contents\n' + '\n'.join(contents)
-            + '\n\n**[Statuses](#statuses)**\n\n**[PyTorch\'s names](#pytorchs-names)**\n\n' + '\n\n'.join(page)
-            + '\n\n## Statuses\n\n' + statuses(status)
-            + '\n## PyTorch\'s names\n\n| PyTorch | here | |\n|---|---|---|\n' + rows)
+    rows = ''.join(f'| `{theirs}` | {ours} | {note} |\n' for theirs, ours, note in TORCH)
+    text = ('''# libcddp
+
+The headers describe each function: what it does, units, ownership, threads, and every error. [<cddp/cddp.h>](../include/cddp/cddp.h) includes
+the others. It begins with an overview and the rules for all functions: errors, signals, fork(), threads, floating-point state.
+
+`scripts/lib/api_page.py` makes this page from them; `--write` brings it up to date.
+'''
+            + ''.join(page) + '\n' + statuses(status) + '\n## PyTorch\'s names\n\n| PyTorch | here | |\n|---|---|---|\n' + rows)
     return text, wrong
-
-
-def linked_code(text, names):
-    return re.sub(r'`(cddp_\w+)`', lambda m: f'[`{m[1]}`](#{m[1]})' if m[1] in names else m[0], text)
 
 
 def torch_faults(root, names, headers):
