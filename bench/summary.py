@@ -236,7 +236,7 @@ def page(found):
         if not there:
             text += f'## {title}\n\nThis is measured anew: earlier peers were not started fairly.\n\n'
             continue
-        text += f'## {title}\n\n{before}| what | here | beside it | speedup |\n|---|---|---|---|\n'
+        text += f'## {title}\n\n{before}| what | here | peer | speedup |\n|---|---|---|---|\n'
         text += ''.join('| ' + ' | '.join(row) + ' |\n' for kind, rows in there for row in rows(found[kind][1]))
         for kind, _ in there:
             plot = found[kind][0].replace('.json', '.svg')
@@ -273,7 +273,7 @@ def short(found):
     behind = [(row.quartiles[1], named.get(kind, ''), row) for _, kinds, _ in SECTIONS for kind, rows_of in kinds if kind in found
               for row in map(Row.of, rows_of(found[kind][1])) if row.quartiles and row.quartiles[2] < 1 and not row[2].startswith(FLOORS)]
     rows += [one[1:] for one in sorted(behind, key=lambda one: one[0])[:1]]
-    text = '| what | here | beside it | speedup |\n|---|---|---|---|\n' + ''.join(f'| {before}' + ' | '.join(row) + ' |\n' for before, row in rows)
+    text = '| what | here | peer | speedup |\n|---|---|---|---|\n' + ''.join(f'| {before}' + ' | '.join(row) + ' |\n' for before, row in rows)
     shown = sorted({(found[kind][1]['machine']['date'][:10], found[kind][1]['machine']['commit']) for kind, *_ in IN_README if kind in found})
     text += '\nFrom ' + ', '.join(f'{date} (commit {commit})' for date, commit in shown) + '.\n'
     return text + f'\n![scaling](bench/results/{found["scaling"][0].replace(".json", ".svg")})\n\n'

@@ -177,7 +177,8 @@ CDDP_API cddp_status cddp_ddp_wait_param(cddp_ddp *ddp, size_t i);
  * return, also for calls of this step whose status was ignored. With CDDP_NAN_CHECK=error also CDDP_E_NONFINITE: a rank
  * had a NaN or an infinity in its gradients. With CDDP_CHECK_REPLICAS=N also CDDP_E_MISMATCH, every N steps: parameters
  * differ between ranks. Every rank gets these two with the same message, which names parameter and rank; the step is
- * over, and the next one may begin. So do they if the sum of the step's weights is 0 (cddp_ddp_set_weight).
+ * over, and the next one may begin. CDDP_E_INVALID, on every rank: the sum of the step's weights is 0
+ * (cddp_ddp_set_weight); the gradients are zeros, the step is over, and the next one may begin.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_ddp_wait(cddp_ddp *ddp);
 

@@ -141,7 +141,13 @@ def calls(root):
 
 
 def first_sentence(text):
-    return re.match(r'.*?(?<!\.)[.;](?=\s|$)|.*', ' '.join(text.split()))[0].rstrip('.;')
+    """Without its full stop; one in parentheses ends nothing."""
+    text, depth = ' '.join(text.split()), 0
+    for i, char in enumerate(text):
+        depth += (char == '(') - (char == ')')
+        if char in '.;' and depth == 0 and text[i + 1:i + 2] in ('', ' ') and text[i - 1] != '.':
+            return text[:i]
+    return text
 
 
 def statuses(text):
@@ -191,7 +197,8 @@ def make(root, old):
     text = ('''# libcddp
 
 The headers describe each function: what it does, units, ownership, threads, and every error. [<cddp/cddp.h>](../include/cddp/cddp.h) includes
-the others. It begins with an overview and the rules for all functions: errors, signals, fork(), threads, floating-point state.
+the others, those of experimental/ if CDDP_EXPERIMENTAL is defined. It begins with an overview and the rules for all functions: errors,
+signals, fork(), floating-point state. <cddp/coll.h> begins with what a collective may return.
 
 `scripts/lib/api_page.py` makes this page from them; `--write` brings it up to date.
 '''

@@ -300,7 +300,8 @@ After `--hang_timeout` (600 s), `--on_hang` decides:
 | `report` | the message is printed once more, with stacks, and the job continues |
 
 `--hang_warning=0` and `--hang_timeout=0` switch them off. A collective of libcddp also has its own limit (`CDDP_TIMEOUT`,
-600 s). A program whose ranks wait longer on purpose needs a higher value of both.
+600 s). With the defaults that limit comes first, and the report is of the rank whose call failed. A program whose ranks wait
+longer on purpose needs a higher value of both. `cddprun --where=MASTER_ADDR:MASTER_PORT` prints where all ranks are at any time.
 
 How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides

@@ -29,7 +29,7 @@ def table(limits):
     """As Markdown."""
     lines = ['| limit | seconds | who waits | what for | set by |', '| --- | --- | --- | --- | --- |']
     for r in limits:
-        name, flag = r['name'][len('CDI_LIMIT_'):-len('_S')].lower().replace('_', ' '), '' if r['flag'] == '-' else r['flag']
+        name, flag = r['name'][len('CDI_LIMIT_'):-len('_S')].lower().replace('_', ' '), '' if r['flag'] == '-' else ' '.join(r['flag'].split())
         lines.append(f'| {name} | {r["seconds"]} | {r["who"]} | {r["what"]} | {flag} |')
     return BEGIN + '\n'.join(lines) + '\n' + END
 

@@ -144,10 +144,11 @@ typedef struct cddp_optim_step_args {
  * every step does then.) There Adam's powers of beta1 and beta2 are products, so that parameters may differ from the
  * CPU's in the last bits.
  *
- * Returns what cddp_ddp_wait may return; after such an error parameters may be partly updated. CDDP_E_INVALID (args):
- * nothing was done, and the step has not ended. CDDP_E_NONFINITE (on the CPU, with CDDP_OPTIM_SKIP_NONFINITE): the step
- * was left out and has ended, the next one may begin, and nothing is broken. On a GPU the host does not know that, and
- * CDDP_OK is returned: cddp_optim_skipped() tells on both. The errors of CDDP_NAN_CHECK and CDDP_CHECK_REPLICAS
+ * Returns what cddp_ddp_wait may return; after such an error parameters may be partly updated. CDDP_E_INVALID: a member
+ * of args is wrong; nothing was done, and the step has not ended. (After cddp_ddp_set_weight() also: the sum of the
+ * weights is 0, on every rank; the step has ended.) CDDP_E_NONFINITE (on the CPU, with CDDP_OPTIM_SKIP_NONFINITE): the
+ * step was left out and has ended, the next one may begin, and nothing is broken. On a GPU the host does not know that,
+ * and CDDP_OK is returned: cddp_optim_skipped() tells on both. The errors of CDDP_NAN_CHECK and CDDP_CHECK_REPLICAS
  * (cddp_ddp_wait; cddp_optim_skip() returns them, too): the step was left out as well, also on a GPU.
  * CDDP_E_UNSUPPORTED (a newer header's struct).
  *
