@@ -7,11 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* jsrun numbers its tasks itself; the host that runs the job's script is first in the list, and not one of them. */
+/*
+ * jsrun numbers its tasks itself; the host that runs the job's script is first in the list, and not one of them. If
+ * jsrun uses only some of the other hosts, it tells nobody which.
+ */
 static cddp_status lsf_read_jsrun(struct cluster_env *s, const struct cluster_source *from, const char *hosts,
                                   struct cdi_error *err)
 {
-    int64_t local = 1;
+    int64_t local = 1, unused;
     cddp_status st = cluster_number(&s->n_nodes, s, from, "JSM_NAMESPACE_SIZE", 1, CLUSTER_NODES_MAX, err);
 
     if (st == CDDP_OK)
@@ -20,10 +23,13 @@ static cddp_status lsf_read_jsrun(struct cluster_env *s, const struct cluster_so
         st = cluster_number(&local, s, from, "JSM_NAMESPACE_LOCAL_SIZE", 1, CLUSTER_NODES_MAX, err);
     if (st != CDDP_OK)
         return st;
-    for (int64_t skip = s->job_nodes - s->n_nodes; skip > 0; skip--)
+    unused = s->job_nodes - s->n_nodes;
+    if (unused == 1)
         hosts += strcspn(hosts, "\n") + 1;
-    hostlist_show(s, hosts);
-    (void)snprintf(s->first_node, sizeof s->first_node, "%.*s", (int)strcspn(hosts, "\n"), hosts);
+    if (unused <= 1) {
+        hostlist_show(s, hosts);
+        (void)snprintf(s->first_node, sizeof s->first_node, "%.*s", (int)strcspn(hosts, "\n"), hosts);
+    }
     s->in_step = true;
     s->one_task_per_node = local == 1;
     return CDDP_OK;

@@ -47,6 +47,7 @@ struct conf {
     struct endpoint_etcd etcd;
 };
 
+#define CONF_MAX 1023 /* bytes: the flag's limit */
 #define SECONDS "a whole number of seconds, at least 1"
 #define COUNT "a whole number, at least 1"
 #define BYTES "a number of bytes such as 512M, at least 1"
@@ -114,8 +115,8 @@ static cddp_status bad_value(const char *key, const char *value, const char *wha
     return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf: %s cannot be '%.64s'; give %s", key, value, what);
 }
 
-static cddp_status set_conf(struct conf *c, const char *key, const char *value, const char *whole,
-                            struct cdi_error *err)
+/* at: where the key stands in the flag. */
+static cddp_status set_conf(struct conf *c, const char *key, const char *value, const char *at, struct cdi_error *err)
 {
     cddp_status st;
     int64_t number;
@@ -135,14 +136,13 @@ static cddp_status set_conf(struct conf *c, const char *key, const char *value, 
     }
     st = endpoint_etcd_set(&c->etcd, key, value, err);
     if (st == CDDP_OK && c->etcd_key == NULL)
-        c->etcd_key = strstr(whole, key);
+        c->etcd_key = at;
     return st == CDDP_E_NOT_FOUND ? unknown_key(key, err) : st;
 }
 
 /* Reads k=v,k=v; the last value of a key applies. */
 static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error *err)
 {
-    const char *whole = text;
     cddp_status st = CDDP_OK;
 
     memset(c, 0xff, sizeof *c); /* -1 everywhere */
@@ -151,13 +151,13 @@ static cddp_status read_conf(struct conf *c, const char *text, struct cdi_error 
     while (st == CDDP_OK && text != NULL && *text != '\0') {
         size_t n = strcspn(text, ",");
         const char *equals = memchr(text, '=', n);
-        char key[64], value[300];
+        char key[CONF_MAX + 1], value[CONF_MAX + 1];
 
         if (equals == NULL || equals == text)
             return cdi_fail(err, CDDP_E_INVALID, "--rdzv_conf '%.64s' is not KEY=VALUE[,KEY=VALUE...]", text);
         (void)snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
         (void)snprintf(value, sizeof value, "%.*s", (int)(text + n - equals - 1), equals + 1);
-        st = set_conf(c, key, value, whole, err);
+        st = set_conf(c, key, value, text, err);
         text += text[n] == ',' ? n + 1 : n;
     }
     return st;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Covers n_children, parts, next, graves and finalized of all communicators. */
+/* Covers n_children, parts, next, graves, graves_open and finalized of all communicators. */
 static pthread_mutex_t family = PTHREAD_MUTEX_INITIALIZER;
 
 /*
@@ -76,23 +76,31 @@ void cdi_comm_let_go(cddp_comm *comm)
 
 void cdi_comm_bury(cddp_comm *comm, struct cdi_grave *grave)
 {
-    if (comm->over) {
-        grave->free_it(grave->it);
-        return;
-    }
+    bool late;
+
     (void)pthread_mutex_lock(&family);
-    grave->next = comm->graves;
-    comm->graves = grave;
+    late = comm->graves_open;
+    if (!late) {
+        grave->next = comm->graves;
+        comm->graves = grave;
+    }
     (void)pthread_mutex_unlock(&family);
+    if (late)
+        grave->free_it(grave->it);
 }
 
 /* Frees what was deferred: no operation runs any more. */
 static void open_graves(struct cddp_comm *c)
 {
-    while (c->graves != NULL) {
-        struct cdi_grave *grave = c->graves;
+    struct cdi_grave *grave, *next;
 
-        c->graves = grave->next;
+    (void)pthread_mutex_lock(&family);
+    grave = c->graves;
+    c->graves = NULL;
+    c->graves_open = true;
+    (void)pthread_mutex_unlock(&family);
+    for (; grave != NULL; grave = next) {
+        next = grave->next;
         grave->free_it(grave->it);
     }
 }
@@ -189,7 +197,7 @@ static void comm_leave(struct cddp_comm *c)
     st = c->ops->health(c->backend, &c->result);
     if (c->ops->keeps_store)
         c->ops->leave(c->backend);
-    if (c->host != NULL && c->backend != NULL && c->ops->goodbye != NULL)
+    if (c->host != NULL && c->ops->goodbye != NULL)
         c->ops->goodbye(c->backend); /* the wait for the others to leave the store may be long */
     if (c->whole == NULL)
         cdi_comm_say_goodbye(c, st != CDDP_OK);

@@ -434,7 +434,7 @@ static cddp_status connect_ranks(struct cddp_comm *c, const struct cdi_launch *l
     if (l->alone) {
         c->world.local_size = c->world.n_nodes = 1;
         c->place = l->place;
-    } else if (st == CDDP_OK) {
+    } else {
         st = join_by_store(c, l, id, err);
     }
     if (st == CDDP_OK && (c->world.local_size == c->world.size) != (c->world.n_nodes == 1))

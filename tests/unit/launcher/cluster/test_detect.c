@@ -114,6 +114,8 @@ Test(cluster, reads_lsf_job_blaunch_and_jsrun)
     cr_assert_eq(s.node_rank, 1);
     cr_assert_str_eq(s.first_node, "c7");
     cr_assert_str_eq(s.nodes, "c7, c9");
+    cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=1", "JSM_NAMESPACE_RANK=0"), CDDP_OK);
+    cr_assert_str_empty(s.first_node, "one of two hosts: jsrun has not said which");
     cr_assert_eq(READ(&s, "c9", "LSB_JOBID=5", hosts, "JSM_NAMESPACE_SIZE=x"), CDDP_E_INVALID);
 }
 
