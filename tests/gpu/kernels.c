@@ -6,7 +6,7 @@
  */
 #include "card.h"
 
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 #include "worker/base/dtype.h"
 #include "worker/math/optim_update.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The project's own kernels: their twins (worker/backend/nccl/kernels/kernel_twin.h), made known to the stand-in. */
+/* The project's own kernels: their twins (tests/support/kernel_twin.h), made known to the stand-in. */
 #include "core.h"
 
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 /* Called for the arguments' pointers once a launch. */
 static void usable(enum cdi_kernel kernel, void *args)

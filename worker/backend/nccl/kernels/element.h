@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The work of one thread of a kernel, written once for nvcc and for C: the kernels of kernels.cu and their twins on the
- * host (kernel_twin.c) call these bodies, so that both give the same bits. Everything here is exact or rounded once,
- * and must not be contracted (nvcc --fmad=false, -ffp-contract=off).
+ * host (tests/support/kernel_twin.c) call these bodies, so that both give the same bits. Everything here is exact or
+ * rounded once, and must not be contracted (nvcc --fmad=false, -ffp-contract=off).
  *
  * A thread with index `at` of `step` threads handles the units at, at + step, ... of its work. Pointers may have any
  * alignment that their element has (pack: any at all); where it is good, 16 bytes move at once.

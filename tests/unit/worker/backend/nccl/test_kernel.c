@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 #include "hygiene.h"
 #include "worker/backend/host_elementwise.h"

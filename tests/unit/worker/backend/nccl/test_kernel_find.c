@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's kernel that finds numbers that are not finite, by its twin, against the CPU's search. */
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 #include "hygiene.h"
 #include "numbers.h"

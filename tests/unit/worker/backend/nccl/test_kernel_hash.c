@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's kernel that hashes parameters, by its twin, against the CPU's hash. */
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 #include "hygiene.h"
 

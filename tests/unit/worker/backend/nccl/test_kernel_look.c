@@ -3,7 +3,7 @@
  * The GPU's kernels that look for numbers that are not finite in what they pack, cast or scale, by their twins: they
  * write what the kernels write that do not look, and find what the CPU's search finds.
  */
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 #include "hygiene.h"
 #include "numbers.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GPU's kernels for PowerSGD, by their twins, against the CPU's arithmetic: the same bits. */
-#include "worker/backend/nccl/kernels/kernel_twin.h"
+#include "tests/support/kernel_twin.h"
 
 #include "hygiene.h"
 #include "numbers.h"

@@ -4,8 +4,8 @@
  * stand-in of the CUDA driver launches them by name, and gpu-check compares the results of a GPU with theirs, bit for
  * bit.
  */
-#ifndef CDI_KERNELS_KERNEL_TWIN_H
-#define CDI_KERNELS_KERNEL_TWIN_H
+#ifndef KERNEL_TWIN_H
+#define KERNEL_TWIN_H
 
 #include "worker/backend/nccl/kernels/element_hash.h"
 #include "worker/backend/nccl/kernels/element_look.h"
