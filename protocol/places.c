@@ -160,6 +160,21 @@ static size_t take_groups(struct cdi_placed *ranks, size_t n, bool coarse, struc
     return groups;
 }
 
+struct cdi_placed *cdi_places_of(const struct cdi_node_report *nodes, size_t n, size_t *n_ranks)
+{
+    struct cdi_placed *placed;
+    size_t total = 0;
+
+    for (size_t i = 0; i < n; i++)
+        total += nodes[i].n_ranks;
+    placed = calloc(total + 1, sizeof *placed);
+    *n_ranks = 0;
+    for (size_t i = 0; i < n && placed != NULL; i++)
+        for (size_t k = 0; k < nodes[i].n_ranks; k++)
+            placed[(*n_ranks)++] = (struct cdi_placed){&nodes[i].ranks[k], nodes[i].host, nodes[i].node_rank};
+    return placed;
+}
+
 size_t cdi_places_group(struct cdi_placed *ranks, size_t n, struct cdi_place_group *out, size_t cap)
 {
     size_t groups;
@@ -450,4 +465,11 @@ void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_
         out->min_step = out->max_step;
     divide(out);
     find_slowest(ranks, n, out);
+}
+
+int cdi_places_hidden(const struct cdi_places_sum *s)
+{
+    double comm = s->hidden_us + s->exposed_us;
+
+    return comm > 0 ? (int)(100 * s->hidden_us / comm + 0.5) : -1;
 }

@@ -29,6 +29,10 @@ struct cdi_place_group {
 };
 
 /*
+ * Puts the ranks of n reports into one array, which the caller frees; *n_ranks is their number. NULL: out of memory.
+ */
+struct cdi_placed *cdi_places_of(const struct cdi_node_report *nodes, size_t n, size_t *n_ranks);
+/*
  * Sorts the ranks, the least advanced first, and writes at most cap (at least 2) groups in this order. If there are
  * more places than that, ranks that differ only by their collective share a group, then the furthest ahead do. Returns
  * the number of groups.
@@ -71,6 +75,8 @@ bool cdi_places_stands_still(const struct cdi_rank_report *r);
 
 /* Sums up the ranks. If memory runs out, the slowest rank is missing. */
 void cdi_places_sum(const struct cdi_placed *ranks, size_t n, struct cdi_places_sum *out);
+/* Returns the percentage of the communication that no rank waited for; -1: there was none. */
+int cdi_places_hidden(const struct cdi_places_sum *s);
 
 /* Writes a time in the unit that fits: "850 us", "12.3 ms", "4.2 s", "3 min 5 s", "2 h 4 min", "3 d 4 h". */
 const char *cdi_places_span(char text[CDI_PLACES_SPAN], double us);

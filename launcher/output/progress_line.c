@@ -1,56 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/output/progress_line.h"
 
+#include "protocol/places.h"
+
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HUNDRED 100
-
-/* The steps that all ranks have completed; 0 if one has not begun. */
-static uint64_t least_step(const struct cdi_node_report *r)
-{
-    uint64_t least = r->n_ranks > 0 ? r->ranks[0].step : 0;
-
-    for (size_t i = 1; i < r->n_ranks; i++)
-        if (r->ranks[i].step < least)
-            least = r->ranks[i].step;
-    return least;
-}
-
-/* The share of communication that no rank waited for; -1: there was none. */
-static int hidden_of(const struct cdi_node_report *r)
-{
-    uint64_t comm = 0, exposed = 0;
-
-    for (size_t i = 0; i < r->n_ranks; i++) {
-        comm += r->ranks[i].comm_us;
-        exposed += r->ranks[i].exposed_us;
-    }
-    if (comm == 0)
-        return -1;
-    return exposed >= comm ? 0 : (int)((comm - exposed) * HUNDRED / comm);
-}
-
-/* The rank that was named most often. */
-static int32_t late_of(const struct cdi_node_report *r)
-{
-    uint64_t most = 0;
-    int32_t late = -1;
-
-    for (size_t i = 0; i < r->n_ranks; i++) {
-        uint64_t n = 0;
-
-        for (size_t k = 0; r->ranks[i].late_rank >= 0 && k < r->n_ranks; k++)
-            if (r->ranks[k].late_rank == r->ranks[i].late_rank)
-                n += r->ranks[k].late_count;
-        if (n > most) {
-            most = n;
-            late = r->ranks[i].late_rank;
-        }
-    }
-    return late;
-}
 
 /* The rate since the oldest point that is not too old. */
 static double rate_of(struct progress_line *p, uint64_t step, int64_t now_ms)
@@ -76,11 +34,19 @@ static double rate_of(struct progress_line *p, uint64_t step, int64_t now_ms)
 
 struct progress_facts progress_line_note(struct progress_line *p, const struct cdi_node_report *r, int64_t now_ms)
 {
-    struct progress_facts f = {.n_ranks = (uint32_t)r->n_ranks, .step = least_step(r)};
+    struct progress_facts f = {.n_ranks = (uint32_t)r->n_ranks, .hidden_percent = -1, .late_rank = -1};
+    struct cdi_places_sum sum;
+    size_t n;
+    struct cdi_placed *ranks = cdi_places_of(r, 1, &n);
 
+    if (ranks != NULL) {
+        cdi_places_sum(ranks, n, &sum);
+        f.step = sum.by_place[CDI_PLACE_OUTSIDE] > 0 ? 0 : sum.min_step; /* 0: one has not begun */
+        f.hidden_percent = cdi_places_hidden(&sum);
+        f.late_rank = sum.slowest;
+    }
+    free(ranks);
     f.rate = rate_of(p, f.step, now_ms);
-    f.hidden_percent = hidden_of(r);
-    f.late_rank = late_of(r);
     return f;
 }
 

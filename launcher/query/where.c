@@ -43,26 +43,19 @@ static void job_release(struct where_job *j)
 static cddp_status job_decode(json_t *json, size_t rows, struct where_job *j, struct cdi_error *err)
 {
     json_t *nodes = json_object_get(json, "nodes");
-    size_t n = json_array_size(nodes), n_ranks = 0;
+    size_t n = json_array_size(nodes);
     cddp_status st = CDDP_OK;
 
     *j = (struct where_job){.json = json, .nodes = calloc(n + 1, sizeof *j->nodes)};
     if (j->nodes == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
-    for (; st == CDDP_OK && j->n_nodes < n; j->n_nodes += st == CDDP_OK) {
+    for (; st == CDDP_OK && j->n_nodes < n; j->n_nodes += st == CDDP_OK)
         st = cdi_node_report_decode(json_array_get(nodes, j->n_nodes), &j->nodes[j->n_nodes], err);
-        if (st == CDDP_OK)
-            n_ranks += j->nodes[j->n_nodes].n_ranks;
-    }
     if (st != CDDP_OK)
         return st;
-    j->placed = calloc(n_ranks + 1, sizeof *j->placed);
+    j->placed = cdi_places_of(j->nodes, n, &j->n_placed);
     if (j->placed == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
-    for (size_t i = 0; i < n; i++)
-        for (size_t k = 0; k < j->nodes[i].n_ranks; k++)
-            j->placed[j->n_placed++] =
-                (struct cdi_placed){&j->nodes[i].ranks[k], j->nodes[i].host, j->nodes[i].node_rank};
     cdi_places_sum(j->placed, j->n_placed, &j->sum);
     j->n_groups = cdi_places_group(j->placed, j->n_placed, j->groups, rows);
     return CDDP_OK;

@@ -80,7 +80,9 @@ static json_t *find_job(json_t *reply, const char *name)
 static cddp_status read_job(struct top_job *j, json_t *json, json_t *previous, int64_t between_ms)
 {
     json_t *nodes = json_object_get(json, "nodes");
+    struct cdi_placed *placed;
     cddp_status st = CDDP_OK;
+    size_t n;
 
     *j = (struct top_job){.json = json,
                           .name = top_text(json, "name", "?"),
@@ -99,6 +101,11 @@ static cddp_status read_job(struct top_job *j, json_t *json, json_t *previous, i
         st = add_node(j, json_array_get(nodes, i));
     if (j->n_ranks > 0)
         qsort(j->ranks, j->n_ranks, sizeof *j->ranks, compare_ranks);
+    placed = cdi_places_of(j->nodes, j->n_nodes, &n);
+    if (placed == NULL)
+        return CDDP_E_NOMEM;
+    cdi_places_sum(placed, n, &j->sum);
+    free(placed);
     return st;
 }
 

@@ -3,7 +3,7 @@
 #ifndef TOP_JOBS_H
 #define TOP_JOBS_H
 
-#include "protocol/node_report.h"
+#include "protocol/places.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,6 +22,7 @@ struct top_job {
     size_t n_nodes, n_ranks;
     struct top_rank *ranks;        /* the late ones first */
     struct cdi_node_report *nodes; /* hold the strings of the ranks */
+    struct cdi_places_sum sum;
     uint64_t most_step;
     int64_t between_ms;
     bool gpus;

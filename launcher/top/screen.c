@@ -2,7 +2,6 @@
 #include "launcher/top/screen.h"
 
 #include "launcher/top/jobs.h"
-#include "protocol/places.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -122,30 +121,21 @@ static bool is_late(const struct top_job *j, const struct top_rank *r)
 /* The ranks that are named as late, and how much of communication is hidden. */
 static void facts_line(const struct top_job *j, struct screen_line *l, unsigned width)
 {
-    uint64_t comm = 0, exposed = 0, n_late = 0, most = 0;
-    int32_t late = -1;
+    int hidden = cdi_places_hidden(&j->sum);
+    uint64_t n_late = 0;
     char text[200];
 
-    for (size_t i = 0; i < j->n_ranks; i++) {
-        const struct cdi_rank_report *r = &j->ranks[i].report;
-
-        comm += cdi_places_stands_still(r) ? 0 : r->comm_us;
-        exposed += cdi_places_stands_still(r) ? 0 : r->exposed_us;
+    for (size_t i = 0; i < j->n_ranks; i++)
         n_late += is_late(j, &j->ranks[i]);
-        if (r->late_rank >= 0 && r->late_count * r->late_us > most) {
-            most = r->late_count * r->late_us;
-            late = r->late_rank;
-        }
-    }
     (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural((int64_t)n_late));
     add_text(l, width, text);
-    if (comm > 0)
-        (void)snprintf(text, sizeof text, ", %d %% of communication hidden", HUNDRED - percent(exposed, comm));
-    if (comm > 0)
+    if (hidden >= 0)
+        (void)snprintf(text, sizeof text, ", %d %% of communication hidden", hidden);
+    if (hidden >= 0)
         add_text(l, width, text);
-    if (late >= 0)
-        (void)snprintf(text, sizeof text, ", slowest rank %" PRId32, late);
-    if (late >= 0)
+    if (j->sum.slowest >= 0)
+        (void)snprintf(text, sizeof text, ", slowest rank %" PRId32, j->sum.slowest);
+    if (j->sum.slowest >= 0)
         add_text(l, width, text);
     if (j->n_ranks < (size_t)(j->world_size > 0 ? j->world_size : 0)) {
         (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRId64 " have reported", j->n_ranks,

@@ -48,10 +48,24 @@ Test(progress_line, fits_into_every_terminal)
 Test(progress_line, names_the_rank_that_most_wait_for)
 {
     struct cdi_rank_report ranks[] = {
-        {.rank = 0, .step = 11, .comm_us = 100, .exposed_us = 10, .late_rank = 2, .late_count = 30},
-        {.rank = 1, .step = 10, .comm_us = 100, .exposed_us = 30, .late_rank = 3, .late_count = 40},
-        {.rank = 2, .step = 11, .comm_us = 0, .late_rank = -1},
-        {.rank = 3, .step = 12, .late_rank = 2, .late_count = 20},
+        {.rank = 0,
+         .place = CDI_PLACE_IN,
+         .step = 11,
+         .step_us = 500,
+         .comm_us = 100,
+         .exposed_us = 10,
+         .late_rank = 2,
+         .late_count = 30},
+        {.rank = 1,
+         .place = CDI_PLACE_IN,
+         .step = 10,
+         .step_us = 500,
+         .comm_us = 100,
+         .exposed_us = 30,
+         .late_rank = 3,
+         .late_count = 40},
+        {.rank = 2, .place = CDI_PLACE_IN, .step = 11, .comm_us = 0, .late_rank = -1},
+        {.rank = 3, .place = CDI_PLACE_AFTER, .step = 12, .late_rank = 2, .late_count = 20},
     };
     struct cdi_node_report r = {.n_ranks = 4, .ranks = ranks};
     struct progress_line p = {.n_points = 0};
@@ -65,7 +79,7 @@ Test(progress_line, names_the_rank_that_most_wait_for)
 
 Test(progress_line, rate_is_that_of_the_last_seconds)
 {
-    struct cdi_rank_report rank = {.rank = 0, .late_rank = -1};
+    struct cdi_rank_report rank = {.rank = 0, .place = CDI_PLACE_AFTER, .late_rank = -1};
     struct cdi_node_report r = {.n_ranks = 1, .ranks = &rank};
     struct progress_line p = {.n_points = 0};
     struct progress_facts f = {.rate = 0};
