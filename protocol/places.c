@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/places.h"
 
+#include <cddp/types.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -228,13 +230,128 @@ static void where_steps(const struct cdi_place_group *g, char text[CDI_PLACES_TE
                        g->max_step);
 }
 
+static const struct {
+    const char *name;
+    unsigned size;
+} dtypes[] = {
+    [CDDP_INT8] = {"int8", 1},
+    [CDDP_UINT8] = {"uint8", 1},
+    [CDDP_INT32] = {"int32", 4},
+    [CDDP_UINT32] = {"uint32", 4},
+    [CDDP_INT64] = {"int64", 8},
+    [CDDP_UINT64] = {"uint64", 8},
+    [CDDP_FLOAT16] = {"float16", 2},
+    [CDDP_FLOAT32] = {"float32", 4},
+    [CDDP_FLOAT64] = {"float64", 8},
+    [CDDP_BFLOAT16] = {"bfloat16", 2},
+    [CDDP_FLOAT8_E4M3] = {"float8_e4m3", 1},
+    [CDDP_FLOAT8_E5M2] = {"float8_e5m2", 1},
+    [CDDP_INT16] = {"int16", 2},
+    [CDDP_UINT16] = {"uint16", 2},
+};
+
+/* Appends to a text that has `at` bytes; returns how many it has then. What does not fit is cut. */
+__attribute__((format(printf, 3, 4))) static size_t put(char text[CDI_PLACES_TEXT], size_t at, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(text + at, CDI_PLACES_TEXT - at, fmt, ap);
+    va_end(ap);
+    return n < 0 ? at : at + (size_t)n < CDI_PLACES_TEXT ? at + (size_t)n : CDI_PLACES_TEXT - 1;
+}
+
+static size_t put_size(const struct cdi_rank_report *r, char text[CDI_PLACES_TEXT], size_t at)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    bool known = r->dtype < sizeof dtypes / sizeof dtypes[0] && dtypes[r->dtype].name != NULL;
+    double bytes;
+    unsigned unit = 0;
+
+    if (r->count == 0 || !known || r->op == CDI_FLIGHT_BARRIER)
+        return at;
+    bytes = (double)r->count * dtypes[r->dtype].size;
+    for (; bytes >= 1024 && unit < 4; unit++)
+        bytes /= 1024;
+    return put(text, at, "%s %.*f %s %s", r->part[0] != '\0' ? "," : " of", unit > 0, bytes, units[unit],
+               dtypes[r->dtype].name);
+}
+
+/* Appends the collective, such as "send #9 of part 'tp' (ranks 0, 2), 4.0 MiB float32 to rank 3 (step 39)". */
+static size_t put_call(const struct cdi_rank_report *r, const char *peer, unsigned with, char text[CDI_PLACES_TEXT],
+                       size_t at)
+{
+    bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
+    bool bucket = (with & CDI_CALL_BUCKET) != 0 && r->bucket >= 0;
+    bool step = (with & CDI_CALL_STEP) != 0 && (r->bucket >= 0 || r->step > 0);
+
+    at = put(text, at, replay ? "captured %s" : "%s", cdi_flight_op_name(r->op));
+    if (!replay) {
+        at = put(text, at, " #%" PRIu64, r->seq);
+        at = r->part[0] != '\0' ? put(text, at, " of part %.*s", (int)sizeof r->part, r->part) : at;
+        at = (with & CDI_CALL_SIZE) != 0 ? put_size(r, text, at) : at;
+        at = put(text, at, "%s", peer);
+    }
+    at = bucket ? put(text, at, " (bucket %" PRId32, r->bucket) : at;
+    if (bucket && (with & CDI_CALL_NAMES) != 0 && r->names[0] != '\0')
+        at = put(text, at, ": %.*s", (int)sizeof r->names, r->names);
+    at = step ? put(text, at, "%sstep %" PRIu64, bucket ? ", " : " (", r->step) : at;
+    at = bucket || step ? put(text, at, ")") : at;
+    return replay ? put(text, at, ", replay %" PRIu64, r->replay) : at;
+}
+
+static const char *word_of(enum cdi_place place)
+{
+    return place == CDI_PLACE_BEFORE   ? "before "
+           : place == CDI_PLACE_EXITED ? "exited after "
+           : phase_of(place) == 1      ? "in "
+                                       : "after ";
+}
+
+static const char *peer_word(const struct cdi_rank_report *r)
+{
+    return r->op == CDI_FLIGHT_SEND ? "to" : "from";
+}
+
+static bool is_message(const struct cdi_rank_report *r)
+{
+    return r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV;
+}
+
+void cdi_place_text(const struct cdi_rank_report *r, int64_t for_ms, int32_t peer, unsigned with,
+                    char text[CDI_PLACES_TEXT])
+{
+    bool named = r->place != CDI_PLACE_OUTSIDE && r->place != CDI_PLACE_START && r->seq != 0;
+    long long s = for_ms / 1000;
+    char other[32] = "";
+    size_t at = 0;
+
+    if (peer >= 0 && is_message(r))
+        (void)snprintf(other, sizeof other, " %s rank %" PRId32, peer_word(r), peer);
+    if (named)
+        at = put_call(r, other, with, text, put(text, 0, "%s", word_of(r->place)));
+    else
+        at = put(text, 0, "%s",
+                 r->place == CDI_PLACE_OUTSIDE  ? "outside libcddp"
+                 : r->place == CDI_PLACE_EXITED ? "exited"
+                                                : "before the first collective");
+    if (named && r->place == CDI_PLACE_BEFORE)
+        at = put(text, at, ", queued");
+    if (r->place != CDI_PLACE_OUTSIDE && r->place != CDI_PLACE_EXITED && s > 0)
+        (void)put(text, at,
+                  r->place == CDI_PLACE_BEFORE ? " for %lld s"
+                  : phase_of(r->place) == 1    ? ", for %lld s"
+                                               : ", %lld s ago",
+                  s);
+}
+
 /* " from rank 3", if that is true for all ranks of the group, or " from ranks 3, 0", of each in turn, if they are few.
  */
 static void where_peer(const struct cdi_place_group *g, char *text, size_t cap)
 {
     const struct cdi_rank_report *r = g->ranks[0].r;
-    const char *word = r->op == CDI_FLIGHT_SEND ? "to" : "from";
-    bool same = true, known = r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV;
+    bool same = true, known = is_message(r);
     size_t used;
 
     text[0] = '\0';
@@ -244,7 +361,7 @@ static void where_peer(const struct cdi_place_group *g, char *text, size_t cap)
     }
     if (!known || (!same && g->n > PEERS_SHOWN))
         return;
-    used = (size_t)snprintf(text, cap, " %s rank%s %d", word, same ? "" : "s", r->peer);
+    used = (size_t)snprintf(text, cap, " %s rank%s %d", peer_word(r), same ? "" : "s", r->peer);
     for (size_t i = 1; i < g->n && !same; i++)
         used += (size_t)snprintf(text + used, cap - used, ", %d", g->ranks[i].r->peer);
 }
@@ -252,23 +369,13 @@ static void where_peer(const struct cdi_place_group *g, char *text, size_t cap)
 static void where_collective(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])
 {
     const struct cdi_rank_report *r = g->ranks[0].r;
-    const char *word = r->place == CDI_PLACE_BEFORE ? "before" : phase_of(r->place) == 1 ? "in" : "after";
-    bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
-    char bucket[CDI_FLIGHT_NAMES + 32] = "", peer[128], part[CDI_FLIGHT_WHO + sizeof " of part "] = "";
+    char peer[128];
+    size_t at;
 
     where_peer(g, peer, sizeof peer);
-    if (r->bucket >= 0 && r->names[0] != '\0')
-        (void)snprintf(bucket, sizeof bucket, " (bucket %d: %s)", r->bucket, r->names);
-    else if (r->bucket >= 0)
-        (void)snprintf(bucket, sizeof bucket, " (bucket %d)", r->bucket);
-    if (r->part[0] != '\0')
-        (void)snprintf(part, sizeof part, " of part %s", r->part);
-    if (replay)
-        (void)snprintf(text, CDI_PLACES_TEXT, "%s captured %s%s, replay %" PRIu64, word, cdi_flight_op_name(r->op),
-                       bucket, r->replay);
-    else
-        (void)snprintf(text, CDI_PLACES_TEXT, "%s %s #%" PRIu64 "%s%s%s%s", word, cdi_flight_op_name(r->op), r->seq,
-                       part, peer, bucket, r->place == CDI_PLACE_BEFORE ? ", queued" : "");
+    at = put_call(r, peer, CDI_CALL_BUCKET | CDI_CALL_NAMES, text, put(text, 0, "%s", word_of(r->place)));
+    if (r->place == CDI_PLACE_BEFORE)
+        (void)put(text, at, ", queued");
 }
 
 void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])

@@ -9,7 +9,7 @@
 #include "protocol/node_report.h"
 
 #define CDI_PLACES_RANKS 96 /* bytes of a text such as "0-6, 8-999", NUL included */
-#define CDI_PLACES_TEXT 256
+#define CDI_PLACES_TEXT 512
 #define CDI_PLACES_SPAN 32
 #define CDI_PLACES_KINDS (CDI_PLACE_EXITED + 1)
 
@@ -40,6 +40,15 @@ struct cdi_placed *cdi_places_of(const struct cdi_node_report *nodes, size_t n, 
 size_t cdi_places_group(struct cdi_placed *ranks, size_t n, struct cdi_place_group *out, size_t cap);
 /* Writes the ranks of a group, such as "0-6, 8-999", or "0-6, 9, 14 and 20 more" if there is no room. */
 void cdi_places_ranks(const struct cdi_place_group *g, char text[CDI_PLACES_RANKS]);
+/* What the text of a collective has besides its name and number. */
+enum { CDI_CALL_BUCKET = 1, CDI_CALL_NAMES = 2, CDI_CALL_SIZE = 4, CDI_CALL_STEP = 8 };
+/*
+ * Writes where a rank is, and for how many seconds if there are any, such as "in all_reduce #812 of 4.0 MiB float32
+ * (bucket 3: fc1.weight, step 39), for 12 s", "after barrier #2, 3 s ago", "before the first collective". peer: the
+ * other rank of its message; -1: none.
+ */
+void cdi_place_text(const struct cdi_rank_report *r, int64_t for_ms, int32_t peer, unsigned with,
+                    char text[CDI_PLACES_TEXT]);
 /* Writes where a group is, such as "in all_reduce #12 (bucket 3: fc1.weight)". */
 void cdi_places_where(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT]);
 /* Writes what the processes of a group do, such as "stopped by a signal"; "": not known, or not the same. */

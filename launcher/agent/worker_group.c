@@ -276,7 +276,7 @@ static void fill_end(const struct worker_group *c, const struct worker *w, struc
 /* Once in a round, before the workers are ended: later their progress is not that of the hang. */
 static void read_progress(struct worker_group *c)
 {
-    struct progress_rank *ranks;
+    struct cdi_rank_report *ranks;
     size_t n = 0;
 
     if (c->looked)
@@ -289,9 +289,9 @@ static void read_progress(struct worker_group *c)
         if (c->workers[i].flight == NULL)
             continue;
         ranks[n].rank = c->workers[i].rank;
-        cdi_flight_read(c->workers[i].flight, &ranks[n++].view);
+        node_watch_page(c->workers[i].flight, cdi_now_coarse_ns(), &ranks[n++]);
     }
-    progress_text(ranks, n, cdi_now_coarse_ns(), c->progress, sizeof c->progress);
+    progress_text(ranks, n, c->progress, sizeof c->progress);
     free(ranks);
 }
 

@@ -165,45 +165,13 @@ static void percent_text(int value, char *to, size_t cap)
         (void)snprintf(to, cap, "%d %%", value);
 }
 
-static void time_text(int64_t ms, char *to, size_t cap)
-{
-    if (ms < 10000)
-        (void)snprintf(to, cap, "%.1f s", (double)ms / 1000);
-    else if (ms < 600000)
-        (void)snprintf(to, cap, "%" PRId64 " s", ms / 1000);
-    else
-        (void)snprintf(to, cap, "%" PRId64 " min", ms / 60000);
-}
-
-/* Where a rank is, such as "in all_reduce #812, 4.2 s, bucket 3"; then what its process does. */
+/* Where a rank is, such as "in all_reduce #812, for 4 s"; then what its process does. */
 static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
 {
-    static const char *const words[] = {[CDI_PLACE_OUTSIDE] = "does not use libcddp",
-                                        [CDI_PLACE_START] = "before its first collective",
-                                        [CDI_PLACE_BEFORE] = "before",
-                                        [CDI_PLACE_IN] = "in",
-                                        [CDI_PLACE_AFTER] = "after",
-                                        [CDI_PLACE_IN_REPLAY] = "in replay of",
-                                        [CDI_PLACE_AFTER_REPLAY] = "after replay of",
-                                        [CDI_PLACE_EXITED] = "has ended"};
-    bool named = r->op != CDI_FLIGHT_NONE && r->place != CDI_PLACE_EXITED;
-    bool message = named && r->peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV);
-    char bucket[32] = "", since[32] = "", peer[32] = "", time[24], part[CDI_FLIGHT_WHO + sizeof " of part "] = "";
+    char place[CDI_PLACES_TEXT];
 
-    if (message)
-        (void)snprintf(peer, sizeof peer, " %s rank %" PRId32, r->op == CDI_FLIGHT_SEND ? "to" : "from", r->peer);
-    if (named && r->part[0] != '\0')
-        (void)snprintf(part, sizeof part, " of part %s", r->part);
-    if (named && r->bucket >= 0)
-        (void)snprintf(bucket, sizeof bucket, ", bucket %" PRId32, r->bucket);
-    time_text(r->for_ms, time, sizeof time);
-    if (named && r->for_ms >= 100)
-        (void)snprintf(since, sizeof since, ", %s", time);
-    if (named)
-        (void)snprintf(to, cap, "%s %s #%" PRIu64 "%s%s%s%s%s%s", words[r->place], cdi_flight_op_name(r->op), r->seq,
-                       part, peer, since, bucket, r->doing[0] != '\0' ? "; " : "", r->doing);
-    else
-        (void)snprintf(to, cap, "%s%s%s", words[r->place], r->doing[0] != '\0' ? "; " : "", r->doing);
+    cdi_place_text(r, r->for_ms, r->peer, 0, place);
+    (void)snprintf(to, cap, "%s%s%s", place, r->doing[0] != '\0' ? "; " : "", r->doing);
 }
 
 /* The columns, in their order; a narrow terminal has the first ones, and the place. */
@@ -268,7 +236,7 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
 /* Writes the row of a rank; NULL: the names of the columns. */
 static void rank_line(const struct top_job *j, const struct top_rank *r, struct screen_line *l, unsigned width)
 {
-    char text[400], padded[64];
+    char text[CDI_PLACES_TEXT + sizeof "; " + sizeof r->report.doing], padded[64];
 
     for (int c = 0; c < N_COLUMNS; c++) {
         if (width < columns[c].from || (c == GPU && !j->gpus))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "protocol/places.h"
 #include "rendezvous/view/hang.h"
 
-#include <cddp/types.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,106 +11,16 @@
 #define LINE_MAX_BYTES 400 /* of a stack's line */
 #define INDENT "    "
 
-static const struct {
-    const char *name;
-    unsigned size;
-} dtypes[] = {
-    [CDDP_INT8] = {"int8", 1},
-    [CDDP_UINT8] = {"uint8", 1},
-    [CDDP_INT32] = {"int32", 4},
-    [CDDP_UINT32] = {"uint32", 4},
-    [CDDP_INT64] = {"int64", 8},
-    [CDDP_UINT64] = {"uint64", 8},
-    [CDDP_FLOAT16] = {"float16", 2},
-    [CDDP_FLOAT32] = {"float32", 4},
-    [CDDP_FLOAT64] = {"float64", 8},
-    [CDDP_BFLOAT16] = {"bfloat16", 2},
-    [CDDP_FLOAT8_E4M3] = {"float8_e4m3", 1},
-    [CDDP_FLOAT8_E5M2] = {"float8_e5m2", 1},
-    [CDDP_INT16] = {"int16", 2},
-    [CDDP_UINT16] = {"uint16", 2},
-};
-
 /* ------------------------------------------------------------------------------------------------- one rank ---- */
 
-static cddp_status put_size(struct cdi_buf *out, const struct cdi_rank_report *r)
-{
-    const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    bool known = r->dtype < sizeof dtypes / sizeof dtypes[0] && dtypes[r->dtype].name != NULL;
-    double bytes;
-    unsigned unit = 0;
-
-    if (r->count == 0 || !known || r->op == CDI_FLIGHT_BARRIER)
-        return CDDP_OK;
-    bytes = (double)r->count * dtypes[r->dtype].size;
-    for (; bytes >= 1024 && unit < 4; unit++)
-        bytes /= 1024;
-    return cdi_buf_printf(out, "%s %.*f %s %s", r->part[0] != '\0' ? "," : " of", unit > 0, bytes, units[unit],
-                          dtypes[r->dtype].name);
-}
-
-/* Of which part the collective is. */
-static cddp_status put_part(struct cdi_buf *out, const struct cdi_rank_report *r)
-{
-    cddp_status st = r->part[0] != '\0' ? cdi_buf_printf(out, " of part ") : CDDP_OK;
-
-    return st == CDDP_OK ? cdi_buf_append(out, r->part, strnlen(r->part, sizeof r->part)) : st;
-}
-
-/* "all_reduce #812 of 4.0 MiB float32 (bucket 3: layer1.weight, step 39)"; peer: the other rank of a message, or -1. */
-static cddp_status put_call(struct cdi_buf *out, const struct cdi_rank_report *r, int32_t peer, bool whole)
-{
-    bool replay = r->place == CDI_PLACE_IN_REPLAY || r->place == CDI_PLACE_AFTER_REPLAY;
-    cddp_status st;
-
-    if (replay)
-        st = cdi_buf_printf(out, "captured %s, replay %" PRIu64, cdi_flight_op_name(r->op), r->replay);
-    else
-        st = cdi_buf_printf(out, "%s #%" PRIu64, cdi_flight_op_name(r->op), r->seq);
-    if (st == CDDP_OK)
-        st = put_part(out, r);
-    if (st == CDDP_OK && whole && !replay)
-        st = put_size(out, r);
-    if (st == CDDP_OK && peer >= 0 && (r->op == CDI_FLIGHT_SEND || r->op == CDI_FLIGHT_RECV))
-        st = cdi_buf_printf(out, " %s rank %d", r->op == CDI_FLIGHT_SEND ? "to" : "from", peer);
-    if (st == CDDP_OK && r->bucket >= 0)
-        st = cdi_buf_printf(out, " (bucket %d", r->bucket);
-    if (st == CDDP_OK && r->bucket >= 0 && whole && r->names[0] != '\0')
-        st = cdi_buf_append(out, ": ", 2);
-    if (st == CDDP_OK && r->bucket >= 0 && whole)
-        st = cdi_buf_append(out, r->names, strnlen(r->names, sizeof r->names));
-    if (st == CDDP_OK && (r->bucket >= 0 || r->step > 0))
-        st = cdi_buf_printf(out, "%sstep %" PRIu64 ")", r->bucket >= 0 ? ", " : " (", r->step);
-    return st;
-}
-
-/* Where it is, since when, and what it does. */
+/* Where it is, since when; peer: the other rank of a message, or -1; whole: with size and names. */
 static cddp_status put_place(struct cdi_buf *out, const struct hang_rank *rank, int32_t peer, bool whole)
 {
-    const struct cdi_rank_report *r = rank->report;
-    bool exited = r->place == CDI_PLACE_EXITED;
-    long long s = rank->for_ms / 1000;
-    cddp_status st = CDDP_OK;
+    unsigned with = CDI_CALL_BUCKET | CDI_CALL_STEP | (whole ? CDI_CALL_SIZE | CDI_CALL_NAMES : 0);
+    char text[CDI_PLACES_TEXT];
 
-    if (r->place == CDI_PLACE_OUTSIDE)
-        return cdi_buf_printf(out, "outside libcddp");
-    if (r->place == CDI_PLACE_START || r->seq == 0)
-        st = cdi_buf_printf(out, exited ? "exited" : "before its first collective");
-    else
-        st = cdi_buf_printf(out, "%s ",
-                            exited                         ? "exited after"
-                            : r->place == CDI_PLACE_BEFORE ? "before"
-                            : rank->waits                  ? "in"
-                                                           : "after");
-    if (st == CDDP_OK && r->place != CDI_PLACE_START && r->seq != 0)
-        st = put_call(out, r, peer, whole);
-    if (st == CDDP_OK && !exited && s > 0)
-        st = cdi_buf_printf(out,
-                            r->place == CDI_PLACE_BEFORE ? ", queued for %lld s"
-                            : rank->waits                ? ", for %lld s"
-                                                         : ", %lld s ago",
-                            s);
-    return st;
+    cdi_place_text(rank->report, rank->for_ms, peer, with, text);
+    return cdi_buf_append(out, text, strlen(text));
 }
 
 static cddp_status put_doing(struct cdi_buf *out, const struct hang_rank *rank)
