@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A rank stands still if its last step is older than this many of them and this time; a checkpoint may take as long. */
+/* A rank stands still if its last step is older than STILL_FACTOR steps plus STILL_US, which a checkpoint may take. */
 #define STILL_FACTOR 3
 #define STILL_US 2e6
 #define PEERS_SHOWN 4 /* in the text of a group */
@@ -250,7 +250,7 @@ static const struct {
     [CDDP_UINT16] = {"uint16", 2},
 };
 
-/* Appends to a text that has `at` bytes; returns how many it has then. What does not fit is cut. */
+/* Appends to a text that has `at` bytes; returns the new number. A text that is too long is cut. */
 __attribute__((format(printf, 3, 4))) static size_t put(char text[CDI_PLACES_TEXT], size_t at, const char *fmt, ...)
 {
     va_list ap;

@@ -6,7 +6,7 @@
 #define NS_PER_MS 1000000
 #define NS_PER_US 1000
 
-/* A send or a recv that is under way waits for one rank; what other collectives have as late_rank has arrived. */
+/* Of a send or a recv under way late_rank is the rank that it waits for; of others, the last rank that has arrived. */
 static int32_t peer_of(const struct cdi_flight_entry *e)
 {
     return e->done_ns == 0 && (e->op == CDI_FLIGHT_SEND || e->op == CDI_FLIGHT_RECV) ? e->late_rank : -1;
@@ -27,7 +27,7 @@ static int64_t since_ms(int64_t then_ns, int64_t now_ns)
     return then_ns > 0 && then_ns <= now_ns ? (now_ns - then_ns) / NS_PER_MS : 0;
 }
 
-/* Returns when the rank came to its place with respect to the whole. */
+/* Fills in the place on the communicator of cddp_init, without its parts. Returns when the rank came there. */
 static int64_t place_in_whole(const struct cdi_flight_view *v, struct cdi_rank_report *r)
 {
     const struct cdi_flight_entry *inside = &v->oldest_unfinished;
@@ -54,7 +54,7 @@ static int64_t place_in_whole(const struct cdi_flight_view *v, struct cdi_rank_r
     return 0;
 }
 
-/* Returns how much a place says about the rank: a wait counts more than all that the rank has done. */
+/* The place with the largest weight is shown: a wait before a queued call, and that before calls that are done. */
 static int weight_of(enum cdi_place place)
 {
     return place == CDI_PLACE_IN || place == CDI_PLACE_IN_REPLAY ? 3
@@ -141,5 +141,5 @@ void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank
     cdi_flight_read(f, &view);
     node_watch_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
     node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
-    cdi_flight_names(f, r->part[0] == '\0' ? r->bucket : -1, r->names); /* the page has those of the whole */
+    cdi_flight_names(f, r->part[0] == '\0' ? r->bucket : -1, r->names); /* the page has none of parts */
 }

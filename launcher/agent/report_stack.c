@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LINE_FRAME "| "     /* as of other lines of a worker in the report */
+#define LINE_FRAME "| "     /* begins each line of a worker's text in the report */
 #define FRAME_COLUMNS 74    /* of a terminal's 80, after the report's indent and LINE_FRAME */
 #define INLINED ", inlined" /* before the name of an inlined function */
-#define STACK_SPARES 300    /* bytes of a failure's text, for what follows a stack */
+#define STACK_LEAVES 300    /* bytes of a failure's text, for what follows a stack */
 
 /* Returns the lines of text. */
 static int count_lines(const char *text)
@@ -65,7 +65,7 @@ static void copy_frame(char *to, size_t most, const char *line, size_t len)
 /* Each frame takes one row of the report, and the rest of the failure's text is for the worker's own words. */
 void report_stack(struct cdi_failure *f, const char *text)
 {
-    const size_t cap = sizeof f->text - STACK_SPARES, frame_room = strlen("\n" LINE_FRAME STACK_CUT);
+    const size_t cap = sizeof f->text - STACK_LEAVES, frame_room = strlen("\n" LINE_FRAME STACK_CUT);
     char frame[FRAME_COLUMNS + 1];
     size_t at = strlen(f->text), len = strcspn(text, "\n");
     int rows = count_lines(text);

@@ -24,7 +24,7 @@
 #define CHILDREN_MS 300    /* between two looks at the processes that a worker has started */
 #define CHILDREN_BUSY_MS 60
 #define TEXT_MAX 32768
-#define FIELDS_TO_CPU 11 /* of /proc/PID/stat, from the state on: utime is the next but these */
+#define FIELDS_TO_CPU 11 /* of /proc/PID/stat, from the state to the one before utime */
 
 struct torch_look {
     struct torch_look_options opt;
@@ -33,7 +33,7 @@ struct torch_look {
     bool working, told, closed;
     int64_t last_ms; /* of the last tick */
     int64_t said_ms; /* when the standstill began that was reported; 0: none */
-    int64_t skip_ms; /* until then, what workers use is for a dump */
+    int64_t skip_ms; /* until then workers are busy with a dump, not with training */
     atomic_bool stopping;
     size_t n; /* of the workers below */
     struct torch_worker workers[TORCH_WORKERS_MAX];

@@ -217,7 +217,8 @@ static cddp_status take_port(uint16_t *port, const struct options *o, struct cdi
     return CDDP_OK;
 }
 
-/* The endpoint of a step, if none is given. A port that no user has chosen may be in use, so there are several. */
+/* The endpoint from the batch system's step, if none is given. A port that no user has chosen may be in use, so there
+ * are several. */
 static cddp_status take_cluster_endpoint(struct endpoint *m, const struct options *o, const struct cluster_env *s,
                                          struct cdi_error *err)
 {

@@ -48,7 +48,7 @@ struct cddp_comm {
     bool over;      /* this rank has left it: by cddp_finalize, or with the whole */
     bool finalized; /* by the program, which may not use it any more */
     struct cdi_grave *graves;
-    bool graves_open;        /* what is given up from now on is freed at once */
+    bool graves_open;        /* later graves are freed at once */
     struct cdi_error result; /* what cddp_finalize returns */
 };
 

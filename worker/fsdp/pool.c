@@ -34,9 +34,9 @@ void cdi_pool_keep(struct cdi_pool *p, size_t u, size_t slot)
 }
 
 /*
- * Goes on at another place of the forecast: where u follows the last unit, too, or at the beginning. So an evaluation,
- * which is a forward pass without the rest, does not become the forecast of a step. Units passed over on the way leave
- * the forecast.
+ * Moves to another place of the forecast at which u is expected: after a second occurrence of the unit used last, or at
+ * the beginning. So an evaluation, a forward pass without a backward pass, does not replace the forecast of a step.
+ * Units that are passed over leave the forecast.
  */
 static bool follow_elsewhere(struct cdi_pool *p, size_t u)
 {
@@ -145,7 +145,7 @@ void cdi_pool_next_step(struct cdi_pool *p)
     for (size_t s = 0; s < p->n_slots; s++)
         if (p->holds[s] != CDI_POOL_NONE && p->unit[p->holds[s]].slot != s)
             p->holds[s] = CDI_POOL_NONE;
-    if (p->at > 0) { /* a step that wanted less than the last one is the better forecast */
+    if (p->at > 0) { /* a shorter step: it did not use the rest of the forecast */
         p->n_order = p->at;
         p->follows = true;
     }

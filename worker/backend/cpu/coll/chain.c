@@ -29,7 +29,7 @@ struct opening {
     struct cdi_link *links[2]; /* n of them */
     int n;
     bool sent[2], received[2];
-    const struct cdi_shm_desc *mine; /* NULL: the caller compares, and the link is only for messages */
+    const struct cdi_shm_desc *mine; /* NULL: the caller compares the operations */
     int differs;                     /* the first link whose peer is in another operation; -1: none */
     int waited_for;                  /* the link whose opening came last, after the first attempt; -1: none */
     bool again;                      /* this is not the first attempt */
@@ -50,8 +50,8 @@ static cddp_status send_openings(struct opening *g, bool *moved, struct cdi_erro
 }
 
 /*
- * Compares each opening when it arrives: a neighbour in another operation may never send its own to the neighbour
- * beyond.
+ * Compares each opening when it arrives, and does not wait for both: if one neighbour is in another operation, the
+ * other one may wait for ever and send none.
  */
 static cddp_status exchange_descs(void *arg, bool *moved, struct cdi_error *err)
 {

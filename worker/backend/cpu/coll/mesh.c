@@ -16,8 +16,9 @@ static bool is_complete(const struct cdi_tcp *tcp)
 }
 
 /*
- * A node waits for a link only with nodes that make it, too. So the nodes compare their operations before, over the
- * links that all have since they joined. Whether links are missing is equal on all nodes: they make all at once.
+ * Making links is a collective: a node that is in another operation would never answer. So the nodes first compare
+ * their operations, over the links that all have had since they joined. Either all nodes lack links or none does, since
+ * they make all links at once.
  */
 static cddp_status complete(struct cdi_mesh *m, struct cdi_error *err)
 {
@@ -63,7 +64,7 @@ void cdi_mesh_limit(struct cdi_mesh *m, size_t bytes)
     m->at_once = most > 0 ? (int)most : 1;
     if (m->at_once == m->n)
         return;
-    /* Then only the silence of the node before says that it has not begun (rounds.c has the same). */
+    /* Data arrive from one node after another: the silence of the others does not mean that they have not begun. */
     for (int i = 0; i + 1 < m->n; i++)
         m->tcp->links[i]->begun = true;
 }

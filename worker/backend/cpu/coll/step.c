@@ -12,7 +12,7 @@
 
 enum {
     KIND_REGION = 100,
-    KIND_ANYWHERE = 0x10000 /* beside the kind of an operation: cdi_coll.anywhere */
+    KIND_ANYWHERE = 0x10000 /* a flag in desc.kind: cdi_coll.anywhere */
 };
 
 cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err)
@@ -54,7 +54,7 @@ static uint64_t hash_counts(const size_t *counts, int n)
     return h;
 }
 
-/* Describes the place in the region of the whole: the input or output of all ranks. */
+/* Sets where in the region the buffer of all ranks begins: the whole input or output. */
 static void desc_set_place(struct cdi_shm_desc *d, const struct cdi_coll *op)
 {
     const uint8_t *whole = op->kind == CDI_REDUCE_SCATTER ? op->in : op->out;
@@ -274,7 +274,7 @@ int64_t cdi_run_arrived(struct cdi_run *run, int rank, bool is_short)
     return ns;
 }
 
-/* After the first step of an operation: who of the node arrived last? The network may follow, which decides then. */
+/* After the first step of an operation: who of the node arrived last? If nodes follow, their exchange decides. */
 static void step_note_late(struct cdi_run *run)
 {
     const struct cdi_cpu_comm *t = run->t;
