@@ -35,7 +35,7 @@
 /*
  * Every collective, once: the enumerations and the tables of names are made from this list.
  * BASIC(NAME, number, name, reduces, root) is an operation of the backends, in the order of enum cdi_coll_kind.
- * MADE(NAME, number, name, reduces, root) is a collective that is made of others, in the order of enum cdi_asked.
+ * MADE(NAME, number, name, reduces, root) is a collective that is made of others, in the order of enum cdi_api_call.
  * number: in the flight page, a part of its version. root: the word before the rank of the root; NULL: it has no root.
  */
 #define CDI_COLLECTIVES(BASIC, MADE)                       \

@@ -160,7 +160,7 @@ struct conn {
     int64_t progress_ms; /* when the write queue last shrank */
     size_t queue_seen;
     struct cdi_serve serve; /* STORE */
-    struct cdi_list asking; /* see asking.h, as for the next four */
+    struct cdi_list asking; /* see poll_agents.h, as for the next four */
     struct conn_job *asks;  /* NULL: about all jobs */
     int64_t ask_from_ms, ask_until_ms;
     void (*ask_answer)(struct conn *c);

@@ -2,8 +2,8 @@
 #include "rendezvous/dispatch.h"
 #include "protocol/frame.h"
 #include "protocol/sniff.h"
-#include "rendezvous/asking.h"
 #include "rendezvous/http/http.h"
+#include "rendezvous/poll_agents.h"
 #include "rendezvous/query.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
@@ -164,10 +164,10 @@ static void dispatch_http(struct conn *c)
     struct http_request req;
     cddp_status parsed = http_parse(&c->in, &req, NULL);
 
-    if (parsed == CDDP_IN_PROGRESS || asking_is(c))
+    if (parsed == CDDP_IN_PROGRESS || poll_agents_waits(c))
         return;
     if (parsed == CDDP_OK && http_wants_data(&req) && dispatch_may(c, c->ctx->http, c->port_job))
-        asking_begin(c, NULL, 0, HTTP_WAIT_MS, http_on_answers);
+        poll_agents_begin(c, NULL, 0, HTTP_WAIT_MS, http_on_answers);
     else
         http_respond(c, false);
 }
@@ -517,8 +517,8 @@ static void dispatch_received(struct conn *c, uint8_t *bytes, size_t n)
 
 static bool dispatch_ended(struct conn *c)
 {
-    if (c->state == CONN_HTTP && asking_is(c)) { /* it may still read */
-        asking_answer_now(c);
+    if (c->state == CONN_HTTP && poll_agents_waits(c)) { /* it may still read */
+        poll_agents_answer(c);
         return true;
     }
     if (!lacks_proof(c))
@@ -536,8 +536,8 @@ static void dispatch_overdue(struct conn *c)
         conn_close(c, CDI_LOG_WARN, why);
     } else if (lacks_proof(c)) {
         dispatch_deny(c, "timed out before proving the job's auth token");
-    } else if (c->state == CONN_HTTP && asking_is(c)) {
-        asking_answer_now(c);
+    } else if (c->state == CONN_HTTP && poll_agents_waits(c)) {
+        poll_agents_answer(c);
     } else if (c->state == CONN_QUERY) {
         conn_close(c, CDI_LOG_DEBUG, "it asked nothing for a minute");
     } else {

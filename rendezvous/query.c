@@ -4,8 +4,8 @@
 #include "protocol/bulk.h"
 #include "protocol/frame.h"
 #include "protocol/json_text.h"
-#include "rendezvous/asking.h"
 #include "rendezvous/http/pages.h"
+#include "rendezvous/poll_agents.h"
 #include "rendezvous/snapshot.h"
 
 #include <cddp/version.h>
@@ -186,7 +186,7 @@ static cddp_status next_question(struct conn *c, struct cdi_error *err)
         query_answer(c);
         return CDDP_OK;
     }
-    asking_begin(c, job, c->ask_from_ms, QUERY_WAIT_MS, query_on_answers);
+    poll_agents_begin(c, job, c->ask_from_ms, QUERY_WAIT_MS, query_on_answers);
     return CDDP_IN_PROGRESS;
 }
 
@@ -195,9 +195,9 @@ void query_received(struct conn *c)
     struct cdi_error err = {0};
     cddp_status st = CDDP_OK;
 
-    if (c->state == CONN_QUERY && asking_is(c) && c->in.len > QUESTIONS_MAX)
+    if (c->state == CONN_QUERY && poll_agents_waits(c) && c->in.len > QUESTIONS_MAX)
         st = cdi_fail(&err, CDDP_E_LIMIT, "a client sends questions faster than they are answered");
-    while (st == CDDP_OK && c->state == CONN_QUERY && !asking_is(c) && conn_queued(c) < OUT_FULL)
+    while (st == CDDP_OK && c->state == CONN_QUERY && !poll_agents_waits(c) && conn_queued(c) < OUT_FULL)
         st = next_question(c, &err);
     if (st < 0 && c->state == CONN_QUERY)
         conn_finish(c, CONN_DUE_LINGER, CDI_LOG_WARN, err.msg);

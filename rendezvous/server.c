@@ -3,10 +3,10 @@
 #include "rendezvous/server.h"
 #include "common/clock.h"
 #include "common/time_limits.h"
-#include "rendezvous/asking.h"
 #include "rendezvous/conn.h"
 #include "rendezvous/dispatch.h"
 #include "rendezvous/listen.h"
+#include "rendezvous/poll_agents.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
 #include "rendezvous/view/hang_watch.h"
@@ -169,7 +169,7 @@ static void get_random(void *bytes, size_t len)
 static void destroy_job(struct job *job)
 {
     cdi_list_remove(&job->conn.link);
-    asking_forget(&job->server->ctx, &job->conn);
+    poll_agents_forget(&job->server->ctx, &job->conn);
     job->server->n_jobs--;
     hang_watch_destroy(job->hang_watch);
     view_destroy(job->conn.view);

@@ -6,8 +6,8 @@
 #include "common/log.h"
 #include "common/status.h"
 #include "launcher/agent/crash.h"
-#include "launcher/agent/node_watch.h"
 #include "launcher/agent/progress.h"
+#include "launcher/agent/rank_report.h"
 #include "launcher/process/oom.h"
 #include "launcher/process/procs.h"
 #include "launcher/process/program.h"
@@ -289,7 +289,7 @@ static void read_progress(struct worker_group *c)
         if (c->workers[i].flight == NULL)
             continue;
         ranks[n].rank = c->workers[i].rank;
-        node_watch_page(c->workers[i].flight, cdi_now_coarse_ns(), &ranks[n++]);
+        rank_report_page(c->workers[i].flight, cdi_now_coarse_ns(), &ranks[n++]);
     }
     progress_text(ranks, n, c->progress, sizeof c->progress);
     free(ranks);
@@ -1004,7 +1004,7 @@ cddp_status worker_group_ranks(const struct worker_group *c, struct cdi_node_rep
 
         *rank = (struct cdi_rank_report){.rank = w->rank, .pid = w->pid, CDI_RANK_UNKNOWN};
         if (w->flight != NULL)
-            node_watch_page(w->flight, now_ns, rank);
+            rank_report_page(w->flight, now_ns, rank);
         if (w->exited)
             rank->place = CDI_PLACE_EXITED;
     }

@@ -4,8 +4,8 @@
  * decoded by the other side, and the texts end. The first byte says how: even: the rest, again and again, is the page;
  * odd: words of it, each as its number (two bytes) and its value (eight).
  */
-#include "launcher/agent/node_watch.h"
 #include "launcher/agent/progress.h"
+#include "launcher/agent/rank_report.h"
 #include "launcher/agent/trace_collect.h"
 #include "protocol/flight_crash.h"
 #include "protocol/flight_stop.h"
@@ -75,7 +75,7 @@ static void read_report(void)
     struct cdi_node_report r = {.n_ranks = 1, .ranks = &rank}, back;
     json_t *root;
 
-    node_watch_page(agent, NOW_NS, &rank);
+    rank_report_page(agent, NOW_NS, &rank);
     root = cdi_node_report_encode(&r);
     if (root == NULL || cdi_node_report_decode(root, &back, NULL) != CDDP_OK)
         abort();

@@ -68,12 +68,12 @@ ALLOWED = {
 # Within a large room, the floors from the ground up: a file includes headers of its floor and of those below. A file that is
 # not listed stands above all of them.
 FLOORS = {
-    'worker/backend/cpu/coll': ['choose', 'step', 'chain', 'rounds', 'mesh', 'shards swap', 'exchange reduction', 'region'],
+    'worker/backend/cpu/coll': ['choose', 'step', 'chain', 'bruck', 'mesh', 'pairwise shards', 'exchange reduction', 'region'],
     'worker/backend/nccl/device': ['anchor library launch_shape mean reduction_support ticket', 'pinned_blocks', 'device', 'copy call_thread look teardown'],
-    'worker/backend/nccl/state': ['state', 'health', 'ring', 'failure stamps', 'nccl_call completion'],
+    'worker/backend/nccl/state': ['state', 'health', 'ring', 'failure gpu_timestamps', 'nccl_call completion'],
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
     'worker/reducer/state': ['verify state', 'arena used check overlap replicate', 'weight captured', 'debug'],
-    'worker/reducer/grads': ['compress own', 'in_place buffers tied'],
+    'worker/reducer/grads': ['compress user_grads', 'in_place buffers tied'],
     'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check nan_replay nan_word replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
 }
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.

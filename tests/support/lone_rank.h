@@ -7,7 +7,7 @@
 #define CDI_TEST_LONE_RANK_H
 
 #include "worker/backend/cpu/coll/collective.h"
-#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/shm_bootstrap.h"
 
 #include <criterion/criterion.h>
 #include <unistd.h>

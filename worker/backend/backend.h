@@ -161,13 +161,13 @@ struct cdi_region {
  * The caller of a collective: the program itself, one of these functions, or a collective that is made of others, which
  * the program has called (see enqueue_group).
  */
-#define CDI_ASKED_ENUMERATOR(NAME, ...) CDI_ASKED_##NAME,
-enum cdi_asked {
-    CDI_ASKED_ITSELF = 0,
-    CDI_ASKING_FUNCTIONS(CDI_ASKED_ENUMERATOR) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, CDI_ASKED_ENUMERATOR)
-        CDI_ASKED_ALL_GATHERV, /* whose parts do not lie one after another */
+#define CDI_API_ENUMERATOR(NAME, ...) CDI_API_##NAME,
+enum cdi_api_call {
+    CDI_API_ITSELF = 0,
+    CDI_ASKING_FUNCTIONS(CDI_API_ENUMERATOR) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, CDI_API_ENUMERATOR)
+        CDI_API_ALL_GATHERV, /* whose parts do not lie one after another */
 };
-#undef CDI_ASKED_ENUMERATOR
+#undef CDI_API_ENUMERATOR
 
 /* When the operations of a bucket ran: as in struct cdi_flight_entry, 0 for what is not known. */
 struct cdi_coll_times {
@@ -192,7 +192,7 @@ struct cdi_coll {
                                   or outside of it. A backend on the host compares the places */
     bool known;                /* in and out are known to be memory of the backend, if that is a device */
     int bucket;                /* for the flight page and for messages; -1: none */
-    enum cdi_asked asked;      /* compared between ranks */
+    enum cdi_api_call asked;   /* compared between ranks */
     /* Writes the parameters in `bucket` of `ddp`, such as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;

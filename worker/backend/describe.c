@@ -7,8 +7,8 @@
 #include <string.h>
 
 #define KIND(NAME, number, text, is_reduction, root_word) [CDI_##NAME] = {text, number, is_reduction, root_word},
-#define MADE(NAME, number, text, is_reduction, root_word) [CDI_ASKED_##NAME] = {text, number, is_reduction, root_word},
-#define FUNCTION(NAME, text) [CDI_ASKED_##NAME] = {.name = (text)},
+#define MADE(NAME, number, text, is_reduction, root_word) [CDI_API_##NAME] = {text, number, is_reduction, root_word},
+#define FUNCTION(NAME, text) [CDI_API_##NAME] = {.name = (text)},
 
 struct described {
     const char *name;
@@ -18,9 +18,8 @@ struct described {
 };
 
 static const struct described kinds[] = {CDI_COLLECTIVES(KIND, CDI_NO_COLLECTIVE)};
-static const struct described asking[] = {
-    [CDI_ASKED_ALL_GATHERV] = {"all_gatherv", CDI_FLIGHT_ALL_GATHERV, false, NULL},
-    CDI_ASKING_FUNCTIONS(FUNCTION) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, MADE)};
+static const struct described asking[] = {[CDI_API_ALL_GATHERV] = {"all_gatherv", CDI_FLIGHT_ALL_GATHERV, false, NULL},
+                                          CDI_ASKING_FUNCTIONS(FUNCTION) CDI_COLLECTIVES(CDI_NO_COLLECTIVE, MADE)};
 
 enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind)
 {
@@ -44,7 +43,7 @@ bool cdi_coll_reduces(enum cdi_coll_kind kind)
 
 enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n)
 {
-    bool one = cdi_asked_is_coll(ops[0].asked);
+    bool one = cdi_api_call_is_coll(ops[0].asked);
 
     for (size_t i = 1; i < n; i++)
         one = one && ops[i].asked == ops[0].asked;
@@ -53,23 +52,23 @@ enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n)
     return n == 1 ? cdi_flight_op_of(ops[0].kind) : CDI_FLIGHT_GROUP;
 }
 
-const char *cdi_asked_name(uint32_t asked)
+const char *cdi_api_call_name(uint32_t asked)
 {
     return asked < sizeof asking / sizeof asking[0] ? asking[asked].name : NULL;
 }
 
 static bool has_units(uint32_t caller)
 {
-    return caller == CDI_ASKED_FSDP_GATHER || caller == CDI_ASKED_FSDP_READY;
+    return caller == CDI_API_FSDP_GATHER || caller == CDI_API_FSDP_READY;
 }
 
-void cdi_asked_text(uint32_t caller, int bucket, const char *names, const char *plain, char *buf, size_t cap)
+void cdi_api_call_text(uint32_t caller, int bucket, const char *names, const char *plain, char *buf, size_t cap)
 {
     char unit[128] = "";
 
     if (has_units(caller) && bucket >= 0)
         (void)snprintf(unit, sizeof unit, " of unit %d%s%s", bucket, names[0] != '\0' ? " " : "", names);
-    (void)snprintf(buf, cap, "%s%s (%s)", cdi_asked_name(caller), unit, plain);
+    (void)snprintf(buf, cap, "%s%s (%s)", cdi_api_call_name(caller), unit, plain);
 }
 
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap)
@@ -101,7 +100,7 @@ void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err)
 /* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */
 static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
-    const char *name = cdi_asked_name(op->asked), *dtype = cdi_dtype_name(op->dtype);
+    const char *name = cdi_api_call_name(op->asked), *dtype = cdi_dtype_name(op->dtype);
 
     if (asking[op->asked].root != NULL)
         (void)snprintf(buf, cap, "%s of %zu %s %s rank %d", name, op->count, dtype, asking[op->asked].root, op->root);
@@ -112,10 +111,10 @@ static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 /* The names are those of the flight page, so that both reports use the same ones. */
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
 {
-    const char *name = kinds[op->kind].name, *root = kinds[op->kind].root, *asked = cdi_asked_name(op->asked);
+    const char *name = kinds[op->kind].name, *root = kinds[op->kind].root, *asked = cdi_api_call_name(op->asked);
     char how[24] = "", what[64] = "", tail[128] = "", names[96] = "", plain[256];
 
-    if (op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked)) {
+    if (op->kind == CDI_BARRIER && cdi_api_call_is_coll(op->asked)) {
         opening_text(op, buf, cap);
         return;
     }
@@ -133,7 +132,7 @@ void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap)
     if (has_units(op->asked) && op->bucket >= 0 && op->name_bucket != NULL)
         op->name_bucket(op->ddp, op->bucket, names, sizeof names);
     if (asked != NULL)
-        cdi_asked_text(op->asked, op->bucket, names, plain, buf, cap);
+        cdi_api_call_text(op->asked, op->bucket, names, plain, buf, cap);
     else
         (void)snprintf(buf, cap, "%s", plain);
 }

@@ -10,9 +10,9 @@ enum cdi_flight_op cdi_flight_op_of(enum cdi_coll_kind kind);
 /* Returns the same for operations that are enqueued as one: the collective that the program has called. */
 enum cdi_flight_op cdi_flight_op_of_group(const struct cdi_coll *ops, size_t n);
 /* Is it a collective that is made of others, and not a function? */
-static inline bool cdi_asked_is_coll(uint32_t asked)
+static inline bool cdi_api_call_is_coll(uint32_t asked)
 {
-    return asked >= CDI_ASKED_GATHER && asked <= CDI_ASKED_ALL_GATHERV;
+    return asked >= CDI_API_GATHER && asked <= CDI_API_ALL_GATHERV;
 }
 /* Returns the name of an operation, such as "all_reduce"; NULL for an unknown number, which another process may send.
  */
@@ -22,12 +22,12 @@ const char *cdi_coll_root_word(enum cdi_coll_kind kind);
 /* Does the operation use cdi_coll.op? */
 bool cdi_coll_reduces(enum cdi_coll_kind kind);
 /* Returns the name of a caller, "cddp_ddp_create" or "gather"; NULL: the program itself, or an unknown number. */
-const char *cdi_asked_name(uint32_t asked);
+const char *cdi_api_call_name(uint32_t asked);
 /*
  * Writes an operation, `plain`, of a caller that has a name: "cddp_ddp_create (all_gather of 8 uint64)"; where buckets
  * are units, "cddp_fsdp_gather of unit 2 'h.1' (all_gather of 9424 float32)". bucket: -1: none. names: "": not known.
  */
-void cdi_asked_text(uint32_t asked, int bucket, const char *names, const char *plain, char *buf, size_t cap);
+void cdi_api_call_text(uint32_t asked, int bucket, const char *names, const char *plain, char *buf, size_t cap);
 /* Writes " (bucket 2: 'fc1.weight' and 3 more)"; "" for an operation without a bucket. */
 void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 /*

@@ -599,7 +599,7 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
                                  size_t n_items, const cddp_checkpoint_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_SAVE);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_CHECKPOINT_SAVE);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     struct cdi_save s = {0};
@@ -611,14 +611,14 @@ cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step
     mark(comm, st, CDI_MARK_SAVE, step, begun_ns);
     cdi_save_release(&s);
     cdi_items_release(&l);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
 
 cddp_status cddp_checkpoint_wait(cddp_comm *comm)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_WAIT);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_CHECKPOINT_WAIT);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     cddp_status st = checkpoint_check_comm("cddp_checkpoint_wait", comm, &err);
@@ -626,7 +626,7 @@ cddp_status cddp_checkpoint_wait(cddp_comm *comm)
     if (st == CDDP_OK)
         st = wait_for_save(comm, &err);
     mark(comm, st, CDI_MARK_WAIT, 0, begun_ns);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }
 
@@ -634,7 +634,7 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
                                  cddp_checkpoint_info *info)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_CHECKPOINT_LOAD);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_CHECKPOINT_LOAD);
     int64_t begun_ns = cdi_now_ns();
     struct cdi_error err = {.status = CDDP_OK};
     struct found f = {.info = {.size = sizeof f.info}};
@@ -654,6 +654,6 @@ cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir, const cddp_ch
     free(f.present);
     cdi_save_release(&s);
     cdi_items_release(&l);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? CDDP_OK : cdi_last_error_set(&err);
 }

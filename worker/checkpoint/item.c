@@ -66,7 +66,7 @@ static cddp_status send_or_receive(cddp_comm *comm, enum cdi_coll_kind kind, voi
                           .dtype = CDDP_UINT8,
                           .root = peer,
                           .bucket = -1,
-                          .asked = cdi_comm_asked(),
+                          .asked = cdi_api_caller(),
                           .lazy = true};
     uint64_t ticket;
     cddp_status st = bytes == 0 ? CDDP_OK : cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);

@@ -167,16 +167,16 @@ cddp_status cddp_alloc(cddp_comm *comm, size_t bytes, uint32_t flags, void **out
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
-    enum cdi_asked before;
+    enum cdi_api_call before;
     cddp_status st;
 
     if (comm == NULL || out == NULL)
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_alloc: comm and out must not be NULL"), &err);
     if (cdi_comm_own("cddp_alloc", comm, &err) != CDDP_OK)
         return cdi_last_error_return(CDDP_E_STATE, &err);
-    before = cdi_comm_ask(CDI_ASKED_ALLOC);
+    before = cdi_api_enter(CDI_API_ALLOC);
     st = alloc_any(comm, bytes, flags, out, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return cdi_last_error_return(st, &err);
 }
 
@@ -247,16 +247,16 @@ cddp_status cddp_register(cddp_comm *comm, void *p, size_t bytes, uint32_t flags
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
-    enum cdi_asked before;
+    enum cdi_api_call before;
     cddp_status st;
 
     if (comm == NULL)
         return cdi_last_error_return(cdi_fail(&err, CDDP_E_INVALID, "cddp_register: comm is NULL"), &err);
     if (cdi_comm_own("cddp_register", comm, &err) != CDDP_OK)
         return cdi_last_error_return(CDDP_E_STATE, &err);
-    before = cdi_comm_ask(CDI_ASKED_REGISTER);
+    before = cdi_api_enter(CDI_API_REGISTER);
     st = register_memory(comm, p, bytes, flags, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return cdi_last_error_return(st, &err);
 }
 

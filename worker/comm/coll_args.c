@@ -24,7 +24,7 @@ enum needs {
 static const struct kind {
     const char *name;
     enum cdi_coll_kind kind; /* of a collective that is made of others: their kind */
-    enum cdi_asked asked;    /* CDI_ASKED_ITSELF: an operation of the backend */
+    enum cdi_api_call asked; /* CDI_API_ITSELF: an operation of the backend */
     enum extent in, out;
     unsigned needs;
 } kinds[] = {
@@ -38,10 +38,10 @@ static const struct kind {
     [CDDP_COLL_ALL_TO_ALL] = {"cddp_all_to_all", CDI_ALL_TO_ALL, 0, ALL, ALL, 0},
     [CDDP_COLL_SEND] = {"cddp_send", CDI_SEND, 0, ONE, NONE, ROOTED | PEER},
     [CDDP_COLL_RECV] = {"cddp_recv", CDI_RECV, 0, NONE, ONE, ROOTED | PEER},
-    [CDDP_COLL_GATHER] = {"gather", CDI_SEND, CDI_ASKED_GATHER, ONE, ALL, ROOTED | OUT_ON_ROOT},
-    [CDDP_COLL_SCATTER] = {"scatter", CDI_SEND, CDI_ASKED_SCATTER, ALL, ONE, ROOTED | IN_ON_ROOT},
-    [CDDP_COLL_ALL_TO_ALLV] = {"all_to_allv", CDI_SEND, CDI_ASKED_ALL_TO_ALLV, PARTS, PARTS, IN_COUNTS | OUT_COUNTS},
-    [CDDP_COLL_REDUCE_SCATTERV] = {"reduce_scatterv", CDI_REDUCE, CDI_ASKED_REDUCE_SCATTERV, PARTS, PARTS,
+    [CDDP_COLL_GATHER] = {"gather", CDI_SEND, CDI_API_GATHER, ONE, ALL, ROOTED | OUT_ON_ROOT},
+    [CDDP_COLL_SCATTER] = {"scatter", CDI_SEND, CDI_API_SCATTER, ALL, ONE, ROOTED | IN_ON_ROOT},
+    [CDDP_COLL_ALL_TO_ALLV] = {"all_to_allv", CDI_SEND, CDI_API_ALL_TO_ALLV, PARTS, PARTS, IN_COUNTS | OUT_COUNTS},
+    [CDDP_COLL_REDUCE_SCATTERV] = {"reduce_scatterv", CDI_REDUCE, CDI_API_REDUCE_SCATTERV, PARTS, PARTS,
                                    REDUCES | IN_COUNTS},
 };
 
@@ -341,7 +341,7 @@ static struct cdi_coll plain(const struct cdi_world *w, const cddp_coll_args *a)
 bool cdi_coll_is_made(const cddp_coll_args *a)
 {
     return is_kind(a) &&
-           (kinds[a->coll].asked != CDI_ASKED_ITSELF || (a->coll == CDDP_COLL_ALL_GATHERV && a->out_offsets != NULL));
+           (kinds[a->coll].asked != CDI_API_ITSELF || (a->coll == CDDP_COLL_ALL_GATHERV && a->out_offsets != NULL));
 }
 
 cddp_status cdi_coll_op(const struct cdi_world *w, const cddp_coll_args *a, struct cdi_coll *op, struct cdi_error *err)
@@ -452,14 +452,14 @@ static cddp_status add_args(const struct cdi_world *w, const cddp_coll_args *a, 
     if (a->coll == CDDP_COLL_ALL_GATHERV && cdi_coll_is_made(a)) {
         op.kind = CDI_BROADCAST;
         op.counts = NULL;
-        op.asked = CDI_ASKED_ALL_GATHERV;
+        op.asked = CDI_API_ALL_GATHERV;
     }
-    if (op.asked == CDI_ASKED_ALL_GATHERV || op.asked == CDI_ASKED_REDUCE_SCATTERV) {
+    if (op.asked == CDI_API_ALL_GATHERV || op.asked == CDI_API_REDUCE_SCATTERV) {
         add_of_each_rank(w, a, &op, to);
         return CDDP_OK;
     }
-    if (op.asked != CDI_ASKED_ITSELF) {
-        bool uneven = op.asked == CDI_ASKED_ALL_TO_ALLV;
+    if (op.asked != CDI_API_ITSELF) {
+        bool uneven = op.asked == CDI_API_ALL_TO_ALLV;
 
         op = (struct cdi_coll){.kind = CDI_BARRIER,
                                .count = uneven ? 0 : a->count,
@@ -547,7 +547,7 @@ void cdi_coll_release(struct cdi_coll_ops *ops)
 
 static bool is_opening(const struct cdi_coll *op)
 {
-    return op->kind == CDI_BARRIER && cdi_asked_is_coll(op->asked);
+    return op->kind == CDI_BARRIER && cdi_api_call_is_coll(op->asked);
 }
 
 size_t cdi_coll_part(const struct cdi_coll *ops, size_t n)

@@ -53,7 +53,7 @@ static cddp_status coll_run(cddp_comm *comm, const char *name, const cddp_coll_a
         return st;
     cdi_memory_place(comm, &op);
     op.lazy = true;
-    op.asked = cdi_comm_asked();
+    op.asked = cdi_api_caller();
     if (cdi_comm_ops(comm)->run != NULL)
         return cdi_comm_ops(comm)->run(cdi_comm_backend(comm), &op, err);
     st = cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);
@@ -219,7 +219,7 @@ static cddp_status coll_abort(cddp_comm *comm, struct cdi_error *err)
 static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
-    enum cdi_asked asked = cdi_comm_asked();
+    enum cdi_api_call asked = cdi_api_caller();
     cddp_status st = CDDP_OK;
 
     for (size_t i = 0; i < ops->n; i++) {
@@ -227,7 +227,7 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
         ops->ops[i].streamed = how.streamed;
         if (!how.streamed)
             cdi_memory_place(comm, &ops->ops[i]);
-        if (ops->ops[i].asked == CDI_ASKED_ITSELF)
+        if (ops->ops[i].asked == CDI_API_ITSELF)
             ops->ops[i].asked = asked;
     }
     for (size_t at = 0, n; at < ops->n && st == CDDP_OK; at += n) {
@@ -256,7 +256,7 @@ static cddp_status start_one(cddp_comm *comm, const cddp_coll_args *a, struct ho
     op.streamed = how.streamed;
     if (!how.streamed)
         cdi_memory_place(comm, &op);
-    op.asked = cdi_comm_asked();
+    op.asked = cdi_api_caller();
     return enqueue(comm, &op, 1, ticket, err);
 }
 

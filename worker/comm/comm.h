@@ -65,8 +65,8 @@ struct cdi_on_finalize *cdi_comm_on_finalize(cddp_comm *comm);
  * Sets the public function on whose behalf this thread runs collectives from now on, and returns the one before, which
  * the caller restores at its end. A function that calls another one stays the one that is named.
  */
-enum cdi_asked cdi_comm_ask(enum cdi_asked what);
-enum cdi_asked cdi_comm_asked(void);
+enum cdi_api_call cdi_api_enter(enum cdi_api_call what);
+enum cdi_api_call cdi_api_caller(void);
 
 /* Blocking collectives, like the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,

@@ -84,12 +84,12 @@ static cddp_status metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_
 cddp_status cddp_metric_reduce(cddp_comm *comm, const cddp_metric *mine, cddp_metric *all, size_t n, cddp_metric *ranks)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_METRIC_REDUCE);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_METRIC_REDUCE);
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_metric_reduce", comm, &err);
 
     if (st == CDDP_OK)
         st = metric_reduce(comm, mine, all, n, ranks, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

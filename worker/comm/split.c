@@ -314,9 +314,9 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
                            .on_cpu = on_cpu,
                            .node = (comm->whole != NULL ? comm->whole : comm)->world.node_rank};
     how.watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
-    (void)cdi_comm_ask(CDI_ASKED_COMM_SPLIT);
+    (void)cdi_api_enter(CDI_API_COMM_SPLIT);
     st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
-    (void)cdi_comm_ask(CDI_ASKED_ITSELF);
+    (void)cdi_api_enter(CDI_API_ITSELF);
     if (st == CDDP_OK)
         st = split_all(part, comm, all, &how, &err);
     part->world.watch.fn = NULL;

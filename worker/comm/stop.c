@@ -77,7 +77,7 @@ cddp_status cdi_stop_ride(cddp_comm *comm, const void *reducer, uint64_t *ticket
                           .dtype = CDDP_INT64,
                           .op = CDDP_MAX,
                           .bucket = -1,
-                          .asked = CDI_ASKED_SHOULD_STOP,
+                          .asked = CDI_API_SHOULD_STOP,
                           .lazy = true};
     uint64_t given = 0;
     cddp_status st;
@@ -131,14 +131,14 @@ static cddp_status end_rides(cddp_comm *comm, struct cdi_error *err)
 static cddp_status agree_now(cddp_comm *comm, int64_t *word, struct cdi_error *err)
 {
     cddp_status st = end_rides(comm, err);
-    enum cdi_asked before;
+    enum cdi_api_call before;
 
     if (st != CDDP_OK)
         return st;
     *word = own_word(comm);
-    before = cdi_comm_ask(CDI_ASKED_SHOULD_STOP);
+    before = cdi_api_enter(CDI_API_SHOULD_STOP);
     st = cdi_comm_all_reduce(comm, word, word, 1, CDDP_INT64, CDDP_MAX, err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st;
 }
 

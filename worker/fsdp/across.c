@@ -161,7 +161,7 @@ static cddp_status begin_one(struct cdi_across *a, struct cdi_error *err)
                           .dtype = d->plan.b[b].dtype,
                           .op = CDDP_AVG,
                           .known = true,
-                          .asked = CDI_ASKED_FSDP_READY};
+                          .asked = CDI_API_FSDP_READY};
 
     (void)d->shares.unit_of(d->shares.model, cdi_bucket_grad(&d->plan, b, 0), &u);
     cdi_ddp_name_after_unit(d, &op, u);

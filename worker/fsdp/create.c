@@ -604,7 +604,7 @@ cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_u
                              const cddp_fsdp_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_FSDP_CREATE);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_FSDP_CREATE);
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_fsdp_create", comm, &err);
 
@@ -612,7 +612,7 @@ cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_u
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_create: out and comm must not be NULL");
     else if (st == CDDP_OK)
         st = fsdp_create(out, comm, units, n_units, opt, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 

@@ -239,7 +239,7 @@ static cddp_status gather(cddp_fsdp *f, size_t u)
         struct cdi_coll op = {.kind = CDI_ALL_GATHER,
                               .in = d->shares.params + cdi_arena_held_at(d, b),
                               .out = out,
-                              .asked = CDI_ASKED_FSDP_GATHER};
+                              .asked = CDI_API_FSDP_GATHER};
 
         if (!d->ops->on_device) { /* from here the ranks of the node read it */
             memcpy(out + part * rank, op.in, part);
@@ -527,7 +527,7 @@ static cddp_status divide_grads(cddp_fsdp *f, size_t u, struct cdi_error *err)
                               .in = grad_part_at(f, f->unit[u].grad_slot, k),
                               .out = d->shares.grads + cdi_arena_share_at(d, b),
                               .op = CDDP_AVG,
-                              .asked = CDI_ASKED_FSDP_READY};
+                              .asked = CDI_API_FSDP_READY};
 
         st = start(f, &op, u, k, &slot->ticket);
         d->flight[b].ticket = d->captured.id == 0 ? slot->ticket : 0;

@@ -186,7 +186,7 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
 cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_OPTIM_CREATE);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_OPTIM_CREATE);
     struct cdi_error err;
     cddp_status st = ddp != NULL ? cdi_comm_own("cddp_optim_create", ddp->comm, &err) : CDDP_OK;
 
@@ -194,7 +194,7 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
     else if (st == CDDP_OK)
         st = optim_create(out, ddp, opt, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }
 

@@ -95,7 +95,7 @@ static cddp_status optim_check_item(struct cdi_state *s, struct cdi_error *err)
 {
     const cddp_optim *o = s->object;
     cddp_ddp *d = o->ddp;
-    cddp_status st = cdi_optim_check(cdi_asked_name((uint32_t)cdi_comm_asked()), o, err);
+    cddp_status st = cdi_optim_check(cdi_api_call_name((uint32_t)cdi_api_caller()), o, err);
 
     if (st != CDDP_OK)
         return st;

@@ -6,7 +6,7 @@
 #include "worker/base/nvtx.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/in_place.h"
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/hook.h"
 #include "worker/reducer/layout/shard.h"
 #include "worker/reducer/metrics.h"
@@ -122,7 +122,7 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
         return status;
     if (!copy_params(d, params, n))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %zu parameters", n);
-    status = cdi_own_init(d, err);
+    status = cdi_user_grads_init(d, err);
     if (status == CDDP_OK)
         status = cdi_plan_create(d, opt, unit, err);
     if (status == CDDP_OK)
@@ -159,7 +159,7 @@ static void strip_ddp(cddp_ddp *d)
     cdi_uneven_release(d);
     cdi_replicate_release(d);
     cdi_overlap_release(&d->tied);
-    cdi_own_release(d);
+    cdi_user_grads_release(d);
     cdi_in_place_release(d);
     cdi_norm_release(d);
     if (d->comm_region != NULL)
@@ -229,7 +229,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
         .comm_dtype = given.opt.comm_dtype,
     };
     in.tied = alone == CDDP_OK ? d->tied.first : NULL;
-    in.all_own = alone == CDDP_OK && cdi_own_is_all(d);
+    in.all_own = alone == CDDP_OK && cdi_user_grads_is_all(d);
     in.own_everywhere = &own_everywhere;
     in.places = alone == CDDP_OK ? d->in_place.hash : 0;
     in.same_places = &same_places;
@@ -280,7 +280,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
                             const cddp_ddp_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_DDP_CREATE);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_DDP_CREATE);
     struct cdi_error err;
     cddp_status status;
 
@@ -289,7 +289,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     else if (status == CDDP_OK)
         status = cdi_ddp_create(out, comm, params, n_params, NULL, opt, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return status == CDDP_OK ? status : cdi_last_error_set(&err);
 }
 

@@ -102,12 +102,12 @@ static cddp_status set_frozen(cddp_ddp *d, const size_t *params, size_t n, bool 
 cddp_status cddp_ddp_set_frozen(cddp_ddp *ddp, const size_t *params, size_t n, int frozen)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_SET_FROZEN);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_SET_FROZEN);
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_frozen", ddp, &err);
 
     if (st == CDDP_OK)
         st = set_frozen(ddp, params, n, frozen != 0, &err);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

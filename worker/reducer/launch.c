@@ -4,7 +4,7 @@
 #include "worker/base/nvtx.h"
 #include "worker/comm/stop.h"
 #include "worker/reducer/grads/compress.h"
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/hook.h"
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/plan.h"
@@ -26,7 +26,7 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
         status = cdi_ddp_follow(d, f->stream[s], err);
     f->n_streams = 0;
     if (status == CDDP_OK)
-        status = cdi_own_gather(d, i, cdi_nan_look_in_copies(d, i), err);
+        status = cdi_user_grads_gather(d, i, cdi_nan_look_in_copies(d, i), err);
     return status == CDDP_OK ? cdi_nan_look_there(d, i, err) : status;
 }
 
@@ -60,7 +60,7 @@ static cddp_status complete_early(cddp_ddp *d, struct cdi_error *err)
             break;
         status = cdi_launch_finish(d, d->n_copied, err);
         if (status == CDDP_OK)
-            status = cdi_own_scatter(d, d->n_copied, err);
+            status = cdi_user_grads_scatter(d, d->n_copied, err);
     }
     return status;
 }
@@ -77,7 +77,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         .out = at,
         .count = s->bytes / cddp_dtype_size(b->dtype),
         .dtype = b->dtype,
-        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_own_scales(d, i) || cdi_weight_sums(d) ? CDDP_SUM : CDDP_AVG,
+        .op = (d->flags & CDDP_DDP_SUM) != 0 || cdi_user_grads_scales(d, i) || cdi_weight_sums(d) ? CDDP_SUM : CDDP_AVG,
         .region = s->region,
         .known = true,
         .bucket = (int)i,
@@ -135,7 +135,7 @@ static cddp_status weigh_bucket(cddp_ddp *d, size_t i)
 {
     struct cdi_error err;
 
-    if (cdi_weight_apply(d, i, d->flight[i].compressed || cdi_own_scales(d, i), &err) == CDDP_OK)
+    if (cdi_weight_apply(d, i, d->flight[i].compressed || cdi_user_grads_scales(d, i), &err) == CDDP_OK)
         return CDDP_OK;
     return cdi_ddp_set_error(d, &err);
 }

@@ -295,7 +295,7 @@ cddp_status cdi_nan_send(cddp_ddp *d)
                            .dtype = CDDP_UINT64,
                            .op = CDDP_MAX,
                            .bucket = -1,
-                           .asked = CDI_ASKED_NAN_CHECK,
+                           .asked = CDI_API_NAN_CHECK,
                            .lazy = true};
     st = cdi_ddp_enqueue(d, &op, &r->ticket);
     n->sent = st == CDDP_OK;
@@ -311,7 +311,7 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
     int size = cdi_comm_world(d->comm)->size;
     uint64_t *words = calloc((size_t)size, sizeof *words);
     const void *mine = d->nan->there != NULL ? &d->nan->there[d->step % 2] : &d->nan->mine;
-    enum cdi_asked before;
+    enum cdi_api_call before;
     struct cdi_error err;
     cddp_status st;
 
@@ -319,11 +319,11 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
         (void)cdi_fail(&err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
         return cdi_ddp_fail_misuse(d, &err); /* the others wait for this rank */
     }
-    before = cdi_comm_ask(CDI_ASKED_NAN_CHECK);
+    before = cdi_api_enter(CDI_API_NAN_CHECK);
     (void)pthread_mutex_unlock(&d->lock);
     st = cdi_comm_all_gather(d->comm, mine, words, 1, CDDP_UINT64, &err);
     (void)pthread_mutex_lock(&d->lock);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     if (st == CDDP_OK)
         cdi_nan_describe(d, d->step, words, size, bad);
     else

@@ -64,7 +64,7 @@ cddp_status cdi_nan_replay_send(cddp_ddp *d, struct cdi_error *err)
                            .dtype = CDDP_UINT64,
                            .op = CDDP_MAX,
                            .bucket = -1,
-                           .asked = CDI_ASKED_NAN_CHECK,
+                           .asked = CDI_API_NAN_CHECK,
                            .lazy = true};
     st = d->ops->enqueue(d->b, &op, &ticket, err);
     return st == CDDP_OK ? d->ops->report(d->b, r->there, r->report, err) : st;

@@ -82,7 +82,7 @@ static cddp_status norm_reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
                                 .dtype = CDDP_UINT64,
                                 .op = largest ? CDDP_MAX : CDDP_SUM,
                                 .bucket = -1,
-                                .asked = CDI_ASKED_GRAD_NORM,
+                                .asked = CDI_API_GRAD_NORM,
                                 .lazy = true};
     uint64_t ticket;
     cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);

@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/grads/in_place.h"
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/layout/active_ranks.h"
 #include "worker/reducer/state/used.h"
 #include "worker/reducer/stats.h"
@@ -47,7 +47,7 @@ static cddp_status make_flights(cddp_ddp *d, struct cdi_error *err)
     for (size_t i = 0; i < d->n_params; i++)
         d->flight[d->plan.grads[i].bucket].n_tied += cdi_ddp_is_tied(d, i);
     cdi_compress_place(d);
-    cdi_own_place(d);
+    cdi_user_grads_place(d);
     if (cdi_in_place_reserve(d, err) != CDDP_OK)
         return CDDP_E_NOMEM;
     cdi_in_place_list(d);

@@ -547,7 +547,7 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
 cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *opt)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    enum cdi_asked before = cdi_comm_ask(CDI_ASKED_SET_POWERSGD);
+    enum cdi_api_call before = cdi_api_enter(CDI_API_SET_POWERSGD);
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_powersgd", ddp, &err);
 
@@ -556,6 +556,6 @@ cddp_status cddp_ddp_set_powersgd(cddp_ddp *ddp, const cddp_powersgd_options *op
         st = set_powersgd(ddp, opt, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);
 }

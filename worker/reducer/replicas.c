@@ -259,20 +259,20 @@ static cddp_status tell_group(cddp_ddp *d, struct cdi_error *bad, struct cdi_err
 
 cddp_status cdi_replicas_check(cddp_ddp *d, struct cdi_error *bad)
 {
-    enum cdi_asked before;
+    enum cdi_api_call before;
     struct cdi_error err;
     cddp_status st;
 
     if (d->replicas == NULL || d->step % d->replicas->period != 0 || replicas_comm(d) == NULL ||
         cdi_comm_world(replicas_comm(d))->size == 1)
         return CDDP_OK;
-    before = cdi_comm_ask(CDI_ASKED_CHECK_REPLICAS);
+    before = cdi_api_enter(CDI_API_CHECK_REPLICAS);
     (void)pthread_mutex_unlock(&d->lock);
     st = compare(d, bad, &err);
     if (st == CDDP_OK && cdi_ddp_is_divided(d))
         st = tell_group(d, bad, &err);
     (void)pthread_mutex_lock(&d->lock);
-    (void)cdi_comm_ask(before);
+    (void)cdi_api_enter(before);
     d->replicas->checked |= bad->status == CDDP_OK;
     if (bad->status == CDDP_OK)
         d->replicas->before = d->step;

@@ -11,7 +11,7 @@
 
 #include "common/float_state.h"
 #include "worker/base/nvtx.h"
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
 #include "worker/reducer/nan_replay.h"
@@ -277,7 +277,7 @@ cddp_status cdi_step_complete(cddp_ddp *d)
     struct cdi_error err;
 
     for (size_t b = 0; d->has_own && b < d->plan.n && status == CDDP_OK && local == CDDP_OK; b++)
-        local = cdi_own_scatter(d, b, &err);
+        local = cdi_user_grads_scatter(d, b, &err);
     if (status == CDDP_OK && local == CDDP_OK && d->ops->on_device && !d->shadow) /* which waits once, at its end */
         local = cdi_ddp_stream_wait(d, 0, &err);
     return local == CDDP_OK ? status : cdi_ddp_set_error(d, &err);
@@ -518,7 +518,7 @@ static cddp_status wait_param(cddp_ddp *d, size_t i, struct cdi_error *err)
     for (size_t k = b; k < end && status == CDDP_OK; k++)
         status = cdi_launch_finish(d, k, err);
     if (status == CDDP_OK)
-        status = cdi_own_scatter(d, b, err);
+        status = cdi_user_grads_scatter(d, b, err);
     if (status == CDDP_OK && d->ops->on_device)
         status = cdi_ddp_stream_wait(d, moved ? 0 : ticket, err);
     return status == CDDP_OK ? status : cdi_ddp_set_error(d, err);

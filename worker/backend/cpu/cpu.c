@@ -174,9 +174,9 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
     cddp_status st = cdi_cpu_comm_init(&b->comm, &why);
 
     if (st != CDDP_OK)
-        cdi_fd_exchange_refuse(world, &why);
+        cdi_shm_bootstrap_refuse(world, &why);
     if (st == CDDP_OK && world->size > 1)
-        st = cdi_fd_exchange_control(&b->comm.shm, world, &b->mapper, &why);
+        st = cdi_shm_bootstrap_control(&b->comm.shm, world, &b->mapper, &why);
     if (st == CDDP_OK && world->size > 1)
         cdi_wait_init(&b->comm.wait, b->comm.shm, world->flight, world->timeout_ms);
     b->comm.wait.ranks = world->ranks;
@@ -221,7 +221,7 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
     cddp_status st;
 
     if (b == NULL) {
-        cdi_fd_exchange_refuse(world, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
+        cdi_shm_bootstrap_refuse(world, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
     cpu_set_up(b, world, mapper, reached, "");
@@ -425,7 +425,7 @@ static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how,
                                    .count = 2,
                                    .dtype = CDDP_INT32,
                                    .bucket = -1,
-                                   .asked = CDI_ASKED_COMM_SPLIT,
+                                   .asked = CDI_API_COMM_SPLIT,
                                    .lazy = true}};
     uint32_t number = atomic_fetch_add(&b->n_splits, 1);
     struct cdi_backend *part = NULL;

@@ -5,7 +5,7 @@
 
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/coll/choose.h"
-#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/shm_bootstrap.h"
 #include "worker/base/interfaces.h"
 
 /*

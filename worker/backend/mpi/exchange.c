@@ -21,7 +21,7 @@ static void opening_make(const struct cdi_mpi_run *run, const struct cdi_coll *o
     o->kind = run->work->is_region ? CDI_KIND_REGION : (uint8_t)op->kind;
     o->dtype = (uint8_t)op->dtype;
     o->op = (uint8_t)op->op;
-    o->asked = cdi_asked_is_coll(op->asked) ? (uint8_t)op->asked : 0;
+    o->asked = cdi_api_call_is_coll(op->asked) ? (uint8_t)op->asked : 0;
     if (run->work->is_region)
         o->count = run->work->region_bytes;
     if (op->kind == CDI_ALL_GATHERV)
@@ -38,7 +38,7 @@ static void opening_text(const struct cdi_opening *o, char *buf, size_t cap)
                                 .op = (cddp_redop)o->op,
                                 .root = o->root,
                                 .bucket = -1,
-                                .asked = (enum cdi_asked)o->asked};
+                                .asked = (enum cdi_api_call)o->asked};
     if (o->kind == CDI_ALL_GATHERV)
         (void)snprintf(buf, cap, "%s of %s in parts %08" PRIx32, cdi_coll_name(o->kind), cdi_dtype_name(work.op.dtype),
                        o->parts);

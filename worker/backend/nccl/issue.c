@@ -5,10 +5,10 @@
 #include "worker/backend/nccl/stage.h"
 #include "worker/backend/nccl/state/completion.h"
 #include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/gpu_timestamps.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/nccl_call.h"
 #include "worker/backend/nccl/state/ring.h"
-#include "worker/backend/nccl/state/stamps.h"
 
 #include <time.h>
 
@@ -116,7 +116,7 @@ static cddp_status issue_after(struct cdi_backend *b, uint64_t first, uint64_t l
     if (st == CDDP_OK && !by_kernel)
         st = cdi_completion_write_done(b, last, err);
     /* After the word: when the host sees the time, the operations are done. */
-    return st == CDDP_OK ? cdi_stamps_end(b, first, last, err) : st;
+    return st == CDDP_OK ? cdi_gpu_timestamps_end(b, first, last, err) : st;
 }
 
 /*
@@ -213,7 +213,7 @@ static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
         marked |= !cdi_slot_of(b, t)->one.op.unmarked;
     }
     cdi_slot_of(b, last)->marked = marked;
-    cdi_stamps_begin(b);
+    cdi_gpu_timestamps_begin(b);
     st = issue_before(b, first, last, err);
     if (st != CDDP_OK)
         return cdi_gpu_fail_in(b, &cdi_slot_of(b, first)->one.op, err);

@@ -12,10 +12,10 @@
 #include "worker/backend/nccl/stage.h"
 #include "worker/backend/nccl/state/completion.h"
 #include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/gpu_timestamps.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/nccl_call.h"
 #include "worker/backend/nccl/state/ring.h"
-#include "worker/backend/nccl/state/stamps.h"
 #include "worker/backend/nccl/wait.h"
 #include "worker/backend/nccl/watch.h"
 
@@ -92,7 +92,7 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
     if (st == CDDP_OK)
         st = cdi_capture_open(b, err);
     if (st == CDDP_OK)
-        st = cdi_stamps_open(b, err);
+        st = cdi_gpu_timestamps_open(b, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.set_bytes(token, 0, CDI_TOKEN_BYTES, b->device.stream), "clearing memory", err);
     return st == CDDP_OK ? cdi_stage_open(b, err) : st;
@@ -105,7 +105,7 @@ static void backend_free_resources(struct cdi_backend *b)
 
     cdi_completion_destroy(b);
     cdi_capture_close(b);
-    cdi_stamps_close(b);
+    cdi_gpu_timestamps_close(b);
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++)
         if (events[i] != NULL)
             (void)cdi_cuda.event_destroy(events[i]);

@@ -12,7 +12,7 @@
 /* Returns whether the program has called send or recv; not whether a collective consists of them. */
 static bool op_is_message(const struct cdi_coll *op)
 {
-    return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_asked_is_coll(op->asked);
+    return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_api_call_is_coll(op->asked);
 }
 
 /* Gives the slot the next ticket. With `lock`. */

@@ -13,9 +13,9 @@
 #include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/peers.h"
 #include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/gpu_timestamps.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/ring.h"
-#include "worker/backend/nccl/state/stamps.h"
 
 #define ROUND_MS 1
 #define ASK_GPU_ROUNDS 8 /* a fault of the GPU is rare, and each check is a call of the driver */
@@ -57,14 +57,14 @@ void *cdi_progress_main(void *arg)
     (void)cdi_device_enter(&b->device, NULL); /* functions that call the driver enter the device themselves */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         progress_check_nccl(b);
-        cdi_stamps_read(b);
+        cdi_gpu_timestamps_read(b);
         if (atomic_exchange(&b->check_store, false))
             cdi_peers_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)
             (void)cdi_gpu_check_device(b, NULL, NULL);
     }
     if (!atomic_load(&b->failed))
-        cdi_stamps_read(b);
+        cdi_gpu_timestamps_read(b);
     cdi_device_leave(&b->device);
     cdi_peers_name_late(b);
     cdi_peers_notify(b);

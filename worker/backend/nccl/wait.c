@@ -9,9 +9,9 @@
 #include "worker/backend/nccl/stage.h"
 #include "worker/backend/nccl/state/completion.h"
 #include "worker/backend/nccl/state/failure.h"
+#include "worker/backend/nccl/state/gpu_timestamps.h"
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/ring.h"
-#include "worker/backend/nccl/state/stamps.h"
 
 #include <sched.h>
 #include <time.h>
@@ -217,7 +217,7 @@ cddp_status cdi_gpu_wait_stream(struct cdi_backend *b, void *stream, bool timed,
         st = cdi_nccl_poll_async(b, ncclInProgress,
                                  err); /* otherwise operations that were begun would wait for this stream, too */
     if (st == CDDP_OK)
-        st = cdi_stamps_follow(b, stream, timed, err);
+        st = cdi_gpu_timestamps_follow(b, stream, timed, err);
     (void)pthread_mutex_unlock(&b->lock);
     cdi_device_leave_briefly(&b->device);
     return cdi_gpu_call_status(b, st, NULL, err);

@@ -13,7 +13,7 @@
 #include "worker/reducer/grads/in_place.h"
 
 #include "worker/comm/memory.h"
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/state/arena.h"
 
 #include <stdint.h>
@@ -163,7 +163,7 @@ void cdi_in_place_choose(cddp_ddp *d)
         return;
     d->own.everywhere = false; /* only copied gradients are scaled on the way */
     compact_arena(d);
-    cdi_own_list(d);
+    cdi_user_grads_list(d);
     cdi_in_place_list(d);
 }
 
@@ -286,6 +286,6 @@ cddp_status cdi_in_place_disable(cddp_ddp *d, struct cdi_error *err)
     p->old_arena = d->region;
     d->region = whole;
     p->any = false;
-    cdi_own_list(d);
+    cdi_user_grads_list(d);
     return CDDP_OK;
 }

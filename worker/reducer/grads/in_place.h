@@ -5,7 +5,7 @@
 
 #include "worker/reducer/state/state.h"
 
-/* Finds the gradients that could be reduced in place, at creation, after cdi_own_init and the plan. */
+/* Finds the gradients that could be reduced in place, at creation, after cdi_user_grads_init and the plan. */
 cddp_status cdi_in_place_init(cddp_ddp *d, struct cdi_error *err);
 void cdi_in_place_release(cddp_ddp *d);
 /* Chooses, at creation, the gradients to reduce in place, if all ranks' hashes are equal. */

@@ -36,7 +36,7 @@ cddp_status cdi_weight_begin(cddp_ddp *d, bool trains)
                                 .count = 1,
                                 .dtype = CDDP_FLOAT64,
                                 .bucket = -1,
-                                .asked = CDI_ASKED_WEIGHTS,
+                                .asked = CDI_API_WEIGHTS,
                                 .lazy = true,
                                 .grace = cdi_comm_world(d->comm)->size > 1};
 

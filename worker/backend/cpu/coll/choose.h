@@ -13,7 +13,7 @@
 
 enum cdi_algorithm {
     CDI_BY_CHAIN,  /* along the chain of nodes, in pieces (chain.h) */
-    CDI_BY_ROUNDS, /* all data to all nodes, in log2(nodes) rounds (rounds.h) */
+    CDI_BY_ROUNDS, /* all data to all nodes, in log2(nodes) rounds (bruck.h) */
     CDI_BY_SHARDS, /* each node has its shard, to and from all nodes directly */
 };
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/coll/collective.h"
 
+#include "worker/backend/cpu/coll/bruck.h"
 #include "worker/backend/cpu/coll/exchange.h"
 #include "worker/backend/cpu/coll/reduction.h"
 #include "worker/backend/cpu/coll/region.h"
-#include "worker/backend/cpu/coll/rounds.h"
 #include "worker/base/host_id.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static cddp_status run_barrier(struct cdi_run *run, struct cdi_error *err)
     if (run->t->tcp == NULL || st != CDDP_OK)
         return st;
     if (run->t->shm->rank == 0)
-        st = cdi_rounds_run(run, NULL, err);
+        st = cdi_bruck_run(run, NULL, err);
     return st == CDDP_OK ? cdi_step_after_network(run, err) : st;
 }
 
@@ -98,7 +98,7 @@ cddp_status cdi_cpu_comm_agree(struct cdi_cpu_comm *t, struct cdi_error *err)
     memset(t->len, 0, (size_t)t->size * sizeof *t->len);
     for (int k = 0; k < t->tcp->n_nodes; k++)
         t->len[t->tcp->first[k]] = sizeof mine;
-    st = cdi_rounds_gather(&run, &mine, &all, err);
+    st = cdi_bruck_gather(&run, &mine, &all, err);
     if (st == CDDP_OK && t->net.crowd == 0)
         t->net = net_of(t, all);
     return st;

@@ -4,9 +4,9 @@
  */
 #include "worker/backend/cpu/coll/exchange.h"
 
+#include "worker/backend/cpu/coll/bruck.h"
 #include "worker/backend/cpu/coll/chain.h"
 #include "worker/backend/cpu/coll/choose.h"
-#include "worker/backend/cpu/coll/rounds.h"
 
 #include <string.h>
 
@@ -157,7 +157,7 @@ static cddp_status exchange_small(struct cdi_run *run, const void *mine, cdi_tak
 {
     const struct cdi_cpu_comm *t = run->t;
     const uint8_t *all;
-    cddp_status st = cdi_rounds_gather(run, mine, &all, err);
+    cddp_status st = cdi_bruck_gather(run, mine, &all, err);
 
     for (int r = 0; r < t->size && st == CDDP_OK; r++) {
         if (t->len[r] > 0)
@@ -246,13 +246,13 @@ static cddp_status gather_direct(struct cdi_run *run, struct cdi_error *err)
 }
 
 /* Every node has one rank: it sends its part to all others at the same time. */
-static struct cdi_swap_part gathered_part(void *arg, int node)
+static struct cdi_pairwise_part gathered_part(void *arg, int node)
 {
     const struct cdi_run *run = arg;
     const struct cdi_cpu_comm *t = run->t;
     uint8_t *out = run->w->op.out;
 
-    return (struct cdi_swap_part){
+    return (struct cdi_pairwise_part){
         .out = out + t->at[t->rank], .in = out + t->at[node], .n_out = t->len[t->rank], .n_in = t->len[node]};
 }
 
@@ -280,21 +280,21 @@ static cddp_status run_all_gather(struct cdi_run *run, struct cdi_error *err)
     if (t->len[t->rank] > 0 && op->in != mine)
         memcpy(mine, op->in, t->len[t->rank]);
     if (t->tcp != NULL && t->tcp->largest == 1 && choose(run) == CDI_BY_SHARDS)
-        return cdi_swap_run(run, gathered_part, run, err);
+        return cdi_pairwise_run(run, gathered_part, run, err);
     return cdi_exchange(run, mine, take_part, run, err);
 }
 
 /* Every node has one rank: each gets its block from this rank's memory, and sends its own one there. */
-static struct cdi_swap_part block_part(void *arg, int node)
+static struct cdi_pairwise_part block_part(void *arg, int node)
 {
     const struct cdi_run *run = arg;
     const struct cdi_coll *op = &run->w->op;
     size_t bytes = op->count * cddp_dtype_size(op->dtype);
 
-    return (struct cdi_swap_part){.out = (const uint8_t *)op->in + bytes * (size_t)node,
-                                  .in = (uint8_t *)op->out + bytes * (size_t)node,
-                                  .n_out = bytes,
-                                  .n_in = bytes};
+    return (struct cdi_pairwise_part){.out = (const uint8_t *)op->in + bytes * (size_t)node,
+                                      .in = (uint8_t *)op->out + bytes * (size_t)node,
+                                      .n_out = bytes,
+                                      .n_in = bytes};
 }
 
 /* Every rank offers all its blocks; each rank takes its own ones. */
@@ -318,9 +318,9 @@ static cddp_status run_all_to_all(struct cdi_run *run, struct cdi_error *err)
         t->len[r] = bytes * (size_t)t->size;
     if (t->tcp != NULL && choose(run) == CDI_BY_SHARDS) {
         if (t->tcp->largest > 1)
-            return cdi_swap_all(run, op->in, bytes, take_block, run, err);
+            return cdi_pairwise_all(run, op->in, bytes, take_block, run, err);
         memcpy((uint8_t *)op->out + bytes * (size_t)t->rank, (const uint8_t *)op->in + bytes * (size_t)t->rank, bytes);
-        return cdi_swap_run(run, block_part, run, err);
+        return cdi_pairwise_run(run, block_part, run, err);
     }
     return cdi_exchange(run, op->in, take_block, run, err);
 }

@@ -3,7 +3,7 @@
 #ifndef CDI_COLL_EXCHANGE_H
 #define CDI_COLL_EXCHANGE_H
 
-#include "worker/backend/cpu/coll/swap.h"
+#include "worker/backend/cpu/coll/pairwise.h"
 
 /* Runs broadcast, all_gather(v), all_to_all, send or recv. Errors as from cdi_cpu_comm_run. */
 cddp_status cdi_run_exchange(struct cdi_run *run, struct cdi_error *err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/coll/mesh.h"
 
-#include "worker/backend/cpu/coll/rounds.h"
+#include "worker/backend/cpu/coll/bruck.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static cddp_status complete(struct cdi_mesh *m, struct cdi_error *err)
 
     if (nodes == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d nodes", m->tcp->n_nodes);
-    st = cdi_rounds_run(m->run, NULL, err);
+    st = cdi_bruck_run(m->run, NULL, err);
     for (int i = 0; i < m->n; i++)
         nodes[i] = cdi_mesh_node(m, i);
     if (st == CDDP_OK)

@@ -2,9 +2,9 @@
 /* all_reduce, reduce and reduce_scatter: the same sums, of which a rank needs all, nothing, or its block. */
 #include "worker/backend/cpu/coll/reduction.h"
 
+#include "worker/backend/cpu/coll/bruck.h"
 #include "worker/backend/cpu/coll/chain.h"
 #include "worker/backend/cpu/coll/choose.h"
-#include "worker/backend/cpu/coll/rounds.h"
 #include "worker/backend/cpu/coll/shards.h"
 #include "worker/math/reduce.h"
 
@@ -55,7 +55,7 @@ static cddp_status reduce_small(struct cdi_run *run, const struct want *w, struc
     if (t->tcp != NULL) {
         for (int r = 0; r < t->size; r++)
             t->len[r] = bytes;
-        st = cdi_rounds_gather(run, op->in, &all, err);
+        st = cdi_bruck_gather(run, op->in, &all, err);
     } else {
         if (bytes > 0)
             memcpy(cdi_next_room(t, bytes), op->in, bytes);

@@ -2,7 +2,7 @@
 #include "worker/backend/cpu/coll/region.h"
 
 #include "worker/backend/cpu/coll/exchange.h"
-#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/shm_bootstrap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err)
     region = region_alloc(t, w->region_bytes);
     if (region == NULL) /* rare enough to abort the communicator, which the peers see */
         return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
-    mine = cdi_fd_exchange_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
+    mine = cdi_shm_bootstrap_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
     if (broken)
         st = cdi_fail_since(err, &why, "creating shared memory: %.900s", why.msg);
     else

@@ -102,7 +102,7 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
     case CDI_ALL_TO_ALL:
         break;
     case CDI_BARRIER:
-        if (!cdi_asked_is_coll(op->asked))
+        if (!cdi_api_call_is_coll(op->asked))
             return d;
         d.root = op->root; /* of a gather or a scatter */
         break;
@@ -141,16 +141,16 @@ static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 /* names: of the parameters in the bucket, "" if they are not known. */
 static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
 {
-    uint32_t asked = d->kind == KIND_REGION ? CDI_ASKED_DDP_CREATE : d->op >> 8 & 0xff;
+    uint32_t asked = d->kind == KIND_REGION ? CDI_API_DDP_CREATE : d->op >> 8 & 0xff;
     char bucket[128] = "", plain[160];
 
-    if (d->kind == CDI_BARRIER && cdi_asked_is_coll(d->op >> 8 & 0xff)) {
+    if (d->kind == CDI_BARRIER && cdi_api_call_is_coll(d->op >> 8 & 0xff)) {
         const struct cdi_coll op = {.kind = CDI_BARRIER,
                                     .count = d->count,
                                     .dtype = (cddp_dtype)d->dtype,
                                     .root = (int)d->root,
                                     .bucket = -1,
-                                    .asked = (enum cdi_asked)(d->op >> 8 & 0xff)};
+                                    .asked = (enum cdi_api_call)(d->op >> 8 & 0xff)};
 
         cdi_coll_text(&op, buf, cap);
         return;
@@ -159,8 +159,8 @@ static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf
     if (d->op >> 16 != 0)
         (void)snprintf(bucket, sizeof bucket, " (bucket %" PRIu32 "%s%s)", (d->op >> 16) - 1,
                        names[0] != '\0' ? ": " : "", names);
-    if (cdi_asked_name(asked) != NULL)
-        cdi_asked_text(asked, (int)(d->op >> 16) - 1, names, plain, buf, cap);
+    if (cdi_api_call_name(asked) != NULL)
+        cdi_api_call_text(asked, (int)(d->op >> 16) - 1, names, plain, buf, cap);
     else
         (void)snprintf(buf, cap, "%s%s", plain, bucket);
 }

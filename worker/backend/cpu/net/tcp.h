@@ -14,7 +14,7 @@
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/net/abort_fd.h"
 #include "worker/backend/cpu/net/tcp_frame.h"
-#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/shm_bootstrap.h"
 #include "worker/backend/cpu/node/wait.h"
 #include "worker/base/interfaces.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The control segment that the ranks of one node share: counters, descriptors of the running operation, staging slots,
- * the abort word with its error message. Local rank 0 creates it (fd_exchange.h), and all ranks map it. Ranks may also
- * be threads of one process (tests); nothing here is global to a process.
+ * the abort word with its error message. Local rank 0 creates it (shm_bootstrap.h), and all ranks map it. Ranks may
+ * also be threads of one process (tests); nothing here is global to a process.
  *
  * The rule for everything that is not atomic: a rank writes its own part, then posts a step; others read it after they
  * have seen that step. The data of a step (post, descriptor, slot) exist twice, for odd and even steps, and every step

@@ -10,7 +10,7 @@
 
 #define END_MS 5000     /* for an abort */
 #define REPLAY_MS 10    /* where only a graph may have begun a collective, or only stamps are left to read */
-#define ANCHOR_MS 2000  /* while there is nothing to do: the clocks of the GPU and the host part (stamps.h) */
+#define ANCHOR_MS 2000  /* while there is nothing to do: the clocks of the GPU and the host part (gpu_timestamps.h) */
 #define SPIN_ROUNDS 200 /* that a wait for NCCL polls without a pause */
 #define WORD_MS 1000    /* that the report of a death may arrive after NCCL's own error */
 #define WORD_NAP_NS 5000000

@@ -222,7 +222,7 @@ cddp_status cdi_op_group_create(struct cdi_op_group **out, const struct cdi_coll
     for (size_t i = 0; i < n; i++) {
         struct cdi_coll *op = &s->op[s->n].op;
 
-        if (ops[i].kind == CDI_BARRIER && cdi_asked_is_coll(ops[i].asked))
+        if (ops[i].kind == CDI_BARRIER && cdi_api_call_is_coll(ops[i].asked))
             continue;
         *op = ops[i];
         if (op->kind == CDI_ALL_GATHERV) {

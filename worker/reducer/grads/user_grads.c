@@ -7,14 +7,14 @@
  * A device scales them on the way in for the mean, if that is exact (by a power of two), if their weights differ, or in
  * float16, whose sum must not overflow. Then the network only adds, and no further kernel touches the bucket.
  */
-#include "worker/reducer/grads/own.h"
+#include "worker/reducer/grads/user_grads.h"
 
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/used.h"
 
 #include <stdlib.h>
 
-cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_user_grads_init(cddp_ddp *d, struct cdi_error *err)
 {
     size_t n = d->n_params;
 
@@ -30,24 +30,24 @@ cddp_status cdi_own_init(cddp_ddp *d, struct cdi_error *err)
     return CDDP_OK;
 }
 
-void cdi_own_release(cddp_ddp *d)
+void cdi_user_grads_release(cddp_ddp *d)
 {
     free(d->own.list);
     free(d->own.slices);
     free(d->own.keys);
 }
 
-void cdi_own_list(cddp_ddp *d)
+void cdi_user_grads_list(cddp_ddp *d)
 {
     d->has_own = false;
     for (size_t i = 0; i < d->n_params; i++)
         d->has_own |= d->params[i].grad != NULL;
     for (size_t b = 0; b < d->plan.n; b++)
         d->flight[b].own = d->flight[b].n_own = 0;
-    cdi_own_place(d);
+    cdi_user_grads_place(d);
 }
 
-void cdi_own_place(cddp_ddp *d)
+void cdi_user_grads_place(cddp_ddp *d)
 {
     size_t at = 0;
 
@@ -68,7 +68,7 @@ void cdi_own_place(cddp_ddp *d)
     }
 }
 
-bool cdi_own_is_all(const cddp_ddp *d)
+bool cdi_user_grads_is_all(const cddp_ddp *d)
 {
     bool all = true;
 
@@ -77,7 +77,7 @@ bool cdi_own_is_all(const cddp_ddp *d)
     return all;
 }
 
-bool cdi_own_scales(const cddp_ddp *d, size_t b)
+bool cdi_user_grads_scales(const cddp_ddp *d, size_t b)
 {
     int size = cdi_comm_world(d->comm)->size;
     bool exact = (size & (size - 1)) == 0;
@@ -105,10 +105,10 @@ static size_t own_add_slice(cddp_ddp *d, size_t n, size_t i, size_t end)
     return n;
 }
 
-cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err)
+cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err)
 {
     const double mean = d->weight.differ ? d->weight.share : 1.0 / cdi_comm_world(d->comm)->size;
-    const double factor = cdi_own_scales(d, bucket) ? mean : 1.0;
+    const double factor = cdi_user_grads_scales(d, bucket) ? mean : 1.0;
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     size_t n = 0, first = 0, end = 0;
 
@@ -126,13 +126,13 @@ cddp_status cdi_own_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *lo
     if (look != NULL)
         return d->ops->pack_looking(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
                                     look, d->own.keys, err);
-    if (cdi_own_scales(d, bucket))
+    if (cdi_user_grads_scales(d, bucket))
         return d->ops->pack_scaled(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
                                    err);
     return d->ops->pack(d->b, cdi_arena_grad(d, first), d->own.slices, n, err);
 }
 
-cddp_status cdi_own_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
+cddp_status cdi_user_grads_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err)
 {
     const struct cdi_ddp_flight *f = &d->flight[bucket];
     size_t n = 0, first = 0, end = 0;

@@ -4,8 +4,8 @@
  * between the node's first rank and every other one. Both sides check the uid of the peer. No name ever appears in
  * /dev/shm. The ranks agree on every step: it succeeds on all, or all get an error that names a rank and its cause.
  */
-#ifndef CDI_NODE_FD_EXCHANGE_H
-#define CDI_NODE_FD_EXCHANGE_H
+#ifndef CDI_SHM_BOOTSTRAP_H
+#define CDI_SHM_BOOTSTRAP_H
 
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/node/wait.h"
@@ -21,11 +21,11 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
  * ranks), CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM,
  * CDDP_E_VERSION.
  */
-cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
-                                    struct cdi_error *err);
+cddp_status cdi_shm_bootstrap_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
+                                      struct cdi_error *err);
 
 /* Reports that this rank cannot take part in that: the other ranks of its node need not wait for it. */
-void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_error *why);
+void cdi_shm_bootstrap_refuse(const struct cdi_world *world, const struct cdi_error *why);
 
 /*
  * Allocates `bytes` bytes of memory on every rank of the node and maps those of all: part[r] is that of local rank r. A
@@ -33,6 +33,6 @@ void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_erro
  * the others. On failure nothing stays mapped. *broken is set for an error of the sockets themselves: then the ranks
  * have no common state, and the communicator has failed.
  */
-cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err);
+cddp_status cdi_shm_bootstrap_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err);
 
 #endif

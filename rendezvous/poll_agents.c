@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/asking.h"
+#include "rendezvous/poll_agents.h"
 
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
@@ -7,7 +7,7 @@
 
 #define LOOK_MS 5 /* between two looks for answers */
 
-static struct conn_job *asking_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
+static struct conn_job *poll_agents_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
 {
     struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
 
@@ -16,7 +16,7 @@ static struct conn_job *asking_next_job(const struct conn_ctx *ctx, const struct
 
 static void ask_job(struct conn_job *job, int64_t now_ms)
 {
-    if (job->asked != 0 && now_ms - job->asked_ms < ASKING_FRESH_MS)
+    if (job->asked != 0 && now_ms - job->asked_ms < POLL_FRESH_MS)
         return;
     job->asked = view_ask(job->view, NULL, 0);
     job->asked_ms = now_ms;
@@ -40,7 +40,7 @@ static bool all_have_answered(const struct conn_ctx *ctx, bool late, int64_t now
 {
     bool all = true;
 
-    for (struct conn_job *job = NULL; (job = asking_next_job(ctx, job)) != NULL;)
+    for (struct conn_job *job = NULL; (job = poll_agents_next_job(ctx, job)) != NULL;)
         all = has_answered(job, late, now_ms) && all;
     return all;
 }
@@ -53,7 +53,7 @@ static bool is_ready(const struct conn *c, int64_t now_ms)
     return late || (answered && now_ms >= c->ask_from_ms);
 }
 
-void asking_answer_now(struct conn *c)
+void poll_agents_answer(struct conn *c)
 {
     void (*answer)(struct conn * c) = c->ask_answer;
 
@@ -75,23 +75,23 @@ static void on_look(uv_timer_t *timer)
         }
     }
     while (!cdi_list_empty(&ready)) /* an answer may close other connections, or ask again */
-        asking_answer_now(cdi_list_of(ready.next, struct conn, asking));
+        poll_agents_answer(cdi_list_of(ready.next, struct conn, asking));
     if (cdi_list_empty(&ctx->asking))
         (void)uv_timer_stop(timer);
     conn_flush_all(ctx);
 }
 
-void asking_begin(struct conn *c, struct conn_job *job, int64_t from_ms, int64_t wait_ms,
-                  void (*answer)(struct conn *c))
+void poll_agents_begin(struct conn *c, struct conn_job *job, int64_t from_ms, int64_t wait_ms,
+                       void (*answer)(struct conn *c))
 {
     struct conn_ctx *ctx = c->ctx;
     int64_t now_ms = conn_now_ms(ctx);
 
-    if (asking_is(c))
+    if (poll_agents_waits(c))
         return;
     if (job != NULL)
         ask_job(job, now_ms);
-    for (struct conn_job *each = NULL; job == NULL && (each = asking_next_job(ctx, each)) != NULL;)
+    for (struct conn_job *each = NULL; job == NULL && (each = poll_agents_next_job(ctx, each)) != NULL;)
         ask_job(each, now_ms);
     c->asks = job;
     c->ask_from_ms = from_ms;
@@ -102,7 +102,7 @@ void asking_begin(struct conn *c, struct conn_job *job, int64_t from_ms, int64_t
         (void)uv_timer_start(&ctx->ask_timer, on_look, LOOK_MS, LOOK_MS);
 }
 
-void asking_forget(struct conn_ctx *ctx, const struct conn_job *job)
+void poll_agents_forget(struct conn_ctx *ctx, const struct conn_job *job)
 {
     struct cdi_list *node, *safe;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/agent/node_watch.h"
+#include "launcher/agent/rank_report.h"
 
 #include <string.h>
 
@@ -80,8 +80,8 @@ static void consider_part(const struct cdi_flight_part *part, struct cdi_rank_re
     *since_ns = then_ns;
 }
 
-void node_watch_place(const struct cdi_flight_view *v, const struct cdi_flight_part *parts, size_t n, int64_t now_ns,
-                      struct cdi_rank_report *r)
+void rank_report_place(const struct cdi_flight_view *v, const struct cdi_flight_part *parts, size_t n, int64_t now_ns,
+                       struct cdi_rank_report *r)
 {
     int64_t since_ns;
 
@@ -100,7 +100,7 @@ void node_watch_place(const struct cdi_flight_view *v, const struct cdi_flight_p
     r->for_ms = since_ms(since_ns, now_ns);
 }
 
-void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r)
+void rank_report_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r)
 {
     int64_t period = 0, comm = 0, exposed = 0, late = 0, transfer = 0;
 
@@ -132,14 +132,14 @@ void node_watch_steps(const struct cdi_flight_step *steps, size_t n, int64_t now
     r->transfer_us = (uint64_t)(transfer > 0 ? transfer : 0) / n / NS_PER_US;
 }
 
-void node_watch_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
+void rank_report_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
     struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
     struct cdi_flight_view view;
 
     cdi_flight_read(f, &view);
-    node_watch_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
-    node_watch_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
+    rank_report_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
+    rank_report_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
     cdi_flight_names(f, r->part[0] == '\0' ? r->bucket : -1, r->names); /* the page has none of parts */
 }

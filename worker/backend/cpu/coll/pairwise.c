@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/coll/swap.h"
+#include "worker/backend/cpu/coll/pairwise.h"
 
 #include "worker/backend/cpu/coll/mesh.h"
 
@@ -15,7 +15,7 @@ static size_t smaller(size_t a, size_t b)
 
 struct swap {
     struct cdi_mesh mesh;
-    struct cdi_swap_part (*part)(void *arg, int node);
+    struct cdi_pairwise_part (*part)(void *arg, int node);
     void *arg;
 };
 
@@ -29,7 +29,7 @@ static bool may_send(const struct swap *g, int i)
 }
 
 /* The first frame is sent even without data, since it tells of the operation. */
-static cddp_status swap_send(struct swap *g, int node, const struct cdi_swap_part *x, bool *moved,
+static cddp_status swap_send(struct swap *g, int node, const struct cdi_pairwise_part *x, bool *moved,
                              struct cdi_error *err)
 {
     struct cdi_progress *p = &g->mesh.tcp->progress[node];
@@ -44,7 +44,7 @@ static cddp_status swap_send(struct swap *g, int node, const struct cdi_swap_par
     return st;
 }
 
-static cddp_status swap_recv(struct swap *g, int node, const struct cdi_swap_part *x, bool *moved,
+static cddp_status swap_recv(struct swap *g, int node, const struct cdi_pairwise_part *x, bool *moved,
                              struct cdi_error *err)
 {
     struct cdi_progress *p = &g->mesh.tcp->progress[node];
@@ -66,7 +66,7 @@ static cddp_status swap_advance(void *arg, bool *moved, struct cdi_error *err)
 
     for (int i = 0; i < g->mesh.n; i++) {
         int node = cdi_mesh_node(&g->mesh, i);
-        const struct cdi_swap_part x = g->part(g->arg, node);
+        const struct cdi_pairwise_part x = g->part(g->arg, node);
         cddp_status st = may_send(g, i) ? swap_send(g, node, &x, moved, err) : CDDP_IN_PROGRESS;
 
         if (st < 0)
@@ -81,8 +81,8 @@ static cddp_status swap_advance(void *arg, bool *moved, struct cdi_error *err)
     return done ? CDDP_OK : CDDP_IN_PROGRESS;
 }
 
-cddp_status cdi_swap_run(struct cdi_run *run, struct cdi_swap_part (*part)(void *arg, int node), void *arg,
-                         struct cdi_error *err)
+cddp_status cdi_pairwise_run(struct cdi_run *run, struct cdi_pairwise_part (*part)(void *arg, int node), void *arg,
+                             struct cdi_error *err)
 {
     struct swap g = {.part = part, .arg = arg};
     size_t most = 0;
@@ -148,7 +148,7 @@ static cddp_status turn_advance(void *arg, bool *moved, struct cdi_error *err)
 
 /*
  * A node tells of the operation in the turn of a link, so only the silence of the node before says that it has not
- * begun (rounds.c has the same).
+ * begun (bruck.c has the same).
  */
 static cddp_status begin_turns(struct turns *g, struct cdi_error *err)
 {
@@ -217,8 +217,8 @@ static cddp_status take_turn(struct turns *g, cdi_take_fn take, void *arg, struc
 }
 
 /* The first step compares the operation within the node; no rank ends it before the nodes have compared it. */
-cddp_status cdi_swap_all(struct cdi_run *run, const void *mine, size_t block, cdi_take_fn take, void *arg,
-                         struct cdi_error *err)
+cddp_status cdi_pairwise_all(struct cdi_run *run, const void *mine, size_t block, cdi_take_fn take, void *arg,
+                             struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     struct cdi_tcp *tcp = t->tcp;

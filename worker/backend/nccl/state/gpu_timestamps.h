@@ -13,37 +13,37 @@
  *
  * Nothing here is used within a capture. With CDDP_TIMING=off there are no stamps, and so no call of the driver.
  */
-#ifndef CDI_NCCL_STAMPS_H
-#define CDI_NCCL_STAMPS_H
+#ifndef CDI_GPU_TIMESTAMPS_H
+#define CDI_GPU_TIMESTAMPS_H
 
 #include "worker/backend/nccl/state/state.h"
 
 /* Begins, unless CDDP_TIMING is off, and waits for one event. The context is current. CDDP_E_NOMEM, CDDP_E_SYSTEM. */
-cddp_status cdi_stamps_open(struct cdi_backend *b, struct cdi_error *err);
+cddp_status cdi_gpu_timestamps_open(struct cdi_backend *b, struct cdi_error *err);
 /* Ends; no other thread uses b. The context is current. */
-void cdi_stamps_close(struct cdi_backend *b);
+void cdi_gpu_timestamps_close(struct cdi_backend *b);
 
 /*
  * Makes the communication stream follow the work that is now on `stream`. timed: the next bucket's times need this one.
  * With `lock`. CDDP_E_SYSTEM.
  */
-cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err);
+cddp_status cdi_gpu_timestamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err);
 /* The host is about to begin operations. With `lock`. */
-void cdi_stamps_begin(struct cdi_backend *b);
+void cdi_gpu_timestamps_begin(struct cdi_backend *b);
 /* The work of tickets first to last is on the stream. Records its end if some of it is timed. With `lock`.
  * CDDP_E_SYSTEM. */
-cddp_status cdi_stamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err);
+cddp_status cdi_gpu_timestamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err);
 /*
  * Records a point of a stream that is not being captured. Returns its number; 0: there are no stamps, or too many that
  * the GPU has not reached. The context is current. Without `lock`.
  */
-uint64_t cdi_stamps_point(struct cdi_backend *b, CUstream stream);
+uint64_t cdi_gpu_timestamps_point(struct cdi_backend *b, CUstream stream);
 
 /*
  * Reads what the GPU has reached, and writes the times of buckets to the flight page. The progress thread alone,
  * without `lock`, in the device.
  */
-void cdi_stamps_read(struct cdi_backend *b);
+void cdi_gpu_timestamps_read(struct cdi_backend *b);
 
 /* The functions of the same names in struct cdi_backend_ops. Without `lock`. */
 bool cdi_gpu_stamp_time(struct cdi_backend *b, uint64_t stamp, int64_t *ns);

@@ -6,7 +6,7 @@
  * The parts of a region: each rank sends its descriptor to rank 0, which passes one after another to all, so that no
  * rank holds more than one descriptor at a time, for any number of ranks.
  */
-#include "worker/backend/cpu/node/fd_exchange.h"
+#include "worker/backend/cpu/node/shm_bootstrap.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -537,7 +537,7 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
     return st;
 }
 
-void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_error *why)
+void cdi_shm_bootstrap_refuse(const struct cdi_world *world, const struct cdi_error *why)
 {
     const struct names names = names_of(world);
     struct cdi_error told;
@@ -549,8 +549,8 @@ void cdi_fd_exchange_refuse(const struct cdi_world *world, const struct cdi_erro
     cdi_oob_tell_cause(&world->keys, world->local_rank == 0 ? names.socket : names.cause, &told);
 }
 
-cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
-                                    struct cdi_error *err)
+cddp_status cdi_shm_bootstrap_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
+                                      struct cdi_error *err)
 {
     const struct deadline p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
                                .flight = world->flight,
@@ -563,7 +563,7 @@ cddp_status cdi_fd_exchange_control(struct cdi_shm **out, const struct cdi_world
     st = cdi_shm_create(&s, world->local_rank, world->local_size, world->rank - world->local_rank, world->n_nodes > 1,
                         m, err);
     if (st != CDDP_OK) {
-        cdi_fd_exchange_refuse(world, err);
+        cdi_shm_bootstrap_refuse(world, err);
         return st;
     }
     st = world->local_rank == 0 ? fdx_first_rank(s, world, &p, err) : fdx_other_rank(s, world, &p, err);
@@ -640,7 +640,7 @@ static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *f
     return st;
 }
 
-cddp_status cdi_fd_exchange_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
+cddp_status cdi_shm_bootstrap_parts(struct cdi_wait *w, size_t bytes, void **part, bool *broken, struct cdi_error *err)
 {
     struct cdi_shm *s = w->shm;
     /* Rank 0 knows the rank that delays all: the others give it the time to report that. */

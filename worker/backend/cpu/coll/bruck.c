@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/cpu/coll/rounds.h"
+#include "worker/backend/cpu/coll/bruck.h"
 
 #include "common/clock.h"
 
@@ -170,7 +170,7 @@ static cddp_status look_before(struct cdi_tcp *tcp, int n, struct cdi_error *err
     return st == CDDP_IN_PROGRESS ? CDDP_OK : st;
 }
 
-cddp_status cdi_rounds_run(struct cdi_run *run, uint8_t *block, struct cdi_error *err)
+cddp_status cdi_bruck_run(struct cdi_run *run, uint8_t *block, struct cdi_error *err)
 {
     struct cdi_tcp *tcp = run->t->tcp;
     struct rounds g = {.run = run, .tcp = tcp, .block = block};
@@ -233,7 +233,7 @@ static uint8_t *collect(const struct cdi_cpu_comm *t)
 }
 
 /* The slot of local rank 0 has what all nodes gave. */
-cddp_status cdi_rounds_gather(struct cdi_run *run, const void *mine, const uint8_t **all, struct cdi_error *err)
+cddp_status cdi_bruck_gather(struct cdi_run *run, const void *mine, const uint8_t **all, struct cdi_error *err)
 {
     struct cdi_cpu_comm *t = run->t;
     size_t n = t->len[t->rank], total = 0;
@@ -245,7 +245,7 @@ cddp_status cdi_rounds_gather(struct cdi_run *run, const void *mine, const uint8
         memcpy(cdi_next_room(t, longest_here(t)), mine, n);
     st = cdi_step(run, err);
     if (st == CDDP_OK && t->shm->rank == 0)
-        st = cdi_rounds_run(run, collect(t), err);
+        st = cdi_bruck_run(run, collect(t), err);
     if (st == CDDP_OK)
         st = cdi_step_after_network(run, err);
     *all = cdi_slot_of(t, 0, 0, total);

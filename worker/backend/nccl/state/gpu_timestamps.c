@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "worker/backend/nccl/state/stamps.h"
+#include "worker/backend/nccl/state/gpu_timestamps.h"
 
 #include "common/clock.h"
 #include "worker/backend/nccl/device/anchor.h"
@@ -46,7 +46,7 @@ struct anchored {
     uint64_t before; /* stamps up to this number may be earlier */
 };
 
-struct cdi_stamps {
+struct cdi_gpu_timestamps {
     /* With the communicator's lock; `ahead` is read by the progress thread up to n_stamped. */
     struct stamp ahead[AHEAD];
     int64_t begun_ns;
@@ -72,7 +72,7 @@ struct cdi_stamps {
  */
 static bool anchor_try(struct cdi_backend *b, int64_t wait_ns, struct cdi_anchor *at)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     bool first = s->now.event == NULL;
     CUresult r = s->spare != NULL ? CUDA_SUCCESS : cdi_cuda.event_create(&s->spare, CU_EVENT_DEFAULT);
     int64_t begun_ns = cdi_now_ns(), now_ns = begun_ns;
@@ -97,7 +97,7 @@ static bool anchor_try(struct cdi_backend *b, int64_t wait_ns, struct cdi_anchor
 /* The spare event becomes the anchor of later stamps. */
 static void anchor_take(struct cdi_backend *b, const struct cdi_anchor *at)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     CUevent free_one = s->old.event;
 
     s->old = s->now;
@@ -108,7 +108,7 @@ static void anchor_take(struct cdi_backend *b, const struct cdi_anchor *at)
 /* Takes a new anchor now and then, if no stamp needs the one before the present one. */
 static void anchor_renew(struct cdi_backend *b)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     struct cdi_anchor at;
     int64_t now_ns = cdi_now_ns();
 
@@ -122,7 +122,7 @@ static void anchor_renew(struct cdi_backend *b)
 /* The best of several: the first calls of the driver are slow. */
 static bool anchor_first(struct cdi_backend *b)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     struct cdi_anchor at;
 
     for (int i = 0; i < ANCHOR_TRIES; i++)
@@ -135,7 +135,7 @@ static bool anchor_first(struct cdi_backend *b)
 /* --------------------------------------------------------------------------------------------------- begin, end ----
  */
 
-cddp_status cdi_stamps_open(struct cdi_backend *b, struct cdi_error *err)
+cddp_status cdi_gpu_timestamps_open(struct cdi_backend *b, struct cdi_error *err)
 {
     if (!cdi_host->flight_is_timed(b->record))
         return CDDP_OK;
@@ -146,7 +146,7 @@ cddp_status cdi_stamps_open(struct cdi_backend *b, struct cdi_error *err)
     if (anchor_first(b))
         return CDDP_OK;
     cdi_host->debug("NO-TIMES", "the GPU does not reach an event in time: buckets and steps have no times");
-    cdi_stamps_close(b);
+    cdi_gpu_timestamps_close(b);
     return CDDP_OK;
 }
 
@@ -156,9 +156,9 @@ static void destroy_event(CUevent e)
         (void)cdi_cuda.event_destroy(e);
 }
 
-void cdi_stamps_close(struct cdi_backend *b)
+void cdi_gpu_timestamps_close(struct cdi_backend *b)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
 
     if (s == NULL)
         return;
@@ -183,7 +183,7 @@ void cdi_stamps_close(struct cdi_backend *b)
  */
 static CUevent stamp_event(struct cdi_backend *b)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     CUevent e = NULL;
     bool full;
 
@@ -199,7 +199,7 @@ static CUevent stamp_event(struct cdi_backend *b)
     return e;
 }
 
-static void stamp_drop(struct cdi_stamps *s, CUevent e)
+static void stamp_drop(struct cdi_gpu_timestamps *s, CUevent e)
 {
     (void)pthread_mutex_lock(&s->known_lock);
     s->idle[s->n_idle++] = e;
@@ -234,7 +234,7 @@ static cddp_status stamp_record(struct cdi_backend *b, CUstream stream, struct s
     return st;
 }
 
-cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err)
+cddp_status cdi_gpu_timestamps_follow(struct cdi_backend *b, CUstream stream, bool timed, struct cdi_error *err)
 {
     struct stamp stamp = {.what = FOLLOW};
     uint64_t added = 0;
@@ -250,13 +250,13 @@ cddp_status cdi_stamps_follow(struct cdi_backend *b, CUstream stream, bool timed
                           "following a stream", err);
 }
 
-void cdi_stamps_begin(struct cdi_backend *b)
+void cdi_gpu_timestamps_begin(struct cdi_backend *b)
 {
     if (b->stamps != NULL)
         b->stamps->begun_ns = cdi_now_ticks_ns();
 }
 
-cddp_status cdi_stamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
+cddp_status cdi_gpu_timestamps_end(struct cdi_backend *b, uint64_t first, uint64_t last, struct cdi_error *err)
 {
     struct stamp stamp = {.what = END, .first = first, .last = last};
     bool timed = false;
@@ -274,7 +274,7 @@ cddp_status cdi_stamps_end(struct cdi_backend *b, uint64_t first, uint64_t last,
     return st;
 }
 
-uint64_t cdi_stamps_point(struct cdi_backend *b, CUstream stream)
+uint64_t cdi_gpu_timestamps_point(struct cdi_backend *b, CUstream stream)
 {
     struct stamp stamp = {.what = POINT};
     uint64_t added = 0;
@@ -301,7 +301,7 @@ static void show_times(struct cdi_backend *b, const struct stamp *stamp, const s
 /* Notes that operations have ended, at ns (0: that is not known). */
 static void note_end(struct cdi_backend *b, const struct stamp *stamp, int64_t ns)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     struct known_op op = {.ready_ns = s->ready_ns, .started_ns = s->free_ns, .done_ns = ns};
 
     if (op.started_ns < stamp->begun_ns)
@@ -324,7 +324,7 @@ static void note_end(struct cdi_backend *b, const struct stamp *stamp, int64_t n
     (void)pthread_mutex_unlock(&s->known_lock);
 }
 
-static void note_follow(struct cdi_stamps *s, int64_t ns)
+static void note_follow(struct cdi_gpu_timestamps *s, int64_t ns)
 {
     if (ns > s->ready_ns)
         s->ready_ns = ns;
@@ -336,7 +336,7 @@ static void note_follow(struct cdi_stamps *s, int64_t ns)
 /* Reads one stamp. false: the GPU has not reached it. */
 static bool read_stamp(struct cdi_backend *b, uint64_t number)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     struct stamp *stamp = &s->ahead[number & (AHEAD - 1)];
     const struct anchored *from = number > s->now.before || s->old.event == NULL ? &s->now : &s->old;
     float ms = 0;
@@ -363,7 +363,7 @@ static bool read_stamp(struct cdi_backend *b, uint64_t number)
     return true;
 }
 
-void cdi_stamps_read(struct cdi_backend *b)
+void cdi_gpu_timestamps_read(struct cdi_backend *b)
 {
     uint64_t number = atomic_load(&b->n_stamps_read) + 1;
 
@@ -384,7 +384,7 @@ uint64_t cdi_gpu_stamp(struct cdi_backend *b, void *stream)
     if (b->stamps == NULL || atomic_load(&b->failed))
         return 0;
     if (cdi_device_enter_briefly(&b->device, NULL) == CDDP_OK)
-        number = cdi_stamps_point(b, stream);
+        number = cdi_gpu_timestamps_point(b, stream);
     cdi_device_leave_briefly(&b->device);
     if (number != 0)
         cdi_gpu_set_busy(b); /* the progress thread may be asleep, if all operations are done */
@@ -393,7 +393,7 @@ uint64_t cdi_gpu_stamp(struct cdi_backend *b, void *stream)
 
 bool cdi_gpu_stamp_time(struct cdi_backend *b, uint64_t stamp, int64_t *ns)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     const struct known_stamp *known;
 
     *ns = 0;
@@ -411,7 +411,7 @@ bool cdi_gpu_stamp_time(struct cdi_backend *b, uint64_t stamp, int64_t *ns)
 
 void cdi_gpu_coll_times(struct cdi_backend *b, uint64_t ticket, struct cdi_coll_times *times, int64_t *ready_ns)
 {
-    struct cdi_stamps *s = b->stamps;
+    struct cdi_gpu_timestamps *s = b->stamps;
     struct known_op found = {.ticket = 0};
 
     if (s != NULL && ticket != 0) {
