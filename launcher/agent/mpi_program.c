@@ -6,7 +6,6 @@
 #include "common/log.h"
 #include "launcher/process/procs.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,15 +82,9 @@ static void look_at(void *arg, pid_t pid)
 {
     struct mpi_look *l = arg;
     struct program_facts facts = {.cddp = false};
-    char path[64], text[PROCS_STAT], *end;
-    const char *at;
+    struct procs_stat stat;
 
-    (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-    at = l->found == 0 ? procs_stat(AT_FDCWD, path, text) : NULL;
-    if (at == NULL)
-        return;
-    (void)strtol(at + 1, &end, 10); /* its parent */
-    if (strtol(end, NULL, 10) != l->worker)
+    if (l->found != 0 || !procs_stat(pid, &stat) || stat.group != l->worker)
         return;
     take_facts(&facts, pid, false);
     if (facts.mpi[0] != '\0')

@@ -56,25 +56,12 @@ void rank_details_destroy(struct rank_details *d)
     free(d);
 }
 
-/* Returns the parent of a process; 0: it is gone. */
-static int64_t parent_of(int64_t pid)
+static bool is_descendant(pid_t pid, int64_t of)
 {
-    char path[40], text[PROCS_STAT];
-    const char *state;
-    long parent = 0;
+    struct procs_stat stat;
 
-    (void)snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
-    state = procs_stat(AT_FDCWD, path, text);
-    if (state == NULL || state[0] == '\0' || state[1] != ' ')
-        return 0;
-    parent = strtol(state + 2, NULL, 10);
-    return parent;
-}
-
-static bool is_descendant(int64_t pid, int64_t of)
-{
-    for (int i = 0; i < GENERATIONS_MAX && pid > 1; i++) {
-        pid = parent_of(pid);
+    for (int i = 0; i < GENERATIONS_MAX && pid > 1 && procs_stat(pid, &stat); i++) {
+        pid = stat.parent;
         if (pid == of)
             return true;
     }
@@ -87,7 +74,7 @@ static void note(struct rank_memory *m, const struct cdi_rank_report *r)
     if (r->process == m->process)
         return;
     m->process = r->process;
-    m->descends = r->process != 0 && r->process != r->pid && is_descendant(r->process, r->pid);
+    m->descends = r->process != 0 && r->process != r->pid && is_descendant((pid_t)r->process, r->pid);
 }
 
 void rank_details_note(struct rank_details *d, const struct cdi_node_report *r)

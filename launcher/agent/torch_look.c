@@ -7,7 +7,6 @@
 #include "launcher/process/py_spy.h"
 #include "launcher/process/sockets.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -24,7 +23,6 @@
 #define CHILDREN_MS 300    /* between two looks at the processes that a worker has started */
 #define CHILDREN_BUSY_MS 60
 #define TEXT_MAX 32768
-#define FIELDS_TO_CPU 11 /* of /proc/PID/stat, from the state to the one before utime */
 
 struct torch_look {
     struct torch_look_options opt;
@@ -52,30 +50,8 @@ struct torch_look {
 
 /* ------------------------------------------------------------------------------------------------------ /proc ---- */
 
-/* Reads the processor time of a process and its state; false: it is gone. */
-static bool look_at_process(int pid, uint64_t *cpu_ms, char *state, long *group)
-{
-    char path[64], text[PROCS_STAT], *end;
-    const char *at;
-    uint64_t ticks;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    at = procs_stat(AT_FDCWD, path, text);
-    if (at == NULL)
-        return false;
-    *state = *at;
-    (void)strtol(at + 1, &end, 10); /* its parent */
-    *group = strtol(end, &end, 10);
-    for (int i = 3; i < FIELDS_TO_CPU; i++)
-        (void)strtoull(end, &end, 10);
-    ticks = strtoull(end, &end, 10);
-    ticks += strtoull(end, &end, 10);
-    *cpu_ms = ticks * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
-    return true;
-}
-
 /* Is this the group of a worker? */
-static bool is_workers_group(const struct torch_look *l, long group)
+static bool is_workers_group(const struct torch_look *l, pid_t group)
 {
     for (size_t i = 0; i < l->n_found; i++)
         if (l->found[i].pid == group)
@@ -92,14 +68,12 @@ struct sum {
 static void add_child(void *arg, pid_t pid)
 {
     struct sum *s = arg;
-    uint64_t cpu_ms;
-    char state;
-    long group;
+    struct procs_stat stat;
 
-    if (!look_at_process(pid, &cpu_ms, &state, &group) || group == pid || !is_workers_group(s->l, group))
+    if (!procs_stat(pid, &stat) || stat.group == pid || !is_workers_group(s->l, stat.group))
         return;
-    s->cpu_ms += cpu_ms;
-    s->runs |= state == 'R';
+    s->cpu_ms += stat.cpu_ms;
+    s->runs |= stat.state == 'R';
 }
 
 /* Do processes that the workers have started burn a processor? Then the workers wait for those, and not for a rank. */
@@ -121,11 +95,9 @@ static void read_stack(struct torch_rank *r)
     const struct python_stack_limits limits = {.timeout_ms = STACK_MS, .max_frames = TORCH_FRAMES};
     struct python_stacks s;
     struct cdi_error err = {.status = CDDP_OK};
-    uint64_t cpu_ms;
-    long group;
+    struct procs_stat stat;
 
-    if (!look_at_process(r->pid, &cpu_ms, &r->state, &group))
-        r->state = 'X';
+    r->state = procs_stat(r->pid, &stat) ? stat.state : 'X';
     if (py_spy_collect(r->pid, &limits, &s, &err) != CDDP_OK) {
         (void)snprintf(r->why, sizeof r->why, "its Python stack cannot be read: %.150s", err.msg);
     } else {
@@ -305,16 +277,14 @@ static void on_look(uv_timer_t *t)
     l->last_ms = now_ms;
     look_list(l);
     for (size_t i = 0; i < l->n; i++) {
-        uint64_t cpu_ms;
-        char state;
-        long group;
+        struct procs_stat stat;
 
-        if (!look_at_process(l->workers[i].pid, &cpu_ms, &state, &group))
+        if (!procs_stat(l->workers[i].pid, &stat))
             continue;
         if (now_ms <= l->skip_ms)
-            torch_pulse_skip(&l->pulses[i], cpu_ms, now_ms);
+            torch_pulse_skip(&l->pulses[i], stat.cpu_ms, now_ms);
         else
-            torch_pulse_note(&l->pulses[i], cpu_ms, state == 'R', now_ms);
+            torch_pulse_note(&l->pulses[i], stat.cpu_ms, stat.state == 'R', now_ms);
     }
     if (l->told && !torch_has_moved(l->pulses, l->n))
         return;

@@ -843,12 +843,15 @@ void worker_group_resize(struct worker_group *c)
         worker_resize(&c->workers[i]);
 }
 
-static void group_wake(void *arg, pid_t pid, pid_t group)
+static void wake_if_stopped(void *arg, pid_t pid)
 {
     struct worker_group *c = arg;
+    struct procs_stat stat;
 
+    if (!procs_stat(pid, &stat) || stat.state != 'T') /* not 't': a tracer has stopped it */
+        return;
     for (uint32_t i = 0; i < c->n; i++)
-        if (c->workers[i].pid > 0 && c->workers[i].pid == (c->workers[i].interactive ? pid : group))
+        if (c->workers[i].pid > 0 && c->workers[i].pid == (c->workers[i].interactive ? pid : stat.group))
             worker_kill(&c->workers[i], SIGCONT);
 }
 
@@ -858,7 +861,7 @@ static void group_wake(void *arg, pid_t pid, pid_t group)
  */
 void worker_group_continue(struct worker_group *c)
 {
-    if (c->stopped || !procs_stopped(group_wake, c))
+    if (c->stopped || !procs_each(wake_if_stopped, c))
         worker_group_kill(c, SIGCONT);
 }
 

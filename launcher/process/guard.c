@@ -11,7 +11,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
 #include <signal.h>
@@ -52,39 +51,20 @@ static void kill_child(pid_t pid)
     (void)kill(pid, SIGKILL);
 }
 
-/* -1: it no longer exists. */
-static pid_t parent_of(int proc_fd, const char *pid)
-{
-    char path[64], text[PROCS_STAT];
-    const char *state;
-
-    (void)snprintf(path, sizeof path, "%.20s/stat", pid);
-    state = procs_stat(proc_fd, path, text);
-    return state == NULL ? -1 : (pid_t)strtol(state + 1, NULL, 10);
-}
-
 static bool guard_is_stopped(pid_t pid)
 {
-    char path[64], text[PROCS_STAT];
-    const char *state;
+    struct procs_stat stat;
 
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    state = procs_stat(AT_FDCWD, path, text);
-    return state != NULL && *state == 'T';
+    return procs_stat(pid, &stat) && stat.state == 'T';
 }
 
-static void kill_by_scan(void)
+static void kill_if_child(void *arg, pid_t pid)
 {
-    DIR *proc = opendir("/proc");
-    struct dirent *entry;
-    pid_t self = getpid();
+    struct procs_stat stat;
 
-    if (proc == NULL)
-        return;
-    while ((entry = readdir(proc)) != NULL)
-        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && parent_of(dirfd(proc), entry->d_name) == self)
-            kill_child((pid_t)strtol(entry->d_name, NULL, 10));
-    (void)closedir(proc);
+    (void)arg;
+    if (procs_stat(pid, &stat) && stat.parent == getpid())
+        kill_child(pid);
 }
 
 /* By the kernel's own lists, one per thread; false if it has none (CONFIG_PROC_CHILDREN). */
@@ -138,7 +118,7 @@ bool guard_sweep_once(void)
     if (!guard_reap())
         return false;
     if (!kill_by_lists())
-        kill_by_scan();
+        (void)procs_each(kill_if_child, NULL);
     return guard_reap();
 }
 
@@ -253,13 +233,11 @@ static void swallow_cont(void)
  */
 static bool is_orphaned(void)
 {
+    struct procs_stat stat;
     pid_t parent = getppid();
-    char path[32];
 
-    while (parent > 0 && getpgid(parent) == getpgrp()) {
-        (void)snprintf(path, sizeof path, "/proc/%d", (int)parent);
-        parent = parent_of(AT_FDCWD, path);
-    }
+    while (parent > 0 && getpgid(parent) == getpgrp())
+        parent = procs_stat(parent, &stat) ? stat.parent : -1;
     return parent <= 0 || getsid(parent) != getsid(0);
 }
 

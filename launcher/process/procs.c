@@ -1,50 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/process/procs.h"
 
-#include "common/cleanup.h"
+#include "launcher/process/small_file.h"
 
 #include <dirent.h>
-#include <fcntl.h>
-#include <stddef.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-const char *procs_stat(int dir, const char *path, char text[PROCS_STAT])
+bool procs_stat(pid_t pid, struct procs_stat *out)
 {
-    CDI_AUTOCLOSE int fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, PROCS_STAT - 1);
-    const char *close_paren;
+    char path[40], text[512];
+    const char *name_end;
+    uint64_t user, system;
 
-    if (n <= 0)
-        return NULL;
-    text[n] = '\0';
-    close_paren = strrchr(text, ')');
-    return close_paren == NULL || strlen(close_paren) < sizeof ") S 1" - 1 ? NULL : close_paren + 2;
-}
-
-bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg)
-{
-    DIR *proc = opendir("/proc");
-    struct dirent *entry;
-
-    if (proc == NULL)
+    (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    name_end = small_file_read(path, text, sizeof text) ? strrchr(text, ')') : NULL; /* a name may have any character */
+    if (name_end == NULL || sscanf(name_end, ") %c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %" SCNu64 " %" SCNu64,
+                                   &out->state, &out->parent, &out->group, &user, &system) != 5)
         return false;
-    while ((entry = readdir(proc)) != NULL) {
-        char path[64], text[PROCS_STAT], *end;
-        const char *state;
-
-        if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
-            continue;
-        (void)snprintf(path, sizeof path, "%.20s/stat", entry->d_name);
-        state = procs_stat(dirfd(proc), path, text);
-        if (state == NULL || *state != 'T')
-            continue;
-        (void)strtol(state + 1, &end, 10); /* its parent */
-        found(arg, (pid_t)strtol(entry->d_name, NULL, 10), (pid_t)strtol(end, NULL, 10));
-    }
-    (void)closedir(proc);
+    out->cpu_ms = (user + system) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
     return true;
 }
 

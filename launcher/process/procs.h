@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* States of processes, from /proc. No libuv, no thread. */
+/* All processes, and what /proc/PID/stat says of one. No libuv, no thread. */
 #ifndef CDI_PROCESS_PROCS_H
 #define CDI_PROCESS_PROCS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
-#define PROCS_STAT 512
+struct procs_stat {
+    char state; /* 'R', 'S', 'T' (stopped by a signal), 't' (by a tracer), ...: proc_pid_stat(5) */
+    pid_t parent, group;
+    uint64_t cpu_ms; /* processor time of all its threads */
+};
 
-/*
- * Reads /proc/PID/stat, "PID (name, with anything in it) S PPID PGRP ...", into text. path is relative to dir, or
- * absolute. Returns the text from the letter of the state on; NULL if the process is gone.
- */
-const char *procs_stat(int dir, const char *path, char text[PROCS_STAT]);
-
-/*
- * Calls found for each process that a signal has stopped (state T), but not for those that a tracer has stopped (t).
- * Returns false if /proc cannot be read.
- */
-bool procs_stopped(void (*found)(void *arg, pid_t pid, pid_t group), void *arg);
-
+/* Reads the state of a process; false: it is gone. */
+bool procs_stat(pid_t pid, struct procs_stat *out);
 /* Calls found for each process. Returns false if /proc cannot be read. */
 bool procs_each(void (*found)(void *arg, pid_t pid), void *arg);
 
