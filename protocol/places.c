@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/places.h"
 
+#include "common/size_text.h"
+
 #include <cddp/types.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -264,18 +266,13 @@ __attribute__((format(printf, 3, 4))) static size_t put(char text[CDI_PLACES_TEX
 
 static size_t put_size(const struct cdi_rank_report *r, char text[CDI_PLACES_TEXT], size_t at)
 {
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     bool known = r->dtype < sizeof dtypes / sizeof dtypes[0] && dtypes[r->dtype].name != NULL;
-    double bytes;
-    unsigned unit = 0;
+    char size[CDI_SIZE_TEXT];
 
     if (r->count == 0 || !known || r->op == CDI_FLIGHT_BARRIER)
         return at;
-    bytes = (double)r->count * dtypes[r->dtype].size;
-    for (; bytes >= 1024 && unit < 4; unit++)
-        bytes /= 1024;
-    return put(text, at, "%s %.*f %s %s", r->part[0] != '\0' ? "," : " of", unit > 0, bytes, units[unit],
-               dtypes[r->dtype].name);
+    return put(text, at, "%s %s %s", r->part[0] != '\0' ? "," : " of",
+               cdi_size_text(size, (double)r->count * dtypes[r->dtype].size), dtypes[r->dtype].name);
 }
 
 /* Appends the collective, such as "send #9 of part 'tp' (ranks 0, 2), 4.0 MiB float32 to rank 3 (step 39)". */

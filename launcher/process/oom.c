@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/process/oom.h"
 
+#include "common/size_text.h"
 #include "launcher/process/small_file.h"
 
 #include <inttypes.h>
@@ -134,6 +135,7 @@ struct oom_count oom_look(const char *root)
 bool oom_explain(const char *root, const struct oom_count *before, char *buf, size_t cap)
 {
     struct oom_count now = oom_look(root);
+    char size[CDI_SIZE_TEXT];
     struct group g;
     int64_t limit;
 
@@ -147,7 +149,7 @@ bool oom_explain(const char *root, const struct oom_count *before, char *buf, si
     if (limit < 0)
         (void)snprintf(buf, cap, "the kernel killed it: out of memory");
     else
-        (void)snprintf(buf, cap, "the kernel killed it: out of memory (the limit of its memory cgroup is %.1f %s)",
-                       (double)limit / (limit < 1 << 30 ? 1 << 20 : 1 << 30), limit < 1 << 30 ? "MiB" : "GiB");
+        (void)snprintf(buf, cap, "the kernel killed it: out of memory (the limit of its memory cgroup is %s)",
+                       cdi_size_text(size, (double)limit));
     return true;
 }

@@ -2,6 +2,7 @@
 /* The text: pure. proc_sample.c reads the samples. */
 #include "launcher/process/proc_state.h"
 
+#include "common/size_text.h"
 #include "launcher/process/signame.h"
 
 #include <inttypes.h>
@@ -29,18 +30,11 @@ static int64_t permille(int64_t part_ns, int64_t ns)
     return ns < SHORTEST_NS ? 0 : (int64_t)((double)part_ns * 1000 / (double)ns);
 }
 
-/* "at its memory limit of 2.0 GiB" */
 static void limit_text(int64_t bytes, char *buf, size_t cap)
 {
-    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    double n = (double)bytes;
-    size_t i = 0;
+    char size[CDI_SIZE_TEXT];
 
-    while (n >= 1024 && i + 1 < sizeof units / sizeof units[0]) {
-        n /= 1024;
-        i++;
-    }
-    (void)snprintf(buf, cap, "at its memory limit of %.*f %s", i == 0 ? 0 : 1, n, units[i]);
+    (void)snprintf(buf, cap, "at its memory limit of %s", cdi_size_text(size, (double)bytes));
 }
 
 /* The kernel's function in which it sleeps; "": not known, or only that it has entered the kernel. */

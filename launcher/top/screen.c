@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/top/screen.h"
 
+#include "common/size_text.h"
 #include "launcher/top/jobs.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define KIB 1024.0
 #define HUNDRED 100
 #define SMALL 6 /* lines, below which only the most important ones have room */
 
@@ -144,19 +144,6 @@ static void facts_line(const struct top_job *j, struct screen_line *l, unsigned 
     }
 }
 
-static void memory_text(uint64_t n, char *to, size_t cap)
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    double value = (double)n;
-    int unit = 0;
-
-    while (value >= KIB && unit < 4) {
-        value /= KIB;
-        unit++;
-    }
-    (void)snprintf(to, cap, n == 0 ? "-" : value < 10 && unit > 0 ? "%.1f %s" : "%.0f %s", value, units[unit]);
-}
-
 static void percent_text(int value, char *to, size_t cap)
 {
     if (value < 0)
@@ -189,6 +176,7 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
 {
     const struct cdi_rank_report *r = &k->report;
     bool still = cdi_places_stands_still(r);
+    char size[CDI_SIZE_TEXT];
     double rate;
 
     switch (c) {
@@ -219,7 +207,7 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
         percent_text(still || r->comm_us == 0 ? -1 : HUNDRED - percent(r->exposed_us, r->comm_us), to, cap);
         return;
     case MEMORY:
-        memory_text(r->resident_bytes, to, cap);
+        (void)snprintf(to, cap, "%s", r->resident_bytes == 0 ? "-" : cdi_size_text(size, (double)r->resident_bytes));
         return;
     case CORES:
         (void)snprintf(to, cap, r->resident_bytes == 0 && r->cpu_permille == 0 ? "-" : "%.2f",

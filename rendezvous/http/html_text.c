@@ -47,19 +47,3 @@ const char *html_plural(uint64_t n)
 {
     return n == 1 ? "" : "s";
 }
-
-const char *html_size(char text[32], size_t bytes)
-{
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    double n = (double)bytes / 1024;
-    size_t unit = 0;
-
-    if (bytes < 1024) {
-        (void)snprintf(text, 32, "%zu byte%s", bytes, html_plural(bytes));
-        return text;
-    }
-    for (; n >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++)
-        n /= 1024;
-    (void)snprintf(text, 32, n < 10 ? "%.1f %s" : "%.0f %s", n, units[unit]);
-    return text;
-}

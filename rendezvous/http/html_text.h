@@ -17,7 +17,5 @@ void html_put(struct html *h, const char *fmt, ...) __attribute__((format(printf
 void html_text(struct html *h, const char *s);
 /* Returns "" for 1, otherwise "s". */
 const char *html_plural(uint64_t n);
-/* Writes a size such as "1.5 MiB"; returns text. */
-const char *html_size(char text[32], size_t bytes);
 
 #endif

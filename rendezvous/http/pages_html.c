@@ -3,6 +3,7 @@
  * The page for people. All of it is written here, charts too, so that it is the same with and without scripts: the
  * script only gets the page again and puts its <main> in place of the old one.
  */
+#include "common/size_text.h"
 #include "rendezvous/http/charts.h"
 #include "rendezvous/http/html_text.h"
 #include "rendezvous/http/page_style.h"
@@ -186,7 +187,7 @@ static void put_agents(struct html *h, const struct page_job *j)
 /* A closed job has no store any more. */
 static void put_store(struct html *h, const struct page_job *j)
 {
-    char used[32], limit[32];
+    char used[CDI_SIZE_TEXT], limit[CDI_SIZE_TEXT];
     uint64_t operations = 0;
 
     for (size_t i = 0; i < CDI_C10D_N_OPS; i++)
@@ -194,8 +195,8 @@ static void put_store(struct html *h, const struct page_job *j)
     html_put(h, "<p class=\"more\">Port %u. Store: ", j->port);
     if (j->bytes_limit > 0)
         html_put(h, "%zu key%s, %s of %s, %zu wait%s, %zu connection%s, ", j->keys, html_plural(j->keys),
-                 html_size(used, j->bytes), html_size(limit, j->bytes_limit), j->waits, html_plural(j->waits),
-                 j->store_connections, html_plural(j->store_connections));
+                 cdi_size_text(used, (double)j->bytes), cdi_size_text(limit, (double)j->bytes_limit), j->waits,
+                 html_plural(j->waits), j->store_connections, html_plural(j->store_connections));
     html_put(h, "%" PRIu64 " request%s", operations, html_plural(operations));
     if (j->bytes_limit > 0)
         html_put(h, ", %.0f per second", j->operations_per_s);
@@ -257,14 +258,14 @@ static const char *uptime_text(char text[CDI_PLACES_SPAN], double seconds)
 
 static void put_footer(struct html *h, const struct page_data *s)
 {
-    char up_for[CDI_PLACES_SPAN], memory[32];
+    char up_for[CDI_PLACES_SPAN], memory[CDI_SIZE_TEXT];
 
     html_put(h,
              "<footer>cddp rendezvous %s, up for %s%s, %zu of at most %zu connections (%" PRIu64 " accepted, %" PRIu64
              " dropped), %s of memory, %zu job%s. The same data as <a href=\"/status\">JSON</a> and <a "
              "href=\"/metrics\">for Prometheus</a>.</footer>\n",
              s->version, uptime_text(up_for, s->uptime_s), s->draining ? ", draining" : "", s->connections,
-             s->connections_limit, s->accepted, s->dropped, html_size(memory, s->resident_bytes), s->n_jobs,
+             s->connections_limit, s->accepted, s->dropped, cdi_size_text(memory, (double)s->resident_bytes), s->n_jobs,
              html_plural(s->n_jobs));
 }
 

@@ -293,7 +293,7 @@ def test_reports_out_of_memory_killer(cddprun):
         status, _, err = run(cddprun, '--standalone', '-n', '2', sys.executable, '-c', hungry, preexec_fn=enter)
         assert status == 137, err
         assert re.search(r'^cddprun: rank 1 .* was killed by signal 9 \(SIGKILL\) .*\n.*\n    the kernel killed it: out of memory '
-                         r'\(the limit of its memory cgroup is 300\.0 MiB\)$', err, re.M), err
+                         r'\(the limit of its memory cgroup is 300 MiB\)$', err, re.M), err
         # Somebody else's SIGKILL is not the kernel's, although the kernel has killed before.
         status, _, err = run(cddprun, '--standalone', 'sh', '-c', 'kill -9 $$', preexec_fn=enter)
         assert status == 137 and 'out of memory' not in err, err

@@ -76,7 +76,7 @@ Test(oom, reads_cgroup_v2_and_least_limit_above)
                      "the kernel killed it: out of memory (the limit of its memory cgroup is 2.0 GiB)");
     put("/sys/fs/cgroup/job/step/memory.max", "104857600\n");
     cr_assert_str_eq(said(path, "oom_kill 5\n"),
-                     "the kernel killed it: out of memory (the limit of its memory cgroup is 100.0 MiB)");
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 100 MiB)");
     remove_root();
 }
 
@@ -105,7 +105,7 @@ Test(oom, reads_files_at_top_in_container)
     put(path, "oom_kill 0\n");
     put("/sys/fs/cgroup/memory.max", "536870912\n");
     cr_assert_str_eq(said(path, "oom_kill 1\n"),
-                     "the kernel killed it: out of memory (the limit of its memory cgroup is 512.0 MiB)");
+                     "the kernel killed it: out of memory (the limit of its memory cgroup is 512 MiB)");
     remove_root();
 }
 

@@ -143,7 +143,7 @@ Test(pages, html_escapes_names)
     cr_assert(has("100 keys, 20 KiB of 1.0 GiB, 5 waits"));
     cr_assert(has("up for 12 s, 20 of at most 1000 connections (40 accepted, 3 dropped), 1.0 MiB of memory, 2 jobs."));
     cr_assert(has("every worker ended with 0"));
-    cr_assert(!has("0 bytes of 0 bytes"), "a closed job has no store");
+    cr_assert(!has("0 B of 0 B"), "a closed job has no store");
 }
 
 Test(pages, html_uses_units_and_plurals)
@@ -169,7 +169,7 @@ Test(pages, html_uses_units_and_plurals)
     write_it(page_html, &one);
     cr_assert(has("<dt>Nodes</dt><dd>1</dd>") && has("<summary>1 node</summary>"), "%s", text);
     cr_assert(has("Store: 1 key, 1.5 MiB of 1.0 GiB, 1 wait, 1 connection, 1 request, 0 per second."), "%s", text);
-    cr_assert(has("1 byte of memory, 1 job."), "%s", text);
+    cr_assert(has("1 B of memory, 1 job."), "%s", text);
     cr_assert(has("<td data-of=\"Ranks\">0\n"), "%s", text);
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
         one.uptime_s = times[i].s;
