@@ -885,14 +885,6 @@ void cdi_flight_done(struct cdi_flight *f, uint64_t seq)
     (void)cdi_flight_end(f, seq, -1, 0);
 }
 
-void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns)
-{
-    struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING];
-
-    if (atomic_load_explicit(&r->seq, memory_order_relaxed) == seq)
-        atomic_store_explicit(&r->ready_ns, ready_ns, memory_order_release);
-}
-
 void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns)
 {
     struct record *r = &f->page->ring[seq % CDI_FLIGHT_RING], *running = &f->page->running, *shown;

@@ -267,8 +267,6 @@ int64_t cdi_flight_end(struct cdi_flight *f, uint64_t seq, int rank, int64_t arr
 void cdi_flight_times(struct cdi_flight *f, uint64_t seq, int64_t ready_ns, int64_t started_ns, int64_t done_ns);
 /* Returns the time with the resolution of the page. */
 int64_t cdi_flight_now(const struct cdi_flight *f);
-/* Records when the last gradient of this collective's bucket was reported. After enqueue, before start. */
-void cdi_flight_ready(struct cdi_flight *f, uint64_t seq, int64_t ready_ns);
 /*
  * Records that the last peer, `rank` of the world (-1: not known), has arrived in the running collective; arrived_ns 0:
  * that it is the one which is waited for.

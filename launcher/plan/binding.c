@@ -286,12 +286,3 @@ void bind_text(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap
     else
         (void)snprintf(buf, cap, "rank %u runs on cores %s (NUMA node %d%s)", rank, w->cpus, w->node, gpu);
 }
-
-uint32_t bind_count_nodes(const struct bind_topology *t)
-{
-    struct set nodes;
-    uint32_t n = bind_collect(&nodes, t, MEMBER(node), -1) ? (uint32_t)nodes.n : 0;
-
-    free(nodes.v);
-    return n;
-}

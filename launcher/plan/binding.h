@@ -53,7 +53,4 @@ cddp_status bind_make(struct bind_worker *out, uint32_t n, enum bind_mode mode, 
 void bind_text(const struct bind_worker *w, uint32_t rank, char *buf, size_t cap);
 void bind_free(struct bind_worker *w, uint32_t n);
 
-/* Returns the number of NUMA nodes that have processors. */
-uint32_t bind_count_nodes(const struct bind_topology *t);
-
 #endif

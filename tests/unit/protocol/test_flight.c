@@ -361,10 +361,10 @@ Test(flight, lists_newest_collectives_and_steps)
     cr_assert_eq(cdi_flight_records(f, 0, e, CDI_FLIGHT_RING), 0);
     cr_assert_eq(cdi_flight_steps(f, 0, s, CDI_FLIGHT_STEPS), 0);
     for (uint64_t i = 0; i < CDI_FLIGHT_RING + 10; i++) {
-        uint64_t seq = cdi_flight_enqueue(f, CDI_FLIGHT_ALL_REDUCE, 1, 100 + i, 2);
+        struct cdi_flight_entry ready = {
+            .op = CDI_FLIGHT_ALL_REDUCE, .dtype = 1, .count = 100 + i, .bucket = 2, .ready_ns = 5 + (int64_t)i};
+        uint64_t seq = cdi_flight_add(f, &ready, true);
 
-        cdi_flight_ready(f, seq, 5 + (int64_t)i);
-        cdi_flight_start(f, seq);
         cdi_flight_arrived(f, seq, 3, 7 + (int64_t)i);
         cdi_flight_done(f, seq);
     }

@@ -55,7 +55,6 @@ Test(bind, reads_topology_of_hwloc)
     struct bind_topology t = machine_of(BOX);
 
     cr_assert_eq(t.n, 32);
-    cr_assert_eq(bind_count_nodes(&t), 4);
     for (uint32_t i = 0; i < t.n; i++) {
         cr_expect_eq(t.cpus[i].cpu, i);
         cr_expect_eq(t.cpus[i].core, i / 2);
