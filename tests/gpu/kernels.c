@@ -253,87 +253,6 @@ static void check_finds(struct check *c)
     }
 }
 
-static const struct cdi_look_part parts[] = {{0, 3, 7}, {4, 5, 9}, {300, 70000, 8}};
-
-/* What kernels find on the way is in the first word of `word`; what they write is in `out`. */
-static struct cdi_look look_into(uint64_t *word, cddp_dtype t, size_t count)
-{
-    struct cdi_look look = {.word = word, .low = 0x4200, .part = parts};
-
-    look.limit = t == CDDP_FLOAT64    ? 0x7ff0000000000000u
-                 : t == CDDP_FLOAT32  ? 0x477ff000u /* infinite in float16 */
-                 : t == CDDP_BFLOAT16 ? 0x7f80
-                                      : 0x7c00;
-    while (look.n < 3 && parts[look.n].begin < count)
-        look.n++;
-    return look;
-}
-
-/* Both sides of one launch: kind 0 casts to float16 or from it, 1 scales, 2 packs. */
-static void look_launch(const struct check *c, bool there, int kind, cddp_dtype t, size_t count, size_t shift,
-                        uint64_t *word)
-{
-    const cddp_dtype to = t == CDDP_FLOAT32 ? CDDP_FLOAT16 : CDDP_FLOAT32;
-    uint8_t *in = (there ? c->in.card : c->in.host) + shift * cddp_dtype_size(t);
-    uint8_t *out = (there ? c->out.card : c->out.host) + shift * cddp_dtype_size(kind == 0 ? to : t);
-    const struct cdi_look look = look_into(word, t, count);
-    const struct cdi_slice slice = {in, count * cddp_dtype_size(t)};
-    const uint32_t key = 11;
-    struct cdi_launch l;
-    size_t flat;
-
-    if (kind == 0) {
-        check_ok(cdi_launch_cast(&l, c->card.n_sm, out, to, in, t, count, 1, NULL));
-        (void)cdi_launch_looks(&l, &look, 0, 0);
-    } else if (kind == 1) {
-        check_ok(cdi_launch_scale(&l, c->card.n_sm, out, count, t, 0.5, NULL));
-        (void)cdi_launch_looks(&l, &look, 0, 0);
-    } else {
-        (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, out, &slice, 1, &flat);
-        check_ok(cdi_launch_pack_scaled(&l, t, shift % 2 == 0 ? 1 : 0.5, NULL));
-        cdi_launch_pack_looks(&l, &slice, 1, &look, &key);
-    }
-    if (there)
-        card_launch(&c->card, c->card.stream, &l);
-    else
-        cdi_launch_on_host(&l);
-}
-
-/* Any bits have a NaN soon; tame ones have none, or one in the middle. */
-static void check_looks(struct check *c)
-{
-    struct twin word = make_twin(c);
-
-    EACH(t, floats)
-    EACH(n, counts)
-    EACH(a, shifts)
-    for (int k = 0; k < 9; k++) {
-        const int kind = k % 3, tame = k / 3;
-
-        if (shifts[a] > 1 || counts[n] > c->most || counts[n] == 0 || (kind == 0 && floats[t] == CDDP_FLOAT64))
-            continue;
-        fill(c, &c->in, (uint32_t)(n * 4 + a));
-        for (size_t i = 0; i < c->room && tame > 0; i++)
-            c->in.host[i] &= 0xbf;
-        if (tame == 2)
-            memset(c->in.host + (shifts[a] + counts[n] / 2) * cddp_dtype_size(floats[t]), 0xff, 8);
-        memcpy(c->out.host, c->in.host, c->room);
-        memset(word.host, 0, 8);
-        CARD(&c->card, cuMemcpyHtoDAsync, address(c->in.card), c->in.host, c->room, c->card.stream);
-        CARD(&c->card, cuMemcpyHtoDAsync, address(c->out.card), c->out.host, c->room, c->card.stream);
-        CARD(&c->card, cuMemcpyHtoDAsync, address(word.card), word.host, c->room, c->card.stream);
-        look_launch(c, true, kind, floats[t], counts[n], shifts[a], (uint64_t *)(void *)word.card);
-        look_launch(c, false, kind, floats[t], counts[n], shifts[a], (uint64_t *)(void *)word.host);
-        compare(c, &c->out, "look", cdi_dtype_name(floats[t]),
-                kind == 0   ? "cast"
-                : kind == 1 ? "scale"
-                            : "pack",
-                counts[n]);
-        compare(c, &word, "the word of look", cdi_dtype_name(floats[t]), "", counts[n]);
-    }
-    free_twin(c, &word);
-}
-
 /* The sums of one slice at each alignment, and those of the CPU. */
 static void check_hashes(struct check *c)
 {
@@ -671,51 +590,22 @@ static void show_lowrank(const struct check *c, void *m, void *rest, size_t n)
     show(c, "product_f32", &l, bytes);
 }
 
-/* Beside those of the kernels that do not look, and of the one that does nothing else. */
-static void show_looks(const struct check *c, void *x, void *y, size_t n)
-{
-    const struct cdi_look_part all = {0, n, 1};
-    const struct cdi_look look = {.word = y, .limit = 0x7f800000u, .part = &all, .n = 1};
-    const struct cdi_slice slice = {x, 4 * n};
-    const struct cdi_span span = {x, n, CDDP_FLOAT32};
-    const uint64_t word_of = 0;
-    struct cdi_launch l;
-    size_t flat;
-
-    check_ok(cdi_launch_cast(&l, c->card.n_sm, (uint64_t *)y + 2, CDDP_BFLOAT16, x, CDDP_FLOAT32, n, 1, NULL));
-    (void)cdi_launch_looks(&l, &look, 0, 0);
-    show(c, "cast_look_f32_bf16", &l, 6.0 * (double)n);
-    check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_FLOAT32, 0.5, NULL));
-    (void)cdi_launch_looks(&l, &look, 0, 0);
-    show(c, "scale_look_f32", &l, 8.0 * (double)n);
-    (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, (uint64_t *)y + 2, &slice, 1, &flat);
-    check_ok(cdi_launch_pack_scaled(&l, CDDP_FLOAT32, 1, NULL));
-    cdi_launch_pack_looks(&l, &slice, 1, &look, &all.key);
-    show(c, "pack_look", &l, 8.0 * (double)n);
-    (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, look.limit, y);
-    show(c, "find_f32", &l, 4.0 * (double)n);
-}
-
 /* Of the 16-bit types: x has n elements of 2 bytes, and y as many. */
 static void show_narrow(const struct check *c, void *x, void *y, size_t n)
 {
     const struct cdi_span span = {x, n, CDDP_BFLOAT16};
     const struct cdi_slice slice = {x, 2 * n};
-    const struct cdi_look_part all = {0, n, 1};
-    const struct cdi_look look = {.word = y, .limit = 0x7f80, .part = &all, .n = 1};
     const uint64_t word_of = 0;
     struct cdi_launch l;
     size_t flat;
 
     check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_BFLOAT16, 0.5, NULL));
     show(c, "scale_bf16", &l, 4.0 * (double)n);
-    (void)cdi_launch_looks(&l, &look, 0, 0);
-    show(c, "scale_look_bf16", &l, 4.0 * (double)n);
     check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_FLOAT16, 0.5, NULL));
     show(c, "scale_f16", &l, 4.0 * (double)n);
     check_ok(cdi_launch_scan(&l, c->card.n_sm, x, n, CDDP_BFLOAT16, y, NULL));
     show(c, "scan_bf16", &l, 2.0 * (double)n);
-    (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, look.limit, y);
+    (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, 0x7f80, y);
     show(c, "find_bf16", &l, 2.0 * (double)n);
     (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, y);
     show(c, "tally_bf16", &l, 2.0 * (double)n);
@@ -792,13 +682,15 @@ static void show_speeds(const struct check *c, size_t bytes)
     check_ok(cdi_launch_scan(&l, c->card.n_sm, px, n - 4, CDDP_FLOAT32,
                              (struct cdi_scan_found *)(void *)((uint8_t *)py + bytes), NULL));
     show(c, "scan_f32", &l, 4.0 * (double)n);
-    show_looks(c, px, py, n);
     for (size_t i = 0; i < 16; i++)
         slice[i] = (struct cdi_slice){(uint8_t *)px + i * (bytes / 16), bytes / 16};
     (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, py, slice, 16, &flat);
     show(c, "pack", &l, 2.0 * (double)flat);
     const struct cdi_span span = {px, n, CDDP_FLOAT32};
+    const uint64_t word_of = 0;
 
+    (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, 0x7f800000u, py);
+    show(c, "find_f32", &l, 4.0 * (double)n);
     (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, py);
     show(c, "tally_f32", &l, 4.0 * (double)n);
     show_tally(c, px, py, n);
@@ -823,7 +715,6 @@ static void check_all(struct check *c)
     check_scales(c);
     check_scans(c);
     check_finds(c);
-    check_looks(c);
     check_hashes(c);
     check_packs(c);
     check_tallies(c);

@@ -69,7 +69,7 @@ ALLOWED = {
 # not listed stands above all of them.
 FLOORS = {
     'worker/backend/cpu/coll': ['choose', 'step', 'chain', 'bruck', 'mesh', 'pairwise shards', 'exchange reduction', 'region'],
-    'worker/backend/nccl/device': ['anchor library launch_shape mean reduction_support ticket', 'pinned_blocks', 'device', 'copy call_thread look teardown'],
+    'worker/backend/nccl/device': ['anchor library launch_shape mean reduction_support ticket', 'pinned_blocks', 'device', 'copy call_thread teardown'],
     'worker/backend/nccl/state': ['state', 'health', 'ring', 'failure gpu_timestamps', 'nccl_call completion'],
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
     'worker/reducer/state': ['verify state', 'arena used check overlap replicate', 'weight captured', 'debug'],

@@ -329,51 +329,6 @@ static size_t find_ranges(const void *args, struct cdi_kernel_range *out, size_t
 
 /* --- Looking on the way ------------------------------------------------------------------------------------------- */
 
-static void run_pack_look(const struct cdi_kernel_thread *t, const void *args)
-{
-    cdi_pack_look_body(t, args);
-}
-
-static void run_cast_look(const struct cdi_kernel_thread *t, const void *args)
-{
-    cdi_cast_look_body(t, args);
-}
-
-static void run_scale_look(const struct cdi_kernel_thread *t, const void *args)
-{
-    const struct cdi_scale_look_args *a = args;
-
-    cdi_scale_look_body(t, a);
-    signal_end(t, &a->scale);
-}
-
-static size_t put_word(const uint64_t *word, size_t n, struct cdi_kernel_range *out, size_t cap)
-{
-    put(out, cap, n, word, sizeof *word, true);
-    return n + 1;
-}
-
-static size_t pack_look_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
-{
-    const struct cdi_pack_args *a = args;
-
-    return put_word(a->word, pack_ranges(a, out, cap), out, cap);
-}
-
-static size_t cast_look_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
-{
-    const struct cdi_cast_look_args *a = args;
-
-    return put_word(a->look.word, cast_ranges(&a->cast, out, cap), out, cap);
-}
-
-static size_t scale_look_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
-{
-    const struct cdi_scale_look_args *a = args;
-
-    return put_word(a->look.word, scale_ranges(&a->scale, out, cap), out, cap);
-}
-
 /* ------------------------------------------------------------------------------------------------------------------ */
 
 static void run_hash(const struct cdi_kernel_thread *t, const void *args)
@@ -456,11 +411,6 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_PRODUCT] = {"cdi_product", sizeof(struct cdi_lowrank_args), run_product, NULL, product_ranges},
     [CDI_KERNEL_FIND] = {"cdi_find", sizeof(struct cdi_find_args), run_find, NULL, find_ranges},
     [CDI_KERNEL_HASH] = {"cdi_hash", sizeof(struct cdi_hash_args), run_hash, NULL, hash_ranges},
-    [CDI_KERNEL_PACK_LOOK] = {"cdi_pack_look", sizeof(struct cdi_pack_args), run_pack_look, NULL, pack_look_ranges},
-    [CDI_KERNEL_CAST_LOOK] = {"cdi_cast_look", sizeof(struct cdi_cast_look_args), run_cast_look, NULL,
-                              cast_look_ranges},
-    [CDI_KERNEL_SCALE_LOOK] = {"cdi_scale_look", sizeof(struct cdi_scale_look_args), run_scale_look, NULL,
-                               scale_look_ranges},
     [CDI_KERNEL_SIGNAL] = {"cdi_signal", sizeof(struct cdi_signal_args), run_tell, NULL, signal_ranges},
     [CDI_KERNEL_STORE] = {"cdi_store", sizeof(struct cdi_store_args), run_store, NULL, store_ranges},
     [CDI_KERNEL_REPORT] = {"cdi_report", sizeof(struct cdi_report_args), run_report, NULL, report_ranges},

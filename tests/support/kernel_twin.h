@@ -7,8 +7,8 @@
 #ifndef KERNEL_TWIN_H
 #define KERNEL_TWIN_H
 
+#include "worker/backend/nccl/kernels/element_find.h"
 #include "worker/backend/nccl/kernels/element_hash.h"
-#include "worker/backend/nccl/kernels/element_look.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"

@@ -205,9 +205,7 @@ struct cdi_coll {
     int64_t ready_ns, enqueued_ns; /* for the flight page: when its bucket was ready, and now. 0: not known */
     struct cdi_coll_times *times;  /* set before the operation is done, on the host; lives as long as in and out. NULL:
                                       not wanted. Zeroed before the first operation of a bucket */
-    const struct cdi_look *look; /* on a device: what to look for in `in`, before it is reduced. Lives, with its parts,
-                                    until an operation without `more` was enqueued. NULL: nothing */
-    bool timed;                  /* on a device, of a bucket: coll_times will be asked */
+    bool timed;                    /* on a device, of a bucket: coll_times will be asked */
     bool captured_mark; /* in a capture, of an operation without `more`: it has a ticket, for stream_wait alone */
     bool unmarked; /* no caller waits for it alone: join and stream_wait of its ticket wait for all that was enqueued.
                       Saves a device an event after it */
@@ -224,24 +222,6 @@ struct cdi_span {
     void *x; /* norm only reads it */
     size_t count;
     cddp_dtype dtype; /* a floating-point type */
-};
-
-/*
- * What a kernel looks for: numbers that are not finite. *word, memory of the device, becomes the largest of its value
- * and of key << 32 | low | kind for each element of a part whose magnitude has bits of at least `limit`
- * (math/nonfinite.h); `kind` is enum cdi_nonfinite, and low has bits 8 to 31. Elements between the parts do not count.
- */
-struct cdi_look_part {
-    size_t begin, end; /* elements from the first one on */
-    uint32_t key;
-};
-
-struct cdi_look {
-    uint64_t *word;
-    uint64_t limit;
-    uint32_t low;
-    const struct cdi_look_part *part; /* ascending; none is empty, and none overlap */
-    size_t n;
 };
 
 #define CDI_NORM_LINE 64 /* bytes of a gradient whose squares are added up in float64 */
@@ -532,20 +512,13 @@ struct cdi_backend_ops {
     cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                         struct cdi_error *err);
     /*
-     * On a device: look for numbers that are not finite. look is copied, and nothing waits for the result.
-     * find_nonfinite only reads x, in a separate pass over memory. pack_looking is pack_scaled, also with a factor of
-     * 1, with the key of each slice instead of look's parts. cast_looking is cast, and looks at the elements that it
-     * reads. An operation with cdi_coll.look looks in the kernel that makes the mean before the sum, if there is one.
+     * On a device: finds numbers that are not finite in n spans. *word, memory of the device, becomes the largest of
+     * its value and of word_of[k] | kind for each element of x[k] whose magnitude has bits of at least `limit`
+     * (math/nonfinite.h); `kind` is enum cdi_nonfinite. x and word_of are copied, and nothing waits for the result.
      * NULL on the host.
      */
-    cddp_status (*find_nonfinite)(struct cdi_backend *b, const void *x, cddp_dtype dtype, const struct cdi_look *look,
-                                  struct cdi_error *err);
-    cddp_status (*pack_looking)(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                cddp_dtype dtype, double factor, const struct cdi_look *look, const uint32_t *key,
-                                struct cdi_error *err);
-    cddp_status (*cast_looking)(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                                cddp_dtype from_type, size_t count, float factor, const struct cdi_look *look,
-                                struct cdi_error *err);
+    cddp_status (*find_nonfinite)(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
+                                  uint64_t limit, uint64_t *word, struct cdi_error *err);
     /*
      * Computes, over all n spans, the sum of the squares, or with `largest` the largest magnitude, where a NaN counts
      * as more than infinity. Stores it in *out, which is the first of CDI_NORM_ROOM numbers in memory of the backend,

@@ -26,7 +26,7 @@ static cddp_status gather_bucket(cddp_ddp *d, size_t i, struct cdi_error *err)
         status = cdi_ddp_follow(d, f->stream[s], err);
     f->n_streams = 0;
     if (status == CDDP_OK)
-        status = cdi_user_grads_gather(d, i, cdi_nan_look_in_copies(d, i), err);
+        status = cdi_user_grads_gather(d, i, err);
     return status == CDDP_OK ? cdi_nan_look_there(d, i, err) : status;
 }
 
@@ -105,7 +105,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
     }
-    if (cdi_nan_look_on_way(d, i, s, &op.look, &err) != CDDP_OK || cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
+    if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
         d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (d->captured.id != 0) /* a captured operation has no ticket */

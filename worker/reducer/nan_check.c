@@ -32,10 +32,8 @@ struct cdi_nan_check {
     _Atomic int n_lines;    /* warnings in this step */
     uint64_t mine;          /* `found`, while it is being reduced */
     uint64_t *there;        /* on a device: two words, of even and of odd steps. NULL: on the host */
-    struct cdi_look copies; /* for gradients that are copied into the arena */
-    struct cdi_look *looks; /* for the others: of this step's operations, with their parts */
-    struct cdi_look_part *parts;
-    size_t n_looks, n_parts, room;
+    struct cdi_span *span;  /* on a device: buffer for the gradients of one bucket, and the word of each */
+    uint64_t *word_of;
     struct round round[2]; /* of even and of odd steps */
     bool sent;             /* in this step */
 };
@@ -63,6 +61,10 @@ static cddp_status init_there(cddp_ddp *d, struct cdi_nan_check *n, struct cdi_e
     void *words = NULL;
     cddp_status st;
 
+    n->span = calloc(d->n_params, sizeof *n->span);
+    n->word_of = calloc(d->n_params, sizeof *n->word_of);
+    if (n->span == NULL || n->word_of == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
     st = cdi_backend_zeros(d->ops, d->b, 2 * sizeof *n->there, &words, err);
     n->there = words;
     return st;
@@ -121,12 +123,6 @@ static uint64_t limit_of(const cddp_ddp *d, cddp_dtype dtype)
     return dtype == CDDP_FLOAT32 ? d->nan->limit : cdi_nonfinite_inf(dtype);
 }
 
-void cdi_nan_begin(cddp_ddp *d)
-{
-    if (d->nan != NULL) /* a captured step may have been given up */
-        d->nan->n_looks = d->nan->n_parts = 0;
-}
-
 void cdi_nan_look(cddp_ddp *d, size_t i)
 {
     const void *x;
@@ -151,126 +147,35 @@ void cdi_nan_look(cddp_ddp *d, size_t i)
 
 /* ------------------------------------------------------------------------------------------------- on a device ---- */
 
-/* Returns whether a separate kernel looks at each bucket: what a hook or PowerSGD does there is not known. */
-static bool looks_alone(const cddp_ddp *d)
-{
-    return d->hook.begin != NULL || d->powersgd != NULL;
-}
-
-static struct cdi_look look_of(const cddp_ddp *d, size_t b)
-{
-    return (struct cdi_look){.word = d->captured.id != 0 ? cdi_nan_replay_word(d) : &d->nan->there[d->step % 2],
-                             .limit = limit_of(d, d->plan.b[b].dtype),
-                             .low = (uint32_t)cdi_nan_word(0, cdi_comm_world(d->comm)->rank, CDI_FINITE)};
-}
-
-const struct cdi_look *cdi_nan_look_in_copies(cddp_ddp *d, size_t b)
-{
-    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || d->flight[b].compressed)
-        return NULL;
-    d->nan->copies = look_of(d, b);
-    return &d->nan->copies;
-}
-
-/*
- * Makes room for the looks of a step, before the first one: operations hold pointers to them until they begin. Each
- * part of a gradient is in one operation of a step.
- */
-static cddp_status reserve(cddp_ddp *d, struct cdi_error *err)
-{
-    struct cdi_nan_check *n = d->nan;
-    struct cdi_look_part *parts;
-    struct cdi_look *looks;
-    size_t most = 0;
-
-    for (size_t i = 0; n->n_looks == 0 && i < d->n_params; i++)
-        most += d->plan.grads[i].n_parts;
-    if (most <= n->room)
-        return CDDP_OK;
-    parts = realloc(n->parts, most * sizeof *parts);
-    n->parts = parts != NULL ? parts : n->parts;
-    looks = realloc(n->looks, most * sizeof *looks);
-    n->looks = looks != NULL ? looks : n->looks;
-    if (parts == NULL || looks == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
-    n->room = most;
-    return CDDP_OK;
-}
-
-static int by_begin(const void *a, const void *b)
-{
-    const struct cdi_look_part *x = a, *y = b;
-
-    return (x->begin > y->begin) - (x->begin < y->begin);
-}
-
-/*
- * Adds the part of gradient i that bucket b holds, if stretch s has it and no other kernel looks at it. Nor does this
- * one if the rank has not made the gradient: it has zeros.
- */
-static void add_part(cddp_ddp *d, size_t i, size_t b, const struct cdi_ddp_stretch *s)
+/* Sets span k to the part of gradient i that bucket b holds. False: there is none, or this rank has not made it. */
+static bool set_span(const cddp_ddp *d, size_t k, size_t i, size_t b)
 {
     const struct cdi_grad *g = &d->plan.grads[i];
-    const size_t size = cddp_dtype_size(g->dtype), skip = (b - g->bucket) * g->piece;
-    const uintptr_t at = (uintptr_t)cdi_arena_grad(d, i) + skip, base = (uintptr_t)s->at;
-    size_t bytes = g->bytes - skip;
+    const size_t skip = (b - g->bucket) * g->piece;
+    const size_t bytes = b + 1 < g->bucket + g->n_parts ? g->piece : g->bytes - skip;
 
-    if ((d->unused.missing != NULL && d->unused.missing[i]) || at < base || at >= base + s->bytes ||
-        (d->params[i].grad != NULL && !d->flight[b].compressed))
-        return;
-    if (b + 1 < g->bucket + g->n_parts)
-        bytes = g->piece;
-    if (bytes > 0 && d->nan->n_parts < d->nan->room)
-        d->nan->parts[d->nan->n_parts++] = (struct cdi_look_part){
-            .begin = (at - base) / size, .end = (at - base + bytes) / size, .key = cdi_ddp_look_key(i)};
-}
-
-/* Sets *out to a look at the gradients of bucket b in stretch s. NULL: there are none. */
-static cddp_status look_at(cddp_ddp *d, size_t b, const struct cdi_ddp_stretch *s, const struct cdi_look **out,
-                           struct cdi_error *err)
-{
-    struct cdi_nan_check *n = d->nan;
-    cddp_status st = reserve(d, err);
-    const size_t first = n->n_parts;
-    bool sorted = true;
-
-    *out = NULL;
-    for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
-        if (cdi_bucket_grad(&d->plan, b, k) < d->n_params)
-            add_part(d, cdi_bucket_grad(&d->plan, b, k), b, s);
-    if (st != CDDP_OK || n->n_parts == first)
-        return st;
-    for (size_t k = first + 1; k < n->n_parts; k++)
-        sorted &= n->parts[k - 1].begin < n->parts[k].begin;
-    if (!sorted)
-        qsort(n->parts + first, n->n_parts - first, sizeof *n->parts, by_begin);
-    n->looks[n->n_looks] = look_of(d, b);
-    n->looks[n->n_looks].part = n->parts + first;
-    n->looks[n->n_looks].n = n->n_parts - first;
-    *out = &n->looks[n->n_looks++];
-    return CDDP_OK;
-}
-
-cddp_status cdi_nan_look_on_way(cddp_ddp *d, size_t b, const struct cdi_ddp_stretch *s, const struct cdi_look **out,
-                                struct cdi_error *err)
-{
-    *out = NULL;
-    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || looks_alone(d))
-        return CDDP_OK;
-    return look_at(d, b, s, out, err);
+    if (bytes == 0 || (d->unused.missing != NULL && d->unused.missing[i]))
+        return false;
+    d->nan->span[k] =
+        (struct cdi_span){(char *)cdi_arena_grad(d, i) + skip, bytes / cddp_dtype_size(g->dtype), g->dtype};
+    d->nan->word_of[k] = cdi_nan_word(i, cdi_comm_world(d->comm)->rank, CDI_FINITE);
+    return true;
 }
 
 cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err)
 {
-    const struct cdi_look *look = NULL;
-    struct cdi_ddp_stretch s;
-    cddp_status st;
+    uint64_t *word;
+    size_t n = 0;
 
-    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d) || !looks_alone(d))
+    if (d->nan == NULL || d->nan->there == NULL || cdi_weight_is_none(d))
         return CDDP_OK;
-    s = cdi_arena_stretch(d, b, 0); /* the only one: such buckets are in one piece */
-    st = look_at(d, b, &s, &look, err);
-    return st == CDDP_OK && look != NULL ? d->ops->find_nonfinite(d->b, s.at, d->plan.b[b].dtype, look, err) : st;
+    for (size_t k = 0; k < d->plan.b[b].n_grads; k++)
+        if (cdi_bucket_grad(&d->plan, b, k) < d->n_params)
+            n += set_span(d, n, cdi_bucket_grad(&d->plan, b, k), b);
+    word = d->captured.id != 0 ? cdi_nan_replay_word(d) : &d->nan->there[d->step % 2];
+    return n == 0 ? CDDP_OK
+                  : d->ops->find_nonfinite(d->b, d->nan->span, d->nan->word_of, n, limit_of(d, d->plan.b[b].dtype),
+                                           word, err);
 }
 
 /* ---------------------------------------------------------------------------------------- the end of a step ------ */
@@ -357,7 +262,6 @@ cddp_status cdi_nan_verdict(cddp_ddp *d, struct cdi_error *bad)
         st = ask_all(d, bad);
     atomic_store(&n->found, 0);
     atomic_store(&n->n_lines, 0);
-    n->n_looks = n->n_parts = 0;
     n->sent = false;
     return st;
 }
@@ -381,7 +285,7 @@ void cdi_nan_free(cddp_ddp *d)
 {
     if (d->nan == NULL)
         return;
-    free(d->nan->looks);
-    free(d->nan->parts);
+    free(d->nan->span);
+    free(d->nan->word_of);
     free(d->nan);
 }

@@ -8,8 +8,7 @@
  * brought what. The sum itself is not searched: that would be a second pass over all gradients, and a communication
  * hook or PowerSGD may hide the number there.
  *
- * On a device the kernel looks that touches a gradient before the reduction anyway: the copy into the arena, the cast,
- * or the one that makes the mean before the sum. Only where there is none a separate kernel reads the bucket. The
+ * On a device a kernel reads each bucket once more before it is reduced, at the speed of the memory (docs/gpu.md). The
  * word stays on the device until it is reduced. "error" then makes the host wait at the end of each step; "warn"
  * reports one step later, so that the host does not wait.
  */
@@ -28,21 +27,13 @@ void cdi_nan_release(cddp_ddp *d);
 void cdi_nan_free(cddp_ddp *d);
 enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d);
 
-/* Begins the search of a step, captured or not, before its first gradient. With the lock held. */
-void cdi_nan_begin(cddp_ddp *d);
 /* On the host: looks at gradient i of this step, where it is reduced. Any thread, without the lock or with it. */
 void cdi_nan_look(cddp_ddp *d, size_t i);
 
 /*
- * On a device, with the lock held: what kernels look for in bucket b. No gradient is looked at twice, and none that
- * this rank has not made.
+ * On a device, with the lock held: enqueues a kernel that looks at the complete gradients of bucket b in the arena,
+ * each once and only those that this rank has made.
  */
-/* Returns it for the kernel that copies the bucket's gradients into the arena; NULL: that does not look. */
-const struct cdi_look *cdi_nan_look_in_copies(cddp_ddp *d, size_t b);
-/* Sets *out for the operation on stretch s of the bucket, and for its cast; NULL: nothing is left to look at. */
-cddp_status cdi_nan_look_on_way(cddp_ddp *d, size_t b, const struct cdi_ddp_stretch *s, const struct cdi_look **out,
-                                struct cdi_error *err);
-/* With a hook or PowerSGD: enqueues a kernel that looks at the other gradients, instead of their operations. */
 cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err);
 /* Enqueues, with the lock held and after all buckets, the reduction of the finding. Sets the sticky error. */
 cddp_status cdi_nan_send(cddp_ddp *d);

@@ -15,8 +15,7 @@
 
 uint64_t cdi_nan_word(size_t param, int rank, int kind)
 {
-    return (uint64_t)cdi_ddp_look_key(param) << PARAM_SHIFT | (uint64_t)(CDI_NAN_RANK_MAX - rank) << RANK_SHIFT |
-           (uint64_t)kind;
+    return ((uint64_t)param + 1) << PARAM_SHIFT | (uint64_t)(CDI_NAN_RANK_MAX - rank) << RANK_SHIFT | (uint64_t)kind;
 }
 
 static size_t param_of(uint64_t word)

@@ -75,7 +75,6 @@ static cddp_status step_claim(cddp_ddp *d, size_t i, bool *now)
     }
     if (status == CDDP_OK && !d->begun) {
         d->begun = true;
-        cdi_nan_begin(d);
         cdi_stats_first(d);
         cdi_plan_trial_begin(d);
         status = cdi_plan_sort_idle(d);
@@ -140,8 +139,6 @@ static cddp_status ready_in_capture(cddp_ddp *d, size_t i, void *stream, struct 
                         "the gradient of parameter %zu '%.200s' was ready already in this captured step: call "
                         "cddp_ddp_grad_ready once per parameter and step, then cddp_ddp_wait",
                         i, d->params[i].name);
-    if (!d->begun)
-        cdi_nan_begin(d);
     d->begun = true;
     status = note_stream(d, i, stream);
     return status == CDDP_OK ? cdi_launch_count_down(d, i) : status;

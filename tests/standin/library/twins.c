@@ -19,8 +19,6 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_lowrank_args *lowrank = args;
     struct cdi_find_args *find = args;
     struct cdi_hash_args *hash = args;
-    struct cdi_cast_look_args *cast_look = args;
-    struct cdi_scale_look_args *scale_look = args;
     struct cdi_signal_args *tell = args;
     struct cdi_store_args *store = args;
     struct cdi_report_args *report = args;
@@ -28,20 +26,10 @@ static void usable(enum cdi_kernel kernel, void *args)
     switch (kernel) {
     case CDI_KERNEL_PACK:
     case CDI_KERNEL_UNPACK:
-    case CDI_KERNEL_PACK_LOOK:
         pack->flat = standin_host(pack->flat);
         pack->flags = standin_host(pack->flags);
-        pack->word = standin_host(pack->word);
         for (uint32_t i = 0; i < pack->n; i++)
             pack->slice[i].data = standin_host(pack->slice[i].data);
-        break;
-    case CDI_KERNEL_CAST_LOOK:
-        cast_look->look.word = standin_host(cast_look->look.word);
-        usable(CDI_KERNEL_CAST, &cast_look->cast);
-        break;
-    case CDI_KERNEL_SCALE_LOOK:
-        scale_look->look.word = standin_host(scale_look->look.word);
-        usable(CDI_KERNEL_SCALE, &scale_look->scale);
         break;
     case CDI_KERNEL_CAST:
         cast->to = standin_host(cast->to);

@@ -2,8 +2,6 @@
 /* Norms, clipping, the search for numbers that are not finite, and hashes, as kernels on the communication stream. */
 #include "worker/backend/nccl/element_ops.h"
 
-#include "worker/backend/nccl/device/look.h"
-
 /* Returns the words of the sum after a result; k = 1: those that blocks add to. */
 static uint64_t *words_of(double *out, size_t k)
 {
@@ -64,14 +62,18 @@ cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t
     return st;
 }
 
-cddp_status cdi_gpu_find(struct cdi_backend *b, const void *x, cddp_dtype dtype, const struct cdi_look *look,
-                         struct cdi_error *err)
+cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
+                         uint64_t limit, uint64_t *word, struct cdi_error *err)
 {
     cddp_status st = cdi_gpu_element_begin(b, err);
+    struct cdi_launch l;
 
     if (st != CDDP_OK)
         return st;
-    st = cdi_look_find(&b->device, x, dtype, look, err);
+    for (size_t at = 0; at < n && st == CDDP_OK;) {
+        at += cdi_launch_find(&l, b->device.n_sm, x + at, word_of + at, n - at, limit, word);
+        st = cdi_device_launch(&b->device, &l, err);
+    }
     cdi_gpu_element_end(b);
     return st;
 }
@@ -85,19 +87,6 @@ cddp_status cdi_gpu_report(struct cdi_backend *b, uint64_t *words, struct cdi_na
         return st;
     cdi_launch_report(&l, words, report);
     st = cdi_device_launch(&b->device, &l, err);
-    cdi_gpu_element_end(b);
-    return st;
-}
-
-cddp_status cdi_gpu_cast_looking(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                                 cddp_dtype from_type, size_t count, float factor, const struct cdi_look *look,
-                                 struct cdi_error *err)
-{
-    cddp_status st = cdi_gpu_element_begin(b, err);
-
-    if (st != CDDP_OK)
-        return st;
-    st = cdi_look_cast(&b->device, to, to_type, from, from_type, count, factor, look, err);
     cdi_gpu_element_end(b);
     return st;
 }

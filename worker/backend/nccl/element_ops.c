@@ -40,9 +40,8 @@ struct how {
     enum cdi_kernel kernel;
     cddp_dtype dtype; /* of the elements that are multiplied by factor; none: no multiplication */
     double factor;
-    const uint8_t *flags;        /* NULL: every slice is copied */
-    const struct cdi_look *look; /* NULL: it does not look */
-    const uint32_t *of;          /* of each slice: its index in flags, or its key for look */
+    const uint8_t *flags; /* NULL: every slice is copied */
+    const uint32_t *of;   /* of each slice: its index in flags */
 };
 
 static cddp_status element_move(struct cdi_backend *b, struct how how, void *flat, const struct cdi_slice *slice,
@@ -61,8 +60,6 @@ static cddp_status element_move(struct cdi_backend *b, struct how how, void *fla
             st = cdi_launch_pack_scaled(&launch, how.dtype, how.factor, err);
         if (how.flags != NULL)
             cdi_launch_pack_unless(&launch, slice, taken, how.flags, how.of);
-        if (how.look != NULL)
-            cdi_launch_pack_looks(&launch, slice, taken, how.look, how.of);
         if (st == CDDP_OK)
             st = cdi_device_launch(&b->device, &launch, err);
         slice += taken;
@@ -93,15 +90,6 @@ cddp_status cdi_gpu_pack_unless(struct cdi_backend *b, void *to, const struct cd
                                 const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
 {
     return element_move(b, (struct how){.kernel = CDI_KERNEL_PACK, .flags = flags, .of = of}, to, from, n, err);
-}
-
-cddp_status cdi_gpu_pack_looking(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                 cddp_dtype dtype, double factor, const struct cdi_look *look, const uint32_t *key,
-                                 struct cdi_error *err)
-{
-    const struct how how = {.kernel = CDI_KERNEL_PACK, .dtype = dtype, .factor = factor, .look = look, .of = key};
-
-    return element_move(b, how, to, from, n, err);
 }
 
 cddp_status cdi_gpu_unpack(struct cdi_backend *b, const struct cdi_slice *to, size_t n, const void *from,

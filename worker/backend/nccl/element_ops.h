@@ -19,14 +19,8 @@ cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dty
                           struct cdi_error *err);
 cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
                          struct cdi_error *err);
-cddp_status cdi_gpu_find(struct cdi_backend *b, const void *x, cddp_dtype dtype, const struct cdi_look *look,
-                         struct cdi_error *err);
-cddp_status cdi_gpu_pack_looking(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                 cddp_dtype dtype, double factor, const struct cdi_look *look, const uint32_t *key,
-                                 struct cdi_error *err);
-cddp_status cdi_gpu_cast_looking(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                                 cddp_dtype from_type, size_t count, float factor, const struct cdi_look *look,
-                                 struct cdi_error *err);
+cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
+                         uint64_t limit, uint64_t *word, struct cdi_error *err);
 cddp_status cdi_gpu_hash(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,
                          struct cdi_error *err);
 cddp_status cdi_gpu_tally(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,

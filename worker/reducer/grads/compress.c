@@ -69,11 +69,7 @@ cddp_status cdi_compress_pack(cddp_ddp *d, size_t bucket, struct cdi_coll *op, s
     op->out = at;
     if (d->ops->on_device)
         op->op = CDDP_SUM;
-    if (op->look != NULL)
-        st = d->ops->cast_looking(d->b, at, d->comm_dtype, op->in, dtype, op->count, factor_of(d, true), op->look, err);
-    else
-        st = d->ops->cast(d->b, at, d->comm_dtype, op->in, dtype, op->count, factor_of(d, true), err);
-    op->look = NULL;
+    st = d->ops->cast(d->b, at, d->comm_dtype, op->in, dtype, op->count, factor_of(d, true), err);
     op->in = at;
     return st;
 }

@@ -24,8 +24,7 @@ cddp_status cdi_user_grads_init(cddp_ddp *d, struct cdi_error *err)
         return CDDP_OK;
     d->own.list = calloc(n, sizeof *d->own.list);
     d->own.slices = calloc(2 * n, sizeof *d->own.slices); /* each gradient, and the gap before it */
-    d->own.keys = calloc(2 * n, sizeof *d->own.keys);
-    if (d->own.list == NULL || d->own.slices == NULL || d->own.keys == NULL)
+    if (d->own.list == NULL || d->own.slices == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu gradients", n);
     return CDDP_OK;
 }
@@ -34,7 +33,6 @@ void cdi_user_grads_release(cddp_ddp *d)
 {
     free(d->own.list);
     free(d->own.slices);
-    free(d->own.keys);
 }
 
 void cdi_user_grads_list(cddp_ddp *d)
@@ -100,12 +98,11 @@ static size_t own_add_slice(cddp_ddp *d, size_t n, size_t i, size_t end)
 
     if (n > 0 && offset > end)
         d->own.slices[n++] = (struct cdi_slice){.bytes = offset - end};
-    d->own.keys[n] = cdi_ddp_look_key(i);
     d->own.slices[n++] = (struct cdi_slice){.data = d->params[i].grad, .bytes = g->bytes};
     return n;
 }
 
-cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err)
+cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err)
 {
     const double mean = d->weight.differ ? d->weight.share : 1.0 / cdi_comm_world(d->comm)->size;
     const double factor = cdi_user_grads_scales(d, bucket) ? mean : 1.0;
@@ -123,9 +120,6 @@ cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, const struct cdi_l
     }
     if (n == 0)
         return CDDP_OK;
-    if (look != NULL)
-        return d->ops->pack_looking(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
-                                    look, d->own.keys, err);
     if (cdi_user_grads_scales(d, bucket))
         return d->ops->pack_scaled(d->b, cdi_arena_grad(d, first), d->own.slices, n, d->plan.b[bucket].dtype, factor,
                                    err);

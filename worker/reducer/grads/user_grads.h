@@ -19,10 +19,9 @@ void cdi_user_grads_place(cddp_ddp *d);
 /* Lists them anew after the set of gradients in such memory has changed. */
 void cdi_user_grads_list(cddp_ddp *d);
 /*
- * Copies, on a device, a bucket's gradients into the arena before it starts, in one launch. look: the kernel looks for
- * numbers that are not finite, with cdi_ddp_look_key() of each parameter. NULL: it does not.
+ * Copies, on a device, a bucket's gradients into the arena before it starts, in one launch.
  */
-cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, const struct cdi_look *look, struct cdi_error *err);
+cddp_status cdi_user_grads_gather(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 /* Copies a bucket's means out of the arena, in one launch: those that some rank used and that were not copied yet. */
 cddp_status cdi_user_grads_scatter(cddp_ddp *d, size_t bucket, struct cdi_error *err);
 

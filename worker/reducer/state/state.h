@@ -107,8 +107,7 @@ struct cdi_ddp_weight {
 /* own.c: gradients in the user's own memory. NULL arrays: there are none. */
 struct cdi_ddp_own {
     size_t *list;             /* parameters, bucket by bucket: see cdi_ddp_flight.own */
-    struct cdi_slice *slices; /* buffer for those of one bucket, */
-    uint32_t *keys;           /* and for the key of each in a look (nan_check.c) */
+    struct cdi_slice *slices; /* buffer for those of one bucket */
     bool everywhere;          /* all gradients of all ranks are in such memory */
 };
 
@@ -306,12 +305,6 @@ cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *
 void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap);
 /* With divided parameters: has messages and the flight page call an operation after a unit. */
 void cdi_ddp_name_after_unit(const cddp_ddp *d, struct cdi_coll *op, size_t unit);
-
-/* Returns the key of parameter i in a look: a backward pass makes the last one first, and the largest key counts. */
-static inline uint32_t cdi_ddp_look_key(size_t i)
-{
-    return (uint32_t)i + 1;
-}
 
 /* Returns true if parameter i is the memory of an earlier one, whose update is also its own. */
 static inline bool cdi_ddp_is_tied(const cddp_ddp *d, size_t i)

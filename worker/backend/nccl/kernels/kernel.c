@@ -30,12 +30,7 @@ _Static_assert(offsetof(struct cdi_find_args, span) == 24 && sizeof(struct cdi_f
 _Static_assert(sizeof(struct cdi_hash_piece) == 24 && offsetof(struct cdi_hash_args, piece) == 16 &&
                    sizeof(struct cdi_hash_args) <= 4000 && CDI_HASH_CHUNK % 16 == 0,
                "as above");
-_Static_assert(offsetof(struct cdi_pack_args, slice) == 56 && CDI_KERNEL_PARTS % 2 == 0 &&
-                   offsetof(struct cdi_cast_look_args, look) == 40 &&
-                   offsetof(struct cdi_scale_look_args, look) == 48 &&
-                   offsetof(struct cdi_kernel_look, key) == 24 + (size_t)16 * CDI_KERNEL_PARTS &&
-                   sizeof(struct cdi_scale_look_args) <= 4000,
-               "as above");
+_Static_assert(offsetof(struct cdi_pack_args, slice) == 40, "as above");
 
 static uint32_t grid_of(uint32_t n_sm, uint32_t per_sm, uint64_t blocks)
 {
@@ -73,7 +68,6 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
     switch (kernel) {
     case CDI_KERNEL_PACK:
     case CDI_KERNEL_UNPACK:
-    case CDI_KERNEL_PACK_LOOK:
         return sizeof(struct cdi_pack_args);
     case CDI_KERNEL_CAST:
         return sizeof(struct cdi_cast_args);
@@ -101,10 +95,6 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_find_args);
     case CDI_KERNEL_HASH:
         return sizeof(struct cdi_hash_args);
-    case CDI_KERNEL_CAST_LOOK:
-        return sizeof(struct cdi_cast_look_args);
-    case CDI_KERNEL_SCALE_LOOK:
-        return sizeof(struct cdi_scale_look_args);
     case CDI_KERNEL_SIGNAL:
         return sizeof(struct cdi_signal_args);
     case CDI_KERNEL_STORE:
@@ -128,10 +118,7 @@ size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t 
     args->n = 0;
     args->factor = 1;
     args->dtype = CDDP_UINT8;
-    args->low = 0;
     args->flags = NULL;
-    args->word = NULL;
-    args->limit = 0;
     for (i = 0; i < n && args->n < CDI_KERNEL_SLICES; i++) {
         uint64_t more = slice[i].bytes / CDI_KERNEL_CHUNK + (slice[i].bytes % CDI_KERNEL_CHUNK != 0);
 

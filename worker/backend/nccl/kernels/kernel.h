@@ -28,7 +28,6 @@
 /* Per launch of tally or clip, likewise. */
 #define CDI_KERNEL_SPANS 160
 #define CDI_KERNEL_FINDS 120  /* spans per launch of find, likewise */
-#define CDI_KERNEL_PARTS 190  /* parts per launch of cast_look and scale_look, likewise; even */
 #define CDI_SPAN_CHUNK 8192   /* elements of a span that one block takes at a time */
 #define CDI_KERNEL_PIECES 50  /* per launch of update */
 #define CDI_KERNEL_ROWS 16384 /* per launch of count */
@@ -42,29 +41,26 @@
 #define CDI_HASH_CHUNK 65536  /* bytes of a piece that one block hashes at a time: a multiple of 16 */
 
 /* X(constant, name in the image) */
-#define CDI_KERNEL_MAP(X)                    \
-    X(CDI_KERNEL_PACK, cdi_pack)             \
-    X(CDI_KERNEL_UNPACK, cdi_unpack)         \
-    X(CDI_KERNEL_CAST, cdi_cast)             \
-    X(CDI_KERNEL_SCALE, cdi_scale)           \
-    X(CDI_KERNEL_SCAN, cdi_scan)             \
-    X(CDI_KERNEL_TALLY, cdi_tally)           \
-    X(CDI_KERNEL_FOLD, cdi_fold)             \
-    X(CDI_KERNEL_CLIP, cdi_clip)             \
-    X(CDI_KERNEL_COUNT, cdi_count)           \
-    X(CDI_KERNEL_UPDATE, cdi_update)         \
-    X(CDI_KERNEL_FEED, cdi_feed)             \
-    X(CDI_KERNEL_LEFT, cdi_left)             \
-    X(CDI_KERNEL_BASIS, cdi_basis)           \
-    X(CDI_KERNEL_RIGHT, cdi_right)           \
-    X(CDI_KERNEL_PRODUCT, cdi_product)       \
-    X(CDI_KERNEL_FIND, cdi_find)             \
-    X(CDI_KERNEL_HASH, cdi_hash)             \
-    X(CDI_KERNEL_PACK_LOOK, cdi_pack_look)   \
-    X(CDI_KERNEL_CAST_LOOK, cdi_cast_look)   \
-    X(CDI_KERNEL_SCALE_LOOK, cdi_scale_look) \
-    X(CDI_KERNEL_SIGNAL, cdi_signal)         \
-    X(CDI_KERNEL_STORE, cdi_store)           \
+#define CDI_KERNEL_MAP(X)              \
+    X(CDI_KERNEL_PACK, cdi_pack)       \
+    X(CDI_KERNEL_UNPACK, cdi_unpack)   \
+    X(CDI_KERNEL_CAST, cdi_cast)       \
+    X(CDI_KERNEL_SCALE, cdi_scale)     \
+    X(CDI_KERNEL_SCAN, cdi_scan)       \
+    X(CDI_KERNEL_TALLY, cdi_tally)     \
+    X(CDI_KERNEL_FOLD, cdi_fold)       \
+    X(CDI_KERNEL_CLIP, cdi_clip)       \
+    X(CDI_KERNEL_COUNT, cdi_count)     \
+    X(CDI_KERNEL_UPDATE, cdi_update)   \
+    X(CDI_KERNEL_FEED, cdi_feed)       \
+    X(CDI_KERNEL_LEFT, cdi_left)       \
+    X(CDI_KERNEL_BASIS, cdi_basis)     \
+    X(CDI_KERNEL_RIGHT, cdi_right)     \
+    X(CDI_KERNEL_PRODUCT, cdi_product) \
+    X(CDI_KERNEL_FIND, cdi_find)       \
+    X(CDI_KERNEL_HASH, cdi_hash)       \
+    X(CDI_KERNEL_SIGNAL, cdi_signal)   \
+    X(CDI_KERNEL_STORE, cdi_store)     \
     X(CDI_KERNEL_REPORT, cdi_report)
 
 enum cdi_kernel {
@@ -78,16 +74,13 @@ enum cdi_kernel {
  * cdi_pack, cdi_unpack: slices that are contiguous in `flat` and separate elsewhere. With a factor other than 1
  * cdi_pack multiplies elements of dtype by it, which is rounded to float32 for all but float64. With `flags`, memory of
  * the device, it leaves out each slice whose flag is not 0.
- *
- * cdi_pack_look: cdi_pack, and finds numbers that are not finite in the slices, which have whole elements of dtype. The
- * word of a finding is that of cdi_kernel_look; its key is the slice's `flag`, and `flags` is NULL.
  */
 struct cdi_pack_slice {
     void *data;
     uint64_t at; /* in flat, bytes */
     uint64_t bytes;
     uint32_t first_chunk; /* chunks of the slices before this one */
-    uint32_t flag;        /* its index in flags, or its key */
+    uint32_t flag;        /* its index in flags */
 };
 
 struct cdi_pack_args {
@@ -95,10 +88,8 @@ struct cdi_pack_args {
     uint32_t n, n_chunks;
     double factor;
     int32_t dtype;
-    uint32_t low;
-    const uint8_t *flags; /* or NULL */
-    uint64_t *word;       /* these, and low: cdi_pack_look only */
-    uint64_t limit;
+    uint32_t unused;
+    const uint8_t *flags;                           /* or NULL */
     struct cdi_pack_slice slice[CDI_KERNEL_SLICES]; /* none is empty */
 };
 
@@ -268,30 +259,6 @@ struct cdi_hash_args {
     struct cdi_hash_piece piece[CDI_KERNEL_HASHES]; /* none is empty */
 };
 
-/*
- * What a kernel looks for in elements of which parts belong to a key: *word becomes the largest of its value and of
- * key << 32 | low | kind for each element of a part whose magnitude has bits of at least `limit`
- * (worker/math/nonfinite.h).
- */
-struct cdi_kernel_look {
-    uint64_t *word;
-    uint64_t limit;
-    uint32_t low, n;
-    uint64_t begin[CDI_KERNEL_PARTS], end[CDI_KERNEL_PARTS]; /* elements; ascending, and none is empty */
-    uint32_t key[CDI_KERNEL_PARTS];
-};
-
-/* cdi_cast_look, cdi_scale_look: cast and scale that look at the elements which they read. */
-struct cdi_cast_look_args {
-    struct cdi_cast_args cast;
-    struct cdi_kernel_look look;
-};
-
-struct cdi_scale_look_args {
-    struct cdi_scale_args scale; /* first: a launch of it is also one of scale */
-    struct cdi_kernel_look look;
-};
-
 /* cdi_signal, one thread: increments *count, on the device, and copies it to *word, which the host reads. */
 struct cdi_signal_args {
     uint32_t *count, *word;
@@ -330,8 +297,6 @@ struct cdi_launch {
         struct cdi_lowrank_args lowrank;
         struct cdi_find_args find;
         struct cdi_hash_args hash;
-        struct cdi_cast_look_args cast_look;
-        struct cdi_scale_look_args scale_look;
         struct cdi_signal_args signal;
         struct cdi_store_args store;
         struct cdi_report_args report;
@@ -397,20 +362,6 @@ size_t cdi_launch_lowrank(struct cdi_launch *out, uint32_t n_sm, enum cdi_lowran
 /* Fills FIND of the first spans, with the words of the same numbers: see tally. */
 size_t cdi_launch_find(struct cdi_launch *out, uint32_t n_sm, const struct cdi_span *x, const uint64_t *word_of,
                        size_t n, uint64_t limit, uint64_t *word);
-
-/*
- * Make a launch look. cdi_launch_pack_looks: one of PACK of slice[0 .. taken), after cdi_launch_pack_scaled; key[i] is
- * that of slice[i], and look's parts are not used. cdi_launch_looks: one of CAST or SCALE of the elements from `at` on,
- * which are cdi_launch_reach() many, at the parts from `first` on; returns how many of them it took.
- */
-void cdi_launch_pack_looks(struct cdi_launch *launch, const struct cdi_slice *slice, size_t taken,
-                           const struct cdi_look *look, const uint32_t *key);
-size_t cdi_launch_looks(struct cdi_launch *launch, const struct cdi_look *look, size_t first, size_t at);
-/*
- * Returns how many of the elements from `at` to count one launch takes, which looks at parts from `first` on: up to the
- * first part that does not fit. look NULL: all.
- */
-size_t cdi_launch_reach(const struct cdi_look *look, size_t first, size_t at, size_t count);
 
 /* Fills HASH of the first of n slices, whose sums are sum[first] and those after it: see tally. Gaps count as empty. */
 size_t cdi_launch_hash(struct cdi_launch *out, uint32_t n_sm, const struct cdi_slice *x, size_t n, size_t first,

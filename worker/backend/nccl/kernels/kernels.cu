@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels (kernel.h), each a body of element.h. Compiled to a fatbin for GPUs alone, without host code. */
+#include "worker/backend/nccl/kernels/element_find.h"
 #include "worker/backend/nccl/kernels/element_hash.h"
-#include "worker/backend/nccl/kernels/element_look.h"
 #include "worker/backend/nccl/kernels/element_lowrank.h"
 #include "worker/backend/nccl/kernels/element_norm.h"
 #include "worker/backend/nccl/kernels/element_optim.h"
@@ -116,31 +116,6 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
 
     if (most > 0) /* healthy gradients have none */
         cdi_find_tell(args.word, most);
-}
-
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_pack_look(const __grid_constant__ struct cdi_pack_args args)
-{
-    struct cdi_kernel_thread t = this_thread();
-
-    cdi_pack_look_body(&t, &args);
-}
-
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_cast_look(const __grid_constant__ struct cdi_cast_look_args args)
-{
-    struct cdi_kernel_thread t = this_thread();
-
-    cdi_cast_look_body(&t, &args);
-}
-
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_scale_look(const __grid_constant__ struct cdi_scale_look_args args)
-{
-    struct cdi_kernel_thread t = this_thread();
-
-    cdi_scale_look_body(&t, &args);
-    signal_end(args.scale);
 }
 
 /* --- Replicas ----------------------------------------------------------------------------------------------------- */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/state/nccl_call.h"
 
-#include "worker/backend/nccl/device/look.h"
 #include "worker/backend/nccl/device/mean.h"
 #include "worker/backend/nccl/device/reduction_support.h"
 
@@ -158,29 +157,18 @@ ncclResult_t cdi_nccl_calls(void *arg)
 
 /* ------------------------------------------------------------------------------------------------------- means ---- */
 
-/*
- * Launches a kernel that multiplies by 1 / size, and looks at what it reads (NULL: it does not): once for as many
- * parts as a launch takes. The last launch writes the ticket.
- */
-static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, const struct cdi_look *look,
-                          cdi_write_fn *write, uint64_t ticket, struct cdi_error *err)
+/* Launches a kernel that multiplies by 1 / size. write: it then writes the ticket (NULL: it does not). */
+static cddp_status divide(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, cdi_write_fn *write,
+                          uint64_t ticket, struct cdi_error *err)
 {
-    cddp_status st = CDDP_OK;
     struct cdi_launch scale;
+    cddp_status st = cdi_launch_scale(&scale, b->device.n_sm, x, count, dtype, 1.0 / b->world.size, err);
 
-    for (size_t at = 0, part = 0, n; at < count && st == CDDP_OK; at += n) {
-        n = cdi_launch_reach(look, part, at, count);
-        st = cdi_launch_scale(&scale, b->device.n_sm, (uint8_t *)x + at * cddp_dtype_size(dtype), n, dtype,
-                              1.0 / b->world.size, err);
-        if (st != CDDP_OK)
-            return st;
-        if (look != NULL)
-            part += cdi_launch_looks(&scale, look, part, at);
-        if (write != NULL && at + n == count)
-            write(b, ticket, &scale);
-        st = cdi_device_launch(&b->device, &scale, err);
-    }
-    return st;
+    if (st != CDDP_OK)
+        return st;
+    if (write != NULL)
+        write(b, ticket, &scale);
+    return cdi_device_launch(&b->device, &scale, err);
 }
 
 /* Returns the number of elements that this rank contributes to a reduction. */
@@ -221,14 +209,13 @@ cddp_status cdi_nccl_divide_before(struct cdi_backend *b, struct cdi_coll *op, c
     cddp_status st;
 
     if (!cdi_nccl_divides_before(b, op))
-        return op->look != NULL ? cdi_look_find(&b->device, op->in, op->dtype, op->look, err) : CDDP_OK;
+        return CDDP_OK;
     st = copy_to_out(b, op, err);
-    return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_input(b, op), op->dtype, op->look, write, ticket, err)
-                         : st;
+    return st == CDDP_OK ? divide(b, (void *)(uintptr_t)op->in, n_input(b, op), op->dtype, write, ticket, err) : st;
 }
 
 cddp_status cdi_nccl_divide_after(struct cdi_backend *b, const struct cdi_coll *op, cdi_write_fn *write,
                                   uint64_t ticket, struct cdi_error *err)
 {
-    return cdi_nccl_divides_after(b, op) ? divide(b, op->out, op->count, op->dtype, NULL, write, ticket, err) : CDDP_OK;
+    return cdi_nccl_divides_after(b, op) ? divide(b, op->out, op->count, op->dtype, write, ticket, err) : CDDP_OK;
 }

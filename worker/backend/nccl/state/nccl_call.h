@@ -20,8 +20,7 @@ typedef void cdi_write_fn(struct cdi_backend *b, uint64_t ticket, struct cdi_lau
 bool cdi_nccl_divides_before(const struct cdi_backend *b, const struct cdi_coll *op);
 bool cdi_nccl_divides_after(const struct cdi_backend *b, const struct cdi_coll *op);
 /*
- * Launch that kernel, if there is one. write: the kernel then writes the ticket (NULL: it does not). The one before the
- * sum looks as op->look says; without one, a kernel that only reads does.
+ * Launch that kernel, if there is one. write: the kernel then writes the ticket (NULL: it does not).
  */
 cddp_status cdi_nccl_divide_before(struct cdi_backend *b, struct cdi_coll *op, cdi_write_fn *write, uint64_t ticket,
                                    struct cdi_error *err);
