@@ -494,6 +494,7 @@ static bool server_job_is_over(const struct rdzv_server *s, const char *token)
 static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int64_t wall_ms)
 {
     const struct round *round = session_round(job->conn.session);
+    uint32_t first;
 
     session_tick(job->conn.session, now_ms, wall_ms);
     hang_watch_tick(job->hang_watch, now_ms, wall_ms);
@@ -504,7 +505,11 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
         job->over_ms = -1;
     else if (job->over_ms < 0)
         job->over_ms = now_ms;
-    if (job->over_ms < 0 || (job->conn.n_conns > 0 && now_ms - job->over_ms < job->close_ms))
+    if (job->over_ms < 0)
+        return;
+    /* An agent that was cut off at the end may return, and has to hear how the job has ended. */
+    if ((job->conn.n_conns > 0 || session_n_joined(job->conn.session, &first) > 0) &&
+        now_ms - job->over_ms < job->close_ms)
         return;
     cdi_log(CDI_LOG_INFO, "RDZV-JOB-END", "rendezvous: job '%s' has ended: %s", job->conn.run_id,
             round_why(round)[0] != '\0' ? round_why(round) : "no agents are left");

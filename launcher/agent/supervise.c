@@ -314,6 +314,8 @@ static void supervise_on_closed(struct supervise *s, const struct supervise_even
     if (s->close_status == CDI_CLOSE_TIMEOUT ||
         (ev->u.closed.failure.kind != CDI_END_NONE && s->close_status != CDI_CLOSE_DONE))
         set_first(s, &ev->u.closed.failure, now_ms);
+    if (s->close_status == CDI_CLOSE_DONE) /* an earlier round's, if this node was not in the last one */
+        s->first = s->local_first = (struct cdi_failure){.kind = CDI_END_NONE};
     if (s->state == SUPERVISE_RUNNING)
         tell(s, out);
     if (s->close_status == CDI_CLOSE_REFUSED && workers_live(s) && !s->killed) {
@@ -511,6 +513,12 @@ static void on_swept(struct supervise *s, int64_t now_ms, struct supervise_actio
     s->returning = false;
 }
 
+/* Has the last round's failure been answered by a new round, which has not begun? */
+static bool is_between_rounds(const struct supervise *s)
+{
+    return s->state == SUPERVISE_WAITING && s->sent_stopped && s->round_over && s->over.restart;
+}
+
 static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms, struct supervise_actions *out)
 {
     bool same = signal == s->last_signal && now_ms - s->last_signal_ms < SUPERVISE_SAME_SIGNAL_MS;
@@ -535,7 +543,7 @@ static void supervise_on_signal(struct supervise *s, int signal, int64_t now_ms,
         return;
     }
     s->signal = s->first_signal = signal;
-    if (is_of_order(&s->first, signal) && now_ms - s->first_ms <= SUPERVISE_ORDER_MS)
+    if ((is_of_order(&s->first, signal) && now_ms - s->first_ms <= SUPERVISE_ORDER_MS) || is_between_rounds(s))
         s->first = (struct cdi_failure){.kind = CDI_END_NONE};
     if (!s->closed)
         supervise_act(out, SUPERVISE_DO_SEND_LEAVE, 0);

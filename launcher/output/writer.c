@@ -357,7 +357,7 @@ struct writer_sink *writer_descriptor(struct writer *w, int fd)
 
 int writer_file(struct writer *w, struct writer_sink **out, const char *path)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOCTTY | cdi_nofollow(path), 0666);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | cdi_nofollow(path), 0666);
     struct writer_sink *s;
 
     if (fd < 0)

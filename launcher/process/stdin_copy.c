@@ -16,19 +16,23 @@ struct stdin_copy {
     pthread_mutex_t lock;
     pthread_cond_t made_one;
     uint32_t n;
-    uint64_t n_made; /* pipes, in all rounds */
-    bool ended;      /* stdin has */
+    uint64_t round;    /* of workers, counted from 1; the first one's pipe begins it */
+    uint32_t in_round; /* pipes of this round */
+    bool ended;        /* stdin has */
     char bytes[READ_SIZE];
     int fds[]; /* the writing ends; -1: none, or its worker has closed the other one */
 };
 
-/* Returns a descriptor of the thread's own, since stdin_copy_pipe() may close the other one meanwhile; -1: none. */
-static int take_fd(struct stdin_copy *c, uint32_t place)
+/*
+ * Returns a descriptor of the thread's own, since stdin_copy_pipe() may close the other one meanwhile; -1: none, or
+ * another round has begun.
+ */
+static int take_fd(struct stdin_copy *c, uint32_t place, uint64_t round)
 {
     int fd;
 
     (void)pthread_mutex_lock(&c->lock);
-    fd = c->fds[place] < 0 ? -1 : fcntl(c->fds[place], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    fd = c->fds[place] < 0 || c->round != round ? -1 : fcntl(c->fds[place], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     (void)pthread_mutex_unlock(&c->lock);
     return fd;
 }
@@ -41,9 +45,9 @@ static void close_end(struct stdin_copy *c, uint32_t place)
 }
 
 /* A worker that does not read blocks this until it ends. Returns false if it has. */
-static bool copy_to(struct stdin_copy *c, uint32_t place, size_t n)
+static bool copy_to(struct stdin_copy *c, uint32_t place, uint64_t round, size_t n)
 {
-    int fd = take_fd(c, place);
+    int fd = take_fd(c, place, round);
     ssize_t done = fd < 0 ? -1 : 0;
 
     for (size_t at = 0; fd >= 0 && at < n && (done >= 0 || errno == EINTR); at += done > 0 ? (size_t)done : 0)
@@ -53,32 +57,33 @@ static bool copy_to(struct stdin_copy *c, uint32_t place, size_t n)
     return done >= 0;
 }
 
-/* Waits for more than n pipes; returns their number. */
-static uint64_t wait_for_pipes(struct stdin_copy *c, uint64_t n)
+/* Waits until a round after this one has all its pipes; returns it. */
+static uint64_t wait_for_round(struct stdin_copy *c, uint64_t after)
 {
-    uint64_t n_made;
+    uint64_t round;
 
     (void)pthread_mutex_lock(&c->lock);
-    while (c->n_made <= n)
+    while (c->round <= after || c->in_round < c->n)
         (void)pthread_cond_wait(&c->made_one, &c->lock);
-    n_made = c->n_made;
+    round = c->round;
     (void)pthread_mutex_unlock(&c->lock);
-    return n_made;
+    return round;
 }
 
 static void *copy_stdin(void *arg)
 {
     struct stdin_copy *c = arg;
-    uint64_t n_made = wait_for_pipes(c, c->n - 1);
+    uint64_t round = wait_for_round(c, 0);
     ssize_t n;
 
     while ((n = read(STDIN_FILENO, c->bytes, sizeof c->bytes)) > 0 || (n < 0 && errno == EINTR)) {
         bool taken = n < 0;
 
+        round = wait_for_round(c, round - 1); /* each rank of a round gets the same bytes */
         for (uint32_t i = 0; n > 0 && i < c->n; i++)
-            taken = copy_to(c, i, (size_t)n) || taken;
+            taken = copy_to(c, i, round, (size_t)n) || taken;
         if (!taken) /* no worker reads stdin any more: those of the next round may */
-            n_made = wait_for_pipes(c, n_made);
+            round = wait_for_round(c, round);
     }
     (void)pthread_mutex_lock(&c->lock);
     c->ended = true;
@@ -120,11 +125,15 @@ int stdin_copy_pipe(struct stdin_copy *c, uint32_t place)
     if (pipe2(ends, O_CLOEXEC) != 0)
         return -1;
     (void)pthread_mutex_lock(&c->lock);
+    if (place == 0) {
+        c->round++;
+        c->in_round = 0;
+    }
     close_end(c, place);
     c->fds[place] = ends[1];
     if (c->ended)
         close_end(c, place);
-    c->n_made++;
+    c->in_round++;
     (void)pthread_cond_signal(&c->made_one);
     (void)pthread_mutex_unlock(&c->lock);
     return ends[0];

@@ -13,12 +13,16 @@
 struct stdin_copy;
 
 /*
- * Starts the thread, for n workers; it reads once all have had a stdin_copy_pipe().
+ * Starts the thread, for n workers; it copies while all workers of a round have had a stdin_copy_pipe(), so that they
+ * get the same bytes.
  * *out is written on success only. CDDP_E_SYSTEM, CDDP_E_NOMEM.
  */
 cddp_status stdin_copy_start(struct stdin_copy **out, uint32_t n, struct cdi_error *err);
 
-/* Returns the stdin of a new worker in this place, the caller's to close, or -1 and errno. Never blocks for long. */
+/*
+ * Returns the stdin of a new worker in this place, the caller's to close, or -1 and errno. Place 0 begins a round.
+ * Never blocks for long.
+ */
 int stdin_copy_pipe(struct stdin_copy *c, uint32_t place);
 /* At the end of the process: frees c if stdin has ended. Otherwise the thread may hang in read(2), and keeps it. */
 void stdin_copy_end(struct stdin_copy *c);

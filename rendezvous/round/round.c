@@ -201,7 +201,7 @@ static void round_check_stopped(struct round *r, int64_t now_ms)
 {
     if (r->count[NODE_STOPPING] > 0)
         return;
-    if (r->verdict == OVER_LEFT || (r->verdict == OVER_CHANGED && round_too_few_remain(r))) {
+    if (r->verdict == OVER_LEFT || (round_restarts(r) && round_too_few_remain(r))) {
         round_close_job(r, CDI_CLOSE_LEFT);
     } else if (!round_restarts(r)) {
         round_close_job(r, CDI_CLOSE_FAILED);
@@ -479,6 +479,20 @@ static void round_release(struct round *r, uint32_t peer, struct node *n)
     round_act(r, ROUND_DO_BYE, peer);
 }
 
+/*
+ * A batch system signals workers and agents alike. Did it end the worker whose failure has ended the round, so that its
+ * node leaves now and has not failed?
+ */
+static bool died_of_order(const struct round *r, const struct node *n)
+{
+    struct cdi_cause c = present_cause(r);
+
+    if (r->verdict != OVER_FAILED || r->gives_up || r->failure.node_rank != n->node_rank)
+        return false;
+    c.ordered = SIGTERM;
+    return cdi_cause_class_of(&c) == CDI_CAUSE_ORDERED;
+}
+
 /* An elastic job continues without the node if enough others remain. */
 static void round_on_leave_elastic(struct round *r, uint32_t peer, struct node *n, const char *why, int64_t now_ms)
 {
@@ -493,6 +507,11 @@ static void round_on_leave_elastic(struct round *r, uint32_t peer, struct node *
         return;
     case NODE_STOPPING:
         members_set_leaving(r, n);
+        if (died_of_order(r, n)) {
+            r->verdict = enough ? OVER_CHANGED : OVER_LEFT;
+            round_printf(r->why, "node %d (%.100s) left: %.200s", n->node_rank, n->host, why);
+            round_resend_over(r);
+        }
         return;
     case NODE_WAITING:
     case NODE_DONE:

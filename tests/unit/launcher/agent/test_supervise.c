@@ -473,6 +473,36 @@ Test(supervise, signal_after_failure_prevents_restart_and_keeps_cause)
     cr_assert_eq(supervise_exit_status(&s), 3);
 }
 
+/* A round has failed, and another one is to follow. */
+static void fail_and_wait(void)
+{
+    struct supervise_event over = {.kind = SUPERVISE_ROUND_OVER};
+
+    supervise_init(&s, 1, SUPERVISE_GRACE_MS);
+    assign(0, 0, 0);
+    ended(0, CDI_END_EXIT, 3, 1);
+    over.u.over.restart = over.u.over.counts = true;
+    over.u.over.failure = (struct cdi_failure){.kind = CDI_END_EXIT, .code = 3};
+    send_event(over, 2);
+    plain(SUPERVISE_SWEPT, 3);
+    DID(SUPERVISE_DO_SEND_STOPPED);
+}
+
+Test(supervise, signal_between_two_rounds_is_the_reason)
+{
+    fail_and_wait();
+    signalled(SIGINT, 4);
+    cr_assert_eq(supervise_exit_status(&s), 130);
+}
+
+Test(supervise, job_that_succeeds_without_this_node_is_no_failure)
+{
+    fail_and_wait();
+    closed(CDI_CLOSE_DONE, 4);
+    cr_assert_eq(supervise_exit_status(&s), 0);
+    cr_assert_eq(s.first.kind, CDI_END_NONE);
+}
+
 Test(supervise, lost_rendezvous_ends_workers)
 {
     supervise_init(&s, 1, SUPERVISE_GRACE_MS);

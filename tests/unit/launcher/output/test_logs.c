@@ -321,12 +321,14 @@ Test(logs, each_round_has_its_own_directory)
     print(0, 1, "x0\n");
     logs_begin(t.logs, 1);
     print(0, 1, "x1\n");
+    logs_begin(t.logs, 1); /* a node has joined: that is no restart */
+    print(0, 1, "x2\n");
     logs_error_file(t.logs, 0, path);
     finish();
     cr_assert_str_eq(content("attempt_0/0/stdout.log"), "x0\n");
-    cr_assert_str_eq(content("attempt_1/0/stdout.log"), "x1\n");
+    cr_assert_str_eq(content("attempt_1/0/stdout.log"), "x1\nx2\n");
     cr_assert_str_eq(content("attempt_0/filtered_stdout.log"), "[100] x0\n");
-    cr_assert_str_eq(content("attempt_1/filtered_stdout.log"), "[100] x1\n");
+    cr_assert_str_eq(content("attempt_1/filtered_stdout.log"), "[100] x1\n[100] x2\n");
     cr_assert_str_eq(strstr(path, "/attempt_1/"), "/attempt_1/0/error.json");
 }
 

@@ -722,17 +722,18 @@ Test(round, returning_node_gets_missed_messages)
 /* --------------------------------------------------------------------------------------------------- elastic ---- */
 
 /* A job of min to max nodes a, b, c, ... (n of them joined, as peers 0, 1, ...), whose first round runs. */
-static struct round *elastic(uint32_t min, uint32_t max, uint32_t spares, uint32_t n)
+static struct round *restarting(uint32_t restarts, uint32_t min, uint32_t max, uint32_t spares, uint32_t n)
 {
     struct round *r = NULL;
     const struct round_options opt = {.run_id = "job",
                                       .min_nodes = min,
                                       .max_nodes = max,
                                       .spares = spares,
+                                      .max_restarts = restarts,
                                       .join_timeout_ms = 60000,
                                       .last_call_ms = 5000};
 
-    job_restarts = 0;
+    job_restarts = restarts;
     cr_assert_eq(round_create(&r, &opt, 0, NULL), CDDP_OK);
     for (uint32_t i = 0; i < n; i++) {
         struct cdi_msg_join j = join_of((const char *[]){"a", "b", "c", "d", "e"}[i], -1, 2, min, max);
@@ -744,6 +745,11 @@ static struct round *elastic(uint32_t min, uint32_t max, uint32_t spares, uint32
         step(r, (struct round_event){.kind = ROUND_EV_TICK}, 5000);
     cr_assert_eq(round_state(r), ROUND_RUNNING);
     return r;
+}
+
+static struct round *elastic(uint32_t min, uint32_t max, uint32_t spares, uint32_t n)
+{
+    return restarting(0, min, max, spares, n);
 }
 
 static void lost(struct round *r, uint32_t peer, int64_t now)
@@ -878,6 +884,37 @@ Test(round, nodes_may_leave_elastic_job_down_to_min)
     r = elastic(1, 3, 0, 3);
     step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 0, .text = "SIGTERM", .final = true}, 0);
     cr_assert(!round_restarts(r), "the server ends with the node");
+    round_destroy(r);
+}
+
+Test(round, worker_that_a_batch_system_ends_has_not_failed)
+{
+    for (int left = 2; left >= 1; left--) {
+        struct round *r = elastic(2, 3, 0, (uint32_t)left + 1);
+
+        end_at(r, 1, 5000, CDI_END_SIGNAL, SIGTERM);
+        cr_assert(!round_restarts(r), "it was reported before its node got the signal");
+        step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, NOW_MS);
+        cr_assert_eq(round_restarts(r), left == 2);
+        cr_assert(!round_counts(r));
+        cr_assert_str_eq(round_why(r), "node 1 (b) left: SIGTERM");
+        for (uint32_t i = 0; i <= (uint32_t)left; i++)
+            stopped(r, i, 0);
+        cr_assert_eq(round_state(r), left == 2 ? ROUND_RUNNING : ROUND_CLOSED);
+        cr_assert(left == 2 || round_close_status(r) == CDI_CLOSE_LEFT);
+        round_destroy(r);
+    }
+}
+
+Test(round, job_does_not_wait_for_a_node_that_leaves_after_a_failure)
+{
+    struct round *r = restarting(1, 2, 3, 0, 2);
+
+    fail(r, 1, 0, "it failed");
+    step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, 0);
+    stopped(r, 1, 0);
+    stopped(r, 0, 0);
+    cr_assert(round_state(r) == ROUND_CLOSED && round_close_status(r) == CDI_CLOSE_LEFT, "too few remain");
     round_destroy(r);
 }
 
