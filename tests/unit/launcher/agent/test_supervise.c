@@ -495,7 +495,7 @@ Test(supervise, signal_between_two_rounds_is_the_reason)
     cr_assert_eq(supervise_exit_status(&s), 130);
 }
 
-Test(supervise, job_that_succeeds_without_this_node_is_no_failure)
+Test(supervise, job_that_succeeds_without_this_node_has_not_failed)
 {
     fail_and_wait();
     closed(CDI_CLOSE_DONE, 4);

@@ -321,7 +321,7 @@ Test(logs, each_round_has_its_own_directory)
     print(0, 1, "x0\n");
     logs_begin(t.logs, 1);
     print(0, 1, "x1\n");
-    logs_begin(t.logs, 1); /* a node has joined: that is no restart */
+    logs_begin(t.logs, 1); /* a node has joined: the count stays */
     print(0, 1, "x2\n");
     logs_error_file(t.logs, 0, path);
     finish();
