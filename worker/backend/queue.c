@@ -47,7 +47,8 @@ struct cdi_queue {
     int64_t grace_since_ns; /* when it was enqueued, unless its joiner runs it; otherwise 0 */
     bool joined_late;       /* it was joined after its grace: the next one probably will be, too */
 
-    uint64_t given; /* the last ticket */
+    uint64_t given;  /* the last ticket */
+    uint64_t needed; /* the last one of an operation that is not spare */
     bool failed;
     struct cdi_error error;
 
@@ -381,6 +382,7 @@ static int64_t queue_number(struct cdi_queue *q, struct cdi_work *w, bool start)
                                  .enqueued_ns = w->op.enqueued_ns};
 
     w->ticket = ++q->given;
+    q->needed = w->op.spare ? q->needed : w->ticket;
     w->flight_seq = cdi_flight_add(q->flight, &e, start);
     return e.enqueued_ns;
 }
@@ -436,12 +438,12 @@ cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, 
     return st;
 }
 
-uint64_t cdi_queue_last(struct cdi_queue *q)
+uint64_t cdi_queue_needed(struct cdi_queue *q)
 {
     uint64_t last;
 
     (void)pthread_mutex_lock(&q->lock);
-    last = q->given;
+    last = q->needed;
     (void)pthread_mutex_unlock(&q->lock);
     return last;
 }

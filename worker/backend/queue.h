@@ -71,8 +71,11 @@ void cdi_queue_destroy(struct cdi_queue *q);
  */
 cddp_status cdi_queue_enqueue(struct cdi_queue *q, const struct cdi_work *work, uint64_t *ticket,
                               struct cdi_error *err);
-/* Returns the last ticket; 0: none yet. Any thread. */
-uint64_t cdi_queue_last(struct cdi_queue *q);
+/*
+ * Returns the last ticket of an operation that is not spare; 0: none yet. A rank that waits for it does not wait for
+ * ranks that leave out a spare one. Any thread.
+ */
+uint64_t cdi_queue_needed(struct cdi_queue *q);
 /*
  * Waits until the operation of `ticket` and all before it are done; runs them if no other thread does. After an error
  * it returns once nothing runs. Any thread. CDDP_OK, the sticky error, CDDP_E_INVALID (no such ticket).

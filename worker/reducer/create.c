@@ -143,9 +143,9 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
         status = cdi_unused_init(d, err);
     if (status == CDDP_OK)
         status = cdi_norm_init(d, err);
-    if (status == CDDP_OK && unit != NULL)
-        return make_shares(d, err);
-    return status == CDDP_OK ? cdi_replicate_init(d, opt->buffers, err) : status;
+    if (status == CDDP_OK)
+        status = unit != NULL ? make_shares(d, err) : cdi_replicate_init(d, opt->buffers, err);
+    return status == CDDP_OK ? cdi_uneven_init(d, err) : status;
 }
 
 /* Frees everything but what the ranks exchange between two steps. */
@@ -250,8 +250,6 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     if (status == CDDP_OK)
         status = cdi_compress_init(d, err);
     if (status == CDDP_OK)
-        status = cdi_uneven_init(d, err);
-    if (status == CDDP_OK)
         status = cdi_metrics_start(d, err);
     if (status != CDDP_OK && given.opt.name != NULL)
         (void)cdi_error_wrap(err, "model '%.64s'", given.opt.name);
@@ -299,6 +297,7 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     bool in_flight, in_step, broken, waits;
     struct cdi_error err;
     cddp_comm *comm;
+    uint64_t last;
 
     if (ddp == NULL || cdi_comm_is_others("cddp_ddp_destroy", ddp->comm))
         return;
@@ -311,9 +310,10 @@ void cddp_ddp_destroy(cddp_ddp *ddp)
     broken = in_flight && ddp->ops->health(ddp->b, &err) != CDDP_OK;
     /* Operations in flight may access the caller's own memory, which the caller may free after this. */
     waits = ddp->ops->on_device || ddp->in_place.any;
-    if (in_flight && (broken || waits))
-        (void)cdi_ddp_join_ticket(ddp, ddp->enqueued);
-    in_flight = in_flight && !broken && !waits;
+    last = ddp->enqueued - (!ddp->ops->on_device && ddp->enqueued == ddp->spare_ticket && !broken);
+    if (in_flight && (broken || waits) && ddp->joined < last)
+        (void)cdi_ddp_join_ticket(ddp, last);
+    in_flight = in_flight && !broken && (!waits || last < ddp->enqueued);
     in_step = ddp->begun;
     cdi_nvtx_end(ddp->nvtx_range);
     (void)pthread_mutex_unlock(&ddp->lock);

@@ -204,7 +204,7 @@ static cddp_status plan_broadcast(cddp_ddp *d, int32_t *what, size_t n, uint64_t
     cddp_status status = d->ops->enqueue(d->b, &op, ticket, err);
 
     if (status == CDDP_OK)
-        d->enqueued = *ticket;
+        d->enqueued = d->spare_ticket = *ticket;
     return status;
 }
 

@@ -67,7 +67,8 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
             (void)cdi_fail_since(&told, &why, "rank %d gave up: %.480s", b->comm.rank, why.msg);
         if (told.blamed == 0)
             told.blamed = cdi_rank_of_job(&b->world, b->comm.rank) + 1;
-        cdi_shm_abort(b->comm.shm, &told);
+        if (b->comm.shm != NULL) /* a world of one rank has none */
+            cdi_shm_abort(b->comm.shm, &told);
     }
     if (b->comm.tcp != NULL)
         cdi_tcp_pass_abort(b->comm.tcp);
@@ -463,7 +464,7 @@ static cddp_status cpu_wait_stream(struct cdi_backend *b, void *stream, bool tim
 static cddp_status cpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     (void)stream;
-    return cdi_queue_join(b->queue, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
+    return cdi_queue_join(b->queue, ticket != 0 ? ticket : cdi_queue_needed(b->queue), err);
 }
 
 static cddp_status cpu_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)

@@ -595,7 +595,7 @@ static cddp_status mpi_wait_stream(struct cdi_backend *b, void *stream, bool tim
 static cddp_status mpi_stream_wait(struct cdi_backend *b, uint64_t ticket, void *stream, struct cdi_error *err)
 {
     (void)stream;
-    return mpi_join(b, ticket != 0 ? ticket : cdi_queue_last(b->queue), err);
+    return mpi_join(b, ticket != 0 ? ticket : cdi_queue_needed(b->queue), err);
 }
 
 static cddp_status mpi_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)

@@ -263,6 +263,7 @@ struct cddp_ddp {
     int32_t *order;
     size_t n_ordered;
     uint64_t order_ticket;
+    uint64_t spare_ticket; /* of the newest broadcast for later steps, which no rank has to run; 0: none */
 };
 
 /*

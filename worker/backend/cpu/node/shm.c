@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 10u
+#define SHM_VERSION 11u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 #define PAGE ((size_t)4096)
 #define GRAIN ((size_t)1 << 20) /* of one call that allocates */
@@ -337,6 +338,22 @@ static void detach(struct cdi_shm *s)
     (void)pthread_mutex_unlock(&attached_lock);
 }
 
+/* Returns a number that another process does not have, unless it is this one's child. */
+static uint64_t this_process(void)
+{
+    static _Atomic uint64_t number;
+    uint64_t drawn, none = 0;
+
+    if (atomic_load(&number) == 0 && getrandom(&drawn, sizeof drawn, GRND_NONBLOCK) == (ssize_t)sizeof drawn)
+        (void)atomic_compare_exchange_strong(&number, &none, drawn | 1);
+    return atomic_load(&number);
+}
+
+static bool is_this_process(const struct cdi_shm_rank *r)
+{
+    return atomic_load(&r->pid) == getpid() && atomic_load(&r->process) == this_process();
+}
+
 static void take_over(struct cdi_shm *s, void *segment)
 {
     uint8_t *base = segment;
@@ -348,6 +365,7 @@ static void take_over(struct cdi_shm *s, void *segment)
     s->slots = s->mails + mails_bytes(s->size);
     s->stages = s->staged ? s->slots + slots_bytes(s->size) : NULL;
     atomic_store(&s->ranks[s->rank].pid, (int32_t)getpid());
+    atomic_store(&s->ranks[s->rank].process, this_process());
     (void)cdi_shm_tell_cpu(s);
     atomic_store(&s->ranks[s->rank].autogroup, cdi_cpus_autogroup(""));
     cdi_cpus_affinity(cpus, CDI_SHM_CPU_WORDS);
@@ -418,7 +436,7 @@ bool cdi_shm_has_died(const struct cdi_shm *s, int rank)
     struct flock theirs = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
     const struct cdi_shm_rank *r = &s->ranks[rank];
 
-    return rank != s->rank && s->life >= 0 && atomic_load(&r->holds) != 0 && atomic_load(&r->pid) != getpid() &&
+    return rank != s->rank && s->life >= 0 && atomic_load(&r->holds) != 0 && !is_this_process(r) &&
            fcntl(s->life, F_GETLK, &theirs) == 0 && theirs.l_type == F_UNLCK && !cdi_shm_left(s, rank);
 }
 

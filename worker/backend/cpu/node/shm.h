@@ -64,8 +64,9 @@ struct cdi_shm_rank {
     struct cdi_counter post[2];         /* the last even and the last odd step whose input is visible */
     _Alignas(64) _Atomic uint32_t left; /* has sent a goodbye */
     _Atomic int32_t pid;
-    _Atomic uint32_t holds; /* it has locked its byte of the segment; the kernel releases the lock when it dies */
-    _Atomic uint32_t cpu;   /* its last processor, as it has noted itself */
+    _Atomic uint64_t process; /* random, since containers of one pod may have equal pids */
+    _Atomic uint32_t holds;   /* it has locked its byte of the segment; the kernel releases the lock when it dies */
+    _Atomic uint32_t cpu;     /* its last processor, as it has noted itself */
     _Atomic uint64_t autogroup;
     _Atomic uint64_t cpus[CDI_SHM_CPU_WORDS]; /* processors on which it may run */
     _Atomic uint32_t moved; /* changes while this rank moves data over the network for which others wait */

@@ -379,6 +379,37 @@ Test(cpu, does_not_wait_for_dead_member)
     cr_assert_eq(ranks_fork(3, 60, makes_a_part, NULL, NULL), 0);
 }
 
+/* Rank 0 waits for all of its own, such as before a copy; the other one takes part in the spare operation later. */
+static int waits_without_spare(struct rank *r)
+{
+    int32_t value = 5 + r->rank;
+    const struct cdi_coll op = {.kind = CDI_BROADCAST,
+                                .in = &value,
+                                .out = &value,
+                                .count = 1,
+                                .dtype = CDDP_INT32,
+                                .bucket = -1,
+                                .spare = true,
+                                .lazy = true};
+    uint64_t ticket;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1)
+        while (atomic_load(&r->board->flag[0]) == 0)
+            (void)usleep(1000);
+    RANK_CHECK(cdi_cpu_backend.enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->rank == 1 || cdi_cpu_backend.stream_wait(r->b, 0, NULL, &r->err) == CDDP_OK);
+    atomic_store(&r->board->flag[0], 1);
+    RANK_CHECK(cdi_cpu_backend.join(r->b, ticket, &r->err) == CDDP_OK && value == 5);
+    rank_close(r);
+    return 0;
+}
+
+Test(cpu, spare_operation_keeps_nobody_waiting)
+{
+    cr_assert_eq(ranks_fork(2, 60, waits_without_spare, NULL, NULL), 0);
+}
+
 static const int part_of_job[] = {7, 8, 9};
 
 /* Makes a part; fn tells of rank 2's death. */

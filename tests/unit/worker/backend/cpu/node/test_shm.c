@@ -262,3 +262,23 @@ Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
     cdi_shm_destroy(s);
     (void)close(fd);
 }
+
+Test(shm, death_is_seen_in_a_container_with_equal_pids)
+{
+    struct cdi_shm *s;
+    void *mem;
+    int fd;
+
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, &fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, false, NULL, NULL), CDDP_OK);
+    cdi_shm_format(s, mem);
+    cdi_shm_hold(s, fd);
+    atomic_store(&s->ranks[1].holds, 1); /* nobody has its lock */
+    atomic_store(&s->ranks[1].pid, getpid());
+    atomic_store(&s->ranks[1].process, atomic_load(&s->ranks[0].process));
+    cr_assert_not(cdi_shm_has_died(s, 1), "a thread of this process");
+    atomic_store(&s->ranks[1].process, atomic_load(&s->ranks[0].process) + 1);
+    cr_assert(cdi_shm_has_died(s, 1));
+    cdi_shm_destroy(s);
+}
