@@ -379,7 +379,7 @@ Test(cpu, does_not_wait_for_dead_member)
     cr_assert_eq(ranks_fork(3, 60, makes_a_part, NULL, NULL), 0);
 }
 
-/* Rank 0 waits for all of its own, such as before a copy; the other one takes part in the spare operation later. */
+/* Rank 0 waits for all that it needs, such as before a copy; the other one takes part in the spare operation later. */
 static int waits_without_spare(struct rank *r)
 {
     int32_t value = 5 + r->rank;
