@@ -51,6 +51,16 @@ bool si_comm_is_alive(const struct ncclComm *comm)
     return alive;
 }
 
+unsigned si_windows_locked(void)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < COMMS; i++)
+        for (const struct si_window *w = comms[i] != NULL ? comms[i]->windows : NULL; w != NULL; w = w->next)
+            n++;
+    return n;
+}
+
 ncclResult_t si_comm_state(const struct ncclComm *comm)
 {
     int32_t state = __atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);

@@ -26,7 +26,7 @@
  *                                windows, means (version.h). Default: that of nccl.h
  *   CDDP_STANDIN_PROGRESS=P      how many percent of the launches that NCCL leaves to a thread are "in progress" when
  *                                the call returns, 25 if unset
- *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node
+ *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node; lost: calls for a window succeed, and give none
  *   CDDP_STANDIN_INSTANCES=N     this number of consecutive devices share a PCI address, as MIG instances do
  *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
  *   CDDP_STANDIN_SKIP_CAPTURED_WAIT=K  the same for waits that become part of a graph
@@ -156,7 +156,7 @@ STANDIN_API struct CUctx_st *standin_second_context(int device);
 
 /* Returns what exists now. */
 struct standin_live {
-    unsigned device_memory, pinned_memory, streams, events, libraries, communicators;
+    unsigned device_memory, pinned_memory, streams, events, libraries, communicators, windows;
 };
 STANDIN_API void standin_live(struct standin_live *out);
 
