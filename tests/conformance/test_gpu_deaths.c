@@ -291,8 +291,9 @@ static int dies_with_a_graph(struct rank *r)
     if (p == NULL) {
         RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS);
         arrive(r);
-        while ((st = r->ops->peek(r->b, &r->err)) == CDDP_OK)
+        while (r->ops->peek(r->b, &r->err) == CDDP_OK)
             rank_nap();
+        st = r->ops->health(r->b, &r->err); /* which waits for no abort that the graph holds */
     } else {
         arrive(r);
         r->n_done = 1;
@@ -301,12 +302,35 @@ static int dies_with_a_graph(struct rank *r)
     }
     if (is_named(r, st) != 0)
         return 1;
-    if (p == NULL)
+    if (p == NULL) {
         (void)cuGraphExecDestroy(exec);
-    else
-        rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
+        (void)cuGraphDestroy(graph);
+        rank_return(r, NULL, there, 0);
+        return leaves_nothing(r); /* callers wait again: no graph holds the abort any more */
+    }
+    rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
     (void)cuGraphDestroy(graph);
     rank_close(r);
+    _exit(0);
+}
+
+/* Nobody dies: what the program's graph uses stays when the ranks have left. */
+static int leaves_with_a_graph(struct rank *r)
+{
+    struct standin_live before, after;
+    CUgraph graph;
+    CUstream s;
+    void *there;
+
+    if (open_for_capture(r, &s, &there) != 0)
+        return 1;
+    RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
+    standin_live(&before);
+    rank_close(r);
+    standin_live(&after);
+    RANK_CHECK(after.communicators == 1 && after.device_memory == before.device_memory &&
+               after.pinned_memory == before.pinned_memory);
+    (void)cuGraphDestroy(graph);
     _exit(0);
 }
 
@@ -360,6 +384,21 @@ static int stays_away_from_a_first_launch(struct rank *r)
     st = rank_do(r, &op);
     arrive(r);
     RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "rank 1 did not arrive") != NULL);
+    return leaves_nothing(r);
+}
+
+/*
+ * Nobody dies: a part's ranks are found to share a GPU, which those of the whole seemed not to. NCCL returns the part
+ * with the error.
+ */
+static int splits_on_one_gpu(struct rank *r)
+{
+    (void)setenv("CDDP_SHARE_GPU", "1", 1);
+    (void)setenv("NCCL_HOSTID", r->rank == 0 ? "a" : "b", 1);
+    r->world.device_rank = 0;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    (void)setenv("NCCL_HOSTID", "a", 1);
+    RANK_CHECK(do_split(r) == CDDP_E_SYSTEM && strstr(r->err.msg, "splitting the communicator") != NULL);
     return leaves_nothing(r);
 }
 
@@ -427,6 +466,8 @@ int main(int argc, char **argv)
         {"a rank stays away from a first launch", stays_away_from_a_first_launch, -1, NULL},
         {"a death in a split", waits, 1, PHASE(do_split, "ncclCommSplit:1:6", true)},
         {"a death in a window", waits, 1, PHASE(do_window, "ncclCommWindowRegister:1:6", true)},
+        {"a leave beside a graph", leaves_with_a_graph, -1, NULL},
+        {"a split that fails", splits_on_one_gpu, -1, NULL},
         {"a death before the leave", dies_before_the_leave, 1, NULL},
     };
 
