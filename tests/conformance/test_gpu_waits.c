@@ -566,6 +566,27 @@ static int have_another_nccl(struct rank *r)
     return 0;
 }
 
+/* Rank 0 is in no part, and has no communicator of it. */
+static int configure_communicators(struct rank *r)
+{
+    const struct cdi_split how = {.color = r->rank - 1, .n = 1};
+    bool reads_all = nccl_version() >= 22700;
+    struct cdi_backend *part = NULL;
+    struct standin_config config;
+    struct standin_live live;
+
+    (void)setenv("CDDP_NCCL_MAX_CTAS", "3", 1);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, &how, &part, &r->err) == CDDP_OK && (part == NULL) == (r->rank == 0));
+    standin_live(&live);
+    RANK_CHECK(live.communicators == 1 + (unsigned)r->rank);
+    standin_config(&config);
+    RANK_CHECK(strcmp(config.name, !reads_all ? "" : r->rank == 0 ? "nccl" : "nccl/0.0") == 0, "%s", config.name);
+    RANK_CHECK(config.max_ctas == 3 && config.cta_policy == (reads_all ? NCCL_CTA_POLICY_EFFICIENCY : 0));
+    r->ops->destroy(part);
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ rest --
  */
 
@@ -701,6 +722,7 @@ int main(int argc, char **argv)
         {"success without a window is none", have_the_same_kind_of_region, -1,
          SETTING("CDDP_STANDIN_WINDOWS", "0", true)},
         {"ranks with different versions of NCCL do not join", have_another_nccl, -1, NULL},
+        {"communicators are configured, on the ranks of a part alone", configure_communicators, -1, NULL},
         {"pending collectives are abandoned", leave_in_the_middle, -1, NULL},
         {"operations without an event are waited for", wait_without_a_mark, -1, NULL},
         {"time in which the process was stopped is not counted", be_suspended, -1, NULL},

@@ -154,6 +154,13 @@ STANDIN_API void standin_graph_joins(struct CUstream_st *s);
 /* Creates a context that is not the primary one, like cuCtxCreate; it is never destroyed. After cuInit. */
 STANDIN_API struct CUctx_st *standin_second_context(int device);
 
+/* Returns the members of the newest communicator's configuration that this version of NCCL reads; others are 0, "". */
+struct standin_config {
+    char name[64];
+    int max_ctas, cta_policy;
+};
+STANDIN_API void standin_config(struct standin_config *out);
+
 /* Returns what exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators, windows;
