@@ -210,28 +210,6 @@ static int joins(struct rank *r)
 
 /* ----------------------------------------------------------------------------------------------------- with graphs */
 
-/* Captures one all-reduce. */
-static cddp_status capture(struct rank *r, CUstream s, void *there, CUgraph *graph)
-{
-    struct cdi_coll op = all_reduce(there);
-    cddp_status st;
-    uint64_t id = 0, ticket;
-
-    op.known = true;
-    RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    st = r->ops->capture_of(r->b, s, &id, &r->err);
-    if (st == CDDP_OK)
-        st = r->ops->capture_enter(r->b, s, id, &r->err);
-    if (st != CDDP_OK)
-        return st;
-    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
-    if (st == CDDP_OK)
-        st = r->ops->stream_wait(r->b, 0, s, &r->err);
-    r->ops->capture_leave(r->b);
-    (void)cuStreamEndCapture(s, graph);
-    return st;
-}
-
 /* A communicator, the memory of an all-reduce, and a stream. */
 static int open_for_capture(struct rank *r, CUstream *s, void **there)
 {
@@ -257,7 +235,7 @@ static int capture_fails(struct rank *r)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     configure("CDDP_STANDIN_FAIL", "ncclAllReduce:1:6");
     arrive(r);
-    st = capture(r, s, there, &graph);
+    st = capture(r, s, there, true, &graph);
     if (is_named(r, st) != 0)
         return 1;
     if (graph != NULL)
@@ -283,7 +261,7 @@ static int dies_with_a_graph(struct rank *r)
 
     if (open_for_capture(r, &s, &there) != 0)
         return 1;
-    RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
+    RANK_CHECK(capture(r, s, there, true, &graph) == CDDP_OK);
     if (p == NULL)
         RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
     if (r->rank == 1)
@@ -324,7 +302,7 @@ static int leaves_with_a_graph(struct rank *r)
 
     if (open_for_capture(r, &s, &there) != 0)
         return 1;
-    RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
+    RANK_CHECK(capture(r, s, there, true, &graph) == CDDP_OK);
     standin_live(&before);
     rank_close(r);
     standin_live(&after);
