@@ -3,6 +3,7 @@
  * A rank dies in each phase of the GPU backend's life, on the stand-in: while it joins, splits, makes a window,
  * connects at the first launch, works, captures, or leaves. Its peer names it within a second of the death, although
  * NCCL has noticed first, or waits in a call; and where NCCL can end that call, nothing of the communicator remains.
+ * Nothing remains where nobody dies, either.
  *
  * The rank that dies fails in a call of NCCL (CDDP_STANDIN_FAIL), or stays away from it. That of the survivor then
  * fails as NCCL's does when the peer's socket is closed, LATER_MS before the death, or waits.
@@ -57,14 +58,10 @@ static int stay_until_death(void)
     return 1;
 }
 
-/*
- * Leaves. A call that waits can be ended if NCCL can revoke the communicator; a communicator that does not block is
- * aborted anyway. On a slow host the death may be known before the call: then nothing is left either.
- */
-static int leaves_nothing(struct rank *r)
+/* Leaves. So many communicators may stay, and memory with one of them alone. */
+static int leaves_at_most(struct rank *r, unsigned most)
 {
     struct standin_live live;
-    unsigned most = blocks() && nccl_version() < REVOKE;
 
     r->ops->destroy(r->b);
     r->b = NULL;
@@ -77,6 +74,15 @@ static int leaves_nothing(struct rank *r)
     RANK_CHECK(live.communicators <= most && (live.device_memory != 0) == (live.communicators != 0),
                "%u communicators and %u pieces of memory are left", live.communicators, live.device_memory);
     _exit(0);
+}
+
+/*
+ * Leaves. A call that waits can be ended if NCCL can revoke the communicator; a communicator that does not block is
+ * aborted anyway. On a slow host the death may be known before the call: then nothing is left either.
+ */
+static int leaves_nothing(struct rank *r)
+{
+    return leaves_at_most(r, blocks() && nccl_version() < REVOKE);
 }
 
 /* ---------------------------------------------------------------------- calls in which NCCL fails, or which wait ----
@@ -284,7 +290,7 @@ static int dies_with_a_graph(struct rank *r)
         (void)cuGraphExecDestroy(exec);
         (void)cuGraphDestroy(graph);
         rank_return(r, NULL, there, 0);
-        return leaves_nothing(r); /* callers wait again: no graph holds the abort any more */
+        return leaves_at_most(r, 0); /* callers wait again: no graph holds the abort any more */
     }
     rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
     (void)cuGraphDestroy(graph);
@@ -377,7 +383,17 @@ static int splits_on_one_gpu(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     (void)setenv("NCCL_HOSTID", "a", 1);
     RANK_CHECK(do_split(r) == CDDP_E_SYSTEM && strstr(r->err.msg, "splitting the communicator") != NULL);
-    return leaves_nothing(r);
+    return leaves_at_most(r, 0);
+}
+
+/* Nobody dies, and nothing is aborted. */
+static int leaves_in_peace(struct rank *r)
+{
+    RANK_CHECK(do_join(r) == CDDP_OK && do_launch(r) == CDDP_OK);
+    configure("CDDP_STANDIN_FAIL", "ncclCommAbort:1+:3");
+    r->ops->leave(r->b);
+    RANK_CHECK(standin_failures() == 0);
+    return leaves_at_most(r, 0);
 }
 
 /* Rank 1 dies before rank 0 leaves, which waits for nobody. */
@@ -444,6 +460,7 @@ int main(int argc, char **argv)
         {"a rank stays away from a first launch", stays_away_from_a_first_launch, -1, NULL},
         {"a death in a split", waits, 1, PHASE(do_split, "ncclCommSplit:1:6", true)},
         {"a death in a window", waits, 1, PHASE(do_window, "ncclCommWindowRegister:1:6", true)},
+        {"a leave", leaves_in_peace, -1, NULL},
         {"a leave beside a graph", leaves_with_a_graph, -1, NULL},
         {"a split that fails", splits_on_one_gpu, -1, NULL},
         {"a death before the leave", dies_before_the_leave, 1, NULL},
