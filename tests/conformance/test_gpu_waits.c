@@ -521,36 +521,37 @@ static int fail_to_register(struct rank *r)
     _exit(0); /* rank 0 waits in a call of NCCL's, and leaves what that may use */
 }
 
-/* A variable of rank 1, or of all; and how many windows each rank has then, if NCCL offers them. */
-struct window_setting {
+/* A variable of rank 1, or of all; and whether each rank has registered its region then, as a window or not. */
+struct region_setting {
     const char *name, *value;
-    bool all;
-    unsigned windows;
+    bool all, registered, no_window;
 };
 
 /* A window stays until the next region is made; other memory goes with its region. */
 static int have_the_same_kind_of_region(struct rank *r)
 {
-    const struct window_setting *t = r->arg;
-    unsigned want = nccl_version() < 22703 ? 0 : t->windows;
+    const struct region_setting *t = r->arg;
+    bool want = t->registered && (t->no_window || nccl_version() >= 22703), stays = want && !t->no_window;
     struct standin_live live, after;
     struct cdi_region *region;
     struct cdi_coll op;
     uint64_t ticket;
 
+    (void)setenv("CDDP_NCCL_WINDOWS", t->no_window ? "0" : "1", 1);
+    (void)setenv("CDDP_NCCL_REGISTER", t->no_window ? "1" : "0", 1);
     if (t->all || r->rank == 1)
         configure(t->name, t->value);
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(r->ops->region_create(r->b, COUNT * sizeof(float), &region, &r->err) == CDDP_OK);
     standin_live(&live);
-    RANK_CHECK(live.windows == want, "%u windows", live.windows);
+    RANK_CHECK(live.registered == want, "%u registered", live.registered);
     op = all_reduce(region->base);
     op.region = region;
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
     RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
     r->ops->region_destroy(r->b, region);
     standin_live(&after);
-    RANK_CHECK(after.windows == want && after.device_memory == live.device_memory - (want == 0));
+    RANK_CHECK(after.registered == stays && after.device_memory == live.device_memory - !stays);
     return 0;
 }
 
@@ -694,7 +695,7 @@ static int show_no_wait(struct rank *r)
 }
 
 #define SETTING(...)               \
-    &(const struct window_setting) \
+    &(const struct region_setting) \
     {                              \
         __VA_ARGS__                \
     }
@@ -714,13 +715,19 @@ int main(int argc, char **argv)
         {"peers get the reason before the abort", tell_before_the_abort, -1, NULL},
         {"a window that fails ends the job with a remedy", fail_to_register, -1, "1"},
         {"a window that fails without blocking ends the job, too", fail_to_register, -1, "0"},
-        {"a region is a window", have_the_same_kind_of_region, -1, SETTING("CDDP_NCCL_WINDOWS", "1", true, 1)},
+        {"a region is a window", have_the_same_kind_of_region, -1, SETTING("CDDP_NCCL_WINDOWS", "1", true, true)},
         {"no rank makes a window that one does not want", have_the_same_kind_of_region, -1,
          SETTING("CDDP_NCCL_WINDOWS", "0")},
         {"no rank keeps a window that one did not get", have_the_same_kind_of_region, -1,
          SETTING("CDDP_STANDIN_WINDOWS", "lost")},
         {"success without a window is none", have_the_same_kind_of_region, -1,
          SETTING("CDDP_STANDIN_WINDOWS", "0", true)},
+        {"a region is registered", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_NCCL_REGISTER", "1", true, true, true)},
+        {"no rank registers what one does not want to", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_NCCL_REGISTER", "0", .no_window = true)},
+        {"no rank stays registered where one cannot be", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_STANDIN_FAIL", "ncclCommRegister:1:1", .no_window = true)},
         {"ranks with different versions of NCCL do not join", have_another_nccl, -1, NULL},
         {"communicators are configured, on the ranks of a part alone", configure_communicators, -1, NULL},
         {"pending collectives are abandoned", leave_in_the_middle, -1, NULL},

@@ -51,13 +51,22 @@ bool si_comm_is_alive(const struct ncclComm *comm)
     return alive;
 }
 
-unsigned si_windows_locked(void)
+static unsigned count_list(const struct si_window *w)
+{
+    unsigned n = 0;
+
+    for (; w != NULL; w = w->next)
+        n++;
+    return n;
+}
+
+unsigned si_registered_locked(void)
 {
     unsigned n = 0;
 
     for (size_t i = 0; i < COMMS; i++)
-        for (const struct si_window *w = comms[i] != NULL ? comms[i]->windows : NULL; w != NULL; w = w->next)
-            n++;
+        if (comms[i] != NULL)
+            n += count_list(comms[i]->windows) + count_list(comms[i]->buffers);
     return n;
 }
 

@@ -430,7 +430,7 @@ void standin_live(struct standin_live *out)
                                  .events = si_events_locked(),
                                  .libraries = si_libraries_locked(),
                                  .communicators = si_n_communicators,
-                                 .windows = si_windows_locked()};
+                                 .registered = si_registered_locked()};
     si_count_memory_locked(&out->device_memory, &out->pinned_memory);
     si_unlock();
 }

@@ -163,7 +163,8 @@ STANDIN_API void standin_config(struct standin_config *out);
 
 /* Returns what exists now. */
 struct standin_live {
-    unsigned device_memory, pinned_memory, streams, events, libraries, communicators, windows;
+    unsigned device_memory, pinned_memory, streams, events, libraries, communicators;
+    unsigned registered; /* with NCCL, as windows or not */
 };
 STANDIN_API void standin_live(struct standin_live *out);
 
