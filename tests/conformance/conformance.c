@@ -942,7 +942,7 @@ static int sum_in_part(struct rank *r, struct cdi_backend *part, const int *who,
 static int splits(struct rank *r)
 {
     const struct cdi_split halves = {.color = r->rank % 2, .key = -r->rank},
-                           others = {.color = r->rank == 0 ? -1 : 5, .key = r->rank % 2};
+                           others = {.color = r->rank == 0 ? -2 : 0, .key = r->rank % 2};
     struct cdi_backend *part = NULL, *again = NULL;
     int who[RANKS_MAX], n = 0;
 

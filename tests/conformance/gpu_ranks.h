@@ -60,6 +60,28 @@ static inline struct cdi_coll all_reduce(float *x)
         .kind = CDI_ALL_REDUCE, .in = x, .out = x, .count = COUNT, .dtype = CDDP_FLOAT32, .bucket = -1};
 }
 
+/* Captures one all-reduce, as a bucket (known) or a program has it. */
+static inline cddp_status capture(struct rank *r, CUstream s, void *there, bool known, CUgraph *graph)
+{
+    struct cdi_coll op = all_reduce(there);
+    cddp_status st;
+    uint64_t id = 0, ticket;
+
+    op.known = known;
+    RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+    st = r->ops->capture_of(r->b, s, &id, &r->err);
+    if (st == CDDP_OK)
+        st = r->ops->capture_enter(r->b, s, id, &r->err);
+    if (st != CDDP_OK)
+        return st;
+    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
+    if (st == CDDP_OK)
+        st = r->ops->stream_wait(r->b, 0, s, &r->err);
+    r->ops->capture_leave(r->b);
+    (void)cuStreamEndCapture(s, graph);
+    return st;
+}
+
 /* Ends rank 1, which notes in flag[1] when. */
 static inline _Noreturn void rank_dies(struct rank *r)
 {

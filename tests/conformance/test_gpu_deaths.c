@@ -3,6 +3,7 @@
  * A rank dies in each phase of the GPU backend's life, on the stand-in: while it joins, splits, makes a window,
  * connects at the first launch, works, captures, or leaves. Its peer names it within a second of the death, although
  * NCCL has noticed first, or waits in a call; and where NCCL can end that call, nothing of the communicator remains.
+ * Nothing remains where nobody dies, either.
  *
  * The rank that dies fails in a call of NCCL (CDDP_STANDIN_FAIL), or stays away from it. That of the survivor then
  * fails as NCCL's does when the peer's socket is closed, LATER_MS before the death, or waits.
@@ -57,14 +58,10 @@ static int stay_until_death(void)
     return 1;
 }
 
-/*
- * Leaves. A call that waits can be ended if NCCL can revoke the communicator; a communicator that does not block is
- * aborted anyway. On a slow host the death may be known before the call: then nothing is left either.
- */
-static int leaves_nothing(struct rank *r)
+/* Leaves. So many communicators may stay, and memory with one of them alone. */
+static int leaves_at_most(struct rank *r, unsigned most)
 {
     struct standin_live live;
-    unsigned most = blocks() && nccl_version() < REVOKE;
 
     r->ops->destroy(r->b);
     r->b = NULL;
@@ -77,6 +74,15 @@ static int leaves_nothing(struct rank *r)
     RANK_CHECK(live.communicators <= most && (live.device_memory != 0) == (live.communicators != 0),
                "%u communicators and %u pieces of memory are left", live.communicators, live.device_memory);
     _exit(0);
+}
+
+/*
+ * Leaves. A call that waits can be ended if NCCL can revoke the communicator; a communicator that does not block is
+ * aborted anyway. On a slow host the death may be known before the call: then nothing is left either.
+ */
+static int leaves_nothing(struct rank *r)
+{
+    return leaves_at_most(r, blocks() && nccl_version() < REVOKE);
 }
 
 /* ---------------------------------------------------------------------- calls in which NCCL fails, or which wait ----
@@ -210,28 +216,6 @@ static int joins(struct rank *r)
 
 /* ----------------------------------------------------------------------------------------------------- with graphs */
 
-/* Captures one all-reduce. */
-static cddp_status capture(struct rank *r, CUstream s, void *there, CUgraph *graph)
-{
-    struct cdi_coll op = all_reduce(there);
-    cddp_status st;
-    uint64_t id = 0, ticket;
-
-    op.known = true;
-    RANK_CHECK(cuStreamBeginCapture(s, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-    st = r->ops->capture_of(r->b, s, &id, &r->err);
-    if (st == CDDP_OK)
-        st = r->ops->capture_enter(r->b, s, id, &r->err);
-    if (st != CDDP_OK)
-        return st;
-    st = r->ops->enqueue(r->b, &op, &ticket, &r->err);
-    if (st == CDDP_OK)
-        st = r->ops->stream_wait(r->b, 0, s, &r->err);
-    r->ops->capture_leave(r->b);
-    (void)cuStreamEndCapture(s, graph);
-    return st;
-}
-
 /* A communicator, the memory of an all-reduce, and a stream. */
 static int open_for_capture(struct rank *r, CUstream *s, void **there)
 {
@@ -257,7 +241,7 @@ static int capture_fails(struct rank *r)
         return have_me_die(r) != 0 ? 1 : stay_until_death();
     configure("CDDP_STANDIN_FAIL", "ncclAllReduce:1:6");
     arrive(r);
-    st = capture(r, s, there, &graph);
+    st = capture(r, s, there, true, &graph);
     if (is_named(r, st) != 0)
         return 1;
     if (graph != NULL)
@@ -283,7 +267,7 @@ static int dies_with_a_graph(struct rank *r)
 
     if (open_for_capture(r, &s, &there) != 0)
         return 1;
-    RANK_CHECK(capture(r, s, there, &graph) == CDDP_OK);
+    RANK_CHECK(capture(r, s, there, true, &graph) == CDDP_OK);
     if (p == NULL)
         RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
     if (r->rank == 1)
@@ -291,8 +275,9 @@ static int dies_with_a_graph(struct rank *r)
     if (p == NULL) {
         RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS);
         arrive(r);
-        while ((st = r->ops->peek(r->b, &r->err)) == CDDP_OK)
+        while (r->ops->peek(r->b, &r->err) == CDDP_OK)
             rank_nap();
+        st = r->ops->health(r->b, &r->err); /* which waits for no abort that the graph holds */
     } else {
         arrive(r);
         r->n_done = 1;
@@ -301,12 +286,35 @@ static int dies_with_a_graph(struct rank *r)
     }
     if (is_named(r, st) != 0)
         return 1;
-    if (p == NULL)
+    if (p == NULL) {
         (void)cuGraphExecDestroy(exec);
-    else
-        rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
+        (void)cuGraphDestroy(graph);
+        rank_return(r, NULL, there, 0);
+        return leaves_at_most(r, 0); /* callers wait again: no graph holds the abort any more */
+    }
+    rank_sleep(LATER_MS); /* callers do not wait for the abort, which would be a fault of the stand-in's */
     (void)cuGraphDestroy(graph);
     rank_close(r);
+    _exit(0);
+}
+
+/* Nobody dies: what the program's graph uses stays when the ranks have left. */
+static int leaves_with_a_graph(struct rank *r)
+{
+    struct standin_live before, after;
+    CUgraph graph;
+    CUstream s;
+    void *there;
+
+    if (open_for_capture(r, &s, &there) != 0)
+        return 1;
+    RANK_CHECK(capture(r, s, there, true, &graph) == CDDP_OK);
+    standin_live(&before);
+    rank_close(r);
+    standin_live(&after);
+    RANK_CHECK(after.communicators == 1 && after.device_memory == before.device_memory &&
+               after.pinned_memory == before.pinned_memory);
+    (void)cuGraphDestroy(graph);
     _exit(0);
 }
 
@@ -361,6 +369,31 @@ static int stays_away_from_a_first_launch(struct rank *r)
     arrive(r);
     RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, "rank 1 did not arrive") != NULL);
     return leaves_nothing(r);
+}
+
+/*
+ * Nobody dies: a part's ranks are found to share a GPU, which those of the whole seemed not to. NCCL returns the part
+ * with the error.
+ */
+static int splits_on_one_gpu(struct rank *r)
+{
+    (void)setenv("CDDP_SHARE_GPU", "1", 1);
+    (void)setenv("NCCL_HOSTID", r->rank == 0 ? "a" : "b", 1);
+    r->world.device_rank = 0;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    (void)setenv("NCCL_HOSTID", "a", 1);
+    RANK_CHECK(do_split(r) == CDDP_E_SYSTEM && strstr(r->err.msg, "splitting the communicator") != NULL);
+    return leaves_at_most(r, 0);
+}
+
+/* Nobody dies, and nothing is aborted. */
+static int leaves_in_peace(struct rank *r)
+{
+    RANK_CHECK(do_join(r) == CDDP_OK && do_launch(r) == CDDP_OK);
+    configure("CDDP_STANDIN_FAIL", "ncclCommAbort:1+:3");
+    r->ops->leave(r->b);
+    RANK_CHECK(standin_failures() == 0);
+    return leaves_at_most(r, 0);
 }
 
 /* Rank 1 dies before rank 0 leaves, which waits for nobody. */
@@ -427,6 +460,9 @@ int main(int argc, char **argv)
         {"a rank stays away from a first launch", stays_away_from_a_first_launch, -1, NULL},
         {"a death in a split", waits, 1, PHASE(do_split, "ncclCommSplit:1:6", true)},
         {"a death in a window", waits, 1, PHASE(do_window, "ncclCommWindowRegister:1:6", true)},
+        {"a leave", leaves_in_peace, -1, NULL},
+        {"a leave beside a graph", leaves_with_a_graph, -1, NULL},
+        {"a split that fails", splits_on_one_gpu, -1, NULL},
         {"a death before the leave", dies_before_the_leave, 1, NULL},
     };
 

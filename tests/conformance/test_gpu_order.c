@@ -143,6 +143,40 @@ static int take_turns(struct rank *r)
     return compare_orders(r);
 }
 
+/* Rank 0 captures, as a bucket or not (arg), while its operation connects with rank 1, which is late. */
+static int capture_beside_a_launch(struct rank *r)
+{
+    static float x[COUNT];
+    const float zero[KNOWN] = {0};
+    struct part whole;
+    CUgraphExec exec;
+    uint64_t ticket;
+    CUgraph graph;
+    CUstream s;
+    void *there;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_stream(r, &s) != 0)
+        return 1;
+    for (size_t k = 0; k < COUNT; k++)
+        x[k] = 1;
+    there = rank_lend(r, x, sizeof x);
+    whole = (struct part){.b = r->b, .x = rank_lend(r, zero, sizeof zero)};
+    if (r->rank == 1 && await_flag(r, 0, CHILD_S * 1000))
+        rank_sleep(LATE_MS);
+    RANK_CHECK(start(r, &whole, KNOWN, &ticket) == CDDP_OK);
+    set_flag(r, 0);
+    RANK_CHECK(capture(r, s, there, r->arg != NULL, &graph) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS && cuGraphLaunch(exec, s) == CUDA_SUCCESS);
+    RANK_CHECK(cuStreamSynchronize(s) == CUDA_SUCCESS);
+    RANK_CHECK(cuGraphExecDestroy(exec) == CUDA_SUCCESS && cuGraphDestroy(graph) == CUDA_SUCCESS);
+    rank_return(r, x, there, sizeof x);
+    RANK_CHECK(x[0] == 2 && x[COUNT - 1] == 2, "wrong result: %f", (double)x[0]);
+    rank_return(r, NULL, whole.x, 0);
+    return 0;
+}
+
 /* ---------------------------------------------------------------------------------------------- failures meanwhile */
 
 /* Rank 1 dies while the second part waits for the first one's operation, which connects. */
@@ -239,6 +273,8 @@ int main(int argc, char **argv)
     static const struct ranks_test tests[] = {
         {"a known operation does not overtake one that connects", connect_first, -1, NULL},
         {"launches take turns in the same order on both ranks", take_turns, -1, NULL},
+        {"a captured operation does not overtake one that connects", capture_beside_a_launch, -1, NULL},
+        {"a captured bucket does not overtake one that connects", capture_beside_a_launch, -1, "known"},
         {"a death while another communicator connects", die_meanwhile, 1, NULL},
         {"a timeout of one communicator lets the others go on", time_out_meanwhile, -1, NULL},
         {"a death while another communicator fills its stream", die_beside_a_full_stream, 1, NULL},

@@ -500,15 +500,18 @@ static int tell_before_the_abort(struct rank *r)
     _exit(0); /* memory of the abort that does not return stays */
 }
 
-/* Rank 1 cannot register: the communicator is at its end on all, and all hear what does without windows. */
+/* arg: CDDP_NCCL_BLOCKING, which has its own error. Rank 1 cannot register: all communicators end, and say what does
+ * without windows. */
 static int fail_to_register(struct rank *r)
 {
     struct cdi_region *region;
 
     if (nccl_version() < 22703) /* it has no windows */
         return rank_open(r) != CDDP_OK;
+    (void)setenv("CDDP_NCCL_BLOCKING", r->arg, 1);
     if (r->rank == 1)
-        configure("CDDP_STANDIN_FAIL", "ncclCommWindowRegister:1:1");
+        configure("CDDP_STANDIN_FAIL",
+                  strcmp(r->arg, "1") == 0 ? "ncclCommWindowRegister:1:5" : "ncclCommWindowRegister:1:1");
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(r->ops->region_create(r->b, 100000, &region, &r->err) != CDDP_OK);
     RANK_CHECK(strstr(r->err.msg, "registering gradients as a window: NCCL reports") != NULL);
@@ -516,6 +519,73 @@ static int fail_to_register(struct rank *r)
     RANK_CHECK(r->rank != 1 || strstr(r->err.msg, "(\\x1b[31mno text)") != NULL);
     rank_close(r);
     _exit(0); /* rank 0 waits in a call of NCCL's, and leaves what that may use */
+}
+
+/* A variable of rank 1, or of all; and whether each rank has registered its region then, as a window or not. */
+struct region_setting {
+    const char *name, *value;
+    bool all, registered, no_window;
+};
+
+/* A window stays until the next region is made; other memory goes with its region. */
+static int have_the_same_kind_of_region(struct rank *r)
+{
+    const struct region_setting *t = r->arg;
+    bool want = t->registered && (t->no_window || nccl_version() >= 22703), stays = want && !t->no_window;
+    struct standin_live live, after;
+    struct cdi_region *region;
+    struct cdi_coll op;
+    uint64_t ticket;
+
+    (void)setenv("CDDP_NCCL_WINDOWS", t->no_window ? "0" : "1", 1);
+    (void)setenv("CDDP_NCCL_REGISTER", t->no_window ? "1" : "0", 1);
+    if (t->all || r->rank == 1)
+        configure(t->name, t->value);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, COUNT * sizeof(float), &region, &r->err) == CDDP_OK);
+    standin_live(&live);
+    RANK_CHECK(live.registered == want, "%u registered", live.registered);
+    op = all_reduce(region->base);
+    op.region = region;
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    r->ops->region_destroy(r->b, region);
+    standin_live(&after);
+    RANK_CHECK(after.registered == stays && after.device_memory == live.device_memory - !stays);
+    return 0;
+}
+
+/* Rank 1 has another NCCL, which all hear. */
+static int have_another_nccl(struct rank *r)
+{
+    const char *other = nccl_version() == 22809 ? "22907" : "22809";
+
+    if (r->rank == 1)
+        (void)setenv("CDDP_STANDIN_NCCL_VERSION", other, 1);
+    RANK_CHECK(rank_open(r) == CDDP_E_VERSION);
+    RANK_CHECK(strstr(r->err.msg, "rank 1 has NCCL 2.2") != NULL && strstr(r->err.msg, "but rank 0 has 2.") != NULL);
+    return 0;
+}
+
+/* Rank 0 is in no part, and has no communicator of it. */
+static int configure_communicators(struct rank *r)
+{
+    const struct cdi_split how = {.color = r->rank - 1, .n = 1};
+    bool reads_all = nccl_version() >= 22700;
+    struct cdi_backend *part = NULL;
+    struct standin_config config;
+    struct standin_live live;
+
+    (void)setenv("CDDP_NCCL_MAX_CTAS", "3", 1);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->split(r->b, &how, &part, &r->err) == CDDP_OK && (part == NULL) == (r->rank == 0));
+    standin_live(&live);
+    RANK_CHECK(live.communicators == 1 + (unsigned)r->rank);
+    standin_config(&config);
+    RANK_CHECK(strcmp(config.name, !reads_all ? "" : r->rank == 0 ? "nccl" : "nccl/0.0") == 0, "%s", config.name);
+    RANK_CHECK(config.max_ctas == 3 && config.cta_policy == (reads_all ? NCCL_CTA_POLICY_EFFICIENCY : 0));
+    r->ops->destroy(part);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ rest --
@@ -624,9 +694,15 @@ static int show_no_wait(struct rank *r)
     return 0;
 }
 
+#define SETTING(...)               \
+    &(const struct region_setting) \
+    {                              \
+        __VA_ARGS__                \
+    }
+
 int main(int argc, char **argv)
 {
-    static const struct ranks_test tests[] = {
+    const struct ranks_test tests[] = {
         {"a graph is captured while the backend works", stay_out_of_captures, -1, NULL},
         {"a captured stream is rejected without harm", refuse_to_be_captured, -1, NULL},
         {"a death is noticed while a driver call does not return", die_while_it_frees, 1, NULL},
@@ -637,7 +713,23 @@ int main(int argc, char **argv)
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1, NULL},
         {"calls do not go on in another context", lose_the_context, -1, NULL},
         {"peers get the reason before the abort", tell_before_the_abort, -1, NULL},
-        {"a window that fails ends the job with a remedy", fail_to_register, -1, NULL},
+        {"a window that fails ends the job with a remedy", fail_to_register, -1, "1"},
+        {"a window that fails without blocking ends the job, too", fail_to_register, -1, "0"},
+        {"a region is a window", have_the_same_kind_of_region, -1, SETTING("CDDP_NCCL_WINDOWS", "1", true, true)},
+        {"no rank makes a window that one does not want", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_NCCL_WINDOWS", "0")},
+        {"no rank keeps a window that one did not get", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_STANDIN_WINDOWS", "lost")},
+        {"success without a window is none", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_STANDIN_WINDOWS", "0", true)},
+        {"a region is registered", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_NCCL_REGISTER", "1", true, true, true)},
+        {"no rank registers what one does not want to", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_NCCL_REGISTER", "0", .no_window = true)},
+        {"no rank stays registered where one cannot be", have_the_same_kind_of_region, -1,
+         SETTING("CDDP_STANDIN_FAIL", "ncclCommRegister:1:1", .no_window = true)},
+        {"ranks with different versions of NCCL do not join", have_another_nccl, -1, NULL},
+        {"communicators are configured, on the ranks of a part alone", configure_communicators, -1, NULL},
         {"pending collectives are abandoned", leave_in_the_middle, -1, NULL},
         {"operations without an event are waited for", wait_without_a_mark, -1, NULL},
         {"time in which the process was stopped is not counted", be_suspended, -1, NULL},

@@ -51,6 +51,25 @@ bool si_comm_is_alive(const struct ncclComm *comm)
     return alive;
 }
 
+static unsigned count_list(const struct si_window *w)
+{
+    unsigned n = 0;
+
+    for (; w != NULL; w = w->next)
+        n++;
+    return n;
+}
+
+unsigned si_registered_locked(void)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < COMMS; i++)
+        if (comms[i] != NULL)
+            n += count_list(comms[i]->windows) + count_list(comms[i]->buffers);
+    return n;
+}
+
 ncclResult_t si_comm_state(const struct ncclComm *comm)
 {
     int32_t state = __atomic_load_n(&comm->state, __ATOMIC_ACQUIRE);
@@ -167,11 +186,32 @@ static struct ncclComm *comm_create(CUcontext ctx, const ncclConfig_t *config, c
         free(comm);
         return NULL;
     }
-    /* commName exists since 2.27. */
-    if (config != NULL && config->size >= offsetof(ncclConfig_t, commName) + sizeof config->commName &&
-        config->commName != NULL)
+    if (config == NULL)
+        return comm;
+    comm->config.max_ctas = config->maxCTAs;
+    /* A library reads as much of the caller's members as it knows (init.cc, parseCommConfig); these are of 2.27. */
+    if (si_version_code() < 22700 || config->size < offsetof(ncclConfig_t, CTAPolicy) + sizeof config->CTAPolicy)
+        return comm;
+    comm->config.cta_policy = config->CTAPolicy;
+    if (config->commName != NULL) {
         (void)snprintf(comm->name, sizeof comm->name, "%s", config->commName);
+        (void)snprintf(comm->config.name, sizeof comm->config.name, "%s", config->commName);
+    }
     return comm;
+}
+
+void standin_config(struct standin_config *out)
+{
+    const struct ncclComm *newest = NULL;
+
+    *out = (struct standin_config){.name = ""};
+    si_lock();
+    for (size_t i = 0; i < COMMS; i++)
+        if (comms[i] != NULL && (newest == NULL || comms[i]->number > newest->number))
+            newest = comms[i];
+    if (newest != NULL)
+        *out = newest->config;
+    si_unlock();
 }
 
 /* -------------------------------------------------------------------------------------------------------- tasks -- */

@@ -42,6 +42,7 @@ struct ncclComm {
     struct segment seg;
     char name[64];
     uint8_t number; /* of its creation in this process: 1, 2, ... */
+    struct standin_config config;
     bool blocking, finalized, revoked;
     uint32_t abort;
     int32_t state;     /* ncclResult_t, atomic: of the last call or its thread */

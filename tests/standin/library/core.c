@@ -429,7 +429,8 @@ void standin_live(struct standin_live *out)
     *out = (struct standin_live){.streams = si_streams_locked(),
                                  .events = si_events_locked(),
                                  .libraries = si_libraries_locked(),
-                                 .communicators = si_n_communicators};
+                                 .communicators = si_n_communicators,
+                                 .registered = si_registered_locked()};
     si_count_memory_locked(&out->device_memory, &out->pinned_memory);
     si_unlock();
 }

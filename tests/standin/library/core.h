@@ -245,6 +245,7 @@ unsigned si_streams_locked(void); /* how many there are, beside the legacy ones 
 unsigned si_events_locked(void);
 unsigned si_libraries_locked(void);
 extern unsigned si_n_communicators; /* locked */
+unsigned si_registered_locked(void);
 
 /* -------------------------------------------- what touches the program's memory, and is instrumented (touch.c) */
 

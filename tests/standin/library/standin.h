@@ -26,7 +26,7 @@
  *                                windows, means (version.h). Default: that of nccl.h
  *   CDDP_STANDIN_PROGRESS=P      how many percent of the launches that NCCL leaves to a thread are "in progress" when
  *                                the call returns, 25 if unset
- *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node
+ *   CDDP_STANDIN_WINDOWS=0       no symmetric memory on this node; lost: calls for a window succeed, and give none
  *   CDDP_STANDIN_INSTANCES=N     this number of consecutive devices share a PCI address, as MIG instances do
  *   CDDP_STANDIN_SKIP_WAIT=K     plant a bug: ignore the K-th cuStreamWaitEvent of the process (K+: and all later ones)
  *   CDDP_STANDIN_SKIP_CAPTURED_WAIT=K  the same for waits that become part of a graph
@@ -154,9 +154,17 @@ STANDIN_API void standin_graph_joins(struct CUstream_st *s);
 /* Creates a context that is not the primary one, like cuCtxCreate; it is never destroyed. After cuInit. */
 STANDIN_API struct CUctx_st *standin_second_context(int device);
 
+/* Returns the members of the newest communicator's configuration that this version of NCCL reads; others are 0, "". */
+struct standin_config {
+    char name[64];
+    int max_ctas, cta_policy;
+};
+STANDIN_API void standin_config(struct standin_config *out);
+
 /* Returns what exists now. */
 struct standin_live {
     unsigned device_memory, pinned_memory, streams, events, libraries, communicators;
+    unsigned registered; /* with NCCL, as windows or not */
 };
 STANDIN_API void standin_live(struct standin_live *out);
 

@@ -128,12 +128,12 @@ struct window {
     uint64_t place;
 };
 
-/* Returns whether memory can be symmetric here: NCCL_CUMEM_ENABLE, NVLink between all. */
-static bool can_be_symmetric(void)
+/* Compares with the value of CDDP_STANDIN_WINDOWS. */
+static bool windows_are(const char *word)
 {
     const char *offered = cdi_env_str("CDDP_STANDIN_WINDOWS");
 
-    return offered == NULL || strcmp(offered, "0") != 0;
+    return offered != NULL && strcmp(offered, word) == 0;
 }
 
 /*
@@ -236,6 +236,8 @@ static ncclResult_t window_create(struct ncclComm *comm, void *arg)
 
     free(arg);
     rc = window_make(comm, &want, &w);
+    if (rc == ncclSuccess && windows_are("lost") && window_take_out(&comm->windows, w))
+        w = NULL;
     si_comm_dawdle(comm);
     si_touch_store((void **)want.out, w);
     return rc;
@@ -273,7 +275,11 @@ static ncclResult_t window_register(ncclComm_t comm, void *buff, size_t size, nc
 {
     const struct si_version v = si_version();
     ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommWindowRegister", false);
-    struct window want = {.at = buff, .bytes = size, .out = win, .flags = winFlags, .symmetric = can_be_symmetric()};
+    struct window want = {.at = buff,
+                          .bytes = size,
+                          .out = win,
+                          .flags = winFlags,
+                          .symmetric = !windows_are("0")}; /* NCCL_CUMEM_ENABLE, NVLink between all */
     struct window *w;
 
     if (rc == ncclSuccess)

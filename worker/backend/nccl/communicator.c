@@ -221,24 +221,24 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
 
 /* --------------------------------------------------------------------------------------- connecting, splitting ---- */
 
-/* Configures few channels, to leave multiprocessors to the computation. Older libraries know fewer of the members. */
+/*
+ * Configures few channels, to leave multiprocessors to the computation. A library reads only the members that it knows
+ * (init.cc, parseCommConfig): before 2.27 neither the name nor the policy.
+ */
 static ncclConfig_t configure(struct cdi_backend *b, bool blocking)
 {
     ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
     const char *ctas = cdi_host->env(MAX_CTAS_ENV);
+    char *name = b->teardown->name;
 
     c.blocking = blocking;
     if (ctas != NULL && strtol(ctas, NULL, 10) > 0)
         c.maxCTAs = (int)strtol(ctas, NULL, 10);
-    if (cdi_nccl.code >= 22700) {
-        char *name = b->teardown->name;
-
-        (void)snprintf(name, sizeof b->teardown->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
-        if (*name != '\0' && *b->world.name == '\0')
-            name[strlen(name) - 1] = '\0'; /* without the slash */
-        c.commName = name;
-        c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
-    }
+    (void)snprintf(name, sizeof b->teardown->name, "%s", *b->world.name != '\0' ? b->world.name : b->prefix);
+    if (*name != '\0' && *b->world.name == '\0')
+        name[strlen(name) - 1] = '\0'; /* without the slash */
+    c.commName = name;
+    c.CTAPolicy = NCCL_CTA_POLICY_EFFICIENCY;
     return c;
 }
 

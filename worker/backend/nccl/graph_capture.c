@@ -122,8 +122,6 @@ cddp_status cdi_gpu_capture_enter(struct cdi_backend *b, void *stream, uint64_t 
     st = cdi_device_enter(&b->device, err); /* no allocation here or in NCCL ends the capture */
     (void)pthread_mutex_lock(&b->lock);
     if (st == CDDP_OK)
-        st = cdi_issue_flush(b, err); /* NCCL takes the next call */
-    if (st == CDDP_OK)
         st = join_capture(b, stream, id, err);
     (void)pthread_mutex_unlock(&b->lock);
     if (st == CDDP_OK)
@@ -306,8 +304,8 @@ static cddp_status call_nccl(struct cdi_backend *b, const struct cdi_coll *const
     return st == CDDP_OK ? st : cdi_gpu_fail_in(b, name, err);
 }
 
-/* Puts pending operations of other threads on the communication stream. */
-static cddp_status capture_flush_others(struct cdi_backend *b, struct cdi_error *err)
+/* Puts all operations that are not captured on the communication stream, so that NCCL takes the next call. */
+static cddp_status capture_flush_uncaptured(struct cdi_backend *b, struct cdi_error *err)
 {
     cddp_status st;
 
@@ -364,7 +362,7 @@ static cddp_status capture_issue(struct cdi_backend *b, struct cdi_error *err)
 
     if (n == 0)
         return CDDP_OK;
-    st = capture_flush_others(b, err); /* which also uses b->call */
+    st = capture_flush_uncaptured(b, err); /* which also uses b->call */
     for (size_t i = 0; i < n; i++) {
         call->op[i] = c->held[i];
         call->list[i] = &call->op[i];
@@ -458,7 +456,7 @@ cddp_status cdi_capture_enqueue_group(struct cdi_backend *b, const struct cdi_co
         (void)pthread_mutex_lock(&b->lock);
         st = capture_issue(b, err);
         if (st == CDDP_OK)
-            st = capture_flush_others(b, err);
+            st = capture_flush_uncaptured(b, err);
         if (st == CDDP_OK)
             st = capture_add(b, s->ops, s->n, &ops[0], &g, err);
         if (g != NULL) {

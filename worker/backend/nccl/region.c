@@ -88,9 +88,8 @@ static ncclResult_t window_call(void *arg)
 }
 
 /*
- * Registers the window, in a collective call of all ranks. *ok: this rank has a window. A library may return success
- * without one, or report to all ranks that it does not support windows. Any other error is one rank's, and the others
- * wait in the call.
+ * Registers the window, in a collective call of all ranks. *ok: this rank has a window; without symmetric memory NCCL
+ * returns success and none. An error is one rank's, and the others wait in the call.
  */
 static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
 {
@@ -103,16 +102,12 @@ static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_regi
     st = cdi_issue_flush(b, &why);
     if (st == CDDP_OK) {
         cdi_gpu_set_busy(b);
-        b->nccl_error = ncclSuccess;
         b->call.comm = b->comm;
         b->call.region = r;
         res = cdi_nccl_call(b, window_call);
         st = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients as a window", deadline_ms, &why);
         *ok = st == CDDP_OK && r->window != NULL;
-        if ((b->nccl_error == ncclInvalidUsage || b->nccl_error == ncclInvalidArgument) &&
-            cdi_nccl_state(b, b->comm, ncclSuccess) == ncclSuccess)
-            st = CDDP_OK;
-        else if (st == CDDP_E_SYSTEM)
+        if (st == CDDP_E_SYSTEM)
             (void)cdi_error_wrap(&why, "CDDP_NCCL_WINDOWS=0 avoids windows");
     }
     (void)pthread_mutex_unlock(&b->lock);

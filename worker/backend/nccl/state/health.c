@@ -254,6 +254,5 @@ cddp_status cdi_nccl_wait_ready(struct cdi_backend *b, ncclComm_t comm, ncclResu
     }
     if (r == ncclSuccess)
         return CDDP_OK;
-    b->nccl_error = r;
     return cdi_nccl_await_word(b, r, health_listen) ? cdi_gpu_health_now(b, err) : cdi_nccl_fail(b, r, what, err);
 }

@@ -165,7 +165,6 @@ struct cdi_backend {
     struct cdi_call call;                   /* with `lock` */
     struct cdi_launch_shapes shapes;        /* of operations; with `lock` */
     ncclComm_t child;                       /* NCCL writes a subcommunicator to it; with `lock` */
-    ncclResult_t nccl_error;                /* the last one that cdi_nccl_wait_ready got; with `lock` */
     uint32_t n_splits;
     bool old_gpu; /* of some rank of the job: see reduction_support.h */
     struct {
