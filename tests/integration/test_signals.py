@@ -4,6 +4,7 @@
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -237,10 +238,11 @@ def test_rank_0_can_read_the_terminal(cddprun):
 def test_an_interactive_rank_has_the_terminal_and_its_ctrl_c(cddprun):
     launch.only_local('the terminal is on another host')
     master, slave = pty.openpty()
-    worker = ('import os, signal, sys, time\n'
+    worker = ('import os, select, signal, sys, time\n'
               'if os.environ["RANK"] != "1": time.sleep(1000)\n'
               'signal.signal(signal.SIGINT, lambda *a: os.write(1, b"interrupted\\n"))\n'
               'print("terminal" if all(os.isatty(i) for i in range(3)) else "none", os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n'
+              'while not select.select([0], [], [], 0.05)[0]: pass\n'  # a signal just before a read is handled after it
               'print("read", sys.stdin.readline(), flush=True)\n'
               'sys.exit(4)\n')
     with Job(*LEAD_TERMINAL, cddprun, '--nproc_per_node=3', '--interactive=1', 'python3', '-c', worker,
@@ -251,6 +253,7 @@ def test_an_interactive_rank_has_the_terminal_and_its_ctrl_c(cddprun):
         def shows(text):
             nonlocal seen
             while text not in seen:
+                assert select.select([master], [], [], launch.DEADLINE)[0], (text, seen)
                 seen += os.read(master, 1000)
         shows(b'terminal True')
         os.write(master, b'\x03')

@@ -7,6 +7,7 @@ A test file defines functions test_*(cddprun) and ends with launch.main(). meson
 """
 import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import shutil
@@ -251,6 +252,7 @@ def take_signals():
 def main():
     global SLOW, HOSTS
     take_signals()
+    faulthandler.register(signal.SIGTERM, chain=True)  # at the time limit: where it hangs
     args = sys.argv[1:]
     if '--slow' in args:
         SLOW = True
