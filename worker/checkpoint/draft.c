@@ -371,7 +371,8 @@ cddp_status cdi_draft_write_shard(const char *dir, const char *draft, size_t ran
                                   const cddp_checkpoint_item *items, const struct cdi_range *ranges, size_t n_items,
                                   const struct cdi_mover *mover, struct cdi_error *err)
 {
-    const struct cdi_content c = {step, items, ranges, n_items};
+    static const struct cdi_range none; /* a shard of no items is one, too */
+    const struct cdi_content c = {step, items, ranges != NULL ? ranges : &none, n_items};
     char path[PATH_MAX], name[64];
     CDI_AUTOCLOSE int folder = -1, fd = -1;
     cddp_status st;

@@ -254,6 +254,33 @@ Test(checkpoint_comm, samplers_of_different_orders_need_as_many_ranks)
     (void)take_all(3, 1, CDDP_E_MISMATCH, &most);
 }
 
+/* Only rank 0 has bytes in this sharded checkpoint. */
+static int shard_a_sampler(int rank)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt, .flags = CDDP_CHECKPOINT_SHARDED};
+    const cddp_sampler_options data = {.size = sizeof data, .n = SAMPLES, .world_size = 2, .rank = rank};
+    cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "s", .kind = CDDP_ITEM_SAMPLER};
+    cddp_sampler *sampler;
+    const int64_t *rows;
+    cddp_comm *comm;
+
+    CHECK(cddp_sampler_create(&sampler, &data) == CDDP_OK && cddp_init(&comm, NULL) == CDDP_OK);
+    item.data = sampler;
+    CHECK(cddp_sampler_next(sampler, 3, &rows) == 3);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_OK);
+    CHECK(cddp_sampler_next(sampler, SAMPLES, &rows) == SAMPLES / 2 - 3);
+    cddp_sampler_destroy(sampler);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, shard_of_nothing_is_a_shard)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, shard_a_sampler), 0);
+    scratch_remove();
+}
+
 /* -------------------------------------------------------------------------------------- rank 0's, of CDDP_DEBUG ----
  */
 
