@@ -144,7 +144,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
  *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
  * none is whole; the message names the file, and of a sharded one the rank whose file is missing or of another save);
- * CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM; CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of
+ * CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM (a file that a rank cannot read, or that is not on its
+ * node, may be whole: no older one is taken instead); CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of
  * cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in the file, or has
  * another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of another order, or
  * the ranks' samplers stood in different orders and the world has another size; an optimizer's state is of another rule

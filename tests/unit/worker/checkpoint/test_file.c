@@ -6,6 +6,7 @@
 #include "worker/checkpoint/draft.h"
 #include "worker/checkpoint/read.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -261,6 +262,39 @@ Test(checkpoint, file_under_way_of_another_process_stays)
     (void)close(fd); /* it was killed */
     save(3, 2);
     cr_assert_neq(access(tmp, F_OK), 0);
+    scratch_remove();
+}
+
+static int reads_until_error; /* 0: none fails */
+
+/* The library's calls come here. */
+ssize_t pread(int fd, void *data, size_t len, off_t offset)
+{
+    if (reads_until_error > 0 && --reads_until_error == 0)
+        return errno = ESTALE, -1;
+    return syscall(SYS_pread64, fd, data, len, offset);
+}
+
+/* As on a file system over a network: the newest one is whole, though it cannot be read now. */
+Test(checkpoint, failed_read_does_not_pass_over_a_file)
+{
+    cddp_checkpoint_info info = {.size = sizeof info};
+    struct cdi_error err;
+    int at = 0;
+
+    (void)fresh_dir();
+    save(1, 2);
+    save(2, 2);
+    do {
+        cddp_status st;
+
+        reads_until_error = ++at;
+        st = read_newest(items, 3, &info, &err);
+        cr_assert(st == (reads_until_error > 0 ? CDDP_OK : CDDP_E_SYSTEM), "read %d: %s", at, cddp_status_name(st));
+        cr_assert(st == CDDP_OK || err.os_error == ESTALE);
+    } while (reads_until_error == 0);
+    cr_assert(at > 8 && info.step == 2 && info.n_damaged == 0, "%d", at); /* a header, and the items twice */
+    reads_until_error = 0;
     scratch_remove();
 }
 
