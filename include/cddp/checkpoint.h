@@ -100,14 +100,16 @@ typedef struct cddp_checkpoint_info {
 /*
  * Saves the items as the file, or the folder of files, DIR/checkpoint-STEP.cddp, where STEP has 20 digits
  * (checkpoint-00000000000000000007.cddp), so that names sort by step: whole or not at all, even if the machine stops in
- * the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
- * Then it removes older checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run
- * of the job. It replaces and removes only those that rank 0's process has saved itself, or that were there when it
- * loaded. Where dir holds another whole one, the save does nothing: so a run that starts anew does not remove what an
- * earlier run has saved, and a second job that saves there is detected. A collective: every rank calls it, and all get
- * the same result, so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same
- * samplers, optimizers, reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0
- * only, unless the checkpoint is sharded.
+ * the middle (a temporary file, fsync, rename, fsync of the directory). There is one exception: a file system that
+ * cannot exchange two names, such as NFS, has neither for a moment when a save replaces a folder of the same step, and
+ * a kill in it loses this step, but no older one. The directory is made if its parent exists. Then it removes older
+ * checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run of the job. It
+ * replaces and removes only those that rank 0's process has saved itself, or that were there when it loaded. Where dir
+ * holds another whole one, the save does nothing: so a run that starts anew does not remove what an earlier run has
+ * saved, and a second job that saves there is detected. A collective: every rank calls it, and all get the same result,
+ * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same samplers, optimizers,
+ * reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0 only, unless the
+ * checkpoint is sharded.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * The rank that writes them holds a copy until the file is there: of memory that is on its GPU there, if at least twice
