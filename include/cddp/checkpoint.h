@@ -42,7 +42,7 @@ enum {
  * - A sampler's place is each rank's own. Ranks may stand at different places, as with uneven inputs: a world of as
  *   many ranks goes on exactly there. In a world of another size all ranks begin at the first of these places, so that
  *   no sample is lost and some come again; rank 0 logs it (cddp_log). Where all stand at the same place, as usual, a
- *   world of any size goes on there.
+ *   world of any size goes on there. The places are NAME.ranks in the file, so no other item may have this name.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
  *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate

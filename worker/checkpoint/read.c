@@ -310,13 +310,15 @@ static cddp_status fill_away(struct cdi_checkpoint_file *f, size_t part, void *d
     return st;
 }
 
-bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes)
+bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, cddp_item_kind kind, size_t *bytes)
 {
     const struct stored *s = find_item(f, name);
 
-    if (s != NULL && bytes != NULL)
+    if (s == NULL || s->piece[0]->kind != kind)
+        return false;
+    if (bytes != NULL)
         *bytes = s->piece[0]->whole;
-    return s != NULL;
+    return true;
 }
 
 cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,

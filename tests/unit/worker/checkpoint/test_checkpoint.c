@@ -5,6 +5,7 @@
 #include "items.h"
 #include "scratch.h"
 #include "within.h"
+#include "worker/checkpoint/draft.h"
 #include "world.h"
 
 #include <stdint.h>
@@ -278,6 +279,40 @@ Test(checkpoint_comm, shard_of_nothing_is_a_shard)
 {
     scratch_make();
     cr_assert_eq(run_world(2, shard_a_sampler), 0);
+    scratch_remove();
+}
+
+/* "s.ranks" is what a sampler "s" stores if ranks stand at different places. */
+static int use_name_of_sampler(int rank)
+{
+    const cddp_sampler_options data = {.size = sizeof data, .n = SAMPLES, .world_size = 1};
+    cddp_sampler_state state;
+    uint64_t x = 7;
+    cddp_checkpoint_item items[] = {item_of(CDDP_ITEM_SAMPLER, "s", &state), item_memory("s.ranks", &x, sizeof x)};
+    cddp_sampler *sampler;
+    const int64_t *rows;
+    struct cdi_error err;
+    cddp_comm *comm;
+
+    (void)rank;
+    CHECK(cddp_sampler_create(&sampler, &data) == CDDP_OK && cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_sampler_next(sampler, 3, &rows) == 3);
+    cddp_sampler_get_state(sampler, &state);
+    items[0].bytes = sizeof state;
+    CHECK(cdi_checkpoint_write(scratch, 1, items, 2, 2, NULL, &err) == CDDP_OK);
+    x = 0;
+    items[0] = item_of(CDDP_ITEM_SAMPLER, "s", sampler);
+    CHECK(cddp_checkpoint_load(comm, scratch, items, 2, NULL) == CDDP_OK && x == 7);
+    CHECK(cddp_checkpoint_save(comm, scratch, 2, items, 2, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "item 's.ranks' has the name under which the sampler 's'") != NULL);
+    cddp_sampler_destroy(sampler);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, name_of_a_samplers_places_is_refused_in_every_save)
+{
+    scratch_make();
+    cr_assert_eq(run_world(1, use_name_of_sampler), 0);
     scratch_remove();
 }
 
