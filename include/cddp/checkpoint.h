@@ -47,7 +47,8 @@ enum {
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
  *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate
  *   items, tied ones one. Learning rate and
- *   other options are not in it: those of cddp_optim_create count.
+ *   other options are not in it: those of cddp_optim_create count. Parameters of 16 bits that are loaded as memory need
+ *   this item, or are loaded before cddp_optim_create: an optimizer goes on from its own copies of them.
  * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
  *   it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
  *   never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
@@ -55,7 +56,8 @@ enum {
  *   be an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
  * - A sharded model's parameters are items of memory in the file, each with its own name, which follows the item's and
  *   a dot unless the item's name is "". So their names differ, and a program that has whole parameters loads and saves
- *   the same checkpoints with items of these names. Stage and units may differ. No unit is held when one is loaded.
+ *   the same checkpoints with items of these names. Stage and units may differ. No unit is held when one is loaded. If
+ *   its optimizer is not loaded as well, it goes on from the loaded parameters.
  *
  * Optimizers, reducers and sharded models are of the communicator that saves or loads, and between two steps. Rank 0
  * holds all of the states of optimizers and reducers in host memory meanwhile, the others nothing more than their own;
