@@ -42,12 +42,13 @@ enum {
  * - A sampler's place is each rank's own. Ranks may stand at different places, as with uneven inputs: a world of as
  *   many ranks goes on exactly there. In a world of another size all ranks begin at the first of these places, so that
  *   no sample is lost and some come again; rank 0 logs it (cddp_log). Where all stand at the same place, as usual, a
- *   world of any size goes on there.
+ *   world of any size goes on there. The places are NAME.ranks in the file, so no other item may have this name.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
  *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
  *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate
  *   items, tied ones one. Learning rate and
- *   other options are not in it: those of cddp_optim_create count.
+ *   other options are not in it: those of cddp_optim_create count. Parameters of 16 bits that are loaded as memory need
+ *   this item, or are loaded before cddp_optim_create: an optimizer goes on from its own copies of them.
  * - A reducer's state is PowerSGD's: steps, random numbers, each Q, and what each rank has left out. A run that loads
  *   it after cddp_ddp_set_powersgd, with the same options, the same buckets and as many ranks, goes on as one that was
  *   never stopped, bit for bit. With other buckets random numbers may fall to other gradients. With another number of
@@ -55,7 +56,8 @@ enum {
  *   be an item, too, and has no state. Both the checkpoint and the reducer have PowerSGD, or neither.
  * - A sharded model's parameters are items of memory in the file, each with its own name, which follows the item's and
  *   a dot unless the item's name is "". So their names differ, and a program that has whole parameters loads and saves
- *   the same checkpoints with items of these names. Stage and units may differ. No unit is held when one is loaded.
+ *   the same checkpoints with items of these names. Stage and units may differ. No unit is held when one is loaded. If
+ *   its optimizer is not loaded as well, it goes on from the loaded parameters.
  *
  * Optimizers, reducers and sharded models are of the communicator that saves or loads, and between two steps. Rank 0
  * holds all of the states of optimizers and reducers in host memory meanwhile, the others nothing more than their own;
@@ -100,14 +102,16 @@ typedef struct cddp_checkpoint_info {
 /*
  * Saves the items as the file, or the folder of files, DIR/checkpoint-STEP.cddp, where STEP has 20 digits
  * (checkpoint-00000000000000000007.cddp), so that names sort by step: whole or not at all, even if the machine stops in
- * the middle (a temporary file, fsync, rename, fsync of the directory). The directory is made if its parent exists.
- * Then it removes older checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run
- * of the job. It replaces and removes only those that rank 0's process has saved itself, or that were there when it
- * loaded. Where dir holds another whole one, the save does nothing: so a run that starts anew does not remove what an
- * earlier run has saved, and a second job that saves there is detected. A collective: every rank calls it, and all get
- * the same result, so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same
- * samplers, optimizers, reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0
- * only, unless the checkpoint is sharded.
+ * the middle (a temporary file, fsync, rename, fsync of the directory). There is one exception: a file system that
+ * cannot exchange two names, such as NFS, has neither for a moment when a save replaces a folder of the same step, and
+ * a kill in it loses this step, but no older one. The directory is made if its parent exists. Then it removes older
+ * checkpoints beyond `keep`, and those of later steps, which are left over from an abandoned run of the job. It
+ * replaces and removes only those that rank 0's process has saved itself, or that were there when it loaded. Where dir
+ * holds another whole one, the save does nothing: so a run that starts anew does not remove what an earlier run has
+ * saved, and a second job that saves there is detected. A collective: every rank calls it, and all get the same result,
+ * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same samplers, optimizers,
+ * reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0 only, unless the
+ * checkpoint is sharded.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * The rank that writes them holds a copy until the file is there: of memory that is on its GPU there, if at least twice
@@ -144,7 +148,8 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
  *
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
  * none is whole; the message names the file, and of a sharded one the rank whose file is missing or of another save);
- * CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM; CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of
+ * CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM (a file that a rank cannot read, or that is not on its
+ * node, may be whole: no older one is taken instead); CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of
  * cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in the file, or has
  * another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of another order, or
  * the ranks' samplers stood in different orders and the world has another size; an optimizer's state is of another rule

@@ -8,7 +8,8 @@
  * STAGE: 2, 3, or 0: whole parameters. STEPS: up to which step it trains; rank 0 then writes the parameters to OUT. HOW
  * has a letter for each of: b, saves in the background; s, saves sharded also what is whole; e, saves each step, and
  * not only the last; o, from step 0 on; t, prints how long saves take; r, checks what is refused; n, leaves without a
- * wait. SCALE: multiplies the parameters' sizes.
+ * wait; p, goes on a step from what it has saved, and goes back to these parameters, without their optimizer. SCALE:
+ * multiplies the parameters' sizes.
  */
 #include "by_hand.h"
 
@@ -252,6 +253,17 @@ static void check_refusals(const char *dir)
     CHECK(strstr(cddp_last_error(), "the sharded model is in the middle of step") != NULL);
 }
 
+/* Of a sharded model: the optimizer goes on from the loaded parameters, and not from its float32 copies of others. */
+static void go_back(const char *dir)
+{
+    const cddp_checkpoint_item model = item(CDDP_ITEM_FSDP, "", fsdp, 0);
+
+    train_step();
+    CHECK(cddp_checkpoint_load(comm, dir, &model, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_set_lr(optim, 0) == CDDP_OK);
+    train_step();
+}
+
 static double now(void)
 {
     struct timespec t;
@@ -314,6 +326,8 @@ int main(int argc, char **argv)
             save(argv[1], how);
     }
     CHECK(strchr(how, 'n') != NULL || cddp_checkpoint_wait(comm) == CDDP_OK);
+    if (strchr(how, 'p') != NULL)
+        go_back(argv[1]);
     if (argc > 4)
         write_all(argv[4]);
     if (strchr(how, 'r') != NULL)

@@ -66,6 +66,14 @@ def test_any_ranks_and_stage_load_it(cddprun):
         assert p.weights.read_bytes() == uninterrupted(cddprun)
 
 
+def test_parameters_without_their_optimizer_are_where_it_goes_on(cddprun):
+    want = uninterrupted(cddprun, 3)
+    for ranks, stage in (1, 3), (3, 2):
+        with place() as p:
+            train(cddprun, p, ranks, stage, 3, 'p')
+            assert p.weights.read_bytes() == want, (ranks, stage)
+
+
 def test_one_that_is_not_whole_is_named_and_passed_over(cddprun):
     def missing(folder, shard):
         shard.unlink()

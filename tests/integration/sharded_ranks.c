@@ -391,8 +391,7 @@ static void train_whole(struct model *m)
         }
         if (m->kind->own)
             update_whole(m, ddp);
-        else
-            CHECK(cddp_ddp_grad_norm(ddp, 2, &norms[step]) == CDDP_OK);
+        CHECK(cddp_ddp_grad_norm(ddp, 2, &norms[step]) == CDDP_OK);
         if (!m->kind->own)
             step_optim(m->kind, optim);
     }
@@ -554,14 +553,13 @@ static void run(const struct kind *k)
     CHECK(cddp_fsdp_bytes(f) > 0 && cddp_fsdp_bytes(NULL) == 0);
     for (int step = 0; step < STEPS; step++) {
         step_sharded(&m, f, step);
-        if (k->own) {
+        CHECK(cddp_fsdp_grad_norm(f, 2, &norm) == CDDP_OK);
+        if (norm != norms[step] && !(isnan(norm) && isnan(norms[step])) && !k->rounded)
+            differs(k, "the norm of gradients");
+        if (k->own)
             update_shards(&m, f);
-        } else {
-            CHECK(cddp_fsdp_grad_norm(f, 2, &norm) == CDDP_OK);
-            if (norm != norms[step] && !(isnan(norm) && isnan(norms[step])) && !k->rounded)
-                differs(k, "the norm of gradients");
+        else
             step_optim(k, optim);
-        }
     }
     compare(&m, f, &whole);
     CHECK(skipped(optim) == k->skips);

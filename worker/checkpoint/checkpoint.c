@@ -234,6 +234,22 @@ static cddp_status checkpoint_collect(struct cdi_save *s, cddp_comm *comm, bool 
     return st;
 }
 
+/* Rejects a name that a sampler uses as well, also while it does not: where ranks stand would decide on the save. */
+static cddp_status check_sampler_names(const struct cdi_items *l, struct cdi_error *err)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        size_t len = strlen(l->all[i].name);
+
+        for (size_t k = 0; k < l->n && l->all[i].kind == CDDP_ITEM_SAMPLER; k++)
+            if (strncmp(l->all[k].name, l->all[i].name, len) == 0 && strcmp(l->all[k].name + len, ".ranks") == 0)
+                return cdi_fail(err, CDDP_E_INVALID,
+                                "checkpoint: item '%s' has the name under which the sampler '%s' stores the places of "
+                                "all ranks: give one of them another name",
+                                l->all[k].name, l->all[i].name);
+    }
+    return CDDP_OK;
+}
+
 static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step, const cddp_checkpoint_item *items,
                                    size_t n_items, const cddp_checkpoint_options *opt, struct cdi_items *l,
                                    struct cdi_save *s, struct cdi_error *err)
@@ -256,6 +272,8 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
         st = cdi_items_make_room(l, comm, err);
     if (st == CDDP_OK)
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
+    if (st == CDDP_OK && is_root)
+        st = check_sampler_names(l, err);
     if (st == CDDP_OK && is_root)
         st = cdi_checkpoint_may_write(dir, err);
     if (st == CDDP_OK)

@@ -199,35 +199,40 @@ const char *cdi_draft_name(const struct cdi_draft *d)
     return d->tmp;
 }
 
-/* Exchanges a checkpoint with what has its name, one of them a folder, which rename does not replace. */
-static bool exchange(const struct cdi_draft *d)
+/*
+ * Exchanges a checkpoint with what has its name, one of them a folder, which rename does not replace. Then d->tmp is
+ * the name of the old one.
+ */
+static bool exchange(struct cdi_draft *d)
 {
     char old[CDI_DRAFT_NAME];
+    int error;
 
     /* by its number: older C libraries have no function for it */
-    if (syscall(SYS_renameat2, d->dir_fd, d->tmp, d->dir_fd, d->name, EXCHANGE) == 0) {
-        if (fsync(d->dir_fd) == 0) /* not before the new one has the name for good */
-            (void)remove_tree(d->dir_fd, d->tmp);
+    if (syscall(SYS_renameat2, d->dir_fd, d->tmp, d->dir_fd, d->name, EXCHANGE) == 0)
         return true;
-    }
     /* A file system that cannot: for a moment there is none of this step. */
     if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
         return false;
-    if (make_tmp(old, "", NULL) != CDDP_OK || renameat(d->dir_fd, d->name, d->dir_fd, old) != 0 ||
-        renameat(d->dir_fd, d->tmp, d->dir_fd, d->name) != 0)
+    if (make_tmp(old, "", NULL) != CDDP_OK || renameat(d->dir_fd, d->name, d->dir_fd, old) != 0)
         return false;
-    if (fsync(d->dir_fd) == 0)
-        (void)remove_tree(d->dir_fd, old);
-    return true;
+    if (renameat(d->dir_fd, d->tmp, d->dir_fd, d->name) == 0) {
+        memcpy(d->tmp, old, sizeof d->tmp);
+        return true;
+    }
+    error = errno;
+    (void)renameat(d->dir_fd, old, d->dir_fd, d->name);
+    errno = error;
+    return false;
 }
 
 /*
  * Gives the file its name, which replaces only a file that this process knows: another job may have saved the same step
  * meanwhile. A file system over a network may report that the name exists, though it has just made it.
  */
-static cddp_status publish(const struct cdi_draft *d, struct cdi_error *err)
+static cddp_status publish(struct cdi_draft *d, struct cdi_error *err)
 {
-    bool links = !d->may_replace && !d->is_folder, is_there;
+    bool links = !d->may_replace && !d->is_folder, is_there, lasts;
     int rc = links ? linkat(d->dir_fd, d->tmp, d->dir_fd, d->name, 0) : -1, error = links && rc != 0 ? errno : 0;
     struct stat sb;
 
@@ -246,7 +251,11 @@ static cddp_status publish(const struct cdi_draft *d, struct cdi_error *err)
                 return cdi_not_written(err);
         }
     }
-    return fsync(d->dir_fd) == 0 ? CDDP_OK : cdi_not_written(err);
+    lasts = fsync(d->dir_fd) == 0;
+    if (lasts) /* not before the new one has the name for good */
+        (void)remove_tree(d->dir_fd, d->tmp);
+    d->tmp[0] = '\0';
+    return lasts ? CDDP_OK : cdi_not_written(err);
 }
 
 static void draft_free(struct cdi_draft *d)
@@ -262,7 +271,7 @@ static void draft_free(struct cdi_draft *d)
 
 void cdi_draft_drop(struct cdi_draft *d)
 {
-    if (d != NULL && d->fd >= 0)
+    if (d != NULL && d->fd >= 0 && d->tmp[0] != '\0')
         (void)remove_tree(d->dir_fd, d->tmp);
     draft_free(d);
 }
@@ -371,7 +380,8 @@ cddp_status cdi_draft_write_shard(const char *dir, const char *draft, size_t ran
                                   const cddp_checkpoint_item *items, const struct cdi_range *ranges, size_t n_items,
                                   const struct cdi_mover *mover, struct cdi_error *err)
 {
-    const struct cdi_content c = {step, items, ranges, n_items};
+    static const struct cdi_range none; /* a shard of no items is one, too */
+    const struct cdi_content c = {step, items, ranges != NULL ? ranges : &none, n_items};
     char path[PATH_MAX], name[64];
     CDI_AUTOCLOSE int folder = -1, fd = -1;
     cddp_status st;

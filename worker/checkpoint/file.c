@@ -226,7 +226,8 @@ void cdi_part_release(struct cdi_part *p)
     *p = (struct cdi_part){0};
 }
 
-bool cdi_checkpoint_read_all(int fd, void *data, size_t len, uint64_t offset)
+cddp_status cdi_checkpoint_read_all(int fd, const char *path, void *data, size_t len, uint64_t offset,
+                                    struct cdi_error *err)
 {
     uint8_t *p = data;
 
@@ -235,13 +236,15 @@ bool cdi_checkpoint_read_all(int fd, void *data, size_t len, uint64_t offset)
 
         if (n < 0 && errno == EINTR)
             continue;
-        if (n <= 0)
-            return false;
+        if (n < 0)
+            return cdi_fail_errno(err, errno, "checkpoint '%s' cannot be read", path);
+        if (n == 0)
+            return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it was cut short", path);
         p += n;
         offset += (uint64_t)n;
         len -= (size_t)n;
     }
-    return true;
+    return CDDP_OK;
 }
 
 static uint64_t get_uint(const uint8_t *p, int n_bytes)
@@ -303,8 +306,9 @@ cddp_status cdi_part_read_header(struct cdi_part *p, int fd, const char *path, s
         return cdi_fail_errno(err, errno, "checkpoint '%s'", path);
     if (!S_ISREG(sb.st_mode))
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is not a file", path);
-    if (sb.st_size < (off_t)sizeof fixed || !cdi_checkpoint_read_all(fd, fixed, sizeof fixed, 0) ||
-        memcmp(fixed, MAGIC, 8) != 0)
+    if (sb.st_size >= (off_t)sizeof fixed && cdi_checkpoint_read_all(fd, path, fixed, sizeof fixed, 0, err) != CDDP_OK)
+        return err->status;
+    if (sb.st_size < (off_t)sizeof fixed || memcmp(fixed, MAGIC, 8) != 0)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: it does not start like a checkpoint", path);
     version = get_uint(fixed + 8, 4);
     p->n_entries = (uint32_t)get_uint(fixed + 12, 4);
@@ -322,8 +326,8 @@ cddp_status cdi_part_read_header(struct cdi_part *p, int fd, const char *path, s
     p->entries = calloc(p->n_entries + 1u, sizeof *p->entries);
     if (p->header == NULL || p->entries == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
-    if (!cdi_checkpoint_read_all(fd, p->header, header_bytes, 0))
-        return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+    if (cdi_checkpoint_read_all(fd, path, p->header, header_bytes, 0, err) != CDDP_OK)
+        return err->status;
     p->crc = get_uint(p->header + header_bytes - 8, 8);
     if (cdi_crc64(0, p->header, header_bytes - 8) != p->crc)
         return cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its header's checksum is wrong", path);

@@ -100,7 +100,12 @@ struct cdi_part {
 
 /* Opens a file. One that cannot be a checkpoint is CDDP_E_IO, as a damaged one is. The caller closes *fd. */
 cddp_status cdi_checkpoint_open_file(int *fd, const char *path, struct stat *sb, struct cdi_error *err);
-bool cdi_checkpoint_read_all(int fd, void *data, size_t len, uint64_t offset);
+/*
+ * Reads bytes of a file. If it ends before, it is damaged: CDDP_E_IO. A read that fails says nothing about the file,
+ * and may succeed the next time: CDDP_E_SYSTEM.
+ */
+cddp_status cdi_checkpoint_read_all(int fd, const char *path, void *data, size_t len, uint64_t offset,
+                                    struct cdi_error *err);
 /*
  * Reads a file's header, and checks it. Any wrong bytes are CDDP_E_IO: the file is damaged. The caller releases the
  * part, also on failure.

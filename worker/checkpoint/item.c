@@ -282,7 +282,7 @@ static cddp_status sampler_begin_load(struct cdi_state *s, struct cdi_checkpoint
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for a sampler's position");
     (void)snprintf(ranks, len, "%s.ranks", s->name);
     st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
-    if (st == CDDP_OK && cdi_checkpoint_find(f, ranks, &bytes))
+    if (st == CDDP_OK && cdi_checkpoint_find(f, ranks, CDDP_ITEM_SAMPLER, &bytes))
         return sampler_read_ranks(s, f, bytes, err);
     return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, NULL, s->n_entries, NULL, err) : st;
 }

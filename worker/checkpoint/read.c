@@ -29,6 +29,7 @@ struct cdi_checkpoint_file {
     struct cdi_part *parts;
     size_t n_parts;
     bool is_sharded;
+    bool is_first;                   /* it is rank 0's, or that of a process alone */
     const struct cdi_entry **pieces; /* of all parts, by item */
     struct stored *items;
     struct cdi_map by_name;
@@ -66,19 +67,38 @@ static void part_path(const struct cdi_checkpoint_file *f, size_t k, char path[P
         (void)snprintf(path, PATH_BYTES, "%s", f->path);
 }
 
+/*
+ * Opens a file of it. One that is missing on another rank than rank 0 is not damaged: where it is missing there, too,
+ * rank 0's error counts.
+ */
+static cddp_status open_here(const struct cdi_checkpoint_file *f, int *fd, const char *path, struct stat *sb,
+                             struct cdi_error *err)
+{
+    cddp_status st = cdi_checkpoint_open_file(fd, path, sb, err);
+
+    return st == CDDP_OK || f->is_first || access(path, F_OK) == 0 || errno != ENOENT
+               ? st
+               : cdi_fail(err, CDDP_E_SYSTEM,
+                          "checkpoint '%s', which rank 0 finds, is not here: all ranks read it, so they need a "
+                          "directory that they share",
+                          path);
+}
+
 /* Reads the shards' headers, and compares them with the index. */
 static cddp_status read_shards(struct cdi_checkpoint_file *f, const uint8_t *index, struct cdi_error *err)
 {
     for (size_t k = 0; k < f->n_parts; k++) {
         struct cdi_part *p = &f->parts[k];
+        CDI_AUTOCLOSE int fd = -1;
         char path[PATH_BYTES];
+        struct stat sb;
 
         part_path(f, k, path);
-        if (access(path, F_OK) != 0 && errno == ENOENT)
+        if (f->is_first && access(path, F_OK) != 0 && errno == ENOENT)
             return cdi_fail(err, CDDP_E_IO,
                             "checkpoint '%s' is damaged: the file of rank %zu, '" CDI_SHARD "', is missing", f->path, k,
                             k, f->n_parts);
-        if (cdi_part_read(p, path, err) != CDDP_OK)
+        if (open_here(f, &fd, path, &sb, err) != CDDP_OK || cdi_part_read_header(p, fd, path, err) != CDDP_OK)
             return err->status;
         if (!cdi_index_has(index + CDI_INDEXED * k, p) || p->step != f->step || !p->has_ranges)
             return cdi_fail(err, CDDP_E_IO,
@@ -100,7 +120,7 @@ static cddp_status open_shards(struct cdi_checkpoint_file *f, struct cdi_error *
 
     f->is_sharded = true;
     (void)snprintf(path, sizeof path, "%s/" CDI_INDEX, f->path);
-    st = cdi_checkpoint_open_file(&fd, path, &sb, err);
+    st = open_here(f, &fd, path, &sb, err);
     if (st == CDDP_OK)
         st = cdi_part_read_header(&head, fd, path, err);
     if (st == CDDP_OK && (head.n_entries != 1 || head.entries[0].bytes == 0 ||
@@ -114,8 +134,9 @@ static cddp_status open_shards(struct cdi_checkpoint_file *f, struct cdi_error *
         f->n_parts = f->parts != NULL ? n : 0;
         if (index == NULL || f->parts == NULL)
             st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint '%s': out of memory", path);
-        else if (!cdi_checkpoint_read_all(fd, index, bytes, head.entries[0].offset) ||
-                 cdi_crc64(0, index, bytes) != head.entries[0].crc)
+        else
+            st = cdi_checkpoint_read_all(fd, path, index, bytes, head.entries[0].offset, err);
+        if (st == CDDP_OK && cdi_crc64(0, index, bytes) != head.entries[0].crc)
             st = cdi_fail(err, CDDP_E_IO, "checkpoint '%s' is damaged: its checksum is wrong", path);
     }
     cdi_part_release(&head);
@@ -213,12 +234,10 @@ static cddp_status read_from(struct cdi_checkpoint_file *f, size_t part, void *d
         if (f->fd >= 0)
             (void)close(f->fd);
         f->fd_of = part;
-        if (cdi_checkpoint_open_file(&f->fd, path, &sb, err) != CDDP_OK)
+        if (open_here(f, &f->fd, path, &sb, err) != CDDP_OK)
             return err->status;
     }
-    return cdi_checkpoint_read_all(f->fd, data, len, offset)
-               ? CDDP_OK
-               : cdi_fail(err, CDDP_E_IO, "checkpoint '%s' cannot be read", path);
+    return cdi_checkpoint_read_all(f->fd, path, data, len, offset, err);
 }
 
 static cddp_status verify_piece(struct cdi_checkpoint_file *f, const struct cdi_entry *e, uint8_t *buffer,
@@ -291,13 +310,15 @@ static cddp_status fill_away(struct cdi_checkpoint_file *f, size_t part, void *d
     return st;
 }
 
-bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes)
+bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, cddp_item_kind kind, size_t *bytes)
 {
     const struct stored *s = find_item(f, name);
 
-    if (s != NULL && bytes != NULL)
+    if (s == NULL || s->piece[0]->kind != kind)
+        return false;
+    if (bytes != NULL)
         *bytes = s->piece[0]->whole;
-    return s != NULL;
+    return true;
 }
 
 cddp_status cdi_checkpoint_fit(const struct cdi_checkpoint_file *f, const cddp_checkpoint_item *items,
@@ -383,15 +404,11 @@ cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const cha
         return cdi_fail(err, CDDP_E_NOMEM, "checkpoint directory '%.200s': out of memory", dir);
     f->fd = -1;
     f->step = step;
+    f->is_first = mine == 0;
     if (snprintf(f->path, sizeof f->path, "%s/" CDI_CHECKPOINT_NAME, dir, step) >= (int)sizeof f->path)
         return cdi_fail(err, CDDP_E_INVALID, "checkpoint directory '%.200s...': the path is too long", dir);
-    if (cdi_checkpoint_open_file(&f->fd, f->path, &sb, err) != CDDP_OK)
-        return mine == 0 || access(f->path, F_OK) == 0 || errno != ENOENT
-                   ? err->status
-                   : cdi_fail(err, CDDP_E_SYSTEM,
-                              "checkpoint '%s', which rank 0 finds, is not here: all ranks read it, so they need a "
-                              "directory that they share",
-                              f->path);
+    if (open_here(f, &f->fd, f->path, &sb, err) != CDDP_OK)
+        return err->status;
     if (S_ISDIR(sb.st_mode)) {
         (void)close(f->fd);
         f->fd = -1;

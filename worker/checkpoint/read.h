@@ -42,8 +42,8 @@ bool cdi_checkpoint_is_sharded(const char *dir, uint64_t step);
 cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err);
 /* Closes the file. Accepts NULL. */
 void cdi_checkpoint_close(struct cdi_checkpoint_file *f);
-/* Returns true if the file has such an item, and stores its size (NULL: not needed). */
-bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, size_t *bytes);
+/* Returns true if the file has an item of this kind, and stores its size (NULL: not needed). */
+bool cdi_checkpoint_find(const struct cdi_checkpoint_file *f, const char *name, cddp_item_kind kind, size_t *bytes);
 /*
  * Checks that each item is there, with the same kind and size: CDDP_E_MISMATCH if not. ranges: by item, which part of
  * it `data` is; NULL: all are whole. An item with CDDP_ITEM_PER_RANK, which is named NAME[rank], may be missing if it

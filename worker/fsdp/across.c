@@ -48,7 +48,7 @@ static cddp_status compare_lines(const struct cdi_world *w, const struct line *a
     return CDDP_OK;
 }
 
-cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model, cddp_status alone,
+cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model, cddp_status alone, bool *goes_on,
                             struct cdi_error *err)
 {
     const struct cdi_world *group = cdi_comm_world(comm), *w = cdi_comm_world(replicas);
@@ -65,15 +65,18 @@ cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model
     card = cards;
     if (st == CDDP_OK)
         st = compare_cards(w, card, err);
+    *goes_on = st == CDDP_OK;
     for (int r = 0; r < w->size && card != NULL; r++)
         line.leaders = cdi_crc64(line.leaders, &card[r].leader, sizeof card[r].leader);
+    free(cards);
+    if (alone != CDDP_OK)
+        return alone;
     st = cdi_comm_agree(comm, "create its replica of the model", &line, sizeof line, &lines, st == CDDP_OK ? NULL : err,
                         err);
     if (st == CDDP_OK)
         st = compare_lines(group, lines, err);
-    free(cards);
     free(lines);
-    return alone != CDDP_OK ? alone : st;
+    return st;
 }
 
 /* On a device: makes what follows in one communicator begin after what is now in the other one. */

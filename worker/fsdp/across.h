@@ -22,10 +22,11 @@ struct cdi_across {
 
 /*
  * Checks that comm and replicas are rows and columns of one grid of ranks, and that all replicas describe the same
- * model (a hash). A collective of both; `alone` is CDDP_OK, or this rank's earlier error, which is in *err. Whatever
- * this returns, the ranks of `replicas` expect each other in cdi_across_share.
+ * model (a hash). A collective of both; `alone` is CDDP_OK, or the error that all ranks of comm have, also those
+ * without replicas: then it is a collective of `replicas` alone. *goes_on: the ranks of `replicas` expect each other in
+ * cdi_across_share, whatever this returns.
  */
-cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model, cddp_status alone,
+cddp_status cdi_across_meet(cddp_comm *comm, cddp_comm *replicas, uint64_t model, cddp_status alone, bool *goes_on,
                             struct cdi_error *err);
 /*
  * Ends creation: gives all replicas the first values of the first one. A collective of `replicas`; `alone` as above,

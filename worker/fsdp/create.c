@@ -131,16 +131,23 @@ static cddp_status refuse_shared(const struct input *in, struct cdi_error *err)
     return st;
 }
 
+/* Also with an error in->opt.replicas is there, where they can be known: their ranks expect this one. */
 static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, size_t n, const cddp_fsdp_options *opt,
                               struct cdi_error *err)
 {
+    cddp_status st = CDDP_OK;
+
     *in = (struct input){.opt = {.size = sizeof in->opt}, .n_units = n};
+    if (opt != NULL)
+        st = cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_fsdp_options", err);
+    if (st == CDDP_E_UNSUPPORTED && opt != NULL) /* they are to hear of it */
+        in->opt.replicas = opt->replicas;
+    if (st != CDDP_OK)
+        return st;
     if (units == NULL)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_create: units must not be NULL");
     if (n == 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_create: n_units is 0: a sharded model needs at least one unit");
-    if (opt != NULL && cdi_sized_get(&in->opt, sizeof in->opt, opt, "cddp_fsdp_options", err) != CDDP_OK)
-        return err->status;
     in->opt.stage = in->opt.stage == 0 ? 3 : in->opt.stage;
     if (in->opt.stage != 2 && in->opt.stage != 3)
         return cdi_fail(err, CDDP_E_INVALID,
@@ -202,6 +209,7 @@ static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, str
                        u, r, in->units[u].name, in->units[u].n_params);
 }
 
+/* The first one is the number of units, which the comparison of the units needs. */
 #define N_OPTIONS 6
 #define OPTION_UNITS 2
 
@@ -273,8 +281,8 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
     st =
         cdi_comm_agree(comm, "create its sharded model", mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err, err);
     all = cards;
-    for (int r = 1; r < w->size && st == CDDP_OK; r++)
-        for (size_t k = 0; k < N_OPTIONS && st == CDDP_OK; k++) {
+    for (size_t k = 0; k < N_OPTIONS && st == CDDP_OK; k++)
+        for (int r = 1; r < w->size && st == CDDP_OK; r++) {
             uint64_t other = all[(size_t)r * N_OPTIONS + k];
 
             if (all[k] == other)
@@ -572,6 +580,7 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
     struct cdi_across none = {0};
     struct cdi_error ignored;
     struct input in;
+    bool goes_on = false;
     cddp_status met, st = read_input(&in, units, n, opt, err);
 
     if (f == NULL && st == CDDP_OK)
@@ -581,12 +590,12 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
     st = agree(comm, &in, st, err);
     met = in.opt.replicas == NULL
               ? CDDP_OK
-              : cdi_across_meet(comm, in.opt.replicas, st == CDDP_OK ? hash_model(&in) : 0, st, err);
+              : cdi_across_meet(comm, in.opt.replicas, st == CDDP_OK ? hash_model(&in) : 0, st, &goes_on, err);
     if (st == CDDP_OK)
         st = met;
     if (st == CDDP_OK && f != NULL && in.params != NULL) /* as they are, if all is well */
         st = make(f, comm, &in, err);
-    if (in.opt.replicas != NULL)
+    if (goes_on)
         st = cdi_across_share(f != NULL ? &f->across : &none, in.opt.replicas, f != NULL ? f->ddp : NULL, st, err);
     if (st != CDDP_OK && in.opt.replicas != NULL)
         cdi_ddp_end_both(comm, in.opt.replicas);

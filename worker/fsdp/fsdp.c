@@ -566,11 +566,16 @@ cddp_status cddp_optim_create_sharded(cddp_optim **out, cddp_fsdp *f, const cddp
 {
     CDI_DEFAULT_FLOAT_STATE;
     struct cdi_error err;
+    cddp_status st;
 
-    if (f != NULL)
-        return cddp_optim_create(out, f->ddp, opt);
-    (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create_sharded: f must not be NULL");
-    return cdi_last_error_set(&err);
+    if (f == NULL) {
+        (void)cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create_sharded: f must not be NULL");
+        return cdi_last_error_set(&err);
+    }
+    st = cddp_optim_create(out, f->ddp, opt);
+    if (st == CDDP_OK)
+        f->optim = *out;
+    return st;
 }
 
 /* On a device the compute stream waits for the shares, on the host this thread. */

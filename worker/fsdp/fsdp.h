@@ -43,6 +43,7 @@ struct cdi_fsdp_grad_slot {
 struct cddp_fsdp {
     const struct cdi_item_ops *item_ops; /* first: how it is saved in a checkpoint (checkpoint/item.h) */
     cddp_ddp *ddp;
+    cddp_optim *optim; /* the one that was made last: it is there while ddp->held_by is set */
     struct cdi_fsdp_unit *unit;
     struct cdi_fsdp_part *parts;
     size_t n_units;

@@ -5,6 +5,7 @@
  */
 #include "worker/checkpoint/item.h"
 #include "worker/fsdp/fsdp.h"
+#include "worker/optim/optim.h"
 #include "worker/reducer/layout/shard.h"
 
 #include <stdio.h>
@@ -19,6 +20,8 @@ static cddp_status fsdp_check_item(struct cdi_state *s, struct cdi_error *err)
     if (d->comm != s->comm)
         return cdi_fail(err, CDDP_E_INVALID, "this sharded model belongs to another communicator");
     (void)pthread_mutex_lock(&d->lock);
+    if (d->held_by != NULL)
+        f->optim->is_loaded = false; /* unless it is an item, too */
     st = d->sticky.status;
     if (st != CDDP_OK)
         *err = d->sticky;
@@ -70,12 +73,13 @@ static cddp_status fsdp_pieces(struct cdi_state *s, struct cdi_checkpoint_file *
 static cddp_status fsdp_loaded(struct cdi_state *s, struct cdi_error *err)
 {
     cddp_fsdp *f = s->object;
+    cddp_status st;
 
-    (void)err;
     (void)pthread_mutex_lock(&f->ddp->lock);
     f->step = UINT64_MAX; /* the next gather finds all whole parameters old */
+    st = f->ddp->held_by != NULL ? cdi_optim_follow_params(f->optim, err) : CDDP_OK;
     (void)pthread_mutex_unlock(&f->ddp->lock);
-    return CDDP_OK;
+    return st;
 }
 
 const struct cdi_item_ops cdi_fsdp_item_ops = {.check = fsdp_check_item, .pieces = fsdp_pieces, .loaded = fsdp_loaded};

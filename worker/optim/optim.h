@@ -37,6 +37,7 @@ struct cddp_optim {
     bool skip_nonfinite;       /* CDDP_OPTIM_SKIP_NONFINITE */
     bool left_out;             /* the step was skipped, as far as the host knows */
     bool on_device;
+    bool is_loaded; /* the checkpoint that is being loaded has the state, and so the masters */
     /* On a device, which also holds state and master; otherwise NULL. All of it is in the reducer's optim_memory. */
     struct cdi_optim_row *device_rows,
         *rows; /* by parameter: its numbers on the device, and a buffer for them on the host */
@@ -85,6 +86,8 @@ cddp_status cdi_optim_apply_groups(struct cdi_optim_own *own, const cddp_ddp *d,
 /* --- optim_host.c */
 /* Allocates and fills the state; groups, shards and sizes are known. Returns false without memory. */
 bool cdi_optim_host_init(cddp_optim *o);
+/* Makes the float32 copies of this rank's 16-bit parameters. */
+void cdi_optim_host_copy(cddp_optim *o);
 void cdi_optim_host_release(cddp_optim *o);
 /* For cdi_step_finish: complete a step, and a step that is skipped. */
 cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg);
@@ -96,6 +99,8 @@ cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg);
  * error.
  */
 cddp_status cdi_optim_device_init(cddp_optim *o, struct cdi_error *err);
+/* Enqueues the making of the float32 copies of this rank's 16-bit parameters. */
+cddp_status cdi_optim_device_copy(cddp_optim *o, struct cdi_error *err);
 void cdi_optim_device_release(cddp_optim *o);
 /* For cdi_step_finish: complete a step, and a step that is skipped. */
 cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg);
@@ -111,5 +116,10 @@ cddp_status cdi_optim_device_push(cddp_optim *o, struct cdi_error *err);
 
 /* --- optim_checkpoint.c */
 extern const struct cdi_item_ops cdi_optim_item_ops;
+/*
+ * Makes the float32 copies anew from parameters that were loaded, unless the state was loaded, too (is_loaded). With
+ * the reducer's lock.
+ */
+cddp_status cdi_optim_follow_params(cddp_optim *o, struct cdi_error *err);
 
 #endif

@@ -335,6 +335,7 @@ static cddp_status optim_pieces(struct cdi_state *s, struct cdi_checkpoint_file 
     const struct head head = optim_head_of(o);
     cddp_status st = f != NULL ? compare_with_file(s, f, err) : CDDP_OK;
 
+    o->is_loaded = f != NULL;
     if (st == CDDP_OK && o->on_device)
         st = cdi_ddp_follow(o->ddp, o->ddp->stream, err);
     if (st == CDDP_OK && f == NULL && o->on_device)
@@ -360,6 +361,23 @@ static cddp_status optim_loaded(struct cdi_state *s, struct cdi_error *err)
     cddp_optim *o = s->object;
 
     return o->on_device ? cdi_optim_device_push(o, err) : CDDP_OK;
+}
+
+cddp_status cdi_optim_follow_params(cddp_optim *o, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st;
+
+    if (o->is_loaded)
+        return CDDP_OK;
+    if (!o->on_device) {
+        cdi_optim_host_copy(o);
+        return CDDP_OK;
+    }
+    st = cdi_ddp_follow(d, d->stream, err);
+    if (st == CDDP_OK)
+        st = cdi_optim_device_copy(o, err);
+    return st == CDDP_OK ? cdi_ddp_stream_wait(d, 0, err) : st; /* a graph's steps are there */
 }
 
 const struct cdi_item_ops cdi_optim_item_ops = {.check = optim_check_item,

@@ -98,6 +98,20 @@ static void list_others(cddp_optim *o)
     }
 }
 
+cddp_status cdi_optim_device_copy(cddp_optim *o, struct cdi_error *err)
+{
+    cddp_ddp *d = o->ddp;
+    cddp_status st = CDDP_OK;
+
+    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
+        const struct cdi_optim_piece *p = &o->pieces[i];
+
+        if (p->master != NULL && p->count > 0)
+            st = d->ops->cast(d->b, p->master, CDDP_FLOAT32, p->w, p->dtype, p->count, 1, err);
+    }
+    return st;
+}
+
 /* Fills in zeros, the groups, and the float32 copies of this rank's 16-bit parameters. */
 static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err)
 {
@@ -106,13 +120,10 @@ static cddp_status optim_fill(cddp_optim *o, size_t bytes, struct cdi_error *err
 
     if (st == CDDP_OK)
         st = d->ops->clear(d->b, d->optim_memory, bytes, err);
-    for (size_t i = 0; i < d->n_params && st == CDDP_OK; i++) {
-        const struct cdi_optim_piece *p = &o->pieces[i];
-
+    for (size_t i = 0; i < d->n_params; i++)
         o->rows[i] = (struct cdi_optim_row){.lr_factor = o->own[i].lr_factor, .weight_decay = o->own[i].weight_decay};
-        if (p->master != NULL && p->count > 0)
-            st = d->ops->cast(d->b, p->master, CDDP_FLOAT32, p->w, p->dtype, p->count, 1, err);
-    }
+    if (st == CDDP_OK)
+        st = cdi_optim_device_copy(o, err);
     if (st == CDDP_OK)
         st = cdi_optim_device_push(o, err);
     return st == CDDP_OK ? cdi_optim_device_store(o, o->rule.lr, o->grad_scale, err) : st;

@@ -29,12 +29,11 @@ static float float_of(cddp_dtype dtype, uint16_t x)
     return dtype == CDDP_FLOAT16 ? cdi_float_of_f16(x) : cdi_float_of_bf16(x);
 }
 
-/* Makes the float32 copies of this rank's 16-bit parameters. */
-static void copy_masters(cddp_optim *o)
+void cdi_optim_host_copy(cddp_optim *o)
 {
     const cddp_ddp *d = o->ddp;
 
-    for (size_t i = 0; i < d->n_params; i++) {
+    for (size_t i = 0; i < d->n_params && o->master != NULL; i++) {
         const struct cdi_shard *s = &o->shards[i];
         const uint16_t *w = (const uint16_t *)d->params[i].data + s->lo;
         float *master = o->master + s->master_at / sizeof *master;
@@ -54,8 +53,8 @@ bool cdi_optim_host_init(cddp_optim *o)
         ok = (o->state[k] = zeros(o->sizes.state)) != NULL;
     if (ok && o->sizes.master > 0)
         ok = (o->master = zeros(o->sizes.master)) != NULL;
-    if (ok && o->master != NULL)
-        copy_masters(o);
+    if (ok)
+        cdi_optim_host_copy(o);
     return ok;
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The norm of all gradients together, and clipping by it. Reduced gradients are the same on all ranks. So each rank
- * takes a part of every gradient, and the ranks add up words of an exact sum (math/exact_sum.h). With an optimizer a
- * rank has only its share of the gradients, in the arena: that is its part. No part cuts a line of a gradient
- * (CDI_NORM_LINE), since arena offsets and shares are multiples of CDI_GRAD_ALIGN. So the bits depend on the gradients
- * alone, and not on the world size, the buckets, or who owns what. On a device the number stays there: a program that
- * only clips does not wait for it.
+ * takes a part of every gradient, and the ranks add up words of an exact sum (math/exact_sum.h). With an optimizer or
+ * divided parameters a rank has only its share of the gradients, in the arena: that is its part. No part cuts a line of
+ * a gradient (CDI_NORM_LINE), since arena offsets and shares are multiples of CDI_GRAD_ALIGN. So the bits depend on the
+ * gradients alone, and not on the world size, the buckets, or who owns what. On a device the number stays there: a
+ * program that only clips does not wait for it.
  */
 #include "worker/reducer/norm.h"
 
@@ -42,6 +42,12 @@ void cdi_norm_release(cddp_ddp *d)
 
 _Static_assert(CDI_GRAD_ALIGN % CDI_NORM_LINE == 0, "no share cuts a line");
 
+/* Returns true if a rank has shares of the means alone, which are measured before the step ends. */
+static bool has_shares(const cddp_ddp *d)
+{
+    return d->sharded || cdi_ddp_is_divided(d);
+}
+
 /* Returns the first of `count` elements, `line` to a line, that belong to `rank`; count if rank is the world size. */
 static size_t part_begin(size_t count, size_t line, size_t rank, size_t world)
 {
@@ -61,7 +67,7 @@ static struct cdi_span norm_part_of(cddp_ddp *d, size_t i)
     size_t begin = part_begin(count, line, rank, world);
     struct cdi_shard own;
 
-    if (!d->sharded && !cdi_ddp_is_divided(d))
+    if (!has_shares(d))
         return (struct cdi_span){(char *)cddp_ddp_grad(d, i) + begin * size,
                                  part_begin(count, line, rank + 1, world) - begin, dtype};
     own = cdi_shard_one(&d->plan, i, w->rank);
@@ -116,7 +122,7 @@ cddp_status cdi_norm_measure(cddp_ddp *d, struct cdi_error *err)
 }
 
 /*
- * Waits, with an optimizer and the lock held, for this rank's share of the means. All gradients of the step have
+ * Waits, with the lock held, for this rank's share of the means. All gradients of the step have
  * arrived.
  */
 static cddp_status norm_complete_step(cddp_ddp *d)
@@ -136,13 +142,13 @@ static cddp_status norm_complete_step(cddp_ddp *d)
 /* Checks, with the lock held, that there are gradients to measure. */
 static cddp_status norm_prepare(cddp_ddp *d, struct cdi_error *err)
 {
-    if (d->sharded)
+    if (has_shares(d))
         (void)norm_complete_step(d);
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
         return err->status;
     }
-    if (d->begun && !d->sharded)
+    if (d->begun && !has_shares(d))
         return cdi_fail(err, CDDP_E_STATE,
                         "the gradient norm was requested in the middle of step %llu: call cddp_ddp_wait before",
                         (unsigned long long)d->step);
@@ -157,7 +163,7 @@ static cddp_status check_type(double norm_type, struct cdi_error *err)
 }
 
 /*
- * Computes the number in d->norm after a step, or with an optimizer at its end. Without the lock: no other thread may
+ * Computes the number in d->norm after a step, or with shares before its end. Without the lock: no other thread may
  * begin a step meanwhile.
  */
 static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, struct cdi_error *err)
@@ -187,7 +193,7 @@ static cddp_status norm_fetch(cddp_ddp *d, double norm_type, double *norm, struc
 static cddp_status scale_all(cddp_ddp *d, const struct cdi_clip *how, struct cdi_error *err)
 {
     for (size_t i = 0; i < d->n_params; i++)
-        d->spans[i] = d->sharded || cdi_ddp_is_divided(d)
+        d->spans[i] = has_shares(d)
                           ? norm_part_of(d, i)
                           : (struct cdi_span){cddp_ddp_grad(d, i), d->params[i].count, d->params[i].grad_dtype};
     return d->ops->clip(d->b, d->spans, d->n_params, how, d->norm, err);

@@ -220,7 +220,7 @@ static cddp_status compare_kinds(const struct cdi_state *w, const struct cdi_che
 {
     bool has = ((const cddp_ddp *)w->object)->powersgd != NULL;
 
-    if (cdi_checkpoint_find(f, w->entries[HEAD].name, NULL) == has)
+    if (cdi_checkpoint_find(f, w->entries[HEAD].name, CDDP_ITEM_DDP, NULL) == has)
         return CDDP_OK;
     return cdi_fail(err, CDDP_E_MISMATCH,
                     has ? "it was saved from a reducer without PowerSGD, and this one has it: the checkpoint has no "

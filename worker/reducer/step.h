@@ -33,8 +33,9 @@ cddp_status cdi_step_close_captured(const cddp_ddp *d, struct cdi_error *err);
  */
 cddp_status cdi_step_complete(cddp_ddp *d);
 /*
- * Waits, with an optimizer, until this rank's share of the means is in the arena, except for what a bucket's own ticket
- * covers. Buckets that were not sent by reduce-scatter are there as a whole. Sets the sticky error.
+ * Waits, with an optimizer or divided parameters, until this rank's share of the means is in the arena, except for what
+ * a bucket's own ticket covers. Buckets that were not sent by reduce-scatter are there as a whole. Sets the sticky
+ * error.
  */
 cddp_status cdi_step_complete_share(cddp_ddp *d);
 /* Begins the next step. Sets the sticky error. */

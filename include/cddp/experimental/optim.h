@@ -92,9 +92,9 @@ CDDP_API void cddp_optim_defaults(cddp_optim_options *opt, size_t size, cddp_opt
  *
  * Parameters may have any size and type, also in worlds larger than they have elements. For float16 and bfloat16 the
  * share has float32 copies, which are what is updated; they are made here from the parameters, and by
- * cddp_checkpoint_load. Their gradients may be float32 (grad_dtype): new values then go from rank to rank in that
- * type. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used in a step stays as it
- * is, and so does its state.
+ * cddp_checkpoint_load of the optimizer or of a cddp_fsdp. Their gradients may be float32 (grad_dtype): new values then
+ * go from rank to rank in that type. With CDDP_DDP_FIND_UNUSED or CDDP_DDP_STATIC_GRAPH a parameter that no rank used
+ * in a step stays as it is, and so does its state.
  *
  * Tied parameters (cddp_ddp_create) have one state and one update, by the sum of their mean gradients, which has the
  * gradients' type. They need the same learning rate, weight decay, flags and grad_dtype. They stay as they are if no

@@ -255,7 +255,7 @@ struct cddp_ddp {
     bool by_param;       /* the program waits for single parameters (cddp_ddp_wait_param) */
     bool idle_due;       /* the next step's idle buckets are to be determined from the step that has ended */
     bool synced;         /* this step's buffers were sent */
-    bool share_complete; /* with an optimizer: this step's gradients were measured, so its share is complete */
+    bool share_complete; /* with shares: this step's gradients were measured, so its share is complete */
     struct cdi_ddp_captured captured;
     uint64_t captured_steps; /* captured steps that have ended, or were given up */
     bool shadow;             /* this rank has no samples left, and only takes part in the reductions of the others */

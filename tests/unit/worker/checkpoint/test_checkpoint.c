@@ -5,6 +5,7 @@
 #include "items.h"
 #include "scratch.h"
 #include "within.h"
+#include "worker/checkpoint/draft.h"
 #include "world.h"
 
 #include <stdint.h>
@@ -252,6 +253,67 @@ Test(checkpoint_comm, samplers_of_different_orders_need_as_many_ranks)
 
     (void)take_all(4, 1, CDDP_OK, &most);
     (void)take_all(3, 1, CDDP_E_MISMATCH, &most);
+}
+
+/* Only rank 0 has bytes in this sharded checkpoint. */
+static int shard_a_sampler(int rank)
+{
+    const cddp_checkpoint_options opt = {.size = sizeof opt, .flags = CDDP_CHECKPOINT_SHARDED};
+    const cddp_sampler_options data = {.size = sizeof data, .n = SAMPLES, .world_size = 2, .rank = rank};
+    cddp_checkpoint_item item = {.size = sizeof(cddp_checkpoint_item), .name = "s", .kind = CDDP_ITEM_SAMPLER};
+    cddp_sampler *sampler;
+    const int64_t *rows;
+    cddp_comm *comm;
+
+    CHECK(cddp_sampler_create(&sampler, &data) == CDDP_OK && cddp_init(&comm, NULL) == CDDP_OK);
+    item.data = sampler;
+    CHECK(cddp_sampler_next(sampler, 3, &rows) == 3);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, NULL) == CDDP_OK);
+    CHECK(cddp_sampler_next(sampler, SAMPLES, &rows) == SAMPLES / 2 - 3);
+    cddp_sampler_destroy(sampler);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, shard_of_nothing_is_a_shard)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, shard_a_sampler), 0);
+    scratch_remove();
+}
+
+/* "s.ranks" is what a sampler "s" stores if ranks stand at different places. */
+static int use_name_of_sampler(int rank)
+{
+    const cddp_sampler_options data = {.size = sizeof data, .n = SAMPLES, .world_size = 1};
+    cddp_sampler_state state;
+    uint64_t x = 7;
+    cddp_checkpoint_item items[] = {item_of(CDDP_ITEM_SAMPLER, "s", &state), item_memory("s.ranks", &x, sizeof x)};
+    cddp_sampler *sampler;
+    const int64_t *rows;
+    struct cdi_error err;
+    cddp_comm *comm;
+
+    (void)rank;
+    CHECK(cddp_sampler_create(&sampler, &data) == CDDP_OK && cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_sampler_next(sampler, 3, &rows) == 3);
+    cddp_sampler_get_state(sampler, &state);
+    items[0].bytes = sizeof state;
+    CHECK(cdi_checkpoint_write(scratch, 1, items, 2, 2, NULL, &err) == CDDP_OK);
+    x = 0;
+    items[0] = item_of(CDDP_ITEM_SAMPLER, "s", sampler);
+    CHECK(cddp_checkpoint_load(comm, scratch, items, 2, NULL) == CDDP_OK && x == 7);
+    CHECK(cddp_checkpoint_save(comm, scratch, 2, items, 2, NULL) == CDDP_E_INVALID);
+    CHECK(strstr(cddp_last_error(), "item 's.ranks' has the name under which the sampler 's'") != NULL);
+    cddp_sampler_destroy(sampler);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, name_of_a_samplers_places_is_refused_in_every_save)
+{
+    scratch_make();
+    cr_assert_eq(run_world(1, use_name_of_sampler), 0);
+    scratch_remove();
 }
 
 /* -------------------------------------------------------------------------------------- rank 0's, of CDDP_DEBUG ----

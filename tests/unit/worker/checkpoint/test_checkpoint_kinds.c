@@ -509,6 +509,19 @@ static int wrong_lists(int rank)
         CHECK(strstr(cddp_last_error(), "needs a directory that all ranks share") != NULL);
         CHECK(cddp_checkpoint_load(comm, dir_of(rank == 1 ? "b" : "a"), items, list(&g, items), NULL) == CDDP_E_SYSTEM);
         CHECK(strstr(cddp_last_error(), "they need a directory that they share") != NULL);
+        for (int k = 0; k < 2; k++) { /* its folder; its index, too */
+            char in[2][300];
+
+            (void)snprintf(in[0], sizeof in[0], "%s/index", file_of(dir_of("a"), 1));
+            (void)snprintf(in[1], sizeof in[1], "%s/index", file_of(dir_of("b"), 1));
+            if (rank == 1)
+                CHECK(k == 0 ? mkdir(dir_of("b"), 0700) == 0 && mkdir(file_of(dir_of("b"), 1), 0700) == 0
+                             : link(in[0], in[1]) == 0);
+            CHECK(cddp_checkpoint_load(comm, dir_of(rank == 1 ? "b" : "a"), items, list(&g, items), NULL) ==
+                  CDDP_E_SYSTEM);
+            CHECK(strstr(cddp_last_error(), k == 0 ? "cddp/index', which rank 0 finds, is not here"
+                                                   : "cddp/shard-0-of-2', which rank 0 finds, is not here") != NULL);
+        }
     }
     /* Rank 1 alone is in the middle of a step. */
     n = list(&g, items);

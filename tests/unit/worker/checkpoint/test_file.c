@@ -6,8 +6,12 @@
 #include "worker/checkpoint/draft.h"
 #include "worker/checkpoint/read.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/file.h>
@@ -264,7 +268,40 @@ Test(checkpoint, file_under_way_of_another_process_stays)
     scratch_remove();
 }
 
-static ino_t synced[8];
+static int reads_until_error; /* 0: none fails */
+
+/* The library's calls come here. */
+ssize_t pread(int fd, void *data, size_t len, off_t offset)
+{
+    if (reads_until_error > 0 && --reads_until_error == 0)
+        return errno = ESTALE, -1;
+    return syscall(SYS_pread64, fd, data, len, offset);
+}
+
+/* As on a file system over a network: the newest one is whole, though it cannot be read now. */
+Test(checkpoint, failed_read_does_not_pass_over_a_file)
+{
+    cddp_checkpoint_info info = {.size = sizeof info};
+    struct cdi_error err;
+    int at = 0;
+
+    (void)fresh_dir();
+    save(1, 2);
+    save(2, 2);
+    do {
+        cddp_status st;
+
+        reads_until_error = ++at;
+        st = read_newest(items, 3, &info, &err);
+        cr_assert(st == (reads_until_error > 0 ? CDDP_OK : CDDP_E_SYSTEM), "read %d: %s", at, cddp_status_name(st));
+        cr_assert(st == CDDP_OK || err.os_error == ESTALE);
+    } while (reads_until_error == 0);
+    cr_assert(at > 8 && info.step == 2 && info.n_damaged == 0, "%d", at); /* a header, and the items twice */
+    reads_until_error = 0;
+    scratch_remove();
+}
+
+static ino_t synced[8], lost; /* lost: this one's fsync fails */
 static size_t n_synced;
 
 /* The library's calls come here. */
@@ -272,8 +309,11 @@ int fsync(int fd)
 {
     struct stat sb;
 
-    if (n_synced < sizeof synced / sizeof synced[0] && fstat(fd, &sb) == 0)
+    cr_assert_eq(fstat(fd, &sb), 0);
+    if (n_synced < sizeof synced / sizeof synced[0])
         synced[n_synced++] = sb.st_ino;
+    if (lost != 0 && sb.st_ino == lost)
+        return errno = EIO, -1;
     return (int)syscall(SYS_fsync, fd);
 }
 
@@ -290,6 +330,99 @@ Test(checkpoint, new_directory_outlasts_a_power_cut)
         n_own += synced[i] == own.st_ino;
     }
     cr_assert(n_synced == 3 && n_parent == 1 && n_own == 1); /* the third is the file */
+    scratch_remove();
+}
+
+static bool exchanges = true;   /* a file system over a network does not exchange names */
+static int renames_until_error; /* 0: none fails */
+
+/* The library's calls come here. */
+long syscall(long number, ...)
+{
+    long (*real)(long, ...), arg[6];
+    void *found = dlsym(RTLD_NEXT, "syscall");
+    va_list list;
+
+    memcpy(&real, &found, sizeof real);
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        arg[i] = va_arg(list, long);
+    va_end(list);
+    if (number == SYS_renameat2 && arg[4] != 0 && !exchanges)
+        return errno = EINVAL, -1;
+    return real(number, arg[0], arg[1], arg[2], arg[3], arg[4], arg[5]);
+}
+
+int renameat(int old_dir, const char *old, int new_dir, const char *new)
+{
+    if (renames_until_error > 0 && --renames_until_error == 0)
+        return errno = EIO, -1;
+    return (int)syscall(SYS_renameat2, old_dir, old, new_dir, new, 0);
+}
+
+/* Saves a folder in place of the file of step 1. */
+static cddp_status replace_1(void)
+{
+    const struct cdi_range whole[] = {{sizeof weights, 0}, {sizeof moments, 0}, {sizeof epoch, 0}};
+    struct cdi_draft *d;
+    struct cdi_error err;
+
+    epoch = 5;
+    cr_assert_eq(cdi_draft_begin(&d, dir, 1, &err), CDDP_OK, "%s", err.msg);
+    cr_assert_eq(cdi_draft_write_shard(dir, cdi_draft_name(d), 0, 1, 1, items, whole, 3, NULL, &err), CDDP_OK);
+    return cdi_draft_publish(d, dir, 1, 2, &err);
+}
+
+static void expect_epoch(int64_t expected)
+{
+    cddp_checkpoint_info info = {.size = sizeof info};
+    struct cdi_error err;
+
+    cr_assert_eq(read_newest(items, 3, &info, &err), CDDP_OK, "%s", err.msg);
+    cr_assert(info.step == 1 && info.n_damaged == 0 && epoch == expected, "%ld", (long)epoch);
+}
+
+static size_t count_hidden(void)
+{
+    glob_t found = {0};
+    char pattern[256];
+    size_t n;
+
+    (void)snprintf(pattern, sizeof pattern, "%s/.checkpoint-*", dir);
+    (void)glob(pattern, 0, NULL, &found);
+    n = found.gl_pathc;
+    globfree(&found);
+    return n;
+}
+
+Test(checkpoint, replacement_that_fails_keeps_the_replaced_one)
+{
+    struct stat sb;
+
+    for (int k = 0; k < 2; k++) {
+        exchanges = k == 0;
+        (void)fresh_dir();
+        save(1, 2);
+        cr_assert_eq(stat(dir, &sb), 0);
+        lost = sb.st_ino; /* whether the new one has the name for good is not known */
+        cr_assert_eq(replace_1(), CDDP_E_SYSTEM);
+        lost = 0;
+        expect_epoch(5);
+        cr_assert_eq(count_hidden(), 1);
+        scratch_remove();
+    }
+    (void)fresh_dir();
+    save(1, 2);
+    renames_until_error = 3; /* one says that there is another one, and one puts that aside */
+    cr_assert_eq(replace_1(), CDDP_E_SYSTEM);
+    cr_assert_eq(renames_until_error, 0);
+    expect_epoch(1);
+    for (int k = 0; k < 2; k++) {
+        exchanges = k == 0;
+        cr_assert_eq(replace_1(), CDDP_OK);
+        expect_epoch(5);
+        cr_assert_eq(count_hidden(), 0);
+    }
     scratch_remove();
 }
 

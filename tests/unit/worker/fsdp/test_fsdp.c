@@ -363,6 +363,72 @@ Test(fsdp, creation_names_the_rank_and_its_unit)
     cr_assert_eq(run_world(2, creates_others), 0);
 }
 
+/* Two ways to differ: the number of units is compared before their names. */
+static int creates_others_in_two_ways(int rank)
+{
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    units[1].name = rank == 1 ? "z" : "b";
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS - (rank == 2), NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "n_units is 4 on rank 0 but 3 on rank 2") != NULL);
+    units[1].name = "b";
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    cddp_fsdp_destroy(f);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(fsdp, ranks_that_differ_in_two_ways_break_nothing)
+{
+    cr_assert_eq(run_world(3, creates_others_in_two_ways), 0);
+}
+
+/* Two groups of two ranks. What rank 1 does wrong ends the creation of all four. */
+static int creates_replicas(int rank)
+{
+    struct {
+        cddp_fsdp_options opt;
+        uint64_t newer;
+    } given = {.opt.size = sizeof given};
+    cddp_comm *group, *replicas;
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+    given.opt.replicas = replicas;
+    CHECK(cddp_fsdp_create(&f, group, units, rank == 1 ? 0 : UNITS, &given.opt) == CDDP_E_INVALID);
+    CHECK(cddp_fsdp_create(&f, group, rank == 1 ? NULL : units, UNITS, &given.opt) == CDDP_E_INVALID);
+    given.newer = rank == 1;
+    CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) == CDDP_E_UNSUPPORTED);
+    given.newer = 0;
+    CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) == CDDP_OK);
+    cddp_fsdp_destroy(f);
+    /* Rank 3 waits for rank 1 there until that one leaves; rank 0 does not. */
+    given.opt.replicas = rank == 1 ? NULL : replicas;
+    f = NULL;
+    if (rank < 2) {
+        CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) == CDDP_E_MISMATCH);
+        CHECK(strstr(cddp_last_error(), "the number of replicas is 2 on rank 0 but 0 on rank 1") != NULL);
+        CHECK(cddp_barrier(group) == CDDP_OK);
+    } else {
+        CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) != CDDP_OK);
+    }
+    CHECK(f == NULL);
+    (void)cddp_finalize(replicas);
+    (void)cddp_finalize(group);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, one_rank_that_is_wrong_keeps_no_replica_waiting)
+{
+    cr_assert_eq(run_world(4, creates_replicas), 0);
+}
+
 static int gathers_another(int rank)
 {
     cddp_fsdp *f = NULL;
