@@ -216,8 +216,8 @@ static void kv_end_wait(struct cdi_kv *kv, struct wait *w)
     kv_free(kv, w, wait_size(w->n));
 }
 
-/* Counts an entry whose key was created; ends the wait with the last one. */
-static void kv_entry_created(struct cdi_kv *kv, struct entry *e)
+/* Counts an entry whose key was created; ends the wait with the last one, and returns whether it was that. */
+static bool kv_entry_created(struct cdi_kv *kv, struct entry *e)
 {
     struct wait *w = e->wait;
 
@@ -228,13 +228,15 @@ static void kv_entry_created(struct cdi_kv *kv, struct entry *e)
 
         kv_end_wait(kv, w);
         client->wake(client);
+        return true;
     }
+    return false;
 }
 
 static void kv_wake_all(struct cdi_kv *kv, struct key *k)
 {
     while (!cdi_list_empty(&k->waiting))
-        kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
+        (void)kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
 }
 
 bool cdi_kv_waits_for(const struct cdi_kv_client *client, struct cdi_c10d_bytes *key, size_t *missing)
@@ -575,8 +577,9 @@ cddp_status cdi_kv_push(struct cdi_kv *kv, struct cdi_c10d_bytes key, struct cdi
     memcpy(item->bytes, value.data, value.len);
     cdi_list_push_back(&k->queue, &item->link);
     k->queue_len++;
-    if (!cdi_list_empty(&k->waiting))
-        kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link));
+    /* One client takes it. Those that wait for other keys, too, do not wake yet. */
+    while (!cdi_list_empty(&k->waiting) && !kv_entry_created(kv, cdi_list_of(k->waiting.next, struct entry, link)))
+        ;
     return CDDP_OK;
 }
 

@@ -234,6 +234,23 @@ Test(kv, push_wakes_one_waiter_and_queues_are_fifo)
     cdi_kv_destroy(kv);
 }
 
+Test(kv, push_wakes_the_first_client_that_can_take_it)
+{
+    struct cdi_kv *kv = new_kv(0);
+    struct waiter both = {0}, one = {0};
+
+    cdi_kv_client_init(&both.client, on_wake);
+    cdi_kv_client_init(&one.client, on_wake);
+    cr_assert(!wait_for(kv, &both, "q", "x", NULL));
+    cr_assert(!wait_for(kv, &one, "q", NULL, NULL));
+    (void)cdi_kv_push(kv, S("q"), S("one"), NULL);
+    cr_assert_eq(one.woken, 1, "the client before it waits for x, too");
+    cr_assert_eq(both.woken, 0);
+    (void)cdi_kv_set(kv, S("x"), S("1"), NULL);
+    cr_assert_eq(both.woken, 1);
+    cdi_kv_destroy(kv);
+}
+
 Test(kv, barrier_opens_with_the_last_client_and_stays_open)
 {
     struct cdi_kv *kv = new_kv(0);
