@@ -152,7 +152,7 @@ static void open_filtered(struct logs *l, int i)
     if (l->filter[i].n == 0)
         return;
     (void)snprintf(path, sizeof path, "%.4000s/filtered_%s.log", l->attempt, names[i]);
-    error = writer_file(l->files, &l->matched[i], path);
+    error = writer_file(l->files, &l->matched[i], path, false);
     if (error != 0)
         warn_lost(l, path, error, "this file is missing");
 }
@@ -208,7 +208,7 @@ static struct writer_sink *logs_open_file(struct logs *l, uint32_t local_rank, i
     int error;
 
     name_file(l, local_rank, i, path);
-    error = writer_file(l->files, &file, path);
+    error = writer_file(l->files, &file, path, false);
     if (error != 0)
         warn_lost(l, path, error, "the output for these files is shown instead");
     return file;

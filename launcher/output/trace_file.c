@@ -79,7 +79,7 @@ static int begin_file(struct trace_file *f)
     int error = check_reader(f->path, &reader);
 
     if (error == 0)
-        error = writer_file(f->writer, &f->sink, f->path);
+        error = writer_file(f->writer, &f->sink, f->path, true);
     if (error != 0)
         return error;
     f->endless = stat(f->path, &f->opened) != 0 || !S_ISREG(f->opened.st_mode);

@@ -355,9 +355,10 @@ struct writer_sink *writer_descriptor(struct writer *w, int fd)
     return make_sink(w, fd, "");
 }
 
-int writer_file(struct writer *w, struct writer_sink **out, const char *path)
+int writer_file(struct writer *w, struct writer_sink **out, const char *path, bool anew)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | cdi_nofollow(path), 0666);
+    int fd = open(
+        path, (anew ? O_TRUNC : 0) | O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | cdi_nofollow(path), 0666);
     struct writer_sink *s;
 
     if (fd < 0)

@@ -44,9 +44,11 @@ cddp_status writer_start(struct writer **out, uv_loop_t *loop, uint32_t n_source
                          void *arg, struct cdi_error *err);
 /* Returns the sink of cddprun's stdout (1) or stderr (2); owned by the writer. */
 struct writer_sink *writer_std(struct writer *w, int fd);
-/* Opens a file, created if it is not there; output is added at its end. Returns 0 or errno; *out is written on success
- * only. */
-int writer_file(struct writer *w, struct writer_sink **out, const char *path);
+/*
+ * Opens a file, created if it is not there. Output is added at its end; anew: to an empty file. Returns 0 or errno;
+ * *out is written on success only.
+ */
+int writer_file(struct writer *w, struct writer_sink **out, const char *path, bool anew);
 /* Returns a sink for a descriptor of the caller, which is never closed. NULL: out of memory. */
 struct writer_sink *writer_descriptor(struct writer *w, int fd);
 /* Ends the use of this file or descriptor; a file is closed after its queued output is written. NULL-safe. */

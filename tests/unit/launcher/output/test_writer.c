@@ -282,7 +282,7 @@ Test(writer, writes_and_closes_file)
     int fd = mkstemp(path);
     struct writer_sink *file;
 
-    cr_assert_eq(writer_file(t.w, &file, path), 0);
+    cr_assert_eq(writer_file(t.w, &file, path, false), 0);
     for (int i = 0; i < 3; i++)
         writer_push(t.w, file, 1, "abc", 3);
     writer_file_done(file);
@@ -293,12 +293,39 @@ Test(writer, writes_and_closes_file)
     (void)unlink(path);
 }
 
+Test(writer, file_goes_on_or_begins_anew)
+{
+    static const char *const expected[] = {"ab", "c"};
+    char path[] = "/tmp/cdi-writer-XXXXXX";
+    int fd = mkstemp(path);
+    struct writer_sink *file;
+
+    cr_assert_eq(write(fd, "a", 1), 1);
+    for (int anew = 0; anew < 2; anew++) {
+        char text[16] = "";
+
+        cr_assert_eq(writer_file(t.w, &file, path, anew), 0);
+        writer_push(t.w, file, 1, anew ? "c" : "b", 1);
+        writer_file_done(file);
+        for (int i = 0; i < 1000 && strcmp(text, expected[anew]) != 0; i++) {
+            (void)uv_run(&t.loop, UV_RUN_NOWAIT);
+            memset(text, 0, sizeof text);
+            (void)pread(fd, text, sizeof text - 1, 0);
+            (void)poll(NULL, 0, 1);
+        }
+        cr_assert_str_eq(text, expected[anew]);
+    }
+    finish(true);
+    (void)close(fd);
+    (void)unlink(path);
+}
+
 Test(writer, full_disk_is_reported_once_and_blocks_no_source)
 {
     struct writer_sink *file, *other;
 
-    cr_assert_eq(writer_file(t.w, &file, "/dev/full"), 0);
-    cr_assert_eq(writer_file(t.w, &other, "/dev/full"), 0);
+    cr_assert_eq(writer_file(t.w, &file, "/dev/full", false), 0);
+    cr_assert_eq(writer_file(t.w, &other, "/dev/full", false), 0);
     for (int i = 0; i < 10; i++) {
         writer_push(t.w, file, 1, "abc", 3);
         writer_push(t.w, other, 0, "abc", 3);
@@ -318,7 +345,7 @@ Test(writer, file_that_cannot_be_created_is_an_errno)
 {
     struct writer_sink *file;
 
-    cr_assert_eq(writer_file(t.w, &file, "/dev/null/file"), ENOTDIR);
+    cr_assert_eq(writer_file(t.w, &file, "/dev/null/file", false), ENOTDIR);
     writer_file_done(NULL);
     writer_push(t.w, NULL, 0, "x", 1);
     finish(true);
