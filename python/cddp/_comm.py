@@ -132,8 +132,8 @@ class Comm:
         return self
 
     def __exit__(self, kind, error, _):
-        """Leaves the job. After an exception of this rank's own the other ranks' calls fail with its text."""
-        if kind is None:
+        """Leaves the job. After an exception of this rank's own the others' calls fail with its text; sys.exit(0) is none."""
+        if kind is None or (kind is SystemExit and error.code in (None, 0)):
             self.finalize()
         elif self._handle is not None:
             if lib().cddp_comm_error(self._handle, None) == Status.OK:

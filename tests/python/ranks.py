@@ -173,6 +173,16 @@ def fails():
         raise
 
 
+def leaves():
+    """sys.exit() inside `with` is this rank's orderly end."""
+    with cddp.init() as comm:
+        comm.barrier()
+        if comm.rank == 1:
+            sys.exit(0)
+        time.sleep(0.3)
+    say('rank 0 has ended')
+
+
 def parts():
     """Parts of a communicator."""
     import numpy as np

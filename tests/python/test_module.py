@@ -120,6 +120,11 @@ def test_exception_in_with_reaches_the_others(cddprun):
     assert 'ABORTED by rank 1: ' in line and 'KeyError' in line and 'a bad batch' in line, line
 
 
+def test_exit_in_with_is_an_orderly_end(cddprun):
+    status, out, err = launch.run(cddprun, '--standalone', '--nproc_per_node=2', sys.executable, HERE / 'ranks.py', 'leaves', env=ENV)
+    assert (status, out, err) == (0, '[0] rank 0 has ended\n', ''), out + err
+
+
 def test_line_example(cddprun):
     status, out, err = launch.run(cddprun, '--standalone', '--nproc_per_node=2', python_with('numpy'),
                                   ROOT / 'python/examples/line.py', env=ENV)
