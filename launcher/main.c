@@ -252,6 +252,12 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
         cdi_log(CDI_LOG_ERROR, "MAIN-OPTIONS", "%s", err.msg);
         return 2;
     }
+    if (o.what == OPTIONS_RUN && o.status_fd > STDERR_FILENO && (o.hosts != NULL || o.hostfile != NULL)) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-STATUS",
+                "--status_fd=%lld: with --hosts it can be 1 or 2 only; the hosts have no other descriptor of this one",
+                (long long)o.status_fd);
+        return 2;
+    }
     /* Before this process opens descriptors, one of which would pass for the caller's. */
     if (o.what == OPTIONS_RUN && o.status_fd >= 0 && event_log_check((int)o.status_fd, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-STATUS", "%s", err.msg);

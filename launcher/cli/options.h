@@ -114,6 +114,7 @@ struct options {
     const char *cuda_visible_devices;              /* NULL: not set; "" hides every GPU */
     const char *tmpdir;                            /* never NULL */
     char **command;                                /* the program and its arguments, ending with NULL; inside argv */
+    int n_flag_words;                              /* words of argv before it, without its own name */
 };
 
 /* Returns the signals that end the job or request a stop: bit n-1 for signal n. */

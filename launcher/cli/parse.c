@@ -493,6 +493,7 @@ cddp_status options_parse(struct options *out, int argc, char **argv, options_ge
         options_one_line(err);
         return st;
     }
+    o.n_flag_words = i - 1;
     o.command = i < argc || needs_program ? argv + i : no_program;
     *out = o;
     return CDDP_OK;

@@ -687,7 +687,8 @@ static bool begins_with_any(const char *setting, const char *prefixes)
 static bool is_exported(const struct options *o, const char *setting)
 {
     static const char always[] = "PET_ LOGLEVEL= PYTHON_EXEC= TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE= "
-                                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=";
+                                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT= CDDP_AUTH_TOKEN_FILE= CDDP_DATA_PORTS= "
+                                 "CDDP_CRASH_STACK= CDDP_TRACE="; /* in place of flags */
     /* Even with ALL: they are those of this login, this machine, or this job of a batch system. */
     static const char never[] =
         "HOME= USER= LOGNAME= SHELL= SHLVL= PWD= OLDPWD= MAIL= HOSTNAME= TMPDIR= DISPLAY= _= SSH_ XDG_ DBUS_ SLURM PMI "
@@ -817,7 +818,7 @@ int ssh_run_hosts(const struct options *o, const char *file, char **argv, struct
     char program[PATH_MAX] = "", *directory = get_current_dir_name(), **env = choose_env(o);
     struct hosts_job job = {.hosts = &hosts,
                             .flags = argv + 1,
-                            .n_flags = (int)(o->command - (argv + 1)),
+                            .n_flags = o->n_flag_words,
                             .command = o->command,
                             .env = env,
                             .terminal = isatty(STDOUT_FILENO) == 1,

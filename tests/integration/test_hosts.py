@@ -39,13 +39,19 @@ def ready(folder, n):
 
 def test_one_command_runs_on_all_hosts(cddprun):
     with ssh() as env, tempfile.TemporaryDirectory(prefix="it's here ") as folder:
-        say = 'echo "$RANK/$WORLD_SIZE node $GROUP_RANK \'$1\' $A $B in $PWD"; echo err $RANK >&2'
+        say = 'echo "$RANK/$WORLD_SIZE node $GROUP_RANK \'$1\' $A $B $CDDP_DATA_PORTS in $PWD"; echo err $RANK >&2'
         with Job(cddprun, *BOTH, '-x', 'A=x y', '-x', 'B', 'sh', '-c', say, 'sh', "it's $HOME", cwd=folder,
-                 env=env | {'B': '"b"', 'PET_NPROC_PER_NODE': '1'}) as job:
+                 env=env | {'B': '"b"', 'PET_NPROC_PER_NODE': '1', 'CDDP_DATA_PORTS': '21000-21099'}) as job:
             assert job.finish() == 0, job.err
             assert sorted(job.out.splitlines()) == [
-                f"[{r}] {r}/3 node {n} 'it's $HOME' x y \"b\" in {folder}" for r, n in ((0, 0), (1, 0), (2, 1))], job.out
+                f"[{r}] {r}/3 node {n} 'it's $HOME' x y \"b\" 21000-21099 in {folder}" for r, n in ((0, 0), (1, 0), (2, 1))], job.out
             assert [line for line in sorted(job.err.splitlines()) if 'err' in line] == ['[0] err 0', '[1] err 1', '[2] err 2'], job.err
+
+
+def test_preflight_alone_needs_no_program(cddprun):
+    with ssh() as env:
+        status, out, err = launch.run(cddprun, *BOTH, '--preflight=only', env=env)
+        assert status == 0, out + err
 
 
 def test_stdin_goes_to_rank_0_and_output_is_complete(cddprun):
@@ -125,6 +131,7 @@ def test_reports_mistakes_before_start(cddprun):
                         (['--hosts=a,b', '--nnodes=2'], 'remove --nnodes'),
                         (['--hosts=a', '--standalone'], 'remove --standalone'),
                         (['--hosts=a', '--node_rank=0'], 'remove --node_rank'),
+                        (['--hosts=a', '--status_fd=7'], 'with --hosts it can be 1 or 2 only'),
                         (['--hosts=a', '-n', '3'], 'give each host')]:
         with ssh() as env, Job(cddprun, *flags, 'true', env=env) as job:
             assert job.finish() == 2 and says in job.err and not os.listdir(env['FAKE_SSH_LOG']), (flags, job.err)
