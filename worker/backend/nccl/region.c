@@ -366,11 +366,13 @@ static void region_unlist(struct cdi_backend *b, const struct cdi_gpu_region *r)
 void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
 {
     struct cdi_gpu_region *r = (struct cdi_gpu_region *)(void *)region;
+    bool listed;
 
     if (r == NULL)
         return;
     (void)pthread_mutex_lock(&b->lock);
     region_unlist(b, r);
+    listed = r->listed;
     (void)pthread_mutex_unlock(&b->lock);
     if (b->has_left && !b->is_idle) /* as for the case below */
         return;
@@ -385,9 +387,10 @@ void cdi_gpu_region_destroy(struct cdi_backend *b, struct cdi_region *region)
         if (!r->listed && b->comm != NULL)
             unregister(b, r);
         r->dead = true;
+        listed = r->listed; /* from here another thread may free a listed one */
         (void)pthread_mutex_unlock(&b->lock);
     }
-    if (!r->listed)
+    if (!listed)
         release_memory(r);
     cdi_device_leave(&b->device);
 }

@@ -178,7 +178,8 @@ cddp_status cdi_gpu_test(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
     (void)pthread_mutex_unlock(&b->ring_lock);
     if (!known)
         return cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    return waits ? CDDP_IN_PROGRESS : test_locked(b, ticket, err);
+    st = waits ? CDDP_IN_PROGRESS : test_locked(b, ticket, err);
+    return st == CDDP_OK ? health_after(b, err) : st;
 }
 
 cddp_status cdi_gpu_refuse_capture(CUstream stream, struct cdi_error *err)

@@ -60,6 +60,7 @@ void cdi_gpu_timed_out(struct cdi_backend *b, const struct cdi_op_info *what)
         b->timed_out_op = *what;
         b->timed_out_peers = peers;
         atomic_store(&b->failed, true);
+        cdi_host->flight_hide(b->record);
     }
     (void)pthread_cond_broadcast(&b->changed);
     (void)pthread_mutex_unlock(&b->error_lock);
