@@ -46,7 +46,7 @@ static bool watch_current_op(struct cdi_backend *b, struct cdi_op_info *g)
         (void)pthread_mutex_unlock(&b->error_lock);
     }
     cdi_ring_current(b, g);
-    if (!idle && g->since_ms == 0) /* nothing is enqueued, or it waits behind a replay */
+    if (!idle && g->since_ms == 0) /* nothing is enqueued, or a replay precedes it */
         cdi_capture_current(b, g);
     if (locked)
         (void)pthread_mutex_unlock(&b->lock);
