@@ -115,11 +115,14 @@ static void read_item(struct cdi_checkpoint_file *f, const char *name)
 {
     cddp_checkpoint_item item = {.name = name};
     struct cdi_error err;
+    int kind = CDDP_ITEM_MEMORY;
 
-    if (!cdi_checkpoint_find(f, name, &item.bytes))
+    while (kind <= CDDP_ITEM_FSDP && !cdi_checkpoint_find(f, name, kind, &item.bytes))
+        kind++;
+    if (kind > CDDP_ITEM_FSDP)
         return;
     item.data = malloc(item.bytes);
-    for (int kind = CDDP_ITEM_MEMORY; kind <= CDDP_ITEM_FSDP; kind++) {
+    for (kind = CDDP_ITEM_MEMORY; kind <= CDDP_ITEM_FSDP; kind++) {
         uint8_t present = 0;
 
         item.kind = kind;
