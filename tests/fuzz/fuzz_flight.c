@@ -105,7 +105,7 @@ static void read_records(bool ended)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct progress_rank ranks[2] = {{.rank = 0}, {.rank = 1}};
+    struct cdi_rank_report ranks[2] = {{CDI_RANK_UNKNOWN, .rank = 0}, {CDI_RANK_UNKNOWN, .rank = 1}};
     char progress[PROGRESS_TEXT];
     struct cdi_flight_crash note;
     struct cdi_stop_view stop;
@@ -117,9 +117,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     overwrite(data, size);
     read_report();
     read_records((data[0] & 2) != 0);
-    cdi_flight_read(agent, &ranks[0].view);
-    cdi_flight_read(agent, &ranks[1].view);
-    progress_text(ranks, 2, NOW_NS, progress, sizeof progress);
+    for (int i = 0; i < 2; i++)
+        rank_report_page(agent, NOW_NS, &ranks[i]);
+    progress_text(ranks, 2, progress, sizeof progress);
     cdi_stop_look(cdi_flight_stop(agent), &stop);
     if (stop.rank < -1 || stop.step < -1 || stop.agreed > CDI_STOP_RANK)
         abort();
