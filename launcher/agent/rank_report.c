@@ -132,6 +132,16 @@ void rank_report_steps(const struct cdi_flight_step *steps, size_t n, int64_t no
     r->transfer_us = (uint64_t)(transfer > 0 ? transfer : 0) / n / NS_PER_US;
 }
 
+void rank_report_last_place(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
+{
+    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
+    struct cdi_flight_view view;
+
+    cdi_flight_read(f, &view);
+    view.over = false;
+    rank_report_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
+}
+
 void rank_report_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];

@@ -16,5 +16,7 @@ void rank_report_place(const struct cdi_flight_view *view, const struct cdi_flig
 void rank_report_steps(const struct cdi_flight_step *steps, size_t n, int64_t now_ns, struct cdi_rank_report *r);
 /* Fills in all that the flight page has: the two above, and the names of the bucket. */
 void rank_report_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r);
+/* Fills in the place of a worker that has ended: what its communicator left unfinished is where it was. */
+void rank_report_last_place(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r);
 
 #endif

@@ -289,7 +289,7 @@ static void read_progress(struct worker_group *c)
         if (c->workers[i].flight == NULL)
             continue;
         ranks[n].rank = c->workers[i].rank;
-        rank_report_page(c->workers[i].flight, cdi_now_coarse_ns(), &ranks[n++]);
+        rank_report_last_place(c->workers[i].flight, cdi_now_coarse_ns(), &ranks[n++]);
     }
     progress_text(ranks, n, c->progress, sizeof c->progress);
     free(ranks);

@@ -39,9 +39,9 @@ static void add_text(struct screen_line *l, unsigned width, const char *text)
 /* Writes text to the end of the line's right side, if there is room after what it has. */
 static void add_right(struct screen_line *l, unsigned width, const char *text)
 {
-    size_t at = strlen(l->text), n = strlen(text);
+    size_t at = l == NULL ? 0 : strlen(l->text), n = strlen(text);
 
-    if (n == 0 || at + n + 2 > width)
+    if (l == NULL || n == 0 || at + n + 2 > width)
         return;
     memset(l->text + at, ' ', width - n - at);
     l->text[width - n] = '\0';
