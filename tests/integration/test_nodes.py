@@ -414,7 +414,7 @@ def through_a_relay(cddprun, script, lease, *more):
             Job(cddprun, *flags, '--node_rank=0', f'--master_port={port}', *sh(script)) as host, \
             Job(cddprun, *flags, '--node_rank=1', f'--master_port={relay.port}', *sh(script)) as guest:
         nodes = [host, guest]
-        launch.wait_for('both workers', lambda: all(any('up' in n for n in os.listdir(job.tmp)) for job in nodes))
+        launch.wait_for('both workers', lambda: all(any(n.startswith('up') for n in os.listdir(job.tmp)) for job in nodes))
         yield relay, nodes
 
 
