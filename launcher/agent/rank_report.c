@@ -132,24 +132,27 @@ void rank_report_steps(const struct cdi_flight_step *steps, size_t n, int64_t no
     r->transfer_us = (uint64_t)(transfer > 0 ? transfer : 0) / n / NS_PER_US;
 }
 
-void rank_report_last_place(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
+/* last: what a communicator that is over left unfinished counts as if it went on. */
+static void place_on_page(const struct cdi_flight *f, bool last, int64_t now_ns, struct cdi_rank_report *r)
 {
     struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
     struct cdi_flight_view view;
 
     cdi_flight_read(f, &view);
-    view.over = false;
+    view.over = view.over && !last;
     rank_report_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
+}
+
+void rank_report_last_place(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
+{
+    place_on_page(f, true, now_ns, r);
 }
 
 void rank_report_page(const struct cdi_flight *f, int64_t now_ns, struct cdi_rank_report *r)
 {
     struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
-    struct cdi_flight_part parts[CDI_FLIGHT_PARTS];
-    struct cdi_flight_view view;
 
-    cdi_flight_read(f, &view);
-    rank_report_place(&view, parts, cdi_flight_parts(f, parts), now_ns, r);
+    place_on_page(f, false, now_ns, r);
     rank_report_steps(steps, cdi_flight_steps(f, 0, steps, CDI_FLIGHT_STEPS), now_ns, r);
     cdi_flight_names(f, r->part[0] == '\0' ? r->bucket : -1, r->names); /* the page has none of parts */
 }

@@ -245,16 +245,24 @@ Test(shm, ranks_bound_to_one_processor_each_have_two)
     cr_assert_eq(usable_by(cpu[0], cpu[1]), 2);
 }
 
-Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
+/* Returns rank 0 of a segment for two, which is the caller's, and the segment's descriptor. */
+static struct cdi_shm *rank_0_of_two(int *fd)
 {
     struct cdi_shm *s;
     void *mem;
-    int fd;
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, &fd, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, fd, NULL), CDDP_OK);
+    cr_assert_eq(cdi_shm_map(&plain_mmap, *fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
     cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, false, NULL, NULL), CDDP_OK);
     cdi_shm_format(s, mem);
+    return s;
+}
+
+Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
+{
+    int fd;
+    struct cdi_shm *s = rank_0_of_two(&fd);
+
     atomic_store(&s->ranks[1].autogroup, atomic_load(&s->ranks[0].autogroup));
     cr_assert(cdi_shm_can_yield(s));
     atomic_store(&s->ranks[1].autogroup, atomic_load(&s->ranks[0].autogroup) + 1);
@@ -265,14 +273,9 @@ Test(shm, ranks_in_separate_scheduler_groups_do_not_yield)
 
 Test(shm, death_is_seen_in_a_container_with_equal_pids)
 {
-    struct cdi_shm *s;
-    void *mem;
     int fd;
+    struct cdi_shm *s = rank_0_of_two(&fd);
 
-    cr_assert_eq(cdi_shm_memfd("test", cdi_shm_bytes(2, false), true, &fd, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_map(&plain_mmap, fd, cdi_shm_bytes(2, false), &mem, NULL), CDDP_OK);
-    cr_assert_eq(cdi_shm_create(&s, 0, 2, 0, false, NULL, NULL), CDDP_OK);
-    cdi_shm_format(s, mem);
     cdi_shm_hold(s, fd);
     atomic_store(&s->ranks[1].holds, 1); /* nobody has its lock */
     atomic_store(&s->ranks[1].pid, getpid());
