@@ -196,7 +196,7 @@ def make(root, old):
     rows = ''.join(f'| `{theirs}` | {ours} | {note} |\n' for theirs, ours, note in TORCH)
     text = ('''# libcddp
 
-The headers describe each function: what it does, units, ownership, threads, and every error. [<cddp/cddp.h>](../include/cddp/cddp.h) includes
+The headers describe what each function does, its units, ownership, threads, and every error. [<cddp/cddp.h>](../include/cddp/cddp.h) includes
 the others, those of experimental/ if CDDP_EXPERIMENTAL is defined. It begins with an overview and the rules for all functions: errors,
 signals, fork(), floating-point state. <cddp/coll.h> begins with what a collective may return.
 

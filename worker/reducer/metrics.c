@@ -115,7 +115,7 @@ cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
                    atomic_fetch_add(&n_started, 1));
     rc = start_thread(m);
     if (rc != 0) { /* the other ranks have a reducer already, and train */
-        (void)snprintf(text, sizeof text, "%s: cannot start a thread, so there is no file: %s", METRICS_ENV,
+        (void)snprintf(text, sizeof text, "%s: this rank writes no file: cannot start a thread: %s", METRICS_ENV,
                        strerror(rc));
         cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
         free(m);

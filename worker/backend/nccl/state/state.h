@@ -182,7 +182,7 @@ struct cdi_backend {
     int64_t begun_ms;                       /* when the tickets after `issued` were begun */
     size_t pending_bytes;
     struct cdi_completion_words *words;
-    struct cdi_gpu_timestamps *stamps; /* private to stamps.c. NULL: nothing is timed */
+    struct cdi_gpu_timestamps *stamps; /* private to gpu_timestamps.c. NULL: nothing is timed */
     _Atomic uint64_t n_stamped, n_stamps_read;
     unsigned n_acquired;         /* users of the communication stream */
     CUevent mark, tail;          /* for wait_stream; for stream_wait on everything */
