@@ -20,7 +20,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static char dir[] = "/tmp/fuzz_checkpoint.XXXXXX", path[64], shard[96], index_path[96];
+static char dir[] = "/tmp/fuzz_checkpoint.XXXXXX", path[80], shard[96], index_path[96];
 
 static void remove_checkpoint(void)
 {
