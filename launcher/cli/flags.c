@@ -11,9 +11,14 @@
 #define RANGE(low, high) .min = (low), .max = (high)
 
 const char *const flag_groups[N_GROUPS] = {
-    [GROUP_JOB] = "Workers and job",    [GROUP_NODES] = "Several nodes", [GROUP_FAILURE] = "Failures and the end",
-    [GROUP_LOGS] = "Output and logs",   [GROUP_PLACE] = "Placement",     [GROUP_PYTHON] = "Python programs",
+    [GROUP_JOB] = "Workers and job",
+    [GROUP_NODES] = "Several nodes",
+    [GROUP_FAILURE] = "Failures and the end",
+    [GROUP_LOGS] = "Output and logs",
+    [GROUP_PLACE] = "Placement",
+    [GROUP_PYTHON] = "Python programs",
     [GROUP_OTHER] = "The command line",
+    [GROUP_TORCHRUN] = "For command lines of torchrun",
 };
 
 /* clang-format off */
@@ -31,7 +36,7 @@ const struct flag flags[] = {
     {.name = "rdzv_id", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(run_id), RANGE(1, 255), .value = "NAME",
      .shown_default = "random; several nodes: none",
      .help = "the job's name, TORCHELASTIC_RUN_ID of the workers"},
-    {.name = "role", .group = GROUP_JOB, .kind = FLAG_TEXT, AT(role), RANGE(1, 255), .fallback = "default",
+    {.name = "role", .group = GROUP_TORCHRUN, .kind = FLAG_TEXT, AT(role), RANGE(1, 255), .fallback = "default",
      .value = "NAME", .help = "ROLE_NAME of the workers"},
     {.name = "export", .shorts = "x", .env = "", .group = GROUP_JOB, .kind = FLAG_EXPORT,
      .value = "NAME[=VALUE]|ALL", .ours = true,
@@ -160,7 +165,7 @@ const struct flag flags[] = {
      .fallback = "0", .value = "STATUS", .ours = true,
      .help = "exit status of cddprun after an orderly stop, in which all ranks agreed by cddp_should_stop and left with "
              "status 0, or with this one"},
-    {.name = "monitor_interval", .group = GROUP_FAILURE, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
+    {.name = "monitor_interval", .group = GROUP_TORCHRUN, .kind = FLAG_SECONDS, AT(monitor_interval_ms),
      RANGE(0, 86400000), .fallback = "0.1", .value = "SECONDS",
      .help = "accepted for compatibility and ignored: cddprun detects exits immediately"},
     /* ----------------------------------------------------------------------------------------------------- logs */
@@ -178,10 +183,10 @@ const struct flag flags[] = {
     {.name = "local_ranks_filter", .group = GROUP_LOGS, .kind = FLAG_RANKS, AT(local_ranks_filter),
      .shown_default = "all", .value = "N,...",
      .help = "show the output of these local ranks only; files get the output of all"},
-    {.name = "duplicate_stdout_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stdout_filters),
+    {.name = "duplicate_stdout_filters", .group = GROUP_TORCHRUN, .kind = FLAG_TEXT, AT(duplicate_stdout_filters),
      RANGE(0, 4095), .value = "TEXT,...",
      .help = "also write lines of stdout that contain one of these texts to a file; ,, is a comma"},
-    {.name = "duplicate_stderr_filters", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(duplicate_stderr_filters),
+    {.name = "duplicate_stderr_filters", .group = GROUP_TORCHRUN, .kind = FLAG_TEXT, AT(duplicate_stderr_filters),
      RANGE(0, 4095), .value = "TEXT,...", .help = "the same for stderr"},
     {.name = "pty", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(pty), .fallback = "auto", .value = ""
                                                                                                     "auto|always|never",
@@ -212,11 +217,11 @@ const struct flag flags[] = {
      .ours = true,
      .help = "which ranks read cddprun's stdin: none, rank 0, or all, where every rank gets a copy, and one that does "
              "not read it delays the others; the remaining ranks read an empty file"},
-    {.name = "event_log_handler", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
+    {.name = "event_log_handler", .group = GROUP_TORCHRUN, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
      .value = "null", .help = "accepted for compatibility: torchrun's other handlers are Python code; use "
                               "--status_fd=2 instead of console",
      .note = "--status_fd=2 writes job events to stderr, as JSON lines; torchrun's other handlers are Python code"},
-    {.name = "logs_specs", .env = "", .group = GROUP_LOGS, .kind = FLAG_TEXT, AT(logs_specs), RANGE(0, 255),
+    {.name = "logs_specs", .env = "", .group = GROUP_TORCHRUN, .kind = FLAG_TEXT, AT(logs_specs), RANGE(0, 255),
      .value = "NAME", .refusal = "it names a Python class of torchrun; use --log_dir, --redirects and --tee",
      .help = "a Python class for torchrun's logs"},
     /* ------------------------------------------------------------------------------------------------ placement */
@@ -236,7 +241,7 @@ const struct flag flags[] = {
      .fallback = "0",
      .ours = true,
      .help = "print the cores that each worker may use"},
-    {.name = "virtual_local_rank", .group = GROUP_PLACE, .kind = FLAG_SWITCH, AT(virtual_local_rank), .fallback = "0",
+    {.name = "virtual_local_rank", .group = GROUP_TORCHRUN, .kind = FLAG_SWITCH, AT(virtual_local_rank), .fallback = "0",
      .help = "give every worker LOCAL_RANK=0 and one visible GPU, its own"},
     /* --------------------------------------------------------------------------------------------------- python */
     {.name = "module", .shorts = "m", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(module), .fallback = "0",
@@ -245,7 +250,7 @@ const struct flag flags[] = {
      .help = "run PROGRAM directly even if its name ends in .py; other programs always run directly"},
     {.name = "run_path", .group = GROUP_PYTHON, .kind = FLAG_SWITCH, AT(run_path), .fallback = "0",
      .help = "PROGRAM is a Python script, whatever its name"},
-    {.name = "start_method", .group = GROUP_PYTHON, .kind = FLAG_CHOICE, AT(start_method), .fallback = "spawn",
+    {.name = "start_method", .group = GROUP_TORCHRUN, .kind = FLAG_CHOICE, AT(start_method), .fallback = "spawn",
      .value = "spawn", .help = "accepted for compatibility: torchrun's other methods (fork, forkserver) start Python "
                                "functions, not programs",
      .note = "torchrun's other methods start Python functions, and cddprun starts programs; remove it"},

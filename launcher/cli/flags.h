@@ -29,7 +29,17 @@ enum flag_kind {
     FLAG_VERSION,
 };
 
-enum flag_group { GROUP_JOB, GROUP_NODES, GROUP_FAILURE, GROUP_LOGS, GROUP_PLACE, GROUP_PYTHON, GROUP_OTHER, N_GROUPS };
+enum flag_group {
+    GROUP_JOB,
+    GROUP_NODES,
+    GROUP_FAILURE,
+    GROUP_LOGS,
+    GROUP_PLACE,
+    GROUP_PYTHON,
+    GROUP_OTHER,
+    GROUP_TORCHRUN, /* no other job needs them */
+    N_GROUPS
+};
 
 struct flag {
     const char *name;   /* with underscores */
