@@ -140,14 +140,11 @@ static cddp_status weigh_bucket(cddp_ddp *d, size_t i)
     return cdi_ddp_set_error(d, &err);
 }
 
-/* Launches the next bucket: by PowerSGD, by a hook, or as an all-reduce. */
+/* Launches the next bucket, which is weighed: by PowerSGD, by a hook, or as an all-reduce. */
 static cddp_status launch_next(cddp_ddp *d, bool more, int64_t now_ns)
 {
     size_t i = d->plan.next;
-    cddp_status status = weigh_bucket(d, i);
-
-    if (status != CDDP_OK)
-        return status;
+    cddp_status status;
 
     cdi_nvtx_push("cddp bucket", i);
     if (cdi_powersgd_applies(d, i)) {
@@ -215,6 +212,9 @@ static cddp_status launch_group(cddp_ddp *d, size_t k, int64_t now_ns)
     for (size_t j = 0; d->ops->on_device && j <= k && status == CDDP_OK; j++)
         if (gather_bucket(d, d->plan.next + j, &err) != CDDP_OK)
             status = cdi_ddp_set_error(d, &err);
+    /* A rank with weight 0 also multiplies buckets that others do not: work between two would divide its group. */
+    for (size_t j = 0; j <= k && status == CDDP_OK; j++)
+        status = weigh_bucket(d, d->plan.next + j);
     for (size_t j = 0; j <= k && status == CDDP_OK; j++)
         status = launch_next(d, j < k, now_ns);
     if (hold)

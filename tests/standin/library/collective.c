@@ -43,20 +43,24 @@ static void coll_describe(const struct segment_word *w, char *buf, size_t cap)
     if (n > 0 && (size_t)n < cap && w->root >= 0)
         n += snprintf(buf + n, cap - (size_t)n, ", root %d", w->root);
     if (n > 0 && (size_t)n < cap && w->offset >= 0)
-        (void)snprintf(buf + n, cap - (size_t)n, ", at %lld of the window", (long long)w->offset);
+        n += snprintf(buf + n, cap - (size_t)n, ", at %lld of the window", (long long)w->offset);
+    if (n > 0 && (size_t)n < cap && w->of > 1)
+        (void)snprintf(buf + n, cap - (size_t)n, ", %u of %u of its launch", w->place, w->of);
 }
 
 static bool coll_same(const struct segment_word *a, const struct segment_word *b)
 {
     return a->sequence == b->sequence && a->kind == b->kind && a->type == b->type && a->op == b->op &&
-           a->root == b->root && a->count == b->count && a->offset == b->offset;
+           a->root == b->root && a->count == b->count && a->offset == b->offset && a->place == b->place &&
+           a->of == b->of;
 }
 
 /*
- * Publishes the call of this rank, and compares it with those of the others. Returns false if aborted, or if they
- * differ.
+ * Publishes the call of this rank, and compares it with those of the others, also its place among the collectives of
+ * its launch: NCCL chooses the algorithm for those of a group together (enqueue.cc:391 of v2.28.9). Returns
+ * false if aborted, or if they differ.
  */
-static bool ranks_agree(struct ncclComm *comm, const struct si_call *c)
+static bool ranks_agree(struct ncclComm *comm, const struct si_call *c, uint32_t place, uint32_t of)
 {
     struct segment *s = &comm->seg;
     const struct segment_word word = {.sequence = ++comm->sequence,
@@ -65,8 +69,10 @@ static bool ranks_agree(struct ncclComm *comm, const struct si_call *c)
                                       .op = c->kind == SI_BROADCAST || c->kind == SI_ALL_GATHER ? -1 : (int32_t)c->op,
                                       .root = c->kind == SI_BROADCAST || c->kind == SI_REDUCE ? c->root : -1,
                                       .count = c->count,
-                                      .offset = c->offset};
-    char here[160], there[160];
+                                      .offset = c->offset,
+                                      .place = place,
+                                      .of = of};
+    char here[200], there[200];
 
     if (!segment_say(s, SEGMENT_OPERATIONS, &word))
         return false;
@@ -180,12 +186,12 @@ static bool coll_all_gather(struct ncclComm *comm, const struct si_call *c, cons
     return true;
 }
 
-static bool coll_run(struct ncclComm *comm, const struct si_call *c)
+static bool coll_run(struct ncclComm *comm, const struct si_call *c, uint32_t place, uint32_t of)
 {
     const char *send = standin_host(c->send);
     char *recv = standin_host(c->recv);
 
-    if (!ranks_agree(comm, c))
+    if (!ranks_agree(comm, c, place, of))
         return false;
     switch (c->kind) {
     case SI_ALL_REDUCE:
@@ -310,12 +316,15 @@ void si_run_calls(struct si_calls *calls)
     struct ncclComm *comm = calls->comm;
     bool any_message = false, through;
     int planted = si_planted_async();
+    uint32_t place = 0, n_collectives = 0;
 
     if (planted != 0) { /* an error of the network: the operation never ends by itself */
         __atomic_store_n(&comm->broken, planted, __ATOMIC_RELEASE);
         while (__atomic_load_n(&comm->abort, __ATOMIC_ACQUIRE) == 0)
             segment_sleep(&comm->seg, segment_changes(&comm->seg));
     }
+    for (size_t i = 0; i < calls->n; i++)
+        n_collectives += !coll_is_message(&calls->call[i]);
     for (size_t i = 0; i < calls->n; i++)
         calls->call[i].moved = 0; /* a graph's run again */
     for (size_t i = 0; i < calls->n; i++) {
@@ -327,7 +336,7 @@ void si_run_calls(struct si_calls *calls)
         }
         if (calls->call[i].deaf)
             (void)__atomic_add_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
-        through = coll_run(comm, &calls->call[i]);
+        through = coll_run(comm, &calls->call[i], ++place, n_collectives);
         if (calls->call[i].deaf)
             (void)__atomic_sub_fetch(&comm->deaf, 1, __ATOMIC_ACQ_REL);
         if (!through)

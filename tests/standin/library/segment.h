@@ -23,7 +23,8 @@ struct segment_word {
     uint64_t sequence;
     int32_t kind, type, op, root;
     uint64_t count;
-    int64_t offset; /* in the symmetric window; -1: in none */
+    int64_t offset;     /* in the symmetric window; -1: in none */
+    uint32_t place, of; /* among the collectives of its launch, from 1 */
     uint64_t extra[2];
 };
 
