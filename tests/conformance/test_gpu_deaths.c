@@ -386,6 +386,22 @@ static int splits_on_one_gpu(struct rank *r)
     return leaves_at_most(r, 0);
 }
 
+/* Nobody dies: rank 1 alone cannot use its part, so no rank has one; the next split is well. */
+static int splits_for_one_only(struct rank *r)
+{
+    const struct cdi_split all = {.key = r->rank, .n = 2};
+    struct cdi_backend *part = NULL;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (r->rank == 1)
+        configure("CDDP_STANDIN_FAIL", "ncclCommCount:1:3");
+    RANK_CHECK(r->ops->split(r->b, &all, &part, &r->err) == CDDP_E_SYSTEM && part == NULL);
+    RANK_CHECK(strstr(r->err.msg, r->rank == 1 ? "does not report the size" : "another rank cannot create") != NULL);
+    RANK_CHECK(r->ops->split(r->b, &all, &part, &r->err) == CDDP_OK && do_launch(r) == CDDP_OK);
+    r->ops->destroy(part);
+    return leaves_at_most(r, 0);
+}
+
 /* Nobody dies, and nothing is aborted. */
 static int leaves_in_peace(struct rank *r)
 {
@@ -463,6 +479,7 @@ int main(int argc, char **argv)
         {"a leave", leaves_in_peace, -1, NULL},
         {"a leave beside a graph", leaves_with_a_graph, -1, NULL},
         {"a split that fails", splits_on_one_gpu, -1, NULL},
+        {"a split that fails on one rank", splits_for_one_only, -1, NULL},
         {"a death before the leave", dies_before_the_leave, 1, NULL},
     };
 

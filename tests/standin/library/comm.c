@@ -722,8 +722,10 @@ SI_EXPORT ncclResult_t ncclGetVersion(int *out)
 
 SI_EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
 {
-    ncclResult_t rc = si_comm_check(comm, "ncclCommCount");
+    ncclResult_t rc = (ncclResult_t)si_enter_nccl("ncclCommCount", false);
 
+    if (rc == ncclSuccess)
+        rc = si_comm_check(comm, "ncclCommCount");
     if (rc == ncclSuccess)
         *count = comm->seg.n_ranks;
     return rc;

@@ -321,12 +321,24 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
                : st;
 }
 
+/* Gives all ranks the same result. own, why: this rank's. */
+static cddp_status agree_on_part(struct cdi_backend *b, cddp_status own, const struct cdi_error *why,
+                                 struct cdi_error *err)
+{
+    int32_t able = own == CDDP_OK;
+    cddp_status st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
+
+    if (st != CDDP_OK || able)
+        return st;
+    return own != CDDP_OK ? cdi_fail_since(err, why, "%s", why->msg)
+                          : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot create the new communicator");
+}
+
 static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                              struct cdi_error *err)
 {
     struct cdi_backend *part = NULL;
     struct cdi_error why;
-    int32_t able;
     cddp_status st = cdi_gpu_health(b, err), own = CDDP_OK;
 
     if (st != CDDP_OK)
@@ -334,16 +346,14 @@ static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how,
     own = cdi_device_enter(&b->device, &why);
     if (own == CDDP_OK && how->color >= 0)
         own = prepare_part(b, how, &part, &why);
-    able = own == CDDP_OK;
     b->n_splits++;
-    st = cdi_gpu_agree(b, &able, CDDP_MIN, err);
-    if (st == CDDP_OK && !able)
-        st = own != CDDP_OK ? cdi_fail_since(err, &why, "%s", why.msg)
-                            : cdi_fail(err, CDDP_E_SYSTEM, "another rank cannot create the new communicator");
-    if (st == CDDP_OK)
-        st = cdi_communicator_split(b, how->color, how->key, part, err);
-    if (st == CDDP_OK && part != NULL)
-        st = cdi_watch_start(part, err);
+    st = agree_on_part(b, own, &why, err);
+    if (st == CDDP_OK) {
+        own = cdi_communicator_split(b, how->color, how->key, part, &why);
+        if (own == CDDP_OK && part != NULL)
+            own = cdi_watch_start(part, &why);
+        st = agree_on_part(b, own, &why, err); /* others would wait in it for a rank that fails alone */
+    }
     cdi_device_leave(&b->device);
     if (st != CDDP_OK) {
         if (cdi_gpu_is_idle(b)) /* otherwise NCCL may still read its name */
