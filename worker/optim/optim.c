@@ -155,10 +155,9 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
     (void)pthread_mutex_lock(&d->lock);
     st = optim_check_reducer(d, err);
     if (st == CDDP_OK)
-        st = cdi_in_place_disable(d, err);
-    (void)pthread_mutex_unlock(&d->lock);
-    if (st == CDDP_OK)
         st = cdi_optim_make_rule(&rule, &opt, given, err);
+    st = cdi_in_place_disable(d, "create its optimizer", st == CDDP_OK ? NULL : err, err);
+    (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
         st = optim_make(&o, d, &rule, &opt, err);
     if (st == CDDP_OK)

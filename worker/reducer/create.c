@@ -128,6 +128,8 @@ static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param
     if (status == CDDP_OK)
         status = cdi_stats_create(d, err);
     if (status == CDDP_OK)
+        status = cdi_metrics_create(d, err);
+    if (status == CDDP_OK)
         status = cdi_in_place_init(d, err);
     if (status == CDDP_OK)
         status = cdi_in_place_reserve(d, err);
@@ -199,8 +201,10 @@ static void free_all(void *ddp)
 
 static void free_ddp(cddp_ddp *d)
 {
-    if (d != NULL)
-        free_all(d);
+    if (d == NULL)
+        return;
+    cdi_metrics_stop(d);
+    free_all(d);
 }
 
 static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n, const size_t *unit,
@@ -250,7 +254,7 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     if (status == CDDP_OK)
         status = cdi_compress_init(d, err);
     if (status == CDDP_OK)
-        status = cdi_metrics_start(d, err);
+        cdi_metrics_start(d);
     if (status != CDDP_OK && given.opt.name != NULL)
         (void)cdi_error_wrap(err, "model '%.64s'", given.opt.name);
     cdi_ddp_release_input(&given);

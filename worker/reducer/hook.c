@@ -116,24 +116,26 @@ cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
     return hook_call(d, bucket, NULL);
 }
 
-/* Sets the hook, with the lock held. */
-static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error *err)
+static cddp_status check_between_steps(const cddp_ddp *d, struct cdi_error *err)
 {
-    if (d->sticky.status != CDDP_OK) {
-        *err = d->sticky;
-        return err->status;
-    }
-    if (d->begun)
-        return cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
-                        (unsigned long long)d->step);
-    if (hook == NULL) {
-        cdi_powersgd_destroy(d->powersgd);
-        d->powersgd = NULL;
-        d->hook = (cddp_hook){0};
-        return CDDP_OK;
-    }
-    if (cdi_plan_check_final(d, "cddp_ddp_set_hook", err) != CDDP_OK)
-        return err->status;
+    return d->begun ? cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
+                               (unsigned long long)d->step)
+                    : CDDP_OK;
+}
+
+/* Does what this rank can do alone, with the lock held. */
+static cddp_status prepare_hook(cddp_ddp *d, cddp_hook *hook, const cddp_hook *given, struct cdi_error *err)
+{
+    cddp_status st = cdi_sized_get(hook, sizeof *hook, given, "cddp_hook", err);
+
+    if (st == CDDP_OK && hook->begin == NULL)
+        st = cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
+    if (st == CDDP_OK)
+        st = check_between_steps(d, err);
+    if (st == CDDP_OK)
+        st = cdi_plan_check_final(d, "cddp_ddp_set_hook", err);
+    if (st != CDDP_OK)
+        return st;
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer skips unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook needs "
@@ -147,37 +149,44 @@ static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, struct cdi_error
                         "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");
     if (d->hook_params == NULL)
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
-    if (d->hook_params == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
-    if (cdi_in_place_disable(d, err) != CDDP_OK)
-        return err->status;
-    cdi_powersgd_destroy(d->powersgd);
-    d->powersgd = NULL;
-    d->hook = *hook;
-    return CDDP_OK;
+    return d->hook_params != NULL
+               ? CDDP_OK
+               : cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
 }
 
-static cddp_status read_hook(cddp_hook *hook, const cddp_hook *given, struct cdi_error *err)
+/* Sets the hook, with the lock held. */
+static cddp_status set_hook(cddp_ddp *d, const cddp_hook *given, struct cdi_error *err)
 {
-    cddp_status st = cdi_sized_get(hook, sizeof *hook, given, "cddp_hook", err);
+    cddp_hook hook = {.begin = NULL};
+    cddp_status st;
 
-    if (st == CDDP_OK && hook->begin == NULL)
-        return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
-    return st;
+    if (d->sticky.status != CDDP_OK) {
+        *err = d->sticky;
+        return err->status;
+    }
+    if (given == NULL) {
+        st = check_between_steps(d, err);
+    } else {
+        st = prepare_hook(d, &hook, given, err);
+        st = cdi_in_place_disable(d, "set its hook", st == CDDP_OK ? NULL : err, err);
+    }
+    if (st != CDDP_OK)
+        return st;
+    cdi_powersgd_destroy(d->powersgd);
+    d->powersgd = NULL;
+    d->hook = hook;
+    return CDDP_OK;
 }
 
 cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    cddp_hook known;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_hook", ddp, &err);
 
-    if (st == CDDP_OK && hook != NULL)
-        st = read_hook(&known, hook, &err);
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
-        st = set_hook(ddp, hook == NULL ? NULL : &known, &err);
+        st = set_hook(ddp, hook, &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

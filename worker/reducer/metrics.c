@@ -26,7 +26,7 @@ struct cdi_metrics {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool stopping;
+    bool runs, stopping;                  /* the thread */
     char path[PATH_MAX], fresh[PATH_MAX]; /* the second one becomes the first one */
     char text[CDI_STATS_TEXT];
 };
@@ -88,56 +88,59 @@ static int start_thread(struct cdi_metrics *m)
 
 static atomic_uint n_started;
 
-cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_metrics_create(cddp_ddp *d, struct cdi_error *err)
 {
     const char *pattern = cdi_env_str(METRICS_ENV);
     struct cdi_metrics *m;
-    char text[160];
-    int rc;
 
     if (pattern == NULL || d->stats == NULL)
         return CDDP_OK;
-    m = calloc(1, sizeof *m);
+    d->metrics = m = calloc(1, sizeof *m);
     if (m == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for %s", METRICS_ENV);
     m->ddp = d;
     m->rank = cdi_rank_of_job(cdi_comm_world(d->comm), cdi_comm_world(d->comm)->rank);
-    if (!cdi_stats_file_name(pattern, m->rank, d->name, m->path, sizeof m->path - 36)) {
-        free(m);
+    if (!cdi_stats_file_name(pattern, m->rank, d->name, m->path, sizeof m->path - 36))
         return cdi_fail(
             err, CDDP_E_INVALID,
             "%s='%.200s' is not a file's name, in which %%r stands for the rank, %%m for the model, and %%%% "
             "for a percent sign",
             METRICS_ENV, pattern);
-    }
     /* Another reducer of this process may write to the same path. */
     (void)snprintf(m->fresh, sizeof m->fresh, "%.*s.%d.%u.tmp", PATH_MAX - 36, m->path, (int)getpid(),
                    atomic_fetch_add(&n_started, 1));
-    rc = start_thread(m);
-    if (rc != 0) { /* the other ranks have a reducer already, and train */
-        (void)snprintf(text, sizeof text, "%s: this rank writes no file: cannot start a thread: %s", METRICS_ENV,
-                       strerror(rc));
-        cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
-        free(m);
-        m = NULL;
-    }
-    d->metrics = m;
     return CDDP_OK;
+}
+
+void cdi_metrics_start(cddp_ddp *d)
+{
+    char text[160];
+    int rc;
+
+    if (d->metrics == NULL)
+        return;
+    rc = start_thread(d->metrics);
+    d->metrics->runs = rc == 0;
+    if (rc == 0)
+        return;
+    (void)snprintf(text, sizeof text, "%s: this rank writes no file: cannot start a thread: %s", METRICS_ENV,
+                   strerror(rc));
+    cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
 }
 
 void cdi_metrics_stop(cddp_ddp *d)
 {
     struct cdi_metrics *m = d->metrics;
 
-    if (m == NULL)
-        return;
-    (void)pthread_mutex_lock(&m->lock);
-    m->stopping = true;
-    (void)pthread_cond_signal(&m->changed);
-    (void)pthread_mutex_unlock(&m->lock);
-    (void)pthread_join(m->thread, NULL);
-    (void)pthread_cond_destroy(&m->changed);
-    (void)pthread_mutex_destroy(&m->lock);
-    free(m);
     d->metrics = NULL;
+    if (m != NULL && m->runs) {
+        (void)pthread_mutex_lock(&m->lock);
+        m->stopping = true;
+        (void)pthread_cond_signal(&m->changed);
+        (void)pthread_mutex_unlock(&m->lock);
+        (void)pthread_join(m->thread, NULL);
+        (void)pthread_cond_destroy(&m->changed);
+        (void)pthread_mutex_destroy(&m->lock);
+    }
+    free(m);
 }

@@ -9,11 +9,13 @@
 #include "worker/reducer/state/state.h"
 
 /*
- * Starts the thread, if the variable is set. CDDP_E_INVALID: it is not a file's name; CDDP_E_NOMEM, CDDP_E_SYSTEM:
- * there is no thread. A file that cannot be written is not an error.
+ * Prepares the file, if the variable is set. CDDP_E_INVALID: it is not a file's name; CDDP_E_NOMEM. A file that cannot
+ * be written is not an error.
  */
-cddp_status cdi_metrics_start(cddp_ddp *d, struct cdi_error *err);
-/* Writes the file once more, and ends the thread. The lock is not held. Does nothing the second time. */
+cddp_status cdi_metrics_create(cddp_ddp *d, struct cdi_error *err);
+/* Starts the thread, if there is a file for it. Without a thread there is a warning: the other ranks train already. */
+void cdi_metrics_start(cddp_ddp *d);
+/* Writes the file once more if the thread runs, and ends it. The lock is not held. Does nothing the second time. */
 void cdi_metrics_stop(cddp_ddp *d);
 
 #endif

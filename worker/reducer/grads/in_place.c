@@ -12,6 +12,7 @@
  */
 #include "worker/reducer/grads/in_place.h"
 
+#include "worker/comm/agree.h"
 #include "worker/comm/memory.h"
 #include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/state/arena.h"
@@ -265,14 +266,18 @@ void cdi_in_place_list(cddp_ddp *d)
 
 /* ------------------------------------------------------------------------------------------------- and back ---- */
 
-cddp_status cdi_in_place_disable(cddp_ddp *d, struct cdi_error *err)
+cddp_status cdi_in_place_disable(cddp_ddp *d, const char *what, const struct cdi_error *alone, struct cdi_error *err)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     struct cdi_region *whole;
-    cddp_status st;
+    cddp_status st = CDDP_OK;
 
-    if (!p->any)
-        return CDDP_OK;
+    if (p->any)
+        st = cdi_comm_agree(d->comm, what, NULL, 0, NULL, alone, err);
+    else if (alone != NULL)
+        st = (*err = *alone).status;
+    if (st != CDDP_OK || !p->any)
+        return st;
     st = d->ops->region_create(d->b, d->plan.arena_bytes, &whole, err);
     if (st != CDDP_OK)
         return st;

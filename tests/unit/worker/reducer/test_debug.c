@@ -126,23 +126,37 @@ Test(debug, silent_without_variable)
     expect(NULL, NULL);
 }
 
-static int refused(int rank)
+/* A variable that rank 1 alone cannot read: no rank has a reducer. */
+static int refused(int rank, const char *name, const char *value)
 {
     static float w[4];
     const cddp_param p = {.size = sizeof(cddp_param), .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
     cddp_comm *comm;
     cddp_ddp *ddp;
+    char text[64];
 
     if (rank == 1)
-        (void)setenv("CDDP_DEBUG", "perhaps", 1);
+        (void)setenv(name, value, 1);
+    (void)snprintf(text, sizeof text, "%s='%s'", name, value);
     CHECK(cddp_init(&comm, NULL) == CDDP_OK);
     CHECK(cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_E_INVALID);
-    CHECK(strstr(cddp_last_error(), "CDDP_DEBUG='perhaps'") != NULL);
+    CHECK(strstr(cddp_last_error(), text) != NULL);
     CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
 }
 
+static int debug_refused(int rank)
+{
+    return refused(rank, "CDDP_DEBUG", "perhaps");
+}
+
+static int metrics_refused(int rank)
+{
+    return refused(rank, "CDDP_METRICS_FILE", "/tmp/%q");
+}
+
 Test(debug, rejects_other_values_on_every_rank)
 {
-    cr_assert_eq(ddp_world(refused), 0);
+    cr_assert_eq(ddp_world(debug_refused), 0);
+    cr_assert_eq(ddp_world(metrics_refused), 0);
 }

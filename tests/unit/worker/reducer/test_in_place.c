@@ -426,6 +426,45 @@ Test(in_place, hooks_and_powersgd_copy)
     cr_assert_eq(run_world(2, hooked), 0);
 }
 
+/* A call that rank 1 alone makes in the middle of a step fails on both ranks, and changes nothing. */
+static int called_in_a_step(int rank)
+{
+    const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
+    const cddp_powersgd_options psgd = {.size = sizeof psgd, .start_step = 1};
+    const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 0.01};
+    static const char *const whats[] = {"set its hook", "use PowerSGD", "create its optimizer"};
+    struct job j = {0};
+
+    CHECK(begin(&j, rank) == 0);
+    for (int n = 0; n < 3; n++) {
+        void *grad[PARAMS];
+        cddp_ddp *both[2];
+        cddp_optim *o;
+        char text[64];
+        cddp_status st;
+
+        CHECK(open_both(&j, &kinds[0], 0, FORWARD, grad, both) == 0);
+        CHECK(rank == 0 || cddp_ddp_grad_ready(both[0], PARAMS - 1) == CDDP_OK);
+        st = n == 0   ? cddp_ddp_set_hook(both[0], &hook)
+             : n == 1 ? cddp_ddp_set_powersgd(both[0], &psgd)
+                      : cddp_optim_create(&o, both[0], &sgd);
+        (void)snprintf(text, sizeof text, "rank 1 could not %s: ", whats[n]);
+        CHECK(st == CDDP_E_STATE && (rank == 1) == (strstr(cddp_last_error(), text) == NULL));
+        for (size_t i = PARAMS - (size_t)rank; i-- > 0;)
+            CHECK(cddp_ddp_grad_ready(both[0], i) == CDDP_OK);
+        CHECK(cddp_ddp_wait(both[0]) == CDDP_OK && n_in_place(both[0]) > 0);
+        CHECK(step_of_both(&j, &kinds[0], 0, both, 0, whats[n]) == 0);
+        cddp_ddp_destroy(both[0]);
+        cddp_ddp_destroy(both[1]);
+    }
+    return end(&j);
+}
+
+Test(in_place, call_of_one_rank_in_a_step_fails_on_all)
+{
+    cr_assert_eq(run_world(2, called_in_a_step), 0);
+}
+
 /* An optimizer's parameters are the same as with the arena. */
 static int optimized(int rank)
 {
