@@ -103,6 +103,93 @@ static bool await_flag(struct rank *r, int i, int ms)
 
 /* ------------------------------------------------------------------------------------------------------- the order */
 
+enum { STREAM, JOIN, SCALE, COPY, ACQUIRE, WAYS };
+
+/* A thread that waits for everything, for an earlier operation, or works on the communication stream. */
+struct waiter {
+    struct rank *r;
+    int way;
+    uint64_t earlier;
+    void *x; /* KNOWN elements that no operation uses */
+    cddp_status st;
+};
+
+static void *wait_beside_a_group(void *arg)
+{
+    struct waiter *w = arg;
+    const struct cdi_backend_ops *ops = w->r->ops;
+    struct cdi_backend *b = w->r->b;
+    struct cdi_error err;
+    float copy[KNOWN];
+    void *stream;
+
+    if (use_device(w->r) != 0)
+        return arg;
+    switch (w->way) {
+    case STREAM:
+        w->st = ops->stream_wait(b, 0, NULL, &err);
+        break;
+    case JOIN:
+        w->st = ops->join(b, w->earlier, &err);
+        break;
+    case SCALE:
+        w->st = ops->scale(b, w->x, KNOWN, CDDP_FLOAT32, 2, &err);
+        break;
+    case COPY:
+        w->st = ops->copy(b, copy, w->x, sizeof copy, &err);
+        break;
+    default:
+        w->st = ops->stream_acquire(b, &stream, &err);
+        if (w->st == CDDP_OK)
+            ops->stream_release(b);
+    }
+    return NULL;
+}
+
+/*
+ * Rank 0 waits in another thread while a group of two operations is half there. Rank 1 waits for nothing, and is late
+ * to the operation before the group, which connects: NCCL gets the same groups, or the stand-in reports them.
+ */
+static int wait_in_a_group(struct rank *r)
+{
+    static const float zeros[2 * KNOWN];
+    struct waiter w = {.r = r};
+    uint64_t ticket;
+    pthread_t thread;
+    float *x;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    x = rank_lend(r, zeros, sizeof zeros);
+    w.x = rank_lend(r, zeros, sizeof zeros);
+    for (w.way = 0; w.way < WAYS; w.way++) {
+        struct cdi_coll op = all_reduce(x);
+
+        op.known = true;
+        op.count = KNOWN + 1 + (size_t)w.way;
+        if (r->rank == 1)
+            (void)await_flag(r, w.way, CHILD_S * 1000);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &w.earlier, &r->err) == CDDP_OK);
+        op.count = KNOWN / 2;
+        op.more = true;
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        if (r->rank == 0) {
+            RANK_CHECK(pthread_create(&thread, NULL, wait_beside_a_group, &w) == 0);
+            rank_sleep(LATE_MS / 6);
+            set_flag(r, w.way);
+            rank_sleep(LATE_MS / 6);
+        }
+        op.in = op.out = x + KNOWN;
+        op.more = false;
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        if (r->rank == 0)
+            RANK_CHECK(pthread_join(thread, NULL) == 0 && w.st == CDDP_OK, "way %d", w.way);
+        RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK);
+    }
+    rank_return(r, NULL, w.x, 0);
+    rank_return(r, NULL, x, 0);
+    return 0;
+}
+
 /*
  * Rank 0 starts an operation that connects, and so waits for rank 1, which is late; then a known one on the other part.
  * Rank 1 starts both in the same order.
@@ -271,6 +358,7 @@ static int die_beside_a_full_stream(struct rank *r)
 int main(int argc, char **argv)
 {
     static const struct ranks_test tests[] = {
+        {"a wait of another thread does not begin a group", wait_in_a_group, -1, NULL},
         {"a known operation does not overtake one that connects", connect_first, -1, NULL},
         {"launches take turns in the same order on both ranks", take_turns, -1, NULL},
         {"a captured operation does not overtake one that connects", capture_beside_a_launch, -1, NULL},

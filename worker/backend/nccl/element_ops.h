@@ -40,7 +40,7 @@ cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, c
                             size_t n, double epsilon, struct cdi_error *err);
 
 /*
- * Enters the device, locks, and starts operations that are held back, so that kernels may be launched. After CDDP_OK,
+ * Enters the device, locks, and starts operations that may begin, so that kernels may be launched. After CDDP_OK,
  * call _end.
  */
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);

@@ -194,20 +194,25 @@ cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cd
     return st;
 }
 
+void cdi_issue_close(struct cdi_backend *b)
+{
+    b->ready = b->enqueued;
+    b->pending_bytes = 0;
+}
+
 /*
- * Begins all operations that have a ticket. NCCL may put them on the stream in another thread, and returns "in
+ * Begins all operations that may. NCCL may put them on the stream in another thread, and returns "in
  * progress" meanwhile. This caller, in the middle of a backward pass, does not wait for that; the next one does.
  */
 static cddp_status issue_begin(struct cdi_backend *b, struct cdi_error *err)
 {
-    uint64_t first = b->begun + 1, last = b->enqueued;
+    uint64_t first = b->begun + 1, last = b->ready;
     cddp_status st = cdi_nccl_poll_async(b, ncclInProgress, err);
     bool marked = false;
     ncclResult_t r;
 
     if (st != CDDP_OK || first > last)
         return st;
-    b->pending_bytes = 0;
     for (uint64_t t = first; t <= last; t++) {
         cdi_slot_of(b, t)->last = last;
         marked |= !cdi_slot_of(b, t)->one.op.unmarked;
@@ -253,6 +258,6 @@ cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err)
 
 void cdi_issue_try_start(struct cdi_backend *b)
 {
-    if (b->begun < b->enqueued && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess && try_turn(b))
+    if (b->begun < b->ready && cdi_nccl_state(b, b->comm, ncclInProgress) == ncclSuccess && try_turn(b))
         (void)cdi_issue_start(b, NULL); /* this sets the sticky error */
 }

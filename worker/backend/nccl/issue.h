@@ -5,7 +5,9 @@
 
 #include "worker/backend/nccl/state/state.h"
 
-/* Calls NCCL for every ticket, if the communicator is healthy. */
+/* Completes the pending group, which then may begin: with the operation that a thread enqueues last, or waits for. */
+void cdi_issue_close(struct cdi_backend *b);
+/* Calls NCCL for every ticket that may begin, if the communicator is healthy. */
 cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);
 /*
  * Enclose a launch of NCCL, from the call until NCCL has put it on the stream: one at a time for each GPU, over all
@@ -14,7 +16,7 @@ cddp_status cdi_issue_start(struct cdi_backend *b, struct cdi_error *err);
  */
 cddp_status cdi_issue_take_turn(struct cdi_backend *b, struct cdi_error *err);
 void cdi_issue_give_turn(const struct cdi_backend *b);
-/* Starts operations that are held back, if NCCL takes them at once. */
+/* Starts operations that may begin, if NCCL takes them at once. */
 void cdi_issue_try_start(struct cdi_backend *b);
 /*
  * Completes the operations that were begun last, to which NCCL has returned r ("in progress": polls until it is done):
@@ -22,7 +24,7 @@ void cdi_issue_try_start(struct cdi_backend *b);
  * cdi_nccl_wait_ready.
  */
 cddp_status cdi_nccl_poll_async(struct cdi_backend *b, ncclResult_t r, struct cdi_error *err);
-/* Puts every operation that has a ticket on the stream; NCCL then takes the next call. */
+/* Puts every operation that may begin on the stream; NCCL then takes the next call. */
 cddp_status cdi_issue_flush(struct cdi_backend *b, struct cdi_error *err);
 
 #endif

@@ -38,8 +38,10 @@ static cddp_status op_append(struct cdi_backend *b, const struct cdi_coll *op, s
     cddp_status st = CDDP_OK;
 
     if (b->begun < b->enqueued &&
-        (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->enqueued - b->begun >= CDI_GROUP_MAX))
+        (b->pending_bytes + bytes > CDI_GROUP_BYTES || b->enqueued - b->begun >= CDI_GROUP_MAX)) {
+        cdi_issue_close(b);
         st = cdi_issue_start(b, err);
+    }
     if (st == CDDP_OK)
         st = cdi_ring_next(b, &s, err);
     if (st != CDDP_OK)
@@ -53,9 +55,11 @@ static cddp_status op_append(struct cdi_backend *b, const struct cdi_coll *op, s
     if (staged != NULL)
         cdi_stage_add_result(b, staged);
     b->pending_bytes += bytes;
-    if (b->n_acquired > 0) /* work that the user of the stream enqueues next must follow it */
-        return cdi_issue_flush(b, err);
-    return op->more && bytes <= CDI_GROUP_BYTES ? CDDP_OK : cdi_issue_start(b, err);
+    if (op->more && bytes <= CDI_GROUP_BYTES)
+        return CDDP_OK;
+    cdi_issue_close(b);
+    /* Work that the user of the stream enqueues next must follow it. */
+    return b->n_acquired > 0 ? cdi_issue_flush(b, err) : cdi_issue_start(b, err);
 }
 
 /*
@@ -66,8 +70,10 @@ static cddp_status op_append_group(struct cdi_backend *b, const struct cdi_coll 
                                    struct cdi_op_group *several, struct cdi_error *err)
 {
     struct cdi_slot *s = NULL;
-    cddp_status st = b->begun < b->enqueued ? cdi_issue_start(b, err) : CDDP_OK;
+    cddp_status st;
 
+    cdi_issue_close(b);
+    st = b->begun < b->enqueued ? cdi_issue_start(b, err) : CDDP_OK;
     if (st == CDDP_OK)
         st = cdi_ring_next(b, &s, err);
     if (st != CDDP_OK)
@@ -79,6 +85,7 @@ static cddp_status op_append_group(struct cdi_backend *b, const struct cdi_coll 
     for (size_t i = 0; i < several->n; i++)
         if (several->op[i].staged != NULL)
             cdi_stage_add_result(b, several->op[i].staged);
+    cdi_issue_close(b);
     return b->n_acquired > 0 ? cdi_issue_flush(b, err) : cdi_issue_start(b, err);
 }
 

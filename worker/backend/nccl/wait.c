@@ -70,6 +70,19 @@ static cddp_status await_ticket(struct cdi_backend *b, uint64_t ticket, struct c
 }
 
 /*
+ * Puts the ticket on the stream (0: all that may begin). A group that another thread has not completed stays pending:
+ * when a wait comes depends on the rank, and NCCL wants the same groups on all. With `lock`.
+ */
+static cddp_status wait_issue(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
+{
+    if (ticket > b->enqueued)
+        return cdi_fail(err, CDDP_E_INVALID, "no such ticket");
+    if (ticket > b->ready)
+        cdi_issue_close(b);
+    return ticket == 0 || ticket > b->issued ? cdi_issue_flush(b, err) : CDDP_OK;
+}
+
+/*
  * Returns the event after the operation; NULL: it was reached long ago. For ticket 0, and for a ticket without a mark,
  * the event is recorded now, after everything. With `lock`; the ticket is issued.
  */
@@ -95,10 +108,8 @@ cddp_status cdi_gpu_join(struct cdi_backend *b, uint64_t ticket, struct cdi_erro
 
     st = cdi_device_enter(&b->device, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->enqueued)
-        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (st == CDDP_OK && ticket > b->issued)
-        st = cdi_issue_flush(b, err);
+    if (st == CDDP_OK && ticket > 0)
+        st = wait_issue(b, ticket, err);
     if (st == CDDP_OK && ticket > 0)
         st = wait_event(b, ticket, &event, err);
     (void)pthread_mutex_unlock(&b->lock);
@@ -238,10 +249,8 @@ cddp_status cdi_gpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void *st
     if (st == CDDP_OK)
         st = cdi_gpu_refuse_capture(stream, err);
     (void)pthread_mutex_lock(&b->lock);
-    if (st == CDDP_OK && ticket > b->enqueued)
-        st = cdi_fail(err, CDDP_E_INVALID, "no such ticket");
-    else if (st == CDDP_OK && (ticket == 0 || ticket > b->issued))
-        st = cdi_issue_flush(b, err);
+    if (st == CDDP_OK)
+        st = wait_issue(b, ticket, err);
     if (st == CDDP_OK)
         st = wait_event(b, ticket, &event, err);
     if (st == CDDP_OK && event != NULL)

@@ -14,11 +14,11 @@
  * gone on. Order: lock, ring_lock, error_lock.
  *
  * States of an operation: enqueued (it has a ticket, and is in the flight page; pending, if another one follows at
- * once); begun (NCCL was called, after a write of the ticket on the communication stream); issued (NCCL has put it
- * there, followed by another write); started and done, when the stream has written these words. Then its slot in the
- * ring is free. Between begun and issued a call may be "in progress" in another thread: the caller returns, and the
- * next caller or the progress thread polls until it is done. Only join, scan, region_create, split and destroy wait for
- * the GPU.
+ * once: no other thread may begin it meanwhile, since NCCL wants the same groups on all ranks); begun (NCCL was called,
+ * after a write of the ticket on the communication stream); issued (NCCL has put it there, followed by another write);
+ * started and done, when the stream has written these words. Then its slot in the ring is free. Between begun and
+ * issued a call may be "in progress" in another thread: the caller returns, and the next caller or the progress thread
+ * polls until it is done. Only join, scan, region_create, split and destroy wait for the GPU.
  *
  * The watch thread reads words of memory. It makes no call of CUDA and takes no `lock` before it aborts comm, so that
  * no other thread's call of the driver can delay it. NCCL's calls on comm are made between cdi_nccl_enter and _leave:
@@ -178,6 +178,7 @@ struct cdi_backend {
     struct cdi_slot *ring;
     size_t ring_size;
     uint64_t enqueued, begun, issued, done; /* the last ticket in each state: see above */
+    uint64_t ready;                         /* the last one that may begin: of later ones, more are to come */
     uint64_t n_collectives;                 /* of those enqueued */
     int64_t begun_ms;                       /* when the tickets after `issued` were begun */
     size_t pending_bytes;
