@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/peer_error.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -71,23 +70,44 @@ cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_erro
     return cdi_fail_by(err, blamed - 1, (cddp_status)status, "%.1000s", text + at);
 }
 
-void cdi_peer_error_late(const struct cdi_peer_error *w, uint64_t number, struct cdi_rank_list *late)
+static bool can_name_ranks(const struct cdi_peer_error *w)
 {
-    const struct timespec moment = {.tv_nsec = 500000000};
+    return cdi_peer_error_has_peers(w) && w->size <= NAMED_RANKS_MAX;
+}
+
+void cdi_peer_error_tell_place(const struct cdi_peer_error *w, const char *series, struct cdi_peer_place *p,
+                               uint64_t number)
+{
+    char name[NAME_BYTES];
+
+    if (p->told == number)
+        return;
+    p->told = number;
+    (void)snprintf(name, sizeof name, "%s/%d", series, w->rank);
+    if (can_name_ranks(w) && peer_error_add(w, name, (int64_t)(number - p->sum), NULL, NULL) == CDDP_OK)
+        p->sum = number;
+}
+
+bool cdi_peer_error_late(const struct cdi_peer_error *w, const char *series, uint64_t number,
+                         struct cdi_rank_list *late)
+{
+    const struct timespec moment = {.tv_nsec = 2 * CDI_PEER_TELL_MS * 1000000};
+    struct cdi_rank_list found = {0};
     char name[NAME_BYTES];
     int64_t n;
 
-    if (!cdi_peer_error_has_peers(w) || w->size > NAMED_RANKS_MAX)
-        return;
-    (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, w->rank);
-    if (peer_error_add(w, name, 1, &n, NULL) != CDDP_OK)
-        return;
+    if (!can_name_ranks(w))
+        return false;
     (void)nanosleep(&moment, NULL);
     for (int r = 0; r < w->size; r++) {
-        (void)snprintf(name, sizeof name, "late/%" PRIu64 "/%d", number, r);
+        (void)snprintf(name, sizeof name, "%s/%d", series, r);
+        if (r == w->rank)
+            continue;
         if (peer_error_add(w, name, 0, &n, NULL) != CDDP_OK)
-            return;
-        if (n == 0)
-            cdi_rank_list_add(late, r);
+            return false;
+        if ((uint64_t)n < number)
+            cdi_rank_list_add(&found, r);
     }
+    *late = found;
+    return true;
 }

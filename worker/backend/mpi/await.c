@@ -23,6 +23,7 @@
 #define NEIGHBOURS_EVERY_MS 20
 #define STORE_AFTER_MS 50 /* then doubled, up to: */
 #define STORE_EVERY_MS 1000
+#define SERIES "at" /* of the numbers of collectives */
 #define CANCEL_MS 100
 #define LEFT_MS 1000 /* for messages that a rank sent before it left */
 
@@ -217,6 +218,8 @@ static cddp_status await_check_peers(struct cdi_mpi_run *run, struct watch *w, s
     const struct cdi_peer_error peer = cdi_mpi_peer_error(run->b);
     cddp_status st = cdi_peer_error_heard(&peer, err);
 
+    if (run->number != 0)
+        cdi_peer_error_tell_place(&peer, SERIES, &run->b->place, run->number);
     /* An aborting rank has connected: its messages to ranks that still connect are in transit. */
     if (st == CDDP_E_ABORTED && run->b->queue == NULL)
         return CDDP_OK;
@@ -229,6 +232,7 @@ static cddp_status await_timed_out(struct cdi_mpi_run *run, struct cdi_error *er
 {
     const struct cdi_peer_error w = cdi_mpi_peer_error(run->b);
     struct cdi_rank_list late = {0};
+    bool known = true;
     char what[160];
     int of_job;
 
@@ -236,14 +240,13 @@ static cddp_status await_timed_out(struct cdi_mpi_run *run, struct cdi_error *er
     if (run->peer >= 0)
         cdi_rank_list_add(&late, run->peer);
     else
-        cdi_peer_error_late(&w, run->number, &late);
+        known = cdi_peer_error_late(&w, SERIES, run->number, &late);
     of_job = late.n > 0 ? run->b->world_rank[late.first] : -1;
     if (late.n > 0)
         return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not arrive within %.4g s", what,
                            late.n == 1 ? "" : "s", late.text, (double)run->timeout_ms / 1000);
-    return cdi_fail(err, CDDP_E_TIMEOUT,
-                    "%s: not done within %.4g s, though every rank has come to it: the network may be stuck", what,
-                    (double)run->timeout_ms / 1000);
+    return cdi_fail(err, CDDP_E_TIMEOUT, "%s: not done within %.4g s%s", what, (double)run->timeout_ms / 1000,
+                    known ? ", though every rank has come to it: the network may be stuck" : "");
 }
 
 /* Stopped by abort, whose reason is in the queue, or by destroy, where no caller reads it. */

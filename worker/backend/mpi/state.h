@@ -135,12 +135,13 @@ struct cdi_backend {
     int first_tag;
     int *world_rank; /* by rank here */
     struct cdi_neighbour *neighbours;
-    uint64_t n_collectives;   /* that have begun; only the queue uses it */
-    int64_t n_left;           /* ranks that have left, as far as this rank knows */
-    int left_rank;            /* the first of them */
-    int64_t left_after;       /* its number of collectives */
-    atomic_bool stopped;      /* the running operation has to end */
-    atomic_bool failure_sent; /* this rank has reported its failure to the peers, or knows theirs */
+    uint64_t n_collectives;      /* that have begun; only the queue uses it */
+    struct cdi_peer_place place; /* what peers know of it; likewise */
+    int64_t n_left;              /* ranks that have left, as far as this rank knows */
+    int left_rank;               /* the first of them */
+    int64_t left_after;          /* its number of collectives */
+    atomic_bool stopped;         /* the running operation has to end */
+    atomic_bool failure_sent;    /* this rank has reported its failure to the peers, or knows theirs */
 
     struct cdi_opening *openings; /* of all ranks, by block_of(); then two for send and recv */
     struct cdi_requests parts[CDI_SETS], results[CDI_SETS];

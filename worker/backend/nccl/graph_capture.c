@@ -13,8 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define COUNTS 256                  /* groups in one block of memory */
-#define REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is not a ticket */
+#define COUNTS 256 /* groups in one block of memory */
 
 /* How often a group has begun and ended: the host reads one pair, the device counts in another. */
 struct words {
@@ -598,7 +597,7 @@ void cdi_capture_current(struct cdi_backend *b, struct cdi_op_info *out)
     g = b->captured.current;
     if (g != NULL) {
         out->since_ms = g->begun_ms;
-        out->ticket = out->number = REPLAYS + b->captured.begun;
+        out->ticket = out->number = CDI_REPLAYS + b->captured.begun;
         cdi_coll_text(&g->op, out->op, sizeof out->op);
         used = strlen(out->op);
         (void)snprintf(out->op + used, sizeof out->op - used, ", replay %u of its graph", g->begun);

@@ -14,6 +14,8 @@
 
 #include "worker/backend/nccl/state/state.h"
 
+#define CDI_REPLAYS (UINT64_C(1) << 62) /* added to the number of a captured collective, which is not a ticket */
+
 cddp_status cdi_capture_open(struct cdi_backend *b, struct cdi_error *err);
 /* Frees everything. None of it runs any more. */
 void cdi_capture_close(struct cdi_backend *b);

@@ -9,10 +9,15 @@
 #include "worker/backend/nccl/state/health.h"
 #include "worker/backend/nccl/state/ring.h"
 
-/* Returns whether the program has called send or recv; not whether a collective consists of them. */
-static bool op_is_message(const struct cdi_coll *op)
+/* Returns whether the slot has messages alone; a group that also has a collective has it on every rank. */
+static bool op_all_messages(struct cdi_slot *s)
 {
-    return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_api_call_is_coll(op->asked);
+    const struct cdi_ring_op *p;
+    bool all = cdi_op_is_message(&s->one.op);
+
+    for (size_t i = 0; (p = cdi_slot_op(s, i)) != NULL; i++)
+        all = all && cdi_op_is_message(&p->op);
+    return all;
 }
 
 /* Gives the slot the next ticket. With `lock`. */
@@ -21,7 +26,7 @@ static void op_give_ticket(struct cdi_backend *b, struct cdi_slot *s, enum cdi_f
     const struct cdi_coll *op = &s->one.op;
 
     s->started_ms = 0;
-    s->number = op_is_message(op) ? 0 : ++b->n_collectives;
+    s->number = op_all_messages(s) ? 0 : ++b->n_collectives;
     (void)pthread_mutex_lock(&b->ring_lock);
     s->flight_seq = cdi_host->flight_enqueue(b->record, what, (uint32_t)op->dtype, op->count, op->bucket);
     b->enqueued++;

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/nccl/peers.h"
 
+#include "worker/backend/nccl/graph_capture.h"
 #include "worker/backend/nccl/state/health.h"
+
+/* Of numbers: of collectives, and of their replays. */
+#define SERIES "at"
+#define SERIES_OF_REPLAYS "replay"
 
 static struct cdi_peer_error peers_channel(const struct cdi_backend *b)
 {
@@ -49,33 +54,60 @@ void cdi_peers_listen(struct cdi_backend *b)
     (void)cdi_gpu_fail(b, &err);
 }
 
+static uint64_t peers_replays(struct cdi_backend *b)
+{
+    uint64_t n;
+
+    (void)pthread_mutex_lock(&b->ring_lock);
+    n = b->captured.begun;
+    (void)pthread_mutex_unlock(&b->ring_lock);
+    return n;
+}
+
+uint64_t cdi_peers_place(struct cdi_backend *b)
+{
+    return atomic_load(&b->reached) + peers_replays(b);
+}
+
+void cdi_peers_tell_place(struct cdi_backend *b)
+{
+    const struct cdi_peer_error w = peers_channel(b);
+
+    cdi_peer_error_tell_place(&w, SERIES, &b->place, atomic_load(&b->reached));
+    cdi_peer_error_tell_place(&w, SERIES_OF_REPLAYS, &b->replays, peers_replays(b));
+}
+
 /*
  * Finds the ranks that are late. For messages these are the peers, since NCCL does not report which one. For a
- * collective they are the ranks that, according to the store, have not entered it; that takes several exchanges with
+ * collective they are the ranks that, according to the store, have not come to it; that takes several exchanges with
  * the store, each of which may take long.
  */
-static void peers_find_late(const struct cdi_backend *b, struct cdi_error *err)
+static void peers_find_late(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_peer_error w = peers_channel(b);
     struct cdi_rank_list late = b->timed_out_peers; /* this and timed_out_op do not change any more */
     const char *op = b->timed_out_op.op;
+    uint64_t number = b->timed_out_op.number;
     double seconds = (double)b->world.timeout_ms / 1000;
+    bool known = true, replay = number >= CDI_REPLAYS;
 
-    if (b->timed_out_op.number != 0)
-        cdi_peer_error_late(&w, b->timed_out_op.number, &late);
+    if (number != 0) {
+        cdi_peers_tell_place(b);
+        known =
+            cdi_peer_error_late(&w, replay ? SERIES_OF_REPLAYS : SERIES, replay ? number - CDI_REPLAYS : number, &late);
+    }
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* this is the cause */
         return;
-    if (late.n > 1 && b->timed_out_op.number == 0)
+    if (late.n > 1 && number == 0)
         (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not arrive within %.4g s", op, late.text, seconds);
     else if (late.n > 0)
         (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
                           "%s: rank%s %s did not arrive within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
     else
-        (void)cdi_fail(
-            err, CDDP_E_TIMEOUT,
-            "%s: not completed within %.4g s, though every rank has called it: ranks may have called different "
-            "collectives, or the network is stuck",
-            op, seconds);
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: not completed within %.4g s%s", op, seconds,
+                       known ? ", though every rank has called it: ranks may have called different collectives, or the "
+                               "network is stuck"
+                             : "");
 }
 
 void cdi_peers_name_late(struct cdi_backend *b)

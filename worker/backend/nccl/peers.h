@@ -9,7 +9,11 @@
 void cdi_peers_listen(struct cdi_backend *b);
 /* Notifies the peers of this communicator's failure, once its error message is complete, unless that was done. */
 void cdi_peers_notify(struct cdi_backend *b);
-/* After a timeout: asks the store which ranks are late, and adds them to the error message. */
+/* Returns a number that changes whenever this rank comes to another collective, or replay of one. */
+uint64_t cdi_peers_place(struct cdi_backend *b);
+/* Tells the peers how far this rank has come. The progress thread. */
+void cdi_peers_tell_place(struct cdi_backend *b);
+/* After a timeout: asks the store which ranks are late, and adds them to the error message. The progress thread. */
 void cdi_peers_name_late(struct cdi_backend *b);
 
 #endif

@@ -18,6 +18,7 @@
 #include "worker/backend/nccl/state/ring.h"
 
 #define ROUND_MS 1
+#define TELL_MS 200      /* in one collective, or after it: peers may want to know who is late, soon */
 #define ASK_GPU_ROUNDS 8 /* a fault of the GPU is rare, and each check is a call of the driver */
 
 /* Handles an error that NCCL reports, if no better one follows it. */
@@ -48,16 +49,31 @@ static void progress_check_nccl(struct cdi_backend *b)
         progress_nccl_error(b, r, g.op);
 }
 
+/* *at, *since_ms: where this rank was seen to be, and since when. */
+static void progress_tell_place(struct cdi_backend *b, uint64_t *at, int64_t *since_ms)
+{
+    uint64_t now_at = cdi_peers_place(b);
+    int64_t now_ms = cdi_now_ms();
+
+    if (now_at == *at && now_ms - *since_ms >= TELL_MS)
+        cdi_peers_tell_place(b);
+    *since_ms = now_at == *at ? *since_ms : now_ms;
+    *at = now_at;
+}
+
 void *cdi_progress_main(void *arg)
 {
     struct cdi_backend *b = arg;
     unsigned round = 0;
+    uint64_t at = 0;
+    int64_t since_ms = 0;
 
     cdi_thread_name("cddp-progress");
     (void)cdi_device_enter(&b->device, NULL); /* functions that call the driver enter the device themselves */
     while (cdi_gpu_pause(b, ROUND_MS, NULL)) {
         progress_check_nccl(b);
         cdi_gpu_timestamps_read(b);
+        progress_tell_place(b, &at, &since_ms);
         if (atomic_exchange(&b->check_store, false))
             cdi_peers_listen(b);
         if (++round % ASK_GPU_ROUNDS == 0 && cdi_gpu_health_now(b, NULL) == CDDP_OK)

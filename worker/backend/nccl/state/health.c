@@ -120,7 +120,8 @@ bool cdi_gpu_pause(struct cdi_backend *b, int64_t ms, int64_t *idle_until_ms)
 
     (void)pthread_mutex_lock(&b->error_lock);
     while (!b->stopping && !atomic_load(&b->failed) && !slept) {
-        bool idle = !b->busy && atomic_load(&b->captured.n_groups) == 0 &&
+        bool untold = idle_until_ms == NULL && atomic_load(&b->reached) != b->place.told;
+        bool idle = !b->busy && !untold && atomic_load(&b->captured.n_groups) == 0 &&
                     atomic_load(&b->n_stamps_read) == atomic_load(&b->n_stamped);
         bool anchors = idle && idle_until_ms == NULL && b->stamps != NULL;
         const struct timespec until = cdi_timespec_of(now_ms + (b->busy ? ms : anchors ? ANCHOR_MS : REPLAY_MS));

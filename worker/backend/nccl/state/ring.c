@@ -91,6 +91,13 @@ struct cdi_ring_op *cdi_slot_op(struct cdi_slot *s, size_t i)
     return i == 0 ? &s->one : NULL;
 }
 
+/* With `ring_lock`. */
+static void ring_note_reached(struct cdi_backend *b, const struct cdi_slot *s)
+{
+    if (s->number > atomic_load(&b->reached))
+        atomic_store(&b->reached, s->number);
+}
+
 bool cdi_ring_poll(struct cdi_backend *b)
 {
     uint32_t done, started;
@@ -106,6 +113,7 @@ bool cdi_ring_poll(struct cdi_backend *b)
 
         if (s->started_ms == 0 && cdi_ticket_reached(started, ticket)) {
             s->started_ms = cdi_now_ms();
+            ring_note_reached(b, s);
             cdi_host->flight_start(b->record, s->flight_seq);
         }
         if (!cdi_ticket_reached(done, ticket))
@@ -133,6 +141,11 @@ static size_t slot_n_ops(const struct cdi_slot *s)
     return s->group != NULL ? s->group->n : 1;
 }
 
+bool cdi_op_is_message(const struct cdi_coll *op)
+{
+    return (op->kind == CDI_SEND || op->kind == CDI_RECV) && !cdi_api_call_is_coll(op->asked);
+}
+
 void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_op_info *out)
 {
     size_t used;
@@ -141,7 +154,7 @@ void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_op_
     out->number = s->number;
     cdi_coll_text(&s->one.op, out->op, sizeof out->op);
     used = strlen(out->op);
-    if (s->number == 0 && slot_n_ops(s) > 1)
+    if (cdi_op_is_message(&s->one.op) && slot_n_ops(s) > 1)
         (void)snprintf(out->op + used, sizeof out->op - used, " and %zu more", slot_n_ops(s) - 1);
 }
 
@@ -157,6 +170,8 @@ void cdi_ring_current(struct cdi_backend *b, struct cdi_op_info *out)
 
         cdi_slot_describe(s, b->done + 1, out);
         out->since_ms = begun ? b->begun_ms : s->started_ms;
+        if (begun)
+            ring_note_reached(b, s);
     }
     (void)pthread_mutex_unlock(&b->ring_lock);
 }

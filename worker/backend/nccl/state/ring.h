@@ -14,6 +14,8 @@ cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct c
 cddp_status cdi_slot_copy_counts(const struct cdi_backend *b, struct cdi_slot *s, struct cdi_error *err);
 /* Returns operation i of a slot; NULL after the last one. */
 struct cdi_ring_op *cdi_slot_op(struct cdi_slot *s, size_t i);
+/* Returns whether the program has called send or recv; not whether a collective consists of them. */
+bool cdi_op_is_message(const struct cdi_coll *op);
 /* Describes the operation, as in "recv of 4 float32 from rank 1 and 2 more"; with `ring_lock` or `lock`. */
 void cdi_slot_describe(const struct cdi_slot *s, uint64_t ticket, struct cdi_op_info *out);
 /* Frees the slots and what they hold. */

@@ -180,6 +180,8 @@ struct cdi_backend {
     uint64_t enqueued, begun, issued, done; /* the last ticket in each state: see above */
     uint64_t ready;                         /* the last one that may begin: of later ones, more are to come */
     uint64_t n_collectives;                 /* of those enqueued */
+    _Atomic uint64_t reached;               /* the number of the last one that has started, or waits in its launch */
+    struct cdi_peer_place place, replays;   /* what peers know of `reached`, and of replays; the progress thread's */
     int64_t begun_ms;                       /* when the tickets after `issued` were begun */
     size_t pending_bytes;
     struct cdi_completion_words *words;
