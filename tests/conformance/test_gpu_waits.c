@@ -4,6 +4,7 @@
  * captured, notices a death while another thread is in a driver call that does not return, and distinguishes a fault of
  * the GPU from pending work.
  */
+#include "common/clock.h"
 #include "gpu_ranks.h"
 #include "worker/backend/nccl/device/ticket.h"
 
@@ -239,6 +240,76 @@ static int fail_beside_a_collective(struct rank *r)
     return 0;
 }
 
+/* ----------------------------------------------------------------------------------------------------- a replay hangs
+ */
+
+/* Rank 1 does not replay. On rank 0 an operation waits after the replay, whose time is over. */
+static int hang_in_a_replay(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_coll op;
+    CUgraphExec exec;
+    CUgraph graph;
+    CUstream s;
+    uint64_t ticket;
+    cddp_status st;
+    void *there;
+
+    r->world.timeout_ms = 2000;
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    if (use_stream(r, &s) != 0)
+        return 1;
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    RANK_CHECK(capture(r, s, there, true, &graph) == CDDP_OK);
+    RANK_CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_SUCCESS);
+    if (r->rank == 0) {
+        RANK_CHECK(cuGraphLaunch(exec, s) == CUDA_SUCCESS && r->ops->wait_stream(r->b, s, true, &r->err) == CDDP_OK);
+        RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+        st = r->ops->join(r->b, ticket, &r->err);
+        RANK_CHECK(st == CDDP_E_TIMEOUT && strstr(r->err.msg, ", replay 1 of its graph: rank 1 did not ") != NULL);
+        atomic_store(&r->board->flag[0], 1);
+    }
+    rank_await(r, 0);
+    (void)cuGraphExecDestroy(exec);
+    (void)cuGraphDestroy(graph);
+    rank_close(r);
+    _exit(0); /* borrowed memory is left */
+}
+
+/* ---------------------------------------------------------------------------------- a region is destroyed beside
+ * others
+ */
+
+static struct cdi_region *old_region;
+
+static void *destroy_it(void *arg)
+{
+    struct rank *r = arg;
+
+    r->ops->region_destroy(r->b, old_region);
+    return NULL;
+}
+
+/*
+ * A thread destroys a window, which the next creation frees. Only time is between the two, so that ThreadSanitizer
+ * sees what the thread still does with the window after it has let go of the lock.
+ */
+static int free_beside_a_destroy(struct rank *r)
+{
+    struct cdi_region *next;
+    pthread_t thread;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    RANK_CHECK(r->ops->region_create(r->b, 100000, &old_region, &r->err) == CDDP_OK);
+    RANK_CHECK(pthread_create(&thread, NULL, destroy_it, r) == 0);
+    rank_sleep(300);
+    RANK_CHECK(r->ops->region_create(r->b, 100000, &next, &r->err) == CDDP_OK);
+    RANK_CHECK(pthread_join(thread, NULL) == 0);
+    r->ops->region_destroy(r->b, next);
+    return 0;
+}
+
 /* ---------------------------------------------------------------------------------------------- a store that is slow
  */
 
@@ -295,6 +366,34 @@ static int time_out_beside_a_slow_store(struct rank *r)
     _exit(0); /* what a call that could not be ended may still use is left */
 }
 
+/* A rank whose part of all collectives is done waits in none. Its peers soon know that it came to the last one. */
+static int tell_where_it_is(struct rank *r)
+{
+    static float x[COUNT];
+    const struct cdi_coll op = all_reduce(x);
+    struct cdi_oob board = rank_oob(r);
+    char key[32];
+    int64_t n = 0;
+
+    (void)snprintf(key, sizeof key, "nccl/at/%d", 1 - r->rank);
+    (void)setenv("CDDP_TIMING", "off", 1); /* times give its threads work */
+    RANK_CHECK(cdi_flight_attach(&r->world.record, NULL, &r->err) == CDDP_OK);
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    for (int i = 0; i < 3; i++)
+        RANK_CHECK(rank_do(r, &op) == CDDP_OK);
+    for (int i = 0; i < 10000 && n != 3; i++) {
+        RANK_CHECK(board.add(board.arg, key, 0, &n, &r->err) == CDDP_OK);
+        rank_nap();
+    }
+    RANK_CHECK(n == 3, "rank %d is at %d", 1 - r->rank, (int)n);
+    atomic_fetch_add(&r->board->flag[0], 1);
+    while (atomic_load(&r->board->flag[0]) < 2)
+        rank_nap();
+    rank_close(r);
+    cdi_flight_release(r->world.record);
+    return 0;
+}
+
 /* ---------------------------------------------------------------------------------------------- a suspended job ----
  */
 
@@ -325,6 +424,43 @@ static int be_suspended(struct rank *r)
     rank_sleep(300); /* it has looked */
     RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK, "%s", r->err.msg);
     RANK_CHECK(r->ops->join(r->b, ticket, &r->err) == CDDP_OK, "%s", r->err.msg);
+    return 0;
+}
+
+static _Atomic bool confirmed;
+
+static void *confirm_later(void *arg)
+{
+    struct rank *r = arg;
+
+    rank_sleep(300);
+    atomic_store(&confirmed, true);
+    cdi_flight_tell_alone_until(r->world.flight, CDI_NEVER_MS);
+    return NULL;
+}
+
+/* This process was stopped for longer than its job's lease: a test that succeeds waits, as a join does, until the agent
+ * says that the job still runs. */
+static int ask_after_a_stop(struct rank *r)
+{
+    static float x[COUNT];
+    struct cdi_coll op;
+    pthread_t thread;
+    uint64_t ticket;
+    cddp_status st;
+    void *there;
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    there = rank_lend(r, x, sizeof x);
+    op = all_reduce(there);
+    RANK_CHECK(r->ops->enqueue(r->b, &op, &ticket, &r->err) == CDDP_OK);
+    cdi_flight_tell_alone_until(r->world.flight, cdi_now_ms() - 1);
+    RANK_CHECK(pthread_create(&thread, NULL, confirm_later, r) == 0);
+    while ((st = r->ops->test(r->b, ticket, &r->err)) == CDDP_IN_PROGRESS)
+        rank_nap();
+    RANK_CHECK(st == CDDP_OK && atomic_load(&confirmed), "status %d", (int)st);
+    RANK_CHECK(pthread_join(thread, NULL) == 0);
+    rank_return(r, NULL, there, 0);
     return 0;
 }
 
@@ -662,6 +798,24 @@ static bool words_and_tickets(void)
            !cdi_ticket_reached(1, far);
 }
 
+/* Fails the communicator: by an abort, or (arg) on rank 0 by a timeout, before rank 1 comes. */
+static int fail_it(struct rank *r)
+{
+    static float x[COUNT];
+    const struct cdi_coll op = all_reduce(x);
+
+    if (r->arg != NULL && r->rank == 0) {
+        r->n_done = 1; /* on host memory */
+        RANK_CHECK(rank_do(r, &op) == CDDP_E_TIMEOUT);
+        atomic_store(&r->board->flag[0], 1);
+        return 0;
+    }
+    if (r->arg != NULL)
+        rank_await(r, 0);
+    r->ops->abort(r->b, CDDP_E_ABORTED, "a test");
+    return 0;
+}
+
 /* The page that the agent of a rank reads names nothing that the rank does not wait for. */
 static int show_no_wait(struct rank *r)
 {
@@ -676,6 +830,7 @@ static int show_no_wait(struct rank *r)
     cdi_flight_env(agent, fd, fd, env, sizeof env);
     RANK_CHECK(cdi_flight_attach(&page, env, &r->err) == CDDP_OK);
     RANK_CHECK(cdi_flight_attach(&r->world.record, NULL, &r->err) == CDDP_OK);
+    r->world.timeout_ms = r->arg != NULL ? 3000 : r->world.timeout_ms;
     cdi_flight_mirror(r->world.record, page, "'tp' (ranks 0, 1)");
     RANK_CHECK(rank_open(r) == CDDP_OK);
     RANK_CHECK(work(r) == 0);
@@ -684,8 +839,9 @@ static int show_no_wait(struct rank *r)
     cdi_flight_read(r->world.record, &v);
     RANK_CHECK(v.oldest_unfinished.seq == 0, "operation %llu", (unsigned long long)v.oldest_unfinished.seq);
     RANK_CHECK(cdi_flight_parts(agent, parts) == 1);
-    r->ops->abort(r->b, CDDP_E_ABORTED, "a test");
-    RANK_CHECK(cdi_flight_parts(agent, parts) == 0, "nobody waits in an aborted part");
+    if (fail_it(r) != 0)
+        return 1;
+    RANK_CHECK(cdi_flight_parts(agent, parts) == 0, "nobody waits in a part that has failed");
     rank_close(r);
     cdi_flight_release(r->world.record);
     cdi_flight_release(page);
@@ -710,6 +866,7 @@ int main(int argc, char **argv)
         {"a call that fails waits for no collective", fail_beside_a_collective, -1, NULL},
         {"a timeout in a launch, beside a store that does not answer", time_out_beside_a_slow_store, -1, "1"},
         {"a timeout on the stream, beside a store that does not answer", time_out_beside_a_slow_store, -1, "0"},
+        {"peers know how far a rank has come that waits for nothing", tell_where_it_is, -1, NULL},
         {"a fault of the GPU fails all ranks, by its name", fail_in_a_kernel, -1, NULL},
         {"calls do not go on in another context", lose_the_context, -1, NULL},
         {"peers get the reason before the abort", tell_before_the_abort, -1, NULL},
@@ -736,6 +893,10 @@ int main(int argc, char **argv)
         {"a timeout while a launch waits for room", time_out, -1, NULL},
         {"a timeout while an event waits for room in the compute stream", time_out, -1, "compute"},
         {"the agent is shown no wait that is over", show_no_wait, -1, NULL},
+        {"the agent is shown no wait that has timed out", show_no_wait, -1, "timeout"},
+        {"a replay that hangs is seen before an operation that waits for it", hang_in_a_replay, -1, NULL},
+        {"a test that succeeds after a stop asks whether the job runs", ask_after_a_stop, -1, NULL},
+        {"a window is freed beside the thread that destroys it", free_beside_a_destroy, -1, NULL},
         {"a death while a launch waits for room", die_beside_a_full_stream, 1, NULL},
     };
 
