@@ -216,7 +216,7 @@ const struct flag flags[] = {
     {.name = "stdin", .group = GROUP_LOGS, .kind = FLAG_CHOICE, AT(stdin_to), .fallback = "0", .value = "none|0|all",
      .ours = true,
      .help = "which ranks read cddprun's stdin: none, rank 0, or all, where every rank gets a copy, and one that does "
-             "not read it delays the others; the remaining ranks read an empty file"},
+             "not read it delays the others once 16 MiB wait for it; the remaining ranks read an empty file"},
     {.name = "event_log_handler", .group = GROUP_TORCHRUN, .kind = FLAG_CHOICE, AT(event_log_handler), .fallback = "null",
      .value = "null", .help = "accepted for compatibility: torchrun's other handlers are Python code; use "
                               "--status_fd=2 instead of console",

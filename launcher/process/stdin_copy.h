@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * --stdin=all: a thread copies this process's stdin to every worker, through a pipe for each. It takes the next bytes
- * after all workers have taken the last ones. What it has read is lost to the workers of a later round.
+ * --stdin=all: a thread copies this process's stdin to every worker, through a pipe for each. It reads on until
+ * STDIN_COPY_BEHIND bytes wait for the slowest one: then that one holds up the others, as with tee, and a warning names
+ * it. (Open MPI's runtime keeps any number of bytes, srun one MiB.) What a worker has been given is lost to the workers
+ * of a later round.
  */
 #ifndef STDIN_COPY_H
 #define STDIN_COPY_H
@@ -9,6 +11,9 @@
 #include "common/error.h"
 
 #include <stdint.h>
+
+/* Bytes that wait for a worker at most, beside those in its pipe. */
+#define STDIN_COPY_BEHIND (16u << 20)
 
 struct stdin_copy;
 

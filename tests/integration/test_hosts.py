@@ -73,6 +73,18 @@ def test_stdin_all_goes_to_every_host(cddprun):
             assert sorted(job.out.splitlines()) == [f'[{r}] {want.strip()}' for r in range(3)], (job.out, job.err)
 
 
+def test_a_host_that_does_not_read_stdin_holds_up_no_other(cddprun):
+    # Rank 2, on the second host, reads nothing until the ranks of the first have got all.
+    script = 'if [ $RANK = 2 ]; then until [ -e $0/0 ] && [ -e $0/1 ]; do sleep 0.05; done; cksum; else cksum && touch $0/$RANK; fi'
+    with ssh() as env, tempfile.TemporaryDirectory() as folder:
+        text = ''.join(f'{i}\n' for i in range(500000))
+        with Job(cddprun, *BOTH, '--stdin=all', 'sh', '-c', script, folder, env=env, stdin=subprocess.PIPE) as job:
+            job.out, job.err = job.process.communicate(text, timeout=launch.DEADLINE)
+            assert job.process.returncode == 0, job.err
+            want = subprocess.run(['cksum'], input=text, check=True, stdout=subprocess.PIPE, text=True).stdout
+            assert sorted(job.out.splitlines()) == [f'[{r}] {want.strip()}' for r in range(3)], (job.out, job.err)
+
+
 def test_a_failure_ends_all_hosts_with_its_status(cddprun):
     with ssh() as env, Job(cddprun, *BOTH, 'sh', '-c', '[ $RANK = 2 ] && exit 42; exec sleep 60', env=env) as job:
         began = time.monotonic()
