@@ -1322,6 +1322,7 @@ const struct conformance_case conformance_cases[] = {
     {"messages of different lengths are a mismatch on both ranks", message_differs, 2, -1, true},
     {"messages of a group do not block one another", group_of_messages, 1, -1},
     {"a group of collectives has one ticket", group_of_collectives, 1, -1},
+    {"a group that does not fit is refused whole", group_that_does_not_fit, 1, -1},
     {"gather, scatter, all_to_allv and reduce_scatterv are made of others", group_made, 1, -1},
     {"a ticket is tested without a wait", group_asked_for, 2, -1},
     {"gathers to different roots are a mismatch that names both ranks", group_differs, 2, -1, true},

@@ -386,6 +386,23 @@ int group_of_collectives(struct rank *r)
     return 0;
 }
 
+/* Nothing is begun where there is no room for all. */
+int group_that_does_not_fit(struct rank *r)
+{
+    uint32_t x = 1, *p;
+    struct cdi_coll op = {.kind = CDI_ALL_REDUCE, .count = 1, .dtype = CDDP_UINT32, .op = CDDP_SUM, .bucket = -1};
+
+    RANK_CHECK(rank_open(r) == CDDP_OK);
+    p = room(r, &x, 1);
+    op.in = op.out = p;
+    RANK_CHECK(r->ops->can_enqueue(r->b, &op, 1, 65536 + 1, &r->err) == CDDP_E_LIMIT);
+    RANK_CHECK(strstr(r->err.msg, "65536") != NULL, "%s", r->err.msg);
+    for (size_t n = 1; n < 2000; n += 333) /* on a device the ring grows meanwhile */
+        RANK_CHECK(r->ops->can_enqueue(r->b, &op, 1, n, &r->err) == CDDP_OK && run(r, &op, has_groups(r)) == CDDP_OK);
+    give_back(r, NULL, p, 1);
+    return 0;
+}
+
 /* The last rank arrives after the others have tested. */
 int group_asked_for(struct rank *r)
 {

@@ -13,6 +13,7 @@ int group_exchange(struct rank *r, uint64_t seed, uint64_t *own, size_t most);
 
 int group_of_messages(struct rank *r);
 int group_of_collectives(struct rank *r);
+int group_that_does_not_fit(struct rank *r);
 int group_made(struct rank *r);
 int group_asked_for(struct rank *r);
 int group_differs(struct rank *r);

@@ -162,9 +162,9 @@ static void captured(struct job *j)
     CU(cuGraphExecDestroy(exec));
 }
 
-static void refuse(struct job *j, const cddp_coll_args *args)
+static void refuse(struct job *j, const cddp_coll_args *args, size_t n)
 {
-    cddp_status st = cddp_coll_enqueue(j->comm, args, 1, j->stream);
+    cddp_status st = cddp_coll_enqueue(j->comm, args, n, j->stream);
 
     if (st == CDDP_E_INVALID && strstr(cddp_last_error(), "host memory") != NULL)
         return;
@@ -176,14 +176,18 @@ static void refused(struct job *j)
 {
     float x[2] = {0}, y[RANKS] = {0};
     cddp_coll_args host = collective(j, CDDP_COLL_ALL_REDUCE, 0, 2, 0), gather;
+    cddp_coll_args mixed[2] = {host, collective(j, CDDP_COLL_GATHER, 3, 1, 0)}; /* two operations of the backend */
     cddp_status st;
     uint64_t ticket;
     CUgraph graph;
 
     host.in = host.out = x;
-    refuse(j, &host);
+    mixed[1].in = x;
+    refuse(j, &host, 1);
+    refuse(j, mixed, 2);
     CU(cuStreamBeginCapture(j->stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    refuse(j, &host);
+    refuse(j, &host, 1);
+    refuse(j, mixed, 2);
     DO(exchange(j));
     CU(cuStreamEndCapture(j->stream, &graph)); /* all the same */
     CU(cuGraphDestroy(graph));

@@ -335,6 +335,13 @@ struct cdi_backend_ops {
      */
     cddp_status (*enqueue)(struct cdi_backend *b, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
     /*
+     * Checks whether `calls` calls of enqueue and enqueue_group would be refused, with these n operations in all,
+     * before the first of them begins anything. Other threads may still take the room. Any thread. CDDP_OK,
+     * CDDP_E_LIMIT, CDDP_E_NOMEM, and CDDP_E_INVALID as of enqueue.
+     */
+    cddp_status (*can_enqueue)(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, size_t calls,
+                               struct cdi_error *err);
+    /*
      * Enqueues n > 0 operations as one, with one ticket: no operation of another thread runs between them. ops and
      * counts are copied. All are collectives, or all are SEND and RECV. In a group:
      * - SENDs and RECVs cannot block each other. Those between the same two ranks match in the order of the array.

@@ -9,7 +9,7 @@
 
 #include "worker/backend/backend.h"
 
-#define CDI_MODULE_ABI 10
+#define CDI_MODULE_ABI 11
 #define CDI_MODULE_SYMBOL "cddp_module" /* the one symbol of a module: a const struct cdi_module */
 #define CDI_MODULE_HOST_ID 24           /* bytes that are equal in processes of one host */
 

@@ -387,12 +387,32 @@ static int64_t queue_number(struct cdi_queue *q, struct cdi_work *w, bool start)
     return e.enqueued_ns;
 }
 
+static cddp_status check_room(const struct cdi_queue *q, size_t n, struct cdi_error *err)
+{
+    if (q->n_queued + n > CDI_QUEUE_LIMIT)
+        return cdi_fail(err, CDDP_E_LIMIT,
+                        "%zu collectives would be pending, and %d may be: wait for some of them first", q->n_queued + n,
+                        CDI_QUEUE_LIMIT);
+    return CDDP_OK;
+}
+
+cddp_status cdi_queue_has_room(struct cdi_queue *q, size_t n, struct cdi_error *err)
+{
+    cddp_status st;
+
+    (void)pthread_mutex_lock(&q->lock);
+    st = check_room(q, n, err);
+    (void)pthread_mutex_unlock(&q->lock);
+    return st;
+}
+
 static cddp_status queue_append(struct cdi_queue *q, const struct cdi_work *work, struct cdi_error *err)
 {
+    cddp_status st = check_room(q, 1, err);
     struct cdi_work *w;
 
-    if (q->n_queued >= CDI_QUEUE_LIMIT)
-        return cdi_fail(err, CDDP_E_LIMIT, "%d collectives are pending: wait for some of them first", CDI_QUEUE_LIMIT);
+    if (st != CDDP_OK)
+        return st;
     w = get_node(q);
     if (w == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a collective");

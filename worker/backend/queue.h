@@ -65,6 +65,8 @@ bool cdi_queue_idle(struct cdi_queue *q);
  */
 void cdi_queue_destroy(struct cdi_queue *q);
 
+/* Checks whether n more can be enqueued now. CDDP_OK, CDDP_E_LIMIT. Any thread. */
+cddp_status cdi_queue_has_room(struct cdi_queue *q, size_t n, struct cdi_error *err);
 /*
  * Copies *work, records it in the flight page, sets *ticket. On success the queue owns its group. CDDP_OK, the sticky
  * error, CDDP_E_LIMIT, CDDP_E_NOMEM. Any thread.

@@ -216,6 +216,16 @@ static cddp_status coll_abort(cddp_comm *comm, struct cdi_error *err)
     return err->status;
 }
 
+/* Once the first part is begun, a refusal of a later one would abort the job. */
+static cddp_status check_parts(cddp_comm *comm, const struct cdi_coll_ops *ops, struct cdi_error *err)
+{
+    size_t parts = 0;
+
+    for (size_t at = 0; at < ops->n; at += cdi_coll_part(ops->ops + at, ops->n - at))
+        parts++;
+    return cdi_comm_ops(comm)->can_enqueue(cdi_comm_backend(comm), ops->ops, ops->n, parts, err);
+}
+
 static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct how how, uint64_t *ticket,
                              struct cdi_error *err)
 {
@@ -230,6 +240,8 @@ static cddp_status start_ops(cddp_comm *comm, struct cdi_coll_ops *ops, struct h
         if (ops->ops[i].asked == CDI_API_ITSELF)
             ops->ops[i].asked = asked;
     }
+    if (cdi_coll_part(ops->ops, ops->n) < ops->n)
+        st = check_parts(comm, ops, err);
     for (size_t at = 0, n; at < ops->n && st == CDDP_OK; at += n) {
         n = cdi_coll_part(ops->ops + at, ops->n - at);
         st = enqueue(comm, ops->ops + at, n, ticket, err);

@@ -272,6 +272,14 @@ static cddp_status cpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op,
     return cdi_queue_enqueue(b->queue, &work, ticket, err);
 }
 
+static cddp_status cpu_can_enqueue(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, size_t calls,
+                                   struct cdi_error *err)
+{
+    (void)ops;
+    (void)n;
+    return cdi_queue_has_room(b->queue, calls, err);
+}
+
 static cddp_status cpu_run(struct cdi_backend *b, const struct cdi_coll *op, struct cdi_error *err)
 {
     struct cdi_work work = {.op = *op};
@@ -557,6 +565,7 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .split = cpu_split,
     .record = cpu_record,
     .enqueue = cpu_enqueue,
+    .can_enqueue = cpu_can_enqueue,
     .enqueue_group = cpu_enqueue_group,
     .check_reduction = cdi_element_check_reduction,
     .run = cpu_run,

@@ -127,6 +127,14 @@ static cddp_status mpi_enqueue(struct cdi_backend *b, const struct cdi_coll *op,
     return enqueue_work(b, &work, ticket, err);
 }
 
+static cddp_status mpi_can_enqueue(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, size_t calls,
+                                   struct cdi_error *err)
+{
+    (void)ops;
+    (void)n;
+    return cdi_queue_has_room(b->queue, calls, err);
+}
+
 static cddp_status mpi_join(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err)
 {
     cddp_status st = may_call(b->process->main_only, err);
@@ -675,6 +683,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .group = mpi_group,
     .record = mpi_record,
     .enqueue = mpi_enqueue,
+    .can_enqueue = mpi_can_enqueue,
     .enqueue_group = mpi_enqueue_group,
     .check_reduction = cdi_element_check_reduction,
     .join = mpi_join,

@@ -561,6 +561,7 @@ static const struct cdi_backend_ops gpu_ops = {
     .split = gpu_split,
     .record = gpu_record,
     .enqueue = cdi_gpu_enqueue,
+    .can_enqueue = cdi_gpu_can_enqueue,
     .enqueue_group = cdi_gpu_enqueue_group,
     .check_reduction = cdi_gpu_check_reduction,
     .join = cdi_gpu_join,

@@ -121,6 +121,29 @@ cddp_status cdi_gpu_enqueue(struct cdi_backend *b, const struct cdi_coll *op, ui
     return cdi_gpu_call_status(b, st, op, err);
 }
 
+cddp_status cdi_gpu_can_enqueue(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, size_t calls,
+                                struct cdi_error *err)
+{
+    bool captures = cdi_gpu_captures(b), on_host = false;
+    cddp_status st = cdi_gpu_health(b, err);
+
+    if (st != CDDP_OK)
+        return st;
+    st = cdi_device_enter(&b->device, err);
+    for (size_t i = 0; i < n && st == CDDP_OK; i++) {
+        st = cdi_stage_is_needed(b, &ops[i], &on_host, err);
+        if (st == CDDP_OK && on_host && (captures || ops[i].streamed))
+            st = cdi_stage_reject(err);
+    }
+    if (st == CDDP_OK && !captures) {
+        (void)pthread_mutex_lock(&b->lock);
+        st = cdi_ring_make_room(b, calls, err);
+        (void)pthread_mutex_unlock(&b->lock);
+    }
+    cdi_device_leave(&b->device);
+    return st;
+}
+
 /* ---------------------------------------------------------------------------------------------- several as one ---- */
 
 /* Releases the blocks of a group that was not begun. With `lock`. */

@@ -355,6 +355,48 @@ Test(coll_group, collectives_of_one_group_have_one_ticket)
     cr_assert_eq(world(collectives), 0);
 }
 
+/*
+ * Rank 0 fills its queue with groups of three operations of the backend, which do not divide the limit: the last one
+ * has room for a part of it. Rank 1 takes part later.
+ */
+static int fill(int rank)
+{
+    int32_t one = 1, sum = 0, all[2] = {0};
+    int64_t n = 0;
+    float x = 1;
+    const cddp_coll_args group[] = {args_of(CDDP_COLL_ALL_REDUCE, CDDP_FLOAT32, &x, &x, 1, 0),
+                                    args_of(CDDP_COLL_GATHER, CDDP_INT32, &rank, all, 1, 0),
+                                    args_of(CDDP_COLL_ALL_REDUCE, CDDP_INT32, &one, &sum, 1, 0)};
+    const char *key = "full";
+    cddp_comm *comm = NULL;
+    cddp_status st = CDDP_OK;
+    uint64_t ticket = 0;
+    size_t len;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    if (rank == 0) {
+        while ((st = cddp_coll_start(comm, group, 3, &ticket)) == CDDP_OK)
+            n++;
+        CHECK(st == CDDP_E_LIMIT && n >= 65536 / 3);
+        CHECK(cddp_store_set(cddp_comm_store(comm), key, &n, sizeof n) == CDDP_OK);
+    } else {
+        CHECK(cddp_store_wait(cddp_comm_store(comm), &key, 1, 0) == CDDP_OK);
+        CHECK(cddp_store_get(cddp_comm_store(comm), key, &n, sizeof n, &len, 0) == CDDP_OK && len == sizeof n);
+        for (int64_t i = 0; i < n; i++)
+            CHECK(cddp_coll_run(comm, group, 3) == CDDP_OK);
+    }
+    CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK);
+    CHECK(cddp_coll_run(comm, group, 3) == CDDP_OK && sum == 2);
+    CHECK(rank != 0 || all[1] == 1);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(coll_group, a_full_queue_refuses_a_whole_group)
+{
+    cr_assert_eq(run_world(2, fill), 0);
+}
+
 /* Waits until all ranks are here, and in no operation of comm. */
 static bool meet(cddp_comm *comm, const char *key)
 {

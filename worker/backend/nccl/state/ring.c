@@ -25,16 +25,31 @@ static bool ring_grow(struct cdi_backend *b)
     return true;
 }
 
+/* Do n more tickets fit? */
+static bool ring_fits(struct cdi_backend *b, size_t n)
+{
+    return n <= b->ring_size &&
+           (b->enqueued + n <= b->ring_size || cdi_ring_is_done(b, b->enqueued + n - b->ring_size));
+}
+
+cddp_status cdi_ring_make_room(struct cdi_backend *b, size_t n, struct cdi_error *err)
+{
+    while (!ring_fits(b, n))
+        if (!ring_grow(b))
+            return cdi_fail(
+                err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
+                "there is no room for %zu more collectives among %zu in flight: wait for some of them first", n,
+                b->ring_size);
+    return CDDP_OK;
+}
+
 cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err)
 {
     struct cdi_slot *s;
-    cddp_status st = CDDP_OK;
-    bool full =
-        b->ring_size == 0 || (b->enqueued >= b->ring_size && !cdi_ring_is_done(b, b->enqueued - b->ring_size + 1));
+    cddp_status st = cdi_ring_make_room(b, 1, err);
 
-    if (full && !ring_grow(b))
-        return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
-                        "%zu collectives are in flight: wait for some of them first", b->ring_size);
+    if (st != CDDP_OK)
+        return st;
     s = cdi_slot_of(b, b->enqueued + 1);
     if (s->done == NULL)
         st = cdi_cuda_check(cdi_cuda.event_create(&s->done, CU_EVENT_DISABLE_TIMING), "creating an event", err);

@@ -8,6 +8,8 @@
 
 #include "worker/backend/nccl/state/state.h"
 
+/* Grows the ring until n more tickets fit. With `lock`. CDDP_E_LIMIT, CDDP_E_NOMEM. */
+cddp_status cdi_ring_make_room(struct cdi_backend *b, size_t n, struct cdi_error *err);
 /* Returns the slot of the next ticket, with its event. With `lock`. CDDP_E_LIMIT, CDDP_E_NOMEM, CDDP_E_SYSTEM. */
 cddp_status cdi_ring_next(struct cdi_backend *b, struct cdi_slot **out, struct cdi_error *err);
 /* Replaces the caller's array of counts by a copy. CDDP_E_NOMEM. */
