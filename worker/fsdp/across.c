@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/fsdp/across.h"
 
+#include "common/clock.h"
 #include "common/crc64.h"
 #include "worker/comm/agree.h"
 #include "worker/reducer/state/arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+
+#define LOOK_US 200  /* between two looks at the group */
+#define NEWS_MS 2000 /* from a replica that has left until the group knows the reason */
 
 /* -------------------------------------------------------------------------------------------------- creation ---- */
 
@@ -19,6 +24,66 @@ struct card {
 struct line {
     uint64_t replica, leaders; /* the rank in `replicas`, and a hash of the groups there */
 };
+
+static void end_comm(cddp_comm *comm, const struct cdi_error *why)
+{
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), why->status, why->msg);
+}
+
+/* Waits until all replicas of this share are here, or the group has ended: a rank of it knows that one will not come.
+ */
+static cddp_status await_replicas(cddp_comm *comm, cddp_comm *replicas, struct cdi_error *err)
+{
+    const struct cdi_backend_ops *ops = cdi_comm_ops(replicas);
+    const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1, .asked = CDI_API_FSDP_CREATE};
+    const struct timespec moment = {.tv_nsec = LOOK_US * 1000};
+    struct cdi_error why;
+    uint64_t ticket;
+    cddp_status st = ops->enqueue(cdi_comm_backend(replicas), &barrier, &ticket, err);
+
+    while (st == CDDP_OK && (st = ops->test(cdi_comm_backend(replicas), ticket, err)) == CDDP_IN_PROGRESS) {
+        if (ops->peek(cdi_comm_backend(comm), &why) != CDDP_OK)
+            end_comm(replicas, &why);
+        (void)nanosleep(&moment, NULL);
+        st = CDDP_OK;
+    }
+    if (st != CDDP_E_PEER)
+        return st;
+    /* It may be the one without replicas, which has ended all that it had. */
+    for (int64_t until = cdi_now_ms() + NEWS_MS; cdi_now_ms() < until; (void)nanosleep(&moment, NULL))
+        if (ops->peek(cdi_comm_backend(comm), &why) != CDDP_OK) {
+            *err = why;
+            return why.status;
+        }
+    return st;
+}
+
+cddp_status cdi_across_check(cddp_comm *comm, cddp_comm *replicas, struct cdi_error *err)
+{
+    const struct cdi_world *w = cdi_comm_world(comm);
+    uint64_t has = replicas != NULL;
+    int without = -1, with = -1;
+    void *cards;
+    cddp_status st = cdi_comm_agree(comm, "create its sharded model", &has, sizeof has, &cards, NULL, err);
+
+    for (int r = w->size; st == CDDP_OK && r-- > 0;)
+        *(((const uint64_t *)cards)[r] != 0 ? &with : &without) = r;
+    free(cards);
+    if (st != CDDP_OK || with < 0)
+        return st;
+    if (without >= 0) {
+        st = cdi_fail_by(err, cdi_rank_of_job(w, without), CDDP_E_MISMATCH,
+                         "cddp_fsdp_options.replicas: rank %d has none that can be used, but rank %d of its group has",
+                         cdi_rank_of_job(w, without), cdi_rank_of_job(w, with));
+        if (replicas != NULL)
+            end_comm(replicas, err);
+        return st;
+    }
+    st = await_replicas(comm, replicas, err);
+    if (st != CDDP_OK)
+        end_comm(comm, err);
+    return st;
+}
 
 static cddp_status compare_cards(const struct cdi_world *w, const struct card *all, struct cdi_error *err)
 {

@@ -21,6 +21,12 @@ struct cdi_across {
 };
 
 /*
+ * Checks that all ranks of comm have `replicas`, or none (NULL). If they differ, every rank of comm, and every one that
+ * would wait for one of these, gets the same CDDP_E_MISMATCH; the communicators on the way there are ended, but not
+ * that of the ranks that differ. A collective of both. Returns also what a collective may return.
+ */
+cddp_status cdi_across_check(cddp_comm *comm, cddp_comm *replicas, struct cdi_error *err);
+/*
  * Checks that comm and replicas are rows and columns of one grid of ranks, and that all replicas describe the same
  * model (a hash). A collective of both; `alone` is CDDP_OK, or the error that all ranks of comm have, also those
  * without replicas: then it is a collective of `replicas` alone. *goes_on: the ranks of `replicas` expect each other in

@@ -587,6 +587,11 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
     if (check_replicas(comm, &in, st == CDDP_OK ? err : &ignored) != CDDP_OK && st == CDDP_OK)
         st = err->status;
+    if (cdi_across_check(comm, in.opt.replicas, st == CDDP_OK ? err : &ignored) != CDDP_OK) {
+        release_input(&in);
+        free(f);
+        return st == CDDP_OK ? err->status : st;
+    }
     st = agree(comm, &in, st, err);
     met = in.opt.replicas == NULL
               ? CDDP_OK

@@ -407,26 +407,53 @@ static int creates_replicas(int rank)
     given.newer = 0;
     CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) == CDDP_OK);
     cddp_fsdp_destroy(f);
-    /* Rank 3 waits for rank 1 there until that one leaves; rank 0 does not. */
-    given.opt.replicas = rank == 1 ? NULL : replicas;
-    f = NULL;
-    if (rank < 2) {
-        CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) == CDDP_E_MISMATCH);
-        CHECK(strstr(cddp_last_error(), "the number of replicas is 2 on rank 0 but 0 on rank 1") != NULL);
-        CHECK(cddp_barrier(group) == CDDP_OK);
-    } else {
-        CHECK(cddp_fsdp_create(&f, group, units, UNITS, &given.opt) != CDDP_OK);
-    }
-    CHECK(f == NULL);
-    (void)cddp_finalize(replicas);
-    (void)cddp_finalize(group);
-    (void)cddp_finalize(comm);
+    CHECK(cddp_finalize(replicas) == CDDP_OK && cddp_finalize(group) == CDDP_OK);
+    CHECK(cddp_finalize(comm) == CDDP_OK);
     return 0;
 }
 
 Test(fsdp, one_rank_that_is_wrong_keeps_no_replica_waiting)
 {
     cr_assert_eq(run_world(4, creates_replicas), 0);
+}
+
+/* One rank gives no replicas, or such as cannot be used: all get the same error, also those that wait for it alone. */
+static int lacks_replicas(int rank)
+{
+    cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int wrong = 0; wrong < 4; wrong++) {
+        cddp_comm *group, *replicas, *over;
+        char text[128];
+
+        CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
+        CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+        CHECK(cddp_comm_split(&over, comm, 0, rank, NULL) == CDDP_OK && cddp_finalize(over) == CDDP_OK);
+        opt.replicas = rank != wrong ? replicas : wrong == 3 ? over : NULL;
+        (void)snprintf(text, sizeof text, "cddp_fsdp_options.replicas: rank %d has none that can be used, but rank %d",
+                       wrong, wrong ^ 1);
+        if (rank == 3 && wrong == 3) {
+            CHECK(cddp_fsdp_create(&f, group, units, UNITS, &opt) == CDDP_E_STATE);
+        } else {
+            CHECK(cddp_fsdp_create(&f, group, units, UNITS, &opt) == CDDP_E_MISMATCH);
+            CHECK(strstr(cddp_last_error(), text) != NULL);
+        }
+        CHECK(f == NULL);
+        CHECK((cddp_barrier(group) == CDDP_OK) == (rank / 2 == wrong / 2));
+        (void)cddp_finalize(replicas);
+        (void)cddp_finalize(group);
+        CHECK(cddp_barrier(comm) == CDDP_OK);
+    }
+    CHECK(cddp_finalize(comm) == CDDP_OK);
+    return 0;
+}
+
+Test(fsdp, one_rank_without_replicas_keeps_no_replica_waiting)
+{
+    cr_assert_eq(run_world(4, lacks_replicas), 0);
 }
 
 static int gathers_another(int rank)
