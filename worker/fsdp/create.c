@@ -583,6 +583,8 @@ static cddp_status fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp
     bool goes_on = false;
     cddp_status met, st = read_input(&in, units, n, opt, err);
 
+    if (out == NULL && st == CDDP_OK)
+        st = cdi_fail(err, CDDP_E_INVALID, "cddp_fsdp_create: out and comm must not be NULL");
     if (f == NULL && st == CDDP_OK)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory for a sharded model");
     if (check_replicas(comm, &in, st == CDDP_OK ? err : &ignored) != CDDP_OK && st == CDDP_OK)
@@ -622,7 +624,7 @@ cddp_status cddp_fsdp_create(cddp_fsdp **out, cddp_comm *comm, const cddp_fsdp_u
     struct cdi_error err;
     cddp_status st = cdi_comm_own("cddp_fsdp_create", comm, &err);
 
-    if (st == CDDP_OK && (out == NULL || comm == NULL))
+    if (st == CDDP_OK && comm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_fsdp_create: out and comm must not be NULL");
     else if (st == CDDP_OK)
         st = fsdp_create(out, comm, units, n_units, opt, &err);

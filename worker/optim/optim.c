@@ -154,9 +154,11 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
 
     (void)pthread_mutex_lock(&d->lock);
     st = optim_check_reducer(d, err);
+    if (st == CDDP_OK && out == NULL)
+        st = cdi_fail(err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
     if (st == CDDP_OK)
         st = cdi_optim_make_rule(&rule, &opt, given, err);
-    st = cdi_in_place_disable(d, "create its optimizer", st == CDDP_OK ? NULL : err, err);
+    st = cdi_in_place_disable(d, "create its optimizer", st, err);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK)
         st = optim_make(&o, d, &rule, &opt, err);
@@ -189,7 +191,7 @@ cddp_status cddp_optim_create(cddp_optim **out, cddp_ddp *ddp, const cddp_optim_
     struct cdi_error err;
     cddp_status st = ddp != NULL ? cdi_comm_own("cddp_optim_create", ddp->comm, &err) : CDDP_OK;
 
-    if (out == NULL || ddp == NULL)
+    if (ddp == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_optim_create: out and ddp must not be NULL");
     else if (st == CDDP_OK)
         st = optim_create(out, ddp, opt, &err);

@@ -219,6 +219,8 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
     cddp_status alone = cdi_ddp_read_input(&given, params, n, opt, &local);
     cddp_status status;
 
+    if (alone == CDDP_OK && out == NULL)
+        alone = cdi_fail(&local, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     if (alone == CDDP_OK)
         alone = ddp_prepare(&d, comm, given.params, n, unit, &given.opt, &local);
     in = (struct cdi_verify_input){
@@ -287,7 +289,7 @@ cddp_status cddp_ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param *p
     cddp_status status;
 
     status = cdi_comm_own("cddp_ddp_create", comm, &err);
-    if (status == CDDP_OK && (out == NULL || comm == NULL))
+    if (status == CDDP_OK && comm == NULL)
         status = cdi_fail(&err, CDDP_E_INVALID, "cddp_ddp_create: out and comm must not be NULL");
     else if (status == CDDP_OK)
         status = cdi_ddp_create(out, comm, params, n_params, NULL, opt, &err);

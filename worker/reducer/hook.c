@@ -2,10 +2,12 @@
 /* Communication hooks: user functions that replace a bucket's all-reduce. */
 #include "worker/reducer/hook.h"
 
+#include "common/cleanup.h"
 #include "common/float_state.h"
 #include "common/status.h"
 #include "worker/base/last_error.h"
 #include "worker/base/sized.h"
+#include "worker/comm/agree.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
@@ -116,26 +118,11 @@ cddp_status cdi_hook_end(cddp_ddp *d, size_t bucket)
     return hook_call(d, bucket, NULL);
 }
 
-static cddp_status check_between_steps(const cddp_ddp *d, struct cdi_error *err)
+/* Checks whether the reducer can have a hook, and makes room for one. */
+static cddp_status check_hook(cddp_ddp *d, struct cdi_error *err)
 {
-    return d->begun ? cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
-                               (unsigned long long)d->step)
-                    : CDDP_OK;
-}
-
-/* Does what this rank can do alone, with the lock held. */
-static cddp_status prepare_hook(cddp_ddp *d, cddp_hook *hook, const cddp_hook *given, struct cdi_error *err)
-{
-    cddp_status st = cdi_sized_get(hook, sizeof *hook, given, "cddp_hook", err);
-
-    if (st == CDDP_OK && hook->begin == NULL)
-        st = cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
-    if (st == CDDP_OK)
-        st = check_between_steps(d, err);
-    if (st == CDDP_OK)
-        st = cdi_plan_check_final(d, "cddp_ddp_set_hook", err);
-    if (st != CDDP_OK)
-        return st;
+    if (cdi_plan_check_final(d, "cddp_ddp_set_hook", err) != CDDP_OK)
+        return err->status;
     if ((d->flags & CDDP_DDP_SKIP_UNUSED) != 0)
         return cdi_fail(err, CDDP_E_INVALID,
                         "cddp_ddp_set_hook: this reducer skips unused buckets (CDDP_DDP_SKIP_UNUSED), but a hook needs "
@@ -149,44 +136,74 @@ static cddp_status prepare_hook(cddp_ddp *d, cddp_hook *hook, const cddp_hook *g
                         "cddp_ddp_set_hook: this reducer compresses gradients itself (comm_dtype)");
     if (d->hook_params == NULL)
         d->hook_params = calloc(d->n_params, sizeof *d->hook_params);
-    return d->hook_params != NULL
-               ? CDDP_OK
-               : cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
+    if (d->hook_params == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the list of %zu parameters", d->n_params);
+    return CDDP_OK;
 }
 
-/* Sets the hook, with the lock held. */
-static cddp_status set_hook(cddp_ddp *d, const cddp_hook *given, struct cdi_error *err)
+/* Where gradients are reduced in place: all ranks pass a hook, or none. A collective. */
+static cddp_status hook_agree(cddp_ddp *d, bool has, cddp_status alone, struct cdi_error *err)
 {
-    cddp_hook hook = {.begin = NULL};
-    cddp_status st;
+    const struct cdi_world *w = cdi_comm_world(d->comm);
+    CDI_AUTOFREE void *cards = NULL;
+    uint8_t mine = has;
+    const uint8_t *all;
+    cddp_status st =
+        cdi_comm_agree(d->comm, "set its hook", &mine, sizeof mine, &cards, alone == CDDP_OK ? NULL : err, err);
+
+    all = cards;
+    for (int r = 1; r < w->size && st == CDDP_OK; r++)
+        if (all[r] != all[0])
+            st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                             "cddp_ddp_set_hook: rank %d passes %s, unlike rank 0", r, all[r] != 0 ? "a hook" : "NULL");
+    return st;
+}
+
+/* Sets the hook, with the lock held. alone: this rank's error so far, which is in *err. */
+static cddp_status set_hook(cddp_ddp *d, const cddp_hook *hook, cddp_status alone, struct cdi_error *err)
+{
+    cddp_status st = alone;
 
     if (d->sticky.status != CDDP_OK) {
         *err = d->sticky;
         return err->status;
     }
-    if (given == NULL) {
-        st = check_between_steps(d, err);
-    } else {
-        st = prepare_hook(d, &hook, given, err);
-        st = cdi_in_place_disable(d, "set its hook", st == CDDP_OK ? NULL : err, err);
-    }
+    if (st == CDDP_OK && d->begun)
+        st = cdi_fail(err, CDDP_E_STATE, "cddp_ddp_set_hook was called in the middle of step %llu",
+                      (unsigned long long)d->step);
+    if (st == CDDP_OK && hook != NULL)
+        st = check_hook(d, err);
+    if (d->in_place.any)
+        st = hook_agree(d, hook != NULL, st, err);
+    if (st == CDDP_OK && hook != NULL)
+        st = cdi_in_place_disable(d, "set its hook", st, err);
     if (st != CDDP_OK)
         return st;
     cdi_powersgd_destroy(d->powersgd);
     d->powersgd = NULL;
-    d->hook = hook;
+    d->hook = hook != NULL ? *hook : (cddp_hook){0};
     return CDDP_OK;
+}
+
+static cddp_status read_hook(cddp_hook *hook, const cddp_hook *given, struct cdi_error *err)
+{
+    cddp_status st = cdi_sized_get(hook, sizeof *hook, given, "cddp_hook", err);
+
+    if (st == CDDP_OK && hook->begin == NULL)
+        return cdi_fail(err, CDDP_E_INVALID, "cddp_hook.begin is NULL: nothing would be communicated");
+    return st;
 }
 
 cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook)
 {
     CDI_DEFAULT_FLOAT_STATE;
+    cddp_hook known;
     struct cdi_error err;
     cddp_status st = cdi_ddp_check("cddp_ddp_set_hook", ddp, &err);
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&ddp->lock);
-        st = set_hook(ddp, hook, &err);
+        st = set_hook(ddp, hook == NULL ? NULL : &known, hook == NULL ? CDDP_OK : read_hook(&known, hook, &err), &err);
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

@@ -529,7 +529,7 @@ static cddp_status set_powersgd(cddp_ddp *d, const cddp_powersgd_options *opt, s
     mine = powersgd_read_options(&o, opt, &alone);
     if (mine == CDDP_OK)
         mine = powersgd_check_reducer(d, &alone);
-    mine = cdi_in_place_disable(d, "use PowerSGD", mine == CDDP_OK ? NULL : &alone, &alone);
+    mine = cdi_in_place_disable(d, "use PowerSGD", mine, &alone);
     if (mine == CDDP_OK)
         mine = powersgd_create(&s, d, &o, &alone);
     st = powersgd_agree(d, &o, mine == CDDP_OK ? NULL : &alone, err);

@@ -70,7 +70,8 @@ typedef struct cddp_hook {
  *
  * Returns CDDP_OK; CDDP_E_INVALID (a bad hook, a reducer that compresses or skips); CDDP_E_STATE (in the middle of a
  * step, or bucket sizes are still being tried); CDDP_E_UNSUPPORTED (parameters are frozen: cddp_ddp_set_frozen);
- * CDDP_E_NOMEM. One thread. It ends PowerSGD, too.
+ * CDDP_E_NOMEM; where it is a collective also CDDP_E_MISMATCH (a rank passes NULL, and another one does not), or what
+ * a collective may return, and all ranks get the error of one. One thread. It ends PowerSGD, too.
  */
 CDDP_API cddp_status cddp_ddp_set_hook(cddp_ddp *ddp, const cddp_hook *hook);
 

@@ -266,19 +266,17 @@ void cdi_in_place_list(cddp_ddp *d)
 
 /* ------------------------------------------------------------------------------------------------- and back ---- */
 
-cddp_status cdi_in_place_disable(cddp_ddp *d, const char *what, const struct cdi_error *alone, struct cdi_error *err)
+cddp_status cdi_in_place_disable(cddp_ddp *d, const char *what, cddp_status alone, struct cdi_error *err)
 {
     struct cdi_ddp_in_place *p = &d->in_place;
     struct cdi_region *whole;
-    cddp_status st = CDDP_OK;
+    cddp_status st;
 
-    if (p->any)
-        st = cdi_comm_agree(d->comm, what, NULL, 0, NULL, alone, err);
-    else if (alone != NULL)
-        st = (*err = *alone).status;
-    if (st != CDDP_OK || !p->any)
-        return st;
-    st = d->ops->region_create(d->b, d->plan.arena_bytes, &whole, err);
+    if (!p->any)
+        return alone;
+    st = cdi_comm_agree(d->comm, what, NULL, 0, NULL, alone == CDDP_OK ? NULL : err, err);
+    if (st == CDDP_OK)
+        st = d->ops->region_create(d->b, d->plan.arena_bytes, &whole, err);
     if (st != CDDP_OK)
         return st;
     /*

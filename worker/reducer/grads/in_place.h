@@ -16,10 +16,10 @@ cddp_status cdi_in_place_reserve(cddp_ddp *d, struct cdi_error *err);
 void cdi_in_place_list(cddp_ddp *d);
 /*
  * Makes each bucket one stretch again: all gradients are copied into the arena from now on. A collective of all ranks,
- * between two steps, not only before the first one. what, alone: as for cdi_comm_agree; a rank that has failed takes
- * part, and then no rank changes anything. err may be alone. Returns CDDP_OK, CDDP_E_NOMEM, or what cdi_comm_agree may
- * return; without such gradients alone's status.
+ * between two steps, not only before the first one. what: as for cdi_comm_agree. alone: CDDP_OK, or this rank's error
+ * so far (*err), which all ranks get: nothing is changed. Without gradients in place it returns `alone`. Returns
+ * CDDP_OK, such an error, CDDP_E_NOMEM, or what a collective may return.
  */
-cddp_status cdi_in_place_disable(cddp_ddp *d, const char *what, const struct cdi_error *alone, struct cdi_error *err);
+cddp_status cdi_in_place_disable(cddp_ddp *d, const char *what, cddp_status alone, struct cdi_error *err);
 
 #endif
