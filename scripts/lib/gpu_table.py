@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output of scripts/gpu-check: a line at the end of each part, and the table. Report in, text out."""
+import itertools
 
 
 def line_of(part):
@@ -91,6 +92,22 @@ TEXTS = [
 ]
 
 
+def marks(order, measured, seconds):
+    """Returns what has run after the times for which a machine may be there. A part that was not measured takes its limit."""
+    def ended(times, by):
+        names = [name for (name, _), end in zip(order, itertools.accumulate(times)) if end <= by]
+        return (len(names), f', up to {names[-1]}' if len(names) < len(order) else '') if names else (0, '')
+
+    lines, limits = [], [limit for _, limit in order]
+    for minutes in 5, 10, 15:
+        by = min(60 * minutes, seconds)
+        n, last = ended([measured.get(name, limit) for name, limit in order], by)
+        sure, last_sure = ended(limits, by)
+        lines.append(f'after {minutes:>2} min: {n} of {len(order)} parts{last}; if each takes as long as it may {sure}{last_sure}'
+                     + (f' (it ends after {seconds:.0f} s: --seconds)' if by < 60 * minutes else ''))
+    return lines
+
+
 def plan(order, measured, seconds):
     """Returns the text of --plan. order: [(name, limit in seconds)]; measured: {name: seconds}; seconds: the total limit. A part
     that was not measured counts as nothing in the sum."""
@@ -101,7 +118,7 @@ def plan(order, measured, seconds):
             lines.append(f'--- {seconds:.0f} s (--seconds) end about here')
         total += took or 0
         lines.append(f'{name:<16}{took if took is not None else "?":>10} s {total:>7} s {limit:>8} s')
-    return '\n'.join(lines)
+    return '\n'.join([*lines, '', *marks(order, measured, seconds)])
 
 
 def summary(part):

@@ -81,8 +81,19 @@ class Limits(unittest.TestCase):
 class Plan(unittest.TestCase):
     def test_shows_what_fits_into_the_time(self):
         text = gpu_table.plan([('facts', 40), ('kernels', 60), ('unknown', 9)], {'facts': 4, 'kernels': 5}, 6).splitlines()
-        self.assertEqual([line.split()[0] for line in text[1:]], ['facts', '---', 'kernels', 'unknown'])
-        self.assertIn('?', text[-1])
+        self.assertEqual([line.split()[0] for line in text[1:5]], ['facts', '---', 'kernels', 'unknown'])
+        self.assertIn('?', text[4])
+
+    def test_shows_what_has_run_after_5_10_and_15_minutes(self):
+        order = [('facts', 40), ('kernels', 300), ('wine-1', 300), ('gpt-1', 400)]
+        text = gpu_table.plan(order, {'facts': 4, 'kernels': 200, 'wine-1': 200}, 900).splitlines()
+        self.assertEqual(text[-3:], ['after  5 min: 2 of 4 parts, up to kernels; if each takes as long as it may 1, up to facts',
+                                     'after 10 min: 3 of 4 parts, up to wine-1; if each takes as long as it may 2, up to kernels',
+                                     'after 15 min: 4 of 4 parts; if each takes as long as it may 3, up to wine-1'])
+        short = gpu_table.plan(order, {}, 330).splitlines()
+        self.assertEqual(short[-1], 'after 15 min: 1 of 4 parts, up to facts; if each takes as long as it may 1, up to facts '
+                                    '(it ends after 330 s: --seconds)')
+        self.assertIn('after  5 min: 0 of 1 parts; if', gpu_table.plan([('gpt-1', 400)], {}, 480))
 
     def test_measured_parts_exist(self):
         names = {decide.part_name(*one) for one in decide.plan([1, 2], 8)}
