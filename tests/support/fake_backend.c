@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_backend.h"
 
-#include "worker/base/dtype.h"
 #include "worker/checkpoint/item.h"
 #include "worker/reducer/powersgd.h"
 
@@ -101,7 +100,7 @@ static cddp_status fake_enqueue(struct cdi_backend *b, const struct cdi_coll *op
     if (op->kind == CDI_BROADCAST)
         note(c, "broadcast %zu; ", op->count);
     else
-        note(c, "%s %d%s; ", cdi_flight_op_name(CDI_FLIGHT_ALL_REDUCE), op->bucket, op->more ? " more" : "");
+        note(c, "%s %d; ", cdi_flight_op_name(CDI_FLIGHT_ALL_REDUCE), op->bucket);
     if (!c->manual)
         complete(c, c->n_ops);
     (void)pthread_mutex_unlock(&c->lock);
@@ -161,39 +160,10 @@ static cddp_status fake_unpack(struct cdi_backend *b, const struct cdi_slice *to
     return CDDP_OK;
 }
 
-/* Records the factor of a cast, of which the record has only the text; the values stay as they are. */
-static cddp_status fake_pack_scaled(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                    cddp_dtype dtype, double factor, struct cdi_error *err)
-{
-    note(of(b), "%s x %g; ", cdi_dtype_name(dtype), factor);
-    return fake_pack(b, to, from, n, err);
-}
-
 static cddp_status fake_clear(struct cdi_backend *b, void *p, size_t bytes, struct cdi_error *err)
 {
     (void)b, (void)err;
     memset(p, 0, bytes);
-    return CDDP_OK;
-}
-
-static cddp_status fake_pack_unless(struct cdi_backend *b, void *to, const struct cdi_slice *from, size_t n,
-                                    const uint8_t *flags, const uint32_t *of, struct cdi_error *err)
-{
-    char *at = to;
-
-    (void)err;
-    note((cddp_comm *)b, "pack unless; ");
-    for (size_t i = 0; i < n; at += from[i++].bytes)
-        if (from[i].data != NULL && flags[of[i]] == 0)
-            memcpy(at, from[i].data, from[i].bytes);
-    return CDDP_OK;
-}
-
-static cddp_status fake_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, const void *from,
-                             cddp_dtype from_type, size_t count, float factor, struct cdi_error *err)
-{
-    (void)to, (void)from, (void)count, (void)err;
-    note(of(b), "%s to %s x %g; ", cdi_dtype_name(from_type), cdi_dtype_name(to_type), (double)factor);
     return CDDP_OK;
 }
 
@@ -211,19 +181,6 @@ static cddp_status fake_stream_wait(struct cdi_backend *b, uint64_t ticket, void
         return cdi_fail(err, of(b)->fail_join, "scripted: join failed");
     note(of(b), "stream_wait %d on %d; ", (int)ticket, (int)(intptr_t)stream);
     return CDDP_OK;
-}
-
-static cddp_status fake_stream_acquire(struct cdi_backend *b, void **stream, struct cdi_error *err)
-{
-    (void)err;
-    note(of(b), "acquire; ");
-    *stream = (void *)(intptr_t)FAKE_STREAM;
-    return CDDP_OK;
-}
-
-static void fake_stream_release(struct cdi_backend *b)
-{
-    note(of(b), "release; ");
 }
 
 static cddp_status fake_health(struct cdi_backend *b, struct cdi_error *err)
@@ -283,8 +240,6 @@ static const struct cdi_backend_ops fake_device_ops = {
     .join = fake_join,
     .wait_stream = fake_wait_stream,
     .stream_wait = fake_stream_wait,
-    .stream_acquire = fake_stream_acquire,
-    .stream_release = fake_stream_release,
     .health = fake_health,
     .is_device = fake_is_device,
     .alloc = fake_alloc,
@@ -293,10 +248,7 @@ static const struct cdi_backend_ops fake_device_ops = {
     .abort = fake_abort,
     .pack = fake_pack,
     .unpack = fake_unpack,
-    .pack_scaled = fake_pack_scaled,
-    .pack_unless = fake_pack_unless,
     .clear = fake_clear,
-    .cast = fake_cast,
 };
 
 /* ---------------------------------------------------------------------------------------------- communicator ---- */

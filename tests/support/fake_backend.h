@@ -13,7 +13,6 @@
 #include <pthread.h>
 
 #define FAKE_OPS 256
-#define FAKE_STREAM 77 /* of a device's operations */
 
 struct fake_world; /* what the ranks share */
 
