@@ -3,7 +3,6 @@
 #include "hygiene.h"
 #include "world.h"
 
-#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 
@@ -39,112 +38,6 @@ static cddp_coll_args recv_from(void *out, size_t count, int from)
 }
 
 /* ------------------------------------------------------------------------------------------------- new kinds ---- */
-
-static int blocks(int rank)
-{
-    int32_t own[2] = {10 * rank, 10 * rank + 1}, all[2 * N], got[2];
-    cddp_comm *comm = NULL;
-    cddp_coll_args a;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int root = 0; root < N; root++) {
-        memset(all, 0x5a, sizeof all);
-        a = args_of(CDDP_COLL_GATHER, CDDP_INT32, own, rank == root ? all : NULL, 2, root);
-        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
-        for (int i = 0; i < 2 * N && rank == root; i++)
-            CHECK(all[i] == 10 * (i / 2) + i % 2);
-        if (rank == root) { /* in place */
-            memset(all, 0x5a, sizeof all);
-            memcpy(&all[2 * rank], own, sizeof own);
-            a.in = &all[2 * rank];
-        }
-        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
-        for (int i = 0; i < 2 * N && rank == root; i++)
-            CHECK(all[i] == 10 * (i / 2) + i % 2);
-
-        for (int i = 0; i < 2 * N; i++)
-            all[i] = 100 * rank + i;
-        a = args_of(CDDP_COLL_SCATTER, CDDP_INT32, rank == root ? all : NULL, got, 2, root);
-        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
-        CHECK(got[0] == 100 * root + 2 * rank && got[1] == 100 * root + 2 * rank + 1);
-        got[0] = -1;
-        if (rank == root)
-            a.out = &all[2 * rank];
-        CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
-        CHECK(((int32_t *)a.out)[0] == 100 * root + 2 * rank && all[0] == 100 * rank);
-    }
-    a = args_of(CDDP_COLL_GATHER, CDDP_INT32, NULL, NULL, 0, 1);
-    CHECK(cddp_coll_run(comm, &a, 1) == CDDP_OK);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(coll_group, gather_and_scatter_move_blocks_to_and_from_every_root)
-{
-    cr_assert_eq(world(blocks), 0);
-}
-
-/* Rank r sends r + s elements to rank s. The arrays on the stack are out of scope when the operation runs. */
-static __attribute__((noinline)) cddp_status start_uneven(cddp_comm *comm, const int64_t *in, int64_t *out, bool apart,
-                                                          uint64_t *ticket)
-{
-    size_t give[N], take[N], give_at[N], take_at[N], rank = (size_t)cddp_rank(comm);
-    cddp_coll_args a = args_of(CDDP_COLL_ALL_TO_ALLV, CDDP_INT64, in, out, 0, 0);
-    cddp_status st;
-
-    for (size_t r = 0; r < N; r++) {
-        give[r] = take[r] = rank + r;
-        give_at[r] = 8 * r + 1;
-        take_at[r] = 8 * (N - 1 - r); /* in another order than the ranks' */
-    }
-    a.in_counts = give;
-    a.out_counts = take;
-    if (apart) {
-        a.in_offsets = give_at;
-        a.out_offsets = take_at;
-    }
-    st = cddp_coll_start(comm, &a, 1, ticket);
-    memset(give, 0xff, sizeof give);
-    memset(take, 0xff, sizeof take);
-    memset(give_at, 0xff, sizeof give_at);
-    memset(take_at, 0xff, sizeof take_at);
-    memset(&a, 0xff, sizeof a);
-    return st;
-}
-
-static int uneven(int rank)
-{
-    int64_t in[8 * N + 8], out[8 * N];
-    cddp_comm *comm = NULL;
-    uint64_t ticket;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int apart = 0; apart < 2; apart++) {
-        int at = 0;
-
-        for (int s = 0; s < N; s++) { /* the k-th element for s is 1000 * rank + 100 * s + k */
-            at = apart ? 8 * s + 1 : at;
-            for (int k = 0; k < rank + s; k++)
-                in[at++] = 1000 * rank + 100 * s + k;
-        }
-        memset(out, 0x5a, sizeof out);
-        CHECK(start_uneven(comm, in, out, apart != 0, &ticket) == CDDP_OK);
-        CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK);
-        at = 0;
-        for (int r = 0; r < N; r++) {
-            at = apart ? 8 * (N - 1 - r) : at;
-            for (int k = 0; k < r + rank; k++)
-                CHECK(out[at++] == 1000 * r + 100 * rank + k);
-        }
-    }
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(coll_group, all_to_allv_takes_counts_and_offsets_from_the_callers_stack)
-{
-    cr_assert_eq(world(uneven), 0);
-}
 
 static int uneven_sums(int rank)
 {
@@ -233,69 +126,6 @@ Test(coll_group, broadcast_sends_the_roots_separate_source)
 }
 
 /* ---------------------------------------------------------------------------------------------------- groups ---- */
-
-/* The k-th order of four. */
-static void order_of(int k, int order[4])
-{
-    int left[4] = {0, 1, 2, 3};
-
-    for (int i = 0, n = 4; i < 4; i++, n--) {
-        int at = k % n;
-
-        order[i] = left[at];
-        k /= n;
-        for (int j = at; j + 1 < n; j++)
-            left[j] = left[j + 1];
-    }
-}
-
-/* Each rank has two neighbours in a ring, and posts the four messages in a different order. */
-static int halo(int rank)
-{
-    static const size_t lens[] = {10, 1000, 100000, 1000000};
-    int left = (rank + N - 1) % N, right = (rank + 1) % N;
-    double *x = malloc(4 * lens[3] * sizeof *x);
-    cddp_comm *comm = NULL;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK && x != NULL);
-    for (size_t c = 0; c < sizeof lens / sizeof lens[0]; c++) {
-        size_t n = lens[c];
-
-        for (int k = 0; k < 24; k += c < 3 ? 1 : 7) {
-            double *to_left = x, *to_right = x + n, *from_left = x + 2 * n, *from_right = x + 3 * n;
-            const cddp_coll_args all[4] = {recv_from(from_left, n, left), recv_from(from_right, n, right),
-                                           send_to(to_left, n, left), send_to(to_right, n, right)};
-            cddp_coll_args mine[4];
-            uint64_t ticket;
-            int order[4];
-
-            order_of((k + 5 * rank) % 24, order);
-            for (int i = 0; i < 4; i++)
-                mine[i] = all[order[i]];
-            for (size_t i = 0; i < n; i++) {
-                to_left[i] = rank + 0.25 + (double)i;
-                to_right[i] = rank + 0.5 + (double)i;
-                from_left[i] = from_right[i] = -1;
-            }
-            if (k % 2 == 0) {
-                CHECK(cddp_coll_start(comm, mine, 4, &ticket) == CDDP_OK);
-                CHECK(cddp_coll_wait(comm, ticket) == CDDP_OK);
-            } else {
-                CHECK(cddp_coll_run(comm, mine, 4) == CDDP_OK);
-            }
-            for (size_t i = 0; i < n; i++)
-                CHECK(from_left[i] == left + 0.5 + (double)i && from_right[i] == right + 0.25 + (double)i);
-        }
-    }
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    free(x);
-    return 0;
-}
-
-Test(coll_group, neighbours_exchange_borders_in_any_order)
-{
-    cr_assert_eq(world(halo), 0);
-}
 
 /* On two ranks left and right are the same: messages match in the order of the array. */
 static int pair(int rank)
@@ -446,52 +276,6 @@ static int ask(int rank)
 Test(coll_group, tests_a_ticket_without_a_wait)
 {
     cr_assert_eq(world(ask), 0);
-}
-
-struct exchange {
-    cddp_comm *comm;
-    int bad;
-};
-
-static void *exchange(void *arg)
-{
-    struct exchange *e = arg;
-    int rank = cddp_rank(e->comm);
-
-    for (int i = 0; i < 300; i++) {
-        double mine = 1000 * rank + i, theirs[N];
-        cddp_coll_args a[2 * N];
-        size_t n = 0;
-
-        for (int r = 0; r < N; r++) {
-            a[n++] = (rank + i) % 2 == 0 ? send_to(&mine, 1, r) : recv_from(&theirs[r], 1, r);
-            a[n++] = (rank + i) % 2 == 0 ? recv_from(&theirs[r], 1, r) : send_to(&mine, 1, r);
-        }
-        e->bad += cddp_coll_run(e->comm, a, n) != CDDP_OK;
-        for (int r = 0; r < N; r++)
-            e->bad += theirs[r] != 1000 * r + i;
-    }
-    return NULL;
-}
-
-static int two_threads(int rank)
-{
-    struct exchange e[2] = {{NULL, 0}, {NULL, 0}};
-    pthread_t other;
-
-    (void)rank;
-    CHECK(cddp_init(&e[0].comm, NULL) == CDDP_OK && cddp_comm_split(&e[1].comm, e[0].comm, 0, -rank, NULL) == CDDP_OK);
-    CHECK(pthread_create(&other, NULL, exchange, &e[1]) == 0);
-    (void)exchange(&e[0]);
-    CHECK(pthread_join(other, NULL) == 0);
-    CHECK(e[0].bad == 0 && e[1].bad == 0);
-    CHECK(cddp_finalize(e[1].comm) == CDDP_OK && cddp_finalize(e[0].comm) == CDDP_OK);
-    return 0;
-}
-
-Test(coll_group, two_threads_exchange_groups_on_two_communicators)
-{
-    cr_assert_eq(world(two_threads), 0);
 }
 
 /* --------------------------------------------------------------------------------------------- disagreements ---- */

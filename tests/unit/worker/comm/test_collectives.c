@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every public collective, blocking and not, also on parts of a world; and the errors for bad arguments. */
+/* Public collectives on parts of a world, and the errors for bad arguments; tests/stress/mix runs each collective. */
 #include "hygiene.h"
 #include "world.h"
 
@@ -12,72 +12,6 @@ CDI_SUITE(collective);
 static int world(int (*body)(int rank))
 {
     return run_world(N, body);
-}
-
-/* ------------------------------------------------------------------------------------------------- blocking ---- */
-
-static int use_each(int rank)
-{
-    static const size_t counts[N] = {1, 0, 3, 2};
-    int32_t in[2 * N], out[2 * N], uneven[6] = {0};
-    cddp_comm *comm = NULL;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int i = 0; i < 2 * N; i++)
-        in[i] = 100 * rank + i;
-
-    CHECK(cddp_reduce(comm, in, rank == 2 ? out : NULL, 2, CDDP_INT32, CDDP_SUM, 2) == CDDP_OK);
-    CHECK(rank != 2 || (out[0] == 600 && out[1] == 604));
-
-    CHECK(cddp_reduce_scatter(comm, in, out, 2, CDDP_INT32, CDDP_MAX) == CDDP_OK);
-    CHECK(out[0] == 300 + 2 * rank && out[1] == 301 + 2 * rank);
-
-    CHECK(cddp_all_to_all(comm, in, out, 2, CDDP_INT32) == CDDP_OK);
-    for (int r = 0; r < N; r++)
-        CHECK(out[2 * r] == 100 * r + 2 * rank && out[2 * r + 1] == 100 * r + 2 * rank + 1);
-
-    CHECK(cddp_all_gatherv(comm, in, uneven, counts, CDDP_INT32) == CDDP_OK);
-    CHECK(uneven[0] == 0 && uneven[1] == 200 && uneven[2] == 201 && uneven[3] == 202 && uneven[4] == 300);
-
-    /* Around the ring: even ranks send first, odd ones receive first. */
-    if (rank % 2 == 0)
-        CHECK(cddp_send(comm, in, 2, CDDP_INT32, (rank + 1) % N) == CDDP_OK);
-    CHECK(cddp_recv(comm, out, 2, CDDP_INT32, (rank + N - 1) % N) == CDDP_OK);
-    if (rank % 2 != 0)
-        CHECK(cddp_send(comm, in, 2, CDDP_INT32, (rank + 1) % N) == CDDP_OK);
-    CHECK(out[1] == 100 * ((rank + N - 1) % N) + 1);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(collective, each_works_on_four_ranks_as_documented)
-{
-    cr_assert_eq(world(use_each), 0);
-}
-
-static int in_place(int rank)
-{
-    static const size_t counts[N] = {2, 2, 2, 2};
-    int64_t x[2 * N];
-    cddp_comm *comm = NULL;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int i = 0; i < 2 * N; i++)
-        x[i] = rank + i;
-    CHECK(cddp_reduce_scatter(comm, x, &x[2 * rank], 2, CDDP_INT64, CDDP_SUM) == CDDP_OK);
-    CHECK(x[2 * rank] == 6 + 4 * (2 * rank) && x[2 * rank + 1] == 6 + 4 * (2 * rank + 1));
-    CHECK(cddp_all_gatherv(comm, &x[2 * rank], x, counts, CDDP_INT64) == CDDP_OK);
-    for (int i = 0; i < 2 * N; i++)
-        CHECK(x[i] == 6 + 4 * i);
-    CHECK(cddp_reduce(comm, x, x, 2 * N, CDDP_INT64, CDDP_MIN, 0) == CDDP_OK);
-    CHECK(x[1] == 10);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(collective, works_in_place_as_documented)
-{
-    cr_assert_eq(world(in_place), 0);
 }
 
 /* Two ranks that send to each other first would wait for ever. */
@@ -104,44 +38,6 @@ Test(collective, detects_two_ranks_that_send_to_each_other)
 }
 
 /* --------------------------------------------------------------------------------------------- non-blocking ---- */
-
-static int several_at_once(int rank)
-{
-    enum { LARGE = 100000 };
-    cddp_comm *comm = NULL;
-    double *big = malloc(LARGE * sizeof *big), small[3] = {rank, 1, 2};
-    int32_t from_0 = rank == 0 ? 7 : 0;
-    uint64_t ticket[4];
-    cddp_coll_args work = {.size = sizeof work, .coll = CDDP_COLL_ALL_REDUCE, .dtype = CDDP_FLOAT64, .op = CDDP_AVG};
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK && big != NULL);
-    for (int i = 0; i < LARGE; i++)
-        big[i] = i + rank;
-    work.in = work.out = big;
-    work.count = LARGE;
-    CHECK(cddp_coll_start(comm, &work, 1, &ticket[0]) == CDDP_OK);
-    work.in = work.out = small;
-    work.count = 3;
-    CHECK(cddp_coll_start(comm, &work, 1, &ticket[1]) == CDDP_OK);
-    work = (cddp_coll_args){
-        .size = sizeof work, .coll = CDDP_COLL_BROADCAST, .dtype = CDDP_INT32, .root = 0, .out = &from_0, .count = 1};
-    CHECK(cddp_coll_start(comm, &work, 1, &ticket[2]) == CDDP_OK);
-    work = (cddp_coll_args){.size = sizeof work, .coll = CDDP_COLL_BARRIER};
-    CHECK(cddp_coll_start(comm, &work, 1, &ticket[3]) == CDDP_OK);
-    CHECK(cddp_coll_wait(comm, ticket[1]) == CDDP_OK);
-    CHECK(small[0] == 1.5 && small[2] == 2 && big[0] == 1.5 && big[LARGE - 1] == LARGE + 0.5);
-    CHECK(cddp_coll_wait(comm, ticket[3]) == CDDP_OK && from_0 == 7);
-    CHECK(cddp_coll_wait(comm, ticket[0]) == CDDP_OK); /* again */
-    CHECK(cddp_coll_wait(comm, ticket[3] + 1) == CDDP_E_INVALID);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    free(big);
-    return 0;
-}
-
-Test(collective, several_run_and_complete_in_any_order)
-{
-    cr_assert_eq(world(several_at_once), 0);
-}
 
 /* The others begin only after rank 0 has signalled that it is about to copy the result of the reduction. */
 static int copy_after(int rank)
@@ -321,6 +217,8 @@ static int every_type(int rank)
     }
     CHECK(cddp_all_reduce(comm, x, sum, 2, CDDP_INT16, CDDP_SUM) == CDDP_OK);
     CHECK(sum[0] == -2 && sum[1] == (int16_t)(uint16_t)80006); /* wraps around */
+    CHECK(cddp_reduce(comm, x, rank == 2 ? sum : NULL, 2, CDDP_INT16, CDDP_MAX, 2) == CDDP_OK &&
+          (rank != 2 || sum[0] == 1));
     CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BOR) == CDDP_OK && all == 0x800f);
     CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BXOR) == CDDP_OK && all == 0x800f);
     CHECK(cddp_all_reduce(comm, &bits, &all, 1, CDDP_UINT16, CDDP_BAND) == CDDP_OK && all == 0);
