@@ -283,27 +283,6 @@ static int dial_agent(const char *run_id, int32_t node_rank, uint32_t nodes)
 
 /* ----------------------------------------------------------------------------------------------------- tests ---- */
 
-Test(server, store_clients_share_keys_and_waits)
-{
-    char byte = 9;
-    int a, b;
-
-    start((struct rdzv_server_options){0});
-    a = dial_store();
-    b = dial_store();
-    ask(a, CDI_C10D_WAIT, "k", NULL);
-    ask(b, CDI_C10D_SET, "k", "value");
-    get(a, &byte, 1);
-    cr_assert_eq(byte, CDI_C10D_STOP_WAITING);
-    ask(a, CDI_C10D_GET, "k", NULL);
-    answers(a, "value");
-    (void)close(a);
-    ask(b, CDI_C10D_GET, "k", NULL);
-    answers(b, "value");
-    (void)close(b);
-    stop();
-}
-
 /* After a cut that has healed, the next retransmission could otherwise come after the end of the lease. */
 Test(server, backoff_of_its_connections_is_short)
 {
@@ -323,31 +302,6 @@ Test(server, backoff_of_its_connections_is_short)
     }
     cr_expect(n == 2 || most_ms == 0, "%d sockets", n); /* it listens, and has accepted one */
     (void)close(client);
-    stop();
-}
-
-Test(server, serves_http_on_the_same_port)
-{
-    static const struct {
-        const char *request, *answer;
-    } cases[] = {{"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200 "},
-                 {"GET /other HTTP/1.1\r\n\r\n", "HTTP/1.1 404 "},
-                 {"POST /healthz HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody", "HTTP/1.1 405 "},
-                 {"GET nonsense\r\n\r\n", "HTTP/1.1 400 "}};
-
-    start((struct rdzv_server_options){0});
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char text[16] = {0};
-        int fd = dial();
-
-        put(fd, cases[i].request, 3);
-        put(fd, cases[i].request + 3, strlen(cases[i].request) - 3);
-        get(fd, text, 13);
-        cr_assert_str_eq(text, cases[i].answer);
-        (void)shutdown(fd, SHUT_WR);
-        cr_assert(ends(fd));
-        (void)close(fd);
-    }
     stop();
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What a disk, a directory and a reader can do to the files of ranks; tests/integration/test_logs.py has their layout. */
 #include "common/log.h"
 #include "hygiene.h"
 #include "launcher/output/logs.h"
@@ -177,7 +178,7 @@ static const char *only_entry(const char *path)
     return name;
 }
 
-/* A file below the run's directory; NULL: it is not there. */
+/* A file below the run's directory. */
 static const char *content(const char *path)
 {
     static char text[4096];
@@ -193,121 +194,6 @@ static const char *content(const char *path)
     text[n > 0 ? n : 0] = '\0';
     (void)close(fd);
     return text;
-}
-
-static bool is_there(const char *path)
-{
-    return content(path) != NULL;
-}
-
-Test(logs, without_directory_shows_all_with_global_rank)
-{
-    char path[PATH_MAX], wanted[PATH_MAX];
-
-    start();
-    print(3, 1, "out\n");
-    print(3, 2, "err without a newline");
-    logs_error_file(t.logs, 3, path);
-    (void)snprintf(wanted, sizeof wanted, "%s/error_0_3.json", t.run_dir);
-    cr_assert_str_eq(path, wanted);
-    finish();
-    cr_assert_str_eq(shown(1), "[103] out\n");
-    cr_assert_str_eq(shown(2), "[103] err without a newline\n");
-    cr_assert_eq(t.n_said, 0);
-}
-
-Test(logs, redirected_stream_is_only_in_its_file)
-{
-    char path[PATH_MAX];
-
-    t.o.log_dir = t.log_dir;
-    t.o.redirects = "1";
-    start();
-    print(0, 1, "a\n\nb without a newline");
-    print(0, 2, "err\n");
-    logs_error_file(t.logs, 0, path);
-    finish();
-    cr_assert_str_eq(content("attempt_0/0/stdout.log"), "a\n\nb without a newline");
-    cr_assert(!is_there("attempt_0/0/stderr.log"));
-    cr_assert_str_eq(shown(1), "");
-    cr_assert_str_eq(shown(2), "[100] err\n");
-    cr_assert_eq(path[0], '/', "a worker may change its directory: %s", path);
-    cr_assert_str_eq(strstr(path, "/attempt_0/"), "/attempt_0/0/error.json");
-}
-
-Test(logs, tee_shows_and_writes_and_overrides_redirects)
-{
-    t.o.log_dir = t.log_dir;
-    t.o.tee = t.o.redirects = "3";
-    start();
-    print(1, 1, "out\n");
-    print(1, 2, "err\n");
-    finish();
-    cr_assert_str_eq(shown(1), "[101] out\n");
-    cr_assert_str_eq(shown(2), "[101] err\n");
-    cr_assert_str_eq(content("attempt_0/1/stdout.log"), "out\n");
-    cr_assert_str_eq(content("attempt_0/1/stderr.log"), "err\n");
-}
-
-Test(logs, maps_select_local_ranks_above_nine)
-{
-    t.o.log_dir = t.log_dir;
-    t.o.redirects = "0:1,11:3";
-    start();
-    for (uint32_t rank = 0; rank < LOCAL_RANKS; rank += 11)
-        for (int number = 1; number <= 2; number++)
-            print(rank, number, number == 1 ? "out\n" : "err\n");
-    finish();
-    cr_assert_str_eq(shown(1), "");
-    cr_assert_str_eq(shown(2), "[100] err\n");
-    cr_assert(is_there("attempt_0/0/stdout.log") && is_there("attempt_0/11/stdout.log"));
-    cr_assert(!is_there("attempt_0/0/stderr.log") && is_there("attempt_0/11/stderr.log"));
-}
-
-Test(logs, dev_null_directory_drops_redirected_output)
-{
-    char path[PATH_MAX];
-
-    t.o.log_dir = "/dev/null";
-    t.o.redirects = "1";
-    t.o.tee = "2";
-    start();
-    print(0, 1, "out\n");
-    print(0, 2, "err\n");
-    logs_error_file(t.logs, 0, path);
-    finish();
-    cr_assert_str_eq(shown(1), "");
-    cr_assert_str_eq(shown(2), "[100] err\n");
-    cr_assert_eq(strncmp(path, t.run_dir, strlen(t.run_dir)), 0, "%s", path);
-    cr_assert_eq(t.n_said, 0);
-}
-
-Test(logs, rank_filter_hides_but_files_have_all)
-{
-    t.o.log_dir = t.log_dir;
-    t.o.tee = "1";
-    t.o.local_ranks_filter = "1,10";
-    start();
-    print(0, 1, "no\n");
-    print(1, 1, "yes\n");
-    print(10, 1, "yes\n");
-    finish();
-    cr_assert_str_eq(shown(1), "[101] yes\n[110] yes\n");
-    cr_assert_str_eq(content("attempt_0/0/stdout.log"), "no\n");
-}
-
-Test(logs, matching_lines_go_to_one_prefixed_file)
-{
-    t.o.log_dir = t.log_dir;
-    t.o.tee = "3";
-    t.o.duplicate_stdout_filters = "loss,a,,b";
-    start();
-    print(0, 1, "loss 1\nnothing\n");
-    print(1, 1, "x a,b y\nan a\nloss cut off");
-    print(1, 2, "loss on stderr\n");
-    finish();
-    cr_assert_str_eq(content("attempt_0/filtered_stdout.log"), "[100] loss 1\n[101] x a,b y\n[101] loss cut off\n");
-    cr_assert(!is_there("attempt_0/filtered_stderr.log"));
 }
 
 Test(logs, each_round_has_its_own_directory)
@@ -435,20 +321,4 @@ Test(logs, stalled_reader_fills_one_workers_queue_only)
         (void)uv_run(&t.loop, UV_RUN_NOWAIT);
     }
     (void)uv_run(&t.loop, UV_RUN_DEFAULT);
-}
-
-Test(logs, prefix_follows_template_and_stderr_is_remembered)
-{
-    struct logs_stream s;
-
-    t.o.log_line_prefix = "${role_name}-${local_rank}/${rank}: ";
-    start();
-    logs_open(t.logs, &s, 2, 102, 2);
-    logs_feed(&s, "first\nlast\n", 11);
-    cr_assert_eq(ranklog_tail_count(&s.log), 2);
-    cr_assert_str_eq(ranklog_tail_line(&s.log, 1), "last");
-    logs_release(&s);
-    logs_release(&s); /* a second time does nothing */
-    finish();
-    cr_assert_str_eq(shown(2), "default-2/102: first\ndefault-2/102: last\n");
 }
