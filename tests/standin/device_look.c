@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The kernel that looks for numbers that are not finite, with CDDP_NAN_CHECK=error, as a program that cddprun starts:
- * for each way of a gradient to the reduction, a healthy step makes exactly the expected launches, and a bad number of
- * one rank is found with its parameter.
+ * for each way of a gradient to the reduction that gives the kernel other spans, a healthy step makes exactly the
+ * expected launches, and a bad number of one rank is found with its parameter.
  */
 #include "device.h"
-#include "mean_hook.h"
 #include "must.h"
 
 #include "numbers.h"
 
 #include <cddp/cddp.h>
-#include <cddp/experimental/hook.h>
-#include <cddp/experimental/powersgd.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -28,9 +25,8 @@ static const struct way {
     enum memory memory;
     size_t n, count, bucket_bytes; /* of parameters; their elements; 0: one bucket for all */
     uint32_t flags;
-    bool accumulates; /* the gradient is made in two parts by the compute stream */
-    bool lacks;       /* rank 0 does not make gradient 0, whose place has a NaN */
-    cddp_status (*set)(cddp_ddp *ddp);
+    bool accumulates;  /* the gradient is made in two parts by the compute stream */
+    bool lacks;        /* rank 0 does not make gradient 0, whose place has a NaN */
     uint64_t launches; /* in a step */
 } * way;
 
@@ -44,60 +40,23 @@ static struct {
     uint64_t step;
 } j;
 
-static cddp_status set_hook(cddp_ddp *ddp)
-{
-    static const cddp_hook hook = {.size = sizeof hook, .begin = mean_hook_begin};
-
-    return cddp_ddp_set_hook(ddp, &hook);
-}
-
-static cddp_status set_powersgd(cddp_ddp *ddp)
-{
-    const cddp_powersgd_options opt = {.size = sizeof opt, .start_step = 1};
-
-    return cddp_ddp_set_powersgd(ddp, &opt);
-}
-
 #define F32 CDDP_FLOAT32
 #define F16 CDDP_FLOAT16
 #define BF16 CDDP_BFLOAT16
 #define F64 CDDP_FLOAT64
 /* 120 gradients fit a launch: one for each bucket and each further 120. */
 static const struct way ways[] = {
-    {"float32 in the arena", F32, 0, ARENA, 3, 1001, 0, 0, .launches = 1},
     {"three buckets", F32, 0, ARENA, 3, 1001, 4, 0, .launches = 3},
-    {"sums", F32, 0, ARENA, 3, 1001, 0, CDDP_DDP_SUM, .launches = 1},
     {"float64 in the arena", F64, 0, ARENA, 3, 1001, 0, 0, .launches = 1},
-    {"bfloat16 in the arena", BF16, 0, ARENA, 3, 1001, 0, 0, .launches = 1},
-    {"float16 in the arena", F16, 0, ARENA, 3, 1001, 0, 0, .launches = 1},
-    {"many of float32", F32, 0, ARENA, MOST, 33, 0, 0, .launches = 4},
     {"many of float16", F16, 0, ARENA, MOST, 33, 0, 0, .launches = 4},
-    {"float32 of the program's", F32, 0, OWN, 3, 1001, 0, 0, .launches = 1},
-    {"float16 of the program's", F16, 0, OWN, 3, 1001, 0, 0, .launches = 1},
     {"sums of float64 of the program's", F64, 0, OWN, 3, 1001, 0, CDDP_DDP_SUM, .launches = 1},
     {"many of the program's", BF16, 0, OWN, MOST, 33, 0, 0, .launches = 4},
-    {"some of the program's", F32, 0, MIXED, 4, 1001, 0, 0, .launches = 1},
     {"some float16 of the program's", F16, 0, MIXED, 4, 1001, 0, 0, .launches = 1},
-    {"float32 sent as bfloat16", F32, BF16, ARENA, 3, 1001, 0, 0, .launches = 1},
     {"float32 sent as float16", F32, F16, ARENA, 3, 1001, 4, 0, .launches = 3},
-    {"bfloat16 sent as float32", BF16, F32, ARENA, 3, 1001, 0, 0, .launches = 1},
-    {"many sent as bfloat16", F32, BF16, ARENA, MOST, 33, 0, 0, .launches = 4},
-    {"the program's sent as bfloat16", F32, BF16, OWN, 3, 1001, 0, 0, .launches = 1},
-    {"in place", F32, 0, PLACE, 3, 30000, 0, 0, .launches = 1},
     {"float16 in place", F16, 0, PLACE, 3, 60000, 0, 0, .launches = 1},
-    {"cut", F32, 0, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = 4},
-    {"cut float16", F16, 0, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = 2},
     {"cut, sent as bfloat16", F32, BF16, ARENA, 1, ROOM, 100000, CDDP_DDP_SPLIT, .launches = 4},
-    {"accumulated", F32, 0, ARENA, 3, 1001, 0, 0, .accumulates = true, .launches = 1},
     {"accumulated by the program", F32, 0, OWN, 3, 1001, 0, 0, .accumulates = true, .launches = 1},
-    {"accumulated and sent", F32, BF16, ARENA, 3, 1001, 0, 0, .accumulates = true, .launches = 1},
-    {"missing", F32, 0, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = 1},
-    {"missing float16", F16, 0, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = 1},
     {"missing, sent", F32, BF16, ARENA, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = 1},
-    {"the program's, missing", F32, 0, OWN, 3, 1001, 0, CDDP_DDP_FIND_UNUSED, .lacks = true, .launches = 1},
-    {"by a hook", F16, 0, ARENA, 3, 1001, 0, 0, .set = set_hook, .launches = 1},
-    {"some by a hook", F32, 0, MIXED, 4, 1001, 0, 0, .set = set_hook, .launches = 1},
-    {"by PowerSGD", F32, 0, ARENA, 3, 1001, 0, 0, .set = set_powersgd, .launches = 1},
 };
 
 static size_t bytes_of_one(void)
@@ -200,8 +159,7 @@ static void healthy_step(void)
     uint64_t launches, before = standin_launched("cdi_find");
 
     DO(step_with(0, -1, 0, 0));
-    if (way->set != set_powersgd)
-        check_means();
+    check_means();
     DO(cddp_barrier(j.comm));
     launches = standin_launched("cdi_find") - before;
     MUST(launches == way->launches, "%s: rank %d: %d launches, and not %d\n", way->name, cddp_rank(j.comm),
@@ -233,8 +191,6 @@ static void go(void)
     open_way();
     for (int k = 0; k < 3; k++) /* until the order of gradients is settled */
         DO(step_with(0, -1, 0, 0));
-    if (way->set != NULL)
-        DO(way->set(j.ddp));
     for (int k = 0; k < (way->n == MOST ? 1 : 3); k++) {
         healthy_step();
         bad_step(which[k], k % n, at[k], k == 1 ? -INFINITY : NAN);
