@@ -60,36 +60,6 @@ static int has_members(cddp_comm *part, int64_t digits)
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------ the ranks ---- */
-
-static int knows_its_ranks(int rank)
-{
-    cddp_comm *comm, *part, *again;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int r = 0; r < 4; r++)
-        CHECK(cddp_world_rank(comm, r) == r);
-    CHECK(cddp_world_rank(comm, 4) == -1 && cddp_world_rank(comm, -1) == -1 && cddp_world_rank(NULL, 0) == -1);
-    CHECK(cddp_comm_split(&part, comm, rank == 2 ? 1 : 0, -rank, NULL) == CDDP_OK);
-    if (rank != 2) { /* 3, 1, 0 */
-        CHECK(cddp_world_rank(part, 0) == 3 && cddp_world_rank(part, 1) == 1 && cddp_world_rank(part, 2) == 0);
-        CHECK(cddp_world_rank(part, 3) == -1 && has_members(part, 1011) == 0);
-        CHECK(cddp_comm_split(&again, part, cddp_rank(part) == 0, 0, NULL) == CDDP_OK);
-        CHECK(cddp_world_rank(again, 0) == (rank == 3 ? 3 : 1) && cddp_world_rank(again, 1) == (rank == 3 ? -1 : 0));
-        CHECK(has_members(again, rank == 3 ? 1000 : 11) == 0 && cddp_finalize(again) == CDDP_OK);
-    } else {
-        CHECK(cddp_world_rank(part, 0) == 2 && cddp_world_size(part) == 1);
-    }
-    CHECK(cddp_finalize(part) == CDDP_OK && cddp_world_rank(comm, 3) == 3);
-    CHECK(cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(parts, maps_ranks_to_world)
-{
-    cr_assert_eq(everywhere(4, knows_its_ranks), 0);
-}
-
 /* --------------------------------------------------------------------------------------------------- options ---- */
 
 static int is_named(int rank)
@@ -132,23 +102,6 @@ Test(parts, name_and_timeout_belong_to_part)
     cr_assert_eq(everywhere(3, is_named), 0);
 }
 
-static int wants_the_cpu(int rank)
-{
-    const cddp_split_options cpu = {.size = sizeof cpu, .backend = "cpu"};
-    cddp_comm *comm, *part;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&part, comm, rank % 2, 0, rank == 0 ? NULL : &cpu) == CDDP_OK);
-    CHECK(strcmp(cddp_backend_name(part), "cpu") == 0 && has_members(part, rank % 2 == 0 ? 101 : 10) == 0);
-    CHECK(cddp_finalize(part) == CDDP_OK && cddp_finalize(comm) == CDDP_OK);
-    return 0;
-}
-
-Test(parts, cpu_part_of_cpu_communicator)
-{
-    cr_assert_eq(everywhere(3, wants_the_cpu), 0);
-}
-
 Test(parts, rejects_invalid_options)
 {
     cddp_split_options opt = {.size = sizeof opt, .backend = "abacus"};
@@ -176,6 +129,7 @@ Test(parts, rejects_invalid_options)
     cr_assert_eq(cddp_comm_split(&part, comm, 0, 0, &opt), CDDP_OK, "%s", cddp_last_error());
     cr_assert_eq(has_members(part, 1), 0);
     cr_assert_eq(cddp_world_rank(part, 0), 0);
+    cr_assert(cddp_world_rank(part, 1) == -1 && cddp_world_rank(part, -1) == -1 && cddp_world_rank(NULL, 0) == -1);
     cddp_abort(part, NULL);
     cr_assert_eq(cddp_barrier(part), CDDP_E_ABORTED);
     cr_assert_str_eq(cddp_last_error(), "communicator 'alone': rank 0 aborted the job");
@@ -209,35 +163,6 @@ static int works(cddp_comm *comm, const int *ranks, size_t n, int tag)
     CHECK(cddp_barrier(half) == CDDP_OK && cddp_finalize(half) == CDDP_OK);
     CHECK(cddp_finalize(group) == CDDP_OK);
     return 0;
-}
-
-static int makes_groups(int rank)
-{
-    static const int odd[] = {3, 1}, others[] = {4, 0, 2}, low[] = {0, 1, 2}, high[] = {2, 3, 4}, ends[] = {0, 1};
-    cddp_comm *comm, *part;
-
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    for (int i = 0; i < 3; i++) { /* disjoint, with one tag */
-        if (rank % 2 == 1)
-            CHECK(works(comm, odd, 2, 5) == 0);
-        else
-            CHECK(works(comm, others, 3, 5) == 0);
-    }
-    if (rank <= 2) /* overlapping, one after the other */
-        CHECK(works(comm, low, 3, 5) == 0);
-    if (rank >= 2)
-        CHECK(works(comm, high, 3, 5) == 0);
-    /* Of a part: its ranks 0 and 1 are 4 and 3, or 1 and 0. */
-    CHECK(cddp_comm_split(&part, comm, rank < 2, -rank, NULL) == CDDP_OK);
-    if (cddp_rank(part) < 2)
-        CHECK(works(part, ends, 2, 5) == 0);
-    CHECK(cddp_barrier(comm) == CDDP_OK && cddp_finalize(comm) == CDDP_OK && cddp_finalize(part) == CDDP_OK);
-    return 0;
-}
-
-Test(parts, group_needs_only_members)
-{
-    cr_assert_eq(everywhere(5, makes_groups), 0);
 }
 
 static bool is_of_a_meeting(const char *name)
