@@ -201,30 +201,6 @@ static void check_telling(struct check *c)
     }
 }
 
-static void check_scans(struct check *c)
-{
-    struct cdi_launch l;
-
-    fill(c, &c->in, 5);
-    fill(c, &c->out, 6);
-    EACH(t, floats)
-    EACH(n, counts)
-    EACH(a, shifts)
-    {
-        size_t at = shifts[a] * cddp_dtype_size(floats[t]);
-
-        if (counts[n] > c->most)
-            continue;
-        check_ok(cdi_launch_scan(&l, c->card.n_sm, c->in.card + at, counts[n], floats[t],
-                                 (struct cdi_scan_found *)(void *)c->out.card, NULL));
-        card_launch(&c->card, c->card.stream, &l);
-        check_ok(cdi_launch_scan(&l, c->card.n_sm, c->in.host + at, counts[n], floats[t],
-                                 (struct cdi_scan_found *)(void *)c->out.host, NULL));
-        cdi_launch_on_host(&l);
-        compare(c, &c->out, "scan", cdi_dtype_name(floats[t]), "", counts[n]);
-    }
-}
-
 /* With the limit of infinity, with one that many numbers exceed, and with one that none does. */
 static void check_finds(struct check *c)
 {
@@ -603,8 +579,6 @@ static void show_narrow(const struct check *c, void *x, void *y, size_t n)
     show(c, "scale_bf16", &l, 4.0 * (double)n);
     check_ok(cdi_launch_scale(&l, c->card.n_sm, x, n, CDDP_FLOAT16, 0.5, NULL));
     show(c, "scale_f16", &l, 4.0 * (double)n);
-    check_ok(cdi_launch_scan(&l, c->card.n_sm, x, n, CDDP_BFLOAT16, y, NULL));
-    show(c, "scan_bf16", &l, 2.0 * (double)n);
     (void)cdi_launch_find(&l, c->card.n_sm, &span, &word_of, 1, 0x7f80, y);
     show(c, "find_bf16", &l, 2.0 * (double)n);
     (void)cdi_launch_tally(&l, c->card.n_sm, &span, 1, false, y);
@@ -679,9 +653,6 @@ static void show_speeds(const struct check *c, size_t bytes)
     show(c, "cast_f16_f32", &l, 6.0 * (double)n);
     check_ok(cdi_launch_scale(&l, c->card.n_sm, px, n, CDDP_FLOAT32, 0.5, NULL));
     show(c, "scale_f32", &l, 8.0 * (double)n);
-    check_ok(cdi_launch_scan(&l, c->card.n_sm, px, n - 4, CDDP_FLOAT32,
-                             (struct cdi_scan_found *)(void *)((uint8_t *)py + bytes), NULL));
-    show(c, "scan_f32", &l, 4.0 * (double)n);
     for (size_t i = 0; i < 16; i++)
         slice[i] = (struct cdi_slice){(uint8_t *)px + i * (bytes / 16), bytes / 16};
     (void)cdi_launch_pack(&l, CDI_KERNEL_PACK, c->card.n_sm, py, slice, 16, &flat);
@@ -713,7 +684,6 @@ static void check_all(struct check *c)
     check_all_narrow(c);
     check_telling(c);
     check_scales(c);
-    check_scans(c);
     check_finds(c);
     check_hashes(c);
     check_packs(c);

@@ -32,17 +32,6 @@ static void run_scale(const struct cdi_kernel_thread *t, const void *args)
     signal_end(t, args);
 }
 
-static void run_scan(const struct cdi_kernel_thread *t, const void *args)
-{
-    const struct cdi_scan_args *a = args;
-    struct cdi_scan_found found = cdi_scan_body(t, a);
-
-    if (found.n_nan > 0)
-        __atomic_fetch_add(&a->found->n_nan, found.n_nan, __ATOMIC_RELAXED);
-    if (found.n_inf > 0)
-        __atomic_fetch_add(&a->found->n_inf, found.n_inf, __ATOMIC_RELAXED);
-}
-
 static void put(struct cdi_kernel_range *out, size_t cap, size_t i, const void *base, size_t bytes, bool written)
 {
     if (i < cap)
@@ -96,15 +85,6 @@ static size_t scale_ranges(const void *args, struct cdi_kernel_range *out, size_
     put(out, cap, 1, a->word, sizeof *a->word, true);
     put(out, cap, 2, a->arrived, sizeof *a->arrived, true);
     return 3;
-}
-
-static size_t scan_ranges(const void *args, struct cdi_kernel_range *out, size_t cap)
-{
-    const struct cdi_scan_args *a = args;
-
-    put(out, cap, 0, a->x, a->count * cddp_dtype_size((cddp_dtype)a->dtype), false);
-    put(out, cap, 1, a->found, sizeof *a->found, true);
-    return 2;
 }
 
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
@@ -398,7 +378,6 @@ const struct cdi_kernel_twin cdi_kernel_twins[CDI_N_KERNELS] = {
     [CDI_KERNEL_UNPACK] = {"cdi_unpack", sizeof(struct cdi_pack_args), run_unpack, NULL, unpack_ranges},
     [CDI_KERNEL_CAST] = {"cdi_cast", sizeof(struct cdi_cast_args), run_cast, NULL, cast_ranges},
     [CDI_KERNEL_SCALE] = {"cdi_scale", sizeof(struct cdi_scale_args), run_scale, NULL, scale_ranges},
-    [CDI_KERNEL_SCAN] = {"cdi_scan", sizeof(struct cdi_scan_args), run_scan, NULL, scan_ranges},
     [CDI_KERNEL_TALLY] = {"cdi_tally", sizeof(struct cdi_tally_args), NULL, block_tally, tally_ranges},
     [CDI_KERNEL_FOLD] = {"cdi_fold", sizeof(struct cdi_fold_args), NULL, block_fold, fold_ranges},
     [CDI_KERNEL_CLIP] = {"cdi_clip", sizeof(struct cdi_clip_args), run_clip, NULL, clip_ranges},

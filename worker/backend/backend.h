@@ -236,11 +236,6 @@ struct cdi_clip {
     const double *factor_at; /* on a device: in place of factor, read when the work runs. NULL: factor */
 };
 
-/* The result of scan. */
-struct cdi_scan {
-    uint64_t n_nan, n_inf;
-};
-
 /* The arguments of a split. */
 struct cdi_split {
     int color, key;
@@ -486,7 +481,7 @@ struct cdi_backend_ops {
     /*
      * Element functions: local, on memory of the backend, ordered before operations that are enqueued later. On the CPU
      * the calling thread does the work before it returns. On a device the work runs after everything that was enqueued,
-     * and stream_wait with ticket 0 orders a stream after it; only scan waits for its result. Any thread. Slices and
+     * and stream_wait with ticket 0 orders a stream after it. Any thread. Slices and
      * arrays do not overlap, except that scale works in place. CDDP_OK, CDDP_E_INVALID (a type that the function does
      * not support); on a device also the sticky error.
      */
@@ -515,9 +510,6 @@ struct cdi_backend_ops {
     /* Multiplies each x[i] by factor, which has float32 precision except for float64. Floating-point types. */
     cddp_status (*scale)(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                          struct cdi_error *err);
-    /* Counts NaNs and infinities. Floating-point types. */
-    cddp_status (*scan)(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
-                        struct cdi_error *err);
     /*
      * On a device: finds numbers that are not finite in n spans. *word, memory of the device, becomes the largest of
      * its value and of word_of[k] | kind for each element of x[k] whose magnitude has bits of at least `limit`

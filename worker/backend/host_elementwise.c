@@ -216,59 +216,6 @@ cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp
     return CDDP_OK;
 }
 
-/* A NaN is a float whose magnitude has larger bits than infinity. */
-static void scan_narrow(const uint16_t *x, size_t count, uint16_t inf, struct cdi_scan *out)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint16_t mag = x[i] & 0x7fffu;
-
-        out->n_nan += mag > inf;
-        out->n_inf += mag == inf;
-    }
-}
-
-static void scan_float(const float *x, size_t count, struct cdi_scan *out)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint32_t mag = cdi_bits_of_float(x[i]) & 0x7fffffffu;
-
-        out->n_nan += mag > 0x7f800000u;
-        out->n_inf += mag == 0x7f800000u;
-    }
-}
-
-static void scan_double(const double *x, size_t count, struct cdi_scan *out)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint64_t mag;
-
-        memcpy(&mag, &x[i], sizeof mag);
-        mag &= 0x7fffffffffffffffu;
-        out->n_nan += mag > 0x7ff0000000000000u;
-        out->n_inf += mag == 0x7ff0000000000000u;
-    }
-}
-
-cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
-                             struct cdi_error *err)
-{
-    struct cdi_scan found = {0};
-
-    (void)b;
-    if (dtype == CDDP_FLOAT64)
-        scan_double(x, count, &found);
-    else if (dtype == CDDP_FLOAT32)
-        scan_float(x, count, &found);
-    else if (dtype == CDDP_FLOAT16)
-        scan_narrow(x, count, 0x7c00u, &found);
-    else if (dtype == CDDP_BFLOAT16)
-        scan_narrow(x, count, 0x7f80u, &found);
-    else
-        return cdi_fail(err, CDDP_E_INVALID, "%s has no NaN to scan for", cdi_dtype_name(dtype));
-    *out = found;
-    return CDDP_OK;
-}
-
 cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err)
 {
     (void)b;

@@ -17,8 +17,6 @@ cddp_status cdi_element_cast(struct cdi_backend *b, void *to, cddp_dtype to_type
                              cddp_dtype from_type, size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_element_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                               struct cdi_error *err);
-cddp_status cdi_element_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
-                             struct cdi_error *err);
 
 cddp_status cdi_element_norm(struct cdi_backend *b, const struct cdi_span *x, size_t n, bool largest, double *out,
                              struct cdi_error *err);

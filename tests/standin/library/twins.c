@@ -10,7 +10,6 @@ static void usable(enum cdi_kernel kernel, void *args)
     struct cdi_pack_args *pack = args;
     struct cdi_cast_args *cast = args;
     struct cdi_scale_args *scale = args;
-    struct cdi_scan_args *scan = args;
     struct cdi_tally_args *tally = args;
     struct cdi_fold_args *fold = args;
     struct cdi_clip_args *clip = args;
@@ -39,10 +38,6 @@ static void usable(enum cdi_kernel kernel, void *args)
         scale->x = standin_host(scale->x);
         scale->word = standin_host(scale->word);
         scale->arrived = standin_host(scale->arrived);
-        break;
-    case CDI_KERNEL_SCAN:
-        scan->x = standin_host(scan->x);
-        scan->found = standin_host(scan->found);
         break;
     case CDI_KERNEL_TALLY:
         tally->words = standin_host(tally->words);

@@ -589,7 +589,6 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .pack_scaled = cdi_element_pack_scaled,
     .cast = cdi_element_cast,
     .scale = cdi_element_scale,
-    .scan = cdi_element_scan,
     .norm = cdi_element_norm,
     .norm_round = cdi_element_norm_round,
     .clip = cdi_element_clip,

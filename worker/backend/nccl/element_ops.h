@@ -17,8 +17,6 @@ cddp_status cdi_gpu_cast(struct cdi_backend *b, void *to, cddp_dtype to_type, co
                          size_t count, float factor, struct cdi_error *err);
 cddp_status cdi_gpu_scale(struct cdi_backend *b, void *x, size_t count, cddp_dtype dtype, double factor,
                           struct cdi_error *err);
-cddp_status cdi_gpu_scan(struct cdi_backend *b, const void *x, size_t count, cddp_dtype dtype, struct cdi_scan *out,
-                         struct cdi_error *err);
 cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
                          uint64_t limit, uint64_t *word, struct cdi_error *err);
 cddp_status cdi_gpu_hash(struct cdi_backend *b, const struct cdi_slice *x, size_t n, uint64_t *sum,

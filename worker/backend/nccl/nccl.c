@@ -38,7 +38,6 @@ static void init_locks(struct cdi_backend *b)
     (void)pthread_mutex_init(&b->lock, NULL); /* on Linux these cannot fail without attributes */
     (void)pthread_mutex_init(&b->ring_lock, NULL);
     (void)pthread_mutex_init(&b->error_lock, NULL);
-    (void)pthread_mutex_init(&b->scan_lock, NULL);
     (void)pthread_mutex_init(&b->copy_lock, NULL);
     cdi_cond_init_monotonic(&b->changed);
 }
@@ -68,25 +67,16 @@ static cddp_status get_event(CUevent *e, struct cdi_error *err)
 /* Creates events and the small memory of every communicator. The context is current. */
 static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_error *err)
 {
-    CUdeviceptr token = 0, found = 0;
-    void *pinned = NULL;
+    CUdeviceptr token = 0;
     cddp_status st = get_event(&b->mark, err);
 
     if (st == CDDP_OK)
         st = get_event(&b->tail, err);
     if (st == CDDP_OK)
-        st = get_event(&b->scan_event, err);
-    if (st == CDDP_OK)
         st = get_event(&b->copy_event, err);
     if (st == CDDP_OK)
         st = cdi_cuda_check(cdi_cuda.memory_alloc(&token, CDI_TOKEN_BYTES), "allocating GPU memory", err);
     b->token = (void *)(uintptr_t)token;
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.memory_alloc(&found, sizeof *b->scan_device), "allocating GPU memory", err);
-    b->scan_device = (struct cdi_scan_found *)(uintptr_t)found;
-    if (st == CDDP_OK)
-        st = cdi_cuda_check(cdi_cuda.pinned_alloc(&pinned, sizeof *b->scan_pinned, 0), "allocating pinned memory", err);
-    b->scan_pinned = pinned;
     if (st == CDDP_OK)
         st = cdi_completion_create(b, err);
     if (st == CDDP_OK)
@@ -101,7 +91,7 @@ static cddp_status backend_create_resources(struct cdi_backend *b, struct cdi_er
 /* Frees everything that backend_create_resources has made. */
 static void backend_free_resources(struct cdi_backend *b)
 {
-    CUevent events[] = {b->mark, b->tail, b->scan_event, b->copy_event};
+    CUevent events[] = {b->mark, b->tail, b->copy_event};
 
     cdi_completion_destroy(b);
     cdi_capture_close(b);
@@ -111,10 +101,6 @@ static void backend_free_resources(struct cdi_backend *b)
             (void)cdi_cuda.event_destroy(events[i]);
     if (b->token != NULL)
         (void)cdi_cuda.memory_free(cdi_device_ptr(b->token));
-    if (b->scan_device != NULL)
-        (void)cdi_cuda.memory_free(cdi_device_ptr(b->scan_device));
-    if (b->scan_pinned != NULL)
-        (void)cdi_cuda.pinned_free(b->scan_pinned);
     cdi_stage_free(b->results);
     cdi_stage_free(b->free_staging);
     cdi_ring_free(b);
@@ -190,7 +176,6 @@ static void gpu_destroy(struct cdi_backend *b)
     cdi_host->flight_close(b->own_flight);
     (void)pthread_cond_destroy(&b->changed);
     (void)pthread_mutex_destroy(&b->copy_lock);
-    (void)pthread_mutex_destroy(&b->scan_lock);
     (void)pthread_mutex_destroy(&b->error_lock);
     (void)pthread_mutex_destroy(&b->ring_lock);
     (void)pthread_mutex_destroy(&b->lock);
@@ -599,7 +584,6 @@ static const struct cdi_backend_ops gpu_ops = {
     .pack_unless = cdi_gpu_pack_unless,
     .cast = cdi_gpu_cast,
     .scale = cdi_gpu_scale,
-    .scan = cdi_gpu_scan,
     .find_nonfinite = cdi_gpu_find,
     .hash = cdi_gpu_hash,
     .norm = cdi_gpu_tally,

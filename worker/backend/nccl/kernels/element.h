@@ -222,7 +222,7 @@ CDI_INLINE void cdi_cast_body(const struct cdi_kernel_thread *t, const struct cd
         cdi_cast_at(a, i);
 }
 
-/* --- Scan: the bits of a magnitude say it; above those of infinity is NaN. ---------------------------------------- */
+/* --- Magnitudes: bits above those of infinity are a NaN. ---------------------------------------------------------- */
 
 CDI_INLINE uint64_t cdi_inf_bits(int32_t dtype)
 {
@@ -257,28 +257,6 @@ CDI_INLINE uint32_t cdi_unit_largest(const void *x, int32_t dtype, uint64_t u)
         most = larger > most ? larger : most;
     }
     return most;
-}
-
-CDI_INLINE void cdi_scan_at(struct cdi_scan_found *found, const struct cdi_scan_args *a, uint64_t i)
-{
-    const uint64_t bits = cdi_magnitude(a->x, a->dtype, i), inf = cdi_inf_bits(a->dtype);
-
-    found->n_nan += bits > inf;
-    found->n_inf += bits == inf;
-}
-
-/* The counts of one thread; the kernel adds them to *a->found. */
-CDI_INLINE struct cdi_scan_found cdi_scan_body(const struct cdi_kernel_thread *t, const struct cdi_scan_args *a)
-{
-    const uint64_t units = cdi_units(a->x, a->count, a->dtype), size = cdi_unit_of(a->dtype);
-    struct cdi_scan_found found = {0, 0};
-
-    for (uint64_t u = cdi_first_unit(t); u < units; u += cdi_unit_step(t))
-        for (uint64_t k = 0; k < size && cdi_unit_largest(a->x, a->dtype, u) >= cdi_inf_bits(a->dtype); k++)
-            cdi_scan_at(&found, a, u * size + k);
-    for (uint64_t i = units * size + cdi_first_unit(t); i < a->count; i += cdi_unit_step(t))
-        cdi_scan_at(&found, a, i);
-    return found;
 }
 
 /* --- Pack and unpack: blocks take chunks of the slices in turn, threads the bytes of a chunk. --------------------- */

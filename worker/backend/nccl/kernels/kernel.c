@@ -11,7 +11,7 @@
 
 _Static_assert(sizeof(struct cdi_pack_args) <= 4000, "kernel arguments of old drivers end at 4096 bytes");
 _Static_assert(sizeof(struct cdi_pack_slice) == 32 && sizeof(struct cdi_cast_args) == 40 &&
-                   sizeof(struct cdi_scale_args) == 48 && sizeof(struct cdi_scan_args) == 32,
+                   sizeof(struct cdi_scale_args) == 48,
                "nvcc and the host compiler lay them out alike");
 _Static_assert(sizeof(struct cdi_kernel_span) == 24 && sizeof(struct cdi_fold_args) == 32 &&
                    offsetof(struct cdi_tally_args, span) == 24 && offsetof(struct cdi_clip_args, span) == 48 &&
@@ -73,8 +73,6 @@ size_t cdi_kernel_args_size(enum cdi_kernel kernel)
         return sizeof(struct cdi_cast_args);
     case CDI_KERNEL_SCALE:
         return sizeof(struct cdi_scale_args);
-    case CDI_KERNEL_SCAN:
-        return sizeof(struct cdi_scan_args);
     case CDI_KERNEL_TALLY:
         return sizeof(struct cdi_tally_args);
     case CDI_KERNEL_FOLD:
@@ -197,17 +195,6 @@ void cdi_launch_scale_signals(struct cdi_launch *launch, void *word, uint32_t va
     launch->args.scale.word = word;
     launch->args.scale.value = value;
     launch->args.scale.arrived = arrived;
-}
-
-cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
-                            struct cdi_scan_found *found, struct cdi_error *err)
-{
-    if (!cdi_dtype_is_float(dtype))
-        return cdi_fail(err, CDDP_E_INVALID, "%s has no NaN to scan for", cdi_dtype_name(dtype));
-    out->kernel = CDI_KERNEL_SCAN;
-    out->grid = grid_of_elements(n_sm, count);
-    out->args.scan = (struct cdi_scan_args){.x = x, .count = count, .found = found, .dtype = (int32_t)dtype};
-    return CDDP_OK;
 }
 
 /* Stores as many spans as fit, `cap` at most, and returns how many of x they were. */

@@ -21,7 +21,7 @@
 
 #define CDI_KERNEL_THREADS 256 /* per block */
 #define CDI_KERNEL_CHUNK 16384 /* bytes of a slice that one block copies at a time */
-/* Elements that a thread of cast, scale and scan takes at a time, where they are aligned. */
+/* Elements that a thread of cast and scale takes at a time, where they are aligned. */
 #define CDI_KERNEL_UNIT 4
 /* Per launch of pack or unpack: the arguments stay below the 4096 bytes of old drivers. */
 #define CDI_KERNEL_SLICES 120
@@ -46,7 +46,6 @@
     X(CDI_KERNEL_UNPACK, cdi_unpack)   \
     X(CDI_KERNEL_CAST, cdi_cast)       \
     X(CDI_KERNEL_SCALE, cdi_scale)     \
-    X(CDI_KERNEL_SCAN, cdi_scan)       \
     X(CDI_KERNEL_TALLY, cdi_tally)     \
     X(CDI_KERNEL_FOLD, cdi_fold)       \
     X(CDI_KERNEL_CLIP, cdi_clip)       \
@@ -115,19 +114,6 @@ struct cdi_scale_args {
     uint32_t value;
     uint32_t *word;    /* or NULL */
     uint32_t *arrived; /* the number of blocks that are done, on the device; 0 between two launches */
-};
-
-/* cdi_scan: adds the counts of x to *found, on the device. Its owner zeroes it before, in the same stream. */
-struct cdi_scan_found {
-    uint64_t n_nan, n_inf;
-};
-
-struct cdi_scan_args {
-    const void *x;
-    uint64_t count;
-    struct cdi_scan_found *found;
-    int32_t dtype;
-    uint32_t unused;
 };
 
 /* cdi_tally, cdi_clip: several spans of elements, which blocks share, CDI_SPAN_CHUNK elements at a time. */
@@ -288,7 +274,6 @@ struct cdi_launch {
         struct cdi_pack_args pack;
         struct cdi_cast_args cast;
         struct cdi_scale_args scale;
-        struct cdi_scan_args scan;
         struct cdi_tally_args tally;
         struct cdi_fold_args fold;
         struct cdi_clip_args clip;
@@ -335,9 +320,6 @@ cddp_status cdi_launch_scale(struct cdi_launch *out, uint32_t n_sm, void *x, siz
                              double factor, struct cdi_error *err);
 /* Makes a launch of SCALE, with a grid above 0, write a word for the host. arrived: used by one launch at a time. */
 void cdi_launch_scale_signals(struct cdi_launch *launch, void *word, uint32_t value, void *arrived);
-/* found: device memory, zeroed in the stream before the launch. */
-cddp_status cdi_launch_scan(struct cdi_launch *out, uint32_t n_sm, const void *x, size_t count, cddp_dtype dtype,
-                            struct cdi_scan_found *found, struct cdi_error *err);
 
 /*
  * Fills TALLY or CLIP of the first spans of x[0..n), as many as fit, and returns their number (empty ones included).

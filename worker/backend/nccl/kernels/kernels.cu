@@ -61,23 +61,6 @@ extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
     signal_end(args);
 }
 
-static __device__ void add(uint64_t *total, uint64_t n)
-{
-    if (n > 0)
-        atomicAdd((unsigned long long *)total, (unsigned long long)n);
-}
-
-extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS)
-    cdi_scan(const __grid_constant__ struct cdi_scan_args args)
-{
-    struct cdi_kernel_thread t = this_thread();
-    struct cdi_scan_found found = cdi_scan_body(&t, &args);
-
-    /* Healthy gradients have none, so a reduction in the block would not pay off. */
-    add(&args.found->n_nan, found.n_nan);
-    add(&args.found->n_inf, found.n_inf);
-}
-
 /* --- Norms and clipping ------------------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(CDI_KERNEL_THREADS, CDI_TALLY_BLOCKS)

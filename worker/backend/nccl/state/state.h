@@ -18,7 +18,7 @@
  * after a write of the ticket on the communication stream); issued (NCCL has put it there, followed by another write);
  * started and done, when the stream has written these words. Then its slot in the ring is free. Between begun and
  * issued a call may be "in progress" in another thread: the caller returns, and the next caller or the progress thread
- * polls until it is done. Only join, scan, region_create, split and destroy wait for the GPU.
+ * polls until it is done. Only join, region_create, split and destroy wait for the GPU.
  *
  * The watch thread reads words of memory. It makes no call of CUDA and takes no `lock` before it aborts comm, so that
  * no other thread's call of the driver can delay it. NCCL's calls on comm are made between cdi_nccl_enter and _leave:
@@ -194,10 +194,6 @@ struct cdi_backend {
     struct cdi_staging *results; /* that were not delivered yet, in the order of tickets */
     _Atomic uint64_t delivered;  /* the last ticket whose results were; written with `lock` */
     struct cdi_staging *free_staging;
-
-    pthread_mutex_t scan_lock;
-    struct cdi_scan_found *scan_pinned, *scan_device;
-    CUevent scan_event;
 
     pthread_mutex_t copy_lock; /* one copy of the caller's at a time waits for copy_event */
     CUevent copy_event;

@@ -3,6 +3,7 @@
 
 #include "hygiene.h"
 #include "worker/backend/host_elementwise.h"
+#include "worker/math/nonfinite.h"
 
 #include <math.h>
 
@@ -76,10 +77,7 @@ Test(kernel, cast_with_a_factor_rounds_once)
 
 static bool is_nan(const uint8_t *x, cddp_dtype dtype)
 {
-    struct cdi_scan found;
-
-    cr_assert_eq(cdi_element_scan(NULL, x, 1, dtype, &found, NULL), CDDP_OK);
-    return found.n_nan > 0;
+    return cdi_nonfinite_worst(x, 1, dtype, cdi_nonfinite_inf(dtype)) == CDI_NAN;
 }
 
 Test(kernel, scale_gives_the_bits_of_the_cpu_backend)
@@ -140,29 +138,6 @@ Test(kernel, scaling_by_one_changes_no_bit)
     cdi_launch_on_host(&l);
     cr_assert_eq(cdi_bits_of_float(x[1]), 0x7fc00000u, "infinity times 0");
     cr_assert_eq(cdi_bits_of_float(x[2]), 0xffc00001u, "its own payload, made quiet");
-}
-
-Test(kernel, scan_adds_the_counts_of_the_cpu_backend)
-{
-    static const cddp_dtype types[] = {CDDP_FLOAT16, CDDP_BFLOAT16, CDDP_FLOAT32, CDDP_FLOAT64};
-    static _Alignas(64) uint8_t in[8 * 31000];
-    struct cdi_launch l;
-
-    fill(in, sizeof in, 3);
-    EACH(t, types)
-    EACH(c, counts)
-    EACH(a, shifts)
-    {
-        const void *x = in + shifts[a] * cddp_dtype_size(types[t]);
-        struct cdi_scan_found found = {5, 7};
-        struct cdi_scan want;
-
-        cr_assert_eq(cdi_element_scan(NULL, x, counts[c], types[t], &want, NULL), CDDP_OK);
-        cr_assert_eq(cdi_launch_scan(&l, N_SM, x, counts[c], types[t], &found, NULL), CDDP_OK);
-        cdi_launch_on_host(&l);
-        cr_assert_eq(found.n_nan, want.n_nan + 5, "type %zu, count %zu", t, counts[c]);
-        cr_assert_eq(found.n_inf, want.n_inf + 7, "type %zu, count %zu", t, counts[c]);
-    }
 }
 
 /* Slices of many sizes, apart by odd gaps, some empty, more than one launch takes. */
@@ -322,8 +297,6 @@ Test(kernel, rejects_unsupported_types_by_name)
     cr_assert_eq(cdi_launch_cast(&l, 1, NULL, CDDP_FLOAT32, NULL, CDDP_FLOAT32, 1, 1, &err), CDDP_E_INVALID);
     cr_assert_eq(cdi_launch_scale(&l, 1, NULL, 1, CDDP_INT32, 2, &err), CDDP_E_INVALID);
     cr_assert_str_eq(err.msg, "cannot scale int32");
-    cr_assert_eq(cdi_launch_scan(&l, 1, NULL, 1, CDDP_UINT8, NULL, &err), CDDP_E_INVALID);
-    cr_assert_str_eq(err.msg, "uint8 has no NaN to scan for");
 }
 
 Test(kernel, twins_report_their_memory)
