@@ -11,41 +11,46 @@
 #include <elfutils/libdwfl.h>
 #include <stddef.h>
 
-/* Its functions. */
+/* X(member, function of the library) */
+#define LIBDW_MAP(X)                              \
+    X(begin, dwfl_begin)                          \
+    X(end, dwfl_end)                              \
+    X(report, dwfl_linux_proc_report)             \
+    X(report_end, dwfl_report_end)                \
+    X(find_elf, dwfl_linux_proc_find_elf)         \
+    X(attach, dwfl_linux_proc_attach)             \
+    X(attach_state, dwfl_attach_state)            \
+    X(set_registers, dwfl_thread_state_registers) \
+    X(set_pc, dwfl_thread_state_register_pc)      \
+    X(thread_frames, dwfl_getthread_frames)       \
+    X(frame_pc, dwfl_frame_pc)                    \
+    X(module_of, dwfl_addrmodule)                 \
+    X(name_of, dwfl_module_addrname)              \
+    X(module_info, dwfl_module_info)              \
+    X(next_unit, dwfl_module_nextcu)              \
+    X(unit_has, dwarf_haspc)                      \
+    X(unit_line_at, dwarf_getsrc_die)             \
+    X(unit_line_file, dwarf_linesrc)              \
+    X(unit_line_number, dwarf_lineno)             \
+    X(unit_at, dwfl_module_addrdie)               \
+    X(scopes_at, dwarf_getscopes)                 \
+    X(scopes_of, dwarf_getscopes_die)             \
+    X(tag_of, dwarf_tag)                          \
+    X(name_of_scope, dwarf_diename)               \
+    X(attribute, dwarf_attr)                      \
+    X(attribute_integrate, dwarf_attr_integrate)  \
+    X(text_of, dwarf_formstring)                  \
+    X(number_of, dwarf_formudata)                 \
+    X(files_of, dwarf_getsrcfiles)                \
+    X(file_of, dwarf_filesrc)                     \
+    X(error_text, dwfl_errmsg)
+
 struct libdw {
     void *library;
     char *(*demangle)(const char *name, char *buf, size_t *size, int *status); /* of C++; NULL: no libstdc++ here */
-    __typeof__(&dwfl_begin) begin;
-    __typeof__(&dwfl_end) end;
-    __typeof__(&dwfl_linux_proc_report) report;
-    __typeof__(&dwfl_report_end) report_end;
-    __typeof__(&dwfl_linux_proc_find_elf) find_elf;
-    __typeof__(&dwfl_linux_proc_attach) attach;
-    __typeof__(&dwfl_attach_state) attach_state;
-    __typeof__(&dwfl_thread_state_registers) set_registers;
-    __typeof__(&dwfl_thread_state_register_pc) set_pc;
-    __typeof__(&dwfl_getthread_frames) thread_frames;
-    __typeof__(&dwfl_frame_pc) frame_pc;
-    __typeof__(&dwfl_addrmodule) module_of;
-    __typeof__(&dwfl_module_addrname) name_of;
-    __typeof__(&dwfl_module_info) module_info;
-    __typeof__(&dwfl_module_nextcu) next_unit;
-    __typeof__(&dwarf_haspc) unit_has;
-    __typeof__(&dwarf_getsrc_die) unit_line_at;
-    __typeof__(&dwarf_linesrc) unit_line_file;
-    __typeof__(&dwarf_lineno) unit_line_number;
-    __typeof__(&dwfl_module_addrdie) unit_at;
-    __typeof__(&dwarf_getscopes) scopes_at;
-    __typeof__(&dwarf_getscopes_die) scopes_of;
-    __typeof__(&dwarf_tag) tag_of;
-    __typeof__(&dwarf_diename) name_of_scope;
-    __typeof__(&dwarf_attr) attribute;
-    __typeof__(&dwarf_attr_integrate) attribute_integrate;
-    __typeof__(&dwarf_formstring) text_of;
-    __typeof__(&dwarf_formudata) number_of;
-    __typeof__(&dwarf_getsrcfiles) files_of;
-    __typeof__(&dwarf_filesrc) file_of;
-    __typeof__(&dwfl_errmsg) error_text;
+#define X(member, function) __typeof__(&(function)) member;                    /* NOLINT(bugprone-macro-parentheses) */
+    LIBDW_MAP(X)
+#undef X
 };
 
 /*

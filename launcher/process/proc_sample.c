@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the samples of proc_state.h from /proc and from the cgroups, of both versions. */
 #include "common/clock.h"
+#include "launcher/process/cgroup.h"
 #include "launcher/process/proc_state.h"
 #include "launcher/process/small_file.h"
 #include "launcher/process/syscall_name.h"
@@ -12,15 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#define FILE_MAX 8192                 /* bytes of a file of /proc that are read */
-#define LIMIT_NONE (INT64_C(1) << 60) /* cgroup v1 writes such a number if there is no limit */
-#define AT_LIMIT_PERCENT 98           /* of its limit: a cgroup that can hardly grow */
-#define LEVELS_MAX 32                 /* of nested cgroups */
-#define FIELD_STATE 3                 /* fields of /proc/PID/stat, counted from 1 as in proc(5) */
+#define FILE_MAX 8192       /* bytes of a file of /proc that are read */
+#define AT_LIMIT_PERCENT 98 /* of its limit: a cgroup that can hardly grow */
+#define FIELD_STATE 3       /* fields of /proc/PID/stat, counted from 1 as in proc(5) */
 #define FIELD_MAJFLT 12
 #define FIELD_STARTTIME 22
 #define FIELD_EXIT_CODE 52
@@ -33,22 +31,9 @@ static bool read_proc(const char *root, pid_t pid, const char *file, char *text,
     return small_file_read(path, text, cap);
 }
 
-/* Returns the text after "NAME:" at the beginning of a line; NULL: there is no such line. */
-static const char *line_of(const char *text, const char *name)
-{
-    const size_t n = strlen(name);
-
-    for (const char *p = text; p != NULL; p = strchr(p, '\n')) {
-        p += *p == '\n';
-        if (strncmp(p, name, n) == 0)
-            return p + n;
-    }
-    return NULL;
-}
-
 static int64_t number_of(const char *text, const char *name)
 {
-    const char *at = line_of(text, name);
+    const char *at = cgroup_line(text, name);
 
     return at == NULL ? -1 : strtoll(at, NULL, 10);
 }
@@ -163,126 +148,23 @@ static void read_wchan(struct proc_sample *s, const char *text)
 
 /* --------------------------------------------------------------------------------------------------- cgroups ---- */
 
-/* The files of a cgroup that matter here. events has the number of times that the limit was reached. */
-struct layout {
-    const char *controller; /* in the line of /proc/PID/cgroup; "": version 2 */
-    const char *tops[2];
-    const char *usage, *limit, *events, *event; /* event "": the file is the number */
-    const char *frozen, *frozen_line;
-};
-
-static const struct layout layouts[] = {
-    {"",
-     {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"},
-     "memory.current",
-     "memory.max",
-     "memory.events",
-     "max ",
-     "cgroup.events",
-     "frozen 1"},
-    {"memory",
-     {"/sys/fs/cgroup/memory", NULL},
-     "memory.usage_in_bytes",
-     "memory.limit_in_bytes",
-     "memory.failcnt",
-     "",
-     NULL,
-     NULL},
-    {"freezer", {"/sys/fs/cgroup/freezer", NULL}, NULL, NULL, NULL, NULL, "freezer.state", "FROZEN"},
-};
-
-static int64_t read_number(const char *dir, const char *file, const char *line)
+static void look_at_group(void *arg, const struct cgroup_layout *l, const char *dir, bool innermost)
 {
-    char path[PATH_MAX + 64], text[1024];
-
-    (void)snprintf(path, sizeof path, "%s/%s", dir, file);
-    if (!small_file_read(path, text, sizeof text))
-        return -1;
-    return line[0] != '\0' ? number_of(text, line) : isdigit((unsigned char)text[0]) ? strtoll(text, NULL, 10) : -1;
-}
-
-static void look_at_group(struct proc_sample *s, const struct layout *l, const char *dir, bool innermost)
-{
+    struct proc_sample *s = arg;
     char path[PATH_MAX + 64], text[1024];
     int64_t usage, limit;
 
     (void)snprintf(path, sizeof path, "%s/%s", dir, l->frozen == NULL ? "" : l->frozen);
     if (innermost && l->frozen != NULL && small_file_read(path, text, sizeof text))
-        s->frozen = s->frozen || line_of(text, l->frozen_line) != NULL;
+        s->frozen = s->frozen || cgroup_line(text, l->frozen_line) != NULL;
     if (l->limit == NULL || s->memory_limit > 0)
         return;
-    limit = read_number(dir, l->limit, "");
-    usage = read_number(dir, l->usage, "");
-    if (limit <= 0 || limit >= LIMIT_NONE || usage < limit / 100 * AT_LIMIT_PERCENT)
+    limit = cgroup_memory_limit(l, dir);
+    usage = cgroup_number(dir, l->usage, "");
+    if (limit <= 0 || usage < limit / 100 * AT_LIMIT_PERCENT)
         return;
     s->memory_limit = limit;
-    s->memory_waits = read_number(dir, l->events, l->event);
-}
-
-/* Looks at the cgroup of this path below its hierarchy's top, and at those around it. */
-static void look_at_groups(struct proc_sample *s, const struct layout *l, const char *root, const char *top,
-                           const char *path)
-{
-    char dir[PATH_MAX];
-    size_t base = (size_t)snprintf(dir, sizeof dir, "%s%s", root, top);
-    struct stat sb;
-
-    if (base + strlen(path) >= sizeof dir)
-        return;
-    memcpy(dir + base, path, strlen(path) + 1);
-    if (stat(dir, &sb) != 0) /* a container may show a path of the host, while its files are at the top */
-        dir[base] = '\0';
-    for (int level = 0; level < LEVELS_MAX; level++) {
-        char *slash = strrchr(dir + base, '/');
-
-        look_at_group(s, l, dir, level == 0);
-        if (slash == NULL)
-            return;
-        *slash = '\0';
-    }
-}
-
-/* Is "memory" one of "cpu,memory"? */
-static bool lists(const char *list, size_t n, const char *word)
-{
-    const size_t len = strlen(word);
-
-    for (const char *p = list, *end = list + n; p < end;) {
-        const size_t part = strcspn(p, ",:");
-
-        if (part == len && memcmp(p, word, len) == 0)
-            return true;
-        p += part + 1;
-    }
-    return false;
-}
-
-/* A line of /proc/PID/cgroup: "4:memory:/a/b" or, of version 2, "0::/a/b". */
-static void look_at_line(struct proc_sample *s, const char *root, const char *line)
-{
-    const char *list = strchr(line, ':'), *path = list == NULL ? NULL : strchr(list + 1, ':');
-
-    if (path == NULL)
-        return;
-    list++;
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
-        const struct layout *l = &layouts[i];
-        const bool is_it = l->controller[0] == '\0' ? path == list : lists(list, (size_t)(path - list), l->controller);
-
-        for (int k = 0; is_it && k < 2 && l->tops[k] != NULL; k++)
-            look_at_groups(s, l, root, l->tops[k], path + 1);
-    }
-}
-
-static void read_cgroups(struct proc_sample *s, const char *root, char *text)
-{
-    for (char *line = text, *end; line != NULL && *line != '\0'; line = end) {
-        end = strchr(line, '\n');
-        if (end == NULL)
-            return; /* cut: its path is not known */
-        *end++ = '\0';
-        look_at_line(s, root, line);
-    }
+    s->memory_waits = cgroup_number(dir, l->reached, l->reached_line);
 }
 
 /* ------------------------------------------------------------------------------------------------ the sample ---- */
@@ -314,8 +196,8 @@ int proc_sample_take_below(const char *root, pid_t pid, struct proc_sample *out)
         read_wchan(out, text);
     if (read_proc(root, pid, "syscall", text, sizeof text))
         read_call(out, root, text);
-    if (read_proc(root, pid, "cgroup", text, sizeof text))
-        read_cgroups(out, root, text);
+    (void)snprintf(text, sizeof text, "%d", (int)pid);
+    cgroup_walk(root, text, look_at_group, out);
     return 0;
 }
 
