@@ -941,14 +941,14 @@ static int splits(struct rank *r)
     int who[RANKS_MAX], n = 0;
 
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(r->ops->split(r->b, &halves, &part, &r->err) == CDDP_OK);
+    RANK_CHECK(rank_split(r, &halves, &part) == CDDP_OK);
     for (int i = r->size - 1; i >= 0; i--)
         if (i % 2 == r->rank % 2)
             who[n++] = i;
     for (unsigned k = 0; k < 4; k++)
         if (sum_in_part(r, part, who, n, counts[k + 1], k) != 0)
             return 1;
-    RANK_CHECK(r->ops->split(r->b, &others, &again, &r->err) == CDDP_OK);
+    RANK_CHECK(rank_split(r, &others, &again) == CDDP_OK);
     RANK_CHECK((again == NULL) == (r->rank == 0));
     n = 0;
     for (int odd = 0; odd < 2; odd++)

@@ -53,7 +53,7 @@ static cddp_status make_a_part(struct rank *r)
     const struct cdi_coll barrier = {.kind = CDI_BARRIER, .bucket = -1};
     struct cdi_backend *part = NULL;
     uint64_t ticket;
-    cddp_status st = r->ops->split(r->b, &all, &part, &r->err);
+    cddp_status st = rank_split(r, &all, &part);
 
     if (st == CDDP_OK)
         st = r->ops->enqueue(part, &barrier, &ticket, &r->err);

@@ -106,7 +106,7 @@ static cddp_status do_split(struct rank *r)
     const struct cdi_split all = {.key = r->rank, .n = 2};
     struct cdi_backend *part = NULL;
 
-    return r->ops->split(r->b, &all, &part, &r->err);
+    return rank_split(r, &all, &part);
 }
 
 static cddp_status do_window(struct rank *r)

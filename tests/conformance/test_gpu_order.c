@@ -48,7 +48,7 @@ static int open_parts(struct rank *r, struct part part[2], int64_t timeout_ms)
     for (int i = 0; i < 2; i++) {
         const struct cdi_split all = {.key = r->rank, .n = 2, .timeout_ms = i == 0 ? timeout_ms : 0};
 
-        RANK_CHECK(r->ops->split(r->b, &all, &part[i].b, &r->err) == CDDP_OK);
+        RANK_CHECK(rank_split(r, &all, &part[i].b) == CDDP_OK);
         part[i].x = rank_lend(r, zeros, sizeof zeros);
         RANK_CHECK(run(r, &part[i], KNOWN) == CDDP_OK);
     }

@@ -713,7 +713,7 @@ static int configure_communicators(struct rank *r)
 
     (void)setenv("CDDP_NCCL_MAX_CTAS", "3", 1);
     RANK_CHECK(rank_open(r) == CDDP_OK);
-    RANK_CHECK(r->ops->split(r->b, &how, &part, &r->err) == CDDP_OK && (part == NULL) == (r->rank == 0));
+    RANK_CHECK(rank_split(r, &how, &part) == CDDP_OK && (part == NULL) == (r->rank == 0));
     standin_live(&live);
     RANK_CHECK(live.communicators == 1 + (unsigned)r->rank);
     standin_config(&config);

@@ -82,7 +82,7 @@ static int two_threads(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     whole = (struct side){.r = *r, .seed = seed};
     part = (struct side){.r = *r, .seed = seed + 1};
-    RANK_CHECK(r->ops->split(r->b, &turned, &part.r.b, &r->err) == CDDP_OK);
+    RANK_CHECK(rank_split(r, &turned, &part.r.b) == CDDP_OK);
     part.r.rank = r->size - 1 - r->rank;
     RANK_CHECK(pthread_create(&thread, NULL, one_side, &part) == 0);
     (void)one_side(&whole);

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "worker/backend/loader.h"
+#include "worker/comm/placement.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -143,6 +144,9 @@ void rank_close(struct rank *r)
 {
     r->ops->destroy(r->b);
     r->b = NULL;
+    for (int i = 0; i < r->n_parts; i++)
+        cdi_flight_release(r->part[i].record);
+    r->n_parts = 0;
 }
 
 static cddp_status run(struct rank *r, const struct cdi_coll *op)
@@ -152,6 +156,102 @@ static cddp_status run(struct rank *r, const struct cdi_coll *op)
 
     return st != CDDP_OK ? st : r->ops->join(r->b, ticket, &r->err);
 }
+
+/* ----------------------------------------------------------------------------------------------------- parts ---- */
+
+static const char *part_key(const struct rank_part *p, const char *name, char key[128])
+{
+    (void)snprintf(key, 128, "%s%.100s", p->prefix, name);
+    return key;
+}
+
+static cddp_status part_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
+{
+    const struct rank_part *p = arg;
+    char key[128];
+
+    return p->board.set(p->board.arg, part_key(p, name, key), value, len, err);
+}
+
+static cddp_status part_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
+                            struct cdi_error *err)
+{
+    const struct rank_part *p = arg;
+    char key[128];
+
+    return p->board.get(p->board.arg, part_key(p, name, key), buf, cap, len, timeout_ms, err);
+}
+
+static cddp_status part_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
+{
+    const struct rank_part *p = arg;
+    char key[128];
+
+    return p->board.add(p->board.arg, part_key(p, name, key), delta, sum, err);
+}
+
+/* Color, key and node of each rank. */
+struct chosen {
+    int32_t color, key, node;
+};
+
+/* The members know each other: they make the part as those of a group. */
+static cddp_status make_part(struct rank *r, const struct chosen *all, const struct cdi_split *how, struct rank_part *p,
+                             struct cdi_backend **out)
+{
+    struct cdi_world w = r->world;
+    struct cdi_address loopback;
+    int nodes[RANKS_MAX];
+
+    w.size = 0;
+    for (int i = 0, at; i < r->size; i++) {
+        if (all[i].color != how->color)
+            continue;
+        for (at = w.size++; at > 0 && all[i].key < all[p->ranks[at - 1]].key; at--)
+            p->ranks[at] = p->ranks[at - 1];
+        p->ranks[at] = i;
+    }
+    for (int i = 0; i < w.size; i++) {
+        nodes[i] = all[p->ranks[i]].node;
+        w.rank = p->ranks[i] == r->rank ? i : w.rank;
+    }
+    cdi_node_layout_set_runs(&w, nodes);
+    (void)snprintf(p->prefix, sizeof p->prefix, "part%d.%d/", r->n_parts, how->color);
+    p->board = r->world.keys;
+    w.keys = (struct cdi_oob){.set = part_set, .get = part_get, .add = part_add, .arg = p};
+    w.ranks = p->ranks;
+    w.record = p->record;
+    cdi_split_adopt(&w, how);
+    if (r->ops->group != NULL)
+        return r->ops->group(r->b, &w, out, &r->err);
+    (void)cdi_address_parse("127.0.0.1:1", &loopback);
+    return cdi_cpu_create_at(out, &w, r->mapper.map != NULL ? &r->mapper : NULL, &loopback, r->net, &r->err);
+}
+
+cddp_status rank_split(struct rank *r, const struct cdi_split *how, struct cdi_backend **out)
+{
+    struct rank_part *p = &r->part[r->n_parts++];
+    const struct chosen mine = {how->color, how->key, r->world.node_rank};
+    struct chosen all[RANKS_MAX];
+    const struct cdi_coll op = {.kind = CDI_ALL_GATHER,
+                                .in = &mine,
+                                .out = all,
+                                .count = sizeof mine / sizeof(int32_t),
+                                .dtype = CDDP_INT32,
+                                .bucket = -1};
+    struct cdi_split known = *how;
+    cddp_status st = cdi_flight_attach(&p->record, NULL, &r->err);
+
+    *out = NULL;
+    known.record = p->record;
+    if (st == CDDP_OK && r->ops->split != NULL)
+        return r->ops->split(r->b, &known, out, &r->err);
+    if (st == CDDP_OK)
+        st = run(r, &op);
+    return st == CDDP_OK && how->color >= 0 ? make_part(r, all, how, p, out) : st;
+}
+
+/* ---------------------------------------------------------------------------------------------------- memory ---- */
 
 static void must(struct rank *r, cddp_status st)
 {

@@ -36,6 +36,14 @@ struct ranks_layout {
     const char *module; /* NULL: the CPU backend; "nccl", "mpi" */
 };
 
+/* What a part of a rank's backend uses. */
+struct rank_part {
+    int ranks[RANKS_MAX];
+    char prefix[24]; /* of its keys */
+    struct cdi_oob board;
+    struct cdi_flight *record;
+};
+
 struct rank {
     int rank, size;
     const struct cdi_backend_ops *ops;
@@ -49,6 +57,8 @@ struct rank {
     const char *module;
     bool on_device;  /* memory and streams are a device's */
     unsigned n_done; /* operations; every other one on a device is over host memory */
+    struct rank_part part[4];
+    int n_parts;
 };
 
 typedef int (*rank_fn)(struct rank *r); /* 0: success */
@@ -58,6 +68,8 @@ struct cdi_oob rank_oob(struct rank *r);
 /* Creates r->b; returns the status. */
 cddp_status rank_open(struct rank *r);
 void rank_close(struct rank *r);
+/* Divides r->b as cddp_comm_split does. The caller destroys *out before rank_close(); at most 4 times. */
+cddp_status rank_split(struct rank *r, const struct cdi_split *how, struct cdi_backend **out);
 
 /*
  * Runs fn in n child processes, each with a timeout in seconds. Sets status[] (n, may be NULL) to the values of

@@ -242,9 +242,10 @@ struct cdi_split {
     const int *ranks; /* the n ranks of the part, in its order, as ranks of the job; copied. NULL: they are not known,
                          and its errors may lack the rank that caused them */
     int n;
-    int64_t timeout_ms;  /* 0: that of the parent */
-    const char *name;    /* of the part, copied; NULL: none */
-    struct cdi_oob keys; /* of the part, which may outlive its parent. NULL: those of its parent */
+    struct cdi_flight *record; /* for the records of its operations; outlives it */
+    int64_t timeout_ms;        /* 0: that of the parent */
+    const char *name;          /* of the part, copied; NULL: none */
+    struct cdi_oob keys;       /* of the part, which may outlive its parent. NULL: those of its parent */
     struct cdi_watch watch;
 };
 
@@ -304,7 +305,8 @@ struct cdi_backend_ops {
      * Creates a separate communicator for the ranks with the same color (>= 0), in the order of key, then of rank in b.
      * A collective of all ranks, after everything that was enqueued; blocks, at most for the join timeout. A negative
      * color: this rank is in no part, and *out = NULL. The caller destroys *out, before or after b; errors of one do
-     * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create.
+     * not spread to the other. Any thread. CDDP_OK, the sticky error, the errors of create. NULL: the members of each
+     * part make it, as those of a group.
      */
     cddp_status (*split)(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                          struct cdi_error *err);
@@ -316,12 +318,6 @@ struct cdi_backend_ops {
      */
     cddp_status (*group)(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
                          struct cdi_error *err);
-
-    /*
-     * Returns the private flight page of a communicator that split or group has made, which lives as long as it; NULL:
-     * it records in that of its world. NULL: so does every communicator of the backend.
-     */
-    struct cdi_flight *(*record)(struct cdi_backend *b);
 
     /*
      * Enqueues one operation and sets *ticket (1, 2, ...). Never blocks on peers. On a device, the first operation on

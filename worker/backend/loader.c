@@ -30,11 +30,6 @@ static void *host_alloc(size_t n, size_t size)
     return calloc(n > 0 ? n : 1, size > 0 ? size : 1);
 }
 
-static cddp_status host_flight_open(struct cdi_flight **out, struct cdi_error *err)
-{
-    return cdi_flight_attach(out, NULL, err);
-}
-
 static const struct cdi_host host = {
     .size = sizeof host,
     .debug = host_debug,
@@ -42,8 +37,6 @@ static const struct cdi_host host = {
     .alloc = host_alloc,
     .release = free,
     .host_id = cdi_host_id,
-    .flight_open = host_flight_open,
-    .flight_close = cdi_flight_release,
     .flight_enqueue = cdi_flight_enqueue,
     .flight_start = cdi_flight_start,
     .flight_done = cdi_flight_done,

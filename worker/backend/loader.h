@@ -22,8 +22,6 @@ struct cdi_host {
     void *(*alloc)(size_t n, size_t size);           /* cleared; NULL: out of memory */
     void (*release)(void *p);                        /* NULL-safe */
     void (*host_id)(uint8_t id[CDI_MODULE_HOST_ID]);
-    cddp_status (*flight_open)(struct cdi_flight **out, struct cdi_error *err); /* a private one */
-    void (*flight_close)(struct cdi_flight *f);                                 /* one of flight_open's; NULL-safe */
     uint64_t (*flight_enqueue)(struct cdi_flight *f, enum cdi_flight_op op, uint32_t dtype, uint64_t count, int bucket);
     void (*flight_start)(struct cdi_flight *f, uint64_t seq);
     void (*flight_done)(struct cdi_flight *f, uint64_t seq);

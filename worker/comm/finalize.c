@@ -193,7 +193,7 @@ static void comm_leave(struct cddp_comm *c)
         saved = c->on_finalize.fn(c->on_finalize.arg, &unsaved);
     c->on_finalize = (struct cdi_on_finalize){.fn = NULL};
     if (c->whole != NULL)
-        cdi_flight_hide(cdi_comm_record(c));
+        cdi_flight_hide(c->record);
     st = c->ops->health(c->backend, &c->result);
     if (c->ops->keeps_store)
         c->ops->leave(c->backend);

@@ -48,3 +48,22 @@ void cdi_node_layout_of(const uint8_t *ids, int size, int rank, struct cdi_node_
     find_hosts(ids, size, rank, hosts);
     find_runs(ids, size, rank, runs);
 }
+
+void cdi_node_layout_set_runs(struct cdi_world *w, const int *nodes)
+{
+    int first = 0, mine = -1;
+
+    w->n_nodes = 0;
+    for (int i = 0; i < w->size; i++) {
+        if (i == 0 || nodes[i] != nodes[i - 1]) {
+            first = i;
+            w->n_nodes++;
+        }
+        if (i == w->rank) {
+            w->node_rank = mine = w->n_nodes - 1;
+            w->local_rank = i - first;
+        }
+        if (mine == w->n_nodes - 1)
+            w->local_size = i - first + 1;
+    }
+}

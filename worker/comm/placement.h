@@ -6,6 +6,7 @@
 #ifndef CDI_COMM_PLACEMENT_H
 #define CDI_COMM_PLACEMENT_H
 
+#include "worker/backend/backend.h"
 #include "worker/comm/launch_env.h"
 
 #include <stdint.h>
@@ -16,5 +17,7 @@
  */
 void cdi_node_layout_of(const uint8_t *ids, int size, int rank, struct cdi_node_layout *hosts,
                         struct cdi_node_layout *runs);
+/* Sets w's node layout from the nodes of its ranks: each run of consecutive ranks on one node counts as a node. */
+void cdi_node_layout_set_runs(struct cdi_world *w, const int *nodes);
 
 #endif

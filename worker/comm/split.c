@@ -6,6 +6,7 @@
 #include "worker/base/sized.h"
 #include "worker/comm/finalize.h"
 #include "worker/comm/keys.h"
+#include "worker/comm/placement.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,27 +33,21 @@ static int rank_in_part(const struct choice *all, int n, int rank)
     return before;
 }
 
-/* Sets the part's ranks, in its order, as ranks of the job, and in `members`, unless it is NULL, as ranks of `from`. */
-static cddp_status find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all,
-                             int *members, struct cdi_error *err)
+/* Sets the part's ranks, in its order, as ranks of the job, and in `members` as ranks of `from`. */
+static void find_part(struct cddp_comm *part, const struct cdi_world *from, const struct choice *all, int *members)
 {
     struct cdi_world *w = &part->world;
 
     w->rank = rank_in_part(all, from->size, from->rank);
     w->size = 0;
-    w->ranks = part->ranks = calloc((unsigned)from->size, sizeof *part->ranks);
-    if (part->ranks == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     for (int r = 0; r < from->size; r++)
         if (all[r].color == all[from->rank].color) {
             int at = rank_in_part(all, from->size, r);
 
             part->ranks[at] = cdi_rank_of_job(from, r);
-            if (members != NULL)
-                members[at] = r;
+            members[at] = r;
             w->size++;
         }
-    return CDDP_OK;
 }
 
 /* Returns a rank of the same color as `rank` that wants another backend; -1: there is none. */
@@ -71,26 +66,6 @@ static bool any_splits_backend(const struct choice *all, int n)
         if (all[r].color >= 0 && !all[r].on_cpu && find_other_backend(all, n, r) < 0)
             return true;
     return false;
-}
-
-/* Sets the part's node layout from its ranks' nodes: each run of consecutive ranks on one node counts as a node. */
-static void set_part_layout(struct cdi_world *w, const int *nodes)
-{
-    int first = 0, mine = -1;
-
-    w->n_nodes = 0;
-    for (int i = 0; i < w->size; i++) {
-        if (i == 0 || nodes[i] != nodes[i - 1]) {
-            first = i;
-            w->n_nodes++;
-        }
-        if (i == w->rank) {
-            w->node_rank = mine = w->n_nodes - 1;
-            w->local_rank = i - first;
-        }
-        if (mine == w->n_nodes - 1)
-            w->local_size = i - first + 1;
-    }
 }
 
 /* Writes the name of a part, and its ranks of the job: "'tp' (ranks 0, 2-5)", or "(ranks 0, 2, 4 and 61 more)". */
@@ -127,7 +102,7 @@ static void show_part(const struct cddp_comm *part)
     char who[CDI_FLIGHT_WHO];
 
     name_part(part, who);
-    cdi_flight_mirror(cdi_comm_record(part), part->whole->world.flight, who);
+    cdi_flight_mirror(part->record, part->whole->world.flight, who);
 }
 
 /* Connects a part of `of` by itself, as a job with its own keys. `nodes`: those of its ranks, in its order. */
@@ -135,11 +110,9 @@ static cddp_status split_connect(struct cddp_comm *part, const cddp_comm *of, co
 {
     struct cdi_world *w = &part->world;
     const struct cdi_world *whole = &part->whole->world;
-    cddp_status st = cdi_flight_attach(&part->record, NULL, err);
+    cddp_status st;
 
-    if (st != CDDP_OK)
-        return st;
-    set_part_layout(w, nodes);
+    cdi_node_layout_set_runs(w, nodes);
     (void)snprintf(w->prefix, sizeof w->prefix, "%.*s%016" PRIx64 "/", (int)(sizeof w->prefix - 20), whole->prefix,
                    part->id);
     w->flight = whole->flight; /* for what the agent reports */
@@ -163,8 +136,11 @@ static uint64_t id_of_part(const struct cddp_comm *comm, uint32_t number, int co
     return cdi_crc64(comm->id, of, sizeof of);
 }
 
-/* Initializes part as a copy of comm, without the members that are comm's alone. */
-static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
+/*
+ * Initializes part as a copy of comm, without the members that are comm's alone, and with room for n ranks. Before the
+ * first exchange: later the others would wait for a rank without memory.
+ */
+static cddp_status begin_part(struct cddp_comm *part, const cddp_comm *comm, size_t n, struct cdi_error *err)
 {
     *part = (struct cddp_comm){.whole = comm->whole != NULL ? comm->whole : (cddp_comm *)(uintptr_t)comm,
                                .owner = comm->owner,
@@ -174,23 +150,23 @@ static void begin_part(struct cddp_comm *part, const cddp_comm *comm)
                                .ops = comm->ops};
     part->world.keys = (struct cdi_oob){.set = NULL};
     part->world.flight = NULL; /* its records have one writer, which is the whole */
-    part->world.record = NULL;
+    part->world.ranks = part->ranks = calloc(n, sizeof *part->ranks);
+    if (part->ranks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    return cdi_flight_attach(&part->record, NULL, err);
 }
 
-static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, struct cdi_split *how,
-                             struct cdi_error *err)
+/* members: room for the ranks of comm. */
+static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const struct choice *all, int *members,
+                             struct cdi_split *how, struct cdi_error *err)
 {
     int rank = comm->world.rank, size = comm->world.size, other = find_other_backend(all, size, rank);
-    bool on_cpu = all[rank].on_cpu != 0, takes_part = all[rank].color >= 0 && !on_cpu && other < 0;
-    CDI_AUTOFREE int *members = calloc((size_t)size, sizeof *members);
-    struct cdi_error why;
-    cddp_status mine, st = CDDP_OK;
+    bool on_cpu = all[rank].on_cpu != 0, divides = comm->ops->split != NULL,
+         takes_part = divides && all[rank].color >= 0 && !on_cpu && other < 0;
+    cddp_status st = CDDP_OK;
 
-    begin_part(part, comm);
     part->id = id_of_part(comm, comm->n_splits++, all[rank].color);
-    mine = find_part(part, &comm->world, all, members, &why); /* the other ranks split even if this one cannot */
-    if (mine == CDDP_OK && members == NULL)
-        mine = cdi_fail(&why, CDDP_E_NOMEM, "out of memory for a communicator");
+    find_part(part, &comm->world, all, members);
     cdi_split_adopt(&part->world, how);
     if (comm->world.keys.set != NULL) {
         cdi_comm_set_keys(&part->world); /* comm's would be freed with it */
@@ -198,11 +174,10 @@ static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const stru
     }
     how->color = takes_part ? how->color : -1;
     how->ranks = part->ranks;
-    how->n = part->ranks != NULL ? part->world.size : 0;
-    if (any_splits_backend(all, size))
+    how->n = part->world.size;
+    how->record = part->record;
+    if (divides && any_splits_backend(all, size))
         st = comm->ops->split(comm->backend, how, &part->backend, err);
-    if (st == CDDP_OK && mine != CDDP_OK)
-        return cdi_fail_since(err, &why, "%s", why.msg);
     if (st == CDDP_OK && all[rank].color >= 0 && other >= 0)
         return cdi_fail(
             err, CDDP_E_MISMATCH,
@@ -210,7 +185,8 @@ static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const stru
             (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
     if (st != CDDP_OK || all[rank].color < 0 || takes_part)
         return st;
-    part->ops = &cdi_cpu_backend;
+    if (on_cpu)
+        part->ops = &cdi_cpu_backend;
     for (int i = 0; i < part->world.size; i++) /* from ranks of comm to their nodes */
         members[i] = all[members[i]].node;
     return split_connect(part, comm, members, err);
@@ -290,6 +266,7 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     struct cdi_split how = {.color = color, .key = key};
     struct watched whole = {.whole = comm};
     CDI_AUTOFREE struct choice *all = NULL;
+    CDI_AUTOFREE int *members = NULL;
     CDI_AUTOFREE struct cddp_comm *part = NULL;
     cddp_split_options known;
     struct choice mine;
@@ -306,9 +283,15 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     if (st != CDDP_OK)
         return cdi_last_error_return(st, &err);
     all = calloc((size_t)comm->world.size, sizeof *all);
+    members = calloc((size_t)comm->world.size, sizeof *members);
     part = calloc(1, sizeof *part);
-    if (all == NULL || part == NULL)
-        return cdi_last_error_return(cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator"), &err);
+    st = all != NULL && members != NULL && part != NULL
+             ? begin_part(part, comm, (size_t)comm->world.size, &err)
+             : cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator");
+    if (st != CDDP_OK) {
+        discard_part(part);
+        return cdi_last_error_return(st, &err);
+    }
     mine = (struct choice){.color = color,
                            .key = key,
                            .on_cpu = on_cpu,
@@ -318,7 +301,7 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     st = cdi_comm_all_gather(comm, &mine, all, CHOICE_WORDS, CDDP_INT32, &err);
     (void)cdi_api_enter(CDI_API_ITSELF);
     if (st == CDDP_OK)
-        st = split_all(part, comm, all, &how, &err);
+        st = split_all(part, comm, all, members, &how, &err);
     part->world.watch.fn = NULL;
     if (st == CDDP_OK && color >= 0) {
         show_part(part);
@@ -377,10 +360,10 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
 
     whole.was_aborted = is_abort(comm, &(struct cdi_error){.status = CDDP_OK});
     how->watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
-    begin_part(part, comm);
-    w->ranks = part->ranks = calloc((size_t)n, sizeof *part->ranks);
-    if (nodes == NULL || part->ranks == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    st = nodes != NULL ? begin_part(part, comm, (size_t)n, err)
+                       : cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    if (st != CDDP_OK)
+        return st;
     for (int i = 0; i < n; i++)
         part->ranks[i] = cdi_rank_of_job(&comm->world, ranks[i]);
     w->rank = me;

@@ -52,12 +52,4 @@ struct cddp_comm {
     struct cdi_error result; /* what cddp_finalize returns */
 };
 
-/* Returns the private page in which the collectives of a part are recorded; NULL: of the whole. */
-static inline struct cdi_flight *cdi_comm_record(const struct cddp_comm *c)
-{
-    struct cdi_flight *own = c->ops->record != NULL && c->backend != NULL ? c->ops->record(c->backend) : NULL;
-
-    return own != NULL ? own : c->record;
-}
-
 #endif

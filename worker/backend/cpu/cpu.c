@@ -8,7 +8,6 @@
 #include "worker/backend/describe.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
-#include "worker/backend/split.h"
 #include "worker/store/client.h"
 
 #include <inttypes.h>
@@ -16,21 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PREFIX_MAX 48
-
 struct cdi_backend {
     struct cdi_cpu_comm comm;
     struct cdi_queue *queue;
-    /* For splits, which connect again. */
-    struct cdi_world world; /* world.keys puts the prefix before each name */
-    struct cdi_oob oob;     /* the same without the prefix */
+    struct cdi_world world;
     struct cdi_address reached;
     struct cdi_mapper mapper;
-    struct cdi_choice_net assumed; /* crowd 0: nothing */
-    char prefix[PREFIX_MAX];       /* of a part; "": none */
-    _Atomic uint32_t n_splits;
-    struct cdi_flight *own_flight; /* of a part: the records on the page of the world are those of the whole */
-    int *ranks;                    /* of a part: world.ranks */
 };
 
 /* The program may end now, and peers in other communicators would take that for the cause. */
@@ -114,40 +104,10 @@ static void cpu_destroy(struct cdi_backend *b)
     cpu_leave(b);
     cdi_shm_destroy(b->comm.shm);
     cdi_cpu_comm_release(&b->comm);
-    cdi_flight_release(b->own_flight);
-    free(b->ranks);
     free(b);
 }
 
-/* ----------------------------------------------------------------------------------------- names with a prefix ---- */
-
-static cddp_status prefix_set(void *arg, const char *name, const void *value, size_t len, struct cdi_error *err)
-{
-    struct cdi_backend *b = arg;
-    char full[PREFIX_MAX + 64];
-
-    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
-    return b->oob.set(b->oob.arg, full, value, len, err);
-}
-
-static cddp_status prefix_get(void *arg, const char *name, void *buf, size_t cap, size_t *len, int64_t timeout_ms,
-                              struct cdi_error *err)
-{
-    struct cdi_backend *b = arg;
-    char full[PREFIX_MAX + 64];
-
-    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
-    return b->oob.get(b->oob.arg, full, buf, cap, len, timeout_ms, err);
-}
-
-static cddp_status prefix_add(void *arg, const char *name, int64_t delta, int64_t *sum, struct cdi_error *err)
-{
-    struct cdi_backend *b = arg;
-    char full[PREFIX_MAX + 64];
-
-    (void)snprintf(full, sizeof full, "%s%s", b->prefix, name);
-    return b->oob.add(b->oob.arg, full, delta, sum, err);
-}
+/* ----------------------------------------------------------------------------------------------- connecting ---- */
 
 /* Connects the nodes. Ends with an operation of all ranks, so that none begins while another may still fail to connect.
  */
@@ -168,7 +128,7 @@ static cddp_status cpu_connect_nodes(struct cdi_backend *b, struct cdi_error *er
     return st;
 }
 
-static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *record, struct cdi_error *err)
+static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_error *err)
 {
     const struct cdi_world *world = &b->world;
     struct cdi_error why;
@@ -187,7 +147,7 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
         cdi_tcp_report_failure(&world->keys, &why);
     b->world.watch = (struct cdi_watch){.fn = NULL};
     if (st == CDDP_OK) {
-        st = cdi_queue_create(&b->queue, cpu_run_work, b, record, b->comm.wait.spins_thread, err);
+        st = cdi_queue_create(&b->queue, cpu_run_work, b, cdi_world_record(world), b->comm.wait.spins_thread, err);
         if (st == CDDP_OK)
             cdi_queue_set_name(b->queue, b->world.name);
         b->comm.queue = st == CDDP_OK ? b->queue : NULL;
@@ -196,22 +156,6 @@ static cddp_status cpu_connect_all(struct cdi_backend *b, struct cdi_flight *rec
     if (err != NULL)
         *err = why;
     return st;
-}
-
-static void cpu_set_up(struct cdi_backend *b, const struct cdi_world *world, const struct cdi_mapper *mapper,
-                       const struct cdi_address *reached, const char *prefix)
-{
-    b->world = *world;
-    b->oob = world->keys;
-    if (prefix[0] != '\0')
-        b->world.keys = (struct cdi_oob){.set = prefix_set, .get = prefix_get, .add = prefix_add, .arg = b};
-    if (mapper != NULL)
-        b->mapper = *mapper;
-    (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
-    if (reached != NULL)
-        b->reached = *reached;
-    b->comm.rank = world->rank;
-    b->comm.size = world->size;
 }
 
 cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *world, const struct cdi_mapper *mapper,
@@ -225,10 +169,16 @@ cddp_status cdi_cpu_create_at(struct cdi_backend **out, const struct cdi_world *
         cdi_shm_bootstrap_refuse(world, &(struct cdi_error){.status = CDDP_E_NOMEM, .msg = "out of memory"});
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     }
-    cpu_set_up(b, world, mapper, reached, "");
+    b->world = *world;
+    if (mapper != NULL)
+        b->mapper = *mapper;
+    if (reached != NULL)
+        b->reached = *reached;
     if (net != NULL)
-        b->comm.net = b->assumed = *net;
-    st = cpu_connect_all(b, cdi_world_record(world), err);
+        b->comm.net = *net;
+    b->comm.rank = world->rank;
+    b->comm.size = world->size;
+    st = cpu_connect_all(b, err);
     if (st != CDDP_OK) {
         cpu_destroy(b);
         return st;
@@ -343,122 +293,6 @@ static cddp_status cpu_health(struct cdi_backend *b, struct cdi_error *err)
     return cdi_queue_health(b->queue, err);
 }
 
-/* ----------------------------------------------------------------------------------------------------- parts ---- */
-
-static int node_of(const struct cdi_backend *b, int rank)
-{
-    return b->comm.tcp != NULL ? cdi_tcp_node_of(b->comm.tcp, rank) : 0;
-}
-
-/*
- * Returns the world of a part. Each run of neighbours on one node of b is a node of the part, so that its ranks are in
- * the order of its nodes for any keys.
- */
-static struct cdi_world world_of_part(const struct cdi_backend *b, const int *who, int n)
-{
-    struct cdi_world w = b->world;
-    int first = 0, mine = -1;
-
-    w.size = n;
-    w.n_nodes = 0;
-    for (int i = 0; i < n; i++) {
-        if (i == 0 || node_of(b, who[i]) != node_of(b, who[i - 1])) {
-            first = i;
-            w.n_nodes++;
-        }
-        if (who[i] == b->comm.rank) {
-            w.rank = i;
-            w.node_rank = mine = w.n_nodes - 1;
-            w.local_rank = i - first;
-        }
-        if (mine == w.n_nodes - 1)
-            w.local_size = i - first + 1;
-    }
-    return w;
-}
-
-/* part has memory for its ranks and its flight record, and nothing else. */
-static cddp_status cpu_connect_part(struct cdi_backend *part, const struct cdi_backend *b,
-                                    const struct cdi_split_choice *all, const struct cdi_split *how, uint32_t number,
-                                    struct cdi_error *err)
-{
-    char prefix[PREFIX_MAX];
-    struct cdi_world world;
-    int n;
-
-    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, number, (int)how->color) >= (int)sizeof prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
-    n = cdi_split_members(all, sizeof *all, b->comm.size, how->color, part->ranks);
-    world = world_of_part(b, part->ranks, n);
-    for (int i = 0; i < n; i++)
-        part->ranks[i] = cdi_rank_of_job(&b->world, part->ranks[i]);
-    world.ranks = part->ranks;
-    world.keys = b->oob;
-    cdi_split_adopt(&world, how);
-    cpu_set_up(part, &world, &b->mapper, &b->reached, prefix);
-    part->comm.net = b->assumed;
-    return cpu_connect_all(part, part->own_flight, err);
-}
-
-static cddp_status cpu_new_part(const struct cdi_backend *b, struct cdi_backend **out, struct cdi_error *err)
-{
-    struct cdi_backend *part = calloc(1, sizeof *part);
-    cddp_status st;
-
-    if (part != NULL)
-        part->ranks = calloc((size_t)b->comm.size, sizeof *part->ranks);
-    if (part == NULL || part->ranks == NULL)
-        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    else
-        st = cdi_flight_attach(&part->own_flight, NULL, err);
-    if (st != CDDP_OK) {
-        cpu_destroy(part);
-        return st;
-    }
-    *out = part;
-    return CDDP_OK;
-}
-
-/*
- * Allocates everything before the exchange: later the others would wait for this rank. The ranks of the job follow from
- * the choices, which a rank that fails here also has.
- */
-static cddp_status cpu_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
-                             struct cdi_error *err)
-{
-    struct cdi_split_choice mine = {.color = how->color, .key = how->key};
-    struct cdi_split_choice *all = calloc((size_t)b->comm.size, sizeof *all);
-    struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
-                                   .in = &mine,
-                                   .out = all,
-                                   .count = 2,
-                                   .dtype = CDDP_INT32,
-                                   .bucket = -1,
-                                   .asked = CDI_API_COMM_SPLIT,
-                                   .lazy = true}};
-    uint32_t number = atomic_fetch_add(&b->n_splits, 1);
-    struct cdi_backend *part = NULL;
-    uint64_t ticket;
-    cddp_status st = CDDP_OK;
-
-    if (all == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->comm.size);
-    if (how->color >= 0)
-        st = cpu_new_part(b, &part, err);
-    if (st == CDDP_OK)
-        st = cdi_queue_enqueue(b->queue, &work, &ticket, err);
-    if (st == CDDP_OK)
-        st = cdi_queue_join(b->queue, ticket, err);
-    if (st == CDDP_OK && part != NULL)
-        st = cpu_connect_part(part, b, all, how, number, err);
-    if (st == CDDP_OK)
-        *out = part;
-    else
-        cpu_destroy(part);
-    free(all);
-    return st;
-}
-
 /* ------------------------------------------------------------------------------------------- memory, streams ---- */
 
 /* Work of the caller is done before this call. */
@@ -549,11 +383,6 @@ static bool cpu_is_aborted(struct cdi_backend *b)
     return b->comm.shm != NULL && cdi_shm_aborted(b->comm.shm, NULL) != CDDP_OK;
 }
 
-static struct cdi_flight *cpu_record(struct cdi_backend *b)
-{
-    return b->own_flight;
-}
-
 const struct cdi_backend_ops cdi_cpu_backend = {
     .name = "cpu",
     .create = cpu_create,
@@ -562,8 +391,6 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .destroy = cpu_destroy,
     .region_create = cpu_region_create,
     .region_destroy = cpu_region_destroy,
-    .split = cpu_split,
-    .record = cpu_record,
     .enqueue = cpu_enqueue,
     .can_enqueue = cpu_can_enqueue,
     .enqueue_group = cpu_enqueue_group,

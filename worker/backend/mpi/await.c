@@ -30,7 +30,7 @@
 struct cdi_peer_error cdi_mpi_peer_error(const struct cdi_backend *b)
 {
     return (struct cdi_peer_error){.keys = &b->world.keys,
-                                   .prefix = b->prefix,
+                                   .prefix = "mpi/",
                                    .rank = b->world.rank,
                                    .size = b->world.size,
                                    .of_job = b->world_rank[b->world.rank]};

@@ -5,7 +5,6 @@
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
 #include "worker/backend/mpi/state.h"
-#include "worker/backend/split.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -190,12 +189,10 @@ static void mpi_release_all(struct cdi_backend *b)
     }
     free(b->neighbours);
     free(b->world_rank);
-    cdi_flight_release(b->own_flight);
     free(b);
 }
 
-static struct cdi_backend *mpi_new_backend(const struct cdi_world *world, struct cdi_mpi_process *process,
-                                           const char *prefix)
+static struct cdi_backend *mpi_new_backend(const struct cdi_world *world, struct cdi_mpi_process *process)
 {
     size_t n = world->size > 0 ? (size_t)world->size : 1,
            piece = SCRATCH_BYTES / (CDI_SETS * (n + 1)) / PIECE_MIN * PIECE_MIN;
@@ -206,7 +203,6 @@ static struct cdi_backend *mpi_new_backend(const struct cdi_world *world, struct
         return NULL;
     b->world = *world;
     b->process = process;
-    (void)snprintf(b->prefix, sizeof b->prefix, "%s", prefix);
     b->piece = piece < PIECE_MIN ? PIECE_MIN : piece > PIECE_MAX ? PIECE_MAX : piece;
     b->world_rank = calloc(n, sizeof *b->world_rank);
     b->neighbours = calloc(n, sizeof *b->neighbours);
@@ -268,7 +264,7 @@ static void mpi_leave(struct cdi_backend *b)
     atomic_store(&b->stopped, true);
     cdi_queue_destroy(b->queue);
     b->queue = NULL;
-    if (b->own_flight == NULL && count_parts(b, 0, &n_parts, NULL) == CDDP_OK)
+    if (!b->is_part && count_parts(b, 0, &n_parts, NULL) == CDDP_OK)
         cdi_mpi_process_close(b->process, b->number + n_parts);
 }
 
@@ -337,8 +333,7 @@ static cddp_status mpi_connect_all(struct cdi_backend *b, struct cdi_error *err)
         (void)cdi_error_wrap(err, "connecting over MPI");
     free(cards);
     if (st == CDDP_OK)
-        st = cdi_queue_create(&b->queue, mpi_run_work, b,
-                              b->own_flight != NULL ? b->own_flight : cdi_world_record(&b->world), JOIN_SPINS, err);
+        st = cdi_queue_create(&b->queue, mpi_run_work, b, cdi_world_record(&b->world), JOIN_SPINS, err);
     if (st == CDDP_OK)
         cdi_queue_set_name(b->queue, b->world.name);
     return st;
@@ -418,7 +413,7 @@ static cddp_status mpi_begin(struct cdi_backend *b, struct cdi_error *err)
 
 static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *world, struct cdi_error *err)
 {
-    struct cdi_backend *b = mpi_new_backend(world, NULL, "mpi/");
+    struct cdi_backend *b = mpi_new_backend(world, NULL);
     cddp_status st;
 
     if (b == NULL)
@@ -440,87 +435,6 @@ static cddp_status mpi_create(struct cdi_backend **out, const struct cdi_world *
 }
 
 /* ----------------------------------------------------------------------------------------------------- parts ---- */
-
-struct choice {
-    struct cdi_split_choice it; /* first: see cdi_split_members() */
-    int64_t nth; /* of rank 0, for all parts; parts of one split have the same number, since they share no rank */
-};
-
-/* Ends the creation of a part: st is the status so far. Releases a part that cannot be opened. */
-static cddp_status open_part(struct cdi_backend *part, int64_t number, cddp_status st, struct cdi_backend **out,
-                             struct cdi_error *err)
-{
-    if (st == CDDP_OK)
-        st = set_tag(part, number, err);
-    if (st == CDDP_OK)
-        st = cdi_flight_attach(&part->own_flight, NULL, err);
-    if (st == CDDP_OK)
-        st = mpi_connect_all(part, err);
-    if (st != CDDP_OK) {
-        mpi_release_all(part);
-        return st;
-    }
-    *out = part;
-    return CDDP_OK;
-}
-
-static cddp_status create_part(struct cdi_backend *b, const struct choice *all, const struct cdi_split *how, int *who,
-                               uint32_t nth, struct cdi_backend **out, struct cdi_error *err)
-{
-    int32_t color = all[b->world.rank].it.color;
-    struct cdi_world w = b->world;
-    char prefix[CDI_PEER_ERROR_PREFIX_MAX];
-    struct cdi_backend *part;
-
-    if (snprintf(prefix, sizeof prefix, "%s%" PRIu32 ".%d/", b->prefix, nth, (int)color) >= (int)sizeof prefix)
-        return cdi_fail(err, CDDP_E_LIMIT, "communicators are nested too deeply: each was split from another one");
-    w.size = cdi_split_members(all, sizeof *all, b->world.size, color, who);
-    for (int i = 0; i < w.size; i++)
-        if (who[i] == b->world.rank)
-            w.rank = i;
-    cdi_split_adopt(&w, how);
-    part = mpi_new_backend(&w, b->process, prefix);
-    if (part == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
-    part->number = b->number;
-    part->numbers = b->numbers;
-    for (int i = 0; i < w.size; i++)
-        part->world_rank[i] = b->world_rank[who[i]];
-    return open_part(part, b->number + all[0].nth, CDDP_OK, out, err);
-}
-
-/* The ranks of the job are those of MPI_COMM_WORLD. */
-static cddp_status mpi_split(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
-                             struct cdi_error *err)
-{
-    struct choice mine = {.it = {.color = how->color, .key = how->key}};
-    size_t n = (size_t)b->world.size;
-    struct choice *all = calloc(n, sizeof *all);
-    int *who = calloc(n, sizeof *who);
-    struct cdi_work work = {.op = {.kind = CDI_ALL_GATHER,
-                                   .in = &mine,
-                                   .out = all,
-                                   .count = sizeof mine,
-                                   .dtype = CDDP_UINT8,
-                                   .bucket = -1,
-                                   .lazy = true}};
-    uint32_t nth = atomic_fetch_add(&b->n_splits, 1);
-    cddp_status st = CDDP_OK;
-
-    if (all == NULL || who == NULL)
-        st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
-    if (st == CDDP_OK && b->world.rank == 0)
-        st = count_parts(b, 1, &mine.nth, err);
-    if (st == CDDP_OK)
-        st = do_now(b, &work, err);
-    if (st == CDDP_OK && how->color >= 0)
-        st = create_part(b, all, how, who, nth, out, err);
-    else if (st == CDDP_OK)
-        *out = NULL;
-    free(who);
-    free(all);
-    return st;
-}
 
 /* Rank 0 of the part gets the number for all. */
 static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct cdi_error *err)
@@ -544,22 +458,33 @@ static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct c
     return st;
 }
 
+/* The ranks of the job are those of MPI_COMM_WORLD. */
 static cddp_status mpi_group(struct cdi_backend *b, const struct cdi_world *world, struct cdi_backend **out,
                              struct cdi_error *err)
 {
-    struct cdi_backend *part = mpi_new_backend(world, b->process, "mpi/");
+    struct cdi_backend *part = mpi_new_backend(world, b->process);
     int64_t nth = 0;
     cddp_status st = may_call(b->process->main_only, err);
 
     if (part == NULL)
         return st == CDDP_OK ? cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator") : st;
+    part->is_part = true;
     part->number = b->number;
     part->numbers = b->numbers;
     for (int r = 0; r < world->size; r++)
         part->world_rank[r] = cdi_rank_of_job(world, r);
     if (st == CDDP_OK)
         st = number_group(part, &nth, err);
-    return open_part(part, b->number + nth, st, out, err);
+    if (st == CDDP_OK)
+        st = set_tag(part, b->number + nth, err);
+    if (st == CDDP_OK)
+        st = mpi_connect_all(part, err);
+    if (st != CDDP_OK) {
+        mpi_release_all(part);
+        return st;
+    }
+    *out = part;
+    return CDDP_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------- the table ---- */
@@ -666,11 +591,6 @@ static void mpi_abort(struct cdi_backend *b, cddp_status status, const char *why
     cdi_mpi_tell_peers(b, &err);
 }
 
-static struct cdi_flight *mpi_record(struct cdi_backend *b)
-{
-    return b->own_flight;
-}
-
 static const struct cdi_backend_ops mpi_ops = {
     .name = "mpi",
     .keeps_store = true,
@@ -679,9 +599,7 @@ static const struct cdi_backend_ops mpi_ops = {
     .destroy = mpi_destroy,
     .region_create = mpi_region_create,
     .region_destroy = mpi_region_destroy,
-    .split = mpi_split,
     .group = mpi_group,
-    .record = mpi_record,
     .enqueue = mpi_enqueue,
     .can_enqueue = mpi_can_enqueue,
     .enqueue_group = mpi_enqueue_group,

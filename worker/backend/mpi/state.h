@@ -127,9 +127,7 @@ struct cdi_backend {
     struct cdi_world world;          /* of this communicator */
     struct cdi_mpi_process *process; /* a part has that of its parent */
     struct cdi_queue *queue;
-    struct cdi_flight *own_flight; /* of a part */
-    char prefix[CDI_PEER_ERROR_PREFIX_MAX];
-    _Atomic uint32_t n_splits;
+    bool is_part;
     struct cdi_oob numbers; /* of the first parent, which counts its parts there */
     int64_t number;         /* of that communicator in this process */
     int first_tag;

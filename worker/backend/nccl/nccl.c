@@ -173,7 +173,6 @@ static void gpu_destroy(struct cdi_backend *b)
         cdi_device_leave(&b->device);
     }
     cdi_device_close(&b->device);
-    cdi_host->flight_close(b->own_flight);
     (void)pthread_cond_destroy(&b->changed);
     (void)pthread_mutex_destroy(&b->copy_lock);
     (void)pthread_mutex_destroy(&b->error_lock);
@@ -272,7 +271,7 @@ static cddp_status gpu_create(struct cdi_backend **out, const struct cdi_world *
     return st;
 }
 
-/* Creates a subcommunicator's device handles, events and flight page. NCCL's split follows, which all ranks call. */
+/* Creates a subcommunicator's device handles and events. NCCL's split follows, which all ranks call. */
 static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *how, struct cdi_backend **out,
                                 struct cdi_error *err)
 {
@@ -283,7 +282,7 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
     if (part == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     *out = part;
-    part->record = NULL;
+    part->record = how->record;
     part->world.ranks = part->ranks = ranks != NULL ? cdi_host->alloc((size_t)how->n, sizeof *ranks) : NULL;
     if (ranks != NULL && part->ranks == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
@@ -295,10 +294,7 @@ static cddp_status prepare_part(struct cdi_backend *b, const struct cdi_split *h
     if (snprintf(part->prefix, sizeof part->prefix, "%s%" PRIu32 ".%d/", b->prefix, b->n_splits, how->color) >=
         (int)sizeof part->prefix)
         return cdi_fail(err, CDDP_E_LIMIT, "communicators are split too deeply, one from another");
-    st = cdi_host->flight_open(&part->own_flight, err);
-    part->record = part->own_flight;
-    if (st == CDDP_OK)
-        st = cdi_device_open_same(&part->device, &b->device, err);
+    st = cdi_device_open_same(&part->device, &b->device, err);
     if (st == CDDP_OK)
         st = backend_create_resources(part, err);
     return st == CDDP_OK && b->call_thread != NULL
@@ -529,11 +525,6 @@ static void gpu_describe(struct cdi_backend *b, cddp_device_info *out)
     *out = b->device.info;
 }
 
-static struct cdi_flight *gpu_record(struct cdi_backend *b)
-{
-    return b->own_flight;
-}
-
 static const struct cdi_backend_ops gpu_ops = {
     .name = "nccl",
     .on_device = true,
@@ -544,7 +535,6 @@ static const struct cdi_backend_ops gpu_ops = {
     .region_create = cdi_gpu_region_create,
     .region_destroy = cdi_gpu_region_destroy,
     .split = gpu_split,
-    .record = gpu_record,
     .enqueue = cdi_gpu_enqueue,
     .can_enqueue = cdi_gpu_can_enqueue,
     .enqueue_group = cdi_gpu_enqueue_group,

@@ -153,10 +153,9 @@ struct cdi_capture {
 };
 
 struct cdi_backend {
-    struct cdi_world world;        /* of this communicator */
-    struct cdi_flight *own_flight; /* of a subcommunicator */
-    int *ranks;                    /* of a subcommunicator: world.ranks */
-    struct cdi_flight *record;     /* the flight page in which operations are recorded */
+    struct cdi_world world;    /* of this communicator */
+    int *ranks;                /* of a subcommunicator: world.ranks */
+    struct cdi_flight *record; /* the flight page in which operations are recorded */
     struct cdi_device device;
     char prefix[CDI_PEER_ERROR_PREFIX_MAX]; /* of each key, and of the communicator's name */
     struct cdi_teardown *teardown;          /* for comm's end. NULL: it is in use */
