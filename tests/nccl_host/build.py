@@ -7,7 +7,7 @@ build.py --archive nccl-v2.30.7-1.tar.xz --cuda-include DIR --standin libcddp_st
 SOURCEs are the files of this folder that take the place of CUDA's runtime and of the kernels: they see NCCL's headers.
 Objects of NCCL are kept in $XDG_CACHE_HOME/cddprun-nccl-host (or ~/.cache), by version, flags and compiler.
 """
-import argparse, concurrent.futures, hashlib, os, pathlib, re, shutil, subprocess, sys, tarfile
+import argparse, concurrent.futures, fcntl, hashlib, os, pathlib, re, shutil, subprocess, sys, tarfile
 
 FLAGS = ['-w', '-O1', '-std=c++17', '-fPIC', '-fvisibility=hidden', '-DNCCL_OS_LINUX', '-D_GNU_SOURCE', '-DPROFAPI', '-DENABLE_TIMER=0']
 # Host code that drives InfiniBand hardware, other systems, and programs beside the library.
@@ -38,6 +38,9 @@ class Tree:
         self.src, self.inc, self.gen, self.obj = (self.top / d for d in ('src', 'inc', 'gen', 'obj'))
         self.flags = [*FLAGS, *flags, *('-I%s' % d for d in (self.src, self.inc, self.src / 'include', self.src / 'include/plugin')),
                       '-isystem', cuda_include, '-isystem', cuda_include + '/cccl']
+        self.top.parent.mkdir(parents=True, exist_ok=True)
+        self.lock = open(str(self.top) + '.lock', 'w', encoding='utf-8')  # until the end of this process
+        fcntl.flock(self.lock, fcntl.LOCK_EX)  # other builds use the same folder
         if not (self.top / 'ready').exists():
             self.unpack(archive)
 
