@@ -9,10 +9,10 @@
 #include "launcher/plan/dry_run.h"
 #include "launcher/plan/inputs.h"
 #include "launcher/process/guard.h"
-#include "launcher/query/show.h"
 #include "launcher/remote/remote_end.h"
 #include "launcher/remote/ssh.h"
-#include "launcher/top/top.h"
+#include "watch/show.h"
+#include "watch/top.h"
 
 #include <cddp/version.h>
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Replies of a rendezvous, as text for a terminal: no control character, and no line that is too long. */
-#include "launcher/query/where.h"
-#include "launcher/top/screen.h"
+#include "watch/screen.h"
+#include "watch/where.h"
 
 #include <stdlib.h>
 #include <string.h>

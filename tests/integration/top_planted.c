@@ -3,8 +3,8 @@
  * top_planted FILE: the terminal view of --top, which reads its answers from a file instead of a rendezvous. A missing
  * file is a lost connection; "hang" as its text, a server that does not answer.
  */
-#include "launcher/query/query.h"
-#include "launcher/top/top.h"
+#include "watch/query.h"
+#include "watch/top.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ import tempfile
 import include_rule
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
-TOPS = ('common/', 'protocol/', 'store/', 'worker/', 'launcher/', 'rendezvous/')
+TOPS = ('common/', 'protocol/', 'store/', 'worker/', 'launcher/', 'rendezvous/', 'watch/')
 
 
 def symbols(path):

@@ -14,7 +14,7 @@ import tempfile
 ROW = re.compile(r'/\* (?P<who>[^|\n]+) \| (?P<what>[^|]+) \| (?P<flag>[^|]+) \*/\n#define (?P<name>CDI_LIMIT_\w+_S) (?P<seconds>\d+)\n')
 HEADER, PAGE = 'common/time_limits.h', 'docs/stopping.md'
 BEGIN, END = '<!-- time limits: tests/lint/time_limits.py --write -->\n', '<!-- end of time limits -->\n'
-ROOMS = 'common', 'protocol', 'store', 'rendezvous', 'launcher', 'worker', 'preflight'
+ROOMS = 'common', 'protocol', 'store', 'rendezvous', 'launcher', 'worker', 'preflight', 'watch'
 
 
 def rows(root):

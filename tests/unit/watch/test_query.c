@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client that asks: a real server in a thread, and listeners that are none, or play one. */
-#include "launcher/query/query.h"
+#include "watch/query.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/top/top.h"
+#include "watch/top.h"
 
 #include "common/clock.h"
 #include "launcher/process/guard.h"
-#include "launcher/query/query.h"
-#include "launcher/top/curses.h"
-#include "launcher/top/screen.h"
+#include "watch/curses.h"
+#include "watch/query.h"
+#include "watch/screen.h"
 
 #include <errno.h>
 #include <locale.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/top/screen.h"
+#include "watch/screen.h"
 
 #include "common/size_text.h"
-#include "launcher/top/jobs.h"
+#include "watch/jobs.h"
 
 #include <inttypes.h>
 #include <stdio.h>

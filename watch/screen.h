@@ -3,8 +3,8 @@
  * What --top shows: from a REPLY (protocol/bulk.h) to the lines of a terminal, the late ranks first. Pure.
  * The reply is another machine's: wrong members count as missing, and all text becomes printable ASCII.
  */
-#ifndef TOP_SCREEN_H
-#define TOP_SCREEN_H
+#ifndef WATCH_SCREEN_H
+#define WATCH_SCREEN_H
 
 #include "protocol/node_report.h"
 

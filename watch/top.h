@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddprun --top: a terminal view of the jobs of a running rendezvous, by ncurses, which is opened by name. */
-#ifndef TOP_H
-#define TOP_H
+#ifndef WATCH_TOP_H
+#define WATCH_TOP_H
 
 #include "common/error.h"
 #include "protocol/auth.h"

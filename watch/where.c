@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/query/where.h"
+#include "watch/where.h"
 
 #include "common/utf8.h"
 #include "protocol/json_text.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/query/query.h"
+#include "watch/query.h"
 
 #include "common/clock.h"
 #include "common/dial.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cddprun --where: finds the rendezvous, asks it, and prints the answer. Blocks for a few seconds at most. */
-#ifndef SHOW_H
-#define SHOW_H
+#ifndef WATCH_SHOW_H
+#define WATCH_SHOW_H
 
 #include "launcher/cli/options.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "launcher/top/screen.h"
+#include "watch/screen.h"
 
 #include <stdio.h>
 #include <stdlib.h>

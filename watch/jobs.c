@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/top/jobs.h"
+#include "watch/jobs.h"
 
 #include "protocol/json_text.h"
 

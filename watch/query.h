@@ -3,8 +3,8 @@
  * Asks a running rendezvous about its jobs (QUERY of protocol/bulk.h), for command-line tools. Blocks, with a time
  * limit for each call; uses no loop and no thread. One thread at a time for each struct query.
  */
-#ifndef QUERY_H
-#define QUERY_H
+#ifndef WATCH_QUERY_H
+#define WATCH_QUERY_H
 
 #include "common/error.h"
 #include "protocol/auth.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of cddprun --where: the place of each rank, from the reply of a rendezvous (query.h). Pure. */
-#ifndef WHERE_H
-#define WHERE_H
+#ifndef WATCH_WHERE_H
+#define WATCH_WHERE_H
 
 #include "common/buf.h"
 #include "common/error.h"

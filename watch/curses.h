@@ -3,8 +3,8 @@
  * The few functions of ncurses that --top needs, opened by name: cddprun is built, and runs, without it. Their types
  * and numbers are those of ABI 6 (libncursesw.so.6): curses.h of ncurses 6, with NCURSES_ATTR_SHIFT 8.
  */
-#ifndef TOP_CURSES_H
-#define TOP_CURSES_H
+#ifndef WATCH_CURSES_H
+#define WATCH_CURSES_H
 
 #include "common/error.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/top/curses.h"
+#include "watch/curses.h"
 
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which endpoint and which job the value of --where means. */
-#include "launcher/query/show.h"
+#include "watch/show.h"
 
 #include "hygiene.h"
 

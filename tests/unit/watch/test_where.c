@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text of --where: a thousand planted ranks on one screen, and replies that are not replies. */
-#include "launcher/query/where.h"
+#include "watch/where.h"
 
 #include "hygiene.h"
 

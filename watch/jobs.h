@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The jobs of a REPLY (protocol/bulk.h) and their ranks, the late ones first. Wrong members count as missing. Pure. */
-#ifndef TOP_JOBS_H
-#define TOP_JOBS_H
+#ifndef WATCH_JOBS_H
+#define WATCH_JOBS_H
 
 #include "protocol/places.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launcher/query/show.h"
+#include "watch/show.h"
 
 #include "common/log.h"
-#include "launcher/query/query.h"
-#include "launcher/query/where.h"
+#include "watch/query.h"
+#include "watch/where.h"
 
 #include <string.h>
 #include <sys/ioctl.h>
