@@ -13,6 +13,7 @@
 #include "launcher/remote/ssh.h"
 #include "watch/show.h"
 #include "watch/top.h"
+#include "watch/views.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -174,7 +175,7 @@ static int main_run(const struct options *o)
         if (status != 0 && err.msg[0] != '\0')
             cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
     } else {
-        status = agent_run(&plan, &link);
+        status = agent_run(&plan, &link, &watch_views);
         guard_leave(&link);
         cdi_secret_release(&secret);
     }

@@ -33,6 +33,7 @@
 #define CONN_DENIED_MAX 64
 #define CONN_KEEP 16384 /* bytes; an empty buffer larger than this is freed */
 
+struct rdzv_views;
 struct session;
 struct view;
 
@@ -103,6 +104,7 @@ struct conn_ops {
 struct conn_ctx {
     uv_loop_t *loop;
     const struct conn_ops *ops;
+    const struct rdzv_views *views;
     struct conn_job *only;              /* the only job; NULL: agents create jobs */
     const struct cdi_secret *secret;    /* NULL: none */
     enum rdzv_access plain_store, http; /* clients without a proof */

@@ -7,6 +7,7 @@
 #include "rendezvous/query.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/snapshot.h"
+#include "rendezvous/views.h"
 
 #include <netinet/in.h>
 #include <stdio.h>
@@ -136,14 +137,17 @@ static void dispatch_begin_store(struct conn *c, struct conn_job *job, bool prov
 static void http_respond(struct conn *c, bool show)
 {
     struct page_data data = {0};
+    const struct http_page *page = NULL;
     struct http_request req;
     struct cdi_error err = {0};
     cddp_status parsed = http_parse(&c->in, &req, &err), st = CDDP_OK;
 
+    if (parsed == CDDP_OK)
+        page = http_page_of(c->ctx->views->pages, &req);
     if (show)
         st = snapshot_take(c->ctx, &data);
     if (st == CDDP_OK)
-        st = http_answer(parsed == CDDP_OK ? &req : NULL, show ? &data : NULL, &c->out);
+        st = http_answer(parsed == CDDP_OK ? &req : NULL, page, show ? &data : NULL, &c->out);
     snapshot_release(&data);
     if (st != CDDP_OK)
         conn_close(c, CDI_LOG_WARN, "out of memory for the response");
@@ -166,7 +170,8 @@ static void dispatch_http(struct conn *c)
 
     if (parsed == CDDP_IN_PROGRESS || poll_agents_waits(c))
         return;
-    if (parsed == CDDP_OK && http_wants_data(&req) && dispatch_may(c, c->ctx->http, c->port_job))
+    if (parsed == CDDP_OK && http_page_of(c->ctx->views->pages, &req) != NULL &&
+        dispatch_may(c, c->ctx->http, c->port_job))
         poll_agents_begin(c, NULL, 0, HTTP_WAIT_MS, http_on_answers);
     else
         http_respond(c, false);

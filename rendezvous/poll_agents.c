@@ -24,14 +24,14 @@ static void ask_job(struct conn_job *job, int64_t now_ms)
 }
 
 /* Have all agents of the job answered its last ASK, or is it `late`? Then its history gets a sample. */
-static bool has_answered(struct conn_job *job, bool late, int64_t now_ms)
+static bool has_answered(const struct conn_ctx *ctx, struct conn_job *job, bool late, int64_t now_ms)
 {
     if (job->asked == 0)
         return true;
     if (!late && view_unanswered(job->view, job->asked) > 0)
         return false;
     if (!job->sampled)
-        snapshot_sample(job, now_ms);
+        snapshot_sample(ctx, job, now_ms);
     job->sampled = true;
     return true;
 }
@@ -41,14 +41,15 @@ static bool all_have_answered(const struct conn_ctx *ctx, bool late, int64_t now
     bool all = true;
 
     for (struct conn_job *job = NULL; (job = poll_agents_next_job(ctx, job)) != NULL;)
-        all = has_answered(job, late, now_ms) && all;
+        all = has_answered(ctx, job, late, now_ms) && all;
     return all;
 }
 
 static bool is_ready(const struct conn *c, int64_t now_ms)
 {
     bool late = now_ms >= c->ask_until_ms;
-    bool answered = c->asks != NULL ? has_answered(c->asks, late, now_ms) : all_have_answered(c->ctx, late, now_ms);
+    bool answered =
+        c->asks != NULL ? has_answered(c->ctx, c->asks, late, now_ms) : all_have_answered(c->ctx, late, now_ms);
 
     return late || (answered && now_ms >= c->ask_from_ms);
 }

@@ -12,6 +12,7 @@
 #include "rendezvous/view/hang_watch.h"
 #include "rendezvous/view/relay.h"
 #include "rendezvous/view/view.h"
+#include "rendezvous/views.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -688,7 +689,8 @@ static cddp_status new_job(struct rdzv_server *s, const struct session_options *
     (void)snprintf(job->conn.run_id, sizeof job->conn.run_id, "%s", run_id);
     st = session_create(&job->conn.session, opt, &ops, (int64_t)uv_now(s->ctx.loop), err);
     if (st == CDDP_OK && ((st = view_create(&job->conn.view, job->conn.session)) != CDDP_OK ||
-                          (st = hang_watch_create(&job->hang_watch, job->conn.session, job->conn.view)) != CDDP_OK)) {
+                          (st = hang_watch_create(&job->hang_watch, job->conn.session, job->conn.view,
+                                                  &s->ctx.views->hang)) != CDDP_OK)) {
         view_destroy(job->conn.view);
         (void)cdi_fail(err, st, "the rendezvous server is out of memory for another job");
         session_destroy(job->conn.session);
@@ -791,6 +793,7 @@ static cddp_status server_init(struct rdzv_server *s, uv_loop_t *loop, const str
     s->names.host = opt->host_flag == NULL ? "--master_addr" : opt->host_flag;
     s->names.port = opt->port_flag == NULL ? "--master_port" : opt->port_flag;
     s->ctx.ops = &dispatch_ops;
+    s->ctx.views = opt->views;
     s->ctx.find_job = server_find_job;
     s->ctx.make_job = server_make_job;
     s->ctx.conn_closed = on_conn_closed;

@@ -9,13 +9,14 @@
 #include "common/error.h"
 #include "protocol/auth.h"
 #include "rendezvous/access.h"
-#include "rendezvous/http/pages.h"
+#include "rendezvous/http/page_data.h"
 #include "store/kv.h"
 
 #include <stdint.h>
 #include <uv.h>
 
 struct rdzv_server;
+struct rdzv_views; /* views.h */
 
 struct rdzv_server_options {
     const char *host;                  /* name or address to bind; NULL: 127.0.0.1; "*": every address, IPv4 and IPv6 */
@@ -46,6 +47,7 @@ struct rdzv_server_options {
      * this one leaves an elastic job.
      */
     bool elected;
+    const struct rdzv_views *views; /* must outlive the server; NULL: nobody can look at its jobs */
 };
 
 /*

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "rendezvous/snapshot.h"
 #include "common/address.h"
-#include "rendezvous/http/verdict.h"
 #include "rendezvous/round/session.h"
 #include "rendezvous/view/hang_watch.h"
 #include "rendezvous/view/view.h"
+#include "rendezvous/views.h"
 
 #include <cddp/version.h>
 #include <stdio.h>
@@ -48,11 +48,12 @@ static size_t connections_limit(const struct conn_ctx *ctx)
 
 static void fill_job(struct page_job *out, struct conn_job *job)
 {
+    static const char *const states[] = PAGE_JOB_STATES;
     const struct round *round = session_round(job->session);
     const struct cdi_kv *kv = round_state(round) == ROUND_CLOSED ? NULL : session_keys(job->session);
 
     *out = (struct page_job){.run_id = job->run_id,
-                             .state = page_job_states[round_state(round)],
+                             .state = states[round_state(round)],
                              .why = round_why(round),
                              .port = job->port,
                              .round = round_number(round),
@@ -262,50 +263,18 @@ static cddp_status fill_nodes(struct page_job *out, const struct conn_job *job, 
     return CDDP_OK;
 }
 
-/* Puts the ranks of all nodes into one array; NULL: out of memory. */
-static struct cdi_placed *place_ranks(const struct page_job *j, size_t *n)
-{
-    struct cdi_placed *placed;
-
-    *n = 0;
-    for (size_t i = 0; i < j->n_nodes; i++)
-        *n += j->node[i].n_ranks;
-    placed = calloc(*n + 1, sizeof *placed);
-    *n = 0;
-    for (size_t i = 0; placed != NULL && i < j->n_nodes; i++)
-        for (size_t k = 0; k < j->node[i].n_ranks; k++)
-            placed[(*n)++] = (struct cdi_placed){&j->node[i].ranks[k], j->node[i].host, j->node[i].node_rank};
-    return placed;
-}
-
-/* Finds the ranks that others wait for, by the rules of the message about a hang, and the wait that is an error. */
-static cddp_status find_late(struct page_job *out, const struct conn_job *job, int64_t now_ms)
+/* Where the ranks are, and what that means. */
+static cddp_status fill_view(const struct conn_ctx *ctx, struct page_job *out, const struct conn_job *job,
+                             int64_t now_ms)
 {
     const struct session_hang opt = session_hang(job->session);
-    size_t n;
-    const struct view_node *nodes = view_nodes(job->view, &n);
-
-    out->stuck_ms = hang_watch_long_wait_ms(&opt);
-    if (out->stuck_ms ==
-        0) /* both flags are off, or the agents are too old to have them; a person looks all the same */
-        out->stuck_ms = VERDICT_STUCK_MS;
-    return hang_judge(nodes, n, round_world_size(session_round(job->session)), now_ms, PAGE_LATE_MS, &out->hang);
-}
-
-static cddp_status fill_view(struct page_job *out, const struct conn_job *job, int64_t now_ms)
-{
     cddp_status st = fill_nodes(out, job, now_ms);
 
     out->now_ms = now_ms;
     out->history = &job->history;
-    if (st != CDDP_OK)
-        return st;
-    out->placed = place_ranks(out, &out->n_placed);
-    if (out->placed == NULL)
-        return CDDP_E_NOMEM;
-    cdi_places_sum(out->placed, out->n_placed, &out->sum);
-    out->n_groups = cdi_places_group(out->placed, out->n_placed, out->groups, PAGE_GROUPS);
-    return find_late(out, job, now_ms);
+    out->stuck_ms = hang_watch_long_wait_ms(&opt);
+    out->reports = view_nodes(job->view, &out->n_reports);
+    return st == CDDP_OK ? ctx->views->explain(out) : st;
 }
 
 static void release_job(struct page_job *j)
@@ -317,12 +286,12 @@ static void release_job(struct page_job *j)
     hang_release(&j->hang);
 }
 
-void snapshot_sample(struct conn_job *job, int64_t now_ms)
+void snapshot_sample(const struct conn_ctx *ctx, struct conn_job *job, int64_t now_ms)
 {
     struct page_job j = {.n_nodes = 0};
     uint32_t round = round_number(session_round(job->session));
 
-    if (fill_view(&j, job, now_ms) == CDDP_OK && j.n_placed > 0)
+    if (fill_view(ctx, &j, job, now_ms) == CDDP_OK && j.n_placed > 0)
         history_add(&job->history, round, &j.sum, now_ms);
     release_job(&j);
 }
@@ -359,7 +328,7 @@ cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
     for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
         fill_job(&out->jobs[job->number], job);
         if (st == CDDP_OK)
-            st = fill_view(&out->jobs[job->number], job, (int64_t)uv_now(ctx->loop));
+            st = fill_view(ctx, &out->jobs[job->number], job, (int64_t)uv_now(ctx->loop));
     }
     count_conns(ctx, out);
     if (st == CDDP_OK && fill_agents(ctx, out) == CDDP_OK && fill_waits(ctx, out) == CDDP_OK)

@@ -4,7 +4,7 @@
 #define RDZV_SNAPSHOT_H
 
 #include "rendezvous/conn.h"
-#include "rendezvous/http/pages.h"
+#include "rendezvous/http/page_data.h"
 
 /*
  * Fills *out, which points into the jobs: valid until the next event. Returns CDDP_OK, or CDDP_E_NOMEM (*out is empty).
@@ -17,7 +17,7 @@ void snapshot_release(struct page_data *s);
  */
 size_t snapshot_waits(struct conn_ctx *ctx, const struct conn_job *job, struct page_wait *out, size_t cap);
 /* Adds a sample to the history of a job, from the newest reports of its nodes. */
-void snapshot_sample(struct conn_job *job, int64_t now_ms);
+void snapshot_sample(const struct conn_ctx *ctx, struct conn_job *job, int64_t now_ms);
 /* Updates the request rate of each job's store. Call it at every tick. */
 void snapshot_measure(struct conn_ctx *ctx);
 

@@ -2,10 +2,11 @@
 #include "watch/screen.h"
 
 #include "common/size_text.h"
-#include "watch/jobs.h"
+#include "watch/reply.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HUNDRED 100
@@ -56,24 +57,25 @@ static const char *plural(int64_t n)
 /* ------------------------------------------------------------------------------------------------ text of a job ----
  */
 
+/* A job that is shown. */
+struct screen_job {
+    struct page_job *j;              /* its ranks in the order of rows: the late ones first */
+    const struct page_job *previous; /* NULL: not known */
+    int64_t between_ms;
+    uint64_t most_step;
+};
+
 /* The number of steps that a rank had completed in the reply before; -1: not known. */
-static int64_t previous_step(const struct top_job *j, int32_t rank)
+static int64_t previous_step(const struct page_job *j, int32_t rank)
 {
-    json_t *nodes = json_object_get(j->previous, "nodes");
-
-    for (size_t i = 0; i < json_array_size(nodes); i++) {
-        json_t *ranks = json_object_get(json_array_get(nodes, i), "ranks"), *first = json_array_get(ranks, 0);
-        int64_t at = rank - top_number(first, "rank", INT32_MAX); /* they are in order, mostly without gaps */
-        json_t *r = at >= 0 && (size_t)at < json_array_size(ranks) ? json_array_get(ranks, (size_t)at) : NULL;
-
-        if (r != NULL && top_number(r, "rank", -1) == rank)
-            return top_number(r, "step", 0);
-    }
+    for (size_t i = 0; j != NULL && i < j->n_placed; i++)
+        if (j->placed[i].r->rank == rank)
+            return (int64_t)j->placed[i].r->step;
     return -1;
 }
 
 /* Steps per second: of the last steps' times, otherwise of the two replies; negative: not known. */
-static double rate_of(const struct top_job *j, const struct cdi_rank_report *r)
+static double rate_of(const struct screen_job *j, const struct cdi_rank_report *r)
 {
     int64_t before;
 
@@ -81,7 +83,7 @@ static double rate_of(const struct top_job *j, const struct cdi_rank_report *r)
         return -1;
     if (r->step_us > 0)
         return cdi_places_rate(r);
-    before = j->previous != NULL && j->between_ms > 0 ? previous_step(j, r->rank) : -1;
+    before = j->between_ms > 0 ? previous_step(j->previous, r->rank) : -1;
     return before < 0 || (uint64_t)before > r->step
                ? -1
                : (double)(r->step - (uint64_t)before) * 1000 / (double)j->between_ms;
@@ -92,19 +94,20 @@ static int percent(uint64_t part, uint64_t whole)
     return whole == 0 ? -1 : part >= whole ? HUNDRED : (int)((double)part * HUNDRED / (double)whole);
 }
 
-static void job_line(const struct top_job *j, struct screen_line *l, unsigned width)
+static void job_line(const struct screen_job *s, struct screen_line *l, unsigned width)
 {
-    double rate = j->n_ranks > 0 ? rate_of(j, &j->ranks[0].report) : -1;
+    const struct page_job *j = s->j;
+    double rate = j->n_placed > 0 ? rate_of(s, j->placed[0].r) : -1;
     char text[400];
 
     (void)snprintf(text, sizeof text,
-                   "%.60s: %.16s, round %" PRId64 ", %" PRId64 " restart%s, %" PRId64 " rank%s, %zu node%s", j->name,
+                   "%.60s: %.16s, round %" PRIu32 ", %" PRIu32 " restart%s, %" PRIu32 " rank%s, %zu node%s", j->run_id,
                    j->state, j->round, j->restarts, plural(j->restarts), j->world_size, plural(j->world_size),
                    j->n_nodes, plural((int64_t)j->n_nodes));
     add_text(l, width, text);
-    if (j->most_step > 0)
-        (void)snprintf(text, sizeof text, ", step %" PRIu64, j->ranks[0].report.step);
-    if (j->most_step > 0)
+    if (s->most_step > 0)
+        (void)snprintf(text, sizeof text, ", step %" PRIu64, j->placed[0].r->step);
+    if (s->most_step > 0)
         add_text(l, width, text);
     if (rate >= 0)
         (void)snprintf(text, sizeof text, rate < HUNDRED ? ", %.1f steps/s" : ", %.0f steps/s", rate);
@@ -113,20 +116,21 @@ static void job_line(const struct top_job *j, struct screen_line *l, unsigned wi
 }
 
 /* It has fewer steps than others, or they wait for it. */
-static bool is_late(const struct top_job *j, const struct top_rank *r)
+static bool is_late(const struct screen_job *j, const struct cdi_placed *r)
 {
-    return r->report.step < j->most_step || r->report.late != 0;
+    return r->r->step < j->most_step || r->r->late != 0;
 }
 
 /* The ranks that are named as late, and how much of communication is hidden. */
-static void facts_line(const struct top_job *j, struct screen_line *l, unsigned width)
+static void facts_line(const struct screen_job *s, struct screen_line *l, unsigned width)
 {
+    const struct page_job *j = s->j;
     int hidden = cdi_places_hidden(&j->sum);
     uint64_t n_late = 0;
     char text[200];
 
-    for (size_t i = 0; i < j->n_ranks; i++)
-        n_late += is_late(j, &j->ranks[i]);
+    for (size_t i = 0; i < j->n_placed; i++)
+        n_late += is_late(s, &j->placed[i]);
     (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural((int64_t)n_late));
     add_text(l, width, text);
     if (hidden >= 0)
@@ -137,9 +141,9 @@ static void facts_line(const struct top_job *j, struct screen_line *l, unsigned 
         (void)snprintf(text, sizeof text, ", slowest rank %" PRId32, j->sum.slowest);
     if (j->sum.slowest >= 0)
         add_text(l, width, text);
-    if (j->n_ranks < (size_t)(j->world_size > 0 ? j->world_size : 0)) {
-        (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRId64 " have reported", j->n_ranks,
-                       plural((int64_t)j->n_ranks), j->world_size);
+    if (j->n_placed < j->world_size) {
+        (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRIu32 " have reported", j->n_placed,
+                       plural((int64_t)j->n_placed), j->world_size);
         add_text(l, width, text);
     }
 }
@@ -153,7 +157,7 @@ static void percent_text(int value, char *to, size_t cap)
 }
 
 /* Where a rank is, such as "in all_reduce #812, for 4 s"; then what its process does. */
-static void where_text(const struct cdi_rank_report *r, char *to, size_t cap)
+static void where_of(const struct cdi_rank_report *r, char *to, size_t cap)
 {
     char place[CDI_PLACES_TEXT];
 
@@ -172,9 +176,9 @@ static const struct {
                [HIDDEN] = {"HIDDEN", 7, 110}, [MEMORY] = {"MEMORY", 9, 72}, [CORES] = {"CORES", 6, 72},
                [GPU] = {"GPU", 6, 80}};
 
-static void cell(const struct top_job *j, const struct top_rank *k, enum column c, char *to, size_t cap)
+static void cell(const struct screen_job *j, const struct cdi_placed *k, enum column c, char *to, size_t cap)
 {
-    const struct cdi_rank_report *r = &k->report;
+    const struct cdi_rank_report *r = k->r;
     bool still = cdi_places_stands_still(r);
     char size[CDI_SIZE_TEXT];
     double rate;
@@ -222,12 +226,12 @@ static void cell(const struct top_job *j, const struct top_rank *k, enum column 
 }
 
 /* Writes the row of a rank; NULL: the names of the columns. */
-static void rank_line(const struct top_job *j, const struct top_rank *r, struct screen_line *l, unsigned width)
+static void rank_line(const struct screen_job *j, const struct cdi_placed *r, struct screen_line *l, unsigned width)
 {
-    char text[CDI_PLACES_TEXT + sizeof "; " + sizeof r->report.doing], padded[64];
+    char text[CDI_PLACES_TEXT + sizeof "; " + sizeof r->r->doing], padded[64];
 
     for (int c = 0; c < N_COLUMNS; c++) {
-        if (width < columns[c].from || (c == GPU && !j->gpus))
+        if (width < columns[c].from || (c == GPU && j->j->sum.n_gpus == 0))
             continue;
         if (r != NULL)
             cell(j, r, (enum column)c, text, sizeof text);
@@ -238,32 +242,103 @@ static void rank_line(const struct top_job *j, const struct top_rank *r, struct 
         add_text(l, width, padded);
     }
     if (r != NULL)
-        where_text(&r->report, text, sizeof text);
+        where_of(r->r, text, sizeof text);
     add_text(l, width, "  ");
     add_text(l, width, r != NULL ? text : "WHERE");
+}
+
+/* ------------------------------------------------------------------------------------------------------ jobs ---- */
+
+struct screen_jobs {
+    struct reply_jobs now, before;
+    struct screen_job *v;
+    size_t n;
+};
+
+/* A rank that has not entered a collective is later than one that is in it. */
+static int place_order(enum cdi_place p)
+{
+    return p == CDI_PLACE_IN || p == CDI_PLACE_IN_REPLAY ? 1 : 0;
+}
+
+static int compare_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? -1 : a > b;
+}
+
+static int compare_ranks(const void *a, const void *b)
+{
+    const struct cdi_rank_report *x = ((const struct cdi_placed *)a)->r, *y = ((const struct cdi_placed *)b)->r;
+    int order = compare_u64(y->late, x->late);
+
+    if (order == 0)
+        order = compare_u64(x->step, y->step);
+    if (order == 0)
+        order = compare_u64(x->seq, y->seq);
+    if (order == 0)
+        order = place_order(x->place) - place_order(y->place);
+    return order != 0 ? order : compare_u64((uint64_t)x->rank, (uint64_t)y->rank);
+}
+
+static const struct page_job *find_job(const struct reply_jobs *r, const struct page_job *like)
+{
+    for (size_t i = 0; i < r->n; i++)
+        if (strcmp(r->v[i].facts.run_id, like->run_id) == 0 && r->v[i].facts.round == like->round)
+            return &r->v[i].facts;
+    return NULL;
+}
+
+static cddp_status read_jobs(struct screen_jobs *v, const struct screen_input *in)
+{
+    cddp_status st = reply_read(in->reply, false, &v->now, NULL);
+
+    v->before = (struct reply_jobs){.n = 0};
+    if (st == CDDP_OK)
+        st = reply_read(in->previous, false, &v->before, NULL);
+    v->n = st == CDDP_OK ? v->now.n : 0;
+    v->v = calloc(v->n + 1, sizeof *v->v);
+    if (v->v == NULL)
+        return CDDP_E_NOMEM;
+    for (size_t i = 0; i < v->n; i++) {
+        struct page_job *j = &v->now.v[i].facts;
+
+        v->v[i] = (struct screen_job){.j = j, .previous = find_job(&v->before, j), .between_ms = in->between_ms};
+        qsort(j->placed, j->n_placed, sizeof *j->placed, compare_ranks);
+        for (size_t k = 0; k < j->n_placed; k++)
+            if (j->placed[k].r->step > v->v[i].most_step)
+                v->v[i].most_step = j->placed[k].r->step;
+    }
+    return st;
+}
+
+static void release_jobs(struct screen_jobs *v)
+{
+    reply_release(&v->now);
+    reply_release(&v->before);
+    free(v->v);
 }
 
 /* ---------------------------------------------------------------------------------------------------- screen ---- */
 
 /* The rows below the head: the ranks of the only job; or of each job its line, the names of columns and its ranks. */
-static size_t rows_of(const struct top_jobs *v)
+static size_t rows_of(const struct screen_jobs *v)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < v->n; i++)
-        n += v->v[i].n_ranks + (v->n > 1 ? 2 : 0);
+        n += v->v[i].j->n_placed + (v->n > 1 ? 2 : 0);
     return n;
 }
 
-static void add_row(const struct top_jobs *v, size_t row, struct screen *s, unsigned width, unsigned height)
+static void add_row(const struct screen_jobs *v, size_t row, struct screen *s, unsigned width, unsigned height)
 {
     for (size_t i = 0; i < v->n; i++) {
-        const struct top_job *j = &v->v[i];
+        const struct screen_job *j = &v->v[i];
         size_t head = v->n > 1 ? 2 : 0;
         struct screen_line *l;
 
-        if (row >= j->n_ranks + head) {
-            row -= j->n_ranks + head;
+        if (row >= j->j->n_placed + head) {
+            row -= j->j->n_placed + head;
             continue;
         }
         l = add_line(s, height, row < head ? row == 0 ? SCREEN_TITLE : SCREEN_HEAD : SCREEN_PLAIN);
@@ -274,8 +349,8 @@ static void add_row(const struct top_jobs *v, size_t row, struct screen *s, unsi
         else if (row < head)
             rank_line(j, NULL, l, width);
         else
-            rank_line(j, &j->ranks[row - head], l, width);
-        if (row >= head && is_late(j, &j->ranks[row - head]))
+            rank_line(j, &j->j->placed[row - head], l, width);
+        if (row >= head && is_late(j, &j->j->placed[row - head]))
             l->look = SCREEN_LATE;
         return;
     }
@@ -296,7 +371,7 @@ static void add_title(const struct screen_input *in, struct screen *s, unsigned 
     add_right(l, width, in->trouble);
 }
 
-static void add_head(const struct top_jobs *v, const struct screen_input *in, struct screen *s, unsigned width,
+static void add_head(const struct screen_jobs *v, const struct screen_input *in, struct screen *s, unsigned width,
                      unsigned height)
 {
     struct screen_line *l;
@@ -331,8 +406,8 @@ cddp_status screen_compose(const struct screen_input *in, struct screen *out)
     unsigned width = in->width > SCREEN_WIDTH ? SCREEN_WIDTH : in->width;
     unsigned height = in->height > SCREEN_HEIGHT ? SCREEN_HEIGHT : in->height;
     bool foot = height > SMALL;
-    struct top_jobs v;
-    cddp_status st = top_jobs_read(&v, in->reply, in->previous, in->between_ms);
+    struct screen_jobs v;
+    cddp_status st = read_jobs(&v, in);
     size_t rows = st == CDDP_OK ? rows_of(&v) : 0;
 
     out->n = 0;
@@ -347,6 +422,6 @@ cddp_status screen_compose(const struct screen_input *in, struct screen *out)
         (void)add_line(out, height, SCREEN_PLAIN);
     if (foot && st == CDDP_OK)
         add_foot(out, add_line(out, height, SCREEN_HEAD), rows, width);
-    top_jobs_release(&v);
+    release_jobs(&v);
     return st;
 }

@@ -2,8 +2,7 @@
 #include "watch/where.h"
 
 #include "common/utf8.h"
-#include "protocol/json_text.h"
-#include "protocol/places.h"
+#include "watch/reply.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,65 +12,10 @@
 #define CELLS 6 /* of a line */
 #define HOST_TEXT 300
 
-/* A job of a reply, decoded. */
-struct where_job {
-    json_t *json;
-    struct cdi_node_report *nodes;
-    size_t n_nodes;
-    struct cdi_placed *placed;
-    size_t n_placed;
-    struct cdi_place_group groups[WHERE_ROWS_MAX];
-    size_t n_groups;
-    struct cdi_places_sum sum;
-};
-
 struct where_row {
     char ranks[CDI_PLACES_RANKS], where[CDI_PLACES_TEXT], span[CDI_PLACES_SPAN], host[HOST_TEXT], step[48],
         doing[CDI_PLACES_TEXT];
 };
-
-/* --------------------------------------------------------------------------------------------------- reading ---- */
-
-static void job_release(struct where_job *j)
-{
-    for (size_t i = 0; i < j->n_nodes; i++)
-        cdi_node_report_release(&j->nodes[i]);
-    free(j->nodes);
-    free(j->placed);
-}
-
-static cddp_status job_decode(json_t *json, size_t rows, struct where_job *j, struct cdi_error *err)
-{
-    json_t *nodes = json_object_get(json, "nodes");
-    size_t n = json_array_size(nodes);
-    cddp_status st = CDDP_OK;
-
-    *j = (struct where_job){.json = json, .nodes = calloc(n + 1, sizeof *j->nodes)};
-    if (j->nodes == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
-    for (; st == CDDP_OK && j->n_nodes < n; j->n_nodes += st == CDDP_OK)
-        st = cdi_node_report_decode(json_array_get(nodes, j->n_nodes), &j->nodes[j->n_nodes], err);
-    if (st != CDDP_OK)
-        return st;
-    j->placed = cdi_places_of(j->nodes, n, &j->n_placed);
-    if (j->placed == NULL)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
-    cdi_places_sum(j->placed, j->n_placed, &j->sum);
-    j->n_groups = cdi_places_group(j->placed, j->n_placed, j->groups, rows);
-    return CDDP_OK;
-}
-
-static const char *text_at(const json_t *o, const char *name)
-{
-    const char *text = json_line(json_object_get(o, name));
-
-    return text == NULL ? "" : text;
-}
-
-static long long number_at(const json_t *o, const char *name)
-{
-    return (long long)json_integer_value(json_object_get(o, name));
-}
 
 static const char *s_of(long long n)
 {
@@ -98,18 +42,16 @@ static cddp_status put_line(struct cdi_buf *out, char *line, size_t columns)
     return cdi_buf_printf(out, "%s\n", line);
 }
 
-static cddp_status put_head(const struct where_job *j, struct cdi_buf *out, size_t columns)
+static cddp_status put_head(const struct page_job *j, struct cdi_buf *out, size_t columns)
 {
-    const char *name = text_at(j->json, "name"), *why = text_at(j->json, "why");
-    long long restarts = number_at(j->json, "restarts"), nodes = number_at(j->json, "nodes_present");
-    long long ranks = number_at(j->json, "world_size");
     char line[1600], quoted[270] = "";
 
-    if (name[0] != '\0')
-        (void)snprintf(quoted, sizeof quoted, " '%.255s'", name);
-    (void)snprintf(line, sizeof line, "job%s: %.32s, round %lld, %lld restart%s, %lld node%s, %lld rank%s%s%.512s",
-                   quoted, text_at(j->json, "state"), number_at(j->json, "round"), restarts, s_of(restarts), nodes,
-                   s_of(nodes), ranks, s_of(ranks), why[0] != '\0' ? "; " : "", why);
+    if (j->run_id[0] != '\0')
+        (void)snprintf(quoted, sizeof quoted, " '%.255s'", j->run_id);
+    (void)snprintf(line, sizeof line,
+                   "job%s: %.32s, round %" PRIu32 ", %" PRIu32 " restart%s, %zu node%s, %" PRIu32 " rank%s%s%.512s",
+                   quoted, j->state, j->round, j->restarts, s_of(j->restarts), j->nodes, s_of((long long)j->nodes),
+                   j->world_size, s_of(j->world_size), j->why[0] != '\0' ? "; " : "", j->why);
     return put_line(out, line, columns);
 }
 
@@ -170,7 +112,7 @@ static cddp_status put_rows(const struct where_row *rows, size_t n, struct cdi_b
     return st;
 }
 
-static cddp_status put_groups(const struct where_job *j, struct cdi_buf *out, size_t columns)
+static cddp_status put_groups(const struct page_job *j, struct cdi_buf *out, size_t columns)
 {
     struct where_row *rows = calloc(j->n_groups + 1, sizeof *rows);
     cddp_status st;
@@ -186,7 +128,7 @@ static cddp_status put_groups(const struct where_job *j, struct cdi_buf *out, si
 }
 
 /* "8 ranks, 20 steps done; a step takes 12.3 ms (81 per second), ..." */
-static cddp_status put_totals(const struct where_job *j, struct cdi_buf *out, size_t columns)
+static cddp_status put_totals(const struct page_job *j, struct cdi_buf *out, size_t columns)
 {
     const struct cdi_places_sum *s = &j->sum;
     double comm = s->hidden_us + s->exposed_us;
@@ -222,70 +164,58 @@ static cddp_status put_totals(const struct where_job *j, struct cdi_buf *out, si
 }
 
 /* Names a node that does not answer, or counts them. */
-static cddp_status put_silent(const struct where_job *j, struct cdi_buf *out, size_t columns)
+static cddp_status put_silent(const struct page_job *j, struct cdi_buf *out, size_t columns)
 {
-    const json_t *nodes = json_object_get(j->json, "nodes"), *first = NULL;
+    const struct page_node *first = NULL;
     char line[512], span[CDI_PLACES_SPAN];
     size_t silent = 0;
 
-    for (size_t i = 0; i < json_array_size(nodes); i++) {
-        const json_t *node = json_array_get(nodes, i);
-
-        if (json_is_true(json_object_get(node, "answered")))
-            continue;
-        first = silent++ == 0 ? node : first;
-    }
-    if (silent == 0)
+    for (size_t i = 0; i < j->n_nodes; i++)
+        if (!j->node[i].answered && silent++ == 0)
+            first = &j->node[i];
+    if (first == NULL)
         return CDDP_OK;
     if (silent > 1)
-        (void)snprintf(line, sizeof line, "%zu nodes, such as %lld (%.200s), did not answer", silent,
-                       number_at(first, "node_rank"), text_at(first, "host"));
-    else if (number_at(first, "answered_ms_ago") < 0)
-        (void)snprintf(line, sizeof line, "node %lld (%.200s) did not answer; where its ranks are is not known",
-                       number_at(first, "node_rank"), text_at(first, "host"));
+        (void)snprintf(line, sizeof line, "%zu nodes, such as %" PRId32 " (%.200s), did not answer", silent,
+                       first->node_rank, first->host);
+    else if (first->ms_ago < 0)
+        (void)snprintf(line, sizeof line, "node %" PRId32 " (%.200s) did not answer; where its ranks are is not known",
+                       first->node_rank, first->host);
     else
-        (void)snprintf(line, sizeof line, "node %lld (%.200s) did not answer; its ranks are shown as %s ago",
-                       number_at(first, "node_rank"), text_at(first, "host"),
-                       cdi_places_span(span, (double)number_at(first, "answered_ms_ago") * 1e3));
+        (void)snprintf(line, sizeof line, "node %" PRId32 " (%.200s) did not answer; its ranks are shown as %s ago",
+                       first->node_rank, first->host, cdi_places_span(span, (double)first->ms_ago * 1e3));
     return put_line(out, line, columns);
 }
 
-static cddp_status put_job(json_t *json, size_t rows, size_t columns, struct cdi_buf *out, struct cdi_error *err)
+static cddp_status put_job(struct page_job *j, size_t rows, size_t columns, struct cdi_buf *out)
 {
-    struct where_job j;
-    cddp_status st = job_decode(json, rows, &j, err);
+    cddp_status st = put_head(j, out, columns);
 
-    if (st == CDDP_OK) {
-        st = put_head(&j, out, columns);
-        if (st == CDDP_OK)
-            st = put_groups(&j, out, columns);
-        if (st == CDDP_OK)
-            st = put_totals(&j, out, columns);
-        if (st == CDDP_OK)
-            st = put_silent(&j, out, columns);
-        if (st != CDDP_OK)
-            (void)cdi_fail(err, st, "out of memory for the text");
-    }
-    job_release(&j);
-    return st;
+    j->n_groups = cdi_places_group(j->placed, j->n_placed, j->groups, rows);
+    if (st == CDDP_OK)
+        st = put_groups(j, out, columns);
+    if (st == CDDP_OK)
+        st = put_totals(j, out, columns);
+    return st == CDDP_OK ? put_silent(j, out, columns) : st;
 }
 
 cddp_status where_text(json_t *reply, size_t rows, size_t columns, struct cdi_buf *out, struct cdi_error *err)
 {
-    json_t *jobs = json_object_get(reply, "jobs");
-    size_t n = json_array_size(jobs), each = n == 0 ? rows : rows / n;
-    cddp_status st = CDDP_OK;
+    struct reply_jobs jobs;
+    cddp_status st = reply_read(reply, true, &jobs, err), written = CDDP_OK;
+    size_t each = jobs.n == 0 ? rows : rows / jobs.n;
 
-    if (!json_is_array(jobs))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "the reply of the rendezvous has a wrong form");
-    each = each < 2 ? 2 : each > WHERE_ROWS_MAX ? WHERE_ROWS_MAX : each;
-    if (n == 0)
-        st = cdi_buf_printf(out, "no jobs\n");
-    for (size_t i = 0; i < n && st == CDDP_OK; i++) {
+    each = each < 2 ? 2 : each > PAGE_GROUPS_MAX ? PAGE_GROUPS_MAX : each;
+    if (st == CDDP_OK && jobs.n == 0)
+        written = cdi_buf_printf(out, "no jobs\n");
+    for (size_t i = 0; st == CDDP_OK && written == CDDP_OK && i < jobs.n; i++) {
         if (i > 0)
-            st = cdi_buf_put_u8(out, '\n');
-        if (st == CDDP_OK)
-            st = put_job(json_array_get(jobs, i), each, columns, out, err);
+            written = cdi_buf_put_u8(out, '\n');
+        if (written == CDDP_OK)
+            written = put_job(&jobs.v[i].facts, each, columns, out);
     }
+    if (written != CDDP_OK)
+        st = cdi_fail(err, written, "out of memory for the text");
+    reply_release(&jobs);
     return st;
 }

@@ -8,11 +8,9 @@
 
 #include <jansson.h>
 
-#define WHERE_ROWS_MAX 64 /* lines with ranks of one job */
-
 /*
  * Appends the text for all jobs of a reply: for each a head, a line for ranks in equal places (the least advanced
- * first; `rows` lines for all jobs together, at least 2 each, WHERE_ROWS_MAX at most), and totals. A line has at most
+ * first; `rows` lines for all jobs together, at least 2 each, PAGE_GROUPS_MAX at most), and totals. A line has at most
  * `columns` characters; 0: any number. Control characters in the reply become question marks. Returns CDDP_OK,
  * CDDP_E_PROTOCOL (not a reply), CDDP_E_NOMEM or CDDP_E_LIMIT.
  */

@@ -68,6 +68,7 @@ struct agent {
     struct rdzv_client *client;
     struct hang_report *hang_report;
     struct rdzv_server *server;
+    const struct rdzv_views *views;
     struct etcd *etcd;            /* elects the host; NULL: the endpoint is fixed */
     char local_ip[CDI_HOST_TEXT]; /* of --local_addr, with etcd; "": not given */
     char master_addr[64];
@@ -1201,7 +1202,7 @@ static bool on_elect_listen(void *arg, int64_t agent_lease_ms, char *addr, uint1
     struct agent *a = arg;
     struct cdi_error err;
 
-    if (host_start_elected(&a->server, &a->loop, a->plan, agent_lease_ms, &err) != CDDP_OK) {
+    if (host_start_elected(&a->server, &a->loop, a->plan, a->views, agent_lease_ms, &err) != CDDP_OK) {
         agent_on_lost(a, err.msg);
         return false;
     }
@@ -1300,7 +1301,7 @@ static cddp_status start_meeting(struct agent *a, struct cdi_error *err)
         return start_election(a, err);
     st = host_resolve(&a->plan->endpoint, a->plan->options->remote, &opt, err);
     if (st == CDDP_OK)
-        st = host_start(&a->server, &a->loop, a->plan, &opt, err);
+        st = host_start(&a->server, &a->loop, a->plan, a->views, &opt, err);
     if (st == CDDP_OK && a->server != NULL && a->plan->endpoint.n_nodes > 1)
         supervise_set_host(&a->sup, true);
     if (st == CDDP_OK)
@@ -1548,7 +1549,7 @@ static const char *preflight_mode(const struct options *o)
     return modes[o->preflight];
 }
 
-int agent_run(const struct plan *plan, struct guard_link *link)
+int agent_run(const struct plan *plan, struct guard_link *link, const struct rdzv_views *views)
 {
     struct agent *a = calloc(1, sizeof *a);
     struct cdi_error err = {.status = CDDP_OK};
@@ -1560,6 +1561,7 @@ int agent_run(const struct plan *plan, struct guard_link *link)
     }
     a->plan = plan;
     a->guard = link;
+    a->views = views;
     a->spawn = (struct spawn_context){.loop = &a->loop,
                                       .mask = link->mask,
                                       .ignored = ignored_signals(plan, link),

@@ -9,11 +9,14 @@
 #include "launcher/plan/plan.h"
 #include "launcher/process/guard.h"
 
+struct rdzv_views; /* rendezvous/views.h */
+
 /*
  * Runs the job to its end, and returns cddprun's exit status. No process of the job is left running, whatever it
- * returns. Takes link->fd. All messages are written to stderr before it returns.
+ * returns. Takes link->fd. views: for the rendezvous server, if this agent hosts it. All messages are written to stderr
+ * before it returns.
  */
-int agent_run(const struct plan *plan, struct guard_link *link);
+int agent_run(const struct plan *plan, struct guard_link *link, const struct rdzv_views *views);
 /*
  * Checks what a start would need first: the program, and the address of the rendezvous, which blocks for as long as the
  * resolver does. Returns 0, or agent_run()'s exit status with an error message in *err.

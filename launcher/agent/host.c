@@ -94,7 +94,7 @@ static cddp_status host_check_route(const struct rdzv_client_options *client, co
         strerror(error));
 }
 
-static struct rdzv_server_options host_options(const struct plan *plan)
+static struct rdzv_server_options host_options(const struct plan *plan, const struct rdzv_views *views)
 {
     const struct endpoint *m = &plan->endpoint;
 
@@ -115,13 +115,14 @@ static struct rdzv_server_options host_options(const struct plan *plan)
         .max_connections = m->max_connections,
         .max_flag = "--rdzv_conf=max_connections",
         .max_buffered = m->max_buffered,
+        .views = views,
     };
 }
 
-cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan, int64_t lease_ms,
-                               struct cdi_error *err)
+cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
+                               const struct rdzv_views *views, int64_t lease_ms, struct cdi_error *err)
 {
-    struct rdzv_server_options opt = host_options(plan);
+    struct rdzv_server_options opt = host_options(plan, views);
 
     opt.host = "*";
     opt.port = plan->endpoint.port;
@@ -131,10 +132,10 @@ cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, con
 }
 
 cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
-                       struct rdzv_client_options *client, struct cdi_error *err)
+                       const struct rdzv_views *views, struct rdzv_client_options *client, struct cdi_error *err)
 {
     const struct endpoint *m = &plan->endpoint;
-    struct rdzv_server_options opt = host_options(plan);
+    struct rdzv_server_options opt = host_options(plan, views);
     struct cdi_error second;
     cddp_status st;
 

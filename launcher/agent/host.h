@@ -19,13 +19,13 @@ cddp_status host_resolve(const struct endpoint *m, bool remote, struct rdzv_clie
  * another process hosts it; client->note then states why this agent does not.
  */
 cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
-                       struct rdzv_client_options *client, struct cdi_error *err);
+                       const struct rdzv_views *views, struct rdzv_client_options *client, struct cdi_error *err);
 
 /*
  * Starts the rendezvous server of an agent that wants to be elected, at every address of this node. It gives no answers
  * before rdzv_server_answer_until(). lease_ms: of its agents.
  */
-cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan, int64_t lease_ms,
-                               struct cdi_error *err);
+cddp_status host_start_elected(struct rdzv_server **server, uv_loop_t *loop, const struct plan *plan,
+                               const struct rdzv_views *views, int64_t lease_ms, struct cdi_error *err);
 
 #endif

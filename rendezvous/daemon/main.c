@@ -4,6 +4,7 @@
 #include "common/env.h"
 #include "common/log.h"
 #include "rendezvous/daemon/options.h"
+#include "watch/views.h"
 
 #include <cddp/version.h>
 #include <signal.h>
@@ -144,7 +145,8 @@ static cddp_status daemon_serve(uv_loop_t *loop, const struct daemon_options *o,
                                             .http = o->http,
                                             .max_connections = o->max_connections,
                                             .max_buffered = o->max_buffered,
-                                            .store = o->store};
+                                            .store = o->store,
+                                            .views = &watch_views};
     bool six = strchr(o->bind, ':') != NULL;
     cddp_status st = rdzv_server_start(&server, loop, &opt, err);
 

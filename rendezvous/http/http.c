@@ -84,27 +84,12 @@ cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struc
     return CDDP_OK;
 }
 
-/* The pages about jobs. */
-static const struct page {
-    const char *path, *type;
-    cddp_status (*write)(const struct page_data *s, struct cdi_buf *out);
-} pages[] = {
-    {"/", "text/html; charset=utf-8", page_html},
-    {"/status", "application/json", page_json},
-    {"/metrics", "text/plain; version=0.0.4; charset=utf-8", page_metrics},
-};
-
-static const struct page *page_of(const struct http_request *req)
+const struct http_page *http_page_of(const struct http_page *pages, const struct http_request *req)
 {
-    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++)
-        if (req->get && strcmp(req->path, pages[i].path) == 0)
-            return &pages[i];
+    for (; req->get && pages->path != NULL; pages++)
+        if (strcmp(req->path, pages->path) == 0)
+            return pages;
     return NULL;
-}
-
-bool http_wants_data(const struct http_request *req)
-{
-    return page_of(req) != NULL;
 }
 
 static cddp_status http_put_head(struct cdi_buf *out, const char *status, const char *type, const char *more,
@@ -123,7 +108,8 @@ static cddp_status http_put(struct cdi_buf *out, const char *status, const char 
     return st == CDDP_OK && !head ? cdi_buf_append(out, body, strlen(body)) : st;
 }
 
-static cddp_status http_put_page(const struct page *page, const struct page_data *data, struct cdi_buf *out, bool head)
+static cddp_status http_put_page(const struct http_page *page, const struct page_data *data, struct cdi_buf *out,
+                                 bool head)
 {
     struct cdi_buf body;
     cddp_status st;
@@ -138,10 +124,9 @@ static cddp_status http_put_page(const struct page *page, const struct page_data
     return st;
 }
 
-cddp_status http_answer(const struct http_request *req, const struct page_data *data, struct cdi_buf *out)
+cddp_status http_answer(const struct http_request *req, const struct http_page *page, const struct page_data *data,
+                        struct cdi_buf *out)
 {
-    const struct page *page = req == NULL ? NULL : page_of(req);
-
     if (req == NULL)
         return http_put(out, "400 Bad Request", "", "bad request\n", false);
     if (!req->get)

@@ -5,7 +5,7 @@
 
 #include "common/buf.h"
 #include "common/error.h"
-#include "rendezvous/http/pages.h"
+#include "rendezvous/http/page_data.h"
 
 #include <stdbool.h>
 
@@ -24,13 +24,20 @@ struct http_request {
  */
 cddp_status http_parse(const struct cdi_buf *in, struct http_request *req, struct cdi_error *err);
 
-/* Returns true for a page about jobs, for which http_answer() needs data. */
-bool http_wants_data(const struct http_request *req);
+/* A page about jobs. */
+struct http_page {
+    const char *path, *type; /* path NULL: the end of a list of pages */
+    cddp_status (*write)(const struct page_data *s, struct cdi_buf *out);
+};
+
+/* Returns the page that is requested, for which http_answer() needs data; NULL: none of these. */
+const struct http_page *http_page_of(const struct http_page *pages, const struct http_request *req);
 
 /*
- * Appends the response. req NULL: 400. data NULL: the client may not see pages about jobs (403). Returns CDDP_OK,
- * CDDP_E_NOMEM or CDDP_E_LIMIT.
+ * Appends the response. req NULL: 400. page: that of http_page_of(). data NULL: the client may not see pages about jobs
+ * (403). Returns CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT.
  */
-cddp_status http_answer(const struct http_request *req, const struct page_data *data, struct cdi_buf *out);
+cddp_status http_answer(const struct http_request *req, const struct http_page *page, const struct page_data *data,
+                        struct cdi_buf *out);
 
 #endif

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A standstill of a job: from the reports of all nodes to the ranks that the others wait for, and to the message about
- * it. Each part of the job's communicator counts its collectives, so numbers are compared within one only. Ranks in no
- * collective come first, by how long they have been there. Pure.
- */
+/* A standstill of a job, as views.h explains it: which ranks the others wait for, and the message about it. Pure. */
 #ifndef RDZV_HANG_H
 #define RDZV_HANG_H
 
 #include "common/buf.h"
 #include "rendezvous/view/view.h"
+
+#include <stdlib.h>
 
 #define HANG_STACKS_MAX 8     /* ranks whose stacks are worth their lines */
 #define HANG_ROWS 23          /* lines of a message: one screen, with room for a prompt */
@@ -46,34 +44,40 @@ struct hang {
     size_t n;
 };
 
-/*
- * Judges the newest reports of a round's nodes, in the order of node ranks; they must outlive *out. A wait below
- * warning_ms is not long. CDDP_E_NOMEM. hang_release() frees it.
- */
-cddp_status hang_judge(const struct view_node *nodes, size_t n, uint32_t world_size, int64_t now_ms, int64_t warning_ms,
-                       struct hang *out);
-void hang_release(struct hang *h);
+static inline void hang_release(struct hang *h)
+{
+    free(h->ranks);
+    *h = (struct hang){.kind = HANG_NONE};
+}
 
-/* Returns this rank of the job; NULL: no report has it. */
-const struct hang_rank *hang_find(const struct hang *h, int32_t rank);
-/* Is the rank one that the others wait for? */
-bool hang_is_late(const struct hang *h, int32_t rank);
 /* Writes the first HANG_STACKS_MAX late ranks that are on nodes which answer. Returns their number. */
-size_t hang_late(const struct hang *h, int32_t ranks[HANG_STACKS_MAX]);
-/* Returns the first late rank; NULL: there is none, or its node does not answer. */
-const struct hang_rank *hang_first(const struct hang *h);
+static inline size_t hang_late(const struct hang *h, int32_t ranks[HANG_STACKS_MAX])
+{
+    size_t n = 0;
 
-/*
- * Appends who waits for whom, for HANG_CYCLE: "2 ranks wait for each other in messages: rank 0 for rank 1, rank 1 for
- * rank 0". CDDP_E_NOMEM.
- */
-cddp_status hang_cycle_text(const struct hang *h, struct cdi_buf *out);
-/*
- * Appends the message, HANG_ROWS lines at most: "no progress for 30 s: rank 5 (pid 77 on node1) is behind: ...", then,
- * indented, where the other ranks are, and the stacks that the reports have. Ends without a newline. CDDP_E_NOMEM.
- */
-cddp_status hang_text(const struct hang *h, struct cdi_buf *out);
-/* Appends only the stacks of late ranks, at most `rows` lines, each after a newline. CDDP_E_NOMEM. */
-cddp_status hang_stacks(const struct hang *h, int rows, struct cdi_buf *out);
+    for (size_t i = 0; i < h->n && n < HANG_STACKS_MAX; i++)
+        if (h->ranks[i].late)
+            ranks[n++] = h->ranks[i].report->rank;
+    return n;
+}
+
+struct hang_ops {
+    /*
+     * Judges the newest reports of a round's nodes, in the order of node ranks; they must outlive *out. A wait below
+     * warning_ms is not long. CDDP_E_NOMEM. hang_release() frees it.
+     */
+    cddp_status (*judge)(const struct view_node *nodes, size_t n, uint32_t world_size, int64_t now_ms,
+                         int64_t warning_ms, struct hang *out);
+    /* Returns the first late rank; NULL: there is none, or its node does not answer. */
+    const struct hang_rank *(*first)(const struct hang *h);
+    /*
+     * Appends the message, HANG_ROWS lines at most: "no progress for 30 s: rank 5 (pid 77 on node1) is behind: ...",
+     * then, indented, where the other ranks are, and the stacks that the reports have. Ends without a newline.
+     * CDDP_E_NOMEM.
+     */
+    cddp_status (*text)(const struct hang *h, struct cdi_buf *out);
+    /* Appends only the stacks of late ranks, at most `rows` lines, each after a newline. CDDP_E_NOMEM. */
+    cddp_status (*stacks)(const struct hang *h, int rows, struct cdi_buf *out);
+};
 
 #endif

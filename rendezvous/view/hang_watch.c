@@ -2,7 +2,6 @@
 #include "rendezvous/view/hang_watch.h"
 
 #include "common/log.h"
-#include "rendezvous/view/hang.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@ enum hang_state {
 struct hang_watch {
     struct session *session;
     struct view *view;
+    const struct hang_ops *ops;
     enum hang_state state;
     uint32_t round;
     uint32_t ask;        /* the id of the last ASK */
@@ -38,7 +38,7 @@ struct hang_watch {
     struct cdi_failure failure;
 };
 
-cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct view *v)
+cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct view *v, const struct hang_ops *ops)
 {
     struct hang_watch *w = calloc(1, sizeof *w);
 
@@ -46,6 +46,7 @@ cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct
         return CDDP_E_NOMEM;
     w->session = s;
     w->view = v;
+    w->ops = ops;
     *out = w;
     return CDDP_OK;
 }
@@ -109,7 +110,7 @@ static void fill_text(char *to, size_t cap, const char *text, size_t n)
 
 static void set_failure(struct hang_watch *w, const struct hang *h, const struct cdi_buf *text)
 {
-    const struct hang_rank *first = hang_first(h);
+    const struct hang_rank *first = w->ops->first(h);
     struct cdi_failure *f = &w->failure;
 
     *f = (struct cdi_failure){.kind = CDI_END_HANG, .rank = -1, .local_rank = -1, .node_rank = -1};
@@ -182,8 +183,11 @@ static void be_calm(struct hang_watch *w, int64_t now_ms)
 {
     if (w->mark != 0)
         publish_end(w, now_ms);
-    *w = (struct hang_watch){
-        .session = w->session, .view = w->view, .round = w->round, .quiet_until_ms = now_ms + HANG_QUIET_MS};
+    *w = (struct hang_watch){.session = w->session,
+                             .view = w->view,
+                             .ops = w->ops,
+                             .round = w->round,
+                             .quiet_until_ms = now_ms + HANG_QUIET_MS};
 }
 
 static cddp_status judge(struct hang_watch *w, const struct session_hang *opt, int64_t now_ms, struct hang *h)
@@ -191,7 +195,8 @@ static cddp_status judge(struct hang_watch *w, const struct session_hang *opt, i
     size_t n;
     const struct view_node *nodes = view_nodes(w->view, &n);
 
-    return hang_judge(nodes, n, round_world_size(session_round(w->session)), now_ms, hang_watch_long_wait_ms(opt), h);
+    return w->ops->judge(nodes, n, round_world_size(session_round(w->session)), now_ms, hang_watch_long_wait_ms(opt),
+                         h);
 }
 
 /* All have answered where their ranks are, or the time for it is over. */
@@ -239,7 +244,7 @@ static void on_stacks(struct hang_watch *w, const struct session_hang *opt, int6
         return;
     }
     cdi_buf_init(&text, HANG_TEXT);
-    if (hang_text(&h, &text) == CDDP_OK) {
+    if (w->ops->text(&h, &text) == CDDP_OK) {
         if (w->due)
             time_out(w, &h, opt, &text);
         publish_buf(w, &text);
@@ -284,7 +289,7 @@ static void print_late_stacks(struct hang_watch *w, int32_t node_rank, int64_t n
         h.ranks[i].late = h.ranks[i].late && h.ranks[i].node->node_rank == node_rank;
     cdi_buf_init(&text, HANG_TEXT);
     if (h.mark == w->mark && cdi_buf_printf(&text, "more about the standstill:") == CDDP_OK &&
-        hang_stacks(&h, HANG_ROWS - 1, &text) == CDDP_OK && memchr(cdi_buf_data(&text), '\n', text.len) != NULL) {
+        w->ops->stacks(&h, HANG_ROWS - 1, &text) == CDDP_OK && memchr(cdi_buf_data(&text), '\n', text.len) != NULL) {
         publish_buf(w, &text);
         w->stacks_are_late = false;
     }
@@ -297,7 +302,7 @@ static bool round_is_on(struct hang_watch *w)
     const struct round *r = session_round(w->session);
 
     if (round_state(r) != ROUND_RUNNING || round_number(r) != w->round) {
-        *w = (struct hang_watch){.session = w->session, .view = w->view, .round = round_number(r)};
+        *w = (struct hang_watch){.session = w->session, .view = w->view, .ops = w->ops, .round = round_number(r)};
         return round_state(r) == ROUND_RUNNING;
     }
     return true;

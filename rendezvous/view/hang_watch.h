@@ -8,7 +8,7 @@
 #ifndef RDZV_HANG_WATCH_H
 #define RDZV_HANG_WATCH_H
 
-#include "rendezvous/view/view.h"
+#include "rendezvous/view/hang.h"
 
 #define HANG_ANSWER_MS 500  /* from one agent's answer to the next */
 #define HANG_STACKS_MS 700  /* the same with stacks; later ones are printed separately */
@@ -19,8 +19,8 @@
 
 struct hang_watch;
 
-/* Creates the watch of a job. Session and view must outlive it. CDDP_E_NOMEM. */
-cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct view *v);
+/* Creates the watch of a job. What it gets must outlive it. CDDP_E_NOMEM. */
+cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct view *v, const struct hang_ops *ops);
 void hang_watch_destroy(struct hang_watch *w); /* NULL-safe */
 /* Returns the wait after which a job with these settings is looked at; 0: never. */
 int64_t hang_watch_long_wait_ms(const struct session_hang *opt);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* HTTP requests: every parsed request gets a response. */
-#include "rendezvous/http/http.h"
+#include "watch/views.h"
 
 #include <stdlib.h>
 
@@ -12,6 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct page_job job = {
         .run_id = "a<&\"\\\n\xff", .state = "running", .why = "\xfe", .agents = agents, .n_agents = 2};
     const struct page_data status = {.version = "1", .jobs = &job, .n_jobs = 1};
+    const struct http_page *page;
     struct http_request req;
     struct cdi_buf in, out;
     cddp_status st;
@@ -22,7 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     st = http_parse(&in, &req, NULL);
     if (st == CDDP_IN_PROGRESS && size >= HTTP_HEAD_MAX)
         abort();
-    if (st != CDDP_IN_PROGRESS && http_answer(st == CDDP_OK ? &req : NULL, &status, &out) != CDDP_OK)
+    page = st == CDDP_OK ? http_page_of(watch_views.pages, &req) : NULL;
+    if (st != CDDP_IN_PROGRESS && http_answer(st == CDDP_OK ? &req : NULL, page, &status, &out) != CDDP_OK)
         abort();
     cdi_buf_release(&in);
     cdi_buf_release(&out);

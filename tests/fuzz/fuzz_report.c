@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reports of nodes, as agents send them: the ranks that are behind, the message about them, and the verdict of the
  * page. */
-#include "rendezvous/http/verdict.h"
-#include "rendezvous/view/hang.h"
+#include "watch/hang.h"
+#include "watch/verdict.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -305,7 +305,7 @@ longer on purpose needs a higher value of both. `cddprun --where=MASTER_ADDR:MAS
 
 How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
-(`rendezvous/view/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
+(`watch/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
 another one than most. Ranks that wait for messages of each other, in a circle, are named with the ranks that they wait for (on the
 CPU: the other backends do not record the other rank of a message). Numbers such as `#16` count the collectives of a rank on
 the communicator of `cddp_init`.

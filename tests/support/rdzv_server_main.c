@@ -2,6 +2,7 @@
 /* A bare rendezvous server for tests: prints its port, serves until its standard input ends. */
 #include "common/log.h"
 #include "rendezvous/server.h"
+#include "watch/views.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -28,7 +29,8 @@ static void on_stdin(uv_stream_t *in, ssize_t n, const uv_buf_t *buf)
 
 int main(void)
 {
-    const struct rdzv_server_options opt = {.host = "*", .run_id = "test", .join_timeout_ms = 86400000};
+    const struct rdzv_server_options opt = {
+        .host = "*", .run_id = "test", .join_timeout_ms = 86400000, .views = &watch_views};
     struct cdi_error err;
     uv_loop_t loop;
     uv_pipe_t in;

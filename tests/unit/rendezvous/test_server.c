@@ -9,6 +9,7 @@
 #include "protocol/hello.h"
 #include "protocol/message.h"
 #include "rendezvous/server.h"
+#include "watch/views.h"
 #include "within.h"
 
 #include <arpa/inet.h>
@@ -87,6 +88,7 @@ static void start(struct rdzv_server_options opt)
     cdi_log_set_level(CDI_LOG_INFO);
     cdi_log_set_sink(to_log, NULL);
     opt.run_id = "job";
+    opt.views = &watch_views;
     job_restarts = opt.max_restarts;
     cr_assert_eq(uv_loop_init(&host.loop), 0);
     cr_assert_eq(uv_async_init(&host.loop, &host.stop, on_stop), 0);

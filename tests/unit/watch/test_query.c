@@ -9,6 +9,7 @@
 #include "protocol/frame.h"
 #include "protocol/hello.h"
 #include "rendezvous/server.h"
+#include "watch/views.h"
 #include "within.h"
 
 #include <arpa/inet.h>
@@ -49,6 +50,7 @@ static void start(struct rdzv_server_options opt)
     struct cdi_error err = {0};
 
     cdi_log_set_level(CDI_LOG_OFF);
+    opt.views = &watch_views;
     cr_assert_eq(uv_loop_init(&host.loop), 0);
     cr_assert_eq(uv_async_init(&host.loop, &host.stop, on_stop), 0);
     cr_assert_eq(rdzv_server_start(&host.server, &host.loop, &opt, &err), CDDP_OK, "%s", err.msg);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/http/http.h"
+#include "watch/views.h"
 
 #include <string.h>
 
@@ -102,7 +102,7 @@ Test(http, responses_have_type_and_length)
         char text[512] = {0}, length[64];
 
         cdi_buf_init(&out, 0);
-        cr_assert_eq(http_answer(&cases[i].req, NULL, &out), CDDP_OK);
+        cr_assert_eq(http_answer(&cases[i].req, http_page_of(watch_views.pages, &cases[i].req), NULL, &out), CDDP_OK);
         memcpy(text, cdi_buf_data(&out), out.len);
         (void)snprintf(length, sizeof length, "Content-Length: %zu\r\n", strlen(cases[i].body));
         cr_assert_eq(strncmp(text, cases[i].status, strlen(cases[i].status)), 0);
@@ -115,12 +115,12 @@ Test(http, responses_have_type_and_length)
             size_t size = strlen(text) - strlen(cases[i].body);
 
             head.head = true;
-            cr_assert_eq(http_answer(&head, NULL, &out), CDDP_OK);
+            cr_assert_eq(http_answer(&head, http_page_of(watch_views.pages, &head), NULL, &out), CDDP_OK);
             cr_assert(out.len == size && memcmp(cdi_buf_data(&out), text, size) == 0);
             cdi_buf_release(&out);
         }
     }
-    cr_assert_eq(http_answer(NULL, NULL, &out), CDDP_OK);
+    cr_assert_eq(http_answer(NULL, NULL, NULL, &out), CDDP_OK);
     cr_assert_eq(memcmp(cdi_buf_data(&out), "HTTP/1.1 400 ", 13), 0);
     cdi_buf_release(&out);
 }

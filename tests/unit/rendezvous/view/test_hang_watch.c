@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job of two nodes over a real session and view; the agents are scripted. */
 #include "hygiene.h"
-#include "rendezvous/view/hang.h"
 #include "rendezvous/view/hang_watch.h"
 #include "two_nodes.h"
+#include "watch/views.h"
 
 #include <string.h>
 
@@ -82,7 +82,7 @@ static void begin(enum cdi_on_hang on_hang, enum cdi_on_hang second)
     memset(agents, 0, sizeof agents);
     s = two_nodes_session(on_frame, NULL);
     cr_assert_eq(view_create(&v, s), CDDP_OK);
-    cr_assert_eq(hang_watch_create(&w, s, v), CDDP_OK);
+    cr_assert_eq(hang_watch_create(&w, s, v, &watch_views.hang), CDDP_OK);
     for (size_t i = 0; i < 2; i++) {
         hangs.on_hang = i == 0 ? on_hang : second;
         two_nodes_join(s, &agents[i].is, (int32_t)i, 2, &hangs);

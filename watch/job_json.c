@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where a job's ranks are, as JSON: for /status, and for REPLY. */
-#include "rendezvous/http/job_json.h"
-#include "protocol/json_text.h"
-#include "rendezvous/http/verdict.h"
+#include "watch/job_json.h"
 
+#include "protocol/json_text.h"
+#include "watch/hang.h"
+#include "watch/verdict.h"
+
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Appends to an array, and drops it after an error. Returns the array, or NULL. */

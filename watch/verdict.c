@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/verdict.h"
+#include "watch/verdict.h"
+
+#include "watch/hang.h"
 
 #include <inttypes.h>
 #include <stdio.h>

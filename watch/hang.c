@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/view/hang.h"
+#include "watch/hang.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -311,12 +311,6 @@ cddp_status hang_judge(const struct view_node *nodes, size_t n, uint32_t world_s
     return CDDP_OK;
 }
 
-void hang_release(struct hang *h)
-{
-    free(h->ranks);
-    *h = (struct hang){.kind = HANG_NONE};
-}
-
 const struct hang_rank *hang_find(const struct hang *h, int32_t rank)
 {
     size_t low = 0, high = h->n;
@@ -337,16 +331,6 @@ bool hang_is_late(const struct hang *h, int32_t rank)
     const struct hang_rank *r = h->n_late > 0 ? hang_find(h, rank) : NULL;
 
     return r != NULL && r->late;
-}
-
-size_t hang_late(const struct hang *h, int32_t ranks[HANG_STACKS_MAX])
-{
-    size_t n = 0;
-
-    for (size_t i = 0; i < h->n && n < HANG_STACKS_MAX; i++)
-        if (h->ranks[i].late)
-            ranks[n++] = h->ranks[i].report->rank;
-    return n;
 }
 
 const struct hang_rank *hang_first(const struct hang *h)

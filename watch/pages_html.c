@@ -4,11 +4,11 @@
  * script only gets the page again and puts its <main> in place of the old one.
  */
 #include "common/size_text.h"
-#include "rendezvous/http/charts.h"
-#include "rendezvous/http/html_text.h"
-#include "rendezvous/http/page_style.h"
-#include "rendezvous/http/pages.h"
-#include "rendezvous/http/verdict.h"
+#include "watch/charts.h"
+#include "watch/html_text.h"
+#include "watch/page_style.h"
+#include "watch/pages.h"
+#include "watch/verdict.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/places.h"
-#include "rendezvous/view/hang.h"
+#include "watch/hang.h"
 
 #include <inttypes.h>
 #include <stdio.h>

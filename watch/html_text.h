@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Text for people in HTML: escaping, plural forms, units. Pure. */
-#ifndef RDZV_HTML_TEXT_H
-#define RDZV_HTML_TEXT_H
+#ifndef WATCH_HTML_TEXT_H
+#define WATCH_HTML_TEXT_H
 
 #include "common/buf.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/verdict.h"
+#include "watch/verdict.h"
 
 #include "hygiene.h"
+#include "watch/hang.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/page_style.h"
+#include "watch/page_style.h"
 
 /* clang-format off */
 const char *const page_style[] = {

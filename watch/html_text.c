@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/html_text.h"
+#include "watch/html_text.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the page for people looks, and the script that refreshes it. Constant data. */
-#ifndef RDZV_PAGE_STYLE_H
-#define RDZV_PAGE_STYLE_H
+#ifndef WATCH_PAGE_STYLE_H
+#define WATCH_PAGE_STYLE_H
 
 #include <stddef.h>
 

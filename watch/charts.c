@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/charts.h"
+#include "watch/charts.h"
 
 #include <stdio.h>
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small charts about a job, as SVG inside a page: each is a figure with a caption, and says its data to screen readers.
  */
-#ifndef RDZV_CHARTS_H
-#define RDZV_CHARTS_H
+#ifndef WATCH_CHARTS_H
+#define WATCH_CHARTS_H
 
-#include "rendezvous/http/html_text.h"
-#include "rendezvous/http/pages.h"
+#include "rendezvous/http/page_data.h"
+#include "watch/html_text.h"
 
 #define CHART_BARS 64 /* with more ranks, a bar is the mean of several */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "rendezvous/http/pages.h"
+#include "watch/pages.h"
 
-#include "rendezvous/http/job_json.h"
+#include "watch/job_json.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -11,8 +11,7 @@
 
 #define COMPACT 64 /* ranks, from which on /status is for programs only */
 
-const char *const page_job_states[] = {"joining", "running", "stopping", "closed"};
-const size_t page_n_job_states = sizeof page_job_states / sizeof page_job_states[0];
+static const char *const job_states[] = PAGE_JOB_STATES;
 
 /* ------------------------------------------------------------------------------------------------------ JSON ---- */
 
@@ -284,12 +283,12 @@ struct labelled {
 
 static const char *state_text(size_t i)
 {
-    return page_job_states[i];
+    return job_states[i];
 }
 
 static double is_in_state(const struct page_job *j, size_t i)
 {
-    return strcmp(j->state, page_job_states[i]) == 0;
+    return strcmp(j->state, job_states[i]) == 0;
 }
 
 static const char *place_text(size_t i)
@@ -322,8 +321,8 @@ static cddp_status put_labelled(const struct page_data *s, const struct labelled
     return st;
 }
 
-static const struct labelled job_states = {"cddp_job_state", "gauge",    "1 for the current state of the job.",
-                                           "state",          state_text, is_in_state};
+static const struct labelled job_state = {"cddp_job_state", "gauge",    "1 for the current state of the job.",
+                                          "state",          state_text, is_in_state};
 static const struct labelled job_places = {
     "cddp_job_ranks_at", "gauge", "Ranks by their place: in a collective, after one, ...", "place",
     place_text,          ranks_at};
@@ -344,7 +343,7 @@ cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out)
     for (size_t i = 0; st == CDDP_OK && i < sizeof families / sizeof families[0]; i++)
         st = put_family(s, &families[i], out);
     if (st == CDDP_OK)
-        st = put_labelled(s, &job_states, page_n_job_states, out);
+        st = put_labelled(s, &job_state, sizeof job_states / sizeof job_states[0], out);
     if (st == CDDP_OK)
         st = put_labelled(s, &job_places, CDI_PLACES_KINDS, out);
     return st == CDDP_OK ? put_labelled(s, &store_operations, CDI_C10D_N_OPS, out) : st;

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pages about the server and its jobs: their data, and three formats (JSON, Prometheus, HTML). Pure. snapshot.c
- * collects the data.
+ * The facts about the server and its jobs that pages and replies show. snapshot.c collects them; whoever shows them
+ * (views.h) explains a job first, which fills in the members from `placed` on.
  */
-#ifndef RDZV_PAGES_H
-#define RDZV_PAGES_H
+#ifndef RDZV_PAGE_DATA_H
+#define RDZV_PAGE_DATA_H
 
 #include "common/address.h"
-#include "common/buf.h"
 #include "protocol/c10d.h"
+#include "protocol/places.h"
 #include "rendezvous/view/hang.h"
 #include "rendezvous/view/history.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 
 /* A connected agent. */
@@ -45,12 +44,19 @@ struct page_node {
     size_t n_ranks;
 };
 
-#define PAGE_GROUPS 12    /* lines of "who is where" */
+#define PAGE_GROUPS 12 /* lines of "who is where" */
+#define PAGE_GROUPS_MAX 64
 #define PAGE_LATE_MS 1000 /* a rank is late if others wait for it for so long */
+
+/* Initialises an array of names, by enum round_state. */
+#define PAGE_JOB_STATES                            \
+    {                                              \
+        "joining", "running", "stopping", "closed" \
+    }
 
 struct page_job {
     const char *run_id;
-    const char *state; /* one of page_job_states */
+    const char *state; /* one of PAGE_JOB_STATES */
     const char *why;   /* reason why the job or its last round ended, or "" */
     uint16_t port;
     uint32_t round;
@@ -70,15 +76,18 @@ struct page_job {
     bool done;                           /* closed: every worker ended with 0 */
     struct page_node *node;              /* in the order of node ranks */
     size_t n_nodes;
-    struct cdi_placed *placed; /* all ranks of these nodes, in the order of the groups */
-    size_t n_placed;
-    struct cdi_place_group groups[PAGE_GROUPS];
-    size_t n_groups;
-    struct cdi_places_sum sum;
-    struct hang hang;              /* the ranks that others wait for, since PAGE_LATE_MS */
-    int64_t stuck_ms;              /* a wait of this time is an error: --hang_warning of the agents */
+    const struct view_node *reports; /* the newest of these nodes */
+    size_t n_reports;
+    int64_t stuck_ms;              /* a wait of this time is an error: --hang_warning of the agents; 0: off */
     const struct history *history; /* NULL: none */
     int64_t now_ms;                /* of its clock */
+
+    struct cdi_placed *placed; /* all ranks of these nodes, in the order of the groups */
+    size_t n_placed;
+    struct cdi_place_group groups[PAGE_GROUPS_MAX];
+    size_t n_groups;
+    struct cdi_places_sum sum;
+    struct hang hang; /* the ranks that others wait for, since PAGE_LATE_MS */
 };
 
 struct page_data {
@@ -93,20 +102,5 @@ struct page_data {
     struct page_job *jobs;
     size_t n_jobs;
 };
-
-extern const char *const page_job_states[];
-extern const size_t page_n_job_states;
-
-/*
- * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/internals/protocol.md);
- * NULL: out of memory.
- */
-json_t *page_job_head(const struct page_job *j);
-json_t *page_node_json(const struct page_job *j, const struct page_node *n);
-
-/* Append a page to out. Return CDDP_OK, CDDP_E_NOMEM or CDDP_E_LIMIT; after an error discard the appended bytes. */
-cddp_status page_json(const struct page_data *s, struct cdi_buf *out);
-cddp_status page_metrics(const struct page_data *s, struct cdi_buf *out);
-cddp_status page_html(const struct page_data *s, struct cdi_buf *out);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/http/pages.h"
+#include "watch/hang.h"
+#include "watch/job_json.h"
+#include "watch/pages.h"
 
 #include <jansson.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether all is well with a job, in one word and one line: a person reads them first. Pure. */
-#ifndef RDZV_VERDICT_H
-#define RDZV_VERDICT_H
+#ifndef WATCH_VERDICT_H
+#define WATCH_VERDICT_H
 
-#include "rendezvous/http/pages.h"
+#include "rendezvous/http/page_data.h"
 
 #define VERDICT_STUCK_MS 30000 /* page_job.stuck_ms, where the agents say nothing; a third of it is mentioned */
 

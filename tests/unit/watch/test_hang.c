@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "hygiene.h"
-#include "rendezvous/view/hang.h"
+#include "watch/hang.h"
 
 #include <cddp/types.h>
 #include <string.h>
