@@ -6,23 +6,18 @@
 #include "common/log.h"
 #include "common/time_limits.h"
 #include "launcher/agent/crash.h"
-#include "launcher/agent/hang_report.h"
 #include "launcher/agent/host.h"
 #include "launcher/agent/lookup.h"
 #include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
-#include "launcher/agent/run_watch.h"
 #include "launcher/agent/supervise.h"
-#include "launcher/agent/trace.h"
+#include "launcher/agent/watcher.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/cli/rankmap.h"
 #include "launcher/etcd/etcd.h"
 #include "launcher/process/signame.h"
-#include "protocol/bulk.h"
-#include "protocol/json_text.h"
-#include "protocol/node_report.h"
 #include "rendezvous/server.h"
 
 #include <cddp/version.h>
@@ -57,16 +52,12 @@ struct agent {
     struct spawn_context spawn;
     struct supervise sup;
     struct worker_group *group;
-    struct torch_look *look; /* NULL: off */
-    struct mpi_look mpi;
-    bool mpi_known; /* the warning was given */
     struct writer *console;
     struct logs *logs;
     struct event_log *events; /* NULL: none */
-    struct trace *trace;      /* NULL: none */
-    struct run_watch *watch;  /* NULL: none */
+    struct watcher *watcher;
+    bool mpi_known; /* the warning about an MPI program was given */
     struct rdzv_client *client;
-    struct hang_report *hang_report;
     struct rdzv_server *server;
     const struct rdzv_views *views;
     struct etcd *etcd;            /* elects the host; NULL: the endpoint is fixed */
@@ -85,7 +76,6 @@ struct agent {
     int64_t alone_ms;  /* an elected host: until when no other world can run; 0: not known yet */
     bool abandoned;    /* some output could not be written */
     bool no_wait;      /* do not wait for output to be written */
-    char trace_text[1400];
     char read_buf[SPAWN_READ];
 };
 
@@ -254,9 +244,9 @@ static void log_bindings(const struct agent *a)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- standstill ---- */
+/* ------------------------------------------------------------------------------------------------------ facts ---- */
 
-static size_t on_list_workers(void *arg, struct torch_worker *out, size_t cap)
+static size_t on_list_workers(void *arg, struct foreign_worker *out, size_t cap)
 {
     const struct agent *a = arg;
 
@@ -272,27 +262,61 @@ static size_t on_list_waits(void *arg, struct page_wait *out, size_t cap)
     return a->server == NULL ? 0 : rdzv_server_waits(a->server, out, cap);
 }
 
-static void on_standstill(void *arg, const char *text, size_t n)
+static void on_say(void *arg, const char *text, size_t n)
 {
     struct agent *a = arg;
     struct cdi_buf line;
 
-    cdi_buf_init(&line, 0);
+    cdi_buf_init(&line, AGENT_LINE_MAX);
     if (cdi_buf_printf(&line, "cddprun: %.*s\n", (int)n, text) == CDDP_OK)
         agent_push(a, cdi_buf_data(&line), line.len);
     cdi_buf_release(&line);
 }
 
-static cddp_status start_look(struct agent *a, struct cdi_error *err)
+static cddp_status on_list_ranks(void *arg, struct cdi_node_report *r)
 {
-    const struct torch_look_options opt = {.warning_ms = a->plan->options->hang_warning_ms,
-                                           .host = a->plan->host,
-                                           .workers = on_list_workers,
-                                           .waits = on_list_waits,
-                                           .say = on_standstill,
-                                           .arg = a};
+    const struct agent *a = arg;
 
-    return opt.warning_ms > 0 ? torch_look_start(&a->look, &a->loop, &opt, err) : CDDP_OK;
+    if (a->group == NULL)
+        return CDDP_E_NOT_FOUND;
+    r->round = a->sup.assign.round;
+    r->node_rank = a->sup.assign.node_rank;
+    (void)snprintf(r->host, sizeof r->host, "%s", a->plan->host);
+    return worker_group_ranks(a->group, r, NULL);
+}
+
+static void on_list_pages(void *arg, void (*take)(void *take_arg, const struct worker_page *page), void *take_arg)
+{
+    const struct agent *a = arg;
+
+    if (a->group != NULL)
+        worker_group_pages(a->group, take, take_arg);
+}
+
+static bool on_send_bulk(void *arg, uint16_t type, const void *payload, size_t len)
+{
+    const struct agent *a = arg;
+
+    return rdzv_client_send_bulk(a->client, type, payload, len);
+}
+
+static cddp_status start_watcher(struct agent *a, struct cdi_error *err)
+{
+    const struct watcher_options opt = {.loop = &a->loop,
+                                        .plan = a->plan,
+                                        .logs = a->logs,
+                                        .mpi_known = a->mpi_known,
+                                        .facts = {.ranks = on_list_ranks,
+                                                  .pages = on_list_pages,
+                                                  .foreign = on_list_workers,
+                                                  .waits = on_list_waits,
+                                                  .send = on_send_bulk,
+                                                  .say = on_say,
+                                                  .arg = a}};
+    cddp_status st = watcher_start(&a->watcher, &opt, err);
+
+    event_log_listen(a->events, watcher_event, a->watcher);
+    return st;
 }
 
 static void agent_start_workers(struct agent *a)
@@ -312,20 +336,16 @@ static void agent_start_workers(struct agent *a)
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
     struct cdi_error err;
 
-    trace_flush(a->trace);
-    run_watch_group_over(a->watch);
+    watcher_flush(a->watcher);
     worker_group_destroy(a->group);
     a->group = NULL;
     log_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
-    trace_begin_round(a->trace, &a->sup.assign, a->server != NULL);
+    watcher_round(a->watcher, &a->sup.assign, a->server != NULL);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
     if (worker_group_start(&a->group, &opt, &err) == CDDP_OK) {
         if (a->alone_ms != 0)
             worker_group_publish_alone(a->group, a->alone_ms);
-        run_watch_round(a->watch, &a->sup.assign, a->group);
-        if (!a->mpi_known)
-            mpi_look_start(&a->mpi);
         return;
     }
     /* No worker exists: set that all have exited, and end. */
@@ -425,7 +445,6 @@ static void on_flushed(void *arg, bool flushed)
     close_handle((uv_handle_t *)&a->grace);
     close_handle((uv_handle_t *)&a->sweep);
     close_handle((uv_handle_t *)&a->link);
-    close_handle((uv_handle_t *)&a->mpi.timer);
     close_handle((uv_handle_t *)&a->child.handle);
     crash_watch_close(&a->crash);
 }
@@ -474,12 +493,7 @@ static void on_flush_tick(uv_timer_t *t)
 
 static void agent_log_line(struct agent *a, const char *text)
 {
-    struct cdi_buf line;
-
-    cdi_buf_init(&line, AGENT_LINE_MAX);
-    if (cdi_buf_printf(&line, "cddprun: %s\n", text) == CDDP_OK)
-        agent_push(a, cdi_buf_data(&line), line.len);
-    cdi_buf_release(&line);
+    on_say(a, text, strlen(text));
 }
 
 static void write_failure_report(struct agent *a)
@@ -592,26 +606,6 @@ static void agent_log_cause(struct agent *a)
         log_order(a, a->sup.text, a->sup.n_overdue > 0);
 }
 
-static void on_trace_closed(void *arg, bool flushed)
-{
-    struct agent *a = arg;
-
-    a->abandoned |= !flushed;
-}
-
-static void end_trace(struct agent *a)
-{
-    trace_close(a->trace, a->trace_text, sizeof a->trace_text, on_trace_closed, a);
-    a->trace = NULL;
-}
-
-/* Only now it is known whether the file is whole. A reader of stderr that does not read is not waited for again. */
-static void log_trace(const struct agent *a)
-{
-    if (a->trace_text[0] != '\0' && !a->no_wait && !a->skipped_hung)
-        (void)dprintf(STDERR_FILENO, "cddprun: %s\n", a->trace_text);
-}
-
 static bool agent_is_elastic(const struct plan *p)
 {
     return p->min_nodes < p->max_nodes || p->endpoint.spares > 0;
@@ -638,8 +632,6 @@ static void on_server_closed(void *arg)
 static void agent_end_job(struct agent *a)
 {
     a->over = true;
-    torch_look_stop(a->look);
-    a->look = NULL;
     agent_log_cause(a);
     if (a->sup.first.kind != CDI_END_NONE)
         event_log_failure(a->events, &a->sup.first);
@@ -647,12 +639,9 @@ static void agent_end_job(struct agent *a)
     event_log_free(a->events);
     a->events = NULL;
     cdi_log_set_sink(NULL, NULL);
-    end_trace(a);
-    run_watch_end(a->watch, &a->sup, exit_status(a));
+    watcher_end(a->watcher, &a->sup, exit_status(a));
     worker_group_destroy(a->group);
     a->group = NULL;
-    hang_report_close(a->hang_report);
-    a->hang_report = NULL;
     rdzv_client_close(a->client);
     a->client = NULL;
     end_election(a);
@@ -690,8 +679,8 @@ static void send_round_message(struct agent *a, enum cdi_msg_type type)
     char name[32];
 
     if (type != CDI_MSG_FAILED)
-        trace_event(a->trace, "over", -1, "");
-    trace_flush(a->trace); /* its last records are on the way before the server ends the round */
+        watcher_event(a->watcher, "over", -1, "");
+    watcher_flush(a->watcher); /* its last records are on the way before the server ends the round */
     if (type == CDI_MSG_FAILED) {
         msg.u.failed.round = a->sup.assign.round;
         msg.u.failed.failure = a->sup.local_first;
@@ -722,7 +711,7 @@ static void log_restart_cause(struct agent *a)
     const struct cdi_msg_round_over *over = &a->sup.over;
     char headline[1024], cause[400];
 
-    run_watch_round_over(a->watch, over);
+    watcher_round_over(a->watcher, over);
     if (!over->counts) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
         return;
@@ -924,57 +913,11 @@ static void on_message(void *arg, const struct cdi_msg *msg)
     }
 }
 
-/* Where this node's ranks are, for hang_report.c. */
-static cddp_status report_ranks(void *arg, struct cdi_node_report *r)
-{
-    const struct agent *a = arg;
-
-    if (a->group == NULL)
-        return CDDP_E_NOT_FOUND;
-    r->round = a->sup.assign.round;
-    r->node_rank = a->sup.assign.node_rank;
-    (void)snprintf(r->host, sizeof r->host, "%s", a->plan->host);
-    return worker_group_ranks(a->group, r, NULL);
-}
-
-static void send_bulk_report(void *arg, const char *text, size_t n)
-{
-    const struct agent *a = arg;
-
-    (void)rdzv_client_send_bulk(a->client, CDI_BULK_REPORT, text, n);
-}
-
-static cddp_status start_hang_report(struct agent *a, struct cdi_error *err)
-{
-    int64_t warning_ms = a->plan->options->hang_warning_ms, timeout_ms = a->plan->options->hang_timeout_ms;
-    struct hang_report_options opt = {
-        .loop = &a->loop,
-        .n_ranks = a->plan->n_procs,
-        .wait_ms = warning_ms == 0 || (timeout_ms > 0 && timeout_ms < warning_ms) ? timeout_ms : warning_ms,
-        .ranks = report_ranks,
-        .send = send_bulk_report,
-        .arg = a};
-
-    if (hang_report_start(&a->hang_report, &opt) == CDDP_OK)
-        return CDDP_OK;
-    return cdi_fail(err, CDDP_E_NOMEM, "out of memory for the reports of %u workers", a->plan->n_procs);
-}
-
 static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
 {
-    struct agent *a = arg;
-    json_t *root = trace_on_bulk(a->trace, type, payload, len) ? NULL : json_loadb(payload, len, 0, NULL);
-    const char *text = json_lines(json_object_get(root, "text"));
+    const struct agent *a = arg;
 
-    if (type == CDI_BULK_NOTICE && text != NULL)
-        trace_event(a->trace, "notice", -1, text);
-    if (type == CDI_BULK_ASK)
-        hang_report_on_ask(a->hang_report, root);
-    if (type == CDI_BULK_NOTICE && text != NULL) {
-        agent_log_line(a, text);
-        run_watch_event(a->watch, "notice", text);
-    }
-    json_decref(root);
+    watcher_bulk(a->watcher, type, payload, len);
 }
 
 static void on_waiting(void *arg, const char *text)
@@ -1019,7 +962,7 @@ static void on_hold(void *arg, bool held)
     struct agent *a = arg;
 
     a->held = held;
-    hang_report_held(a->hang_report, held);
+    watcher_held(a->watcher, held);
     if (a->group != NULL)
         worker_group_kill(a->group, held ? SIGSTOP : SIGCONT);
 }
@@ -1051,7 +994,6 @@ static void agent_on_signal(struct agent *a, int signal)
     static const char stopped[] = {GUARD_STOPPED};
     struct supervise_event ev = {.kind = SUPERVISE_SIGNAL, .u.signal = signal};
     uv_buf_t word = uv_buf_init((char *)(uintptr_t)stopped, 1);
-    char name[32];
 
     if (signal == SIGTSTP) {
         if (a->group != NULL)
@@ -1075,7 +1017,6 @@ static void agent_on_signal(struct agent *a, int signal)
         stop_waiting(a);
     } else {
         event_log_signal(a->events, signal);
-        run_watch_event(a->watch, "signal", signame(signal, name, sizeof name));
         agent_handle(a, &ev);
     }
 }
@@ -1358,55 +1299,13 @@ static cddp_status start_crash_watch(struct agent *a, struct cdi_error *err)
     return st;
 }
 
-static bool trace_send(void *arg, uint16_t type, const void *payload, size_t len)
-{
-    struct agent *a = arg;
-
-    return rdzv_client_send_bulk(a->client, type, payload, len);
-}
-
-static void trace_pages(void *arg, void (*take)(void *take_arg, const struct worker_page *page), void *take_arg)
-{
-    struct agent *a = arg;
-
-    if (a->group != NULL)
-        worker_group_pages(a->group, take, take_arg);
-}
-
-static void trace_log_event(void *arg, const char *event, int32_t rank, const char *text)
-{
-    struct agent *a = arg;
-
-    trace_event(a->trace, event, rank, text);
-}
-
-static void report_step(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns)
-{
-    const struct agent *a = arg;
-
-    if (rank >= 0)
-        run_watch_step(a->watch, (uint32_t)rank, step, cdi_wall_ms() - (cdi_now_ns() - end_ns) / 1000000);
-}
-
-/* The two readers of events: --status_fd and --trace. The report needs the steps of a trace. */
 static cddp_status start_events(struct agent *a, struct cdi_error *err)
 {
     const struct options *o = a->plan->options;
-    const struct trace_options opt = {.path = o->trace,
-                                      .job = a->plan->run_id,
-                                      .host = a->plan->host,
-                                      .max_bytes = (uint64_t)o->trace_max_mib << 20,
-                                      .n_procs = a->plan->n_procs};
-    const struct trace_ops ops = {.send = trace_send, .pages = trace_pages, .step = report_step, .arg = a};
-    cddp_status st = CDDP_OK;
 
-    if (o->status_fd >= 0 || o->trace != NULL)
-        st = event_log_start(&a->events, a->console, a->plan->n_procs, (int)o->status_fd, err);
-    if (st != CDDP_OK || (o->trace == NULL && o->report == NULL))
-        return st;
-    if (o->trace != NULL)
-        event_log_listen(a->events, trace_log_event, a);
-    return trace_start(&a->trace, &a->loop, &opt, &ops, err);
+    if (o->status_fd < 0 && o->trace == NULL && o->report == NULL)
+        return CDDP_OK;
+    return event_log_start(&a->events, a->console, a->plan->n_procs, (int)o->status_fd, err);
 }
 
 static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
@@ -1416,8 +1315,6 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     (void)uv_timer_init(&a->loop, &a->grace);
     (void)uv_timer_init(&a->loop, &a->sweep);
     (void)uv_pipe_init(&a->loop, &a->link, 0);
-    a->mpi = (struct mpi_look){.plan = a->plan, .workers = on_list_workers, .arg = a};
-    (void)uv_timer_init(&a->loop, &a->mpi.timer);
     a->grace.data = a;
     a->sweep.data = a;
     a->link.data = a;
@@ -1430,31 +1327,17 @@ static cddp_status agent_start_all(struct agent *a, struct cdi_error *err)
     if (st == CDDP_OK)
         st = start_logs(a, err);
     if (st == CDDP_OK)
-        st = run_watch_start(&a->watch, &a->loop, a->plan, a->logs, err);
+        st = start_watcher(a, err);
     lead_session(a);
     if (st == CDDP_OK && a->plan->options->stdin_to == OPTIONS_STDIN_ALL)
         st = stdin_copy_start(&a->stdin_copy, a->plan->n_procs, err);
     if (st == CDDP_OK)
         st = start_crash_watch(a, err);
     if (st == CDDP_OK)
-        st = start_hang_report(a, err);
-    if (st == CDDP_OK)
         st = start_meeting(a, err);
     if (st == CDDP_OK)
         st = start_link(a, err);
-    if (st == CDDP_OK)
-        st = start_look(a, err);
     return st;
-}
-
-/* The run is over, so its exit status stays what it was. */
-static void finish_watch(struct agent *a)
-{
-    struct cdi_error err;
-
-    if (run_watch_finish(a->watch, &err) != CDDP_OK)
-        cdi_log(CDI_LOG_ERROR, "AGENT-RUN-REPORT", "%s", err.msg);
-    a->watch = NULL;
 }
 
 static int agent_run_loop(struct agent *a, struct cdi_error *err)
@@ -1472,9 +1355,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         err->msg[0] = '\0';
     } else {
         event_log_free(a->events);
-        hang_report_close(a->hang_report);
-        end_trace(a);
-        run_watch_end(a->watch, NULL, status);
+        watcher_end(a->watcher, NULL, status);
         rdzv_client_close(a->client);
         etcd_end(a->etcd, false, false, false);
         if (a->server != NULL)
@@ -1487,8 +1368,8 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
             on_flushed(a, true);
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     }
-    log_trace(a);
-    finish_watch(a);
+    /* A reader of stderr that does not read is not waited for again. */
+    a->abandoned |= !watcher_finish(a->watcher, a->no_wait || a->skipped_hung);
     if (a->abandoned) {
         guard_leave(a->guard);
         _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "launcher/agent/rank_details.h"
+#include "protocol/bulk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +12,12 @@
 
 struct hang_report {
     struct hang_report_options opt;
-    uv_timer_t timer;
     uv_work_t work;
     struct rank_details *details; /* the thread's while `busy` */
     struct cdi_node_report report;
     int32_t stacks_of[RANK_DETAILS_STACKS_MAX];
     size_t n_stacks;
-    bool busy, closing, timer_open;
+    bool busy, closing;
     bool waits; /* a long wait was reported */
     bool held;  /* the agent has stopped the workers */
     int64_t again_ms;
@@ -42,19 +42,15 @@ int64_t hang_report_longest_ms(const struct cdi_node_report *r)
     return longest;
 }
 
-/* Fills in the ranks. Nobody is late for the time in which the job was suspended. */
-static cddp_status take_ranks(struct hang_report *h, struct cdi_node_report *r)
+/* Nobody is late for the time in which the job was suspended. */
+static void take_ranks(struct hang_report *h, struct cdi_node_report *r, int64_t now_ms)
 {
-    cddp_status st = h->opt.ranks(h->opt.arg, r);
-    int64_t now_ms = cdi_now_ms();
-
     if (h->opt.wait_ms > 0 && h->looked_ms > 0 && now_ms - h->looked_ms > STOPPED_MS)
         h->runs_since_ms = now_ms;
     h->looked_ms = now_ms;
-    for (size_t i = 0; st == CDDP_OK && i < r->n_ranks; i++)
+    for (size_t i = 0; i < r->n_ranks; i++)
         if (r->ranks[i].for_ms > now_ms - h->runs_since_ms)
             r->ranks[i].for_ms = now_ms - h->runs_since_ms;
-    return st;
 }
 
 static void send_report(const struct hang_report *h, const struct cdi_node_report *r)
@@ -63,7 +59,7 @@ static void send_report(const struct hang_report *h, const struct cdi_node_repor
     char *text = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
 
     if (text != NULL)
-        h->opt.send(h->opt.arg, text, strlen(text));
+        (void)h->opt.facts->send(h->opt.facts->arg, CDI_BULK_REPORT, text, strlen(text));
     free(text);
     json_decref(json);
 }
@@ -71,35 +67,27 @@ static void send_report(const struct hang_report *h, const struct cdi_node_repor
 /* ---------------------------------------------------------------------------------------------------- by itself ----
  */
 
-static void on_hang_tick(uv_timer_t *timer);
-
-static void look_again_in(struct hang_report *h, int64_t ms)
+int64_t hang_report_look(struct hang_report *h, struct cdi_node_report *r, int64_t now_ms)
 {
-    (void)uv_timer_start(&h->timer, on_hang_tick, (uint64_t)ms, 0);
-}
+    int64_t longest_ms, left_ms;
 
-static void on_hang_tick(uv_timer_t *timer)
-{
-    struct cdi_node_report r = {.asked = 0};
-    struct hang_report *h = timer->data;
-    int64_t now_ms = cdi_now_ms(), longest_ms, left_ms;
-
-    if (take_ranks(h, &r) != CDDP_OK) {
+    if (h == NULL || h->opt.wait_ms <= 0)
+        return CDI_NEVER_MS;
+    if (r == NULL) {
         h->waits = false;
-        look_again_in(h, HANG_REPORT_TICK_MS);
-        return;
+        return now_ms + HANG_REPORT_TICK_MS;
     }
+    take_ranks(h, r, now_ms);
     if (!h->busy)
-        rank_details_note(h->details, &r);
-    longest_ms = hang_report_longest_ms(&r);
+        rank_details_note(h->details, r);
+    longest_ms = hang_report_longest_ms(r);
     if (longest_ms >= h->opt.wait_ms ? !h->waits || now_ms >= h->again_ms : h->waits) {
-        send_report(h, &r);
+        send_report(h, r);
         h->again_ms = now_ms + HANG_REPORT_AGAIN_MS;
     }
     h->waits = longest_ms >= h->opt.wait_ms;
     left_ms = h->opt.wait_ms - longest_ms;
-    cdi_node_report_release(&r);
-    look_again_in(h, h->waits || left_ms > HANG_REPORT_TICK_MS ? HANG_REPORT_TICK_MS
+    return now_ms + (h->waits || left_ms > HANG_REPORT_TICK_MS ? HANG_REPORT_TICK_MS
                      : left_ms > SOONEST_MS                    ? left_ms
                                                                : SOONEST_MS);
 }
@@ -107,20 +95,10 @@ static void on_hang_tick(uv_timer_t *timer)
 /* ------------------------------------------------------------------------------------------------------ answers ----
  */
 
-static void free_if_over(struct hang_report *h)
+static void free_report(struct hang_report *h)
 {
-    if (!h->closing || h->busy || h->timer_open)
-        return;
     rank_details_destroy(h->details);
     free(h);
-}
-
-static void on_timer_closed(uv_handle_t *handle)
-{
-    struct hang_report *h = handle->data;
-
-    h->timer_open = false;
-    free_if_over(h);
 }
 
 static void work_on_details(uv_work_t *work)
@@ -139,7 +117,8 @@ static void on_details(uv_work_t *work, int status)
     if (!h->closing)
         send_report(h, &h->report);
     cdi_node_report_release(&h->report);
-    free_if_over(h);
+    if (h->closing)
+        free_report(h);
 }
 
 static void take_stacks_of(struct hang_report *h, const json_t *list)
@@ -158,8 +137,9 @@ void hang_report_on_ask(struct hang_report *h, json_t *ask)
     json_int_t id = json_integer_value(json_object_get(ask, "id"));
     struct cdi_node_report r = {.asked = 0};
 
-    if (id <= 0 || id > UINT32_MAX || take_ranks(h, &r) != CDDP_OK)
+    if (id <= 0 || id > UINT32_MAX || h->opt.facts->ranks(h->opt.facts->arg, &r) != CDDP_OK)
         return;
+    take_ranks(h, &r, cdi_now_ms());
     r.asked = (uint32_t)id;
     if (h->busy || h->held) { /* the pages alone: the processes may not answer, or this agent has stopped them */
         send_report(h, &r);
@@ -187,10 +167,6 @@ cddp_status hang_report_start(struct hang_report **out, const struct hang_report
     }
     h->opt = *opt;
     h->work.data = h;
-    h->timer.data = h;
-    h->timer_open = uv_timer_init(opt->loop, &h->timer) == 0;
-    if (opt->wait_ms > 0)
-        look_again_in(h, HANG_REPORT_TICK_MS);
     *out = h;
     return CDDP_OK;
 }
@@ -205,11 +181,11 @@ void hang_report_held(struct hang_report *h, bool held)
 
 void hang_report_close(struct hang_report *h)
 {
-    if (h == NULL || h->closing)
+    if (h == NULL)
         return;
     h->closing = true;
-    (void)uv_timer_stop(&h->timer);
-    uv_close((uv_handle_t *)&h->timer, on_timer_closed);
     if (h->busy)
         (void)uv_cancel((uv_req_t *)&h->work);
+    else
+        free_report(h);
 }

@@ -2,6 +2,7 @@
 #include "launcher/agent/mpi_program.h"
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
 #include "launcher/process/procs.h"
@@ -91,7 +92,7 @@ static void look_at(void *arg, pid_t pid)
         take_facts(&facts, pid, true);
     if (facts.mpi[0] != '\0' && !facts.cddp) {
         l->found = pid;
-        l->facts = facts;
+        l->program = facts;
     }
 }
 
@@ -100,47 +101,42 @@ static void look(uv_work_t *w)
     procs_each(look_at, w->data);
 }
 
-static void on_pause_over(uv_timer_t *t);
-
-static void look_later(struct mpi_look *l)
-{
-    if (l->pause_ms <= LOOK_PAUSE_MAX_MS)
-        (void)uv_timer_start(&l->timer, on_pause_over, l->pause_ms, 0);
-    l->pause_ms *= 2;
-}
-
 static void on_looked(uv_work_t *w, int status)
 {
     struct mpi_look *l = w->data;
 
-    if (status != 0 || uv_is_closing((uv_handle_t *)&l->timer))
-        return;
-    if (l->found != 0)
+    l->busy = false;
+    if (status == 0 && !l->ended && l->found != 0)
         cdi_log(CDI_LOG_WARN, "AGENT-MPI", "'%.200s' runs an MPI program (process %ld has loaded %.60s), " SAYS,
-                l->plan->command[0], (long)l->found, l->facts.mpi);
-    else
-        look_later(l);
+                l->plan->command[0], (long)l->found, l->program.mpi);
 }
 
-static void on_pause_over(uv_timer_t *t)
+static int64_t look_later(struct mpi_look *l, int64_t now_ms)
 {
-    struct mpi_look *l = t->data;
-    struct torch_worker workers[TORCH_WORKERS_MAX];
+    int64_t pause_ms = l->pause_ms;
 
-    if (l->workers(l->arg, workers, TORCH_WORKERS_MAX) == 0) {
-        look_later(l);
-    } else {
+    l->pause_ms *= 2;
+    return pause_ms <= LOOK_PAUSE_MAX_MS ? now_ms + pause_ms : CDI_NEVER_MS;
+}
+
+int64_t mpi_look_again(struct mpi_look *l, int64_t now_ms)
+{
+    struct foreign_worker workers[FOREIGN_WORKERS_MAX];
+
+    if (!l->busy && l->found != 0)
+        return CDI_NEVER_MS;
+    if (!l->busy && l->facts->foreign(l->facts->arg, workers, FOREIGN_WORKERS_MAX) > 0) {
         l->worker = workers[0].pid;
-        (void)uv_queue_work(t->loop, &l->work, look, on_looked);
+        l->busy = uv_queue_work(l->loop, &l->work, look, on_looked) == 0;
     }
+    return look_later(l, now_ms);
 }
 
-void mpi_look_start(struct mpi_look *l)
+int64_t mpi_look_start(struct mpi_look *l, int64_t now_ms)
 {
-    if (l->found != 0 || l->pause_ms != 0 || (l->plan->n_procs == 1 && l->plan->endpoint.n_nodes == 1))
-        return;
+    if (l->pause_ms != 0 || (l->plan->n_procs == 1 && l->plan->endpoint.n_nodes == 1))
+        return CDI_NEVER_MS;
     l->pause_ms = LOOK_FIRST_MS;
-    l->timer.data = l;
     l->work.data = l;
-    look_later(l);
+    return look_later(l, now_ms);
 }

@@ -26,18 +26,14 @@
 #define COLUMNS 80 /* if the terminal does not say */
 
 struct run_watch {
-    uv_timer_t timer;
     const struct plan *plan;
     struct logs *logs;
     char *target;              /* of the report; NULL: none */
     struct run_record *record; /* NULL: no report */
     bool line;                 /* --progress, on a terminal */
     struct progress_line progress;
-    const struct worker_group *group; /* of the running round; NULL: none */
     struct cdi_msg_assign assign;
     int64_t wall_ms, mono_ms; /* the start, by both clocks: a wall clock that is set does not move the record */
-    uint64_t *next;           /* of each local rank: the first step that was not read yet */
-    bool *has_steps;          /* of each local rank: its page has records of steps */
     bool assigned;
     /* At the end. */
     char why[512];
@@ -51,39 +47,19 @@ static int64_t watch_wall_ms(const struct run_watch *w)
     return w->wall_ms + (cdi_now_ms() - w->mono_ms);
 }
 
-/* --------------------------------------------------------------------------------------------------- reading ---- */
+/* --------------------------------------------------------------------------------------------------- looking ---- */
 
-static void read_page(void *arg, const struct worker_page *page)
+/* Ranks without records of steps count them only. */
+static void count_steps(struct run_watch *w, const struct cdi_node_report *r)
 {
-    struct cdi_flight_step steps[CDI_FLIGHT_STEPS];
-    struct cdi_flight_view view;
-    struct run_watch *w = arg;
-    uint32_t local_rank = page->local_rank, rank = (uint32_t)page->rank;
-    int64_t now_ns = cdi_now_ns(), wall_ms = watch_wall_ms(w);
-    size_t n;
+    int64_t wall_ms = watch_wall_ms(w);
 
-    if (page->page == NULL)
-        return;
-    n = cdi_flight_steps(page->page, w->next[local_rank], steps, CDI_FLIGHT_STEPS);
-    for (size_t i = 0; i < n; i++)
-        run_record_step(w->record, rank, &steps[i], wall_ms - (now_ns - steps[i].end_ns) / NS_PER_MS);
-    if (n > 0) {
-        w->next[local_rank] = steps[n - 1].step + 1;
-        w->has_steps[local_rank] = true;
-    }
-    if (w->has_steps[local_rank])
-        return;
-    cdi_flight_read(page->page, &view);
-    run_record_count(w->record, rank, view.step, wall_ms);
-}
-
-static void read_pages(struct run_watch *w)
-{
     if (w->record == NULL)
         return;
-    run_record_time(w->record, watch_wall_ms(w));
-    if (w->group != NULL)
-        worker_group_pages(w->group, read_page, w);
+    run_record_time(w->record, wall_ms);
+    for (size_t i = 0; r != NULL && i < r->n_ranks; i++)
+        if (r->ranks[i].n_steps == 0)
+            run_record_count(w->record, (uint32_t)r->ranks[i].rank, r->ranks[i].step, wall_ms);
 }
 
 static unsigned terminal_columns(void)
@@ -93,25 +69,24 @@ static unsigned terminal_columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
 }
 
-static void draw_line(struct run_watch *w)
+static void draw_line(struct run_watch *w, const struct cdi_node_report *r, int64_t now_ms)
 {
-    struct cdi_node_report r = {.n_ranks = 0};
-    struct progress_facts facts;
+    struct progress_facts facts = progress_line_note(&w->progress, r, now_ms);
     char text[PROGRESS_LINE_MAX];
 
-    if (!w->line || w->group == NULL || worker_group_ranks(w->group, &r, NULL) != CDDP_OK)
-        return;
-    facts = progress_line_note(&w->progress, &r, cdi_now_ms());
     facts.restarts = w->assign.restart_count;
-    facts.elapsed_ms = cdi_now_ms() - w->mono_ms;
+    facts.elapsed_ms = now_ms - w->mono_ms;
     logs_draw_line(w->logs, progress_line_text(&facts, terminal_columns(), text));
-    cdi_node_report_release(&r);
 }
 
-static void run_watch_on_tick(uv_timer_t *t)
+int64_t run_watch_look(struct run_watch *w, const struct cdi_node_report *r, int64_t now_ms)
 {
-    read_pages(t->data);
-    draw_line(t->data);
+    if (w == NULL)
+        return CDI_NEVER_MS;
+    count_steps(w, r);
+    if (w->line && r != NULL)
+        draw_line(w, r, now_ms);
+    return now_ms + TICK_MS;
 }
 
 /* ----------------------------------------------------------------------------------------------------- start ---- */
@@ -134,8 +109,6 @@ static void free_watch(struct run_watch *w)
 {
     run_record_free(w->record);
     free(w->target);
-    free(w->next);
-    free(w->has_steps);
     free(w);
 }
 
@@ -151,15 +124,12 @@ static cddp_status start_report(struct run_watch *w, struct cdi_error *err)
     if (st != CDDP_OK)
         return st;
     w->record = run_record_new(w->wall_ms);
-    w->next = calloc(w->plan->n_procs, sizeof *w->next);
-    w->has_steps = calloc(w->plan->n_procs, sizeof *w->has_steps);
-    if (w->record == NULL || w->next == NULL || w->has_steps == NULL)
+    if (w->record == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "--report: out of memory");
     return CDDP_OK;
 }
 
-cddp_status run_watch_start(struct run_watch **out, uv_loop_t *loop, const struct plan *plan, struct logs *logs,
-                            struct cdi_error *err)
+cddp_status run_watch_start(struct run_watch **out, const struct plan *plan, struct logs *logs, struct cdi_error *err)
 {
     bool line = may_draw(plan, logs);
     struct run_watch *w;
@@ -181,37 +151,23 @@ cddp_status run_watch_start(struct run_watch **out, uv_loop_t *loop, const struc
         free_watch(w);
         return st;
     }
-    (void)uv_timer_init(loop, &w->timer);
-    w->timer.data = w;
-    (void)uv_timer_start(&w->timer, run_watch_on_tick, TICK_MS, TICK_MS);
     *out = w;
     return CDDP_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------- events ---- */
 
-void run_watch_round(struct run_watch *w, const struct cdi_msg_assign *assign, const struct worker_group *group)
+void run_watch_round(struct run_watch *w, const struct cdi_msg_assign *assign)
 {
     if (w == NULL)
         return;
     w->assign = *assign;
     w->assigned = true;
-    w->group = group;
     w->progress = (struct progress_line){.n_points = 0};
     if (w->record == NULL)
         return;
-    memset(w->next, 0, w->plan->n_procs * sizeof *w->next);
-    memset(w->has_steps, 0, w->plan->n_procs * sizeof *w->has_steps);
     run_record_time(w->record, watch_wall_ms(w));
     run_record_round(w->record, assign, watch_wall_ms(w));
-}
-
-void run_watch_group_over(struct run_watch *w)
-{
-    if (w == NULL)
-        return;
-    read_pages(w);
-    w->group = NULL;
 }
 
 /* A failure without a text, such as a lost node, gets its headline. */
@@ -230,7 +186,7 @@ void run_watch_round_over(struct run_watch *w, const struct cdi_msg_round_over *
 
     if (w == NULL || w->record == NULL)
         return;
-    read_pages(w);
+    run_record_time(w->record, watch_wall_ms(w));
     if (over->failure.kind != CDI_END_NONE)
         report_headline(&over->failure, headline, sizeof headline);
     else
@@ -248,12 +204,15 @@ void run_watch_event(struct run_watch *w, const char *kind, const char *text)
     run_record_event(w->record, kind, text, watch_wall_ms(w));
 }
 
-void run_watch_step(struct run_watch *w, uint32_t rank, const struct cdi_flight_step *step, int64_t wall_ms)
+void run_watch_step(struct run_watch *w, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns)
 {
-    if (w == NULL || w->record == NULL || rank - w->assign.rank_base < w->plan->n_procs)
+    int64_t wall_ms;
+
+    if (w == NULL || w->record == NULL || rank < 0)
         return;
-    run_record_time(w->record, watch_wall_ms(w));
-    run_record_step(w->record, rank, step, wall_ms);
+    wall_ms = watch_wall_ms(w);
+    run_record_time(w->record, wall_ms);
+    run_record_step(w->record, (uint32_t)rank, step, wall_ms - (cdi_now_ns() - end_ns) / NS_PER_MS);
 }
 
 /* ------------------------------------------------------------------------------------------------------- end ---- */
@@ -262,9 +221,8 @@ void run_watch_end(struct run_watch *w, const struct supervise *s, int exit_stat
 {
     char headline[1024];
 
-    if (w == NULL || uv_is_closing((uv_handle_t *)&w->timer))
+    if (w == NULL)
         return;
-    run_watch_group_over(w);
     if (w->line && s != NULL)
         logs_draw_line(w->logs, "");
     w->line = false;
@@ -282,7 +240,6 @@ void run_watch_end(struct run_watch *w, const struct supervise *s, int exit_stat
         note_failure(w, &s->first);
         run_record_round_over(w->record, failed, failed ? headline : w->why, w->ended_ms);
     }
-    uv_close((uv_handle_t *)&w->timer, NULL);
 }
 
 static void read_processor(char *to, size_t cap)

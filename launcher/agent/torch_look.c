@@ -26,16 +26,15 @@
 
 struct torch_look {
     struct torch_look_options opt;
-    uv_timer_t timer;
     uv_work_t work;
-    bool working, told, closed;
+    bool working, told;
     int64_t last_ms; /* of the last tick */
     int64_t said_ms; /* when the standstill began that was reported; 0: none */
     int64_t skip_ms; /* until then workers are busy with a dump, not with training */
     atomic_bool stopping;
     size_t n; /* of the workers below */
-    struct torch_worker workers[TORCH_WORKERS_MAX];
-    struct torch_pulse pulses[TORCH_WORKERS_MAX];
+    struct foreign_worker workers[FOREIGN_WORKERS_MAX];
+    struct torch_pulse pulses[FOREIGN_WORKERS_MAX];
 
     /* Of the thread that reads the stacks. */
     struct torch_rank *found;
@@ -161,7 +160,7 @@ static void look_say(struct torch_look *l)
     cdi_buf_init(&text, TEXT_MAX);
     /* A text that is too long is shown as far as it goes. */
     (void)torch_watch_text(l->found, l->n_found, l->kind, l->quiet_ms, l->opt.host, &text);
-    l->opt.say(l->opt.arg, (const char *)cdi_buf_data(&text), text.len);
+    l->opt.facts->say(l->opt.facts->arg, (const char *)cdi_buf_data(&text), text.len);
     cdi_buf_release(&text);
     l->said_ms = l->begun_ms - l->quiet_ms;
 }
@@ -175,7 +174,7 @@ static void look_say_again(struct torch_look *l, int64_t now_ms)
         return;
     torch_again_text(l->n, now_ms - l->said_ms, text);
     l->said_ms = 0;
-    l->opt.say(l->opt.arg, text, strlen(text));
+    l->opt.facts->say(l->opt.facts->arg, text, strlen(text));
 }
 
 /* The workers did not stand still, so that the time of the warning begins anew. */
@@ -194,18 +193,18 @@ static void look_free(struct torch_look *l)
 static void look_after_work(uv_work_t *w, int status)
 {
     struct torch_look *l = w->data;
-    struct torch_worker now[TORCH_WORKERS_MAX];
+    struct foreign_worker now[FOREIGN_WORKERS_MAX];
     size_t n;
 
     l->working = false;
-    if (l->closed) {
+    if (atomic_load(&l->stopping)) {
         look_free(l);
         return;
     }
-    if (atomic_load(&l->stopping) || status != 0)
+    if (status != 0)
         return;
     /* A worker may have ended while the stacks were read, or a new round begun; then the job goes on. */
-    n = l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX);
+    n = l->opt.facts->foreign(l->opt.facts->arg, now, FOREIGN_WORKERS_MAX);
     if (l->refuted)
         look_begin_anew(l);
     else if (n == l->n && (n == 0 || memcmp(now, l->workers, n * sizeof now[0]) == 0))
@@ -239,9 +238,9 @@ static void look_begin(struct torch_look *l, enum torch_standstill kind, int64_t
         if (l->found[i].quiet && quiet_ms < l->quiet_ms)
             l->quiet_ms = quiet_ms;
     }
-    l->n_waits = l->opt.waits == NULL ? 0 : l->opt.waits(l->opt.arg, l->waits, TORCH_WAITS_MAX);
+    l->n_waits = l->opt.facts->waits(l->opt.facts->arg, l->waits, TORCH_WAITS_MAX);
     l->work.data = l;
-    l->working = uv_queue_work(l->timer.loop, &l->work, look_work, look_after_work) == 0;
+    l->working = uv_queue_work(l->opt.loop, &l->work, look_work, look_after_work) == 0;
     if (!l->working) {
         free(l->found);
         l->found = NULL;
@@ -251,8 +250,8 @@ static void look_begin(struct torch_look *l, enum torch_standstill kind, int64_t
 /* Lists the workers anew; if they are others than before, all of them begin anew. */
 static void look_list(struct torch_look *l)
 {
-    struct torch_worker now[TORCH_WORKERS_MAX];
-    size_t n = l->opt.workers(l->opt.arg, now, TORCH_WORKERS_MAX);
+    struct foreign_worker now[FOREIGN_WORKERS_MAX];
+    size_t n = l->opt.facts->foreign(l->opt.facts->arg, now, FOREIGN_WORKERS_MAX);
 
     if (n == l->n && memcmp(now, l->workers, n * sizeof now[0]) == 0)
         return;
@@ -264,10 +263,8 @@ static void look_list(struct torch_look *l)
     memset(l->pulses, 0, sizeof l->pulses);
 }
 
-static void on_look(uv_timer_t *t)
+static void look_at_workers(struct torch_look *l, int64_t now_ms)
 {
-    struct torch_look *l = t->data;
-    int64_t now_ms = cdi_now_ms();
     enum torch_standstill kind;
 
     if (l->working)
@@ -300,31 +297,24 @@ static void on_look(uv_timer_t *t)
     }
 }
 
-cddp_status torch_look_start(struct torch_look **out, uv_loop_t *loop, const struct torch_look_options *opt,
-                             struct cdi_error *err)
+int64_t torch_look_again(struct torch_look *l, int64_t now_ms)
+{
+    if (l == NULL)
+        return CDI_NEVER_MS;
+    look_at_workers(l, now_ms);
+    return now_ms + (l->opt.warning_ms / 3 < TICK_MS ? l->opt.warning_ms / 3 + 1 : TICK_MS);
+}
+
+cddp_status torch_look_start(struct torch_look **out, const struct torch_look_options *opt, struct cdi_error *err)
 {
     struct torch_look *l = calloc(1, sizeof *l);
-    uint64_t tick_ms = opt->warning_ms / 3 < TICK_MS ? (uint64_t)opt->warning_ms / 3 + 1 : TICK_MS;
 
     if (l == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     l->opt = *opt;
     l->last_ms = cdi_now_ms();
-    l->timer.data = l;
-    (void)uv_timer_init(loop, &l->timer);
-    (void)uv_timer_start(&l->timer, on_look, tick_ms, tick_ms);
-    uv_unref((uv_handle_t *)&l->timer);
     *out = l;
     return CDDP_OK;
-}
-
-static void look_on_closed(uv_handle_t *h)
-{
-    struct torch_look *l = h->data;
-
-    l->closed = true;
-    if (!l->working)
-        look_free(l);
 }
 
 void torch_look_stop(struct torch_look *l)
@@ -334,5 +324,6 @@ void torch_look_stop(struct torch_look *l)
     atomic_store(&l->stopping, true);
     if (l->working)
         (void)uv_cancel((uv_req_t *)&l->work);
-    uv_close((uv_handle_t *)&l->timer, look_on_closed);
+    else
+        look_free(l);
 }

@@ -26,10 +26,8 @@
 #define HELD_MAX 64        /* frames of other nodes that wait so */
 
 struct trace {
-    uv_timer_t timer; /* first */
     uv_loop_t *loop;
     struct trace_options opt;
-    struct trace_ops ops;
     struct clock_align clock;
     struct trace_file *file;      /* this agent has or had node rank 0 */
     struct trace_cursor *cursors; /* by local rank */
@@ -53,10 +51,7 @@ struct trace {
     void *closed_arg;
 };
 
-static void trace_on_timer(uv_timer_t *timer);
-
-cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_options *opt,
-                        const struct trace_ops *ops, struct cdi_error *err)
+cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_options *opt, struct cdi_error *err)
 {
     struct trace *t = calloc(1, sizeof *t);
     cddp_status st;
@@ -65,7 +60,6 @@ cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a trace");
     t->loop = loop;
     t->opt = *opt;
-    t->ops = *ops;
     t->cursors = calloc(opt->n_procs, sizeof *t->cursors);
     st = t->cursors == NULL ? cdi_fail(err, CDDP_E_NOMEM, "out of memory for a trace") : cdi_records_init(&t->out, err);
     if (st != CDDP_OK) {
@@ -74,7 +68,6 @@ cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_
         return st;
     }
     (void)snprintf(t->out.host, sizeof t->out.host, "%s", opt->host);
-    (void)uv_timer_init(loop, &t->timer);
     *out = t;
     return CDDP_OK;
 }
@@ -96,6 +89,14 @@ static bool own_offset(const struct trace *t, int64_t *offset_ns, int64_t *bound
     return known;
 }
 
+/* Tells the steps in these records to the one who notes them. */
+static void pass_steps(const struct trace *t, const struct cdi_records *r, const struct trace_clock *clock)
+{
+    for (size_t i = 0; t->opt.step != NULL && i < r->n_steps; i++)
+        t->opt.step(t->opt.arg, r->steps[i].rank, &r->steps[i].s,
+                    clock->known ? r->steps[i].s.end_ns + clock->shift_ns : cdi_now_ns());
+}
+
 /* Both clocks are known relative to the server's: so is one relative to the other. Releases *r. */
 static void write_records(struct trace *t, struct cdi_records *r)
 {
@@ -107,9 +108,7 @@ static void write_records(struct trace *t, struct cdi_records *r)
             .known = true, .shift_ns = r->offset_ns - offset_ns, .bound_ns = r->bound_ns + bound_ns};
     if (t->file != NULL)
         trace_file_add(t->file, r, &clock);
-    for (size_t i = 0; t->ops.step != NULL && i < r->n_steps; i++)
-        t->ops.step(t->ops.arg, r->steps[i].rank, &r->steps[i].s,
-                    clock.known ? r->steps[i].s.end_ns + clock.shift_ns : cdi_now_ns());
+    pass_steps(t, r, &clock);
     cdi_records_release(r);
 }
 
@@ -127,8 +126,8 @@ static void send_frame(struct trace *t)
     char *text = cdi_records_encode(&t->out, &len);
 
     if (text != NULL)
-        (void)t->ops.send(t->ops.arg, CDI_BULK_RECORDS, text,
-                          len); /* a dropped frame shows in the counts of the next one */
+        (void)t->opt.facts->send(t->opt.facts->arg, CDI_BULK_RECORDS, text,
+                                 len); /* a dropped frame shows in the counts of the next one */
     t->bytes -= (int64_t)len;
     free(text);
 }
@@ -143,6 +142,7 @@ static void deliver(struct trace *t)
     t->out.n_before = t->n_sent;
     t->out.clock_of = t->clock.of;
     (void)own_offset(t, &t->out.offset_ns, &t->out.bound_ns);
+    pass_steps(t, &t->out, &same);
     if (t->writes && t->file != NULL)
         trace_file_add(t->file, &t->out, &same);
     else if (!t->writes)
@@ -172,7 +172,7 @@ static void collect(struct trace *t, size_t room)
     t->room = room;
     t->share = room > t->opt.n_procs ? room / t->opt.n_procs : 1;
     t->used = 0;
-    t->ops.pages(t->ops.arg, take_page, t);
+    t->opt.facts->pages(t->opt.facts->arg, take_page, t);
     if (t->opt.path == NULL)
         t->out.n_colls = t->out.n_names = t->out.n_events = 0;
 }
@@ -206,15 +206,15 @@ static void ask_clock(struct trace *t, int64_t now_ms)
         return;
     t->clock_ms = now_ms + (t->n_clocks < FIRST_CLOCKS ? FIRST_CLOCK_MS : CLOCK_MS);
     t->n_clocks++;
-    (void)t->ops.send(t->ops.arg, CDI_BULK_CLOCK, text, cdi_clock_encode_ask(cdi_now_ns(), text));
+    (void)t->opt.facts->send(t->opt.facts->arg, CDI_BULK_CLOCK, text, cdi_clock_encode_ask(cdi_now_ns(), text));
 }
 
-static void trace_on_timer(uv_timer_t *timer)
+int64_t trace_look(struct trace *t, int64_t now_ms)
 {
-    struct trace *t = (struct trace *)timer;
-    int64_t now_ms = cdi_now_ms(), wait_ms;
     size_t room;
 
+    if (t == NULL || !t->in_round)
+        return CDI_NEVER_MS;
     t->bytes += (now_ms - t->last_ms) * t->bytes_s / 1000;
     if (t->bytes > t->bytes_s)
         t->bytes = t->bytes_s;
@@ -228,8 +228,7 @@ static void trace_on_timer(uv_timer_t *timer)
         deliver(t);
         t->interval_ms = trace_interval_ms(t->interval_ms, t->used);
     }
-    wait_ms = t->clock_ms - now_ms < t->interval_ms ? t->clock_ms - now_ms : t->interval_ms;
-    (void)uv_timer_start(timer, trace_on_timer, wait_ms > 0 ? (uint64_t)wait_ms : 1, 0);
+    return t->clock_ms < now_ms + t->interval_ms ? t->clock_ms : now_ms + t->interval_ms;
 }
 
 /* ----------------------------------------------------------------------------------------------------- rounds ---- */
@@ -282,7 +281,6 @@ void trace_begin_round(struct trace *t, const struct cdi_msg_assign *assign, boo
     t->clock_by_ms = t->last_ms + CLOCK_WAIT_MS;
     t->n_clocks = 0;
     t->interval_ms = TRACE_INTERVAL_MIN_MS;
-    (void)uv_timer_start(&t->timer, trace_on_timer, 0, 0);
 }
 
 /* Events of the whole job are known to every agent: node rank 0 records them. */
@@ -392,16 +390,6 @@ static void on_file_closed(void *arg, bool flushed)
     free_trace(t, flushed);
 }
 
-static void on_timer_closed(uv_handle_t *h)
-{
-    struct trace *t = (struct trace *)h;
-
-    if (t->file != NULL)
-        trace_file_close(t->file, on_file_closed, t);
-    else
-        free_trace(t, true);
-}
-
 void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *arg, bool flushed), void *arg)
 {
     text[0] = '\0';
@@ -415,5 +403,8 @@ void trace_close(struct trace *t, char *text, size_t cap, void (*closed)(void *a
     t->text_cap = cap;
     trace_flush(t);
     write_held(t);
-    uv_close((uv_handle_t *)&t->timer, on_timer_closed);
+    if (t->file != NULL)
+        trace_file_close(t->file, on_file_closed, t);
+    else
+        free_trace(t, true);
 }

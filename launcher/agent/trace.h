@@ -7,7 +7,7 @@
 #ifndef TRACE_H
 #define TRACE_H
 
-#include "launcher/agent/worker_page.h"
+#include "launcher/agent/facts.h"
 #include "protocol/message.h"
 #include "protocol/records.h"
 
@@ -15,26 +15,24 @@
 
 struct trace;
 
-struct trace_ops {
-    /* Sends a frame of bulk.h to the server. Returns false if it was dropped. */
-    bool (*send)(void *arg, uint16_t type, const void *payload, size_t len);
-    /* Calls take(take_arg, page) for each worker of the running round. */
-    void (*pages)(void *arg, void (*take)(void *take_arg, const struct worker_page *page), void *take_arg);
-    /* On node rank 0, for each step of a rank of another node; end_ns is by this node's clock. NULL: none. */
-    void (*step)(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns);
-    void *arg;
-};
-
 struct trace_options {
     const char *path; /* NULL: no file, and only steps are sent; must outlive the trace, like the next two */
     const char *job, *host;
     uint64_t max_bytes;
     uint32_t n_procs; /* workers of this node */
+    const struct facts *facts;
+    /*
+     * Called for each new step of a rank of this node, and on node rank 0 also of others; end_ns is by this node's
+     * clock. NULL: none.
+     */
+    void (*step)(void *arg, int32_t rank, const struct cdi_flight_step *step, int64_t end_ns);
+    void *arg;
 };
 
-/* Starts a trace; *ops is copied. CDDP_E_NOMEM. */
-cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_options *opt,
-                        const struct trace_ops *ops, struct cdi_error *err);
+/* Starts a trace. CDDP_E_NOMEM. */
+cddp_status trace_start(struct trace **out, uv_loop_t *loop, const struct trace_options *opt, struct cdi_error *err);
+/* Reads and sends what is due. Returns when to call it again; CDI_NEVER_MS: after trace_begin_round(). */
+int64_t trace_look(struct trace *t, int64_t now_ms);
 /* A round begins, with new pages. own_server: the rendezvous server runs in this process. */
 void trace_begin_round(struct trace *t, const struct cdi_msg_assign *assign, bool own_server);
 /* Records an event, such as "failure", of a rank (-1: of none). */

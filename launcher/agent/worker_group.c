@@ -1072,7 +1072,7 @@ void worker_group_destroy(struct worker_group *c)
         worker_close(&c->workers[i], on_worker_closed); /* the last one may free c */
 }
 
-size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *out, size_t cap)
+size_t worker_group_foreign(const struct worker_group *c, struct foreign_worker *out, size_t cap)
 {
     size_t n = 0;
 
@@ -1085,7 +1085,7 @@ size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *o
             continue;
         if (n == cap)
             return 0;
-        out[n++] = (struct torch_worker){.rank = w->rank, .pid = w->pid, .started_wall_ms = w->started_wall_ms};
+        out[n++] = (struct foreign_worker){.rank = w->rank, .pid = w->pid, .started_wall_ms = w->started_wall_ms};
     }
     return n;
 }

@@ -7,9 +7,8 @@
 #define WORKER_GROUP_H
 
 #include "launcher/agent/events.h"
+#include "launcher/agent/facts.h"
 #include "launcher/agent/report.h"
-#include "launcher/agent/torch_look.h"
-#include "launcher/agent/worker_page.h"
 #include "launcher/output/logs.h"
 #include "launcher/process/spawn.h"
 #include "launcher/process/stdin_copy.h"
@@ -105,6 +104,6 @@ void worker_group_destroy(struct worker_group *c);
  * Lists the workers that do not use libcddp; 0: there are none, or more than cap, or a worker has ended, or all are
  * stopped.
  */
-size_t worker_group_foreign(const struct worker_group *c, struct torch_worker *out, size_t cap);
+size_t worker_group_foreign(const struct worker_group *c, struct foreign_worker *out, size_t cap);
 
 #endif
