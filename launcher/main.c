@@ -14,6 +14,7 @@
 #include "watch/show.h"
 #include "watch/top.h"
 #include "watch/views.h"
+#include "watch/watcher.h"
 
 #include <cddp/version.h>
 #include <errno.h>
@@ -175,7 +176,7 @@ static int main_run(const struct options *o)
         if (status != 0 && err.msg[0] != '\0')
             cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
     } else {
-        status = agent_run(&plan, &link, &watch_views);
+        status = agent_run(&plan, &link, &watch_views, &watch_watcher);
         guard_leave(&link);
         cdi_secret_release(&secret);
     }

@@ -8,7 +8,6 @@
 #include "launcher/agent/crash.h"
 #include "launcher/agent/host.h"
 #include "launcher/agent/lookup.h"
-#include "launcher/agent/mpi_program.h"
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rdzv_client.h"
 #include "launcher/agent/report.h"
@@ -55,8 +54,8 @@ struct agent {
     struct writer *console;
     struct logs *logs;
     struct event_log *events; /* NULL: none */
+    const struct watcher_ops *watch;
     struct watcher *watcher;
-    bool mpi_known; /* the warning about an MPI program was given */
     struct rdzv_client *client;
     struct rdzv_server *server;
     const struct rdzv_views *views;
@@ -305,7 +304,7 @@ static cddp_status start_watcher(struct agent *a, struct cdi_error *err)
     const struct watcher_options opt = {.loop = &a->loop,
                                         .plan = a->plan,
                                         .logs = a->logs,
-                                        .mpi_known = a->mpi_known,
+                                        .program = a->spawn.program,
                                         .facts = {.ranks = on_list_ranks,
                                                   .pages = on_list_pages,
                                                   .foreign = on_list_workers,
@@ -313,9 +312,9 @@ static cddp_status start_watcher(struct agent *a, struct cdi_error *err)
                                                   .send = on_send_bulk,
                                                   .say = on_say,
                                                   .arg = a}};
-    cddp_status st = watcher_start(&a->watcher, &opt, err);
+    cddp_status st = a->watch->start(&a->watcher, &opt, err);
 
-    event_log_listen(a->events, watcher_event, a->watcher);
+    event_log_listen(a->events, a->watch->event, a->watcher);
     return st;
 }
 
@@ -336,12 +335,12 @@ static void agent_start_workers(struct agent *a)
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
     struct cdi_error err;
 
-    watcher_flush(a->watcher);
+    a->watch->flush(a->watcher);
     worker_group_destroy(a->group);
     a->group = NULL;
     log_bindings(a);
     logs_begin(a->logs, a->sup.assign.restart_count);
-    watcher_round(a->watcher, &a->sup.assign, a->server != NULL);
+    a->watch->round(a->watcher, &a->sup.assign, a->server != NULL);
     event_log_round(a->events, &a->sup.assign, a->plan->n_procs);
     if (worker_group_start(&a->group, &opt, &err) == CDDP_OK) {
         if (a->alone_ms != 0)
@@ -639,7 +638,7 @@ static void agent_end_job(struct agent *a)
     event_log_free(a->events);
     a->events = NULL;
     cdi_log_set_sink(NULL, NULL);
-    watcher_end(a->watcher, &a->sup, exit_status(a));
+    a->watch->end(a->watcher, &a->sup, exit_status(a));
     worker_group_destroy(a->group);
     a->group = NULL;
     rdzv_client_close(a->client);
@@ -679,8 +678,8 @@ static void send_round_message(struct agent *a, enum cdi_msg_type type)
     char name[32];
 
     if (type != CDI_MSG_FAILED)
-        watcher_event(a->watcher, "over", -1, "");
-    watcher_flush(a->watcher); /* its last records are on the way before the server ends the round */
+        a->watch->event(a->watcher, "over", -1, "");
+    a->watch->flush(a->watcher); /* its last records are on the way before the server ends the round */
     if (type == CDI_MSG_FAILED) {
         msg.u.failed.round = a->sup.assign.round;
         msg.u.failed.failure = a->sup.local_first;
@@ -711,7 +710,7 @@ static void log_restart_cause(struct agent *a)
     const struct cdi_msg_round_over *over = &a->sup.over;
     char headline[1024], cause[400];
 
-    watcher_round_over(a->watcher, over);
+    a->watch->round_over(a->watcher, over);
     if (!over->counts) {
         cdi_log(CDI_LOG_WARN, "AGENT-CHANGE", "%s", over->text);
         return;
@@ -917,7 +916,7 @@ static void on_bulk(void *arg, uint16_t type, const void *payload, size_t len)
 {
     const struct agent *a = arg;
 
-    watcher_bulk(a->watcher, type, payload, len);
+    a->watch->bulk(a->watcher, type, payload, len);
 }
 
 static void on_waiting(void *arg, const char *text)
@@ -962,7 +961,7 @@ static void on_hold(void *arg, bool held)
     struct agent *a = arg;
 
     a->held = held;
-    watcher_held(a->watcher, held);
+    a->watch->held(a->watcher, held);
     if (a->group != NULL)
         worker_group_kill(a->group, held ? SIGSTOP : SIGCONT);
 }
@@ -1355,7 +1354,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         err->msg[0] = '\0';
     } else {
         event_log_free(a->events);
-        watcher_end(a->watcher, NULL, status);
+        a->watch->end(a->watcher, NULL, status);
         rdzv_client_close(a->client);
         etcd_end(a->etcd, false, false, false);
         if (a->server != NULL)
@@ -1369,7 +1368,7 @@ static int agent_run_loop(struct agent *a, struct cdi_error *err)
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     }
     /* A reader of stderr that does not read is not waited for again. */
-    a->abandoned |= !watcher_finish(a->watcher, a->no_wait || a->skipped_hung);
+    a->abandoned |= !a->watch->finish(a->watcher, a->no_wait || a->skipped_hung);
     if (a->abandoned) {
         guard_leave(a->guard);
         _exit(status); /* the writer's thread hangs in write(2), and uses memory that would be freed */
@@ -1430,7 +1429,8 @@ static const char *preflight_mode(const struct options *o)
     return modes[o->preflight];
 }
 
-int agent_run(const struct plan *plan, struct guard_link *link, const struct rdzv_views *views)
+int agent_run(const struct plan *plan, struct guard_link *link, const struct rdzv_views *views,
+              const struct watcher_ops *watch)
 {
     struct agent *a = calloc(1, sizeof *a);
     struct cdi_error err = {.status = CDDP_OK};
@@ -1443,6 +1443,7 @@ int agent_run(const struct plan *plan, struct guard_link *link, const struct rdz
     a->plan = plan;
     a->guard = link;
     a->views = views;
+    a->watch = watch;
     a->spawn = (struct spawn_context){.loop = &a->loop,
                                       .mask = link->mask,
                                       .ignored = ignored_signals(plan, link),
@@ -1457,7 +1458,6 @@ int agent_run(const struct plan *plan, struct guard_link *link, const struct rdz
     if (agent_is_elastic(plan) || plan->max_restarts > 0)
         supervise_set_rejoins(&a->sup);
     if (agent_find_program(plan, a->spawn.program, &status, &err) == CDDP_OK) {
-        a->mpi_known = mpi_program_warn(plan, a->spawn.program);
         status = 1;
         if (spawn_prepare(&a->spawn, plan->n_procs, &err) == CDDP_OK)
             status = agent_run_loop(a, &err);

@@ -6,9 +6,9 @@
  */
 #include "launcher/agent/progress.h"
 #include "launcher/agent/rank_report.h"
-#include "launcher/agent/trace_collect.h"
 #include "protocol/flight_crash.h"
 #include "protocol/flight_stop.h"
+#include "watch/trace/trace_collect.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Environments of workers: which GPU they have. */
-#include "launcher/agent/gpu_load.h"
+#include "watch/node/gpu_load.h"
 
 #include <stdlib.h>
 #include <string.h>

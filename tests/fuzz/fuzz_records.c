@@ -3,8 +3,8 @@
  * Payloads of RECORDS, CLOCK and TIME: decoded records encode, and decode to the same again; the lines of a trace
  * made from them are whole, and the file ends as it should.
  */
-#include "launcher/output/trace_format.h"
 #include "protocol/records.h"
+#include "watch/trace/trace_format.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * report_planted FILE.html: the report of a planted run of 16 ranks on 2 nodes: 3 rounds, rank 5 is slow in the first,
  * rank 11 dies in it, and a signal ends the last one. tests/integration/test_report.py knows these numbers.
  */
-#include "launcher/output/report_page.h"
+#include "watch/run/report_page.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -60,7 +60,11 @@ ALLOWED = {
     'launcher/agent': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/etcd'],
     'launcher/remote': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/process'],
     'launcher': ['common', 'protocol', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process', 'launcher/output', 'launcher/agent', 'launcher/remote', 'watch'],
-    'watch': ['common', 'protocol', 'store', 'rendezvous/round', 'rendezvous/view', 'rendezvous/http', 'rendezvous', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process'],
+    'watch/node': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/process', 'launcher/agent'],
+    'watch/run': ['common', 'protocol', 'launcher/cli', 'launcher/plan', 'launcher/output', 'launcher/agent'],
+    'watch/trace': ['common', 'protocol', 'launcher/output', 'launcher/agent'],
+    'watch': ['common', 'protocol', 'store', 'rendezvous/round', 'rendezvous/view', 'rendezvous/http', 'rendezvous', 'launcher/cli', 'launcher/cluster', 'launcher/plan', 'launcher/process',
+              'launcher/output', 'launcher/agent', 'watch/node', 'watch/run', 'watch/trace'],
     'preflight': ['common', 'protocol', 'worker/base', 'worker/store', 'launcher/process'],
     'examples': [],
 }
@@ -82,9 +86,9 @@ FORBIDDEN = [('worker/', 'protocol/message.h'), ('worker/', 'protocol/json_text.
 
 # Header of another project -> rooms or files that may include it.
 EXTERNAL = {
-    'uv.h': ['rendezvous/', 'launcher/'],
+    'uv.h': ['rendezvous/', 'launcher/', 'watch/'],
     'jansson.h': ['protocol/message.c', 'protocol/node_report.h', 'protocol/records.c', 'watch/', 'rendezvous/query.c', 'protocol/json_text.h', 'launcher/agent/report.c', 'launcher/agent/events.c', 'launcher/process/python_stack.c',
-                  'launcher/plan/dry_run.c', 'launcher/output/report_page.c', 'launcher/etcd/etcd_json.c', 'preflight/facts_json.c', 'preflight/spare.c'],
+                  'launcher/plan/dry_run.c', 'watch/run/report_page.c', 'launcher/etcd/etcd_json.c', 'preflight/facts_json.c', 'preflight/spare.c'],
     'sodium.h': ['protocol/auth.c'],
     'dlfcn.h': ['launcher/plan/topology.c', 'launcher/process/libdw.c', 'launcher/process/nvml.c', 'watch/curses.c', 'launcher/etcd/libcurl.c', 'worker/backend/loader.c', 'worker/base/nvtx.c', 'worker/backend/nccl/device/library.c', 'examples/wine/gpu.c', 'examples/gpt/kernels_pick.c', 'examples/gpt/gpu.c', 'examples/gpt/cublas.c'],
     'cuda.h': ['worker/backend/nccl/', 'examples/wine/', 'examples/gpt/'],
