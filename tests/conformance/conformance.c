@@ -1110,7 +1110,7 @@ static int dies_beside_a_bucket(struct rank *r)
     return 0;
 }
 
-/* What comes before a barrier without the last rank. */
+/* Operations before a barrier without the last rank. */
 enum before { NOTHING, MESSAGE, GROUP, PAUSE };
 
 static struct cdi_coll message_of_0(const struct rank *r, uint32_t *x, int to)

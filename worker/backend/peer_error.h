@@ -32,16 +32,17 @@ void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error 
  * store itself, whose host may be gone.
  */
 cddp_status cdi_peer_error_heard(const struct cdi_peer_error *w, struct cdi_error *err);
+
 #define CDI_PEER_TELL_MS 250
 /* How far this rank has come in a series of operations that is the same on all ranks. */
 struct cdi_peer_place {
-    uint64_t told, sum; /* the last number that was told; and that the store has heard */
+    uint64_t told, sum; /* the last number that was reported; and the one that the store has */
 };
 /*
- * Tells that this rank has come to operation `number`, unless that was told. One thread for each series. Best effort:
- * nothing in worlds with too many ranks to check one by one. A rank tells within CDI_PEER_TELL_MS of its arrival where
- * it waits or pauses: a peer whose time is over then knows it, though this rank's time ends later, or its part of the
- * operation is done.
+ * Reports that this rank has come to operation `number`, unless that was reported. One thread for each series. Best
+ * effort: nothing in worlds with too many ranks to check one by one. A rank tells within CDI_PEER_TELL_MS of its
+ * arrival where it waits or pauses: a peer whose time is over then knows it, though this rank's time ends later, or its
+ * part of the operation is done.
  */
 void cdi_peer_error_tell_place(const struct cdi_peer_error *w, const char *series, struct cdi_peer_place *p,
                                uint64_t number);
