@@ -12,20 +12,12 @@ sys.path.insert(0, str(HERE.parent / 'support'))
 import launch  # noqa: E402
 
 
-def as_pytorch(cddprun, ranks):
-    status, out, err = job(cddprun, python_with('torch'), ranks=ranks, script='torch_ranks.py', deadline=230)
+def test_three_ranks_train_as_pytorchs(cddprun):
+    status, out, err = job(cddprun, python_with('torch'), ranks=3, script='torch_ranks.py', deadline=230)
     wrong = [line for line in out.splitlines() if not line.endswith((': as PyTorch', ': done'))]
     assert status == 0 and not wrong, '\n'.join(wrong) + err
-    for rank in range(ranks):
+    for rank in range(3):
         assert out.count(f'rank {rank}: ') >= 15 and f'rank {rank}: done' in out, out
-
-
-def test_two_ranks(cddprun):
-    as_pytorch(cddprun, 2)
-
-
-def test_three_ranks(cddprun):
-    as_pytorch(cddprun, 3)
 
 
 if __name__ == '__main__':
