@@ -77,7 +77,7 @@ FLOORS = {
     'worker/backend/nccl': ['stage', 'issue', 'graph_capture', 'operation', 'wait', 'region communicator element_ops', 'peers', 'progress', 'watch'],
     'worker/reducer/state': ['verify state', 'arena used check overlap replicate', 'weight captured', 'debug'],
     'worker/reducer/grads': ['compress user_grads', 'in_place buffers tied'],
-    'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check nan_replay nan_word replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
+    'worker/reducer': ['stats stats_text', 'metrics', 'plan nan_check replicas', 'powersgd', 'hook', 'launch', 'unused uneven', 'step'],
 }
 # The one arrow between neighbours: cddprun hosts the rendezvous in its own loop.
 SIDEWAYS = {('launcher/agent', 'rendezvous/server.h')}

@@ -32,7 +32,7 @@ struct cdi_optim_piece {
     size_t row;
 };
 
-/* What a captured step tells the host about numbers that are not finite, in pinned memory; see nan_replay.h. */
+/* What a captured step tells the host about numbers that are not finite, in pinned memory; see nan_check.h. */
 struct cdi_nan_report {
     uint64_t number; /* of the launch, from 1; 0: there is none, or it is being written */
     uint64_t all;    /* the first finding of all ranks (nan_check.h) */

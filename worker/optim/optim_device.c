@@ -7,7 +7,7 @@
 #include "worker/optim/optim.h"
 
 #include "worker/reducer/grads/tied.h"
-#include "worker/reducer/nan_replay.h"
+#include "worker/reducer/nan_check.h"
 #include "worker/reducer/norm.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/step.h"
@@ -215,7 +215,7 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
                                         .idle = o->idle,
                                         .largest = o->skip_nonfinite ? d->norm : NULL,
                                         .skipped = o->device_skipped,
-                                        .bad = captured ? cdi_nan_replay_bad(d) : NULL,
+                                        .bad = captured ? cdi_nan_bad(d) : NULL,
                                         .lr_at = captured && !o->own_lr ? &o->device_numbers[0] : NULL,
                                         .factor_at = scale_at,
                                         .publish = cdi_optim_exchanges(o)};

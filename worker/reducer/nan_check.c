@@ -2,10 +2,10 @@
 #include "worker/reducer/nan_check.h"
 
 #include "common/env.h"
+#include "common/float_state.h"
+#include "common/rank_list.h"
 #include "worker/base/dtype.h"
 #include "worker/math/nonfinite.h"
-#include "worker/reducer/nan_replay.h"
-#include "worker/reducer/nan_word.h"
 #include "worker/reducer/state/arena.h"
 #include "worker/reducer/state/weight.h"
 
@@ -16,7 +16,14 @@
 #include <strings.h>
 
 #define MODE_ENV "CDDP_NAN_CHECK"
-#define LINES 8 /* warnings in one step, before one that says that there are more */
+#define LINES 8           /* warnings in one step, before one that says that there are more */
+#define RANK_MAX 0xffffff /* of a word */
+
+/*
+ * Words on a device: what this rank has found in even and in odd steps; and of captured steps what it has found, what
+ * all have, and how many have run.
+ */
+enum { EVEN, ODD, MINE, ALL, COUNT, N_WORDS };
 
 /* One step's exchange. */
 struct round {
@@ -27,13 +34,15 @@ struct round {
 
 struct cdi_nan_check {
     enum cdi_nan_mode mode;
-    uint64_t limit;         /* for float32 */
-    _Atomic uint64_t found; /* on the host: this rank's first finding in this step */
-    _Atomic int n_lines;    /* warnings in this step */
-    uint64_t mine;          /* `found`, while it is being reduced */
-    uint64_t *there;        /* on a device: two words, of even and of odd steps. NULL: on the host */
-    struct cdi_span *span;  /* on a device: buffer for the gradients of one bucket, and the word of each */
-    uint64_t *word_of;
+    uint64_t limit;                /* for float32 */
+    _Atomic uint64_t found;        /* on the host: this rank's first finding in this step */
+    _Atomic int n_lines;           /* warnings in this step */
+    uint64_t mine;                 /* `found`, while it is being reduced */
+    uint64_t *there;               /* on a device: N_WORDS. NULL: on the host */
+    struct cdi_nan_report *report; /* on a device: pinned; kernels of captured steps write it */
+    uint64_t told;                 /* the number of the last report that was read */
+    struct cdi_span *span;         /* on a device: buffer for the gradients of one bucket, and the word of each */
+    uint64_t *words;
     struct round round[2]; /* of even and of odd steps */
     bool sent;             /* in this step */
 };
@@ -58,15 +67,20 @@ static cddp_status read_mode(enum cdi_nan_mode *mode, struct cdi_error *err)
 
 static cddp_status init_there(cddp_ddp *d, struct cdi_nan_check *n, struct cdi_error *err)
 {
-    void *words = NULL;
+    void *words = NULL, *report = NULL;
     cddp_status st;
 
     n->span = calloc(d->n_params, sizeof *n->span);
-    n->word_of = calloc(d->n_params, sizeof *n->word_of);
-    if (n->span == NULL || n->word_of == NULL)
+    n->words = calloc(d->n_params, sizeof *n->words);
+    if (n->span == NULL || n->words == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
-    st = cdi_backend_zeros(d->ops, d->b, 2 * sizeof *n->there, &words, err);
+    st = cdi_backend_zeros(d->ops, d->b, N_WORDS * sizeof *n->there, &words, err);
     n->there = words;
+    if (st == CDDP_OK)
+        st = d->ops->alloc_host(d->b, sizeof *n->report, &report, err);
+    n->report = report;
+    if (st == CDDP_OK)
+        *n->report = (struct cdi_nan_report){0};
     return st;
 }
 
@@ -78,9 +92,9 @@ cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err)
 
     if (st != CDDP_OK || mode == CDI_NAN_OFF)
         return st;
-    if (d->n_params >= UINT32_MAX || cdi_comm_world(d->comm)->size > CDI_NAN_RANK_MAX)
+    if (d->n_params >= UINT32_MAX || cdi_comm_world(d->comm)->size > RANK_MAX)
         return cdi_fail(err, CDDP_E_LIMIT, MODE_ENV " is possible for %u parameters and %d ranks", UINT32_MAX - 1,
-                        CDI_NAN_RANK_MAX);
+                        RANK_MAX);
     d->nan = calloc(1, sizeof *d->nan);
     if (d->nan == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for " MODE_ENV);
@@ -88,8 +102,7 @@ cddp_status cdi_nan_init(cddp_ddp *d, struct cdi_error *err)
     if (d->ops->on_device && d->comm_dtype == CDDP_FLOAT16 && (d->flags & CDDP_DDP_SUM) == 0)
         factor = 1.0 / cdi_comm_world(d->comm)->size; /* see compress.c */
     d->nan->limit = cdi_nonfinite_limit(CDDP_FLOAT32, d->comm_dtype, factor);
-    st = d->ops->on_device ? init_there(d, d->nan, err) : CDDP_OK;
-    return st == CDDP_OK && d->ops->on_device ? cdi_nan_replay_init(d, mode == CDI_NAN_ERROR, err) : st;
+    return d->ops->on_device ? init_there(d, d->nan, err) : CDDP_OK;
 }
 
 enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d)
@@ -99,6 +112,71 @@ enum cdi_nan_mode cdi_nan_mode(const cddp_ddp *d)
 
 /* ------------------------------------------------------------------------------------------------- the messages -- */
 
+/* A word, from the highest bit: the parameter plus 1, since a backward pass makes the last one first; the highest rank
+ * minus the rank; the kind. */
+#define PARAM_SHIFT 32
+#define RANK_SHIFT 8
+
+/* Returns a finding as a number: of several the largest one counts. 0: none. */
+static uint64_t word_of(size_t param, int rank, int kind)
+{
+    return ((uint64_t)param + 1) << PARAM_SHIFT | (uint64_t)(RANK_MAX - rank) << RANK_SHIFT | (uint64_t)kind;
+}
+
+static size_t param_of(uint64_t word)
+{
+    return (size_t)(word >> PARAM_SHIFT) - 1;
+}
+
+/* Returns the rank that brought it. */
+static int rank_of(uint64_t word)
+{
+    return RANK_MAX - (int)(word >> RANK_SHIFT & RANK_MAX);
+}
+
+/* Writes "the gradient of 'x' (bucket 1) has NaN", and returns the rank that brought it. */
+static int describe_one(const cddp_ddp *d, uint64_t word, char *buf, size_t cap)
+{
+    enum cdi_nonfinite kind = (enum cdi_nonfinite)(word & 0xff);
+    size_t i = param_of(word);
+    char large[64];
+
+    (void)snprintf(large, sizeof large, "a number that %s cannot hold", cdi_dtype_name(d->comm_dtype));
+    (void)snprintf(buf, cap, "the gradient of '%.200s' (bucket %zu) has %s", d->params[i].name, d->plan.grads[i].bucket,
+                   kind == CDI_NAN   ? "NaN"
+                   : kind == CDI_INF ? "an infinity"
+                                     : large);
+    return rank_of(word);
+}
+
+/* Describes, in err, what the ranks found: n words, one of them not 0. */
+static void describe_all(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err)
+{
+    struct cdi_rank_list same = {.n = 0}, others = {.n = 0};
+    uint64_t first = 0, kind = 0;
+    char what[320], also[CDI_RANK_LIST_SHOWN * 12 + 96] = "";
+
+    for (int r = 0; r < n; r++)
+        first = words[r] > first ? words[r] : first;
+    for (int r = 0; r < n; r++) {
+        bool has = words[r] != 0, it = has && param_of(words[r]) == param_of(first);
+
+        if (has)
+            cdi_rank_list_add(it ? &same : &others, r);
+        if (it && (words[r] & 0xff) > kind)
+            kind = words[r] & 0xff;
+    }
+    (void)describe_one(d, (first & ~(uint64_t)0xff) | kind, what, sizeof what);
+    if (others.n > 0)
+        (void)snprintf(also, sizeof also, "; such numbers in other gradients come from rank%s %s",
+                       others.n == 1 ? "" : "s", others.text);
+    (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), same.first), CDDP_E_NONFINITE,
+                      "step %" PRIu64 ": %s; rank%s %s brought it%s", step, what, same.n == 1 ? "" : "s", same.text,
+                      also);
+    if (d->name != NULL)
+        (void)cdi_error_wrap(err, "model '%.64s'", d->name);
+}
+
 /* Logs a finding of this rank. */
 static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
 {
@@ -107,7 +185,7 @@ static void warn(cddp_ddp *d, uint64_t word, uint64_t step)
 
     if (line > LINES)
         return;
-    (void)cdi_nan_describe_one(d, word, what, sizeof what);
+    (void)describe_one(d, word, what, sizeof what);
     if (line == LINES)
         (void)snprintf(text, sizeof text, "more gradients of step %" PRIu64 " have NaN or an infinity", step);
     else
@@ -137,7 +215,7 @@ void cdi_nan_look(cddp_ddp *d, size_t i)
     kind = cdi_nonfinite_worst(x, d->params[i].count, dtype, limit_of(d, dtype));
     if (kind == CDI_FINITE)
         return;
-    word = cdi_nan_word(i, cdi_comm_world(d->comm)->rank, (int)kind);
+    word = word_of(i, cdi_comm_world(d->comm)->rank, (int)kind);
     before = atomic_load(&d->nan->found);
     while (before < word && !atomic_compare_exchange_weak(&d->nan->found, &before, word))
         ;
@@ -158,7 +236,7 @@ static bool set_span(const cddp_ddp *d, size_t k, size_t i, size_t b)
         return false;
     d->nan->span[k] =
         (struct cdi_span){(char *)cdi_arena_grad(d, i) + skip, bytes / cddp_dtype_size(g->dtype), g->dtype};
-    d->nan->word_of[k] = cdi_nan_word(i, cdi_comm_world(d->comm)->rank, CDI_FINITE);
+    d->nan->words[k] = word_of(i, cdi_comm_world(d->comm)->rank, CDI_FINITE);
     return true;
 }
 
@@ -172,13 +250,27 @@ cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err)
     for (size_t k = 0; k < d->plan.b[b].n_grads; k++)
         if (cdi_bucket_grad(&d->plan, b, k) < d->n_params)
             n += set_span(d, n, cdi_bucket_grad(&d->plan, b, k), b);
-    word = d->captured.id != 0 ? cdi_nan_replay_word(d) : &d->nan->there[d->step % 2];
+    word = &d->nan->there[d->captured.id != 0 ? MINE : d->step % 2];
     return n == 0 ? CDDP_OK
-                  : d->ops->find_nonfinite(d->b, d->nan->span, d->nan->word_of, n, limit_of(d, d->plan.b[b].dtype),
-                                           word, err);
+                  : d->ops->find_nonfinite(d->b, d->nan->span, d->nan->words, n, limit_of(d, d->plan.b[b].dtype), word,
+                                           err);
 }
 
 /* ---------------------------------------------------------------------------------------- the end of a step ------ */
+
+/* Returns the reduction of a word over all ranks. */
+static struct cdi_coll reduction(const uint64_t *in, uint64_t *out)
+{
+    return (struct cdi_coll){.kind = CDI_ALL_REDUCE,
+                             .in = in,
+                             .out = out,
+                             .count = 1,
+                             .dtype = CDDP_UINT64,
+                             .op = CDDP_MAX,
+                             .bucket = -1,
+                             .asked = CDI_API_NAN_CHECK,
+                             .lazy = true};
+}
 
 cddp_status cdi_nan_send(cddp_ddp *d)
 {
@@ -193,15 +285,7 @@ cddp_status cdi_nan_send(cddp_ddp *d)
     r = &n->round[d->step % 2];
     n->mine = atomic_load(&n->found);
     *r = (struct round){.step = d->step};
-    op = (struct cdi_coll){.kind = CDI_ALL_REDUCE,
-                           .in = n->there != NULL ? &n->there[d->step % 2] : &n->mine,
-                           .out = &r->word,
-                           .count = 1,
-                           .dtype = CDDP_UINT64,
-                           .op = CDDP_MAX,
-                           .bucket = -1,
-                           .asked = CDI_API_NAN_CHECK,
-                           .lazy = true};
+    op = reduction(n->there != NULL ? &n->there[d->step % 2] : &n->mine, &r->word);
     st = cdi_ddp_enqueue(d, &op, &r->ticket);
     n->sent = st == CDDP_OK;
     if (st == CDDP_OK && n->there != NULL && /* that of the next step */
@@ -230,7 +314,7 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
     (void)pthread_mutex_lock(&d->lock);
     (void)cdi_api_enter(before);
     if (st == CDDP_OK)
-        cdi_nan_describe(d, d->step, words, size, bad);
+        describe_all(d, d->step, words, size, bad);
     else
         st = cdi_ddp_set_error(d, &err);
     free(words);
@@ -240,7 +324,7 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
 /* Logs a finding on the rank that brought it, on a device, once its round is complete. */
 static void report_late(cddp_ddp *d, struct round *r)
 {
-    if (r->word != 0 && cdi_nan_rank(r->word) == cdi_comm_world(d->comm)->rank)
+    if (r->word != 0 && rank_of(r->word) == cdi_comm_world(d->comm)->rank)
         warn(d, r->word, r->step);
     *r = (struct round){.ticket = 0};
 }
@@ -266,19 +350,103 @@ cddp_status cdi_nan_verdict(cddp_ddp *d, struct cdi_error *bad)
     return st;
 }
 
+/* --------------------------------------------------------------------------------------------- captured steps ---- */
+
+const uint64_t *cdi_nan_bad(const cddp_ddp *d)
+{
+    return d->nan != NULL && d->nan->mode == CDI_NAN_ERROR ? &d->nan->there[ALL] : NULL;
+}
+
+cddp_status cdi_nan_send_captured(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_nan_check *n = d->nan;
+    struct cdi_coll op;
+    uint64_t ticket;
+    cddp_status st;
+
+    if (n == NULL)
+        return CDDP_OK;
+    op = reduction(&n->there[MINE], &n->there[ALL]);
+    st = d->ops->enqueue(d->b, &op, &ticket, err);
+    return st == CDDP_OK ? d->ops->report(d->b, &n->there[MINE], n->report, err) : st;
+}
+
+/* Copies the report. false: there is none that is new, or a kernel is writing it: the next call finds that one. */
+static bool read_report(struct cdi_nan_check *n, struct cdi_nan_report *out)
+{
+    out->number = atomic_load_explicit((_Atomic uint64_t *)&n->report->number, memory_order_acquire);
+    if (out->number == 0 || out->number == n->told)
+        return false;
+    out->all = atomic_load_explicit((_Atomic uint64_t *)&n->report->all, memory_order_acquire);
+    if (atomic_load_explicit((_Atomic uint64_t *)&n->report->number, memory_order_relaxed) != out->number)
+        return false;
+    n->told = out->number;
+    return true;
+}
+
+/*
+ * Reads a report of launches: with "error" CDDP_E_NONFINITE, with "warn" the rank that brought the number logs it.
+ * Waits for nothing.
+ */
+static cddp_status take_report(cddp_ddp *d, struct cdi_error *err)
+{
+    struct cdi_nan_report report;
+    char what[320], text[480];
+    int rank;
+
+    if (d->nan == NULL || d->nan->report == NULL || !read_report(d->nan, &report))
+        return CDDP_OK;
+    rank = describe_one(d, report.all, what, sizeof what);
+    (void)snprintf(text, sizeof text, "captured step, launch %" PRIu64 ": %s", report.number, what);
+    if (d->nan->mode == CDI_NAN_ERROR)
+        return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), rank), CDDP_E_NONFINITE,
+                           "%s; rank %d brought it", text, rank);
+    if (rank == cdi_comm_world(d->comm)->rank)
+        cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
+    return CDDP_OK;
+}
+
+cddp_status cddp_ddp_replay_status(cddp_ddp *ddp)
+{
+    CDI_DEFAULT_FLOAT_STATE;
+    struct cdi_error err;
+    cddp_status st = cdi_ddp_check("cddp_ddp_replay_status", ddp, &err);
+
+    if (st != CDDP_OK)
+        return cdi_last_error_set(&err);
+    (void)pthread_mutex_lock(&ddp->lock);
+    st = ddp->sticky.status;
+    if (st != CDDP_OK)
+        err = ddp->sticky;
+    else
+        st = ddp->ops->peek(ddp->b, &err);
+    if (st == CDDP_OK)
+        st = take_report(ddp, &err);
+    (void)pthread_mutex_unlock(&ddp->lock);
+    return st == CDDP_OK ? st : cdi_last_error_set(&err);
+}
+
+/* ------------------------------------------------------------------------------------------------------ the end ----
+ */
+
 void cdi_nan_release(cddp_ddp *d)
 {
     struct cdi_nan_check *n = d->nan;
+    struct cdi_error err;
 
     if (n == NULL)
         return;
     for (int k = 0; k < 2 && n->mode == CDI_NAN_WARN && n->there != NULL; k++)
         if (n->round[k].ticket > 0 && n->round[k].ticket <= d->joined)
             report_late(d, &n->round[k]);
-    cdi_nan_replay_release(d);
+    if (take_report(d, &err) != CDDP_OK)
+        cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, err.msg);
     if (n->there != NULL)
         d->ops->release(d->b, n->there);
+    if (n->report != NULL)
+        d->ops->release_host(d->b, n->report);
     n->there = NULL;
+    n->report = NULL;
 }
 
 void cdi_nan_free(cddp_ddp *d)
@@ -286,6 +454,6 @@ void cdi_nan_free(cddp_ddp *d)
     if (d->nan == NULL)
         return;
     free(d->nan->span);
-    free(d->nan->word_of);
+    free(d->nan->words);
     free(d->nan);
 }

@@ -11,6 +11,10 @@
  * On a device a kernel reads each bucket once more before it is reduced, at the speed of the memory (docs/gpu.md). The
  * word stays on the device until it is reduced. "error" then makes the host wait at the end of each step; "warn"
  * reports one step later, so that the host does not wait.
+ *
+ * A launch of a graph makes no call of libcddp. So in a captured step the graph itself reduces the finding, tells the
+ * host by a kernel that writes into pinned memory, and with "error" keeps the optimizer from the step. The host reads
+ * it in cddp_ddp_replay_status.
  */
 #ifndef CDI_REDUCER_NAN_CHECK_H
 #define CDI_REDUCER_NAN_CHECK_H
@@ -37,6 +41,10 @@ void cdi_nan_look(cddp_ddp *d, size_t i);
 cddp_status cdi_nan_look_there(cddp_ddp *d, size_t b, struct cdi_error *err);
 /* Enqueues, with the lock held and after all buckets, the reduction of the finding. Sets the sticky error. */
 cddp_status cdi_nan_send(cddp_ddp *d);
+/* Adds to the graph, with the lock held and after all buckets of a captured step, the exchange and the report. */
+cddp_status cdi_nan_send_captured(cddp_ddp *d, struct cdi_error *err);
+/* Returns what the optimizer of a captured step reads: not 0 if it must leave the step out. NULL: nothing. */
+const uint64_t *cdi_nan_bad(const cddp_ddp *d);
 /*
  * Ends the check of this step, with the lock held: sets *bad to CDDP_E_NONFINITE if there is a finding and the mode is
  * "error", on every rank alike. Waits for the ranks. Returns CDDP_OK, or the sticky error.

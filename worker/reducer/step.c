@@ -14,7 +14,6 @@
 #include "worker/reducer/grads/user_grads.h"
 #include "worker/reducer/launch.h"
 #include "worker/reducer/nan_check.h"
-#include "worker/reducer/nan_replay.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/powersgd.h"
 #include "worker/reducer/replicas.h"
@@ -433,7 +432,7 @@ static cddp_status end_in_capture(cddp_ddp *d, cddp_status (*complete)(cddp_ddp 
     cddp_status status = cdi_step_close_captured(d, err);
 
     if (status == CDDP_OK)
-        status = cdi_nan_replay_send(d, err);
+        status = cdi_nan_send_captured(d, err);
     if (status == CDDP_OK)
         status = complete(d, arg);
     if (status == CDDP_OK)

@@ -179,7 +179,6 @@ struct cdi_ddp_stats;  /* private to reducer/stats.c */
 struct cdi_metrics;    /* private to reducer/metrics.c */
 struct cdi_ddp_debug;  /* private to debug.c */
 struct cdi_nan_check;  /* private to nan_check.c */
-struct cdi_nan_replay; /* private to nan_replay.c */
 struct cdi_replicas;   /* private to replicas.c */
 struct cdi_item_ops;
 
@@ -209,7 +208,6 @@ struct cddp_ddp {
     struct cdi_ddp_waits waits;
     struct cdi_metrics *metrics;       /* NULL: CDDP_METRICS_FILE is not set */
     struct cdi_nan_check *nan;         /* NULL: CDDP_NAN_CHECK is off */
-    struct cdi_nan_replay *nan_replay; /* NULL: the same, or on the host */
     struct cdi_replicas *replicas;     /* NULL: CDDP_CHECK_REPLICAS is not set */
     bool has_own;                      /* some gradients are in the user's memory */
     struct cdi_ddp_own own;            /* the lock covers its list */
