@@ -10,12 +10,10 @@
 #include <string.h>
 
 #define LIST_LIMIT ((size_t)1 << 30) /* bytes of one rank's list, before anything is allocated for it */
-#define BUFFER_BIT 0x10000u          /* in the type that is sent: this is a buffer, not a parameter */
-#define TIED_BIT 0x20000u            /* in the same: after the dimensions comes the parameter to which it is tied */
-#define GRAD_SHIFT 8                 /* followed by the gradient's type, if it differs */
 #define SHOWN_DIMS 8
-#define SHOWN_NAME 200
 #define SHOWN_TEXT (112 + 22 * SHOWN_DIMS)
+#define NAME "%.200s"
+#define TEXT "%.280s"
 
 /* What each rank sends to all others, as u64 numbers. */
 enum {
@@ -35,123 +33,78 @@ enum {
 };
 
 struct reader {
-    const uint8_t *p;
+    const char *p;
     size_t len;
 };
 
-/* One entry of a list; points into the list. */
+/* One entry of a list; points into the list: the name, the text, and the dimensions that the text leaves out. */
 struct entry {
-    const uint8_t *bytes;
-    size_t len; /* of the whole entry */
     const char *name;
-    int name_len;
+    size_t len; /* of the whole entry */
     bool buffer;
-    cddp_dtype dtype, grad_dtype; /* grad_dtype is 0 if it equals dtype */
-    uint32_t n_dims;
-    const uint8_t *dims;
-    const uint8_t *tied; /* NULL: to no earlier parameter */
+    const char *text;
 };
 
 /* ------------------------------------------------------------------------------------------------- the lists ---- */
+
+/* "float32 [3, 64]", "bfloat16 [64] with gradients of float32", "float32 [3, 64] tied to parameter 0" */
+static void show(const cddp_param *p, size_t n_dims, size_t tied, size_t self, char text[SHOWN_TEXT])
+{
+    size_t at = (size_t)snprintf(text, SHOWN_TEXT, "%s [", cdi_dtype_name(p->dtype));
+
+    for (size_t d = 0; d < n_dims && d < SHOWN_DIMS; d++)
+        at += (size_t)snprintf(text + at, SHOWN_TEXT - at, "%s%zu", d == 0 ? "" : ", ",
+                               p->shape == NULL ? p->count : p->shape[d]);
+    at += (size_t)snprintf(text + at, SHOWN_TEXT - at, n_dims > SHOWN_DIMS ? ", ...]" : "]");
+    if (p->grad_dtype != p->dtype && p->grad_dtype != CDDP_DTYPE_NONE)
+        at += (size_t)snprintf(text + at, SHOWN_TEXT - at, " with gradients of %s", cdi_dtype_name(p->grad_dtype));
+    if (tied != self)
+        (void)snprintf(text + at, SHOWN_TEXT - at, " tied to parameter %zu", tied);
+}
 
 cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, const size_t *tied, size_t n,
                               bool buffers)
 {
     cddp_status status = CDDP_OK;
+    char text[SHOWN_TEXT];
 
     for (size_t i = 0; i < n && status == CDDP_OK; i++) {
         const cddp_param *p = &params[i];
-        size_t name_len = strlen(p->name), n_dims = p->shape == NULL ? 1 : p->n_dims;
-        uint32_t other = p->grad_dtype == p->dtype ? 0 : (uint32_t)p->grad_dtype << GRAD_SHIFT;
-        bool is_tied = tied != NULL && tied[i] != i;
+        size_t n_dims = p->shape == NULL ? 1 : p->n_dims;
 
-        if (name_len > LIST_LIMIT || n_dims > LIST_LIMIT / 8)
-            return CDDP_E_LIMIT;
-        status = cdi_buf_put_u32(list, (uint32_t)name_len);
+        show(p, n_dims, tied != NULL ? tied[i] : i, i, text);
+        status = cdi_buf_append(list, p->name, strlen(p->name) + 1);
         if (status == CDDP_OK)
-            status = cdi_buf_append(list, p->name, name_len);
+            status = cdi_buf_printf(list, "%c%s%c", buffers ? 'b' : 'p', text, '\0');
+        for (size_t d = SHOWN_DIMS; d < n_dims && status == CDDP_OK; d++)
+            status = cdi_buf_printf(list, "%zu ", p->shape[d]);
         if (status == CDDP_OK)
-            status = cdi_buf_put_u32(list, (uint32_t)p->dtype | other | (buffers ? BUFFER_BIT : 0) |
-                                               (is_tied ? TIED_BIT : 0));
-        if (status == CDDP_OK)
-            status = cdi_buf_put_u32(list, (uint32_t)n_dims);
-        for (size_t d = 0; d < n_dims && status == CDDP_OK; d++)
-            status = cdi_buf_put_u64(list, p->shape == NULL ? p->count : p->shape[d]);
-        if (status == CDDP_OK && is_tied)
-            status = cdi_buf_put_u64(list, tied[i]);
+            status = cdi_buf_append(list, "", 1);
     }
     return status;
 }
 
-static bool verify_take(struct reader *r, size_t n, const uint8_t **at)
+/* Reads the next text. Returns NULL at the end of the list, or if the list is malformed. */
+static const char *next_text(struct reader *r)
 {
-    if (n > r->len)
-        return false;
-    *at = r->p;
-    r->p += n;
-    r->len -= n;
-    return true;
+    const char *text = r->p, *end = r->len > 0 ? memchr(text, '\0', r->len) : NULL;
+
+    if (end == NULL)
+        return NULL;
+    r->len -= (size_t)(end + 1 - text);
+    r->p = end + 1;
+    return text;
 }
 
-static uint64_t verify_number(const uint8_t *p, int bytes)
-{
-    uint64_t v = 0;
-
-    for (int i = bytes; i-- > 0;)
-        v = v << 8 | p[i];
-    return v;
-}
-
-static bool take_u32(struct reader *r, uint32_t *v)
-{
-    const uint8_t *at;
-
-    if (!verify_take(r, 4, &at))
-        return false;
-    *v = (uint32_t)verify_number(at, 4);
-    return true;
-}
-
-/* Reads the next entry. Returns false at the end of the list, or if the list is malformed. */
 static bool next_entry(struct reader *r, struct entry *e)
 {
-    const uint8_t *name;
-    uint32_t name_len, dtype;
-
-    *e = (struct entry){.bytes = r->p};
-    if (!take_u32(r, &name_len) || !verify_take(r, name_len, &name) || !take_u32(r, &dtype) ||
-        !take_u32(r, &e->n_dims) || !verify_take(r, (size_t)e->n_dims * 8, &e->dims) ||
-        ((dtype & TIED_BIT) != 0 && !verify_take(r, 8, &e->tied)))
+    *e = (struct entry){.name = next_text(r)};
+    e->text = next_text(r);
+    if (e->text == NULL || (*e->text != 'b' && *e->text != 'p') || next_text(r) == NULL)
         return false;
-    e->name = (const char *)name;
-    e->name_len = name_len > SHOWN_NAME ? SHOWN_NAME : (int)name_len;
-    e->buffer = (dtype & BUFFER_BIT) != 0;
-    e->dtype = (cddp_dtype)(dtype & 0xffu);
-    e->grad_dtype = (cddp_dtype)(dtype >> GRAD_SHIFT & 0xffu);
-    e->len = (size_t)(r->p - e->bytes);
+    e->buffer = *e->text++ == 'b';
+    e->len = (size_t)(r->p - e->name);
     return true;
-}
-
-static bool verify_same_name(const struct entry *a, const struct entry *b)
-{
-    return verify_number(a->bytes, 4) == verify_number(b->bytes, 4) &&
-           memcmp(a->name, b->name, verify_number(a->bytes, 4)) == 0;
-}
-
-/* "float32 [3, 64]", "bfloat16 [64] with gradients of float32", "float32 [3, 64] tied to parameter 0" */
-static const char *show(const struct entry *e, char *text, size_t cap)
-{
-    size_t at = (size_t)snprintf(text, cap, "%s [", cdi_dtype_name(e->dtype));
-
-    for (uint32_t d = 0; d < e->n_dims && d < SHOWN_DIMS; d++)
-        at += (size_t)snprintf(text + at, cap - at, "%s%" PRIu64, d == 0 ? "" : ", ",
-                               verify_number(e->dims + 8 * (size_t)d, 8));
-    at += (size_t)snprintf(text + at, cap - at, e->n_dims > SHOWN_DIMS ? ", ...]" : "]");
-    if (e->grad_dtype != CDDP_DTYPE_NONE)
-        at += (size_t)snprintf(text + at, cap - at, " with gradients of %s", cdi_dtype_name(e->grad_dtype));
-    if (e->tied != NULL)
-        (void)snprintf(text + at, cap - at, " tied to parameter %" PRIu64, verify_number(e->tied, 8));
-    return text;
 }
 
 static const char *noun(const struct entry *e)
@@ -162,18 +115,15 @@ static const char *noun(const struct entry *e)
 static cddp_status verify_name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b,
                                           int rank_b, struct cdi_error *err)
 {
-    char text_a[SHOWN_TEXT], text_b[SHOWN_TEXT];
-
-    (void)show(a, text_a, sizeof text_a);
-    (void)show(b, text_b, sizeof text_b);
     if (a->buffer != b->buffer)
-        return cdi_fail(err, CDDP_E_MISMATCH, "'%.*s' %s is a %s on rank %d, where rank %d has the %s '%.*s' %s",
-                        a->name_len, a->name, text_a, noun(a), rank_a, rank_b, noun(b), b->name_len, b->name, text_b);
-    if (verify_same_name(a, b))
-        return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '%.*s' is %s on rank %d but %s on rank %d", noun(a), i,
-                        a->name_len, a->name, text_a, rank_a, text_b, rank_b);
-    return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '%.*s' %s on rank %d but '%.*s' %s on rank %d", noun(a), i,
-                    a->name_len, a->name, text_a, rank_a, b->name_len, b->name, text_b, rank_b);
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "'" NAME "' " TEXT " is a %s on rank %d, where rank %d has the %s '" NAME "' " TEXT, a->name,
+                        a->text, noun(a), rank_a, rank_b, noun(b), b->name, b->text);
+    if (strcmp(a->name, b->name) == 0)
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '" NAME "' is " TEXT " on rank %d but " TEXT " on rank %d",
+                        noun(a), i, a->name, a->text, rank_a, b->text, rank_b);
+    return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '" NAME "' " TEXT " on rank %d but '" NAME "' " TEXT " on rank %d",
+                    noun(a), i, a->name, a->text, rank_a, b->name, b->text, rank_b);
 }
 
 /*
@@ -183,22 +133,20 @@ static cddp_status verify_name_difference(size_t i, const struct entry *a, int r
 static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
                                 struct cdi_error *err)
 {
-    char text[SHOWN_TEXT];
     struct entry e;
     size_t n_long = i + 1;
 
     while (next_entry(&rest, &e))
         n_long += e.buffer == first->buffer;
     return cdi_fail(err, CDDP_E_MISMATCH,
-                    "rank %d has %zu %ss but rank %d has %zu: %s %zu '%.*s' %s is only on rank %d", rank_short, i,
-                    noun(first), rank_long, n_long, noun(first), i, first->name_len, first->name,
-                    show(first, text, sizeof text), rank_long);
+                    "rank %d has %zu %ss but rank %d has %zu: %s %zu '" NAME "' " TEXT " is only on rank %d",
+                    rank_short, i, noun(first), rank_long, n_long, noun(first), i, first->name, first->text, rank_long);
 }
 
 cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
                                struct cdi_error *err)
 {
-    struct reader ra = {cdi_buf_data(a), a->len}, rb = {cdi_buf_data(b), b->len};
+    struct reader ra = {(const char *)cdi_buf_data(a), a->len}, rb = {(const char *)cdi_buf_data(b), b->len};
 
     bool buffers = false;
 
@@ -217,7 +165,7 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
             return name_surplus(i, &ea, ra, rank_a, rank_b, err);
         if (!has_a)
             return name_surplus(i, &eb, rb, rank_b, rank_a, err);
-        if (ea.len != eb.len || memcmp(ea.bytes, eb.bytes, ea.len) != 0)
+        if (ea.len != eb.len || memcmp(ea.name, eb.name, ea.len) != 0)
             return verify_name_difference(i, &ea, rank_a, &eb, rank_b, err);
     }
 }
