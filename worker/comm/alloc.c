@@ -5,6 +5,7 @@
  */
 #include "common/cleanup.h"
 #include "common/float_state.h"
+#include "worker/comm/agree.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/memory.h"
 
@@ -16,47 +17,33 @@
 
 /* -------------------------------------------------------------------------------------------------- agreement ---- */
 
-/* What each rank requests; sent as three u64. */
+/* What each rank requests. */
 struct request {
-    uint64_t status, flags, bytes;
+    uint64_t flags, bytes;
 };
 
 /*
- * Checks that all ranks request the same, and that all can have it. A rank that cannot (mine, with its message) reports
- * that to the others, and returns its own error.
+ * Checks that all ranks request the same, and that all can have it. A rank that cannot (mine, with its message in err)
+ * reports that to the others, and returns its own error.
  */
 static cddp_status memory_agree(cddp_comm *comm, const char *function, uint32_t flags, size_t bytes, cddp_status mine,
                                 struct cdi_error *err)
 {
     const struct cdi_world *w = cdi_comm_world(comm);
-    const struct request mine_sent = {(uint64_t)(-(int)mine), flags, bytes};
-    CDI_AUTOFREE struct request *all = calloc((size_t)w->size, sizeof *all);
-    struct cdi_error own = {.status = mine};
-    cddp_status st;
+    const struct request mine_sent = {flags, bytes};
+    CDI_AUTOFREE void *cards = NULL;
+    const struct request *all;
+    cddp_status st =
+        cdi_comm_agree(comm, "share memory", &mine_sent, sizeof mine_sent, &cards, mine != CDDP_OK ? err : NULL, err);
 
-    if (all == NULL) { /* the others wait for this rank */
-        (void)cdi_fail(err, CDDP_E_NOMEM, "rank %d: %s: out of memory", w->rank, function);
-        cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, err->msg);
-        return CDDP_E_NOMEM;
-    }
-    if (mine != CDDP_OK)
-        own = *err;
-    st = cdi_comm_all_gather(comm, &mine_sent, all, 3, CDDP_UINT64, err);
-    if (st != CDDP_OK || mine != CDDP_OK) {
-        *err = st != CDDP_OK ? *err : own;
-        return st != CDDP_OK ? st : mine;
-    }
-    for (int r = 0; r < w->size; r++)
-        if (all[r].status != 0)
-            return cdi_fail_by(err, cdi_rank_of_job(w, r), (cddp_status)(-(int)all[r].status), "%s: rank %d failed",
-                               function, r);
-    for (int r = 1; r < w->size; r++)
+    all = cards;
+    for (int r = 1; r < w->size && st == CDDP_OK; r++)
         if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
-            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "%s: rank 0 requests %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d %" PRIu64
-                               " bytes with flags %" PRIu64 ": request the same on all ranks",
-                               function, all[0].bytes, all[0].flags, r, all[r].bytes, all[r].flags);
-    return CDDP_OK;
+            st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                             "%s: rank 0 requests %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d %" PRIu64
+                             " bytes with flags %" PRIu64 ": request the same on all ranks",
+                             function, all[0].bytes, all[0].flags, r, all[r].bytes, all[r].flags);
+    return st;
 }
 
 /*

@@ -80,7 +80,8 @@ static int register_it(int rank)
     CHECK(cddp_register(comm, own, sizeof own, 7) == CDDP_E_INVALID);
     CHECK(cddp_register(comm, rank == 1 ? NULL : own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_E_INVALID);
     CHECK(strcmp(cddp_last_error(),
-                 rank == 1 ? "cddp_register: (nil) is not memory of 400 bytes" : "cddp_register: rank 1 failed") == 0);
+                 rank == 1 ? "cddp_register: (nil) is not memory of 400 bytes"
+                           : "rank 1 could not share memory: cddp_register: (nil) is not memory of 400 bytes") == 0);
     CHECK(cddp_unregister(comm, own) == CDDP_E_INVALID);
     CHECK(cddp_register(comm, own, sizeof own, CDDP_MEM_COLLECTIVE) == CDDP_OK);
     CHECK(cddp_register(comm, own + 99, 4, CDDP_MEM_COLLECTIVE) == CDDP_E_INVALID);
