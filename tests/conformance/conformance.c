@@ -177,7 +177,7 @@ static int any_reduction(struct rank *r, enum cdi_coll_kind kind, size_t count, 
 
 static bool reduces(struct rank *r, cddp_dtype dtype, cddp_redop op)
 {
-    return r->ops->check_reduction == NULL || r->ops->check_reduction(r->b, dtype, op, &r->err) == CDDP_OK;
+    return r->ops->check_reduction(r->b, dtype, op, &r->err) == CDDP_OK;
 }
 
 static int reduce_all(struct rank *r, enum cdi_coll_kind kind)

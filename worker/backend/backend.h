@@ -340,13 +340,13 @@ struct cdi_backend_ops {
      *   numbers of both, with equal counts and types.
      * - A BARRIER may precede SENDs and RECVs, with asked, count, dtype and root of the collective that they implement.
      *   All ranks have it. A backend that compares the calls of the ranks does so there; other backends skip it.
-     * lazy and asked of the first operation hold for all. NULL: the backend has no groups. Otherwise as enqueue.
+     * lazy and asked of the first operation hold for all. Otherwise as enqueue.
      */
     cddp_status (*enqueue_group)(struct cdi_backend *b, const struct cdi_coll *ops, size_t n, uint64_t *ticket,
                                  struct cdi_error *err);
     /*
      * Does the backend reduce elements of this type by this operation? CDDP_OK; CDDP_E_UNSUPPORTED, and the message
-     * names an alternative. The same on every rank. enqueue gets only what passes here. Any thread. NULL: all pass.
+     * names an alternative. The same on every rank. enqueue gets only what passes here. Any thread.
      */
     cddp_status (*check_reduction)(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
     /* Enqueues a lazy operation and joins it. Any thread. NULL: both calls separately are as fast. */
@@ -356,7 +356,7 @@ struct cdi_backend_ops {
     /*
      * Returns CDDP_IN_PROGRESS, CDDP_OK (every operation up to ticket is done), the sticky error, or CDDP_E_INVALID (no
      * such ticket). Never blocks, except where only threads of callers can run operations: there it is join. Any
-     * thread. NULL: the backend does not support it.
+     * thread.
      */
     cddp_status (*test)(struct cdi_backend *b, uint64_t ticket, struct cdi_error *err);
 
@@ -428,7 +428,7 @@ struct cdi_backend_ops {
     /* On a device: the same for host memory that copies are fastest with. NULL on the host. */
     cddp_status (*alloc_host)(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
     void (*release_host)(struct cdi_backend *b, void *p);
-    /* Is this memory of the device of the backend? False on the host, and for host memory. Any thread. */
+    /* Is this memory of the device of the backend? False for host memory. Any thread. NULL on the host. */
     bool (*is_device)(struct cdi_backend *b, const void *p);
     /*
      * Can the backend use this memory? CDDP_OK, also for host memory; CDDP_E_INVALID (memory of another device: the
@@ -460,7 +460,7 @@ struct cdi_backend_ops {
     cddp_status (*health)(struct cdi_backend *b, struct cdi_error *err);
     /*
      * Returns the same, but never waits, not even for an abort in progress. It also reports what this rank would only
-     * find in its next wait: that a peer has aborted or died. Any thread. NULL: use health.
+     * find in its next wait: that a peer has aborted or died. Any thread.
      */
     cddp_status (*peek)(struct cdi_backend *b, struct cdi_error *err);
     /*
@@ -577,6 +577,11 @@ static inline cddp_status cdi_backend_zeros(const struct cdi_backend_ops *ops, s
     if (st == CDDP_OK)
         memset(*out, 0, bytes);
     return st;
+}
+
+static inline bool cdi_backend_is_device(const struct cdi_backend_ops *ops, struct cdi_backend *b, const void *p)
+{
+    return ops->on_device && ops->is_device(b, p);
 }
 
 extern const struct cdi_backend_ops cdi_cpu_backend;

@@ -6,6 +6,7 @@
 #include "worker/math/reduce.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -226,4 +227,30 @@ cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype,
                     "the host does not compute with %s: convert it to float32 or bfloat16, reduce that, and convert "
                     "the result",
                     cdi_dtype_name(dtype));
+}
+
+cddp_status cdi_host_memory_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
+{
+    void *p = NULL;
+
+    (void)b;
+    if (posix_memalign(&p, 64, bytes > 0 ? bytes : 1) != 0)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu bytes", bytes);
+    *out = p;
+    return CDDP_OK;
+}
+
+void cdi_host_memory_release(struct cdi_backend *b, void *p)
+{
+    (void)b;
+    free(p);
+}
+
+cddp_status cdi_host_memory_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
+{
+    (void)b;
+    (void)err;
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+    return CDDP_OK;
 }

@@ -24,6 +24,11 @@ cddp_status cdi_element_norm_round(struct cdi_backend *b, double *out, struct cd
 cddp_status cdi_element_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                              const double *sum, struct cdi_error *err);
 
+/* alloc, release and copy of a backend on the host. */
+cddp_status cdi_host_memory_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err);
+void cdi_host_memory_release(struct cdi_backend *b, void *p);
+cddp_status cdi_host_memory_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes,
+                                 struct cdi_error *err);
 /* Is check_reduction of a backend on the host: accepts what reduce.h supports. */
 cddp_status cdi_element_check_reduction(struct cdi_backend *b, cddp_dtype dtype, cddp_redop op, struct cdi_error *err);
 

@@ -42,7 +42,7 @@ static void item_text(char *text, size_t cap, const cddp_checkpoint_item *const 
 /* The same with its bytes, if they are on the host. */
 static uint64_t hash_content(const cddp_comm *comm, const cddp_checkpoint_item *item)
 {
-    bool is_here = item->bytes > 0 && !cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), item->data);
+    bool is_here = item->bytes > 0 && !cdi_backend_is_device(cdi_comm_ops(comm), cdi_comm_backend(comm), item->data);
 
     return cdi_crc64(hash_item(item), item->data, is_here ? item->bytes : 0);
 }

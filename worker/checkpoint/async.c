@@ -88,7 +88,7 @@ static cddp_status look_at_comm(cddp_comm *comm, struct cdi_error *err)
 {
     const struct cdi_backend_ops *ops = cdi_comm_ops(comm);
 
-    return (ops->peek != NULL ? ops->peek : ops->health)(cdi_comm_backend(comm), err);
+    return ops->peek(cdi_comm_backend(comm), err);
 }
 
 /* On rank 0: waits until all ranks have reported. Returns CDDP_OK if all have written their shards. */

@@ -12,7 +12,7 @@
 
 bool cdi_item_is_on_device(cddp_comm *comm, const void *p)
 {
-    return cdi_comm_ops(comm)->is_device(cdi_comm_backend(comm), p);
+    return cdi_backend_is_device(cdi_comm_ops(comm), cdi_comm_backend(comm), p);
 }
 
 cddp_status cdi_items_drain(cddp_comm *comm, struct cdi_error *err)

@@ -27,7 +27,7 @@ static cddp_status check_reductions(cddp_comm *comm, const struct cdi_coll *ops,
 {
     const struct cdi_backend_ops *backend = cdi_comm_ops(comm);
 
-    for (size_t i = 0; i < n && backend->check_reduction != NULL; i++) {
+    for (size_t i = 0; i < n; i++) {
         bool reduces = ops[i].kind == CDI_ALL_REDUCE || ops[i].kind == CDI_REDUCE || ops[i].kind == CDI_REDUCE_SCATTER;
         char text[192];
 
@@ -199,8 +199,6 @@ static cddp_status enqueue(cddp_comm *comm, const struct cdi_coll *ops, size_t n
 
     if (n == 1)
         return backend->enqueue(cdi_comm_backend(comm), ops, ticket, err);
-    if (backend->enqueue_group == NULL)
-        return cdi_fail(err, CDDP_E_UNSUPPORTED, "the backend %s does not support groups of operations", backend->name);
     return backend->enqueue_group(cdi_comm_backend(comm), ops, n, ticket, err);
 }
 
@@ -358,9 +356,6 @@ cddp_status cddp_coll_test(cddp_comm *comm, uint64_t ticket)
 
     if (st == CDDP_OK && ticket == 0)
         st = coll_wait(comm, 0, &err);
-    else if (st == CDDP_OK && cdi_comm_ops(comm)->test == NULL)
-        st = cdi_fail(&err, CDDP_E_UNSUPPORTED, "the backend %s does not support cddp_coll_test",
-                      cdi_comm_ops(comm)->name);
     else if (st == CDDP_OK)
         st = cdi_comm_ops(comm)->test(cdi_comm_backend(comm), ticket, &err);
     return st == CDDP_IN_PROGRESS ? st : coll_result(st, &err);

@@ -41,10 +41,8 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
 
     if (comm == NULL)
         st = cdi_fail(&err, CDDP_E_INVALID, "cddp_comm_error: comm must not be NULL");
-    else if (st == CDDP_OK && comm->ops->peek != NULL)
-        st = comm->ops->peek(comm->backend, &err);
     else if (st == CDDP_OK)
-        st = comm->ops->health(comm->backend, &err);
+        st = comm->ops->peek(comm->backend, &err);
     err.status = st;
     cdi_error_info_fill(info, &err);
     return cdi_last_error_return(st, &err);

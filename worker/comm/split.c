@@ -201,7 +201,7 @@ struct watched {
 
 static bool is_abort(const struct cddp_comm *c, struct cdi_error *err)
 {
-    return c->ops->peek != NULL && c->ops->peek(c->backend, err) == CDDP_E_ABORTED;
+    return c->ops->peek(c->backend, err) == CDDP_E_ABORTED;
 }
 
 static cddp_status watch_whole(void *arg, const int *of_job, int n, struct cdi_error *err)

@@ -158,12 +158,12 @@ CDI_KERNEL_MAP(X)
 
 __attribute__((constructor)) static void register_twins(void)
 {
-#define X(constant, name)                                       \
-    kernel_##name.arg_size[0] = cdi_kernel_args_size(constant); \
-    if (cdi_kernel_twins[constant].run != NULL)                 \
-        kernel_##name.thread = run_##name;                      \
-    else                                                        \
-        kernel_##name.block = run_##name;                       \
+#define X(constant, name)                                             \
+    kernel_##name.arg_size[0] = cdi_kernel_twins[constant].args_size; \
+    if (cdi_kernel_twins[constant].run != NULL)                       \
+        kernel_##name.thread = run_##name;                            \
+    else                                                              \
+        kernel_##name.block = run_##name;                             \
     standin_kernel_register(&kernel_##name);
     CDI_KERNEL_MAP(X)
 #undef X

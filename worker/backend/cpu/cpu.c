@@ -309,39 +309,6 @@ static cddp_status cpu_stream_wait(struct cdi_backend *b, uint64_t ticket, void 
     return cdi_queue_join(b->queue, ticket != 0 ? ticket : cdi_queue_needed(b->queue), err);
 }
 
-static cddp_status cpu_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
-{
-    void *p = NULL;
-
-    (void)b;
-    if (posix_memalign(&p, 64, bytes > 0 ? bytes : 1) != 0)
-        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu bytes", bytes);
-    *out = p;
-    return CDDP_OK;
-}
-
-static void cpu_release(struct cdi_backend *b, void *p)
-{
-    (void)b;
-    free(p);
-}
-
-static bool cpu_is_device(struct cdi_backend *b, const void *p)
-{
-    (void)b;
-    (void)p;
-    return false;
-}
-
-static cddp_status cpu_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
-{
-    (void)b;
-    (void)err;
-    if (bytes > 0)
-        memcpy(to, from, bytes);
-    return CDDP_OK;
-}
-
 static void cpu_describe(struct cdi_backend *b, cddp_device_info *out)
 {
     (void)b;
@@ -400,11 +367,10 @@ const struct cdi_backend_ops cdi_cpu_backend = {
     .test = cpu_test,
     .wait_stream = cpu_wait_stream,
     .stream_wait = cpu_stream_wait,
-    .alloc = cpu_alloc,
-    .release = cpu_release,
+    .alloc = cdi_host_memory_alloc,
+    .release = cdi_host_memory_release,
     .copies_private = cpu_copies_private,
-    .is_device = cpu_is_device,
-    .copy = cpu_copy,
+    .copy = cdi_host_memory_copy,
     .describe = cpu_describe,
     .health = cpu_health,
     .peek = cpu_peek,

@@ -531,36 +531,6 @@ static cddp_status mpi_stream_wait(struct cdi_backend *b, uint64_t ticket, void 
     return mpi_join(b, ticket != 0 ? ticket : cdi_queue_needed(b->queue), err);
 }
 
-static cddp_status mpi_alloc(struct cdi_backend *b, size_t bytes, void **out, struct cdi_error *err)
-{
-    (void)b;
-    return posix_memalign(out, 64, bytes > 0 ? bytes : 1) == 0
-               ? CDDP_OK
-               : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %zu bytes", bytes);
-}
-
-static void mpi_release(struct cdi_backend *b, void *p)
-{
-    (void)b;
-    free(p);
-}
-
-static bool mpi_is_device(struct cdi_backend *b, const void *p)
-{
-    (void)b;
-    (void)p;
-    return false;
-}
-
-static cddp_status mpi_copy(struct cdi_backend *b, void *to, const void *from, size_t bytes, struct cdi_error *err)
-{
-    (void)b;
-    (void)err;
-    if (bytes > 0)
-        memcpy(to, from, bytes);
-    return CDDP_OK;
-}
-
 static void mpi_describe(struct cdi_backend *b, cddp_device_info *out)
 {
     *out = (cddp_device_info){.size = out->size, .device = -1, .numa_node = -1};
@@ -608,10 +578,9 @@ static const struct cdi_backend_ops mpi_ops = {
     .test = mpi_test,
     .wait_stream = mpi_wait_stream,
     .stream_wait = mpi_stream_wait,
-    .alloc = mpi_alloc,
-    .release = mpi_release,
-    .is_device = mpi_is_device,
-    .copy = mpi_copy,
+    .alloc = cdi_host_memory_alloc,
+    .release = cdi_host_memory_release,
+    .copy = cdi_host_memory_copy,
     .describe = mpi_describe,
     .health = mpi_health,
     .peek = mpi_peek,

@@ -46,36 +46,14 @@ cddp_status cdi_gpu_fold(struct cdi_backend *b, double *out, struct cdi_error *e
 cddp_status cdi_gpu_clip(struct cdi_backend *b, const struct cdi_span *x, size_t n, const struct cdi_clip *how,
                          const double *sum, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_element_begin(b, err);
-
-    if (st != CDDP_OK)
-        return st;
-    while (n > 0 && st == CDDP_OK) {
-        struct cdi_launch l;
-        size_t taken = cdi_launch_clip(&l, b->device.n_sm, x, n, how, sum);
-
-        st = cdi_device_launch(&b->device, &l, err);
-        x += taken;
-        n -= taken;
-    }
-    cdi_gpu_element_end(b);
-    return st;
+    return CDI_GPU_LAUNCHES(b, n, cdi_launch_clip(&launch, b->device.n_sm, x + at, n - at, how, sum), err);
 }
 
 cddp_status cdi_gpu_find(struct cdi_backend *b, const struct cdi_span *x, const uint64_t *word_of, size_t n,
                          uint64_t limit, uint64_t *word, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_element_begin(b, err);
-    struct cdi_launch l;
-
-    if (st != CDDP_OK)
-        return st;
-    for (size_t at = 0; at < n && st == CDDP_OK;) {
-        at += cdi_launch_find(&l, b->device.n_sm, x + at, word_of + at, n - at, limit, word);
-        st = cdi_device_launch(&b->device, &l, err);
-    }
-    cdi_gpu_element_end(b);
-    return st;
+    return CDI_GPU_LAUNCHES(b, n, cdi_launch_find(&launch, b->device.n_sm, x + at, word_of + at, n - at, limit, word),
+                            err);
 }
 
 cddp_status cdi_gpu_report(struct cdi_backend *b, uint64_t *words, struct cdi_nan_report *report, struct cdi_error *err)

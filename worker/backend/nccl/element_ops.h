@@ -44,4 +44,24 @@ cddp_status cdi_gpu_lowrank(struct cdi_backend *b, enum cdi_lowrank_step step, c
 cddp_status cdi_gpu_element_begin(struct cdi_backend *b, struct cdi_error *err);
 void cdi_gpu_element_end(struct cdi_backend *b);
 
+/*
+ * Launches kernels until n elements are taken: `prepare` makes `launch` of those from `at` on, and returns how many it
+ * takes. Returns a status.
+ */
+#define CDI_GPU_LAUNCHES(b, n, prepare, err)                               \
+    __extension__({                                                        \
+        cddp_status launched_ = cdi_gpu_element_begin(b, err);             \
+                                                                           \
+        if (launched_ == CDDP_OK) {                                        \
+            for (size_t at = 0; at < (n) && launched_ == CDDP_OK;) {       \
+                struct cdi_launch launch;                                  \
+                                                                           \
+                at += (prepare);                                           \
+                launched_ = cdi_device_launch(&(b)->device, &launch, err); \
+            }                                                              \
+            cdi_gpu_element_end(b);                                        \
+        }                                                                  \
+        launched_;                                                         \
+    })
+
 #endif

@@ -38,34 +38,11 @@ cddp_status cdi_gpu_store(struct cdi_backend *b, double *to, const double *value
 
 cddp_status cdi_gpu_optim_count(struct cdi_backend *b, const struct cdi_optim_step *s, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_element_begin(b, err);
-    struct cdi_launch l;
-
-    if (st != CDDP_OK)
-        return st;
-    for (size_t at = 0; at < s->n_rows && st == CDDP_OK;) {
-        at += cdi_launch_count(&l, s, at);
-        st = cdi_device_launch(&b->device, &l, err);
-    }
-    cdi_gpu_element_end(b);
-    return st;
+    return CDI_GPU_LAUNCHES(b, s->n_rows, cdi_launch_count(&launch, s, at), err);
 }
 
 cddp_status cdi_gpu_optim_update(struct cdi_backend *b, const struct cdi_optim_step *s,
                                  const struct cdi_optim_piece *piece, size_t n, struct cdi_error *err)
 {
-    cddp_status st = cdi_gpu_element_begin(b, err);
-
-    if (st != CDDP_OK)
-        return st;
-    while (n > 0 && st == CDDP_OK) {
-        struct cdi_launch l;
-        size_t taken = cdi_launch_update(&l, b->device.n_sm, s, piece, n);
-
-        st = cdi_device_launch(&b->device, &l, err);
-        piece += taken;
-        n -= taken;
-    }
-    cdi_gpu_element_end(b);
-    return st;
+    return CDI_GPU_LAUNCHES(b, n, cdi_launch_update(&launch, b->device.n_sm, s, piece + at, n - at), err);
 }

@@ -63,48 +63,6 @@ const char *cdi_kernel_name(enum cdi_kernel kernel)
     return (unsigned)kernel < CDI_N_KERNELS ? names[kernel] : NULL;
 }
 
-size_t cdi_kernel_args_size(enum cdi_kernel kernel)
-{
-    switch (kernel) {
-    case CDI_KERNEL_PACK:
-    case CDI_KERNEL_UNPACK:
-        return sizeof(struct cdi_pack_args);
-    case CDI_KERNEL_CAST:
-        return sizeof(struct cdi_cast_args);
-    case CDI_KERNEL_SCALE:
-        return sizeof(struct cdi_scale_args);
-    case CDI_KERNEL_TALLY:
-        return sizeof(struct cdi_tally_args);
-    case CDI_KERNEL_FOLD:
-        return sizeof(struct cdi_fold_args);
-    case CDI_KERNEL_CLIP:
-        return sizeof(struct cdi_clip_args);
-    case CDI_KERNEL_COUNT:
-        return sizeof(struct cdi_count_args);
-    case CDI_KERNEL_UPDATE:
-        return sizeof(struct cdi_update_args);
-    case CDI_KERNEL_FEED:
-    case CDI_KERNEL_LEFT:
-    case CDI_KERNEL_BASIS:
-    case CDI_KERNEL_RIGHT:
-    case CDI_KERNEL_PRODUCT:
-        return sizeof(struct cdi_lowrank_args);
-    case CDI_KERNEL_FIND:
-        return sizeof(struct cdi_find_args);
-    case CDI_KERNEL_HASH:
-        return sizeof(struct cdi_hash_args);
-    case CDI_KERNEL_SIGNAL:
-        return sizeof(struct cdi_signal_args);
-    case CDI_KERNEL_STORE:
-        return sizeof(struct cdi_store_args);
-    case CDI_KERNEL_REPORT:
-        return sizeof(struct cdi_report_args);
-    case CDI_N_KERNELS:
-        break;
-    }
-    return 0;
-}
-
 size_t cdi_launch_pack(struct cdi_launch *out, enum cdi_kernel kernel, uint32_t n_sm, void *flat,
                        const struct cdi_slice *slice, size_t n, size_t *flat_bytes)
 {

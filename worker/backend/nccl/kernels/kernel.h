@@ -294,8 +294,6 @@ struct cdi_launch {
 
 /* Returns the name in the image, such as "cdi_pack"; NULL: there is no such kernel. */
 const char *cdi_kernel_name(enum cdi_kernel kernel);
-/* Returns the bytes of its argument struct. */
-size_t cdi_kernel_args_size(enum cdi_kernel kernel);
 
 /*
  * Fill launches, for a device of n_sm multiprocessors. Pure; any thread. Types are checked: CDDP_E_INVALID with an
