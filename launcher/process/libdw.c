@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/process/libdw.h"
 
-#ifdef CDI_LIBDW
-
 #include <dlfcn.h>
 #include <stdbool.h>
 
@@ -41,9 +39,3 @@ cddp_status libdw_open(struct libdw *dw, struct cdi_error *err)
     find_demangle(dw);
     return CDDP_OK;
 }
-
-#else
-
-typedef int libdw_is_not_used; /* C has no empty sources */
-
-#endif

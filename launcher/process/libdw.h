@@ -5,8 +5,6 @@
 
 #include "common/error.h"
 
-#ifdef CDI_LIBDW
-
 #include <dwarf.h>
 #include <elfutils/libdwfl.h>
 #include <stddef.h>
@@ -58,7 +56,5 @@ struct libdw {
  * thread. CDDP_E_UNSUPPORTED: it is missing, or too old.
  */
 cddp_status libdw_open(struct libdw *dw, struct cdi_error *err);
-
-#endif
 
 #endif

@@ -18,15 +18,18 @@ struct utilization {
 struct memory {
     unsigned long long total, free, used;
 };
-struct functions {
-    int (*init)(void);
-    int (*count)(unsigned *n);
-    int (*by_index)(unsigned index, device *out);
-    int (*uuid)(device d, char *text, unsigned cap);
-    int (*name)(device d, char *text, unsigned cap);
-    int (*utilization)(device d, struct utilization *out);
-    int (*memory)(device d, struct memory *out);
-};
+/* X(member, function of the library, whether it is required, its arguments) */
+#define NVML_MAP(X)                                                                                             \
+    X(init, nvmlInit_v2, true, (void))                                                                          \
+    X(count, nvmlDeviceGetCount_v2, true, (unsigned *n))                                                        \
+    X(by_index, nvmlDeviceGetHandleByIndex_v2, true, (unsigned index, device *out))                             \
+    X(uuid, nvmlDeviceGetUUID, true, (device d, char *text, unsigned cap))                                      \
+    X(name, nvmlDeviceGetName, true, (device d, char *text, unsigned cap))                                      \
+    X(utilization, nvmlDeviceGetUtilizationRates, true, (device d, struct utilization * out))                   \
+    X(memory, nvmlDeviceGetMemoryInfo, true, (device d, struct memory * out))                                   \
+    X(mig_mode, nvmlDeviceGetMigMode, false, (device d, unsigned *current, unsigned *pending))                  \
+    X(ecc_errors, nvmlDeviceGetTotalEccErrors, false, (device d, int type, int counter, unsigned long long *n)) \
+    X(throttle_reasons, nvmlDeviceGetCurrentClocksThrottleReasons, false, (device d, unsigned long long *bits))
 
 /* nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, and nvmlClocksThrottleReasons: hardware slowdown, thermal
    slowdown by software and by hardware, and the brake of the power supply. */
@@ -35,11 +38,9 @@ struct functions {
 #define SLOWED 0xe8
 
 struct nvml {
-    struct functions f;
-    /* NULL: a library that lacks them */
-    int (*mig_mode)(device d, unsigned *current, unsigned *pending);
-    int (*ecc_errors)(device d, int type, int counter, unsigned long long *n);
-    int (*throttle_reasons)(device d, unsigned long long *bits);
+#define X(member, function, needed, args) int(*member) args; /* NOLINT(bugprone-macro-parentheses) */
+    NVML_MAP(X)
+#undef X
     size_t n;
     device devices[GPUS_MAX];
     struct cdi_gpu gpus[GPUS_MAX];
@@ -47,21 +48,14 @@ struct nvml {
 
 static bool nvml_resolve(void *library, struct nvml *n)
 {
-    static const char *const names[] = {
-        "nvmlInit_v2",       "nvmlDeviceGetCount_v2",         "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
-        "nvmlDeviceGetName", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"};
-    void *found[sizeof names / sizeof names[0]],
-        *mig = dlsym(library, "nvmlDeviceGetMigMode"), *ecc = dlsym(library, "nvmlDeviceGetTotalEccErrors"),
-        *throttle = dlsym(library, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    void *at;
 
-    _Static_assert(sizeof found == sizeof n->f, "a name for each function");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if ((found[i] = dlsym(library, names[i])) == NULL)
-            return false;
-    memcpy(&n->f, found, sizeof found);
-    memcpy(&n->mig_mode, &mig, sizeof mig);
-    memcpy(&n->ecc_errors, &ecc, sizeof ecc);
-    memcpy(&n->throttle_reasons, &throttle, sizeof throttle);
+#define X(member, function, needed, args)                     \
+    if ((at = dlsym(library, #function)) == NULL && (needed)) \
+        return false;                                         \
+    *(void **)&n->member = at;
+    NVML_MAP(X)
+#undef X
     return true;
 }
 
@@ -72,12 +66,12 @@ static void list_gpu(struct nvml *n, unsigned i)
     char text[TEXT_MAX] = "";
     device d;
 
-    if (n->f.by_index(i, &d) != 0)
+    if (n->by_index(i, &d) != 0)
         return;
     *gpu = (struct cdi_gpu){.numa_node = -1};
-    if (n->f.uuid(d, text, sizeof text) == 0)
+    if (n->uuid(d, text, sizeof text) == 0)
         (void)snprintf(gpu->uuid, sizeof gpu->uuid, "%.47s", text);
-    if (n->f.name(d, text, sizeof text) == 0)
+    if (n->name(d, text, sizeof text) == 0)
         (void)snprintf(gpu->model, sizeof gpu->model, "%.63s", text);
     n->devices[n->n++] = d;
 }
@@ -88,7 +82,7 @@ static bool nvml_load_library(const char *name, struct nvml *n)
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     unsigned count = 0;
 
-    if (library == NULL || !nvml_resolve(library, n) || n->f.init() != 0 || n->f.count(&count) != 0)
+    if (library == NULL || !nvml_resolve(library, n) || n->init() != 0 || n->count(&count) != 0)
         return false;
     for (unsigned i = 0; i < count && n->n < GPUS_MAX; i++)
         list_gpu(n, i);
@@ -127,9 +121,9 @@ struct nvml_load nvml_read(const struct nvml *n, size_t gpu)
 
     if (d == NULL || (n->mig_mode != NULL && n->mig_mode(d, &current, &pending) == 0 && current != 0))
         return load;
-    if (n->f.utilization(d, &utilization) == 0)
+    if (n->utilization(d, &utilization) == 0)
         load.permille = utilization.gpu < 100 ? 10 * (int32_t)utilization.gpu : 1000;
-    if (n->f.memory(d, &memory) == 0) {
+    if (n->memory(d, &memory) == 0) {
         load.used_bytes = memory.used;
         load.total_bytes = memory.total;
     }

@@ -12,24 +12,6 @@
 
 #define COLUMNS_LEAST 20 /* fewer are of no use to a program that draws */
 
-/* By the master, if the kernel can: /dev/pts of a container may belong to another instance. */
-static int open_worker_end(int master)
-{
-    char name[64];
-    int fd = -1, error;
-
-#ifdef TIOCGPTPEER
-    fd = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
-#endif
-    if (fd >= 0)
-        return fd;
-    error = ptsname_r(master, name, sizeof name);
-    if (error == 0)
-        return open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    errno = error;
-    return -1;
-}
-
 static int make_raw(int fd)
 {
     struct termios t;
@@ -47,7 +29,8 @@ int pty_open(int ends[2])
 
     if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0)
         return errno;
-    worker = open_worker_end(master);
+    /* By the master: /dev/pts of a container may belong to another instance. */
+    worker = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (worker < 0)
         return errno;
     error = make_raw(worker);

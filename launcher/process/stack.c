@@ -9,13 +9,13 @@
 #include "launcher/process/proc_state.h"
 #include "launcher/process/stack_text.h"
 #include "launcher/process/tasks.h"
-#include "launcher/process/unwind.h"
 
 #ifdef CDI_LIBDW
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/thread.h"
+#include "launcher/process/unwind.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -172,13 +172,15 @@ static cddp_status read_waiting(struct reading *r)
 
 static cddp_status collect(struct reading *r)
 {
-    const pid_t tracer = r->unwind.is_waiting ? 0 : task_tracer(r->pid);
+    struct proc_sample now = {.tracer = 0};
     cddp_status st;
 
-    if (tracer != 0) /* asked first: the kernel would give no cause */
+    if (!r->unwind.is_waiting)
+        (void)proc_sample_take(r->pid, &now);
+    if (now.tracer != 0) /* asked first: the kernel would give no cause */
         return cdi_fail(&r->err, CDDP_E_DENIED, "process %d has a debugger (pid %d), so its stacks cannot be read",
-                        (int)r->pid, (int)tracer);
-    r->is_frozen = !r->unwind.is_waiting && proc_is_frozen(r->pid);
+                        (int)r->pid, (int)now.tracer);
+    r->is_frozen = now.frozen;
     st = unwind_open(&r->unwind, &r->err);
     if (st == CDDP_OK)
         st = r->unwind.is_waiting ? read_waiting(r) : read_threads(r);

@@ -91,18 +91,6 @@ bool tasks_are_stuck(pid_t pid)
     return !proc_is_frozen(pid);
 }
 
-pid_t task_tracer(pid_t pid)
-{
-    char path[64], text[4096];
-    const char *at;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    if (!small_file_read(path, text, sizeof text))
-        return 0;
-    at = strstr(text, "\nTracerPid:");
-    return at == NULL ? 0 : (pid_t)strtol(at + strlen("\nTracerPid:"), NULL, 10);
-}
-
 /*
  * Waits for the thread to stop, by its state: a wait(2) could take the end of the process from its parent, or lose the
  * stop to it, if that is a thread of this process.

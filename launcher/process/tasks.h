@@ -26,8 +26,6 @@ bool task_look(pid_t pid, pid_t tid, char name[TASK_NAME], char *state);
  * count, although the kernel calls it the same: they are frozen where they hold no such lock.
  */
 bool tasks_are_stuck(pid_t pid);
-/* Returns the process that traces pid; 0: none does, or pid is gone. */
-pid_t task_tracer(pid_t pid);
 
 /*
  * Stops a thread. Returns 0, and then task_let_go() with *signal lets it go on; or an errno: EPERM (it may not be

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher/process/unwind.h"
 
-#ifdef CDI_LIBDW
-
 #include "common/clock.h"
 
 #include <errno.h>
@@ -186,9 +184,3 @@ void unwind_close(struct unwind *u)
     u->opened = false;
     u->dwfl = NULL;
 }
-
-#else
-
-typedef int unwind_is_not_used; /* C has no empty sources */
-
-#endif

@@ -7,8 +7,6 @@
 #include "launcher/process/stack.h"
 #include "launcher/process/stack_text.h"
 
-#ifdef CDI_LIBDW
-
 /* The caller zeroes it, and keeps it at its place until unwind_close(). */
 struct unwind {
     struct libdw dw; /* opened */
@@ -36,7 +34,5 @@ cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out);
 void unwind_close(struct unwind *u);
 /* Writes the message for a process that may not be traced; returns CDDP_E_DENIED. */
 cddp_status unwind_denied(pid_t pid, struct cdi_error *err);
-
-#endif
 
 #endif

@@ -2,8 +2,6 @@
 /* Names and lines of the source for the addresses of frames. */
 #include "launcher/process/unwind.h"
 
-#ifdef CDI_LIBDW
-
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/visible.h"
@@ -186,9 +184,3 @@ cddp_status unwind_name(void *arg, uint64_t pc, struct cdi_buf *out)
         st = cdi_buf_printf(out, "+0x%" PRIx64, pc - start); /* for addr2line */
     return st == CDDP_OK && source.is_inlined ? append_inlined(u, &source, out) : st;
 }
-
-#else
-
-typedef int unwind_name_is_not_used; /* C has no empty sources */
-
-#endif
