@@ -2,6 +2,7 @@
 #include "ranks.h"
 
 #include "common/clock.h"
+#include "within.h"
 #include "worker/backend/loader.h"
 #include "worker/comm/placement.h"
 
@@ -455,8 +456,8 @@ static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, str
                                   .local_size = l->node_size[node],
                                   .node_rank = node,
                                   .n_nodes = n_nodes,
-                                  .join_timeout_ms = 10000,
-                                  .timeout_ms = 10000,
+                                  .join_timeout_ms = cdi_within_ms(10000),
+                                  .timeout_ms = cdi_within_ms(10000),
                                   .device_rank = rank,
                                   .device = -1};
     r->module = l->module;
@@ -485,7 +486,7 @@ static int child(int rank, const struct ranks_layout *l, unsigned timeout_s, str
     struct rank r;
     int fds = count_fds(), rc;
 
-    (void)alarm(timeout_s);
+    (void)alarm((unsigned)(cdi_within_ms((int64_t)timeout_s * 1000) / 1000));
     rc = rank_init(&r, rank, l, board, arg, flight);
     if (rc == 0)
         rc = fn(&r);

@@ -72,9 +72,9 @@ void rank_close(struct rank *r);
 cddp_status rank_split(struct rank *r, const struct cdi_split *how, struct cdi_backend **out);
 
 /*
- * Runs fn in n child processes, each with a timeout in seconds. Sets status[] (n, may be NULL) to the values of
- * waitpid. Returns the number of children that did not end with exit status 0. In a child fd and memory leaks are
- * failures, too.
+ * Runs fn in n child processes, each with a timeout in seconds, which a busy machine makes longer. Sets status[] (n,
+ * may be NULL) to the values of waitpid. Returns the number of children that did not end with exit status 0. In a child
+ * fd and memory leaks are failures, too.
  */
 int ranks_fork(int n, unsigned timeout_s, rank_fn fn, const void *arg, int *status);
 /* Runs fn likewise for a layout. */
