@@ -136,7 +136,8 @@ def main():
         own.append(a.out.parent / (a.out.name + '.p') / (source.name + '.o'))
         own[-1].parent.mkdir(exist_ok=True)
         run([*compiler(source), *tree.flags_of(source), '-g', *('-I' + i for i in a.include), '-c', source, '-o', own[-1]])
-    run([*compiler(), '-shared', *a.flags.split(), '-Wl,-Bsymbolic,-z,defs,-soname,libnccl.so.2', '-o', a.out, *objects, *own, a.standin,
+    run([*compiler(), '-shared', *a.flags.split(), '-Wl,-Bsymbolic,-z,defs,-soname,libnccl.so.2,--wrap=recv,--wrap=accept', '-o', a.out,
+         *objects, *own, a.standin,
          '-Wl,--enable-new-dtags,-rpath,$ORIGIN:' + str(a.standin.parent), '-ldl', '-lpthread', '-lrt'])
 
 
