@@ -22,25 +22,26 @@ import launch
 
 KINDS = ('init', 'split', 'first', 'step', 'capture', 'replay', 'leave')
 GOES_ON_US = {'step': 300000, 'capture': 300000, 'replay': 300000}  # until the kill; the others end by themselves
-DEADLINE_S = 90
+DEADLINE_S = min(launch.within(60), 300)
 LIMIT_S = {'init': 2.5, 'split': 2.5}  # a call that makes a communicator gives up after two seconds (docs/gpu.md)
 OTHERS_S = 1  # NCCL's abort alone takes half a second: its proxy thread may be in a poll() for as long (proxy.cc)
 TRIES = 20  # for a moment that is in its phase
 
 
 def run(args, ranks, phase, victim, after_us):
-    """Returns what the job has printed, or None if it did not end."""
+    """Returns what the job has printed, and whether it has ended."""
     command = [args.cddprun, '--standalone', f'--nproc_per_node={ranks}', '--on_failure=wait', args.phases, phase, str(victim), str(after_us)]
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False).stderr
-    except subprocess.TimeoutExpired:
-        return None
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return done.stderr, True
+    except subprocess.TimeoutExpired as late:
+        return (late.stderr or b'').decode(errors='replace'), False
 
 
 def lengths(args, ranks):
     """Returns how long each phase takes, by a job in which nobody dies."""
     took = {}
-    said = run(args, ranks, 'none', -1, 0) or ''
+    said, _ = run(args, ranks, 'none', -1, 0)
     for phase, us in re.findall(r'TOOK \d+ (\S+) (\d+)', said):
         took[phase] = max(took.get(phase, 0), int(us))
     if not set(KINDS) <= set(took):
@@ -66,12 +67,12 @@ def judge(said, ranks, phase, victim):
 
 
 def one(args, chance, ranks, phase, longest_us):
-    """Kills a rank in the phase. Returns the victim, the moment, and how the others ended; None if a job did not end."""
+    """Kills a rank in the phase. Returns the victim, the moment, and how the others ended."""
     for _ in range(TRIES):
         victim, after_us = chance.randrange(ranks), int(chance.random() * longest_us)
-        said = run(args, ranks, phase, victim, after_us)
-        if said is None:
-            return victim, after_us, None
+        said, ended = run(args, ranks, phase, victim, after_us)
+        if not ended:
+            return victim, after_us, [('unnamed', None, 'the job did not end:\n' + said[-4000:])]
         if 'KILLED' in said:  # otherwise the phase was over
             return victim, after_us, judge(said, ranks, phase, victim)
     sys.exit(f'deaths.py: none of {TRIES} kills met the phase "{phase}"')
@@ -80,7 +81,7 @@ def one(args, chance, ranks, phase, longest_us):
 def table(seen):
     print(f'# {"ranks":>5} {"phase":8} {"moments":>7} {"named":>6} {"late":>5} {"unnamed":>7} {"left":>5} {"median":>9} {"largest":>9}')
     for (ranks, phase), moments in seen.items():
-        ends = [end for ends in moments for end in ends or [('unnamed', None, '')]]
+        ends = [end for ends in moments for end in ends]
         ms = [at for _, at, _ in ends if at is not None]
         counts = [sum(how == word for how, _, _ in ends) for word in ('named', 'late', 'unnamed', 'left')]
         times = [f'{value:.0f} ms' for value in (statistics.median(ms), max(ms))] if ms else ['-', '-']
@@ -106,7 +107,7 @@ def main():
     for ranks, phase in [at for at in plan for _ in range(args.moments)]:
         number += 1
         victim, after_us, ends = one(args, chance, ranks, phase, longest_us[ranks][phase])
-        wrong = ['it did not end'] if ends is None else [f'{how}: {words}' for how, _, words in ends if how in ('late', 'unnamed')]
+        wrong = [f'{how}: {words}' for how, _, words in ends if how in ('late', 'unnamed')]
         failed += bool(wrong)
         seen.setdefault((ranks, phase), []).append(ends)
         print(f'{"not ok" if wrong else "ok"} {number} - {phase}: rank {victim} of {ranks}, killed after {after_us} us', flush=True)
