@@ -81,6 +81,7 @@ struct conn_job {
     size_t number;  /* used by snapshot.c */
     uint32_t asked; /* the last ASK to its agents; 0: none */
     int64_t asked_ms;
+    bool brief;             /* it asked for the pages only */
     bool sampled;           /* its answers are in the history */
     struct history history; /* of its steps, for the pages */
 };

@@ -5,7 +5,9 @@
 #include "rendezvous/snapshot.h"
 #include "rendezvous/view/view.h"
 
-#define LOOK_MS 5 /* between two looks for answers */
+#define LOOK_MS 5          /* between two looks for answers */
+#define SAMPLE_WAIT_MS 500 /* for the answers of agents, which nobody waits for */
+#define SAMPLE_NODE_MS 10  /* of a node, from one sample to the next: a large job has fewer */
 
 static struct conn_job *poll_agents_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
 {
@@ -14,12 +16,13 @@ static struct conn_job *poll_agents_next_job(const struct conn_ctx *ctx, const s
     return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
 }
 
-static void ask_job(struct conn_job *job, int64_t now_ms)
+static void ask_job(struct conn_job *job, bool brief, int64_t now_ms)
 {
-    if (job->asked != 0 && now_ms - job->asked_ms < POLL_FRESH_MS)
+    if (job->asked != 0 && !job->brief && now_ms - job->asked_ms < POLL_FRESH_MS)
         return;
-    job->asked = view_ask(job->view, NULL, 0);
+    job->asked = view_ask(job->view, NULL, 0, brief);
     job->asked_ms = now_ms;
+    job->brief = brief;
     job->sampled = false;
 }
 
@@ -91,9 +94,9 @@ void poll_agents_begin(struct conn *c, struct conn_job *job, int64_t from_ms, in
     if (poll_agents_waits(c))
         return;
     if (job != NULL)
-        ask_job(job, now_ms);
+        ask_job(job, false, now_ms);
     for (struct conn_job *each = NULL; job == NULL && (each = poll_agents_next_job(ctx, each)) != NULL;)
-        ask_job(each, now_ms);
+        ask_job(each, false, now_ms);
     c->asks = job;
     c->ask_from_ms = from_ms;
     c->ask_until_ms = now_ms + wait_ms;
@@ -115,4 +118,21 @@ void poll_agents_forget(struct conn_ctx *ctx, const struct conn_job *job)
             c->ask_until_ms = 0;
         }
     }
+}
+
+void poll_agents_sample(struct conn_ctx *ctx, struct conn_job *job, bool ask)
+{
+    const struct round *round = session_round(job->session);
+    int64_t now_ms = conn_now_ms(ctx), every_ms = history_every_ms(&job->history);
+
+    if (round_state(round) != ROUND_RUNNING || !cdi_list_empty(&ctx->asking))
+        return;
+    if (every_ms < (int64_t)round_present(round) * SAMPLE_NODE_MS)
+        every_ms = (int64_t)round_present(round) * SAMPLE_NODE_MS;
+    if (job->asked != 0 && !job->sampled)
+        (void)has_answered(ctx, job, now_ms - job->asked_ms >= SAMPLE_WAIT_MS, now_ms);
+    else if (!ask)
+        snapshot_sample(ctx, job, now_ms);
+    else if (now_ms - job->asked_ms >= every_ms)
+        ask_job(job, true, now_ms);
 }

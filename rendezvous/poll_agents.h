@@ -22,6 +22,11 @@ static inline bool poll_agents_waits(const struct conn *c)
 {
     return !cdi_list_empty(&c->asking);
 }
+/*
+ * At each tick of a job: its history gets a sample now and then, also while nobody looks. ask: the agents may be asked
+ * for it; otherwise the newest reports are as good.
+ */
+void poll_agents_sample(struct conn_ctx *ctx, struct conn_job *job, bool ask);
 /* Calls answer(c) now, with what is known. */
 void poll_agents_answer(struct conn *c);
 /* A job ends: connections that wait for its agents are answered at the next tick of the timer. */

@@ -499,6 +499,7 @@ static void tick_job(struct rdzv_server *s, struct job *job, int64_t now_ms, int
 
     session_tick(job->conn.session, now_ms, wall_ms);
     hang_watch_tick(job->hang_watch, now_ms, wall_ms);
+    poll_agents_sample(&s->ctx, &job->conn, hang_watch_is_calm(job->hang_watch));
     warn_of_few_files(job, round);
     if (s->ctx.only == &job->conn || job->ending)
         return;

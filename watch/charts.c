@@ -7,7 +7,7 @@
 #define TOP 16.0   /* the curve's highest point */
 #define BASE 84.0  /* the axis */
 #define SPAN_LEAST_MS 60000
-#define GAP_MS 15000 /* between two samples: nobody looked in between, so there is no line */
+#define GAP_MS 15000 /* more than usual between two samples: no agent has answered, so there is no line */
 
 /* ------------------------------------------------------------------------------------------------- over time ---- */
 
@@ -48,10 +48,11 @@ static double time_span(const struct page_job *j)
 static void put_run(struct html *h, const struct page_job *j, chart_value value, double most, bool filled, size_t *i)
 {
     const struct history *all = j->history;
+    int64_t gap_ms = history_every_ms(all) + GAP_MS;
     double span = time_span(j), x = 0, first = 0;
     size_t from = *i, n = history_count(all);
 
-    for (; *i < n && (*i == from || history_at(all, *i)->at_ms - history_at(all, *i - 1)->at_ms <= GAP_MS); ++*i) {
+    for (; *i < n && (*i == from || history_at(all, *i)->at_ms - history_at(all, *i - 1)->at_ms <= gap_ms); ++*i) {
         const struct history_sample *s = history_at(all, *i);
 
         x = WIDE - (double)(j->now_ms - s->at_ms) / span * WIDE;

@@ -155,7 +155,7 @@ static void wait_for_answers(struct hang_watch *w, int64_t now_ms)
 static void ask_all(struct hang_watch *w, enum hang_state state, const int32_t *stacks_of, size_t n, int64_t now_ms)
 {
     w->state = state;
-    w->ask = view_ask(w->view, stacks_of, n);
+    w->ask = view_ask(w->view, stacks_of, n, false);
     w->n_missing = view_unanswered(w->view, w->ask);
     w->asked_ms = now_ms;
     wait_for_answers(w, now_ms);
@@ -306,6 +306,11 @@ static bool round_is_on(struct hang_watch *w)
         return round_state(r) == ROUND_RUNNING;
     }
     return true;
+}
+
+bool hang_watch_is_calm(const struct hang_watch *w)
+{
+    return w->state == WATCH_CALM;
 }
 
 void hang_watch_on_report(struct hang_watch *w, int32_t node_rank, uint32_t asked, int64_t now_ms)

@@ -24,6 +24,8 @@ cddp_status hang_watch_create(struct hang_watch **out, struct session *s, struct
 void hang_watch_destroy(struct hang_watch *w); /* NULL-safe */
 /* Returns the wait after which a job with these settings is looked at; 0: never. */
 int64_t hang_watch_long_wait_ms(const struct session_hang *opt);
+/* Returns false while it asks all agents now and then. */
+bool hang_watch_is_calm(const struct hang_watch *w);
 /* A REPORT was taken by the view. asked: its member, 0 if it was sent by itself. From within session_ops.bulk. */
 void hang_watch_on_report(struct hang_watch *w, int32_t node_rank, uint32_t asked, int64_t now_ms);
 /* Time has passed. Call it several times per second; it may end the round. */

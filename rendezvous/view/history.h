@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the steps of a job have cost during the last minutes: at most HISTORY_MAX samples, for charts. A sample is taken
- * when agents have answered somebody who looks at the job, so a job that nobody looks at costs nothing. Pure.
+ * What the steps of a job have cost during the last hour: at most HISTORY_MAX samples, for charts. Of a young job they
+ * are close together; when there is no room, every second one goes, and the following ones are twice as far apart.
+ * Pure.
  */
 #ifndef RDZV_HISTORY_H
 #define RDZV_HISTORY_H
@@ -9,7 +10,8 @@
 #include "protocol/places.h"
 
 #define HISTORY_MAX 120
-#define HISTORY_LEAST_MS 900 /* between two samples */
+#define HISTORY_LEAST_MS 940                    /* between two samples of a young job, */
+#define HISTORY_MOST_MS (HISTORY_LEAST_MS << 5) /* and of one that has run for an hour */
 
 struct history_sample {
     int64_t at_ms;
@@ -21,11 +23,14 @@ struct history_sample {
 
 struct history {
     struct history_sample samples[HISTORY_MAX]; /* a ring */
-    uint64_t taken;                             /* in total */
+    uint64_t taken;                             /* in total, without those that went */
+    int64_t every_ms;                           /* between two samples; 0: none was taken */
     uint32_t round;                             /* of the last sample */
 };
 
-/* Adds a sample, unless the last one is younger than HISTORY_LEAST_MS or no rank uses libcddp. */
+/* Returns the time from the last sample to the next. */
+int64_t history_every_ms(const struct history *h);
+/* Adds a sample, unless the last one is younger than that, or no rank uses libcddp. */
 void history_add(struct history *h, uint32_t round, const struct cdi_places_sum *sum, int64_t now_ms);
 /* Returns the number of samples, at most HISTORY_MAX. */
 size_t history_count(const struct history *h);

@@ -57,7 +57,7 @@ static void view_send(struct view *v, uint32_t peer, uint16_t type, json_t *json
     free(text);
 }
 
-uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n)
+uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n, bool brief)
 {
     json_t *ranks = json_array(), *ask;
     struct cdi_msg_assign assign;
@@ -65,7 +65,7 @@ uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n)
     v->asked = v->asked == UINT32_MAX ? 1 : v->asked + 1;
     for (size_t i = 0; i < n; i++)
         (void)json_array_append_new(ranks, json_integer(stacks_of[i]));
-    ask = json_pack("{s:I, s:o?}", "id", (json_int_t)v->asked, "stacks_of", ranks);
+    ask = json_pack("{s:I, s:o?, s:b}", "id", (json_int_t)v->asked, "stacks_of", ranks, "brief", (int)brief);
     for (uint32_t peer = UINT32_MAX; session_next_agent(v->session, &peer, &assign);)
         view_send(v, peer, CDI_BULK_ASK, ask);
     json_decref(ask);

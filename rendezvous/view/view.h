@@ -23,9 +23,9 @@ void view_destroy(struct view *v); /* NULL-safe */
 
 /*
  * Sends ASK to every agent of the running round. Returns its id, from 1. With n > 0 the agents add stacks of these
- * ranks of the job.
+ * ranks of the job. brief: the agents read nothing but flight pages.
  */
-uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n);
+uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n, bool brief);
 /* Returns the number of agents in the running round that have not answered this ASK, or a later one. */
 size_t view_unanswered(const struct view *v, uint32_t id);
 /*

@@ -303,7 +303,7 @@ After `--hang_timeout` (600 s), `--on_hang` decides:
 600 s). With the defaults that limit comes first, and the report is of the rank whose call failed. A program whose ranks wait
 longer on purpose needs a higher value of both. `cddprun --where=MASTER_ADDR:MASTER_PORT` prints where all ranks are at any time.
 
-How it works: each agent looks at the flight pages of its workers about once a second, and sends nothing while all is well.
+How it works: each agent looks at the flight pages of its workers about once a second, and reports nothing by itself while all is well.
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
 (`watch/hang.c`). A rank is behind if it is in no collective, or if it is in one and cannot run, or if it is in
 another one than most. Ranks that wait for messages of each other, in a circle, are named with the ranks that they wait for (on the

@@ -199,7 +199,17 @@ def test_one_ask_serves_all_who_look(cddprun):
         assert agents.asks <= 2 * (passed / 0.25 + 1), f'{agents.asks} reports for 160 pages in {passed} s'
         asks = agents.asks
         time.sleep(1)  # nobody looks: the subject of the test
-        assert agents.asks == asks, 'agents are asked without need'
+        assert agents.asks == asks, 'agents measure without need'
+
+
+def test_history_is_kept_while_nobody_looks(cddprun):
+    training = Training(4)
+    with Daemon() as daemon, FakeAgents(daemon.port, 'quiet', 2, 4, training.ranks_of) as agents:
+        launch.wait_for('brief questions', lambda: agents.briefs >= 2 * 5)
+        assert agents.asks == 0, 'processes are measured while nobody looks'
+        with urllib.request.urlopen(daemon.url + 'status', timeout=20) as status:
+            history = json.loads(status.read())['jobs'][0]['history']
+        assert len(history) >= 3 and all(0 < s['steps_per_s'] < 80 for s in history), history
 
 
 def test_silent_node_is_named(cddprun):

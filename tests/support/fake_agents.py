@@ -53,7 +53,7 @@ class FakeAgents:
     """nnodes agents with nproc ranks each; ranks_of(node_rank) returns their reports, or None for a node that is silent."""
 
     def __init__(self, port, run_id, nnodes, nproc, ranks_of):
-        self.ranks_of, self.asks, self.stopped = ranks_of, 0, False
+        self.ranks_of, self.asks, self.briefs, self.stopped = ranks_of, 0, 0, False
         self.agents = [Agent(port, run_id, i, nnodes, nproc) for i in range(nnodes)]
         self.thread = threading.Thread(target=self.serve, daemon=True)
 
@@ -74,7 +74,8 @@ class FakeAgents:
 
     def answer(self, agent, ask):
         ranks = self.ranks_of(agent.node_rank)
-        self.asks += 1
+        self.asks += not ask.get('brief')
+        self.briefs += bool(ask.get('brief'))
         if ranks is not None:
             agent.socket.sendall(frame(REPORT, {'round': agent.assign['round'], 'asked': ask['id'], 'node_rank': agent.node_rank,
                                                 'host': f'node{agent.node_rank}', 'ranks': ranks}))

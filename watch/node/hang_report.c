@@ -141,7 +141,9 @@ void hang_report_on_ask(struct hang_report *h, json_t *ask)
         return;
     take_ranks(h, &r, cdi_now_ms());
     r.asked = (uint32_t)id;
-    if (h->busy || h->held) { /* the pages alone: the processes may not answer, or this agent has stopped them */
+    if (h->busy || h->held ||
+        json_is_true(json_object_get(
+            ask, "brief"))) { /* the pages alone: the processes may not answer, or this agent has stopped them */
         send_report(h, &r);
         cdi_node_report_release(&r);
         return;

@@ -28,7 +28,7 @@ struct hang_report_options {
 cddp_status hang_report_start(struct hang_report **out, const struct hang_report_options *opt);
 /* Looks at these ranks (NULL: they are not known). Returns when to look again; CDI_NEVER_MS: never. NULL-safe. */
 int64_t hang_report_look(struct hang_report *h, struct cdi_node_report *r, int64_t now_ms);
-/* Handles the payload of ASK: {"id": 7, "stacks_of": [3]}. */
+/* Handles the payload of ASK: {"id": 7, "stacks_of": [3], "brief": false}. */
 void hang_report_on_ask(struct hang_report *h, json_t *ask);
 /* The agent has stopped its workers (true), or lets them go on (false): their waits begin anew. NULL-safe. */
 void hang_report_held(struct hang_report *h, bool held);

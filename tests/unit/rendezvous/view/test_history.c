@@ -3,6 +3,8 @@
 
 #include "hygiene.h"
 
+#include <inttypes.h>
+
 CDI_SUITE(history);
 
 static struct cdi_places_sum at_step(uint64_t step)
@@ -41,15 +43,26 @@ Test(history, new_round_begins_a_new_rate)
     cr_assert_float_eq(history_at(&h, 2)->steps_per_s, 50, 1e-9, "steps that were done again");
 }
 
-Test(history, keeps_the_last_samples)
+/* A step in each of the shortest times, for three hours. */
+Test(history, keeps_the_last_hour)
 {
+    enum { HOUR = HISTORY_MAX << 5 };
     struct history h = {.taken = 0};
 
-    for (int i = 0; i < 300; i++)
-        add(&h, 0, (uint64_t)i, 1000 * i);
+    for (uint64_t i = 0; i < 3 * HOUR; i++) {
+        add(&h, 0, i, HISTORY_LEAST_MS * (int64_t)i);
+        if (i + 1 < HISTORY_MAX)
+            cr_assert(history_count(&h) == i + 1 && history_at(&h, 0)->step == 0, "a young job has all");
+        if (i < HOUR)
+            cr_assert_lt(history_at(&h, 0)->step, 32, "its begin is kept: %" PRIu64, i);
+        if (i > HOUR + 32)
+            cr_assert_lt(HOUR - (i - history_at(&h, 0)->step), 33, "an hour ago: %" PRIu64, i);
+    }
     cr_assert_eq(history_count(&h), HISTORY_MAX);
-    cr_assert_eq(history_at(&h, 0)->step, 300 - HISTORY_MAX);
-    cr_assert_eq(history_at(&h, HISTORY_MAX - 1)->step, 299);
+    for (size_t i = 1; i < HISTORY_MAX; i++) {
+        cr_assert_eq(history_at(&h, i)->at_ms - history_at(&h, i - 1)->at_ms, HISTORY_MOST_MS);
+        cr_assert_float_eq(history_at(&h, i)->steps_per_s, 1e3 / HISTORY_LEAST_MS, 1e-9);
+    }
 }
 
 Test(history, many_who_look_do_not_fill_it)
