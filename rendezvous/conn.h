@@ -215,6 +215,14 @@ static inline size_t conn_queued(const struct conn *c)
     return c->out.len + c->flying.len;
 }
 
+/* Returns the job after this one, the first one for NULL, or NULL at the end. */
+static inline struct conn_job *conn_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
+{
+    struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
+
+    return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
+}
+
 static inline int64_t conn_now_ms(const struct conn_ctx *ctx)
 {
     return (int64_t)uv_now(ctx->loop);

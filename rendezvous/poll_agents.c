@@ -9,13 +9,6 @@
 #define SAMPLE_WAIT_MS 500 /* for the answers of agents, which nobody waits for */
 #define SAMPLE_NODE_MS 10  /* of a node, from one sample to the next: a large job has fewer */
 
-static struct conn_job *poll_agents_next_job(const struct conn_ctx *ctx, const struct conn_job *job)
-{
-    struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
-
-    return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
-}
-
 static void ask_job(struct conn_job *job, bool brief, int64_t now_ms)
 {
     if (job->asked != 0 && !job->brief && now_ms - job->asked_ms < POLL_FRESH_MS)
@@ -43,7 +36,7 @@ static bool all_have_answered(const struct conn_ctx *ctx, bool late, int64_t now
 {
     bool all = true;
 
-    for (struct conn_job *job = NULL; (job = poll_agents_next_job(ctx, job)) != NULL;)
+    for (struct conn_job *job = NULL; (job = conn_next_job(ctx, job)) != NULL;)
         all = has_answered(ctx, job, late, now_ms) && all;
     return all;
 }
@@ -95,7 +88,7 @@ void poll_agents_begin(struct conn *c, struct conn_job *job, int64_t from_ms, in
         return;
     if (job != NULL)
         ask_job(job, false, now_ms);
-    for (struct conn_job *each = NULL; job == NULL && (each = poll_agents_next_job(ctx, each)) != NULL;)
+    for (struct conn_job *each = NULL; job == NULL && (each = conn_next_job(ctx, each)) != NULL;)
         ask_job(each, false, now_ms);
     c->asks = job;
     c->ask_from_ms = from_ms;

@@ -15,14 +15,6 @@
 
 #define MEASURE_MS 1000
 
-/* Returns the job after this one, the first one for NULL, or NULL at the end. */
-static struct conn_job *next_job(struct conn_ctx *ctx, const struct conn_job *job)
-{
-    struct cdi_list *link = job == NULL ? ctx->jobs.next : job->link.next;
-
-    return link == &ctx->jobs ? NULL : cdi_list_of(link, struct conn_job, link);
-}
-
 static size_t resident_bytes(void)
 {
     unsigned long size = 0, resident = 0;
@@ -197,7 +189,7 @@ size_t snapshot_waits(struct conn_ctx *ctx, const struct conn_job *job, struct p
 
 static cddp_status fill_waits(struct conn_ctx *ctx, struct page_data *out)
 {
-    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
+    for (struct conn_job *job = NULL; (job = conn_next_job(ctx, job)) != NULL;) {
         struct page_job *j = &out->jobs[job->number];
         size_t cap = j->waits < PAGE_WAITS_MAX ? j->waits : PAGE_WAITS_MAX;
 
@@ -212,21 +204,6 @@ static cddp_status fill_waits(struct conn_ctx *ctx, struct page_data *out)
 
 /* ---------------------------------------------------------------------------------------- where the ranks are ---- */
 
-static const struct view_node *report_of(const struct view_node *nodes, size_t n, int32_t node_rank)
-{
-    size_t low = 0, high = n;
-
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-
-        if (nodes[mid].report.node_rank < node_rank)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < n && nodes[low].report.node_rank == node_rank ? &nodes[low] : NULL;
-}
-
 static int by_node(const void *a, const void *b)
 {
     const struct page_node *x = a, *y = b;
@@ -238,16 +215,16 @@ static int by_node(const void *a, const void *b)
 static cddp_status fill_nodes(struct page_job *out, const struct conn_job *job, int64_t now_ms)
 {
     struct cdi_msg_assign assign;
-    size_t n, cap = 0;
-    const struct view_node *nodes = view_nodes(job->view, &n);
+    size_t cap = 0;
 
+    out->reports = view_nodes(job->view, &out->n_reports);
     for (uint32_t peer = UINT32_MAX; session_next_agent(job->session, &peer, &assign);)
         cap++;
     out->node = calloc(cap + 1, sizeof *out->node);
     if (out->node == NULL)
         return CDDP_E_NOMEM;
     for (uint32_t peer = UINT32_MAX; out->n_nodes < cap && session_next_agent(job->session, &peer, &assign);) {
-        const struct view_node *v = report_of(nodes, n, assign.node_rank);
+        const struct view_node *v = view_find(job->view, assign.node_rank);
         const char *host = round_host(session_round(job->session), peer);
         struct page_node *node = &out->node[out->n_nodes++];
 
@@ -273,7 +250,6 @@ static cddp_status fill_view(const struct conn_ctx *ctx, struct page_job *out, c
     out->now_ms = now_ms;
     out->history = &job->history;
     out->stuck_ms = hang_watch_long_wait_ms(&opt);
-    out->reports = view_nodes(job->view, &out->n_reports);
     return st == CDDP_OK ? ctx->views->explain(out) : st;
 }
 
@@ -319,13 +295,13 @@ cddp_status snapshot_take(struct conn_ctx *ctx, struct page_data *out)
                               .accepted = ctx->n_accepted,
                               .dropped = ctx->n_dropped,
                               .resident_bytes = resident_bytes()};
-    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;)
+    for (struct conn_job *job = NULL; (job = conn_next_job(ctx, job)) != NULL;)
         job->number = n++;
     out->jobs = calloc(n + 1, sizeof *out->jobs);
     if (out->jobs == NULL)
         return CDDP_E_NOMEM;
     out->n_jobs = n;
-    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
+    for (struct conn_job *job = NULL; (job = conn_next_job(ctx, job)) != NULL;) {
         fill_job(&out->jobs[job->number], job);
         if (st == CDDP_OK)
             st = fill_view(ctx, &out->jobs[job->number], job, (int64_t)uv_now(ctx->loop));
@@ -341,7 +317,7 @@ void snapshot_measure(struct conn_ctx *ctx)
 {
     int64_t now_ms = (int64_t)uv_now(ctx->loop);
 
-    for (struct conn_job *job = NULL; (job = next_job(ctx, job)) != NULL;) {
+    for (struct conn_job *job = NULL; (job = conn_next_job(ctx, job)) != NULL;) {
         uint64_t n = 0;
 
         if (now_ms - job->measured_ms < MEASURE_MS)

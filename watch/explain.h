@@ -10,4 +10,10 @@ cddp_status explain_places(struct page_job *j, size_t groups);
 /* Fills in all of them, for a page. CDDP_E_NOMEM. */
 cddp_status explain_job(struct page_job *j);
 
+/* Returns "" for 1, otherwise "s". */
+static inline const char *plural_of(uint64_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 #endif

@@ -42,8 +42,3 @@ void html_text(struct html *h, const char *s)
         h->st = escape == NULL ? cdi_buf_put_u8(h->out, (uint8_t)*s) : cdi_buf_append(h->out, escape, strlen(escape));
     }
 }
-
-const char *html_plural(uint64_t n)
-{
-    return n == 1 ? "" : "s";
-}

@@ -15,7 +15,5 @@ struct html {
 void html_put(struct html *h, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Appends text with <, >, &, " and control characters made harmless. */
 void html_text(struct html *h, const char *s);
-/* Returns "" for 1, otherwise "s". */
-const char *html_plural(uint64_t n);
 
 #endif

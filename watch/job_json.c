@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Appends to an array, and drops it after an error. Returns the array, or NULL. */
-static json_t *add_new(json_t *array, json_t *value)
+json_t *page_json_add(json_t *array, json_t *value)
 {
     if (array != NULL && json_array_append_new(array, value) == 0)
         return array;
@@ -99,7 +98,7 @@ static json_t *rows_of(const struct page_job *j, const struct page_node *n)
     json_t *rows = json_array();
 
     for (size_t i = 0; rows != NULL && i < n->n_ranks; i++)
-        rows = add_new(rows, row_of(&n->ranks[i], hang_is_late(&j->hang, n->ranks[i].rank)));
+        rows = page_json_add(rows, row_of(&n->ranks[i], hang_is_late(&j->hang, n->ranks[i].rank)));
     return rows;
 }
 
@@ -108,12 +107,12 @@ static json_t *where_of(const struct page_job *j)
     json_t *names = json_array(), *nodes = json_array();
 
     for (size_t i = 0; names != NULL && i < sizeof columns / sizeof columns[0]; i++)
-        names = add_new(names, json_string(columns[i]));
+        names = page_json_add(names, json_string(columns[i]));
     for (size_t i = 0; nodes != NULL && i < j->n_nodes; i++)
-        nodes = add_new(nodes,
-                        json_pack("{s:i, s:o, s:b, s:I, s:o}", "node_rank", (int)j->node[i].node_rank, "host",
-                                  json_text(j->node[i].host), "answered", (int)j->node[i].answered, "answered_ms_ago",
-                                  (json_int_t)j->node[i].ms_ago, "rows", rows_of(j, &j->node[i])));
+        nodes = page_json_add(nodes, json_pack("{s:i, s:o, s:b, s:I, s:o}", "node_rank", (int)j->node[i].node_rank,
+                                               "host", json_text(j->node[i].host), "answered", (int)j->node[i].answered,
+                                               "answered_ms_ago", (json_int_t)j->node[i].ms_ago, "rows",
+                                               rows_of(j, &j->node[i])));
     return json_pack("{s:o, s:o}", "columns", names, "nodes", nodes);
 }
 
@@ -134,7 +133,7 @@ static json_t *groups_of(const struct page_job *j)
     json_t *all = json_array();
 
     for (size_t i = 0; all != NULL && i < j->n_groups; i++)
-        all = add_new(all, group_of(&j->groups[i]));
+        all = page_json_add(all, group_of(&j->groups[i]));
     return all;
 }
 
@@ -156,10 +155,10 @@ static json_t *history_of(const struct page_job *j)
     for (size_t i = 0; all != NULL && j->history != NULL && i < history_count(j->history); i++) {
         const struct history_sample *h = history_at(j->history, i);
 
-        all = add_new(all,
-                      json_pack("{s:f, s:I, s:f, s:f, s:f, s:f, s:f}", "ago_s", (double)(j->now_ms - h->at_ms) / 1e3,
-                                "step", (json_int_t)h->step, "steps_per_s", h->steps_per_s, "step_us", h->step_us,
-                                "hidden_us", h->hidden_us, "exposed_us", h->exposed_us, "waiting_us", h->waiting_us));
+        all = page_json_add(all, json_pack("{s:f, s:I, s:f, s:f, s:f, s:f, s:f}", "ago_s",
+                                           (double)(j->now_ms - h->at_ms) / 1e3, "step", (json_int_t)h->step,
+                                           "steps_per_s", h->steps_per_s, "step_us", h->step_us, "hidden_us",
+                                           h->hidden_us, "exposed_us", h->exposed_us, "waiting_us", h->waiting_us));
     }
     return all;
 }

@@ -5,6 +5,8 @@
 
 #include "rendezvous/http/page_data.h"
 
+/* Appends to an array, and frees it after an error. Returns the array, or NULL. */
+json_t *page_json_add(json_t *array, json_t *value);
 /*
  * Returns a job without its nodes, and a node of it with its ranks, as REPLY has them (docs/internals/protocol.md);
  * NULL: out of memory.

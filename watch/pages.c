@@ -46,10 +46,7 @@ static json_t *agents_of(const struct page_job *j)
                                 a->node_rank < 0 ? NULL : json_integer(a->first_rank), "ranks",
                                 a->node_rank < 0 ? NULL : json_integer(a->n_ranks));
 
-        if (one == NULL || json_array_append_new(all, one) != 0) {
-            json_decref(all);
-            return NULL;
-        }
+        all = page_json_add(all, one);
     }
     return all;
 }
@@ -63,10 +60,7 @@ static json_t *waits_of(const struct page_job *j)
         json_t *one = json_pack("{s:s, s:s, s:I, s:f}", "address", w->address, "key", w->key, "missing",
                                 (json_int_t)w->missing, "for_s", (double)w->for_ms / 1e3);
 
-        if (one == NULL || json_array_append_new(all, one) != 0) {
-            json_decref(all);
-            return NULL;
-        }
+        all = page_json_add(all, one);
     }
     return all;
 }

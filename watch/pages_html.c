@@ -5,6 +5,7 @@
  */
 #include "common/size_text.h"
 #include "watch/charts.h"
+#include "watch/explain.h"
 #include "watch/html_text.h"
 #include "watch/page_style.h"
 #include "watch/pages.h"
@@ -178,7 +179,7 @@ static void put_agents(struct html *h, const struct page_job *j)
     html_put(h, "<details data-key=\"nodes:");
     html_text(h, j->run_id);
     html_put(h, "\"%s><summary>%zu node%s</summary><table><thead><tr><th>node<th>host<th>address<th>ranks<tbody>\n",
-             j->n_agents <= 8 ? " open" : "", j->n_agents, html_plural(j->n_agents));
+             j->n_agents <= 8 ? " open" : "", j->n_agents, plural_of(j->n_agents));
     for (size_t i = 0; i < j->n_agents; i++)
         put_agent(h, &j->agents[i]);
     html_put(h, "</table></details>\n");
@@ -194,10 +195,10 @@ static void put_store(struct html *h, const struct page_job *j)
         operations += j->operations[i];
     html_put(h, "<p class=\"more\">Port %u. Store: ", j->port);
     if (j->bytes_limit > 0)
-        html_put(h, "%zu key%s, %s of %s, %zu wait%s, %zu connection%s, ", j->keys, html_plural(j->keys),
+        html_put(h, "%zu key%s, %s of %s, %zu wait%s, %zu connection%s, ", j->keys, plural_of(j->keys),
                  cdi_size_text(used, (double)j->bytes), cdi_size_text(limit, (double)j->bytes_limit), j->waits,
-                 html_plural(j->waits), j->store_connections, html_plural(j->store_connections));
-    html_put(h, "%" PRIu64 " request%s", operations, html_plural(operations));
+                 plural_of(j->waits), j->store_connections, plural_of(j->store_connections));
+    html_put(h, "%" PRIu64 " request%s", operations, plural_of(operations));
     if (j->bytes_limit > 0)
         html_put(h, ", %.0f per second", j->operations_per_s);
     html_put(h, ".</p>\n");
@@ -266,7 +267,7 @@ static void put_footer(struct html *h, const struct page_data *s)
              "href=\"/metrics\">for Prometheus</a>.</footer>\n",
              s->version, uptime_text(up_for, s->uptime_s), s->draining ? ", draining" : "", s->connections,
              s->connections_limit, s->accepted, s->dropped, cdi_size_text(memory, (double)s->resident_bytes), s->n_jobs,
-             html_plural(s->n_jobs));
+             plural_of(s->n_jobs));
 }
 
 cddp_status page_html(const struct page_data *s, struct cdi_buf *out)

@@ -2,6 +2,7 @@
 #include "watch/screen.h"
 
 #include "common/size_text.h"
+#include "watch/explain.h"
 #include "watch/reply.h"
 
 #include <inttypes.h>
@@ -47,11 +48,6 @@ static void add_right(struct screen_line *l, unsigned width, const char *text)
     memset(l->text + at, ' ', width - n - at);
     l->text[width - n] = '\0';
     add_text(l, width, text);
-}
-
-static const char *plural(int64_t n)
-{
-    return n == 1 ? "" : "s";
 }
 
 /* ------------------------------------------------------------------------------------------------ text of a job ----
@@ -102,8 +98,8 @@ static void job_line(const struct screen_job *s, struct screen_line *l, unsigned
 
     (void)snprintf(text, sizeof text,
                    "%.60s: %.16s, round %" PRIu32 ", %" PRIu32 " restart%s, %" PRIu32 " rank%s, %zu node%s", j->run_id,
-                   j->state, j->round, j->restarts, plural(j->restarts), j->world_size, plural(j->world_size),
-                   j->n_nodes, plural((int64_t)j->n_nodes));
+                   j->state, j->round, j->restarts, plural_of(j->restarts), j->world_size, plural_of(j->world_size),
+                   j->n_nodes, plural_of(j->n_nodes));
     add_text(l, width, text);
     if (s->most_step > 0)
         (void)snprintf(text, sizeof text, ", step %" PRIu64, j->placed[0].r->step);
@@ -131,7 +127,7 @@ static void facts_line(const struct screen_job *s, struct screen_line *l, unsign
 
     for (size_t i = 0; i < j->n_placed; i++)
         n_late += is_late(s, &j->placed[i]);
-    (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural((int64_t)n_late));
+    (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural_of(n_late));
     add_text(l, width, text);
     if (hidden >= 0)
         (void)snprintf(text, sizeof text, ", %d %% of communication hidden", hidden);
@@ -143,7 +139,7 @@ static void facts_line(const struct screen_job *s, struct screen_line *l, unsign
         add_text(l, width, text);
     if (j->n_placed < j->world_size) {
         (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRIu32 " have reported", j->n_placed,
-                       plural((int64_t)j->n_placed), j->world_size);
+                       plural_of(j->n_placed), j->world_size);
         add_text(l, width, text);
     }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "watch/verdict.h"
 
+#include "watch/explain.h"
 #include "watch/hang.h"
 
 #include <inttypes.h>
@@ -10,11 +11,6 @@
 const char *verdict_level_name(enum verdict_level level)
 {
     return level == VERDICT_GOOD ? "good" : level == VERDICT_WARN ? "warn" : "bad";
-}
-
-static const char *s_of(size_t n)
-{
-    return n == 1 ? "" : "s";
 }
 
 static void judge(struct verdict *v, enum verdict_level level, const char *word)
@@ -100,13 +96,14 @@ static void judge_wait(const struct page_job *j, const struct cdi_place_group *w
         return;
     }
     if (late == NULL) {
-        (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", n, s_of(n), where, span);
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s %s for %s, and no rank is late.", n, plural_of(n), where,
+                       span);
         return;
     }
     cdi_places_ranks(late, ranks);
     cdi_places_doing(late, doing);
-    (void)snprintf(v->text, sizeof v->text, "Rank%s %s %s late%s%s: %zu rank%s %s %s for %s.", s_of(late->n), ranks,
-                   late->n == 1 ? "is" : "are", doing[0] == '\0' ? "" : ", ", doing, n, s_of(n),
+    (void)snprintf(v->text, sizeof v->text, "Rank%s %s %s late%s%s: %zu rank%s %s %s for %s.", plural_of(late->n),
+                   ranks, late->n == 1 ? "is" : "are", doing[0] == '\0' ? "" : ", ", doing, n, plural_of(n),
                    n == 1 ? "has been" : "have been", where, span);
 }
 
@@ -134,23 +131,23 @@ static void judge_running(const struct page_job *j, struct verdict *v)
     if (silent > 0) {
         judge(v, VERDICT_WARN, "Running");
         (void)snprintf(v->text, sizeof v->text,
-                       "%zu node%s do%s not answer, so the ranks there may be elsewhere by now.", silent, s_of(silent),
-                       silent == 1 ? "es" : "");
+                       "%zu node%s do%s not answer, so the ranks there may be elsewhere by now.", silent,
+                       plural_of(silent), silent == 1 ? "es" : "");
         return;
     }
     judge(v, VERDICT_GOOD, "Running");
     if (s->n == 0)
         (void)snprintf(v->text, sizeof v->text, "%u rank%s; no node has said yet where they are.", j->world_size,
-                       s_of(j->world_size));
+                       plural_of(j->world_size));
     else if (s->by_place[CDI_PLACE_OUTSIDE] == s->n)
         (void)snprintf(v->text, sizeof v->text, "%zu rank%s, which do%s not use libcddp: their steps are not known.",
-                       s->n, s_of(s->n), s->n == 1 ? "es" : "");
+                       s->n, plural_of(s->n), s->n == 1 ? "es" : "");
     else if (s->min_step == s->max_step)
-        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " step%s done.", s->n, s_of(s->n), s->min_step,
-                       s_of(s->min_step));
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " step%s done.", s->n, plural_of(s->n),
+                       s->min_step, plural_of(s->min_step));
     else
-        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " to %" PRIu64 " steps done.", s->n, s_of(s->n),
-                       s->min_step, s->max_step);
+        (void)snprintf(v->text, sizeof v->text, "%zu rank%s, %" PRIu64 " to %" PRIu64 " steps done.", s->n,
+                       plural_of(s->n), s->min_step, s->max_step);
 }
 
 void verdict_of(const struct page_job *j, struct verdict *out)
@@ -159,8 +156,8 @@ void verdict_of(const struct page_job *j, struct verdict *out)
     if (strcmp(j->state, "running") == 0) {
         judge_running(j, out);
     } else if (strcmp(j->state, "joining") == 0) {
-        (void)snprintf(out->text, sizeof out->text, "%u of %u node%s %s here.", j->waiting, j->needed, s_of(j->needed),
-                       j->waiting == 1 ? "is" : "are");
+        (void)snprintf(out->text, sizeof out->text, "%u of %u node%s %s here.", j->waiting, j->needed,
+                       plural_of(j->needed), j->waiting == 1 ? "is" : "are");
     } else if (strcmp(j->state, "stopping") == 0) {
         out->word = "Stopping";
         (void)snprintf(out->text, sizeof out->text, "%.600s", j->why);

@@ -2,6 +2,7 @@
 #include "watch/where.h"
 
 #include "common/utf8.h"
+#include "watch/explain.h"
 #include "watch/reply.h"
 
 #include <inttypes.h>
@@ -16,11 +17,6 @@ struct where_row {
     char ranks[CDI_PLACES_RANKS], where[CDI_PLACES_TEXT], span[CDI_PLACES_SPAN], host[HOST_TEXT], step[48],
         doing[CDI_PLACES_TEXT];
 };
-
-static const char *s_of(long long n)
-{
-    return n == 1 ? "" : "s";
-}
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
 
@@ -50,8 +46,8 @@ static cddp_status put_head(const struct page_job *j, struct cdi_buf *out, size_
         (void)snprintf(quoted, sizeof quoted, " '%.255s'", j->run_id);
     (void)snprintf(line, sizeof line,
                    "job%s: %.32s, round %" PRIu32 ", %" PRIu32 " restart%s, %zu node%s, %" PRIu32 " rank%s%s%.512s",
-                   quoted, j->state, j->round, j->restarts, s_of(j->restarts), j->nodes, s_of((long long)j->nodes),
-                   j->world_size, s_of(j->world_size), j->why[0] != '\0' ? "; " : "", j->why);
+                   quoted, j->state, j->round, j->restarts, plural_of(j->restarts), j->nodes, plural_of(j->nodes),
+                   j->world_size, plural_of(j->world_size), j->why[0] != '\0' ? "; " : "", j->why);
     return put_line(out, line, columns);
 }
 
@@ -137,12 +133,12 @@ static cddp_status put_totals(const struct page_job *j, struct cdi_buf *out, siz
 
     if (s->n == 0)
         return CDDP_OK;
-    used = (size_t)snprintf(line, sizeof line, "%zu rank%s, ", s->n, s_of((long long)s->n));
+    used = (size_t)snprintf(line, sizeof line, "%zu rank%s, ", s->n, plural_of(s->n));
     if (s->by_place[CDI_PLACE_OUTSIDE] == s->n)
         used += (size_t)snprintf(line + used, sizeof line - used, "none of which uses libcddp");
     else if (s->min_step == s->max_step)
         used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " step%s done", s->min_step,
-                                 s_of((long long)s->min_step));
+                                 plural_of(s->min_step));
     else
         used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " to %" PRIu64 " steps done", s->min_step,
                                  s->max_step);

@@ -73,7 +73,7 @@ uint32_t view_ask(struct view *v, const int32_t *stacks_of, size_t n, bool brief
 }
 
 /* The nodes are in order. */
-static const struct view_node *find_node(const struct view *v, int32_t node_rank)
+const struct view_node *view_find(const struct view *v, int32_t node_rank)
 {
     size_t low = 0, high = v->n;
 
@@ -94,7 +94,7 @@ size_t view_unanswered(const struct view *v, uint32_t id)
     size_t missing = 0;
 
     for (uint32_t peer = UINT32_MAX; session_next_agent(v->session, &peer, &assign);) {
-        const struct view_node *node = find_node(v, assign.node_rank);
+        const struct view_node *node = view_find(v, assign.node_rank);
 
         missing += node == NULL || node->report.round != assign.round || node->report.asked < id;
     }
@@ -111,7 +111,7 @@ static int by_node_rank(const void *a, const void *b)
 /* Returns the place for the report of this node; NULL: out of memory. */
 static struct view_node *node_for(struct view *v, int32_t node_rank)
 {
-    struct view_node *node = (struct view_node *)(uintptr_t)find_node(v, node_rank);
+    struct view_node *node = (struct view_node *)(uintptr_t)view_find(v, node_rank);
 
     if (node != NULL) {
         cdi_node_report_release(&node->report);
@@ -152,7 +152,7 @@ static const struct view_node *take_report(struct view *v, uint32_t peer, const 
     *node = (struct view_node){.peer = peer, .received_ms = now_ms, .report = r};
     if (node > v->nodes && by_node_rank(node - 1, node) > 0)
         qsort(v->nodes, v->n, sizeof *v->nodes, by_node_rank);
-    return find_node(v, r.node_rank);
+    return view_find(v, r.node_rank);
 }
 
 const struct view_node *view_on_bulk(struct view *v, uint32_t peer, uint16_t type, const void *payload, size_t len,

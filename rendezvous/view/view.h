@@ -36,6 +36,8 @@ const struct view_node *view_on_bulk(struct view *v, uint32_t peer, uint16_t typ
                                      int64_t now_ms);
 /* Returns the newest reports of the running round, in the order of node ranks; valid until the next call with v. */
 const struct view_node *view_nodes(struct view *v, size_t *n);
+/* Returns the newest report of a node; NULL: there is none. Valid as view_nodes() is, after which it is called. */
+const struct view_node *view_find(const struct view *v, int32_t node_rank);
 /* Makes the agent of node rank 0 print these lines on stderr. Returns false if no such agent is connected. */
 bool view_notice(struct view *v, const char *text);
 
