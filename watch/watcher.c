@@ -219,7 +219,7 @@ static void on_trace_closed(void *arg, bool flushed)
 
 static void watcher_end(struct watcher *w, const struct supervise *s, int exit_status)
 {
-    if (w == NULL)
+    if (w == NULL || uv_is_closing((uv_handle_t *)&w->timer))
         return;
     watcher_flush(w);
     trace_close(w->trace, w->trace_text, sizeof w->trace_text, on_trace_closed, w);
