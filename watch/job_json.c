@@ -56,30 +56,9 @@ json_t *page_node_json(const struct page_job *j, const struct page_node *n)
 }
 
 /* The columns of "rows" below. */
-static const char *const columns[] = {"rank",
-                                      "pid",
-                                      "place",
-                                      "op",
-                                      "seq",
-                                      "bucket",
-                                      "for_ms",
-                                      "step",
-                                      "step_us",
-                                      "comm_us",
-                                      "exposed_us",
-                                      "late_us",
-                                      "late_rank",
-                                      "doing",
-                                      "cpu_permille",
-                                      "resident_bytes",
-                                      "step_age_ms",
-                                      "late",
-                                      "peer",
-                                      "gpu_permille",
-                                      "gpu_used_bytes",
-                                      "gpu_total_bytes",
-                                      "part",
-                                      "transfer_us"};
+static const char columns[] = "rank pid place op seq bucket for_ms step step_us comm_us exposed_us late_us late_rank "
+                              "doing cpu_permille resident_bytes "
+                              "step_age_ms late peer gpu_permille gpu_used_bytes gpu_total_bytes part transfer_us";
 
 static json_t *row_of(const struct cdi_rank_report *r, bool late)
 {
@@ -106,8 +85,10 @@ static json_t *where_of(const struct page_job *j)
 {
     json_t *names = json_array(), *nodes = json_array();
 
-    for (size_t i = 0; names != NULL && i < sizeof columns / sizeof columns[0]; i++)
-        names = page_json_add(names, json_string(columns[i]));
+    for (size_t at = 0, n; names != NULL && at < sizeof columns; at += n + 1) {
+        n = strcspn(columns + at, " ");
+        names = page_json_add(names, json_stringn(columns + at, n));
+    }
     for (size_t i = 0; nodes != NULL && i < j->n_nodes; i++)
         nodes = page_json_add(nodes, json_pack("{s:i, s:o, s:b, s:I, s:o}", "node_rank", (int)j->node[i].node_rank,
                                                "host", json_text(j->node[i].host), "answered", (int)j->node[i].answered,

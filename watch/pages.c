@@ -134,92 +134,58 @@ cddp_status page_json(const struct page_data *s, struct cdi_buf *out)
 
 /* --------------------------------------------------------------------------------------------------- metrics ---- */
 
-/* A metric of the server (of_server) or of each job (of_job): see the table below. */
-struct family {
+/* Metrics of the server s, and of each job j: name, type, help, value. A value that is NAN is not known: no sample. */
+/* clang-format off */
+#define SERVER_METRICS(M) \
+    M(process_start_time_seconds, "gauge", "Start of the process, Unix time.", s->started_s) \
+    M(process_resident_memory_bytes, "gauge", "Memory of the process.", s->resident_bytes) \
+    M(cddp_rendezvous_draining, "gauge", "1 while new jobs are rejected and the server exits after the last one.", s->draining) \
+    M(cddp_rendezvous_jobs, "gauge", "Jobs.", s->n_jobs) \
+    M(cddp_rendezvous_connections, "gauge", "Open connections of every kind.", s->connections) \
+    M(cddp_rendezvous_connections_limit, "gauge", "Limit of open connections; further ones are rejected.", s->connections_limit) \
+    M(cddp_rendezvous_connections_accepted_total, "counter", "Connections accepted.", s->accepted) \
+    M(cddp_rendezvous_connections_dropped_total, "counter", "Connections closed because of an error.", s->dropped)
+#define JOB_METRICS(M) \
+    M(cddp_job_round, "gauge", "Number of the running round, or of the round that nodes join.", j->round) \
+    M(cddp_job_restarts_total, "counter", "Failed rounds that another round followed.", j->restarts) \
+    M(cddp_job_ranks, "gauge", "Workers of the running round.", j->world_size) \
+    M(cddp_job_nodes, "gauge", "Nodes of the job that are present.", j->nodes) \
+    M(cddp_job_nodes_waiting, "gauge", "Nodes that wait for a round to begin.", j->waiting) \
+    M(cddp_job_nodes_needed, "gauge", "Nodes that the next round takes.", j->needed) \
+    M(cddp_job_nodes_min, "gauge", "Fewest nodes of a round.", j->min_nodes) \
+    M(cddp_job_nodes_max, "gauge", "Most nodes of a round.", j->max_nodes) \
+    M(cddp_job_steps_total, "counter", "Steps that every rank has completed.", j->sum.min_step) \
+    M(cddp_job_steps_per_second, "gauge", "Steps per second, by the last steps or, if it is longer, the time since.", j->sum.steps_per_s) \
+    M(cddp_job_last_step_age_seconds, "gauge", "Time since the last step of any rank.", (double)j->sum.step_age_ms / 1e3) \
+    M(cddp_job_step_seconds, "gauge", "Time of a step, mean over the ranks and their last steps; 0: none of late.", j->sum.step_us / 1e6) \
+    M(cddp_job_step_communication_hidden_seconds, "gauge", "Communication in a step, hidden by computation.", j->sum.hidden_us / 1e6) \
+    M(cddp_job_step_communication_exposed_seconds, "gauge", "Communication in a step for which the program waits.", j->sum.exposed_us / 1e6) \
+    M(cddp_job_step_waiting_seconds, "gauge", "Waiting for the last rank in a step.", j->sum.late_us / 1e6) \
+    M(cddp_job_slowest_rank, "gauge", "The rank that the others most often wait for.", j->n_placed > 0 && j->sum.slowest >= 0 ? (double)j->sum.slowest : NAN) \
+    M(cddp_job_slowest_rank_ratio, "gauge", "Part of the steps in which they wait for it.", j->n_placed > 0 && j->sum.slowest >= 0 ? j->sum.slowest_share : NAN) \
+    M(cddp_job_gpu_load_ratio, "gauge", "Load of the ranks' GPUs, mean.", j->sum.n_gpus > 0 ? j->sum.gpu_load : NAN) \
+    M(cddp_job_gpu_least_load_ratio, "gauge", "Load of the rank's GPU that has least to do.", j->sum.n_gpus > 0 ? j->sum.gpu_least_load : NAN) \
+    M(cddp_job_gpu_memory_used_ratio, "gauge", "Used memory of the fullest GPU.", j->sum.gpu_memory >= 0 ? j->sum.gpu_memory : NAN) \
+    M(cddp_store_connections, "gauge", "Open connections to the job's store.", j->store_connections) \
+    M(cddp_store_keys, "gauge", "Keys that have a value.", j->keys) \
+    M(cddp_store_bytes, "gauge", "Memory of keys, values, queues and waits.", j->bytes) \
+    M(cddp_store_limit_bytes, "gauge", "Limit of this memory.", j->bytes_limit) \
+    M(cddp_store_waits, "gauge", "Pending waits.", j->waits) \
+    M(cddp_store_waits_limit, "gauge", "Limit of pending waits.", j->waits_limit)
+#define SERVER_VALUE(name, type, help, value) static double name(const struct page_data *s) { return (double)(value); }
+#define JOB_VALUE(name, type, help, value) static double name(const struct page_job *j) { return (double)(value); }
+#define SERVER_FAMILY(name, type, help, value) {#name, type, help, name, NULL},
+#define JOB_FAMILY(name, type, help, value) {#name, type, help, NULL, name},
+
+SERVER_METRICS(SERVER_VALUE)
+JOB_METRICS(JOB_VALUE)
+
+static const struct family {
     const char *name, *type, *help;
     double (*of_server)(const struct page_data *s);
-    double (*of_job)(const struct page_job *j); /* NAN: not known, so there is no sample */
-};
-
-/* clang-format off */
-static double up(const struct page_data *s) { return s->started_s; }
-static double resident(const struct page_data *s) { return (double)s->resident_bytes; }
-static double draining(const struct page_data *s) { return s->draining; }
-static double n_jobs(const struct page_data *s) { return (double)s->n_jobs; }
-static double connections(const struct page_data *s) { return (double)s->connections; }
-static double connections_limit(const struct page_data *s) { return (double)s->connections_limit; }
-static double accepted(const struct page_data *s) { return (double)s->accepted; }
-static double dropped(const struct page_data *s) { return (double)s->dropped; }
-static double round_of(const struct page_job *j) { return j->round; }
-static double restarts(const struct page_job *j) { return j->restarts; }
-static double ranks(const struct page_job *j) { return j->world_size; }
-static double nodes(const struct page_job *j) { return (double)j->nodes; }
-static double waiting(const struct page_job *j) { return j->waiting; }
-static double needed(const struct page_job *j) { return j->needed; }
-static double min_nodes(const struct page_job *j) { return j->min_nodes; }
-static double max_nodes(const struct page_job *j) { return j->max_nodes; }
-static double store_connections(const struct page_job *j) { return (double)j->store_connections; }
-static double keys(const struct page_job *j) { return (double)j->keys; }
-static double bytes(const struct page_job *j) { return (double)j->bytes; }
-static double bytes_limit(const struct page_job *j) { return (double)j->bytes_limit; }
-static double waits(const struct page_job *j) { return (double)j->waits; }
-static double waits_limit(const struct page_job *j) { return (double)j->waits_limit; }
-static double steps(const struct page_job *j) { return (double)j->sum.min_step; }
-static double step_rate(const struct page_job *j) { return j->sum.steps_per_s; }
-static double step_age(const struct page_job *j) { return (double)j->sum.step_age_ms / 1e3; }
-static double gpu_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_load : NAN; }
-static double gpu_least_load(const struct page_job *j) { return j->sum.n_gpus > 0 ? j->sum.gpu_least_load : NAN; }
-static double gpu_memory(const struct page_job *j) { return j->sum.gpu_memory >= 0 ? j->sum.gpu_memory : NAN; }
-static double step_time(const struct page_job *j) { return j->sum.step_us / 1e6; }
-static double hidden(const struct page_job *j) { return j->sum.hidden_us / 1e6; }
-static double exposed(const struct page_job *j) { return j->sum.exposed_us / 1e6; }
-static double rank_waiting(const struct page_job *j) { return j->sum.late_us / 1e6; }
-static double slowest(const struct page_job *j) { return j->n_placed > 0 && j->sum.slowest >= 0 ? (double)j->sum.slowest : NAN; }
-static double slowest_share(const struct page_job *j) { return isnan(slowest(j)) ? NAN : j->sum.slowest_share; }
+    double (*of_job)(const struct page_job *j);
+} families[] = {SERVER_METRICS(SERVER_FAMILY) JOB_METRICS(JOB_FAMILY)};
 /* clang-format on */
-
-static const struct family families[] = {
-    {"process_start_time_seconds", "gauge", "Start of the process, Unix time.", up, NULL},
-    {"process_resident_memory_bytes", "gauge", "Memory of the process.", resident, NULL},
-    {"cddp_rendezvous_draining", "gauge", "1 while new jobs are rejected and the server exits after the last one.",
-     draining, NULL},
-    {"cddp_rendezvous_jobs", "gauge", "Jobs.", n_jobs, NULL},
-    {"cddp_rendezvous_connections", "gauge", "Open connections of every kind.", connections, NULL},
-    {"cddp_rendezvous_connections_limit", "gauge", "Limit of open connections; further ones are rejected.",
-     connections_limit, NULL},
-    {"cddp_rendezvous_connections_accepted_total", "counter", "Connections accepted.", accepted, NULL},
-    {"cddp_rendezvous_connections_dropped_total", "counter", "Connections closed because of an error.", dropped, NULL},
-    {"cddp_job_round", "gauge", "Number of the running round, or of the round that nodes join.", NULL, round_of},
-    {"cddp_job_restarts_total", "counter", "Failed rounds that another round followed.", NULL, restarts},
-    {"cddp_job_ranks", "gauge", "Workers of the running round.", NULL, ranks},
-    {"cddp_job_nodes", "gauge", "Nodes of the job that are present.", NULL, nodes},
-    {"cddp_job_nodes_waiting", "gauge", "Nodes that wait for a round to begin.", NULL, waiting},
-    {"cddp_job_nodes_needed", "gauge", "Nodes that the next round takes.", NULL, needed},
-    {"cddp_job_nodes_min", "gauge", "Fewest nodes of a round.", NULL, min_nodes},
-    {"cddp_job_nodes_max", "gauge", "Most nodes of a round.", NULL, max_nodes},
-    {"cddp_job_steps_total", "counter", "Steps that every rank has completed.", NULL, steps},
-    {"cddp_job_steps_per_second", "gauge", "Steps per second, by the last steps or, if it is longer, the time since.",
-     NULL, step_rate},
-    {"cddp_job_last_step_age_seconds", "gauge", "Time since the last step of any rank.", NULL, step_age},
-    {"cddp_job_step_seconds", "gauge", "Time of a step, mean over the ranks and their last steps; 0: none of late.",
-     NULL, step_time},
-    {"cddp_job_step_communication_hidden_seconds", "gauge", "Communication in a step, hidden by computation.", NULL,
-     hidden},
-    {"cddp_job_step_communication_exposed_seconds", "gauge", "Communication in a step for which the program waits.",
-     NULL, exposed},
-    {"cddp_job_step_waiting_seconds", "gauge", "Waiting for the last rank in a step.", NULL, rank_waiting},
-    {"cddp_job_slowest_rank", "gauge", "The rank that the others most often wait for.", NULL, slowest},
-    {"cddp_job_slowest_rank_ratio", "gauge", "Part of the steps in which they wait for it.", NULL, slowest_share},
-    {"cddp_job_gpu_load_ratio", "gauge", "Load of the ranks' GPUs, mean.", NULL, gpu_load},
-    {"cddp_job_gpu_least_load_ratio", "gauge", "Load of the rank's GPU that has least to do.", NULL, gpu_least_load},
-    {"cddp_job_gpu_memory_used_ratio", "gauge", "Used memory of the fullest GPU.", NULL, gpu_memory},
-    {"cddp_store_connections", "gauge", "Open connections to the job's store.", NULL, store_connections},
-    {"cddp_store_keys", "gauge", "Keys that have a value.", NULL, keys},
-    {"cddp_store_bytes", "gauge", "Memory of keys, values, queues and waits.", NULL, bytes},
-    {"cddp_store_limit_bytes", "gauge", "Limit of this memory.", NULL, bytes_limit},
-    {"cddp_store_waits", "gauge", "Pending waits.", NULL, waits},
-    {"cddp_store_waits_limit", "gauge", "Limit of pending waits.", NULL, waits_limit},
-};
 
 /* Appends the value of a label, quoted. */
 static cddp_status put_label(struct cdi_buf *out, const char *s)

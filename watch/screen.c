@@ -6,6 +6,7 @@
 #include "watch/reply.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,18 @@ static void add_text(struct screen_line *l, unsigned width, const char *text)
         l->text[at++] = (unsigned char)*text >= ' ' && (unsigned char)*text < 0x7f ? *text : '?';
     if (l != NULL)
         l->text[at] = '\0';
+}
+
+__attribute__((format(printf, 3, 4))) static void add_format(struct screen_line *l, unsigned width, const char *fmt,
+                                                             ...)
+{
+    char text[400];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    add_text(l, width, text);
 }
 
 /* Writes text to the end of the line's right side, if there is room after what it has. */
@@ -94,21 +107,14 @@ static void job_line(const struct screen_job *s, struct screen_line *l, unsigned
 {
     const struct page_job *j = s->j;
     double rate = j->n_placed > 0 ? rate_of(s, j->placed[0].r) : -1;
-    char text[400];
 
-    (void)snprintf(text, sizeof text,
-                   "%.60s: %.16s, round %" PRIu32 ", %" PRIu32 " restart%s, %" PRIu32 " rank%s, %zu node%s", j->run_id,
-                   j->state, j->round, j->restarts, plural_of(j->restarts), j->world_size, plural_of(j->world_size),
-                   j->n_nodes, plural_of(j->n_nodes));
-    add_text(l, width, text);
+    add_format(l, width, "%.60s: %.16s, round %" PRIu32 ", %" PRIu32 " restart%s, %" PRIu32 " rank%s, %zu node%s",
+               j->run_id, j->state, j->round, j->restarts, plural_of(j->restarts), j->world_size,
+               plural_of(j->world_size), j->n_nodes, plural_of(j->n_nodes));
     if (s->most_step > 0)
-        (void)snprintf(text, sizeof text, ", step %" PRIu64, j->placed[0].r->step);
-    if (s->most_step > 0)
-        add_text(l, width, text);
+        add_format(l, width, ", step %" PRIu64, j->placed[0].r->step);
     if (rate >= 0)
-        (void)snprintf(text, sizeof text, rate < HUNDRED ? ", %.1f steps/s" : ", %.0f steps/s", rate);
-    if (rate >= 0)
-        add_text(l, width, text);
+        add_format(l, width, rate < HUNDRED ? ", %.1f steps/s" : ", %.0f steps/s", rate);
 }
 
 /* It has fewer steps than others, or they wait for it. */
@@ -123,25 +129,17 @@ static void facts_line(const struct screen_job *s, struct screen_line *l, unsign
     const struct page_job *j = s->j;
     int hidden = cdi_places_hidden(&j->sum);
     uint64_t n_late = 0;
-    char text[200];
 
     for (size_t i = 0; i < j->n_placed; i++)
         n_late += is_late(s, &j->placed[i]);
-    (void)snprintf(text, sizeof text, "%" PRIu64 " late rank%s", n_late, plural_of(n_late));
-    add_text(l, width, text);
+    add_format(l, width, "%" PRIu64 " late rank%s", n_late, plural_of(n_late));
     if (hidden >= 0)
-        (void)snprintf(text, sizeof text, ", %d %% of communication hidden", hidden);
-    if (hidden >= 0)
-        add_text(l, width, text);
+        add_format(l, width, ", %d %% of communication hidden", hidden);
     if (j->sum.slowest >= 0)
-        (void)snprintf(text, sizeof text, ", slowest rank %" PRId32, j->sum.slowest);
-    if (j->sum.slowest >= 0)
-        add_text(l, width, text);
-    if (j->n_placed < j->world_size) {
-        (void)snprintf(text, sizeof text, ", %zu rank%s of %" PRIu32 " have reported", j->n_placed,
-                       plural_of(j->n_placed), j->world_size);
-        add_text(l, width, text);
-    }
+        add_format(l, width, ", slowest rank %" PRId32, j->sum.slowest);
+    if (j->n_placed < j->world_size)
+        add_format(l, width, ", %zu rank%s of %" PRIu32 " have reported", j->n_placed, plural_of(j->n_placed),
+                   j->world_size);
 }
 
 static void percent_text(int value, char *to, size_t cap)

@@ -6,16 +6,15 @@
 #include "watch/reply.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CELLS 6 /* of a line */
-#define HOST_TEXT 300
+enum { RANKS, WHERE, SPAN, HOST, STEP, DOING, CELLS }; /* of a line */
 
 struct where_row {
-    char ranks[CDI_PLACES_RANKS], where[CDI_PLACES_TEXT], span[CDI_PLACES_SPAN], host[HOST_TEXT], step[48],
-        doing[CDI_PLACES_TEXT];
+    char cells[CELLS][CDI_PLACES_TEXT];
 };
 
 /* --------------------------------------------------------------------------------------------------- writing ---- */
@@ -53,28 +52,18 @@ static cddp_status put_head(const struct page_job *j, struct cdi_buf *out, size_
 
 static void fill_row(const struct cdi_place_group *g, struct where_row *row)
 {
-    cdi_places_ranks(g, row->ranks);
-    cdi_places_where(g, row->where);
-    (void)cdi_places_span(row->span, (double)g->for_ms * 1e3);
-    cdi_places_doing(g, row->doing);
-    if (g->n_nodes == 1)
-        (void)snprintf(row->host, sizeof row->host, "%s", g->ranks[0].host);
-    else
-        (void)snprintf(row->host, sizeof row->host, "%zu nodes", g->n_nodes);
-    if (g->min_step == g->max_step)
-        (void)snprintf(row->step, sizeof row->step, "%" PRIu64, g->min_step);
-    else
-        (void)snprintf(row->step, sizeof row->step, "%" PRIu64 "-%" PRIu64, g->min_step, g->max_step);
-}
+    char *host = row->cells[HOST], *step = row->cells[STEP];
 
-static void cells_of(const struct where_row *row, const char *cells[CELLS])
-{
-    cells[0] = row->ranks;
-    cells[1] = row->where;
-    cells[2] = row->span;
-    cells[3] = row->host;
-    cells[4] = row->step;
-    cells[5] = row->doing;
+    cdi_places_ranks(g, row->cells[RANKS]);
+    cdi_places_where(g, row->cells[WHERE]);
+    (void)cdi_places_span(row->cells[SPAN], (double)g->for_ms * 1e3);
+    cdi_places_doing(g, row->cells[DOING]);
+    if (g->n_nodes == 1)
+        (void)snprintf(host, CDI_PLACES_TEXT, "%s", g->ranks[0].host);
+    else
+        (void)snprintf(host, CDI_PLACES_TEXT, "%zu nodes", g->n_nodes);
+    (void)snprintf(step, CDI_PLACES_TEXT, g->min_step == g->max_step ? "%" PRIu64 : "%" PRIu64 "-%" PRIu64, g->min_step,
+                   g->max_step);
 }
 
 /* A table: columns as wide as their widest cell, but no wider than `most`. */
@@ -84,25 +73,19 @@ static cddp_status put_rows(const struct where_row *rows, size_t n, struct cdi_b
     int width[CELLS] = {0};
     cddp_status st = CDDP_OK;
 
-    for (size_t i = 0; i < n; i++) {
-        const char *cells[CELLS];
-
-        cells_of(&rows[i], cells);
+    for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < CELLS; k++) {
-            int len = (int)strlen(cells[k]);
+            int len = (int)strlen(rows[i].cells[k]);
 
             width[k] = len > most[k] ? most[k] : len > width[k] ? len : width[k];
         }
-    }
     for (size_t i = 0; i < n && st == CDDP_OK; i++) {
-        const char *cells[CELLS];
         char line[512];
         size_t used = 0;
 
-        cells_of(&rows[i], cells);
         for (size_t k = 0; k < CELLS && used < sizeof line; k++)
-            used += (size_t)snprintf(line + used, sizeof line - used, "%-*.*s  ", width[k], k == 0 ? 95 : most[k],
-                                     cells[k]);
+            used += (size_t)snprintf(line + used, sizeof line - used, "%-*.*s  ", width[k], k == RANKS ? 95 : most[k],
+                                     rows[i].cells[k]);
         st = put_line(out, line, columns);
     }
     return st;
@@ -115,12 +98,23 @@ static cddp_status put_groups(const struct page_job *j, struct cdi_buf *out, siz
 
     if (rows == NULL)
         return CDDP_E_NOMEM;
-    rows[0] = (struct where_row){"RANKS", "WHERE", "FOR", "HOST", "STEP", "DOING"};
+    rows[0] = (struct where_row){{"RANKS", "WHERE", "FOR", "HOST", "STEP", "DOING"}};
     for (size_t i = 0; i < j->n_groups; i++)
         fill_row(&j->groups[i], &rows[i + 1]);
     st = j->n_groups == 0 ? CDDP_OK : put_rows(rows, j->n_groups + 1, out, columns);
     free(rows);
     return st;
+}
+
+/* Appends to a line that has *used bytes. */
+__attribute__((format(printf, 3, 4))) static void add(char line[512], size_t *used, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    *used += (size_t)vsnprintf(line + *used, 512 - *used, fmt, args);
+    va_end(args);
+    *used = *used < 512 ? *used : 511;
 }
 
 /* "8 ranks, 20 steps done; a step takes 12.3 ms (81 per second), ..." */
@@ -129,33 +123,28 @@ static cddp_status put_totals(const struct page_job *j, struct cdi_buf *out, siz
     const struct cdi_places_sum *s = &j->sum;
     double comm = s->hidden_us + s->exposed_us;
     char line[512], span[CDI_PLACES_SPAN];
-    size_t used;
+    size_t used = 0;
 
     if (s->n == 0)
         return CDDP_OK;
-    used = (size_t)snprintf(line, sizeof line, "%zu rank%s, ", s->n, plural_of(s->n));
+    add(line, &used, "%zu rank%s, ", s->n, plural_of(s->n));
     if (s->by_place[CDI_PLACE_OUTSIDE] == s->n)
-        used += (size_t)snprintf(line + used, sizeof line - used, "none of which uses libcddp");
+        add(line, &used, "none of which uses libcddp");
     else if (s->min_step == s->max_step)
-        used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " step%s done", s->min_step,
-                                 plural_of(s->min_step));
+        add(line, &used, "%" PRIu64 " step%s done", s->min_step, plural_of(s->min_step));
     else
-        used += (size_t)snprintf(line + used, sizeof line - used, "%" PRIu64 " to %" PRIu64 " steps done", s->min_step,
-                                 s->max_step);
+        add(line, &used, "%" PRIu64 " to %" PRIu64 " steps done", s->min_step, s->max_step);
     if (s->step_us > 0)
-        used +=
-            (size_t)snprintf(line + used, sizeof line - used,
-                             "; a step takes %s (%.3g per second), communication %.0f %% (exposed %.0f %%), waiting "
-                             "%.0f %%",
-                             cdi_places_span(span, s->step_us), s->steps_per_s, 100 * comm / s->step_us,
-                             100 * s->exposed_us / s->step_us, 100 * s->late_us / s->step_us);
+        add(line, &used,
+            "; a step takes %s (%.3g per second), communication %.0f %% (exposed %.0f %%), waiting %.0f %%",
+            cdi_places_span(span, s->step_us), s->steps_per_s, 100 * comm / s->step_us,
+            100 * s->exposed_us / s->step_us, 100 * s->late_us / s->step_us);
     else if (s->n_timed > 0)
-        used += (size_t)snprintf(line + used, sizeof line - used, "; no step has ended for %s",
-                                 cdi_places_span(span, (double)s->step_age_ms * 1e3));
+        add(line, &used, "; no step has ended for %s", cdi_places_span(span, (double)s->step_age_ms * 1e3));
     if (s->step_us > 0 && s->slowest >= 0)
-        used += (size_t)snprintf(line + used, sizeof line - used, ", mostly for rank %d", s->slowest);
+        add(line, &used, ", mostly for rank %d", s->slowest);
     if (s->n_gpus > 0)
-        (void)snprintf(line + used, sizeof line - used, "; GPU load %.0f %%", 100 * s->gpu_load);
+        add(line, &used, "; GPU load %.0f %%", 100 * s->gpu_load);
     return put_line(out, line, columns);
 }
 
