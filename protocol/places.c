@@ -164,21 +164,6 @@ static size_t take_groups(struct cdi_placed *ranks, size_t n, bool coarse, struc
     return groups;
 }
 
-struct cdi_placed *cdi_places_of(const struct cdi_node_report *nodes, size_t n, size_t *n_ranks)
-{
-    struct cdi_placed *placed;
-    size_t total = 0;
-
-    for (size_t i = 0; i < n; i++)
-        total += nodes[i].n_ranks;
-    placed = calloc(total + 1, sizeof *placed);
-    *n_ranks = 0;
-    for (size_t i = 0; i < n && placed != NULL; i++)
-        for (size_t k = 0; k < nodes[i].n_ranks; k++)
-            placed[(*n_ranks)++] = (struct cdi_placed){&nodes[i].ranks[k], nodes[i].host, nodes[i].node_rank};
-    return placed;
-}
-
 size_t cdi_places_group(struct cdi_placed *ranks, size_t n, struct cdi_place_group *out, size_t cap)
 {
     size_t groups;

@@ -29,10 +29,6 @@ struct cdi_place_group {
 };
 
 /*
- * Puts the ranks of n reports into one array, which the caller frees; *n_ranks is their number. NULL: out of memory.
- */
-struct cdi_placed *cdi_places_of(const struct cdi_node_report *nodes, size_t n, size_t *n_ranks);
-/*
  * Sorts the ranks, the least advanced first, and writes at most cap (at least 2) groups in this order. If there are
  * more places than that, ranks that differ only by their collective share a group, then the furthest ahead do. Returns
  * the number of groups.

@@ -42,7 +42,7 @@ static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
 
 /* ------------------------------------------------------------------------------------- ranks in equal places ---- */
 
-/* Appends "rank 5" or "ranks 0-6, 8-999 and 12 more"; member: whether the i-th rank of h belongs to them. */
+/* Appends "rank 5" or "ranks 0-6, 8-999 and 12 more". */
 struct ranges {
     struct cdi_buf *out;
     size_t n_ranges, n_more;
@@ -78,32 +78,20 @@ static cddp_status add_rank(struct ranges *g, int32_t rank)
     return st;
 }
 
+/* The n ranks of a group; 0: those without a report. */
 static cddp_status put_group(struct cdi_buf *out, const struct hang *h, uint8_t group, size_t n)
 {
     struct ranges g = {.out = out, .first = -1};
     cddp_status st = cdi_buf_printf(out, n == 1 ? "rank " : "ranks ");
-
-    for (size_t i = 0; i < h->n && st == CDDP_OK; i++)
-        if (h->ranks[i].group == group)
-            st = add_rank(&g, h->ranks[i].report->rank);
-    if (st == CDDP_OK)
-        st = flush_range(&g);
-    if (st == CDDP_OK && g.n_more > 0)
-        st = cdi_buf_printf(out, " and %zu more", g.n_more);
-    return st;
-}
-
-/* Ranks without a report. */
-static cddp_status put_silent(struct cdi_buf *out, const struct hang *h)
-{
-    struct ranges g = {.out = out, .first = -1};
-    cddp_status st = cdi_buf_printf(out, h->n_silent == 1 ? "rank " : "ranks ");
     size_t at = 0;
 
     for (uint32_t rank = 0; rank < h->world_size && st == CDDP_OK; rank++) {
+        bool known;
+
         while (at < h->n && h->ranks[at].report->rank < (int32_t)rank)
             at++;
-        if (at == h->n || h->ranks[at].report->rank != (int32_t)rank)
+        known = at < h->n && h->ranks[at].report->rank == (int32_t)rank;
+        if (known ? h->ranks[at].group == group && group > 0 : group == 0)
             st = add_rank(&g, (int32_t)rank);
     }
     if (st == CDDP_OK)
@@ -307,7 +295,7 @@ static cddp_status put_headline(struct cdi_buf *out, const struct hang *h)
     if (h->kind == HANG_SPLIT)
         return cdi_buf_printf(out, "the ranks wait in different collectives");
     if (h->kind == HANG_SILENT || h->kind == HANG_NONE) {
-        st = put_silent(out, h);
+        st = put_group(out, h, 0, h->n_silent);
         return st == CDDP_OK ? cdi_buf_printf(out, " cannot be seen: their node does not answer") : st;
     }
     if (h->n_late > 1)
@@ -332,7 +320,7 @@ cddp_status hang_text(const struct hang *h, struct cdi_buf *out)
     if (st == CDDP_OK && h->n_silent > 0 && h->kind != HANG_SILENT) {
         st = cdi_buf_printf(out, "\n" INDENT);
         if (st == CDDP_OK)
-            st = put_silent(out, h);
+            st = put_group(out, h, 0, h->n_silent);
         if (st == CDDP_OK)
             st = cdi_buf_printf(out, ": no answer from their node");
     }

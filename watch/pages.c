@@ -40,13 +40,12 @@ static json_t *agents_of(const struct page_job *j)
 
     for (size_t i = 0; all != NULL && i < j->n_agents; i++) {
         const struct page_agent *a = &j->agents[i];
-        json_t *one = json_pack("{s:s, s:o*, s:o*, s:o*, s:o*}", "address", a->address, "host",
-                                a->host == NULL ? NULL : text_of(a->host), "node_rank",
-                                a->node_rank < 0 ? NULL : json_integer(a->node_rank), "first_rank",
-                                a->node_rank < 0 ? NULL : json_integer(a->first_rank), "ranks",
-                                a->node_rank < 0 ? NULL : json_integer(a->n_ranks));
 
-        all = page_json_add(all, one);
+        all = page_json_add(all, json_pack("{s:s, s:o*, s:o*, s:o*, s:o*}", "address", a->address, "host",
+                                           a->host == NULL ? NULL : text_of(a->host), "node_rank",
+                                           a->node_rank < 0 ? NULL : json_integer(a->node_rank), "first_rank",
+                                           a->node_rank < 0 ? NULL : json_integer(a->first_rank), "ranks",
+                                           a->node_rank < 0 ? NULL : json_integer(a->n_ranks)));
     }
     return all;
 }
@@ -57,10 +56,9 @@ static json_t *waits_of(const struct page_job *j)
 
     for (size_t i = 0; all != NULL && i < j->n_clients; i++) {
         const struct page_wait *w = &j->clients[i];
-        json_t *one = json_pack("{s:s, s:s, s:I, s:f}", "address", w->address, "key", w->key, "missing",
-                                (json_int_t)w->missing, "for_s", (double)w->for_ms / 1e3);
 
-        all = page_json_add(all, one);
+        all = page_json_add(all, json_pack("{s:s, s:s, s:I, s:f}", "address", w->address, "key", w->key, "missing",
+                                           (json_int_t)w->missing, "for_s", (double)w->for_ms / 1e3));
     }
     return all;
 }

@@ -12,6 +12,7 @@
 #include "watch/verdict.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,8 +43,16 @@ static void put_banner(struct html *h, const struct page_job *j, const struct ve
     html_put(h, "</p></div></div>\n");
 }
 
-static void put_tile(struct html *h, const char *name, const char *value, const char *more)
+/* more: a remark; "": none. */
+__attribute__((format(printf, 4, 5))) static void put_tile(struct html *h, const char *name, const char *more,
+                                                           const char *fmt, ...)
 {
+    char value[64];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(value, sizeof value, fmt, args);
+    va_end(args);
     html_put(h, "<div class=\"tile\"><dt>%s</dt><dd>", name);
     html_text(h, value);
     if (more[0] != '\0') {
@@ -57,65 +66,53 @@ static void put_tile(struct html *h, const char *name, const char *value, const 
 static void put_step_tiles(struct html *h, const struct page_job *j)
 {
     const struct cdi_places_sum *s = &j->sum;
-    char value[64], more[96], span[CDI_PLACES_SPAN];
+    char more[96], span[CDI_PLACES_SPAN];
     double comm = s->hidden_us + s->exposed_us;
 
-    if (s->n_timed > 0 && s->n_fresh == 0) {
-        (void)snprintf(value, sizeof value, "%s ago", cdi_places_span(span, (double)s->step_age_ms * 1e3));
-        put_tile(h, "Last step", value, "");
-    }
+    if (s->n_timed > 0 && s->n_fresh == 0)
+        put_tile(h, "Last step", "", "%s ago", cdi_places_span(span, (double)s->step_age_ms * 1e3));
     if (s->n_fresh == 0)
         return;
-    (void)snprintf(value, sizeof value, "%s", cdi_places_span(span, s->step_us));
     (void)snprintf(more, sizeof more, "%.3g per second", s->steps_per_s);
-    put_tile(h, "A step takes", value, more);
-    (void)snprintf(value, sizeof value, "%.0f %%", 100 * comm / s->step_us);
+    put_tile(h, "A step takes", more, "%s", cdi_places_span(span, s->step_us));
     (void)snprintf(more, sizeof more, "%.0f %% hidden", comm > 0 ? 100 * s->hidden_us / comm : 0);
-    put_tile(h, "Communication", value, more);
-    (void)snprintf(value, sizeof value, "%.0f %%", 100 * s->late_us / s->step_us);
+    put_tile(h, "Communication", more, "%.0f %%", 100 * comm / s->step_us);
+    more[0] = '\0';
     if (s->slowest >= 0)
         (void)snprintf(more, sizeof more, "for rank %d in %.0f %% of the steps", s->slowest, 100 * s->slowest_share);
-    else
-        more[0] = '\0';
-    put_tile(h, "Waiting", value, more);
+    put_tile(h, "Waiting", more, "%.0f %%", 100 * s->late_us / s->step_us);
 }
 
 static void put_gpu_tile(struct html *h, const struct cdi_places_sum *s)
 {
-    char value[64], memory[48] = "", more[96];
+    char memory[48] = "", more[96];
 
     if (s->n_gpus == 0)
         return;
-    (void)snprintf(value, sizeof value, "%.0f %%", 100 * s->gpu_load);
     if (s->gpu_memory >= 0)
         (void)snprintf(memory, sizeof memory, ", memory %.0f %% used", 100 * s->gpu_memory);
     (void)snprintf(more, sizeof more, "at least %.0f %%%s", 100 * s->gpu_least_load, memory);
-    put_tile(h, s->n_gpus == 1 ? "GPU" : "GPUs", value, more);
+    put_tile(h, s->n_gpus == 1 ? "GPU" : "GPUs", more, "%.0f %%", 100 * s->gpu_load);
 }
 
 static void put_tiles(struct html *h, const struct page_job *j)
 {
-    char value[64], more[64] = "";
+    char more[64] = "";
     bool open = strcmp(j->state, "closed") != 0;
 
     html_put(h, "<dl class=\"tiles\">");
-    (void)snprintf(value, sizeof value, "%u", j->world_size);
-    if (open)
-        put_tile(h, "Ranks", value, "");
-    (void)snprintf(value, sizeof value, "%zu", j->nodes);
     if (j->waiting > 0)
         (void)snprintf(more, sizeof more, "%u waiting", j->waiting);
     else if (j->min_nodes != j->max_nodes)
         (void)snprintf(more, sizeof more, "of %u to %u", j->min_nodes, j->max_nodes);
-    if (open)
-        put_tile(h, "Nodes", value, more);
-    (void)snprintf(value, sizeof value, "%u", j->restarts);
-    (void)snprintf(more, sizeof more, "round %u", j->round);
-    put_tile(h, "Restarts", value, more);
-    if (j->n_placed > 0 && j->sum.n > j->sum.by_place[CDI_PLACE_OUTSIDE]) {
-        (void)snprintf(value, sizeof value, "%" PRIu64, j->sum.max_step);
-        put_tile(h, "Steps", value, "");
+    if (open) {
+        put_tile(h, "Ranks", "", "%u", j->world_size);
+        put_tile(h, "Nodes", more, "%zu", j->nodes);
     }
+    (void)snprintf(more, sizeof more, "round %u", j->round);
+    put_tile(h, "Restarts", more, "%u", j->restarts);
+    if (j->n_placed > 0 && j->sum.n > j->sum.by_place[CDI_PLACE_OUTSIDE])
+        put_tile(h, "Steps", "", "%" PRIu64, j->sum.max_step);
     put_step_tiles(h, j);
     put_gpu_tile(h, &j->sum);
     html_put(h, "</dl>\n");

@@ -36,11 +36,12 @@ struct progress_facts progress_line_note(struct progress_line *p, const struct c
 {
     struct progress_facts f = {.n_ranks = (uint32_t)r->n_ranks, .hidden_percent = -1, .late_rank = -1};
     struct cdi_places_sum sum;
-    size_t n;
-    struct cdi_placed *ranks = cdi_places_of(r, 1, &n);
+    struct cdi_placed *ranks = calloc(r->n_ranks + 1, sizeof *ranks);
 
     if (ranks != NULL) {
-        cdi_places_sum(ranks, n, &sum);
+        for (size_t i = 0; i < r->n_ranks; i++)
+            ranks[i].r = &r->ranks[i];
+        cdi_places_sum(ranks, r->n_ranks, &sum);
         f.step = sum.by_place[CDI_PLACE_OUTSIDE] > 0 ? 0 : sum.min_step; /* 0: one has not begun */
         f.hidden_percent = cdi_places_hidden(&sum);
         f.late_rank = sum.slowest;
