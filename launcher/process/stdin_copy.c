@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define READ_SIZE 65536
-#define SLOW_MS 5000 /* of waiting for a worker that is STDIN_COPY_BEHIND, until a warning */
+#define SLOW_MS 5000 /* of waiting for a worker that is STDIN_COPY_MAX, until a warning */
 
 struct place {
     int fd;      /* the writing end; -1: none, or its worker has closed the other one */
@@ -30,7 +30,7 @@ struct stdin_copy {
     uint64_t round;       /* of workers, counted from 1; the first one's pipe begins it */
     uint32_t in_round;    /* pipes of this round */
     bool ended;           /* the thread has: later workers read an empty file */
-    struct cdi_buf bytes; /* that some worker still has to get; only the thread uses it, and what follows */
+    struct cdi_buf bytes; /* that some worker still has to get; only the thread uses it and the next members */
     uint64_t now_round;   /* the round that `bytes` are for */
     bool no_input;        /* stdin has ended */
     bool warned;          /* in this round */
@@ -77,7 +77,7 @@ static void feed(struct stdin_copy *c, struct place *p)
         close_end(p);
 }
 
-/* With the lock: feeds the workers, and drops what all have got. Returns the place that is behind the most, or NULL. */
+/* With the lock: feeds the workers, and drops what all have got. Returns the slowest place, or NULL. */
 static struct place *feed_all(struct stdin_copy *c)
 {
     struct place *last = NULL;
@@ -97,7 +97,7 @@ static struct place *feed_all(struct stdin_copy *c)
     return last;
 }
 
-/* Writes, and sets what to wait for. Returns the place that is too far behind, or NULL; *end: nothing will follow. */
+/* Writes, and sets what to wait for. Returns the place that holds up all others, or NULL; *end: nothing will follow. */
 static const struct place *prepare(struct stdin_copy *c, bool *end)
 {
     struct place *last = NULL;
@@ -114,7 +114,7 @@ static const struct place *prepare(struct stdin_copy *c, bool *end)
         c->fds[2 + i] = (struct pollfd){.fd = whole ? c->places[i].fd : -1,
                                         .events = (short)(c->places[i].done < c->bytes.len ? POLLOUT : 0)};
     (void)pthread_mutex_unlock(&c->lock);
-    late = c->bytes.len > STDIN_COPY_BEHIND - READ_SIZE;
+    late = c->bytes.len > STDIN_COPY_MAX - READ_SIZE;
     c->fds[0] = (struct pollfd){.fd = c->changed, .events = POLLIN};
     c->fds[1] = (struct pollfd){.fd = last != NULL && !late && !c->no_input ? STDIN_FILENO : -1, .events = POLLIN};
     return late && !c->no_input ? last : NULL;
@@ -179,7 +179,7 @@ cddp_status stdin_copy_start(struct stdin_copy **out, uint32_t n, struct cdi_err
     c->fds = (struct pollfd *)(c->places + n);
     for (uint32_t i = 0; i < n; i++)
         c->places[i].fd = -1;
-    cdi_buf_init(&c->bytes, STDIN_COPY_BEHIND);
+    cdi_buf_init(&c->bytes, STDIN_COPY_MAX);
     (void)pthread_mutex_init(&c->lock, NULL);
     c->changed = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     (void)sigfillset(&all);

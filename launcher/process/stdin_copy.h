@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * --stdin=all: a thread copies this process's stdin to every worker, through a pipe for each. It reads on until
- * STDIN_COPY_BEHIND bytes wait for the slowest one: then that one holds up the others, as with tee, and a warning names
+ * STDIN_COPY_MAX bytes wait for the slowest one: then that one holds up the others, as with tee, and a warning names
  * it. (Open MPI's runtime keeps any number of bytes, srun one MiB.) What a worker has been given is lost to the workers
  * of a later round.
  */
@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Bytes that wait for a worker at most, beside those in its pipe. */
-#define STDIN_COPY_BEHIND (16u << 20)
+#define STDIN_COPY_MAX (16u << 20)
 
 struct stdin_copy;
 
