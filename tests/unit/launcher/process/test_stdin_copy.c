@@ -94,7 +94,7 @@ static size_t drain(int fd, uint8_t *next, int ms)
     return sum;
 }
 
-/* Place 2 does not read. The others get all that it may be behind, and it all of that, later. */
+/* Place 2 does not read. The others get all that may wait for it, and it all of that, later. */
 Test(stdin_copy, one_that_does_not_read_holds_up_nobody_for_long)
 {
     struct stdin_copy *c;
