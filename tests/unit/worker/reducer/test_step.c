@@ -868,6 +868,31 @@ Test(reducer, device_waits_for_extra_streams_at_once)
     fake_close(&comm, 1);
 }
 
+/* Ranks agree on the order of buckets after the first step, where there are several. */
+static void step_of_one_bucket(cddp_comm *comm, void *arg)
+{
+    static float data[2][4];
+    const cddp_param p = {
+        .size = sizeof p, .name = "w", .data = data[comm->world.rank], .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_ddp *d = open_with(comm, &p, 1, NULL);
+    size_t n_ops = comm->n_ops, n_broadcasts = comm->n_broadcasts;
+
+    (void)arg;
+    cr_assert_eq(cddp_ddp_grad_ready(d, 0), CDDP_OK);
+    cr_assert_eq(cddp_ddp_wait(d), CDDP_OK);
+    cr_assert(comm->n_ops == n_ops + 1 && comm->n_broadcasts == n_broadcasts, "%zu operations", comm->n_ops - n_ops);
+    cddp_ddp_destroy(d);
+}
+
+Test(reducer, one_bucket_has_no_order_to_agree_on)
+{
+    cddp_comm comms[2];
+
+    fake_open(comms, 2);
+    fake_run(comms, 2, step_of_one_bucket, NULL);
+    fake_close(comms, 2);
+}
+
 /* It is another stream in each thread, and the thread of the last gradient starts the bucket. */
 Test(reducer, rejects_per_thread_stream)
 {
