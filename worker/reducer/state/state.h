@@ -175,11 +175,11 @@ struct cdi_ddp_waits {
     uint64_t ticket; /* on a device: the last one that the stream has waited for */
 };
 
-struct cdi_ddp_stats;  /* private to reducer/stats.c */
-struct cdi_metrics;    /* private to reducer/metrics.c */
-struct cdi_ddp_debug;  /* private to debug.c */
-struct cdi_nan_check;  /* private to nan_check.c */
-struct cdi_replicas;   /* private to replicas.c */
+struct cdi_ddp_stats; /* private to reducer/stats.c */
+struct cdi_metrics;   /* private to reducer/metrics.c */
+struct cdi_ddp_debug; /* private to debug.c */
+struct cdi_nan_check; /* private to nan_check.c */
+struct cdi_replicas;  /* private to replicas.c */
 struct cdi_item_ops;
 
 struct cddp_ddp {
@@ -206,11 +206,11 @@ struct cddp_ddp {
     struct cdi_ddp_debug *debug;   /* NULL: CDDP_DEBUG is not set */
     struct cdi_ddp_stats *stats;   /* NULL: nothing is measured; the lock covers what it points to, and waits */
     struct cdi_ddp_waits waits;
-    struct cdi_metrics *metrics;       /* NULL: CDDP_METRICS_FILE is not set */
-    struct cdi_nan_check *nan;         /* NULL: CDDP_NAN_CHECK is off */
-    struct cdi_replicas *replicas;     /* NULL: CDDP_CHECK_REPLICAS is not set */
-    bool has_own;                      /* some gradients are in the user's memory */
-    struct cdi_ddp_own own;            /* the lock covers its list */
+    struct cdi_metrics *metrics;   /* NULL: CDDP_METRICS_FILE is not set */
+    struct cdi_nan_check *nan;     /* NULL: CDDP_NAN_CHECK is off */
+    struct cdi_replicas *replicas; /* NULL: CDDP_CHECK_REPLICAS is not set */
+    bool has_own;                  /* some gradients are in the user's memory */
+    struct cdi_ddp_own own;        /* the lock covers its list */
     struct cdi_ddp_in_place in_place;
     size_t n_buffers;
     struct cdi_slice *slices; /* the parameters, then the buffers */
