@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a disk, a directory and a reader can do to the files of ranks; tests/integration/test_logs.py has their layout. */
+/* What a disk, a directory and a reader can do to ranks' files; tests/integration/test_logs.py has their layout. */
 #include "common/log.h"
 #include "hygiene.h"
 #include "launcher/output/logs.h"
