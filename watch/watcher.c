@@ -37,15 +37,14 @@ static int64_t sooner(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Shows where the ranks are to the record of the run, its line and, if it is their time, the reports about them. */
-static void look_at_ranks(struct watcher *w, int64_t now_ms, bool reports)
+/* Shows where the ranks are to the record of the run, its line, and the reports about them. */
+static void look_at_ranks(struct watcher *w, int64_t now_ms)
 {
     struct cdi_node_report r = {.asked = 0};
     bool known = w->opt.facts.ranks(w->opt.facts.arg, &r) == CDDP_OK;
-    int64_t run_ms = run_watch_look(w->run, known ? &r : NULL, now_ms);
 
-    if (reports)
-        w->ranks_ms = sooner(run_ms, hang_report_look(w->hang, known ? &r : NULL, now_ms));
+    w->ranks_ms =
+        sooner(run_watch_look(w->run, known ? &r : NULL, now_ms), hang_report_look(w->hang, known ? &r : NULL, now_ms));
     cdi_node_report_release(&r);
 }
 
@@ -57,7 +56,7 @@ static void on_look(uv_timer_t *timer)
     if (now_ms >= w->trace_ms)
         w->trace_ms = trace_look(w->trace, now_ms);
     if (now_ms >= w->ranks_ms)
-        look_at_ranks(w, now_ms, true);
+        look_at_ranks(w, now_ms);
     if (now_ms >= w->look_ms)
         w->look_ms = torch_look_again(w->look, now_ms);
     if (now_ms >= w->mpi_ms)
@@ -159,9 +158,12 @@ static void watcher_round(struct watcher *w, const struct cdi_msg_assign *assign
 
 static void watcher_flush(struct watcher *w)
 {
+    struct cdi_node_report r = {.asked = 0};
+    bool known = w->run != NULL && w->opt.facts.ranks(w->opt.facts.arg, &r) == CDDP_OK;
+
     trace_flush(w->trace);
-    if (w->run != NULL)
-        look_at_ranks(w, cdi_now_ms(), false);
+    run_watch_count(w->run, known ? &r : NULL);
+    cdi_node_report_release(&r);
 }
 
 static void watcher_round_over(struct watcher *w, const struct cdi_msg_round_over *over)

@@ -395,9 +395,9 @@ static int splits_for_one_only(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1)
         configure("CDDP_STANDIN_FAIL", "ncclCommCount:1:3");
-    RANK_CHECK(r->ops->split(r->b, &all, &part, &r->err) == CDDP_E_SYSTEM && part == NULL);
+    RANK_CHECK(rank_split(r, &all, &part) == CDDP_E_SYSTEM && part == NULL);
     RANK_CHECK(strstr(r->err.msg, r->rank == 1 ? "does not report the size" : "another rank cannot create") != NULL);
-    RANK_CHECK(r->ops->split(r->b, &all, &part, &r->err) == CDDP_OK && do_launch(r) == CDDP_OK);
+    RANK_CHECK(rank_split(r, &all, &part) == CDDP_OK && do_launch(r) == CDDP_OK);
     r->ops->destroy(part);
     return leaves_at_most(r, 0);
 }

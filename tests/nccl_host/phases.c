@@ -124,7 +124,7 @@ static void prepare(struct job *j)
     cddp_ddp_options opt = {.size = sizeof opt, .bucket_bytes = COUNT * sizeof(float)};
     cddp_param params[N_PARAMS];
 
-    device_open(&j->device, cddp_local_rank(j->comm));
+    device_open(&j->device, getenv("CDDP_SHARE_GPU") != NULL ? 0 : cddp_local_rank(j->comm));
     j->compute = device_stream();
     j->made = device_floats(COUNT, 1);
     opt.stream = j->compute;

@@ -50,11 +50,11 @@ static int64_t watch_wall_ms(const struct run_watch *w)
 /* --------------------------------------------------------------------------------------------------- looking ---- */
 
 /* Ranks without records of steps count them only. */
-static void count_steps(struct run_watch *w, const struct cdi_node_report *r)
+void run_watch_count(struct run_watch *w, const struct cdi_node_report *r)
 {
-    int64_t wall_ms = watch_wall_ms(w);
+    int64_t wall_ms = w != NULL ? watch_wall_ms(w) : 0;
 
-    if (w->record == NULL)
+    if (w == NULL || w->record == NULL)
         return;
     run_record_time(w->record, wall_ms);
     for (size_t i = 0; r != NULL && i < r->n_ranks; i++)
@@ -83,7 +83,7 @@ int64_t run_watch_look(struct run_watch *w, const struct cdi_node_report *r, int
 {
     if (w == NULL)
         return CDI_NEVER_MS;
-    count_steps(w, r);
+    run_watch_count(w, r);
     if (w->line && r != NULL)
         draw_line(w, r, now_ms);
     return now_ms + TICK_MS;

@@ -20,7 +20,9 @@ struct run_watch;
 cddp_status run_watch_start(struct run_watch **out, const struct plan *plan, struct logs *logs, struct cdi_error *err);
 /* Begins a round. */
 void run_watch_round(struct run_watch *w, const struct cdi_msg_assign *assign);
-/* Notes where this node's ranks are (NULL: not known). Returns when to call it again; CDI_NEVER_MS: never. */
+/* Notes how many steps this node's ranks have done (r is NULL: not known). */
+void run_watch_count(struct run_watch *w, const struct cdi_node_report *r);
+/* Does that, and draws the line of --progress. Returns when to call it again; CDI_NEVER_MS: never. */
 int64_t run_watch_look(struct run_watch *w, const struct cdi_node_report *r, int64_t now_ms);
 /* Notes that the rendezvous has ended the round, and why. */
 void run_watch_round_over(struct run_watch *w, const struct cdi_msg_round_over *over);
