@@ -393,8 +393,10 @@ class Relay(threading.Thread):
                 self.end(pair, False)
 
     def end(self, pair, reset):
-        if pair in self.pairs:
+        try:
             self.pairs.remove(pair)
+        except ValueError:  # the other thread ends it
+            return
         for s in pair:
             if reset:
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
