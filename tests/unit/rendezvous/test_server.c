@@ -540,7 +540,7 @@ Test(server, client_that_reads_late_gets_every_reply)
 
 Test(server, port_and_address_errors_have_one_message_each)
 {
-    struct rdzv_server_options opt = {.run_id = "job"};
+    struct rdzv_server_options opt = {.run_id = "job", .views = &watch_views};
     struct rdzv_server *second;
     struct cdi_error err;
     uv_loop_t loop;
