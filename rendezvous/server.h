@@ -47,7 +47,7 @@ struct rdzv_server_options {
      * this one leaves an elastic job.
      */
     bool elected;
-    const struct rdzv_views *views; /* must outlive the server; NULL: nobody can look at its jobs */
+    const struct rdzv_views *views; /* must outlive the server */
 };
 
 /*
