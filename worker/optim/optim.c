@@ -147,7 +147,7 @@ static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_op
 static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_options *given, struct cdi_error *err)
 {
     struct cdi_optim_rule rule = {0};
-    cddp_optim_options opt;
+    cddp_optim_options opt = {.size = sizeof opt};
     cddp_optim *o = NULL;
     struct card mine = {.kind = 0};
     cddp_status st;
@@ -172,7 +172,7 @@ static cddp_status optim_create(cddp_optim **out, cddp_ddp *d, const cddp_optim_
         if (group == CDDP_OK && st != CDDP_OK)
             (void)cdi_error_wrap(err, "replicas");
     }
-    if (st != CDDP_OK) {
+    if (st != CDDP_OK || out == NULL) {
         if (d->across.comm != NULL)
             cdi_ddp_end_both(d->comm, d->across.comm);
         optim_release(o);
