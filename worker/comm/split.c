@@ -282,12 +282,15 @@ cddp_status cddp_comm_split(cddp_comm **to, cddp_comm *comm, int color, int key,
     st = read_split(&how, &on_cpu, &known, comm, opt, "cddp_comm_split", &err);
     if (st != CDDP_OK)
         return cdi_last_error_return(st, &err);
-    all = calloc((size_t)comm->world.size, sizeof *all);
-    members = calloc((size_t)comm->world.size, sizeof *members);
     part = calloc(1, sizeof *part);
-    st = all != NULL && members != NULL && part != NULL
-             ? begin_part(part, comm, (size_t)comm->world.size, &err)
-             : cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator");
+    st = part != NULL ? begin_part(part, comm, (size_t)comm->world.size, &err)
+                      : cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator");
+    if (st == CDDP_OK) {
+        all = calloc((size_t)comm->world.size, sizeof *all);
+        members = calloc((size_t)comm->world.size, sizeof *members);
+        if (all == NULL || members == NULL)
+            st = cdi_fail(&err, CDDP_E_NOMEM, "out of memory for a communicator");
+    }
     if (st != CDDP_OK) {
         discard_part(part);
         return cdi_last_error_return(st, &err);
@@ -352,7 +355,7 @@ static cddp_status check_members(const cddp_comm *comm, const int *ranks, size_t
 static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const int *ranks, int n, int me, int tag,
                                 bool on_cpu, struct cdi_split *how, struct cdi_error *err)
 {
-    CDI_AUTOFREE int *nodes = calloc((size_t)n, sizeof *nodes);
+    CDI_AUTOFREE int *nodes = NULL;
     struct cdi_world *w = &part->world;
     struct watched whole = {.whole = comm};
     struct cdi_group g;
@@ -360,10 +363,12 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
 
     whole.was_aborted = is_abort(comm, &(struct cdi_error){.status = CDDP_OK});
     how->watch = (struct cdi_watch){.fn = watch_whole, .arg = &whole};
-    st = nodes != NULL ? begin_part(part, comm, (size_t)n, err)
-                       : cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
+    st = begin_part(part, comm, (size_t)n, err);
     if (st != CDDP_OK)
         return st;
+    nodes = calloc((size_t)n, sizeof *nodes);
+    if (nodes == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "out of memory for a communicator");
     for (int i = 0; i < n; i++)
         part->ranks[i] = cdi_rank_of_job(&comm->world, ranks[i]);
     w->rank = me;
