@@ -145,8 +145,11 @@ void rank_close(struct rank *r)
 {
     r->ops->destroy(r->b);
     r->b = NULL;
-    for (int i = 0; i < r->n_parts; i++)
-        cdi_flight_release(r->part[i].record);
+    for (struct rank_part *p; (p = r->parts) != NULL;) {
+        r->parts = p->next;
+        cdi_flight_release(p->record);
+        free(p);
+    }
     r->n_parts = 0;
 }
 
@@ -231,7 +234,7 @@ static cddp_status make_part(struct rank *r, const struct chosen *all, const str
 
 cddp_status rank_split(struct rank *r, const struct cdi_split *how, struct cdi_backend **out)
 {
-    struct rank_part *p = &r->part[r->n_parts++];
+    struct rank_part *p = calloc(1, sizeof *p);
     const struct chosen mine = {how->color, how->key, r->world.node_rank};
     struct chosen all[RANKS_MAX];
     const struct cdi_coll op = {.kind = CDI_ALL_GATHER,
@@ -241,9 +244,14 @@ cddp_status rank_split(struct rank *r, const struct cdi_split *how, struct cdi_b
                                 .dtype = CDDP_INT32,
                                 .bucket = -1};
     struct cdi_split known = *how;
-    cddp_status st = cdi_flight_attach(&p->record, NULL, &r->err);
+    cddp_status st = p != NULL ? cdi_flight_attach(&p->record, NULL, &r->err) : CDDP_E_NOMEM;
 
     *out = NULL;
+    if (p == NULL)
+        return st;
+    p->next = r->parts;
+    r->parts = p;
+    r->n_parts++;
     known.record = p->record;
     if (st == CDDP_OK && r->ops->split != NULL)
         return r->ops->split(r->b, &known, out, &r->err);

@@ -38,6 +38,7 @@ struct ranks_layout {
 
 /* What a part of a rank's backend uses. */
 struct rank_part {
+    struct rank_part *next;
     int ranks[RANKS_MAX];
     char prefix[24]; /* of its keys */
     struct cdi_oob board;
@@ -55,9 +56,9 @@ struct rank {
     struct cdi_error err;
     const void *arg;
     const char *module;
-    bool on_device;  /* memory and streams are a device's */
-    unsigned n_done; /* operations; every other one on a device is over host memory */
-    struct rank_part part[4];
+    bool on_device;          /* memory and streams are a device's */
+    unsigned n_done;         /* operations; every other one on a device is over host memory */
+    struct rank_part *parts; /* the newest first */
     int n_parts;
 };
 
