@@ -81,6 +81,21 @@ static void become_stuck(int ready)
 }
 
 /* A child that waits in the planted functions, in two threads if asked; returns when all have reached them. */
+/* The letter of a process's state, from /proc. */
+static char state_of(pid_t pid)
+{
+    char path[64], state = '?';
+    FILE *f;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    f = fopen(path, "re");
+    cr_assert_not_null(f);
+    cr_assert_eq(fscanf(f, "%*d (test_stack) %c", &state), 1);
+    (void)fclose(f);
+    return state;
+}
+
+/* Returns a process that sleeps in planted_inner(). */
 static pid_t plant(bool two_threads)
 {
     int ready[2];
@@ -103,21 +118,9 @@ static pid_t plant(bool two_threads)
     for (int i = 0; i < (two_threads ? 2 : 1); i++)
         cr_assert_eq(read(ready[0], &byte, 1), 1);
     (void)close(ready[0]);
+    while (state_of(pid) != 'S') /* it may still be in the write */
+        (void)usleep(1000);
     return pid;
-}
-
-/* The letter of a process's state, from /proc. */
-static char state_of(pid_t pid)
-{
-    char path[64], state = '?';
-    FILE *f;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    f = fopen(path, "re");
-    cr_assert_not_null(f);
-    cr_assert_eq(fscanf(f, "%*d (test_stack) %c", &state), 1);
-    (void)fclose(f);
-    return state;
 }
 
 static void reap(pid_t pid)
