@@ -7,7 +7,7 @@
 #define TOP 16.0   /* the curve's highest point */
 #define BASE 84.0  /* the axis */
 #define SPAN_LEAST_MS 60000
-#define GAP_MS 15000 /* more than usual between two samples: no agent has answered, so there is no line */
+#define GAP_MS 15000 /* more than usual between two samples: no agent has answered, and the curve has a gap */
 
 /* ------------------------------------------------------------------------------------------------- over time ---- */
 

@@ -174,7 +174,7 @@ static cddp_status read_job(struct reply_job *j, json_t *json, bool strict, stru
     return st;
 }
 
-cddp_status reply_read(json_t *reply, bool strict, struct reply_jobs *out, struct cdi_error *err)
+cddp_status reply_read(json_t *reply, bool strict, size_t groups, struct reply_jobs *out, struct cdi_error *err)
 {
     json_t *jobs = json_object_get(reply, "jobs");
     cddp_status st = CDDP_OK;
@@ -188,7 +188,7 @@ cddp_status reply_read(json_t *reply, bool strict, struct reply_jobs *out, struc
         struct reply_job *j = &out->v[out->n];
 
         st = read_job(j, json_array_get(jobs, out->n++), strict, err);
-        if (st == CDDP_OK && explain_places(&j->facts, PAGE_GROUPS_MAX) != CDDP_OK)
+        if (st == CDDP_OK && explain_places(&j->facts, groups) != CDDP_OK)
             st = cdi_fail(err, CDDP_E_NOMEM, "out of memory for a reply");
     }
     return st;

@@ -21,10 +21,10 @@ struct reply_jobs {
 
 /*
  * Reads the jobs of a reply. The texts are those of the reply, which must outlive them. strict: a wrong form is
- * CDDP_E_PROTOCOL; otherwise what is wrong counts as missing. CDDP_E_NOMEM; reply_release() is to be called in any
- * case.
+ * CDDP_E_PROTOCOL; otherwise what is wrong counts as missing. groups: of ranks in equal places, at most, in each job.
+ * CDDP_E_NOMEM; reply_release() is to be called in any case.
  */
-cddp_status reply_read(json_t *reply, bool strict, struct reply_jobs *out, struct cdi_error *err);
+cddp_status reply_read(json_t *reply, bool strict, size_t groups, struct reply_jobs *out, struct cdi_error *err);
 void reply_release(struct reply_jobs *r);
 
 #endif

@@ -284,11 +284,11 @@ static const struct page_job *find_job(const struct reply_jobs *r, const struct 
 
 static cddp_status read_jobs(struct screen_jobs *v, const struct screen_input *in)
 {
-    cddp_status st = reply_read(in->reply, false, &v->now, NULL);
+    cddp_status st = reply_read(in->reply, false, PAGE_GROUPS_MAX, &v->now, NULL);
 
     v->before = (struct reply_jobs){.n = 0};
     if (st == CDDP_OK)
-        st = reply_read(in->previous, false, &v->before, NULL);
+        st = reply_read(in->previous, false, PAGE_GROUPS_MAX, &v->before, NULL);
     v->n = st == CDDP_OK ? v->now.n : 0;
     v->v = calloc(v->n + 1, sizeof *v->v);
     if (v->v == NULL)

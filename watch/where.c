@@ -172,11 +172,10 @@ static cddp_status put_silent(const struct page_job *j, struct cdi_buf *out, siz
     return put_line(out, line, columns);
 }
 
-static cddp_status put_job(struct page_job *j, size_t rows, size_t columns, struct cdi_buf *out)
+static cddp_status put_job(const struct page_job *j, size_t columns, struct cdi_buf *out)
 {
     cddp_status st = put_head(j, out, columns);
 
-    j->n_groups = cdi_places_group(j->placed, j->n_placed, j->groups, rows);
     if (st == CDDP_OK)
         st = put_groups(j, out, columns);
     if (st == CDDP_OK)
@@ -186,18 +185,19 @@ static cddp_status put_job(struct page_job *j, size_t rows, size_t columns, stru
 
 cddp_status where_text(json_t *reply, size_t rows, size_t columns, struct cdi_buf *out, struct cdi_error *err)
 {
+    size_t n = json_array_size(json_object_get(reply, "jobs")), each = n == 0 ? rows : rows / n;
     struct reply_jobs jobs;
-    cddp_status st = reply_read(reply, true, &jobs, err), written = CDDP_OK;
-    size_t each = jobs.n == 0 ? rows : rows / jobs.n;
+    cddp_status st, written = CDDP_OK;
 
     each = each < 2 ? 2 : each > PAGE_GROUPS_MAX ? PAGE_GROUPS_MAX : each;
+    st = reply_read(reply, true, each, &jobs, err);
     if (st == CDDP_OK && jobs.n == 0)
         written = cdi_buf_printf(out, "no jobs\n");
     for (size_t i = 0; st == CDDP_OK && written == CDDP_OK && i < jobs.n; i++) {
         if (i > 0)
             written = cdi_buf_put_u8(out, '\n');
         if (written == CDDP_OK)
-            written = put_job(&jobs.v[i].facts, each, columns, out);
+            written = put_job(&jobs.v[i].facts, columns, out);
     }
     if (written != CDDP_OK)
         st = cdi_fail(err, written, "out of memory for the text");

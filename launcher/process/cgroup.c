@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define LIMIT_NONE (INT64_C(1) << 60) /* cgroup v1 writes such a number if there is no limit */
+#define LIMIT_NONE (INT64_C(1) << 60) /* cgroup v1 writes such a number for "no limit" */
 #define LEVELS_MAX 32                 /* of nested cgroups */
 
 static const struct cgroup_layout layouts[] = {

@@ -25,7 +25,7 @@ void cgroup_walk(const char *root, const char *process, cgroup_visit *visit, voi
 int64_t cgroup_number(const char *dir, const char *file, const char *line);
 /* Returns the limit of memory in bytes; -1: none. */
 int64_t cgroup_memory_limit(const struct cgroup_layout *l, const char *dir);
-/* Returns what follows `name` at the beginning of a line of the text; NULL: there is no such line. Pure. */
+/* Returns what follows `name` at the beginning of a line of the text; NULL: no line begins so. Pure. */
 const char *cgroup_line(const char *text, const char *name);
 
 #endif

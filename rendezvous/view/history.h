@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the steps of a job have cost during the last hour: at most HISTORY_MAX samples, for charts. Of a young job they
- * are close together; when there is no room, every second one goes, and the following ones are twice as far apart.
- * Pure.
+ * are close together. At HISTORY_MAX every second one goes, and the next ones are twice as far apart. Pure.
  */
 #ifndef RDZV_HISTORY_H
 #define RDZV_HISTORY_H

@@ -386,7 +386,7 @@ int group_of_collectives(struct rank *r)
     return 0;
 }
 
-/* Nothing is begun where there is no room for all. */
+/* A group that does not fit begins nothing. */
 int group_that_does_not_fit(struct rank *r)
 {
     uint32_t x = 1, *p;

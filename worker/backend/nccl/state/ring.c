@@ -36,10 +36,9 @@ cddp_status cdi_ring_make_room(struct cdi_backend *b, size_t n, struct cdi_error
 {
     while (!ring_fits(b, n))
         if (!ring_grow(b))
-            return cdi_fail(
-                err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
-                "there is no room for %zu more collectives among %zu in flight: wait for some of them first", n,
-                b->ring_size);
+            return cdi_fail(err, b->ring_size >= CDI_RING_LIMIT ? CDDP_E_LIMIT : CDDP_E_NOMEM,
+                            "%zu more collectives do not fit: %zu may be in flight; wait for some of them first", n,
+                            b->ring_size);
     return CDDP_OK;
 }
 
