@@ -37,7 +37,14 @@
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, a silent open pipe belongs to another process */
 #define FLUSH_REST_MS 1000  /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
+#define LOOKS_LEAST 10 /* while this process has no processor, only the clock goes on: others were not silent */
 #define AGENT_LINE_MAX (128 * 1024) /* bytes of a message */
+
+/* A time since which nothing has happened, and how often it was looked at. */
+struct silence {
+    int64_t since_ms;
+    uint32_t looks;
+};
 
 struct agent {
     uv_loop_t loop;
@@ -63,18 +70,18 @@ struct agent {
     char local_ip[CDI_HOST_TEXT]; /* of --local_addr, with etcd; "": not given */
     char master_addr[64];
     uint16_t master_port;
-    int64_t sweep_began_ms, last_output_ms;
-    uint64_t progress; /* of the writing of output, and when it last changed */
-    int64_t progress_ms, flush_by_ms;
-    int unwritten;     /* the errno for workers' output that could not be written; 0 */
-    bool skipped_hung; /* the output for a stalled reader was dropped */
-    bool finishing;    /* processes that the workers have left still write */
-    bool swept;        /* no descendant is left, but maybe output */
-    bool over;         /* after FINISH */
-    bool held;         /* the workers are stopped until the rendezvous answers */
-    int64_t alone_ms;  /* an elected host: until when no other world can run; 0: not known yet */
-    bool abandoned;    /* some output could not be written */
-    bool no_wait;      /* do not wait for output to be written */
+    struct silence swept_for, output_silent; /* since the sweep began; since the last output arrived */
+    uint64_t progress;                       /* of the writing of output */
+    struct silence stalled, flushed_for;     /* since it last changed; since the flush began, or the sweep before it */
+    int unwritten;                           /* the errno for workers' output that could not be written; 0 */
+    bool skipped_hung;                       /* the output for a stalled reader was dropped */
+    bool finishing;                          /* processes that the workers have left still write */
+    bool swept;                              /* no descendant is left, but maybe output */
+    bool over;                               /* after FINISH */
+    bool held;                               /* the workers are stopped until the rendezvous answers */
+    int64_t alone_ms;                        /* an elected host: until when no other world can run; 0: not known yet */
+    bool abandoned;                          /* some output could not be written */
+    bool no_wait;                            /* do not wait for output to be written */
     char read_buf[SPAWN_READ];
 };
 
@@ -148,22 +155,33 @@ static int64_t patience_ms(const struct agent *a)
     return a->sup.grace_ms > 1000 * CDI_LIMIT_READER_S ? a->sup.grace_ms : 1000 * CDI_LIMIT_READER_S;
 }
 
+static struct silence silence_begin(void)
+{
+    return (struct silence){.since_ms = cdi_now_ms()};
+}
+
+/* Looks once more. Has it lasted for ms, and for some rounds of the loop, each of which would have ended it? */
+static bool has_lasted(struct silence *s, int64_t ms)
+{
+    s->looks += s->looks < LOOKS_LEAST;
+    return s->looks >= LOOKS_LEAST && cdi_now_ms() - s->since_ms >= ms;
+}
+
 static bool is_stalled_for(struct agent *a, int64_t ms)
 {
     uint64_t progress = writer_progress(a->console) + (a->logs != NULL ? logs_progress(a->logs) : 0);
-    int64_t now = cdi_now_ms();
 
     if (progress != a->progress)
-        a->progress_ms = now;
+        a->stalled = silence_begin();
     a->progress = progress;
-    return now - a->progress_ms >= ms;
+    return has_lasted(&a->stalled, ms);
 }
 
 /* Is the wait for the readers of the workers' output over? */
 static bool is_wait_over(struct agent *a)
 {
     if (a->sup.signal != 0)
-        return cdi_now_ms() - a->sweep_began_ms >= 1000 * CDI_LIMIT_READER_S;
+        return has_lasted(&a->swept_for, 1000 * CDI_LIMIT_READER_S);
     return is_stalled_for(a, patience_ms(a));
 }
 
@@ -173,26 +191,23 @@ static bool is_wait_over(struct agent *a)
  */
 static bool is_finishing(struct agent *a)
 {
-    int64_t now = cdi_now_ms();
-
     return !a->sup.killed && a->sup.signal == 0 && worker_group_has_output(a->group) && !is_wait_over(a) &&
-           now - a->last_output_ms < FINISH_QUIET_MS && now - a->sweep_began_ms < a->sup.grace_ms &&
+           !has_lasted(&a->output_silent, FINISH_QUIET_MS) && !has_lasted(&a->swept_for, a->sup.grace_ms) &&
            guard_has_children();
 }
 
 static void check_swept(struct agent *a)
 {
     struct supervise_event ev = {.kind = SUPERVISE_SWEPT};
-    int64_t now = cdi_now_ms();
 
     if (a->sup.state != SUPERVISE_SWEEPING)
         return;
     if (a->finishing && is_finishing(a))
         return;
     if (a->finishing)
-        a->sweep_began_ms = now;
+        a->swept_for = silence_begin();
     a->finishing = false;
-    if (!a->swept && now - a->sweep_began_ms > 1000 * CDI_LIMIT_KILLED_S) {
+    if (!a->swept && has_lasted(&a->swept_for, 1000 * CDI_LIMIT_KILLED_S)) {
         cdi_log(CDI_LOG_ERROR, "AGENT-SWEEP", "some job processes survived SIGKILL; continuing");
         a->swept = true;
     }
@@ -202,7 +217,7 @@ static void check_swept(struct agent *a)
         return;
     /* Reads the pipes to their ends, unless the readers have stalled or only unknown processes write. */
     if (worker_group_has_output(a->group) && !is_wait_over(a) &&
-        (worker_group_waits_for_room(a->group) || now - a->last_output_ms < OUTPUT_QUIET_MS))
+        (worker_group_waits_for_room(a->group) || !has_lasted(&a->output_silent, OUTPUT_QUIET_MS)))
         return;
     (void)uv_timer_stop(&a->sweep);
     agent_handle(a, &ev);
@@ -217,7 +232,7 @@ static void on_progress(void *arg)
 {
     struct agent *a = arg;
 
-    a->last_output_ms = cdi_now_ms();
+    a->output_silent = silence_begin();
     if (a->sup.state == SUPERVISE_SWEEPING && (a->swept || a->finishing) && !worker_group_has_output(a->group))
         check_swept(a);
 }
@@ -226,9 +241,7 @@ static void begin_sweep(struct agent *a)
 {
     a->swept = false;
     a->finishing = true;
-    a->sweep_began_ms = cdi_now_ms();
-    a->last_output_ms = a->sweep_began_ms;
-    a->progress_ms = a->sweep_began_ms;
+    a->swept_for = a->output_silent = a->stalled = silence_begin();
     (void)uv_timer_start(&a->sweep, on_sweep_timer, 0, SWEEP_TICK_MS);
 }
 
@@ -471,19 +484,24 @@ static void stop_waiting(struct agent *a)
 
 static void agent_log_line(struct agent *a, const char *text);
 
+/* After a signal there is one wait for a stalled reader in all, that of the sweep included. */
+static bool is_flush_over(struct agent *a)
+{
+    return a->sup.signal != 0 && has_lasted(&a->flushed_for, 1000 * CDI_LIMIT_READER_S);
+}
+
 /* Ensures that the report is written, even if the workers' output queued before it is not read. */
 static void on_flush_tick(uv_timer_t *t)
 {
     struct agent *a = t->data;
 
-    if (a->skipped_hung ? is_stalled_for(a, FLUSH_REST_MS)
-                        : cdi_now_ms() >= a->flush_by_ms || is_stalled_for(a, patience_ms(a))) {
+    if (a->skipped_hung ? is_stalled_for(a, FLUSH_REST_MS) : is_flush_over(a) || is_stalled_for(a, patience_ms(a))) {
         if (a->skipped_hung) {
             stop_waiting(a);
             return;
         }
         a->skipped_hung = true;
-        a->progress_ms = cdi_now_ms();
+        a->stalled = silence_begin();
         writer_skip_hung(a->console);
         agent_log_line(a, "its output is not being read: the last output of the workers is lost");
     }
@@ -649,12 +667,11 @@ static void agent_end_job(struct agent *a)
     else if (a->server != NULL)
         rdzv_server_drain(a->server, on_server_closed, a);
     (void)uv_timer_stop(&a->grace);
-    /* One wait for a stalled reader in all, that of the sweep included. */
-    a->flush_by_ms = CDI_NEVER_MS;
-    if (a->sup.signal != 0)
-        a->flush_by_ms = (a->sweep_began_ms == 0 ? cdi_now_ms() : a->sweep_began_ms) + 1000 * CDI_LIMIT_READER_S;
-    if (a->progress_ms == 0)
-        a->progress_ms = cdi_now_ms();
+    a->flushed_for = silence_begin();
+    if (a->swept_for.since_ms != 0)
+        a->flushed_for.since_ms = a->swept_for.since_ms;
+    if (a->stalled.since_ms == 0)
+        a->stalled = silence_begin();
     if (exit_status(a) != 0) {
         uv_update_time(&a->loop);
         (void)uv_timer_start(&a->grace, on_flush_tick, FLUSH_TICK_MS, 0);
