@@ -91,7 +91,7 @@ def test_signals_output_and_status(cddprun):
             assert job.finish() == 128 + number, (number, job.err)
             # One host may learn of the end from the other one first.
             assert set(lines(job)) <= {f'[{r}] got {s}' for r in (0, 1) for s in (number.name, 'SIGTERM')}, job.out
-            assert f'got {number.name}' in job.out and len(lines(job)) == 2, job.out
+            assert f'got {number.name}' in job.out and len(lines(job)) == 2, (job.out, job.err)
 
 
 def test_status_255_is_the_workers(cddprun):

@@ -7,6 +7,7 @@
 """
 import os
 import sys
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -49,4 +50,9 @@ def main() -> None:
     print(f"rank {rank} done loss {total.item() / world:.6f} restart {restart} port {os.environ['MASTER_PORT']}", flush=True)
 
 
-main()
+try:
+    main()
+except Exception:
+    # An interpreter that ends while gloo's threads run may crash ("terminate called without an active exception").
+    traceback.print_exc()
+    os._exit(1)
