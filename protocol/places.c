@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "protocol/places.h"
 
+#include "common/rank_ranges.h"
 #include "common/size_text.h"
 
 #include <cddp/types.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,24 +190,12 @@ bool cdi_place_is_waiting(const struct cdi_rank_report *r)
 
 void cdi_places_ranks(const struct cdi_place_group *g, char text[CDI_PLACES_RANKS])
 {
-    size_t used = 0;
+    struct cdi_rank_ranges ranges;
 
-    text[0] = '\0';
-    for (size_t i = 0, end; i < g->n; i = end) {
-        char one[40];
-        int len, first = g->ranks[i].r->rank;
-
-        for (end = i + 1; end < g->n && g->ranks[end].r->rank - 1 <= g->ranks[end - 1].r->rank;)
-            end++;
-        len = end - i == 1 ? snprintf(one, sizeof one, "%s%d", i == 0 ? "" : ", ", first)
-                           : snprintf(one, sizeof one, "%s%d-%d", i == 0 ? "" : ", ", first, g->ranks[end - 1].r->rank);
-        if (used + (size_t)len + sizeof " and 4294967295 more" > CDI_PLACES_RANKS) {
-            (void)snprintf(text + used, CDI_PLACES_RANKS - used, " and %zu more", g->n - i);
-            return;
-        }
-        memcpy(text + used, one, (size_t)len + 1);
-        used += (size_t)len;
-    }
+    cdi_rank_ranges_begin(&ranges, text, CDI_PLACES_RANKS, UINT_MAX);
+    for (size_t i = 0; i < g->n; i++)
+        cdi_rank_ranges_add(&ranges, (uint32_t)g->ranks[i].r->rank);
+    (void)cdi_rank_ranges_end(&ranges);
 }
 
 static void where_steps(const struct cdi_place_group *g, char text[CDI_PLACES_TEXT])

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "common/rank_ranges.h"
 #include "protocol/places.h"
 #include "watch/hang.h"
 
@@ -8,6 +9,7 @@
 
 #define GROUPS_MAX 5 /* lines about ranks in equal places; the last one has all others */
 #define RANGES_MAX 8
+#define RANGES_TEXT (RANGES_MAX * 24 + 32)
 #define LINE_MAX_BYTES 400 /* of a stack's line */
 #define INDENT "    "
 
@@ -42,63 +44,25 @@ static cddp_status put_who(struct cdi_buf *out, const struct hang_rank *rank)
 
 /* ------------------------------------------------------------------------------------- ranks in equal places ---- */
 
-/* Appends "rank 5" or "ranks 0-6, 8-999 and 12 more". */
-struct ranges {
-    struct cdi_buf *out;
-    size_t n_ranges, n_more;
-    int32_t first, last;
-};
-
-static cddp_status flush_range(struct ranges *g)
-{
-    const char *comma = g->n_ranges > 0 ? ", " : "";
-
-    if (g->first < 0)
-        return CDDP_OK;
-    if (g->n_ranges == RANGES_MAX) {
-        g->n_more += (size_t)(g->last - g->first) + 1;
-        return CDDP_OK;
-    }
-    g->n_ranges++;
-    if (g->first == g->last)
-        return cdi_buf_printf(g->out, "%s%d", comma, g->first);
-    return cdi_buf_printf(g->out, g->last == g->first + 1 ? "%s%d, %d" : "%s%d-%d", comma, g->first, g->last);
-}
-
-static cddp_status add_rank(struct ranges *g, int32_t rank)
-{
-    cddp_status st;
-
-    if (g->first >= 0 && rank == g->last + 1) {
-        g->last = rank;
-        return CDDP_OK;
-    }
-    st = flush_range(g);
-    g->first = g->last = rank;
-    return st;
-}
-
 /* The n ranks of a group; 0: those without a report. */
 static cddp_status put_group(struct cdi_buf *out, const struct hang *h, uint8_t group, size_t n)
 {
-    struct ranges g = {.out = out, .first = -1};
-    cddp_status st = cdi_buf_printf(out, n == 1 ? "rank " : "ranks ");
+    struct cdi_rank_ranges ranges;
+    char text[RANGES_TEXT];
     size_t at = 0;
 
-    for (uint32_t rank = 0; rank < h->world_size && st == CDDP_OK; rank++) {
+    cdi_rank_ranges_begin(&ranges, text, sizeof text, RANGES_MAX);
+    for (uint32_t rank = 0; rank < h->world_size; rank++) {
         bool known;
 
         while (at < h->n && h->ranks[at].report->rank < (int32_t)rank)
             at++;
         known = at < h->n && h->ranks[at].report->rank == (int32_t)rank;
         if (known ? h->ranks[at].group == group && group > 0 : group == 0)
-            st = add_rank(&g, (int32_t)rank);
+            cdi_rank_ranges_add(&ranges, rank);
     }
-    if (st == CDDP_OK)
-        st = flush_range(&g);
-    if (st == CDDP_OK && g.n_more > 0)
-        st = cdi_buf_printf(out, " and %zu more", g.n_more);
-    return st;
+    (void)cdi_rank_ranges_end(&ranges);
+    return cdi_buf_printf(out, n == 1 ? "rank %s" : "ranks %s", text);
 }
 
 static bool same_place(const struct hang_rank *a, const struct hang_rank *b)

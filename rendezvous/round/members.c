@@ -2,6 +2,9 @@
 /* Present nodes, the conditions for joining, and missing nodes. */
 #include "rendezvous/round/state.h"
 
+#include "common/rank_ranges.h"
+
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +101,7 @@ size_t round_present(const struct round *r)
 /* Writes the node ranks that no node requested, such as "0, 2-5"; nothing if a waiting node did not request one. */
 static void members_list_missing(const struct round *r, char *buf, size_t cap)
 {
-    size_t at = 0;
+    struct cdi_rank_ranges missing;
     uint32_t n = r->opt.max_nodes < r->cap ? r->opt.max_nodes : (uint32_t)r->cap;
 
     buf[0] = '\0';
@@ -112,14 +115,11 @@ static void members_list_missing(const struct round *r, char *buf, size_t cap)
         if ((uint32_t)r->nodes[i].wanted < n)
             r->slots[r->nodes[i].wanted] = (uint32_t)i;
     }
-    for (uint32_t from = 0, to; from < r->opt.max_nodes && at + 32 < cap; from = to + 1) {
-        to = from;
-        if (from < n && r->slots[from] != NO_PEER)
-            continue;
-        while (to + 1 < r->opt.max_nodes && (to + 1 >= n || r->slots[to + 1] == NO_PEER))
-            to++;
-        at += (size_t)snprintf(buf + at, cap - at, from == to ? "%s%u" : "%s%u-%u", at > 0 ? ", " : "", from, to);
-    }
+    cdi_rank_ranges_begin(&missing, buf, cap, UINT_MAX);
+    for (uint32_t i = 0; i < r->opt.max_nodes; i++)
+        if (i >= n || r->slots[i] == NO_PEER)
+            cdi_rank_ranges_add(&missing, i);
+    (void)cdi_rank_ranges_end(&missing);
 }
 
 /* Writes the names of the waiting hosts, as many as fit. */

@@ -3,12 +3,14 @@
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "common/float_state.h"
+#include "common/rank_ranges.h"
 #include "worker/base/sized.h"
 #include "worker/comm/finalize.h"
 #include "worker/comm/keys.h"
 #include "worker/comm/placement.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,25 +76,12 @@ static void name_part(const struct cddp_comm *part, char who[CDI_FLIGHT_WHO])
     const struct cdi_world *w = &part->world;
     bool named = w->name[0] != '\0';
     size_t used = (size_t)snprintf(who, CDI_FLIGHT_WHO, "%s%s%s(ranks ", named ? "'" : "", w->name, named ? "' " : "");
+    struct cdi_rank_ranges ranges;
 
-    for (int i = 0, end; i < w->size; i = end) {
-        char one[40];
-        int len;
-
-        for (end = i + 1; end < w->size && w->ranks[end] == w->ranks[end - 1] + 1;)
-            end++;
-        len = snprintf(one, sizeof one,
-                       end - i == 1   ? "%s%d"
-                       : end - i == 2 ? "%s%d, %d"
-                                      : "%s%d-%d",
-                       i > 0 ? ", " : "", w->ranks[i], w->ranks[end - 1]);
-        if (used + (size_t)len + sizeof " and 2147483647 more)" > CDI_FLIGHT_WHO) {
-            (void)snprintf(who + used, CDI_FLIGHT_WHO - used, " and %d more)", w->size - i);
-            return;
-        }
-        memcpy(who + used, one, (size_t)len + 1);
-        used += (size_t)len;
-    }
+    cdi_rank_ranges_begin(&ranges, who + used, CDI_FLIGHT_WHO - 1 - used, UINT_MAX);
+    for (int i = 0; i < w->size; i++)
+        cdi_rank_ranges_add(&ranges, (uint32_t)w->ranks[i]);
+    used += cdi_rank_ranges_end(&ranges);
     (void)snprintf(who + used, CDI_FLIGHT_WHO - used, ")");
 }
 

@@ -112,7 +112,7 @@ Test(places, part_is_shown)
     plant(5, CDI_PLACE_AFTER, 9, 1)->op = CDI_FLIGHT_SEND;
     (void)snprintf(reports[5].part, sizeof reports[5].part, "(ranks 5, 6)");
     cr_assert_eq(cdi_places_group(placed, 6, groups, 12), 4);
-    cr_assert_str_eq(ranks_of(1), "1-2");
+    cr_assert_str_eq(ranks_of(1), "1, 2");
     for (size_t i = 0; i < 4; i++)
         cr_assert_str_eq(where(i), wanted[i]);
 }

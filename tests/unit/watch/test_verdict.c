@@ -74,7 +74,7 @@ Test(verdict, late_ranks_are_named)
     reports[1].seq = reports[2].seq = 0;
     judge_as("running");
     cr_assert(v.level == VERDICT_WARN && strcmp(v.word, "Waiting") == 0);
-    cr_assert_str_eq(v.text, "Ranks 1-2 are late: 2 ranks have been in all_reduce #9 for 12 s.");
+    cr_assert_str_eq(v.text, "Ranks 1, 2 are late: 2 ranks have been in all_reduce #9 for 12 s.");
 }
 
 /* The agents' --hang_warning decides. */
