@@ -53,12 +53,14 @@ void cddp_abort(cddp_comm *comm, const char *why)
     CDI_DEFAULT_FLOAT_STATE;
     char text[400];
 
-    if (comm == NULL || cdi_comm_is_others("cddp_abort", comm) || comm->over)
+    if (comm == NULL || cdi_comm_is_others("cddp_abort", comm))
         return;
-    (void)atomic_fetch_add(&comm->n_aborting, 1);
-    (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
-                   why != NULL ? why : "");
-    comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
+    (void)atomic_fetch_add(&comm->n_aborting, 1); /* before the look: comm_leave sets over, and then waits for this */
+    if (!comm->over) {
+        (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
+                       why != NULL ? why : "");
+        comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
+    }
     (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: comm may be freed after it */
 }
 

@@ -203,8 +203,8 @@ static void comm_leave(struct cddp_comm *c)
         cdi_comm_say_goodbye(c, st != CDDP_OK);
     if (c->whole == NULL)
         cdi_claim_release(c);
-    wait_for_aborts(c); /* an abort by this rank may have ended the wait above */
-    c->over = true;
+    c->over = true;     /* later aborts do nothing */
+    wait_for_aborts(c); /* an earlier one may have ended the wait above */
     c->user.process = UINT64_MAX;
     if (!c->ops->keeps_store)
         c->ops->leave(c->backend);

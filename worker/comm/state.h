@@ -44,9 +44,9 @@ struct cddp_comm {
     _Atomic(const void *) stepper; /* the reducer that sets it; NULL: none */
     struct cddp_comm *parts;       /* of the whole: those that were not finalized, linked by `next` */
     struct cddp_comm *next;
-    int n_children; /* reducers and, of the whole, parts, which use its memory */
-    bool over;      /* this rank has left it: by cddp_finalize, or with the whole */
-    bool finalized; /* by the program, which may not use it any more */
+    int n_children;    /* reducers and, of the whole, parts, which use its memory */
+    _Atomic bool over; /* this rank has left it: by cddp_finalize, or with the whole */
+    bool finalized;    /* by the program, which may not use it any more */
     struct cdi_grave *graves;
     bool graves_open;        /* later graves are freed at once */
     struct cdi_error result; /* what cddp_finalize returns */
