@@ -13,7 +13,7 @@
 
 #define MAX_CPUS 65536
 
-/* Returns the number of processors in this thread's affinity mask, and the first n_words * 64 of them as bits. */
+/* Returns the number of processors in this thread's affinity mask. Sets the bits of those below n_words * 64. */
 static int affinity(uint64_t *words, int n_words)
 {
     /* The kernel rejects a mask that is smaller than its own: try larger ones. */
@@ -127,7 +127,16 @@ static int64_t walk_up(const char *mount, const char *group, int64_t (*quota)(co
     }
 }
 
-/* Returns the quota of a line of /proc/self/cgroup: "0::/group" (by v2) or "4:cpu,cpuacct:/group" (by v1, or NULL). */
+/* Is the group above the one that the mount shows, as in a container that has joined another's namespace? */
+static bool leads_out(const char *group)
+{
+    for (const char *p = strstr(group, "/.."); p != NULL; p = strstr(p + 1, "/.."))
+        if (p[3] == '/' || p[3] == '\0')
+            return true;
+    return false;
+}
+
+/* Applies v2 to a line of /proc/self/cgroup such as "0::/group", and v1, unless NULL, to "4:cpu,cpuacct:/group". */
 static int64_t quota_of_line(const char *root, char *line, int64_t (*v2)(const char *dir),
                              int64_t (*v1)(const char *dir))
 {
@@ -138,7 +147,7 @@ static int64_t quota_of_line(const char *root, char *line, int64_t (*v2)(const c
         return 0;
     controllers++;
     *group++ = '\0';
-    if (strstr(group, "..") != NULL)
+    if (leads_out(group))
         return 0;
     if (*controllers == '\0') {
         (void)snprintf(mount, sizeof mount, "%s/sys/fs/cgroup", root);
@@ -203,7 +212,10 @@ static int64_t sum_of_lines(const char *path, const char *one, const char *other
     return sum;
 }
 
-/* Returns what a group (version 2) may still take, at least 1. It can drop its page cache, but not shared memory. */
+/*
+ * Returns the bytes that a group (version 2) may still take, at least 1; 0: no limit. The kernel can drop the group's
+ * page cache, but not shared memory.
+ */
 static int64_t memory_left(const char *dir)
 {
     char path[4300];
@@ -217,6 +229,16 @@ static int64_t memory_left(const char *dir)
     return used < most ? most - used : 1;
 }
 
+/* The same for swap. */
+static int64_t swap_left(const char *dir)
+{
+    int64_t most, used;
+
+    if (!read_number(dir, "memory.swap.max", &most) || !read_number(dir, "memory.swap.current", &used))
+        return 0;
+    return used < most ? most - used : 1;
+}
+
 int64_t cdi_memory_available(const char *root, bool with_swap)
 {
     int64_t group = smallest_quota(root, memory_left, NULL), swap, host;
@@ -227,7 +249,8 @@ int64_t cdi_memory_available(const char *root, bool with_swap)
     if (host < 0)
         return INT64_MAX;
     swap = with_swap ? sum_of_lines(path, "SwapFree:", "SwapFree:") : 0;
-    return smaller(group, host * 1024) + (swap > 0 ? swap * 1024 : 0);
+    swap = swap > 0 ? smaller(smallest_quota(root, swap_left, NULL), swap * 1024) : 0;
+    return smaller(group, host * 1024) + swap;
 }
 
 int cdi_usable_cpus(void)

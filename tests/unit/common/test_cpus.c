@@ -96,6 +96,17 @@ Test(cpus, ignores_a_malformed_quota)
     drop_root();
 }
 
+Test(cpus, two_points_in_a_groups_name_are_no_way_up)
+{
+    make_root();
+    put("/proc/self/cgroup", "0::/job..1/..x\n");
+    put("/sys/fs/cgroup/job..1/cpu.max", "300000 100000\n");
+    cr_assert_eq(cdi_cpus_quota(root), 3);
+    put("/proc/self/cgroup", "0::/job..1/..\n");
+    cr_assert_eq(cdi_cpus_quota(root), 0);
+    drop_root();
+}
+
 Test(cpus, memory_is_what_the_host_and_the_groups_have_left)
 {
     make_root();
@@ -116,6 +127,12 @@ Test(cpus, memory_is_what_the_host_and_the_groups_have_left)
     put("/proc/meminfo", "MemAvailable:     100 kB\nSwapFree:  10 kB\n");
     cr_assert_eq(cdi_memory_available(root, true), 10241);
     cr_assert_eq(cdi_memory_available(root, false), 1);
+    put("/sys/fs/cgroup/a/memory.swap.max", "3000\n");
+    put("/sys/fs/cgroup/a/memory.swap.current", "1000\n");
+    cr_assert_eq(cdi_memory_available(root, true), 2001, "a group's limit of swap");
+    put("/sys/fs/cgroup/a/b/memory.swap.max", "0\n");
+    put("/sys/fs/cgroup/a/b/memory.swap.current", "0\n");
+    cr_assert_leq(cdi_memory_available(root, true), 2, "no swap");
     drop_root();
 }
 
