@@ -140,8 +140,12 @@ cddp_status cdi_dial_name(struct cdi_dial *d, const char *host, int port, int64_
     rc = cdi_resolve(host, service, &hints, &list);
     if (rc != 0)
         return cdi_fail(err, CDDP_E_NOT_FOUND, "%s", rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
-    for (const struct addrinfo *a = list; a != NULL && st == CDDP_E_IO; a = a->ai_next)
-        st = cdi_dial_connect(d, a->ai_addr, a->ai_addrlen, deadline_ms, err);
+    for (const struct addrinfo *a = list; a != NULL && st == CDDP_E_IO; a = a->ai_next) {
+        int64_t now = cdi_now_ms(), half = now + (deadline_ms - now) / 2;
+
+        /* A firewall may drop what is sent to one address, such as the IPv6 one, and the next may answer. */
+        st = cdi_dial_connect(d, a->ai_addr, a->ai_addrlen, a->ai_next == NULL ? deadline_ms : half, err);
+    }
     freeaddrinfo(list);
     return st;
 }
