@@ -41,14 +41,17 @@ static void fill_standard_fds(void)
         (void)close(fd);
 }
 
-static void random_id(char *buf, size_t cap)
+static bool random_id(char *buf, size_t cap)
 {
-    unsigned char bytes[16] = {0};
+    unsigned char bytes[16];
     size_t n = 0;
 
-    (void)getrandom(bytes, sizeof bytes, 0);
+    buf[0] = '\0';
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes) /* a seccomp filter may forbid it */
+        return false;
     for (size_t i = 0; i < sizeof bytes && n + 2 < cap; i++)
         n += (size_t)snprintf(buf + n, cap - n, "%02x", bytes[i]);
+    return true;
 }
 
 /* Writes a new auth token to a file that does not exist: 32 random bytes in hex. */
@@ -56,10 +59,8 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : 0;
+    int error = fd < 0 || !random_id(text, 33) || !random_id(text + 32, 33) ? errno : 0;
 
-    random_id(text, 33);
-    random_id(text + 32, 33);
     for (size_t at = 0; error == 0 && at < 64;) { /* a full disk may take a part of it, and refuse the rest */
         ssize_t n = write(fd, text + at, 64 - at);
 
@@ -156,7 +157,10 @@ static int main_run(const struct options *o)
         return 2;
     }
     plan_inputs_log(&endpoint, o);
-    random_id(id, sizeof id);
+    if (!random_id(id, sizeof id)) {
+        cdi_log(CDI_LOG_ERROR, "MAIN-START", "cannot get random bytes for the job's id: %s", strerror(errno));
+        return 1;
+    }
     if (plan_make(&plan, o, &endpoint, &machine, id, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
         return err.status == CDDP_E_INVALID ? 2 : 1;
@@ -204,9 +208,11 @@ static int run_hosts(const struct options *o, char **argv)
     int status = 2;
 
     cdi_buf_init(&file, HOSTLIST_MAX);
-    if (o->hostfile == NULL ||
-        (inputs_read_file(o->hostfile, &file, &err) == CDDP_OK && cdi_buf_append(&file, "", 1) == CDDP_OK)) {
-        status = ssh_run_hosts(o, (const char *)cdi_buf_data(&file), argv, &err);
+    if (o->hostfile == NULL || inputs_read_file(o->hostfile, &file, &err) == CDDP_OK) {
+        if (cdi_buf_append(&file, "", 1) == CDDP_OK)
+            status = ssh_run_hosts(o, (const char *)cdi_buf_data(&file), argv, &err);
+        else
+            (void)cdi_fail(&err, CDDP_E_LIMIT, "'%.300s' is too long", o->hostfile);
     }
     cdi_buf_release(&file);
 

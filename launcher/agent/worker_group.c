@@ -972,16 +972,22 @@ bool worker_group_has_output(const struct worker_group *c)
     return false;
 }
 
-/* Lists the workers that failed by themselves, and not those that were killed here. */
+/* Did cddprun end it? SIGTERM and SIGINT may also come from whoever ends the job, such as a batch system. */
+static bool was_stopped(const struct worker_group *c, const struct worker *w)
+{
+    return w->exit_signal == SIGTERM || w->exit_signal == SIGINT ||
+           (w->exit_signal == SIGKILL && c->end_signal != 0 && w->ended_ms >= c->end_ms);
+}
+
+/* Lists the workers that failed by themselves. */
 static unsigned describe_others(const struct worker_group *c, const struct worker *first, struct report_other *others)
 {
     unsigned n = 0;
 
     for (uint32_t i = 0; i < c->n; i++) {
         const struct worker *w = &c->workers[i];
-        bool stopped = w->exit_signal == SIGTERM || w->exit_signal == SIGKILL || w->exit_signal == SIGINT;
 
-        if (w == first || !w->exited || w->pid <= 0 || stopped || has_succeeded(w))
+        if (w == first || !w->exited || w->pid <= 0 || was_stopped(c, w) || has_succeeded(w))
             continue;
         if (n < REPORT_OTHERS_MAX)
             others[n] = (struct report_other){.rank = w->rank,
