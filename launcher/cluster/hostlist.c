@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #define HOST_MAX 255
+#define BLANKS " \t\r\n"
 
 /* Compares a and b, with or without their domain; two full names must be equal. */
 static bool hostlist_is_same(const char *a, size_t a_len, const char *b, size_t b_len)
@@ -68,8 +69,8 @@ cddp_status hostlist_unique(const char *text, bool with_slots, struct cdi_buf *o
     bool is_slots = false;
 
     *n = 0;
-    for (const char *p = text; st == CDDP_OK && *p != '\0'; p += strspn(p, " \t\r\n")) {
-        size_t len = strcspn(p, " \t\r\n");
+    for (const char *p = text + strspn(text, BLANKS); st == CDDP_OK && *p != '\0'; p += strspn(p, BLANKS)) {
+        size_t len = strcspn(p, BLANKS);
         bool known = is_slots, at_start = true;
         const char *have = (const char *)cdi_buf_data(out);
 
@@ -77,7 +78,7 @@ cddp_status hostlist_unique(const char *text, bool with_slots, struct cdi_buf *o
             known = at_start && memcmp(have + i, p, len) == 0 && have[i + len] == '\n';
             at_start = have[i] == '\n';
         }
-        if (!known && len > 0) {
+        if (!known) {
             st = cdi_buf_append(out, p, len);
             if (st == CDDP_OK)
                 st = cdi_buf_append(out, "\n", 1);

@@ -97,7 +97,7 @@ Test(cluster, reads_pbs_job_script_and_pbsdsh)
 
 Test(cluster, reads_lsf_job_blaunch_and_jsrun)
 {
-    const char *hosts = "LSB_MCPU_HOSTS=batch1 1 c7 42 c9 42";
+    const char *hosts = "LSB_MCPU_HOSTS= batch1 1 c7 42 c9 42";
     struct cluster_env s;
 
     cr_assert_eq(READ(&s, "batch1", "LSB_JOBID=5", hosts), CDDP_OK);
