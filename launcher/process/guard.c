@@ -193,7 +193,7 @@ struct guard {
     int conn;                 /* the agent's connection to the rendezvous, see guard_hold(); -1: none */
     bool ready;               /* the agent handles signals */
     bool want_stop;           /* TSTP was received, and no CONT after it */
-    int64_t grace_ms;         /* from late_ms on */
+    int64_t late_allowed_ms;  /* from late_ms on */
     int64_t late_ms;          /* when the agent was first found late; 0: it is not */
     int64_t inactive_ms;      /* how long it had been inactive when it was killed for that; 0: it was not */
     int64_t patience_ms;      /* for an agent that does not read signals */
@@ -370,9 +370,9 @@ static int guard_check_agent(struct guard *g)
         return wait < INT_MAX ? (int)wait : INT_MAX;
     if (g->late_ms == 0) {
         g->late_ms = now;
-        g->grace_ms = -wait > LATE_MS ? RESUMED_MS : LATE_MS; /* the guard is late, too */
+        g->late_allowed_ms = -wait > LATE_MS ? RESUMED_MS : LATE_MS; /* the guard is late, too */
     }
-    wait = g->late_ms + g->grace_ms - now;
+    wait = g->late_ms + g->late_allowed_ms - now;
     if (wait > 0)
         return (int)wait;
     g->inactive_ms = now - act_by;

@@ -123,7 +123,7 @@ static void round_join_timed_out(struct round *r)
 }
 
 /* Returns the time for further nodes to join after min_nodes are present. */
-static int64_t round_grace_ms(const struct round *r)
+static int64_t round_last_call_ms(const struct round *r)
 {
     if (r->number == 0)
         return r->opt.last_call_ms;
@@ -145,7 +145,7 @@ static void round_try_start(struct round *r, int64_t now_ms)
     if (r->away[NODE_WAITING] > 0 && have >= r->opt.min_nodes && here < r->opt.max_nodes && now_ms < r->deadline_ms)
         return;
     if (have >= r->opt.max_nodes ||
-        (have >= r->opt.min_nodes && (now_ms >= r->deadline_ms || now_ms - r->enough_ms >= round_grace_ms(r))))
+        (have >= r->opt.min_nodes && (now_ms >= r->deadline_ms || now_ms - r->enough_ms >= round_last_call_ms(r))))
         round_start(r, now_ms);
     else if (now_ms >= r->deadline_ms)
         round_join_timed_out(r);
@@ -153,14 +153,14 @@ static void round_try_start(struct round *r, int64_t now_ms)
 
 /* -------------------------------------------------------------------------------------------------- stopping ---- */
 
-bool round_counts(const struct round *r)
+bool round_uses_restart(const struct round *r)
 {
     return r->verdict == OVER_FAILED && !r->gives_up && r->failure.final == 0 && r->restart_count < r->opt.max_restarts;
 }
 
 bool round_restarts(const struct round *r)
 {
-    return r->verdict == OVER_CHANGED || round_counts(r);
+    return r->verdict == OVER_CHANGED || round_uses_restart(r);
 }
 
 /* A program that fails at once would use up its restarts within a second, and load the cluster with its start. */
@@ -206,7 +206,7 @@ static void round_check_stopped(struct round *r, int64_t now_ms)
     } else if (!round_restarts(r)) {
         round_close_job(r, CDI_CLOSE_FAILED);
     } else {
-        r->restart_count += round_counts(r);
+        r->restart_count += round_uses_restart(r);
         round_begin_joining(r, now_ms);
     }
 }
@@ -215,7 +215,7 @@ static void round_check_stopped(struct round *r, int64_t now_ms)
 static void round_update_over(struct round *r)
 {
     r->over = (struct cdi_msg_round_over){
-        .round = r->number, .restart = round_restarts(r), .counts = round_counts(r), .failure = r->failure};
+        .round = r->number, .restart = round_restarts(r), .counts = round_uses_restart(r), .failure = r->failure};
     round_printf(r->over.text, "%s", r->why);
 }
 

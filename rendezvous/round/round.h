@@ -122,7 +122,7 @@ const char *round_why(const struct round *r); /* reason why the last round or th
 const struct cdi_failure *round_failure(const struct round *r);
 /* STOPPING: whether another round will follow, and whether it will count as a restart, as known so far. */
 bool round_restarts(const struct round *r);
-bool round_counts(const struct round *r);
+bool round_uses_restart(const struct round *r);
 /* Returns the last ROUND_OVER: of the stopping round, or of the previous one. */
 const struct cdi_msg_round_over *round_over(const struct round *r);
 enum cdi_close_status round_close_status(const struct round *r);

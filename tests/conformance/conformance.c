@@ -1291,7 +1291,7 @@ static int abandon(struct rank *r)
 
 static int never_starts(struct rank *r)
 {
-    r->world.join_timeout_ms = 2000;
+    r->world.init_timeout_ms = 2000;
     if (r->rank == r->size - 1)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);

@@ -373,7 +373,7 @@ static void check_over(struct sim *w, struct sim_slot *s, bool again)
     SIM_CHECK(w, s->member && w->keys, "a node gets ROUND_OVER of a round that it is not in");
     SIM_CHECK(w, again == s->notified, "a node gets ROUND_OVER twice, or never");
     SIM_CHECK(w, w->cause != CAUSE_NONE, "round %u is over without a reason", round_number(w->r));
-    SIM_CHECK(w, again || round_counts(w->r) == (w->cause == CAUSE_FAILED && may_restart(w)),
+    SIM_CHECK(w, again || round_uses_restart(w->r) == (w->cause == CAUSE_FAILED && may_restart(w)),
               "ROUND_OVER announces a wrong restart");
     s->notified = true;
 }

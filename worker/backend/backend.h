@@ -78,7 +78,7 @@ struct cdi_world {
     /* Before keys in the store: it tells apart rounds of the job, communicators of a process, and parts. */
     char prefix[CDI_PREFIX_BYTES];
     char name[CDI_COMM_NAME_BYTES]; /* before error messages; "": none */
-    int64_t join_timeout_ms;        /* of the creation of the communicator */
+    int64_t init_timeout_ms;        /* of the creation of the communicator */
     int64_t timeout_ms;             /* of every wait for a peer */
     cddp_store *store;              /* NULL in a world of one without a store */
     bool shares_store;              /* other threads of this process may wait in it for other communicators */

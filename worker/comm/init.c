@@ -29,7 +29,7 @@ static cddp_status read_timeouts(struct cdi_world *w, const cddp_init_options *o
         return st;
     if (opt->join_timeout_ms < 0 || opt->timeout_ms < 0)
         return cdi_fail(err, CDDP_E_INVALID, "cddp_init_options: a timeout is negative");
-    w->join_timeout_ms = opt->join_timeout_ms > 0 ? opt->join_timeout_ms : join_s * 1000;
+    w->init_timeout_ms = opt->join_timeout_ms > 0 ? opt->join_timeout_ms : join_s * 1000;
     w->timeout_ms = opt->timeout_ms > 0 ? opt->timeout_ms : wait_s * 1000;
     return CDDP_OK;
 }

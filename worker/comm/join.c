@@ -75,7 +75,7 @@ static cddp_status join_fail_missing(const struct cddp_comm *c, struct cdi_error
     if (first >= 0 && !c->given) /* the launcher knows only its own ranks */
         cdi_flight_miss(w->flight, first);
     return cdi_fail_by(err, first, CDDP_E_TIMEOUT, "%" PRId64 " of %d ranks did not join within %.4g s: %s%s",
-                       w->size - joined, w->size, (double)w->join_timeout_ms / 1000, missing.text,
+                       w->size - joined, w->size, (double)w->init_timeout_ms / 1000, missing.text,
                        w->size - joined > missing.n ? ", and more" : "");
 }
 
@@ -155,7 +155,7 @@ static cddp_status has_backend(const struct cdi_world *w, int rank, const char *
     cdi_comm_key(w, "device", rank, key);
     st = cdi_store_exists(w->store, key, has, err);
     if (st == CDDP_OK && *has)
-        st = cdi_store_get(w->store, key, text, sizeof text, &len, w->join_timeout_ms, err);
+        st = cdi_store_get(w->store, key, text, sizeof text, &len, w->init_timeout_ms, err);
     *has = *has && len == strlen(name) && memcmp(text, name, len) == 0;
     return st;
 }
@@ -355,7 +355,7 @@ static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, 
     if (st != CDDP_OK)
         return st;
     cdi_store_watch(w->store, w->flight, c->by);
-    cdi_store_set_timeout(w->store, w->join_timeout_ms);
+    cdi_store_set_timeout(w->store, w->init_timeout_ms);
     return cdi_claim_rank(c, is_old, err);
 }
 
@@ -372,7 +372,7 @@ static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch 
                                    int64_t deadline_ms, struct cdi_error *err)
 {
     bool again = cdi_claim_has_left() && c->by == CDI_STORE_BY_RANK_0 && c->host == NULL, is_old;
-    int64_t left = c->world.join_timeout_ms;
+    int64_t left = c->world.init_timeout_ms;
     char key[CDI_COMM_KEY_BYTES], none[8];
     cddp_status st;
 
@@ -393,7 +393,7 @@ static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch 
                        ? cdi_fail_by(err, 0, CDDP_E_TIMEOUT,
                                      "rank 0 did not finalize its communicator within %.4g s, which it "
                                      "must before it can host the next store",
-                                     (double)c->world.join_timeout_ms / 1000)
+                                     (double)c->world.init_timeout_ms / 1000)
                        : st;
         cddp_store_close(c->world.store);
         c->world.store = NULL;
@@ -405,7 +405,7 @@ static cddp_status join_by_store(struct cddp_comm *c, const struct cdi_launch *l
                                  struct cdi_error *err)
 {
     struct cdi_world *w = &c->world;
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->init_timeout_ms);
     cddp_status st = CDDP_OK;
 
     c->by = id != NULL ? CDI_STORE_BY_ID : l->hosted ? CDI_STORE_BY_OTHERS : CDI_STORE_BY_RANK_0;

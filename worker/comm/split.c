@@ -376,7 +376,7 @@ static cddp_status create_group(struct cddp_comm *part, cddp_comm *comm, const i
                            .tag = tag,
                            .node = part->whole->world.node_rank,
                            .on_cpu = on_cpu,
-                           .timeout_ms = comm->world.join_timeout_ms};
+                           .timeout_ms = comm->world.init_timeout_ms};
     st = cdi_group_gather(&g, nodes, &part->id, err);
     if (st != CDDP_OK)
         return st;

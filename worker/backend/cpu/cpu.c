@@ -116,7 +116,7 @@ static cddp_status cpu_connect_nodes(struct cdi_backend *b, struct cdi_error *er
     cddp_status st = cdi_tcp_create(&b->comm.tcp, &b->world, &b->comm.wait, &b->reached, err);
 
     if (st == CDDP_OK) {
-        b->comm.wait.timeout_ms = b->world.join_timeout_ms;
+        b->comm.wait.timeout_ms = b->world.init_timeout_ms;
         st = cdi_cpu_comm_agree(&b->comm, err);
         b->comm.wait.timeout_ms = b->world.timeout_ms;
     }

@@ -326,7 +326,7 @@ static cddp_status mpi_connect_all(struct cdi_backend *b, struct cdi_error *err)
     if (cards == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", b->world.size);
     fill_card(&mine);
-    st = run_for(b, &work, b->world.join_timeout_ms, err);
+    st = run_for(b, &work, b->world.init_timeout_ms, err);
     if (st == CDDP_OK)
         watch_neighbours(b, cards);
     else
@@ -379,7 +379,7 @@ static cddp_status take_number(struct cdi_backend *b, int *index, struct cdi_err
     const struct cdi_peer_error peer = cdi_mpi_peer_error(b);
     char text[48] = "";
     size_t len = 0;
-    cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->join_timeout_ms, err);
+    cddp_status st = w->keys.get(w->keys.arg, "mpi/world", text, sizeof text - 1, &len, w->init_timeout_ms, err);
 
     if (st != CDDP_OK || sscanf(text, "%" SCNd64 " %d", &b->number, index) == 2)
         return st;
@@ -452,7 +452,7 @@ static cddp_status number_group(struct cdi_backend *part, int64_t *nth, struct c
         (void)snprintf(text, sizeof text, "%" PRId64, *nth);
         return st == CDDP_OK ? w->keys.set(w->keys.arg, "mpi/number", text, strlen(text), err) : st;
     }
-    st = w->keys.get(w->keys.arg, "mpi/number", text, sizeof text - 1, &len, w->join_timeout_ms, err);
+    st = w->keys.get(w->keys.arg, "mpi/number", text, sizeof text - 1, &len, w->init_timeout_ms, err);
     if (st == CDDP_OK && !cdi_parse_int(text, 0, INT64_MAX, nth))
         st = cdi_fail(err, CDDP_E_MISMATCH, "ranks run different versions of libcddp");
     return st;

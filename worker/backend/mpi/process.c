@@ -180,7 +180,7 @@ static cddp_status process_start_mpi(int *level, struct cdi_error *err)
 /* Only libcddp sends on it, and its errors are returned. All ranks call this; it waits for missing ones. */
 static cddp_status duplicate(struct cdi_mpi_process *p, MPI_Comm base, const struct cdi_world *w, struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), w->init_timeout_ms);
     const struct timespec nap = {.tv_nsec = 200000};
     MPI_Request request;
     cddp_status st = CDDP_OK;
@@ -197,7 +197,7 @@ static cddp_status duplicate(struct cdi_mpi_process *p, MPI_Comm base, const str
         atomic_store(&broken, true);
         return st != CDDP_OK ? st
                              : cdi_fail(err, CDDP_E_TIMEOUT, "not all ranks arrived to duplicate %s within %.4g s",
-                                        name_base(w), (double)w->join_timeout_ms / 1000);
+                                        name_base(w), (double)w->init_timeout_ms / 1000);
     }
     if (rc == MPI_SUCCESS)
         rc = CDI_MPI(MPI_Comm_set_errhandler(p->comm, MPI_ERRORS_RETURN));

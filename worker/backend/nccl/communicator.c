@@ -209,7 +209,7 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
     }
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "not all ranks were ready for NCCL within %.4g s",
-                        (double)b->world.join_timeout_ms / 1000);
+                        (double)b->world.init_timeout_ms / 1000);
     text[st == CDDP_OK ? len : 0] = '\0';
     b->old_gpu = strcmp(text, GO_OLD_GPU) == 0;
     if (st != CDDP_OK || len == 0 || b->old_gpu)
@@ -290,7 +290,7 @@ static cddp_status communicator_prepare(struct cdi_backend *b, ncclUniqueId *ids
 cddp_status cdi_communicator_join(struct cdi_backend *b, const struct cdi_error *local, bool share,
                                   struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.init_timeout_ms);
     struct cdi_error mine = *local, why = {.status = CDDP_OK};
     int roots = count_roots(b);
     ncclUniqueId *ids = b->call.ids = cdi_host->alloc((size_t)roots, sizeof *ids);
@@ -328,7 +328,7 @@ static ncclResult_t split_call(void *arg)
 cddp_status cdi_communicator_split(struct cdi_backend *b, int color, int key, struct cdi_backend *part,
                                    struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.init_timeout_ms);
     ncclComm_t comm = NULL;
     struct cdi_error why;
     ncclResult_t r;

@@ -93,7 +93,7 @@ static ncclResult_t window_call(void *arg)
  */
 static cddp_status region_make_window(struct cdi_backend *b, struct cdi_gpu_region *r, bool *ok, struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), b->world.init_timeout_ms);
     struct cdi_error why;
     ncclResult_t res;
     cddp_status st;
@@ -127,7 +127,7 @@ static bool register_buffer(struct cdi_backend *b, struct cdi_gpu_region *r)
         res = cdi_nccl.comm_register(b->comm, r->base.base, r->base.bytes, &r->handle);
         cdi_nccl_leave(b);
         ok = cdi_nccl_wait_ready(b, b->comm, res, "registering gradients",
-                                 cdi_deadline_ms(cdi_now_ms(), b->world.join_timeout_ms), NULL) == CDDP_OK &&
+                                 cdi_deadline_ms(cdi_now_ms(), b->world.init_timeout_ms), NULL) == CDDP_OK &&
              r->handle != NULL;
     }
     (void)pthread_mutex_unlock(&b->lock);

@@ -73,6 +73,10 @@ struct cdi_bucket_plan {
     size_t parts; /* the number of equal, aligned parts into which every bucket's room can be divided: the world size */
 };
 
+/* The defaults of cddp_ddp_options: small first, so that communication begins early in the backward pass. */
+#define CDI_BUCKET_FIRST_BYTES ((size_t)1 << 20)
+#define CDI_BUCKET_BYTES ((size_t)25 << 20)
+
 /* Where buckets end, in bytes of gradients, without padding. */
 struct cdi_bucket_caps {
     size_t first; /* of the first bucket of a type, >= 1 */

@@ -4,6 +4,7 @@
 
 #include "worker/base/dtype.h"
 #include "worker/base/sized.h"
+#include "worker/reducer/layout/bucket.h"
 
 #include <cddp/experimental/fsdp.h>
 #include <stdlib.h>
@@ -13,8 +14,6 @@
      CDDP_DDP_JOIN_ACTIVE | CDDP_DDP_SPLIT | CDDP_DDP_JOIN_STRICT | CDDP_DDP_SKIP_UNUSED | CDDP_DDP_TUNE | \
      CDDP_DDP_WEIGHTED)
 
-#define DEFAULT_BUCKET_BYTES ((size_t)25 << 20)
-#define DEFAULT_FIRST_BUCKET_BYTES ((size_t)1 << 20)
 #define DIMS_MAX 64 /* more than a tensor has; an uninitialized length must not be used */
 
 static cddp_status read_lists(struct cdi_ddp_input *in, const cddp_param *params, size_t n, struct cdi_error *err)
@@ -53,9 +52,9 @@ cddp_status cdi_ddp_read_input(struct cdi_ddp_input *in, const cddp_param *param
                       "cddp_ddp_options.bucket_bytes is %zu, but CDDP_DDP_TUNE finds it by trial: leave it 0",
                       in->opt.bucket_bytes);
     if (in->opt.bucket_bytes == 0)
-        in->opt.bucket_bytes = DEFAULT_BUCKET_BYTES;
+        in->opt.bucket_bytes = CDI_BUCKET_BYTES;
     if (in->opt.first_bucket_bytes == 0)
-        in->opt.first_bucket_bytes = DEFAULT_FIRST_BUCKET_BYTES;
+        in->opt.first_bucket_bytes = CDI_BUCKET_FIRST_BYTES;
     return st == CDDP_OK ? read_lists(in, params, n, err) : st;
 }
 

@@ -150,9 +150,9 @@ Test(round, standstill_is_a_failure_that_counts)
     cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
     cr_assert(round_failure(r)->kind == CDI_END_HANG && round_failure(r)->rank == 1);
     cr_assert_str_eq(round_why(r), "no progress");
-    cr_assert(round_counts(r) && round_over(r)->restart);
+    cr_assert(round_uses_restart(r) && round_over(r)->restart);
     hang(r, 0, true);
-    cr_assert(n_done == 0 && round_counts(r), "it is over already");
+    cr_assert(n_done == 0 && round_uses_restart(r), "it is over already");
     stopped(r, 0, 0);
     stopped(r, 1, 0);
     cr_assert(round_state(r) == ROUND_RUNNING && round_restart_count(r) == 1);
@@ -173,7 +173,7 @@ Test(round, standstill_may_end_the_job_with_restarts_left)
         step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
     }
     hang(r, 0, true);
-    cr_assert(!round_over(r)->restart && !round_counts(r));
+    cr_assert(!round_over(r)->restart && !round_uses_restart(r));
     end_at(r, 0, 1000, CDI_END_EXIT, 3);
     end_at(r, 1, 1000, CDI_END_NODE, 0);
     step(r, (struct round_event){.kind = ROUND_EV_LOST, .peer = 2, .text = "gone"}, 0);
@@ -209,7 +209,7 @@ Test(round, new_cause_goes_to_nodes_of_the_round_only)
     join(r, 2, "c", -1, 1, 2);
     fail_at(r, 1, 1999, 6);
     cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 0) && did(1, ROUND_DO_ROUND_OVER, 1));
-    cr_assert(round_counts(r));
+    cr_assert(round_uses_restart(r));
     cr_assert_eq(round_failure(r)->code, 6);
     round_destroy(r);
 }
@@ -294,7 +294,7 @@ Test(round, cut_off_node_is_the_cause_of_later_failures)
     cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
     cr_assert(round_failure(r)->node_rank == 2 && round_failure(r)->pid == 102);
     cr_assert_str_eq(round_why(r), "node 2 (h, pid 102) killed its workers: code 0");
-    cr_assert(round_counts(r), "in a job of fixed size it counts as a failure");
+    cr_assert(round_uses_restart(r), "in a job of fixed size it counts as a failure");
     fail_at(r, 1, 1000, 6);
     end_at(r, 1, 1000, CDI_END_NODE, 0);
     cr_assert_eq(round_failure(r)->node_rank, 2, "it remains the cause");
@@ -307,9 +307,9 @@ Test(round, cut_off_node_is_the_cause_of_later_failures)
         step(r, (struct round_event){.kind = ROUND_EV_JOIN, .peer = i, .join = &j}, 0);
     }
     fail_at(r, 0, 20000, 1);
-    cr_assert(round_counts(r));
+    cr_assert(round_uses_restart(r));
     end_at(r, 1, 20001, CDI_END_NODE, 0);
-    cr_assert(!round_counts(r) && round_restarts(r), "in an elastic job it is a membership change");
+    cr_assert(!round_uses_restart(r) && round_restarts(r), "in an elastic job it is a membership change");
     round_destroy(r);
 }
 
@@ -651,12 +651,12 @@ Test(round, restart_count_continues_from_agents)
     for (uint32_t peer = 0; peer < 3; peer++)
         cr_assert(round_assignment(r, peer, &assign) && assign.restart_count == 2);
     fail(r, 0, 0, "rank 0 failed");
-    cr_assert(round_counts(r));
+    cr_assert(round_uses_restart(r));
     for (uint32_t peer = 0; peer < 3; peer++)
         stopped(r, peer, 0);
     cr_assert(round_assignment(r, 1, &assign) && assign.restart_count == 3, "and is added only once");
     fail(r, 0, 1, "rank 0 failed");
-    cr_assert(!round_counts(r), "no restart is left");
+    cr_assert(!round_uses_restart(r), "no restart is left");
     for (uint32_t peer = 0; peer < 3; peer++)
         stopped(r, peer, 1);
     cr_assert_eq(round_close_status(r), CDI_CLOSE_FAILED);
@@ -779,7 +779,7 @@ Test(round, elastic_job_continues_without_lost_node)
 
     lost(r, 0, 0);
     cr_assert(n_done == 2 && did(0, ROUND_DO_ROUND_OVER, 1) && did(1, ROUND_DO_ROUND_OVER, 2));
-    cr_assert(round_restarts(r) && !round_counts(r), "max_restarts is 0, and this is not a restart");
+    cr_assert(round_restarts(r) && !round_uses_restart(r), "max_restarts is 0, and this is not a restart");
     cr_assert_eq(round_failure(r)->kind, CDI_END_NODE);
     stopped(r, 1, 0);
     stopped(r, 2, 0);
@@ -828,7 +828,7 @@ Test(round, new_node_joins_or_waits_as_spare)
 
     newcomer(r, 1, "b", 1, 2, 1);
     cr_assert(n_done == 2 && did(0, ROUND_DO_WELCOME, 1) && did(1, ROUND_DO_ROUND_OVER, 0));
-    cr_assert(round_restarts(r) && !round_counts(r) && round_failure(r)->kind == CDI_END_NONE);
+    cr_assert(round_restarts(r) && !round_uses_restart(r) && round_failure(r)->kind == CDI_END_NONE);
     cr_assert_str_eq(round_why(r), "b (pid 99) joined: the job continues with one more node");
     stopped(r, 0, 0);
     cr_assert(assigned(r, 0).node_rank == 0 && assigned(r, 1).node_rank == 1 && assigned(r, 0).world_size == 4);
@@ -867,7 +867,7 @@ Test(round, nodes_may_leave_elastic_job_down_to_min)
     struct round *r = elastic(2, 3, 0, 3);
 
     step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, 0);
-    cr_assert(n_done == 3 && round_restarts(r) && !round_counts(r));
+    cr_assert(n_done == 3 && round_restarts(r) && !round_uses_restart(r));
     cr_assert_str_eq(round_why(r), "node 1 (b) left: SIGTERM");
     stopped(r, 0, 0);
     stopped(r, 1, 0);
@@ -896,7 +896,7 @@ Test(round, worker_that_a_batch_system_ends_has_not_failed)
         cr_assert(!round_restarts(r), "it was reported before its node got the signal");
         step(r, (struct round_event){.kind = ROUND_EV_LEAVE, .peer = 1, .text = "SIGTERM"}, NOW_MS);
         cr_assert_eq(round_restarts(r), left == 2);
-        cr_assert(!round_counts(r));
+        cr_assert(!round_uses_restart(r));
         cr_assert_str_eq(round_why(r), "node 1 (b) left: SIGTERM");
         for (uint32_t i = 0; i <= (uint32_t)left; i++)
             stopped(r, i, 0);

@@ -252,7 +252,7 @@ Test(hang_watch, restarts_after_the_timeout)
     stand_still(TIMEOUT_MS);
     pass(250);
     cr_assert_eq(round_state(session_round(s)), ROUND_STOPPING);
-    cr_assert(agents[0].restart && round_counts(session_round(s)));
+    cr_assert(agents[0].restart && round_uses_restart(session_round(s)));
     end();
 }
 

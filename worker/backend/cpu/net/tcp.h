@@ -127,7 +127,7 @@ struct cdi_tcp {
 
 /*
  * Connects this rank with its neighbours. A collective of all ranks; blocks until the links of this rank are made, at
- * most for world->join_timeout_ms. `reached` is the address of this host on the way to the job's endpoint. world->keys
+ * most for world->init_timeout_ms. `reached` is the address of this host on the way to the job's endpoint. world->keys
  * and wait must outlive *out, which is set on success only. CDDP_E_TIMEOUT, CDDP_E_PEER, CDDP_E_INVALID (the nodes of
  * the ranks do not fit together; CDDP_SOCKET_IFNAME), CDDP_E_SYSTEM, CDDP_E_NOMEM, the error of another rank.
  */

@@ -596,7 +596,7 @@ static cddp_status tcp_make_links(struct cdi_tcp *tcp, int local_rank, int64_t d
 cddp_status cdi_tcp_create(struct cdi_tcp **out, const struct cdi_world *world, struct cdi_wait *wait,
                            const struct cdi_address *reached, struct cdi_error *err)
 {
-    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms);
+    int64_t deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->init_timeout_ms);
     struct cdi_tcp *tcp = new_tcp(world, wait);
     cddp_status st;
 

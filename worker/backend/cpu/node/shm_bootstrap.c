@@ -300,7 +300,7 @@ static cddp_status fdx_missing(const struct cdi_shm *s, const struct cdi_world *
         }
     return cdi_fail_by(err, cdi_rank_of_job(world, s->first + first), CDDP_E_TIMEOUT,
                        "%d of %d ranks did not take part in the shared-memory setup within %.4g s: %s", missing.n,
-                       s->size, (double)world->join_timeout_ms / 1000, missing.text);
+                       s->size, (double)world->init_timeout_ms / 1000, missing.text);
 }
 
 static cddp_status fdx_accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
@@ -509,7 +509,7 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
                            "rank %d did not begin the shared-memory setup within %.4g s", s->first,
-                           (double)world->join_timeout_ms / 1000);
+                           (double)world->init_timeout_ms / 1000);
     if (st != CDDP_OK)
         return st;
     if (where[0] != '+')
@@ -533,7 +533,7 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
                            s->first);
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "the shared-memory setup timed out after %.4g s",
-                        (double)world->join_timeout_ms / 1000);
+                        (double)world->init_timeout_ms / 1000);
     return st;
 }
 
@@ -552,7 +552,7 @@ void cdi_shm_bootstrap_refuse(const struct cdi_world *world, const struct cdi_er
 cddp_status cdi_shm_bootstrap_control(struct cdi_shm **out, const struct cdi_world *world, const struct cdi_mapper *m,
                                       struct cdi_error *err)
 {
-    const struct deadline p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->join_timeout_ms),
+    const struct deadline p = {.deadline_ms = cdi_deadline_ms(cdi_now_ms(), world->init_timeout_ms),
                                .flight = world->flight,
                                .connecting = world};
     struct cdi_error local = {.status = CDDP_OK};

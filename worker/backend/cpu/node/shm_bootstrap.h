@@ -17,7 +17,7 @@ cddp_status cdi_oob_cause(const char *text, struct cdi_error *err);
 
 /*
  * Creates a control segment that all ranks of the node share. A collective of the node; blocks until all have it, at
- * most for world->join_timeout_ms. m may be NULL. *out is set on success only. CDDP_E_TIMEOUT (names the missing
+ * most for world->init_timeout_ms. m may be NULL. *out is set on success only. CDDP_E_TIMEOUT (names the missing
  * ranks), CDDP_E_PEER, CDDP_E_UNSUPPORTED (the node's ranks are on several hosts), CDDP_E_NOMEM, CDDP_E_SYSTEM,
  * CDDP_E_VERSION.
  */

@@ -25,8 +25,8 @@
 #define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
 #define CHAIN_SHOWN 4         /* ranks in a chain of waits */
 #define DIED " died, or exited without cddp_finalize"
-#define WHO 256            /* bytes */
-#define AGENT_GRACE_MS 100 /* after a death, for the agent's message about the death */
+#define WHO 256           /* bytes */
+#define AGENT_WORD_MS 100 /* after a death, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
 {
@@ -143,7 +143,7 @@ static cddp_status fail_dead(const struct cdi_wait *w, int rank, const char *how
 cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int of_job = cdi_wait_rank_of_job(w, rank);
-    int64_t until = cdi_now_ms() + AGENT_GRACE_MS;
+    int64_t until = cdi_now_ms() + AGENT_WORD_MS;
 
     while (cdi_flight_has_agent(w->flight) && cdi_now_ms() < until) {
         const struct timespec ms = {.tv_nsec = 1000000};

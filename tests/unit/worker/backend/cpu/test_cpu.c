@@ -185,7 +185,7 @@ Test(cpu, ranks_on_one_processor_separate_if_two_are_free)
 
 static int never_starts(struct rank *r)
 {
-    r->world.join_timeout_ms = 2000;
+    r->world.init_timeout_ms = 2000;
     if (r->rank == 1)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
@@ -315,7 +315,7 @@ static int makes_a_part(struct rank *r)
     static const int ranks[] = {7, 8, 9};
 
     r->world.ranks = ranks;
-    r->world.join_timeout_ms = 100000;
+    r->world.init_timeout_ms = 100000;
     r->world.watch = (struct cdi_watch){.fn = rank_2_died};
     if (r->rank == 2)
         return 0;
@@ -368,7 +368,7 @@ static const int part_of_job[] = {7, 8, 9};
 static cddp_status open_watched(struct rank *r, cddp_status (*fn)(void *, const int *, int, struct cdi_error *))
 {
     r->world.ranks = part_of_job;
-    r->world.join_timeout_ms = 100000;
+    r->world.init_timeout_ms = 100000;
     r->world.watch = (struct cdi_watch){.fn = fn, .arg = r};
     return rank_open(r);
 }

@@ -457,7 +457,7 @@ static int without_store(struct rank *r)
     const struct cdi_oob dead = {.set = set_late, .get = get_until_host_dies, .arg = r};
     cddp_status st;
 
-    r->world.join_timeout_ms = 50000;
+    r->world.init_timeout_ms = 50000;
     r->world.keys = r->rank == 0 ? late : dead;
     st = cdi_cpu_create_at(&r->b, &r->world, NULL, NULL, NULL, &r->err);
     atomic_store(&r->board->flag[0], 1);
@@ -474,7 +474,7 @@ Test(tcp, rank_that_waits_for_a_connection_notices_the_end_of_the_store)
 
 static int never_connects(struct rank *r)
 {
-    r->world.join_timeout_ms = 2000;
+    r->world.init_timeout_ms = 2000;
     if (r->rank == 1)
         return 0;
     RANK_CHECK(rank_open(r) == CDDP_E_TIMEOUT);
