@@ -25,10 +25,10 @@
 #define FILE_CLOCK_MS 20 /* the most by which the time of a file is early: the kernel takes it from its last tick */
 #define ALIVE_SHOWN 4
 #define CRASHES_READ 4
-#define FOLLOWS_WAIT_MS 2000 /* a failure that follows from another one may be known so much earlier than that one; */
-#define ENDS_WAIT_MS 5000    /* a worker that has noted its failure may need so long to end */
-#define ERROR_MS 60000       /* an older error of libcddp's does not explain an end; */
-#define LATE_ERROR_MS 10000  /* nor this one a rank's silence, if another rank names it */
+#define FOLLOWS_WAIT_MS 2000 /* wait this long for the cause of a failure that follows from another */
+#define ENDS_WAIT_MS 5000    /* wait this long for the end of a worker that crashes or has noted a failure */
+#define ERROR_MS 60000       /* an older error of libcddp does not explain a worker's end */
+#define LATE_ERROR_MS 10000  /* an older error does not make a suspect of a running worker that another rank blames */
 #define LOGS_NOTE_MAX 500    /* the message and the end of stderr follow it in the failure's text */
 
 struct output {
@@ -142,10 +142,7 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
     c->opt.progress(c->opt.arg);
 }
 
-/*
- * The kernel also returns ENOENT for an existing file whose interpreter does not exist. The environment of a worker is
- * larger than that of cddprun, so only the worker's may be too large.
- */
+/* The kernel also returns ENOENT for an existing file whose interpreter does not exist. */
 static void explain_program(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *program = c->opt.spawn->preflight != NULL ? c->opt.spawn->preflight_program : c->opt.plan->command[0];
@@ -166,11 +163,12 @@ static void explain_program(const struct worker_group *c, const struct worker *w
                        facts.interpreter);
 }
 
-/* Names what failed before the program ran, and the object. */
+/* Describes which step failed before the program ran, and the file or cores involved, if any. */
 static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *error = strerror(w->exec_errno);
 
+    /* A worker's environment is larger than cddprun's, so exec can fail here although cddprun itself started. */
     if (w->exec_errno == E2BIG) {
         (void)snprintf(f->text, sizeof f->text,
                        "rank %d: cannot run program '%.300s': its arguments and environment, with the variables of "
@@ -333,7 +331,10 @@ static bool is_before_init(const struct worker_group *c, const struct worker *w)
     return others && !cdi_flight_is_claimed(w->flight);
 }
 
-/* Of a process that a signal has killed, or of one whose shell has turned that into a status. */
+/*
+ * Adds the stack of a worker that crashed, or the reason why there is none. A shell may have turned the signal into an
+ * exit status.
+ */
 static void add_stack(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const struct crash_read *crash = c->outputs[w->local_rank].crash;
@@ -368,8 +369,8 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
 }
 
 /*
- * It exited with status 0; only its peers know whether they still need it. If it never joined, peers may wait for it in
- * cddp_init, now or later, unless a process that it has started joins in its place.
+ * Tells the other workers that w exited with status 0, since only they know whether they still need it. If it never
+ * joined, peers may wait for it in cddp_init, now or later, unless a process that it has started joins in its place.
  */
 static void publish_exit(const struct worker_group *c, const struct worker *w)
 {
@@ -489,7 +490,10 @@ static void suspect_if(struct suspect *best, const struct suspect *s)
         *best = *s;
 }
 
-/* Has it crashed, and is only about to end? A process of many threads, or one that dumps a core, needs long for it. */
+/*
+ * Returns whether w, which still runs, has crashed, and fills in *s if so. A process with many threads, or one that
+ * dumps a core, takes long to end.
+ */
 static bool is_crashing(struct worker_group *c, struct worker *w, struct suspect *s)
 {
     struct output *o = &c->outputs[w->local_rank];
@@ -511,8 +515,9 @@ static bool is_crashing(struct worker_group *c, struct worker *w, struct suspect
 }
 
 /*
- * Adds the workers that still run: one that crashes; one that has noted an exception, if the other has, too, or says
- * that it follows; and one that has noted an error, if the other names it.
+ * Considers running workers, too, as the cause of the failure `because`. One that crashes counts. One that has recorded
+ * an exception counts if `because` follows from another failure, or if its worker has recorded one (`noted`). One with
+ * a recent error of libcddp counts if `because` follows and blames its rank.
  */
 static void suspect_running(struct worker_group *c, const struct cdi_cause *because, bool noted, struct suspect *best)
 {
@@ -565,8 +570,8 @@ static struct suspect find_cause(struct worker_group *c, struct worker **by)
 }
 
 /*
- * May the report wait? If the failure follows from another one, until that is known. If the worker still runs, until it
- * has ended: then its end is known, and its last words. A recorded exception is enough.
+ * Returns whether to delay the report. A failure that follows from another waits for its cause. That of a running
+ * worker waits for its end and last output, unless the worker has recorded an exception.
  */
 static bool waits_for_cause(struct worker_group *c, const struct suspect *s)
 {
@@ -583,7 +588,10 @@ static bool waits_for_cause(struct worker_group *c, const struct suspect *s)
     return now_ms < c->wait_until_ms;
 }
 
-/* Describes a failure whose worker still runs: it may get SIGTERM first. */
+/*
+ * Describes a failure whose worker still runs. It has no exit status yet, and cddprun's SIGTERM may end it before it
+ * exits by itself.
+ */
 static void describe_running(struct worker_group *c, const struct suspect *s, const struct worker *by,
                              struct cdi_failure *f)
 {

@@ -69,8 +69,8 @@ static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
 }
 
 /*
- * Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. Values of
- * another type than their parameters are pieces instead, which a kernel converts.
+ * Lists the arena in order: other ranks' parts, each with its destination, and gaps. Parts that need a type conversion
+ * become pieces instead, which a kernel converts.
  */
 static void list_others(cddp_optim *o)
 {
@@ -176,7 +176,7 @@ void cdi_optim_device_release(cddp_optim *o)
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = cdi_ddp_follow(d, d->stream, err); /* a graph counts there */
+    cddp_status st = cdi_ddp_follow(d, d->stream, err); /* CUDA graphs count steps on this stream */
 
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
@@ -225,8 +225,8 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
         st = cdi_tied_fold(d, err);
     for (size_t i = 0; i < d->n_params; i++)
         o->idle[i] = cdi_optim_is_idle(o, i);
-    if (st == CDDP_OK &&
-        o->max_norm > 0) /* a norm that is not finite has the same effect as a largest magnitude that is not */
+    /* With skip_nonfinite, a norm that is not finite skips the step, as such a largest magnitude does. */
+    if (st == CDDP_OK && o->max_norm > 0)
         st = cdi_norm_measure(d, err);
     else if (st == CDDP_OK && o->skip_nonfinite)
         st = cdi_norm_largest(d, err);

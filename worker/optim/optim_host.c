@@ -75,10 +75,7 @@ static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
     return rule;
 }
 
-/*
- * Updates elements [at, at + n) of this rank's shard of parameter i. Their gradients are at g, which also receives the
- * new values.
- */
+/* Updates elements [at, at + n) of this rank's shard of parameter i from the gradients at g. */
 static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
 {
     const cddp_ddp *d = o->ddp;
@@ -205,8 +202,8 @@ static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
 }
 
 /*
- * Adds up the gradients of tied parameters, which may be in any bucket. No exchange has begun: it would send the place
- * of a mean that a peer still needs.
+ * Adds up the gradients of tied parameters, which may be in any bucket. Runs before any exchange: an exchange would
+ * overwrite means that are not added yet.
  */
 static cddp_status fold_tied(cddp_ddp *d)
 {
