@@ -45,7 +45,7 @@ static struct cdi_optim_piece optim_range_of(const cddp_optim *o, size_t i, size
                                     .g = (char *)cdi_arena_grad(o->ddp, i) + at * cddp_dtype_size(p->grad_dtype),
                                     .count = count,
                                     .dtype = p->dtype,
-                                    .long_g = cdi_optim_is_long(p),
+                                    .long_g = cdi_optim_has_wide_grad(p),
                                     .row = i};
 }
 
@@ -82,13 +82,13 @@ static void list_others(cddp_optim *o)
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
-        if (cdi_optim_is_long(&d->params[i]) && !cdi_ddp_is_tied(d, i)) {
+        if (cdi_optim_has_wide_grad(&d->params[i]) && !cdi_ddp_is_tied(d, i)) {
             size_t hi = o->shards[i].lo + o->shards[i].count;
 
             o->pieces[o->n_pieces++] = optim_range_of(o, i, 0, o->shards[i].lo);
             o->pieces[o->n_pieces++] = optim_range_of(o, i, hi, d->params[i].count - hi);
         }
-        if (cdi_optim_is_long(&d->params[i]) || cdi_ddp_is_tied(d, i))
+        if (cdi_optim_has_wide_grad(&d->params[i]) || cdi_ddp_is_tied(d, i))
             continue; /* it becomes part of the next gap */
         optim_add_slice(o, NULL, d->plan.grads[i].offset - end);
         optim_add_slice(o, w, lo);
@@ -249,7 +249,7 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK && exchanges; b++)
-        if (cdi_optim_has_news(o, b))
+        if (cdi_optim_bucket_has_untied(o, b))
             st = cdi_optim_exchange(o, b);
     if (st != CDDP_OK)
         return st;
