@@ -16,8 +16,8 @@
 #include <x86intrin.h>
 #endif
 
-#define FIRST_NS 10000000   /* between the comparisons of the first rate: an error of 50 ns is 5 in a million */
-#define APART_NS 1000000000 /* between two that are kept, so that the rate follows the kernel's own corrections */
+#define FIRST_NS 10000000   /* least time between the two comparisons of the first rate: an error of 50 ns is 5 ppm */
+#define APART_NS 1000000000 /* least time between kept comparisons: short enough to follow the kernel's corrections */
 #define JUMP_PARTS 1000     /* a rate that changes by more than a thousandth was a jump, and not a rate */
 #define SLOW_NS 150         /* a call of the kernel's clock that takes longer is a system call */
 #define SLICE_NS 2000       /* a comparison that takes longer was interrupted */
@@ -140,7 +140,7 @@ static int64_t compare(void)
     return ns;
 }
 
-/* The first call, and those without the counter. */
+/* The slow path: chooses the mode at the first call, then compares the counter again or asks the kernel. */
 static __attribute__((noinline)) int64_t other_ns(uint32_t mode)
 {
     if (mode == MODE_UNKNOWN) {

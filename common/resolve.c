@@ -24,7 +24,7 @@ int cdi_resolve(const char *host, const char *service, const struct addrinfo *hi
 
     if (rc == 0 || rc == EAI_MEMORY || rc == EAI_SYSTEM || !cdi_is_localhost(host))
         return rc;
-    /* Without a host and AI_PASSIVE getaddrinfo returns the loopback addresses, and makes no query. */
+    /* With neither a host nor AI_PASSIVE, getaddrinfo returns the loopback addresses without a query. */
     loopback.ai_flags = (loopback.ai_flags & ~AI_PASSIVE) | AI_NUMERICSERV;
     return getaddrinfo(NULL, service != NULL ? service : "0", &loopback, out);
 }

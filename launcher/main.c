@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cddprun: options -> guard | agent: node -> plan -> run -> exit status. */
+/* The main program of cddprun: parses options, then runs the command or the job. */
 #include "common/log.h"
 #include "launcher/agent/agent.h"
 #include "launcher/agent/events.h"
@@ -166,7 +166,7 @@ static int main_run(const struct options *o)
         return err.status == CDDP_E_INVALID ? 2 : 1;
     }
     plan_inputs_warn(&plan, o);
-    /* After the fork: the guard does not need hwloc. */
+    /* Binding loads hwloc, which the guard does not need, so it follows the fork. */
     if ((!o->dry_run && start_guard(&link, o, &plan, &secret, &err) != CDDP_OK) ||
         plan_inputs_binding(&plan, o, &machine, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-START", "%s", err.msg);
@@ -266,7 +266,7 @@ __attribute__((noinline)) static int run_main(int argc, char **argv)
                 (long long)o.status_fd);
         return 2;
     }
-    /* Before this process opens descriptors, one of which would pass for the caller's. */
+    /* Check now: a descriptor opened later could pass for the caller's. */
     if (o.what == OPTIONS_RUN && o.status_fd >= 0 && event_log_check((int)o.status_fd, &err) != CDDP_OK) {
         cdi_log(CDI_LOG_ERROR, "MAIN-STATUS", "%s", err.msg);
         return 2;

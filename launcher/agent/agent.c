@@ -126,7 +126,7 @@ static void on_worker_exited(void *arg, const struct cdi_failure *end)
     struct cdi_stop_view stop;
 
     agent_mark_final(a, &ev.u.end);
-    ev.agreed = worker_group_stop(a->group, end->rank, &stop) && stop.agreed != CDI_STOP_NONE;
+    ev.agreed = worker_group_read_stop(a->group, end->rank, &stop) && stop.agreed != CDI_STOP_NONE;
     agent_handle(a, &ev);
 }
 
@@ -228,7 +228,7 @@ static void on_sweep_timer(uv_timer_t *t)
     check_swept(t->data);
 }
 
-static void on_progress(void *arg)
+static void on_output_moved(void *arg)
 {
     struct agent *a = arg;
 
@@ -342,7 +342,7 @@ static void agent_start_workers(struct agent *a)
         .assign = a->sup.assign,
         .exited = on_worker_exited,
         .cause = on_worker_cause,
-        .progress = on_progress,
+        .output_moved = on_output_moved,
         .arg = a,
     };
     struct supervise_event ev = {.kind = SUPERVISE_LINK_LOST};
@@ -545,7 +545,7 @@ static void stop_text(const struct agent *a, char *text, size_t cap)
     uint32_t base = a->sup.assign.rank_base, n = a->sup.n_local;
     char name[32], who[600], ranks[64], step[64] = "";
 
-    if (a->group == NULL || !worker_group_stop(a->group, (int)base, &stop))
+    if (a->group == NULL || !worker_group_read_stop(a->group, (int)base, &stop))
         stop = (struct cdi_stop_view){.step = -1};
     if (a->sup.first_signal == SIGPIPE)
         (void)snprintf(who, sizeof who, "since the reader of its output is gone (SIGPIPE)");
@@ -956,7 +956,7 @@ static void agent_on_fenced(void *arg, const char *text)
     char why[1024];
 
     if (a->held && a->sup.closed && a->group != NULL)
-        worker_group_kill(a->group, SIGCONT); /* they were signalled to end, but could not receive it */
+        worker_group_signal(a->group, SIGCONT); /* they were signalled to end, but could not receive it */
     a->held = false;
     supervise_fence_text(&a->sup, text, why, sizeof why);
     if (supervise_returns(&a->sup))
@@ -980,7 +980,7 @@ static void on_hold(void *arg, bool held)
     a->held = held;
     a->watch->held(a->watcher, held);
     if (a->group != NULL)
-        worker_group_kill(a->group, held ? SIGSTOP : SIGCONT);
+        worker_group_signal(a->group, held ? SIGSTOP : SIGCONT);
 }
 
 /* ----------------------------------------------------------------------------------------------------- guard ---- */
@@ -1013,7 +1013,7 @@ static void agent_on_signal(struct agent *a, int signal)
 
     if (signal == SIGTSTP) {
         if (a->group != NULL)
-            worker_group_kill(a->group, SIGSTOP);
+            worker_group_signal(a->group, SIGSTOP);
         (void)uv_try_write((uv_stream_t *)&a->link, &word, 1);
     } else if (a->plan->options->interactive >= 0 && (signal == SIGINT || signal == SIGQUIT)) {
         return; /* the terminal has sent it to the interactive rank */
@@ -1024,7 +1024,7 @@ static void agent_on_signal(struct agent *a, int signal)
         if (signal == SIGCONT)
             rdzv_client_look(a->client); /* first: the lease may have expired while this process was stopped */
         if (a->group != NULL && signal != SIGCONT)
-            worker_group_kill(a->group, signal);
+            worker_group_signal(a->group, signal);
         else if (a->group != NULL && !a->held)
             worker_group_continue(a->group);
     } else if (a->over) {

@@ -25,10 +25,10 @@
 #define FILE_CLOCK_MS 20 /* the most by which the time of a file is early: the kernel takes it from its last tick */
 #define ALIVE_SHOWN 4
 #define CRASHES_READ 4
-#define FOLLOWS_WAIT_MS 2000 /* a failure that follows from another one may be known so much earlier than that one; */
-#define ENDS_WAIT_MS 5000    /* a worker that has noted its failure may need so long to end */
-#define ERROR_MS 60000       /* an older error of libcddp's does not explain an end; */
-#define LATE_ERROR_MS 10000  /* nor this one a rank's silence, if another rank names it */
+#define FOLLOWS_WAIT_MS 2000 /* wait this long for the cause of a failure that follows from another */
+#define ENDS_WAIT_MS 5000    /* wait this long for the end of a worker that crashes or has noted a failure */
+#define ERROR_MS 60000       /* an older error of libcddp does not explain a worker's end */
+#define LATE_ERROR_MS 10000  /* an older error does not make a suspect of a running worker that another rank blames */
 #define LOGS_NOTE_MAX 500    /* the message and the end of stderr follow it in the failure's text */
 
 struct output {
@@ -46,9 +46,9 @@ struct worker_group {
     struct cdi_error why;     /* of the first of them */
     struct oom_count ooms;    /* before the start */
     bool destroyed;
-    bool failed;    /* the first failure was reported */
-    bool stopped;   /* by worker_group_kill(), until it continues them */
-    bool looked;    /* progress was read */
+    bool failed;  /* the first failure was reported */
+    bool stopped; /* by worker_group_signal(), until it continues them */
+    bool progress_read;
     int end_signal; /* the first by which the workers were to end; 0: none */
     int64_t end_ms;
     bool waits;            /* an end is not reported yet, since its cause may become known */
@@ -62,7 +62,7 @@ struct worker_group {
 /* -------------------------------------------------------------------------------------------------- starting ---- */
 
 /* The arguments and environment of a worker. */
-struct words {
+struct exec_vectors {
     char **args, **env;
 };
 
@@ -77,7 +77,8 @@ static int stdin_of(const struct worker_group *c, const struct worker *w)
                                                                                                       : -1;
 }
 
-static cddp_status group_start_one(struct worker_group *c, struct worker *w, struct words *words, struct cdi_error *err)
+static cddp_status group_start_one(struct worker_group *c, struct worker *w, struct exec_vectors *vectors,
+                                   struct cdi_error *err)
 {
     char flight[128], path[PATH_MAX];
     struct plan_rank r = {.assign = &c->opt.assign, .local_rank = w->local_rank, .error_file = path, .flight = flight};
@@ -90,14 +91,14 @@ static cddp_status group_start_one(struct worker_group *c, struct worker *w, str
         return st;
     if (c->opt.spawn->crash_fd > 0)
         cdi_crash_offer(cdi_flight_crash(w->flight), c->opt.spawn->crash_fd);
-    words->env = plan_env(c->opt.plan, &r, environ);
-    words->args = plan_args(c->opt.plan, w->local_rank);
-    if (words->env == NULL || words->args == NULL)
+    vectors->env = plan_env(c->opt.plan, &r, environ);
+    vectors->args = plan_args(c->opt.plan, w->local_rank);
+    if (vectors->env == NULL || vectors->args == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     in = stdin_of(c, w);
     if (in < 0 && c->opt.stdin_copy != NULL)
         return cdi_fail_errno(err, errno, "a pipe for its stdin");
-    st = worker_start(w, c->opt.spawn, words->args, words->env, in, err);
+    st = worker_start(w, c->opt.spawn, vectors->args, vectors->env, in, err);
     if (in > STDIN_FILENO)
         (void)close(in);
     return st;
@@ -106,12 +107,12 @@ static cddp_status group_start_one(struct worker_group *c, struct worker *w, str
 /* Starts all workers, or those before the first that cannot be started. */
 static cddp_status group_start_workers(struct worker_group *c, struct cdi_error *err)
 {
-    struct words *words = calloc(c->n, sizeof *words);
+    struct exec_vectors *vectors = calloc(c->n, sizeof *vectors);
     uint32_t n = 0;
 
-    if (words == NULL)
+    if (vectors == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %u workers", c->n);
-    while (n < c->n && group_start_one(c, &c->workers[n], &words[n], &c->why) == CDDP_OK)
+    while (n < c->n && group_start_one(c, &c->workers[n], &vectors[n], &c->why) == CDDP_OK)
         n++;
     c->first_unstarted = n;
     for (uint32_t i = 0; i < c->n; i++) {
@@ -120,10 +121,10 @@ static cddp_status group_start_workers(struct worker_group *c, struct cdi_error 
             logs_warn_no_pty(c->opt.logs, c->workers[i].pty_errno);
         if (i < n)
             event_log_started(c->opt.events, c->workers[i].rank, i, c->workers[i].pid);
-        plan_free_strings(words[i].args);
-        plan_free_strings(words[i].env);
+        plan_free_strings(vectors[i].args);
+        plan_free_strings(vectors[i].env);
     }
-    free(words);
+    free(vectors);
     return CDDP_OK;
 }
 
@@ -139,13 +140,10 @@ static void on_output(struct worker *w, int stream, const char *bytes, size_t n)
         o->paused = true;
         worker_pause(w, true);
     }
-    c->opt.progress(c->opt.arg);
+    c->opt.output_moved(c->opt.arg);
 }
 
-/*
- * The kernel also returns ENOENT for an existing file whose interpreter does not exist. The environment of a worker is
- * larger than that of cddprun, so only the worker's may be too large.
- */
+/* The kernel also returns ENOENT for an existing file whose interpreter does not exist. */
 static void explain_program(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *program = c->opt.spawn->preflight != NULL ? c->opt.spawn->preflight_program : c->opt.plan->command[0];
@@ -166,11 +164,12 @@ static void explain_program(const struct worker_group *c, const struct worker *w
                        facts.interpreter);
 }
 
-/* Names what failed before the program ran, and the object. */
+/* Describes which step failed before the program ran, and the file or cores involved, if any. */
 static void explain_exec(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const char *error = strerror(w->exec_errno);
 
+    /* A worker's environment is larger than cddprun's, so exec can fail here although cddprun itself started. */
     if (w->exec_errno == E2BIG) {
         (void)snprintf(f->text, sizeof f->text,
                        "rank %d: cannot run program '%.300s': its arguments and environment, with the variables of "
@@ -279,9 +278,9 @@ static void read_progress(struct worker_group *c)
     struct cdi_rank_report *ranks;
     size_t n = 0;
 
-    if (c->looked)
+    if (c->progress_read)
         return;
-    c->looked = true;
+    c->progress_read = true;
     ranks = calloc(c->n, sizeof *ranks);
     if (ranks == NULL)
         return;
@@ -297,7 +296,7 @@ static void read_progress(struct worker_group *c)
 
 void worker_group_look_again(struct worker_group *c)
 {
-    c->looked = false;
+    c->progress_read = false;
     read_progress(c);
 }
 
@@ -333,7 +332,10 @@ static bool is_before_init(const struct worker_group *c, const struct worker *w)
     return others && !cdi_flight_is_claimed(w->flight);
 }
 
-/* Of a process that a signal has killed, or of one whose shell has turned that into a status. */
+/*
+ * Adds the stack of a worker that crashed, or the reason why there is none. A shell may have turned the signal into an
+ * exit status.
+ */
 static void add_stack(const struct worker_group *c, const struct worker *w, struct cdi_failure *f)
 {
     const struct crash_read *crash = c->outputs[w->local_rank].crash;
@@ -368,8 +370,8 @@ static void add_details(struct worker_group *c, struct worker *w, struct cdi_fai
 }
 
 /*
- * It exited with status 0; only its peers know whether they still need it. If it never joined, peers may wait for it in
- * cddp_init, now or later, unless a process that it has started joins in its place.
+ * Tells the other workers that w exited with status 0, since only they know whether they still need it. If it never
+ * joined, peers may wait for it in cddp_init, now or later, unless a process that it has started joins in its place.
  */
 static void publish_exit(const struct worker_group *c, const struct worker *w)
 {
@@ -483,13 +485,16 @@ static struct suspect suspect_of(struct worker_group *c, struct worker *w)
     return s;
 }
 
-static void suspect_if(struct suspect *best, const struct suspect *s)
+static void keep_preceding_suspect(struct suspect *best, const struct suspect *s)
 {
     if (best->w == NULL || cdi_cause_precedes(&s->cause, &best->cause))
         *best = *s;
 }
 
-/* Has it crashed, and is only about to end? A process of many threads, or one that dumps a core, needs long for it. */
+/*
+ * Returns whether w, which still runs, has crashed, and fills in *s if so. A process with many threads, or one that
+ * dumps a core, takes long to end.
+ */
 static bool is_crashing(struct worker_group *c, struct worker *w, struct suspect *s)
 {
     struct output *o = &c->outputs[w->local_rank];
@@ -511,8 +516,9 @@ static bool is_crashing(struct worker_group *c, struct worker *w, struct suspect
 }
 
 /*
- * Adds the workers that still run: one that crashes; one that has noted an exception, if the other has, too, or says
- * that it follows; and one that has noted an error, if the other names it.
+ * Considers running workers, too, as the cause of the failure `because`. One that crashes counts. One that has recorded
+ * an exception counts if `because` follows from another failure, or if its worker has recorded one (`noted`). One with
+ * a recent error of libcddp counts if `because` follows and blames its rank.
  */
 static void suspect_running(struct worker_group *c, const struct cdi_cause *because, bool noted, struct suspect *best)
 {
@@ -526,13 +532,13 @@ static void suspect_running(struct worker_group *c, const struct cdi_cause *beca
         if (w->exited || w->pid <= 0)
             continue;
         if (is_crashing(c, w, &s)) {
-            suspect_if(best, &s);
+            keep_preceding_suspect(best, &s);
             continue;
         }
         s = suspect_of(c, w);
         if ((s.noted && (noted || follows)) ||
             (follows && because->blamed == w->rank && read_error(w, LATE_ERROR_MS, &e)))
-            suspect_if(best, &s);
+            keep_preceding_suspect(best, &s);
     }
 }
 
@@ -548,7 +554,7 @@ static struct suspect find_cause(struct worker_group *c, struct worker **by)
         if (!w->exited || w->reported || has_succeeded(w))
             continue;
         s = suspect_of(c, w);
-        suspect_if(&best, &s);
+        keep_preceding_suspect(&best, &s);
     }
     *by = best.w;
     if (best.w == NULL)
@@ -558,15 +564,15 @@ static struct suspect find_cause(struct worker_group *c, struct worker **by)
     if (missed != NULL) {
         const struct suspect m = suspect_of(c, missed);
 
-        suspect_if(&best, &m);
+        keep_preceding_suspect(&best, &m);
     }
     suspect_running(c, &s.cause, s.noted, &best);
     return best;
 }
 
 /*
- * May the report wait? If the failure follows from another one, until that is known. If the worker still runs, until it
- * has ended: then its end is known, and its last words. A recorded exception is enough.
+ * Returns whether to delay the report. A failure that follows from another waits for its cause. That of a running
+ * worker waits for its end and last output, unless the worker has recorded an exception.
  */
 static bool waits_for_cause(struct worker_group *c, const struct suspect *s)
 {
@@ -583,7 +589,10 @@ static bool waits_for_cause(struct worker_group *c, const struct suspect *s)
     return now_ms < c->wait_until_ms;
 }
 
-/* Describes a failure whose worker still runs: it may get SIGTERM first. */
+/*
+ * Describes a failure whose worker still runs. It has no exit status yet, and cddprun's SIGTERM may end it before it
+ * exits by itself.
+ */
 static void describe_running(struct worker_group *c, const struct suspect *s, const struct worker *by,
                              struct cdi_failure *f)
 {
@@ -829,7 +838,7 @@ cddp_status worker_group_start(struct worker_group **out, const struct worker_gr
 
 /* -------------------------------------------------------------------------------------------------- commands ---- */
 
-void worker_group_kill(struct worker_group *c, int signal)
+void worker_group_signal(struct worker_group *c, int signal)
 {
     if (signal == SIGSTOP || signal == SIGCONT)
         c->stopped = signal == SIGSTOP;
@@ -862,7 +871,7 @@ static void wake_if_stopped(void *arg, pid_t pid)
 void worker_group_continue(struct worker_group *c)
 {
     if (c->stopped || !procs_each(wake_if_stopped, c))
-        worker_group_kill(c, SIGCONT);
+        worker_group_signal(c, SIGCONT);
 }
 
 static void group_end(struct worker_group *c, int signal, bool spares_those_that_ask)
@@ -897,7 +906,7 @@ void worker_group_ask(struct worker_group *c, int signal)
     group_end(c, signal, true);
 }
 
-bool worker_group_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view)
+bool worker_group_read_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view)
 {
     int32_t i = rank - (int32_t)c->opt.assign.rank_base;
 

@@ -32,7 +32,7 @@ struct worker_group_options {
      */
     void (*cause)(void *arg, const struct cdi_failure *end);
     /* Some output was read or has ended. */
-    void (*progress)(void *arg);
+    void (*output_moved)(void *arg);
     void *arg;
 };
 
@@ -46,12 +46,12 @@ void worker_group_report_unstarted(struct worker_group *c);
 /* Passes the new size of cddprun's window on to the workers whose stdout is a pseudo-terminal. */
 void worker_group_resize(struct worker_group *c);
 /* Sends a signal to every worker's process group. */
-void worker_group_kill(struct worker_group *c, int signal);
+void worker_group_signal(struct worker_group *c, int signal);
 /* Sends SIGCONT to the workers that are stopped. */
 void worker_group_continue(struct worker_group *c);
 /*
- * Sends a signal that ends the workers. Unlike after worker_group_kill, cddp_stop_requested() becomes true, and stopped
- * workers are continued, so that they receive it.
+ * Sends a signal that ends the workers. Unlike after worker_group_signal, cddp_stop_requested() becomes true, and
+ * stopped workers are continued, so that they receive it.
  */
 void worker_group_end(struct worker_group *c, int signal);
 /* Reads the progress once more: of workers that did not obey an order to stop, it is what they do now. */
@@ -62,7 +62,7 @@ void worker_group_look_again(struct worker_group *c);
  */
 void worker_group_ask(struct worker_group *c, int signal);
 /* Reads the stop record of this rank's worker. Returns false without such a worker, or before it has a page. */
-bool worker_group_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view);
+bool worker_group_read_stop(const struct worker_group *c, int rank, struct cdi_stop_view *view);
 /* Lists the running workers: "rank 1 (pid 77)", "rank 1 (pid 77), rank 3 (pid 79) and 2 more"; "": none. */
 void worker_group_list_alive(const struct worker_group *c, char *text, size_t cap);
 void worker_group_publish_failure(struct worker_group *c, int rank, const char *headline);

@@ -22,9 +22,9 @@ enum flag_kind {
     FLAG_RANKS,    /* const char *, as rankset_check() takes it; an empty one counts as not given */
     FLAG_SIGNALS,  /* const char *, and options.signals */
     FLAG_NPROC,    /* N, cpu, gpu, auto */
-    FLAG_NNODES,   /* N or MIN:MAX */
+    FLAG_NNODES,   /* N, MIN:MAX, MIN: or MIN:auto */
     FLAG_PORTS,    /* const char *, A-B */
-    FLAG_EXPORT,   /* NAME or NAME=VALUE; repeatable */
+    FLAG_EXPORT,   /* NAME, NAME=VALUE or ALL; repeatable */
     FLAG_HELP,
     FLAG_VERSION,
 };

@@ -64,7 +64,7 @@ void cddp_abort(cddp_comm *comm, const char *why)
     (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: comm may be freed after it */
 }
 
-/* ------------------------------------------------------------------------------------------------- questions ---- */
+/* --------------------------------------------------------------------------------------------------- getters ---- */
 
 int cddp_rank(const cddp_comm *comm)
 {

@@ -22,7 +22,7 @@
 #include <string.h>
 
 #define CHECK_MS 1000          /* between two checks whether a missing rank has exited */
-#define GIVEN_UP "given up by" /* in place of the backends' sum: the rank follows */
+#define GIVEN_UP "given up by" /* begins the go key's value if a rank has given up joining; the rank follows */
 
 /*
  * One counter holds the number of ranks that have joined and, in its higher bits, the sum of their world sizes. So a
@@ -332,7 +332,10 @@ static cddp_status host_store(struct cddp_comm *c, const struct cdi_launch *l, s
     return st;
 }
 
-/* Connects to the store and claims the rank. *is_old: see cdi_claim_rank. id: the store's address, or NULL. */
+/*
+ * Connects to the store and claims the rank. Sets *is_old if the store belongs to a join that this process has left.
+ * id: the store's address, or NULL.
+ */
 static cddp_status enter_store(struct cddp_comm *c, const struct cdi_launch *l, const struct cdi_store_endpoint *id,
                                int64_t left_ms, bool *is_old, struct cdi_error *err)
 {
@@ -386,7 +389,7 @@ static cddp_status enter_new_store(struct cddp_comm *c, const struct cdi_launch 
         cdi_comm_key(&c->world, "never", -1, key);
         if (is_old)
             st = cdi_store_get(c->world.store, key, none, sizeof none, &len, left > 0 ? left : 1, err);
-        if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* the reason why it failed */
+        if (cdi_flight_check(c->world.flight, NULL) != CDDP_OK) /* the page's error explains this one */
             return cdi_flight_check(c->world.flight, err);
         if (is_old && !join_is_store_over(st))
             return st == CDDP_E_TIMEOUT

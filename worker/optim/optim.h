@@ -62,11 +62,11 @@ cddp_status cdi_optim_check(const char *function, const cddp_optim *o, struct cd
  */
 bool cdi_optim_is_idle(const cddp_optim *o, size_t i);
 /* Returns true if a 16-bit parameter has float32 gradients. */
-bool cdi_optim_is_long(const cddp_param *p);
+bool cdi_optim_has_wide_grad(const cddp_param *p);
 /* Returns true if the ranks exchange new parameters: there are several, and each has all of them. */
 bool cdi_optim_exchanges(const cddp_optim *o);
 /* Returns true if a bucket has other parameters than those that are tied to earlier ones. */
-bool cdi_optim_has_news(const cddp_optim *o, size_t bucket);
+bool cdi_optim_bucket_has_untied(const cddp_optim *o, size_t bucket);
 /* Sends a bucket's new parameters, which are in the gradients' place, to all ranks. Sets the sticky error. */
 cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket);
 

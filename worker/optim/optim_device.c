@@ -45,7 +45,7 @@ static struct cdi_optim_piece optim_range_of(const cddp_optim *o, size_t i, size
                                     .g = (char *)cdi_arena_grad(o->ddp, i) + at * cddp_dtype_size(p->grad_dtype),
                                     .count = count,
                                     .dtype = p->dtype,
-                                    .long_g = cdi_optim_is_long(p),
+                                    .long_g = cdi_optim_has_wide_grad(p),
                                     .row = i};
 }
 
@@ -69,8 +69,8 @@ static void optim_add_slice(cddp_optim *o, void *data, size_t bytes)
 }
 
 /*
- * Lists the whole arena in its order: other ranks' parts go to the parameters, everything else is a gap. Values of
- * another type than their parameters are pieces instead, which a kernel converts.
+ * Lists the arena in order: other ranks' parts, each with its destination, and gaps. Parts that need a type conversion
+ * become pieces instead, which a kernel converts.
  */
 static void list_others(cddp_optim *o)
 {
@@ -82,13 +82,13 @@ static void list_others(cddp_optim *o)
         size_t lo = o->shards[i].lo * size, own = o->shards[i].count * size;
         char *w = d->params[i].data;
 
-        if (cdi_optim_is_long(&d->params[i]) && !cdi_ddp_is_tied(d, i)) {
+        if (cdi_optim_has_wide_grad(&d->params[i]) && !cdi_ddp_is_tied(d, i)) {
             size_t hi = o->shards[i].lo + o->shards[i].count;
 
             o->pieces[o->n_pieces++] = optim_range_of(o, i, 0, o->shards[i].lo);
             o->pieces[o->n_pieces++] = optim_range_of(o, i, hi, d->params[i].count - hi);
         }
-        if (cdi_optim_is_long(&d->params[i]) || cdi_ddp_is_tied(d, i))
+        if (cdi_optim_has_wide_grad(&d->params[i]) || cdi_ddp_is_tied(d, i))
             continue; /* it becomes part of the next gap */
         optim_add_slice(o, NULL, d->plan.grads[i].offset - end);
         optim_add_slice(o, w, lo);
@@ -176,7 +176,7 @@ void cdi_optim_device_release(cddp_optim *o)
 cddp_status cdi_optim_device_pull(cddp_optim *o, struct cdi_error *err)
 {
     cddp_ddp *d = o->ddp;
-    cddp_status st = cdi_ddp_follow(d, d->stream, err); /* a graph counts there */
+    cddp_status st = cdi_ddp_follow(d, d->stream, err); /* CUDA graphs count steps on this stream */
 
     if (st == CDDP_OK)
         st = d->ops->copy(d->b, o->rows, o->device_rows, d->n_params * sizeof *o->rows, err);
@@ -225,8 +225,8 @@ static cddp_status update(cddp_ddp *d, cddp_optim *o, struct cdi_error *err)
         st = cdi_tied_fold(d, err);
     for (size_t i = 0; i < d->n_params; i++)
         o->idle[i] = cdi_optim_is_idle(o, i);
-    if (st == CDDP_OK &&
-        o->max_norm > 0) /* a norm that is not finite has the same effect as a largest magnitude that is not */
+    /* With skip_nonfinite, a norm that is not finite skips the step, as such a largest magnitude does. */
+    if (st == CDDP_OK && o->max_norm > 0)
         st = cdi_norm_measure(d, err);
     else if (st == CDDP_OK && o->skip_nonfinite)
         st = cdi_norm_largest(d, err);
@@ -249,7 +249,7 @@ cddp_status cdi_optim_device_complete(cddp_ddp *d, void *arg)
     if (st == CDDP_OK && update(d, o, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     for (size_t b = 0; b < d->plan.n && st == CDDP_OK && exchanges; b++)
-        if (cdi_optim_has_news(o, b))
+        if (cdi_optim_bucket_has_untied(o, b))
             st = cdi_optim_exchange(o, b);
     if (st != CDDP_OK)
         return st;

@@ -75,10 +75,7 @@ static struct cdi_optim_rule rule_of(const cddp_optim *o, size_t i)
     return rule;
 }
 
-/*
- * Updates elements [at, at + n) of this rank's shard of parameter i. Their gradients are at g, which also receives the
- * new values.
- */
+/* Updates elements [at, at + n) of this rank's shard of parameter i from the gradients at g. */
 static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i, size_t at, size_t n, const void *g)
 {
     const cddp_ddp *d = o->ddp;
@@ -90,7 +87,8 @@ static void update_16(cddp_optim *o, const struct cdi_optim_rule *rule, size_t i
     for (int k = 0; k < CDI_OPTIM_STATES; k++)
         state[k] = o->state[k] == NULL ? NULL : (float *)o->state[k] + s->state_at / sizeof(float) + at;
     for (size_t k = 0; k < n; k++)
-        grad[k] = cdi_optim_is_long(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
+        grad[k] =
+            cdi_optim_has_wide_grad(&d->params[i]) ? ((const float *)g)[k] : float_of(dtype, ((const uint16_t *)g)[k]);
     cdi_optim_update_f32(rule, o->steps[i], master, grad, state, n);
     for (size_t k = 0; k < n; k++)
         w[k] = dtype == CDDP_FLOAT16 ? cdi_f16_of_float(master[k]) : cdi_bf16_of_float(master[k]);
@@ -131,7 +129,7 @@ static void copy_values(const cddp_ddp *d, size_t i, size_t at, size_t n, bool i
 
     if (n == 0)
         return;
-    if (!cdi_optim_is_long(p)) {
+    if (!cdi_optim_has_wide_grad(p)) {
         memcpy(into_arena ? arena : w, into_arena ? w : arena, n * size);
         return;
     }
@@ -171,7 +169,7 @@ static cddp_status optim_collect_bucket(cddp_optim *o, size_t bucket)
     cddp_ddp *d = o->ddp;
     cddp_status st;
 
-    if (!cdi_optim_has_news(o, bucket))
+    if (!cdi_optim_bucket_has_untied(o, bucket))
         return CDDP_OK;
     st = cdi_ddp_join_ticket(d, o->tickets[bucket]);
     for (size_t k = 0; k < d->plan.b[bucket].n_grads && st == CDDP_OK; k++) {
@@ -205,8 +203,8 @@ static cddp_status measure_all(cddp_ddp *d, cddp_optim *o)
 }
 
 /*
- * Adds up the gradients of tied parameters, which may be in any bucket. No exchange has begun: it would send the place
- * of a mean that a peer still needs.
+ * Adds up the gradients of tied parameters, which may be in any bucket. Runs before any exchange: an exchange would
+ * overwrite means that are not added yet.
  */
 static cddp_status fold_tied(cddp_ddp *d)
 {
@@ -234,7 +232,7 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
         st = cdi_ddp_join_ticket(d, d->flight[b].ticket);
         for (size_t k = 0; k < d->plan.b[b].n_grads && st == CDDP_OK; k++)
             update_param(o, cdi_bucket_grad(&d->plan, b, k));
-        if (st == CDDP_OK && exchanges && cdi_optim_has_news(o, b))
+        if (st == CDDP_OK && exchanges && cdi_optim_bucket_has_untied(o, b))
             st = cdi_optim_exchange(o, b);
         if (st == CDDP_OK && exchanges && b > 0)
             st = optim_collect_bucket(o, b - 1);

@@ -20,7 +20,7 @@ bool cdi_optim_is_idle(const cddp_optim *o, size_t i)
     return o->own[i].is_frozen != 0 || cdi_ddp_is_tied(o->ddp, i) || cdi_used_nowhere_tied(o->ddp, i);
 }
 
-bool cdi_optim_is_long(const cddp_param *p)
+bool cdi_optim_has_wide_grad(const cddp_param *p)
 {
     return p->grad_dtype != p->dtype;
 }
@@ -30,7 +30,7 @@ bool cdi_optim_exchanges(const cddp_optim *o)
     return cdi_comm_world(o->ddp->comm)->size > 1 && !cdi_ddp_is_divided(o->ddp);
 }
 
-bool cdi_optim_has_news(const cddp_optim *o, size_t bucket)
+bool cdi_optim_bucket_has_untied(const cddp_optim *o, size_t bucket)
 {
     return o->ddp->flight[bucket].n_tied < o->ddp->plan.b[bucket].n_grads;
 }
@@ -53,8 +53,8 @@ cddp_status cdi_optim_exchange(cddp_optim *o, size_t bucket)
         .ddp = d,
         .timed = cdi_ddp_times_step(d, d->step),
         .lazy = bucket + 1 == d->plan.n, /* the only one that is waited for at once */
-        .more =
-            d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n && cdi_optim_has_news(o, bucket + 1),
+        .more = d->ops->on_device && d->flight[bucket].more && bucket + 1 < d->plan.n &&
+                cdi_optim_bucket_has_untied(o, bucket + 1),
         .times = d->stats != NULL && !d->ops->on_device ? &d->flight[bucket].exchange : NULL,
     };
     cddp_status st = cdi_ddp_enqueue(d, &op, &o->tickets[bucket]);

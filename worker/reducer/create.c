@@ -55,7 +55,7 @@ static bool copy_params(cddp_ddp *d, const cddp_param *params, size_t n)
     return true;
 }
 
-/* Checks and compares the memory of whole parameters. */
+/* Checks the memory of whole parameters, and finds those that share it. */
 static cddp_status prepare_whole(cddp_ddp *d, const cddp_param *params, const cddp_ddp_options *opt,
                                  struct cdi_error *err)
 {
@@ -87,7 +87,7 @@ static cddp_status make_shares(cddp_ddp *d, struct cdi_error *err)
 }
 
 /*
- * Does what a rank can do alone. unit: of each parameter, whose parameters are divided; NULL: they are whole. free_ddp
+ * Does what a rank can do alone. unit: each parameter's unit, if parameters are divided; NULL: they are whole. free_ddp
  * frees a reducer in any state of creation.
  */
 static cddp_status ddp_prepare(cddp_ddp **out, cddp_comm *comm, const cddp_param *params, size_t n, const size_t *unit,

@@ -91,7 +91,7 @@ static cddp_status set_frozen(cddp_ddp *d, const size_t *params, size_t n, bool 
         for (size_t i = 0; i < d->n_params; i++)
             d->n_frozen += frozen[i];
         d->idle_due = true;
-        d->ended = false; /* cddp_ddp_was_used does not know any more what was frozen in it */
+        d->ended = false; /* with the new list, cddp_ddp_was_used can no longer report on the step that ended */
         (void)pthread_mutex_unlock(&d->lock);
         return CDDP_OK;
     }

@@ -81,8 +81,8 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         .region = s->region,
         .known = true,
         .bucket = (int)i,
-        .name_bucket =
-            d->ops->on_device ? NULL : cdi_ddp_name_bucket, /* there, texts are also formatted after a failure */
+        /* A device's backend also formats texts after a failure, when the model may be gone. */
+        .name_bucket = d->ops->on_device ? NULL : cdi_ddp_name_bucket,
         .ddp = d,
         .lazy = lazy,
         .grace = lazy && i < d->plan.ahead && cdi_comm_world(d->comm)->size > 1,

@@ -43,7 +43,7 @@ struct cdi_ddp_stats {
     uint64_t next_step; /* the one that begins at begun_ns */
 };
 
-/* The page of the agent, also for a part's reducer; NULL: none. */
+/* Returns the agent's page; NULL for the reducer of a part, whose communicator has none. */
 static struct cdi_flight *page_of(const cddp_ddp *d)
 {
     return cdi_comm_world(d->comm)->flight;

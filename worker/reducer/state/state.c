@@ -120,7 +120,7 @@ static void note_stream_wait(cddp_ddp *d, uint64_t ticket, uint64_t begin, uint6
 
 bool cdi_ddp_times_step(const cddp_ddp *d, uint64_t step)
 {
-    /* The page of the agent, also for a part's reducer. */
+    /* A part's communicator has no page of the agent, so its reducer has no stats either. */
     return d->stats != NULL && d->ops->stamp != NULL && cdi_flight_times_step(cdi_comm_world(d->comm)->flight, step);
 }
 
@@ -132,7 +132,7 @@ cddp_status cdi_ddp_follow(cddp_ddp *d, void *stream, struct cdi_error *err)
 cddp_status cdi_ddp_stream_wait(cddp_ddp *d, uint64_t ticket, struct cdi_error *err)
 {
     bool begins = cdi_ddp_times_step(d, d->step), ends = begins || cdi_ddp_times_step(d, d->step + 1);
-    /* Not a wait for the bucket that it has waited for already, as for each of its parameters. */
+    /* Measure only the first wait for a ticket: each parameter of a bucket waits for the same one. */
     bool timed =
         ends && d->captured.id == 0 && (ticket == 0 || ticket > d->waits.ticket) && d->ops->hold(d->b, NULL) == CDDP_OK;
     uint64_t begin = timed && begins ? d->ops->stamp(d->b, d->stream) : 0;
@@ -161,7 +161,7 @@ void cdi_ddp_name_bucket(const void *ddp, int b, char *buf, size_t cap)
         (void)snprintf(buf, cap, "'%.48s'", d->params[first].name);
 }
 
-/* As cdi_coll.name_bucket, whose buckets are units here. */
+/* Implements cdi_coll.name_bucket, with the unit as bucket number. */
 static void name_unit(const void *ddp, int unit, char *buf, size_t cap)
 {
     const cddp_ddp *d = ddp;
@@ -180,6 +180,7 @@ static void name_unit(const void *ddp, int unit, char *buf, size_t cap)
 void cdi_ddp_name_after_unit(const cddp_ddp *d, struct cdi_coll *op, size_t unit)
 {
     op->bucket = unit < INT_MAX ? (int)unit : -1;
-    op->name_bucket = d->ops->on_device ? NULL : name_unit; /* there, texts are also formatted after a failure */
+    /* A device's backend also formats texts after a failure, when the model may be gone. */
+    op->name_bucket = d->ops->on_device ? NULL : name_unit;
     op->ddp = d;
 }

@@ -279,7 +279,10 @@ cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err);
  * Returns the sticky error's status.
  */
 cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
-/* Does the same for two communicators of a model that is being created: if one of them has failed, the other ends. */
+/*
+ * For a model or an optimizer whose creation has failed: if one of the model's two communicators has failed, aborts the
+ * other.
+ */
 void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b);
 /* Enqueues an operation after the buckets. Sets the sticky error. */
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
