@@ -295,13 +295,24 @@ After `--hang_timeout` (600 s), `--on_hang` decides:
 
 | `--on_hang` | |
 | --- | --- |
-| `stop` (default) | the job ends with exit status 1, and the report names the rank that is behind; restarts that are left are not used |
+| `stop` (default) | the job ends with exit status 1, and the report names the rank that is behind; no restart follows |
 | `restart` | the round fails, and all workers are restarted if `--max_restarts` permits it |
 | `report` | the message is printed once more, with stacks, and the job continues |
 
 `--hang_warning=0` and `--hang_timeout=0` switch them off. A collective of libcddp also has its own limit (`CDDP_TIMEOUT`,
-600 s). With the defaults that limit comes first, and the report is of the rank whose call failed. A program whose ranks wait
-longer on purpose needs a higher value of both. `cddprun --where=MASTER_ADDR:MASTER_PORT` prints where all ranks are at any time.
+600 s). With the defaults that limit comes first: the call fails with `CDDP_E_TIMEOUT`, and if the program then exits with an
+error, `--max_restarts` applies. To end a hang sooner, give `--hang_timeout=120`; to restart then, also
+`--on_hang=restart --max_restarts=3`. A program whose ranks wait longer on purpose needs a higher value of both limits.
+`cddprun --where` prints where all ranks are at any time ([how](cookbook.md#it-hangs)).
+
+| the rank that is behind | what to do |
+| --- | --- |
+| is stopped by a signal or a debugger | `kill -CONT PID`, or leave the debugger |
+| is in D state | look at its file system or driver |
+| sleeps | look at its stack: in a read, often the data loader; in a futex, a lock |
+| runs | look at its stack: an endless loop, or more work than the others have |
+| is in another collective | look for a branch that depends on the rank |
+| is frozen, or at its memory limit | look at its cgroup |
 
 How it works: each agent looks at the flight pages of its workers about once a second, and reports nothing by itself while all is well.
 When a rank has waited for too long, the agent reports it to the rendezvous, which asks the other agents, and decides
