@@ -303,7 +303,8 @@ static void begin_plain_store(struct conn *c)
     if (job == NULL)
         explain_shared_port(c);
     else if (!dispatch_may(c, c->ctx->plain_store, job))
-        dispatch_deny(c, "plain store connection, which cannot prove the job's auth token (see --plain_store)");
+        dispatch_deny(c, "plain store connection, which cannot prove the job's auth token (cddp-rendezvous has "
+                         "--plain_store)");
     else
         dispatch_begin_store(c, job, c->ctx->secret == NULL);
 }

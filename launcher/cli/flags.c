@@ -55,7 +55,7 @@ const struct flag flags[] = {
      .shown_default = "127.0.0.1; several nodes: MASTER_ADDR", .value = "ADDRESS",
      .help = "address of node 0, where the job's store listens"},
     {.name = "master_port", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(master_port), RANGE(0, 65535),
-     .shown_default = "any free one; several nodes: MASTER_PORT, 29500", .value = "PORT", .help = "port of the store"},
+     .shown_default = "any free one; several nodes: MASTER_PORT, 29500; --hosts: one by chance", .value = "PORT", .help = "port of the store"},
     {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 1023),
      .shown_default = "port 29400", .value = "HOST[:PORT]",
      .help = "address and port in one value; without node ranks, the node that owns this address hosts the rendezvous; "
@@ -262,7 +262,8 @@ const struct flag flags[] = {
      .fallback = "0",
      .ours = true,
      .help = "start nothing; print what would run on this node as JSON: nodes, ranks, devices, cores, commands, "
-             "variables; fails as the start would if the program or the address is not found"},
+             "variables; fails as the start would if the program or the address is not found; with --hosts by ssh, for "
+             "each of them"},
     {.name = "top", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(top), RANGE(1, 255),
      .value = "HOST[:PORT]", .ours = true,
      .help = "start nothing; show the running jobs of the rendezvous at this endpoint on the terminal, the late "
@@ -276,7 +277,7 @@ const struct flag flags[] = {
      .value = "JOB|HOST[:PORT]",
      .ours = true,
      .help = "start nothing; print where each rank of a running job is now: the job of the rendezvous at this "
-             "endpoint, or the job of this name at --rdzv_endpoint or MASTER_ADDR"},
+             "endpoint, by default at port 29400 or 29500, or the job of this name at --rdzv_endpoint or MASTER_ADDR"},
     {.name = "make_token", .env = "", .group = GROUP_OTHER, .kind = FLAG_TEXT, AT(make_token), RANGE(1, 4095),
      .value = "FILE", .ours = true,
      .help = "start nothing; write a new auth token for --auth_token_file to this file, which must not exist"},

@@ -847,7 +847,7 @@ Test(server, plain_store_is_for_this_node_and_joined_nodes)
     start((struct rdzv_server_options){.host = "*", .secret = &right});
     cr_assert(plain_store_works("127.0.0.1"));
     cr_assert(!plain_store_works(ip));
-    cr_assert(logged("cannot prove the job's auth token (see --plain_store)"));
+    cr_assert(logged("cannot prove the job's auth token (cddp-rendezvous has --plain_store)"));
     agent = dial_address(ip);
     cr_assert_eq(greet(agent, CDI_HELLO_AGENT, "job", 0, &right, &err), CDDP_OK, "%s", err.msg);
     tell(agent, join_of("job", 0, 1));
