@@ -464,7 +464,7 @@ static int rank_init(struct rank *r, int rank, const struct ranks_layout *l, str
                                   .local_size = l->node_size[node],
                                   .node_rank = node,
                                   .n_nodes = n_nodes,
-                                  .join_timeout_ms = cdi_within_ms(10000),
+                                  .init_timeout_ms = cdi_within_ms(10000),
                                   .timeout_ms = cdi_within_ms(10000),
                                   .device_rank = rank,
                                   .device = -1};
