@@ -96,7 +96,7 @@ Test(cpus, ignores_a_malformed_quota)
     drop_root();
 }
 
-Test(cpus, two_points_in_a_groups_name_are_no_way_up)
+Test(cpus, two_points_in_a_groups_name_do_not_lead_up)
 {
     make_root();
     put("/proc/self/cgroup", "0::/job..1/..x\n");
