@@ -89,7 +89,7 @@ Test(cause, sudden_end_may_be_noticed_late)
 #define LATENCY_MS 40   /* of a message, at most; but some are */
 #define DELAY_MS 5000   /* delayed by so much, by a network that loses packets */
 #define EPOCH_MS INT64_C(1800000000000)
-#define AGENT_WAIT_MS 2000 /* FOLLOWS_WAIT_MS of worker_group.c */
+#define AGENT_WAIT_MS 2000 /* FOLLOWS_WAIT_MS of first_failure.c */
 
 enum fault { OWN_ERROR, PLAIN_EXIT, KILLED, MISMATCH, NOT_STARTED, LEFT, NODE_CUT_OFF, NODE_SILENT, N_FAULTS };
 
