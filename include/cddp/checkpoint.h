@@ -44,8 +44,9 @@ enum {
  *   no sample is lost and some come again; rank 0 logs it (cddp_log). Where all stand at the same place, as usual, a
  *   world of any size goes on there. The places are NAME.ranks in the file, so no other item may have this name.
  * - An optimizer's state lies whole in the file: a world of another size loads it, too, and each rank gets its new
- *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps
- *   and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters once. Parameters are separate
+ *   share. Its parts are named NAME.exp_avg, NAME.exp_avg_sq or NAME.momentum_buffer, as PyTorch has them, NAME.steps,
+ *   NAME.params (to compare these) and NAME.master (the float32 copies of parameters of 16 bits), of tied parameters
+ *   once. Parameters are separate
  *   items, tied ones one. Learning rate and
  *   other options are not in it: those of cddp_optim_create count. Parameters of 16 bits that are loaded as memory need
  *   this item, or are loaded before cddp_optim_create: an optimizer goes on from its own copies of them.
@@ -109,9 +110,11 @@ typedef struct cddp_checkpoint_info {
  * replaces and removes only those that rank 0's process has saved itself, or that were there when it loaded. Where dir
  * holds another whole one, the save does nothing: so a run that starts anew does not remove what an earlier run has
  * saved, and a second job that saves there is detected. A collective: every rank calls it, and all get the same result,
- * so that all take the same branch. opt may be NULL; rank 0's counts. All ranks name the same samplers, optimizers,
- * reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0 only, unless the
- * checkpoint is sharded.
+ * so that all take the same branch. All ranks pass equal options (opt may be NULL), and of a sharded checkpoint the
+ * same step and directory; otherwise rank 0's step and directory count, as ranks with uneven inputs may be at other
+ * steps. Options and these steps are compared before anything is written or removed. All ranks name the same samplers,
+ * optimizers, reducers, and items with CDDP_ITEM_PER_RANK, in the same order. Other memory is read on rank 0 only,
+ * unless the checkpoint is sharded.
  *
  * In the background the items may be written to again, and objects may be used and destroyed, as soon as it returns.
  * The rank that writes them holds a copy until the file is there: of memory that is on its GPU there, if at least twice
@@ -120,10 +123,11 @@ typedef struct cddp_checkpoint_info {
  * cddp_checkpoint_wait, whichever comes first, returns its error on all ranks, and does nothing.
  *
  * Returns CDDP_OK; CDDP_E_INVALID (also an object of another communicator); CDDP_E_SYSTEM (the error message names file
- * and cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks name different items:
- * the error message names a rank and an item); CDDP_E_EXISTS (dir holds a checkpoint that this run has neither loaded
- * nor saved: load it, save into another directory, or remove it); CDDP_E_STATE (an optimizer or a reducer in the middle
- * of a step, or gone); CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM; or what a collective may return.
+ * and cause: a full disk leaves the older checkpoints as they were); CDDP_E_MISMATCH (the ranks pass different steps,
+ * options or items: the error message names a rank, and both values or the item); CDDP_E_EXISTS (dir holds a checkpoint
+ * that this run has neither loaded nor saved: load it, save into another directory, or remove it); CDDP_E_STATE (an
+ * optimizer or a reducer in the middle of a step, or gone); CDDP_E_UNSUPPORTED (a newer header's struct); CDDP_E_NOMEM;
+ * or what a collective may return.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_save(cddp_comm *comm, const char *dir, uint64_t step,
                                                          const cddp_checkpoint_item *items, size_t n_items,
@@ -149,12 +153,13 @@ CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_wait(cddp_comm *comm);
  * Returns CDDP_OK; CDDP_E_INVALID; CDDP_E_NOT_FOUND (no checkpoint there: start afresh); CDDP_E_IO (there are some, and
  * none is whole; the message names the file, and of a sharded one the rank whose file is missing or of another save);
  * CDDP_E_VERSION (of another version's format); CDDP_E_SYSTEM (a file that a rank cannot read, or that is not on its
- * node, may be whole: no older one is taken instead); CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of
- * cddp_checkpoint_save); or what a collective may return. CDDP_E_MISMATCH: an item is missing in the file, or has
- * another size or kind there; the ranks' items differ; a sampler stands in the middle of an epoch of another order, or
- * the ranks' samplers stood in different orders and the world has another size; an optimizer's state is of another rule
- * (those of Adam and AdamW are alike), or of parameters of other names, sizes, types or in another order; PowerSGD's
- * state is of other options or shapes, or only one of checkpoint and reducer has one. The error message names the item.
+ * node, may be whole: no older one is taken instead; or a rank's directory has another checkpoint of this step);
+ * CDDP_E_NOMEM; CDDP_E_UNSUPPORTED; CDDP_E_STATE (as of cddp_checkpoint_save); or what a collective may return.
+ * CDDP_E_MISMATCH: an item is missing in the file, or has another size or kind there; the ranks' items differ; a
+ * sampler stands in the middle of an epoch of another order, or the ranks' samplers stood in different orders and the
+ * world has another size; an optimizer's state is of another rule (those of Adam and AdamW are alike), or of parameters
+ * of other names, sizes, types, frozen otherwise or in another order; PowerSGD's state is of other options or shapes,
+ * or only one of checkpoint and reducer has one. The error message names the item.
  */
 CDDP_API CDDP_NODISCARD cddp_status cddp_checkpoint_load(cddp_comm *comm, const char *dir,
                                                          const cddp_checkpoint_item *items, size_t n_items,

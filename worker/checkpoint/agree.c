@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How ranks begin a save or a load: a failure on one of them becomes the same error on all, and items that must have
- * the same names on all ranks are compared. One collective in the good case.
+ * How ranks begin a save or a load: a failure on one of them becomes the same error on all, and options, items and step
+ * that must be the same on all ranks are compared. One collective in the good case.
  */
 #include "worker/comm/agree.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "worker/checkpoint/items.h"
 
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,14 +118,46 @@ static cddp_status agree_warn(cddp_comm *comm, int other, const struct cdi_share
 
 /* What the ranks compare. */
 struct card {
+    struct cdi_terms terms;
     uint64_t content; /* a hash of the shared items; 0: not to be compared */
     uint64_t hash;    /* of the items with the same names on all ranks */
 };
 
-cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
-                                 size_t n_items, const struct cdi_shared *shared, struct cdi_error *err)
+/* Compares what the call has beside items. All ranks have all cards. */
+static cddp_status agree_terms(cddp_comm *comm, const struct card *all, struct cdi_error *err)
 {
-    struct card card = {0};
+    for (int r = 1; r < cddp_world_size(comm); r++) {
+        const struct cdi_terms *a = &all[0].terms, *b = &all[r].terms;
+        bool has_steps = a->by_all && b->by_all;
+        const struct {
+            const char *name;
+            uint64_t a, b;
+        } of[] = {{"cddp_checkpoint_save's step", has_steps ? a->step : 0, has_steps ? b->step : 0},
+                  {"cddp_checkpoint_options.keep", (uint64_t)a->keep, (uint64_t)b->keep},
+                  {"cddp_checkpoint_options.background", a->background, b->background},
+                  {"cddp_checkpoint_options.flags", a->flags, b->flags}};
+        int blamed = cdi_rank_of_job(cdi_comm_world(comm), r);
+
+        for (size_t k = 0; k < sizeof of / sizeof of[0]; k++)
+            if (of[k].a != of[k].b)
+                return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
+                                   k == 1 ? "checkpoint: %s is %" PRId64 " on rank 0 but %" PRId64 " on rank %d"
+                                          : "checkpoint: %s is %" PRIu64 " on rank 0 but %" PRIu64 " on rank %d",
+                                   of[k].name, of[k].a, of[k].b, r);
+        if (a->file != b->file)
+            return cdi_fail_by(err, blamed, CDDP_E_SYSTEM,
+                               "checkpoint: rank %d finds another one of the same step than rank 0: all ranks read it, "
+                               "so they need a directory that they share",
+                               r);
+    }
+    return CDDP_OK;
+}
+
+cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct cdi_terms *terms,
+                                 const cddp_checkpoint_item *const *items, size_t n_items,
+                                 const struct cdi_shared *shared, struct cdi_error *err)
+{
+    struct card card = {.terms = terms != NULL ? *terms : (struct cdi_terms){0}};
     CDI_AUTOFREE void *cards = NULL;
     const struct card *all;
     struct cdi_error why;
@@ -156,6 +189,8 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_c
         return st;
     }
     all = cards;
+    if (agree_terms(comm, all, err) != CDDP_OK)
+        return err->status;
     for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[r].hash != all[0].hash)
             return agree_name_difference(comm, r, items, n_items, err);

@@ -134,7 +134,7 @@ static cddp_status prepare_shard(struct cdi_save *s, cddp_comm *comm, const stru
 /* Makes all ranks return the error of one of them. A collective. */
 static cddp_status checkpoint_agree(cddp_comm *comm, cddp_status mine, struct cdi_error *err)
 {
-    return cdi_checkpoint_agree(comm, mine, NULL, 0, NULL, err);
+    return cdi_checkpoint_agree(comm, mine, NULL, NULL, 0, NULL, err);
 }
 
 /* Removes what was written, before any rank returns the error. A collective. */
@@ -256,15 +256,12 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
 {
     bool is_root = cddp_rank(comm) == 0;
     cddp_checkpoint_options how = {.size = sizeof how};
-    struct cdi_error lost;
+    struct cdi_terms terms;
     struct verdict v = {0};
-    cddp_status sent, st = check_dir(dir, err);
+    cddp_status st = check_dir(dir, err);
 
-    if (st == CDDP_OK && is_root)
+    if (st == CDDP_OK)
         st = checkpoint_read_options(&how, opt, err);
-    sent = cdi_comm_broadcast(comm, &how, sizeof how, CDDP_UINT8, 0, &lost);
-    if (sent != CDDP_OK)
-        return st != CDDP_OK ? st : (*err = lost, sent);
     l->by_all = (how.flags & CDDP_CHECKPOINT_SHARDED) != 0;
     if (st == CDDP_OK)
         st = cdi_items_read(l, s, comm, items, n_items, l->by_all, err);
@@ -282,7 +279,12 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
     s->keep = how.keep;
     if (st == CDDP_OK && (s->dir = strdup(dir)) == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
-    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, &l->shared, err);
+    terms = (struct cdi_terms){.step = step,
+                               .flags = how.flags,
+                               .background = how.background != 0,
+                               .keep = how.keep < 0 ? -1 : how.keep,
+                               .by_all = l->by_all};
+    st = cdi_checkpoint_agree(comm, st, &terms, l->alike, l->n_alike, &l->shared, err);
     if (st == CDDP_OK && !l->by_all)
         st = gather_own(l, comm, err);
     if (st == CDDP_OK)
@@ -327,6 +329,7 @@ static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char 
         v.status = cdi_search_begin(&s, dir, err);
     do {
         struct cdi_error why = {.status = CDDP_OK};
+        struct cdi_terms terms = {0};
 
         if (rank == 0 && v.status == CDDP_OK) {
             v.step = s.steps[s.at];
@@ -338,7 +341,9 @@ static cddp_status checkpoint_find(struct found *f, cddp_comm *comm, const char 
         f->by_all = v.by_all;
         if (v.by_all || rank == 0)
             st = cdi_checkpoint_open_step(&f->file, dir, v.step, v.by_all ? rank : 0, v.by_all ? world : 1, &why);
-        st = checkpoint_agree(comm, st, &why);
+        if (v.by_all && st == CDDP_OK)
+            terms.file = cdi_checkpoint_id(f->file);
+        st = cdi_checkpoint_agree(comm, st, &terms, NULL, 0, NULL, &why);
         if (st == CDDP_OK) {
             if (rank == 0)
                 cdi_search_found(&s, f->file);
@@ -398,7 +403,7 @@ static cddp_status checkpoint_compare(struct cdi_save *s, cddp_comm *comm, struc
             (void)cdi_error_wrap(err, "checkpoint: item '%s'", s->states[i].name);
         }
     }
-    return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, 0, NULL, err) : st;
+    return any && st == CDDP_OK ? cdi_checkpoint_agree(comm, fit, NULL, NULL, 0, NULL, err) : st;
 }
 
 /*
@@ -570,7 +575,7 @@ static cddp_status checkpoint_load(cddp_comm *comm, const char *dir, const cddp_
         st = cdi_fail(err, CDDP_E_NOMEM, "checkpoint: out of memory");
     if (st == CDDP_OK)
         st = cdi_saver_wait(cdi_comm_on_finalize(comm)->arg, err);
-    st = cdi_checkpoint_agree(comm, st, l->alike, l->n_alike, NULL, err);
+    st = cdi_checkpoint_agree(comm, st, NULL, l->alike, l->n_alike, NULL, err);
     if (st == CDDP_OK)
         st = checkpoint_find(f, comm, dir, l->by_all, err);
     if (st == CDDP_OK && f->by_all)

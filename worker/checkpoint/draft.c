@@ -423,6 +423,8 @@ cddp_status cdi_draft_publish(struct cdi_draft *d, const char *dir, size_t n_ran
 
         (void)snprintf(path, sizeof path, "%.*s/%s/" CDI_SHARD, PATH_MAX - 64, dir, d->tmp, k, n_ranks);
         st = cdi_part_read(&p, path, err);
+        if (st == CDDP_OK && p.step != d->step)
+            st = cdi_fail(err, CDDP_E_MISMATCH, "the file of rank %zu is of step %" PRIu64, k, p.step);
         if (index != NULL)
             cdi_index_put(index + CDI_INDEXED * k, &p);
         d->bytes += p.bytes;

@@ -67,12 +67,23 @@ cddp_status cdi_items_pieces(struct cdi_pieces *p, const struct cdi_items *l, st
 
 /* --- agree.c */
 
+/* What a call has beside items, and is the same on all ranks. */
+struct cdi_terms {
+    uint64_t step; /* only by_all: otherwise rank 0's counts */
+    uint64_t flags, background;
+    int64_t keep;  /* -1: all */
+    uint64_t file; /* which checkpoint this rank has opened */
+    uint64_t by_all;
+};
+
 /*
- * A collective. Returns CDDP_OK if every rank has succeeded so far (mine) and lists the same n_items items in the same
- * order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other items; or what a collective may return. A
- * shared item with another value on another rank is logged. shared may be NULL.
+ * A collective. Returns CDDP_OK if every rank has succeeded so far (mine), has the same terms, and lists the same
+ * n_items items in the same order. Otherwise all ranks get the same error, CDDP_E_MISMATCH for other terms or items
+ * (CDDP_E_SYSTEM for another file); or what a collective may return. A shared item with another value on another rank
+ * is logged. terms and shared may be NULL.
  */
-cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const cddp_checkpoint_item *const *items,
-                                 size_t n_items, const struct cdi_shared *shared, struct cdi_error *err);
+cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct cdi_terms *terms,
+                                 const cddp_checkpoint_item *const *items, size_t n_items,
+                                 const struct cdi_shared *shared, struct cdi_error *err);
 
 #endif

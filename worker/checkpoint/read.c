@@ -430,6 +430,15 @@ cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const cha
     return st;
 }
 
+uint64_t cdi_checkpoint_id(const struct cdi_checkpoint_file *f)
+{
+    uint64_t id = 0;
+
+    for (size_t k = 0; k < f->n_parts; k++)
+        id = cdi_crc64(id, &f->parts[k].crc, sizeof f->parts[k].crc);
+    return id;
+}
+
 bool cdi_checkpoint_is_sharded(const char *dir, uint64_t step)
 {
     char path[PATH_MAX];

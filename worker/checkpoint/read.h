@@ -37,6 +37,8 @@ void cdi_search_found(struct cdi_search *s, struct cdi_checkpoint_file *f);
 /* Opens one of them, and compares the checksums of share `mine` of `shares`. The caller closes *out in any case. */
 cddp_status cdi_checkpoint_open_step(struct cdi_checkpoint_file **out, const char *dir, uint64_t step, size_t mine,
                                      size_t shares, struct cdi_error *err);
+/* Returns a hash of all its checksums: that of another checkpoint differs. */
+uint64_t cdi_checkpoint_id(const struct cdi_checkpoint_file *f);
 bool cdi_checkpoint_is_sharded(const char *dir, uint64_t step);
 /* Notes that the program has what this file holds, so that it may save there. Returns CDDP_OK or CDDP_E_NOMEM. */
 cddp_status cdi_checkpoint_own(const struct cdi_checkpoint_file *f, struct cdi_error *err);

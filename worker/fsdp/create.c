@@ -169,44 +169,88 @@ static cddp_status read_input(struct input *in, const cddp_fsdp_unit *units, siz
     return refuse_shared(in, err);
 }
 
+/* What the ranks compare of a unit, in this order. */
+enum { UNIT_NAME, UNIT_FLAGS, UNIT_N_PARAMS, UNIT_PARAM_FLAGS, N_OF_UNIT };
+
 /* Of unit u, whose parameters begin at `first`. */
-static uint64_t hash_unit(const struct input *in, size_t u, size_t first)
+static void list_unit(const struct input *in, size_t u, size_t first, uint64_t of[N_OF_UNIT])
 {
     const cddp_fsdp_unit *unit = &in->units[u];
-    const uint64_t numbers[] = {unit->n_params, unit->flags};
-    uint64_t h = cdi_crc64(cdi_crc64(0, unit->name, strlen(unit->name) + 1), numbers, sizeof numbers);
 
+    of[UNIT_NAME] = cdi_crc64(0, unit->name, strlen(unit->name) + 1);
+    of[UNIT_FLAGS] = unit->flags;
+    of[UNIT_N_PARAMS] = unit->n_params;
+    of[UNIT_PARAM_FLAGS] = 0;
     for (size_t i = 0; i < unit->n_params; i++)
-        h = cdi_crc64(h, &in->params[first + i].flags, sizeof in->params->flags);
-    return h;
+        of[UNIT_PARAM_FLAGS] = cdi_crc64(of[UNIT_PARAM_FLAGS], &in->params[first + i].flags, sizeof in->params->flags);
 }
 
-/* Names the first unit in which rank r, as all know, differs from rank 0. */
+/* Names, in a collective, the first of the n parameters of unit u whose flags on rank r are not those of rank 0. */
+static cddp_status name_param(cddp_comm *comm, const struct input *in, int r, size_t u, size_t n, struct cdi_error *err)
+{
+    const int rank = cddp_rank(comm), roots[2] = {0, r};
+    const char *name = NULL;
+    CDI_AUTOFREE uint32_t *flags = calloc(n + 1, 2 * sizeof *flags);
+    size_t first = 0, i = 0;
+
+    if (flags == NULL)
+        return cdi_comm_give_up(comm, "create its sharded model", err);
+    for (size_t k = 0; k < u; k++)
+        first += in->units[k].n_params;
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t j = 0; j < n && rank == roots[k]; j++)
+            flags[k * n + j] = in->params[first + j].flags;
+        if (cdi_comm_broadcast(comm, flags + k * n, n * sizeof *flags, CDDP_UINT8, roots[k], err) != CDDP_OK)
+            return err->status;
+    }
+    while (i + 1 < n && flags[i] == flags[n + i])
+        i++;
+    if (i < in->units[u].n_params) /* a third rank may have fewer */
+        name = in->params[first + i].name;
+    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
+                       "cddp_param.flags of unit %zu '%.200s', parameter %zu '%.200s', is %u on rank 0 but %u on rank "
+                       "%d (CDDP_PARAM_FROZEN is 1)",
+                       u, in->units[u].name, i, name != NULL ? name : "", flags[i], flags[n + i], r);
+}
+
+/* Names the first unit in which rank r, as all know, differs from rank 0, and in what. */
 static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, struct cdi_error *err)
 {
-    CDI_AUTOFREE uint64_t *mine = calloc(in->n_units, sizeof *mine);
-    const uint64_t *first, *other;
-    void *cards;
+    CDI_AUTOFREE uint64_t *mine = calloc(in->n_units, N_OF_UNIT * sizeof *mine);
+    CDI_AUTOFREE void *cards = NULL;
+    const size_t n = in->n_units * N_OF_UNIT;
+    const uint64_t *all, *other;
+    const char *name;
     cddp_status st = CDDP_OK;
-    size_t u = 0;
+    size_t k = 0, u;
+    int blamed = cdi_rank_of_job(cdi_comm_world(comm), r);
 
     if (mine == NULL)
         st = cdi_fail(err, CDDP_E_NOMEM, "no memory to compare %zu units", in->n_units);
-    for (size_t k = 0, first_param = 0; mine != NULL && k < in->n_units; first_param += in->units[k++].n_params)
-        mine[k] = hash_unit(in, k, first_param);
-    st = cdi_comm_agree(comm, "create its sharded model", mine, in->n_units * sizeof *mine, &cards,
-                        st == CDDP_OK ? NULL : err, err);
+    for (size_t i = 0, first = 0; mine != NULL && i < in->n_units; first += in->units[i++].n_params)
+        list_unit(in, i, first, mine + i * N_OF_UNIT);
+    st = cdi_comm_agree(comm, "create its sharded model", mine, n * sizeof *mine, &cards, st == CDDP_OK ? NULL : err,
+                        err);
     if (st != CDDP_OK)
         return st;
-    first = cards;
-    other = first + (size_t)r * in->n_units;
-    while (u + 1 < in->n_units && first[u] == other[u])
-        u++;
-    free(cards);
-    return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
-                       "unit %zu has another name, other flags, or other parameters on rank %d than on rank 0 (here: "
-                       "'%.200s', %zu parameters)",
-                       u, r, in->units[u].name, in->units[u].n_params);
+    all = cards;
+    other = all + (size_t)r * n;
+    while (k + 1 < n && all[k] == other[k])
+        k++;
+    u = k / N_OF_UNIT;
+    name = in->units[u].name;
+    switch (k % N_OF_UNIT) {
+    case UNIT_NAME:
+        return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
+                           "unit %zu has another name on rank %d than on rank 0 (here: '%.200s')", u, r, name);
+    case UNIT_PARAM_FLAGS:
+        return name_param(comm, in, r, u, (size_t)all[u * N_OF_UNIT + UNIT_N_PARAMS], err);
+    default:
+        return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
+                           "cddp_fsdp_unit.%s of unit %zu '%.200s' is %llu on rank 0 but %llu on rank %d",
+                           k % N_OF_UNIT == UNIT_FLAGS ? "flags" : "n_params", u, name, (unsigned long long)all[k],
+                           (unsigned long long)other[k], r);
+    }
 }
 
 /* The first one is the number of units, which the comparison of the units needs. */
@@ -220,9 +264,10 @@ static void list_options(const struct input *in, uint64_t option[N_OPTIONS])
     option[1] = (uint64_t)in->opt.stage;
     option[OPTION_UNITS] = 0;
     for (size_t u = 0, first = 0; u < in->n_units; first += in->units[u++].n_params) {
-        const uint64_t pair[] = {option[OPTION_UNITS], hash_unit(in, u, first)};
+        uint64_t of[N_OF_UNIT];
 
-        option[OPTION_UNITS] = cdi_crc64(0, pair, sizeof pair);
+        list_unit(in, u, first, of);
+        option[OPTION_UNITS] = cdi_crc64(option[OPTION_UNITS], of, sizeof of);
     }
     option[3] = in->opt.max_live_units;
     option[4] = in->opt.max_live_gradients;

@@ -4,16 +4,19 @@
  * that a world of another size can load it. Rank 0 collects all shares to write them, and distributes them after
  * reading; of a sharded checkpoint each rank writes and reads its own. The entries have PyTorch's names.
  */
+#include "common/cleanup.h"
 #include "common/crc64.h"
 #include "worker/backend/describe.h"
 #include "worker/checkpoint/item.h"
 #include "worker/optim/optim.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ARRAYS (CDI_OPTIM_STATES + 1) /* those that are divided: states, then masters */
 #define MASTER CDI_OPTIM_STATES
+#define MARKS ".params"
 
 /* What a state belongs to; the file contains it verbatim. */
 struct head {
@@ -65,22 +68,43 @@ static bool optim_has_array(const cddp_optim *o, int array)
     return false;
 }
 
+static uint64_t hash_param(const cddp_ddp *d, size_t i, uint64_t hash)
+{
+    const uint64_t of[] = {d->params[i].count, (uint64_t)d->params[i].dtype};
+
+    hash = cdi_crc64(hash, d->params[i].name, strlen(d->params[i].name) + 1);
+    hash = cdi_crc64(hash, of, sizeof of);
+    return cdi_ddp_is_tied(d, i) ? cdi_crc64(hash, &d->tied.first[i], sizeof d->tied.first[i]) : hash;
+}
+
 /* Hashes the parameters: with other sizes, ties or another order, arrays would be divided at the wrong places. */
 static uint64_t hash_params(const cddp_ddp *d)
 {
     uint64_t hash = 0;
 
     for (size_t i = 0; i < d->n_params; i++) {
-        const uint64_t of[] = {d->params[i].count, (uint64_t)d->params[i].dtype};
-
-        hash = cdi_crc64(hash, d->params[i].name, strlen(d->params[i].name) + 1);
-        hash = cdi_crc64(hash, of, sizeof of);
-        if (cdi_ddp_is_tied(d, i))
-            hash = cdi_crc64(hash, &d->tied.first[i], sizeof d->tied.first[i]);
+        hash = hash_param(d, i, hash);
         if (d->plan.grads[i].frozen)
             hash = cdi_crc64(hash, "frozen", 6);
     }
     return hash;
+}
+
+/* The file has one of each parameter, so that a load can tell which one differs, and whether only in being frozen. */
+static uint64_t mark_of(const cddp_ddp *d, size_t i)
+{
+    return (hash_param(d, i, 0) & ~UINT64_C(1)) | (d->plan.grads[i].frozen ? 1 : 0);
+}
+
+/* Adds the marks, after all other entries. */
+static cddp_status add_marks(struct cdi_state *s, struct cdi_error *err)
+{
+    const cddp_ddp *d = ((const cddp_optim *)s->object)->ddp;
+    uint64_t *marks = cdi_state_add(s, MARKS, d->n_params * sizeof *marks, err);
+
+    for (size_t i = 0; marks != NULL && i < d->n_params; i++)
+        marks[i] = mark_of(d, i);
+    return marks != NULL ? CDDP_OK : err->status;
 }
 
 static struct head optim_head_of(const cddp_optim *o)
@@ -149,6 +173,8 @@ static cddp_status optim_begin_save(struct cdi_state *s, struct cdi_error *err)
     const struct head head = optim_head_of(o);
     cddp_status st = add_entries(s, err);
 
+    if (st == CDDP_OK)
+        st = add_marks(s, err);
     if (st == CDDP_OK && o->on_device)
         st = cdi_optim_device_pull(o, err);
     if (st != CDDP_OK)
@@ -158,46 +184,76 @@ static cddp_status optim_begin_save(struct cdi_state *s, struct cdi_error *err)
     return CDDP_OK;
 }
 
-/* Checks that the state in the file belongs to this rule and to these parameters. */
-static cddp_status compare_heads(const struct head *saved, const struct head *mine, struct cdi_error *err)
-{
-    static const char *const rules[] = {"an unknown rule", "SGD", "Adam or AdamW"};
-
-    if (saved->rule != mine->rule)
-        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made by %s, and this optimizer is %s",
-                        rules[saved->rule <= 2 ? saved->rule : 0], rules[mine->rule]);
-    if (saved->n_states != mine->n_states)
-        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer works %s",
-                        saved->n_states > 0 ? "with" : "without", mine->n_states > 0 ? "with" : "without");
-    if (saved->params != mine->params)
-        return cdi_fail(err, CDDP_E_MISMATCH,
-                        "its state belongs to parameters of other names, sizes or types, frozen or tied otherwise or "
-                        "in another order, than this reducer's");
-    return CDDP_OK;
-}
-
-/* Reads the head that the file has. */
-static cddp_status read_head(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct head *saved,
-                             struct cdi_error *err)
+static cddp_status read_entry(const char *name, void *data, size_t bytes, struct cdi_checkpoint_file *f,
+                              struct cdi_error *err)
 {
     const cddp_checkpoint_item item = {
-        .size = sizeof item, .name = s->name, .data = saved, .bytes = sizeof *saved, .kind = s->kind};
+        .size = sizeof item, .name = name, .data = data, .bytes = bytes, .kind = CDDP_ITEM_OPTIM};
     cddp_status st = cdi_checkpoint_fit(f, &item, NULL, 1, NULL, err);
 
     return st == CDDP_OK ? cdi_checkpoint_fill(f, &item, NULL, 1, NULL, err) : st;
 }
 
-static cddp_status optim_begin_load(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
+/* Says which parameter of the file's state is not this model's. */
+static cddp_status name_param(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
 {
+    static const char text[] = "its state belongs to other parameters than this model's";
+    const cddp_ddp *d = ((const cddp_optim *)s->object)->ddp;
+    CDI_AUTOFREE uint64_t *marks = NULL;
+    char name[256]; /* an object's name has 200 bytes at most */
+    size_t bytes = 0, n, i = 0;
+
+    (void)snprintf(name, sizeof name, "%s" MARKS, s->name);
+    if (!cdi_checkpoint_find(f, name, s->kind, &bytes))
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s", text);
+    n = bytes / sizeof *marks;
+    marks = malloc(bytes + 1);
+    if (marks == NULL)
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory to compare %zu parameters", n);
+    if (read_entry(name, marks, bytes, f, err) != CDDP_OK)
+        return err->status;
+    while (i < n && i < d->n_params && marks[i] == mark_of(d, i))
+        i++;
+    if (i == n || i == d->n_params)
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s: it has %zu parameters, and this model has %zu", text, n,
+                        d->n_params);
+    if ((marks[i] ^ mark_of(d, i)) == 1)
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "%s: parameter %zu '%.200s' was %s when it was saved, and is %s now: freeze the same ones, or "
+                        "load without this item, so that a new optimizer begins at the loaded parameters",
+                        text, i, d->params[i].name, (marks[i] & 1) != 0 ? "frozen" : "trained",
+                        (marks[i] & 1) != 0 ? "trained" : "frozen");
+    return cdi_fail(err, CDDP_E_MISMATCH,
+                    "%s: the first that differs is parameter %zu, now '%.200s': it had another name, size or type, or "
+                    "was tied otherwise or in another order",
+                    text, i, d->params[i].name);
+}
+
+/* Checks that the state in the file belongs to this rule and to these parameters. */
+static cddp_status compare_heads(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
+    static const char *const rules[] = {"an unknown rule", "SGD", "Adam or AdamW"};
     const struct head mine = optim_head_of(s->object);
     struct head saved;
+
+    if (read_entry(s->name, &saved, sizeof saved, f, err) != CDDP_OK)
+        return err->status;
+    if (saved.rule != mine.rule)
+        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made by %s, and this optimizer is %s",
+                        rules[saved.rule <= 2 ? saved.rule : 0], rules[mine.rule]);
+    if (saved.n_states != mine.n_states)
+        return cdi_fail(err, CDDP_E_MISMATCH, "its state was made %s momentum, and this optimizer works %s",
+                        saved.n_states > 0 ? "with" : "without", mine.n_states > 0 ? "with" : "without");
+    return saved.params == mine.params ? CDDP_OK : name_param(s, f, err);
+}
+
+static cddp_status optim_begin_load(struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
+{
     cddp_status st = add_entries(s, err);
 
-    if (st == CDDP_OK)
-        st = read_head(s, f, &saved, err);
     if (st != CDDP_OK)
         return st;
-    if (compare_heads(&saved, &mine, err) != CDDP_OK)
+    if (compare_heads(s, f, err) != CDDP_OK)
         return cdi_error_wrap(err, "checkpoint: item '%s'", s->name);
     st = cdi_checkpoint_fit(f, s->entries, NULL, s->n_entries, NULL, err);
     return st == CDDP_OK ? cdi_checkpoint_fill(f, s->entries, NULL, s->n_entries, NULL, err) : st;
@@ -292,16 +348,6 @@ static cddp_status optim_restore(struct cdi_state *s, struct cdi_error *err)
     return st == CDDP_OK ? exchange_all(s, false, err) : st;
 }
 
-/* Checks that what the file has belongs to this optimizer. */
-static cddp_status compare_with_file(const struct cdi_state *s, struct cdi_checkpoint_file *f, struct cdi_error *err)
-{
-    const struct head mine = optim_head_of(s->object);
-    struct head saved;
-    cddp_status st = read_head(s, f, &saved, err);
-
-    return st == CDDP_OK ? compare_heads(&saved, &mine, err) : st;
-}
-
 /* Adds this rank's pieces of one array. */
 static cddp_status add_array(struct cdi_state *s, int array, struct cdi_pieces *p, struct cdi_error *err)
 {
@@ -333,7 +379,7 @@ static cddp_status optim_pieces(struct cdi_state *s, struct cdi_checkpoint_file 
     const size_t bytes = o->ddp->n_params * sizeof *o->steps;
     cddp_checkpoint_item steps = {.size = sizeof steps, .data = o->steps, .bytes = bytes, .kind = CDDP_ITEM_OPTIM};
     const struct head head = optim_head_of(o);
-    cddp_status st = f != NULL ? compare_with_file(s, f, err) : CDDP_OK;
+    cddp_status st = f != NULL ? compare_heads(s, f, err) : CDDP_OK;
 
     o->is_loaded = f != NULL;
     if (st == CDDP_OK && o->on_device)
@@ -345,6 +391,7 @@ static cddp_status optim_pieces(struct cdi_state *s, struct cdi_checkpoint_file 
             return err->status;
         memcpy(cdi_state_at(s, HEAD), &head, sizeof head);
         memcpy(cdi_state_at(s, STEPS), o->steps, bytes);
+        st = add_marks(s, err);
     }
     if (st == CDDP_OK && f != NULL) {
         steps.name = cdi_pieces_name(p, s->name, ".steps", err);

@@ -6,6 +6,7 @@
 #include "scratch.h"
 #include "within.h"
 #include "worker/checkpoint/draft.h"
+#include "worker/checkpoint/read.h"
 #include "world.h"
 
 #include <stdint.h>
@@ -159,6 +160,78 @@ Test(checkpoint_comm, names_mismatched_items_on_every_rank)
     scratch_make();
     cr_assert_eq(run_world(2, save_others), 0);
     cr_assert_eq(run_world(2, save_a_double), 0);
+    scratch_remove();
+}
+
+static int save_other_terms(int rank)
+{
+    uint64_t x = 1;
+    const cddp_checkpoint_item item = item_memory("x", &x, sizeof x);
+    cddp_checkpoint_options opt = {.size = sizeof opt, .keep = 1, .flags = CDDP_CHECKPOINT_SHARDED};
+    cddp_checkpoint_info info = {.size = sizeof info};
+    char other[100];
+    cddp_comm *comm;
+
+    (void)snprintf(other, sizeof other, "%s/other", scratch);
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_checkpoint_save(comm, scratch, 5, &item, 1, &opt) == CDDP_OK);
+    for (opt.background = 0; opt.background < 2; opt.background++) {
+        CHECK(cddp_checkpoint_save(comm, scratch, 6 + (uint64_t)rank, &item, 1, &opt) == CDDP_E_MISMATCH);
+        CHECK(strstr(cddp_last_error(), "cddp_checkpoint_save's step is 6 on rank 0 but 7 on rank 1") != NULL);
+    }
+    opt.background = 7 * rank; /* all numbers but 0 are one */
+    CHECK(cddp_checkpoint_save(comm, scratch, 6, &item, 1, &opt) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options.background is 0 on rank 0 but 1 on rank 1") != NULL);
+    opt.background = 0;
+    opt.keep = rank == 0 ? 0 : -3;
+    CHECK(cddp_checkpoint_save(comm, scratch, 6, &item, 1, &opt) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options.keep is 2 on rank 0 but -1 on rank 1") != NULL);
+    opt.keep = 1;
+    opt.flags = rank == 0 ? CDDP_CHECKPOINT_SHARDED : 0;
+    CHECK(cddp_checkpoint_save(comm, scratch, 6, &item, 1, &opt) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_checkpoint_options.flags is 1 on rank 0 but 0 on rank 1") != NULL);
+    /* Another directory has another checkpoint of this step. */
+    opt.flags = CDDP_CHECKPOINT_SHARDED;
+    x = 2;
+    CHECK(cddp_checkpoint_save(comm, other, 5, &item, 1, &opt) == CDDP_OK);
+    x = 3;
+    CHECK(cddp_checkpoint_load(comm, rank == 1 ? other : scratch, &item, 1, NULL) == CDDP_E_SYSTEM && x == 3);
+    CHECK(strstr(cddp_last_error(), "rank 1 finds another one of the same step than rank 0") != NULL);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, &info) == CDDP_OK && x == 1);
+    CHECK(info.step == 5 && info.n_damaged == 0);
+    /* Not sharded, as ranks with uneven inputs may have it: rank 0's step counts. */
+    opt.flags = 0;
+    CHECK(cddp_checkpoint_save(comm, scratch, 8 - (uint64_t)rank, &item, 1, &opt) == CDDP_OK);
+    CHECK(cddp_checkpoint_load(comm, scratch, &item, 1, &info) == CDDP_OK && info.step == 8);
+    return cddp_finalize(comm) != CDDP_OK;
+}
+
+Test(checkpoint_comm, names_other_steps_and_options_and_removes_nothing)
+{
+    scratch_make();
+    cr_assert_eq(run_world(2, save_other_terms), 0);
+    scratch_remove();
+}
+
+/* A save reads all shards again before it removes an older checkpoint. */
+Test(checkpoint_comm, shard_of_another_step_is_not_published)
+{
+    uint64_t x = 1, *steps;
+    const cddp_checkpoint_item item = item_memory("x", &x, sizeof x);
+    const struct cdi_range all = {sizeof x, 0};
+    struct cdi_draft *draft = NULL;
+    struct cdi_error err;
+    size_t n;
+
+    scratch_make();
+    cr_assert_eq(cdi_checkpoint_write(scratch, 5, &item, 1, 1, NULL, &err), CDDP_OK);
+    cr_assert_eq(cdi_draft_begin(&draft, scratch, 6, &err), CDDP_OK);
+    cr_assert_eq(cdi_draft_write_shard(scratch, cdi_draft_name(draft), 0, 1, 7, &item, &all, 1, NULL, &err), CDDP_OK);
+    cr_assert_eq(cdi_draft_publish(draft, scratch, 1, 1, &err), CDDP_E_MISMATCH);
+    cr_assert_not_null(strstr(err.msg, "was not written: the file of rank 0 is of step 7"), "%s", err.msg);
+    cr_assert_eq(cdi_checkpoint_steps(scratch, &steps, &n, &err), CDDP_OK);
+    cr_assert(n == 1 && steps[0] == 5);
+    free(steps);
     scratch_remove();
 }
 

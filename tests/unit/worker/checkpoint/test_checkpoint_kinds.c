@@ -404,7 +404,7 @@ static int refused(int rank)
     } cases[] = {
         {{.no_powersgd = true}, -1, "item 'g': it contains PowerSGD errors, and this reducer has no PowerSGD"},
         {{.sgd_for_adam = true}, -1, "item 'g.adam': its state was made by Adam or AdamW, and this optimizer is SGD"},
-        {{.other_order = true}, -1, "item 'g.adam': its state belongs to parameters of other names"},
+        {{.other_order = true}, -1, "the first that differs is parameter 0, now 'g.w2': it had another name"},
         {{.seed = 4}, -1, "item 'g.sampler': the sampler was saved in the middle of an epoch shuffled by seed 0"},
         {{.seed = 4}, 1, "and is now shuffled by seed 4"},
     };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a sharded model refuses, in a world of one; tests/integration/sharded_ranks.c has what it computes. */
 #include "hygiene.h"
+#include "scratch.h"
 #include "world.h"
 
 #include <math.h>
@@ -241,6 +242,42 @@ Test(fsdp, frozen_parameters_have_no_gradients_and_no_memory_for_them)
     (void)cddp_finalize(comm);
 }
 
+/* A state of other frozen parameters is refused, by the first one's name; the parameters alone are loaded. */
+Test(fsdp, resuming_with_other_frozen_parameters_names_the_first)
+{
+    cddp_fsdp *f = NULL;
+    cddp_optim *optim;
+    cddp_optim_options rule;
+    cddp_checkpoint_item items[] = {{.size = sizeof items[0], .name = "", .kind = CDDP_ITEM_FSDP},
+                                    {.size = sizeof items[0], .name = "adam", .kind = CDDP_ITEM_OPTIM}};
+
+    begin();
+    scratch_make();
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_ADAM);
+    for (int frozen = 0; frozen < 3; frozen++) {
+        params[1].flags = params[2].flags = frozen == 1 ? CDDP_PARAM_FROZEN : 0;
+        cr_assert_eq(cddp_fsdp_create(&f, comm, units, UNITS, NULL), CDDP_OK);
+        cr_assert_eq(cddp_optim_create_sharded(&optim, f, &rule), CDDP_OK);
+        items[0].data = f;
+        items[1].data = optim;
+        if (frozen > 0) {
+            says(cddp_checkpoint_load(comm, scratch, items, 2, NULL), CDDP_E_MISMATCH,
+                 frozen == 1 ? "item 'adam': its state belongs to other parameters than this model's: parameter 1 'b' "
+                               "was trained when it was saved, and is frozen now"
+                             : "parameter 1 'b' was frozen when it was saved, and is trained now: freeze the same "
+                               "ones, or load without this item");
+            cr_assert_eq(cddp_checkpoint_load(comm, scratch, items, 1, NULL), CDDP_OK, "%s", cddp_last_error());
+        }
+        cr_assert_eq(cddp_checkpoint_save(comm, scratch, (uint64_t)frozen, items, 2, NULL), CDDP_OK, "%s",
+                     cddp_last_error());
+        cr_assert_eq(cddp_checkpoint_load(comm, scratch, items, 2, NULL), CDDP_OK, "%s", cddp_last_error());
+        cddp_fsdp_destroy(f);
+        cddp_optim_destroy(optim);
+    }
+    scratch_remove();
+    cr_assert_eq(cddp_finalize(comm), CDDP_OK);
+}
+
 Test(fsdp, gradients_of_float32_need_twice_the_bytes_of_parameters_of_bfloat16)
 {
     const size_t bytes = 16384; /* of the parameters of a unit */
@@ -348,8 +385,24 @@ static int creates_others(int rank)
                                                 "for unit 2 'c'") != NULL);
     units[2].flags = rank == 1 ? CDDP_FSDP_KEEP : 0;
     CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_E_MISMATCH);
-    CHECK(strstr(cddp_last_error(), "unit 2 has another name, other flags, or other parameters on rank 1") != NULL);
+    CHECK(strstr(cddp_last_error(), "cddp_fsdp_unit.flags of unit 2 'c' is 0 on rank 0 but 1 on rank 1") != NULL);
     units[2].flags = 0;
+    units[2].name = rank == 1 ? "other" : "c";
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), rank == 1
+                                        ? "unit 2 has another name on rank 1 than on rank 0 (here: 'other')"
+                                        : "unit 2 has another name on rank 1 than on rank 0 (here: 'c')") != NULL);
+    units[2].name = "c";
+    units[2].n_params = 1 + (size_t)rank;
+    CHECK(cddp_fsdp_create(&f, comm, units, 3, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_fsdp_unit.n_params of unit 2 'c' is 1 on rank 0 but 2 on rank 1") != NULL);
+    units[2].n_params = 2;
+    params[3].flags = rank == 1 ? CDDP_PARAM_FROZEN : 0;
+    CHECK(cddp_fsdp_create(&f, comm, units, 3, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_param.flags of unit 2 'c', parameter 1 'd', is 0 on rank 0 but 1 on rank 1 "
+                                    "(CDDP_PARAM_FROZEN is 1)") != NULL);
+    params[3].flags = 0;
+    units[2].n_params = 1;
     CHECK(cddp_fsdp_create(&f, comm, units, (size_t)(UNITS - rank), NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "n_units is 4 on rank 0 but 3 on rank 1") != NULL);
     CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);

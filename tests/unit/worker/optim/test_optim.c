@@ -1089,7 +1089,8 @@ static int load_swapped(cddp_comm *comm)
     CHECK(cddp_ddp_create(&ddp, comm, swapped, 2, NULL) == CDDP_OK);
     CHECK(cddp_optim_create(&optim, ddp, &now.opt) == CDDP_OK);
     CHECK(load(comm, optim, NULL, &item, 1, NULL) == CDDP_E_MISMATCH && w[0] == 7);
-    CHECK(strstr(cddp_last_error(), "or in another order") != NULL);
+    CHECK(strstr(cddp_last_error(), "item 'optim': its state belongs to other parameters than this model's: the first "
+                                    "that differs is parameter 0, now '") != NULL);
     cddp_optim_destroy(optim);
     cddp_ddp_destroy(ddp);
     return 0;
