@@ -70,7 +70,7 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
     const struct cdi_coll *op = &w->op;
     /* Next to the operation, for messages: the function that called it, and the bucket. */
     uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
-    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
+    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8, .of = op->of};
 
     if (w->is_region)
         return (struct cdi_shm_desc){.kind = KIND_REGION, .count = w->region_bytes};
@@ -188,7 +188,7 @@ void cdi_run_what(const void *arg, char *buf, size_t cap)
 static uint64_t hash_desc(const struct cdi_shm_desc *d)
 {
     static const uint64_t factors[] = {0x9e3779b97f4a7c15u, 0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu,
-                                       0xd6e8feb86659fd93u, 0xc2b2ae3d27d4eb4fu};
+                                       0xd6e8feb86659fd93u, 0xc2b2ae3d27d4eb4fu, 0xff51afd7ed558ccdu};
     uint64_t words[sizeof *d / 8], h = 0;
 
     _Static_assert(sizeof words == sizeof factors, "a factor for each word");
@@ -221,7 +221,7 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != run->hash;
     for (int r = 1; r < t->shm->size && differ; r++) {
         const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
-        char a[160], b[160];
+        char a[160], b[160], of[200];
 
         if (memcmp(first, other, sizeof *first) == 0)
             continue;
@@ -231,9 +231,10 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         }
         cdi_desc_text(first, a, sizeof a);
         cdi_desc_text(other, b, sizeof b);
+        cdi_origins_text(t->shm->first, &first->of, t->shm->first + r, &other->of, of, sizeof of);
         return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
-                           t->shm->first + r, b);
+                           "ranks called different collectives: rank %d called %s, rank %d called %s%s", t->shm->first,
+                           a, t->shm->first + r, b, of);
     }
     return CDDP_OK;
 }
