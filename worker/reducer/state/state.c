@@ -3,6 +3,7 @@
 #include "worker/reducer/state/state.h"
 
 #include "common/clock.h"
+#include "common/crc64.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -93,6 +94,11 @@ cddp_status cdi_ddp_broadcast(const cddp_ddp *d, void *at, size_t bytes, int roo
 
     (void)cdi_api_set_origin(before);
     return st;
+}
+
+void cdi_ddp_note_step(cddp_ddp *d, const void *what, size_t bytes)
+{
+    d->steps = (uint32_t)cdi_crc64(d->steps, what, bytes);
 }
 
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket)

@@ -298,6 +298,8 @@ cddp_status cdi_ddp_begin(cddp_ddp *d, const struct cdi_coll *op, uint64_t *tick
 cddp_status cdi_ddp_all_gather(const cddp_ddp *d, cddp_comm *comm, const void *in, void *out, size_t count,
                                cddp_dtype dtype, struct cdi_error *err);
 cddp_status cdi_ddp_broadcast(const cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err);
+/* Notes, between the same operations on all ranks, what they have to have in common: later ones compare it. */
+void cdi_ddp_note_step(cddp_ddp *d, const void *what, size_t bytes);
 /* Enqueues an operation after the buckets. Sets the sticky error. */
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* Waits for everything enqueued up to ticket. Releases the lock while it waits. Sets the sticky error. */

@@ -491,6 +491,7 @@ Test(fsdp, collectives_are_named_by_their_unit)
 /* What the ranks do with two equal models, or with the optimizer of one. */
 static struct {
     const char *what;
+    cddp_optim_step_args other; /* of rank 1 */
 } differs;
 
 static bool differs_in(const char *what)
@@ -552,5 +553,53 @@ Test(fsdp, models_in_another_order_are_named)
     for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
         differs.what = ways[k];
         cr_assert_eq(run_world(2, mixes_models), 0, "%s", ways[k]);
+    }
+}
+
+/* Rank 1 ends a step in another way. Each rank has updated its shares alone, so the next gather finds it. */
+static int steps_in_another_way(int rank)
+{
+    cddp_optim_step_args args = {.size = sizeof args};
+    cddp_optim_options rule = CDDP_INIT(cddp_optim_options);
+    cddp_fsdp *f = NULL;
+    cddp_optim *o = NULL;
+    bool other = rank == 1;
+
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create_sharded(&o, f, &rule) == CDDP_OK);
+    make_grads(f);
+    CHECK(cddp_optim_step(o, other ? &(cddp_optim_step_args){.size = sizeof args, .lr = rule.lr} : NULL) == CDDP_OK);
+    make_grads(f);
+    CHECK(cddp_optim_skip(o) == CDDP_OK);
+    make_grads(f); /* all of which is equal so far */
+    if (other && differs_in("set_lr"))
+        CHECK(cddp_optim_set_lr(o, 2) == CDDP_OK);
+    if (other && differs_in("set_grad_scale"))
+        CHECK(cddp_optim_set_grad_scale(o, 2) == CDDP_OK);
+    args = other && differs_in("args") ? differs.other : args;
+    CHECK((other && differs_in("skip") ? cddp_optim_skip(o) : cddp_optim_step(o, &args)) == CDDP_OK);
+    CHECK(gather_one(f) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 0") != NULL);
+    CHECK(strstr(cddp_last_error(), ": before it the steps of the model's optimizer differ") != NULL);
+    cddp_optim_destroy(o);
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, optimizer_steps_that_differ_are_found)
+{
+    static const struct {
+        const char *what;
+        double lr, scale;
+    } ways[] = {{"skip", 0, 0}, {"set_lr", 0, 0}, {"set_grad_scale", 0, 0}, {"args", 3, 0}, {"args", 0, 0.5}};
+
+    for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+        differs.what = ways[k].what;
+        differs.other =
+            (cddp_optim_step_args){.size = sizeof differs.other, .lr = ways[k].lr, .grad_scale = ways[k].scale};
+        cr_assert_eq(run_world(2, steps_in_another_way), 0, "%zu", k);
     }
 }
