@@ -27,7 +27,8 @@ struct cdi_origin cdi_api_set_origin(struct cdi_origin of)
     return before;
 }
 
-struct cdi_origin cdi_api_origin(void)
+void cdi_api_mark(struct cdi_coll *op)
 {
-    return origin;
+    op->asked = asked;
+    op->of = origin;
 }

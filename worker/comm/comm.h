@@ -72,7 +72,8 @@ enum cdi_api_call cdi_api_enter(enum cdi_api_call what);
 enum cdi_api_call cdi_api_caller(void);
 /* The same for the reducer whose collectives these are: of cdi_comm_all_reduce, _broadcast and _all_gather. */
 struct cdi_origin cdi_api_set_origin(struct cdi_origin of);
-struct cdi_origin cdi_api_origin(void);
+/* Sets asked and of. */
+void cdi_api_mark(struct cdi_coll *op);
 
 /* Blocking collectives, like the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,

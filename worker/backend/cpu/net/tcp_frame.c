@@ -128,9 +128,7 @@ void cdi_tcp_put_op(uint8_t out[CDI_TCP_OP], const struct cdi_shm_desc *d, int32
     put64(out + 16, d->count);
     put64(out + 24, d->region);
     put64(out + 32, d->offset);
-    put32(out + 40, d->of.model);
-    put32(out + 44, d->of.steps);
-    put32(out + 48, (uint32_t)late);
+    put32(out + 40, (uint32_t)late);
 }
 
 void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d, int32_t *late)
@@ -141,9 +139,8 @@ void cdi_tcp_get_op(const uint8_t in[CDI_TCP_OP], struct cdi_shm_desc *d, int32_
                                .root = (int32_t)get32(in + 12),
                                .count = get64(in + 16),
                                .region = get64(in + 24),
-                               .offset = get64(in + 32),
-                               .of = {.model = get32(in + 40), .steps = get32(in + 44)}};
-    *late = (int32_t)get32(in + 48);
+                               .offset = get64(in + 32)};
+    *late = (int32_t)get32(in + 40);
 }
 
 uint32_t cdi_tcp_put_abort(uint8_t out[CDI_TCP_ABORT_MAX], const struct cdi_error *why)

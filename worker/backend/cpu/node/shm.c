@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define SHM_MAGIC 0x4d48535044444443u /* "CDDDPSHM" */
-#define SHM_VERSION 12u
+#define SHM_VERSION 11u
 #define HUGE_PAGE ((size_t)2 << 20) /* with another size the request fails, without harm */
 #define PAGE ((size_t)4096)
 #define GRAIN ((size_t)1 << 20) /* of one call that allocates */

@@ -15,7 +15,6 @@
 #define CDI_NODE_SHM_H
 
 #include "common/error.h"
-#include "worker/backend/backend.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -52,7 +51,6 @@ struct cdi_shm_desc {
     uint64_t count;
     uint64_t region; /* 0: private memory */
     uint64_t offset; /* in the region */
-    struct cdi_origin of;
 };
 
 /* A message of this rank to another one: one piece at a time, which its receiver takes before the next is written. */
