@@ -47,7 +47,8 @@
  * so frequently called functions cannot tell the two apart: it must not call any function.
  *
  * Collectives. Every rank calls the same collectives in the same order with the same count, type and operation. If a
- * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging.
+ * rank differs, it and its peers get CDDP_E_MISMATCH with a message that names both, instead of hanging. The same holds
+ * for several reducers of one communicator: every rank uses them in the same order.
  *
  * Numbers. Results do not depend on the floating-point state of the calling thread: its rounding, whether it flushes
  * denormal numbers to zero (as in a program linked with -ffast-math), and what traps. A function computes with the

@@ -177,6 +177,12 @@ struct cdi_coll_times {
     bool by_joiner;    /* the last one ran in the thread that joined it */
 };
 
+/* Whose operation it is. Compared between ranks, except on a device. */
+struct cdi_origin {
+    uint32_t model; /* number of a reducer, 1, 2, ... in the order of creation on its communicator; 0: of none */
+    uint32_t steps; /* a hash of the steps of its optimizer so far; 0: none */
+};
+
 /* One operation. in and out stay the caller's, and must live until the ticket is joined. */
 struct cdi_coll {
     enum cdi_coll_kind kind;
@@ -193,6 +199,7 @@ struct cdi_coll {
     bool known;                /* in and out are known to be memory of the backend, if that is a device */
     int bucket;                /* for the flight page and for messages; -1: none */
     enum cdi_api_call asked;   /* compared between ranks */
+    struct cdi_origin of;      /* likewise */
     /* Writes the parameters in `bucket` of `ddp`, such as "'fc1.weight' and 3 more". Any thread. NULL: no names. */
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;

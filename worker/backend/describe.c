@@ -97,6 +97,23 @@ void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err)
                                         : "CDDP_DDP_JOIN and cddp_ddp_join let the others continue");
 }
 
+void cdi_origins_text(int rank_a, const struct cdi_origin *a, int rank_b, const struct cdi_origin *b, char *buf,
+                      size_t cap)
+{
+    buf[0] = '\0';
+    if (a->model != b->model && a->model != 0 && b->model != 0)
+        (void)snprintf(buf, cap,
+                       ": rank %d's is of model %u, rank %d's of model %u, in the order in which models were created",
+                       rank_a, a->model, rank_b, b->model);
+    else if (a->model != b->model)
+        (void)snprintf(buf, cap, ": only rank %d's is of a model", a->model != 0 ? rank_a : rank_b);
+    else if (a->steps != b->steps)
+        (void)snprintf(
+            buf, cap,
+            ": before it the steps of the model's optimizer differ: one rank called cddp_optim_skip, or gave "
+            "another lr, grad_scale, max_norm or flags");
+}
+
 /* The BARRIER before the messages of a gather, a scatter or an all_to_allv. */
 static void opening_text(const struct cdi_coll *op, char *buf, size_t cap)
 {

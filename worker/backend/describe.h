@@ -37,6 +37,13 @@ void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
  */
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 
+/*
+ * Writes in which model or steps two operations differ, to follow their texts: " (rank 0's is of model 1, ...)". "":
+ * they do not, or their texts alone may say it.
+ */
+void cdi_origins_text(int rank_a, const struct cdi_origin *a, int rank_b, const struct cdi_origin *b, char *buf,
+                      size_t cap);
+
 /* Follows "rank N " in the error of a rank that waits for a peer which has called cddp_finalize. */
 #define CDI_HAS_LEFT "has left the job (cddp_finalize)"
 /* Adds to such an error of an operation, once, what helps if that rank had fewer batches. Other errors stay. */

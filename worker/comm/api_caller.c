@@ -3,6 +3,7 @@
 #include "worker/comm/comm.h"
 
 static _Thread_local enum cdi_api_call asked;
+static _Thread_local struct cdi_origin origin;
 
 enum cdi_api_call cdi_api_enter(enum cdi_api_call what)
 {
@@ -16,4 +17,18 @@ enum cdi_api_call cdi_api_enter(enum cdi_api_call what)
 enum cdi_api_call cdi_api_caller(void)
 {
     return asked;
+}
+
+struct cdi_origin cdi_api_set_origin(struct cdi_origin of)
+{
+    struct cdi_origin before = origin;
+
+    origin = of;
+    return before;
+}
+
+void cdi_api_mark(struct cdi_coll *op)
+{
+    op->asked = asked;
+    op->of = origin;
 }

@@ -53,7 +53,7 @@ static cddp_status coll_run(cddp_comm *comm, const char *name, const cddp_coll_a
         return st;
     cdi_memory_place(comm, &op);
     op.lazy = true;
-    op.asked = cdi_api_caller();
+    cdi_api_mark(&op);
     if (cdi_comm_ops(comm)->run != NULL)
         return cdi_comm_ops(comm)->run(cdi_comm_backend(comm), &op, err);
     st = cdi_comm_ops(comm)->enqueue(cdi_comm_backend(comm), &op, &ticket, err);

@@ -171,6 +171,11 @@ uint64_t cdi_comm_step(const cddp_comm *comm)
     return atomic_load_explicit(&comm->step, memory_order_relaxed);
 }
 
+uint32_t cdi_comm_number_model(cddp_comm *comm)
+{
+    return ++comm->n_models;
+}
+
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm)
 {
     return &comm->world;

@@ -46,6 +46,9 @@ void cdi_comm_end_steps(cddp_comm *comm, const void *reducer);
 /* Returns that step plus 1; 0: there is no reducer yet. Any thread. */
 uint64_t cdi_comm_step(const cddp_comm *comm);
 
+/* Returns the number of a reducer that all ranks of comm have just created: 1, 2, ... */
+uint32_t cdi_comm_number_model(cddp_comm *comm);
+
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
@@ -67,6 +70,10 @@ struct cdi_on_finalize *cdi_comm_on_finalize(cddp_comm *comm);
  */
 enum cdi_api_call cdi_api_enter(enum cdi_api_call what);
 enum cdi_api_call cdi_api_caller(void);
+/* The same for the reducer whose collectives these are: of cdi_comm_all_reduce, _broadcast and _all_gather. */
+struct cdi_origin cdi_api_set_origin(struct cdi_origin of);
+/* Sets asked and of. */
+void cdi_api_mark(struct cdi_coll *op);
 
 /* Blocking collectives, like the public ones, but with err instead of the thread's last error. */
 cddp_status cdi_comm_all_reduce(cddp_comm *comm, const void *in, void *out, size_t count, cddp_dtype dtype,

@@ -39,6 +39,7 @@ struct cddp_comm {
     struct cdi_flight *record; /* where operations are noted if not on the agent's page: world.record */
     uint64_t id;               /* equal on all its ranks, and different in each communicator of the job */
     uint32_t n_splits;
+    uint32_t n_models; /* that were created */
     struct cdi_group_calls groups;
     _Atomic uint64_t step;         /* for cddp_log, plus 1; 0: none */
     _Atomic(const void *) stepper; /* the reducer that sets it; NULL: none */

@@ -175,7 +175,8 @@ cddp_status cdi_across_share(struct cdi_across *a, cddp_comm *replicas, cddp_ddp
     a->comm = replicas;
     a->ddp = d;
     cdi_comm_hold(replicas);
-    d->across = (struct cdi_ddp_across){.comm = replicas, .settle = cdi_across_settle, .arg = a};
+    d->across = (struct cdi_ddp_across){
+        .comm = replicas, .number = cdi_comm_number_model(replicas), .settle = cdi_across_settle, .arg = a};
     st = follow(a, false, err);
     if (st == CDDP_OK)
         st = cdi_comm_broadcast(replicas, d->shares.params, cdi_arena_share_bytes(d), CDDP_UINT8, 0, err);
@@ -229,7 +230,8 @@ static cddp_status begin_one(struct cdi_across *a, struct cdi_error *err)
                           .dtype = d->plan.b[b].dtype,
                           .op = CDDP_AVG,
                           .known = true,
-                          .asked = CDI_API_FSDP_READY};
+                          .asked = CDI_API_FSDP_READY,
+                          .of = cdi_ddp_origin(d, a->comm)};
 
     (void)d->shares.unit_of(d->shares.model, cdi_bucket_grad(&d->plan, b, 0), &u);
     cdi_ddp_name_after_unit(d, &op, u);

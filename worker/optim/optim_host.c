@@ -214,12 +214,22 @@ static cddp_status fold_tied(cddp_ddp *d)
     return st != CDDP_OK || cdi_tied_fold(d, &err) == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
+/* Each rank updates its share: a parameter would be torn where another rank's step has other numbers. */
+static void note_step(const cddp_optim *o)
+{
+    const double numbers[] = {o->now.lr + 0.0, o->now.factor, o->max_norm + 0.0, o->skip_nonfinite}; /* never -0 */
+
+    cdi_ddp_note_step(o->ddp, numbers, sizeof numbers);
+}
+
 cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
 {
     cddp_optim *o = arg;
     bool exchanges = cdi_optim_exchanges(o);
-    cddp_status st = cdi_step_complete_share(d); /* from here on it is known which parameters no rank used */
+    cddp_status st;
 
+    note_step(o);
+    st = cdi_step_complete_share(d); /* from here on it is known which parameters no rank used */
     if (st == CDDP_OK && (o->skip_nonfinite || o->max_norm > 0))
         st = measure_all(d, o);
     o->skipped += o->left_out;
@@ -242,8 +252,10 @@ cddp_status cdi_optim_host_complete(cddp_ddp *d, void *arg)
 
 cddp_status cdi_optim_host_pass_over(cddp_ddp *d, void *arg)
 {
+    static const uint64_t skip = 1;
     cddp_status st = cdi_ddp_join_ticket(d, d->enqueued);
 
     (void)arg;
+    cdi_ddp_note_step(d, &skip, sizeof skip);
     return st == CDDP_OK ? cdi_step_complete_share(d) : st;
 }

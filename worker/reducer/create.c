@@ -245,8 +245,10 @@ static cddp_status ddp_create(cddp_ddp **out, cddp_comm *comm, const cddp_param 
 
     if (alone != CDDP_OK)
         status = alone;
-    if (status == CDDP_OK)
+    if (status == CDDP_OK) {
+        d->number = cdi_comm_number_model(comm);
         d->own.everywhere = own_everywhere;
+    }
     if (status == CDDP_OK && same_places)
         cdi_in_place_choose(d);
     if (status == CDDP_OK && unit == NULL && (given.opt.flags & CDDP_DDP_NO_BROADCAST) == 0)

@@ -66,7 +66,7 @@ static cddp_status share_model(cddp_ddp *d, uint64_t trained, struct cdi_error *
         (void)pthread_mutex_unlock(&d->lock);
         return st;
     }
-    st = cdi_comm_all_gather(d->comm, &trained, all, 1, CDDP_UINT64, err);
+    st = cdi_ddp_all_gather(d, d->comm, &trained, all, 1, CDDP_UINT64, err);
     for (int r = 0; r < size; r++) {
         last = all[r] >= all[last] ? r : last;
         least = all[r] < least ? all[r] : least;

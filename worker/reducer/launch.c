@@ -105,8 +105,7 @@ static cddp_status enqueue_stretch(cddp_ddp *d, size_t i, const struct cdi_ddp_s
         op.count = b->room / d->plan.parts / cddp_dtype_size(b->dtype);
         op.out = (char *)at + b->room / d->plan.parts * (size_t)cdi_comm_world(d->comm)->rank;
     }
-    if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK ||
-        d->ops->enqueue(d->b, &op, &d->flight[i].ticket, &err) != CDDP_OK)
+    if (cdi_compress_pack(d, i, &op, &err) != CDDP_OK || cdi_ddp_begin(d, &op, &d->flight[i].ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (d->captured.id != 0) /* a captured operation has no ticket */
         return CDDP_OK;

@@ -310,7 +310,7 @@ static cddp_status ask_all(cddp_ddp *d, struct cdi_error *bad)
     }
     before = cdi_api_enter(CDI_API_NAN_CHECK);
     (void)pthread_mutex_unlock(&d->lock);
-    st = cdi_comm_all_gather(d->comm, mine, words, 1, CDDP_UINT64, &err);
+    st = cdi_ddp_all_gather(d, d->comm, mine, words, 1, CDDP_UINT64, &err);
     (void)pthread_mutex_lock(&d->lock);
     (void)cdi_api_enter(before);
     if (st == CDDP_OK)
@@ -367,7 +367,7 @@ cddp_status cdi_nan_send_captured(cddp_ddp *d, struct cdi_error *err)
     if (n == NULL)
         return CDDP_OK;
     op = reduction(&n->there[MINE], &n->there[ALL]);
-    st = d->ops->enqueue(d->b, &op, &ticket, err);
+    st = cdi_ddp_begin(d, &op, &ticket, err);
     return st == CDDP_OK ? d->ops->report(d->b, &n->there[MINE], n->report, err) : st;
 }
 

@@ -91,7 +91,7 @@ static cddp_status norm_reduce(cddp_ddp *d, bool largest, struct cdi_error *err)
                                 .asked = CDI_API_GRAD_NORM,
                                 .lazy = true};
     uint64_t ticket;
-    cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
+    cddp_status st = cdi_ddp_begin(d, &op, &ticket, err);
 
     if (st == CDDP_OK && !d->ops->on_device)
         st = d->ops->join(d->b, ticket, err);

@@ -201,7 +201,7 @@ static cddp_status plan_broadcast(cddp_ddp *d, int32_t *what, size_t n, uint64_t
                           .bucket = -1,
                           .spare = true,
                           .lazy = true};
-    cddp_status status = d->ops->enqueue(d->b, &op, ticket, err);
+    cddp_status status = cdi_ddp_begin(d, &op, ticket, err);
 
     if (status == CDDP_OK)
         d->enqueued = d->spare_ticket = *ticket;

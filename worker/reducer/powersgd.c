@@ -290,7 +290,7 @@ static cddp_status powersgd_reduce(cddp_ddp *d, size_t bucket, bool last, void *
                           .timed = cdi_ddp_times_step(d, d->step),
                           .lazy = last,
                           .grace = last && cdi_comm_world(d->comm)->size > 1};
-    cddp_status st = d->ops->enqueue(d->b, &op, &k->ticket, err);
+    cddp_status st = cdi_ddp_begin(d, &op, &k->ticket, err);
 
     if (st == CDDP_OK)
         d->enqueued = d->flight[bucket].ticket = k->ticket;

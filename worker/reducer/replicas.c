@@ -207,7 +207,7 @@ static cddp_status find_param(cddp_ddp *d, struct cdi_error *bad, struct cdi_err
 
         for (size_t k = 0; k < n; k++)
             mine[k] = (struct cdi_replica){d->replicas->hash[at + k], !d->shadow};
-        st = cdi_comm_all_gather(replicas_comm(d), mine, all, 2 * n, CDDP_UINT64, err);
+        st = cdi_ddp_all_gather(d, replicas_comm(d), mine, all, 2 * n, CDDP_UINT64, err);
         for (size_t k = 0; k < n && st == CDDP_OK && bad->status == CDDP_OK; k++) {
             for (size_t r = 0; r < size; r++)
                 of[r] = all[r * n + k];
@@ -230,7 +230,7 @@ static cddp_status compare(cddp_ddp *d, struct cdi_error *bad, struct cdi_error 
     if (st == CDDP_OK)
         st = hash_all(d, &mine, err);
     if (st == CDDP_OK)
-        st = cdi_comm_all_gather(replicas_comm(d), &mine, all, 2, CDDP_UINT64, err);
+        st = cdi_ddp_all_gather(d, replicas_comm(d), &mine, all, 2, CDDP_UINT64, err);
     if (st == CDDP_OK && !cdi_replicas_agree(all, size))
         st = find_param(d, bad, err);
     free(all);
@@ -242,7 +242,7 @@ static cddp_status tell_group(cddp_ddp *d, struct cdi_error *bad, struct cdi_err
 {
     const struct cdi_world *w = cdi_comm_world(d->comm);
     int32_t mine = bad->status, *all = calloc((size_t)w->size, sizeof *all);
-    cddp_status st = all != NULL ? cdi_comm_all_gather(d->comm, &mine, all, 1, CDDP_INT32, err)
+    cddp_status st = all != NULL ? cdi_ddp_all_gather(d, d->comm, &mine, all, 1, CDDP_INT32, err)
                                  : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", w->size);
     int whose = 0;
 

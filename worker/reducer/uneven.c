@@ -107,7 +107,7 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
         return cdi_ddp_fail_misuse(d, err);
     }
     (void)pthread_mutex_unlock(&d->lock);
-    st = cdi_comm_all_gather(d->comm, &ended, all, 1, CDDP_INT32, err);
+    st = cdi_ddp_all_gather(d, d->comm, &ended, all, 1, CDDP_INT32, err);
     (void)pthread_mutex_lock(&d->lock);
     while (first < size - 1 && all[first] == 0)
         first++;

@@ -184,11 +184,11 @@ static cddp_status unused_send_map(cddp_ddp *d, struct cdi_error *err)
                           .op = CDDP_MAX,
                           .bucket = -1,
                           .lazy = true};
-    cddp_status st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
+    cddp_status st = cdi_ddp_begin(d, &op, &u->map_ticket, err);
 
     if (st == CDDP_OK && cdi_ddp_is_static(d) && op.out != op.in) { /* and to the host, for the following steps */
         op.out = u->used;
-        st = d->ops->enqueue(d->b, &op, &u->map_ticket, err);
+        st = cdi_ddp_begin(d, &op, &u->map_ticket, err);
     }
     if (st == CDDP_OK)
         d->enqueued = u->map_ticket;

@@ -121,7 +121,11 @@ enum {
     CDDP_OPTIM_SKIP_NONFINITE = 1
 };
 
-/* One step. Every rank gives the same, which is not compared. */
+/*
+ * One step. Every rank gives the same. On the CPU and over MPI the model's later operations compare it, with what
+ * cddp_optim_set_lr() and cddp_optim_set_grad_scale() have set, and which steps were cddp_optim_skip(): ranks that
+ * differ get CDDP_E_MISMATCH there. On a GPU it is not compared.
+ */
 typedef struct cddp_optim_step_args {
     size_t size;       /* sizeof(cddp_optim_step_args) */
     uint64_t flags;    /* CDDP_OPTIM_SKIP_NONFINITE; 0: none */

@@ -22,6 +22,8 @@ static void opening_make(const struct cdi_mpi_run *run, const struct cdi_coll *o
     o->dtype = (uint8_t)op->dtype;
     o->op = (uint8_t)op->op;
     o->asked = cdi_api_call_is_coll(op->asked) ? (uint8_t)op->asked : 0;
+    o->model = (uint16_t)op->of.model;
+    o->steps = (uint16_t)op->of.steps;
     if (run->work->is_region)
         o->count = run->work->region_bytes;
     if (op->kind == CDI_ALL_GATHERV)
@@ -52,13 +54,15 @@ static cddp_status opening_mismatch(const struct cdi_backend *backend, const cha
                                     const struct cdi_opening *first, int b, const struct cdi_opening *other,
                                     struct cdi_error *err)
 {
-    char first_text[160], other_text[160];
+    const struct cdi_origin of_first = {first->model, first->steps}, of_other = {other->model, other->steps};
+    char first_text[160], other_text[160], of[200];
 
     opening_text(first, first_text, sizeof first_text);
     opening_text(other, other_text, sizeof other_text);
+    cdi_origins_text(a, &of_first, b, &of_other, of, sizeof of);
     return cdi_fail_by(err, backend->world_rank[a > b ? a : b], CDDP_E_MISMATCH,
-                       "ranks called different %s: rank %d called %s, rank %d called %s", what, a, first_text, b,
-                       other_text);
+                       "ranks called different %s: rank %d called %s, rank %d called %s%s", what, a, first_text, b,
+                       other_text, of);
 }
 
 /* Returns the index of the block of rank r in what is gathered. */

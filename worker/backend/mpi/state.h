@@ -93,7 +93,8 @@ struct cdi_opening {
     uint64_t count;  /* elements; of a region: bytes */
     uint32_t parts;  /* a checksum of counts */
     int32_t root;
-    uint8_t kind, dtype, op, asked /* if the collective is made of others */, unused[4];
+    uint8_t kind, dtype, op, asked /* if the collective is made of others */;
+    uint16_t model, steps; /* the low bits of its origin */
     uint8_t data[CDI_OPENING_DATA];
 };
 #define CDI_KIND_REGION 100 /* beside enum cdi_coll_kind */

@@ -25,7 +25,7 @@ static cddp_status find_root(cddp_ddp *d, bool trains, int *root, struct cdi_err
     all = calloc((size_t)size, sizeof *all);
     if (all == NULL)
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", size);
-    st = cdi_comm_all_gather(d->comm, &mine, all, 1, CDDP_INT32, err);
+    st = cdi_ddp_all_gather(d, d->comm, &mine, all, 1, CDDP_INT32, err);
     *root = -1;
     for (int r = 0; r < size; r++)
         *root = all[r] > *root ? all[r] : *root;

@@ -65,7 +65,7 @@ static cddp_status begin_broadcast(cddp_ddp *d, void *at, size_t bytes, int root
     struct cdi_coll op = {
         .kind = CDI_BROADCAST, .in = at, .out = at, .count = bytes, .dtype = CDDP_UINT8, .root = root, .bucket = -1};
     uint64_t ticket;
-    cddp_status st = d->ops->enqueue(d->b, &op, &ticket, err);
+    cddp_status st = cdi_ddp_begin(d, &op, &ticket, err);
 
     if (st == CDDP_OK) {
         (void)pthread_mutex_lock(&d->lock);
@@ -79,7 +79,7 @@ static cddp_status replicate_broadcast(cddp_ddp *d, void *at, size_t bytes, int 
 {
     if (d->ops->on_device && !wait)
         return begin_broadcast(d, at, bytes, root, err);
-    return cdi_comm_broadcast(d->comm, at, bytes, CDDP_UINT8, root, err);
+    return cdi_ddp_broadcast(d, at, bytes, root, err);
 }
 
 /* Sends k slices. */

@@ -3,6 +3,7 @@
 #include "worker/reducer/state/state.h"
 
 #include "common/clock.h"
+#include "common/crc64.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -63,11 +64,48 @@ cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)
     return d->sticky.status;
 }
 
+struct cdi_origin cdi_ddp_origin(const cddp_ddp *d, const cddp_comm *comm)
+{
+    return (struct cdi_origin){.model = comm == d->comm ? d->number : d->across.number, .steps = d->steps};
+}
+
+cddp_status cdi_ddp_begin(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err)
+{
+    struct cdi_coll mine = *op;
+
+    mine.of = cdi_ddp_origin(d, d->comm);
+    return d->ops->enqueue(d->b, &mine, ticket, err);
+}
+
+cddp_status cdi_ddp_all_gather(const cddp_ddp *d, cddp_comm *comm, const void *in, void *out, size_t count,
+                               cddp_dtype dtype, struct cdi_error *err)
+{
+    struct cdi_origin before = cdi_api_set_origin(cdi_ddp_origin(d, comm));
+    cddp_status st = cdi_comm_all_gather(comm, in, out, count, dtype, err);
+
+    (void)cdi_api_set_origin(before);
+    return st;
+}
+
+cddp_status cdi_ddp_broadcast(const cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err)
+{
+    struct cdi_origin before = cdi_api_set_origin(cdi_ddp_origin(d, d->comm));
+    cddp_status st = cdi_comm_broadcast(d->comm, at, bytes, CDDP_UINT8, root, err);
+
+    (void)cdi_api_set_origin(before);
+    return st;
+}
+
+void cdi_ddp_note_step(cddp_ddp *d, const void *what, size_t bytes)
+{
+    d->steps = (uint32_t)cdi_crc64(d->steps, what, bytes);
+}
+
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket)
 {
     struct cdi_error err;
 
-    if (d->ops->enqueue(d->b, op, ticket, &err) != CDDP_OK)
+    if (cdi_ddp_begin(d, op, ticket, &err) != CDDP_OK)
         return cdi_ddp_set_error(d, &err);
     if (d->captured.id == 0) /* a captured operation has no ticket */
         d->enqueued = *ticket;

@@ -88,6 +88,7 @@ struct cdi_ddp_shares {
 /* With replicas of divided parameters (fsdp/across.c). All NULL: there are none. */
 struct cdi_ddp_across {
     cddp_comm *comm;                  /* of the ranks that have the same shares */
+    uint32_t number;                  /* of the model there */
     cddp_status (*settle)(void *arg); /* at the end of a step: completes its means. Returns the sticky error */
     void *arg;
 };
@@ -187,8 +188,10 @@ struct cddp_ddp {
     cddp_comm *comm;
     cddp_param *params; /* the caller's, with copies of the names; shapes are not kept */
     char *names;
-    char *name;   /* of the model, for messages; NULL: none */
-    size_t *rows; /* by parameter: the first dimension of its shape, or its count if it has none */
+    char *name;      /* of the model, for messages; NULL: none */
+    uint32_t number; /* of the model on comm */
+    uint32_t steps;  /* a hash of what every rank gave to the optimizer, on the host; 0: nothing yet */
+    size_t *rows;    /* by parameter: the first dimension of its shape, or its count if it has none */
     size_t n_params;
     struct cdi_ddp_tied tied;
     struct cdi_ddp_shares shares;
@@ -284,6 +287,19 @@ cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err);
  * other.
  */
 void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b);
+/* Returns the origin of its operations in `comm`: its own, or that of its replicas. */
+struct cdi_origin cdi_ddp_origin(const cddp_ddp *d, const cddp_comm *comm);
+/*
+ * Enqueues an operation with this origin. Every collective of a reducer passes here, or through cdi_ddp_all_gather or
+ * cdi_ddp_broadcast, so that two models in another order on one rank are CDDP_E_MISMATCH.
+ */
+cddp_status cdi_ddp_begin(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
+/* Like cdi_comm_all_gather and cdi_comm_broadcast. */
+cddp_status cdi_ddp_all_gather(const cddp_ddp *d, cddp_comm *comm, const void *in, void *out, size_t count,
+                               cddp_dtype dtype, struct cdi_error *err);
+cddp_status cdi_ddp_broadcast(const cddp_ddp *d, void *at, size_t bytes, int root, struct cdi_error *err);
+/* Notes, between the same operations on all ranks, what they have to have in common: later ones compare it. */
+void cdi_ddp_note_step(cddp_ddp *d, const void *what, size_t bytes);
 /* Enqueues an operation after the buckets. Sets the sticky error. */
 cddp_status cdi_ddp_enqueue(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket);
 /* Waits for everything enqueued up to ticket. Releases the lock while it waits. Sets the sticky error. */

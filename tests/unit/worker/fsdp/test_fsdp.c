@@ -540,3 +540,119 @@ Test(fsdp, collectives_are_named_by_their_unit)
     cr_assert_eq(run_world(2, gathers_another), 0);
     cr_assert_eq(run_world(2, comes_alone), 0);
 }
+
+/* What the ranks do with two equal models, or with the optimizer of one. */
+static struct {
+    const char *what;
+    cddp_optim_step_args other; /* of rank 1 */
+} differs;
+
+static bool differs_in(const char *what)
+{
+    return strcmp(differs.what, what) == 0;
+}
+
+static cddp_status gather_one(cddp_fsdp *f)
+{
+    cddp_status st = cddp_fsdp_gather(f, 0);
+
+    return st == CDDP_OK ? cddp_fsdp_wait_unit(f, 0) : st;
+}
+
+static void make_grads(cddp_fsdp *f)
+{
+    for (size_t u = 0; u < UNITS; u++) {
+        (void)memset(cddp_fsdp_grad(f, u, 0), 0, 8 * sizeof(float));
+        cr_assert_eq(cddp_fsdp_grads_ready(f, u), CDDP_OK);
+    }
+}
+
+/* Rank 1 uses two equal models in the other order. */
+static int mixes_models(int rank)
+{
+    const cddp_optim_step_args clips = {.size = sizeof clips, .max_norm = 1};
+    cddp_optim_options rule = CDDP_INIT(cddp_optim_options);
+    cddp_fsdp *f[2] = {NULL};
+    cddp_optim *o[2] = {NULL};
+    cddp_status st;
+    double norm;
+
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int k = 0; k < 2; k++) {
+        CHECK(cddp_fsdp_create(&f[k], comm, units, UNITS, NULL) == CDDP_OK);
+        CHECK(cddp_optim_create_sharded(&o[k], f[k], &rule) == CDDP_OK);
+        if (!differs_in("gather"))
+            make_grads(f[k]);
+    }
+    st = differs_in("gather") ? gather_one(f[rank])
+         : differs_in("norm") ? cddp_fsdp_grad_norm(f[rank], 2, &norm)
+                              : cddp_optim_step(o[rank], &clips);
+    CHECK(st == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 0's is of model 1, rank 1's of model 2") != NULL);
+    for (int k = 0; k < 2; k++) {
+        cddp_optim_destroy(o[k]);
+        cddp_fsdp_destroy(f[k]);
+    }
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, models_in_another_order_are_named)
+{
+    static const char *const ways[] = {"gather", "norm", "step"};
+
+    for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+        differs.what = ways[k];
+        cr_assert_eq(run_world(2, mixes_models), 0, "%s", ways[k]);
+    }
+}
+
+/* Rank 1 ends a step in another way. Each rank has updated its shares alone, so the next gather finds it. */
+static int steps_in_another_way(int rank)
+{
+    cddp_optim_step_args args = {.size = sizeof args};
+    cddp_optim_options rule = CDDP_INIT(cddp_optim_options);
+    cddp_fsdp *f = NULL;
+    cddp_optim *o = NULL;
+    bool other = rank == 1;
+
+    cddp_optim_defaults(&rule, sizeof rule, CDDP_OPTIM_SGD);
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create_sharded(&o, f, &rule) == CDDP_OK);
+    make_grads(f);
+    CHECK(cddp_optim_step(o, other ? &(cddp_optim_step_args){.size = sizeof args, .lr = rule.lr} : NULL) == CDDP_OK);
+    make_grads(f);
+    CHECK(cddp_optim_skip(o) == CDDP_OK);
+    make_grads(f); /* all of which is equal so far */
+    if (other && differs_in("set_lr"))
+        CHECK(cddp_optim_set_lr(o, 2) == CDDP_OK);
+    if (other && differs_in("set_grad_scale"))
+        CHECK(cddp_optim_set_grad_scale(o, 2) == CDDP_OK);
+    args = other && differs_in("args") ? differs.other : args;
+    CHECK((other && differs_in("skip") ? cddp_optim_skip(o) : cddp_optim_step(o, &args)) == CDDP_OK);
+    CHECK(gather_one(f) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 0") != NULL);
+    CHECK(strstr(cddp_last_error(), ": before it the steps of the model's optimizer differ") != NULL);
+    cddp_optim_destroy(o);
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, optimizer_steps_that_differ_are_found)
+{
+    static const struct {
+        const char *what;
+        double lr, scale;
+    } ways[] = {{"skip", 0, 0}, {"set_lr", 0, 0}, {"set_grad_scale", 0, 0}, {"args", 3, 0}, {"args", 0, 0.5}};
+
+    for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
+        differs.what = ways[k].what;
+        differs.other =
+            (cddp_optim_step_args){.size = sizeof differs.other, .lr = ways[k].lr, .grad_scale = ways[k].scale};
+        cr_assert_eq(run_world(2, steps_in_another_way), 0, "%zu", k);
+    }
+}

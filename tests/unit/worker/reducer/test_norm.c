@@ -392,9 +392,32 @@ static int alone(int rank)
     return 0;
 }
 
+/* Rank 1 measures two equal models in the other order. */
+static int other_order(int rank)
+{
+    float w[2][4] = {{0}};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp[2] = {NULL};
+    double norm;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    for (int k = 0; k < 2; k++) {
+        cddp_param p = {.size = sizeof p, .name = "w", .data = w[k], .count = 4, .dtype = CDDP_FLOAT32};
+
+        CHECK(cddp_ddp_create(&ddp[k], comm, &p, 1, NULL) == CDDP_OK);
+    }
+    CHECK(cddp_ddp_grad_norm(ddp[rank], 2, &norm) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "rank 0's is of model 1, rank 1's of model 2") != NULL);
+    cddp_ddp_destroy(ddp[0]);
+    cddp_ddp_destroy(ddp[1]);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
 Test(norm, reports_rank_that_measures_alone)
 {
     cr_assert_eq(world(2, alone), 0);
+    cr_assert_eq(world(2, other_order), 0);
 }
 
 static int misuse(int rank)

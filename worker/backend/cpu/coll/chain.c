@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/coll/chain.h"
 
+#include "worker/backend/describe.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>
@@ -103,12 +104,14 @@ void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, c
 static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
                                   const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
 {
-    char ta[160], tb[160];
+    struct cdi_origin oa = cdi_desc_origin(da), ob = cdi_desc_origin(db);
+    char ta[160], tb[160], of[200];
 
     cdi_desc_text(da, ta, sizeof ta);
     cdi_desc_text(db, tb, sizeof tb);
+    cdi_origins_text(a, &oa, b, &ob, of, sizeof of);
     return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, a > b ? a : b), CDDP_E_MISMATCH,
-                       "ranks called different %s: rank %d called %s, rank %d called %s", what, a, ta, b, tb);
+                       "ranks called different %s: rank %d called %s, rank %d called %s%s", what, a, ta, b, tb, of);
 }
 
 cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l, const uint8_t theirs[CDI_TCP_OP],

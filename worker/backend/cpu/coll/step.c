@@ -12,7 +12,9 @@
 
 enum {
     KIND_REGION = 100,
-    KIND_ANYWHERE = 0x10000 /* a flag in desc.kind: cdi_coll.anywhere */
+    KIND_ANYWHERE = 0x10000, /* a flag in desc.kind: cdi_coll.anywhere */
+    MODEL_SHIFT = 17,        /* above it in desc.kind: the model */
+    STEPS_SHIFT = 8,         /* in desc.dtype: its steps */
 };
 
 cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err)
@@ -70,7 +72,9 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
     const struct cdi_coll *op = &w->op;
     /* Next to the operation, for messages: the function that called it, and the bucket. */
     uint32_t bucket = op->bucket >= 0 && op->bucket < UINT16_MAX ? (uint32_t)op->bucket + 1 : 0;
-    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind, .op = bucket << 16 | (uint32_t)op->asked << 8};
+    struct cdi_shm_desc d = {.kind = (uint32_t)op->kind | op->of.model << MODEL_SHIFT,
+                             .dtype = op->of.steps << STEPS_SHIFT,
+                             .op = bucket << 16 | (uint32_t)op->asked << 8};
 
     if (w->is_region)
         return (struct cdi_shm_desc){.kind = KIND_REGION, .count = w->region_bytes};
@@ -107,7 +111,22 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
         d.root = op->root; /* of a gather or a scatter */
         break;
     }
-    d.dtype = (uint32_t)op->dtype;
+    d.dtype |= (uint32_t)op->dtype;
+    return d;
+}
+
+struct cdi_origin cdi_desc_origin(const struct cdi_shm_desc *d)
+{
+    return (struct cdi_origin){.model = d->kind >> MODEL_SHIFT, .steps = d->dtype >> STEPS_SHIFT};
+}
+
+/* Returns it without what is beside the operation in kind and dtype. */
+static struct cdi_shm_desc desc_strip(const struct cdi_shm_desc *desc)
+{
+    struct cdi_shm_desc d = *desc;
+
+    d.kind &= KIND_ANYWHERE - 1;
+    d.dtype &= (1u << STEPS_SHIFT) - 1;
     return d;
 }
 
@@ -116,7 +135,7 @@ static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
     char op[24] = "", tail[80] = "";
     const char *name, *root;
-    uint32_t kind = d->kind & ~(uint32_t)KIND_ANYWHERE;
+    uint32_t kind = d->kind;
 
     if (d->kind == KIND_REGION) {
         (void)snprintf(buf, cap, "shared memory of %" PRIu64 " bytes", d->count);
@@ -139,8 +158,9 @@ static void desc_plain_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 }
 
 /* names: of the parameters in the bucket, "" if they are not known. */
-static void desc_text(const struct cdi_shm_desc *d, const char *names, char *buf, size_t cap)
+static void desc_text(const struct cdi_shm_desc *desc, const char *names, char *buf, size_t cap)
 {
+    const struct cdi_shm_desc plain_desc = desc_strip(desc), *d = &plain_desc;
     uint32_t asked = d->kind == KIND_REGION ? CDI_API_DDP_CREATE : d->op >> 8 & 0xff;
     char bucket[128] = "", plain[160];
 
@@ -221,7 +241,8 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != run->hash;
     for (int r = 1; r < t->shm->size && differ; r++) {
         const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
-        char a[160], b[160];
+        struct cdi_origin mine = cdi_desc_origin(first), theirs = cdi_desc_origin(other);
+        char a[160], b[160], of[200];
 
         if (memcmp(first, other, sizeof *first) == 0)
             continue;
@@ -231,9 +252,10 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         }
         cdi_desc_text(first, a, sizeof a);
         cdi_desc_text(other, b, sizeof b);
+        cdi_origins_text(t->shm->first, &mine, t->shm->first + r, &theirs, of, sizeof of);
         return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: rank %d called %s, rank %d called %s", t->shm->first, a,
-                           t->shm->first + r, b);
+                           "ranks called different collectives: rank %d called %s, rank %d called %s%s", t->shm->first,
+                           a, t->shm->first + r, b, of);
     }
     return CDDP_OK;
 }

@@ -82,6 +82,8 @@ int64_t cdi_run_arrived(struct cdi_run *run, int rank, bool is_short);
 void cdi_run_what(const void *arg, char *buf, size_t cap);
 /* Writes the name of any operation: "all_reduce(sum) of 10 float32". */
 void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap);
+/* Returns the low bits of its origin: 15 of the model, 24 of the steps. */
+struct cdi_origin cdi_desc_origin(const struct cdi_shm_desc *d);
 
 /* Sets [*lo, *hi) to a rank's share of n elements of `size` bytes: whole cache lines, except at the end. */
 static inline void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)
