@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of worker_group share: the group's workers, and what is known of their ends. */
+/* The workers of a node and their ends, as the files of worker_group share them. */
 #ifndef LAUNCHER_AGENT_WORKER_GROUP_STATE_H
 #define LAUNCHER_AGENT_WORKER_GROUP_STATE_H
 
