@@ -284,6 +284,9 @@ static cddp_status checkpoint_save(cddp_comm *comm, const char *dir, uint64_t st
                                .background = how.background != 0,
                                .keep = how.keep < 0 ? -1 : how.keep,
                                .by_all = l->by_all};
+    for (size_t i = 0; i < s->n_states && st == CDDP_OK; i++)
+        if (cdi_item_ops(&s->states[i])->history != NULL)
+            terms.history = terms.history * 31 + cdi_item_ops(&s->states[i])->history(&s->states[i]);
     st = cdi_checkpoint_agree(comm, st, &terms, l->alike, l->n_alike, &l->shared, err);
     if (st == CDDP_OK && !l->by_all)
         st = gather_own(l, comm, err);

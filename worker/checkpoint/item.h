@@ -93,6 +93,8 @@ struct cdi_item_ops {
                           struct cdi_error *err);
     /* On each rank, after these were read. */
     cddp_status (*loaded)(struct cdi_state *s, struct cdi_error *err);
+    /* On each rank, after check: a hash of what the object has done, equal on all ranks. NULL: not to be compared. */
+    uint32_t (*history)(const struct cdi_state *s);
 };
 
 /* Returns the functions of s->object. An optimizer and a reducer begin with a pointer to theirs. */

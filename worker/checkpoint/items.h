@@ -74,6 +74,7 @@ struct cdi_terms {
     int64_t keep;  /* -1: all */
     uint64_t file; /* which checkpoint this rank has opened */
     uint64_t by_all;
+    uint64_t history; /* of the objects to save */
 };
 
 /*

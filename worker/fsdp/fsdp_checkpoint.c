@@ -82,4 +82,12 @@ static cddp_status fsdp_loaded(struct cdi_state *s, struct cdi_error *err)
     return st;
 }
 
-const struct cdi_item_ops cdi_fsdp_item_ops = {.check = fsdp_check_item, .pieces = fsdp_pieces, .loaded = fsdp_loaded};
+static uint32_t fsdp_history(const struct cdi_state *s)
+{
+    const cddp_fsdp *f = s->object;
+
+    return f->ddp->steps;
+}
+
+const struct cdi_item_ops cdi_fsdp_item_ops = {
+    .check = fsdp_check_item, .pieces = fsdp_pieces, .loaded = fsdp_loaded, .history = fsdp_history};

@@ -427,10 +427,18 @@ cddp_status cdi_optim_follow_params(cddp_optim *o, struct cdi_error *err)
     return st == CDDP_OK ? cdi_ddp_stream_wait(d, 0, err) : st; /* a graph's steps are there */
 }
 
+static uint32_t optim_history(const struct cdi_state *s)
+{
+    const cddp_optim *o = s->object;
+
+    return o->ddp->steps;
+}
+
 const struct cdi_item_ops cdi_optim_item_ops = {.check = optim_check_item,
                                                 .begin_save = optim_begin_save,
                                                 .collect = optim_collect,
                                                 .begin_load = optim_begin_load,
                                                 .restore = optim_restore,
                                                 .pieces = optim_pieces,
-                                                .loaded = optim_loaded};
+                                                .loaded = optim_loaded,
+                                                .history = optim_history};

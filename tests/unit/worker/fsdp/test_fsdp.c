@@ -614,6 +614,7 @@ static int steps_in_another_way(int rank)
 {
     cddp_optim_step_args args = {.size = sizeof args};
     cddp_optim_options rule = CDDP_INIT(cddp_optim_options);
+    cddp_checkpoint_item item = {.size = sizeof item, .name = "", .kind = CDDP_ITEM_FSDP};
     cddp_fsdp *f = NULL;
     cddp_optim *o = NULL;
     bool other = rank == 1;
@@ -633,6 +634,9 @@ static int steps_in_another_way(int rank)
         CHECK(cddp_optim_set_grad_scale(o, 2) == CDDP_OK);
     args = other && differs_in("args") ? differs.other : args;
     CHECK((other && differs_in("skip") ? cddp_optim_skip(o) : cddp_optim_step(o, &args)) == CDDP_OK);
+    item.data = f;
+    CHECK(cddp_checkpoint_save(comm, "/tmp", 1, &item, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "the steps of an optimizer were others on rank 1 than on rank 0") != NULL);
     CHECK(gather_one(f) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 0") != NULL);
     CHECK(strstr(cddp_last_error(), ": before it the steps of the model's optimizer differ") != NULL);
