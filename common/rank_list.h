@@ -9,6 +9,7 @@
 
 struct cdi_rank_list {
     int n, first;
+    int shown[CDI_RANK_LIST_SHOWN]; /* the ranks of text */
     char text[CDI_RANK_LIST_SHOWN * 12 + 32];
     int used; /* of text, without "and more" */
 };
@@ -19,10 +20,12 @@ static inline void cdi_rank_list_add(struct cdi_rank_list *l, int rank)
 
     if (l->n++ == 0)
         l->first = rank;
-    if (l->n <= CDI_RANK_LIST_SHOWN)
+    if (l->n <= CDI_RANK_LIST_SHOWN) {
+        l->shown[l->n - 1] = rank;
         l->used += snprintf(l->text + l->used, room, l->n == 1 ? "%d" : ", %d", rank);
-    else
+    } else {
         (void)snprintf(l->text + l->used, room, " and %d more", l->n - CDI_RANK_LIST_SHOWN);
+    }
 }
 
 #endif

@@ -1262,12 +1262,13 @@ static int stop_all(struct rank *r)
 {
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 1)
-        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: loss is NaN");
+        r->ops->abort(r->b,
+                      &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "rank 1 aborted the job: loss is NaN"});
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_ABORTED);
     RANK_CHECK(strstr(r->err.msg, "loss is NaN") != NULL);
     RANK_CHECK(rank_do(r, &barrier) == CDDP_E_ABORTED, "the error stays");
     RANK_CHECK(r->ops->health(r->b, &r->err) == CDDP_E_ABORTED);
-    r->ops->abort(r->b, CDDP_E_ABORTED, "again");
+    r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "again"});
     return 0;
 }
 

@@ -432,7 +432,7 @@ int group_asked_for(struct rank *r)
     (void)atomic_fetch_add(&r->board->flag[2], 1);
     while (atomic_load(&r->board->flag[2]) < r->size) /* otherwise the others would get the abort in their test */
         (void)usleep(100);
-    r->ops->abort(r->b, CDDP_E_ABORTED, "enough");
+    r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "enough"});
     RANK_CHECK(r->ops->test(r->b, ticket, &r->err) == CDDP_E_ABORTED);
     return 0;
 }
@@ -630,7 +630,7 @@ int group_aborted(struct rank *r)
     RANK_CHECK(r->rank != 1 || st == CDDP_OK);
     if (r->rank == 1) {
         (void)usleep(50000);
-        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 1 aborted the job: no grid");
+        r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "rank 1 aborted the job: no grid"});
     }
     for (int64_t t0 = cdi_now_ms(); st == CDDP_OK && cdi_now_ms() - t0 < cdi_within_ms(KNOWN_MS);)
         st = run(r, ops, 4); /* a rank that is not a neighbour of rank 1 may pass the first */

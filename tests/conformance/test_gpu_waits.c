@@ -620,7 +620,7 @@ static int tell_before_the_abort(struct rank *r)
         configure("CDDP_STANDIN_STUCK_ABORT", "1");
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == 0) {
-        r->ops->abort(r->b, CDDP_E_ABORTED, "rank 0 has had enough");
+        r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "rank 0 has had enough"});
     } else {
         there = rank_lend(r, x, sizeof x);
         op = all_reduce(there);
@@ -811,7 +811,7 @@ static int fail_it(struct rank *r)
     }
     if (r->arg != NULL)
         rank_await(r, 0);
-    r->ops->abort(r->b, CDDP_E_ABORTED, "a test");
+    r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "a test"});
     return 0;
 }
 

@@ -26,8 +26,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     fill(&a, data + (size > 0), cut);
     fill(&b, data + (size > 0) + cut, size > 0 ? size - 1 - cut : 0);
-    st = cdi_verify_compare(&a, 0, &b, 1, &ab);
-    if (cdi_verify_compare(&b, 1, &a, 0, &ba) != st || cdi_verify_compare(&a, 0, &a, 1, NULL) != CDDP_OK)
+    st = cdi_verify_compare(&a, "rank 0", &b, "rank 1", &ab);
+    if (cdi_verify_compare(&b, "rank 1", &a, "rank 0", &ba) != st ||
+        cdi_verify_compare(&a, "rank 0", &a, "rank 1", NULL) != CDDP_OK)
         abort();
     if (st != CDDP_OK &&
         (st != CDDP_E_MISMATCH || strstr(ab.msg, "rank 0") == NULL || strstr(ab.msg, "rank 1") == NULL))

@@ -145,7 +145,7 @@ static void *abort_soon(void *arg)
 
     while (atomic_load(&r->board->flag[0]) < 50)
         ;
-    cdi_cpu_backend.abort(r->b, CDDP_E_ABORTED, "enough");
+    cdi_cpu_backend.abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "enough"});
     return NULL;
 }
 

@@ -123,13 +123,13 @@ static cddp_status fake_join(struct cdi_backend *b, uint64_t ticket, struct cdi_
     return status;
 }
 
-static void fake_abort(struct cdi_backend *b, cddp_status status, const char *why)
+static void fake_abort(struct cdi_backend *b, const struct cdi_error *why)
 {
     cddp_comm *c = of(b);
 
-    cr_assert_eq(status, CDDP_E_ABORTED);
+    cr_assert_eq(why->status, CDDP_E_ABORTED);
     (void)pthread_mutex_lock(&c->lock);
-    (void)snprintf(c->abort_text, sizeof c->abort_text, "%s", why);
+    (void)snprintf(c->abort_text, sizeof c->abort_text, "%s", why->msg);
     (void)pthread_cond_broadcast(&c->changed);
     (void)pthread_mutex_unlock(&c->lock);
 }

@@ -108,6 +108,15 @@ static inline int cdi_rank_of_job(const struct cdi_world *w, int rank)
     return rank >= 0 && w->ranks != NULL ? w->ranks[rank] : rank;
 }
 
+/* Returns the error with which this rank aborts: caused by it, unless *why names another one. */
+static inline struct cdi_error cdi_abort_of(const struct cdi_world *w, const struct cdi_error *why)
+{
+    struct cdi_error err = *why;
+
+    err.blamed = err.blamed > 0 ? err.blamed : cdi_rank_of_job(w, w->rank) + 1;
+    return err;
+}
+
 /*
  * What an operation does, with `count` elements of `dtype`. All but SEND and RECV are collectives of all ranks, called
  * with equal arguments (SEND and RECV: of the two ranks, which call them with each other as root). Sums are made in
@@ -475,9 +484,11 @@ struct cdi_backend_ops {
      * otherwise CDDP_OK. Any thread. NULL: the backend does not know.
      */
     cddp_status (*check_ranks)(struct cdi_backend *b, const int *of_job, int n, struct cdi_error *err);
-    /* Makes every wait, here and on peers, return `status` (CDDP_E_ABORTED) with this message. Any thread, repeatable.
+    /*
+     * Makes every wait, here and on peers, return this error (CDDP_E_ABORTED), by this rank if it names none. Any
+     * thread, repeatable.
      */
-    void (*abort)(struct cdi_backend *b, cddp_status status, const char *why);
+    void (*abort)(struct cdi_backend *b, const struct cdi_error *why);
     /* Has any rank aborted, as far as this rank knows without a wait? NULL where keeps_store. Any thread. */
     bool (*is_aborted)(struct cdi_backend *b);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/peer_error.h"
 
+#include "worker/backend/who.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -32,7 +34,7 @@ static cddp_status peer_error_add(const struct cdi_peer_error *w, const char *na
 void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error *why)
 {
     char key[CDI_PEER_ERROR_KEY_BYTES], text[CDI_ERROR_TEXT + 64];
-    int blamed = why->blamed != 0 ? why->blamed : w->of_job + 1;
+    int blamed = why->blamed != 0 ? why->blamed : (w->ranks != NULL ? w->ranks[w->rank] : w->rank) + 1;
     int64_t n = 0;
 
     if (!cdi_peer_error_has_peers(w))
@@ -40,7 +42,8 @@ void cdi_peer_error_tell(const struct cdi_peer_error *w, const struct cdi_error 
     if (why->status == CDDP_E_ABORTED)
         (void)snprintf(text, sizeof text, "%d %d %s", (int)why->status, blamed, why->msg);
     else
-        (void)snprintf(text, sizeof text, "%d %d rank %d gave up: %.960s", (int)why->status, blamed, w->rank, why->msg);
+        (void)snprintf(text, sizeof text, "%d %d %.60s gave up: %.960s", (int)why->status, blamed,
+                       cdi_who(w->ranks, w->rank).text, why->msg);
     if (peer_error_add(w, "failed", 1, &n, NULL) != CDDP_OK || n != 1)
         return;
     cdi_peer_error_key(w, "failed/why", key);

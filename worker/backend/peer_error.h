@@ -17,7 +17,7 @@ struct cdi_peer_error {
     const char
         *prefix; /* before each key: "nccl/" and the part, if it is one; shorter than CDI_PEER_ERROR_PREFIX_MAX */
     int rank, size;
-    int of_job; /* rank as a rank of the job */
+    const int *ranks; /* as in struct cdi_world */
 };
 
 #define CDI_PEER_ERROR_KEY_BYTES 192

@@ -6,6 +6,7 @@
 #include "worker/comm/agree.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
+#include "worker/backend/who.h"
 #include "worker/checkpoint/items.h"
 
 #include <inttypes.h>
@@ -93,8 +94,8 @@ static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_
         return st;
     return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), other), CDDP_E_MISMATCH,
                        "checkpoint: the ranks' items differ: the first one that should have the same name on all "
-                       "ranks, but does not, is %s on rank 0 and %s on rank %d",
-                       root_text, other_text, other);
+                       "ranks, but does not, is %s on rank 0 and %s on %s",
+                       root_text, other_text, cdi_who(cdi_comm_world(comm)->ranks, other).text);
 }
 
 /*
@@ -108,11 +109,10 @@ static cddp_status agree_warn(cddp_comm *comm, int other, const struct cdi_share
     cddp_status st = agree_find_difference(comm, other, shared->items, shared->n, true, &first, err);
 
     if (st == CDDP_OK && cddp_rank(comm) == 0 && first < shared->n && !atomic_flag_test_and_set(&has_warned))
-        cddp_logf(
-            comm, CDDP_LOG_RANK0, CDDP_LOG_WARN,
-            "checkpoint: item '%s' differs between rank 0 and rank %d, and rank 0's is saved for all ranks: if it "
-            "should differ, give it CDDP_ITEM_PER_RANK",
-            shared->items[first]->name, other);
+        cddp_logf(comm, CDDP_LOG_RANK0, CDDP_LOG_WARN,
+                  "checkpoint: item '%s' differs between rank 0 and %s, and rank 0's is saved for all ranks: if it "
+                  "should differ, give it CDDP_ITEM_PER_RANK",
+                  shared->items[first]->name, cdi_who(cdi_comm_world(comm)->ranks, other).text);
     return st;
 }
 
@@ -136,19 +136,20 @@ static cddp_status agree_terms(cddp_comm *comm, const struct card *all, struct c
                   {"cddp_checkpoint_options.keep", (uint64_t)a->keep, (uint64_t)b->keep},
                   {"cddp_checkpoint_options.background", a->background, b->background},
                   {"cddp_checkpoint_options.flags", a->flags, b->flags}};
+        const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
         int blamed = cdi_rank_of_job(cdi_comm_world(comm), r);
 
         for (size_t k = 0; k < sizeof of / sizeof of[0]; k++)
             if (of[k].a != of[k].b)
                 return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
-                                   k == 1 ? "checkpoint: %s is %" PRId64 " on rank 0 but %" PRId64 " on rank %d"
-                                          : "checkpoint: %s is %" PRIu64 " on rank 0 but %" PRIu64 " on rank %d",
-                                   of[k].name, of[k].a, of[k].b, r);
+                                   k == 1 ? "checkpoint: %s is %" PRId64 " on rank 0 but %" PRId64 " on %s"
+                                          : "checkpoint: %s is %" PRIu64 " on rank 0 but %" PRIu64 " on %s",
+                                   of[k].name, of[k].a, of[k].b, who.text);
         if (a->file != b->file)
             return cdi_fail_by(err, blamed, CDDP_E_SYSTEM,
-                               "checkpoint: rank %d finds another one of the same step than rank 0: all ranks read it, "
+                               "checkpoint: %s finds another one of the same step than rank 0: all ranks read it, "
                                "so they need a directory that they share",
-                               r);
+                               who.text);
     }
     return CDDP_OK;
 }
@@ -183,8 +184,8 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct
         return st;
     }
     if (failed >= 0) {
-        st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), failed), why.status,
-                         failed == 0 ? "%s" : "%.980s, on rank %d", why.msg, failed);
+        st = cdi_fail_by(err, why.blamed - 1, why.status, failed == 0 ? "%s" : "%.980s, on %s", why.msg,
+                         cdi_who(cdi_comm_world(comm)->ranks, failed).text);
         err->os_error = why.os_error;
         return st;
     }

@@ -2,6 +2,7 @@
 #include "worker/checkpoint/async.h"
 
 #include "common/thread.h"
+#include "worker/backend/who.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -75,7 +76,8 @@ static cddp_status report(const struct cdi_saver *s, cddp_status st, struct cdi_
 
     if (st != CDDP_OK) {
         (void)snprintf(key, sizeof key, "%s/why", s->key);
-        (void)snprintf(text, sizeof text, "%.980s, on rank %d", err->msg, cddp_rank(s->save.comm));
+        (void)snprintf(text, sizeof text, "%.950s, on %.60s", err->msg,
+                       cdi_who(cdi_comm_world(s->save.comm)->ranks, cddp_rank(s->save.comm)).text);
         sent = cdi_oob_set_text(keys, key, text, &lost);
     }
     if (sent == CDDP_OK)

@@ -2,6 +2,7 @@
 #include "worker/comm/agree.h"
 
 #include "common/cleanup.h"
+#include "worker/backend/who.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,16 +10,19 @@
 
 /* Precedes each card. */
 struct head {
-    int32_t status, os_error;
+    int32_t status, os_error, blamed;
 };
 
 cddp_status cdi_comm_give_up(cddp_comm *comm, const char *what, struct cdi_error *err)
 {
-    struct cdi_error why;
+    struct cdi_error why, told;
 
-    (void)cdi_fail(&why, CDDP_E_NOMEM, "rank %d could not %s: it has no memory to compare itself with %d ranks",
-                   cdi_comm_world(comm)->rank, what, cdi_comm_world(comm)->size);
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, why.msg);
+    (void)cdi_fail(&why, CDDP_E_NOMEM, "%s could not %s: it has no memory to compare itself with %d ranks",
+                   cdi_who(cdi_comm_world(comm)->ranks, cdi_comm_world(comm)->rank).text, what,
+                   cdi_comm_world(comm)->size);
+    told = why;
+    told.status = CDDP_E_ABORTED;
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), &told);
     if (err != NULL)
         *err = why;
     return why.status;
@@ -37,7 +41,8 @@ static cddp_status share_failure(cddp_comm *comm, int failed, const struct head 
     if (st != CDDP_OK)
         return st;
     *err = (struct cdi_error){.status = (cddp_status)head->status,
-                              .blamed = cdi_rank_of_job(cdi_comm_world(comm), failed) + 1,
+                              .blamed =
+                                  head->blamed > 0 ? head->blamed : cdi_rank_of_job(cdi_comm_world(comm), failed) + 1,
                               .os_error = head->os_error};
     memcpy(err->msg, text, sizeof text - 1);
     return CDDP_OK;
@@ -58,7 +63,7 @@ cddp_status cdi_comm_exchange(cddp_comm *comm, const char *what, const void *min
     if (send == NULL || all == NULL)
         return cdi_comm_give_up(comm, what, err);
     if (local != NULL)
-        head = (struct head){local->status, local->os_error};
+        head = (struct head){local->status, local->os_error, local->blamed};
     else if (bytes > 0)
         memcpy(send + sizeof head, mine, bytes);
     memcpy(send, &head, sizeof head);
@@ -94,7 +99,8 @@ cddp_status cdi_comm_agree(cddp_comm *comm, const char *what, const void *mine, 
         return err->status;
     }
     if (st == CDDP_OK) {
-        (void)snprintf(text, sizeof text, "rank %d could not %s: %s", failed, what, why.msg);
+        (void)snprintf(text, sizeof text, "%.60s could not %s: %s", cdi_who(cdi_comm_world(comm)->ranks, failed).text,
+                       what, why.msg);
         st = cdi_fail_told(err, why.blamed, why.status, text);
         err->os_error = why.os_error;
         return st;

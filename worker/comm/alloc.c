@@ -5,6 +5,7 @@
  */
 #include "common/cleanup.h"
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/comm/agree.h"
 #include "worker/comm/comm.h"
 #include "worker/comm/memory.h"
@@ -40,9 +41,10 @@ static cddp_status memory_agree(cddp_comm *comm, const char *function, uint32_t 
     for (int r = 1; r < w->size && st == CDDP_OK; r++)
         if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
             st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                             "%s: rank 0 requests %" PRIu64 " bytes with flags %" PRIu64 ", but rank %d %" PRIu64
+                             "%s: rank 0 requests %" PRIu64 " bytes with flags %" PRIu64 ", but %s %" PRIu64
                              " bytes with flags %" PRIu64 ": request the same on all ranks",
-                             function, all[0].bytes, all[0].flags, r, all[r].bytes, all[r].flags);
+                             function, all[0].bytes, all[0].flags, cdi_who(w->ranks, r).text, all[r].bytes,
+                             all[r].flags);
     return st;
 }
 

@@ -210,7 +210,7 @@ struct how {
 /* Aborts, so that no peer waits for the operations that this rank could not begin. */
 static cddp_status coll_abort(cddp_comm *comm, struct cdi_error *err)
 {
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), err->status, err->msg);
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), err);
     return err->status;
 }
 

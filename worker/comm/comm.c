@@ -3,6 +3,7 @@
 #include "worker/comm/comm.h"
 
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/base/sized.h"
 #include "worker/comm/state.h"
 
@@ -51,15 +52,17 @@ cddp_status cddp_comm_error(cddp_comm *comm, cddp_error_info *info)
 void cddp_abort(cddp_comm *comm, const char *why)
 {
     CDI_DEFAULT_FLOAT_STATE;
-    char text[400];
 
     if (comm == NULL || cdi_comm_is_others("cddp_abort", comm))
         return;
     (void)atomic_fetch_add(&comm->n_aborting, 1); /* before the look: comm_leave sets over, and then waits for this */
     if (!comm->over) {
-        (void)snprintf(text, sizeof text, "rank %d aborted the job%s%.300s", comm->world.rank, why != NULL ? ": " : "",
+        struct cdi_error err;
+
+        (void)cdi_fail(&err, CDDP_E_ABORTED, "%s aborted the job%s%.300s",
+                       cdi_who(comm->world.ranks, comm->world.rank).text, why != NULL ? ": " : "",
                        why != NULL ? why : "");
-        comm->ops->abort(comm->backend, CDDP_E_ABORTED, text);
+        comm->ops->abort(comm->backend, &err);
     }
     (void)atomic_fetch_sub(&comm->n_aborting, 1); /* the last access: comm may be freed after it */
 }

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/crc64.h"
 #include "common/rank_list.h"
+#include "worker/backend/who.h"
 #include "worker/store/client.h"
 
 #include <inttypes.h>
@@ -395,9 +396,9 @@ static cddp_status read_end(const struct gathering *m, const char *all, int *nod
             first_on_cpu = on_cpu;
         if (on_cpu != first_on_cpu)
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            FUNCTION
-                            " (tag %d): rank %d wants the backend \"cpu\", but rank %d that of comm: choose one",
-                            g->tag, g->ranks[on_cpu ? i : 0], g->ranks[on_cpu ? 0 : i]);
+                            FUNCTION " (tag %d): %s wants the backend \"cpu\", but %s that of comm: choose one", g->tag,
+                            cdi_who_is(g->ranks[on_cpu ? i : 0], g->of_job[on_cpu ? i : 0], NULL).text,
+                            cdi_who_is(g->ranks[on_cpu ? 0 : i], g->of_job[on_cpu ? 0 : i], NULL).text);
     }
     return CDDP_OK;
 }

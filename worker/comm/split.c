@@ -4,6 +4,7 @@
 #include "common/crc64.h"
 #include "common/float_state.h"
 #include "common/rank_ranges.h"
+#include "worker/backend/who.h"
 #include "worker/base/sized.h"
 #include "worker/comm/finalize.h"
 #include "worker/comm/keys.h"
@@ -168,10 +169,10 @@ static cddp_status split_all(struct cddp_comm *part, cddp_comm *comm, const stru
     if (divides && any_splits_backend(all, size))
         st = comm->ops->split(comm->backend, how, &part->backend, err);
     if (st == CDDP_OK && all[rank].color >= 0 && other >= 0)
-        return cdi_fail(
-            err, CDDP_E_MISMATCH,
-            "cddp_comm_split: of color %d, rank %d wants the backend \"cpu\", but rank %d that of comm: choose one",
-            (int)all[rank].color, on_cpu ? rank : other, on_cpu ? other : rank);
+        return cdi_fail(err, CDDP_E_MISMATCH,
+                        "cddp_comm_split: of color %d, %s wants the backend \"cpu\", but %s that of comm: choose one",
+                        (int)all[rank].color, cdi_who(comm->world.ranks, on_cpu ? rank : other).text,
+                        cdi_who(comm->world.ranks, on_cpu ? other : rank).text);
     if (st != CDDP_OK || all[rank].color < 0 || takes_part)
         return st;
     if (on_cpu)

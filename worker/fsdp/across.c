@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/crc64.h"
+#include "worker/backend/who.h"
 #include "worker/comm/agree.h"
 #include "worker/reducer/state/arena.h"
 
@@ -27,7 +28,7 @@ struct line {
 
 static void end_comm(cddp_comm *comm, const struct cdi_error *why)
 {
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), why->status, why->msg);
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), why);
 }
 
 /* Waits until all replicas of this share are here, or the group has ended: a rank of it knows that one will not come.
@@ -73,8 +74,8 @@ cddp_status cdi_across_check(cddp_comm *comm, cddp_comm *replicas, struct cdi_er
         return st;
     if (without >= 0) {
         st = cdi_fail_by(err, cdi_rank_of_job(w, without), CDDP_E_MISMATCH,
-                         "cddp_fsdp_options.replicas: rank %d has none that can be used, but rank %d of its group has",
-                         cdi_rank_of_job(w, without), cdi_rank_of_job(w, with));
+                         "cddp_fsdp_options.replicas: %s has none that can be used, but %s of its group has",
+                         cdi_who(w->ranks, without).text, cdi_who(w->ranks, with).text);
         if (replicas != NULL)
             end_comm(replicas, err);
         return st;
@@ -96,7 +97,8 @@ static cddp_status compare_cards(const struct cdi_world *w, const struct card *a
 
         if (what != NULL)
             return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "rank %d of cddp_fsdp_options.replicas differs from rank 0 of it: %s", r, what);
+                               "%s of cddp_fsdp_options.replicas differs from rank 0 of it: %s",
+                               cdi_who(w->ranks, r).text, what);
     }
     return CDDP_OK;
 }
@@ -107,9 +109,9 @@ static cddp_status compare_lines(const struct cdi_world *w, const struct line *a
     for (int r = 0; r < w->size; r++)
         if (all[r].replica != all[0].replica || all[r].leaders != all[0].leaders)
             return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "cddp_fsdp_options.replicas of rank %d leads to other groups than that of rank 0, or in "
+                               "cddp_fsdp_options.replicas of %s leads to other groups than that of rank 0, or in "
                                "another order",
-                               r);
+                               cdi_who(w->ranks, r).text);
     return CDDP_OK;
 }
 

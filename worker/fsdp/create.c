@@ -4,6 +4,7 @@
 #include "common/cleanup.h"
 #include "common/crc64.h"
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/base/sized.h"
 #include "worker/comm/agree.h"
 #include "worker/fsdp/fsdp.h"
@@ -208,9 +209,10 @@ static cddp_status name_param(cddp_comm *comm, const struct input *in, int r, si
     if (i < in->units[u].n_params) /* a third rank may have fewer */
         name = in->params[first + i].name;
     return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
-                       "cddp_param.flags of unit %zu '%.200s', parameter %zu '%.200s', is %u on rank 0 but %u on rank "
-                       "%d (CDDP_PARAM_FROZEN is 1)",
-                       u, in->units[u].name, i, name != NULL ? name : "", flags[i], flags[n + i], r);
+                       "cddp_param.flags of unit %zu '%.200s', parameter %zu '%.200s', is %u on rank 0 but %u on %s "
+                       "(CDDP_PARAM_FROZEN is 1)",
+                       u, in->units[u].name, i, name != NULL ? name : "", flags[i], flags[n + i],
+                       cdi_who(cdi_comm_world(comm)->ranks, r).text);
 }
 
 /* Names the first unit in which rank r, as all know, differs from rank 0, and in what. */
@@ -219,6 +221,7 @@ static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, str
     CDI_AUTOFREE uint64_t *mine = calloc(in->n_units, N_OF_UNIT * sizeof *mine);
     CDI_AUTOFREE void *cards = NULL;
     const size_t n = in->n_units * N_OF_UNIT;
+    const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
     const uint64_t *all, *other;
     const char *name;
     cddp_status st = CDDP_OK;
@@ -242,14 +245,14 @@ static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, str
     switch (k % N_OF_UNIT) {
     case UNIT_NAME:
         return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
-                           "unit %zu has another name on rank %d than on rank 0 (here: '%.200s')", u, r, name);
+                           "unit %zu has another name on %s than on rank 0 (here: '%.200s')", u, who.text, name);
     case UNIT_PARAM_FLAGS:
         return name_param(comm, in, r, u, (size_t)all[u * N_OF_UNIT + UNIT_N_PARAMS], err);
     default:
         return cdi_fail_by(err, blamed, CDDP_E_MISMATCH,
-                           "cddp_fsdp_unit.%s of unit %zu '%.200s' is %llu on rank 0 but %llu on rank %d",
+                           "cddp_fsdp_unit.%s of unit %zu '%.200s' is %llu on rank 0 but %llu on %s",
                            k % N_OF_UNIT == UNIT_FLAGS ? "flags" : "n_params", u, name, (unsigned long long)all[k],
-                           (unsigned long long)other[k], r);
+                           (unsigned long long)other[k], who.text);
     }
 }
 
@@ -332,10 +335,11 @@ static cddp_status agree(cddp_comm *comm, const struct input *in, cddp_status al
 
             if (all[k] == other)
                 continue;
-            st = k == OPTION_UNITS ? name_unit(comm, in, r, err)
-                                   : cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                                                 "%s is %llu on rank 0 but %llu on rank %d", names[k],
-                                                 (unsigned long long)all[k], (unsigned long long)other, r);
+            st = k == OPTION_UNITS
+                     ? name_unit(comm, in, r, err)
+                     : cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH, "%s is %llu on rank 0 but %llu on %s",
+                                   names[k], (unsigned long long)all[k], (unsigned long long)other,
+                                   cdi_who(w->ranks, r).text);
         }
     free(cards);
     return alone != CDDP_OK ? alone : st;

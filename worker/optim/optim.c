@@ -9,6 +9,7 @@
 
 #include "common/crc64.h"
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/comm/agree.h"
 #include "worker/reducer/grads/in_place.h"
 #include "worker/reducer/step.h"
@@ -70,17 +71,17 @@ static cddp_status optim_compare(const struct cdi_world *w, const struct card *a
     for (int r = 1; r < n; r++) {
         if (all[r].kind != all[0].kind)
             return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                               "cddp_optim_options.kind is %d on rank 0 but %d on rank %d", (int)all[0].kind,
-                               (int)all[r].kind, r);
+                               "cddp_optim_options.kind is %d on rank 0 but %d on %s", (int)all[0].kind,
+                               (int)all[r].kind, cdi_who(w->ranks, r).text);
         for (size_t k = 0; k < sizeof card_names / sizeof card_names[0]; k++)
             if (all[r].value[k] != all[0].value[k])
                 return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                                   "cddp_optim_options.%s is %.17g on rank 0 but %.17g on rank %d", card_names[k],
-                                   all[0].value[k], all[r].value[k], r);
+                                   "cddp_optim_options.%s is %.17g on rank 0 but %.17g on %s", card_names[k],
+                                   all[0].value[k], all[r].value[k], cdi_who(w->ranks, r).text);
         if (all[r].groups != all[0].groups)
-            return cdi_fail_by(
-                err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                "cddp_optim_options.groups differ: a parameter has other values on rank 0 than on rank %d", r);
+            return cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
+                               "cddp_optim_options.groups differ: a parameter has other values on rank 0 than on %s",
+                               cdi_who(w->ranks, r).text);
     }
     return CDDP_OK;
 }
@@ -137,8 +138,8 @@ static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_op
         o->sizes =
             cdi_shard_all(o->shards, &d->plan, d->params, d->tied.first, d->n_params, cdi_comm_world(d->comm)->rank);
     if (!ok || (!o->on_device && !cdi_optim_host_init(o)))
-        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on rank %d",
-                        cdi_comm_world(d->comm)->rank);
+        return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on %s",
+                        cdi_who(cdi_comm_world(d->comm)->ranks, cdi_comm_world(d->comm)->rank).text);
     if (cdi_optim_apply_groups(o->own, d, opt, err) != CDDP_OK)
         return err->status;
     return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;

@@ -2,6 +2,7 @@
 /* cddp_ddp_set_frozen: parameters that are not trained for a while. unused.c takes their gradients out of each step. */
 #include "common/crc64.h"
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/comm/agree.h"
 #include "worker/reducer/plan.h"
 #include "worker/reducer/state/captured.h"
@@ -60,9 +61,9 @@ static cddp_status frozen_agree(cddp_ddp *d, const struct cdi_error *alone, cons
     for (int r = 1; r < world->size && st == CDDP_OK; r++)
         if (memcmp(&all[2 * r], all, sizeof mine) != 0)
             st = cdi_fail_by(err, cdi_rank_of_job(world, r), CDDP_E_MISMATCH,
-                             "cddp_ddp_set_frozen: rank %d would have other frozen parameters than rank 0, or is in "
+                             "cddp_ddp_set_frozen: %s would have other frozen parameters than rank 0, or is in "
                              "another step",
-                             r);
+                             cdi_who(world->ranks, r).text);
     free(cards);
     return st;
 }

@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/float_state.h"
 #include "common/status.h"
+#include "worker/backend/who.h"
 #include "worker/base/last_error.h"
 #include "worker/base/sized.h"
 #include "worker/comm/agree.h"
@@ -155,7 +156,8 @@ static cddp_status hook_agree(cddp_ddp *d, bool has, cddp_status alone, struct c
     for (int r = 1; r < w->size && st == CDDP_OK; r++)
         if (all[r] != all[0])
             st = cdi_fail_by(err, cdi_rank_of_job(w, r), CDDP_E_MISMATCH,
-                             "cddp_ddp_set_hook: rank %d passes %s, unlike rank 0", r, all[r] != 0 ? "a hook" : "NULL");
+                             "cddp_ddp_set_hook: %s passes %s, unlike rank 0", cdi_who(w->ranks, r).text,
+                             all[r] != 0 ? "a hook" : "NULL");
     return st;
 }
 

@@ -4,6 +4,7 @@
 #include "common/env.h"
 #include "common/float_state.h"
 #include "common/rank_list.h"
+#include "worker/backend/who.h"
 #include "worker/base/dtype.h"
 #include "worker/math/nonfinite.h"
 #include "worker/reducer/state/arena.h"
@@ -152,9 +153,10 @@ static int describe_one(const cddp_ddp *d, uint64_t word, char *buf, size_t cap)
 /* Describes, in err, what the ranks found: n words, one of them not 0. */
 static void describe_all(const cddp_ddp *d, uint64_t step, const uint64_t *words, int n, struct cdi_error *err)
 {
+    const int *ranks = cdi_comm_world(d->comm)->ranks;
     struct cdi_rank_list same = {.n = 0}, others = {.n = 0};
     uint64_t first = 0, kind = 0;
-    char what[320], also[CDI_RANK_LIST_SHOWN * 12 + 96] = "";
+    char what[320], also[sizeof(struct cdi_who_all) + 64] = "";
 
     for (int r = 0; r < n; r++)
         first = words[r] > first ? words[r] : first;
@@ -168,11 +170,10 @@ static void describe_all(const cddp_ddp *d, uint64_t step, const uint64_t *words
     }
     (void)describe_one(d, (first & ~(uint64_t)0xff) | kind, what, sizeof what);
     if (others.n > 0)
-        (void)snprintf(also, sizeof also, "; such numbers in other gradients come from rank%s %s",
-                       others.n == 1 ? "" : "s", others.text);
+        (void)snprintf(also, sizeof also, "; such numbers in other gradients come from %s",
+                       cdi_who_list(ranks, &others).text);
     (void)cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), same.first), CDDP_E_NONFINITE,
-                      "step %" PRIu64 ": %s; rank%s %s brought it%s", step, what, same.n == 1 ? "" : "s", same.text,
-                      also);
+                      "step %" PRIu64 ": %s; %s brought it%s", step, what, cdi_who_list(ranks, &same).text, also);
     if (d->name != NULL)
         (void)cdi_error_wrap(err, "model '%.64s'", d->name);
 }
@@ -399,8 +400,8 @@ static cddp_status take_report(cddp_ddp *d, struct cdi_error *err)
     rank = describe_one(d, report.all, what, sizeof what);
     (void)snprintf(text, sizeof text, "captured step, launch %" PRIu64 ": %s", report.number, what);
     if (d->nan->mode == CDI_NAN_ERROR)
-        return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), rank), CDDP_E_NONFINITE,
-                           "%s; rank %d brought it", text, rank);
+        return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), rank), CDDP_E_NONFINITE, "%s; %s brought it",
+                           text, cdi_who(cdi_comm_world(d->comm)->ranks, rank).text);
     if (rank == cdi_comm_world(d->comm)->rank)
         cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
     return CDDP_OK;

@@ -2,6 +2,7 @@
 #include "worker/reducer/powersgd.h"
 
 #include "common/float_state.h"
+#include "worker/backend/who.h"
 #include "worker/base/sized.h"
 #include "worker/comm/agree.h"
 #include "worker/math/randn.h"
@@ -510,7 +511,8 @@ static cddp_status powersgd_agree(cddp_ddp *d, const cddp_powersgd_options *o, c
     for (int r = 1; r < world->size && st == CDDP_OK; r++)
         if (memcmp(&all[r], &all[0], sizeof mine) != 0)
             st = cdi_fail_by(err, cdi_rank_of_job(world, r), CDDP_E_MISMATCH,
-                             "cddp_ddp_set_powersgd: rank %d has other options than rank 0, or is in another step", r);
+                             "cddp_ddp_set_powersgd: %s has other options than rank 0, or is in another step",
+                             cdi_who(world->ranks, r).text);
     free(cards);
     return st;
 }

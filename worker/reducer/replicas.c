@@ -2,6 +2,7 @@
 #include "worker/reducer/replicas.h"
 
 #include "common/env.h"
+#include "worker/backend/who.h"
 #include "worker/math/hash64.h"
 
 #include <inttypes.h>
@@ -11,6 +12,7 @@
 #define PERIOD_ENV "CDDP_CHECK_REPLICAS"
 #define GATHER_BYTES ((size_t)1 << 20) /* for hashes of single parameters, of all ranks together */
 #define TEXT_BYTES 400
+#define WHO_BYTES (TEXT_BYTES / 2 + sizeof(struct cdi_who) + 8)
 
 struct cdi_replicas {
     uint64_t period;
@@ -100,9 +102,13 @@ static int most_common(const struct cdi_replica *of, int n)
     return best;
 }
 
-/* Writes "rank 3" or "ranks 0 to 2, 5": those that are, or are not, equal to rank `like`. Returns their number. */
-static int put_ranks(char *buf, size_t cap, const struct cdi_replica *of, int n, int like, bool equal)
+/*
+ * Writes "rank 3" or "ranks 0 to 2, 5", and in a part their ranks of the job: those that are, or are not, equal to rank
+ * `like`. Returns their number.
+ */
+static int put_ranks(char *buf, size_t cap, const struct cdi_replica *of, int n, int like, bool equal, const int *ranks)
 {
+    struct cdi_rank_list list = {0};
     char text[TEXT_BYTES / 2] = "";
     int count = 0;
     size_t at = 0;
@@ -121,18 +127,20 @@ static int put_ranks(char *buf, size_t cap, const struct cdi_replica *of, int n,
             at += (size_t)snprintf(text + at, sizeof text - at, ", ...");
         }
         count += end - r;
+        for (int k = r; k < end; k++)
+            cdi_rank_list_add(&list, k);
     }
-    (void)snprintf(buf, cap, "rank%s %s", count == 1 ? "" : "s", text);
+    (void)snprintf(buf, cap, "rank%s %s%s", count == 1 ? "" : "s", text, cdi_who_of_job(ranks, &list).text);
     return count;
 }
 
-void cdi_replicas_name(const struct cdi_replica *of, int n, char *buf, size_t cap, int *odd)
+void cdi_replicas_name(const struct cdi_replica *of, int n, const int *ranks, char *buf, size_t cap, int *odd)
 {
     int like = most_common(of, n);
-    char others[TEXT_BYTES / 2 + 8], most[TEXT_BYTES / 2 + 8];
-    int count = put_ranks(others, sizeof others, of, n, like, false);
+    char others[WHO_BYTES], most[WHO_BYTES];
+    int count = put_ranks(others, sizeof others, of, n, like, false, ranks);
 
-    (void)put_ranks(most, sizeof most, of, n, like, true);
+    (void)put_ranks(most, sizeof most, of, n, like, true, ranks);
     (void)snprintf(buf, cap, "%s %s other values than %s", others, count == 1 ? "has" : "have", most);
     *odd = 0;
     while (*odd < n && !differs(&of[*odd], &of[like]))
@@ -176,10 +184,10 @@ static cddp_status hash_all(cddp_ddp *d, struct cdi_replica *mine, struct cdi_er
 static void describe(const cddp_ddp *d, size_t i, const struct cdi_replica *of, int n, struct cdi_error *bad)
 {
     const struct cdi_replicas *r = d->replicas;
-    char who[2 * TEXT_BYTES], since[64] = "";
+    char who[2 * WHO_BYTES], since[64] = "";
     int odd;
 
-    cdi_replicas_name(of, n, who, sizeof who, &odd);
+    cdi_replicas_name(of, n, cdi_comm_world(replicas_comm(d))->ranks, who, sizeof who, &odd);
     if (r->checked)
         (void)snprintf(since, sizeof since, "; all were equal after %" PRIu64 " step%s", r->before,
                        r->before == 1 ? "" : "s");
@@ -237,23 +245,29 @@ static cddp_status compare(cddp_ddp *d, struct cdi_error *bad, struct cdi_error 
     return st;
 }
 
+/* The verdict on a share, and the rank of the job that differs, plus 1. */
+struct told {
+    int32_t status, blamed;
+};
+
 /* Tells the ranks of a group about a share that differs: all of them leave out the step. */
 static cddp_status tell_group(cddp_ddp *d, struct cdi_error *bad, struct cdi_error *err)
 {
     const struct cdi_world *w = cdi_comm_world(d->comm);
-    int32_t mine = bad->status, *all = calloc((size_t)w->size, sizeof *all);
-    cddp_status st = all != NULL ? cdi_ddp_all_gather(d, d->comm, &mine, all, 1, CDDP_INT32, err)
+    const struct told mine = {bad->status, bad->blamed};
+    struct told *all = calloc((size_t)w->size, sizeof *all);
+    cddp_status st = all != NULL ? cdi_ddp_all_gather(d, d->comm, &mine, all, 2, CDDP_INT32, err)
                                  : cdi_fail(err, CDDP_E_NOMEM, "out of memory for %d ranks", w->size);
     int whose = 0;
 
-    while (st == CDDP_OK && whose < w->size && all[whose] == CDDP_OK)
+    while (st == CDDP_OK && whose < w->size && all[whose].status == CDDP_OK)
         whose++;
-    free(all);
     if (st == CDDP_OK && whose < w->size && bad->status == CDDP_OK)
-        (void)cdi_fail_by(bad, cdi_rank_of_job(w, whose), CDDP_E_MISMATCH,
-                          "after %" PRIu64 " step%s: the shares of rank %d differ between replicas, which its message "
+        (void)cdi_fail_by(bad, all[whose].blamed - 1, CDDP_E_MISMATCH,
+                          "after %" PRIu64 " step%s: the shares of %s differ between replicas, which its message "
                           "names",
-                          d->step, d->step == 1 ? "" : "s", whose);
+                          d->step, d->step == 1 ? "" : "s", cdi_who(w->ranks, whose).text);
+    free(all);
     return st;
 }
 

@@ -36,8 +36,9 @@ struct cdi_replica {
 bool cdi_replicas_agree(const struct cdi_replica *of, int n);
 /*
  * Writes "rank 3 has other values than ranks 0 to 2": against the values that most ranks have; of several, those of the
- * lowest rank. Sets *odd to the first rank that differs. Pure.
+ * lowest rank. In a part, each with its ranks of the job; ranks: as in struct cdi_world. Sets *odd to the first rank
+ * that differs. Pure.
  */
-void cdi_replicas_name(const struct cdi_replica *of, int n, char *buf, size_t cap, int *odd);
+void cdi_replicas_name(const struct cdi_replica *of, int n, const int *ranks, char *buf, size_t cap, int *odd);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "worker/reducer/uneven.h"
 
+#include "worker/backend/who.h"
 #include "worker/reducer/grads/buffers.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/launch.h"
@@ -117,9 +118,10 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
     if (size - active > 1)
         (void)snprintf(more, sizeof more, " (and %d more)", size - active - 1);
     return cdi_fail(err, CDDP_E_STATE,
-                    "rank %d%s had no samples left in step %llu, in which %d of %d ranks trained: with "
+                    "%s%s had no samples left in step %llu, in which %d of %d ranks trained: with "
                     "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps",
-                    first, more, (unsigned long long)d->step, active, size);
+                    cdi_who(cdi_comm_world(d->comm)->ranks, first).text, more, (unsigned long long)d->step, active,
+                    size);
 }
 
 cddp_status cdi_uneven_complete(cddp_ddp *d)

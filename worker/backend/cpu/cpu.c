@@ -8,6 +8,7 @@
 #include "worker/backend/describe.h"
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
+#include "worker/backend/who.h"
 #include "worker/store/client.h"
 
 #include <inttypes.h>
@@ -54,7 +55,8 @@ static cddp_status cpu_run_work(void *arg, const struct cdi_work *work, bool on_
         struct cdi_error told = why;
 
         if (st != CDDP_E_MISMATCH)
-            (void)cdi_fail_since(&told, &why, "rank %d gave up: %.480s", b->comm.rank, why.msg);
+            (void)cdi_fail_since(&told, &why, "%s gave up: %.480s", cdi_who(b->world.ranks, b->comm.rank).text,
+                                 why.msg);
         if (told.blamed == 0)
             told.blamed = cdi_rank_of_job(&b->world, b->comm.rank) + 1;
         if (b->comm.shm != NULL) /* a world of one rank has none */
@@ -73,7 +75,8 @@ static void abort_if_busy(struct cdi_backend *b)
         struct cdi_error why;
 
         (void)cdi_fail_by(&why, cdi_rank_of_job(&b->world, b->comm.rank), CDDP_E_ABORTED,
-                          "rank %d left the job while collectives were in flight", b->comm.rank);
+                          "%s left the job while collectives were in flight",
+                          cdi_who(b->world.ranks, b->comm.rank).text);
         cdi_shm_abort(b->comm.shm, &why);
     }
 }
@@ -316,11 +319,10 @@ static void cpu_describe(struct cdi_backend *b, cddp_device_info *out)
     (void)snprintf(out->name, sizeof out->name, "cpu");
 }
 
-static void cpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
+static void cpu_abort(struct cdi_backend *b, const struct cdi_error *why)
 {
-    struct cdi_error err;
+    struct cdi_error err = cdi_abort_of(&b->world, why);
 
-    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->comm.rank), status, "%s", why);
     if (b->comm.shm != NULL)
         cdi_shm_abort(b->comm.shm, &err);
     if (b->comm.tcp != NULL)

@@ -9,6 +9,7 @@
 #include "worker/backend/describe.h"
 #include "worker/backend/mpi/state.h"
 #include "worker/backend/spin.h"
+#include "worker/backend/who.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -29,11 +30,8 @@
 
 struct cdi_peer_error cdi_mpi_peer_error(const struct cdi_backend *b)
 {
-    return (struct cdi_peer_error){.keys = &b->world.keys,
-                                   .prefix = "mpi/",
-                                   .rank = b->world.rank,
-                                   .size = b->world.size,
-                                   .of_job = b->world_rank[b->world.rank]};
+    return (struct cdi_peer_error){
+        .keys = &b->world.keys, .prefix = "mpi/", .rank = b->world.rank, .size = b->world.size, .ranks = b->world_rank};
 }
 
 void cdi_mpi_what(const struct cdi_work *work, char *buf, size_t cap)
@@ -111,7 +109,7 @@ static int64_t count_at_leave(const struct cdi_mpi_run *run, int rank)
 
 static cddp_status report_left(const struct cdi_backend *b, int rank, struct cdi_error *err)
 {
-    return cdi_fail_by(err, b->world_rank[rank], CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
+    return cdi_fail_by(err, b->world_rank[rank], CDDP_E_PEER, "%s " CDI_HAS_LEFT, cdi_who(b->world_rank, rank).text);
 }
 
 /* Finds the first of the ranks that have left: the others miss it first. */
@@ -161,7 +159,7 @@ static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *e
 
     for (int r = 0; r < b->world.size; r++) {
         struct pollfd p = {.fd = b->neighbours[r].pidfd, .events = POLLIN};
-        char what[160];
+        char what[160], pid[32];
 
         if (p.fd < 0 || poll(&p, 1, 0) != 1 || count_at_leave(run, r) >= 0)
             continue;
@@ -172,8 +170,9 @@ static cddp_status await_check_host(struct cdi_mpi_run *run, struct cdi_error *e
             return st;
         }
         cdi_mpi_what(run->work, what, sizeof what);
-        return cdi_fail_by(err, b->world_rank[r], CDDP_E_PEER, "rank %d (pid %d) died; this rank was in %s", r,
-                           b->neighbours[r].pid, what);
+        (void)snprintf(pid, sizeof pid, "pid %d", b->neighbours[r].pid);
+        return cdi_fail_by(err, b->world_rank[r], CDDP_E_PEER, "%s died; this rank was in %s",
+                           cdi_who_note(b->world_rank, r, pid).text, what);
     }
     return CDDP_OK;
 }
@@ -243,8 +242,8 @@ static cddp_status await_timed_out(struct cdi_mpi_run *run, struct cdi_error *er
         known = cdi_peer_error_late(&w, SERIES, run->number, &late);
     of_job = late.n > 0 ? run->b->world_rank[late.first] : -1;
     if (late.n > 0)
-        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: rank%s %s did not arrive within %.4g s", what,
-                           late.n == 1 ? "" : "s", late.text, (double)run->timeout_ms / 1000);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s: %s did not arrive within %.4g s", what,
+                           cdi_who_list(run->b->world_rank, &late).text, (double)run->timeout_ms / 1000);
     return cdi_fail(err, CDDP_E_TIMEOUT, "%s: not done within %.4g s%s", what, (double)run->timeout_ms / 1000,
                     known ? ", though every rank has come to it: the network may be stuck" : "");
 }

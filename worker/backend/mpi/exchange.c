@@ -3,6 +3,7 @@
 #include "common/crc64.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/mpi/state.h"
+#include "worker/backend/who.h"
 #include "worker/base/dtype.h"
 
 #include <inttypes.h>
@@ -61,7 +62,8 @@ static cddp_status opening_mismatch(const struct cdi_backend *backend, const cha
     opening_text(other, other_text, sizeof other_text);
     cdi_origins_text(a, &of_first, b, &of_other, of, sizeof of);
     return cdi_fail_by(err, backend->world_rank[a > b ? a : b], CDDP_E_MISMATCH,
-                       "ranks called different %s: rank %d called %s, rank %d called %s%s", what, a, first_text, b,
+                       "ranks called different %s: %s called %s, %s called %s%s", what,
+                       cdi_who(backend->world_rank, a).text, first_text, cdi_who(backend->world_rank, b).text,
                        other_text, of);
 }
 

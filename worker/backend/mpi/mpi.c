@@ -5,6 +5,7 @@
 #include "worker/backend/host_elementwise.h"
 #include "worker/backend/message_group.h"
 #include "worker/backend/mpi/state.h"
+#include "worker/backend/who.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -244,7 +245,8 @@ static void tell_left(struct cdi_backend *b)
         struct cdi_error why;
 
         (void)cdi_fail_by(&why, b->world_rank[b->world.rank], CDDP_E_ABORTED,
-                          "rank %d left the job while collectives were in flight", b->world.rank);
+                          "%s left the job while collectives were in flight",
+                          cdi_who(b->world_rank, b->world.rank).text);
         cdi_mpi_tell_peers(b, &why);
         return;
     }
@@ -550,11 +552,10 @@ static cddp_status mpi_peek(struct cdi_backend *b, struct cdi_error *err)
     return st == CDDP_OK ? cdi_flight_check(b->world.flight, err) : st;
 }
 
-static void mpi_abort(struct cdi_backend *b, cddp_status status, const char *why)
+static void mpi_abort(struct cdi_backend *b, const struct cdi_error *why)
 {
-    struct cdi_error err;
+    struct cdi_error err = cdi_abort_of(&b->world, why);
 
-    (void)cdi_fail_by(&err, b->world_rank[b->world.rank], status, "%s", why);
     cdi_queue_fail(b->queue, &err);
     atomic_store(&b->stopped, true);
     cdi_mpi_process_broken();

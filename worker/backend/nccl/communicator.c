@@ -10,6 +10,7 @@
 #include "worker/backend/nccl/device/reduction_support.h"
 #include "worker/backend/nccl/issue.h"
 #include "worker/backend/nccl/state/health.h"
+#include "worker/backend/who.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -104,9 +105,8 @@ static cddp_status fetch_ids(struct cdi_backend *b, ncclUniqueId *ids, int roots
         if (t.nccl_code != cdi_nccl.code) {
             cdi_nccl_version_text(cdi_nccl.code, ours, sizeof ours);
             cdi_nccl_version_text(t.nccl_code, theirs, sizeof theirs);
-            return cdi_fail(err, CDDP_E_VERSION,
-                            "rank %d has NCCL %s, but rank 0 has %s: all ranks need the same library", b->world.rank,
-                            ours, theirs);
+            return cdi_fail(err, CDDP_E_VERSION, "%s has NCCL %s, but rank 0 has %s: all ranks need the same library",
+                            cdi_who(b->world.ranks, b->world.rank).text, ours, theirs);
         }
         ids[k] = t.id;
     }
@@ -183,8 +183,8 @@ static cddp_status communicator_agree(struct cdi_backend *b, const struct cdi_er
         if (strncmp(mine->msg, "rank", 4) == 0) /* it names this rank */
             (void)snprintf(text, sizeof text, "%d %d %.1000s", (int)mine->status, b->world.rank, mine->msg);
         else
-            (void)snprintf(text, sizeof text, "%d %d rank %d: %.980s", (int)mine->status, b->world.rank, b->world.rank,
-                           mine->msg);
+            (void)snprintf(text, sizeof text, "%d %d %.60s: %.980s", (int)mine->status, b->world.rank,
+                           cdi_who(b->world.ranks, b->world.rank).text, mine->msg);
         st = k->set(k->arg, broken, text, strlen(text), err);
         if (st == CDDP_OK)
             st = k->add(k->arg, ready, FAILED, NULL, err);

@@ -18,6 +18,7 @@
 #include "worker/backend/nccl/state/ring.h"
 #include "worker/backend/nccl/wait.h"
 #include "worker/backend/nccl/watch.h"
+#include "worker/backend/who.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -140,7 +141,7 @@ static void gpu_abandon(struct cdi_backend *b)
     if (idle)
         return;
     (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->world.rank), CDDP_E_ABORTED,
-                      "rank %d left the job while collectives were in flight", b->world.rank);
+                      "%s left the job while collectives were in flight", cdi_who(b->world.ranks, b->world.rank).text);
     (void)cdi_gpu_fail(b, &err);
 }
 
@@ -347,11 +348,10 @@ static cddp_status gpu_split(struct cdi_backend *b, const struct cdi_split *how,
 
 /* --------------------------------------------------------------------------------------------------- the table ---- */
 
-static void gpu_abort(struct cdi_backend *b, cddp_status status, const char *why)
+static void gpu_abort(struct cdi_backend *b, const struct cdi_error *why)
 {
-    struct cdi_error err;
+    const struct cdi_error err = cdi_abort_of(&b->world, why);
 
-    (void)cdi_fail_by(&err, cdi_rank_of_job(&b->world, b->world.rank), status, "%s", why);
     (void)cdi_gpu_fail(b, &err);
 }
 

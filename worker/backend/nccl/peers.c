@@ -3,6 +3,7 @@
 
 #include "worker/backend/nccl/graph_capture.h"
 #include "worker/backend/nccl/state/health.h"
+#include "worker/backend/who.h"
 
 /* Of numbers: of collectives, and of their replays. */
 #define SERIES "at"
@@ -14,7 +15,7 @@ static struct cdi_peer_error peers_channel(const struct cdi_backend *b)
                                    .prefix = b->prefix,
                                    .rank = b->world.rank,
                                    .size = b->world.size,
-                                   .of_job = cdi_rank_of_job(&b->world, b->world.rank)};
+                                   .ranks = b->world.ranks};
 }
 
 /* The first rank to fail publishes the reason, for ranks that NCCL leaves waiting. */
@@ -99,10 +100,11 @@ static void peers_find_late(struct cdi_backend *b, struct cdi_error *err)
     if (cdi_host->flight_check(b->world.flight, err) != CDDP_OK) /* this is the cause */
         return;
     if (late.n > 1 && number == 0)
-        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of ranks %s did not arrive within %.4g s", op, late.text, seconds);
+        (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: one of %s did not arrive within %.4g s", op,
+                       cdi_who_list(b->world.ranks, &late).text, seconds);
     else if (late.n > 0)
         (void)cdi_fail_by(err, cdi_rank_of_job(&b->world, late.first), CDDP_E_TIMEOUT,
-                          "%s: rank%s %s did not arrive within %.4g s", op, late.n == 1 ? "" : "s", late.text, seconds);
+                          "%s: %s did not arrive within %.4g s", op, cdi_who_list(b->world.ranks, &late).text, seconds);
     else
         (void)cdi_fail(err, CDDP_E_TIMEOUT, "%s: not completed within %.4g s%s", op, seconds,
                        known ? ", though every rank has called it: ranks may have called different collectives, or the "

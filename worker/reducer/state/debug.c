@@ -9,6 +9,7 @@
 #include "common/crc64.h"
 #include "common/env.h"
 #include "common/log.h"
+#include "worker/backend/who.h"
 #include "worker/math/float16.h"
 #include "worker/reducer/state/arena.h"
 
@@ -76,9 +77,11 @@ static bool debug_warns_first(cddp_ddp *d, enum warning what)
     return first;
 }
 
-static int rank_of(const cddp_ddp *d)
+static struct cdi_who who(const cddp_ddp *d)
 {
-    return cdi_comm_world(d->comm)->rank;
+    const struct cdi_world *w = cdi_comm_world(d->comm);
+
+    return cdi_who(w->ranks, w->rank);
 }
 
 void cdi_debug_asked(cddp_ddp *d, size_t i)
@@ -145,14 +148,14 @@ static void look_for_zeros(cddp_ddp *d)
         }
     if (n_unasked > 0)
         cdi_log(CDI_LOG_WARN, "DDP-ZERO",
-                "rank %d: the gradients of the first step are all zero, and cddp_ddp_grad() was not called for %zu of "
+                "%s: the gradients of the first step are all zero, and cddp_ddp_grad() was not called for %zu of "
                 "%zu parameters, such as '%.100s': the backward pass must write to the address that it returns",
-                rank_of(d), n_unasked, d->n_params, d->params[first].name);
+                who(d).text, n_unasked, d->n_params, d->params[first].name);
     else
         cdi_log(CDI_LOG_WARN, "DDP-ZERO",
-                "rank %d: the gradients of the first step are all zero: does the backward pass write to "
+                "%s: the gradients of the first step are all zero: does the backward pass write to "
                 "cddp_ddp_grad() (or to `grad`), and before cddp_ddp_grad_ready()?",
-                rank_of(d));
+                who(d).text);
 }
 
 /* Warns of a gradient that was written after it was reported ready: the mean overwrites it. */
@@ -164,9 +167,9 @@ static void look_for_late_writes(cddp_ddp *d)
             continue;
         if (debug_warns_first(d, WRITTEN_LATE))
             cdi_log(CDI_LOG_WARN, "DDP-LATE",
-                    "rank %d: the gradient of '%.100s' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() "
+                    "%s: the gradient of '%.100s' was written between cddp_ddp_grad_ready() and cddp_ddp_wait() "
                     "in step %llu: that write is lost",
-                    rank_of(d), d->params[i].name, (unsigned long long)d->step);
+                    who(d).text, d->params[i].name, (unsigned long long)d->step);
         return;
     }
 }
@@ -181,9 +184,9 @@ static void look_for_frozen_parameters(cddp_ddp *d)
         d->debug->params_crc = crc;
     else if (crc == d->debug->params_crc && debug_warns_first(d, FROZEN))
         cdi_log(CDI_LOG_WARN, "DDP-FROZEN",
-                "rank %d: no parameter has changed in %d steps: does the optimizer update the memory that was passed "
+                "%s: no parameter has changed in %d steps: does the optimizer update the memory that was passed "
                 "to cddp_ddp_create() as `data`?",
-                rank_of(d), FROZEN_STEPS);
+                who(d).text, FROZEN_STEPS);
 }
 
 void cdi_debug_complete(cddp_ddp *d)
@@ -245,10 +248,10 @@ void cdi_debug_completed(cddp_ddp *d)
             same = !d->debug->seen[i] || mean_is_own(d, i);
         if (same && debug_warns_first(d, SAME_EVERYWHERE))
             cdi_log(CDI_LOG_WARN, "DDP-SAME",
-                    "rank %d: the mean of all %d ranks' gradients is this rank's own in the first step, as if all were "
+                    "%s: the mean of all %d ranks' gradients is this rank's own in the first step, as if all were "
                     "the same: does each rank read its own samples (cddp_sampler_create, or a seed that depends on the "
                     "rank)?",
-                    rank_of(d), cdi_comm_world(d->comm)->size);
+                    who(d).text, cdi_comm_world(d->comm)->size);
     }
     free(d->debug->own); /* not needed in later steps */
     d->debug->own = NULL;

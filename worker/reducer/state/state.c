@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/crc64.h"
+#include "worker/backend/who.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -18,12 +19,13 @@ cddp_status cdi_ddp_check(const char *function, const cddp_ddp *ddp, struct cdi_
 /* Other ranks of comm would wait for this one; now they hear why. */
 static void end_comm(cddp_comm *comm, const struct cdi_error *err)
 {
-    char why[CDI_ERROR_TEXT];
+    const struct cdi_world *w = cdi_comm_world(comm);
+    struct cdi_error why;
 
     if (cdi_comm_is_over(comm))
         return;
-    (void)snprintf(why, sizeof why, "rank %d: %.800s", cdi_comm_world(comm)->rank, err->msg);
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, why);
+    (void)cdi_fail_by(&why, err->blamed - 1, CDDP_E_ABORTED, "%s: %.800s", cdi_who(w->ranks, w->rank).text, err->msg);
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), &why);
 }
 
 cddp_status cdi_ddp_set_error(cddp_ddp *d, const struct cdi_error *err)
@@ -54,13 +56,14 @@ void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b)
 
 cddp_status cdi_ddp_fail_misuse(cddp_ddp *d, const struct cdi_error *err)
 {
-    char why[CDI_ERROR_TEXT];
+    const struct cdi_world *w = cdi_comm_world(d->comm);
+    struct cdi_error why;
 
-    (void)snprintf(why, sizeof why, "rank %d: %s%.64s%s%.800s", cdi_comm_world(d->comm)->rank,
-                   d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
-                   err->msg);
+    (void)cdi_fail_by(&why, err->blamed - 1, CDDP_E_ABORTED, "%s: %s%.64s%s%.800s", cdi_who(w->ranks, w->rank).text,
+                      d->name != NULL ? "model '" : "", d->name != NULL ? d->name : "", d->name != NULL ? "': " : "",
+                      err->msg);
     (void)cdi_ddp_set_error(d, err);
-    d->ops->abort(d->b, CDDP_E_ABORTED, why);
+    d->ops->abort(d->b, &why);
     return d->sticky.status;
 }
 

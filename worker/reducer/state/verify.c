@@ -2,6 +2,7 @@
 #include "worker/reducer/state/verify.h"
 
 #include "common/cleanup.h"
+#include "worker/backend/who.h"
 #include "worker/base/dtype.h"
 #include "worker/comm/agree.h"
 
@@ -112,38 +113,36 @@ static const char *noun(const struct entry *e)
     return e->buffer ? "buffer" : "parameter";
 }
 
-static cddp_status verify_name_difference(size_t i, const struct entry *a, int rank_a, const struct entry *b,
-                                          int rank_b, struct cdi_error *err)
+static cddp_status verify_name_difference(size_t i, const struct entry *a, const char *who_a, const struct entry *b,
+                                          const char *who_b, struct cdi_error *err)
 {
     if (a->buffer != b->buffer)
-        return cdi_fail(err, CDDP_E_MISMATCH,
-                        "'" NAME "' " TEXT " is a %s on rank %d, where rank %d has the %s '" NAME "' " TEXT, a->name,
-                        a->text, noun(a), rank_a, rank_b, noun(b), b->name, b->text);
+        return cdi_fail(err, CDDP_E_MISMATCH, "'" NAME "' " TEXT " is a %s on %s, where %s has the %s '" NAME "' " TEXT,
+                        a->name, a->text, noun(a), who_a, who_b, noun(b), b->name, b->text);
     if (strcmp(a->name, b->name) == 0)
-        return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '" NAME "' is " TEXT " on rank %d but " TEXT " on rank %d",
-                        noun(a), i, a->name, a->text, rank_a, b->text, rank_b);
-    return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '" NAME "' " TEXT " on rank %d but '" NAME "' " TEXT " on rank %d",
-                    noun(a), i, a->name, a->text, rank_a, b->name, b->text, rank_b);
+        return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu '" NAME "' is " TEXT " on %s but " TEXT " on %s", noun(a), i,
+                        a->name, a->text, who_a, b->text, who_b);
+    return cdi_fail(err, CDDP_E_MISMATCH, "%s %zu is '" NAME "' " TEXT " on %s but '" NAME "' " TEXT " on %s", noun(a),
+                    i, a->name, a->text, who_a, b->name, b->text, who_b);
 }
 
 /*
  * Reports the surplus of the longer list; the lists are equal up to the end of the shorter one. `first` is the next
  * entry of rank_long's list.
  */
-static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, int rank_long, int rank_short,
-                                struct cdi_error *err)
+static cddp_status name_surplus(size_t i, const struct entry *first, struct reader rest, const char *who_long,
+                                const char *who_short, struct cdi_error *err)
 {
     struct entry e;
     size_t n_long = i + 1;
 
     while (next_entry(&rest, &e))
         n_long += e.buffer == first->buffer;
-    return cdi_fail(err, CDDP_E_MISMATCH,
-                    "rank %d has %zu %ss but rank %d has %zu: %s %zu '" NAME "' " TEXT " is only on rank %d",
-                    rank_short, i, noun(first), rank_long, n_long, noun(first), i, first->name, first->text, rank_long);
+    return cdi_fail(err, CDDP_E_MISMATCH, "%s has %zu %ss but %s has %zu: %s %zu '" NAME "' " TEXT " is only on %s",
+                    who_short, i, noun(first), who_long, n_long, noun(first), i, first->name, first->text, who_long);
 }
 
-cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
+cddp_status cdi_verify_compare(const struct cdi_buf *a, const char *who_a, const struct cdi_buf *b, const char *who_b,
                                struct cdi_error *err)
 {
     struct reader ra = {(const char *)cdi_buf_data(a), a->len}, rb = {(const char *)cdi_buf_data(b), b->len};
@@ -162,11 +161,11 @@ cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct
             i = 0;
         }
         if (!has_b)
-            return name_surplus(i, &ea, ra, rank_a, rank_b, err);
+            return name_surplus(i, &ea, ra, who_a, who_b, err);
         if (!has_a)
-            return name_surplus(i, &eb, rb, rank_b, rank_a, err);
+            return name_surplus(i, &eb, rb, who_b, who_a, err);
         if (ea.len != eb.len || memcmp(ea.name, eb.name, ea.len) != 0)
-            return verify_name_difference(i, &ea, rank_a, &eb, rank_b, err);
+            return verify_name_difference(i, &ea, who_a, &eb, who_b, err);
     }
 }
 
@@ -202,13 +201,14 @@ static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struc
 static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records, int other,
                                    struct cdi_error *err)
 {
+    const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, other);
     struct cdi_buf first = {0}, second = {0};
     cddp_status status = share_list(comm, &first, mine, 0, (size_t)records[F_LIST_BYTES], err);
 
     if (status == CDDP_OK)
         status = share_list(comm, &second, mine, other, (size_t)records[other * N_FIELDS + F_LIST_BYTES], err);
-    if (status == CDDP_OK && cdi_verify_compare(&first, 0, &second, other, err) == CDDP_OK)
-        status = cdi_fail(err, CDDP_E_MISMATCH, "the parameters of rank 0 and rank %d have different hashes", other);
+    if (status == CDDP_OK && cdi_verify_compare(&first, "rank 0", &second, who.text, err) == CDDP_OK)
+        status = cdi_fail(err, CDDP_E_MISMATCH, "the parameters of rank 0 and %s have different hashes", who.text);
     else if (status == CDDP_OK)
         status = CDDP_E_MISMATCH;
     if (status == CDDP_E_MISMATCH && err != NULL)
@@ -224,7 +224,7 @@ static const char *type_text(uint64_t dtype)
 }
 
 /* Compares the options that shape the buckets; the records alone suffice to name them. */
-static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
+static cddp_status compare_options(const uint64_t *a, const uint64_t *b, const char *other, struct cdi_error *err)
 {
     static const struct {
         int field;
@@ -240,31 +240,31 @@ static cddp_status compare_options(const uint64_t *a, const uint64_t *b, int oth
 
         if (a[f] != b[f] && f == F_COMM_DTYPE)
             return cdi_fail(err, CDDP_E_MISMATCH,
-                            "cddp_ddp_options.comm_dtype is %s on rank 0 but %s on rank %d: it must be the same on "
+                            "cddp_ddp_options.comm_dtype is %s on rank 0 but %s on %s: it must be the same on "
                             "every rank",
                             type_text(a[f]), type_text(b[f]), other);
         if (a[f] != b[f])
             return cdi_fail(err, CDDP_E_MISMATCH,
                             "cddp_ddp_options.%s is %" PRIu64 " on rank 0 but %" PRIu64
-                            " on rank %d: it must be the same on every rank",
+                            " on %s: it must be the same on every rank",
                             options[i].name, a[f], b[f], other);
     }
     return CDDP_OK;
 }
 
 /* Compares the variables of the environment by which the ranks check each other's numbers. */
-static cddp_status compare_checks(const uint64_t *a, const uint64_t *b, int other, struct cdi_error *err)
+static cddp_status compare_checks(const uint64_t *a, const uint64_t *b, const char *other, struct cdi_error *err)
 {
     static const char *const modes[] = {"off", "warn", "error"};
 
     if (a[F_NAN_CHECK] != b[F_NAN_CHECK] && a[F_NAN_CHECK] < 3 && b[F_NAN_CHECK] < 3)
         return cdi_fail(err, CDDP_E_MISMATCH,
-                        "CDDP_NAN_CHECK is %s on rank 0 but %s on rank %d: it must be the same on every rank",
+                        "CDDP_NAN_CHECK is %s on rank 0 but %s on %s: it must be the same on every rank",
                         modes[a[F_NAN_CHECK]], modes[b[F_NAN_CHECK]], other);
     if (a[F_CHECK_REPLICAS] != b[F_CHECK_REPLICAS])
         return cdi_fail(err, CDDP_E_MISMATCH,
                         "CDDP_CHECK_REPLICAS is %" PRIu64 " on rank 0 but %" PRIu64
-                        " on rank %d: it must be the same on every rank",
+                        " on %s: it must be the same on every rank",
                         a[F_CHECK_REPLICAS], b[F_CHECK_REPLICAS], other);
     return CDDP_OK;
 }
@@ -275,12 +275,14 @@ static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, 
     int size = cdi_comm_world(comm)->size;
 
     for (int r = 1; r < size; r++) {
+        const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
         const uint64_t *record = records + (size_t)r * N_FIELDS;
 
         if (record[F_N_PARAMS] != records[F_N_PARAMS] || record[F_HASH] != records[F_HASH] ||
             record[F_LIST_BYTES] != records[F_LIST_BYTES])
             return find_difference(comm, mine, records, r, err);
-        if (compare_options(records, record, r, err) != CDDP_OK || compare_checks(records, record, r, err) != CDDP_OK) {
+        if (compare_options(records, record, who.text, err) != CDDP_OK ||
+            compare_checks(records, record, who.text, err) != CDDP_OK) {
             if (err != NULL)
                 err->blamed = cdi_rank_of_job(cdi_comm_world(comm), r) + 1;
             return CDDP_E_MISMATCH;

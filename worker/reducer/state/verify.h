@@ -44,7 +44,7 @@ cddp_status cdi_verify(cddp_comm *comm, const struct cdi_verify_input *in, const
 cddp_status cdi_verify_encode(struct cdi_buf *list, const cddp_param *params, const size_t *tied, size_t n,
                               bool buffers);
 /* Names the first difference between two ranks' lists in err. Returns CDDP_E_MISMATCH, or CDDP_OK if there is none. */
-cddp_status cdi_verify_compare(const struct cdi_buf *a, int rank_a, const struct cdi_buf *b, int rank_b,
+cddp_status cdi_verify_compare(const struct cdi_buf *a, const char *who_a, const struct cdi_buf *b, const char *who_b,
                                struct cdi_error *err);
 
 #endif

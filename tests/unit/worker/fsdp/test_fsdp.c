@@ -485,8 +485,10 @@ static int lacks_replicas(int rank)
         CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
         CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
         opt.replicas = rank != wrong ? replicas : NULL;
-        (void)snprintf(text, sizeof text, "cddp_fsdp_options.replicas: rank %d has none that can be used, but rank %d",
-                       wrong, wrong ^ 1);
+        (void)snprintf(text, sizeof text,
+                       wrong < 2 ? "cddp_fsdp_options.replicas: rank %d has none that can be used, but rank %d of"
+                                 : ": rank %d (rank %d of the job) has none that can be used, but rank %d (rank",
+                       wrong % 2, wrong < 2 ? wrong ^ 1 : wrong, wrong % 2 ^ 1);
         CHECK(cddp_fsdp_create(&f, group, units, UNITS, &opt) == CDDP_E_MISMATCH);
         CHECK(strstr(cddp_last_error(), text) != NULL && f == NULL);
         CHECK((cddp_barrier(group) == CDDP_OK) == (rank / 2 == wrong / 2));

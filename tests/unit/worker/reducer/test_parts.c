@@ -440,6 +440,7 @@ static int replica_ends_after_a_death(int rank)
     const cddp_param param = {.size = sizeof param, .name = "p", .count = 400, .dtype = CDDP_FLOAT32};
     const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
     cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_error_info info = {.size = sizeof info};
     cddp_comm *comm, *group;
     cddp_fsdp *f;
 
@@ -457,6 +458,8 @@ static int replica_ends_after_a_death(int rank)
     CHECK(cddp_fsdp_grads_ready(f, 0) != CDDP_OK || cddp_fsdp_end_step(f) != CDDP_OK);
     CHECK(strstr(cddp_last_error(), "died") != NULL);
     CHECK(strstr(cddp_last_error(), "rank 1 (pid") != NULL || strstr(cddp_last_error(), "rank 1 of the job") != NULL);
+    cddp_last_error_info(&info);
+    CHECK(info.rank == 1); /* though another rank of the group may have told it */
     cddp_fsdp_destroy(f);
     (void)cddp_finalize(opt.replicas);
     (void)cddp_finalize(group);
@@ -467,6 +470,87 @@ static int replica_ends_after_a_death(int rank)
 Test(parts, names_the_rank_that_died_in_another_replica)
 {
     cr_assert_eq(everywhere(4, replica_ends_after_a_death), 0);
+}
+
+/* Replicas that differ: after two steps ranks 2 and 3 change their shares. */
+static int replicas_differ(int rank)
+{
+    static float x[400];
+    const cddp_param param = {.size = sizeof param, .name = "p", .data = x, .count = 400, .dtype = CDDP_FLOAT32};
+    const cddp_fsdp_unit unit = {.size = sizeof unit, .name = "u", .params = &param, .n_params = 1};
+    cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_fsdp_shard_info own = {.size = sizeof own};
+    cddp_optim_options how;
+    cddp_comm *comm, *group;
+    cddp_optim *optim;
+    cddp_fsdp *f;
+    float *grad;
+    char who[128];
+
+    (void)setenv("CDDP_CHECK_REPLICAS", "1", 1);
+    (void)snprintf(who, sizeof who, ": rank 1 (rank %d of the job) has other values than %s;", rank % 2 == 0 ? 2 : 3,
+                   rank % 2 == 0 ? "rank 0" : "rank 0 (rank 1 of the job)");
+    cddp_optim_defaults(&how, sizeof how, CDDP_OPTIM_SGD);
+    how.lr = 1;
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&group, comm, rank / 2, 0, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&opt.replicas, comm, rank % 2, 0, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&f, group, &unit, 1, &opt) == CDDP_OK);
+    CHECK(cddp_optim_create_sharded(&optim, f, &how) == CDDP_OK);
+    CHECK(cddp_fsdp_shard(f, 0, 0, &own) == CDDP_OK && own.count > 0);
+    for (int step = 0; step < 3; step++) {
+        if (rank >= 2 && step == 2)
+            *(float *)own.param += 1;
+        CHECK(cddp_fsdp_gather(f, 0) == CDDP_OK && cddp_fsdp_wait_unit(f, 0) == CDDP_OK);
+        CHECK((grad = cddp_fsdp_grad(f, 0, 0)) != NULL);
+        for (int i = 0; i < 400; i++)
+            grad[i] = 1;
+        CHECK(cddp_fsdp_release(f, 0) == CDDP_OK && cddp_fsdp_grads_ready(f, 0) == CDDP_OK);
+        CHECK(cddp_optim_step(optim, NULL) == (step < 2 ? CDDP_OK : CDDP_E_MISMATCH));
+    }
+    CHECK(strstr(cddp_last_error(), who) != NULL);
+    cddp_last_error_info(&info);
+    CHECK(info.rank == (rank % 2 == 0 ? 2 : 3));
+    cddp_fsdp_destroy(f);
+    cddp_optim_destroy(optim);
+    (void)cddp_finalize(opt.replicas);
+    (void)cddp_finalize(group);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, names_replicas_by_their_ranks_of_the_job)
+{
+    cr_assert_eq(everywhere(4, replicas_differ), 0);
+}
+
+/* Ranks 2 and 3 do not come to an operation of a part, in which rank 1 waits. */
+static int waits_in_part(int rank)
+{
+    cddp_split_options opt = {.size = sizeof opt, .timeout_ms = 300};
+    cddp_error_info info = {.size = sizeof info};
+    cddp_comm *comm, *part;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&part, comm, rank > 0 ? 0 : -1, 0, &opt) == CDDP_OK);
+    if (rank == 1) {
+        CHECK(cddp_barrier(part) == CDDP_E_TIMEOUT);
+        CHECK(strstr(cddp_last_error(), "(ranks 2, 3 of the job) did not arrive") != NULL ||
+              strstr(cddp_last_error(), "rank 1 (rank 2 of the job) did not arrive") != NULL ||
+              strstr(cddp_last_error(), "rank 2 (rank 3 of the job) did not arrive") != NULL);
+        cddp_last_error_info(&info);
+        CHECK(info.rank == 2 || info.rank == 3);
+    }
+    CHECK(cddp_barrier(comm) == CDDP_OK);
+    (void)(rank > 0 ? cddp_finalize(part) : CDDP_OK);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(parts, names_missing_ranks_of_a_part_by_their_ranks_of_the_job)
+{
+    cr_assert_eq(everywhere(4, waits_in_part), 0);
 }
 
 static int aborts(int rank)

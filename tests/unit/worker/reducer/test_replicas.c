@@ -15,7 +15,7 @@ static void expect_name(const uint64_t *hash, const uint64_t *holds, int n, cons
     for (int r = 0; r < n; r++)
         of[r] = (struct cdi_replica){hash[r], holds != NULL ? holds[r] : 1};
     cr_assert_not(cdi_replicas_agree(of, n));
-    cdi_replicas_name(of, n, got, sizeof got, &odd);
+    cdi_replicas_name(of, n, NULL, got, sizeof got, &odd);
     cr_assert_str_eq(got, want);
     cr_assert_eq(odd, want_odd);
 }
@@ -44,7 +44,7 @@ Test(replicas, long_lists_end)
 
     for (int r = 0; r < 5000; r++)
         of[r] = (struct cdi_replica){(uint64_t)(r % 2), 1};
-    cdi_replicas_name(of, 5000, got, sizeof got, &odd);
+    cdi_replicas_name(of, 5000, NULL, got, sizeof got, &odd);
     cr_assert(strlen(got) < sizeof got - 1, "%s", got);
     cr_assert_eq(strncmp(got, "ranks 1, 3, 5, ", 15), 0, "%s", got);
     cr_assert_not_null(strstr(got, ", ... have other values than ranks 0, 2, "), "%s", got);

@@ -472,9 +472,10 @@ Test(reducer, threads_keep_launch_order)
 
 static void *abort_soon(void *arg)
 {
+    const struct cdi_error enough = {.status = CDDP_E_ABORTED, .msg = "enough"};
     cddp_comm *comm = arg;
 
-    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), CDDP_E_ABORTED, "enough");
+    cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), &enough);
     return NULL;
 }
 

@@ -222,7 +222,7 @@ Test(verify, truncated_list_is_not_overread)
 
         cdi_buf_release(&part);
         cr_assert_eq(cdi_buf_append(&part, cdi_buf_data(&whole), len), CDDP_OK);
-        cr_assert_eq(cdi_verify_compare(&whole, 0, &part, 1, &err), CDDP_E_MISMATCH);
+        cr_assert_eq(cdi_verify_compare(&whole, "rank 0", &part, "rank 1", &err), CDDP_E_MISMATCH);
         cr_assert(strncmp(err.msg, "rank 1 has ", 11) == 0, "%s", err.msg);
     }
     cdi_buf_release(&whole);

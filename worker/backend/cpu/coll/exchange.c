@@ -7,6 +7,7 @@
 #include "worker/backend/cpu/coll/bruck.h"
 #include "worker/backend/cpu/coll/chain.h"
 #include "worker/backend/cpu/coll/choose.h"
+#include "worker/backend/who.h"
 
 #include <string.h>
 
@@ -353,6 +354,7 @@ static cddp_status check_crossed(const struct cdi_run *run, int to, uint32_t pie
     struct cdi_shm *s = run->t->shm;
     struct cdi_shm_mail *m = &s->ranks[to].mail;
     uint64_t address = atomic_load(&m->address);
+    const int *ranks = run->t->wait.ranks;
     char a[160], b[160];
 
     if ((uint32_t)address != (uint32_t)s->rank || cdi_counter_reached(&m->taken, (uint32_t)(address >> 32)) ||
@@ -361,8 +363,9 @@ static cddp_status check_crossed(const struct cdi_run *run, int to, uint32_t pie
     cdi_desc_text(to < s->rank ? &m->desc : &run->desc, a, sizeof a);
     cdi_desc_text(to < s->rank ? &run->desc : &m->desc, b, sizeof b);
     return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, s->first + (to < s->rank ? s->rank : to)),
-                       CDDP_E_MISMATCH, "ranks called different operations: rank %d called %s, rank %d called %s: %s",
-                       s->first + (to < s->rank ? to : s->rank), a, s->first + (to < s->rank ? s->rank : to), b,
+                       CDDP_E_MISMATCH, "ranks called different operations: %s called %s, %s called %s: %s",
+                       cdi_who(ranks, s->first + (to < s->rank ? to : s->rank)).text, a,
+                       cdi_who(ranks, s->first + (to < s->rank ? s->rank : to)).text, b,
                        run->w->n_group == 0 ? "one of them has to receive first"
                                             : "both have to receive what the other one sends");
 }
@@ -427,8 +430,9 @@ static cddp_status mail_compare(const struct cdi_run *run, const struct cdi_shm_
     cdi_desc_text(sent, a, sizeof a);
     cdi_desc_text(&run->desc, b, sizeof b);
     return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, higher), CDDP_E_MISMATCH,
-                       "ranks called different operations: rank %d called %s, rank %d called %s", run->w->op.root, a,
-                       run->t->rank, b);
+                       "ranks called different operations: %s called %s, %s called %s",
+                       cdi_who(run->t->wait.ranks, run->w->op.root).text, a,
+                       cdi_who(run->t->wait.ranks, run->t->rank).text, b);
 }
 
 static cddp_status mail_recv(struct cdi_run *run, struct cdi_error *err)

@@ -3,6 +3,7 @@
 
 #include "worker/backend/cpu/coll/exchange.h"
 #include "worker/backend/cpu/node/shm_bootstrap.h"
+#include "worker/backend/who.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -87,7 +88,7 @@ cddp_status cdi_cpu_region_create(struct cdi_run *run, struct cdi_error *err)
         return st;
     region = region_alloc(t, w->region_bytes);
     if (region == NULL) /* rare enough to abort the communicator, which the peers see */
-        return cdi_fail(err, CDDP_E_NOMEM, "rank %d: out of memory", t->rank);
+        return cdi_fail(err, CDDP_E_NOMEM, "%s: out of memory", cdi_who(t->wait.ranks, t->rank).text);
     mine = cdi_shm_bootstrap_parts(&t->wait, w->region_bytes, region->part, &broken, &why);
     if (broken)
         st = cdi_fail_since(err, &why, "creating shared memory: %.900s", why.msg);

@@ -3,6 +3,7 @@
 
 #include "worker/backend/cpu/net/tcp.h"
 #include "worker/backend/describe.h"
+#include "worker/backend/who.h"
 #include "worker/base/dtype.h"
 
 #include <inttypes.h>
@@ -254,8 +255,9 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         cdi_desc_text(other, b, sizeof b);
         cdi_origins_text(t->shm->first, &mine, t->shm->first + r, &theirs, of, sizeof of);
         return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: rank %d called %s, rank %d called %s%s", t->shm->first,
-                           a, t->shm->first + r, b, of);
+                           "ranks called different collectives: %s called %s, %s called %s%s",
+                           cdi_who(t->wait.ranks, t->shm->first).text, a,
+                           cdi_who(t->wait.ranks, t->shm->first + r).text, b, of);
     }
     return CDDP_OK;
 }

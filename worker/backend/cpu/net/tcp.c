@@ -2,6 +2,7 @@
 #include "worker/backend/cpu/net/tcp.h"
 
 #include "common/clock.h"
+#include "worker/backend/who.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -254,7 +255,8 @@ static cddp_status pump_timed_out(const struct pumping *g, struct cdi_error *err
     if (who == NULL)
         return cdi_fail(err, CDDP_E_TIMEOUT, "not done within %.4g s", seconds);
     return cdi_fail_by(err, cdi_wait_rank_of_job(g->tcp->wait, who->rank), CDDP_E_TIMEOUT,
-                       "rank %d did not %s within %.4g s", who->rank, who->begun ? "continue" : "arrive", seconds);
+                       "%s did not %s within %.4g s", cdi_who(g->tcp->wait->ranks, who->rank).text,
+                       who->begun ? "continue" : "arrive", seconds);
 }
 
 /* Sleeps until data may move, an event has ended all waits, or it is time to look for ranks of this node that died. */

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "worker/backend/cpu/net/tcp_listener.h"
 #include "worker/backend/describe.h"
+#include "worker/backend/who.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -66,7 +67,8 @@ static cddp_status check_not_left(const struct cdi_tcp *tcp, const struct cdi_li
 
     if (known == NULL || known == l || known->rank != l->rank || !cdi_link_gone(known))
         return CDDP_OK;
-    return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, l->rank);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "%s " CDI_HAS_LEFT,
+                       cdi_who(tcp->wait->ranks, l->rank).text);
 }
 
 /* Waits for the text under `name`. whose, number: its owner, for the error message. */
@@ -360,35 +362,35 @@ static bool is_full_for_good(int64_t since_ms, int64_t now_ms, int64_t deadline_
     return since_ms != 0 && (now_ms >= since_ms + CDI_TCP_FULL_MS || now_ms >= deadline_ms);
 }
 
-static cddp_status too_many_files(int rank, struct cdi_error *err)
+static cddp_status too_many_files(const char *who, struct cdi_error *err)
 {
     return cdi_fail_errno(err, EMFILE,
-                          "no connection with rank %d: this rank needs two more descriptors; raise the limit of open "
+                          "no connection with %s: this rank needs two more descriptors; raise the limit of open "
                           "files (ulimit -n)",
-                          rank);
+                          who);
 }
 
 /* Reports that the time is over. */
 static cddp_status not_connected(const struct cdi_tcp *tcp, const struct cdi_link *l, const char *text,
                                  const struct attempt *best, double waited_s, struct cdi_error *err)
 {
+    const struct cdi_who who = cdi_who(tcp->wait->ranks, l->rank);
     int of_job = cdi_wait_rank_of_job(tcp->wait, l->rank);
     const char *why = best->how_far == NOT_OURS ? "another program answers there" : strerror(best->errnum);
 
     if (best->how_far == NO_ANSWER)
-        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "rank %d did not arrive within %.4g s: no answer yet at %.200s",
-                           l->rank, waited_s, text);
+        return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT, "%s did not arrive within %.4g s: no answer yet at %.200s",
+                           who.text, waited_s, text);
     if (best->how_far == HUNG_UP)
         return cdi_fail_by(err, of_job, CDDP_E_TIMEOUT,
-                           "cannot connect to rank %d at %.200s: it closes the connection without an answer; check "
+                           "cannot connect to %s at %.200s: it closes the connection without an answer; check "
                            "whether it has failed, "
                            "and whether another program connects to its port",
-                           l->rank, text);
+                           who.text, text);
     return cdi_fail_by(
         err, of_job, CDDP_E_TIMEOUT,
-        "cannot connect to rank %d at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV
-        " on its node",
-        l->rank, text, why,
+        "cannot connect to %s at %.200s: %s%s; if this is the wrong network, set " CDI_NET_IFNAME_ENV " on its node",
+        who.text, text, why,
         best->how_far == NOT_CONNECTED && best->errnum == ECONNREFUSED ? ", so the rank has not started or has exited"
                                                                        : "");
 }
@@ -419,7 +421,7 @@ cddp_status cdi_tcp_connect(struct cdi_tcp *tcp, struct cdi_link *l, bool pair, 
         else if (full_since_ms == 0)
             full_since_ms = cdi_now_ms();
         if (st == CDDP_OK && is_full_for_good(full_since_ms, cdi_now_ms(), deadline_ms - SLICE_MS))
-            return too_many_files(l->rank, err);
+            return too_many_files(cdi_who(tcp->wait->ranks, l->rank).text, err);
         if (st == CDDP_OK && cdi_now_ms() + SLICE_MS >= deadline_ms)
             return not_connected(tcp, l, text, &best, seconds(begin_ms, deadline_ms), err);
         if (best.how_far == NO_ANSWER && patience_ms < PATIENCE_MOST_MS)
@@ -448,11 +450,11 @@ cddp_status cdi_tcp_await_connection(struct cdi_tcp *tcp, const struct cdi_link 
         if (st != CDDP_OK)
             return st;
         if (is_full_for_good(tcp->listener.full_since_ms, now, deadline_ms))
-            return too_many_files(l->rank, err);
+            return too_many_files(cdi_who(tcp->wait->ranks, l->rank).text, err);
         if (now >= deadline_ms)
             return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_TIMEOUT,
-                               "rank %d did not arrive within %.4g s: it has not connected yet", l->rank,
-                               seconds(begin_ms, deadline_ms));
+                               "%s did not arrive within %.4g s: it has not connected yet",
+                               cdi_who(tcp->wait->ranks, l->rank).text, seconds(begin_ms, deadline_ms));
         cdi_listener_accept(tcp);
     }
     return CDDP_OK;

@@ -10,6 +10,7 @@
 #include "worker/backend/cpu/net/tcp.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/queue.h"
+#include "worker/backend/who.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -84,9 +85,11 @@ static enum cdi_link_fate read_control(struct cdi_tcp *tcp, struct cdi_link *l)
 static cddp_status broke(const struct cdi_tcp *tcp, const struct cdi_link *l, int errnum, struct cdi_error *err)
 {
     (void)cdi_fail(err, CDDP_E_IO,
-                   "the connection of rank %d with rank %d (%s) broke: %s. Nothing reports that rank %d died: check "
+                   "the connection of %s with %s broke: %s. Nothing reports that %s died: check "
                    "whether a firewall or another device between the nodes ends connections",
-                   tcp->rank, l->rank, l->who, errnum != 0 ? strerror(errnum) : "the other end was closed", l->rank);
+                   cdi_who(tcp->wait->ranks, tcp->rank).text, cdi_who_note(tcp->wait->ranks, l->rank, l->who).text,
+                   errnum != 0 ? strerror(errnum) : "the other end was closed",
+                   cdi_who(tcp->wait->ranks, l->rank).text);
     if (err != NULL)
         err->os_error = errnum;
     return CDDP_E_IO;
@@ -115,8 +118,8 @@ cddp_status cdi_link_read_control(struct cdi_tcp *tcp, struct cdi_link *l, struc
     if (fate == CDI_LINK_RESET)
         return link_reset(tcp, l, err);
     if (fate == CDI_LINK_BROKEN)
-        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL,
-                           "rank %d sent unexpected data", l->rank);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PROTOCOL, "%s sent unexpected data",
+                           cdi_who(tcp->wait->ranks, l->rank).text);
     return CDDP_IN_PROGRESS;
 }
 
@@ -146,8 +149,8 @@ cddp_status cdi_link_end_cause(struct cdi_tcp *tcp, struct cdi_link *l, struct c
     if (st != CDDP_OK)
         return st;
     if (cdi_link_gone(l))
-        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT,
-                           l->rank);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(tcp->wait, l->rank), CDDP_E_PEER, "%s " CDI_HAS_LEFT,
+                           cdi_who(tcp->wait->ranks, l->rank).text);
     return broke(tcp, l, l->data_errno, err); /* a death would have ended control, too */
 }
 

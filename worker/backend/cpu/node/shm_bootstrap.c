@@ -11,6 +11,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/rank_list.h"
+#include "worker/backend/who.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -299,8 +300,9 @@ static cddp_status fdx_missing(const struct cdi_shm *s, const struct cdi_world *
             first = first == 0 ? r : first;
         }
     return cdi_fail_by(err, cdi_rank_of_job(world, s->first + first), CDDP_E_TIMEOUT,
-                       "%d of %d ranks did not take part in the shared-memory setup within %.4g s: %s", missing.n,
-                       s->size, (double)world->init_timeout_ms / 1000, missing.text);
+                       "%d of %d ranks did not take part in the shared-memory setup within %.4g s: %s%s", missing.n,
+                       s->size, (double)world->init_timeout_ms / 1000, missing.text,
+                       cdi_who_of_job(world->ranks, &missing).text);
 }
 
 static cddp_status fdx_accept_all(struct cdi_shm *s, int listener, int memfd, const struct cdi_world *world,
@@ -357,10 +359,11 @@ static cddp_status fdx_agree(struct cdi_shm *s, const struct cdi_world *world, c
         else if (st != CDDP_OK && why.blamed > 0) /* another event has ended the wait */
             *err = why;
         else if (st != CDDP_OK)
-            (void)cdi_fail_by(err, of_job, st, "rank %d exited during the shared-memory setup: %.800s", s->first + r,
-                              why.msg);
+            (void)cdi_fail_by(err, of_job, st, "%s exited during the shared-memory setup: %.800s",
+                              cdi_who(world->ranks, s->first + r).text, why.msg);
         else if (m.status != CDDP_OK)
-            st = cdi_fail_by(err, of_job, (cddp_status)m.status, "rank %d: %s", s->first + r, m.text);
+            st = cdi_fail_by(err, of_job, (cddp_status)m.status, "%s: %s", cdi_who(world->ranks, s->first + r).text,
+                             m.text);
     }
     return st;
 }
@@ -392,7 +395,7 @@ static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *wor
         st = fdx_listen(name, &listener, s->size, err);
     }
     if (st != CDDP_OK) {
-        (void)cdi_error_wrap(err, "rank %d", world->rank);
+        (void)cdi_error_wrap(err, "%s", cdi_who(world->ranks, world->rank).text);
         cdi_oob_tell_cause(&world->keys, names.socket, err);
         return st;
     }
@@ -411,7 +414,7 @@ static cddp_status fdx_first_rank(struct cdi_shm *s, const struct cdi_world *wor
 
 /* --------------------------------------------------------------------------------------------- the other ranks ---- */
 
-static cddp_status fdx_connect(const char *name, int first, int *out, struct cdi_error *err)
+static cddp_status fdx_connect(const char *name, const char *first, int *out, struct cdi_error *err)
 {
     CDI_AUTOCLOSE int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     struct sockaddr_un a;
@@ -420,19 +423,19 @@ static cddp_status fdx_connect(const char *name, int first, int *out, struct cdi
     if (fd < 0)
         return cdi_fail_errno(err, errno, "cannot create a socket");
     if (strlen(name) + 2 > sizeof a.sun_path)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "the socket of rank %d has an invalid name", first);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "the socket of %s has an invalid name", first);
     do
         rc = connect(fd, (struct sockaddr *)&a, abstract_address(&a, name)); /* blocks only while the backlog is full */
     while (rc != 0 && errno == EINTR);
     if (rc != 0 && errno == ECONNREFUSED)
         return cdi_fail(err, CDDP_E_UNSUPPORTED,
-                        "rank %d is on another host, in another container, or gone: the ranks of one node (GROUP_RANK, "
+                        "%s is on another host, in another container, or gone: the ranks of one node (GROUP_RANK, "
                         "LOCAL_WORLD_SIZE) must be on one host and in one network namespace",
                         first);
     if (rc != 0)
-        return cdi_fail_errno(err, errno, "cannot connect to rank %d", first);
+        return cdi_fail_errno(err, errno, "cannot connect to %s", first);
     if (!same_user(fd))
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d runs as another user", first);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "%s runs as another user", first);
     *out = cdi_steal_fd(&fd);
     return CDDP_OK;
 }
@@ -508,17 +511,17 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
 
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st,
-                           "rank %d did not begin the shared-memory setup within %.4g s", s->first,
-                           (double)world->init_timeout_ms / 1000);
+                           "%s did not begin the shared-memory setup within %.4g s",
+                           cdi_who(world->ranks, s->first).text, (double)world->init_timeout_ms / 1000);
     if (st != CDDP_OK)
         return st;
     if (where[0] != '+')
         return cdi_oob_cause(where, err);
-    st = fdx_connect(where + 1, s->first, &s->socks[0], err);
+    st = fdx_connect(where + 1, cdi_who(world->ranks, s->first).text, &s->socks[0], err);
     if (st == CDDP_E_UNSUPPORTED && (word = fdx_await_word(world, p, err)) != CDDP_OK)
         return word;
     if (st != CDDP_OK) {
-        (void)cdi_error_wrap(err, "rank %d", world->rank);
+        (void)cdi_error_wrap(err, "%s", cdi_who(world->ranks, world->rank).text);
         cdi_oob_tell_cause(&world->keys, names.cause, err); /* rank 0 waits for us */
         return st;
     }
@@ -529,8 +532,8 @@ static cddp_status fdx_other_rank(struct cdi_shm *s, const struct cdi_world *wor
     if ((st == CDDP_E_PEER || st == CDDP_E_TIMEOUT) && (word = fdx_await_word(world, p, err)) != CDDP_OK)
         return word;
     if (st == CDDP_E_PEER)
-        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "rank %d died during the shared-memory setup",
-                           s->first);
+        return cdi_fail_by(err, cdi_rank_of_job(world, s->first), st, "%s died during the shared-memory setup",
+                           cdi_who(world->ranks, s->first).text);
     if (st == CDDP_E_TIMEOUT)
         return cdi_fail(err, st, "the shared-memory setup timed out after %.4g s",
                         (double)world->init_timeout_ms / 1000);
@@ -544,8 +547,8 @@ void cdi_shm_bootstrap_refuse(const struct cdi_world *world, const struct cdi_er
 
     if (world->size == 1)
         return;
-    (void)cdi_fail_by(&told, cdi_rank_of_job(world, world->rank), why->status, "rank %d: %.400s", world->rank,
-                      why->msg);
+    (void)cdi_fail_by(&told, cdi_rank_of_job(world, world->rank), why->status, "%s: %.400s",
+                      cdi_who(world->ranks, world->rank).text, why->msg);
     cdi_oob_tell_cause(&world->keys, world->local_rank == 0 ? names.socket : names.cause, &told);
 }
 
@@ -577,18 +580,19 @@ cddp_status cdi_shm_bootstrap_control(struct cdi_shm **out, const struct cdi_wor
 
 /* --------------------------------------------------------------------------------------------------- regions ---- */
 
-static cddp_status map_part(struct cdi_shm *s, int rank, const struct message *m, int fd, size_t bytes, void **part,
-                            struct cdi_error *err)
+static cddp_status map_part(struct cdi_shm *s, const int *ranks, int rank, const struct message *m, int fd,
+                            size_t bytes, void **part, struct cdi_error *err)
 {
     if (m->status != CDDP_OK) /* the text names the rank */
         return cdi_fail(err, (cddp_status)m->status, "%s", m->text);
     if (m->bytes != bytes)
-        return cdi_fail(err, CDDP_E_PROTOCOL, "rank %d created a region of another size", s->first + rank);
+        return cdi_fail(err, CDDP_E_PROTOCOL, "%s created a region of another size",
+                        cdi_who(ranks, s->first + rank).text);
     if (fd < 0)
-        return cdi_fail(err, CDDP_E_SYSTEM, "rank %d: cannot receive shared memory: too many open files",
-                        s->first + s->rank);
+        return cdi_fail(err, CDDP_E_SYSTEM, "%s: cannot receive shared memory: too many open files",
+                        cdi_who(ranks, s->first + s->rank).text);
     if (cdi_shm_map(&s->mapper, fd, bytes, part, err) != CDDP_OK)
-        return cdi_error_wrap(err, "rank %d", s->first + s->rank);
+        return cdi_error_wrap(err, "%s", cdi_who(ranks, s->first + s->rank).text);
     return CDDP_OK;
 }
 
@@ -603,8 +607,8 @@ static cddp_status name_peer(const struct deadline *p, int rank, cddp_status st,
         return cdi_wait_report_end(w, rank, err);
     rank += w->shm->first;
     if (st == CDDP_E_TIMEOUT)
-        return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "rank %d did not arrive within %.4g s", rank,
-                           (double)w->timeout_ms / 1000);
+        return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), st, "%s did not arrive within %.4g s",
+                           cdi_who(w->ranks, rank).text, (double)w->timeout_ms / 1000);
     return st;
 }
 
@@ -632,7 +636,8 @@ static cddp_status fdx_relay(struct cdi_shm *s, int r, struct message *m, int *f
 
     if (st == CDDP_OK && m->status == CDDP_OK && *fd < 0) {
         m->status = CDDP_E_SYSTEM;
-        (void)snprintf(m->text, sizeof m->text, "rank %d cannot receive shared memory: too many open files", s->first);
+        (void)snprintf(m->text, sizeof m->text, "%.60s cannot receive shared memory: too many open files",
+                       cdi_who(p->wait->ranks, s->first).text);
     }
     for (int to = 1; to < s->size && st == CDDP_OK; to++)
         if (to != r)
@@ -653,7 +658,7 @@ cddp_status cdi_shm_bootstrap_parts(struct cdi_wait *w, size_t bytes, void **par
     struct message mine;
 
     if (outcome != CDDP_OK)
-        (void)cdi_error_wrap(err, "rank %d", s->first + s->rank);
+        (void)cdi_error_wrap(err, "%s", cdi_who(w->ranks, s->first + s->rank).text);
     mine = fdx_message(s->rank, s->size, outcome, err);
     mine.bytes = bytes;
     memset(part, 0, (size_t)s->size * sizeof *part);
@@ -669,7 +674,7 @@ cddp_status cdi_shm_bootstrap_parts(struct cdi_wait *w, size_t bytes, void **par
             io = fdx_relay(s, r, &m, &fd, &p, err);
         else if (r != s->rank)
             io = fdx_recv_from(s, 0, &m, &fd, &p, err);
-        st = io != CDDP_OK ? io : map_part(s, r, &m, fd, bytes, &part[r], &why);
+        st = io != CDDP_OK ? io : map_part(s, w->ranks, r, &m, fd, bytes, &part[r], &why);
         if (io == CDDP_OK && st != CDDP_OK && outcome == CDDP_OK)
             outcome = cdi_fail_since(err, &why, "%.900s", why.msg);
     }

@@ -6,6 +6,7 @@
 #include "common/rank_list.h"
 #include "worker/backend/describe.h"
 #include "worker/backend/spin.h"
+#include "worker/backend/who.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -114,30 +115,18 @@ static bool yield(struct cdi_counter *c, uint32_t step)
     return false;
 }
 
-/* Writes "rank 0 (pid 4711)", or in a part, whose ranks nobody else knows, "rank 0 (rank 2 of the job, pid 4711)". */
-static void put_who(const struct cdi_wait *w, int rank, const char *how, char who[WHO])
-{
-    int of_job = cdi_wait_rank_of_job(w, rank);
-
-    if (of_job == rank)
-        (void)snprintf(who, WHO, "rank %d (%.200s)", rank, how);
-    else
-        (void)snprintf(who, WHO, "rank %d (rank %d of the job, %.200s)", rank, of_job, how);
-}
-
 /* The error of a death. A rank that ended since another one had died is not the cause. */
 static cddp_status fail_dead(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
 {
     int local = rank - w->shm->first, lost = 0;
-    char who[WHO];
+    const struct cdi_who who = cdi_who_note(w->ranks, rank, how);
 
-    put_who(w, rank, how, who);
     if (local >= 0 && local < w->shm->size)
         lost = atomic_load(&w->shm->ranks[local].lost);
     if (lost > 0)
         return cdi_fail_by(err, lost - 1, CDDP_E_PEER, "%s" DIED ", after it had lost rank %d of the job, which died",
-                           who, lost - 1);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s" DIED, who);
+                           who.text, lost - 1);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s" DIED, who.text);
 }
 
 cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char *how, struct cdi_error *err)
@@ -151,11 +140,10 @@ cddp_status cdi_wait_report_death(const struct cdi_wait *w, int rank, const char
         if (cdi_wait_check(w, err) != CDDP_OK)
             return err->status;
         if (cdi_flight_has_ended(w->flight, of_job)) {
-            char who[WHO];
+            const struct cdi_who who = cdi_who_note(w->ranks, rank, how);
 
-            put_who(w, rank, how, who);
             cdi_flight_miss(w->flight, of_job);
-            return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s " CDI_FLIGHT_DESERTED, who);
+            return cdi_fail_by(err, of_job, CDDP_E_PEER, "%s " CDI_FLIGHT_DESERTED, who.text);
         }
         (void)nanosleep(&ms, NULL);
     }
@@ -193,7 +181,8 @@ cddp_status cdi_wait_report_end(const struct cdi_wait *w, int rank, struct cdi_e
     if (!cdi_shm_left(w->shm, rank))
         return report_local_death(w, rank, err);
     rank += w->shm->first;
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "rank %d " CDI_HAS_LEFT, rank);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, rank), CDDP_E_PEER, "%s " CDI_HAS_LEFT,
+                       cdi_who(w->ranks, rank).text);
 }
 
 cddp_status cdi_wait_peek(const struct cdi_wait *w, struct cdi_error *err)
@@ -326,8 +315,8 @@ static int wait_explain(const struct cdi_wait *w, int rank, char *buf, size_t ca
 
     buf[0] = '\0';
     for (int next; n <= CHAIN_SHOWN && (next = next_in_chain(s, rank, &world)) >= 0; rank = next) {
-        used += (size_t)snprintf(buf + used, cap - used, "%s rank %d", n == 1 ? ": it waits for" : ", which waits for",
-                                 world);
+        used += (size_t)snprintf(buf + used, cap - used, "%s %s", n == 1 ? ": it waits for" : ", which waits for",
+                                 cdi_who(w->ranks, world).text);
         if (next == s->size) {
             (void)snprintf(buf + used, cap - used, " on another node");
             return world;
@@ -352,7 +341,8 @@ static void say_who_waits(const struct cdi_wait *w, const struct waiting *g, cha
 
         if (cdi_counter_reached(cdi_shm_post(w->shm, r, g->step), g->step) || next_in_chain(w->shm, r, &world) < 0)
             continue;
-        (void)snprintf(buf, cap, "; rank %d waits for rank %d", w->shm->first + r, world);
+        (void)snprintf(buf, cap, "; %.60s waits for %.60s", cdi_who(w->ranks, w->shm->first + r).text,
+                       cdi_who(w->ranks, world).text);
         return;
     }
 }
@@ -383,8 +373,8 @@ static cddp_status wait_timed_out(const struct cdi_wait *w, struct waiting *g, s
         first = wait_explain(w, last, why, sizeof why);
     else
         say_who_waits(w, g, why, sizeof why);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "rank%s %s did not arrive within %.4g s%s",
-                       missing.n > 1 ? "s" : "", missing.text, (double)w->timeout_ms / 1000, why);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(w, first), CDDP_E_TIMEOUT, "%s did not arrive within %.4g s%s",
+                       cdi_who_list(w->ranks, &missing).text, (double)w->timeout_ms / 1000, why);
 }
 
 /* Sleeps until the counter, the agent's word or the abort word changes, until until_ms at the latest. */

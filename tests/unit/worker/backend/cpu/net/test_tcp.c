@@ -627,7 +627,7 @@ static int abort_far_away(struct rank *r)
     RANK_CHECK(rank_open(r) == CDDP_OK);
     if (r->rank == r->size - 1) {
         begin_to_wait(r, 0);
-        r->ops->abort(r->b, CDDP_E_ABORTED, "the last rank aborted the job");
+        r->ops->abort(r->b, &(struct cdi_error){.status = CDDP_E_ABORTED, .msg = "the last rank aborted the job"});
     }
     if (r->rank != 0) { /* computes until rank 0 has noticed it */
         while (atomic_load(&r->board->flag[1]) == 0)
