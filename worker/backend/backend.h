@@ -213,6 +213,7 @@ struct cdi_coll {
     void (*name_bucket)(const void *ddp, int bucket, char *buf, size_t cap);
     const void *ddp;
     bool spare;    /* a rank that leaves does not need its result: ranks that wait in it get no error */
+    bool ahead;    /* for messages: begun before the program asked for it, as a forecast. Not compared */
     bool lazy;     /* the thread that joins it soon may run it: no other thread is woken for it */
     bool streamed; /* no thread joins it, only streams wait for it: on a device, host memory is CDDP_E_INVALID */
     bool grace;    /* with lazy: the join may be late; after a moment another thread runs it */

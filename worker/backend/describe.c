@@ -89,7 +89,7 @@ void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err)
     size_t len;
 
     if (err == NULL || err->status != CDDP_E_PEER || strstr(err->msg, CDI_HAS_LEFT) == NULL ||
-        strstr(err->msg, cause) != NULL)
+        strstr(err->msg, cause) != NULL || op->asked == CDI_API_FSDP_CREATE || op->asked == CDI_API_DDP_CREATE)
         return;
     len = strlen(err->msg);
     (void)snprintf(err->msg + len, sizeof err->msg - len, "%s%s", cause,

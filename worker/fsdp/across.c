@@ -31,6 +31,14 @@ static void end_comm(cddp_comm *comm, const struct cdi_error *why)
     cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), why);
 }
 
+/* A group that has no replicas cannot be asked: it has no communicator with this one. */
+static cddp_status say_awaited(struct cdi_error *err)
+{
+    return cdi_error_wrap(err,
+                          "cddp_fsdp_options.replicas: this rank waited for its ranks to call cddp_fsdp_create with "
+                          "it, too");
+}
+
 /* Waits until all replicas of this share are here, or the group has ended: a rank of it knows that one will not come.
  */
 static cddp_status await_replicas(cddp_comm *comm, cddp_comm *replicas, struct cdi_error *err)
@@ -49,14 +57,14 @@ static cddp_status await_replicas(cddp_comm *comm, cddp_comm *replicas, struct c
         st = CDDP_OK;
     }
     if (st != CDDP_E_PEER)
-        return st;
+        return st == CDDP_E_TIMEOUT ? say_awaited(err) : st;
     /* It may be the one without replicas, which has ended all that it had. */
     for (int64_t until = cdi_now_ms() + NEWS_MS; cdi_now_ms() < until; (void)nanosleep(&moment, NULL))
         if (ops->peek(cdi_comm_backend(comm), &why) != CDDP_OK) {
             *err = why;
             return why.status;
         }
-    return st;
+    return say_awaited(err);
 }
 
 cddp_status cdi_across_check(cddp_comm *comm, cddp_comm *replicas, struct cdi_error *err)

@@ -219,8 +219,8 @@ static const char *list_units(const cddp_fsdp *f, bool gradients, char names[NAM
 
 /* ------------------------------------------------------------------------------------------------ parameters ---- */
 
-/* Starts to gather unit u into its slot. Sets the sticky error. */
-static cddp_status gather(cddp_fsdp *f, size_t u)
+/* Starts to gather unit u into its slot. ahead: before the program wants it. Sets the sticky error. */
+static cddp_status gather(cddp_fsdp *f, size_t u, bool ahead)
 {
     cddp_ddp *d = f->ddp;
     size_t slot = f->pool.unit[u].slot, rank = (size_t)cdi_comm_world(d->comm)->rank;
@@ -239,7 +239,8 @@ static cddp_status gather(cddp_fsdp *f, size_t u)
         struct cdi_coll op = {.kind = CDI_ALL_GATHER,
                               .in = d->shares.params + cdi_arena_held_at(d, b),
                               .out = out,
-                              .asked = CDI_API_FSDP_GATHER};
+                              .asked = CDI_API_FSDP_GATHER,
+                              .ahead = ahead};
 
         if (!d->ops->on_device) { /* from here the ranks of the node read it */
             memcpy(out + part * rank, op.in, part);
@@ -265,7 +266,7 @@ static cddp_status gather_ahead(cddp_fsdp *f)
             continue;
         if (!cdi_pool_place(&f->pool, u, true))
             break;
-        st = gather(f, u);
+        st = gather(f, u, true);
     }
     return st;
 }
@@ -286,7 +287,7 @@ static cddp_status fsdp_gather(cddp_fsdp *f, size_t u, bool alone, struct cdi_er
                         "not released yet",
                         u, f->unit[u].name, f->pool.n_slots, list_units(f, false, names));
     if (!was_fresh)
-        st = gather(f, u);
+        st = gather(f, u, false);
     if (st == CDDP_OK && unit->users == 0 && !cdi_pool_want(&f->pool, u))
         return cdi_fail(err, CDDP_E_NOMEM, "out of memory");
     unit->users++;

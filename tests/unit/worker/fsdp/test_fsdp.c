@@ -470,6 +470,44 @@ Test(fsdp, one_rank_that_is_wrong_keeps_no_replica_waiting)
     cr_assert_eq(run_world(4, creates_replicas), 0);
 }
 
+/* In the first step rank 1 leaves out a unit of the forward pass; only the forecasts for the second step differ. */
+static int forecasts_differ(int rank)
+{
+    cddp_status st = CDDP_OK;
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_fsdp_create(&f, comm, units, UNITS, NULL) == CDDP_OK);
+    for (size_t k = 0; k < (size_t)4 * UNITS && st == CDDP_OK; k++) {
+        size_t in = k % (2 * UNITS), u = in < UNITS ? in : 2 * UNITS - 1 - in;
+
+        if (rank == 1 && k == UNITS - 1)
+            continue;
+        st = cddp_fsdp_gather(f, u) == CDDP_OK ? cddp_fsdp_wait_unit(f, u) : CDDP_E_MISMATCH;
+        if (st != CDDP_OK || in < UNITS) {
+            (void)cddp_fsdp_release(f, u);
+            continue;
+        }
+        st = cddp_fsdp_grad(f, u, 0) != NULL ? CDDP_OK : CDDP_E_MISMATCH; /* it can meet the error, too */
+        (void)cddp_fsdp_release(f, u);
+        st = st == CDDP_OK ? cddp_fsdp_grads_ready(f, u) : st;
+        if (st == CDDP_OK && u == 0)
+            CHECK(cddp_fsdp_end_step(f) == CDDP_OK && k < (size_t)2 * UNITS);
+    }
+    CHECK(st == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), " of unit 0 (all_gather of 16 float32) ahead of the program") != NULL);
+    CHECK(strstr(cddp_last_error(), "; units are gathered ahead in the order of the last step: in that step") != NULL);
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, gather_ahead_of_the_program_is_named_so)
+{
+    cr_assert_eq(run_world(2, forecasts_differ), 0);
+}
+
 /* One rank gives no replicas: all get the same error, also those that wait for it alone. */
 static int lacks_replicas(int rank)
 {
@@ -503,6 +541,36 @@ static int lacks_replicas(int rank)
 Test(fsdp, one_rank_without_replicas_keeps_no_replica_waiting)
 {
     cr_assert_eq(run_world(4, lacks_replicas), 0);
+}
+
+/* Only one group has replicas. The ranks of the other one cannot be asked: they leave. */
+static int group_lacks_replicas(int rank)
+{
+    cddp_fsdp_options opt = {.size = sizeof opt};
+    cddp_comm *group, *replicas;
+    cddp_fsdp *f = NULL;
+
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+    opt.replicas = rank < 2 ? replicas : NULL;
+    CHECK((cddp_fsdp_create(&f, group, units, UNITS, &opt) == CDDP_OK) == (rank >= 2));
+    if (rank < 2) {
+        CHECK(strstr(cddp_last_error(), "its ranks to call cddp_fsdp_create with it, too: ") != NULL);
+        CHECK(strstr(cddp_last_error(), "of the job) has left the job") != NULL);
+        CHECK(strstr(cddp_last_error(), "batches") == NULL);
+    }
+    cddp_fsdp_destroy(f);
+    (void)cddp_finalize(replicas);
+    (void)cddp_finalize(group);
+    (void)cddp_finalize(comm);
+    return 0;
+}
+
+Test(fsdp, group_without_replicas_is_what_the_others_wait_for)
+{
+    cr_assert_eq(run_world(4, group_lacks_replicas), 0);
 }
 
 static int gathers_another(int rank)

@@ -112,8 +112,9 @@ static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct
     cdi_desc_text(db, tb, sizeof tb);
     cdi_origins_text(a, &oa, b, &ob, of, sizeof of);
     return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, a > b ? a : b), CDDP_E_MISMATCH,
-                       "ranks called different %s: %s called %s, %s called %s%s", what,
-                       cdi_who(run->t->wait.ranks, a).text, ta, cdi_who(run->t->wait.ranks, b).text, tb, of);
+                       "ranks called different %s: %s called %s, %s called %s%s%s", what,
+                       cdi_who(run->t->wait.ranks, a).text, ta, cdi_who(run->t->wait.ranks, b).text, tb, of,
+                       cdi_desc_advice(da, db));
 }
 
 cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l, const uint8_t theirs[CDI_TCP_OP],

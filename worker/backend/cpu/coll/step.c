@@ -13,9 +13,11 @@
 
 enum {
     KIND_REGION = 100,
-    KIND_ANYWHERE = 0x10000, /* a flag in desc.kind: cdi_coll.anywhere */
-    MODEL_SHIFT = 17,        /* above it in desc.kind: the model */
-    STEPS_SHIFT = 8,         /* in desc.dtype: its steps */
+    /* In desc.kind, above the kind and the flag CDI_DESC_AHEAD: */
+    KIND_ANYWHERE = 0x10000, /* a flag: cdi_coll.anywhere */
+    MODEL_SHIFT = 17,        /* the model */
+    /* In desc.dtype: */
+    STEPS_SHIFT = 8, /* steps of the model */
 };
 
 cddp_status cdi_cpu_comm_init(struct cdi_cpu_comm *t, struct cdi_error *err)
@@ -126,7 +128,7 @@ static struct cdi_shm_desc desc_strip(const struct cdi_shm_desc *desc)
 {
     struct cdi_shm_desc d = *desc;
 
-    d.kind &= KIND_ANYWHERE - 1;
+    d.kind &= CDI_DESC_AHEAD - 1;
     d.dtype &= (1u << STEPS_SHIFT) - 1;
     return d;
 }
@@ -188,7 +190,23 @@ static void desc_text(const struct cdi_shm_desc *desc, const char *names, char *
 
 void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
 {
+    size_t len;
+
     desc_text(d, "", buf, cap);
+    len = strlen(buf);
+    if ((d->kind & CDI_DESC_AHEAD) != 0)
+        (void)snprintf(buf + len, cap - len, " ahead of the program");
+}
+
+const char *cdi_desc_advice(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
+{
+    struct cdi_origin x = cdi_desc_origin(a), y = cdi_desc_origin(b);
+    bool other_cause = x.model != 0 && y.model != 0 && (x.model != y.model || x.steps != y.steps);
+
+    return ((a->kind | b->kind) & CDI_DESC_AHEAD) == 0 || other_cause
+               ? ""
+               : "; units are gathered ahead in the order of the last step: in that step or in this one the order of "
+                 "units differs between the ranks";
 }
 
 void cdi_run_what(const void *arg, char *buf, size_t cap)
@@ -210,10 +228,11 @@ static uint64_t hash_desc(const struct cdi_shm_desc *d)
 {
     static const uint64_t factors[] = {0x9e3779b97f4a7c15u, 0xbf58476d1ce4e5b9u, 0x94d049bb133111ebu,
                                        0xd6e8feb86659fd93u, 0xc2b2ae3d27d4eb4fu};
+    const struct cdi_shm_desc compared = cdi_desc_compared(d);
     uint64_t words[sizeof *d / 8], h = 0;
 
     _Static_assert(sizeof words == sizeof factors, "a factor for each word");
-    memcpy(words, d, sizeof words);
+    memcpy(words, &compared, sizeof words);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         h += (words[i] ^ words[i] >> 32) * factors[i];
     return h;
@@ -222,7 +241,7 @@ static uint64_t hash_desc(const struct cdi_shm_desc *d)
 /* Are both equal, except for the place of the memory, which may differ? */
 static bool desc_alike(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
 {
-    struct cdi_shm_desc x = *a, y = *b;
+    struct cdi_shm_desc x = cdi_desc_compared(a), y = cdi_desc_compared(b);
 
     if ((x.kind & KIND_ANYWHERE) != 0) {
         x.region = y.region;
@@ -245,7 +264,7 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         struct cdi_origin mine = cdi_desc_origin(first), theirs = cdi_desc_origin(other);
         char a[160], b[160], of[200];
 
-        if (memcmp(first, other, sizeof *first) == 0)
+        if (hash_desc(first) == hash_desc(other))
             continue;
         if (desc_alike(first, other)) {
             run->region = NULL;
@@ -255,9 +274,9 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         cdi_desc_text(other, b, sizeof b);
         cdi_origins_text(t->shm->first, &mine, t->shm->first + r, &theirs, of, sizeof of);
         return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: %s called %s, %s called %s%s",
+                           "ranks called different collectives: %s called %s, %s called %s%s%s",
                            cdi_who(t->wait.ranks, t->shm->first).text, a,
-                           cdi_who(t->wait.ranks, t->shm->first + r).text, b, of);
+                           cdi_who(t->wait.ranks, t->shm->first + r).text, b, of, cdi_desc_advice(first, other));
     }
     return CDDP_OK;
 }
@@ -268,6 +287,7 @@ void cdi_run_describe(struct cdi_run *run)
     const struct cdi_work *work = run->w;
 
     run->desc = desc_make(t, work);
+    run->desc.kind |= work->op.ahead ? CDI_DESC_AHEAD : 0;
     run->region = (const struct cdi_cpu_region *)work->op.region;
     if (work->op.anywhere && t->tcp != NULL) { /* nodes compare operations only with their neighbours */
         run->region = NULL;

@@ -117,13 +117,15 @@ static cddp_status check_frame(struct cdi_link *l, enum cdi_tcp_type type, const
     if (h.seq != f->seq)
         return unexpected(l, err);
     if (mine != NULL && (h.type == CDI_TCP_IS_OP || h.type == CDI_TCP_IS_ROUND)) {
+        const struct cdi_shm_desc own = cdi_desc_compared(mine);
         struct cdi_shm_desc other;
         int32_t late;
 
         if (f->done < CDI_TCP_HEADER + CDI_TCP_OP)
             return CDDP_OK;
         cdi_tcp_get_op(part[0].iov_base, &other, &late);
-        if (memcmp(&other, mine, sizeof other) != 0)
+        other = cdi_desc_compared(&other);
+        if (memcmp(&other, &own, sizeof other) != 0)
             return CDDP_E_MISMATCH;
     }
     if (h.type != type || h.len != len)

@@ -53,6 +53,17 @@ struct cdi_shm_desc {
     uint64_t offset; /* in the region */
 };
 
+/* A flag in kind, the lowest above the kinds, for messages: cdi_coll.ahead. It is not compared. */
+#define CDI_DESC_AHEAD 0x8000u
+
+static inline struct cdi_shm_desc cdi_desc_compared(const struct cdi_shm_desc *d)
+{
+    struct cdi_shm_desc x = *d;
+
+    x.kind &= ~CDI_DESC_AHEAD;
+    return x;
+}
+
 /* A message of this rank to another one: one piece at a time, which its receiver takes before the next is written. */
 struct cdi_shm_mail {
     struct cdi_counter sent, taken; /* numbers of pieces; equal: the sender may write */
