@@ -705,7 +705,7 @@ static int steps_in_another_way(int rank)
     args = other && differs_in("args") ? differs.other : args;
     CHECK((other && differs_in("skip") ? cddp_optim_skip(o) : cddp_optim_step(o, &args)) == CDDP_OK);
     item.data = f;
-    CHECK(cddp_checkpoint_save(comm, "/tmp", 1, &item, 1, NULL) == CDDP_E_MISMATCH);
+    CHECK(cddp_checkpoint_save(comm, scratch, 1, &item, 1, NULL) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "the steps of an optimizer were others on rank 1 than on rank 0") != NULL);
     CHECK(gather_one(f) == CDDP_E_MISMATCH);
     CHECK(strstr(cddp_last_error(), "cddp_fsdp_gather of unit 0") != NULL);
@@ -723,10 +723,12 @@ Test(fsdp, optimizer_steps_that_differ_are_found)
         double lr, scale;
     } ways[] = {{"skip", 0, 0}, {"set_lr", 0, 0}, {"set_grad_scale", 0, 0}, {"args", 3, 0}, {"args", 0, 0.5}};
 
+    scratch_make();
     for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
         differs.what = ways[k].what;
         differs.other =
             (cddp_optim_step_args){.size = sizeof differs.other, .lr = ways[k].lr, .grad_scale = ways[k].scale};
         cr_assert_eq(run_world(2, steps_in_another_way), 0, "%zu", k);
     }
+    scratch_remove();
 }
