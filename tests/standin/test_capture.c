@@ -261,6 +261,7 @@ Test(capture, each_forbidden_call_is_reported_and_ends_the_capture)
     CU(cuStreamCreateWithPriority(&f.capturing, CU_STREAM_DEFAULT, 0));
     f.captured = device_event();
     f.plain = plain_event(&f.p);
+    CU(cuCtxSynchronize()); /* a query that is allowed then succeeds */
     for (size_t i = 0; i < N_FORBIDDEN; i++) {
         CUresult unsafe = forbidden[i].relaxed ? CUDA_SUCCESS : forbidden[i].error, rc;
 
