@@ -59,8 +59,14 @@ static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    int error = fd < 0 || !random_id(text, 33) || !random_id(text + 32, 33) ? errno : 0;
+    int error = fd < 0 ? errno : 0;
 
+    if (error == 0 && (!random_id(text, 33) || !random_id(text + 32, 33))) {
+        error = errno;
+        (void)close(fd);
+        (void)unlink(path);
+        return cdi_fail_errno(err, error, "cannot get random bytes for the job's auth token");
+    }
     for (size_t at = 0; error == 0 && at < 64;) { /* a full disk may take a part of it, and refuse the rest */
         ssize_t n = write(fd, text + at, 64 - at);
 
@@ -212,7 +218,7 @@ static int run_hosts(const struct options *o, char **argv)
         if (cdi_buf_append(&file, "", 1) == CDDP_OK)
             status = ssh_run_hosts(o, (const char *)cdi_buf_data(&file), argv, &err);
         else
-            (void)cdi_fail(&err, CDDP_E_LIMIT, "'%.300s' is too long", o->hostfile);
+            (void)cdi_fail(&err, CDDP_E_LIMIT, "the list of hosts has no room in memory, or is too long");
     }
     cdi_buf_release(&file);
 

@@ -37,13 +37,12 @@
 #define OUTPUT_QUIET_MS 500 /* with no descendant left, a silent open pipe belongs to another process */
 #define FLUSH_REST_MS 1000  /* for the report, after the output for a stalled reader was dropped */
 #define FLUSH_TICK_MS 50
-#define LOOKS_LEAST 10 /* while this process has no processor, only the clock goes on: others were not silent */
+#define LOOK_MS 100 /* of longer times between two looks: without a processor, or stopped, nobody here has listened */
 #define AGENT_LINE_MAX (128 * 1024) /* bytes of a message */
 
-/* A time since which nothing has happened, and how often it was looked at. */
+/* How long nothing has happened while this process could have noticed it. */
 struct silence {
-    int64_t since_ms;
-    uint32_t looks;
+    int64_t looked_ms, lasted_ms; /* looked_ms: 0: not begun */
 };
 
 struct agent {
@@ -157,14 +156,17 @@ static int64_t patience_ms(const struct agent *a)
 
 static struct silence silence_begin(void)
 {
-    return (struct silence){.since_ms = cdi_now_ms()};
+    return (struct silence){.looked_ms = cdi_now_ms()};
 }
 
-/* Looks once more. Has it lasted for ms, and for some rounds of the loop, each of which would have ended it? */
+/* Looks once more: has it lasted for ms? The loop reads, and other threads write, between two looks. */
 static bool has_lasted(struct silence *s, int64_t ms)
 {
-    s->looks += s->looks < LOOKS_LEAST;
-    return s->looks >= LOOKS_LEAST && cdi_now_ms() - s->since_ms >= ms;
+    int64_t now = cdi_now_ms(), since = now - s->looked_ms;
+
+    s->lasted_ms += since < LOOK_MS ? since : LOOK_MS;
+    s->looked_ms = now;
+    return s->lasted_ms >= ms;
 }
 
 static bool is_stalled_for(struct agent *a, int64_t ms)
@@ -667,10 +669,8 @@ static void agent_end_job(struct agent *a)
     else if (a->server != NULL)
         rdzv_server_drain(a->server, on_server_closed, a);
     (void)uv_timer_stop(&a->grace);
-    a->flushed_for = silence_begin();
-    if (a->swept_for.since_ms != 0)
-        a->flushed_for.since_ms = a->swept_for.since_ms;
-    if (a->stalled.since_ms == 0)
+    a->flushed_for = a->swept_for.looked_ms != 0 ? a->swept_for : silence_begin();
+    if (a->stalled.looked_ms == 0)
         a->stalled = silence_begin();
     if (exit_status(a) != 0) {
         uv_update_time(&a->loop);

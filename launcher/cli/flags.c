@@ -55,7 +55,8 @@ const struct flag flags[] = {
      .shown_default = "127.0.0.1; several nodes: MASTER_ADDR", .value = "ADDRESS",
      .help = "address of node 0, where the job's store listens"},
     {.name = "master_port", .group = GROUP_NODES, .kind = FLAG_NUMBER, AT(master_port), RANGE(0, 65535),
-     .shown_default = "any free one; several nodes: MASTER_PORT, 29500; --hosts: one by chance", .value = "PORT", .help = "port of the store"},
+     .shown_default = "any free one; several nodes: MASTER_PORT, 29500; --hosts: a random one", .value = "PORT",
+     .help = "port of the store"},
     {.name = "rdzv_endpoint", .group = GROUP_NODES, .kind = FLAG_TEXT, AT(rdzv_endpoint), RANGE(0, 1023),
      .shown_default = "port 29400", .value = "HOST[:PORT]",
      .help = "address and port in one value; without node ranks, the node that owns this address hosts the rendezvous; "

@@ -9,7 +9,7 @@ export CDDPRUN
 train() {
     # srun passes Ctrl-C on if it is pressed twice within a second.
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
-        "$CDDPRUN" --nproc_per_node="${NPROC_PER_NODE:-auto}" "$@"
+        "$CDDPRUN" --nproc_per_node="${NPROC_PER_NODE:-auto}" --shutdown_timeout="${SAVE_SECONDS:-25}" "$@"
 }
 export -f train
 

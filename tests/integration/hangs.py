@@ -347,6 +347,12 @@ Jobs of 8 ranks on 2 nodes follow (ranks 0 to 3 on node0, 4 to 7 on node1), with
 '''
 
 
+FOOT = '''
+If both calls look the same, the end of the message says what differs: the model, by its number in the order in which models were created on
+the communicator, or earlier steps of its optimizer (`cddp_optim_skip` on one rank alone, or another learning rate).
+'''
+
+
 def write():
     lines = ['| rank 5 | done | named after |', '| --- | --- | --- |']
     lines += [f'| {title} | {done} | {took} |' for title, done, took, _ in seen]
@@ -354,7 +360,7 @@ def write():
         if title not in SHOWN:
             continue
         lines += ['', f'## {title}', '', '```text', *text, '```']
-    (ROOT / 'docs' / 'hangs.md').write_text(HEAD + '\n'.join(lines) + '\n', encoding='utf-8')
+    (ROOT / 'docs' / 'hangs.md').write_text(HEAD + '\n'.join(lines) + '\n' + FOOT, encoding='utf-8')
 
 
 if __name__ == '__main__':
