@@ -197,11 +197,12 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct
             return agree_name_difference(comm, r, items, n_items, err);
     for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[r].terms.history != all[0].terms.history)
-            return cdi_fail_by(
-                err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
-                "checkpoint: the steps of an optimizer were others on rank %d than on rank 0: one called "
-                "cddp_optim_skip, or gave another lr, grad_scale, max_norm or flags",
-                r);
+            return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
+                               "checkpoint: the steps of an optimizer were others on %s than on %s: one called "
+                               "cddp_optim_skip, or gave "
+                               "another lr, grad_scale, max_norm or flags",
+                               cdi_who(cdi_comm_world(comm)->ranks, r).text,
+                               cdi_who(cdi_comm_world(comm)->ranks, 0).text);
     for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[0].content != 0 && all[r].content != 0 && all[r].content != all[0].content)
             return agree_warn(comm, r, shared != NULL ? shared : &(struct cdi_shared){0}, err);

@@ -27,6 +27,13 @@ static void wait_for_aborts(const struct cddp_comm *c)
         (void)nanosleep(&moment, NULL);
 }
 
+/* From here on the backend may be taken apart: later aborts do nothing. */
+static void end_aborts(struct cddp_comm *c)
+{
+    c->over = true;
+    wait_for_aborts(c);
+}
+
 static void close_store(struct cddp_comm *c)
 {
     if (c->whole == NULL)
@@ -195,16 +202,17 @@ static void comm_leave(struct cddp_comm *c)
     if (c->whole != NULL)
         cdi_flight_hide(c->record);
     st = c->ops->health(c->backend, &c->result);
-    if (c->ops->keeps_store)
+    if (c->ops->keeps_store) {
+        end_aborts(c);
         c->ops->leave(c->backend);
+    }
     if (c->host != NULL && c->ops->goodbye != NULL)
         c->ops->goodbye(c->backend); /* the wait for the others to leave the store may be long */
     if (c->whole == NULL)
         cdi_comm_say_goodbye(c, st != CDDP_OK);
     if (c->whole == NULL)
         cdi_claim_release(c);
-    c->over = true;     /* later aborts do nothing */
-    wait_for_aborts(c); /* an earlier one may have ended the wait above */
+    end_aborts(c); /* an abort may have ended the wait above */
     c->user.process = UINT64_MAX;
     if (!c->ops->keeps_store)
         c->ops->leave(c->backend);

@@ -214,10 +214,14 @@ static cddp_status fold_tied(cddp_ddp *d)
     return st != CDDP_OK || cdi_tied_fold(d, &err) == CDDP_OK ? st : cdi_ddp_set_error(d, &err);
 }
 
-/* Each rank updates its share: a parameter would be torn where another rank's step has other numbers. */
+/*
+ * Each rank updates its share: a parameter would be torn where another rank's step has other numbers. A learning rate
+ * that a program computes may differ in its last bit between kinds of processors, and that does not matter.
+ */
 static void note_step(const cddp_optim *o)
 {
-    const double numbers[] = {o->now.lr + 0.0, o->now.factor, o->max_norm + 0.0, o->skip_nonfinite}; /* never -0 */
+    const float numbers[] = {(float)o->now.lr + 0.0f, (float)o->now.factor, (float)o->max_norm + 0.0f, /* never -0 */
+                             o->skip_nonfinite};
 
     cdi_ddp_note_step(o->ddp, numbers, sizeof numbers);
 }

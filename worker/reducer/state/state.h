@@ -291,7 +291,8 @@ void cdi_ddp_end_both(cddp_comm *a, cddp_comm *b);
 struct cdi_origin cdi_ddp_origin(const cddp_ddp *d, const cddp_comm *comm);
 /*
  * Enqueues an operation with this origin. Every collective of a reducer passes here, or through cdi_ddp_all_gather or
- * cdi_ddp_broadcast, so that two models in another order on one rank are CDDP_E_MISMATCH.
+ * cdi_ddp_broadcast, so that two models in another order on one rank are CDDP_E_MISMATCH. Those of a hook's program do
+ * not.
  */
 cddp_status cdi_ddp_begin(cddp_ddp *d, const struct cdi_coll *op, uint64_t *ticket, struct cdi_error *err);
 /* Like cdi_comm_all_gather and cdi_comm_broadcast. */
