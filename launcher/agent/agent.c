@@ -1074,6 +1074,23 @@ static void make_nonce(char *text, size_t cap)
         (void)snprintf(text + 2 * i, cap - 2 * i, "%02x", bytes[i]);
 }
 
+static bool on_vacant(void *arg, struct rdzv_client_options *opt)
+{
+    struct agent *a = arg;
+    struct cdi_error err;
+
+    if (host_start(&a->server, &a->loop, a->plan, a->views, opt, &err) != CDDP_OK && a->server != NULL) {
+        rdzv_server_close(a->server, NULL, NULL);
+        a->server = NULL;
+    }
+    if (a->server == NULL)
+        return false;
+    supervise_set_host(&a->sup, a->plan->endpoint.n_nodes > 1);
+    cdi_log(CDI_LOG_INFO, "AGENT-VACANT", "port %u was in use here, and is free now; this agent hosts the rendezvous",
+            rdzv_server_port(a->server));
+    return true;
+}
+
 static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, struct cdi_error *err)
 {
     static const struct rdzv_client_events on = {.connected = on_connected,
@@ -1084,6 +1101,7 @@ static cddp_status start_join(struct agent *a, struct rdzv_client_options *opt, 
                                                  .fenced = agent_on_fenced,
                                                  .hold = on_hold,
                                                  .broken = on_broken,
+                                                 .vacant = on_vacant,
                                                  .act_by = on_act_by};
     const struct endpoint *m = &a->plan->endpoint;
 

@@ -336,12 +336,27 @@ static bool client_gives_up(const struct rdzv_client *j, char *text, size_t cap)
     return true;
 }
 
-/* Neither another process nor this agent hosts the rendezvous: reports it early. */
+static bool is_alone(const struct rdzv_client_options *opt)
+{
+    return opt->hello.max_nodes <= 1 && opt->hello.spares == 0;
+}
+
+/* Neither another process nor this agent hosts the rendezvous: hosts it now, or reports it early. */
 static void report_note_once(struct rdzv_client *j)
 {
     char text[1024];
 
-    if (j->reported_note || j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
+    if (j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
+        return;
+    if (j->opt.may_host && j->on.vacant(j->arg, &j->opt)) {
+        j->opt.own = true;
+        j->opt.may_host = j->opt.taken = false;
+        j->next_addr = 0;
+        j->opt.note[0] = '\0';
+        lease_init(&j->lease, true, is_alone(&j->opt));
+        return;
+    }
+    if (j->reported_note)
         return;
     j->reported_note = true;
     (void)snprintf(text, sizeof text, "no answer from %s (%s)%s; trying for another %lld s", j->opt.name, j->last_try,
@@ -828,11 +843,6 @@ static void client_try_connect(struct rdzv_client *j)
     }
     if (rc != 0)
         client_later(j, uv_strerror(rc));
-}
-
-static bool is_alone(const struct rdzv_client_options *opt)
-{
-    return opt->hello.max_nodes <= 1 && opt->hello.spares == 0;
 }
 
 cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const struct rdzv_client_options *opt,

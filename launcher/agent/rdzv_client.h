@@ -20,6 +20,8 @@ struct rdzv_client;
 
 #define RDZV_CLIENT_BULK_MAX (2u * 1024 * 1024) /* bytes */
 
+struct rdzv_client_options;
+
 struct rdzv_client_events {
     /*
      * Connected, maybe again; the numeric address and port of the other end. Called before any message. Other processes
@@ -50,6 +52,12 @@ struct rdzv_client_events {
     void (*hold)(void *arg, bool held);
     /* Called for each attempt to connect that fails, and each connection that the server rejects. NULL: not needed. */
     void (*broken)(void *arg);
+    /*
+     * Nobody listens at the endpoint. This agent found its port in use when it started, by a program that has ended, or
+     * does not listen: host it now, if the port is free, and set the addresses. Returns whether it does. May be
+     * repeated.
+     */
+    bool (*vacant)(void *arg, struct rdzv_client_options *opt);
     /* lease_act_by_ms() has changed; CDI_NEVER_MS: none. */
     void (*act_by)(void *arg, int64_t act_by_ms);
 };
@@ -62,7 +70,8 @@ struct rdzv_client_options {
     uint16_t port;       /* of that host */
     char name[320];      /* the endpoint as the user gave it, for messages */
     char note[320];      /* "", or "; " and why this agent does not host: part of messages about waiting */
-    bool taken;          /* this agent would host the rendezvous, but a program here has its port */
+    bool taken;          /* node rank 0 would host the rendezvous, but a program here has its port */
+    bool may_host;       /* a node would, for the same reason */
     int64_t deadline_ms; /* of the first connection */
     bool own;            /* the rendezvous runs in this process: its silence is ignored */
     bool rejoins; /* if the rendezvous does not know this agent any more, fenced() is called, too: rdzv_client_again()

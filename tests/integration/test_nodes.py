@@ -770,6 +770,20 @@ def test_silent_server_is_waited_for(cddprun):
         one_sentence(result, 1, f'cannot reach the rendezvous at 127.0.0.1:{port}', 'accepts connections but does not answer')
 
 
+def test_port_that_is_free_after_the_start_is_hosted(cddprun):
+    """As by the processes of a job that was killed, which take a moment to end."""
+    with socket.socket() as before, contextlib.ExitStack() as stack:
+        before.bind(('127.0.0.1', 0))
+        port = before.getsockname()[1]
+        jobs = [stack.enter_context(Job(cddprun, '--nnodes=2', f'--node_rank={i}', '--master_addr=127.0.0.1', f'--master_port={port}',
+                                        *sh('echo $RANK of $WORLD_SIZE'), env={'LOGLEVEL': 'INFO'})) for i in range(2)]
+        time.sleep(1.5)
+        before.close()
+        assert [job.finish() for job in jobs] == [0, 0], [job.err for job in jobs]
+        assert [job.out for job in jobs] == ['[0] 0 of 2\n', '[1] 1 of 2\n']
+        assert f'port {port} was in use here, and is free now' in jobs[0].err, jobs[0].err
+
+
 def test_timeout_names_missing_nodes(cddprun):
     port = free_port()
     result = run(cddprun, '--nnodes=3', '--node_rank=0', '--rdzv_conf=join_timeout=1', '--master_addr=127.0.0.1',
