@@ -163,16 +163,20 @@ static cddp_status check_type(double norm_type, struct cdi_error *err)
 }
 
 /*
- * Computes the number in d->norm after a step, or with shares before its end. Without the lock: no other thread may
- * begin a step meanwhile.
+ * Computes the number in d->norm after a step, or with shares before its end: for a clip, which each rank makes in its
+ * share, so that all must have the same max_norm. how: NULL: no clip. Without the lock: no other thread may begin a
+ * step meanwhile.
  */
-static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, struct cdi_error *err)
+static cddp_status norm_measure_spans(cddp_ddp *d, double norm_type, const struct cdi_clip *how, struct cdi_error *err)
 {
+    const float most = how != NULL ? (float)how->max_norm + 0.0f : 0; /* never -0 */
     bool largest = isinf(norm_type);
     cddp_status st;
 
     (void)pthread_mutex_lock(&d->lock);
     st = norm_prepare(d, err);
+    if (st == CDDP_OK && how != NULL && has_shares(d) && !d->ops->on_device)
+        cdi_ddp_note_step(d, &most, sizeof most);
     (void)pthread_mutex_unlock(&d->lock);
     if (st == CDDP_OK && d->ops->on_device)
         st = cdi_ddp_follow(d, d->stream, err);
@@ -274,7 +278,7 @@ static cddp_status clip(cddp_ddp *d, double max_norm, double norm_type, bool err
         st = clip_in_capture(d, &how, norm != NULL || error_if_nonfinite, &captured, err);
     if (st != CDDP_OK || captured)
         return st;
-    st = norm_measure_spans(d, norm_type, err);
+    st = norm_measure_spans(d, norm_type, &how, err);
     if (st == CDDP_OK && (norm != NULL || error_if_nonfinite))
         st = norm_fetch(d, norm_type, &number, err);
     if (st == CDDP_OK && norm != NULL)
@@ -305,7 +309,7 @@ cddp_status cddp_ddp_grad_norm(cddp_ddp *ddp, double norm_type, double *norm)
         (void)pthread_mutex_unlock(&ddp->lock);
     }
     if (st == CDDP_OK)
-        st = norm_measure_spans(ddp, norm_type, &err);
+        st = norm_measure_spans(ddp, norm_type, NULL, &err);
     if (st == CDDP_OK)
         st = norm_fetch(ddp, norm_type, norm, &err);
     return st == CDDP_OK ? st : cdi_last_error_set(&err);

@@ -414,10 +414,32 @@ static int other_order(int rank)
     return 0;
 }
 
+/* The ranks of a divided model clip by different norms: each would scale its own share. */
+static int other_clip(int rank)
+{
+    static const cddp_optim_options sgd = {.size = sizeof sgd, .kind = CDDP_OPTIM_SGD, .lr = 1};
+    float w[4] = {0};
+    cddp_param p = {.size = sizeof p, .name = "w", .data = w, .count = 4, .dtype = CDDP_FLOAT32};
+    cddp_comm *comm = NULL;
+    cddp_ddp *ddp = NULL;
+    cddp_optim *optim = NULL;
+
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK && cddp_ddp_create(&ddp, comm, &p, 1, NULL) == CDDP_OK);
+    CHECK(cddp_optim_create(&optim, ddp, &sgd) == CDDP_OK);
+    CHECK(cddp_ddp_grad_ready(ddp, 0) == CDDP_OK);
+    CHECK(cddp_ddp_clip_grad_norm(ddp, 1 + rank, 2, 0, NULL) == CDDP_E_MISMATCH);
+    CHECK(strstr(cddp_last_error(), "the steps of the model's optimizer differ") != NULL);
+    cddp_optim_destroy(optim);
+    cddp_ddp_destroy(ddp);
+    CHECK(cddp_finalize(comm) == CDDP_E_MISMATCH);
+    return 0;
+}
+
 Test(norm, reports_rank_that_measures_alone)
 {
     cr_assert_eq(world(2, alone), 0);
     cr_assert_eq(world(2, other_order), 0);
+    cr_assert_eq(world(2, other_clip), 0);
 }
 
 static int misuse(int rank)
