@@ -175,7 +175,7 @@ def test_container_gives_pyxis_its_flags(cddprun):
         words = re.findall('^word (.*)', folder.out(), re.M)
         at = words.index('--container-image=train.sqsh')
         assert words[at + 1:] == [f'--container-mounts={folder.path}:{folder.path}', f'--container-workdir={folder.path}', 'cddprun',
-                                  '--nproc_per_node=2', '--stop_exit_code=143', './train', '--lr', '0.1'], words
+                                  '--nproc_per_node=2', '--shutdown_timeout=25', '--stop_exit_code=143', './train', '--lr', '0.1'], words
 
 
 class Rendezvous:
