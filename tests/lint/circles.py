@@ -20,16 +20,18 @@ ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 TOPS = ('common/', 'protocol/', 'store/', 'worker/', 'launcher/', 'rendezvous/', 'watch/')
 
 
-def symbols(path):
-    """The symbols that an object defines for others, and those that it needs."""
-    defined, needed = set(), set()
-    for line in subprocess.run(['nm', '-P', path], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines():
-        name, kind = line.split()[:2]
+def symbols(objects):
+    """By object: the symbols that it defines for others, and those that it needs."""
+    found = {str(path): (set(), set()) for path in objects}
+    listed = subprocess.run(['nm', '-A', '-P', *found], stdout=subprocess.PIPE, check=True, text=True).stdout
+    for line in listed.splitlines():
+        path, name, kind = line.split()[:3]
+        defined, needed = found[path.removesuffix(':')]
         if kind in 'Uvw':
             needed.add(name)
         elif kind.isupper():
             defined.add(name)
-    return defined, needed
+    return found
 
 
 def objects_of(build):
@@ -48,7 +50,8 @@ def objects_of(build):
 
 def arrows_of(objects):
     """File -> file that it needs -> symbols."""
-    tables = {source: symbols(target) for source, target in objects.items()}
+    of_object = symbols(objects.values())
+    tables = {source: of_object[str(target)] for source, target in objects.items()}
     owners = collections.defaultdict(list)
     for source, (defined, _) in tables.items():
         for name in defined:
