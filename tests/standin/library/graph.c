@@ -46,11 +46,13 @@ static void unref(struct si_graph *g)
 {
     bool last;
 
+    si_edge_from(g); /* this thread's reads come before the last one's free(): the lock does not declare that */
     si_lock();
     last = --g->refs == 0;
     si_unlock();
     if (!last)
         return;
+    si_edge_to(g);
     si_nodes_destroy(g->first);
     free(g);
 }
