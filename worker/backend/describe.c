@@ -97,16 +97,15 @@ void cdi_coll_advise(const struct cdi_coll *op, struct cdi_error *err)
                                         : "CDDP_DDP_JOIN and cddp_ddp_join let the others continue");
 }
 
-void cdi_origins_text(int rank_a, const struct cdi_origin *a, int rank_b, const struct cdi_origin *b, char *buf,
-                      size_t cap)
+void cdi_origins_text(const char *who_a, const struct cdi_origin *a, const char *who_b, const struct cdi_origin *b,
+                      char *buf, size_t cap)
 {
     buf[0] = '\0';
     if (a->model != b->model && a->model != 0 && b->model != 0)
-        (void)snprintf(buf, cap,
-                       ": rank %d's is of model %u, rank %d's of model %u, in the order in which models were created",
-                       rank_a, a->model, rank_b, b->model);
+        (void)snprintf(buf, cap, ": %s's is of model %u, %s's of model %u, in the order in which models were created",
+                       who_a, a->model, who_b, b->model);
     else if (a->model != b->model)
-        (void)snprintf(buf, cap, ": only rank %d's is of a model", a->model != 0 ? rank_a : rank_b);
+        (void)snprintf(buf, cap, ": only %s's is of a model", a->model != 0 ? who_a : who_b);
     else if (a->steps != b->steps)
         (void)snprintf(
             buf, cap,

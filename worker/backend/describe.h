@@ -38,11 +38,11 @@ void cdi_bucket_text(const struct cdi_coll *op, char *buf, size_t cap);
 void cdi_coll_text(const struct cdi_coll *op, char *buf, size_t cap);
 
 /*
- * Writes in which model or steps two operations differ, to follow their texts: " (rank 0's is of model 1, ...)". "":
- * they do not, or their texts alone may say it.
+ * Writes in which model or steps two operations differ, to follow their texts: ": rank 0's is of model 1, ...". "":
+ * they do not, or their texts alone may say it. who_a, who_b: as by cdi_who().
  */
-void cdi_origins_text(int rank_a, const struct cdi_origin *a, int rank_b, const struct cdi_origin *b, char *buf,
-                      size_t cap);
+void cdi_origins_text(const char *who_a, const struct cdi_origin *a, const char *who_b, const struct cdi_origin *b,
+                      char *buf, size_t cap);
 
 /* Follows "rank N " in the error of a rank that waits for a peer which has called cddp_finalize. */
 #define CDI_HAS_LEFT "has left the job (cddp_finalize)"

@@ -56,15 +56,15 @@ static cddp_status opening_mismatch(const struct cdi_backend *backend, const cha
                                     struct cdi_error *err)
 {
     const struct cdi_origin of_first = {first->model, first->steps}, of_other = {other->model, other->steps};
-    char first_text[160], other_text[160], of[200];
+    const struct cdi_who who_a = cdi_who(backend->world_rank, a), who_b = cdi_who(backend->world_rank, b);
+    char first_text[160], other_text[160], of[300];
 
     opening_text(first, first_text, sizeof first_text);
     opening_text(other, other_text, sizeof other_text);
-    cdi_origins_text(a, &of_first, b, &of_other, of, sizeof of);
+    cdi_origins_text(who_a.text, &of_first, who_b.text, &of_other, of, sizeof of);
     return cdi_fail_by(err, backend->world_rank[a > b ? a : b], CDDP_E_MISMATCH,
-                       "ranks called different %s: %s called %s, %s called %s%s", what,
-                       cdi_who(backend->world_rank, a).text, first_text, cdi_who(backend->world_rank, b).text,
-                       other_text, of);
+                       "ranks called different %s: %s called %s, %s called %s%s", what, who_a.text, first_text,
+                       who_b.text, other_text, of);
 }
 
 /* Returns the index of the block of rank r in what is gathered. */

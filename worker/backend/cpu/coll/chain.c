@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/backend/cpu/coll/chain.h"
 
-#include "worker/backend/describe.h"
-#include "worker/backend/who.h"
 #include "worker/math/reduce.h"
 
 #include <string.h>
@@ -101,22 +99,6 @@ void cdi_run_note_late(struct cdi_run *run, const struct cdi_link *waited_for, c
     atomic_store_explicit(&mine->arrived_ns, ns, memory_order_relaxed);
 }
 
-/* "ranks called different collectives", the lower rank first. */
-static cddp_status chain_mismatch(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
-                                  const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
-{
-    struct cdi_origin oa = cdi_desc_origin(da), ob = cdi_desc_origin(db);
-    char ta[160], tb[160], of[200];
-
-    cdi_desc_text(da, ta, sizeof ta);
-    cdi_desc_text(db, tb, sizeof tb);
-    cdi_origins_text(a, &oa, b, &ob, of, sizeof of);
-    return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, a > b ? a : b), CDDP_E_MISMATCH,
-                       "ranks called different %s: %s called %s, %s called %s%s%s", what,
-                       cdi_who(run->t->wait.ranks, a).text, ta, cdi_who(run->t->wait.ranks, b).text, tb, of,
-                       cdi_desc_advice(da, db));
-}
-
 cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l, const uint8_t theirs[CDI_TCP_OP],
                             struct cdi_error *err)
 {
@@ -125,8 +107,8 @@ cddp_status cdi_run_differs(const struct cdi_run *run, const struct cdi_link *l,
     int32_t late;
 
     cdi_tcp_get_op(theirs, &other, &late);
-    return l->rank < me ? chain_mismatch(run, l->rank, &other, me, &run->desc, "collectives", err)
-                        : chain_mismatch(run, me, &run->desc, l->rank, &other, "collectives", err);
+    return l->rank < me ? cdi_run_mismatch(run, l->rank, &other, me, &run->desc, "collectives", err)
+                        : cdi_run_mismatch(run, me, &run->desc, l->rank, &other, "collectives", err);
 }
 
 cddp_status cdi_chain_begin(struct cdi_run *run, struct cdi_error *err)
@@ -415,8 +397,8 @@ cddp_status cdi_chain_message(struct cdi_run *run, struct cdi_error *err)
     cdi_tcp_get_op(g.in[0], &other, &late);
     if (other.count != run->desc.count || other.dtype != run->desc.dtype ||
         other.kind != (uint32_t)(out ? CDI_RECV : CDI_SEND))
-        return out ? chain_mismatch(run, run->t->rank, &run->desc, op->root, &other, "operations", err)
-                   : chain_mismatch(run, op->root, &other, run->t->rank, &run->desc, "operations", err);
+        return out ? cdi_run_mismatch(run, run->t->rank, &run->desc, op->root, &other, "operations", err)
+                   : cdi_run_mismatch(run, op->root, &other, run->t->rank, &run->desc, "operations", err);
     while (left > 0 && st == CDDP_OK) {
         size_t n = left < CDI_TCP_PAYLOAD_MAX ? left : CDI_TCP_PAYLOAD_MAX;
 

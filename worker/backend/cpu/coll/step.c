@@ -118,7 +118,8 @@ static struct cdi_shm_desc desc_make(const struct cdi_cpu_comm *t, const struct 
     return d;
 }
 
-struct cdi_origin cdi_desc_origin(const struct cdi_shm_desc *d)
+/* Returns the low bits of its origin: 15 of the model, 24 of the steps. */
+static struct cdi_origin desc_origin(const struct cdi_shm_desc *d)
 {
     return (struct cdi_origin){.model = d->kind >> MODEL_SHIFT, .steps = d->dtype >> STEPS_SHIFT};
 }
@@ -198,15 +199,23 @@ void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap)
         (void)snprintf(buf + len, cap - len, " ahead of the program");
 }
 
-const char *cdi_desc_advice(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b)
+cddp_status cdi_run_mismatch(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
+                             const struct cdi_shm_desc *db, const char *what, struct cdi_error *err)
 {
-    struct cdi_origin x = cdi_desc_origin(a), y = cdi_desc_origin(b);
-    bool other_cause = x.model != 0 && y.model != 0 && (x.model != y.model || x.steps != y.steps);
+    struct cdi_origin oa = desc_origin(da), ob = desc_origin(db);
+    bool ahead = ((da->kind | db->kind) & CDI_DESC_AHEAD) != 0;
+    bool other_cause = oa.model != 0 && ob.model != 0 && (oa.model != ob.model || oa.steps != ob.steps);
+    const struct cdi_who wa = cdi_who(run->t->wait.ranks, a), wb = cdi_who(run->t->wait.ranks, b);
+    char ta[160], tb[160], of[300];
 
-    return ((a->kind | b->kind) & CDI_DESC_AHEAD) == 0 || other_cause
-               ? ""
-               : "; units are gathered ahead in the order of the last step: in that step or in this one the order of "
-                 "units differs between the ranks";
+    cdi_desc_text(da, ta, sizeof ta);
+    cdi_desc_text(db, tb, sizeof tb);
+    cdi_origins_text(wa.text, &oa, wb.text, &ob, of, sizeof of);
+    return cdi_fail_by(err, cdi_wait_rank_of_job(&run->t->wait, a > b ? a : b), CDDP_E_MISMATCH,
+                       "ranks called different %s: %s called %s, %s called %s%s%s", what, wa.text, ta, wb.text, tb, of,
+                       !ahead || other_cause ? ""
+                                             : "; units are gathered ahead in the order of the last step: in that step "
+                                               "or in this one the order of units differs between the ranks");
 }
 
 void cdi_run_what(const void *arg, char *buf, size_t cap)
@@ -261,8 +270,6 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
         differ = differ || cdi_shm_post(t->shm, r, t->step)->hash != run->hash;
     for (int r = 1; r < t->shm->size && differ; r++) {
         const struct cdi_shm_desc *other = &t->shm->ranks[r].desc[t->step & 1u];
-        struct cdi_origin mine = cdi_desc_origin(first), theirs = cdi_desc_origin(other);
-        char a[160], b[160], of[200];
 
         if (hash_desc(first) == hash_desc(other))
             continue;
@@ -270,13 +277,7 @@ static cddp_status desc_compare(struct cdi_run *run, struct cdi_error *err)
             run->region = NULL;
             continue;
         }
-        cdi_desc_text(first, a, sizeof a);
-        cdi_desc_text(other, b, sizeof b);
-        cdi_origins_text(t->shm->first, &mine, t->shm->first + r, &theirs, of, sizeof of);
-        return cdi_fail_by(err, cdi_wait_rank_of_job(&t->wait, t->shm->first + r), CDDP_E_MISMATCH,
-                           "ranks called different collectives: %s called %s, %s called %s%s%s",
-                           cdi_who(t->wait.ranks, t->shm->first).text, a,
-                           cdi_who(t->wait.ranks, t->shm->first + r).text, b, of, cdi_desc_advice(first, other));
+        return cdi_run_mismatch(run, t->shm->first, first, t->shm->first + r, other, "collectives", err);
     }
     return CDDP_OK;
 }

@@ -82,10 +82,12 @@ int64_t cdi_run_arrived(struct cdi_run *run, int rank, bool is_short);
 void cdi_run_what(const void *arg, char *buf, size_t cap);
 /* Writes the name of any operation: "all_reduce(sum) of 10 float32". */
 void cdi_desc_text(const struct cdi_shm_desc *d, char *buf, size_t cap);
-/* Returns the low bits of its origin: 15 of the model, 24 of the steps. */
-struct cdi_origin cdi_desc_origin(const struct cdi_shm_desc *d);
-/* Returns what follows an error of two operations that differ: a cause, or "", also if their origins are the cause. */
-const char *cdi_desc_advice(const struct cdi_shm_desc *a, const struct cdi_shm_desc *b);
+/*
+ * Words that ranks a and b called different `what`, such as "collectives", and why, if it is known. Always
+ * CDDP_E_MISMATCH, by the higher rank.
+ */
+cddp_status cdi_run_mismatch(const struct cdi_run *run, int a, const struct cdi_shm_desc *da, int b,
+                             const struct cdi_shm_desc *db, const char *what, struct cdi_error *err);
 
 /* Sets [*lo, *hi) to a rank's share of n elements of `size` bytes: whole cache lines, except at the end. */
 static inline void cdi_share(size_t n, size_t size, int rank, int n_ranks, size_t *lo, size_t *hi)

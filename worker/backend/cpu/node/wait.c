@@ -26,7 +26,6 @@
 #define STOPPED_MS 1000       /* a sleep that took so much longer means that the process was stopped */
 #define CHAIN_SHOWN 4         /* ranks in a chain of waits */
 #define DIED " died, or exited without cddp_finalize"
-#define WHO 256           /* bytes */
 #define AGENT_WORD_MS 100 /* after a death, for the agent's message about the death */
 
 void cdi_wait_init(struct cdi_wait *w, struct cdi_shm *shm, struct cdi_flight *flight, int64_t timeout_ms)
