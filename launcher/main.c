@@ -58,15 +58,12 @@ static bool random_id(char *buf, size_t cap)
 static cddp_status make_secret_file(const char *path, struct cdi_error *err)
 {
     char text[65];
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    int error = fd < 0 ? errno : 0;
+    int fd, error;
 
-    if (error == 0 && (!random_id(text, 33) || !random_id(text + 32, 33))) {
-        error = errno;
-        (void)close(fd);
-        (void)unlink(path);
-        return cdi_fail_errno(err, error, "cannot get random bytes for the job's auth token");
-    }
+    if (!random_id(text, 33) || !random_id(text + 32, 33))
+        return cdi_fail_errno(err, errno, "cannot get random bytes for the job's auth token");
+    fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    error = fd < 0 ? errno : 0;
     for (size_t at = 0; error == 0 && at < 64;) { /* a full disk may take a part of it, and refuse the rest */
         ssize_t n = write(fd, text + at, 64 - at);
 

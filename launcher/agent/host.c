@@ -163,8 +163,7 @@ cddp_status host_start(struct rdzv_server **server, uv_loop_t *loop, const struc
     }
     if (m->role == ENDPOINT_HOST || (st != CDDP_E_EXISTS && st != CDDP_E_INVALID))
         return st;
-    client->taken = st == CDDP_E_EXISTS && m->node_rank == 0;
-    client->may_host = st == CDDP_E_EXISTS;
+    client->taken = st == CDDP_E_EXISTS;
     if (st == CDDP_E_EXISTS)
         (void)snprintf(client->note, sizeof client->note,
                        "; this agent cannot host it, since port %u was in use here: end the program that uses it, or "

@@ -341,21 +341,34 @@ static bool is_alone(const struct rdzv_client_options *opt)
     return opt->hello.max_nodes <= 1 && opt->hello.spares == 0;
 }
 
-/* Neither another process nor this agent hosts the rendezvous: hosts it now, or reports it early. */
+/* Has the node that can only be the host found its port in use? Another program answers there, or nobody. */
+static bool is_host_without_port(const struct rdzv_client_options *opt)
+{
+    return opt->taken && opt->hello.node_rank == 0;
+}
+
+/* Neither another process nor this agent hosts the rendezvous. */
+static bool is_vacant(const struct rdzv_client *j)
+{
+    return j->opt.note[0] != '\0' && j->refused_ms != 0 && cdi_now_ms() - j->refused_ms >= SURE_MS;
+}
+
+/* The port of this agent is in use no more. */
+static void host_if_free(struct rdzv_client *j)
+{
+    if (!j->opt.taken || !j->on.vacant(j->arg, &j->opt))
+        return;
+    j->opt.own = true;
+    j->opt.taken = false;
+    j->opt.note[0] = '\0';
+    j->next_addr = 0;
+    lease_init(&j->lease, true, is_alone(&j->opt));
+}
+
 static void report_note_once(struct rdzv_client *j)
 {
     char text[1024];
 
-    if (j->opt.note[0] == '\0' || j->refused_ms == 0 || cdi_now_ms() - j->refused_ms < SURE_MS)
-        return;
-    if (j->opt.may_host && j->on.vacant(j->arg, &j->opt)) {
-        j->opt.own = true;
-        j->opt.may_host = j->opt.taken = false;
-        j->next_addr = 0;
-        j->opt.note[0] = '\0';
-        lease_init(&j->lease, true, is_alone(&j->opt));
-        return;
-    }
     if (j->reported_note)
         return;
     j->reported_note = true;
@@ -414,7 +427,10 @@ static void client_later(struct rdzv_client *j, const char *why)
         client_lose(j, text);
         return;
     }
-    report_note_once(j);
+    if (is_vacant(j))
+        host_if_free(j);
+    if (is_vacant(j))
+        report_note_once(j);
     report_broken_once(j);
     look_up_again(j);
     report_no_link(j);
@@ -527,7 +543,7 @@ static void client_on_limit(uv_timer_t *t)
 {
     struct rdzv_client *j = t->data;
 
-    if (j->connected && j->opt.taken && !j->known && ++j->n_silent >= SILENT_MAX)
+    if (j->connected && is_host_without_port(&j->opt) && !j->known && ++j->n_silent >= SILENT_MAX)
         not_rendezvous(j, SILENT, true);
     else if (j->connected)
         client_later(j, SILENT "; is it a cddprun rendezvous server?");
@@ -863,7 +879,7 @@ cddp_status rdzv_client_start(struct rdzv_client **out, uv_loop_t *loop, const s
     j->on = *on;
     j->arg = arg;
     j->wait_ms = RETRY_FIRST_MS;
-    j->answer_ms = opt->taken ? OWN_ANSWER_MS : ANSWER_MS;
+    j->answer_ms = is_host_without_port(opt) ? OWN_ANSWER_MS : ANSWER_MS;
     j->act_by_ms = CDI_NEVER_MS;
     lease_init(&j->lease, opt->own, is_alone(opt));
     cdi_buf_init(&j->in, CDI_FRAME_MAX + CDI_FRAME_HEADER + sizeof j->chunk);

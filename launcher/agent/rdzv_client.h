@@ -70,8 +70,7 @@ struct rdzv_client_options {
     uint16_t port;       /* of that host */
     char name[320];      /* the endpoint as the user gave it, for messages */
     char note[320];      /* "", or "; " and why this agent does not host: part of messages about waiting */
-    bool taken;          /* node rank 0 would host the rendezvous, but a program here has its port */
-    bool may_host;       /* a node would, for the same reason */
+    bool taken;          /* this agent would host the rendezvous, but a program here has its port */
     int64_t deadline_ms; /* of the first connection */
     bool own;            /* the rendezvous runs in this process: its silence is ignored */
     bool rejoins; /* if the rendezvous does not know this agent any more, fenced() is called, too: rdzv_client_again()
