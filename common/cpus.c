@@ -212,6 +212,12 @@ static int64_t sum_of_lines(const char *path, const char *one, const char *other
     return sum;
 }
 
+/* 0 would be no limit. */
+static int64_t at_least_1(int64_t left)
+{
+    return left > 0 ? left : 1;
+}
+
 /*
  * Returns the bytes that a group (version 2) may still take, at least 1; 0: no limit. The kernel can drop the group's
  * page cache, but not shared memory.
@@ -225,8 +231,7 @@ static int64_t memory_left(const char *dir)
         return 0;
     (void)snprintf(path, sizeof path, "%s/memory.stat", dir);
     cache = sum_of_lines(path, "active_file", "inactive_file");
-    used -= cache > 0 ? cache : 0;
-    return used < most ? most - used : 1;
+    return at_least_1(most - used + (cache > 0 ? cache : 0));
 }
 
 /* The same for swap. */
@@ -236,7 +241,7 @@ static int64_t swap_left(const char *dir)
 
     if (!read_number(dir, "memory.swap.max", &most) || !read_number(dir, "memory.swap.current", &used))
         return 0;
-    return used < most ? most - used : 1;
+    return at_least_1(most - used);
 }
 
 int64_t cdi_memory_available(const char *root, bool with_swap)
