@@ -438,7 +438,17 @@ Test(fsdp, ranks_that_differ_in_two_ways_break_nothing)
     cr_assert_eq(run_world(3, creates_others_in_two_ways), 0);
 }
 
-/* Two groups of two ranks. What rank 1 does wrong ends the creation of all four. */
+/* Two groups of two ranks, and the communicators between them. */
+static int begin_groups(int rank, cddp_comm **group, cddp_comm **replicas)
+{
+    describe_units();
+    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(group, comm, rank / 2, rank, NULL) == CDDP_OK);
+    CHECK(cddp_comm_split(replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+    return 0;
+}
+
+/* What rank 1 does wrong ends the creation of all four. */
 static int creates_replicas(int rank)
 {
     struct {
@@ -448,10 +458,7 @@ static int creates_replicas(int rank)
     cddp_comm *group, *replicas;
     cddp_fsdp *f = NULL;
 
-    describe_units();
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+    CHECK(begin_groups(rank, &group, &replicas) == 0);
     given.opt.replicas = replicas;
     CHECK(cddp_fsdp_create(&f, group, units, rank == 1 ? 0 : UNITS, &given.opt) == CDDP_E_INVALID);
     CHECK(cddp_fsdp_create(&f, group, rank == 1 ? NULL : units, UNITS, &given.opt) == CDDP_E_INVALID);
@@ -550,10 +557,7 @@ static int group_lacks_replicas(int rank)
     cddp_comm *group, *replicas;
     cddp_fsdp *f = NULL;
 
-    describe_units();
-    CHECK(cddp_init(&comm, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&group, comm, rank / 2, rank, NULL) == CDDP_OK);
-    CHECK(cddp_comm_split(&replicas, comm, rank % 2, rank, NULL) == CDDP_OK);
+    CHECK(begin_groups(rank, &group, &replicas) == 0);
     opt.replicas = rank < 2 ? replicas : NULL;
     CHECK((cddp_fsdp_create(&f, group, units, UNITS, &opt) == CDDP_OK) == (rank >= 2));
     if (rank < 2) {
