@@ -6,7 +6,6 @@
 #include "worker/comm/agree.h"
 #include "common/cleanup.h"
 #include "common/crc64.h"
-#include "worker/backend/who.h"
 #include "worker/checkpoint/items.h"
 
 #include <inttypes.h>
@@ -95,7 +94,7 @@ static cddp_status agree_name_difference(cddp_comm *comm, int other, const cddp_
     return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), other), CDDP_E_MISMATCH,
                        "checkpoint: the ranks' items differ: the first one that should have the same name on all "
                        "ranks, but does not, is %s on rank 0 and %s on %s",
-                       root_text, other_text, cdi_who(cdi_comm_world(comm)->ranks, other).text);
+                       root_text, other_text, cdi_comm_who(comm, other).text);
 }
 
 /*
@@ -112,7 +111,7 @@ static cddp_status agree_warn(cddp_comm *comm, int other, const struct cdi_share
         cddp_logf(comm, CDDP_LOG_RANK0, CDDP_LOG_WARN,
                   "checkpoint: item '%s' differs between rank 0 and %s, and rank 0's is saved for all ranks: if it "
                   "should differ, give it CDDP_ITEM_PER_RANK",
-                  shared->items[first]->name, cdi_who(cdi_comm_world(comm)->ranks, other).text);
+                  shared->items[first]->name, cdi_comm_who(comm, other).text);
     return st;
 }
 
@@ -136,7 +135,7 @@ static cddp_status agree_terms(cddp_comm *comm, const struct card *all, struct c
                   {"cddp_checkpoint_options.keep", (uint64_t)a->keep, (uint64_t)b->keep},
                   {"cddp_checkpoint_options.background", a->background, b->background},
                   {"cddp_checkpoint_options.flags", a->flags, b->flags}};
-        const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
+        const struct cdi_who who = cdi_comm_who(comm, r);
         int blamed = cdi_rank_of_job(cdi_comm_world(comm), r);
 
         for (size_t k = 0; k < sizeof of / sizeof of[0]; k++)
@@ -185,7 +184,7 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct
     }
     if (failed >= 0) {
         st = cdi_fail_by(err, why.blamed - 1, why.status, failed == 0 ? "%s" : "%.980s, on %s", why.msg,
-                         cdi_who(cdi_comm_world(comm)->ranks, failed).text);
+                         cdi_comm_who(comm, failed).text);
         err->os_error = why.os_error;
         return st;
     }
@@ -199,10 +198,8 @@ cddp_status cdi_checkpoint_agree(cddp_comm *comm, cddp_status mine, const struct
         if (all[r].terms.history != all[0].terms.history)
             return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_MISMATCH,
                                "checkpoint: the steps of an optimizer were others on %s than on %s: one called "
-                               "cddp_optim_skip, or gave "
-                               "another lr, grad_scale, max_norm or flags",
-                               cdi_who(cdi_comm_world(comm)->ranks, r).text,
-                               cdi_who(cdi_comm_world(comm)->ranks, 0).text);
+                               "cddp_optim_skip, or gave another lr, grad_scale, max_norm or flags",
+                               cdi_comm_who(comm, r).text, cdi_comm_who(comm, 0).text);
     for (int r = 1; r < cddp_world_size(comm); r++)
         if (all[0].content != 0 && all[r].content != 0 && all[r].content != all[0].content)
             return agree_warn(comm, r, shared != NULL ? shared : &(struct cdi_shared){0}, err);

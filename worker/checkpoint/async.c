@@ -2,7 +2,6 @@
 #include "worker/checkpoint/async.h"
 
 #include "common/thread.h"
-#include "worker/backend/who.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -77,7 +76,7 @@ static cddp_status report(const struct cdi_saver *s, cddp_status st, struct cdi_
     if (st != CDDP_OK) {
         (void)snprintf(key, sizeof key, "%s/why", s->key);
         (void)snprintf(text, sizeof text, "%.950s, on %.60s", err->msg,
-                       cdi_who(cdi_comm_world(s->save.comm)->ranks, cddp_rank(s->save.comm)).text);
+                       cdi_comm_who(s->save.comm, cddp_rank(s->save.comm)).text);
         sent = cdi_oob_set_text(keys, key, text, &lost);
     }
     if (sent == CDDP_OK)

@@ -2,7 +2,6 @@
 #include "worker/comm/agree.h"
 
 #include "common/cleanup.h"
-#include "worker/backend/who.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +17,7 @@ cddp_status cdi_comm_give_up(cddp_comm *comm, const char *what, struct cdi_error
     struct cdi_error why, told;
 
     (void)cdi_fail(&why, CDDP_E_NOMEM, "%s could not %s: it has no memory to compare itself with %d ranks",
-                   cdi_who(cdi_comm_world(comm)->ranks, cdi_comm_world(comm)->rank).text, what,
-                   cdi_comm_world(comm)->size);
+                   cdi_comm_who(comm, cdi_comm_world(comm)->rank).text, what, cdi_comm_world(comm)->size);
     told = why;
     told.status = CDDP_E_ABORTED;
     cdi_comm_ops(comm)->abort(cdi_comm_backend(comm), &told);
@@ -99,8 +97,7 @@ cddp_status cdi_comm_agree(cddp_comm *comm, const char *what, const void *mine, 
         return err->status;
     }
     if (st == CDDP_OK) {
-        (void)snprintf(text, sizeof text, "%.60s could not %s: %s", cdi_who(cdi_comm_world(comm)->ranks, failed).text,
-                       what, why.msg);
+        (void)snprintf(text, sizeof text, "%.60s could not %s: %s", cdi_comm_who(comm, failed).text, what, why.msg);
         st = cdi_fail_told(err, why.blamed, why.status, text);
         err->os_error = why.os_error;
         return st;

@@ -4,6 +4,7 @@
 #define CDI_COMM_H
 
 #include "worker/backend/backend.h"
+#include "worker/backend/who.h"
 #include "worker/base/last_error.h"
 
 /*
@@ -50,6 +51,11 @@ uint64_t cdi_comm_step(const cddp_comm *comm);
 uint32_t cdi_comm_number_model(cddp_comm *comm);
 
 const struct cdi_world *cdi_comm_world(const cddp_comm *comm);
+/* Returns the name of a rank of comm in messages. */
+static inline struct cdi_who cdi_comm_who(const cddp_comm *comm, int rank)
+{
+    return cdi_who(cdi_comm_world(comm)->ranks, rank);
+}
 const struct cdi_backend_ops *cdi_comm_ops(const cddp_comm *comm);
 struct cdi_backend *cdi_comm_backend(const cddp_comm *comm);
 /* Returns the list of comm's memory. For memory.c alone. */

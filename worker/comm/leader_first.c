@@ -5,7 +5,6 @@
  */
 #include "common/cleanup.h"
 #include "common/float_state.h"
-#include "worker/backend/who.h"
 #include "worker/comm/comm.h"
 
 #include <stdio.h>
@@ -53,8 +52,8 @@ static cddp_status exchange_result(cddp_comm *comm, const char *failure, struct 
     for (int r = 0; r < size && st == CDDP_OK; r++)
         if (all[r * WHY_BYTES] != '\0')
             st = cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(comm), r), CDDP_E_REMOTE,
-                             "%s, which ran first, failed: %.*s", cdi_who(cdi_comm_world(comm)->ranks, r).text,
-                             WHY_BYTES, all + r * WHY_BYTES);
+                             "%s, which ran first, failed: %.*s", cdi_comm_who(comm, r).text, WHY_BYTES,
+                             all + r * WHY_BYTES);
     return st;
 }
 

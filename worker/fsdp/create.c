@@ -212,7 +212,7 @@ static cddp_status name_param(cddp_comm *comm, const struct input *in, int r, si
                        "cddp_param.flags of unit %zu '%.200s', parameter %zu '%.200s', is %u on rank 0 but %u on %s "
                        "(CDDP_PARAM_FROZEN is 1)",
                        u, in->units[u].name, i, name != NULL ? name : "", flags[i], flags[n + i],
-                       cdi_who(cdi_comm_world(comm)->ranks, r).text);
+                       cdi_comm_who(comm, r).text);
 }
 
 /* Names the first unit in which rank r, as all know, differs from rank 0, and in what. */
@@ -221,7 +221,7 @@ static cddp_status name_unit(cddp_comm *comm, const struct input *in, int r, str
     CDI_AUTOFREE uint64_t *mine = calloc(in->n_units, N_OF_UNIT * sizeof *mine);
     CDI_AUTOFREE void *cards = NULL;
     const size_t n = in->n_units * N_OF_UNIT;
-    const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
+    const struct cdi_who who = cdi_comm_who(comm, r);
     const uint64_t *all, *other;
     const char *name;
     cddp_status st = CDDP_OK;

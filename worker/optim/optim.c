@@ -139,7 +139,7 @@ static cddp_status optim_make(cddp_optim **out, cddp_ddp *d, const struct cdi_op
             cdi_shard_all(o->shards, &d->plan, d->params, d->tied.first, d->n_params, cdi_comm_world(d->comm)->rank);
     if (!ok || (!o->on_device && !cdi_optim_host_init(o)))
         return cdi_fail(err, CDDP_E_NOMEM, "no memory for the optimizer's state on %s",
-                        cdi_who(cdi_comm_world(d->comm)->ranks, cdi_comm_world(d->comm)->rank).text);
+                        cdi_comm_who(d->comm, cdi_comm_world(d->comm)->rank).text);
     if (cdi_optim_apply_groups(o->own, d, opt, err) != CDDP_OK)
         return err->status;
     return o->on_device ? cdi_optim_device_init(o, err) : CDDP_OK;

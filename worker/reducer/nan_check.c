@@ -401,7 +401,7 @@ static cddp_status take_report(cddp_ddp *d, struct cdi_error *err)
     (void)snprintf(text, sizeof text, "captured step, launch %" PRIu64 ": %s", report.number, what);
     if (d->nan->mode == CDI_NAN_ERROR)
         return cdi_fail_by(err, cdi_rank_of_job(cdi_comm_world(d->comm), rank), CDDP_E_NONFINITE, "%s; %s brought it",
-                           text, cdi_who(cdi_comm_world(d->comm)->ranks, rank).text);
+                           text, cdi_comm_who(d->comm, rank).text);
     if (rank == cdi_comm_world(d->comm)->rank)
         cddp_log(d->comm, CDDP_LOG_ALL, CDDP_LOG_WARN, text);
     return CDDP_OK;

@@ -6,7 +6,6 @@
  */
 #include "worker/reducer/uneven.h"
 
-#include "worker/backend/who.h"
 #include "worker/reducer/grads/buffers.h"
 #include "worker/reducer/grads/compress.h"
 #include "worker/reducer/launch.h"
@@ -120,8 +119,7 @@ static cddp_status ended_early(cddp_ddp *d, int active, struct cdi_error *err)
     return cdi_fail(err, CDDP_E_STATE,
                     "%s%s had no samples left in step %llu, in which %d of %d ranks trained: with "
                     "CDDP_DDP_JOIN_STRICT all ranks need the same number of steps",
-                    cdi_who(cdi_comm_world(d->comm)->ranks, first).text, more, (unsigned long long)d->step, active,
-                    size);
+                    cdi_comm_who(d->comm, first).text, more, (unsigned long long)d->step, active, size);
 }
 
 cddp_status cdi_uneven_complete(cddp_ddp *d)

@@ -2,7 +2,6 @@
 #include "worker/reducer/state/verify.h"
 
 #include "common/cleanup.h"
-#include "worker/backend/who.h"
 #include "worker/base/dtype.h"
 #include "worker/comm/agree.h"
 
@@ -201,7 +200,7 @@ static cddp_status share_list(cddp_comm *comm, struct cdi_buf *list, const struc
 static cddp_status find_difference(cddp_comm *comm, const struct cdi_buf *mine, const uint64_t *records, int other,
                                    struct cdi_error *err)
 {
-    const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, other);
+    const struct cdi_who who = cdi_comm_who(comm, other);
     struct cdi_buf first = {0}, second = {0};
     cddp_status status = share_list(comm, &first, mine, 0, (size_t)records[F_LIST_BYTES], err);
 
@@ -275,7 +274,7 @@ static cddp_status compare_records(cddp_comm *comm, const struct cdi_buf *mine, 
     int size = cdi_comm_world(comm)->size;
 
     for (int r = 1; r < size; r++) {
-        const struct cdi_who who = cdi_who(cdi_comm_world(comm)->ranks, r);
+        const struct cdi_who who = cdi_comm_who(comm, r);
         const uint64_t *record = records + (size_t)r * N_FIELDS;
 
         if (record[F_N_PARAMS] != records[F_N_PARAMS] || record[F_HASH] != records[F_HASH] ||
